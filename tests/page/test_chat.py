@@ -43,6 +43,33 @@ def test_a_message_is_edited_and_an_answer_retried(page: Page):
     expect(page.locator(".user")).to_have_count(1)
     page.get_by_role("button", name="Retry").click()
     expect(until_done(page)).to_contain_text("20 + 30")
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
+
+
+def test_only_the_last_answer_can_be_retried(page: Page):
+    set_temperature(page)
+    for number in (1, 2):
+        say(page, "What is 12 + 30?")
+        until_done(page, number)
+    expect(page.get_by_role("button", name="Retry")).to_have_count(1)
+    expect(answers(page).last.get_by_role("button", name="Retry")).to_be_visible()
+
+
+def test_an_edit_is_sent_and_left_by_keys(page: Page):
+    set_temperature(page)
+    say(page, "What is 12 + 30?")
+    until_done(page)
+    edit = page.get_by_role("button", name="Edit")
+    edit.press("Enter")
+    page.get_by_label("Your message").fill("Something else")
+    page.get_by_label("Your message").press("Escape")
+    expect(edit).to_be_focused()
+    expect(page.locator(".said")).to_have_text("What is 12 + 30?")
+    edit.press("Enter")
+    page.get_by_label("Your message").fill("What is 20 + 30?")
+    page.get_by_label("Your message").press("Enter")
+    expect(until_done(page)).to_contain_text("20 + 30")
+    expect(page.get_by_label("Message", exact=True)).to_be_focused()
 
 
 def test_the_request_holds_what_the_panel_says(page: Page):
@@ -84,8 +111,18 @@ def test_a_tool_is_called_and_answers_with_the_result_that_is_typed_in(page: Pag
     expect(answer.locator(".call-name")).to_contain_text("multiply")
     assert json.loads(answer.locator("pre").inner_text()) == {"a": 1234, "b": 56}
     answer.get_by_label("Result").fill("69104")
-    answer.get_by_role("button", name="Send the result").click()
+    set_temperature(page, "9")
+    send = answer.get_by_role("button", name="Send the result")
+    send.click()
+    expect(page.locator("#announcer")).to_contain_text("Temperature: expected")
+    set_temperature(page)
+    send.click()
     expect(until_done(page, 2)).to_contain_text("69104")
+    first = answers(page).first
+    first.get_by_role("button", name="Tokens").click()
+    expect(first.get_by_role("option").first).to_be_visible()
+    expect(first.get_by_role("button", name="Send the result")).to_have_count(0)
+    expect(first.get_by_label("Result")).not_to_be_editable()
 
 
 def test_an_answer_is_held_to_a_schema(page: Page):
@@ -101,11 +138,34 @@ def test_an_answer_is_held_to_a_schema(page: Page):
     assert not until_done(page).locator(".prose").last.inner_text().startswith("{")
 
 
+def test_an_answer_in_json_keeps_its_backslashes(page: Page):
+    expected = {"said": 'a "b" *c* \\ d'}
+    schema = {"name": "said", "schema": {"const": expected}}
+    set_fields(page, {"response_format": {"type": "json_schema", "json_schema": schema}})
+    say(page, "Hi")
+    text = until_done(page).locator(".prose").last.inner_text()
+    assert json.loads(text) == expected
+
+
+def test_a_new_chat_takes_back_what_an_example_has_set(page: Page):
+    page.get_by_role("button", name="Call a tool").click()
+    until_done(page)
+    tools = page.get_by_label("Tools", exact=True)
+    expect(tools).to_be_visible()
+    slider = page.locator("input[type=range]").first
+    expect(slider).to_have_value("0")
+    page.get_by_role("button", name="New chat").click()
+    expect(tools).to_be_hidden()
+    expect(tools).to_have_value("")
+    expect(slider).to_have_value("1")
+
+
 def test_a_number_out_of_range_is_named_and_nothing_is_sent(page: Page):
     set_temperature(page, "9")
     say(page, "Hi")
     expect(page.get_by_text("expected a number from 0 to 2", exact=True)).to_be_visible()
     expect(page.locator("#announcer")).to_contain_text("Temperature: expected")
+    expect(page.get_by_role("spinbutton", name="Temperature")).to_be_focused()
     expect(answers(page)).to_have_count(0)
     set_temperature(page)
     page.get_by_role("button", name="Send").click()
@@ -115,8 +175,10 @@ def test_a_number_out_of_range_is_named_and_nothing_is_sent(page: Page):
 def test_a_field_that_is_not_json_is_named_and_nothing_is_sent(page: Page):
     page.locator("summary", has_text="JSON schema").click()
     page.get_by_label("JSON schema", exact=True).fill('{"type": ')
+    page.locator("summary", has_text="JSON schema").click()
     say(page, "Hi")
     expect(page.locator("#problem-schema")).to_be_visible()
+    expect(page.get_by_label("JSON schema", exact=True)).to_be_focused()
     expect(page.locator("#announcer")).to_contain_text("JSON schema")
     expect(answers(page)).to_have_count(0)
     expect(page.get_by_label("Message", exact=True)).to_have_value("Hi")

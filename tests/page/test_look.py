@@ -56,6 +56,19 @@ def test_nothing_is_wider_than_a_phone(browser: Browser, served: Served):
         assert box["y"] + box["height"] <= 800
 
 
+def test_escape_leaves_a_panel_that_covers_the_chat(browser: Browser, served: Served):
+    with opened(browser, served.url, width=700) as page:
+        request = page.get_by_role("button", name="Request", exact=True)
+        expect(request).to_have_attribute("aria-expanded", "false")
+        request.click()
+        expect(page.get_by_label("System prompt")).to_be_focused()
+        expect(page.get_by_label("Message", exact=True)).to_be_hidden()
+        page.keyboard.press("Escape")
+        expect(page.get_by_label("System prompt")).to_be_hidden()
+        expect(request).to_be_focused()
+        expect(request).to_have_attribute("aria-expanded", "false")
+
+
 def test_the_theme_is_chosen_and_kept(page: Page):
     page.get_by_role("button", name="Theme").click()
     page.get_by_role("button", name="Theme: light").click()

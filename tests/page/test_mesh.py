@@ -5,7 +5,8 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from conftest import Served, opened, serving
+from chatting import ENDLESS, TALK, answers, say, set_fields, until_done
+from conftest import Served, opened, serving, until_ready
 from playwright.sync_api import Browser, Page, expect
 
 from benchmarks.processes import services_of
@@ -41,6 +42,45 @@ def test_a_killed_worker_turns_red_and_its_streams_go_on(browser: Browser, own: 
         expect(page.locator(".stream[data-status=done]")).to_have_count(6, timeout=120_000)
         expect(page.locator(".stream").first).to_contain_text("1500 tokens")
         expect(page.locator(".service[data-role=worker][data-state=ready]")).to_have_count(2)
+
+
+def test_an_answer_whose_gateway_is_killed_says_so_and_is_retried(browser: Browser, own: Served):
+    with opened(browser, own.url) as page:
+        set_fields(page, ENDLESS)
+        say(page, TALK)
+        prose = answers(page).locator(".prose").last
+        expect(prose).to_contain_text("Shoal")
+        os.kill(services_of(own.directory)["gateway"], signal.SIGKILL)
+        expect(answers(page).get_by_role("alert")).to_contain_text("The connection broke")
+        expect(prose).to_contain_text("Shoal")
+        until_ready(own.server, f"{own.url}ready", own.log)
+        set_fields(page, {"temperature": 0})
+        page.get_by_role("button", name="Retry").click()
+        expect(until_done(page)).to_have_attribute("data-status", "done")
+
+
+def test_what_was_seen_before_the_connection_broke_is_shown_as_old(page: Page):
+    page.get_by_role("link", name="Mesh").click()
+    expect(page.locator(".service[data-role=gateway]")).to_contain_text("ready")
+    page.context.set_offline(True)
+    expect(page.get_by_role("alert")).to_contain_text("cannot be seen")
+    faded = "each => getComputedStyle(each).opacity < 1"
+    assert page.locator(".column").first.evaluate(faded)
+    page.context.set_offline(False)
+    expect(page.get_by_role("alert")).to_be_hidden()
+    assert not page.locator(".column").first.evaluate(faded)
+
+
+def test_streams_and_workers_stand_side_by_side(page: Page):
+    page.get_by_role("link", name="Mesh").click()
+    streams = page.get_by_role("region", name="Streams", exact=True)
+    last = page.locator(".service[data-role=worker]").last
+    expect(last).to_contain_text("ready")
+    beside, worker = streams.bounding_box(), last.bounding_box()
+    assert beside is not None
+    assert worker is not None
+    assert beside["y"] < worker["y"] + worker["height"]
+    assert beside["x"] + beside["width"] < worker["x"]
 
 
 def test_the_mesh_is_asked_for_only_while_it_is_seen(page: Page):

@@ -77,3 +77,6 @@ def test_the_next_answer_is_shown_as_tokens_too_with_its_cached_prompt(page: Pag
     match = re.search(r"prompt (\d+) / (\d+) cached", shown)
     assert match
     assert 0 < int(match[1]) < int(match[2])
+    button = second.get_by_role("button", name="Tokens", pressed=True)
+    button.click()
+    expect(second.get_by_role("option")).to_have_count(0)

@@ -25,6 +25,10 @@ def test_spans_of_all_services_stand_beside_an_answer(page: Page):
     opener.press("Enter")
     expect(opener).to_have_attribute("aria-expanded", "true")
     expect(answer.locator(".trace dl").first).to_contain_text("num_output_tokens")
+    details = answer.locator(".details td").first.bounding_box()
+    assert details is not None
+    assert lane is not None
+    assert details["x"] + details["width"] >= lane["x"] + lane["width"] - 1
     page.set_viewport_size({"width": 375, "height": 800})
     box = rows.first.locator(".lane").bounding_box()
     assert box is not None

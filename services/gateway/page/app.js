@@ -17,7 +17,7 @@ document.getElementById("main").append(chat.element, mesh.element);
 document.getElementById("bar-end").append(themeButton());
 window.addEventListener("hashchange", showView);
 showModel();
-chat.composer.area.focus();
+chat.composer.focus();
 
 /** The view that the address names: the chat, or the mesh where the server shows it. */
 function showView() {
@@ -73,7 +73,10 @@ function themeButton() {
     localStorage.setItem("shoal-theme", root.dataset.theme);
     name();
   } }, icon("theme"));
-  const name = () => button.setAttribute("aria-label", `Theme: ${root.dataset.theme}`);
+  const name = () => {
+    button.title = `Theme: ${root.dataset.theme}`;
+    button.setAttribute("aria-label", button.title);
+  };
   name();
   return button;
 }

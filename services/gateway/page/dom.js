@@ -16,7 +16,7 @@ function fill(element, attributes, children) {
     if (value === null || value === undefined || (value === false && !name.startsWith("aria-"))) continue;
     if (name.startsWith("on")) element.addEventListener(name.slice(2), value);
     else if (name.startsWith("--")) element.style.setProperty(name, value);
-    else element.setAttribute(name, value === true ? "" : value);
+    else element.setAttribute(name, value === true && !name.startsWith("aria-") ? "" : value);
   }
   return hold(element, ...children);
 }

@@ -1,7 +1,7 @@
 /** What an assistant's turn knows of itself: the parts of its message, its tokens, and what it cost. */
-export function newAnswer(model) {
+export function newAnswer({ model, response_format: format }) {
   return {
-    role: "assistant", model, status: "waiting", error: null, requestId: null, numDroppedTurns: 0,
+    role: "assistant", model, isJson: /^json/.test(format?.type), status: "waiting", error: null, requestId: null, numDroppedTurns: 0,
     content: "", reasoning: "", calls: [], tokens: [], drafts: [], finish: null, usage: null,
     startedMs: performance.now(), firstMs: null, endedMs: null,
   };

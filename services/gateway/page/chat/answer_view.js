@@ -1,6 +1,6 @@
 import { icon } from "../icons.js";
 import { h, hold } from "../dom.js";
-import { copyButton } from "../text/code.js";
+import { coloured, copyButton } from "../text/code.js";
 import { Markdown } from "../text/markdown.js";
 import { TokenView } from "../tokens/token_view.js";
 import { Timeline } from "../trace/timeline.js";
@@ -9,8 +9,8 @@ import { CallsView } from "./calls_view.js";
 import { costs } from "./costs.js";
 
 /** What the model said, as it comes, as a text or as tokens, and when it is done the trace of the
- * request. `actions`: retry, sendResults, hasTraces,
- * and noteTokens, which gets whether tokens are shown. */
+ * request. `actions`: retry, sendResults, hasTraces, and noteTokens, which gets whether tokens are
+ * shown. */
 export class AnswerView {
   constructor(answer, actions) {
     this.turn = answer;
@@ -51,10 +51,16 @@ export class AnswerView {
     this.#noteDropped(answer.numDroppedTurns);
     this.folded.hidden = answer.reasoning === "";
     this.#reasoned.show(answer.reasoning);
-    this.#markdown.show(answer.content);
+    this.#showText(answer);
     this.calls.update();
     this.#tokens?.update();
     if (!isOpen(answer) && !this.footer.hasChildNodes()) this.#end();
+  }
+
+  /** What was to be JSON is no Markdown: that would take the backslashes out of its strings. */
+  #showText({ isJson, content }) {
+    if (!isJson) this.#markdown.show(content);
+    else if (content) hold(this.text, h("pre", {}, h("code", {}, ...coloured(content, "json"))));
   }
 
   #end() {
@@ -62,7 +68,7 @@ export class AnswerView {
     this.problem.hidden = error === null;
     this.problem.textContent = error ?? "";
     hold(this.footer,
-      h("button", { class: "quiet", type: "button", onclick: this.#actions.retry }, icon("retry"), "Retry"),
+      h("button", { class: "quiet retry", type: "button", onclick: this.#actions.retry }, icon("retry"), "Retry"),
       content ? copyButton(content) : null,
       tokens.length ? toggle("tokens", "Tokens", this.#tokens !== null, (isOn) => this.#noteTokens(isOn)) : null,
       requestId && this.#actions.hasTraces() ? toggle("trace", "Trace", false, (isOn) => this.#showTrace(isOn)) : null,

@@ -11,6 +11,7 @@ import { requestOf } from "./request.js";
 import { UserView } from "./user_view.js";
 
 const NEAR_END_PX = 80;
+const NARROW = matchMedia("(max-width: 900px)"); // where the panel covers the conversation
 
 /** A conversation with a model, and the panel that says how it is asked. */
 export class Chat {
@@ -18,12 +19,14 @@ export class Chat {
     this.#modelOf = modelOf;
     this.#hasTraces = hasTraces;
     this.panel = new Panel(() => this.togglePanel(false));
+    this.panel.element.addEventListener("keydown", ({ key }) => key === "Escape" && NARROW.matches && this.togglePanel(false));
     this.composer = new Composer((text) => this.#say(text), () => this.stop());
     this.log = h("div", { class: "log" });
     this.scroller = h("div", { class: "scroller" }, this.log);
     this.element = h("section", { class: "chat", "aria-label": "Conversation" },
       h("div", { class: "talk" }, this.scroller, h("div", { class: "dock" }, this.#tools(), this.composer.element)),
       this.panel.element);
+    this.element.classList.toggle("no-panel", NARROW.matches);
     this.#showExamples();
   }
 
@@ -51,9 +54,7 @@ export class Chat {
   }
 
   #tools() {
-    const isNarrow = matchMedia("(max-width: 900px)").matches;
-    this.settings = h("button", { class: "quiet", type: "button", "aria-controls": "panel", "aria-expanded": !isNarrow, onclick: () => this.togglePanel() }, icon("settings"), "Request");
-    if (isNarrow) queueMicrotask(() => this.element.classList.add("no-panel"));
+    this.settings = h("button", { class: "quiet", type: "button", "aria-controls": "panel", "aria-expanded": !NARROW.matches, onclick: () => this.togglePanel() }, icon("settings"), "Request");
     return h("div", { class: "tools" },
       h("button", { class: "quiet", type: "button", onclick: () => this.#startAnew() }, icon("plus"), "New chat"),
       h("span", { class: "gap" }),
@@ -63,8 +64,8 @@ export class Chat {
 
   #showExamples() {
     this.log.replaceChildren(h("div", { class: "welcome" },
-      h("h1", {}, "What goes through the mesh?"),
-      h("p", {}, "Gateway, tokenizer, scheduler and worker are ready. Write to the model, or begin with one of these."),
+      h("h1", {}, "Write to the model"),
+      h("p", {}, "Each answer says what it cost, and shows how likely each of its tokens was. Begin with one of these, or with words of your own."),
       h("ul", { class: "examples" }, ...EXAMPLES.map(({ title, text, values }) =>
         h("li", {}, h("button", { type: "button", onclick: () => this.#try(text, values) }, h("b", {}, title), h("span", {}, text)))))));
   }
@@ -81,7 +82,7 @@ export class Chat {
     if (this.#isExample) this.panel.set({});
     this.#isExample = false;
     this.#showExamples();
-    this.composer.area.focus();
+    this.composer.focus();
   }
 
   #request(turns = this.#turns) {
@@ -97,10 +98,11 @@ export class Chat {
     return this.#request(turns);
   }
 
-  /** Whether the panel is wrong, which it says. */
+  /** Whether the panel is wrong, which it says and shows. */
   #isRefused() {
     if (this.panel.problem === null) return false;
     this.togglePanel(true);
+    this.panel.focusProblem();
     announce(this.panel.problem);
     return true;
   }
@@ -127,10 +129,12 @@ export class Chat {
     this.#answer();
   }
 
-  #goOnAfter(view) {
-    if (this.#isRefused()) return;
+  /** False where the panel is wrong. */
+  #sendResults(view) {
+    if (this.#isRefused()) return false;
     this.#cutFrom(this.#views.indexOf(view) + 1);
     this.#answer();
+    return true;
   }
 
   #cutFrom(index) {
@@ -146,10 +150,10 @@ export class Chat {
 
   async #answer() {
     const body = this.#request();
-    const answer = newAnswer(body.model);
+    const answer = newAnswer(body);
     const view = new AnswerView(answer, {
       retry: () => this.#retry(view),
-      sendResults: () => this.#goOnAfter(view),
+      sendResults: () => this.#sendResults(view),
       hasTraces: this.#hasTraces,
       noteTokens: (isOn) => (this.#showsTokens = isOn),
     });
@@ -158,6 +162,7 @@ export class Chat {
     const aborting = (this.#aborting = new AbortController());
     this.#add(view);
     this.composer.setBusy(true);
+    this.composer.focus();
     announce("The model answers");
     try {
       const note = (requestId, numDroppedTurns) => Object.assign(answer, { requestId, numDroppedTurns });
@@ -168,7 +173,7 @@ export class Chat {
       end(answer, "done");
     } catch (error) {
       if (aborting.signal.aborted) end(answer, "stopped");
-      else end(answer, "failed", problemOf(error));
+      else end(answer, "failed", problemOf(error, answer));
     }
     this.#follow(() => view.update());
     if (this.#aborting !== aborting) return;
@@ -185,8 +190,8 @@ export class Chat {
   }
 }
 
-function problemOf(error) {
-  if (!(error instanceof ApiError)) return `The server cannot be reached: ${error.message}`;
+function problemOf(error, { requestId }) {
+  if (!(error instanceof ApiError)) return `${requestId ? "The connection broke" : "The server cannot be reached"}: ${error.message}`;
   const later = error.retryAfterS === null ? "" : ` Try again in ${error.retryAfterS} s.`;
   return error.message + later;
 }

@@ -1,12 +1,19 @@
 import { icon } from "../icons.js";
 import { h } from "../dom.js";
 
-/** Where the user writes. Enter sends, Shift+Enter begins a line. */
+/** Calls `send` where the key is Enter. With Shift it begins a line. */
+export function onSendKey(event, send) {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  send();
+}
+
+/** Where the user writes. */
 export class Composer {
   constructor(send, stop) {
     this.area = h("textarea", {
       id: "composer", rows: 1, placeholder: "Write a message", "aria-label": "Message", enterkeyhint: "send",
-      onkeydown: (event) => this.#pressed(event),
+      onkeydown: (event) => onSendKey(event, () => this.#isBusy || this.element.requestSubmit()),
       oninput: () => this.#offer(),
     });
     this.button = h("button", { class: "button primary round", type: "submit", disabled: true });
@@ -20,6 +27,11 @@ export class Composer {
   #stop;
   #isBusy = false;
 
+  /** Not where it would bring up a keyboard that covers the answer. */
+  focus() {
+    if (matchMedia("(pointer: fine)").matches) this.area.focus();
+  }
+
   setBusy(isBusy) {
     this.#isBusy = isBusy;
     this.button.replaceChildren(icon(isBusy ? "stop" : "send"));
@@ -29,12 +41,6 @@ export class Composer {
 
   #offer() {
     this.button.disabled = !this.#isBusy && this.area.value.trim() === "";
-  }
-
-  #pressed(event) {
-    if (event.key !== "Enter" || event.shiftKey || event.isComposing || this.#isBusy) return;
-    event.preventDefault();
-    this.element.requestSubmit();
   }
 
   #submitted(event) {

@@ -9,23 +9,18 @@ export function costs({ usage, finish, startedMs, firstMs, endedMs }) {
   const cached = usage.prompt_tokens_details?.cached_tokens ?? 0;
   const { accepted_prediction_tokens: accepted, rejected_prediction_tokens: rejected } = usage.completion_tokens_details ?? {};
   const parts = [
-    cost(`${count(prompt)} in`, cached ? `${count(cached)} of the prompt's tokens were cached` : "tokens of the prompt; none were cached", share(cached, prompt)),
+    cost(`${count(prompt)} in${cached ? `, ${count(cached)} cached` : ""}`, "tokens of the prompt"),
     cost(`${count(written)} out`, "tokens that were written"),
     firstMs !== null && cost(`${seconds(firstMs - startedMs)} to first`, "time to the first token"),
     firstMs !== null && written >= MIN_TOKENS && endedMs - firstMs >= MIN_MS && cost(`${Math.round((1000 * (written - 1)) / (endedMs - firstMs))} tok/s`, "tokens a second after the first"),
-    accepted !== undefined && cost(`${Math.round((100 * accepted) / Math.max(accepted + rejected, 1))} % drafts`, `${count(accepted)} of ${count(accepted + rejected)} verified drafts were accepted`),
-    finish === "length" && cost("cut", "the limit of tokens was reached"),
+    accepted !== undefined && cost(`${Math.round((100 * accepted) / Math.max(accepted + rejected, 1))} % of drafts`, `${count(accepted)} of ${count(accepted + rejected)} verified drafts were accepted`),
+    finish === "length" && cost("cut at the limit", "the limit of tokens was reached"),
   ];
   return [h("span", { class: "costs" }, ...parts.filter(Boolean))];
 }
 
-function cost(text, title, bar = null) {
-  return h("span", { class: "cost", title }, text, bar);
-}
-
-function share(part, whole) {
-  const percent = `${Math.round((100 * part) / Math.max(whole, 1))}%`;
-  return part ? h("span", { class: "share", "--share": percent, role: "img", "aria-label": `${percent} cached` }) : null;
+function cost(text, title) {
+  return h("span", { title }, text);
 }
 
 function count(number) {

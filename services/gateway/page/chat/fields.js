@@ -8,8 +8,8 @@ export const NUMBERS = [
   { name: "min_p", label: "Min p", min: 0, max: 1, step: 0.01, isRare: true },
   { name: "presence_penalty", label: "Presence penalty", min: -2, max: 2, step: 0.1, isRare: true },
   { name: "frequency_penalty", label: "Frequency penalty", min: -2, max: 2, step: 0.1, isRare: true },
-  { name: "history_limit", label: "History limit", min: -1, step: 1, isRare: true, note: "tokens above which the oldest turns are left out; -1: as the context asks" },
   { name: "repetition_penalty", label: "Repetition penalty", min: 0.01, max: 10, step: 0.01, isRare: true },
+  { name: "history_limit", label: "History limit", min: -1, step: 1, isRare: true, note: "tokens above which the oldest turns are left out; -1: as the context asks" },
 ];
 
 export const EFFORTS = ["", "none", "low", "medium", "high"];

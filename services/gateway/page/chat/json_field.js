@@ -22,15 +22,24 @@ export class JsonField {
   #isRight;
   #note;
 
+  focus() {
+    this.element.open = true;
+    this.area.focus();
+  }
+
   set(value) {
-    this.area.value = value === null ? "" : JSON.stringify(value, null, 2);
-    this.element.open ||= value !== null;
-    this.#changed();
+    this.#fill(value);
+    this.element.open = value !== null;
   }
 
   #use(value) {
-    this.set(value);
+    this.#fill(value);
     this.area.focus();
+  }
+
+  #fill(value) {
+    this.area.value = value === null ? "" : JSON.stringify(value, null, 2);
+    this.#changed();
   }
 
   #changed() {
@@ -39,6 +48,7 @@ export class JsonField {
     this.message.hidden = problem === null;
     this.message.textContent = problem ?? "";
     this.area.setAttribute("aria-invalid", problem !== null);
+    this.state.classList.toggle("wrong", problem !== null);
     this.state.textContent = problem ? "wrong" : value === null ? "" : "on";
     this.#note(value);
   }

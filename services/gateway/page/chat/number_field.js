@@ -15,9 +15,7 @@ export class NumberField {
     this.message = h("small", { class: "problem", role: "alert", hidden: true });
     this.slider = hasSlider ? h("input", {
       type: "range", ...limits, step, value: max / 2, tabindex: "-1", "aria-hidden": "true", class: "unset",
-      oninput: () => {
-        this.set(this.slider.value);
-      },
+      oninput: () => this.set(this.slider.value),
     }) : null;
     this.element = h("div", { class: "field row" },
       h("label", { for: this.input.id }, label, explanation ? h("small", { id: `note-${name}` }, explanation) : null, this.message),
@@ -26,6 +24,11 @@ export class NumberField {
 
   #note;
   #range;
+
+  focus() {
+    this.element.closest("details")?.setAttribute("open", "");
+    this.input.focus();
+  }
 
   set(value) {
     this.input.value = value ?? "";
@@ -45,6 +48,6 @@ export class NumberField {
   #showOnSlider() {
     if (this.slider === null) return;
     this.slider.classList.toggle("unset", this.input.value === "");
-    if (this.input.value !== "") this.slider.value = this.input.value;
+    this.slider.value = this.input.value || this.slider.max / 2;
   }
 }

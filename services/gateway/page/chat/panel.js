@@ -30,8 +30,17 @@ export class Panel {
   }
 
   get problem() {
-    const broken = [...this.numbers, this.tools, this.schema, this.extra].find((field) => field.problem);
+    const broken = this.#broken;
     return broken ? `${broken.label}: ${broken.problem}` : null;
+  }
+
+  /** Brings the user to the field that has the problem. */
+  focusProblem() {
+    this.#broken.focus();
+  }
+
+  get #broken() {
+    return [...this.numbers, this.tools, this.schema, this.extra].find((field) => field.problem);
   }
 
   #make(close) {
@@ -89,6 +98,5 @@ function select(name, label, options, note, chosen = "") {
 
 function toolChoice(note) {
   const options = ["auto", "required", "none"].map((each) => h("option", {}, each));
-  const choice = h("select", { "aria-label": "Tool choice", onchange: () => note(choice.value) }, ...options);
-  return choice;
+  return h("label", {}, "choice ", h("select", { "aria-label": "Tool choice", onchange: (event) => note(event.target.value) }, ...options));
 }

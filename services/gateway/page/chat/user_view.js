@@ -1,5 +1,6 @@
 import { icon } from "../icons.js";
 import { h } from "../dom.js";
+import { onSendKey } from "./composer.js";
 
 /** What the user said, which can be said otherwise: `edit` gets the new text. */
 export class UserView {
@@ -17,21 +18,22 @@ export class UserView {
   #show() {
     this.element.replaceChildren(
       h("div", { class: "said" }, this.turn.content),
-      h("div", { class: "turn-end" },
-        h("button", { class: "quiet", type: "button", onclick: () => this.#open() }, icon("edit"), "Edit")));
+      h("button", { class: "quiet", type: "button", onclick: () => this.#open() }, icon("edit"), "Edit"));
   }
 
   #open() {
-    const area = h("textarea", { rows: 3, "aria-label": "Your message", onkeydown: (event) => {
-      if (event.key === "Escape") this.#close();
-    } });
+    const area = h("textarea", { rows: 1, "aria-label": "Your message" });
     area.value = this.turn.content;
     const send = () => area.value.trim() && this.#edit(area.value.trim());
+    area.addEventListener("keydown", (event) => {
+      if (event.key === "Escape") this.#close();
+      onSendKey(event, send);
+    });
     this.element.replaceChildren(
       h("div", { class: "said" }, area),
       h("div", { class: "turn-end" },
-        h("button", { class: "button", type: "button", onclick: () => this.#close() }, "Cancel"),
-        h("button", { class: "button primary", type: "button", onclick: send }, "Send instead")));
+        h("button", { class: "button primary", type: "button", onclick: send }, "Send instead"),
+        h("button", { class: "button", type: "button", onclick: () => this.#close() }, "Cancel")));
     area.focus();
   }
 

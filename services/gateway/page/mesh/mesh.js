@@ -18,9 +18,10 @@ export class Mesh {
     this.chart = h("div", { class: "chart" },
       this.#links.lines,
       ...ROLES.map((role) => h("section", { class: "column", "data-role": role, "aria-label": role }, h("h2", {}, role), this.columns.get(role))),
-      this.#links.labels);
+      this.#links.labels,
+      new Streams(modelOf).element);
     this.element = h("section", { class: "mesh", "aria-label": "Mesh", hidden: true },
-      this.summary, this.problem, this.chart, new Streams(modelOf).element);
+      this.summary, this.problem, this.chart);
     new ResizeObserver(() => this.#drawLinks()).observe(this.chart);
   }
 
@@ -48,11 +49,17 @@ export class Mesh {
   async #look() {
     try {
       this.#show((await getJson("v1/mesh")).services);
-      this.problem.hidden = true;
+      this.#noteProblem(null);
     } catch (error) {
-      this.problem.textContent = `The mesh cannot be seen: ${error.message}`;
-      this.problem.hidden = false;
+      this.#noteProblem(`The mesh cannot be seen: ${error.message}`);
     }
+  }
+
+  /** What was seen last stays, and is shown as old. */
+  #noteProblem(problem) {
+    this.problem.hidden = problem === null;
+    if (this.problem.textContent !== problem) this.problem.textContent = problem;
+    this.element.classList.toggle("old", problem !== null);
   }
 
   #show(services) {

@@ -3,7 +3,7 @@ import { h, hold, oncePerFrame } from "../dom.js";
 
 const MAX_STREAMS = 64;
 const MAX_TOKENS = 1500;
-const TAIL_CHARS = 160;
+const TAIL_CHARS = 240;
 
 /** Long answers side by side, to see the mesh at work and what becomes of them when a part of it is
  * lost. */
@@ -57,9 +57,9 @@ export class Streams {
 }
 
 class StreamRow {
-  tail = h("span", { class: "tail" });
+  tail = h("span");
   facts = h("span", { class: "number" });
-  element = h("li", { class: "stream", "data-status": "open" }, this.tail, this.facts);
+  element = h("li", { class: "stream", "data-status": "open" }, h("span", { class: "tail" }, this.tail), this.facts);
   #text = "";
   #numTokens = 0;
   #lastMs = null;

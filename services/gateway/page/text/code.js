@@ -8,7 +8,7 @@ export function codeBlock(source, info = "") {
   const language = (info ?? "").trim().split(/\s/)[0].toLowerCase();
   return h("figure", { class: "code" },
     h("figcaption", {},
-      h("span", {}, language || "text"),
+      h("code", {}, language || "text"),
       copyButton(source)),
     h("pre", { tabindex: "0", role: "region", "aria-label": language ? `Code, ${language}` : "Code" },
       h("code", {}, ...coloured(source, language))));

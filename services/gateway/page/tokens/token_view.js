@@ -23,7 +23,7 @@ export class TokenView {
     const { tokens } = this.answer;
     const known = this.list.childElementCount;
     this.list.append(...tokens.slice(known).map((token, index) => tokenSpan(token, known + index)));
-    hold(this.summary, legend(), summaryOf(this.answer));
+    if (tokens.length) hold(this.summary, legend(), summaryOf(this.answer));
   }
 
   #show(element) {
@@ -59,12 +59,12 @@ function tokenSpan(token, index) {
 function legend() {
   const levels = LEVELS.map(({ label }, level) => h("span", { class: "token", "data-level": level }, label));
   return h("span", { class: "legend" }, ...levels,
-    h("span", { class: "token", "data-draft": "accepted" }, "accepted draft"),
+    h("span", { class: "token", "data-draft": "accepted" }, "draft accepted"),
     h("span", { class: "token", "data-draft": "rejected" }, "draft rejected"));
 }
 
 function summaryOf({ tokens, usage }) {
-  const mean = tokens.reduce((sum, { logprob }) => sum + logprob, 0) / Math.max(tokens.length, 1);
+  const mean = tokens.reduce((sum, { logprob }) => sum + logprob, 0) / tokens.length;
   const drafted = tokens.filter(({ draft }) => draft?.accepted).length;
   return h("span", { class: "facts" },
     h("span", { title: "the exponential of the mean negative logprob" }, `perplexity ${Math.exp(-mean).toFixed(2)}`),
@@ -76,6 +76,6 @@ function promptBar({ prompt_tokens: prompt, prompt_tokens_details: details }) {
   const cached = details?.cached_tokens ?? 0;
   const label = `prompt: ${cached} of ${prompt} tokens were cached`;
   return h("span", { class: "prompt-bar", title: label },
-    h("span", { class: "share wide", "--share": `${(100 * cached) / Math.max(prompt, 1)}%`, role: "img", "aria-label": label }),
+    h("span", { class: "share", "--share": `${(100 * cached) / Math.max(prompt, 1)}%`, role: "img", "aria-label": label }),
     `prompt ${cached} / ${prompt} cached`);
 }

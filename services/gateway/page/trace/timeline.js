@@ -16,6 +16,7 @@ export class Timeline {
     } catch (error) {
       hold(this.element, h("p", { class: "hint", role: "alert" }, error.message));
     }
+    this.element.scrollIntoView({ block: "nearest" });
   }
 }
 
@@ -33,7 +34,7 @@ function table({ spans }) {
 function rows(span, startS, wholeMs) {
   const facts = Object.entries(span.attributes);
   if (facts.length === 0) return [row(span, span.name, startS, wholeMs)];
-  const more = h("tr", { class: "facts", hidden: true }, h("td", { colspan: 4 },
+  const more = h("tr", { class: "details", hidden: true }, h("td", { colspan: 4 },
     h("dl", {}, ...facts.map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, String(value)))))));
   const opener = h("button", { class: "opener", type: "button", "aria-expanded": false, onclick: () => {
     more.hidden = !more.hidden;
