@@ -26,11 +26,10 @@ from services.gateway.requests.pooling import (
     parse_classify,
     parse_embeddings,
     parse_pooling,
-    parse_rerank,
-    parse_score,
 )
 from services.gateway.requests.request_id import check_request_id, request_id, take_request_id
 from services.gateway.requests.runner import pooling_of
+from services.gateway.requests.scoring import parse_rerank, parse_score
 from services.gateway.responses.pooling_json import (
     PooledReply,
     write_classes,
