@@ -9,10 +9,11 @@ from typing import Protocol
 import numpy as np
 from aiohttp import web
 
+from services.gateway.endpoints.intake import Intake
 from services.gateway.endpoints.serving import accepting, send_json, start_meter, warn
 from services.gateway.http.account import owner_of
-from services.gateway.http.admission import Admission, Reservation
-from services.gateway.http.body import BodyParser, BodyReader
+from services.gateway.http.admission import Reservation
+from services.gateway.http.body import BodyParser
 from services.gateway.http.client import EVENT_STREAM, Client
 from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.request_meter import RequestMeter
@@ -121,16 +122,12 @@ class Completions:
     def __init__(
         self,
         mesh: Mesh,
-        admission: Admission,
-        bodies: BodyReader,
-        parser: BodyParser,
+        intake: Intake,
         pieces: PieceMaker,
         config: GatewayConfig,
     ) -> None:
         self._mesh = mesh
-        self._admission = admission
-        self._bodies = bodies
-        self._parser = parser
+        self._intake = intake
         self._accept_timeout_s = config.accept_timeout_s
         self._slow_client_s = config.slow_client_s
         self._stream_heartbeat_s = config.stream_heartbeat_s
@@ -144,7 +141,7 @@ class Completions:
         self._reasoning_field = config.reasoning_field
 
     def routes(self) -> list[web.RouteDef]:
-        expect = self._bodies.expect
+        expect = self._intake.bodies.expect
         return [
             web.post("/v1/chat/completions", self.chat, expect_handler=expect),
             web.post("/v1/completions", self.text, expect_handler=expect),
@@ -159,7 +156,7 @@ class Completions:
     async def serve(self, request: web.Request, endpoint: GenerationEndpoint) -> web.StreamResponse:
         started_s = time.monotonic()
         check_request_id(request)
-        with self._admission.admit() as reservation:
+        with self._intake.admission.admit() as reservation:
             job, model = await self._job(request, endpoint, reservation)
             take_request_id(request, job.request_id)
             answer = await endpoint.answer_early(request_id(request), job, model)
@@ -177,7 +174,7 @@ class Completions:
 
     async def count(self, request: web.Request, endpoint: GenerationEndpoint) -> int:
         """How many tokens the one prompt of the request has."""
-        with self._admission.admit() as reservation:
+        with self._intake.admission.admit() as reservation:
             job, _ = await self._job(request, endpoint, reservation)
             reservation.is_served = True
             [prompt] = job.prompts
@@ -192,14 +189,10 @@ class Completions:
         self, request: web.Request, endpoint: GenerationEndpoint, reservation: Reservation
     ) -> tuple[Job, ModelInfo]:
         """Of the body only the prompts are kept, and what is to be done with them."""
-        with measured(request, "read") as attributes:
-            body = await self._bodies.read(request, reservation)
-            attributes["num_bytes"] = len(body)
-        with measured(request, "ready"):
-            model = await self._mesh.tokenizers.ready_model()
+        body, model = await self._intake.read(request, reservation)
         check_generates(model)
         with measured(request, "parse"):
-            job = await endpoint.job(body, model, self._limits, self._parser)
+            job = await endpoint.job(body, model, self._limits, self._intake.parser)
         reservation.replace(len(body), job.prompt_bytes + job.option_bytes)
         return job, model
 
@@ -366,7 +359,7 @@ class Completions:
 
     def _hold(self, reservation: Reservation, num_bytes: int, param: str) -> None:
         """For what ``param`` asks for."""
-        limit = self._admission.max_bytes
+        limit = self._intake.admission.max_bytes
         if num_bytes > limit:
             remedy = "fewer logprobs, choices or max_tokens, or with stream=true"
             if param == "prompt_logprobs":
