@@ -5,7 +5,8 @@ from collections.abc import Set
 
 from aiohttp import web
 
-from services.gateway.endpoints.completions import CHAT, TEXT, CompletionEndpoint, Completions
+from services.gateway.endpoints.completions import Completions
+from services.gateway.endpoints.generation import CHAT, TEXT, CompletionEndpoint
 from services.gateway.endpoints.intake import Intake
 from services.gateway.endpoints.pooling import (
     CLASSIFY,
@@ -26,11 +27,7 @@ ROUTE = "/invocations"
 
 class Invocations:
     def __init__(
-        self,
-        mesh: Mesh,
-        intake: Intake,
-        completions: Completions,
-        pooling: PoolingEndpoints,
+        self, mesh: Mesh, intake: Intake, completions: Completions, pooling: PoolingEndpoints
     ) -> None:
         self._mesh = mesh
         self._intake = intake

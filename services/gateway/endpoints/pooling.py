@@ -79,11 +79,7 @@ class PoolingEndpoints:
     """Body → Job → mesh → vectors → reply. Of many inputs some are in the mesh at once."""
 
     def __init__(
-        self,
-        mesh: Mesh,
-        intake: Intake,
-        pieces: PieceMaker,
-        config: GatewayConfig,
+        self, mesh: Mesh, intake: Intake, pieces: PieceMaker, config: GatewayConfig
     ) -> None:
         self._mesh = mesh
         self._intake = intake

@@ -48,11 +48,7 @@ class Conversion:
 
 class Tokenization:
     def __init__(
-        self,
-        mesh: Mesh,
-        intake: Intake,
-        pieces: PieceMaker,
-        config: GatewayConfig,
+        self, mesh: Mesh, intake: Intake, pieces: PieceMaker, config: GatewayConfig
     ) -> None:
         self._mesh = mesh
         self._shows_info = config.enable_tokenizer_info_endpoint
