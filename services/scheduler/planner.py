@@ -10,8 +10,9 @@ back and waits again with all it has emitted.
 blocks it is preempted first.
 
 **Priority.** Where the first that waits has no room on any worker, sequences of a later priority
-that stand behind it are preempted for it. Beside one that is computed they are computed in a share
-of the time (``later_share.py``), and keep their slots and blocks for the rest of it.
+that stand behind it are preempted for it (``giving_way.py``). Beside one that is computed they are
+computed in a share of the time (``later_share.py``), and keep their slots and blocks for the rest
+of it.
 
 **Several steps.** Where steps are short, a plan that only decodes asks for several of them
 (``plan_length.py``). Who gives way to those that it computes does not shorten it, unless the share
@@ -35,6 +36,7 @@ time.
 from collections.abc import Iterable
 from functools import partial
 
+from services.scheduler.giving_way import GivingWay
 from services.scheduler.later_share import Front
 from services.scheduler.obstacles import Obstacle
 from services.scheduler.placement import Placement
@@ -66,6 +68,7 @@ class Planner:
         self._placement = placement
         self._pipeline_depth = pipeline_depth
         self._prefill_limits = prefill_limits
+        self._giving_way = GivingWay(queues.waiting, placement, prefill_limits)
 
     def next_plan(self, worker: WorkerState, num_absorbed: int) -> PlanBuilder | None:
         """Returns None where a worker in need may not run ahead or there is nothing to do.
@@ -82,7 +85,7 @@ class Planner:
             not worker.is_leaving
             and self._first_isolated(worker) is None
             and not worker.is_short_of_blocks
-            and self._inferior(worker, num_absorbed) is None
+            and self._giving_way.inferior(worker, num_absorbed) is None
         )
 
     def is_in_need(self, worker: WorkerState) -> bool:
@@ -241,44 +244,10 @@ class Planner:
             return
         while worker.has_paused and not worker.has_room_for(first):
             self.preempt(worker)
-        while not worker.in_flight and (inferior := self._inferior(worker, num_absorbed)):
+        if worker.in_flight:
+            return
+        while inferior := self._giving_way.inferior(worker, num_absorbed):
             self._take_slot(worker, inferior, Obstacle.PRIORITY)
-
-    def _inferior(self, worker: WorkerState, num_absorbed: int) -> Sequence | None:
-        """Returns the youngest sequence of ``worker`` whose room one that waits shall have, because
-        it is of an earlier priority, stands before it and finds room nowhere."""
-        first = self._superior(worker)
-        if first is None or worker.has_room_for(first):
-            return None
-        inferiors = [
-            each
-            for each in worker.running.values()
-            if each.gives_way_to(first) and not each.is_isolated
-        ]
-        if not inferiors or not worker.has_room_without(inferiors, first):
-            return None
-        if self._placement.has_other(worker, first, num_absorbed):
-            return None
-        return max(inferiors, key=lambda each: each.order)
-
-    def _superior(self, worker: WorkerState) -> Sequence | None:
-        """Returns the first that waits and stands before one that runs on ``worker``, of those that
-        would begin there if they had room."""
-        youngest = max((each.order for each in worker.running.values()), default=None)
-        first = self._queues.waiting.first_where(lambda _: True)
-        if youngest is None or first is None or first.order > youngest or not worker.admits:
-            return None
-        unfinished = {
-            each.prompt_key for each in worker.running.values() if each.num_to_compute > 1
-        }
-        return self._queues.waiting.first_where(
-            lambda each: (
-                each.order < youngest
-                and each.prompt_key not in unfinished
-                and self._placement.may_run_on(worker, each)
-                and self._prefill_limits.has_room_for(each, worker)
-            )
-        )
 
     def _admit(
         self,
