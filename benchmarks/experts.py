@@ -16,7 +16,8 @@ from torch import Tensor
 from benchmarks.report import spread, write
 from kernels.cpu.library import find_variant, load_library, variants
 from kernels.cpu.operators import Kind, Operator, PackedExperts, PackedMatrix
-from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram, gate_up_order
+from kernels.cpu.packing import NativeLibrary, gate_up_order
+from kernels.cpu.program import Buffer, NativeProgram
 from kernels.route import Routing
 from services.worker.weights.online import ONLINE, Quantization
 

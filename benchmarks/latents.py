@@ -18,7 +18,8 @@ from benchmarks.products import native
 from benchmarks.report import spread, write
 from kernels.cpu.library import find_variant, load_library, variants
 from kernels.cpu.operators import LANES, Kind, Operator, PackedLatents
-from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram
+from kernels.cpu.packing import NativeLibrary
+from kernels.cpu.program import Buffer, NativeProgram
 from kernels.paged_attention import prepare_attention
 
 CPU, DTYPE = torch.device("cpu"), torch.bfloat16

@@ -16,7 +16,8 @@ import torch
 from benchmarks.report import spread, write
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.operators import Kind, Operator
-from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram, can_round
+from kernels.cpu.packing import NativeLibrary, can_round
+from kernels.cpu.program import Buffer, NativeProgram
 from services.worker.weights.online import ONLINE, Quantization
 
 DTYPE = torch.bfloat16

@@ -34,7 +34,8 @@ from benchmarks.servers import Server
 from kernels.cpu.library import find_variant, load_library
 from kernels.cpu.meeting import Meeting, forget_name, meeting_bytes, open_memory
 from kernels.cpu.operators import Kind, Operator
-from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram
+from kernels.cpu.packing import NativeLibrary
+from kernels.cpu.program import Buffer, NativeProgram
 from services.worker.machine.rank_group import RankGroup
 
 SIZE = 2

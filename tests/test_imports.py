@@ -58,7 +58,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"queues", "plan_builder", "stages"},
         {"later_share"},
         {"worker_state"},
-        {"emission", "handover", "placement", "plan_length", "prefills"},
+        {"emission", "giving_way", "handover", "placement", "plan_length", "prefills"},
         {"planner"},
         {"scheduler"},
         # What has a clock, counts or logs, and what the service asks before it asks the core.

@@ -81,7 +81,6 @@ class Load:
     texts: dict[int, str] = field(default_factory=dict)
     lost_urls: set[str] = field(default_factory=set)
     num_good: int = 0
-    num_excepted: int = 0
     failures: list[str] = field(default_factory=list)
     differences: list[int] = field(default_factory=list)
     times_s: list[list[float]] = field(default_factory=list)
@@ -113,9 +112,7 @@ class Load:
             try:
                 text = await stream(session, url, body_of(number, self.max_tokens), times_s)
             except (StreamError, aiohttp.ClientError, TimeoutError) as error:
-                if url in self.lost_urls:
-                    self.num_excepted += 1
-                else:
+                if url not in self.lost_urls:
                     self.failures.append(f"{number}: {error!r}")
                 await asyncio.sleep(0.1)
                 continue

@@ -10,8 +10,9 @@ back and waits again with all it has emitted.
 blocks it is preempted first.
 
 **Priority.** Where the first that waits has no room on any worker, sequences of a later priority
-that stand behind it are preempted for it. Beside one that is computed they are computed in a share
-of the time (``later_share.py``), and keep their slots and blocks for the rest of it.
+that stand behind it are preempted for it (``giving_way.py``). Beside one that is computed they are
+computed in a share of the time (``later_share.py``), and keep their slots and blocks for the rest
+of it.
 
 **Several steps.** Where steps are short, a plan that only decodes asks for several of them
 (``plan_length.py``). Who gives way to those that it computes does not shorten it, unless the share
@@ -32,18 +33,13 @@ time.
 **Prefixes.** An admitted sequence begins behind those of its ids whose KV its worker has.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import partial
 
+from services.scheduler.giving_way import GivingWay
 from services.scheduler.later_share import Front
 from services.scheduler.obstacles import Obstacle
-from services.scheduler.placement import (
-    candidates,
-    is_best_worker,
-    is_held_back,
-    may_run_on,
-    others_to_compare,
-)
+from services.scheduler.placement import Placement
 from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.plan_length import lengthen
 from services.scheduler.prefills import PrefillLimits, Prefills
@@ -53,7 +49,7 @@ from services.scheduler.worker_state import WorkerState
 
 
 class Planner:
-    """Makes plans for ``workers``, and moves sequences between them and ``queues`` as it does.
+    """Makes plans for workers, and moves sequences between them and ``queues`` as it does.
 
     Up to ``pipeline_depth`` plans of a worker are in flight at once. ``obstacle`` is what the first
     that waited after the last plan waits for.
@@ -61,20 +57,18 @@ class Planner:
 
     def __init__(
         self,
-        workers: Mapping[str, WorkerState],
         queues: Queues,
+        placement: Placement,
         pipeline_depth: int,
         prefill_limits: PrefillLimits,
-        holders: Mapping[bytes, str],
     ) -> None:
         self.num_preemptions = self.num_admitted = self.num_tries = 0
         self.obstacle = Obstacle.PLANS_IN_FLIGHT
-        self._workers = workers
         self._queues = queues
+        self._placement = placement
         self._pipeline_depth = pipeline_depth
         self._prefill_limits = prefill_limits
-        self._holders = holders
-        self._proven: dict[str, WorkerState] = {}
+        self._giving_way = GivingWay(queues.waiting, placement, prefill_limits)
 
     def next_plan(self, worker: WorkerState, num_absorbed: int) -> PlanBuilder | None:
         """Returns None where a worker in need may not run ahead or there is nothing to do.
@@ -91,16 +85,8 @@ class Planner:
             not worker.is_leaving
             and self._first_isolated(worker) is None
             and not worker.is_short_of_blocks
-            and self._inferior(worker, num_absorbed) is None
+            and self._giving_way.inferior(worker, num_absorbed) is None
         )
-
-    def note_proven(self, worker: WorkerState) -> None:
-        """``worker`` has finished its first steps."""
-        self._proven[worker.worker_id] = worker
-
-    def forget(self, worker_id: str) -> None:
-        """The worker is lost."""
-        self._proven.pop(worker_id, None)
 
     def is_in_need(self, worker: WorkerState) -> bool:
         """Whether a worker shall have another plan in flight, which its results alone change: one
@@ -130,12 +116,9 @@ class Planner:
         return self._first_for(worker, self._queues.isolated)
 
     def _first_for(self, worker: WorkerState, queue: WaitingQueue) -> Sequence | None:
-        if not worker.admits or is_held_back(worker, self._proven.values()):
+        if not worker.admits or self._placement.is_held_back(worker):
             return None
-        return queue.first_where(partial(self._may_run_on, worker))
-
-    def _may_run_on(self, worker: WorkerState, sequence: Sequence) -> bool:
-        return may_run_on(worker, self._proven.values(), sequence)
+        return queue.first_where(partial(self._placement.may_run_on, worker))
 
     def _plan_batch(self, worker: WorkerState, num_absorbed: int) -> PlanBuilder:
         """Computes all that are not isolated, and admits more if none lacks blocks."""
@@ -261,46 +244,10 @@ class Planner:
             return
         while worker.has_paused and not worker.has_room_for(first):
             self.preempt(worker)
-        while not worker.in_flight and (inferior := self._inferior(worker, num_absorbed)):
+        if worker.in_flight:
+            return
+        while inferior := self._giving_way.inferior(worker, num_absorbed):
             self._take_slot(worker, inferior, Obstacle.PRIORITY)
-
-    def _inferior(self, worker: WorkerState, num_absorbed: int) -> Sequence | None:
-        """Returns the youngest sequence of ``worker`` whose room one that waits shall have, because
-        it is of an earlier priority, stands before it and finds room nowhere."""
-        first = self._superior(worker)
-        if first is None or worker.has_room_for(first):
-            return None
-        inferiors = [
-            each
-            for each in worker.running.values()
-            if each.gives_way_to(first) and not each.is_isolated
-        ]
-        if not inferiors or not worker.has_room_without(inferiors, first):
-            return None
-        others = others_to_compare(worker, self._workers, first, self._holders, num_absorbed)
-        can_start = partial(self._can_start, first)
-        if candidates(others, len(self._workers), num_absorbed, can_start):
-            return None
-        return max(inferiors, key=lambda each: each.order)
-
-    def _superior(self, worker: WorkerState) -> Sequence | None:
-        """Returns the first that waits and stands before one that runs on ``worker``, of those that
-        would begin there if they had room."""
-        youngest = max((each.order for each in worker.running.values()), default=None)
-        first = self._queues.waiting.first_where(lambda _: True)
-        if youngest is None or first is None or first.order > youngest or not worker.admits:
-            return None
-        unfinished = {
-            each.prompt_key for each in worker.running.values() if each.num_to_compute > 1
-        }
-        return self._queues.waiting.first_where(
-            lambda each: (
-                each.order < youngest
-                and each.prompt_key not in unfinished
-                and self._may_run_on(worker, each)
-                and self._prefill_limits.has_room_for(each, worker)
-            )
-        )
 
     def _admit(
         self,
@@ -321,7 +268,7 @@ class Planner:
         waiting = self._queues.waiting
         if not waiting:
             return Obstacle.PLANS_IN_FLIGHT
-        if is_held_back(worker, self._proven.values()):
+        if self._placement.is_held_back(worker):
             return Obstacle.PROBATION
         filling_blocks = [*worker.filling_blocks(builder.plan), *prefills.longs]
         prompts = {each.prompt_key for each in filling_blocks}
@@ -341,7 +288,7 @@ class Planner:
                 return Obstacle.PARTIAL_PREFILLS
             if not worker.has_room_for(first):
                 return Obstacle.KV_BLOCKS if worker.num_free_slots > 0 else Obstacle.SLOTS
-            if not self._is_best(worker, first, num_absorbed):
+            if not self._placement.is_best(worker, first, len(waiting), num_absorbed):
                 return Obstacle.PLACEMENT
             waiting.try_remove(first)
             worker.allocate(first)
@@ -351,14 +298,6 @@ class Planner:
             if worker.num_to_index(first) > 0 or first in prefills.longs:
                 prompts.add(first.prompt_key)
         return Obstacle.STEP_BUDGET if worker.admits else Obstacle.NO_WORKER
-
-    def _is_best(self, worker: WorkerState, first: Sequence, num_absorbed: int) -> bool:
-        others = others_to_compare(worker, self._workers, first, self._holders, num_absorbed)
-        can_start = partial(self._can_start, first)
-        num_workers, num_waiting = len(self._workers), len(self._queues.waiting)
-        return is_best_worker(
-            worker, others, first, num_workers, num_waiting, num_absorbed, can_start
-        )
 
     def _passes_over(
         self,
@@ -377,7 +316,7 @@ class Planner:
             obstacle = Obstacle.LATER_PRIORITY
         elif prompts and sequence.prompt_key in prompts:
             obstacle = Obstacle.PREFIX
-        elif not self._may_run_on(worker, sequence):
+        elif not self._placement.may_run_on(worker, sequence):
             obstacle = Obstacle.PROBATION
         elif not prefills.may_admit(sequence):
             obstacle = Obstacle.LONG_PREFILLS
@@ -386,13 +325,6 @@ class Planner:
         sequence.obstacle = obstacle
         sequence.num_passed_over += 1
         return True
-
-    def _can_start(self, sequence: Sequence, worker: WorkerState) -> bool:
-        return (
-            worker.has_room_for(sequence)
-            and self._prefill_limits.has_room_for(sequence, worker)
-            and self._may_run_on(worker, sequence)
-        )
 
     def preempt(
         self,

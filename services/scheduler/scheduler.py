@@ -13,7 +13,7 @@ needs its slot or its blocks; it waits apart until it has credit again.
 
 **Isolation.** When a worker dies, each sequence that a plan in flight computed may be the reason.
 From then on it is computed alone until it has emitted a token, in another cell too. A worker that
-has not finished its first steps may be the reason itself (``placement.may_run_on``).
+has not finished its first steps may be the reason itself (``Placement.may_run_on``).
 
 **Prefixes.** Full blocks may be shared as soon as the plan that fills them is sent, or, where it
 decodes, when its result is there.
@@ -28,6 +28,7 @@ from services.scheduler.emission import Emission, apply_result
 from services.scheduler.handover import Handover
 from services.scheduler.limits import LacksBlocks, check_length
 from services.scheduler.obstacles import Obstacle
+from services.scheduler.placement import Placement
 from services.scheduler.planner import Planner
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.queues import Queues
@@ -90,9 +91,8 @@ class Scheduler:
         self.sequences: dict[tuple[str, int], Sequence] = {}
         self.queues = Queues()
         self._holders: dict[bytes, str] = {}  # of the prefix cache's blocks
-        self.planner = Planner(
-            self.workers, self.queues, pipeline_depth, prefill_limits, self._holders
-        )
+        self._placement = Placement(self.workers, self._holders, prefill_limits)
+        self.planner = Planner(self.queues, self._placement, pipeline_depth, prefill_limits)
         self.num_requeues = 0  # after the death of their worker
         self.num_prefix_queries = self.num_prefix_hits = 0  # tokens of prompts admitted first
         self.capacities: list[Capacity] = []  # that workers have, each once
@@ -119,7 +119,7 @@ class Scheduler:
         )
         self.workers[worker_id] = worker
         if worker.is_proven:
-            self.planner.note_proven(worker)
+            self._placement.note_proven(worker)
         self._in_need[worker_id] = None
         self._note_capacities()
         for sequence in list(filter(worker.fits, self._unservable)):
@@ -136,7 +136,7 @@ class Scheduler:
         worker = self.workers.pop(worker_id)
         self._in_need.pop(worker_id, None)
         worker.index.clear()
-        self.planner.forget(worker_id)
+        self._placement.forget(worker_id)
         self._handover.end(worker_id)
         self._note_capacities()
         computed = worker.computed_slots()
@@ -286,7 +286,7 @@ class Scheduler:
         self._num_absorbed += 1
         self._in_need[worker_id] = None
         if worker.is_proven:
-            self.planner.note_proven(worker)
+            self._placement.note_proven(worker)
         emissions = apply_result(worker, result, arrays.ids.tolist())
         last = {each.sequence: each for each in emissions}  # a step's, where there were several
         for emission in last.values():

@@ -6,7 +6,7 @@ is the same as for one that does not exist.
 
 from aiohttp import web
 
-from services.gateway.endpoints.completions import CHAT, TEXT
+from services.gateway.endpoints.generation import CHAT, TEXT
 from services.gateway.endpoints.open_response import RESPONSE_PREFIX
 from services.gateway.http.account import owner_of
 from services.gateway.http.body import BodyReader

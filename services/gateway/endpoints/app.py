@@ -11,6 +11,7 @@ from services.gateway.endpoints.batches import Batches
 from services.gateway.endpoints.completions import Completions
 from services.gateway.endpoints.files import Files
 from services.gateway.endpoints.info import Info
+from services.gateway.endpoints.intake import Intake
 from services.gateway.endpoints.invocations import Invocations
 from services.gateway.endpoints.mesh_state import MeshState
 from services.gateway.endpoints.messages import Messages
@@ -44,17 +45,17 @@ def make_app(
     batches: BatchRunner | None = None,
     own_socket: Path | None = None,
 ) -> web.Application:
-    bodies = BodyReader(config.max_body_bytes)
-    parser = BodyParser()
+    bodies, parser = BodyReader(config.max_body_bytes), BodyParser()
+    intake = Intake(mesh, admission, bodies, parser)
     pieces = PieceMaker()
-    completions = Completions(mesh, admission, bodies, parser, pieces, config)
+    completions = Completions(mesh, intake, pieces, config)
     cors = Cors(config.allowed_origins)
     tracing = Tracing(mesh.traces)
     middlewares = [tracing.trace, count_requests, answer_errors, limit_headers, cors.preflight]
     if accounts := load_accounts(config):
         middlewares.append(Guard(accounts, own_socket).check)
     responses = Responses(completions, mesh, bodies, config, own_socket)
-    pooling = PoolingEndpoints(mesh, admission, bodies, parser, pieces, config)
+    pooling = PoolingEndpoints(mesh, intake, pieces, config)
     app = web.Application(middlewares=middlewares)
     app.on_response_prepare.append(name_response)
     app.on_response_prepare.append(name_server)
@@ -72,9 +73,9 @@ def make_app(
         completions,
         responses,
         pooling,
-        Invocations(mesh, admission, bodies, parser, completions, pooling),
-        Tokenization(mesh, admission, bodies, parser, pieces, config),
-        Messages(mesh, admission, bodies, parser, completions),
+        Invocations(mesh, intake, completions, pooling),
+        Tokenization(mesh, intake, pieces, config),
+        Messages(mesh, intake, completions),
         Aborts(mesh),
         Traces(mesh.traces),
         Files(batches, admission, cors, config),

@@ -2,17 +2,17 @@
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from aiohttp import web
 
+from services.gateway.endpoints.generation import CHAT, TEXT, GenerationEndpoint
+from services.gateway.endpoints.intake import Intake
 from services.gateway.endpoints.serving import accepting, send_json, start_meter, warn
 from services.gateway.http.account import owner_of
-from services.gateway.http.admission import Admission, Reservation
-from services.gateway.http.body import BodyParser, BodyReader
+from services.gateway.http.admission import Reservation
 from services.gateway.http.client import EVENT_STREAM, Client
 from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.request_meter import RequestMeter
@@ -20,27 +20,19 @@ from services.gateway.http.tracing import TRACE, measured
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
 from services.gateway.requests.job import Job, Parsing, Prompt
-from services.gateway.requests.json_body import Body
-from services.gateway.requests.parse import Limits, parse_chat, parse_completion
+from services.gateway.requests.parse import Limits
+from services.gateway.requests.reply_bytes import TOKEN_BYTES, prompt_bytes, token_bytes
 from services.gateway.requests.request_id import check_request_id, request_id, take_request_id
 from services.gateway.requests.runner import check_generates
 from services.gateway.requests.violations import client_names
 from services.gateway.responses.chunk_pace import ChunkPace
-from services.gateway.responses.formats import ChatFormat, Format, TextFormat
 from services.gateway.responses.output_parser import OutputParser, output_parser
-from services.gateway.responses.parsed_writers import event_writer, whole_writer
 from services.gateway.responses.reply import Head, Reply
 from services.gateway.responses.writers import BodyWriter, StreamWriter, is_large
 from shared.codec import Array
 from shared.config.gateway import GatewayConfig
 from shared.errors import InvalidRequest, RequestError
-from shared.messages import (
-    ALL_TOKENS,
-    WINDOW_BYTES,
-    WINDOW_TOKENS,
-    ConvertedTo,
-    ModelInfo,
-)
+from shared.messages import ConvertedTo, ModelInfo
 
 STREAM_HEADERS = {
     "Content-Type": f"{EVENT_STREAM}; charset=utf-8",
@@ -50,87 +42,17 @@ STREAM_HEADERS = {
 DROPPED_TURNS = "X-Shoal-Dropped-Turns"
 """Header that counts the oldest turns of a chat, if any are not in its prompt."""
 
-TOKEN_BYTES = 16  # what is kept around the text of a token, when many have become one
-ID_BYTES = 48  # of a token id in a reply: int32, then a number of Python's in a list, then text
-ENTRY_BYTES = 100  # of a logprob that is kept as JSON, with the text of its token
-DRAFT_BYTES = 20  # id, logprob, rank, position, whether it was right
-NUM_DRAFTS = 8  # reckoned for a token; how many come is a matter of the worker
-
 _NO_IDS = np.zeros(0, np.int32)
-
-
-class GenerationEndpoint(Protocol):
-    """How one kind of request is read and answered."""
-
-    @property
-    def format(self) -> Format: ...
-
-    def reply_id(self, request_id: str) -> str: ...
-
-    async def job(self, body: Body, model: ModelInfo, limits: Limits, parser: BodyParser) -> Job:
-        """Raises RequestError."""
-
-    def stream_writer(self, reply: Reply, parser: OutputParser | None) -> StreamWriter: ...
-
-    def body_writer(self, reply: Reply, parser: OutputParser | None) -> BodyWriter: ...
-
-    async def answer_early(
-        self, request_id: str, job: Job, model: ModelInfo
-    ) -> web.Response | None:
-        """The whole answer, where the reply is made later. Raises RequestError."""
-
-    async def keep(self) -> None:
-        """All has been generated, and the end of the reply has not been sent. Raises
-        RequestError."""
-
-
-@dataclass(frozen=True)
-class CompletionEndpoint:
-    """One of OpenAI's two older endpoints."""
-
-    id_prefix: str
-    parse: Callable[[Body, ModelInfo, Limits], Job]
-    format: Format
-
-    def reply_id(self, request_id: str) -> str:
-        return self.id_prefix + request_id
-
-    async def job(self, body: Body, model: ModelInfo, limits: Limits, parser: BodyParser) -> Job:
-        return await parser.parse(body, lambda body: self.parse(body, model, limits))
-
-    def stream_writer(self, reply: Reply, parser: OutputParser | None) -> StreamWriter:
-        return event_writer(reply, parser)
-
-    def body_writer(self, reply: Reply, parser: OutputParser | None) -> BodyWriter:
-        return whole_writer(reply, parser)
-
-    async def answer_early(self, request_id: str, job: Job, model: ModelInfo) -> None:
-        """Its replies are made at once."""
-
-    async def keep(self) -> None:
-        """Nothing is kept."""
-
-
-CHAT = CompletionEndpoint("chatcmpl-", parse_chat, ChatFormat())
-TEXT = CompletionEndpoint("cmpl-", parse_completion, TextFormat())
 
 
 class Completions:
     """Body → Job → mesh → reply. Nothing is sent to the client before the mesh has accepted."""
 
     def __init__(
-        self,
-        mesh: Mesh,
-        admission: Admission,
-        bodies: BodyReader,
-        parser: BodyParser,
-        pieces: PieceMaker,
-        config: GatewayConfig,
+        self, mesh: Mesh, intake: Intake, pieces: PieceMaker, config: GatewayConfig
     ) -> None:
         self._mesh = mesh
-        self._admission = admission
-        self._bodies = bodies
-        self._parser = parser
+        self._intake = intake
         self._accept_timeout_s = config.accept_timeout_s
         self._slow_client_s = config.slow_client_s
         self._stream_heartbeat_s = config.stream_heartbeat_s
@@ -144,7 +66,7 @@ class Completions:
         self._reasoning_field = config.reasoning_field
 
     def routes(self) -> list[web.RouteDef]:
-        expect = self._bodies.expect
+        expect = self._intake.bodies.expect
         return [
             web.post("/v1/chat/completions", self.chat, expect_handler=expect),
             web.post("/v1/completions", self.text, expect_handler=expect),
@@ -159,7 +81,7 @@ class Completions:
     async def serve(self, request: web.Request, endpoint: GenerationEndpoint) -> web.StreamResponse:
         started_s = time.monotonic()
         check_request_id(request)
-        with self._admission.admit() as reservation:
+        with self._intake.admission.admit() as reservation:
             job, model = await self._job(request, endpoint, reservation)
             take_request_id(request, job.request_id)
             answer = await endpoint.answer_early(request_id(request), job, model)
@@ -177,7 +99,7 @@ class Completions:
 
     async def count(self, request: web.Request, endpoint: GenerationEndpoint) -> int:
         """How many tokens the one prompt of the request has."""
-        with self._admission.admit() as reservation:
+        with self._intake.admission.admit() as reservation:
             job, _ = await self._job(request, endpoint, reservation)
             reservation.is_served = True
             [prompt] = job.prompts
@@ -192,14 +114,10 @@ class Completions:
         self, request: web.Request, endpoint: GenerationEndpoint, reservation: Reservation
     ) -> tuple[Job, ModelInfo]:
         """Of the body only the prompts are kept, and what is to be done with them."""
-        with measured(request, "read") as attributes:
-            body = await self._bodies.read(request, reservation)
-            attributes["num_bytes"] = len(body)
-        with measured(request, "ready"):
-            model = await self._mesh.tokenizers.ready_model()
+        body, model = await self._intake.read(request, reservation)
         check_generates(model)
         with measured(request, "parse"):
-            job = await endpoint.job(body, model, self._limits, self._parser)
+            job = await endpoint.job(body, model, self._limits, self._intake.parser)
         reservation.replace(len(body), job.prompt_bytes + job.option_bytes)
         return job, model
 
@@ -366,7 +284,7 @@ class Completions:
 
     def _hold(self, reservation: Reservation, num_bytes: int, param: str) -> None:
         """For what ``param`` asks for."""
-        limit = self._admission.max_bytes
+        limit = self._intake.admission.max_bytes
         if num_bytes > limit:
             remedy = "fewer logprobs, choices or max_tokens, or with stream=true"
             if param == "prompt_logprobs":
@@ -377,41 +295,3 @@ class Completions:
                 param=param,
             )
         reservation.hold(num_bytes)
-
-
-def token_bytes(job: Job, model: ModelInfo) -> int:
-    """What may be held, beside the text, of all the choices: of each token and alternative an id
-    and a float32, and a rank; the drafts for it; and the ids for the client. A whole reply holds
-    all its tokens, a streamed one what may be sent before its client has read, and what waits for
-    the rest of its chunk."""
-    logprobs = job.params.logprobs
-    if logprobs is None and not job.returns_ids:
-        return 0
-    per_token = ID_BYTES * job.returns_ids + NUM_DRAFTS * DRAFT_BYTES * job.params.draft_logprobs
-    if logprobs is not None:
-        per_token += _logprob_bytes(logprobs, model)
-        per_token += ENTRY_BYTES * (1 + logprobs) * job.keeps_logprobs
-    max_tokens = job.params.max_tokens
-    num_tokens = model.max_model_len if max_tokens is None else min(max_tokens, model.max_model_len)
-    if job.is_stream and not job.keeps_logprobs:
-        window = min(min(num_tokens, WINDOW_TOKENS) * per_token, WINDOW_BYTES + per_token)
-        max_bytes = window + min(num_tokens, job.stream_interval - 1) * per_token
-    else:
-        max_bytes = num_tokens * per_token
-    return job.total_choices * max_bytes
-
-
-def prompt_bytes(job: Job, model: ModelInfo, prompt_ids: Sequence[Array]) -> int:
-    """What is held of the prompts, which the choices have in common; as in ``token_bytes``."""
-    if job.params.prompt_logprobs is None:
-        return 0
-    per_token = _logprob_bytes(job.params.prompt_logprobs, model)
-    nums_bytes = [len(ids) * per_token for ids in prompt_ids]
-    if job.is_stream:
-        return sum(min(num_bytes, WINDOW_BYTES + per_token) for num_bytes in nums_bytes)
-    return sum(nums_bytes)
-
-
-def _logprob_bytes(num_logprobs: int, model: ModelInfo) -> int:
-    num_alternatives = model.vocab_size if num_logprobs == ALL_TOKENS else num_logprobs
-    return 8 * (2 + num_alternatives)

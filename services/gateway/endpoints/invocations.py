@@ -5,7 +5,9 @@ from collections.abc import Set
 
 from aiohttp import web
 
-from services.gateway.endpoints.completions import CHAT, TEXT, CompletionEndpoint, Completions
+from services.gateway.endpoints.completions import Completions
+from services.gateway.endpoints.generation import CHAT, TEXT, CompletionEndpoint
+from services.gateway.endpoints.intake import Intake
 from services.gateway.endpoints.pooling import (
     CLASSIFY,
     EMBEDDINGS,
@@ -14,8 +16,7 @@ from services.gateway.endpoints.pooling import (
     PoolingEndpoint,
     PoolingEndpoints,
 )
-from services.gateway.http.admission import Admission
-from services.gateway.http.body import READ_BODY, BodyParser, BodyReader
+from services.gateway.http.body import READ_BODY
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.requests.json_body import decode
 from shared.errors import InvalidRequest
@@ -26,28 +27,20 @@ ROUTE = "/invocations"
 
 class Invocations:
     def __init__(
-        self,
-        mesh: Mesh,
-        admission: Admission,
-        bodies: BodyReader,
-        parser: BodyParser,
-        completions: Completions,
-        pooling: PoolingEndpoints,
+        self, mesh: Mesh, intake: Intake, completions: Completions, pooling: PoolingEndpoints
     ) -> None:
         self._mesh = mesh
-        self._admission = admission
-        self._bodies = bodies
-        self._parser = parser
+        self._intake = intake
         self._completions = completions
         self._pooling = pooling
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.post(ROUTE, self._serve, expect_handler=self._bodies.expect)]
+        return [web.post(ROUTE, self._serve, expect_handler=self._intake.bodies.expect)]
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
-        with self._admission.admit() as reservation:
-            body = request[READ_BODY] = await self._bodies.read(request, reservation)
-            fields = await self._parser.parse(body, lambda body: decode(body).keys())
+        with self._intake.admission.admit() as reservation:
+            body = request[READ_BODY] = await self._intake.bodies.read(request, reservation)
+            fields = await self._intake.parser.parse(body, lambda body: decode(body).keys())
             model = await self._mesh.tokenizers.ready_model()
             reservation.is_served = True
         match endpoint_of(fields, model):

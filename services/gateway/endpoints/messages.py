@@ -3,9 +3,10 @@
 from aiohttp import web
 
 from services.gateway.endpoints.completions import Completions
-from services.gateway.http.admission import Admission, Reservation
+from services.gateway.endpoints.intake import Intake
+from services.gateway.http.admission import Reservation
 from services.gateway.http.anthropic import MESSAGES
-from services.gateway.http.body import BodyParser, BodyReader
+from services.gateway.http.body import BodyParser
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.requests.chat_options import chat_options
 from services.gateway.requests.job import Job, Prompt, chat_bytes
@@ -58,22 +59,13 @@ class MessagesEndpoint:
 class Messages:
     """``completions`` serves what is generated."""
 
-    def __init__(
-        self,
-        mesh: Mesh,
-        admission: Admission,
-        bodies: BodyReader,
-        parser: BodyParser,
-        completions: Completions,
-    ) -> None:
+    def __init__(self, mesh: Mesh, intake: Intake, completions: Completions) -> None:
         self._mesh = mesh
-        self._admission = admission
-        self._bodies = bodies
-        self._parser = parser
+        self._intake = intake
         self._completions = completions
 
     def routes(self) -> list[web.RouteDef]:
-        expect = self._bodies.expect
+        expect = self._intake.bodies.expect
         return [
             web.post(MESSAGES, self._create, expect_handler=expect),
             web.post(f"{MESSAGES}/count_tokens", self._count_tokens, expect_handler=expect),
@@ -85,7 +77,7 @@ class Messages:
     async def _count_tokens(self, request: web.Request) -> web.Response:
         """What the same prompt counts as when a message is made of it."""
         check_request_id(request)
-        with self._admission.admit() as reservation:
+        with self._intake.admission.admit() as reservation:
             prompt, options = await self._prompt(request, reservation)
             ids = await self._mesh.conversions.convert(prompt.kind, prompt.data, False, options)
             return json_response(TokenCount(len(ids)))
@@ -93,10 +85,12 @@ class Messages:
     async def _prompt(
         self, request: web.Request, reservation: Reservation
     ) -> tuple[Prompt, ChatOptions]:
-        body = await self._bodies.read(request, reservation)
-        model = await self._mesh.tokenizers.ready_model()
-        prompt, options = await self._parser.parse(body, lambda body: counted_prompt(body, model))
-        reservation.replace(len(body), prompt.data.nbytes + chat_bytes(options))
+        (prompt, options), _ = await self._intake.parsed(
+            request,
+            reservation,
+            counted_prompt,
+            lambda counted: counted[0].data.nbytes + chat_bytes(counted[1]),
+        )
         reservation.is_served = True
         return prompt, options
 

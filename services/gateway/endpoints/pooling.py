@@ -8,10 +8,10 @@ from functools import partial
 
 from aiohttp import web
 
+from services.gateway.endpoints.intake import Intake
 from services.gateway.endpoints.serving import accepting, send_json, start_meter, warn
 from services.gateway.http.account import owner_of
-from services.gateway.http.admission import Admission, Reservation
-from services.gateway.http.body import BodyParser, BodyReader
+from services.gateway.http.admission import Reservation
 from services.gateway.http.client import Client
 from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.request_meter import RequestMeter
@@ -26,11 +26,10 @@ from services.gateway.requests.pooling import (
     parse_classify,
     parse_embeddings,
     parse_pooling,
-    parse_rerank,
-    parse_score,
 )
 from services.gateway.requests.request_id import check_request_id, request_id, take_request_id
 from services.gateway.requests.runner import pooling_of
+from services.gateway.requests.scoring import parse_rerank, parse_score
 from services.gateway.responses.pooling_json import (
     PooledReply,
     write_classes,
@@ -80,18 +79,10 @@ class PoolingEndpoints:
     """Body → Job → mesh → vectors → reply. Of many inputs some are in the mesh at once."""
 
     def __init__(
-        self,
-        mesh: Mesh,
-        admission: Admission,
-        bodies: BodyReader,
-        parser: BodyParser,
-        pieces: PieceMaker,
-        config: GatewayConfig,
+        self, mesh: Mesh, intake: Intake, pieces: PieceMaker, config: GatewayConfig
     ) -> None:
         self._mesh = mesh
-        self._admission = admission
-        self._bodies = bodies
-        self._parser = parser
+        self._intake = intake
         self._pieces = pieces
         self._accept_timeout_s = config.accept_timeout_s
         self._slow_client_s = config.slow_client_s
@@ -102,12 +93,12 @@ class PoolingEndpoints:
 
     def _route(self, path: str, endpoint: PoolingEndpoint) -> web.RouteDef:
         handler = partial(self.serve, endpoint=endpoint)
-        return web.post(path, handler, expect_handler=self._bodies.expect)
+        return web.post(path, handler, expect_handler=self._intake.bodies.expect)
 
     async def serve(self, request: web.Request, endpoint: PoolingEndpoint) -> web.StreamResponse:
         started_s = time.monotonic()
         check_request_id(request)
-        with self._admission.admit() as reservation:
+        with self._intake.admission.admit() as reservation:
             asked, model = await self._parsed(request, endpoint, reservation)
             take_request_id(request, asked.job.request_id)
             asked = replace(asked, job=replace(asked.job, owner=owner_of(request)))
@@ -127,17 +118,13 @@ class PoolingEndpoints:
         self, request: web.Request, endpoint: PoolingEndpoint, reservation: Reservation
     ) -> tuple[PoolingJob, ModelInfo]:
         """Of the body only the prompts are kept, and room is held for what becomes of them."""
-        with measured(request, "read") as attributes:
-            body = await self._bodies.read(request, reservation)
-            attributes["num_bytes"] = len(body)
-        with measured(request, "ready"):
-            model = await self._mesh.tokenizers.ready_model()
-        with measured(request, "parse"):
-            asked = await self._parser.parse(
-                body, lambda body: endpoint.parse(body, model, self._limits)
-            )
-        reservation.replace(len(body), asked.job.prompt_bytes)
-        size, limit = pooling_of(model).size, self._admission.max_bytes
+        asked, model = await self._intake.parsed(
+            request,
+            reservation,
+            lambda body, model: endpoint.parse(body, model, self._limits),
+            lambda asked: asked.job.prompt_bytes,
+        )
+        size, limit = pooling_of(model).size, self._intake.admission.max_bytes
         num_bytes = 4 * len(asked.job.prompts) * size
         if num_bytes > limit:
             raise InvalidRequest(

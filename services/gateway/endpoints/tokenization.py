@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 from aiohttp import web
 
-from services.gateway.http.admission import Admission, Reservation
-from services.gateway.http.body import BodyParser, BodyReader
+from services.gateway.endpoints.intake import Intake
+from services.gateway.http.admission import Reservation
 from services.gateway.http.pieces import PieceMaker
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.requests import unsupported
@@ -48,23 +48,15 @@ class Conversion:
 
 class Tokenization:
     def __init__(
-        self,
-        mesh: Mesh,
-        admission: Admission,
-        bodies: BodyReader,
-        parser: BodyParser,
-        pieces: PieceMaker,
-        config: GatewayConfig,
+        self, mesh: Mesh, intake: Intake, pieces: PieceMaker, config: GatewayConfig
     ) -> None:
         self._mesh = mesh
         self._shows_info = config.enable_tokenizer_info_endpoint
-        self._admission = admission
-        self._bodies = bodies
-        self._parser = parser
+        self._intake = intake
         self._pieces = pieces
 
     def routes(self) -> list[web.RouteDef]:
-        expect = self._bodies.expect
+        expect = self._intake.bodies.expect
         routes = [
             web.post("/tokenize", self._tokenize, expect_handler=expect),
             web.post("/detokenize", self._detokenize, expect_handler=expect),
@@ -73,7 +65,7 @@ class Tokenization:
 
     async def _info(self, request: web.Request) -> web.Response:
         """What the model's folder says of its tokenizer, as in tokenizer_config.json."""
-        with self._admission.admit() as reservation:
+        with self._intake.admission.admit() as reservation:
             await self._mesh.tokenizers.ready_model()
             reservation.is_served = True
             config = await self._mesh.conversions.convert(
@@ -82,7 +74,7 @@ class Tokenization:
             return web.Response(body=config.tobytes(), content_type="application/json")
 
     async def _tokenize(self, request: web.Request) -> web.Response:
-        with self._admission.admit() as reservation:
+        with self._intake.admission.admit() as reservation:
             conversion, model = await self._parsed(request, parse_tokenize, reservation)
             ids = await self._converted(conversion, "ids", reservation)
             table = offsets = None
@@ -96,7 +88,7 @@ class Tokenization:
             return web.Response(body=body, content_type="application/json")
 
     async def _detokenize(self, request: web.Request) -> web.Response:
-        with self._admission.admit() as reservation:
+        with self._intake.admission.admit() as reservation:
             conversion, _ = await self._parsed(request, parse_detokenize, reservation)
             text = await self._converted(conversion, "text", reservation)
             return json_response(DetokenizeReply(text.tobytes().decode()))
@@ -107,11 +99,12 @@ class Tokenization:
         parse: Callable[[Body, ModelInfo], Conversion],
         reservation: Reservation,
     ) -> tuple[Conversion, ModelInfo]:
-        body = await self._bodies.read(request, reservation)
-        model = await self._mesh.tokenizers.ready_model()
-        conversion = await self._parser.parse(body, lambda body: parse(body, model))
-        kept = conversion.prompt.data.nbytes + chat_bytes(conversion.chat)
-        reservation.replace(len(body), kept)
+        conversion, model = await self._intake.parsed(
+            request,
+            reservation,
+            parse,
+            lambda found: found.prompt.data.nbytes + chat_bytes(found.chat),
+        )
         reservation.is_served = True
         return conversion, model
 

@@ -1,11 +1,8 @@
-"""The body of a request to a model that pools: a Job, and the reply that it is for."""
+"""Reads the body of a request for vectors or classes: a Job, and what the reply shows of them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
-import msgspec
-import numpy as np
 from msgspec import Raw
 
 from services.gateway.requests.job import Job, Prompt
@@ -15,7 +12,6 @@ from services.gateway.requests.json_body import (
     check,
     decode,
     in_vain,
-    items,
     served_name,
 )
 from services.gateway.requests.parse import Limits, check_priority
@@ -24,14 +20,10 @@ from services.gateway.requests.pooling_schema import (
     EmbeddingRequest,
     PoolingRequest,
     RawPoolingRequest,
-    RerankRequest,
-    ScoreRequest,
 )
 from services.gateway.requests.prompts import completion_prompts
-from services.gateway.requests.raw_json import NULL
 from services.gateway.requests.runner import pooling_of
 from services.gateway.requests.unsupported import POOLING
-from services.gateway.requests.violations import show
 from shared.errors import InvalidRequest
 from shared.messages import (
     Activation,
@@ -43,7 +35,6 @@ from shared.messages import (
 )
 
 MAX_INPUTS = 2048
-MAX_PAIR_BYTES = 64 << 20  # of a query as often as it has documents
 MAX_OPEN_INPUTS = 256
 """Of a request that the mesh has at once: enough for a large step, and others have room."""
 ALL_THAT_FIT = -1  # as truncate_prompt_tokens
@@ -71,7 +62,7 @@ def parse_embeddings(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob
     request = check(fields, EmbeddingRequest, POOLING)
     pooling = pooling_of(model)
     _check_task(pooling, "embed", "/v1/embeddings")
-    return _warned(_vectors(request, model, pooling, limits), fields, EmbeddingRequest)
+    return warned(_vectors(request, model, pooling, limits), fields, EmbeddingRequest)
 
 
 def parse_pooling(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
@@ -81,7 +72,7 @@ def parse_pooling(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
     pooling = pooling_of(model)
     if request.task is not None:
         _check_task(pooling, "embed" if request.task == "embed" else "classify", request.task)
-    return _warned(_vectors(request, model, pooling, limits), fields, RawPoolingRequest)
+    return warned(_vectors(request, model, pooling, limits), fields, RawPoolingRequest)
 
 
 def parse_classify(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
@@ -91,51 +82,11 @@ def parse_classify(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
     pooling = pooling_of(model)
     _check_task(pooling, "classify", "/classify")
     prompts, params = _inputs(request.input, request, model)
-    job = PoolingJob(_job(request, prompts, model, pooling, limits), params)
-    return _warned(job, fields, ClassifyRequest)
+    job = PoolingJob(job_of(request, prompts, model, pooling, limits), params)
+    return warned(job, fields, ClassifyRequest)
 
 
-def parse_score(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
-    """A body of ``/score``: one text with one or several others, or as many with as many."""
-    fields = decode(body)
-    request = check(fields, ScoreRequest, POOLING)
-    names, others = ("text_1", "text_2"), ("queries", "documents")
-    if request.text_1 == NULL and (request.queries != NULL or request.documents != NULL):
-        names, others = others, names
-    for other in others:
-        if getattr(request, other) != NULL:
-            raise InvalidRequest(
-                f"{other} is not allowed beside {names[0]}: one pair of fields has the texts",
-                param=other,
-            )
-    firsts, seconds = (_texts(getattr(request, name), name) for name in names)
-    if len(firsts) == 1:
-        firsts = firsts * len(seconds)
-    if len(firsts) != len(seconds):
-        raise InvalidRequest(
-            f"{names[0]} has {len(firsts)} texts and {names[1]} {len(seconds)}; expected one of the"
-            " first, or as many of both",
-            param=names[0],
-        )
-    job = _pairs(request, (firsts, seconds), names, model, limits)
-    return _warned(job, fields, ScoreRequest)
-
-
-def parse_rerank(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
-    """A body of ``/rerank``."""
-    fields = decode(body)
-    request = check(fields, RerankRequest, POOLING)
-    if not request.query:
-        raise InvalidRequest('query is ""; expected str of length >= 1', param="query")
-    documents = items(request.documents, "documents", MAX_INPUTS, _document)
-    queries = [request.query] * len(documents)
-    job = _pairs(request, (queries, documents), ("query", "documents"), model, limits)
-    texts = None if request.return_documents is False else documents
-    job = replace(job, texts=texts, top_n=request.top_n or len(documents))
-    return _warned(job, fields, RerankRequest)
-
-
-def _warned(asked: PoolingJob, fields: Fields, kind: type[PoolingRequest]) -> PoolingJob:
+def warned(asked: PoolingJob, fields: Fields, kind: type[PoolingRequest]) -> PoolingJob:
     """With the names of what the client asked for in vain."""
     warnings = in_vain(fields, kind, POOLING)
     return replace(asked, job=replace(asked.job, warnings=warnings))
@@ -146,73 +97,11 @@ def _vectors(
 ) -> PoolingJob:
     prompts, params = _inputs(request.input, request, model)
     num_dims = _num_dims(request.dimensions, pooling)
-    job = _job(request, prompts, model, pooling, limits, num_dims)
+    job = job_of(request, prompts, model, pooling, limits, num_dims)
     return PoolingJob(job, params, is_base64=request.encoding_format == "base64")
 
 
-def _pairs(
-    request: ScoreRequest | RerankRequest,
-    texts: tuple[list[str], list[str]],
-    names: tuple[str, str],
-    model: ModelInfo,
-    limits: Limits,
-) -> PoolingJob:
-    """A model of scores reads both texts at once. Of embeddings the cosine is the score. ``names``
-    are those of the fields that have the ``texts``."""
-    pooling = pooling_of(model)
-    if pooling.task == "embed":
-        return _embedded_pairs(request, texts, names, model, pooling, limits)
-    if pooling.size != 1:
-        raise InvalidRequest(
-            f"the model {model.names[0]} has {pooling.size} classes (/classify); one of scores has"
-            " a single one",
-            param="model",
-        )
-    num_bytes = sum(len(each.encode()) for each in texts[0] + texts[1])
-    if num_bytes > MAX_PAIR_BYTES:
-        raise InvalidRequest(
-            f"the {len(texts[0])} pairs have {num_bytes} bytes; the limit is {MAX_PAIR_BYTES}",
-            param=names[1],
-        )
-    instructions = [request.instruction] if request.instruction else []
-    prompts = [
-        Prompt("pair", np.frombuffer(msgspec.json.encode([*pair, *instructions]), np.uint8))
-        for pair in zip(*texts, strict=True)
-    ]
-    params = [f"{names[1]}[{number}]" for number in range(len(prompts))]
-    return PoolingJob(_job(request, prompts, model, pooling, limits), params)
-
-
-def _embedded_pairs(
-    request: ScoreRequest | RerankRequest,
-    texts: tuple[list[str], list[str]],
-    names: tuple[str, str],
-    model: ModelInfo,
-    pooling: PoolingInfo,
-    limits: Limits,
-) -> PoolingJob:
-    """Equal texts of the first kind are embedded once."""
-    if request.instruction is not None:
-        raise InvalidRequest(
-            "instruction is for models of scores; this one gives embeddings, of which the cosine is"
-            " the score: put it before the query",
-            param="instruction",
-        )
-    firsts = {text: number for number, text in enumerate(dict.fromkeys(texts[0]))}
-    prompts = [
-        Prompt("text", np.frombuffer(text.encode(), np.uint8)) for text in [*firsts, *texts[1]]
-    ]
-    job = _job(request, prompts, model, pooling, limits)
-    cosine = Pooling(pooling.pooling_type, "normalize")
-    return PoolingJob(
-        replace(job, params=SamplingParams(seed=0, max_tokens=0, pooling=cosine)),
-        params=[names[0]] * len(firsts)
-        + [f"{names[1]}[{number}]" for number in range(len(texts[1]))],
-        pairs=[(firsts[text], len(firsts) + number) for number, text in enumerate(texts[0])],
-    )
-
-
-def _job(
+def job_of(
     request: PoolingRequest,
     prompts: list[Prompt],
     model: ModelInfo,
@@ -220,6 +109,7 @@ def _job(
     limits: Limits,
     num_dims: int = 0,
 ) -> Job:
+    """Raises InvalidRequest."""
     wanted = Pooling(pooling.pooling_type, _activation(request, pooling), num_dims)
     return Job(
         model=served_name(request.model, model),
@@ -248,27 +138,6 @@ def _inputs(raw: Raw, request: PoolingRequest, model: ModelInfo) -> tuple[list[P
     if not begins_list:
         return prompts, ["input"]
     return prompts, [f"input[{number}]" for number in range(len(prompts))]
-
-
-def _texts(raw: Raw, param: str) -> list[str]:
-    if raw == NULL:
-        raise InvalidRequest(f"{param} is required", param=param)
-    if bytes(memoryview(raw)[:1]) == b'"':
-        return items(Raw(b"[%b]" % bytes(raw)), param, 1, lambda _, value: _text(value, param))
-    return items(raw, param, MAX_INPUTS, lambda number, value: _text(value, f"{param}[{number}]"))
-
-
-def _document(number: int, value: Any) -> str:
-    param = f"documents[{number}]"
-    if isinstance(value, dict) and isinstance(value.get("text"), str):
-        return _text(value["text"], f"{param}.text")
-    return _text(value, param)
-
-
-def _text(value: Any, param: str) -> str:
-    if isinstance(value, str) and value:
-        return value
-    raise InvalidRequest(f"{param} is {show(value)}; expected str of length >= 1", param=param)
 
 
 def _check_task(pooling: PoolingInfo, task: str, name: str) -> None:

@@ -13,7 +13,8 @@ from kernels.cpu.operators import (
     PackedLatents,
     PackedMatrix,
 )
-from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram, gate_up_order
+from kernels.cpu.packing import NativeLibrary, gate_up_order
+from kernels.cpu.program import Buffer, NativeProgram
 from services.worker.backends.recorder import Instruction, Recording
 from services.worker.layers.embedding import Embedding, LMHead, TokenRows
 from services.worker.layers.experts import Experts, Router, Scores

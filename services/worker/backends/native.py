@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from kernels.cpu.decode import NativeDecoder
 from kernels.cpu.operators import LANES, Kind
-from kernels.cpu.program import NativeLibrary, NativeProgram
+from kernels.cpu.packing import NativeLibrary
+from kernels.cpu.program import NativeProgram
 from kernels.paged_attention import AttentionBatch
 from services.worker.backends.check import check_model
 from services.worker.backends.compiler import Compiler, OnShare

@@ -16,7 +16,7 @@ from kernels.cpu.operators import (
     Form,
     Kind,
 )
-from kernels.cpu.program import is_whole, packed_form, why_not_packed
+from kernels.cpu.packing import is_whole, packed_form, why_not_packed
 from kernels.silu_mul import Act
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.experts import Experts, Scores

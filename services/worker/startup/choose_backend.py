@@ -11,7 +11,7 @@ import torch
 
 from kernels.cpu.library import find_variant, load_library
 from kernels.cpu.operators import DTYPES
-from kernels.cpu.program import NativeLibrary, can_round, is_whole
+from kernels.cpu.packing import NativeLibrary, can_round, is_whole
 from kernels.cpu.sampler import NativeSampler
 from services.worker.backends.native import NativeLM
 from services.worker.backends.torch_lm import DEVICE, HOST, TorchLM

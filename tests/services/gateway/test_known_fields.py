@@ -26,8 +26,6 @@ from services.gateway.requests.pooling import (
     parse_classify,
     parse_embeddings,
     parse_pooling,
-    parse_rerank,
-    parse_score,
 )
 from services.gateway.requests.pooling_schema import (
     ClassifyRequest,
@@ -37,6 +35,7 @@ from services.gateway.requests.pooling_schema import (
     ScoreRequest,
 )
 from services.gateway.requests.schema import ChatRequest, CompletionRequest
+from services.gateway.requests.scoring import parse_rerank, parse_score
 from shared.errors import InvalidRequest, NotFound
 from shared.messages import ModelInfo, PoolingInfo
 from tests.services.gateway.fakes import LIMITS, MODEL

@@ -16,7 +16,8 @@ import pytest
 from services.gateway.endpoints.pooling import ROUTES
 from services.gateway.http.api_keys import LIMITED_ROUTES
 from services.gateway.requests import pooling_schema, unsupported
-from services.gateway.requests.pooling import MAX_OPEN_INPUTS, parse_score
+from services.gateway.requests.pooling import MAX_OPEN_INPUTS
+from services.gateway.requests.scoring import parse_score
 from services.gateway.service import GatewayService
 from shared.errors import InvalidRequest
 from shared.messages import Delta, Deltas, Finished, PoolingInfo, RunKind, State, TokenRun

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 from openai import AsyncOpenAI
 
-from services.gateway.endpoints.completions import prompt_bytes
 from services.gateway.mesh.token_table import TokenTable
 from services.gateway.requests.job import Job
 from services.gateway.requests.parse import Limits, parse_chat, parse_completion
+from services.gateway.requests.reply_bytes import prompt_bytes
 from services.gateway.responses.prompt_logprob_json import PromptLogprobs
 from shared.messages import ALL_TOKENS, WINDOW_BYTES, RunKind, State
 from tests.services.gateway.fakes import (

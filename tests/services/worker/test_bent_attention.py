@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.library import load_library
-from kernels.cpu.program import NativeLibrary
+from kernels.cpu.packing import NativeLibrary
 from services.worker.backends.native import NativeLM
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.layers.context import current_context

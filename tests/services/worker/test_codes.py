@@ -5,7 +5,7 @@ import torch
 
 from kernels.codes import Codes
 from kernels.cpu.library import load_library, variants
-from kernels.cpu.program import NativeLibrary
+from kernels.cpu.packing import NativeLibrary
 from services.worker.layers.weights import Quantized, are_alike, joined
 from services.worker.weights.online import (
     FP8_BLOCK,

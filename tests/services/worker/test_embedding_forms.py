@@ -13,7 +13,8 @@ from benchmarks.harness import scheduled
 from benchmarks.harness.engines import ENGINES, make_engine
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.operators import Kind, Operator, PackedMatrix
-from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram
+from kernels.cpu.packing import NativeLibrary
+from kernels.cpu.program import Buffer, NativeProgram
 from services.worker.backends.native import NativeLM
 from services.worker.layers.embedding import TokenRows
 from services.worker.layers.linear import Linear

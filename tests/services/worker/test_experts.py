@@ -24,7 +24,7 @@ from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeTopKRouter
 
 from kernels.cpu.library import load_library
 from kernels.cpu.operators import DTYPES
-from kernels.cpu.program import NativeLibrary
+from kernels.cpu.packing import NativeLibrary
 from kernels.experts import Clamp
 from kernels.route import Routing, route
 from services.worker.backends.compiler import Compiler

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.operators import PackedMatrix
-from kernels.cpu.program import NativeLibrary
+from kernels.cpu.packing import NativeLibrary
 from services.worker.backends.native import NativeLM
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.config.model_config import ModelConfig

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels.cpu.library import load_library, variants
-from kernels.cpu.program import NativeLibrary
+from kernels.cpu.packing import NativeLibrary
 from services.worker.backends.native import NativeLM
 from services.worker.layers.heads import AttentionSpec
 from services.worker.layers.ops import NotSupported

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.operators import DTYPES
-from kernels.cpu.program import NativeLibrary
+from kernels.cpu.packing import NativeLibrary
 from services.worker.backends.compiler import Compiler
 from services.worker.backends.recorder import record
 from services.worker.backends.torch_lm import TorchOps

@@ -14,7 +14,8 @@ from benchmarks.harness.engines import make_engine
 from kernels.codes import Codes
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.operators import LANES, Kind, Operator
-from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram, can_round, gate_up_order
+from kernels.cpu.packing import NativeLibrary, can_round, gate_up_order
+from kernels.cpu.program import Buffer, NativeProgram
 from services.worker.backends.native import NativeLM
 from services.worker.weights.codes import INT4, pack_pairs
 from services.worker.weights.load import quantize

@@ -11,7 +11,8 @@ from torch import Tensor
 
 from kernels.cpu.library import load_library
 from kernels.cpu.operators import LANES, Kind, Operator
-from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram
+from kernels.cpu.packing import NativeLibrary
+from kernels.cpu.program import Buffer, NativeProgram
 from services.worker.layers.weights import Dense, Quantized, Weight
 from services.worker.weights.checkpoint import open_checkpoint
 from services.worker.weights.load import find_layer

@@ -11,7 +11,8 @@ from kernels.codes import Codes
 from kernels.cpu import build
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.operators import Kind, Operator, PackedMatrix
-from kernels.cpu.program import Buffer, NativeLibrary, NativeProgram
+from kernels.cpu.packing import NativeLibrary
+from kernels.cpu.program import Buffer, NativeProgram
 from services.worker.backends.native import NativeLM
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.weights.online import ONLINE, Quantization

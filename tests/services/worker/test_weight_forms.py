@@ -10,7 +10,7 @@ import torch
 
 from benchmarks.harness.engines import ENGINES, make_engine
 from kernels.cpu.library import load_library, variants
-from kernels.cpu.program import NativeLibrary
+from kernels.cpu.packing import NativeLibrary
 from services.worker.backends.native import NativeLM
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.layers.linear import Linear

@@ -1,0 +1,67 @@
+"""Finds the config by which we compute a model, and whether transformers does instead."""
+
+import logging
+from pathlib import Path
+
+from services.worker.config.model_config import ModelConfig
+from services.worker.models.registry import MODELS, find_model, read_model_config
+from shared.config.worker import WorkerConfig
+from shared.errors import ConfigError
+from shared.messages import ModelInfo
+
+log = logging.getLogger(__name__)
+
+
+def find_own_config(
+    settings: WorkerConfig, folder: Path, model_info: ModelInfo, architectures: list[str]
+) -> ModelConfig | None:
+    """None where transformers computes it. Raises ConfigError."""
+    pools = model_info.pooling is not None
+    by_transformers = _is_for_transformers(settings.model_impl, architectures)
+    if pools and by_transformers:
+        raise ConfigError(
+            f"runner: {'/'.join(architectures)} is computed by transformers, which writes texts"
+            f" only; of our own architectures, which pool, there are {', '.join(sorted(MODELS))}"
+        )
+    if pools and settings.lm_head_quantization != "none":
+        raise ConfigError(
+            f"lm-head-quantization: {settings.lm_head_quantization}: a model that pools has no"
+            " output head"
+        )
+    return None if by_transformers else _read_config(settings, folder, model_info)
+
+
+def _is_for_transformers(wanted: str, architectures: list[str]) -> bool:
+    """Logs it where ``auto`` has it so. Raises ConfigError where the architecture has to be ours
+    and is not."""
+    if wanted == "auto" and architectures and MODELS.keys().isdisjoint(architectures):
+        log.info(
+            "model-impl: %s is none of our own architectures: transformers computes it, slower and"
+            " without MTP drafts",
+            "/".join(architectures),
+        )
+        return True
+    if wanted != "transformers":
+        find_model(architectures)
+    return wanted == "transformers"
+
+
+def _read_config(settings: WorkerConfig, folder: Path, model_info: ModelInfo) -> ModelConfig:
+    """Raises ConfigError, which names transformers where that would compute the model."""
+    pools, max_len = model_info.pooling is not None, model_info.max_model_len
+    try:
+        return read_model_config(folder, pools)
+    except ConfigError as error:
+        forms = (
+            settings.quantization,
+            settings.lm_head_quantization,
+            settings.embedding_quantization,
+        )
+        for_our_own = set(forms) != {"none"} or settings.cpu_offload_gb or pools
+        if for_our_own or settings.speculative_config.method == "mtp":
+            raise
+        from services.worker.startup.load_transformers import can_serve
+
+        if not can_serve(folder, max_len):
+            raise
+        raise ConfigError(f"{error}; or use --model-impl transformers, which is slower") from None
