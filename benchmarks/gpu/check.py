@@ -1,6 +1,7 @@
 """What a card makes of us, in under eight minutes: the engine's steps beside the floor that memory
-sets and kernel by kernel, prompts, the same through the mesh, each kernel beside torch, the start,
-and transformers. The tests marked ``gpu`` are a section that runs when --only names it: tests.
+sets and kernel by kernel, prompts, the same through the mesh, by ranks where there are several
+cards, each kernel beside torch, the start, and transformers. The tests marked ``gpu`` are a section
+that runs when --only names it: tests.
 
 The most valuable figures come first, and all that was found is on disk at any time: results/
 gpu-<card>-<date>.json and .md. A section that fails says why, and the next one begins.
@@ -24,7 +25,7 @@ import torch
 from benchmarks.gpu.clocks import watched
 from benchmarks.gpu.machine import describe
 from benchmarks.gpu.results import Results
-from benchmarks.gpu.sections import CEILINGS, Section, Sections
+from benchmarks.gpu.sections import CEILINGS, LeftOut, Section, Sections
 from benchmarks.gpu.suite import of_card, of_test
 from benchmarks.report import RESULTS
 
@@ -115,6 +116,8 @@ def _run(section: Section, limit_s: float, found: dict[str, Any], results: Resul
         for row in section.run(limit_s):
             found["rows"].append(row)
             results.save()
+    except LeftOut as reason:
+        found["left out"] = str(reason)
     except Exception as error:
         found["failed"] = f"{type(error).__name__}: {error}"
         print(f"{section.name}: {found['failed']}", file=sys.stderr, flush=True)

@@ -11,13 +11,16 @@ from benchmarks.gpu.suite import Suite
 from benchmarks.load import load
 
 
-def measure(suite: Suite, folder: Path, limit_s: float) -> Iterator[dict[str, Any]]:
-    """Of the model in ``folder``. Raises TimeoutError, when the server is gone."""
+def measure(
+    suite: Suite, folder: Path, limit_s: float, num_ranks: int = 1
+) -> Iterator[dict[str, Any]]:
+    """Of the model in ``folder``, which ``num_ranks`` share. Raises TimeoutError, when the server
+    is gone."""
     rows: list[dict[str, Any]] = []
 
     async def within() -> None:
         async with asyncio.timeout(limit_s):
-            await _measure(suite, folder, rows)
+            await _measure(suite, _server(suite, folder, num_ranks), rows)
 
     try:
         asyncio.run(within())
@@ -25,10 +28,10 @@ def measure(suite: Suite, folder: Path, limit_s: float) -> Iterator[dict[str, An
         yield from rows
 
 
-async def _measure(suite: Suite, folder: Path, rows: list[dict[str, Any]]) -> None:
+async def _measure(suite: Suite, server: servers.Server, rows: list[dict[str, Any]]) -> None:
     """Adds to ``rows``."""
     started_s = time.monotonic()
-    async with servers.running(_server(suite, folder)) as url:
+    async with servers.running(server) as url:
         ready_s = time.monotonic() - started_s
         for num in suite.mesh_batches:
             found = await load(
@@ -53,8 +56,9 @@ async def _measure(suite: Suite, folder: Path, rows: list[dict[str, Any]]) -> No
             )
 
 
-def _server(suite: Suite, folder: Path) -> servers.Server:
+def _server(suite: Suite, folder: Path, num_ranks: int) -> servers.Server:
     flags = {
+        "tensor-parallel-size": num_ranks,
         "load-format": "dummy",
         "max-model-len": suite.max_model_len,
         "max-num-seqs": max(suite.batches),

@@ -9,6 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
+
 from benchmarks.gpu import (
     engine_table,
     floor,
@@ -30,9 +32,13 @@ CEILINGS = "ceilings"
 Rows = Iterator[dict[str, Any]]
 
 
+class LeftOut(Exception):
+    """Why a section has nothing to measure here."""
+
+
 class Section(NamedTuple):
-    """``run`` gives rows, within so many seconds where it can; it begins only where ``needs_s``
-    are left, and has ``limit_s`` at most."""
+    """``run`` gives rows, within so many seconds where it can, or raises LeftOut; it begins only
+    where ``needs_s`` are left, and has ``limit_s`` at most."""
 
     name: str
     needs_s: float
@@ -62,6 +68,7 @@ class Sections:
         yield Section("prompts that join", 20, 60, self._mixed)
         yield Section("timeline of a step", 60, 120, self._timeline)
         yield Section("mesh", 60, 120, self._mesh)
+        yield Section("ranks", 60, 120, self._ranks)
         yield Section("kernels", 20, 100, self._kernels)
         yield Section("switches", 60, 120, self._switches)
         yield from engine.values()
@@ -128,6 +135,19 @@ class Sections:
     def _mesh(self, limit_s: float) -> Rows:
         self._engines.close()
         yield from mesh_table.measure(self._suite, self._engines.folder("model"), limit_s)
+
+    def _ranks(self, limit_s: float) -> Rows:
+        """The mesh again, on as many cards as the model's KV heads can be shared out to."""
+        num_ranks = self._suite.model["num_key_value_heads"]
+        if self._suite.device.type == "cuda":
+            num_cards = torch.cuda.device_count()
+            num_ranks = min(num_ranks, 1 << num_cards.bit_length() - 1)
+        if num_ranks == 1:
+            raise LeftOut("there is one card, and ranks take several")
+        self._engines.close()
+        folder = self._engines.folder("model")
+        for row in mesh_table.measure(self._suite, folder, limit_s, num_ranks):
+            yield {"ranks": num_ranks} | row
 
     def _kernels(self, limit_s: float) -> Rows:
         self._engines.close()

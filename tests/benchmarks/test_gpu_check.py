@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,10 +66,11 @@ SLOW_ROWS = {
     "engine, batches, drafts": 4,
     "engine, small model by transformers": 2,
     "mesh": 1,
+    "ranks": 1,
     "start": 2,
     "transformers": 1,
 }
-SLOW_WORDS = ("mesh", "start", "transf", "timeline", "engine, batches")
+SLOW_WORDS = ("mesh", "ranks", "start", "transf", "timeline", "engine, batches")
 
 
 def checked(folder: Path, *words: str) -> dict[str, Any]:
@@ -110,6 +112,7 @@ def test_sections_of_processes_and_profiles_find_something(tmp_path: Path) -> No
     assert [aim["what"] for aim in payload["aims"]] == ["speed through the mesh, batch 2"]
     (text,) = [path.read_text() for path in tmp_path.glob("gpu-cpu-*.md")]
     assert "## mesh" in text
+    assert results["ranks"]["rows"][0]["ranks"] == 2
     assert "decode_tokens_per_s" in results["transformers"]["rows"][0]
 
 
@@ -137,6 +140,19 @@ def test_a_section_that_fails_reports_why_and_keeps_what_it_measured(tmp_path: P
     assert payload["three"]["rows"] == [{"ran": True}]
     text = results.path.with_suffix(".md").read_text()
     assert "failed: ValueError: no such card" in text
+
+
+def test_ranks_are_left_out_by_name_where_there_is_one_card(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    suite = replace(of_test(), device=torch.device("cuda"))
+    sections = [each for each in Sections(suite, tmp_path, {}) if each.name == "ranks"]
+    results = Results(tmp_path, machine.describe(torch.device("cpu"), []))
+    check.run(sections, results, time.monotonic() + 100, torch.device("cpu"))
+    text = results.path.with_suffix(".md").read_text()
+    assert "left out: there is one card" in text
+    assert "failed" not in text
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a card")

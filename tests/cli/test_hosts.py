@@ -34,7 +34,7 @@ def flags_of(node: int, num_ranks: int, address: str, port: int, keys: Path) -> 
 async def two_hosts(folder: Path, num_ranks: int) -> AsyncIterator[list[Serving]]:
     """Both are this machine."""
     write_keys(folder / "keys")
-    port = free_port()
+    port = free_port(2)  # the ranks' first meeting has the next one
     first, second = (flags_of(n, num_ranks, "127.0.0.1", port, folder / "keys") for n in range(2))
     async with serving(folder / "b", *second) as b, serving(folder / "a", *first) as a:
         await a.until_ready()
@@ -92,7 +92,7 @@ async def test_a_stream_outlives_any_rank_of_two_hosts(
 async def test_the_second_host_waits_for_the_first_one_and_takes_it_again(tmp_path: Path) -> None:
     """More often than a service that fails by itself is started, and a stranger is told why."""
     write_keys(tmp_path / "keys")
-    port = free_port()
+    port = free_port(2)
     first, second = (flags_of(n, 2, "127.0.0.1", port, tmp_path / "keys") for n in range(2))
     other = [*first, "--block-size", "32"]
     async with serving(tmp_path / "b", *second) as b:
@@ -141,7 +141,7 @@ def network() -> Iterator[None]:
 async def test_a_stream_outlives_a_host_that_is_unplugged(tmp_path: Path) -> None:
     """It goes on when the cable is back, or at once in another worker."""
     write_keys(tmp_path / "keys")
-    port = free_port()
+    port = free_port(2)
     first, second = (flags_of(n, 4, ADDRESSES[0], port, tmp_path / "keys") for n in range(2))
     prefixes = [["ip", "netns", "exec", name] for name in NAMES]
     with network():

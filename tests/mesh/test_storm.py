@@ -11,6 +11,7 @@ import pytest
 import zmq.asyncio
 
 from benchmarks.harness.fleet import Fleet, running_fleet
+from benchmarks.harness.ports import free_port
 from benchmarks.processes import num_descriptors, own_bytes
 from cli.keys import main as make_keys
 from shared.address import sockets_of
@@ -31,7 +32,6 @@ from tests.mesh.storm_clients import Clients, connected
 from tests.mesh.test_chaos import SETTINGS, ready_urls
 from tests.mesh.test_intruders import MODEL, TINY, attacks_on, hello
 from tests.mesh.test_soak import EMPTY
-from tests.mesh.test_tcp_mesh import free_ports
 from tests.mesh.tokenizer_arena import TokenizerArena
 
 # A text may need longer than usual to its end, a successor to its start, and what was taken for
@@ -55,9 +55,8 @@ async def start_over_tcp(fleet: Fleet, directory: Path) -> None:
     """Each kind in a directory of its own, with keys."""
     keys = directory / "keys"
     assert make_keys([str(keys)]) == 0
-    (one, scheduler), (two, _) = free_ports(), free_ports()
-    tokenizers = [f"tcp://127.0.0.1:{port}" for port in (one, two)]
-    below = f"tcp://127.0.0.1:{scheduler}"
+    port = free_port(4)  # a scheduler has two
+    *tokenizers, below = (f"tcp://127.0.0.1:{port + n}" for n in range(3))
     own = [("scheduler", {"LISTEN_ADDRESS": below})]
     own += [
         ("tokenizer", {"LISTEN_ADDRESS": each, "SCHEDULER_ADDRESS": below}) for each in tokenizers

@@ -1,36 +1,21 @@
 """The whole mesh over tcp with keys, every service in a directory of its own."""
 
 import asyncio
-import socket
-from contextlib import ExitStack
 from pathlib import Path
 
 import aiohttp
 
 from benchmarks.harness.checked_load import body_of, stream
 from benchmarks.harness.fleet import Fleet, running_fleet
+from benchmarks.harness.ports import free_port
 from cli.keys import main as make_keys
 
 SETTINGS = {"DTYPE": "float32", "MAX_MODEL_LEN": "512"}
 
 
-def free_ports() -> tuple[int, int]:
-    """One for a tokenizer, and the first of two in a row for a scheduler."""
-    while True:
-        with ExitStack() as stack:
-            probes = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in "ab"]
-            tokenizer, scheduler = (probe.getsockname()[1] for probe in probes)
-            try:
-                stack.enter_context(socket.create_server(("127.0.0.1", scheduler + 1)))
-            except OSError:
-                continue
-            return tokenizer, scheduler
-
-
 async def start_all(fleet: Fleet, directory: Path, keys: Path) -> None:
-    tokenizer, scheduler = free_ports()
-    tokenizer_address = f"tcp://127.0.0.1:{tokenizer}"
-    scheduler_address = f"tcp://127.0.0.1:{scheduler}"
+    port = free_port(3)  # a scheduler has two
+    tokenizer_address, scheduler_address = (f"tcp://127.0.0.1:{port + n}" for n in range(2))
     own = {
         "scheduler": {"LISTEN_ADDRESS": scheduler_address},
         "tokenizer": {"LISTEN_ADDRESS": tokenizer_address, "SCHEDULER_ADDRESS": scheduler_address},

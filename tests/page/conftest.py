@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 import urllib.error
@@ -16,6 +15,8 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from benchmarks.harness.ports import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 READY_TIMEOUT_S = 120
@@ -37,8 +38,7 @@ class Served:
 
 @contextmanager
 def serving(*flags: str) -> Iterator[Served]:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     with TemporaryDirectory(prefix="shoal-") as name, Path(name, "log").open("wb") as log:
         server = subprocess.Popen(
             [ROOT / ".venv/bin/shoal", "serve", "--port", str(port), *ALIKE_EVERYWHERE, *flags],

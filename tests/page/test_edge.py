@@ -4,7 +4,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -16,6 +15,8 @@ import pytest
 from chatting import TALK, say, set_temperature, until_done
 from conftest import ROOT, opened, serving, until_ready
 from playwright.sync_api import Browser, Page, expect
+
+from benchmarks.harness.ports import free_port
 
 KEY = "right-key"
 NUM_STREAMS, NUM_REQUESTS = 200, 2  # a request has as many choices as max-choices lets it
@@ -57,11 +58,6 @@ def configuration(gateway: str, port: int) -> str:
         text, num_found = re.subn(pattern, new, text, flags=re.MULTILINE)
         assert num_found == num, pattern
     return text
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        return int(free.getsockname()[1])
 
 
 def enter(page: Page) -> None:

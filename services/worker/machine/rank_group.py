@@ -13,6 +13,7 @@ from torch._C import _distributed_c10d as c10d
 
 from services.worker.layers.stage import Sent
 from services.worker.machine.host_address import address_of_first, address_towards
+from shared.errors import ConfigError
 
 LOOPBACK = "lo"
 TIMEOUT = timedelta(
@@ -112,12 +113,18 @@ class HostsGroup:
 
 
 def _store_of_hosts(first: str, port: int, *, is_first: bool) -> c10d.TCPStore:
-    """The first rank serves it, at its own address alone."""
+    """The first rank serves it, at its own address alone. Raises ConfigError where it cannot."""
     if not is_first:
         return c10d.TCPStore(first, port, timeout=TIMEOUT)
     address = address_of_first(first)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listening = socket.create_server((address, port), family=family)
+    try:
+        listening = socket.create_server((address, port), family=family)
+    except OSError as error:
+        raise ConfigError(
+            f"master-port: {port}, the next one, is for the first meeting of ranks:"
+            f" {error.strerror} at {address}"
+        ) from None
     return c10d.TCPStore(
         address,
         listening.getsockname()[1],

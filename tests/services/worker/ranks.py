@@ -82,13 +82,13 @@ def texts_of_ranks(
         "tensor_parallel_size": size,
         "nnodes": num_hosts,
         "master_addr": "127.0.0.1",
-        "master_port": free_port(),
         "insecure_tcp": True,
     }
+    port = free_port(len(cases) + 1)
     processes = [
         _context.Process(
             target=_run,
-            args=(cases, rank, directory, {**hosts, "node_rank": rank * num_hosts // size}),
+            args=(cases, rank, directory, port, {**hosts, "node_rank": rank * num_hosts // size}),
             daemon=True,
         )
         for rank in range(size)
@@ -103,7 +103,11 @@ def texts_of_ranks(
         found[name] = [_read(directory / f"{number}-{rank}.npz") for rank in range(size)]
 
 
-def _run(cases: dict[str, Case], rank: int, directory: Path, hosts: dict[str, Any]) -> None:
+def _run(
+    cases: dict[str, Case], rank: int, directory: Path, port: int, hosts: dict[str, Any]
+) -> None:
+    """Ranks meet once for each case, and a rank may be at the next one while another still has what
+    it met by: each meeting has a port of its own."""
     torch.set_num_threads(1)
     for number, case in enumerate(cases.values()):
         engine = make_engine(
@@ -112,6 +116,7 @@ def _run(cases: dict[str, Case], rank: int, directory: Path, hosts: dict[str, An
             **case.settings,
             **hosts,
             rank=rank,
+            master_port=port + number,
             leader=str(number),
             mesh_dir=directory,
         )

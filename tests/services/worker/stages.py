@@ -84,7 +84,7 @@ def run_stages(
         "pipeline_parallel_size": size,
         "nnodes": num_hosts,
         "master_addr": "127.0.0.1",
-        "master_port": free_port(),
+        "master_port": free_port(2),
         "insecure_tcp": True,
         "mesh_dir": directory,
     }

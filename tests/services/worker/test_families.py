@@ -136,6 +136,7 @@ CASES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
         LlamaForCausalLM,
         {"num_key_value_heads": 4, "attention_bias": True, "mlp_bias": True},
     ),
+    "llama, one KV head": (LlamaForCausalLM, {"num_key_value_heads": 1}),
     "llama 3.2": (
         LlamaForCausalLM,
         {

@@ -1,8 +1,11 @@
-"""Which of our addresses ranks on other hosts are given."""
+"""Which of our addresses ranks on other hosts are given, and where they meet there."""
+
+import socket
 
 import pytest
 
 from services.worker.machine.host_address import address_of_first, address_towards
+from services.worker.machine.rank_group import HostsGroup
 from shared.errors import ConfigError
 
 ELSEWHERE = "192.0.2.7"  # for documentation: nobody has it
@@ -18,3 +21,10 @@ def test_a_name_that_means_nothing_is_refused() -> None:
     for choose in (address_of_first, address_towards):
         with pytest.raises(ConfigError, match=r"master-addr: no-such-host\.invalid"):
             choose("no-such-host.invalid")
+
+
+def test_a_port_for_the_first_meeting_that_another_has_is_a_config_error() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"master-port: {port}, .* in use"):
+            HostsGroup("127.0.0.1", port, "w", 0, 2)
