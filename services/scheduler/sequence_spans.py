@@ -162,7 +162,7 @@ class SequenceSpans:
         reason = waited[0][1] if waited else Obstacle.PLANS_IN_FLIGHT
         if wait.why in (Obstacle.CREDIT, Obstacle.ISOLATED):
             reason = wait.why
-        elif sequence.is_isolated:
+        elif sequence.is_isolated and reason != Obstacle.NO_WORKER:
             reason = Obstacle.ISOLATED
         elif (
             sequence.obstacle and 2 * sequence.num_passed_over > planner.num_tries - wait.num_tries

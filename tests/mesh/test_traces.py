@@ -163,6 +163,22 @@ async def test_a_lost_worker_shows_in_the_trace_of_what_it_ran(tmp_path: Path) -
     }
 
 
+async def test_a_lost_worker_that_no_other_stands_in_for_is_what_its_sequence_waited_for(
+    tmp_path: Path,
+) -> None:
+    async with mesh_and_client(tmp_path) as (mesh, http):
+        request = asyncio.create_task(ask(http, "alone", max_tokens=300))
+        await mesh.until(lambda: any(each.emitted for each in mesh.core.sequences.values()))
+        await mesh.lose("worker", says_bye=False)
+        await mesh.until(lambda: not mesh.core.workers)
+        await asyncio.sleep(0.2)
+        mesh.start("worker")
+        await request
+        trace = await trace_of(http, "alone")
+    _, again = (queue["attributes"] for queue in named(trace, "scheduler", "queue"))
+    assert (again["after"], again["reason"]) == ("worker_lost", "no_worker")
+
+
 async def test_a_killed_process_leaves_a_gap_and_no_hole(tmp_path: Path) -> None:
     """Real processes: what the worker did not report is not there, all else is."""
     settings = {"DTYPE": "float32", "MAX_MODEL_LEN": "1024", "NUM_THREADS": "1"}
