@@ -77,11 +77,11 @@ def codes_config(
     alone = next((rows for rows in (64, 32) if num_rows > rows * NUM_PROCESSORS), 16)
     has_more = num_tokens > 8 and num_rows >= 32 * MIN_PROGRAMS
     block_rows = max(alone, 32) if has_more else alone
-    if itemsize == 4:
-        block_rows = min(block_rows, 32)  # without tensor cores, with 64 registers spill
+    block_t = max(16, next_power_of_2(num_tokens))
+    if itemsize == 4 or block_t == 64:
+        block_rows = min(block_rows, 32)  # with 64 registers spill, those of Triton 3.6 at least
     most = 32 if itemsize == 2 and size > 64 else 16
     span = fitting_span(known.group, most)
-    block_t = max(16, next_power_of_2(num_tokens))
     num_warps = 4 if block_t < 64 else 8
     stage_bytes = (block_rows // known.per_place + block_t * itemsize) * 4 * span
     num_stages = _num_stages(cdiv(num_rows, block_rows), stage_bytes)
