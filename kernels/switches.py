@@ -11,6 +11,9 @@ SPLIT_KEYS = 128
 # What of the weight behind attention is read while attention runs, so that it is in the L2 cache
 # (50 MB on an H100 and H200) when it is multiplied with. 0: nothing is.
 PREFETCH_BYTES = 0
+# Up to so many tokens a program of a product has one part of the weight's rows; beyond, two where
+# enough programs are left: with two, tokens are read half as often from the L2 cache.
+ONE_PART_TOKENS = 16
 # Query heads of a KV head, at most, that a program takes of a prompt's tokens, a power of two: with
 # more of them it has fewer tokens, so that short chunks leave less of it empty.
 PROMPT_HEADS = 4

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.gpu.rows import Case, num_copies
+from benchmarks.gpu.rows import Case, changed_case, num_copies
 from benchmarks.gpu.suite import BLOCK_SIZE, Suite
-from benchmarks.gpu.switches import Change, changed, prompt_changes
+from benchmarks.gpu.switches import prompt_changes
 from benchmarks.gpu.timing import Run
 from kernels.kv_codes import HIGHEST_CODE, quantize
 from kernels.paged_attention import (
@@ -40,7 +40,7 @@ def cases(suite: Suite) -> Iterator[Case]:
     yield _short_chunks_case(suite)
     for change in prompt_changes():
         for case in (_chunk_case(suite, suite.chunks[0]), _short_chunks_case(suite)):
-            yield _changed_case(case, change)
+            yield changed_case(case, change)
     yield _windowed_decode_case(suite, suite.contexts[-1])
     yield _windowed_chunk_case(suite, suite.chunks[-1])
     for codes in HIGHEST_CODE:
@@ -125,21 +125,6 @@ def _short_chunks_case(suite: Suite) -> Case:
     make = partial(_chunk, suite, SHORT_LEN, num_chunks=NUM_SHORT)
     shape = f"{NUM_SHORT} × {SHORT_LEN} tokens"
     return Case("chunk attention", shape, make, num_bytes, num_flops, "SDPA", True)
-
-
-def _changed_case(case: Case, change: Change) -> Case:
-    """Ours alone, launched as ``change`` says."""
-
-    def make() -> tuple[list[Run], list[Run]]:
-        return [partial(_run_changed, run, change) for run in case.make()[0]], []
-
-    kernel = f"{case.kernel}, {change.what}"
-    return case._replace(kernel=kernel, make=make, peer="", compares=False)
-
-
-def _run_changed(run: Run, change: Change) -> object:
-    with changed(change):
-        return run()
 
 
 def _windowed_chunk_case(suite: Suite, num_tokens: int) -> Case:

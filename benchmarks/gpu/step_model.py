@@ -24,7 +24,7 @@ from benchmarks.gpu.results import markdown
 from benchmarks.gpu.sass import Timing, read_code, timing
 from benchmarks.gpu.shapes import QWEN3_8B, Config
 from benchmarks.gpu.step_launches import DTYPE, Operator, decode_launches
-from benchmarks.gpu.switches import AS_IT_IS, changed, changes
+from benchmarks.gpu.switches import AS_IT_IS, changed, changes, product_changes
 from benchmarks.report import write
 from kernels.linear import MAX_FEW_ROWS
 
@@ -59,12 +59,13 @@ CARDS = {
 class Work(NamedTuple):
     """Of a launch: bytes that come from memory, programs that have something to do, and how often
     the longest of them runs each loop. What is behind an atomic is the last program's alone where
-    one ``is_last``."""
+    one ``is_last``. ``num_shared_bytes`` come from the L2 cache to one program after the other."""
 
     num_bytes: int
     num_programs: int
     times: tuple[float, ...]
     is_last: bool = False
+    num_shared_bytes: int = 0
 
 
 class Predicted(NamedTuple):
@@ -151,7 +152,8 @@ class Model:
         )
 
     def _memory_us(self, launch: Launch, work: Work, num_residents: int, num_cached: int) -> float:
-        """No more is on its way than the programs' shared memory has room for."""
+        """No more is on its way than the programs' shared memory has room for, and the L2 cache
+        gives what all read besides what goes through it."""
         card = self._card
         num_places = min(work.num_programs, num_residents * card.num_processors)
         in_flight = max(launch.model.resources.shared_bytes, 1) * num_places
@@ -159,7 +161,8 @@ class Model:
         if not work.num_bytes:
             return 0.0
         uncached = work.num_bytes - num_cached
-        return max(uncached / rate, work.num_bytes / max(rate, L2_GB_PER_S)) / 1e3
+        through_l2 = work.num_bytes + work.num_shared_bytes
+        return max(uncached / rate, through_l2 / max(rate, L2_GB_PER_S)) / 1e3
 
     def _chain_us(self, launch: Launch, work: Work, num_residents: int, alone: Timing) -> float:
         """Wave by wave: the last one has fewer programs on a processor."""
@@ -193,7 +196,9 @@ def _product(launch: Launch, context: int) -> Work:
         given[name] for name in ("p_weight", "p_scales", "p_zeros") if given[name] is not None
     )
     times = math.ceil(given["K"] / given["BLOCK_K"])
-    return Work(sum(each.nbytes for each in stored), math.prod(launch.grid), (times,))
+    num_bytes, num_programs = sum(each.nbytes for each in stored), math.prod(launch.grid)
+    num_shared_bytes = num_programs * given["p_x"].nbytes
+    return Work(num_bytes, num_programs, (times,), num_shared_bytes=num_shared_bytes)
 
 
 def _attention(launch: Launch, context: int) -> Work:
@@ -234,7 +239,7 @@ def whole(model: Model, num_rows: int) -> dict[str, Any]:
 def compared(model: Model, num_rows: int) -> Iterator[dict[str, Any]]:
     """The step as it is, and with each change by itself."""
     as_it_is = whole(model, num_rows)
-    for change in (AS_IT_IS, *changes()):
+    for change in (AS_IT_IS, *changes(), *product_changes()):
         with changed(change):
             found = whole(model, num_rows)
         yield {"change": change.what} | found | {"more_us": found["us"] - as_it_is["us"]}

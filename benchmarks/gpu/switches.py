@@ -34,6 +34,14 @@ def changes() -> Iterator[Change]:
         yield Change(what, "PREFETCH_BYTES", mib << 20)
 
 
+def product_changes() -> Iterator[Change]:
+    """Of products of a middling number of tokens alone: few and many are launched the same."""
+    for num_tokens in (16, 32):
+        if num_tokens != switches.ONE_PART_TOKENS:
+            what = f"products of more than {num_tokens} tokens have two parts a program"
+            yield Change(what, "ONE_PART_TOKENS", num_tokens)
+
+
 def prompt_changes() -> Iterator[Change]:
     """Of prompts alone: what steps that decode launch is the same."""
     for num_heads in (1, 2, 4):

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels import switches
 from kernels.codes import Codes
 from kernels.codes.triton import (
     Constants,
@@ -44,9 +45,9 @@ def config(num_rows: int, size: int, itemsize: int, num_tokens: int, is_normed: 
 
     ``block_rows``: so few that there are more programs than processors. Each program reads all
     tokens, and the L2 cache gives hardly twice what memory gives: so more than 8 tokens get 32
-    rows, and more than 32 get two parts. (2 * 32 rows by 32 tokens would be multiplied by two warps
-    each.) ``block_k``: 8 KB of the weight, or 256 bytes of each row; float32 has no tensor cores,
-    and its operands stand in registers.
+    rows, and more than ``ONE_PART_TOKENS`` get two parts. (2 * 32 rows by 32 tokens are multiplied
+    by two warps each.) ``block_k``: 8 KB of the weight, or 256 bytes of each row; float32 has no
+    tensor cores, and its operands stand in registers.
 
     What orders a sum depends on the weight alone, so that a token's result is the same bits
     whatever its step has besides: the instruction, which is another one for 64 rows than for 32 or
@@ -55,7 +56,8 @@ def config(num_rows: int, size: int, itemsize: int, num_tokens: int, is_normed: 
     alone = next((rows for rows in (64, 32) if num_rows > rows * NUM_PROCESSORS), 16)
     has_more = num_tokens > 8 and num_rows >= 32 * MIN_PROGRAMS
     block_rows = max(alone, 32) if has_more else alone
-    num_parts = 2 if num_tokens > 32 and num_rows >= 2 * block_rows * MIN_PROGRAMS else 1
+    has_most = num_tokens > switches.ONE_PART_TOKENS
+    num_parts = 2 if has_most and num_rows >= 2 * block_rows * MIN_PROGRAMS else 1
     block_k = (256 if block_rows == 16 and not is_normed else 128) if itemsize == 2 else 32
     block_k = min(block_k, next_power_of_2(size))
     block_t = max(16, next_power_of_2(num_tokens))
@@ -77,11 +79,11 @@ def codes_config(
     alone = next((rows for rows in (64, 32) if num_rows > rows * NUM_PROCESSORS), 16)
     has_more = num_tokens > 8 and num_rows >= 32 * MIN_PROGRAMS
     block_rows = max(alone, 32) if has_more else alone
-    if itemsize == 4:
-        block_rows = min(block_rows, 32)  # without tensor cores, with 64 registers spill
+    block_t = max(16, next_power_of_2(num_tokens))
+    if itemsize == 4 or block_t == 64:
+        block_rows = min(block_rows, 32)  # with 64 registers spill, those of Triton 3.6 at least
     most = 32 if itemsize == 2 and size > 64 else 16
     span = fitting_span(known.group, most)
-    block_t = max(16, next_power_of_2(num_tokens))
     num_warps = 4 if block_t < 64 else 8
     stage_bytes = (block_rows // known.per_place + block_t * itemsize) * 4 * span
     num_stages = _num_stages(cdiv(num_rows, block_rows), stage_bytes)

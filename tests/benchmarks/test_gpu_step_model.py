@@ -94,6 +94,20 @@ def test_what_a_launch_reads_is_its_weight_or_its_keys(launches: list[Launch | O
     assert attention.is_last
 
 
+def test_each_program_of_a_product_reads_all_tokens_from_the_l2_cache(
+    launches: list[Launch | Operator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    launch = next(
+        each for each in launches if isinstance(each, Launch) and each.model.name == "gated_kernel"
+    )
+    work = work_of(launch, CONTEXT)
+    assert work.num_shared_bytes == work.num_programs * 2 * TINY["hidden_size"] * 2
+    monkeypatch.setattr("benchmarks.gpu.step_model.L2_GB_PER_S", 1.0)
+    step = Model(CARDS["h100"]._replace(read_gb_per_s=1.0), TINY, CONTEXT).step(2)
+    found = next(each for each in step if each.kernel == "gated_kernel")
+    assert found.memory_us == (work.num_bytes + work.num_shared_bytes) / 1e3
+
+
 def test_places_of_a_processor_are_those_that_its_memory_and_registers_leave(
     launches: list[Launch | Operator],
 ) -> None:

@@ -213,6 +213,15 @@ def test_weights_may_be_in_codes(
 
 
 @dtypes
+def test_one_of_the_weights_may_be_in_codes(dtype: torch.dtype, device: torch.device) -> None:
+    """Codes have fewer pairs in a block than dense weights."""
+    dense, coded = dense_layer(2, 64, 48, dtype, device), coded_layer("int8", 2, 64, 48, device)
+    tokens = tokens_of(70, 2, 2, 64, dtype, device)
+    for layer in (dense._replace(down=coded.down), coded._replace(down=dense.down)):
+        assert_near(experts(*tokens, *layer), tokens, layer, None)
+
+
+@dtypes
 @pytest.mark.parametrize("kind", ["dense", "table"])
 @pytest.mark.parametrize("num_tokens", [3, 70])
 def test_experts_may_have_biases_and_a_clamp(

@@ -9,6 +9,7 @@ import torch
 import triton
 
 from benchmarks.gpu.dry_card import HOPPER, MAX_SHARED_BYTES, Resources, resources
+from kernels import switches
 from kernels.codes.triton import ALL, DENSE, Constants, decode_kernel
 from kernels.linear.triton import codes_config, config, gated_kernel, linear_kernel
 from kernels.rms_norm.triton import num_warps, rms_norm_kernel
@@ -144,6 +145,18 @@ def test_gates_and_ups_fit(
     assert_fits(taken(found), arch)
 
 
+@archs
+@pytest.mark.parametrize("shape", [QKV, OUT, DOWN, HEAD, GATED[0]], ids=str)
+def test_as_many_tokens_fit_in_one_part(
+    shape: tuple[int, int], arch: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(switches, "ONE_PART_TOKENS", 32)
+    kernel = gated_kernel if shape in GATED else linear_kernel
+    found = compiled_product(kernel, shape, torch.bfloat16, 32, arch)
+    assert config(*shape, 2, 32, shape in NORMED).num_parts == 1
+    assert_fits(taken(found), arch)
+
+
 products = pytest.mark.parametrize(
     ("kernel", "shape"),
     [(gated_kernel, GATED[0]), *((linear_kernel, shape) for shape in (QKV, OUT, SMALL_QKV))],
@@ -171,11 +184,13 @@ def test_no_step_waits_for_what_it_loads_itself(
 
 @products
 def test_a_sum_has_the_same_order_for_all_numbers_of_tokens(
-    kernel: Any, shape: tuple[int, int]
+    kernel: Any, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which instruction multiplies, and what of K a thread and a warp sum of the squares."""
+    """Which instruction multiplies, and what of K a thread and a warp sum of the squares; with one
+    part of 32 tokens as with two."""
     orders = set()
-    for num_tokens in (1, 16, 32, 64):
+    for num_tokens, one_part_tokens in ((1, 16), (16, 16), (32, 16), (32, 32), (64, 16)):
+        monkeypatch.setattr(switches, "ONE_PART_TOKENS", one_part_tokens)
         text = compiled_product(kernel, shape, torch.bfloat16, num_tokens, HOPPER).asm["ttgir"]
         layouts = dict(re.findall(r"^(#\w+) = #ttg\.(.*)$", text, re.MULTILINE))
         (version,) = re.findall(r"nvidia_mma<\{versionMajor = (\d)", text)

@@ -43,7 +43,9 @@ def launch(
     alpha, _, limit = constants_of(clamp or "silu")
     opening = config(hidden, x.element_size(), num_tokens, constants(gate_up))
     closing = config(inner, x.element_size(), num_tokens, constants(down))
-    placed = place(chosen, num_experts, opening.block_t, first or 0)
+    block_t = min(opening.block_t, closing.block_t)
+    opening, closing = (each._replace(block_t=block_t) for each in (opening, closing))
+    placed = place(chosen, num_experts, block_t, first or 0)
     most = placed.blocks.shape[1]
     gated = x.new_empty(chosen.numel(), inner)
     make = x.new_empty if first is None else x.new_zeros  # what other experts give

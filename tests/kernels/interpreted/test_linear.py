@@ -6,7 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernels import switches
 from kernels.linear import MAX_FEW_ROWS, gated, linear, reference
+from kernels.linear.triton import config
 from kernels.rms_norm import Norm
 from kernels.silu_mul import Act
 
@@ -129,6 +131,28 @@ def test_a_tokens_result_is_the_same_bits_whatever_is_beside_it(
         assert torch.equal(found, wide[:num_tokens]), num_tokens
         assert torch.equal(linear(few, weight, norm=norm), normed[:num_tokens]), num_tokens
         assert torch.equal(gated(few, weight, norm=norm), gates[:num_tokens]), num_tokens
+
+
+@dtypes
+def test_bits_do_not_depend_on_how_many_parts_a_program_has(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kernels.linear.triton.NUM_PROCESSORS", 3)
+    monkeypatch.setattr("kernels.linear.triton.MIN_PROGRAMS", 1)
+    x, weight = torch.randn(MAX_FEW_ROWS, 272).to(dtype), torch.randn(72, 272).to(dtype)
+    norm, residual = norm_of(272, dtype), torch.randn(MAX_FEW_ROWS, 72).to(dtype)
+    found: list[list[Tensor]] = []
+    for one_part_tokens in (MAX_FEW_ROWS, 16, 0):
+        monkeypatch.setattr(switches, "ONE_PART_TOKENS", one_part_tokens)
+        assert config(72, 272, dtype.itemsize, 17, True).num_parts == 1 + (one_part_tokens < 17)
+        results = []
+        for num in (1, 9, 16, 17, 32, 64):
+            few = x[:num]
+            results += [linear(few, weight, residual=residual[:num]), gated(few, weight, norm=norm)]
+            results.append(linear(few, weight, norm=norm))
+        found.append(results)
+    for results in found[1:]:
+        assert all(map(torch.equal, results, found[0]))
 
 
 @dtypes
