@@ -3,13 +3,9 @@
 import torch
 
 from services.worker.engine.device.device_slots import DeviceSlots
-from services.worker.engine.device.graphs import (
-    CudaRecorder,
-    Shape,
-    StepGraphs,
-    without_garbage_collection,
-)
+from services.worker.engine.device.graphs import Shape, StepGraphs
 from services.worker.engine.device.out_of_memory import REMEDIES
+from services.worker.engine.device.recorders import CudaRecorder, without_garbage_collection
 from services.worker.engine.device.segments import Segments, make_segments
 from services.worker.engine.device.warm_up import warm_up
 from services.worker.machine.hardware import read_memory, why_out_of_memory
