@@ -192,16 +192,17 @@ def device_attention(step: Step, tables: np.ndarray) -> DeviceAttention:
     arrivals = torch.zeros(num_decoding * MAX_KV_HEADS, dtype=torch.int32)
     decode = DecodeRows(step.width, parts[0][0], on_device, parts[0][1], arrivals, parts[0][2])
     host_starts, host_nums = starts[num_decoding:], num_tokens[num_decoding:]
+    token_starts = decode.num_tokens + np.concatenate([[0], np.cumsum(host_nums)])
     tile_rows, tile_starts = map(_int32, make_tiles(host_nums))
     chunks = ChunkRows(
         on_device,
         parts[1][0],
-        _int32(np.concatenate([[0], np.cumsum(host_nums)])),
+        _int32(token_starts),
         parts[1][1],
         tile_rows,
         tile_starts,
         host_starts,
-        host_nums,
+        token_starts,
         parts[1][2],
     )
     return DeviceAttention(

@@ -228,7 +228,8 @@ class DeviceEngine:
         max_keys = int(self._lengths.bounds[planned.slots].max(initial=1))
         if not len(planned.chunk_slots):
             return DecodeStep(self._segments, slots, depths, width, max_keys)
-        chunks = prepare_chunks(self._table, planned, self._slots.state.block_tables)
+        tables, num_decoded = self._slots.state.block_tables, len(planned.decode_slots) * width
+        chunks = prepare_chunks(self._table, planned, tables, num_decoded)
         return MixedStep(self._segments, slots, depths, width, max_keys, chunks)
 
     def _sample_and_accept(self, launched: LaunchedStep, step: Step, logits: Tensor) -> None:
