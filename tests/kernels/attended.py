@@ -213,6 +213,60 @@ def device_attention(step: Step, tables: np.ndarray) -> DeviceAttention:
     )
 
 
+def assert_padding_changes_nothing(
+    heads: Heads, width: int, options: AttentionOptions = PLAIN, num_planes: int = 2
+) -> None:
+    """Of the tokens of a step, and padding has numbers too. The cache has keys and values, or keys
+    alone."""
+    step = Step([6, 30], width, [(5, 4), (0, 7)], block_size=16)
+    num_blocks, num_tokens = len(step.rows) * MAX_BLOCKS, int(step.rows[:, 1].sum())
+    tables = np.random.default_rng().permutation(num_blocks).reshape(-1, MAX_BLOCKS)
+    shape = num_blocks + 1, step.block_size, num_planes, *heads[1:]
+    cache, query = torch.randn(shape), torch.randn(num_tokens + 9, *heads[::2])
+    attention = device_attention(step, tables)
+    expected = attend(query[:num_tokens], cache, attention, 1.0, options)
+    padded = padded_attention(attention, len(query))
+    found = attend(query, cache, padded, 1.0, options)
+    assert torch.equal(found[:num_tokens], expected)
+    assert found.isfinite().all()
+    assert padded.decode is not None
+    assert not padded.decode.arrivals.any(), "for the next launch"
+
+
+def padded_attention(attention: DeviceAttention, num_tokens: int) -> DeviceAttention:
+    """With three rows that decode and have no key, a chunk of the tokens that ``num_tokens`` leave,
+    two without tokens, and tiles of the last of these."""
+    decode, chunks = attention.decode, attention.chunks
+    assert decode is not None
+    assert chunks is not None
+    host_token_starts = np.append(chunks.host_token_starts, 3 * [num_tokens])
+    tile_rows, tile_starts = make_tiles(np.diff(host_token_starts))
+    last = len(host_token_starts) - 2
+    return replace(
+        attention,
+        decode=replace(
+            decode,
+            slots=_behind(decode.slots, [0, 0, 0]),
+            starts=_behind(decode.starts, 3 * [-decode.width]),
+            arrivals=_behind(decode.arrivals, 3 * MAX_KV_HEADS * [0]),
+        ),
+        chunks=replace(
+            chunks,
+            slots=_behind(chunks.slots, [0, 0, 0]),
+            token_starts=_int32(host_token_starts),
+            starts=_behind(chunks.starts, [0, 0, 0]),
+            tile_rows=_int32(np.append(tile_rows, [last, last])),
+            tile_starts=_int32(np.append(tile_starts, [0, 0])),
+            host_starts=np.append(chunks.host_starts, [0, 0, 0]),
+            host_token_starts=host_token_starts,
+        ),
+    )
+
+
+def _behind(tensor: Tensor, values: list[int]) -> Tensor:
+    return torch.cat((tensor, tensor.new_tensor(values)))
+
+
 def random_cache(
     step: Step, heads: Heads, dtype: torch.dtype, options: AttentionOptions = PLAIN
 ) -> tuple[np.ndarray, Tensor]:

@@ -5,35 +5,25 @@ many as the most drafts want. A step takes the next larger set; surplus rows are
 null slot), and drafts too many are masked.
 """
 
-import logging
-import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from services.worker.engine.device.recorders import (
-    CaptureError,
-    CpuRecorder,
-    CudaRecorder,
-    without_garbage_collection,
-)
+from services.worker.engine.device.recorders import CaptureError
 from services.worker.engine.device.segments import Segments
 from services.worker.engine.device.steps import DecodeStep, Record
-from services.worker.machine.hardware import read_memory, why_out_of_memory
 from services.worker.machine.streams import ALIGNED, upload
-from services.worker.startup.plan_memory import mib
-from services.worker.weights.progress import Progress
 from shared.errors import ConfigError
-from shared.messages import Capacity
-
-log = logging.getLogger(__name__)
 
 
 class Shape(NamedTuple):
     num_rows: int
     width: int  # tokens of a row
+
+    def __str__(self) -> str:
+        return f"{self.num_rows} sequences of {self.width} tokens"
 
 
 def shapes(sizes: Sequence[int], max_rows: int, max_tokens: int, max_drafts: int) -> list[Shape]:
@@ -116,30 +106,3 @@ class StepGraphs:
         if not np.array_equal(rows, self._rows):
             self._inputs.copy_(upload(rows, self._device))
             self._rows = rows
-
-
-@torch.inference_mode()
-def record_graphs(
-    segments: Segments, wanted: Sequence[Shape], capacity: Capacity, progress: Progress
-) -> StepGraphs:
-    """Records the graphs of the shapes ``wanted``, as many as the memory allows, and logs which."""
-    device = segments.eos_ids.device
-    graphs = StepGraphs(segments, wanted, capacity.max_num_seqs, capacity.max_model_len)
-    record = CudaRecorder(device) if device.type == "cuda" else CpuRecorder()
-    started_s, free = time.perf_counter(), read_memory(device).free
-    with without_garbage_collection():
-        for index, shape in enumerate(wanted):
-            progress("capturing CUDA graphs", index / len(wanted))
-            try:
-                graphs.record(shape, record)
-            except torch.OutOfMemoryError as error:
-                skipped = f"{shape.num_rows} sequences of {shape.width} tokens"
-                why = why_out_of_memory(error)
-                log.warning("CUDA graphs: none for %s, which run eagerly: %s", skipped, why)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # of what ran before each capture, on a stream that is not used
-    if wanted:
-        seconds, taken = time.perf_counter() - started_s, free - read_memory(device).free
-        figures = len(graphs), record.num_recorded, seconds, mib(taken)
-        log.info("CUDA graphs: %d kinds of steps, %d graphs, %.1f s, %s", *figures)
-    return graphs
