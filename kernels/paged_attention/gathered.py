@@ -83,8 +83,9 @@ def _attend_chunks(
     ):
         if start == end:
             continue
-        num_keys = position + end - start
-        positions = torch.arange(position, num_keys, device=query.device).unsqueeze(0)
+        after = position + end - start
+        num_keys = min(after, chunks.tables.shape[1] * cache.block_size)
+        positions = torch.arange(position, after, device=query.device).unsqueeze(0)
         first_keys = None if chunks.first_keys is None else chunks.first_keys[row : row + 1]
         is_seen = seen_keys(positions, num_keys, first_keys, options.window)
         tables = chunks.tables[chunks.slots[row : row + 1]]

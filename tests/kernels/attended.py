@@ -216,13 +216,13 @@ def device_attention(step: Step, tables: np.ndarray) -> DeviceAttention:
 def assert_padding_changes_nothing(
     heads: Heads, width: int, options: AttentionOptions = PLAIN, num_planes: int = 2
 ) -> None:
-    """Of the tokens of a step, and padding has numbers too. The cache has keys and values, or keys
-    alone."""
-    step = Step([6, 30], width, [(5, 4), (0, 7)], block_size=16)
+    """Of the tokens of a step, and padding has numbers too, of which there is more than a row has
+    room for. The cache has keys and values, or keys alone."""
+    step = Step([6, 19], width, [(5, 4), (0, 7)], block_size=1)
     num_blocks, num_tokens = len(step.rows) * MAX_BLOCKS, int(step.rows[:, 1].sum())
     tables = np.random.default_rng().permutation(num_blocks).reshape(-1, MAX_BLOCKS)
     shape = num_blocks + 1, step.block_size, num_planes, *heads[1:]
-    cache, query = torch.randn(shape), torch.randn(num_tokens + 9, *heads[::2])
+    cache, query = torch.randn(shape), torch.randn(num_tokens + MAX_BLOCKS + 9, *heads[::2])
     attention = device_attention(step, tables)
     expected = attend(query[:num_tokens], cache, attention, 1.0, options)
     padded = padded_attention(attention, len(query))

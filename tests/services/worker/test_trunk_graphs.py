@@ -134,6 +134,17 @@ def test_padding_is_written_to_the_null_block_alone(checkpoint: Path, engine: De
         assert found.entries.isfinite().all()
 
 
+def test_there_may_be_more_padding_than_a_sequence_has_tokens(
+    checkpoint: Path, replayed: list[int]
+) -> None:
+    short = make_engine(
+        checkpoint, "device", max_model_len=40, **(FULL | {"cudagraph_capture_sizes": [64]})
+    )
+    wanted = one_by_one(make_engine(checkpoint, max_model_len=40), steps_of(logprobs=2))
+    assert_same(launched_ahead(short, steps_of(logprobs=2)), wanted)
+    assert replayed == [64, 64, 64]
+
+
 def test_a_step_with_more_tokens_than_any_graph_runs_as_it_comes(
     checkpoint: Path, replayed: list[int]
 ) -> None:
