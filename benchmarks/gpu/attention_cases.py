@@ -166,9 +166,10 @@ def _chunk(
     zeros = torch.zeros(num_chunks, dtype=torch.int32, device=suite.device)
     slots = torch.arange(num_chunks, dtype=torch.int32, device=suite.device)
     tile_rows, tile_starts = (torch.from_numpy(e).to(suite.device) for e in make_tiles(nums))
-    ends = slots.new_tensor(np.arange(num_chunks + 1) * num_tokens)
+    ends = np.arange(num_chunks + 1) * num_tokens
     starts = np.zeros(num_chunks, np.int64)
-    chunks = ChunkRows(tables, slots, ends, zeros, tile_rows, tile_starts, starts, nums)
+    on_device = slots.new_tensor(ends)
+    chunks = ChunkRows(tables, slots, on_device, zeros, tile_rows, tile_starts, starts, ends)
     attention = DeviceAttention(None, chunks, BLOCK_SIZE, 1)
     key, value = _in_one_piece(numbers, tables)
     by_head, query = query.transpose(1, 2), query.flatten(0, 1)

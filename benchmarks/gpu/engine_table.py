@@ -26,11 +26,14 @@ WARM_UP_IDS = 16  # of a prompt: what decodes is what counts
 PENALTY = 0.5
 MTP = {"method": "mtp", "num_speculative_tokens": MAX_DEPTH, "adaptive": False}
 DRAFTS_ALL, DRAFTS_SOME = "mtp", "mtp, some tokens"
+PROMPTS_IN_GRAPHS = "prompts in graphs"
+MORE_SIZES = [256]  # of steps with prompts, beside the batches
 OFFLOADED_GB = 1.5  # some layers: all steps of a point take seconds
 # Kinds of engines: which of the suite's models they run, and settings beside those of all.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "graphs": ("model", {}),
     "eager": ("model", {"enforce_eager": True}),
+    PROMPTS_IN_GRAPHS: ("model", {"cudagraph_mode": "full"}),
     DRAFTS_ALL: ("mtp", {"draft_acceptance": ACCEPTANCE, "speculative_config": MTP}),
     DRAFTS_SOME: ("mtp", {"draft_acceptance": ACCEPTANCE}),
     "small": ("small", {}),
@@ -86,6 +89,7 @@ class Engines:
         if kind == DRAFTS_SOME:
             some = MTP | {"draft_vocab_size": suite.draft_vocab_size}
             changes = changes | {"speculative_config": some}
+        more = MORE_SIZES if kind == PROMPTS_IN_GRAPHS else []
         return WorkerConfig(
             model=str(self._folders[model]),
             load_format="dummy",
@@ -93,7 +97,7 @@ class Engines:
             dtype=str(suite.dtype).removeprefix("torch."),
             max_model_len=suite.max_model_len,
             max_num_seqs=max(suite.batches),
-            cudagraph_capture_sizes=list(suite.batches),
+            cudagraph_capture_sizes=[*suite.batches, *more],
             num_gpu_blocks_override=suite.num_blocks,
             **changes,
         )

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.engine_table import Engines
+from benchmarks.gpu.engine_table import PROMPTS_IN_GRAPHS, Engines
 from benchmarks.gpu.shapes import prompt_flops
 from benchmarks.gpu.suite import Suite
 from cli.bench.engine_loop import EngineLoop, Job, Step
@@ -42,26 +42,38 @@ def prefill(engines: Engines, product_tflop_per_s: float | None) -> Iterator[dic
 
 def mixed(engines: Engines) -> Iterator[dict[str, Any]]:
     """Sequences of unequal length, so that a prompt joins whenever one ends: the time from token to
-    token of those that decode, in steps of all kinds and in those without a prompt."""
-    suite, loop = engines.suite, engines.loop("graphs")
-    for num_rows in suite.mesh_batches:
-        reserved = _reserved_mib(suite)
-        rng = np.random.default_rng(SEED)
-        lens = rng.integers(suite.output_len // 4, suite.output_len, NUM_SEQUENCES * num_rows)
-        jobs = [_job(rng, loop, suite.prompt_len, int(num)) for num in lens]
-        steps = [s for s in loop.run(jobs, num_rows, None) if s.num_rows > 1 or num_rows == 1]
-        joined = [s for s in steps if s.num_prompt_tokens]
-        yield {
-            "num_rows": num_rows,
-            "prompt_len": suite.prompt_len,
-            "num_steps": len(steps),
-            "share_with_prompts": len(joined) / len(steps),
-            **_percentiles("", steps),
-            **_percentiles("decode_only_", [s for s in steps if not s.num_prompt_tokens]),
-            "tokens_per_s": sum(s.num_decoded for s in steps) / sum(s.engine_s for s in steps),
-            "reserved_MiB_before": reserved,
-            "reserved_MiB": _reserved_mib(suite),
-        }
+    token of those that decode, in steps of all kinds, with a prompt and without. Short prompts join
+    with their forward passes in graphs, too."""
+    suite = engines.suite
+    for kind, prompt_len in (
+        ("graphs", suite.prompt_len),
+        ("graphs", suite.short_prompt_len),
+        (PROMPTS_IN_GRAPHS, suite.short_prompt_len),
+    ):
+        for num_rows in suite.mesh_batches:
+            yield {"kind": kind} | _joined(engines, kind, prompt_len, num_rows)
+
+
+def _joined(engines: Engines, kind: str, prompt_len: int, num_rows: int) -> dict[str, Any]:
+    suite, loop = engines.suite, engines.loop(kind)
+    reserved = _reserved_mib(suite)
+    rng = np.random.default_rng(SEED)
+    lens = rng.integers(suite.output_len // 4, suite.output_len, NUM_SEQUENCES * num_rows)
+    jobs = [_job(rng, loop, prompt_len, int(num)) for num in lens]
+    steps = [s for s in loop.run(jobs, num_rows, None) if s.num_rows > 1 or num_rows == 1]
+    joined = [s for s in steps if s.num_prompt_tokens]
+    return {
+        "num_rows": num_rows,
+        "prompt_len": prompt_len,
+        "num_steps": len(steps),
+        "share_with_prompts": len(joined) / len(steps),
+        **_percentiles("", steps),
+        **_percentiles("with_prompts_", joined),
+        **_percentiles("decode_only_", [s for s in steps if not s.num_prompt_tokens]),
+        "tokens_per_s": sum(s.num_decoded for s in steps) / sum(s.engine_s for s in steps),
+        "reserved_MiB_before": reserved,
+        "reserved_MiB": _reserved_mib(suite),
+    }
 
 
 def _reserved_mib(suite: Suite) -> float:

@@ -65,7 +65,7 @@ class Sections:
         yield from (engine.pop(name) for name in first)
         yield Section("prompts", 20, 60, self._prompts)
         yield engine.pop("logprobs")
-        yield Section("prompts that join", 20, 60, self._mixed)
+        yield Section("prompts that join", 60, 120, self._mixed)
         yield Section("timeline of a step", 60, 120, self._timeline)
         yield Section("mesh", 60, 120, self._mesh)
         yield Section("ranks", 60, 120, self._ranks)

@@ -1,7 +1,7 @@
-"""What a step that decodes launches, in order, of a model that has no memory: as the engine would,
-on a card that is not there."""
+"""What a step launches, in order, of a model that has no memory: as the engine would, on a card
+that is not there."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
@@ -14,9 +14,13 @@ from benchmarks.gpu.dry_card import Launch, dry_card
 from benchmarks.gpu.shapes import Config
 from benchmarks.gpu.suite import BLOCK_SIZE
 from services.worker.backends.torch_lm import TorchLM
+from services.worker.engine.device.chunks import prepare_chunks
 from services.worker.engine.device.device_slots import DeviceSlots
+from services.worker.engine.device.mixed_step import MixedStep
+from services.worker.engine.device.planned_rows import PlannedRows
 from services.worker.engine.device.segments import Segments
 from services.worker.engine.device.steps import DecodeStep
+from services.worker.engine.device.trunk_graphs import RecordedTrunk, TrunkShape
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models.registry import find_model
 from services.worker.slots.table import SlotTable
@@ -50,22 +54,57 @@ def decode_launches(config: Config, num_rows: int, max_len: int) -> list[Launch 
     return found
 
 
+def mixed_launches(
+    config: Config, num_rows: int, nums: Sequence[int], max_len: int, num_padded: int | None = None
+) -> list[Launch | Operator]:
+    """Of ``num_rows`` that decode and prompts of ``nums`` tokens, from what the host prepares to
+    what is sampled, without what a graph of ``num_padded`` tokens replays."""
+    found: list[Launch | Operator] = []
+    num_slots, rows, chunks = num_rows + len(nums), np.arange(num_rows), np.arange(len(nums))
+    segments, table = _segments(config, num_slots, max_len)
+    slots = torch.from_numpy(rows).int().to(META)
+    none, zeros = np.zeros_like(rows), np.zeros_like(chunks)
+    planned = PlannedRows(rows, none, num_rows + chunks, np.array(nums), zeros, zeros, chunks)
+    trunk = None
+    if num_padded is not None:
+        hidden = torch.empty(num_padded, config["hidden_size"], dtype=DTYPE, device=META)
+        trunk = RecordedTrunk(segments, TrunkShape(num_padded, 1), num_slots, max_len, hidden)
+        trunk.record(lambda run: _replay_nothing)
+    with torch.inference_mode(), dry_card(watch=found.append), _Watch(found.append):
+        prepared = prepare_chunks(table, planned, segments.state.block_tables, num_rows)
+        decoding = segments, slots, torch.zeros_like(slots), 1, max_len
+        step = MixedStep(*decoding, prepared, trunk)
+        step.forward()
+        step.sample_and_accept(None)
+    return found
+
+
+def _replay_nothing() -> None:
+    pass
+
+
 def _step(config: Config, num_rows: int, max_len: int) -> DecodeStep:
+    segments, _ = _segments(config, num_rows, max_len)
+    slots = torch.zeros(num_rows, dtype=torch.int32, device=META)
+    return DecodeStep(segments, slots, torch.zeros_like(slots), 1, max_len)
+
+
+def _segments(config: Config, num_slots: int, max_len: int) -> tuple[Segments, SlotTable]:
     model = build_model(_read(config), DTYPE, META)
     assert model.lm_head is not None
     model.lm_head.to(DTYPE)
-    limits = BLOCK_SIZE, num_rows, num_rows, max_len, model.config.vocab_size, 0
+    limits = BLOCK_SIZE, num_slots, num_slots, max_len, model.config.vocab_size, 0
     capacity = Capacity(0, *limits)
+    table = SlotTable(capacity)
     segments = Segments(
         TorchLM(model),
-        DeviceSlots(capacity, SlotTable(capacity), np.zeros(1, np.int64), META).state,
+        DeviceSlots(capacity, table, np.zeros(1, np.int64), META).state,
         KVCache(model.kv_layouts(DTYPE, drafts=False), 0, BLOCK_SIZE, META),
         torch.zeros(1, dtype=torch.int32, device=META),
         drafts=False,
         returns_processed=False,
     )
-    slots = torch.zeros(num_rows, dtype=torch.int32, device=META)
-    return DecodeStep(segments, slots, torch.zeros_like(slots), 1, max_len)
+    return segments, table
 
 
 def _read(config: Config) -> Any:

@@ -93,10 +93,13 @@ class Model:
 
     def step(self, num_rows: int) -> list[Predicted]:
         """All kernels of it, in order."""
+        return self.launched(decode_launches(self._config, num_rows, MAX_LEN))
+
+    def launched(self, launches: Iterable[Launch | Operator]) -> list[Predicted]:
         found: list[Predicted] = []
         prefetch: Launch | None = None
         first = 0  # of what runs beside it
-        for each in decode_launches(self._config, num_rows, MAX_LEN):
+        for each in launches:
             if not isinstance(each, Launch):
                 found.append(self._operator(each))
             elif each.model.name == PREFETCH:

@@ -28,6 +28,7 @@ class Suite:
     device: torch.device
     dtype: torch.dtype
     prompt_len: int
+    short_prompt_len: int  # of those that join in a graph
     output_len: int
     prompts: tuple[int, ...]  # tokens of those that are measured alone
     batches: tuple[int, ...]
@@ -72,6 +73,7 @@ def of_card() -> Suite:
         device=torch.device("cuda"),
         dtype=torch.bfloat16,
         prompt_len=512,
+        short_prompt_len=100,
         output_len=256,
         prompts=(512, 2048, 8192),
         batches=(1, 8, 32, 128),
@@ -95,6 +97,7 @@ def of_test() -> Suite:
         device=torch.device("cpu"),
         dtype=torch.float32,
         prompt_len=20,
+        short_prompt_len=6,
         output_len=12,
         prompts=(16, 48),
         batches=(1, 2),
@@ -118,6 +121,7 @@ def of_launches() -> Suite:
         device=torch.device("cpu"),
         dtype=torch.bfloat16,
         prompt_len=32,
+        short_prompt_len=16,
         output_len=16,
         prompts=(128,),
         batches=(1, 32),

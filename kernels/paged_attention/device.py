@@ -41,12 +41,12 @@ class ChunkRows:
 
     tables: Tensor  # [N, max_blocks] int32
     slots: Tensor  # [R] int32: rows of ``tables``
-    token_starts: Tensor  # [R + 1] int32, counted from the first chunk's first token
+    token_starts: Tensor  # [R + 1] int32, counted from the step's first token
     starts: Tensor  # [R] int32: the position of a chunk's first token
     tile_rows: Tensor  # [num_tiles] int32: the row of each tile of TILE tokens
     tile_starts: Tensor  # [num_tiles] int32: the tile's first token, counted from its row's first
     host_starts: np.ndarray  # [R] int64: ``starts``, which torch's version needs on the host
-    host_nums: np.ndarray  # [R] int64: tokens of each
+    host_token_starts: np.ndarray  # [R + 1] int64: ``token_starts``
     first_keys: Tensor | None = None  # [R] int32: keys before them are hidden; None: none is
 
 

@@ -1,5 +1,6 @@
 """``attend`` in torch: over a copy of each row's keys and values."""
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -42,7 +43,7 @@ def attend(
         attended = _decode(rows, cache, decode, attention.max_keys, scale, options)
         out[:num_decoded] = attended.flatten(0, 1)
     if chunks is not None:
-        _attend_chunks(out[num_decoded:], query[num_decoded:], cache, chunks, scale, options)
+        _attend_chunks(out, query, cache, chunks, scale, options)
     return out
 
 
@@ -75,14 +76,16 @@ def _attend_chunks(
     scale: float,
     options: AttentionOptions,
 ) -> None:
-    """query [chunk tokens, H, D] → out [chunk tokens, H, value_dim]."""
-    end = 0
-    for row, (position, num_tokens) in enumerate(
-        zip(chunks.host_starts.tolist(), chunks.host_nums.tolist(), strict=True)
+    """query [T, H, D] → out [T, H, value_dim], where the chunks have tokens."""
+    bounds = pairwise(chunks.host_token_starts.tolist())
+    for row, (position, (start, end)) in enumerate(
+        zip(chunks.host_starts.tolist(), bounds, strict=True)
     ):
-        start, end = end, end + num_tokens
-        num_keys = position + num_tokens
-        positions = torch.arange(position, num_keys, device=query.device).unsqueeze(0)
+        if start == end:
+            continue
+        after = position + end - start
+        num_keys = min(after, chunks.tables.shape[1] * cache.block_size)
+        positions = torch.arange(position, after, device=query.device).unsqueeze(0)
         first_keys = None if chunks.first_keys is None else chunks.first_keys[row : row + 1]
         is_seen = seen_keys(positions, num_keys, first_keys, options.window)
         tables = chunks.tables[chunks.slots[row : row + 1]]

@@ -154,10 +154,16 @@ class WorkerConfig(Settings):
         " keys and values, to compare with (slow, and without CUDA graphs)",
     )
     enforce_eager: bool = Field(False, description="on a GPU: no CUDA graphs")
+    cudagraph_mode: Literal["full", "full_decode_only"] = Field(
+        "full_decode_only",
+        description="on a GPU: which steps are captured as CUDA graphs; full_decode_only: those"
+        " that only decode; full: the forward passes of those with prompts, too; not tried yet",
+    )
     cudagraph_capture_sizes: Sizes = Field(
         [1, 4, 16, 32, 64, 96, 128, 256],
         description="on a GPU: numbers of sequences whose steps are captured as CUDA graphs, with"
-        " commas between, up to max-num-seqs; a step that only decodes takes the next larger one",
+        " commas between, up to max-num-seqs; a step that only decodes takes the next larger one;"
+        " with cudagraph-mode full also the numbers of tokens of steps with prompts",
     )
     draft_acceptance: float | None = Field(
         None,

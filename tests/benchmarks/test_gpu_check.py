@@ -55,7 +55,7 @@ ENGINE_ROWS = {
 OTHER_ROWS = {
     "ceilings": 1,
     "prompts": 2,
-    "prompts that join": 1,
+    "prompts that join": 3,
     "other configurations": 0,
 }
 WORDS = ("ceilings", "engine", "prompts", "kernels", "other")

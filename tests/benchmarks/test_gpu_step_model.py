@@ -7,7 +7,7 @@ import pytest
 from benchmarks.gpu.dry_card import Launch
 from benchmarks.gpu.sass import ARITHMETIC, FENCE, L2, loops, parse, timing
 from benchmarks.gpu.shapes import TINY
-from benchmarks.gpu.step_launches import Operator, decode_launches
+from benchmarks.gpu.step_launches import Operator, decode_launches, mixed_launches
 from benchmarks.gpu.step_model import CARDS, Model, Predicted, beside, residents, work_of
 from benchmarks.gpu.switches import changed, changes
 
@@ -72,6 +72,16 @@ def test_a_layer_is_six_launches(launches: list[Launch | Operator]) -> None:
         "embedding",
         "index_select",
     ]
+
+
+def test_with_a_graph_the_host_launches_no_layer_of_a_step_with_prompts() -> None:
+    deeper = TINY | {"num_hidden_layers": TINY["num_hidden_layers"] + 1}
+    as_it_comes = [len(mixed_launches(each, 2, [5, 3], MAX_LEN)) for each in (TINY, deeper)]
+    in_a_graph = [len(mixed_launches(each, 2, [5, 3], MAX_LEN, 16)) for each in (TINY, deeper)]
+    assert as_it_comes[1] - as_it_comes[0] == 7, (
+        "rows that decode and prompts have an attention each"
+    )
+    assert in_a_graph[0] == in_a_graph[1]
 
 
 def test_what_a_launch_reads_is_its_weight_or_its_keys(launches: list[Launch | Operator]) -> None:

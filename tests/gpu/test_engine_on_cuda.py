@@ -17,6 +17,11 @@ from tests.gpu.engines import drafting, make_cuda_engine, prompts
 pytestmark = pytest.mark.gpu
 TEMPERATURES = [0.0, 0.8]
 LOGPROB_TOLERANCE = 1e-3  # in float32
+SIZES = [2, 16, 64, 128]
+PROMPTS_IN_GRAPHS: dict[str, Any] = {
+    "cudagraph_mode": "full",
+    "cudagraph_capture_sizes": SIZES,
+}
 STEPS: dict[str, dict[str, Any]] = {"graphs": {}, "eager": {"enforce_eager": True}}
 
 
@@ -99,3 +104,33 @@ def test_recorded_steps_bring_the_bits_that_others_bring(num_rows: int, depth: i
     assert recorded.verified == eager.verified
     for one, other in zip(recorded.logprobs, eager.logprobs, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_texts_in_float32_are_the_cpus_with_prompts_in_graphs(depth: int) -> None:
+    """Prompts of one to several hundred tokens join rows that decode; the longest are in none."""
+    speculation: dict[str, Any] = {"speculative_config": drafting(depth)}
+    engine = make_cuda_engine(**speculation, **PROMPTS_IN_GRAPHS)
+    assert len(engine._trunks) == len(SIZES) * (2 if depth else 1) - (depth > 0)
+    host = make_engine(EMBEDDED_MODEL, max_num_seqs=8, **speculation)
+    found = scheduled.run(engine, prompts(), params_of(0.8), max_open=5)
+    assert found.texts == scheduled.run(host, prompts(), params_of(0.8), max_open=5).texts
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_prompts_in_graphs_bring_the_bits_that_others_bring(depth: int) -> None:
+    """In bfloat16, in steps of 64 tokens at most, whose products are our own; twice, so that what
+    the first time left in a graph's tensors would be found."""
+    settings: dict[str, Any] = {"dtype": "bfloat16", "max_num_batched_tokens": 64}
+    settings |= {"speculative_config": drafting(depth)}
+    params = params_of(0.8, logprobs=5, prompt_logprobs=2)
+    recorded = make_cuda_engine(**settings, **PROMPTS_IN_GRAPHS)
+    eager = make_cuda_engine(**settings, enforce_eager=True)
+    expected = scheduled.run(eager, prompts(), params, max_open=5)
+    for _ in range(2):
+        found = scheduled.run(recorded, prompts(), params, max_open=5)
+        recorded.reset()
+        assert found.texts == expected.texts
+        assert found.verified == expected.verified
+        for one, other in zip(found.logprobs, expected.logprobs, strict=True):
+            np.testing.assert_array_equal(one, other)

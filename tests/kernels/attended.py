@@ -192,16 +192,17 @@ def device_attention(step: Step, tables: np.ndarray) -> DeviceAttention:
     arrivals = torch.zeros(num_decoding * MAX_KV_HEADS, dtype=torch.int32)
     decode = DecodeRows(step.width, parts[0][0], on_device, parts[0][1], arrivals, parts[0][2])
     host_starts, host_nums = starts[num_decoding:], num_tokens[num_decoding:]
+    token_starts = decode.num_tokens + np.concatenate([[0], np.cumsum(host_nums)])
     tile_rows, tile_starts = map(_int32, make_tiles(host_nums))
     chunks = ChunkRows(
         on_device,
         parts[1][0],
-        _int32(np.concatenate([[0], np.cumsum(host_nums)])),
+        _int32(token_starts),
         parts[1][1],
         tile_rows,
         tile_starts,
         host_starts,
-        host_nums,
+        token_starts,
         parts[1][2],
     )
     return DeviceAttention(
@@ -210,6 +211,60 @@ def device_attention(step: Step, tables: np.ndarray) -> DeviceAttention:
         step.block_size,
         max((start + step.width for start in step.starts), default=0),
     )
+
+
+def assert_padding_changes_nothing(
+    heads: Heads, width: int, options: AttentionOptions = PLAIN, num_planes: int = 2
+) -> None:
+    """Of the tokens of a step, and padding has numbers too, of which there is more than a row has
+    room for. The cache has keys and values, or keys alone."""
+    step = Step([6, 19], width, [(5, 4), (0, 7)], block_size=1)
+    num_blocks, num_tokens = len(step.rows) * MAX_BLOCKS, int(step.rows[:, 1].sum())
+    tables = np.random.default_rng().permutation(num_blocks).reshape(-1, MAX_BLOCKS)
+    shape = num_blocks + 1, step.block_size, num_planes, *heads[1:]
+    cache, query = torch.randn(shape), torch.randn(num_tokens + MAX_BLOCKS + 9, *heads[::2])
+    attention = device_attention(step, tables)
+    expected = attend(query[:num_tokens], cache, attention, 1.0, options)
+    padded = padded_attention(attention, len(query))
+    found = attend(query, cache, padded, 1.0, options)
+    assert torch.equal(found[:num_tokens], expected)
+    assert found.isfinite().all()
+    assert padded.decode is not None
+    assert not padded.decode.arrivals.any(), "for the next launch"
+
+
+def padded_attention(attention: DeviceAttention, num_tokens: int) -> DeviceAttention:
+    """With three rows that decode and have no key, a chunk of the tokens that ``num_tokens`` leave,
+    two without tokens, and tiles of the last of these."""
+    decode, chunks = attention.decode, attention.chunks
+    assert decode is not None
+    assert chunks is not None
+    host_token_starts = np.append(chunks.host_token_starts, 3 * [num_tokens])
+    tile_rows, tile_starts = make_tiles(np.diff(host_token_starts))
+    last = len(host_token_starts) - 2
+    return replace(
+        attention,
+        decode=replace(
+            decode,
+            slots=_behind(decode.slots, [0, 0, 0]),
+            starts=_behind(decode.starts, 3 * [-decode.width]),
+            arrivals=_behind(decode.arrivals, 3 * MAX_KV_HEADS * [0]),
+        ),
+        chunks=replace(
+            chunks,
+            slots=_behind(chunks.slots, [0, 0, 0]),
+            token_starts=_int32(host_token_starts),
+            starts=_behind(chunks.starts, [0, 0, 0]),
+            tile_rows=_int32(np.append(tile_rows, [last, last])),
+            tile_starts=_int32(np.append(tile_starts, [0, 0])),
+            host_starts=np.append(chunks.host_starts, [0, 0, 0]),
+            host_token_starts=host_token_starts,
+        ),
+    )
+
+
+def _behind(tensor: Tensor, values: list[int]) -> Tensor:
+    return torch.cat((tensor, tensor.new_tensor(values)))
 
 
 def random_cache(

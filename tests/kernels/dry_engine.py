@@ -53,7 +53,8 @@ class DryEngine:
         ending = np.delete(np.arange(len(nums)), slice(1, 2))
         depths = np.full(num_rows, depth)
         planned = PlannedRows(slots, depths, chunk_slots, ints, starts, 0 * starts, ending)
-        chunks = prepare_chunks(self.table, planned, self.segments.state.block_tables)
+        tables, num_decoded = self.segments.state.block_tables, num_rows * (1 + depth)
+        chunks = prepare_chunks(self.table, planned, tables, num_decoded)
         rows = upload(slots, CPU), upload(depths.astype(np.int32), CPU)
         return MixedStep(self.segments, *rows, 1 + depth, MAX_LEN, chunks)
 

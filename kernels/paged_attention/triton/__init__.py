@@ -94,7 +94,7 @@ def attend(
     if decode is not None:
         _decode(out[:num_decoded], query[:num_decoded], cache, decode, scale, options)
     if chunks is not None:
-        _attend_chunks(out[num_decoded:], query[num_decoded:], cache, chunks, scale, options)
+        _attend_chunks(out, query, cache, chunks, scale, options)
     return out
 
 
@@ -116,7 +116,7 @@ def _attend_latents(
         rows = out[:num_decoded], query[:num_decoded], kv_cache, decode
         latent.decode(*rows, scale, NUM_SPLITS, switches.SPLIT_KEYS)
     if chunks is not None:
-        latent.attend_chunks(out[num_decoded:], query[num_decoded:], kv_cache, chunks, scale)
+        latent.attend_chunks(out, query, kv_cache, chunks, scale)
 
 
 def _is_out_of_reach(window: int | None, attention: DeviceAttention) -> bool:
@@ -204,7 +204,7 @@ def _attend_chunks(
     scale: float,
     options: AttentionOptions,
 ) -> None:
-    """query [chunk tokens, H, D], out [chunk tokens, H, value_dim]."""
+    """query [T, H, D], out [T, H, value_dim], where the chunks have tokens."""
     _, num_heads, value_dim = out.shape
     widest, has_codes = max(query.shape[2], value_dim), cache.scales is not None
     config = chunk_config(widest, query.dtype, has_codes=has_codes)

@@ -8,7 +8,7 @@ from kernels.paged_attention.triton.tiles import LOG2_E, attend_keys
 
 @triton.jit
 def chunk_kernel(
-    p_query,  # [chunk tokens, H, HEAD_DIM]
+    p_query,  # [T, H, HEAD_DIM]
     p_kv_cache,  # [num_blocks + 1, BLOCK_SIZE, 2, H_kv, CACHE_DIM]
     p_kv_scales,  # [num_blocks + 1, BLOCK_SIZE, 2, H_kv] float32 | None
     p_slots,  # [R] int32
@@ -22,7 +22,7 @@ def chunk_kernel(
     p_tile_starts,  # [num_tiles] int32
     scale,  # by which scores are exponents of two
     p_sinks,  # [H] | None
-    p_out,  # [chunk tokens, H, VALUE_DIM]
+    p_out,  # [T, H, VALUE_DIM]
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     NUM_HEADS: tl.constexpr,

@@ -91,7 +91,7 @@ def decode(
 def attend_chunks(
     out: Tensor, query: Tensor, kv_cache: Tensor, chunks: ChunkRows, scale: float
 ) -> None:
-    """query [chunk tokens, H, rank + rope_dim], out [chunk tokens, H, rank]."""
+    """query [T, H, rank + rope_dim], out [T, H, rank], where the chunks have tokens."""
     _, num_heads, rank = out.shape
     config = latent_config(query.dtype)
     num_parts = cdiv(TILE * num_heads, config.num_queries)
@@ -185,7 +185,7 @@ def latent_decode_kernel(
 
 @triton.jit
 def latent_chunk_kernel(
-    p_query,  # [chunk tokens, H, RANK + ROPE_DIM]
+    p_query,  # [T, H, RANK + ROPE_DIM]
     p_kv_cache,  # [num_blocks + 1, BLOCK_SIZE, RANK + ROPE_DIM]
     p_slots,  # [R] int32
     p_tables,  # [N, table_stride] int32
@@ -197,7 +197,7 @@ def latent_chunk_kernel(
     p_tile_rows,  # [num_tiles] int32
     p_tile_starts,  # [num_tiles] int32
     scale,  # by which scores are exponents of two
-    p_out,  # [chunk tokens, H, RANK]
+    p_out,  # [T, H, RANK]
     NUM_HEADS: tl.constexpr,
     RANK: tl.constexpr,
     ROPE_DIM: tl.constexpr,

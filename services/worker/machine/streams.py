@@ -13,7 +13,7 @@ def upload(array: np.ndarray, device: torch.device) -> Tensor:
     """A copy that later work on the device finds there."""
     tensor = torch.from_numpy(np.ascontiguousarray(array))
     if device.type != "cuda":
-        return tensor.clone()
+        return tensor.to(device, copy=True)
     return tensor.pin_memory().to(device, non_blocking=True)
 
 

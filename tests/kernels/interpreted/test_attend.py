@@ -14,6 +14,7 @@ from tests.kernels.attended import (
     Heads,
     Step,
     assert_later_tokens_do_not_matter,
+    assert_padding_changes_nothing,
     attended_chunks,
     compare,
     decoded_rows,
@@ -25,6 +26,7 @@ from tests.kernels.attended import (
 TOLERANCE = 1e-5
 BFLOAT16_TOLERANCE = 2e-2
 SMALL = Heads(4, 2, 16)
+LATENTS = AttentionOptions(value_dim=32)
 codes = pytest.mark.parametrize("codes", HIGHEST_CODE, ids=str)
 
 
@@ -86,6 +88,25 @@ def test_splits_that_a_launch_adds_up_agree_to_the_bit(
     found = decode(3)
     monkeypatch.setattr(switches, "LAST_COMBINES", False)
     assert torch.equal(decode(3), found)
+
+
+@pytest.mark.parametrize("last_combines", [True, False])
+@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize(
+    ("heads", "options", "num_planes"),
+    [(SMALL, PLAIN, 2), (SMALL, every_option(4), 2), (Heads(4, 1, 40), LATENTS, 1)],
+    ids=["no options", "every option", "latents"],
+)
+def test_padding_changes_no_bit(
+    heads: Heads,
+    options: AttentionOptions,
+    num_planes: int,
+    width: int,
+    last_combines: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(switches, "LAST_COMBINES", last_combines)
+    assert_padding_changes_nothing(heads, width, options, num_planes)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 15, 16, 17, 33, TILE, TILE + 1])

@@ -122,6 +122,23 @@ def test_texts_of_a_model_with_experts_are_the_host_engines(layout: str, tmp_pat
         np.testing.assert_allclose(job.logprobs, other.logprobs, atol=LOGPROB_TOLERANCE)
 
 
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)], ids=str
+)
+def test_prompts_in_graphs_bring_the_bits_that_others_bring(folder: Path, dtype: str) -> None:
+    """In chunks, beside rows that decode: steps of up to 8 tokens in a graph."""
+    params = params_of(len(PROMPTS), logprobs=3, prompt_logprobs=2)
+    found, expected = ([Job(*each) for each in zip(PROMPTS, params, strict=True)] for _ in "12")
+    graphs = {"cudagraph_mode": "full", "cudagraph_capture_sizes": [8]}
+    for jobs, steps in ((found, graphs), (expected, {"enforce_eager": True})):
+        engine = make_engine(folder, "device", dtype=dtype, max_num_seqs=4, **steps)
+        Driver(engine, (1, 3, 5)).run(jobs)
+    for job, other in zip(found, expected, strict=True):
+        assert job.emitted == other.emitted
+        np.testing.assert_array_equal(job.logprobs, other.logprobs)
+        assert of_prompt(job) == of_prompt(other)
+
+
 def of_prompt(job: Job) -> list[float]:
     return [value for _, part in job.prompt_parts for value in part.values.tolist()]
 

@@ -48,16 +48,17 @@ def _device_attention(batch: Any) -> DeviceAttention:
     arrivals = torch.zeros(num_decoding * MAX_KV_HEADS, dtype=torch.int32)
     decode = DecodeRows(1, *rows, arrivals)
     chunk_starts, chunk_nums = starts[num_decoding:], num_tokens[num_decoding:]
+    token_starts = num_decoding + np.concatenate([[0], np.cumsum(chunk_nums)])
     tile_rows, tile_starts = map(_int32, make_tiles(chunk_nums))
     chunks = ChunkRows(
         tables,
         slots[num_decoding:],
-        _int32(np.concatenate([[0], np.cumsum(chunk_nums)])),
+        _int32(token_starts),
         _int32(chunk_starts),
         tile_rows,
         tile_starts,
         chunk_starts,
-        chunk_nums,
+        token_starts,
     )
     return DeviceAttention(
         decode if num_decoding else None,

@@ -45,6 +45,7 @@ def test_every_engine_counts_the_same_tokens(folder: Path) -> None:
     counts = {kernels: counted(folder, kernels) for kernels in ENGINES}
     assert torch.equal(counts["torch"], counts["native"])
     assert torch.equal(counts["torch"], counts["device"])
+    assert torch.equal(counts["torch"], counted(folder, "device", cudagraph_mode="full"))
     make_engine(folder)
     assert EXPERT_LOADS.source is None, "off by default"
 

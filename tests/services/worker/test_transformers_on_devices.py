@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import make_engine
-from services.worker.engine.device.graphs import CaptureError, CpuRecorder
+from services.worker.engine.device.recorders import CaptureError, CpuRecorder
 from services.worker.startup import load_transformers
 from shared.errors import ConfigError
 from shared.messages import SamplingParams

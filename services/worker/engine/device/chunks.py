@@ -38,8 +38,11 @@ class Chunks:
         )
 
 
-def prepare_chunks(table: SlotTable, planned: PlannedRows, tables: Tensor) -> Chunks:
-    """``tables`` [N, max_blocks] int32 are those on the device."""
+def prepare_chunks(
+    table: SlotTable, planned: PlannedRows, tables: Tensor, num_decoded: int
+) -> Chunks:
+    """``tables`` [N, max_blocks] int32 are those on the device. The step has ``num_decoded`` tokens
+    before these."""
     device = tables.device
     slots, nums = planned.chunk_slots, planned.chunk_nums
     rows = np.repeat(np.arange(len(slots)), nums)  # [T]
@@ -54,7 +57,7 @@ def prepare_chunks(table: SlotTable, planned: PlannedRows, tables: Tensor) -> Ch
     ints = upload_rows(*ids, device=device)
     numbers = (each.astype(np.int32) for each in (slots, nums, planned.chunk_starts))
     by_row = upload_rows(*numbers, device=device)
-    starts = upload(np.concatenate([[0], ends]).astype(np.int32), device)
+    token_starts = num_decoded + np.concatenate([[0], ends])
     tile_rows, tile_starts = upload_rows(*make_tiles(nums), device=device)
     ending = planned.sampling_chunks
     return Chunks(
@@ -66,7 +69,14 @@ def prepare_chunks(table: SlotTable, planned: PlannedRows, tables: Tensor) -> Ch
         ints[1],
         longs[2],
         ChunkRows(
-            tables, by_row[0], starts, by_row[2], tile_rows, tile_starts, planned.chunk_starts, nums
+            tables,
+            by_row[0],
+            upload(token_starts.astype(np.int32), device),
+            by_row[2],
+            tile_rows,
+            tile_starts,
+            planned.chunk_starts,
+            token_starts,
         ),
         upload(slots[ending].astype(np.int32), device),
         upload(ends[ending] - 1, device),

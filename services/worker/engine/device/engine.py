@@ -15,15 +15,17 @@ from services.worker.engine.device.adjust_logits import adjusted
 from services.worker.engine.device.chunks import prepare_chunks
 from services.worker.engine.device.collector import Collector, LaunchedStep
 from services.worker.engine.device.device_slots import DeviceSlots
-from services.worker.engine.device.graphs import Shape, record_graphs, shapes
+from services.worker.engine.device.graphs import shapes
 from services.worker.engine.device.measure import measure
 from services.worker.engine.device.mixed_step import MixedStep
 from services.worker.engine.device.out_of_memory import REMEDIES, fail
 from services.worker.engine.device.planned_rows import HostLengths, PlannedRows
+from services.worker.engine.device.record_graphs import WantedGraphs, record_graphs
 from services.worker.engine.device.recordable import why_not_recordable
 from services.worker.engine.device.segments import make_segments
 from services.worker.engine.device.steps import DecodeStep, Step
 from services.worker.engine.device.token_logprobs import PendingLogprobs
+from services.worker.engine.device.trunk_graphs import trunk_shapes
 from services.worker.engine.protocol import StepOutput
 from services.worker.machine.hardware import why_out_of_memory
 from services.worker.machine.streams import DeviceEvent, Download, upload
@@ -56,7 +58,7 @@ class DeviceEngine:
         loaded = load(settings, progress, choose_device_kernels)
         _warn_of_acceptance(loaded)
         _check_ranks(loaded)
-        wanted = _shapes(loaded)
+        wanted = _wanted_graphs(loaded)
         is_cuda = loaded.device.type == "cuda"
         requirements = (
             measure(loaded, wanted, progress) if is_cuda else estimate_requirements(loaded)
@@ -74,7 +76,8 @@ class DeviceEngine:
         self._slots = DeviceSlots(self.capacity, self._table, self._eos_ids, self._device)
         self._lengths = HostLengths(self.capacity)
         self._segments = make_segments(loaded, self._slots.state, report.num_blocks)
-        self._graphs = record_graphs(self._segments, wanted, self.capacity, progress)
+        graphs = record_graphs(self._segments, wanted, self.capacity, progress)
+        self._graphs, self._trunks = graphs
         self._collector = Collector(self._table, loaded, self.capacity)
         self._has_failed = False  # prompts of the step before, for want of memory
         self._results = ThreadPoolExecutor(1, "results")
@@ -228,8 +231,11 @@ class DeviceEngine:
         max_keys = int(self._lengths.bounds[planned.slots].max(initial=1))
         if not len(planned.chunk_slots):
             return DecodeStep(self._segments, slots, depths, width, max_keys)
-        chunks = prepare_chunks(self._table, planned, self._slots.state.block_tables)
-        return MixedStep(self._segments, slots, depths, width, max_keys, chunks)
+        trunk = self._trunks.find(len(slots), width, int(planned.chunk_nums.sum()))
+        width = width if trunk is None else trunk.width
+        tables, num_decoded = self._slots.state.block_tables, len(planned.decode_slots) * width
+        chunks = prepare_chunks(self._table, planned, tables, num_decoded)
+        return MixedStep(self._segments, slots, depths, width, max_keys, chunks, trunk)
 
     def _sample_and_accept(self, launched: LaunchedStep, step: Step, logits: Tensor) -> None:
         slots = launched.planned.slots
@@ -292,20 +298,20 @@ def _check_ranks(loaded: LoadedModel) -> None:
     log.warning("tensor-parallel-size: ranks on GPUs were never tried")
 
 
-def _shapes(loaded: LoadedModel) -> list[Shape]:
-    """Returns the shapes of the steps to record. A model that is not written in operators may not
-    be recordable, which is logged, nor are copies of memory that is not pinned."""
+def _wanted_graphs(loaded: LoadedModel) -> WantedGraphs:
+    """Returns the shapes of what to record. A model that is not written in operators may not be
+    recordable, which is logged, nor are copies of memory that is not pinned."""
     settings, offloaded = loaded.settings, loaded.model.offloaded
     if loaded.pooler is not None or settings.enforce_eager or settings.attention_backend == "sdpa":
-        return []
+        return WantedGraphs()
     if offloaded is not None and offloaded.why_not_pinned:
-        return []
+        return WantedGraphs()
     if not isinstance(loaded.model, TorchLM) and (problem := why_not_recordable(loaded)):
         log.warning("CUDA graphs: none, steps run eagerly: %s", problem)
-        return []
-    return shapes(
-        settings.cudagraph_capture_sizes,
-        loaded.max_num_seqs,
-        loaded.max_num_batched_tokens,
-        loaded.speculation.num_drafts,
-    )
+        return WantedGraphs()
+    sizes, max_tokens = settings.cudagraph_capture_sizes, loaded.max_num_batched_tokens
+    num_drafts = loaded.speculation.num_drafts
+    steps = shapes(sizes, loaded.max_num_seqs, max_tokens, num_drafts)
+    if settings.cudagraph_mode == "full_decode_only":
+        return WantedGraphs(steps)
+    return WantedGraphs(steps, trunk_shapes(sizes, max_tokens, num_drafts))

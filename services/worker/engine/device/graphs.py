@@ -5,31 +5,25 @@ many as the most drafts want. A step takes the next larger set; surplus rows are
 null slot), and drafts too many are masked.
 """
 
-import gc
-import logging
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from services.worker.engine.device.recorders import CaptureError
 from services.worker.engine.device.segments import Segments
-from services.worker.engine.device.steps import DecodeStep, Record, Run
-from services.worker.machine.hardware import read_memory, why_out_of_memory
+from services.worker.engine.device.steps import DecodeStep, Record
 from services.worker.machine.streams import ALIGNED, upload
-from services.worker.startup.plan_memory import mib
-from services.worker.weights.progress import Progress
 from shared.errors import ConfigError
-from shared.messages import Capacity
-
-log = logging.getLogger(__name__)
 
 
 class Shape(NamedTuple):
     num_rows: int
     width: int  # tokens of a row
+
+    def __str__(self) -> str:
+        return f"{self.num_rows} sequences of {self.width} tokens"
 
 
 def shapes(sizes: Sequence[int], max_rows: int, max_tokens: int, max_drafts: int) -> list[Shape]:
@@ -112,102 +106,3 @@ class StepGraphs:
         if not np.array_equal(rows, self._rows):
             self._inputs.copy_(upload(rows, self._device))
             self._rows = rows
-
-
-@torch.inference_mode()
-def record_graphs(
-    segments: Segments, wanted: Sequence[Shape], capacity: Capacity, progress: Progress
-) -> StepGraphs:
-    """Records the graphs of the shapes ``wanted``, as many as the memory allows, and logs which."""
-    device = segments.eos_ids.device
-    graphs = StepGraphs(segments, wanted, capacity.max_num_seqs, capacity.max_model_len)
-    record = CudaRecorder(device) if device.type == "cuda" else CpuRecorder()
-    started_s, free = time.perf_counter(), read_memory(device).free
-    with without_garbage_collection():
-        for index, shape in enumerate(wanted):
-            progress("capturing CUDA graphs", index / len(wanted))
-            try:
-                graphs.record(shape, record)
-            except torch.OutOfMemoryError as error:
-                skipped = f"{shape.num_rows} sequences of {shape.width} tokens"
-                why = why_out_of_memory(error)
-                log.warning("CUDA graphs: none for %s, which run eagerly: %s", skipped, why)
-    if device.type == "cuda":
-        torch.cuda.empty_cache()  # of what ran before each capture, on a stream that is not used
-    if wanted:
-        seconds, taken = time.perf_counter() - started_s, free - read_memory(device).free
-        figures = len(graphs), record.num_recorded, seconds, mib(taken)
-        log.info("CUDA graphs: %d kinds of steps, %d graphs, %.1f s, %s", *figures)
-    return graphs
-
-
-class CaptureError(Exception):
-    """What ran by itself cannot be captured, and this is why."""
-
-
-class CpuRecorder:
-    """Runs functions where there are no graphs."""
-
-    def __init__(self) -> None:
-        self.num_recorded = 0
-
-    def __call__(self, run: Run) -> Run:
-        run()
-        self.num_recorded += 1
-        return run
-
-
-class CudaRecorder:
-    """Captures functions as graphs that share their memory: they run one after the other."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.num_recorded = 0
-        self._pool = torch.cuda.graph_pool_handle()
-        self._stream = torch.cuda.Stream(device)
-
-    def __call__(self, run: Run) -> Run:
-        """Runs it before: kernels are compiled then, and libraries get their memory. And after, so
-        that the tensors that the next capture reads are filled."""
-        graph = torch.cuda.CUDAGraph()
-        self._stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self._stream):
-            run()
-            self._stream.synchronize()
-            self._capture(graph, run)
-            graph.replay()
-        torch.cuda.current_stream().wait_stream(self._stream)
-        self.num_recorded += 1
-        return graph.replay
-
-    def _capture(self, graph: torch.cuda.CUDAGraph, run: Run) -> None:
-        """Raises CaptureError."""
-        try:
-            self._run_captured(graph, run)
-        except torch.OutOfMemoryError:
-            raise
-        except RuntimeError as error:
-            raise CaptureError(str(error).partition("\n")[0]) from error
-
-    def _run_captured(self, graph: torch.cuda.CUDAGraph, run: Run) -> None:
-        """What other threads do meanwhile does not end it."""
-        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
-        try:
-            run()
-        except BaseException:
-            with suppress(RuntimeError):  # the first error is the one to raise
-                graph.capture_end()
-            raise
-        graph.capture_end()
-
-
-@contextmanager
-def without_garbage_collection() -> Iterator[None]:
-    """An old engine that is found then would free its graphs and memory inside a capture."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()

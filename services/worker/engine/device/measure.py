@@ -1,16 +1,16 @@
 """What the largest steps of a model take on a GPU, by running them."""
 
+from collections.abc import Sequence
+
 import torch
 
 from services.worker.engine.device.device_slots import DeviceSlots
-from services.worker.engine.device.graphs import (
-    CudaRecorder,
-    Shape,
-    StepGraphs,
-    without_garbage_collection,
-)
+from services.worker.engine.device.graphs import Shape
 from services.worker.engine.device.out_of_memory import REMEDIES
+from services.worker.engine.device.record_graphs import WantedGraphs, make_graphs
+from services.worker.engine.device.recorders import CudaRecorder, without_garbage_collection
 from services.worker.engine.device.segments import Segments, make_segments
+from services.worker.engine.device.trunk_graphs import TrunkShape
 from services.worker.engine.device.warm_up import warm_up
 from services.worker.machine.hardware import read_memory, why_out_of_memory
 from services.worker.slots.table import SlotTable
@@ -25,9 +25,9 @@ MIN_SLACK_BYTES, SLACK_SHARE = 256 << 20, 0.02  # of the card's memory; not meas
 
 
 @torch.inference_mode()
-def measure(loaded: LoadedModel, shapes: list[Shape], progress: Progress) -> MemoryRequirements:
-    """Over a cache that has only the null block. ``shapes`` are those of the graphs to come: the
-    first and the last of them are captured. What was taken is given back.
+def measure(loaded: LoadedModel, wanted: WantedGraphs, progress: Progress) -> MemoryRequirements:
+    """Over a cache that has only the null block. Of each kind of the graphs to come the first and
+    the last one are captured. What was taken is given back.
 
     Raises ConfigError where the memory does not suffice.
     """
@@ -38,7 +38,7 @@ def measure(loaded: LoadedModel, shapes: list[Shape], progress: Progress) -> Mem
     try:
         warm_up(segments, table, capacity, progress, loaded.pooler)
         of_step = _num_used(loaded)
-        of_graphs = _measure_graphs(loaded, segments, shapes, progress)
+        of_graphs = _measure_graphs(loaded, segments, wanted, progress)
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"max-num-batched-tokens: a step of {capacity.max_num_batched_tokens} tokens and"
@@ -60,17 +60,27 @@ def _num_used(loaded: LoadedModel) -> int:
 
 
 def _measure_graphs(
-    loaded: LoadedModel, segments: Segments, shapes: list[Shape], progress: Progress
+    loaded: LoadedModel, segments: Segments, wanted: WantedGraphs, progress: Progress
 ) -> int:
     """Bytes of all: the largest ones' memory is shared by the others, which add what they are."""
-    if not shapes:
+    if not wanted.shapes:
         return 0
-    used = [_num_used(loaded)]
-    graphs = StepGraphs(segments, shapes, shapes[0].num_rows, loaded.model_info.max_model_len)
+    num_bytes, before = 0, _num_used(loaded)
+    graphs = make_graphs(segments, wanted, loaded.capacity(NO_BLOCKS))
     recorder = CudaRecorder(loaded.device)
+    samples = _samples(wanted.steps) + _samples(wanted.trunks)
     with without_garbage_collection():
-        for shape in (shapes[0], shapes[-1]):
+        for shape, num_alike in samples:
             progress("measuring CUDA graphs", 0.0)
             graphs.record(shape, recorder)
-            used.append(_num_used(loaded))
-    return (used[1] - used[0]) + (used[2] - used[1]) * (len(shapes) - 1)
+            used = _num_used(loaded)
+            num_bytes += (used - before) * num_alike
+            before = used
+    return num_bytes
+
+
+def _samples(
+    shapes: Sequence[Shape] | Sequence[TrunkShape],
+) -> list[tuple[Shape | TrunkShape, int]]:
+    """The first and the last, and for how many each stands."""
+    return [(shapes[0], 1), (shapes[-1], len(shapes) - 1)] if shapes else []

@@ -1,4 +1,4 @@
-"""A step with prompt chunks."""
+"""A step with prompt chunks: its forward pass is a graph where one has room for it."""
 
 import torch
 from torch import Tensor
@@ -10,11 +10,13 @@ from kernels.paged_attention import DecodeRows
 from services.worker.engine.device.adjust_logits import Adjusted
 from services.worker.engine.device.chunks import Chunks
 from services.worker.engine.device.segments import SampledRows, SamplerOutput, Segments
+from services.worker.engine.device.trunk_graphs import RecordedTrunk
 from services.worker.layers.context import ForwardContext, forward_context
 
 
 class MixedStep:
-    """Rows that decode, B of w tokens, if any, and prompt chunks: as it comes, never recorded."""
+    """Rows that decode, B of w tokens, if any, and prompt chunks. All but its forward pass is run
+    as it comes."""
 
     def __init__(
         self,
@@ -24,8 +26,10 @@ class MixedStep:
         width: int,
         max_keys: int,
         chunks: Chunks,
+        trunk: RecordedTrunk | None = None,
     ) -> None:
-        """``decoding`` and ``depths`` [B] int32."""
+        """``decoding`` and ``depths`` [B] int32. A ``trunk`` has room for all tokens, and rows of
+        ``width``."""
         self.slots = torch.cat((decoding, chunks.sampling_slots))
         self.hidden: Tensor  # [B * w + T, hidden]
         self._segments = segments
@@ -34,6 +38,7 @@ class MixedStep:
         self._width = width
         self._max_keys = max_keys
         self._chunks = chunks
+        self._trunk = trunk
         self._inputs: DecodeInputs
         self._logits: Tensor
         self._sampler_output: SamplerOutput
@@ -45,16 +50,11 @@ class MixedStep:
 
     def forward(self) -> Tensor:
         segments, chunks = self._segments, self._chunks
-        inputs = segments.inputs(self._decoding, self._depths, self._width)
-        rows = segments.decode_rows(self._decoding, inputs.starts, self._width)
-        attention = segments.attention(self._if_any(rows), self._max_keys, chunks.rows)
-        slot_mapping = torch.cat((inputs.slot_mapping, chunks.slot_mapping))
-        with forward_context(ForwardContext(segments.kv_cache.layers, slot_mapping, attention)):
-            self.hidden = segments.model(
-                torch.cat((inputs.input_ids, chunks.input_ids)),
-                torch.cat((inputs.positions, chunks.positions)),
-            )
-        self._inputs = inputs
+        self._inputs = segments.inputs(self._decoding, self._depths, self._width)
+        if self._trunk is None:
+            self.hidden = self._compute(self._inputs)
+        else:
+            self.hidden = self._trunk.run(self._decoding, self._inputs, chunks)
         ending = chunks.last_tokens[:, None].expand(-1, self._width).flatten()
         sampled = torch.cat((self._decoded(), self.num_decoded + ending))
         if len(sampled):
@@ -62,6 +62,19 @@ class MixedStep:
         else:
             self._logits = self.hidden.new_zeros(0, 1)
         return self._logits
+
+    def _compute(self, inputs: DecodeInputs) -> Tensor:
+        """The states of all tokens."""
+        segments, chunks = self._segments, self._chunks
+        rows = segments.decode_rows(self._decoding, inputs.starts, self._width)
+        attention = segments.attention(self._if_any(rows), self._max_keys, chunks.rows)
+        slot_mapping = torch.cat((inputs.slot_mapping, chunks.slot_mapping))
+        with forward_context(ForwardContext(segments.kv_cache.layers, slot_mapping, attention)):
+            states: Tensor = segments.model(
+                torch.cat((inputs.input_ids, chunks.input_ids)),
+                torch.cat((inputs.positions, chunks.positions)),
+            )
+        return states
 
     def sample_and_accept(self, adjusted: Adjusted | None) -> SamplerOutput:
         inputs, chunks, width = self._inputs, self._chunks, self._width

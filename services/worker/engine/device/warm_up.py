@@ -106,6 +106,6 @@ def _largest(
     state, none = segments.state, np.zeros(0, np.int64)
     rows, zeros = np.arange(len(nums)), np.zeros(len(nums), np.int64)
     planned = PlannedRows(none, none, rows, nums, zeros, zeros, sampling)
-    chunks = prepare_chunks(table, planned, state.block_tables)
+    chunks = prepare_chunks(table, planned, state.block_tables, num_decoded=0)
     decoding = chunks.slots[:0]
     return MixedStep(segments, decoding, decoding, 1 + state.max_drafts, table.max_len, chunks)

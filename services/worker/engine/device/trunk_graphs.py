@@ -1,0 +1,216 @@
+"""Forward passes of steps with prompt chunks, as CUDA graphs: one call in place of those of every
+operator of every layer.
+
+A graph is for a number of tokens, and takes any mixture of as many or fewer: rows that decode,
+then chunks, then padding. Where one ends and the next begins only tensors say, which are filled
+before; grids are as large as the worst mixture wants, and programs without work leave at once.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.decode_inputs.inputs import DecodeInputs
+from kernels.linear import MAX_FEW_ROWS
+from kernels.paged_attention import TILE, ChunkRows, make_tiles
+from services.worker.engine.device.chunks import Chunks
+from services.worker.engine.device.recorders import CaptureError
+from services.worker.engine.device.segments import Segments
+from services.worker.engine.device.steps import Record, Run
+from services.worker.layers.context import ForwardContext, forward_context
+from services.worker.machine.streams import ALIGNED, upload
+from shared.errors import ConfigError
+
+
+class TrunkShape(NamedTuple):
+    num_tokens: int
+    width: int  # tokens of a row that decodes
+
+    def __str__(self) -> str:
+        return f"steps with prompts of up to {self.num_tokens} tokens"
+
+    def takes(self, num_rows: int, width: int, num_chunk_tokens: int) -> bool:
+        """Whether it has room for such a step, whose few tokens are not to become many: these have
+        other products, and texts would depend on what is recorded."""
+        num_tokens = num_rows * self.width + num_chunk_tokens
+        has_room = num_tokens <= self.num_tokens and width <= self.width
+        is_few = num_rows * width + num_chunk_tokens <= MAX_FEW_ROWS
+        return has_room and (self.num_tokens <= MAX_FEW_ROWS or not is_few)
+
+
+def trunk_shapes(sizes: Sequence[int], max_tokens: int, max_drafts: int) -> list[TrunkShape]:
+    """Those to record, the largest first. Each has room for a row that decodes and one token of a
+    prompt."""
+    found = {
+        TrunkShape(num_tokens, 1 + depth)
+        for num_tokens in {min(size, max_tokens) for size in sizes}
+        for depth in {0, max_drafts}
+    }
+    return sorted((shape for shape in found if shape.num_tokens > shape.width), reverse=True)
+
+
+class TrunkGraphs:
+    """Forward passes of several shapes, recorded."""
+
+    def __init__(
+        self, segments: Segments, wanted: Sequence[TrunkShape], max_rows: int, max_keys: int
+    ) -> None:
+        """``wanted`` are the shapes that may be recorded. A step has ``max_rows`` rows at most, of
+        ``max_keys`` keys."""
+        self._segments = segments
+        self._max_rows, self._max_keys = max_rows, max_keys
+        max_tokens = max((shape.num_tokens for shape in wanted), default=0)
+        size = max_tokens, segments.model.hidden_size
+        dtype, device = segments.kv_cache.dtype, segments.kv_cache.device
+        self._hidden = torch.empty(size, dtype=dtype, device=device)  # of one step at a time
+        self._trunks: dict[TrunkShape, RecordedTrunk] = {}
+
+    def __len__(self) -> int:
+        return len(self._trunks)
+
+    def record(self, shape: TrunkShape, record: Record) -> None:
+        """Raises torch.OutOfMemoryError, and ConfigError where it cannot be recorded."""
+        hidden = self._hidden[: shape.num_tokens]
+        trunk = RecordedTrunk(self._segments, shape, self._max_rows, self._max_keys, hidden)
+        try:
+            trunk.record(record)
+        except CaptureError as error:
+            raise ConfigError(
+                f"cudagraph-mode: {shape} cannot be captured as CUDA graphs: {error};"
+                " full_decode_only leaves them out"
+            ) from error
+        self._trunks[shape] = trunk
+
+    def find(self, num_rows: int, width: int, num_chunk_tokens: int) -> "RecordedTrunk | None":
+        """The smallest that takes so many rows that decode ``width`` tokens each, and chunks."""
+        fitting = (
+            shape for shape in self._trunks if shape.takes(num_rows, width, num_chunk_tokens)
+        )
+        shape = min(fitting, default=None)
+        return None if shape is None else self._trunks[shape]
+
+
+class RecordedTrunk:
+    """A forward pass over ``shape.num_tokens`` tokens.
+
+    The first rows are those that decode; of those that are left none has a key, so that attention
+    computes nothing of them, and what it writes the chunks' tokens behind take for theirs. Chunks
+    follow, then one of the null slot with all tokens that are left, and empty ones.
+    """
+
+    def __init__(
+        self, segments: Segments, shape: TrunkShape, max_rows: int, max_keys: int, hidden: Tensor
+    ) -> None:
+        """The states come to ``hidden`` [num_tokens, hidden]."""
+        self.width = shape.width
+        self._segments = segments
+        self._max_keys = max_keys
+        self._hidden = hidden
+        num_tokens, num_rows = shape.num_tokens, min(max_rows, shape.num_tokens // shape.width)
+        num_chunks = min(max_rows, num_tokens) + 2
+        num_tiles = (num_tokens + (TILE - 1) * min(num_chunks, num_tokens)) // TILE
+        self._pads = _Pads.make(segments, num_tokens, shape.width, max(num_rows, num_chunks))
+        self._input_ids = self._pads.ids.clone()
+        self._positions = self._pads.positions.clone()
+        self._slot_mapping = self._pads.places.clone()
+        self._slots = self._pads.slots[:num_rows].clone()
+        self._starts = self._pads.no_keys[:num_rows].clone()
+        self._tiles = self._pads.ids.new_zeros(2, -(-num_tiles // ALIGNED) * ALIGNED)
+        token_starts = np.array([0] + num_chunks * [num_tokens])
+        tile_rows, tile_starts = self._tiles
+        self._chunks = ChunkRows(
+            segments.state.block_tables,
+            self._pads.slots[:num_chunks].clone(),
+            upload(token_starts.astype(np.int32), hidden.device),
+            self._pads.starts[:num_chunks].clone(),
+            tile_rows,
+            tile_starts,
+            np.zeros(num_chunks, np.int64),
+            token_starts,
+        )
+        self._fill_tiles()
+        self._replay: Run
+
+    def record(self, record: Record) -> None:
+        """With padding alone."""
+        self._replay = record(self._compute)
+
+    def run(self, slots: Tensor, inputs: DecodeInputs, chunks: Chunks) -> Tensor:
+        """The states of rows that decode, ``slots`` [B] int32, and of ``chunks``: [B * w + T,
+        hidden], to be read before the next step is run."""
+        self._fill_tokens(inputs, chunks)
+        self._fill_rows(slots, inputs, chunks)
+        self._replay()
+        return self._hidden[: len(inputs.input_ids) + len(chunks.input_ids)]
+
+    def _compute(self) -> None:
+        segments = self._segments
+        rows = segments.decode_rows(self._slots, self._starts, self.width)
+        attention = segments.attention(rows, self._max_keys, self._chunks)
+        caches = segments.kv_cache.layers
+        with forward_context(ForwardContext(caches, self._slot_mapping, attention)):
+            self._hidden.copy_(segments.model(self._input_ids, self._positions))
+
+    def _fill_tokens(self, inputs: DecodeInputs, chunks: Chunks) -> None:
+        pads = self._pads
+        _fill(self._input_ids, inputs.input_ids, chunks.input_ids, pads.ids)
+        _fill(self._positions, inputs.positions, chunks.positions, pads.positions)
+        _fill(self._slot_mapping, inputs.slot_mapping, chunks.slot_mapping, pads.places)
+
+    def _fill_rows(self, slots: Tensor, inputs: DecodeInputs, chunks: Chunks) -> None:
+        pads, ours, theirs = self._pads, self._chunks, chunks.rows
+        _fill(self._slots, slots, pads.slots)
+        _fill(self._starts, inputs.starts, pads.no_keys)
+        _fill(ours.slots, theirs.slots, pads.slots)
+        _fill(ours.starts, theirs.starts, pads.starts)
+        _fill(ours.token_starts, theirs.token_starts, pads.ends)
+        num = len(theirs.host_starts)
+        ours.host_starts[:num], ours.host_starts[num:] = theirs.host_starts, 0
+        ours.host_token_starts[: num + 1] = theirs.host_token_starts
+        ours.host_token_starts[num + 1 :] = len(self._input_ids)
+        self._fill_tiles()
+
+    def _fill_tiles(self) -> None:
+        """Those that are left are of the last chunk, which is empty."""
+        tiles = np.zeros(self._tiles.shape, np.int32)
+        tiles[0] = len(self._chunks.host_starts) - 1
+        found = make_tiles(np.diff(self._chunks.host_token_starts))
+        tiles[:, : len(found[0])] = found
+        self._tiles.copy_(upload(tiles, self._tiles.device))
+
+
+class _Pads(NamedTuple):
+    """What tensors are filled up with."""
+
+    ids: Tensor  # [N] int32
+    positions: Tensor  # [N] int64
+    places: Tensor  # [N] int64: of the null block
+    slots: Tensor  # [R] int32: the null slot
+    starts: Tensor  # [R] int32
+    no_keys: Tensor  # [R] int32: starts of rows that end before their first key
+    ends: Tensor  # [R] int32: where tokens end
+
+    @classmethod
+    def make(cls, segments: Segments, num_tokens: int, width: int, num_rows: int) -> "_Pads":
+        ids, rows = (segments.eos_ids.new_zeros(num) for num in (num_tokens, num_rows))
+        place = segments.null_block * segments.kv_cache.block_size
+        null_slot = len(segments.state.is_open) - 1
+        return cls(
+            ids,
+            ids.long(),
+            torch.full_like(ids, place, dtype=torch.int64),
+            torch.full_like(rows, null_slot),
+            rows,
+            torch.full_like(rows, -width),
+            torch.full_like(rows, num_tokens),
+        )
+
+
+def _fill(target: Tensor, *parts: Tensor) -> None:
+    """Puts ``parts`` into it one behind the other, of the last as much as there is room for."""
+    *given, pad = parts
+    room = len(target) - sum(map(len, given))
+    torch.cat((*given, pad[:room]), out=target)
