@@ -158,22 +158,28 @@ def test_ranks_of_several_hosts_have_the_bits_of_those_of_one(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("shared", [{}, WHOLE], ids=["parts", "whole experts"])
 def test_ranks_have_the_texts_of_every_form_of_weights(
-    tmp_path: Path, shared: dict[str, Any]
+    tmp_path: Path, shared: dict[str, Any], size: int
 ) -> None:
     """Weights that are quantised at the start are what one process makes of whole layers."""
     family, changes = CASES["qwen3 moe"]
-    sizes = {"hidden_size": 256, "head_dim": 64, "moe_intermediate_size": 256, "num_experts": 4}
-    dense = save(tmp_path / "dense", family, **(changes | sizes), initializer_range=0.1)
+    width = 128 * size  # no rank has a part of a group
+    sizes = {"hidden_size": width, "head_dim": width // 4, "moe_intermediate_size": width}
+    sizes["num_experts"] = 4
+    spread = 1.6 / width**0.5  # logits are as large at any width
+    dense = save(tmp_path / "dense", family, **(changes | sizes), initializer_range=spread)
     cases: dict[str, Case] = {
         quantization: Case(dense, settings={"quantization": quantization, **shared})
         for quantization in ONLINE
     }
     for layout in LAYOUTS:
         if layout not in REFUSED_LAYOUTS:
-            cases[layout] = Case(save_codes(dense, tmp_path / layout, layout), settings=shared)
-    with texts_of_ranks(cases, 2, tmp_path) as found:
+            folder = save_codes(dense, tmp_path / layout, layout)
+            cases[f"{layout}, stored"] = Case(folder, settings=shared)
+    with texts_of_ranks(cases, size, tmp_path) as found:
         pass
     assert_same(found, cases)
 

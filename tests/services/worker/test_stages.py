@@ -150,7 +150,7 @@ def test_stages_have_the_bits_of_every_form_of_weights(tmp_path: Path) -> None:
         form: case(dense, quantization=form, lm_head_quantization=form) for form in ONLINE
     }
     for layout in LAYOUTS:
-        cases[layout] = case(save_codes(dense, tmp_path / layout, layout))
+        cases[f"{layout}, stored"] = case(save_codes(dense, tmp_path / layout, layout))
     found = run_stages(cases, 2, tmp_path)
     assert_same(found, cases)
 
