@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cli.plan.speed import MeshTimes, StepTimes
+from cli.plan.speed import ON_CORES_OF_ITS_OWN, MeshTimes, StepTimes
 from services.scheduler.scheduler import Planned
 from shared.messages import FinishReason, ResultRow, StepPlan, StepResult, TokenRun
 from shared.token_arrays import TokenArrays
@@ -28,7 +28,7 @@ class SimulatedWorker:
 
     name: str
     times: StepTimes
-    mesh: MeshTimes
+    mesh: MeshTimes = ON_CORES_OF_ITS_OWN
     slots: dict[int, _Slot] = field(default_factory=dict)
     in_flight: deque[tuple[StepResult, TokenArrays]] = field(default_factory=deque)
     free_s: float = 0.0

@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from services.gateway.endpoints import completions
+from services.gateway.endpoints import completions, generation
 from services.gateway.endpoints.completions import Completions
 from services.gateway.http import body
 from services.gateway.metrics import BUFFERED_BYTES
@@ -368,7 +368,7 @@ async def test_a_large_body_is_parsed_on_a_thread_and_refused_as_others_are(
         return parse_completion(*args)
 
     monkeypatch.setattr(body, "MAX_INLINE_BYTES", 100)
-    monkeypatch.setattr(completions, "TEXT", replace(completions.TEXT, parse=parse))
+    monkeypatch.setattr(completions, "TEXT", replace(generation.TEXT, parse=parse))
     response, request = await asyncio.gather(
         http.post(TEXT, json={"prompt": "x" * 200}), tokenizer.answer("y")
     )
