@@ -61,11 +61,6 @@ class Footprint:
     def on_gpu(self) -> MemoryRequirements:
         return replace(self.requirements, peak=self.requirements.peak + self.rules)
 
-    @property
-    def kv_per_request(self) -> int:
-        """Of the longest one."""
-        return self.requirements.blocks_per_request * self.requirements.block
-
     def read_by(self, num_tokens: int) -> float:
         """Of the weights, on average, if tokens choose their experts independently."""
         if not self.experts:
