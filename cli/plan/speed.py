@@ -16,7 +16,7 @@ from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)  # sequences at once that are measured
-PROMPT_LEN, NUM_DECODED = 128, 24  # of each
+PROMPT_LEN, NUM_DECODED = 128, 48  # of each
 FIRST_ID = 10
 
 
@@ -94,7 +94,7 @@ class MeshTimes:
         return self.plan_s + self.token_s * num_tokens
 
 
-ON_SHARED_CORES = MeshTimes(0.5e-3, 0.06e-3)
+ON_SHARED_CORES = MeshTimes(0.4e-3, 0.1e-3)
 """Fitted to loads of four models on two Zen 5 cores (docs/planning.md says how near it comes)."""
 ON_CORES_OF_ITS_OWN = MeshTimes(0.0, 0.0)
 
@@ -112,7 +112,7 @@ def measure(settings: WorkerConfig, footprint: Footprint, max_rows: int) -> Meas
     for num_rows in [each for each in ROWS if each <= min(max_rows, loop.capacity.max_num_seqs)]:
         jobs = [Job(each, NUM_DECODED) for each in ids[:num_rows]]
         if num_rows == 1:
-            loop.warm_up(jobs, None)
+            loop.run(jobs, 1, None)  # warms up; the first plans of a worker are short
         steps = loop.run(jobs, num_rows, None)
         decode = [step.engine_s / step.num_steps for step in steps if not step.num_prompt_tokens]
         prompt = [step for step in steps if step.num_prompt_tokens]
