@@ -10,35 +10,30 @@ fp16 OUT/medium`` and ``convert_tokenizer FOLDER/medium -o OUT/medium --with-det
 """
 
 import argparse
+import json
 import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino
-from openvino_genai import (
-    ContinuousBatchingPipeline,
-    GenerationConfig,
-    SchedulerConfig,
-)
+from openvino_genai import ContinuousBatchingPipeline, GenerationConfig, SchedulerConfig
 
 from benchmarks.report import spread, write
 
 PROMPT_LEN = 128
 OUTPUT_LENS = {"small": 128, "medium": 64}
-VOCAB_SIZES = {"small": 4096, "medium": 32768}
 NUMS_STREAMS = (1, 8, 32)
 WAVES = 4  # requests a stream, one after the other
 CACHE_GIB = 2
 """As of the server of vLLM: enough for every point."""
 
 
-def run(pipeline: ContinuousBatchingPipeline, model: str, num_streams: int, seed: int) -> float:
-    """Returns tokens a second of ``WAVES`` requests a stream."""
-    rng = np.random.default_rng(seed)
-    config = GenerationConfig(max_new_tokens=OUTPUT_LENS[model], ignore_eos=True, do_sample=False)
-    num_requests = num_streams * WAVES
-    prompts = rng.integers(10, VOCAB_SIZES[model], (num_requests, 1, PROMPT_LEN), dtype=np.int64)
+def run(
+    pipeline: ContinuousBatchingPipeline, prompts: np.ndarray, output_len: int, num_streams: int
+) -> float:
+    """Returns tokens a second of requests with ``prompts`` [N, 1, prompt_len] int64."""
+    config = GenerationConfig(max_new_tokens=output_len, ignore_eos=True, do_sample=False)
     waiting = [(i, openvino.Tensor(each)) for i, each in enumerate(prompts)]
     running: list[Any] = []  # handles
     num_tokens = 0
@@ -53,8 +48,8 @@ def run(pipeline: ContinuousBatchingPipeline, model: str, num_streams: int, seed
                 num_tokens += sum(len(each.generated_ids) for each in handle.read().values())
         running = [each for each in running if each.get_status().name == "RUNNING"]
     seconds = time.perf_counter() - started_s
-    if num_tokens != num_requests * OUTPUT_LENS[model]:
-        raise RuntimeError(f"{num_tokens} tokens came of {num_requests} requests")
+    if num_tokens != len(prompts) * output_len:
+        raise RuntimeError(f"{num_tokens} tokens came of {len(prompts)} requests")
     return num_tokens / seconds
 
 
@@ -65,9 +60,13 @@ def measure(folder: Path, models: list[str], num_rounds: int) -> dict[str, dict[
         scheduler.cache_size = CACHE_GIB
         scheduler.enable_prefix_caching = False
         pipeline = ContinuousBatchingPipeline(str(folder / model), scheduler, "CPU", {})
+        vocab_size = json.loads((folder / model / "config.json").read_text())["vocab_size"]
+        rng = np.random.default_rng(0)
         for number in range(num_rounds + 1):  # the first one warms up
             for num_streams in NUMS_STREAMS:
-                rate = run(pipeline, model, num_streams, 1000 * number + num_streams)
+                size = num_streams * WAVES, 1, PROMPT_LEN
+                prompts = rng.integers(10, vocab_size, size, dtype=np.int64)
+                rate = run(pipeline, prompts, OUTPUT_LENS[model], num_streams)
                 if number:
                     rates.setdefault(f"{model} × {num_streams}", []).append(rate)
     return {point: spread(each) for point, each in rates.items()}
