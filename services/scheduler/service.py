@@ -358,8 +358,10 @@ class SchedulerService:
                 self._spans.end(ended, now_s)
 
     def _plan_for(self, worker_id: str, peer: Peer) -> None:
-        """Sends as many plans as may be in flight at once."""
+        """Sends as many plans as may be in flight at once. A worker that has none begins with the
+        first, while the others are made."""
         admits = peer.status.state != State.DRAINING
+        is_idle = not self._core.workers[worker_id].in_flight
         started_s = time.monotonic()
         while planned := self._core.plan(worker_id, admits):
             planned_s = time.monotonic()
@@ -367,6 +369,9 @@ class SchedulerService:
             self._spans.admit(worker_id.rpartition("/")[0], planned.plan, planned_s)
             self._log.begin(planned.newcomers, planned_s)
             self._steps.begin(worker_id, planned, started_s, planned_s)
+            if is_idle:
+                self._plan_soon()  # when this one has gone out
+                return
             started_s = time.monotonic()
 
     def _fail_unservable(self, lost_s: float) -> None:

@@ -5,6 +5,7 @@ import logging
 import time
 from concurrent.futures import Future
 from pathlib import Path
+from threading import Event
 
 import numpy as np
 from msgspec.structs import replace
@@ -57,6 +58,7 @@ log = logging.getLogger(__name__)
 WATCH_S = 1.0
 ATTACH_S = 0.5  # between two looks for the scheduler to be attached to
 CHOOSE_S = 0.05  # in which all schedulers that are dialled together have said how they fare
+TAKE_S = 1e-3  # for which the step thread may wait until a result has gone out
 MOVE_SHARE = 1 / 2  # of drain-timeout-s
 
 
@@ -232,22 +234,30 @@ class WorkerService:
         if self._num_pending == 0:
             self._last_progress_s = time.monotonic()
         self._num_pending += 1
-        loop = asyncio.get_running_loop()
+        loop, taken = asyncio.get_running_loop(), Event()
         output: Future[StepOutput] = Future()
-        output.add_done_callback(
-            lambda done: call_soon(loop, self._send_result, peer, done, time.time())
-        )
+
+        def hand_over(done: Future[StepOutput]) -> None:
+            call_soon(loop, self._send_result, peer, done, time.time(), taken)
+            if plan.prefill:  # maybe a first token, which would wait for the next step's Python
+                taken.wait(TAKE_S)
+
+        output.add_done_callback(hand_over)
         self._followers.send(plan, ids)
         self._step_thread.submit(self._engine.submit, plan, ids, output)
         self._log.note(plan)
         self._spans.begin(plan)
 
-    def _send_result(self, peer: Peer, output: Future[StepOutput], ended_s: float) -> None:
-        """Raises what broke the step, which ends the service. ``ended_s`` is unix time."""
+    def _send_result(
+        self, peer: Peer, output: Future[StepOutput], ended_s: float, taken: Event
+    ) -> None:
+        """Raises what broke the step, which ends the service. ``ended_s`` is unix time; ``taken``
+        is set when the result has gone out."""
         result, arrays = output.result()
         if reports := self._spans.end(result, ended_s):
             result = replace(result, spans=_within(reports))
         peer.send(result, *arrays)
+        asyncio.get_running_loop().call_soon(taken.set)
         self._num_pending -= 1
         self._last_progress_s = time.monotonic()
         self._num_steps += result.num_steps

@@ -83,6 +83,21 @@ async def test_results_are_sent_one_by_one_and_count_their_steps() -> None:
     assert num_steps == [1, 2, 5, 7]
 
 
+async def test_what_a_prompt_brings_goes_out_before_the_step_thread_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("services.worker.service.TAKE_S", 60.0)
+    worker = Worker(1)
+
+    def end() -> int:
+        worker.engine.end()
+        return len(worker.peer.got)
+
+    assert await asyncio.to_thread(end) == 1
+    worker.engine.end()  # of a plan that only decodes, on the thread of the loop
+    assert await worker.sent() == [1, 2]
+
+
 async def test_a_plan_of_more_steps_than_the_engine_takes_is_refused_by_name() -> None:
     worker = Worker()
     with pytest.raises(CodecError, match="a plan of 4 steps; the limit is 3"):

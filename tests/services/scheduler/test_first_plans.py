@@ -1,0 +1,35 @@
+"""When plans go out to a worker that has none."""
+
+import asyncio
+from pathlib import Path
+
+from services.scheduler.service import SchedulerService
+from shared.config.scheduler import SchedulerConfig
+from shared.messages import (
+    Capacity,
+    Generate,
+    ModelInfo,
+    NewSequence,
+    StepPlan,
+    StepResult,
+)
+from tests.mesh.arena_parts import NO_ARRAYS, NO_IDS, PLAIN, PROMPT, connect
+
+CAPACITY = Capacity(32, 4, 4, 16, 64, 1000)
+
+
+async def test_an_idle_worker_has_its_first_plan_before_the_second_is_made(tmp_path: Path) -> None:
+    service = SchedulerService(SchedulerConfig(mesh_dir=tmp_path, instance="s"))
+    tokenizer = connect("tokenizer", ModelInfo(["m"], "f", 1000, 64, 1))
+    worker = connect("worker", None, CAPACITY)
+    service.on_up(tokenizer)
+    service.on_up(worker)
+    await asyncio.sleep(0)
+    generate = Generate("r~1/0", 1, PLAIN, [NewSequence("r~1/0/0")])
+    service.on_message(tokenizer, generate, [PROMPT, NO_IDS])
+    await asyncio.sleep(0)  # what is sent in a turn goes out before the next one
+    [(first, _)] = worker.take(StepPlan)
+    await asyncio.sleep(0)
+    assert len(worker.take(StepPlan)) == 1
+    service.on_message(worker, StepResult(first.step, []), NO_ARRAYS)
+    assert len(worker.take(StepPlan)) == 1, "it computes the second one meanwhile"
