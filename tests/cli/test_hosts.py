@@ -89,6 +89,27 @@ async def test_a_stream_outlives_any_rank_of_two_hosts(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("told", [[1], [1, 0], [0, 1]])
+async def test_a_stream_ends_before_a_host_that_is_told_to_stop(
+    tmp_path: Path, told: list[int]
+) -> None:
+    """Whichever it is, or both: no rank comes back, so nobody else could end the stream."""
+    async with two_hosts(tmp_path, 4) as hosts:
+        text = await text_of(hosts[0])
+        begun = asyncio.Event()
+        running = asyncio.create_task(text_of(hosts[0], begun))
+        await begun.wait()
+        for node in told:
+            hosts[node].process.terminate()
+        assert await running == text
+        for node in told:
+            assert await asyncio.wait_for(hosts[node].process.wait(), 60) == 0
+        if 0 not in told:
+            await until(hosts[0], "a rank was told to stop")
+            await until(hosts[0], "waits for ranks 2, 3")
+
+
+@pytest.mark.slow
 async def test_the_second_host_waits_for_the_first_one_and_takes_it_again(tmp_path: Path) -> None:
     """More often than a service that fails by itself is started, and a stranger is told why."""
     write_keys(tmp_path / "keys")
