@@ -1,5 +1,6 @@
+{{/* So short that the label of a group's StatefulSet, which is its name and a hash, may be one. */}}
 {{- define "shoal.name" -}}
-{{- $release := .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- $release := .Release.Name | trunc 35 | trimSuffix "-" }}
 {{- if contains "shoal" $release }}{{ $release }}{{ else }}{{ $release }}-shoal{{ end }}
 {{- end }}
 
@@ -16,6 +17,19 @@ app.kubernetes.io/component: {{ .service }}
 app.kubernetes.io/version: {{ include "shoal.tag" .root | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+{{- end }}
+
+{{/* A label selector of all pods of a service, of workers' further ranks too. */}}
+{{- define "shoal.allPods" -}}
+{{- if and (eq .service "worker") (gt (int .root.Values.worker.hosts) 1) -}}
+matchLabels:
+  app.kubernetes.io/name: shoal
+  app.kubernetes.io/instance: {{ .root.Release.Name }}
+matchExpressions:
+  - {key: app.kubernetes.io/component, operator: In, values: [worker, rank]}
+{{- else -}}
+matchLabels: {{- include "shoal.selector" . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{- define "shoal.tag" -}}

@@ -1,11 +1,11 @@
 {{/* What a pod of a service is made of, the metadata and spec of a template. Its dict has besides:
-ports and env by name, alive and ready, which are paths of probes, and where there are some, resources,
-mounts and volumes. */}}
+ports, env and envFields (of the pod itself) by name, alive and ready, which are paths of probes, and where
+there are some, component, which is the service but for further ranks, resources, mounts and volumes. */}}
 {{- define "shoal.pod" -}}
 {{- $values := index .root.Values .service }}
 {{- $hasModel := has .service (list "tokenizer" "worker") -}}
 metadata:
-  labels: {{- include "shoal.selector" . | nindent 4 }}
+  labels: {{- include "shoal.selector" (dict "root" .root "service" (.component | default .service)) | nindent 4 }}
   annotations:
     checksum/settings: {{ .root.Values.settings | toYaml | sha256sum }}
 spec:
@@ -40,8 +40,7 @@ spec:
     - maxSkew: 1
       topologyKey: kubernetes.io/hostname
       whenUnsatisfiable: ScheduleAnyway
-      labelSelector:
-        matchLabels: {{- include "shoal.selector" . | nindent 10 }}
+      labelSelector: {{- include "shoal.allPods" . | nindent 8 }}
   containers:
     - name: {{ .service }}
       image: {{ include "shoal.image" . }}
@@ -60,6 +59,9 @@ spec:
         - {name: SHOAL_KEYS, value: /keys}
         {{- range $name, $value := .env }}
         - {name: {{ $name }}, value: {{ $value | quote }}}
+        {{- end }}
+        {{- range $name, $path := .envFields }}
+        - {name: {{ $name }}, valueFrom: {fieldRef: {fieldPath: {{ $path }}}}}
         {{- end }}
         {{- if $hasModel }}
         - {name: SHOAL_MODEL, value: {{ include "shoal.modelPath" .root | quote }}}
