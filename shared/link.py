@@ -57,8 +57,8 @@ class Link:
     """The peers of one service. Used on one event loop only.
 
     With ``keys`` all tcp is encrypted, and both ends prove which service they are; without keys
-    tcp accepts any process. A peer that is not ready may be silent for ``loading_silence_s``, which
-    its user may change.
+    tcp accepts any process. A peer that is not ready yet may be silent for ``loading_silence_s``,
+    which its user may change.
     """
 
     def __init__(self, hello: Hello, handler: Handler, keys: Keys | None = None) -> None:
@@ -249,7 +249,8 @@ class Link:
 
     def _drop_silent(self, now_s: float) -> None:
         for peer in list(self.peers):
-            limit_s = SILENCE_S if peer.is_ready else self.loading_silence_s
+            may_load = peer.status.state == State.NOT_READY
+            limit_s = self.loading_silence_s if may_load else SILENCE_S
             if now_s - peer.last_seen_s > limit_s:
                 self.drop(peer, f"silent for {limit_s:g} s")
 

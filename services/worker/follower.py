@@ -55,6 +55,7 @@ class FollowerService:
         self._link: Link | None = None
         self._num_steps = 0
         self._leader = ""
+        self._is_draining = False
         self._is_assembled = asyncio.Event()
         self._is_over = asyncio.Event()
 
@@ -107,11 +108,19 @@ class FollowerService:
         link.send_status()
 
     async def drain(self) -> None:
-        """The first rank drains; this one has nothing of its own."""
+        """Waits for the first rank, which hears of it, ends what is open, and then all ranks. One
+        that has not loaded has nothing to wait for."""
+        if self._engine is None or self._link is None:
+            return
+        self._is_draining = True
+        self._link.send_status()
+        await self._is_over.wait()
 
     def status(self) -> Heartbeat:
         if self._engine is None:
             return Heartbeat(State.NOT_READY, self._progress, 0, 0)
+        if self._is_draining:
+            return Heartbeat(State.DRAINING, "finishing what is open", 0, self._num_steps)
         return Heartbeat(State.READY, "", 0, self._num_steps)
 
     def refusal(self, hello: Hello) -> str | None:
@@ -123,9 +132,9 @@ class FollowerService:
     def on_down(self, peer: Peer, reason: str) -> None:
         if not self._is_assembled.is_set():
             self._progress = NOT_CONNECTED
-        elif self._config.node_rank:
+        elif self._config.node_rank and not self._is_draining:
             raise RankLost(f"the first rank is lost: {reason}")
-        else:  # who has started us logs it
+        else:  # we were told to stop, or who has started us logs it
             self._is_over.set()
 
     def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:

@@ -22,7 +22,7 @@ from services.worker.metrics import (
 )
 from services.worker.plan_check import PlanCheck
 from services.worker.ranks.followers import Followers
-from services.worker.ranks.local_ranks import LocalRanks
+from services.worker.ranks.local_ranks import LocalRanks, RankLost
 from services.worker.ranks.rank_settings import with_share
 from services.worker.slot_log import SlotLog
 from services.worker.slot_spans import SlotSpans
@@ -79,7 +79,7 @@ class WorkerService:
         self._link: Link | None = None
         self._load = self._num_steps = self._num_pending = 0
         self._last_progress_s = time.monotonic()
-        self._is_draining = False
+        self._is_draining = self._is_stopped = False
         self._idle = asyncio.Event()
         self._log = SlotLog()
         self._spans = SlotSpans(config.instance)
@@ -121,16 +121,32 @@ class WorkerService:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._watch_steps())
                 tasks.create_task(self._stay_attached())
+                tasks.create_task(self._leave_with_ranks())
                 await self._link.run()
         finally:
             await self._link.close("the worker leaves", is_planned=self._is_draining)
 
+    async def _leave_with_ranks(self) -> None:
+        """Raises RankLost when one of them was told to stop and what is open has ended. Where we
+        were told to stop too, that is our end."""
+        await self._followers.until_one_leaves()
+        await self._end_open()
+        if not self._is_stopped:
+            raise RankLost("a rank was told to stop")
+
     async def drain(self) -> None:
+        self._is_stopped = True
+        await self._end_open()
+
+    async def _end_open(self) -> None:
         """Ends what it has. What takes longer than half of the time for it is handed over one by
         one, and after three quarters all that is left."""
-        self._is_draining = True
         if self._link is None:
             return
+        if self._is_draining:  # for a rank already
+            await self._idle.wait()
+            return
+        self._is_draining = True
         self._link.send_status()
         self._note_load()
         for share in (1 / 2, 1 / 4):

@@ -19,23 +19,29 @@ from tests.cli.serving import Serving, is_alive, serving
 from tests.cli.test_ranks import rank_of, text_of
 
 SAME = ("--dtype", "float32", "--max-model-len", "1024")
+TENSOR = "tensor-parallel-size"
 LOST = "silent for 2 s"
 
 
-def flags_of(node: int, num_ranks: int, address: str, port: int, keys: Path) -> list[str]:
+def flags_of(
+    node: int, num_ranks: int, address: str, port: int, keys: Path, kind: str = TENSOR
+) -> list[str]:
     return [
-        *(*SAME, "--tensor-parallel-size", str(num_ranks), "--nnodes", "2"),
+        *(*SAME, f"--{kind}", str(num_ranks), "--nnodes", "2"),
         *("--node-rank", str(node), "--master-addr", address, "--master-port", str(port)),
         *("--keys", str(keys)),
     ]
 
 
 @asynccontextmanager
-async def two_hosts(folder: Path, num_ranks: int) -> AsyncIterator[list[Serving]]:
+async def two_hosts(
+    folder: Path, num_ranks: int, kind: str = TENSOR
+) -> AsyncIterator[list[Serving]]:
     """Both are this machine."""
     write_keys(folder / "keys")
     port = free_port(2)  # the ranks' first meeting has the next one
-    first, second = (flags_of(n, num_ranks, "127.0.0.1", port, folder / "keys") for n in range(2))
+    keys = folder / "keys"
+    first, second = (flags_of(n, num_ranks, "127.0.0.1", port, keys, kind) for n in range(2))
     async with serving(folder / "b", *second) as b, serving(folder / "a", *first) as a:
         await a.until_ready()
         yield [a, b]
@@ -86,6 +92,27 @@ async def test_a_stream_outlives_any_rank_of_two_hosts(
             await until(hosts[0] if rank else hosts[1], LOST)
         assert await running == text
         assert not any(map(is_alive, ranks)), "a group ends as a whole"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("told", [[1], [1, 0], [0, 1]])
+async def test_a_stream_ends_before_a_host_that_is_told_to_stop(
+    tmp_path: Path, told: list[int]
+) -> None:
+    """Whichever it is, or both: no rank comes back, so nobody else could end the stream."""
+    async with two_hosts(tmp_path, 4) as hosts:
+        text = await text_of(hosts[0])
+        begun = asyncio.Event()
+        running = asyncio.create_task(text_of(hosts[0], begun))
+        await begun.wait()
+        for node in told:
+            hosts[node].process.terminate()
+        assert await running == text
+        for node in told:
+            assert await asyncio.wait_for(hosts[node].process.wait(), 60) == 0
+        if 0 not in told:
+            await until(hosts[0], "a rank was told to stop")
+            await until(hosts[0], "waits for ranks 2, 3")
 
 
 @pytest.mark.slow

@@ -93,10 +93,12 @@ def variables(deployment: Object) -> dict[str, str]:
 
 def test_helm_finds_nothing_wrong_with_the_chart():
     for values in (LEAST, MOST):
-        text = run_helm(
-            "lint", "--strict", str(CHART), "--values", "-", input=yaml.safe_dump(values)
-        )
-        assert "0 chart(s) failed" in text
+        assert_clean(values)
+
+
+def assert_clean(values: Object) -> None:
+    text = run_helm("lint", "--strict", str(CHART), "--values", "-", input=yaml.safe_dump(values))
+    assert "0 chart(s) failed" in text
 
 
 @pytest.mark.parametrize("version", ["1.25", "1.37"])
@@ -230,7 +232,7 @@ def test_pods_are_killed_some_seconds_after_their_drain_must_be_over(drain_s: fl
 
 def test_network_policies_allow_the_links_of_the_mesh_and_no_others(objects: list[Object]):
     links = {(dialler, listener, port) for (listener, dialler), port in PORTS.items()}
-    links -= {("worker", "worker", 29501)}  # ranks of several hosts, which the chart has not
+    links -= {("worker", "worker", 29501)}  # of ranks on several hosts, see test_groups.py
     accepted, dialled, others = set(), set(), set()
     for policy in of_kind(objects, "NetworkPolicy").values():
         spec = policy["spec"]
@@ -315,6 +317,17 @@ def test_a_worker_with_gpus_gets_them_and_makes_room_before_its_successor_comes(
         ({"worker": {"gpu": 1}}, "worker: Additional property gpu is not allowed"),
         ({"gateway": {"replicas": -1}}, "gateway.replicas: .* greater than or equal to 0"),
         ({"worker": {"gpus": 2}}, "worker.gpus is 2 and settings.tensor-parallel-size is 1"),
+        ({"worker": {"hosts": 0}}, "worker.hosts: .* greater than or equal to 1"),
+        (
+            {"worker": {"hosts": 2, "gpus": 2}},
+            "worker.hosts is 2 and worker.gpus is 2: .* for CPUs",
+        ),
+        (
+            {"worker": {"hosts": 2}, "settings": {"pipeline-parallel-size": 3}},
+            "worker.hosts is 2, and settings make 3 of a worker's ranks",
+        ),
+        ({"worker": {"hosts": 2}}, "worker.hosts is 2, and settings make 1 of a worker's ranks"),
+        ({"settings": {"nnodes": 2}}, "property nnodes is not allowed"),
         ({"model": {"volume": {}, "path": "x"}}, "model.volume is empty"),
         ({"model": {"volume": VOLUME}}, "model.path and model.name are empty"),
         (
@@ -332,9 +345,14 @@ def test_a_wrong_value_is_refused_by_its_name(values: Object, text: str):
 
 
 def test_the_example_of_the_documentation_is_taken():
+    worker = pods(render(example_of("my-values.yaml")))["worker"]
+    assert worker["replicas"] == 2
+
+
+def example_of(name: str) -> Object:
     page = (ROOT / "docs" / "deploy.md").read_text()
-    (example,) = re.findall(r"```yaml\n(# my-values.yaml.*?)```", page, re.DOTALL)
-    assert pods(render(yaml.safe_load(example)))["worker"]["replicas"] == 2
+    (example,) = re.findall(rf"```yaml\n(# {name}.*?)```", page, re.DOTALL)
+    return yaml.safe_load(example)
 
 
 def test_every_value_is_in_the_schema_and_has_a_default_of_its_kind():

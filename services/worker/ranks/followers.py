@@ -39,6 +39,7 @@ class Followers:
         self._has_others = config.nnodes > 1
         self._are_assembled = asyncio.Event()
         self._are_up = asyncio.Event()
+        self._is_one_leaving = asyncio.Event()
         self._info: RankInfo
         self._link: Link | None = None
         if not self._awaited:
@@ -90,6 +91,10 @@ class Followers:
         """All of them have loaded their share."""
         await self._are_up.wait()
 
+    async def until_one_leaves(self) -> None:
+        """One of them was told to stop, and waits until what is open has ended."""
+        await self._is_one_leaving.wait()
+
     def send(self, message: Message, *arrays: Array) -> None:
         """To each; what comes first is done first."""
         if self._link is not None:
@@ -133,6 +138,8 @@ class Followers:
         is_whole = self._are_assembled.is_set()
         if is_whole and all(peer.is_ready for peer in self._link.peers):
             self._are_up.set()
+        if any(peer.status.state == State.DRAINING for peer in self._link.peers):
+            self._is_one_leaving.set()
 
 
 def _ranks(numbers: set[int]) -> str:

@@ -1,5 +1,6 @@
+{{/* So short that the label of a group's StatefulSet, which is its name and a hash, may be one. */}}
 {{- define "shoal.name" -}}
-{{- $release := .Release.Name | trunc 40 | trimSuffix "-" }}
+{{- $release := .Release.Name | trunc 35 | trimSuffix "-" }}
 {{- if contains "shoal" $release }}{{ $release }}{{ else }}{{ $release }}-shoal{{ end }}
 {{- end }}
 
@@ -16,6 +17,19 @@ app.kubernetes.io/component: {{ .service }}
 app.kubernetes.io/version: {{ include "shoal.tag" .root | quote }}
 app.kubernetes.io/managed-by: {{ .root.Release.Service }}
 helm.sh/chart: {{ .root.Chart.Name }}-{{ .root.Chart.Version }}
+{{- end }}
+
+{{/* A label selector of all pods of a service, of workers' further ranks too. */}}
+{{- define "shoal.allPods" -}}
+{{- if and (eq .service "worker") (gt (int .root.Values.worker.hosts) 1) -}}
+matchLabels:
+  app.kubernetes.io/name: shoal
+  app.kubernetes.io/instance: {{ .root.Release.Name }}
+matchExpressions:
+  - {key: app.kubernetes.io/component, operator: In, values: [worker, rank]}
+{{- else -}}
+matchLabels: {{- include "shoal.selector" . | nindent 2 }}
+{{- end }}
 {{- end }}
 
 {{- define "shoal.tag" -}}
@@ -44,11 +58,9 @@ may end a little late. */}}
 {{ if $model.path }}/models/{{ $model.path }}{{ else }}{{ $model.name }}{{ end }}
 {{- end }}
 
-{{/* The Deployment of a service. Its dict has besides: ports and env by name, alive and ready, which
-are paths of probes, update, and where there are some, resources, mounts and volumes. */}}
+{{/* The Deployment of a service. Its dict has, beside what its pods need, update. */}}
 {{- define "shoal.deployment" -}}
 {{- $values := index .root.Values .service }}
-{{- $hasModel := has .service (list "tokenizer" "worker") }}
 {{- $isScaled := ($values.autoscaling | default dict).enabled }}
 apiVersion: apps/v1
 kind: Deployment
@@ -64,128 +76,5 @@ spec:
   strategy:
     type: RollingUpdate
     rollingUpdate: {{ .update | toYaml | nindent 6 }}
-  template:
-    metadata:
-      labels: {{- include "shoal.selector" . | nindent 8 }}
-      annotations:
-        checksum/settings: {{ .root.Values.settings | toYaml | sha256sum }}
-    spec:
-      automountServiceAccountToken: false
-      # Variables of Services, such as SHOAL_PORT, would be taken for settings.
-      enableServiceLinks: false
-      terminationGracePeriodSeconds: {{ include "shoal.graceSeconds" . }}
-      securityContext:
-        runAsNonRoot: true
-        runAsUser: 10001
-        runAsGroup: 10001
-        fsGroup: 10001
-        fsGroupChangePolicy: OnRootMismatch
-        seccompProfile: {type: RuntimeDefault}
-      {{- with .root.Values.image.pullSecrets }}
-      imagePullSecrets: {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- with $values.nodeSelector }}
-      nodeSelector: {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- with $values.tolerations }}
-      tolerations: {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- with $values.affinity }}
-      affinity: {{- toYaml . | nindent 8 }}
-      {{- end }}
-      {{- with $values.runtimeClassName }}
-      runtimeClassName: {{ . }}
-      {{- end }}
-      # One node lost takes as few as possible.
-      topologySpreadConstraints:
-        - maxSkew: 1
-          topologyKey: kubernetes.io/hostname
-          whenUnsatisfiable: ScheduleAnyway
-          labelSelector:
-            matchLabels: {{- include "shoal.selector" . | nindent 14 }}
-      containers:
-        - name: {{ .service }}
-          image: {{ include "shoal.image" . }}
-          imagePullPolicy: {{ .root.Values.image.pullPolicy }}
-          securityContext:
-            allowPrivilegeEscalation: false
-            readOnlyRootFilesystem: true
-            capabilities: {drop: [ALL]}
-          ports:
-            - {name: admin, containerPort: 9100}
-            {{- range $name, $port := .ports }}
-            - {name: {{ $name }}, containerPort: {{ $port }}}
-            {{- end }}
-          env:
-            - {name: SHOAL_CONFIG, value: /settings/shoal.yml}
-            - {name: SHOAL_KEYS, value: /keys}
-            {{- range $name, $value := .env }}
-            - {name: {{ $name }}, value: {{ $value | quote }}}
-            {{- end }}
-            {{- if $hasModel }}
-            - {name: SHOAL_MODEL, value: {{ include "shoal.modelPath" .root | quote }}}
-            {{- if .root.Values.model.name }}
-            - {name: HF_HOME, value: /models}
-            {{- end }}
-            {{- end }}
-            {{- with .root.Values.secrets.adminToken }}
-            - name: SHOAL_ADMIN_TOKEN
-              valueFrom: {secretKeyRef: {name: {{ . }}, key: admin-token}}
-            {{- end }}
-            {{- if eq .service "gateway" }}
-            {{- with .root.Values.secrets.reasoningKey }}
-            - name: SHOAL_REASONING_KEY
-              valueFrom: {secretKeyRef: {name: {{ . }}, key: reasoning-key}}
-            {{- end }}
-            {{- end }}
-          startupProbe:
-            httpGet: {path: {{ .alive }}, port: admin}
-            periodSeconds: 5
-            timeoutSeconds: 5
-            failureThreshold: {{ div (add .root.Values.startupSeconds 4) 5 }}
-          livenessProbe:
-            httpGet: {path: {{ .alive }}, port: admin}
-            periodSeconds: 5
-            timeoutSeconds: 5
-          readinessProbe:
-            httpGet: {path: {{ .ready }}, port: admin}
-            periodSeconds: 2
-            timeoutSeconds: 5
-            # A scheduler that starts again makes all gateways unready for some seconds, in which
-            # they let requests wait.
-            failureThreshold: 8
-          {{- if eq .service "gateway" }}
-          lifecycle:
-            # Until no node sends new connections here.
-            preStop: {exec: {command: [sleep, "5"]}}
-          {{- end }}
-          resources: {{- .resources | default $values.resources | toYaml | nindent 12 }}
-          volumeMounts:
-            - {name: tmp, mountPath: /tmp}
-            - {name: settings, mountPath: /settings, readOnly: true}
-            - {name: public-keys, mountPath: /keys/public, readOnly: true}
-            - {name: secret-key, mountPath: /keys/{{ .service }}, readOnly: true}
-            {{- if $hasModel }}
-            - {name: models, mountPath: /models, readOnly: true}
-            {{- end }}
-            {{- range .mounts }}
-            - {{ toJson . }}
-            {{- end }}
-            {{- with $values.extraVolumeMounts }}
-            {{- toYaml . | nindent 12 }}
-            {{- end }}
-      volumes:
-        - {name: tmp, emptyDir: {}}
-        - {name: settings, configMap: {name: {{ include "shoal.name" .root }}-settings}}
-        - {name: public-keys, secret: {secretName: {{ .root.Values.secrets.keysPrefix }}-public}}
-        - {name: secret-key, secret: {secretName: {{ .root.Values.secrets.keysPrefix }}-{{ .service }}, defaultMode: 0400}}
-        {{- if $hasModel }}
-        - {{ merge (dict "name" "models") .root.Values.model.volume | toJson }}
-        {{- end }}
-        {{- range .volumes }}
-        - {{ toJson . }}
-        {{- end }}
-        {{- with $values.extraVolumes }}
-        {{- toYaml . | nindent 8 }}
-        {{- end }}
+  template: {{- include "shoal.pod" . | nindent 4 }}
 {{- end }}
