@@ -31,9 +31,10 @@ def linear(
 ) -> Tensor:
     """(rms_norm(x) or x) @ weight.T + bias + residual.
 
-    x [T, K], weight [N, K] with contiguous rows or in codes, bias [N], residual [T, N] → [T, N] in
-    ``out_dtype``, by default x's, or in ``out``, which has it. Triton's kernel accumulates in
-    float32 and rounds once; a token's result is the same bits for every T up to ``MAX_FEW_ROWS``.
+    x [T, K], weight [N, K] with contiguous rows or in codes, bias [N] → [T, N] in ``out_dtype``, by
+    default x's, or in ``out``, which has it. A residual [T, N] of x's dtype is added to in place,
+    and is the result. Triton's kernel accumulates in float32 and rounds once; a token's result is
+    the same bits for every T up to ``MAX_FEW_ROWS``.
     Its norm rounds x * norm.weight and scales the product, where ``rms_norm`` rounds when it has
     scaled: as exact, not the same bits.
     """

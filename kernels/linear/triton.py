@@ -112,7 +112,9 @@ def launch_linear(
     num_tokens, num_rows = len(x), weight.shape[0]
     known, chosen = constants(weight), _config_of(x, weight, norm)
     stored = operands(weight)
-    if out is None:
+    if residual is not None:
+        out = residual  # a program reads what it adds to before it writes there
+    elif out is None:
         out = torch.empty(num_tokens, num_rows, dtype=out_dtype, device=x.device)
     norm_weight, eps = norm or (None, 0.0)
     linear_kernel[cdiv(num_rows, chosen.block_rows * chosen.num_parts),](

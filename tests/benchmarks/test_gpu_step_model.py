@@ -10,6 +10,7 @@ from benchmarks.gpu.shapes import TINY
 from benchmarks.gpu.step_launches import Operator, decode_launches, mixed_launches
 from benchmarks.gpu.step_model import CARDS, Model, Predicted, beside, residents, work_of
 from benchmarks.gpu.switches import changed, changes
+from kernels.linear import MAX_FEW_ROWS
 
 pytestmark = pytest.mark.timeout(300)  # the first test of a step compiles its kernels
 CONTEXT, MAX_LEN = 200, 256
@@ -82,6 +83,21 @@ def test_with_a_graph_the_host_launches_no_layer_of_a_step_with_prompts() -> Non
         "rows that decode and prompts have an attention each"
     )
     assert in_a_graph[0] == in_a_graph[1]
+
+
+def test_products_of_many_tokens_add_to_the_residual_without_a_copy() -> None:
+    """All that a layer has of torch's: products, o's and down's among them, of what is asked to
+    have the type that it has."""
+    deeper = TINY | {"num_hidden_layers": TINY["num_hidden_layers"] + 1}
+    shallow, deep = (
+        Counter(
+            each.name
+            for each in mixed_launches(model, 2, [MAX_FEW_ROWS], MAX_LEN)
+            if isinstance(each, Operator)
+        )
+        for model in (TINY, deeper)
+    )
+    assert deep - shallow == {"linear": 2, "addmm_": 2, "to": 2}
 
 
 def test_what_a_launch_reads_is_its_weight_or_its_keys(launches: list[Launch | Operator]) -> None:

@@ -101,7 +101,7 @@ class TorchOps(Ops[Tensor]):
 
     def norm(self, x: Tensor, norm: RMSNorm, *, residual: Tensor | None = None) -> Tensor:
         normed = rms_norm(x, norm.weight, norm.eps)
-        return normed if residual is None else residual + normed
+        return normed if residual is None else residual.add_(normed)
 
     def linear(
         self,
@@ -122,7 +122,7 @@ class TorchOps(Ops[Tensor]):
         if scale == 1.0:
             return product(x, weight, bias, norm=operand, residual=residual)
         scaled = product(x, weight, bias, norm=operand) * scale
-        return scaled if residual is None else residual + scaled
+        return scaled if residual is None else residual.add_(scaled)
 
     def gated(
         self, x: Tensor, gate_up: Linear, *, norm: RMSNorm | None = None, act: Act = "silu"

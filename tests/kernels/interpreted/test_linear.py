@@ -53,8 +53,10 @@ def test_bias_and_residual_are_added(
     x, weight = torch.randn(5, 64).to(dtype), torch.randn(24, 64).to(dtype)
     bias = torch.randn(24).to(dtype) if has_bias else None
     residual = torch.randn(5, 24).to(dtype) if has_residual else None
+    expected = reference.linear(x, weight, bias, residual=residual)
     found = linear(x, weight, bias, residual=residual)
-    assert_near(found, reference.linear(x, weight, bias, residual=residual), dtype)
+    assert_near(found, expected, dtype)
+    assert residual is None or found is residual
 
 
 def test_large_states_do_not_overflow_in_float16() -> None:
@@ -120,14 +122,14 @@ def test_a_tokens_result_is_the_same_bits_whatever_is_beside_it(
     monkeypatch.setattr("kernels.linear.triton.MIN_PROGRAMS", 1)
     x, weight = torch.randn(MAX_FEW_ROWS, size).to(dtype), torch.randn(num_rows, size).to(dtype)
     norm, residual = norm_of(size, dtype), torch.randn(MAX_FEW_ROWS, num_rows).to(dtype)
-    wide = linear(x, weight, residual=residual)
+    wide = linear(x, weight, residual=residual.clone())
     normed = linear(x, weight, norm=norm)
     gates = gated(x, weight, norm=norm)
     assert_near(wide, reference.linear(x, weight, residual=residual), dtype)
     assert_near(normed, reference.linear(x, weight, norm=norm), dtype)
     for num_tokens in (1, 2, 9, 16, 17, 33):
         few = x[:num_tokens]
-        found = linear(few, weight, residual=residual[:num_tokens])
+        found = linear(few, weight, residual=residual[:num_tokens].clone())
         assert torch.equal(found, wide[:num_tokens]), num_tokens
         assert torch.equal(linear(few, weight, norm=norm), normed[:num_tokens]), num_tokens
         assert torch.equal(gated(few, weight, norm=norm), gates[:num_tokens]), num_tokens
@@ -148,8 +150,8 @@ def test_bits_do_not_depend_on_how_many_parts_a_program_has(
         results = []
         for num in (1, 9, 16, 17, 32, 64):
             few = x[:num]
-            results += [linear(few, weight, residual=residual[:num]), gated(few, weight, norm=norm)]
-            results.append(linear(few, weight, norm=norm))
+            results.append(linear(few, weight, residual=residual[:num].clone()))
+            results += [linear(few, weight, norm=norm), gated(few, weight, norm=norm)]
         found.append(results)
     for results in found[1:]:
         assert all(map(torch.equal, results, found[0]))
@@ -161,7 +163,8 @@ def test_many_tokens_have_another_way(dtype: torch.dtype) -> None:
     x, weight, bias = (torch.randn(*size).to(dtype) for size in ((num_tokens, 64), (24, 64), (24,)))
     norm, residual = norm_of(64, dtype), torch.randn(num_tokens, 24).to(dtype)
     terms: dict[str, Any] = {"norm": norm, "residual": residual}
-    assert_near(linear(x, weight, bias, **terms), reference.linear(x, weight, bias, **terms), dtype)
+    expected = reference.linear(x, weight, bias, **terms)
+    assert_near(linear(x, weight, bias, **terms), expected, dtype)
     small = weight / 8
     assert_near(gated(x, small, norm=norm), reference.gated(x, small, norm=norm), dtype)
 
