@@ -304,7 +304,8 @@ def _wanted_graphs(loaded: LoadedModel) -> WantedGraphs:
     settings, offloaded = loaded.settings, loaded.model.offloaded
     if loaded.pooler is not None or settings.enforce_eager or settings.attention_backend == "sdpa":
         return WantedGraphs()
-    if offloaded is not None and offloaded.why_not_pinned:
+    is_pinned = offloaded is None or not offloaded.why_not_pinned
+    if not loaded.parallel.least(int(is_pinned)):
         return WantedGraphs()
     if not isinstance(loaded.model, TorchLM) and (problem := why_not_recordable(loaded)):
         log.warning("CUDA graphs: none, steps run eagerly: %s", problem)

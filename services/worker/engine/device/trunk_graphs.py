@@ -17,7 +17,7 @@ from kernels.decode_inputs.inputs import DecodeInputs
 from kernels.linear import MAX_FEW_ROWS
 from kernels.paged_attention import TILE, ChunkRows, make_tiles
 from services.worker.engine.device.chunks import Chunks
-from services.worker.engine.device.recorders import CaptureError
+from services.worker.engine.device.recorders import CaptureError, on_all_ranks
 from services.worker.engine.device.segments import Segments
 from services.worker.engine.device.steps import Record, Run
 from services.worker.layers.context import ForwardContext, forward_context
@@ -74,7 +74,8 @@ class TrunkGraphs:
     def record(self, shape: TrunkShape, record: Record) -> None:
         """Raises torch.OutOfMemoryError, and ConfigError where it cannot be recorded."""
         hidden = self._hidden[: shape.num_tokens]
-        trunk = RecordedTrunk(self._segments, shape, self._max_rows, self._max_keys, hidden)
+        with on_all_ranks(self._segments.parallel):
+            trunk = RecordedTrunk(self._segments, shape, self._max_rows, self._max_keys, hidden)
         try:
             trunk.record(record)
         except CaptureError as error:
