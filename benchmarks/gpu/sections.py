@@ -109,7 +109,7 @@ class Sections:
 
         card = step_model.CARDS["h100"]._replace(read_gb_per_s=read)
         model = step_model.Model(card, suite.model, suite.prompt_len + suite.output_len // 2)
-        yield from step_model.beside(rows, model.step(suite.batches[0]))
+        yield from step_model.with_predictions(rows, model.step(suite.batches[0]))
 
     def _switches(self, limit_s: float) -> Rows:
         """What kernels may do in another way: engines that were built so."""

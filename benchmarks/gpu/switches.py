@@ -32,6 +32,8 @@ def changes() -> Iterator[Change]:
     for mib in (8, 16, 24):
         what = f"{mib} MiB of the weight behind attention are read while it runs"
         yield Change(what, "PREFETCH_BYTES", mib << 20)
+    what = "products, rotation and attention begin before what is in front of them has ended"
+    yield Change(what, "DEPENDENT_LAUNCHES", True)
 
 
 def product_changes() -> Iterator[Change]:

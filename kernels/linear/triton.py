@@ -20,6 +20,7 @@ from kernels.codes.triton import (
     multiply_codes,
     operands,
 )
+from kernels.dependent.triton import begin, early, prefetch_rows
 from kernels.rms_norm import Norm
 from kernels.silu_mul.triton import multiplied
 from kernels.sizes import cdiv, next_power_of_2
@@ -122,6 +123,7 @@ def launch_linear(
         *(num_rows, x.shape[1], stored.weight.stride(0), *known, *chosen[:4]),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
+        **early(),
     )
     return out
 
@@ -145,6 +147,7 @@ def launch_gated(
         *(num_gates, x.shape[1], stored.weight.stride(0), *known, *chosen[:4], alpha, beta),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
+        **early(),
     )
     return out
 
@@ -192,10 +195,12 @@ def linear_kernel(
     NUM_PARTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     o_n = tl.program_id(0) * (BLOCK_ROWS * NUM_PARTS) + tl.arange(0, BLOCK_ROWS)
     o_row, o_second = tl.minimum(o_n, N - 1), tl.minimum(o_n + BLOCK_ROWS, N - 1)
     o_t = tl.arange(0, BLOCK_T)
+    _begin(p_weight, o_row, o_second, K, STRIDE, PER_PLACE, NUM_PARTS, IS_DEPENDENT)
     b_out, b_second = multiply(
         p_x, p_weight, p_scales, p_zeros, p_table, None, p_norm, eps, o_t, o_t < num_tokens,
         o_row, o_second,
@@ -253,6 +258,7 @@ def gated_kernel(
     BLOCK_T: tl.constexpr,
     ALPHA: tl.constexpr,
     BETA: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Half of a part's rows are gates, and the other half their ups."""
     BLOCK_I: tl.constexpr = BLOCK_ROWS // 2
@@ -261,6 +267,7 @@ def gated_kernel(
     o_up = (o_row // BLOCK_I) * I
     o_first, o_second = tl.minimum(o_gate, I - 1) + o_up, tl.minimum(o_gate + BLOCK_I, I - 1) + o_up
     o_t = tl.arange(0, BLOCK_T)
+    _begin(p_weight, o_first, o_second, K, STRIDE, PER_PLACE, NUM_PARTS, IS_DEPENDENT)
     b_both, b_second = multiply(
         p_x, p_weight, p_scales, p_zeros, p_table, None, p_norm, eps, o_t, o_t < num_tokens,
         o_first, o_second,
@@ -301,6 +308,24 @@ def store_gated(
     is_out = is_i[:, None] & (o_t < num_tokens)[None, :]
     o_out = o_t[None, :] * I + o_i[:, None]
     tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=is_out)
+
+
+@triton.jit
+def _begin(
+    p_weight,
+    o_row,  # [BLOCK_ROWS]
+    o_second,  # [BLOCK_ROWS]
+    K: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PER_PLACE: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
+):
+    if IS_DEPENDENT:
+        prefetch_rows(p_weight, o_row, K // PER_PLACE, STRIDE)
+        if NUM_PARTS == 2:
+            prefetch_rows(p_weight, o_second, K // PER_PLACE, STRIDE)
+    begin(IS_DEPENDENT)
 
 
 @triton.jit

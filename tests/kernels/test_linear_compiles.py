@@ -68,7 +68,7 @@ def compiled_product(
         pointers["p_out"] = "*fp32"
     rows = {"I": num_rows // 2} if is_gated else {"N": num_rows}
     constants = dict.fromkeys(absent) | rows | {"K": size, "STRIDE": size}
-    constants |= named(BLOCKS, chosen[:4]) | named(KNOWN, DENSE)
+    constants |= named(BLOCKS, chosen[:4]) | named(KNOWN, DENSE) | {"IS_DEPENDENT": False}
     if is_gated:
         constants |= GELU
     signature = pointers | {"eps": "fp32", "num_tokens": "i32"}
@@ -113,7 +113,7 @@ def compiled_codes(
     rows = {"I": num_rows // 2} if kernel is gated_kernel else {"N": num_rows}
     constants = dict.fromkeys([*absent, "p_bias", "p_norm"]) | rows
     constants |= {"K": size, "STRIDE": size // known.per_place}
-    constants |= named(BLOCKS, chosen[:4]) | named(KNOWN, known)
+    constants |= named(BLOCKS, chosen[:4]) | named(KNOWN, known) | {"IS_DEPENDENT": False}
     if kernel is gated_kernel:
         constants |= GELU
     signature = pointers | {"eps": "fp32", "num_tokens": "i32"}

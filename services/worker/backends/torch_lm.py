@@ -82,7 +82,10 @@ class TorchOps(Ops[Tensor]):
             self._offloaded.enter(layer)
 
     def prefetch(self, x: Tensor, linear: Linear) -> None:
-        """Only for few tokens: with more, attention has memory busy itself."""
+        """Only for few tokens: with more, attention has memory busy itself. Not where the product
+        does it, which stands behind no other stream then."""
+        if switches.DEPENDENT_LAUNCHES:
+            return
         if switches.PREFETCH_BYTES and len(x) <= MAX_FEW_ROWS:
             wanted = _weight(linear), switches.PREFETCH_BYTES
             self._join = branch(x.device, partial(prefetch, *wanted))

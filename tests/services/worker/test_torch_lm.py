@@ -124,6 +124,8 @@ def test_the_weight_behind_attention_is_read_beside_it_and_waited_for(
     assert events.count("begun") == events.count("joined") == events.count("attend")
     events.clear()
     run(model, config, dtype, many, MAX_FEW_ROWS + 1)
+    monkeypatch.setattr(switches, "DEPENDENT_LAUNCHES", True)
+    run(model, config, dtype, few, MAX_FEW_ROWS)
     assert "attend" in events
     assert "begun" not in events
 
