@@ -15,6 +15,8 @@ PREFETCH_BYTES = 0
 # has ended, where a card can do that; a product has the beginning of its weight come to the L2
 # cache meanwhile.
 DEPENDENT_LAUNCHES = False
+# Up to so many tokens products are our own, beyond them cuBLAS's: 64, or some more times 64.
+FEW_TOKENS = 64
 # Up to so many tokens a program of a product has one part of the weight's rows; beyond, two where
 # enough programs are left: with two, tokens are read half as often from the L2 cache.
 ONE_PART_TOKENS = 16

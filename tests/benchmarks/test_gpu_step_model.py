@@ -11,7 +11,7 @@ from benchmarks.gpu.shapes import TINY
 from benchmarks.gpu.step_launches import Operator, decode_launches, mixed_launches
 from benchmarks.gpu.step_model import CARDS, Model, Predicted, with_predictions, work_of
 from benchmarks.gpu.switches import changed, changes
-from kernels.linear import MAX_FEW_ROWS
+from kernels.switches import FEW_TOKENS
 
 pytestmark = pytest.mark.timeout(300)  # the first test of a step compiles its kernels
 CONTEXT, MAX_LEN = 200, 256
@@ -93,7 +93,7 @@ def test_products_of_many_tokens_add_to_the_residual_without_a_copy() -> None:
     shallow, deep = (
         Counter(
             each.name
-            for each in mixed_launches(model, 2, [MAX_FEW_ROWS], MAX_LEN)
+            for each in mixed_launches(model, 2, [FEW_TOKENS], MAX_LEN)
             if isinstance(each, Operator)
         )
         for model in (TINY, deeper)

@@ -15,7 +15,7 @@ from benchmarks.gpu.step_launches import Operator, decode_launches
 from kernels import switches
 from kernels.codes import Codes
 from kernels.linear import gated, linear
-from services.worker.weights.online import ONLINE
+from services.worker.weights.online import ONLINE, Quantization
 
 pytestmark = pytest.mark.timeout(300)  # the first test of a step compiles its kernels
 MAX_LEN = 256
@@ -60,7 +60,9 @@ def test_a_layer_begins_early_and_waits_before_it_touches_memory(num_rows: int) 
 
 @pytest.mark.parametrize("form", ["none", "wint4", "wint8", "nf4"])
 @pytest.mark.parametrize("num_tokens", [1, 64])
-def test_the_beginning_of_a_weight_is_asked_for_before_the_wait(num_tokens: int, form: str) -> None:
+def test_the_beginning_of_a_weight_is_asked_for_before_the_wait(
+    num_tokens: int, form: Quantization
+) -> None:
     found = list(products(num_tokens, form))
     assert [each.is_dependent for each in found] == [True, True]
     for launch in found:
@@ -72,7 +74,7 @@ def test_the_beginning_of_a_weight_is_asked_for_before_the_wait(num_tokens: int,
         assert not [name for name in names[wait:] if name.startswith(ASK_FOR_A_LINE)]
 
 
-def products(num_tokens: int, form: str, arch: int = HOPPER) -> Iterator[Launch]:
+def products(num_tokens: int, form: Quantization, arch: int = HOPPER) -> Iterator[Launch]:
     """o's, and gates and ups, of Qwen3-8B."""
     hidden, inner = QWEN3_8B["hidden_size"], QWEN3_8B["intermediate_size"]
     found: list[Launch] = []
@@ -83,7 +85,7 @@ def products(num_tokens: int, form: str, arch: int = HOPPER) -> Iterator[Launch]
     yield from found
 
 
-def weight_of(num_rows: int, size: int, form: str) -> Tensor | Codes:
+def weight_of(num_rows: int, size: int, form: Quantization) -> Tensor | Codes:
     if form == "none":
         return torch.empty(num_rows, size, dtype=torch.bfloat16, device=META)
     few = ONLINE[form](torch.randn(16, size).bfloat16()).as_codes

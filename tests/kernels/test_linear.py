@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.linear import MAX_FEW_ROWS, gated, linear, reference
+from kernels.linear import gated, linear, reference
 from kernels.rms_norm import Norm
 from kernels.silu_mul import Act
+from kernels.switches import FEW_TOKENS
 
 # Products of normal numbers over 264 terms: a result's own scale is some 16. bfloat16 rounds the
 # normed x, and the product before the bias.
@@ -45,7 +46,7 @@ def test_it_is_the_product(
     torch.testing.assert_close(found.float(), expected, **TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize("num_tokens", [5, MAX_FEW_ROWS + 1])
+@pytest.mark.parametrize("num_tokens", [5, FEW_TOKENS + 1])
 @pytest.mark.parametrize("has_bias", [False, True])
 def test_the_residual_is_added_to_in_place(
     has_bias: bool, num_tokens: int, device: torch.device
@@ -83,7 +84,7 @@ def test_gates_open_for_ups(act: Act, dtype: torch.dtype) -> None:
 def test_a_tokens_result_is_the_same_bits_whatever_is_beside_it(
     num_rows: int, size: int, dtype: torch.dtype
 ) -> None:
-    shapes = ((MAX_FEW_ROWS, size), (num_rows, size), (size,), (MAX_FEW_ROWS, num_rows))
+    shapes = ((FEW_TOKENS, size), (num_rows, size), (size,), (FEW_TOKENS, num_rows))
     x, weight, norm_weight, residual = normals(*shapes, dtype=dtype, device="cuda")
     norm = Norm(norm_weight, 1e-6)
     weight /= size**0.5

@@ -17,7 +17,6 @@ from kernels.codes import Codes, decoded_rows
 from kernels.experts import Biases
 from kernels.experts import experts as expert_products
 from kernels.latent import latent_queries, latent_values, write_latents
-from kernels.linear import MAX_FEW_ROWS
 from kernels.linear import gated as gated_product
 from kernels.linear import linear as product
 from kernels.paged_attention import AttentionOptions, attend
@@ -86,7 +85,7 @@ class TorchOps(Ops[Tensor]):
         does it, which stands behind no other stream then."""
         if switches.DEPENDENT_LAUNCHES:
             return
-        if switches.PREFETCH_BYTES and len(x) <= MAX_FEW_ROWS:
+        if switches.PREFETCH_BYTES and len(x) <= switches.FEW_TOKENS:
             wanted = _weight(linear), switches.PREFETCH_BYTES
             self._join = branch(x.device, partial(prefetch, *wanted))
 

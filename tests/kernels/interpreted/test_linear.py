@@ -1,5 +1,6 @@
 """Products with few rows against their reference."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,10 +8,12 @@ import torch
 from torch import Tensor
 
 from kernels import switches
-from kernels.linear import MAX_FEW_ROWS, gated, linear, reference
+from kernels.linear import gated, linear, reference
+from kernels.linear.tile import TILE
 from kernels.linear.triton import config
 from kernels.rms_norm import Norm
 from kernels.silu_mul import Act
+from kernels.switches import FEW_TOKENS
 
 # Products of normal numbers over up to 520 terms: a result's own scale is some 20.
 FLOAT32: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
@@ -120,8 +123,8 @@ def test_a_tokens_result_is_the_same_bits_whatever_is_beside_it(
     """In one part of 16 rows, in 16 rows to two parts of 32, in one and two parts of 64."""
     monkeypatch.setattr("kernels.linear.triton.NUM_PROCESSORS", 3)
     monkeypatch.setattr("kernels.linear.triton.MIN_PROGRAMS", 1)
-    x, weight = torch.randn(MAX_FEW_ROWS, size).to(dtype), torch.randn(num_rows, size).to(dtype)
-    norm, residual = norm_of(size, dtype), torch.randn(MAX_FEW_ROWS, num_rows).to(dtype)
+    x, weight = torch.randn(FEW_TOKENS, size).to(dtype), torch.randn(num_rows, size).to(dtype)
+    norm, residual = norm_of(size, dtype), torch.randn(FEW_TOKENS, num_rows).to(dtype)
     wide = linear(x, weight, residual=residual.clone())
     normed = linear(x, weight, norm=norm)
     gates = gated(x, weight, norm=norm)
@@ -141,10 +144,10 @@ def test_bits_do_not_depend_on_how_many_parts_a_program_has(
 ) -> None:
     monkeypatch.setattr("kernels.linear.triton.NUM_PROCESSORS", 3)
     monkeypatch.setattr("kernels.linear.triton.MIN_PROGRAMS", 1)
-    x, weight = torch.randn(MAX_FEW_ROWS, 272).to(dtype), torch.randn(72, 272).to(dtype)
-    norm, residual = norm_of(272, dtype), torch.randn(MAX_FEW_ROWS, 72).to(dtype)
+    x, weight = torch.randn(FEW_TOKENS, 272).to(dtype), torch.randn(72, 272).to(dtype)
+    norm, residual = norm_of(272, dtype), torch.randn(FEW_TOKENS, 72).to(dtype)
     found: list[list[Tensor]] = []
-    for one_part_tokens in (MAX_FEW_ROWS, 16, 0):
+    for one_part_tokens in (FEW_TOKENS, 16, 0):
         monkeypatch.setattr(switches, "ONE_PART_TOKENS", one_part_tokens)
         assert config(72, 272, dtype.itemsize, 17, True).num_parts == 1 + (one_part_tokens < 17)
         results = []
@@ -158,8 +161,32 @@ def test_bits_do_not_depend_on_how_many_parts_a_program_has(
 
 
 @dtypes
+@pytest.mark.parametrize("num_rows", [24, 72])
+def test_bits_do_not_depend_on_how_many_tiles_of_tokens_there_are(
+    num_rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one part and with two; the last tile is not full, and then is."""
+    monkeypatch.setattr("kernels.linear.triton.MIN_PROGRAMS", 1)
+    monkeypatch.setattr(switches, "FEW_TOKENS", 4 * TILE)
+    most = 3 * TILE
+    x, weight = torch.randn(most, 272).to(dtype), torch.randn(num_rows, 272).to(dtype)
+    norm, residual = norm_of(272, dtype), torch.randn(most, num_rows).to(dtype)
+    bias = torch.randn(num_rows).to(dtype)
+    operators: list[Callable[[int], Tensor]] = [
+        lambda num: linear(x[:num], weight, bias, residual=residual[:num].clone()),
+        lambda num: linear(x[:num], weight, norm=norm, out_dtype=torch.float32),
+        lambda num: gated(x[:num], weight, bias, norm=norm),
+    ]
+    assert_near(operators[0](most), reference.linear(x, weight, bias, residual=residual), dtype)
+    for operator in operators:
+        whole = operator(most)
+        for num in (1, TILE, TILE + 1, 2 * TILE + 7):
+            assert torch.equal(operator(num), whole[:num]), num
+
+
+@dtypes
 def test_many_tokens_have_another_way(dtype: torch.dtype) -> None:
-    num_tokens = MAX_FEW_ROWS + 1
+    num_tokens = FEW_TOKENS + 1
     x, weight, bias = (torch.randn(*size).to(dtype) for size in ((num_tokens, 64), (24, 64), (24,)))
     norm, residual = norm_of(64, dtype), torch.randn(num_tokens, 24).to(dtype)
     terms: dict[str, Any] = {"norm": norm, "residual": residual}
