@@ -11,6 +11,12 @@ SPLIT_KEYS = 128
 # What of the weight behind attention is read while attention runs, so that it is in the L2 cache
 # (50 MB on an H100 and H200) when it is multiplied with. 0: nothing is.
 PREFETCH_BYTES = 0
+# Products, rotation and attention of few tokens are launched before the launch in front of them
+# has ended, where a card can do that; a product has the beginning of its weight come to the L2
+# cache meanwhile.
+DEPENDENT_LAUNCHES = False
+# Up to so many tokens products are our own, beyond them cuBLAS's: 64, or some more times 64.
+FEW_TOKENS = 64
 # Up to so many tokens a program of a product has one part of the weight's rows; beyond, two where
 # enough programs are left: with two, tokens are read half as often from the L2 cache.
 ONE_PART_TOKENS = 16

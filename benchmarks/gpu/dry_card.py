@@ -55,6 +55,7 @@ class Launch(NamedTuple):
     grid: tuple[int, int, int]
     num_warps: int
     arguments: dict[str, Any]  # by name, constants too
+    is_dependent: bool  # begins before the launch in front of it has ended
 
 
 class DryDriver:
@@ -110,7 +111,8 @@ class DryDriver:
             if self._watch is not None:
                 names = (name for name, _ in types)
                 given = dict(zip(names, values, strict=True))
-                self._watch(Launch(self.loaded[function], grid, metadata.num_warps, given))
+                facts = metadata.num_warps, given, metadata.launch_pdl
+                self._watch(Launch(self.loaded[function], grid, *facts))
 
         return launch
 

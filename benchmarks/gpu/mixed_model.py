@@ -18,7 +18,7 @@ from benchmarks.gpu.shapes import QWEN3_8B, Config
 from benchmarks.gpu.step_launches import mixed_launches
 from benchmarks.gpu.step_model import CARDS, MAX_LEN, Model, Predicted
 from benchmarks.report import write
-from kernels.linear import MAX_FEW_ROWS
+from kernels.switches import FEW_TOKENS
 from shared.config.worker import WorkerConfig
 
 CONTEXT = 640  # known tokens of each row that decodes
@@ -89,8 +89,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     add("--host-us", type=float, default=HOST_US, metavar="N", help=f"a launch ({HOST_US})")
     add("--json", action="store_true", help="write it into benchmarks/results, too")
     options = parser.parse_args(arguments)
-    if max(options.rows) + options.prompt > MAX_FEW_ROWS:
-        parser.error(f"steps of up to {MAX_FEW_ROWS} tokens can be predicted")
+    if max(options.rows) + options.prompt > FEW_TOKENS:
+        parser.error(f"steps of up to {FEW_TOKENS} tokens can be predicted")
     return options
 
 

@@ -23,7 +23,7 @@ from benchmarks.gpu import (
 from benchmarks.gpu.engine_table import Engines, Point
 from benchmarks.gpu.precision import as_torch_has_it
 from benchmarks.gpu.suite import Suite, of_launches
-from benchmarks.gpu.switches import AS_IT_IS, changed, changes
+from benchmarks.gpu.switches import AS_IT_IS, changed, changes, own_products
 
 ROOT = Path(__file__).parent.parent.parent
 NUM_LINES_TOLD = 3000  # of pytest: why tests failed, and which took long
@@ -109,15 +109,16 @@ class Sections:
 
         card = step_model.CARDS["h100"]._replace(read_gb_per_s=read)
         model = step_model.Model(card, suite.model, suite.prompt_len + suite.output_len // 2)
-        yield from step_model.beside(rows, model.step(suite.batches[0]))
+        yield from step_model.with_predictions(rows, model.step(suite.batches[0]))
 
     def _switches(self, limit_s: float) -> Rows:
         """What kernels may do in another way: engines that were built so."""
         ends_s = time.monotonic() + limit_s
         few, *_, many = self._suite.batches
-        for change in (AS_IT_IS, *changes()):
+        all_changes = [(each, (few, many)) for each in (AS_IT_IS, *changes())]
+        for change, nums_rows in [*all_changes, (own_products(many), (many,))]:
             self._engines.close()
-            for num_rows in (few, many):
+            for num_rows in nums_rows:
                 if time.monotonic() > ends_s:
                     return
                 with changed(change):

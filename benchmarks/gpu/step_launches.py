@@ -126,7 +126,7 @@ class _Watch(TorchDispatchMode):
         out = operator(*arguments, **(options or {}))
         name = operator.overloadpacket.__name__
         if name not in NO_LAUNCHES:
-            read = arguments if name in ("mm", "addmm") else ()
+            read = arguments if name in ("mm", "addmm_") else ()
             tensors = [each for each in (out, *read) if isinstance(each, Tensor)]
             self._tell(Operator(name, sum(each.nbytes for each in tensors)))
         return out

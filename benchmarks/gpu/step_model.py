@@ -4,7 +4,8 @@ has checked yet.
 What is launched is what the engine launches, and compiled for sm_90. A kernel takes the longest of
 what its bytes take, what its instructions take, and what the longest chain of them takes, in as
 many waves as it has programs for the places on a card, and before that its launch and the first
-bytes' way from memory. What launches and latencies cost are arguments.
+bytes' way from memory. What launches and latencies cost are arguments. Products are our own, for
+any number of rows: what torch's library does is not looked at.
 
     python -m benchmarks.gpu.step_model --cards h100 h200 --rows 1 8 32
 """
@@ -20,39 +21,43 @@ from typing import Any, NamedTuple
 
 from benchmarks.gpu.dry_card import Launch
 from benchmarks.gpu.floor import step_floor_s
+from benchmarks.gpu.places import beside, residents
 from benchmarks.gpu.results import markdown
 from benchmarks.gpu.sass import Timing, read_code, timing
 from benchmarks.gpu.shapes import QWEN3_8B, Config
 from benchmarks.gpu.step_launches import DTYPE, Operator, decode_launches
-from benchmarks.gpu.switches import AS_IT_IS, changed, changes, product_changes
+from benchmarks.gpu.switches import AS_IT_IS, changed, changes, own_products, product_changes
 from benchmarks.report import write
-from kernels.linear import MAX_FEW_ROWS
+from kernels.dependent.triton import LINE_BYTES, PREFETCH_LINES
 
 MAX_LEN = 4096  # of a sequence, for tables
-NUM_REGISTERS, REGISTER_UNIT = 1 << 16, 256  # of a processor; what a warp is given at a time
-SHARED_BYTES, RESERVED_BYTES = 228 << 10, 1 << 10  # of a processor; of a program, for the driver
-MAX_WARPS, MAX_PROGRAMS, NUM_SCHEDULERS = 64, 32, 4  # of a processor
+MAX_ROWS = 256
+NUM_SCHEDULERS = 4  # of a processor
 L2_GB_PER_S = 5500.0  # that all processors together read of what is there; a guess
 PREFETCH = "prefetch_kernel"
+ASKED_BYTES = LINE_BYTES.value * PREFETCH_LINES.value  # of each row, before a product waits
 
 
 class Card(NamedTuple):
     """``read_gb_per_s`` is what a kernel reads, ``launch_us`` lies between two kernels of a graph,
-    and ``latency_us`` is a busy memory's."""
+    ``dependent_us`` between two of which the second began before the first had ended, and
+    ``latency_us`` is a busy memory's."""
 
     num_processors: int
     clock_ghz: float
     read_gb_per_s: float
     launch_us: float
     latency_us: float
+    dependent_us: float
 
 
 # Processors, clock and bandwidth (3.35 and 4.8 TB/s) are NVIDIA's data sheets'; nine tenths of it
 # are taken to be read. 1.3 us for a launch in a graph on an H100 is Hazy Research's ("Look
-# Ma, No Bubbles", 2025). The latency is a guess. ``make gpu-check`` has its card's own bandwidth.
+# Ma, No Bubbles", 2025). The latency is a guess, and so is what is left of a launch that began
+# early: a wait that ends. ``make gpu-check`` has its card's own bandwidth.
 CARDS = {
-    "h100": Card(132, 1.755, 3015.0, 1.3, 0.7),
-    "h200": Card(132, 1.755, 4320.0, 1.3, 0.7),
+    "h100": Card(132, 1.755, 3015.0, 1.3, 0.7, 0.6),
+    "h200": Card(132, 1.755, 4320.0, 1.3, 0.7, 0.6),
 }
 
 
@@ -66,6 +71,14 @@ class Work(NamedTuple):
     times: tuple[float, ...]
     is_last: bool = False
     num_shared_bytes: int = 0
+
+
+class Start(NamedTuple):
+    """What a launch finds: whether it began before the one in front had ended, and of its bytes
+    how many are in the L2 cache."""
+
+    is_early: bool = False
+    num_cached: int = 0
 
 
 class Predicted(NamedTuple):
@@ -98,6 +111,7 @@ class Model:
     def launched(self, launches: Iterable[Launch | Operator]) -> list[Predicted]:
         found: list[Predicted] = []
         prefetch: Launch | None = None
+        before: Launch | Operator | None = None
         first = 0  # of what runs beside it
         for each in launches:
             if not isinstance(each, Launch):
@@ -106,11 +120,30 @@ class Model:
                 prefetch, first = each, len(found)
             elif prefetch is not None and KERNELS.get(each.model.name) is _product:
                 found.append(self._waited(prefetch, found[first:]))
-                found.append(self._predicted(each, prefetch.arguments["p_words"].nbytes))
+                start = Start(num_cached=prefetch.arguments["p_words"].nbytes)
+                found.append(self._predicted(each, start))
                 prefetch = None
             else:
-                found.append(self._predicted(each))
+                found.append(self._predicted(each, self._start(each, before, found)))
+            before = each
         return found
+
+    def _start(
+        self, launch: Launch, before: Launch | Operator | None, done: Sequence[Predicted]
+    ) -> Start:
+        """Behind another that lets it begin early, a product asks for the beginning of its weight,
+        as far as it has room beside the other and that one leaves the memory idle."""
+        if not isinstance(before, Launch) or not (launch.is_dependent and before.is_dependent):
+            return Start()
+        if KERNELS.get(launch.model.name) is not _product:
+            return Start(is_early=True)
+        card, given = self._card, launch.arguments
+        num_rows = given["BLOCK_ROWS"] * given["NUM_PARTS"]
+        num_places = beside(launch, before, card.num_processors) * card.num_processors
+        num_asked = min(num_places, math.prod(launch.grid)) * num_rows * ASKED_BYTES
+        idle_us = done[-1].us - done[-1].memory_us
+        num_read = idle_us * card.read_gb_per_s * 1e3
+        return Start(True, int(min(num_asked, num_read, given["p_weight"].nbytes)))
 
     def floor_us(self, num_rows: int) -> float:
         rate = self._card.read_gb_per_s
@@ -131,15 +164,16 @@ class Model:
         us = max(0.0, card.launch_us + card.latency_us + memory_us - idle_us)
         return Predicted(PREFETCH, prefetch.grid, us, memory_us, 0.0, "memory")
 
-    def _predicted(self, launch: Launch, num_cached: int = 0) -> Predicted:
-        """``num_cached`` of its bytes are in the L2 cache."""
+    def _predicted(self, launch: Launch, start: Start) -> Predicted:
         card = self._card
         work, num_residents = work_of(launch, self._context), residents(launch)
         alone = _timing(launch.model.cubin, work.times, work.is_last)
-        memory_us = self._memory_us(launch, work, num_residents, num_cached)
+        memory_us = self._memory_us(launch, work, num_residents, start.num_cached)
         chain_us = self._chain_us(launch, work, num_residents, alone)
         own_us = max(memory_us, chain_us)
-        fixed_us = card.launch_us + (card.latency_us if work.num_bytes else 0.0)
+        fixed_us = card.dependent_us if start.is_early else card.launch_us
+        if work.num_bytes and not (start.is_early and start.num_cached):
+            fixed_us += card.latency_us
         bound = "launch" if fixed_us > own_us else "memory" if memory_us > chain_us else "chain"
         return Predicted(
             launch.model.name,
@@ -178,15 +212,6 @@ class Model:
         return (clocks + alone.last_clocks) / card.clock_ghz / 1e3
 
 
-def residents(launch: Launch) -> int:
-    """Programs that a processor has room for."""
-    found, num_warps = launch.model.resources, launch.num_warps
-    of_warp = math.ceil(32 * found.num_registers / REGISTER_UNIT) * REGISTER_UNIT
-    by_registers = NUM_REGISTERS // (of_warp * num_warps)
-    by_shared = SHARED_BYTES // (found.shared_bytes + RESERVED_BYTES)
-    return max(1, min(by_registers, by_shared, MAX_WARPS // num_warps, MAX_PROGRAMS))
-
-
 def work_of(launch: Launch, context: int) -> Work:
     """What is not known by name reads what the caches hold, and runs its loops once."""
     kernel = KERNELS.get(launch.model.name)
@@ -200,7 +225,8 @@ def _product(launch: Launch, context: int) -> Work:
     )
     times = math.ceil(given["K"] / given["BLOCK_K"])
     num_bytes, num_programs = sum(each.nbytes for each in stored), math.prod(launch.grid)
-    num_shared_bytes = num_programs * given["p_x"].nbytes
+    num_tiles = given["NUM_TILES"]  # of tokens, which share what is read of the weight
+    num_shared_bytes = num_programs * given["p_x"].nbytes // num_tiles + (num_tiles - 1) * num_bytes
     return Work(num_bytes, num_programs, (times,), num_shared_bytes=num_shared_bytes)
 
 
@@ -248,7 +274,9 @@ def compared(model: Model, num_rows: int) -> Iterator[dict[str, Any]]:
         yield {"change": change.what} | found | {"more_us": found["us"] - as_it_is["us"]}
 
 
-def beside(rows: Iterable[dict[str, Any]], step: Sequence[Predicted]) -> Iterator[dict[str, Any]]:
+def with_predictions(
+    rows: Iterable[dict[str, Any]], step: Sequence[Predicted]
+) -> Iterator[dict[str, Any]]:
     """``rows`` of a timeline, those without drafts with what was predicted of each kernel and of
     the step, which is to be compared with ``us`` and ``gap_us`` together: launches of a name and
     grid are one there."""
@@ -273,8 +301,9 @@ def main(arguments: list[str]) -> None:
         model = Model(card, QWEN3_8B, options.context)
         for num_rows in options.rows:
             what = {"card": name, "num_rows": num_rows}
-            kernels += [what | row for row in table(model.step(num_rows))]
-            steps += [what | row for row in compared(model, num_rows)]
+            with changed(own_products(num_rows)):
+                kernels += [what | row for row in table(model.step(num_rows))]
+                steps += [what | row for row in compared(model, num_rows)]
     print("A prediction, which no card has checked.", *markdown(kernels), "", sep="\n")
     print(*markdown(steps), sep="\n")
     if options.json:
@@ -290,7 +319,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--cards", choices=CARDS, nargs="+", default=["h100"])
-    add("--rows", type=_num_rows, nargs="+", default=[1], metavar="N", help=f"1 to {MAX_FEW_ROWS}")
+    add("--rows", type=_num_rows, nargs="+", default=[1], metavar="N", help=f"1 to {MAX_ROWS}")
     add("--context", type=int, default=640, metavar="N", help="known tokens of each row (640)")
     add("--json", action="store_true", help="write it into benchmarks/results, too")
     for name in Card._fields:
@@ -300,9 +329,8 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
 
 
 def _num_rows(text: str) -> int:
-    """More are multiplied by torch's library, whose code is not looked at."""
-    if not 1 <= int(text) <= MAX_FEW_ROWS:
-        raise argparse.ArgumentTypeError(f"{text}: 1 to {MAX_FEW_ROWS} rows can be predicted")
+    if not 1 <= int(text) <= MAX_ROWS:
+        raise argparse.ArgumentTypeError(f"{text}: 1 to {MAX_ROWS} rows can be predicted")
     return int(text)
 
 

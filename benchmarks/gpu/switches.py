@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from kernels import switches
+from kernels.linear.tile import TILE
+from kernels.sizes import cdiv
 
 
 class Change(NamedTuple):
@@ -32,6 +34,8 @@ def changes() -> Iterator[Change]:
     for mib in (8, 16, 24):
         what = f"{mib} MiB of the weight behind attention are read while it runs"
         yield Change(what, "PREFETCH_BYTES", mib << 20)
+    what = "products, rotation and attention begin before what is in front of them has ended"
+    yield Change(what, "DEPENDENT_LAUNCHES", True)
 
 
 def product_changes() -> Iterator[Change]:
@@ -40,6 +44,12 @@ def product_changes() -> Iterator[Change]:
         if num_tokens != switches.ONE_PART_TOKENS:
             what = f"products of more than {num_tokens} tokens have two parts a program"
             yield Change(what, "ONE_PART_TOKENS", num_tokens)
+
+
+def own_products(num_tokens: int) -> Change:
+    """Products of so many tokens are ours, and not torch's library's."""
+    few_tokens = max(switches.FEW_TOKENS, TILE * cdiv(num_tokens, TILE))
+    return Change(f"products of up to {few_tokens} tokens are our own", "FEW_TOKENS", few_tokens)
 
 
 def prompt_changes() -> Iterator[Change]:

@@ -1,6 +1,6 @@
 """Products with a weight, and what stands around them in a decoder layer.
 
-Up to ``MAX_FEW_ROWS`` tokens the time is that of reading the weight: a kernel of our own reads it
+Up to ``FEW_TOKENS`` tokens the time is that of reading the weight: a kernel of our own reads it
 once, and norm, bias, residual and SwiGLU cost no pass of their own. More tokens are cuBLAS's.
 
 A weight may be in codes. The kernel decodes them on the way; for more tokens they are decoded into
@@ -10,13 +10,12 @@ memory of their own, as much as the dense weight is, before each product.
 import torch
 from torch import Tensor
 
+from kernels import switches
 from kernels.codes import Codes, decoded, has_kernels
 from kernels.dispatch import runs_triton
 from kernels.linear import plain
 from kernels.rms_norm import Norm, rms_norm
 from kernels.silu_mul import CURVES, Act
-
-MAX_FEW_ROWS = 64  # not measured yet
 
 
 def linear(
@@ -31,11 +30,11 @@ def linear(
 ) -> Tensor:
     """(rms_norm(x) or x) @ weight.T + bias + residual.
 
-    x [T, K], weight [N, K] with contiguous rows or in codes, bias [N], residual [T, N] → [T, N] in
-    ``out_dtype``, by default x's, or in ``out``, which has it. Triton's kernel accumulates in
-    float32 and rounds once; a token's result is the same bits for every T up to ``MAX_FEW_ROWS``.
-    Its norm rounds x * norm.weight and scales the product, where ``rms_norm`` rounds when it has
-    scaled: as exact, not the same bits.
+    x [T, K], weight [N, K] with contiguous rows or in codes, bias [N] → [T, N] in ``out_dtype``, by
+    default x's, or in ``out``, which has it. A residual [T, N] of x's dtype is added to in place,
+    and is the result. Triton's kernel accumulates in float32 and rounds once; a token's result is
+    the same bits for every T up to ``FEW_TOKENS``. Its norm rounds x * norm.weight and scales the
+    product, where ``rms_norm`` rounds when it has scaled: as exact, not the same bits.
     """
     out_dtype = out_dtype or x.dtype
     x, weight, norm = _ordered(x, weight, norm)
@@ -88,7 +87,7 @@ def _ordered(
 
 def _is_for_triton(x: Tensor, weight: Tensor | Codes) -> bool:
     is_known = not isinstance(weight, Codes) or has_kernels(weight)
-    return is_known and runs_triton(x) and len(x) <= MAX_FEW_ROWS
+    return is_known and runs_triton(x) and len(x) <= switches.FEW_TOKENS
 
 
 def _dense(weight: Tensor | Codes, dtype: torch.dtype) -> Tensor:

@@ -21,12 +21,11 @@ def linear(
         x = rms_norm(x, *norm)
     if residual is None:
         return _product(x, weight, bias, out_dtype, into)
-    if x.is_cuda:
-        out = torch.addmm(residual, x, weight.t())  # in one pass, and rounded once for both
-        out = out if bias is None else out.add_(bias)
-    else:
-        out = residual + functional.linear(x, weight, bias)
-    return out.to(out_dtype) if into is None else into.copy_(out)
+    if x.is_cpu:
+        return residual.add_(functional.linear(x, weight, bias))
+    # In one pass, and rounded once for both. What is not added to in place is copied first.
+    residual.addmm_(x, weight.t())
+    return residual if bias is None else residual.add_(bias)
 
 
 def gated(x: Tensor, weight: Tensor, bias: Tensor | None, norm: Norm | None, act: Act) -> Tensor:

@@ -20,6 +20,8 @@ from kernels.codes.triton import (
     multiply_codes,
     operands,
 )
+from kernels.dependent.triton import begin, early, prefetch_rows
+from kernels.linear.tile import TILE
 from kernels.rms_norm import Norm
 from kernels.silu_mul.triton import multiplied
 from kernels.sizes import cdiv, next_power_of_2
@@ -36,6 +38,7 @@ class Config(NamedTuple):
     num_parts: int  # of a program: products with the same tokens
     block_k: int
     block_t: int
+    num_tiles: int  # of tokens
     num_warps: int
     num_stages: int
 
@@ -60,11 +63,11 @@ def config(num_rows: int, size: int, itemsize: int, num_tokens: int, is_normed: 
     num_parts = 2 if has_most and num_rows >= 2 * block_rows * MIN_PROGRAMS else 1
     block_k = (256 if block_rows == 16 and not is_normed else 128) if itemsize == 2 else 32
     block_k = min(block_k, next_power_of_2(size))
-    block_t = max(16, next_power_of_2(num_tokens))
+    block_t, num_tiles = _tiles(num_tokens)
     num_warps = 4 if block_t < 64 else 8  # with 4, registers spill
     stage_bytes = (block_rows * num_parts + block_t) * block_k * itemsize
-    num_stages = _num_stages(cdiv(num_rows, block_rows * num_parts), stage_bytes)
-    return Config(block_rows, num_parts, block_k, block_t, num_warps, num_stages)
+    num_stages = _num_stages(num_tiles * cdiv(num_rows, block_rows * num_parts), stage_bytes)
+    return Config(block_rows, num_parts, block_k, block_t, num_tiles, num_warps, num_stages)
 
 
 def codes_config(
@@ -79,15 +82,20 @@ def codes_config(
     alone = next((rows for rows in (64, 32) if num_rows > rows * NUM_PROCESSORS), 16)
     has_more = num_tokens > 8 and num_rows >= 32 * MIN_PROGRAMS
     block_rows = max(alone, 32) if has_more else alone
-    block_t = max(16, next_power_of_2(num_tokens))
+    block_t, num_tiles = _tiles(num_tokens)
     if itemsize == 4 or block_t == 64:
         block_rows = min(block_rows, 32)  # with 64 registers spill, those of Triton 3.6 at least
     most = 32 if itemsize == 2 and size > 64 else 16
     span = fitting_span(known.group, most)
     num_warps = 4 if block_t < 64 else 8
     stage_bytes = (block_rows // known.per_place + block_t * itemsize) * 4 * span
-    num_stages = _num_stages(cdiv(num_rows, block_rows), stage_bytes)
-    return Config(block_rows, 1, 4 * span, block_t, num_warps, num_stages)
+    num_stages = _num_stages(num_tiles * cdiv(num_rows, block_rows), stage_bytes)
+    return Config(block_rows, 1, 4 * span, block_t, num_tiles, num_warps, num_stages)
+
+
+def _tiles(num_tokens: int) -> tuple[int, int]:
+    """Tokens of a tile, and how many tiles there are."""
+    return max(16, next_power_of_2(min(num_tokens, TILE))), max(1, cdiv(num_tokens, TILE))
 
 
 def _num_stages(num_programs: int, stage_bytes: int) -> int:
@@ -112,14 +120,17 @@ def launch_linear(
     num_tokens, num_rows = len(x), weight.shape[0]
     known, chosen = constants(weight), _config_of(x, weight, norm)
     stored = operands(weight)
-    if out is None:
+    if residual is not None:
+        out = residual  # a program reads what it adds to before it writes there
+    elif out is None:
         out = torch.empty(num_tokens, num_rows, dtype=out_dtype, device=x.device)
     norm_weight, eps = norm or (None, 0.0)
-    linear_kernel[cdiv(num_rows, chosen.block_rows * chosen.num_parts),](
+    linear_kernel[chosen.num_tiles * cdiv(num_rows, chosen.block_rows * chosen.num_parts),](
         *(x, *stored, bias, norm_weight, residual, out, eps, num_tokens),
-        *(num_rows, x.shape[1], stored.weight.stride(0), *known, *chosen[:4]),
+        *(num_rows, x.shape[1], stored.weight.stride(0), *known, *chosen[:5]),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
+        **early(),
     )
     return out
 
@@ -138,11 +149,12 @@ def launch_gated(
     stored = operands(weight)
     norm_weight, eps = norm or (None, 0.0)
     out = x.new_empty(num_tokens, num_gates)
-    gated_kernel[cdiv(2 * num_gates, chosen.block_rows * chosen.num_parts),](
+    gated_kernel[chosen.num_tiles * cdiv(2 * num_gates, chosen.block_rows * chosen.num_parts),](
         *(x, *stored, bias, norm_weight, out, eps, num_tokens),
-        *(num_gates, x.shape[1], stored.weight.stride(0), *known, *chosen[:4], alpha, beta),
+        *(num_gates, x.shape[1], stored.weight.stride(0), *known, *chosen[:5], alpha, beta),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
+        **early(),
     )
     return out
 
@@ -190,10 +202,20 @@ def linear_kernel(
     NUM_PARTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
+    NUM_TILES: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
-    o_n = tl.program_id(0) * (BLOCK_ROWS * NUM_PARTS) + tl.arange(0, BLOCK_ROWS)
+    i_block, i_tile = _place(NUM_TILES)
+    o_n = i_block * (BLOCK_ROWS * NUM_PARTS) + tl.arange(0, BLOCK_ROWS)
     o_row, o_second = tl.minimum(o_n, N - 1), tl.minimum(o_n + BLOCK_ROWS, N - 1)
     o_t = tl.arange(0, BLOCK_T)
+    _begin(p_weight, o_row, o_second, K, STRIDE, PER_PLACE, NUM_PARTS, IS_DEPENDENT)
+    if NUM_TILES > 1:
+        p_x += i_tile * (BLOCK_T * K)
+        p_out += i_tile * (BLOCK_T * N)
+        if p_residual is not None:
+            p_residual += i_tile * (BLOCK_T * N)
+        num_tokens -= i_tile * BLOCK_T
     b_out, b_second = multiply(
         p_x, p_weight, p_scales, p_zeros, p_table, None, p_norm, eps, o_t, o_t < num_tokens,
         o_row, o_second,
@@ -249,22 +271,30 @@ def gated_kernel(
     NUM_PARTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
+    NUM_TILES: tl.constexpr,
     ALPHA: tl.constexpr,
     BETA: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """Half of a part's rows are gates, and the other half their ups."""
     BLOCK_I: tl.constexpr = BLOCK_ROWS // 2
+    i_block, i_tile = _place(NUM_TILES)
     o_row = tl.arange(0, BLOCK_ROWS)
-    o_gate = tl.program_id(0) * (BLOCK_I * NUM_PARTS) + o_row % BLOCK_I
+    o_gate = i_block * (BLOCK_I * NUM_PARTS) + o_row % BLOCK_I
     o_up = (o_row // BLOCK_I) * I
     o_first, o_second = tl.minimum(o_gate, I - 1) + o_up, tl.minimum(o_gate + BLOCK_I, I - 1) + o_up
     o_t = tl.arange(0, BLOCK_T)
+    _begin(p_weight, o_first, o_second, K, STRIDE, PER_PLACE, NUM_PARTS, IS_DEPENDENT)
+    if NUM_TILES > 1:
+        p_x += i_tile * (BLOCK_T * K)
+        p_out += i_tile * (BLOCK_T * I)
+        num_tokens -= i_tile * BLOCK_T
     b_both, b_second = multiply(
         p_x, p_weight, p_scales, p_zeros, p_table, None, p_norm, eps, o_t, o_t < num_tokens,
         o_first, o_second,
         K, STRIDE, KIND, PER_PLACE, FIRST, GROUP, BLOCK_ROWS, NUM_PARTS, BLOCK_K, BLOCK_T,
     )  # fmt: skip
-    first = tl.program_id(0) * (BLOCK_I * NUM_PARTS)
+    first = i_block * (BLOCK_I * NUM_PARTS)
     store_gated(p_bias, p_out, b_both, first, num_tokens, I, BLOCK_I, BLOCK_T, ALPHA, BETA, None)
     if NUM_PARTS == 2:
         first += BLOCK_I
@@ -299,6 +329,34 @@ def store_gated(
     is_out = is_i[:, None] & (o_t < num_tokens)[None, :]
     o_out = o_t[None, :] * I + o_i[:, None]
     tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=is_out)
+
+
+@triton.jit
+def _place(NUM_TILES: tl.constexpr):
+    """Which rows of the weight a program has, and which tokens. Those with the same rows are
+    neighbours, so that what one of them reads of the weight the others find in the L2 cache."""
+    i_block, i_tile = tl.program_id(0), 0
+    if NUM_TILES > 1:
+        i_block, i_tile = i_block // NUM_TILES, i_block % NUM_TILES
+    return i_block, i_tile
+
+
+@triton.jit
+def _begin(
+    p_weight,
+    o_row,  # [BLOCK_ROWS]
+    o_second,  # [BLOCK_ROWS]
+    K: tl.constexpr,
+    STRIDE: tl.constexpr,
+    PER_PLACE: tl.constexpr,
+    NUM_PARTS: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
+):
+    if IS_DEPENDENT:
+        prefetch_rows(p_weight, o_row, K // PER_PLACE, STRIDE)
+        if NUM_PARTS == 2:
+            prefetch_rows(p_weight, o_second, K // PER_PLACE, STRIDE)
+    begin(IS_DEPENDENT)
 
 
 @triton.jit

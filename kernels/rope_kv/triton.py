@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.dependent.triton import begin, early
 from kernels.kv_codes.triton import quantize
 from kernels.rms_norm import Norm
 from kernels.sizes import cdiv, next_power_of_2
@@ -54,6 +55,7 @@ def rope_kv(
         BLOCK_HEADS=BLOCK_HEADS,
         BLOCK_DIM=next_power_of_2(head_dim),
         num_warps=NUM_WARPS,
+        **early(),
     )
     return query
 
@@ -77,8 +79,10 @@ def rope_kv_kernel(
     IS_INTERLEAVED: tl.constexpr,
     BLOCK_HEADS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """A program: one token, BLOCK_HEADS heads; values pass through."""
+    begin(IS_DEPENDENT)
     i_token = tl.program_id(0).to(tl.int64)
     o_head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     o_dim = tl.arange(0, BLOCK_DIM)

@@ -5,11 +5,13 @@ from collections import Counter
 import pytest
 
 from benchmarks.gpu.dry_card import Launch
+from benchmarks.gpu.places import beside, residents
 from benchmarks.gpu.sass import ARITHMETIC, FENCE, L2, loops, parse, timing
 from benchmarks.gpu.shapes import TINY
 from benchmarks.gpu.step_launches import Operator, decode_launches, mixed_launches
-from benchmarks.gpu.step_model import CARDS, Model, Predicted, beside, residents, work_of
+from benchmarks.gpu.step_model import CARDS, Model, Predicted, with_predictions, work_of
 from benchmarks.gpu.switches import changed, changes
+from kernels.switches import FEW_TOKENS
 
 pytestmark = pytest.mark.timeout(300)  # the first test of a step compiles its kernels
 CONTEXT, MAX_LEN = 200, 256
@@ -84,6 +86,21 @@ def test_with_a_graph_the_host_launches_no_layer_of_a_step_with_prompts() -> Non
     assert in_a_graph[0] == in_a_graph[1]
 
 
+def test_products_of_many_tokens_add_to_the_residual_without_a_copy() -> None:
+    """All that a layer has of torch's: products, o's and down's among them, of what is asked to
+    have the type that it has."""
+    deeper = TINY | {"num_hidden_layers": TINY["num_hidden_layers"] + 1}
+    shallow, deep = (
+        Counter(
+            each.name
+            for each in mixed_launches(model, 2, [FEW_TOKENS], MAX_LEN)
+            if isinstance(each, Operator)
+        )
+        for model in (TINY, deeper)
+    )
+    assert deep - shallow == {"linear": 2, "addmm_": 2, "to": 2}
+
+
 def test_what_a_launch_reads_is_its_weight_or_its_keys(launches: list[Launch | Operator]) -> None:
     works = [
         (each.model.name, work_of(each, CONTEXT)) for each in launches if isinstance(each, Launch)
@@ -129,6 +146,38 @@ def test_places_of_a_processor_are_those_that_its_memory_and_registers_leave(
     assert residents(launch._replace(model=model._replace(resources=many), num_warps=8)) == 1
 
 
+def test_beside_another_a_program_has_what_that_leaves(
+    launches: list[Launch | Operator],
+) -> None:
+    launch = next(each for each in launches if isinstance(each, Launch))
+    taken = launch.model.resources._replace(num_registers=40, shared_bytes=80 << 10)
+    one = launch._replace(model=launch.model._replace(resources=taken), num_warps=4)
+    other = one._replace(grid=(132, 1, 1))
+    assert beside(one, other, 132) == 1
+    assert beside(one, other._replace(grid=(133, 1, 1)), 132) == 0
+
+
+def test_a_launch_that_begins_early_takes_less_and_a_product_has_some_of_its_weight() -> None:
+    (early,) = (each for each in changes() if each.name == "DEPENDENT_LAUNCHES")
+    card = CARDS["h100"]
+    model = Model(card, TINY, CONTEXT)
+    step = model.step(2)
+    with changed(early):
+        found = model.step(2)
+    assert [each.kernel for each in found] == [each.kernel for each in step]
+    faster = [old.us - new.us for old, new in zip(step, found, strict=True)]
+    names = [each.kernel for each, less in zip(found, faster, strict=True) if less > 0]
+    layer = ["linear_kernel", "rope_kv_kernel", "decode_kernel"]
+    layer += ["linear_kernel", "gated_kernel", "linear_kernel"]
+    # The first product and the first rotation stand behind operators of torch's.
+    behind_ours = layer[2:] + (TINY["num_hidden_layers"] - 1) * layer + ["linear_kernel"]
+    assert names == behind_ours
+    spared = card.launch_us - card.dependent_us
+    by_name = dict(zip((each.kernel for each in found), faster, strict=True))  # the last of each
+    assert by_name["rope_kv_kernel"] == pytest.approx(spared, abs=0.01)
+    assert by_name["gated_kernel"] > spared + card.latency_us / 2, "its weight does not wait"
+
+
 def test_a_faster_memory_makes_a_shorter_step_and_a_launch_more_a_longer_one() -> None:
     card = CARDS["h100"]
     slow = card._replace(read_gb_per_s=1.0)
@@ -169,5 +218,5 @@ def test_a_timeline_has_what_was_predicted_beside_what_was_found() -> None:
         {"kernel": "product", "grid": "[8, 1, 1]", "depth": 3, "us": 12.0},
         {"kernel": "a step", "depth": 0, "us": 40.0},
     ]
-    found = [row.get("predicted_us") for row in beside(rows, step)]
+    found = [row.get("predicted_us") for row in with_predictions(rows, step)]
     assert found == [15.0, None, None, 30.0]

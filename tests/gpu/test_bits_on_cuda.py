@@ -3,8 +3,10 @@
 import pytest
 import torch
 
-from kernels.linear import MAX_FEW_ROWS
+from kernels import switches
+from kernels.linear.tile import TILE
 from kernels.paged_attention import PLAIN, AttentionOptions
+from kernels.switches import FEW_TOKENS
 from tests.kernels import bits
 from tests.kernels.attended import Heads, assert_first_tokens_do_not_matter, decoded_rows
 
@@ -22,20 +24,30 @@ dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=s
 
 @pytest.mark.parametrize(("kind", "shape", "dtype"), PRODUCTS, ids=str)
 def test_of_products(kind: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
-    compute = bits.products(kind, shape, MAX_FEW_ROWS, dtype, CUDA)
-    bits.assert_rows_stand_alone(compute, MAX_FEW_ROWS, range(1, MAX_FEW_ROWS))
+    compute = bits.products(kind, shape, FEW_TOKENS, dtype, CUDA)
+    bits.assert_rows_stand_alone(compute, FEW_TOKENS, range(1, FEW_TOKENS))
+
+
+@pytest.mark.parametrize(("kind", "shape", "dtype"), PRODUCTS, ids=str)
+def test_of_products_in_tiles_of_tokens(
+    kind: str, shape: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 4 * TILE
+    monkeypatch.setattr(switches, "FEW_TOKENS", most)
+    compute = bits.products(kind, shape, most, dtype, CUDA)
+    bits.assert_rows_stand_alone(compute, most, range(1, most, 9))
 
 
 @dtypes
 def test_of_norms(dtype: torch.dtype) -> None:
-    compute = bits.norms(4096, MAX_FEW_ROWS, dtype, CUDA)
-    bits.assert_rows_stand_alone(compute, MAX_FEW_ROWS, range(1, MAX_FEW_ROWS))
+    compute = bits.norms(4096, FEW_TOKENS, dtype, CUDA)
+    bits.assert_rows_stand_alone(compute, FEW_TOKENS, range(1, FEW_TOKENS))
 
 
 @dtypes
 def test_of_rotations(dtype: torch.dtype) -> None:
-    compute = bits.rotations(QWEN3_HEADS, MAX_FEW_ROWS, dtype, CUDA)
-    bits.assert_rows_stand_alone(compute, MAX_FEW_ROWS, range(1, MAX_FEW_ROWS))
+    compute = bits.rotations(QWEN3_HEADS, FEW_TOKENS, dtype, CUDA)
+    bits.assert_rows_stand_alone(compute, FEW_TOKENS, range(1, FEW_TOKENS))
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])

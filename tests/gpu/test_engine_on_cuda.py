@@ -40,13 +40,17 @@ def test_texts_in_float32_are_the_cpus(temperature: float, steps: dict[str, Any]
 
 
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
-def test_a_prefetch_beside_attention_changes_no_text(
-    steps: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("switch", "value"), [("PREFETCH_BYTES", 16 << 20), ("DEPENDENT_LAUNCHES", True)]
+)
+def test_a_switch_changes_no_text(
+    switch: str, value: Any, steps: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is a branch of the graphs, which no capture ends without having joined."""
+    """A prefetch beside attention is a branch of the graphs, which no capture ends without having
+    joined; launches that begin early are edges of their own kind."""
     speculation: dict[str, Any] = {"speculative_config": drafting(2)}
     expected = scheduled.run(make_cuda_engine(**speculation, **steps), prompts(), params_of(0.8))
-    monkeypatch.setattr(switches, "PREFETCH_BYTES", 16 << 20)
+    monkeypatch.setattr(switches, switch, value)
     engine = make_cuda_engine(**speculation, **steps)
     assert scheduled.run(engine, prompts(), params_of(0.8)).texts == expected.texts
 

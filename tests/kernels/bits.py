@@ -51,7 +51,7 @@ def products(
         weight,
         bias,
         norm=norm if "norm" in terms else None,
-        residual=residual[:rows] if "residual" in terms else None,
+        residual=residual[:rows].clone() if "residual" in terms else None,
         out_dtype=torch.float32 if "float32" in terms else None,
     )
 

@@ -88,6 +88,7 @@ def compiled_attention(
         "BLOCK_KEYS": config.num_keys,
         "BLOCK_DIM": triton.next_power_of_2(shape.head_dim),
         "BLOCK_VALUE": triton.next_power_of_2(value_dim),
+        "IS_DEPENDENT": False,
         **constants,
         **({} if hides else {"p_first_keys": None}),
         **({} if shape.has_sinks else {"p_sinks": None}),

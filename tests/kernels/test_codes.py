@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from kernels import switches
 from kernels.codes import Codes, decoded, decoded_rows
-from kernels.linear import MAX_FEW_ROWS, gated, linear
+from kernels.linear import gated, linear
 from kernels.rms_norm import Norm, reference
+from kernels.switches import FEW_TOKENS
 from tests.kernels.coded import KINDS, random_codes
 
 # Shares of the largest result. It is rounded, and, by some of the ways, what codes stand for.
@@ -75,10 +77,10 @@ def test_norm_bias_and_residual_are_added(
     given: dict[str, Any] = {"bias": normals(num_rows), "norm": norm}
     given["residual"] = normals(num_tokens, num_rows)
     given = {name: each for name, each in given.items() if name in terms or "all" in terms}
+    expected = exactly(x, weight, **given)
     found = linear(x, weight, **given)
     assert found.shape == (num_tokens, num_rows)
     # The normed x is rounded once more, and the product without Triton.
-    expected = exactly(x, weight, **given)
     torch.testing.assert_close(found.double(), expected, atol=0.3, rtol=2**-6)
 
 
@@ -116,22 +118,24 @@ def test_a_tokens_result_is_the_same_bits_whatever_is_beside_it(
     triton_device: torch.device,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In blocks of 16, 32 and 64 rows, and of 16 to 64 tokens."""
+    """In blocks of 16, 32 and 64 rows, of 16 to 64 tokens, and of more tokens than one has."""
+    most = FEW_TOKENS + 5
+    monkeypatch.setattr(switches, "FEW_TOKENS", 2 * FEW_TOKENS)
     monkeypatch.setattr("kernels.linear.triton.NUM_PROCESSORS", 3)
     monkeypatch.setattr("kernels.linear.triton.MIN_PROGRAMS", 1)
     weight = random_codes(kind, (num_rows, 288), group, zeros=True, device=triton_device)
     x, norm_weight, residual = (
         torch.randn(shape, device=triton_device).bfloat16()
-        for shape in ((MAX_FEW_ROWS, 288), 288, (MAX_FEW_ROWS, num_rows))
+        for shape in ((most, 288), 288, (most, num_rows))
     )
     norm = Norm(norm_weight, 1e-5)
     operators: list[Callable[[int], Tensor]] = [
-        lambda num: linear(x[:num], weight, norm=norm, residual=residual[:num]),
+        lambda num: linear(x[:num], weight, norm=norm, residual=residual[:num].clone()),
         lambda num: gated(x[:num], weight, norm=norm),
     ]
     for operator in operators:
-        wide = operator(MAX_FEW_ROWS)
-        for num_tokens in (1, 9, 17, 33):
+        wide = operator(most)
+        for num_tokens in (1, 9, 17, 33, FEW_TOKENS):
             assert torch.equal(operator(num_tokens), wide[:num_tokens]), num_tokens
 
 
@@ -169,7 +173,7 @@ def test_many_tokens_are_multiplied_with_decoded_weights(
     weight = random_codes(kind, (24, 160), 32, zeros=True, order=has_order, device=device)
     for dtype in TOLERANCES:
         x, residual = (
-            torch.randn(MAX_FEW_ROWS + 1, num, device=device).to(dtype) for num in (160, 24)
+            torch.randn(FEW_TOKENS + 1, num, device=device).to(dtype) for num in (160, 24)
         )
         expected = exactly(x, weight, residual=residual)
         # Here the product is rounded before the residual is added.

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.linear import MAX_FEW_ROWS, gated, linear, reference
+from kernels.linear import gated, linear, reference
 from kernels.rms_norm import Norm
 from kernels.silu_mul import Act
+from kernels.switches import FEW_TOKENS
 
 # Products of normal numbers over 264 terms: a result's own scale is some 16. bfloat16 rounds the
 # normed x, and the product before the bias.
@@ -39,9 +40,23 @@ def test_it_is_the_product(
         "norm": Norm(norm_weight, 1e-5) if has_norm else None,
         "residual": residual if has_residual else None,
     }
-    found, expected = linear(x, weight, **terms), reference.linear(x, weight, **terms)
+    expected = reference.linear(x, weight, **terms)
+    found = linear(x, weight, **terms)
     assert found.dtype == dtype
     torch.testing.assert_close(found.float(), expected, **TOLERANCES[dtype])
+
+
+@pytest.mark.parametrize("num_tokens", [5, FEW_TOKENS + 1])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_the_residual_is_added_to_in_place(
+    has_bias: bool, num_tokens: int, device: torch.device
+) -> None:
+    shapes = ((num_tokens, 64), (40, 64), (40,), (num_tokens, 40))
+    x, weight, bias, residual = normals(*shapes, dtype=torch.float32, device=str(device))
+    terms: dict[str, Any] = {"bias": bias if has_bias else None, "residual": residual}
+    expected = reference.linear(x, weight, **terms)
+    assert linear(x, weight, **terms) is residual
+    torch.testing.assert_close(residual, expected, **FLOAT32)
 
 
 def test_a_float32_result_is_not_rounded() -> None:
@@ -69,16 +84,16 @@ def test_gates_open_for_ups(act: Act, dtype: torch.dtype) -> None:
 def test_a_tokens_result_is_the_same_bits_whatever_is_beside_it(
     num_rows: int, size: int, dtype: torch.dtype
 ) -> None:
-    shapes = ((MAX_FEW_ROWS, size), (num_rows, size), (size,), (MAX_FEW_ROWS, num_rows))
+    shapes = ((FEW_TOKENS, size), (num_rows, size), (size,), (FEW_TOKENS, num_rows))
     x, weight, norm_weight, residual = normals(*shapes, dtype=dtype, device="cuda")
     norm = Norm(norm_weight, 1e-6)
     weight /= size**0.5
-    wide = linear(x, weight, norm=norm, residual=residual)
     expected = reference.linear(x, weight, norm=norm, residual=residual)
+    wide = linear(x, weight, norm=norm, residual=residual.clone())
     torch.testing.assert_close(wide.float(), expected, **ON_GPU[dtype])
     gates = gated(x, weight, norm=norm)
     for num_tokens in (1, 2, 8, 16, 17, 32, 33, 63):
         few = x[:num_tokens]
-        found = linear(few, weight, norm=norm, residual=residual[:num_tokens])
+        found = linear(few, weight, norm=norm, residual=residual[:num_tokens].clone())
         assert torch.equal(found, wide[:num_tokens]), num_tokens
         assert torch.equal(gated(few, weight, norm=norm), gates[:num_tokens]), num_tokens

@@ -24,6 +24,7 @@ SMALL_QKV, SMALL_DOWN = (3072, 2048), (2048, 8192)
 TINY_QKV, TINY_DOWN = (512, 256), (256, 768)
 NORMED = (QKV, HEAD, SMALL_QKV, TINY_QKV)
 GATED = [(24576, 4096), (1536, 256)]
+TILED = [(shape, 128, torch.bfloat16) for shape in (QKV, OUT, DOWN)]
 # float32 has no tensor cores and takes the most registers.
 WIDEST = [(HEAD, 64, torch.float32), (TINY_QKV, 64, torch.float32)]
 PRODUCTS = [
@@ -68,14 +69,14 @@ def compiled_product(
         pointers["p_out"] = "*fp32"
     rows = {"I": num_rows // 2} if is_gated else {"N": num_rows}
     constants = dict.fromkeys(absent) | rows | {"K": size, "STRIDE": size}
-    constants |= named(BLOCKS, chosen[:4]) | named(KNOWN, DENSE)
+    constants |= named(BLOCKS, chosen[:5]) | named(KNOWN, DENSE) | {"IS_DEPENDENT": False}
     if is_gated:
         constants |= GELU
     signature = pointers | {"eps": "fp32", "num_tokens": "i32"}
     return compiled(kernel, signature, constants, arch, chosen.num_warps, chosen.num_stages)
 
 
-BLOCKS = ("BLOCK_ROWS", "NUM_PARTS", "BLOCK_K", "BLOCK_T")
+BLOCKS = ("BLOCK_ROWS", "NUM_PARTS", "BLOCK_K", "BLOCK_T", "NUM_TILES")
 KNOWN = ("KIND", "PER_PLACE", "FIRST", "GROUP")
 
 GELU = dict(zip(("ALPHA", "BETA"), CURVES["gelu_tanh"], strict=True))  # takes most
@@ -113,7 +114,7 @@ def compiled_codes(
     rows = {"I": num_rows // 2} if kernel is gated_kernel else {"N": num_rows}
     constants = dict.fromkeys([*absent, "p_bias", "p_norm"]) | rows
     constants |= {"K": size, "STRIDE": size // known.per_place}
-    constants |= named(BLOCKS, chosen[:4]) | named(KNOWN, known)
+    constants |= named(BLOCKS, chosen[:5]) | named(KNOWN, known) | {"IS_DEPENDENT": False}
     if kernel is gated_kernel:
         constants |= GELU
     signature = pointers | {"eps": "fp32", "num_tokens": "i32"}
@@ -125,7 +126,7 @@ def taken(found: Any) -> Resources:
 
 
 @archs
-@pytest.mark.parametrize(("shape", "num_tokens", "dtype"), [*PRODUCTS, *WIDEST], ids=str)
+@pytest.mark.parametrize(("shape", "num_tokens", "dtype"), [*PRODUCTS, *TILED, *WIDEST], ids=str)
 def test_a_product_fits(
     shape: tuple[int, int], num_tokens: int, dtype: torch.dtype, arch: int
 ) -> None:
@@ -135,7 +136,8 @@ def test_a_product_fits(
 
 @archs
 @pytest.mark.parametrize(
-    ("num_tokens", "dtype"), [(1, torch.bfloat16), (64, torch.bfloat16), (64, torch.float32)]
+    ("num_tokens", "dtype"),
+    [*((num, torch.bfloat16) for num in (1, 64, 128)), (64, torch.float32)],
 )
 @pytest.mark.parametrize("shape", GATED, ids=str)
 def test_gates_and_ups_fit(
@@ -189,7 +191,7 @@ def test_a_sum_has_the_same_order_for_all_numbers_of_tokens(
     """Which instruction multiplies, and what of K a thread and a warp sum of the squares; with one
     part of 32 tokens as with two."""
     orders = set()
-    for num_tokens, one_part_tokens in ((1, 16), (16, 16), (32, 16), (32, 32), (64, 16)):
+    for num_tokens, one_part_tokens in ((1, 16), (16, 16), (32, 16), (32, 32), (64, 16), (128, 16)):
         monkeypatch.setattr(switches, "ONE_PART_TOKENS", one_part_tokens)
         text = compiled_product(kernel, shape, torch.bfloat16, num_tokens, HOPPER).asm["ttgir"]
         layouts = dict(re.findall(r"^(#\w+) = #ttg\.(.*)$", text, re.MULTILINE))
@@ -210,7 +212,7 @@ IN_CODES = [(linear_kernel, DOWN), (gated_kernel, GATED[0]), (linear_kernel, (64
 
 @archs
 @codes
-@pytest.mark.parametrize("num_tokens", [1, 32, 64])
+@pytest.mark.parametrize("num_tokens", [1, 32, 64, 128])
 @pytest.mark.parametrize(("kernel", "shape"), IN_CODES, ids=["down", "gate_up", "tiny"])
 def test_a_product_with_codes_fits(
     kernel: Any, shape: tuple[int, int], num_tokens: int, form: str, arch: int

@@ -46,6 +46,7 @@ def test_kernel(
         "IS_INTERLEAVED": is_interleaved,
         "BLOCK_HEADS": BLOCK_HEADS,
         "BLOCK_DIM": head_dim,
+        "IS_DEPENDENT": False,
     }
     if not has_norm:
         constants |= dict.fromkeys(FLOATS[1:3])

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernels import switches
+from kernels.dependent.triton import early
 from kernels.paged_attention.device import TILE, ChunkRows, DecodeRows, DeviceAttention
 from kernels.paged_attention.grouped import PLAIN, AttentionOptions
 from kernels.paged_attention.triton import latent
@@ -180,6 +181,7 @@ def _decode(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         maxnreg=MAX_REGISTERS,
+        **early(),
     )
     if switches.LAST_COMBINES:
         return

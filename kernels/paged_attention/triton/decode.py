@@ -7,6 +7,7 @@ places alone: it is the same for every token that sees them, and more keys chang
 import triton
 import triton.language as tl
 
+from kernels.dependent.triton import begin
 from kernels.paged_attention.triton.tiles import LOG2_E, attend_keys, own_tiles
 
 COMBINED_QUERIES = tl.constexpr(8)  # at a time: parts of more, all on their way, fill registers
@@ -45,9 +46,11 @@ def decode_kernel(
     BLOCK_KEYS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
     """A program: one split of the keys of one KV head, for a tile of one row's queries. The last
     one of a row's KV head puts all of them together."""
+    begin(IS_DEPENDENT)
     i_kv_head, i_split = tl.program_id(0), tl.program_id(1)
     i_row, i_tile = tl.program_id(2) // NUM_TILES, tl.program_id(2) % NUM_TILES
     start = tl.load(p_starts + i_row)

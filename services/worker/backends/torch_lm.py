@@ -17,7 +17,6 @@ from kernels.codes import Codes, decoded_rows
 from kernels.experts import Biases
 from kernels.experts import experts as expert_products
 from kernels.latent import latent_queries, latent_values, write_latents
-from kernels.linear import MAX_FEW_ROWS
 from kernels.linear import gated as gated_product
 from kernels.linear import linear as product
 from kernels.paged_attention import AttentionOptions, attend
@@ -82,8 +81,11 @@ class TorchOps(Ops[Tensor]):
             self._offloaded.enter(layer)
 
     def prefetch(self, x: Tensor, linear: Linear) -> None:
-        """Only for few tokens: with more, attention has memory busy itself."""
-        if switches.PREFETCH_BYTES and len(x) <= MAX_FEW_ROWS:
+        """Only for few tokens: with more, attention has memory busy itself. Not where the product
+        does it, which stands behind no other stream then."""
+        if switches.DEPENDENT_LAUNCHES:
+            return
+        if switches.PREFETCH_BYTES and len(x) <= switches.FEW_TOKENS:
             wanted = _weight(linear), switches.PREFETCH_BYTES
             self._join = branch(x.device, partial(prefetch, *wanted))
 
@@ -101,7 +103,7 @@ class TorchOps(Ops[Tensor]):
 
     def norm(self, x: Tensor, norm: RMSNorm, *, residual: Tensor | None = None) -> Tensor:
         normed = rms_norm(x, norm.weight, norm.eps)
-        return normed if residual is None else residual + normed
+        return normed if residual is None else residual.add_(normed)
 
     def linear(
         self,
@@ -122,7 +124,7 @@ class TorchOps(Ops[Tensor]):
         if scale == 1.0:
             return product(x, weight, bias, norm=operand, residual=residual)
         scaled = product(x, weight, bias, norm=operand) * scale
-        return scaled if residual is None else residual + scaled
+        return scaled if residual is None else residual.add_(scaled)
 
     def gated(
         self, x: Tensor, gate_up: Linear, *, norm: RMSNorm | None = None, act: Act = "silu"

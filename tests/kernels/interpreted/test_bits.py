@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from kernels import switches
-from kernels.linear import MAX_FEW_ROWS
 from kernels.paged_attention import PLAIN, AttentionOptions, triton
+from kernels.switches import FEW_TOKENS
 from tests.kernels import bits
 from tests.kernels.attended import Heads, assert_first_tokens_do_not_matter, decoded_rows
 
@@ -18,8 +18,8 @@ dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=s
 @dtypes
 @pytest.mark.parametrize("kind", bits.KINDS)
 def test_of_products(kind: str, dtype: torch.dtype) -> None:
-    compute = bits.products(kind, (32, 272), MAX_FEW_ROWS, dtype, CPU)
-    bits.assert_rows_stand_alone(compute, MAX_FEW_ROWS, NUMS)
+    compute = bits.products(kind, (32, 272), FEW_TOKENS, dtype, CPU)
+    bits.assert_rows_stand_alone(compute, FEW_TOKENS, NUMS)
 
 
 @dtypes

@@ -1,5 +1,6 @@
 """Products with few rows against their reference."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -7,10 +8,12 @@ import torch
 from torch import Tensor
 
 from kernels import switches
-from kernels.linear import MAX_FEW_ROWS, gated, linear, reference
+from kernels.linear import gated, linear, reference
+from kernels.linear.tile import TILE
 from kernels.linear.triton import config
 from kernels.rms_norm import Norm
 from kernels.silu_mul import Act
+from kernels.switches import FEW_TOKENS
 
 # Products of normal numbers over up to 520 terms: a result's own scale is some 20.
 FLOAT32: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
@@ -53,8 +56,10 @@ def test_bias_and_residual_are_added(
     x, weight = torch.randn(5, 64).to(dtype), torch.randn(24, 64).to(dtype)
     bias = torch.randn(24).to(dtype) if has_bias else None
     residual = torch.randn(5, 24).to(dtype) if has_residual else None
+    expected = reference.linear(x, weight, bias, residual=residual)
     found = linear(x, weight, bias, residual=residual)
-    assert_near(found, reference.linear(x, weight, bias, residual=residual), dtype)
+    assert_near(found, expected, dtype)
+    assert residual is None or found is residual
 
 
 def test_large_states_do_not_overflow_in_float16() -> None:
@@ -118,16 +123,16 @@ def test_a_tokens_result_is_the_same_bits_whatever_is_beside_it(
     """In one part of 16 rows, in 16 rows to two parts of 32, in one and two parts of 64."""
     monkeypatch.setattr("kernels.linear.triton.NUM_PROCESSORS", 3)
     monkeypatch.setattr("kernels.linear.triton.MIN_PROGRAMS", 1)
-    x, weight = torch.randn(MAX_FEW_ROWS, size).to(dtype), torch.randn(num_rows, size).to(dtype)
-    norm, residual = norm_of(size, dtype), torch.randn(MAX_FEW_ROWS, num_rows).to(dtype)
-    wide = linear(x, weight, residual=residual)
+    x, weight = torch.randn(FEW_TOKENS, size).to(dtype), torch.randn(num_rows, size).to(dtype)
+    norm, residual = norm_of(size, dtype), torch.randn(FEW_TOKENS, num_rows).to(dtype)
+    wide = linear(x, weight, residual=residual.clone())
     normed = linear(x, weight, norm=norm)
     gates = gated(x, weight, norm=norm)
     assert_near(wide, reference.linear(x, weight, residual=residual), dtype)
     assert_near(normed, reference.linear(x, weight, norm=norm), dtype)
     for num_tokens in (1, 2, 9, 16, 17, 33):
         few = x[:num_tokens]
-        found = linear(few, weight, residual=residual[:num_tokens])
+        found = linear(few, weight, residual=residual[:num_tokens].clone())
         assert torch.equal(found, wide[:num_tokens]), num_tokens
         assert torch.equal(linear(few, weight, norm=norm), normed[:num_tokens]), num_tokens
         assert torch.equal(gated(few, weight, norm=norm), gates[:num_tokens]), num_tokens
@@ -139,29 +144,54 @@ def test_bits_do_not_depend_on_how_many_parts_a_program_has(
 ) -> None:
     monkeypatch.setattr("kernels.linear.triton.NUM_PROCESSORS", 3)
     monkeypatch.setattr("kernels.linear.triton.MIN_PROGRAMS", 1)
-    x, weight = torch.randn(MAX_FEW_ROWS, 272).to(dtype), torch.randn(72, 272).to(dtype)
-    norm, residual = norm_of(272, dtype), torch.randn(MAX_FEW_ROWS, 72).to(dtype)
+    x, weight = torch.randn(FEW_TOKENS, 272).to(dtype), torch.randn(72, 272).to(dtype)
+    norm, residual = norm_of(272, dtype), torch.randn(FEW_TOKENS, 72).to(dtype)
     found: list[list[Tensor]] = []
-    for one_part_tokens in (MAX_FEW_ROWS, 16, 0):
+    for one_part_tokens in (FEW_TOKENS, 16, 0):
         monkeypatch.setattr(switches, "ONE_PART_TOKENS", one_part_tokens)
         assert config(72, 272, dtype.itemsize, 17, True).num_parts == 1 + (one_part_tokens < 17)
         results = []
         for num in (1, 9, 16, 17, 32, 64):
             few = x[:num]
-            results += [linear(few, weight, residual=residual[:num]), gated(few, weight, norm=norm)]
-            results.append(linear(few, weight, norm=norm))
+            results.append(linear(few, weight, residual=residual[:num].clone()))
+            results += [linear(few, weight, norm=norm), gated(few, weight, norm=norm)]
         found.append(results)
     for results in found[1:]:
         assert all(map(torch.equal, results, found[0]))
 
 
 @dtypes
+@pytest.mark.parametrize("num_rows", [24, 72])
+def test_bits_do_not_depend_on_how_many_tiles_of_tokens_there_are(
+    num_rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one part and with two; the last tile is not full, and then is."""
+    monkeypatch.setattr("kernels.linear.triton.MIN_PROGRAMS", 1)
+    monkeypatch.setattr(switches, "FEW_TOKENS", 4 * TILE)
+    most = 3 * TILE
+    x, weight = torch.randn(most, 272).to(dtype), torch.randn(num_rows, 272).to(dtype)
+    norm, residual = norm_of(272, dtype), torch.randn(most, num_rows).to(dtype)
+    bias = torch.randn(num_rows).to(dtype)
+    operators: list[Callable[[int], Tensor]] = [
+        lambda num: linear(x[:num], weight, bias, residual=residual[:num].clone()),
+        lambda num: linear(x[:num], weight, norm=norm, out_dtype=torch.float32),
+        lambda num: gated(x[:num], weight, bias, norm=norm),
+    ]
+    assert_near(operators[0](most), reference.linear(x, weight, bias, residual=residual), dtype)
+    for operator in operators:
+        whole = operator(most)
+        for num in (1, TILE, TILE + 1, 2 * TILE + 7):
+            assert torch.equal(operator(num), whole[:num]), num
+
+
+@dtypes
 def test_many_tokens_have_another_way(dtype: torch.dtype) -> None:
-    num_tokens = MAX_FEW_ROWS + 1
+    num_tokens = FEW_TOKENS + 1
     x, weight, bias = (torch.randn(*size).to(dtype) for size in ((num_tokens, 64), (24, 64), (24,)))
     norm, residual = norm_of(64, dtype), torch.randn(num_tokens, 24).to(dtype)
     terms: dict[str, Any] = {"norm": norm, "residual": residual}
-    assert_near(linear(x, weight, bias, **terms), reference.linear(x, weight, bias, **terms), dtype)
+    expected = reference.linear(x, weight, bias, **terms)
+    assert_near(linear(x, weight, bias, **terms), expected, dtype)
     small = weight / 8
     assert_near(gated(x, small, norm=norm), reference.gated(x, small, norm=norm), dtype)
 

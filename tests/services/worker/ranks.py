@@ -1,6 +1,6 @@
 """Ranks as processes, which compute the texts of several models one after the other."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -35,6 +35,7 @@ class Case:
     folder: Path
     kernels: str = "torch"
     settings: dict[str, Any] = field(default_factory=dict)
+    prepare: Callable[[int], None] | None = None  # a rank, for this case and those that follow
 
 
 @dataclass(frozen=True)
@@ -110,6 +111,8 @@ def _run(
     it met by: each meeting has a port of its own."""
     torch.set_num_threads(1)
     for number, case in enumerate(cases.values()):
+        if case.prepare is not None:
+            case.prepare(rank)
         engine = make_engine(
             case.folder,
             case.kernels,

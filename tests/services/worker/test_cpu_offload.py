@@ -14,6 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import make_engine
+from kernels import switches
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.layers.linear import Linear
 from services.worker.layers.offloaded import OffloadedLayers, num_bytes_of
@@ -209,6 +210,13 @@ def test_more_than_the_host_has_is_refused(mimo: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(homes, "read_memory", lambda device: Memory(10 * GIB, free))
     with pytest.raises(ConfigError, match=r"cpu-offload-gb: 60: 7 of 7 layers .* are free"):
         make_engine(mimo, "device", cpu_offload_gb=60)
+
+
+def test_launches_that_begin_early_refuse_it(mimo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switches, "DEPENDENT_LAUNCHES", True)
+    with pytest.raises(ConfigError, match=r"cpu-offload-gb: .* DEPENDENT_LAUNCHES"):
+        make_engine(mimo, "device", cpu_offload_gb=ALL)
+    make_engine(mimo, "device")
 
 
 @pytest.mark.parametrize("kernels", ["torch", "native"])

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+import torch
 from transformers import (
     DeepseekV3ForCausalLM,
     GptOssForCausalLM,
@@ -17,6 +19,9 @@ from transformers import (
 from benchmarks.harness.engines import KERNELS
 from kernels.cpu.operators import LANES
 from services.worker.config.sparse_config import SparseConfig
+from services.worker.engine.device.graphs import Shape, StepGraphs
+from services.worker.engine.device.recorders import on_all_ranks
+from services.worker.engine.device.steps import Record, Run
 from services.worker.models.registry import find_model, read_model_config
 from services.worker.weights.online import ONLINE
 from tests.services.worker.checkpoints import save_mimo, save_model
@@ -123,6 +128,34 @@ def test_two_ranks_have_the_texts_of_one_process(tmp_path: Path) -> None:
     with texts_of_ranks(cases, 2, tmp_path) as found:
         pass
     assert_same(found, cases)
+
+
+def test_a_graph_that_one_rank_has_no_memory_for_is_on_none(tmp_path: Path) -> None:
+    """Three sequences would be padded to four on the ranks that have it, and not on the others."""
+    folder = save(tmp_path / "granite", GraniteForCausalLM, intermediate_size=128)
+    sizes = {"cudagraph_capture_sizes": [2, 4]}
+    cases = {"device": Case(folder, "device", sizes, prepare=short_of_memory)}
+    with texts_of_ranks(cases, 2, tmp_path) as found:
+        pass
+    assert_same(found, cases)
+
+
+def short_of_memory(rank: int) -> None:
+    """The second one has none for graphs of four sequences, and captures them as on a GPU: after
+    all have run what is captured, by itself."""
+    record_step = StepGraphs.record
+
+    def record(graphs: StepGraphs, shape: Shape, record: Record) -> None:
+        def capture(run: Run) -> Run:
+            recorded = record(run)
+            with on_all_ranks(graphs._segments.parallel):
+                if rank == 1 and shape.num_rows == 4:
+                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.")
+            return recorded
+
+        record_step(graphs, shape, capture)
+
+    patch.object(StepGraphs, "record", record).start()
 
 
 def test_ranks_of_two_hosts_have_the_texts_of_one_process(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from kernels import switches
 from kernels.cpu.library import variants
-from kernels.linear import MAX_FEW_ROWS
+from kernels.switches import FEW_TOKENS
 from services.worker.backends import torch_lm
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.config.model_config import ModelConfig
@@ -111,19 +111,21 @@ def test_the_weight_behind_attention_is_read_beside_it_and_waited_for(
 
     config, dtype = make_config(name), torch.float32
     model = OnDevice(TorchLM(make_model(config, dtype)))
-    few, many = random_prompts(MAX_FEW_ROWS), random_prompts(MAX_FEW_ROWS + 1)
-    expected = run(model, config, dtype, few, MAX_FEW_ROWS)
+    few, many = random_prompts(FEW_TOKENS), random_prompts(FEW_TOKENS + 1)
+    expected = run(model, config, dtype, few, FEW_TOKENS)
     monkeypatch.setattr(switches, "PREFETCH_BYTES", 1 << 20)
     monkeypatch.setattr(torch_lm, "branch", branch)
     for function in ("attend", "product"):
         monkeypatch.setattr(torch_lm, function, told(function))
-    found = run(model, config, dtype, few, MAX_FEW_ROWS)
+    found = run(model, config, dtype, few, FEW_TOKENS)
     assert furthest(found, expected) == 0
     first = events.index("begun")
     assert events[first : first + 4] == ["begun", "attend", "joined", "product"]
     assert events.count("begun") == events.count("joined") == events.count("attend")
     events.clear()
-    run(model, config, dtype, many, MAX_FEW_ROWS + 1)
+    run(model, config, dtype, many, FEW_TOKENS + 1)
+    monkeypatch.setattr(switches, "DEPENDENT_LAUNCHES", True)
+    run(model, config, dtype, few, FEW_TOKENS)
     assert "attend" in events
     assert "begun" not in events
 

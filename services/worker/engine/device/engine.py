@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels import switches
 from kernels.logprobs import logprobs
 from kernels.logprobs.row_logprobs import RowLogprobs
 from services.worker.backends.torch_lm import TorchLM
@@ -58,6 +59,7 @@ class DeviceEngine:
         loaded = load(settings, progress, choose_device_kernels)
         _warn_of_acceptance(loaded)
         _check_ranks(loaded)
+        _check_launches(loaded)
         wanted = _wanted_graphs(loaded)
         is_cuda = loaded.device.type == "cuda"
         requirements = (
@@ -298,13 +300,24 @@ def _check_ranks(loaded: LoadedModel) -> None:
     log.warning("tensor-parallel-size: ranks on GPUs were never tried")
 
 
+def _check_launches(loaded: LoadedModel) -> None:
+    """Raises ConfigError where launches that begin before the one in front has ended would stand
+    behind copies of another stream."""
+    if switches.DEPENDENT_LAUNCHES and loaded.model.offloaded is not None:
+        raise ConfigError(
+            "cpu-offload-gb: layers in the host's memory are not for DEPENDENT_LAUNCHES in"
+            " kernels/switches.py; set either to 0"
+        )
+
+
 def _wanted_graphs(loaded: LoadedModel) -> WantedGraphs:
     """Returns the shapes of what to record. A model that is not written in operators may not be
     recordable, which is logged, nor are copies of memory that is not pinned."""
     settings, offloaded = loaded.settings, loaded.model.offloaded
     if loaded.pooler is not None or settings.enforce_eager or settings.attention_backend == "sdpa":
         return WantedGraphs()
-    if offloaded is not None and offloaded.why_not_pinned:
+    is_pinned = offloaded is None or not offloaded.why_not_pinned
+    if not loaded.parallel.least(int(is_pinned)):
         return WantedGraphs()
     if not isinstance(loaded.model, TorchLM) and (problem := why_not_recordable(loaded)):
         log.warning("CUDA graphs: none, steps run eagerly: %s", problem)

@@ -67,7 +67,7 @@ def _measure_graphs(
         return 0
     num_bytes, before = 0, _num_used(loaded)
     graphs = make_graphs(segments, wanted, loaded.capacity(NO_BLOCKS))
-    recorder = CudaRecorder(loaded.device)
+    recorder = CudaRecorder(loaded.device, loaded.parallel)
     samples = _samples(wanted.steps) + _samples(wanted.trunks)
     with without_garbage_collection():
         for shape, num_alike in samples:

@@ -60,10 +60,11 @@ def make_graphs(segments: Segments, wanted: WantedGraphs, capacity: Capacity) ->
 def record_graphs(
     segments: Segments, wanted: WantedGraphs, capacity: Capacity, progress: Progress
 ) -> Graphs:
-    """Records what is ``wanted``, as much as the memory allows, and logs what."""
+    """Records what is ``wanted``, as much as the memory of each rank allows, and logs what."""
     device, shapes = segments.eos_ids.device, wanted.shapes
     graphs = make_graphs(segments, wanted, capacity)
-    record = CudaRecorder(device) if device.type == "cuda" else CpuRecorder()
+    is_cuda = device.type == "cuda"
+    record = CudaRecorder(device, segments.parallel) if is_cuda else CpuRecorder()
     started_s, free = time.perf_counter(), read_memory(device).free
     with without_garbage_collection():
         for index, shape in enumerate(shapes):
@@ -73,7 +74,7 @@ def record_graphs(
             except torch.OutOfMemoryError as error:
                 why = why_out_of_memory(error)
                 log.warning("CUDA graphs: none for %s, which run eagerly: %s", shape, why)
-    if device.type == "cuda":
+    if is_cuda:
         torch.cuda.empty_cache()  # of what ran before each capture, on a stream that is not used
     if shapes:
         seconds, taken = time.perf_counter() - started_s, free - read_memory(device).free

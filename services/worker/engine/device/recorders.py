@@ -6,7 +6,11 @@ from contextlib import contextmanager, suppress
 
 import torch
 
+from services.worker.engine.device.out_of_memory import REMEDIES
 from services.worker.engine.device.steps import Run
+from services.worker.layers.parallel import Parallel
+from services.worker.machine.hardware import why_out_of_memory
+from shared.errors import ConfigError
 
 
 class CaptureError(Exception):
@@ -26,10 +30,12 @@ class CpuRecorder:
 
 
 class CudaRecorder:
-    """Captures functions as graphs that share their memory: they run one after the other."""
+    """Captures functions as graphs that share their memory: they run one after the other. Ranks
+    capture the same functions, and have the same graphs."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, parallel: Parallel) -> None:
         self.num_recorded = 0
+        self._parallel = parallel
         self._pool = torch.cuda.graph_pool_handle()
         self._stream = torch.cuda.Stream(device)
 
@@ -39,13 +45,26 @@ class CudaRecorder:
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            run()
+            self._run(run)
             self._stream.synchronize()
-            self._capture(graph, run)
+            with on_all_ranks(self._parallel):
+                self._capture(graph, run)
             graph.replay()
         torch.cuda.current_stream().wait_stream(self._stream)
         self.num_recorded += 1
         return graph.replay
+
+    def _run(self, run: Run) -> None:
+        """Raises ConfigError where it finds no memory and other ranks wait for this one."""
+        try:
+            run()
+        except torch.OutOfMemoryError as error:
+            if self._parallel.size == 1:
+                raise
+            raise ConfigError(
+                "gpu-memory-utilization: what is to be a graph finds no memory on a rank, and the"
+                f" others wait for it: {why_out_of_memory(error)}; {REMEDIES}"
+            ) from error
 
     def _capture(self, graph: torch.cuda.CUDAGraph, run: Run) -> None:
         """Raises CaptureError."""
@@ -66,6 +85,22 @@ class CudaRecorder:
                 graph.capture_end()
             raise
         graph.capture_end()
+
+
+@contextmanager
+def on_all_ranks(parallel: Parallel) -> Iterator[None]:
+    """Within, ranks do nothing together. Where one of them finds no memory, all of them raise
+    torch.OutOfMemoryError at the end."""
+    problem = None
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        problem = error
+    all_have_room = parallel.least(int(problem is None))
+    if problem is not None:
+        raise problem
+    if not all_have_room:
+        raise torch.OutOfMemoryError("another rank has no memory for it")
 
 
 @contextmanager

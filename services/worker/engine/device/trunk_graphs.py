@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels import switches
 from kernels.decode_inputs.inputs import DecodeInputs
-from kernels.linear import MAX_FEW_ROWS
 from kernels.paged_attention import TILE, ChunkRows, make_tiles
 from services.worker.engine.device.chunks import Chunks
-from services.worker.engine.device.recorders import CaptureError
+from services.worker.engine.device.recorders import CaptureError, on_all_ranks
 from services.worker.engine.device.segments import Segments
 from services.worker.engine.device.steps import Record, Run
 from services.worker.layers.context import ForwardContext, forward_context
@@ -37,8 +37,8 @@ class TrunkShape(NamedTuple):
         other products, and texts would depend on what is recorded."""
         num_tokens = num_rows * self.width + num_chunk_tokens
         has_room = num_tokens <= self.num_tokens and width <= self.width
-        is_few = num_rows * width + num_chunk_tokens <= MAX_FEW_ROWS
-        return has_room and (self.num_tokens <= MAX_FEW_ROWS or not is_few)
+        is_few = num_rows * width + num_chunk_tokens <= switches.FEW_TOKENS
+        return has_room and (self.num_tokens <= switches.FEW_TOKENS or not is_few)
 
 
 def trunk_shapes(sizes: Sequence[int], max_tokens: int, max_drafts: int) -> list[TrunkShape]:
@@ -74,7 +74,8 @@ class TrunkGraphs:
     def record(self, shape: TrunkShape, record: Record) -> None:
         """Raises torch.OutOfMemoryError, and ConfigError where it cannot be recorded."""
         hidden = self._hidden[: shape.num_tokens]
-        trunk = RecordedTrunk(self._segments, shape, self._max_rows, self._max_keys, hidden)
+        with on_all_ranks(self._segments.parallel):
+            trunk = RecordedTrunk(self._segments, shape, self._max_rows, self._max_keys, hidden)
         try:
             trunk.record(record)
         except CaptureError as error:

@@ -1,0 +1,109 @@
+"""Launches that begin before the one in front has ended, as the engine makes them, for cards that
+are not there: what their kernels do before they wait, which no run on a card would show for sure.
+"""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.dry_card import AMPERE, HOPPER, Launch, dry_card
+from benchmarks.gpu.sass import read_code
+from benchmarks.gpu.shapes import QWEN3_8B, TINY
+from benchmarks.gpu.step_launches import Operator, decode_launches
+from kernels import switches
+from kernels.codes import Codes
+from kernels.linear import gated, linear
+from services.worker.weights.online import ONLINE, Quantization
+
+pytestmark = pytest.mark.timeout(300)  # the first test of a step compiles its kernels
+MAX_LEN = 256
+WAIT, LET_NEXT_BEGIN = "ACQBULK", "PREEXIT"
+ASK_FOR_A_LINE = "CCTL"
+TOUCHES = ("LD.", "LDG", "LDGSTS", "ST.", "STG", "ATOM", "RED", "UBLKCP", "UTMA", "MEMBAR")
+DEPENDENT = ["linear_kernel", "rope_kv_kernel", "decode_kernel", "linear_kernel", "gated_kernel"]
+META = torch.device("meta")
+
+
+@pytest.fixture(autouse=True)
+def _dependent_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switches, "DEPENDENT_LAUNCHES", True)
+
+
+def launched(num_rows: int) -> list[Launch | Operator]:
+    return decode_launches(TINY, num_rows, MAX_LEN)
+
+
+def assert_waits_first(launch: Launch) -> None:
+    """No program leaves, loads or stores before it waits, and none lets the next launch begin."""
+    names = [each.name for each in read_code(launch.model.cubin)]
+    (wait,) = (index for index, name in enumerate(names) if name.startswith(WAIT))
+    before, behind = names[:wait], names[wait:]
+    assert not [name for name in before if name.startswith((*TOUCHES, LET_NEXT_BEGIN, "EXIT"))]
+    assert [name for name in behind if name.startswith(TOUCHES)]
+    assert sum(name.startswith(LET_NEXT_BEGIN) for name in behind) == 1
+
+
+@pytest.mark.parametrize("num_rows", [1, 40])
+def test_a_layer_begins_early_and_waits_before_it_touches_memory(num_rows: int) -> None:
+    launches = [each for each in launched(num_rows) if isinstance(each, Launch)]
+    early = [each for each in launches if each.is_dependent]
+    names = [each.model.name for each in early]
+    assert names == [*DEPENDENT, "linear_kernel"] * TINY["num_hidden_layers"] + ["linear_kernel"]
+    for launch in {each.model.cubin: each for each in early}.values():
+        assert_waits_first(launch)
+    for launch in launches:
+        is_there = any(each.name.startswith(WAIT) for each in read_code(launch.model.cubin))
+        assert is_there == launch.is_dependent, launch.model.name
+
+
+@pytest.mark.parametrize("form", ["none", "wint4", "wint8", "nf4"])
+@pytest.mark.parametrize("num_tokens", [1, 64])
+def test_the_beginning_of_a_weight_is_asked_for_before_the_wait(
+    num_tokens: int, form: Quantization
+) -> None:
+    found = list(products(num_tokens, form))
+    assert [each.is_dependent for each in found] == [True, True]
+    for launch in found:
+        assert launch.model.num_stack_bytes == 0
+        assert_waits_first(launch)
+        names = [each.name for each in read_code(launch.model.cubin)]
+        wait = names.index(next(name for name in names if name.startswith(WAIT)))
+        assert [name for name in names[:wait] if name.startswith(ASK_FOR_A_LINE)]
+        assert not [name for name in names[wait:] if name.startswith(ASK_FOR_A_LINE)]
+
+
+def products(num_tokens: int, form: Quantization, arch: int = HOPPER) -> Iterator[Launch]:
+    """o's, and gates and ups, of Qwen3-8B."""
+    hidden, inner = QWEN3_8B["hidden_size"], QWEN3_8B["intermediate_size"]
+    found: list[Launch] = []
+    with dry_card(arch, found.append):
+        for num_rows, operator in ((hidden, linear), (2 * inner, gated)):
+            x = torch.empty(num_tokens, hidden, dtype=torch.bfloat16, device=META)
+            operator(x, weight_of(num_rows, hidden, form))
+    yield from found
+
+
+def weight_of(num_rows: int, size: int, form: Quantization) -> Tensor | Codes:
+    if form == "none":
+        return torch.empty(num_rows, size, dtype=torch.bfloat16, device=META)
+    few = ONLINE[form](torch.randn(16, size).bfloat16()).as_codes
+    codes, scales = (
+        torch.empty(num_rows, each.shape[1], dtype=each.dtype, device=META)
+        for each in (few.codes, few.scales)
+    )
+    return few._replace(codes=codes, scales=scales)
+
+
+def test_cards_that_cannot_do_it_wait_as_ever() -> None:
+    found = [*products(1, "none", AMPERE)]
+    assert [each.is_dependent for each in found] == [False, False]
+    for launch in found:
+        assert not [each for each in read_code(launch.model.cubin) if each.name.startswith(WAIT)]
+
+
+def test_by_itself_nothing_begins_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(switches, "DEPENDENT_LAUNCHES", False)
+    found = [*products(1, "none")]
+    assert [each.is_dependent for each in found] == [False, False]
