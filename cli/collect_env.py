@@ -18,7 +18,7 @@ from cli.flags import Parser
 from kernels.cpu.library import NEEDS, find_variant, variants
 from shared.config.serve import ServeConfig
 from shared.config.sources import PREFIX, SECRET_SETTINGS
-from shared.cores import num_cores, numa_nodes, read_text
+from shared.cores import cpu_field, num_cores, numa_nodes, read_text
 from shared.version import VERSION
 
 PACKAGES = (
@@ -57,11 +57,11 @@ def collect() -> dict[str, Any]:
         "packages": {name: _version(name) for name in PACKAGES},
         "torch_cuda": _torch_cuda(),
         "cpu": {
-            "model": _cpu_field("model name"),
+            "model": cpu_field("model name"),
             "cores": os.cpu_count(),
             "usable_cores": num_cores(),
             "numa_nodes": len(numa_nodes()),
-            "flags": [each for each in CPU_FLAGS if each in _cpu_field("flags").split()],
+            "flags": [each for each in CPU_FLAGS if each in cpu_field("flags").split()],
         },
         "native_code": {"chosen": find_variant(), "cpu_can_run": variants()},
         "memory_mib": {"total": _memory("MemTotal"), "available": _memory("MemAvailable")},
@@ -92,11 +92,6 @@ def _distribution() -> str:
         return platform.freedesktop_os_release()["PRETTY_NAME"]
     except (OSError, KeyError):
         return ""
-
-
-def _cpu_field(name: str) -> str:
-    lines = read_text(Path("/proc/cpuinfo")).splitlines()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(name)), "")
 
 
 def _memory(name: str) -> int:

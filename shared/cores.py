@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from shared.errors import ConfigError
 
+CPUINFO = Path("/proc/cpuinfo")
 CGROUPS = Path("/sys/fs/cgroup")
 CGROUP_NAMES = Path("/proc/self/cgroup")
 NODES = Path("/sys/devices/system/node")
@@ -79,6 +80,12 @@ def cgroup_folders(controller: str) -> list[Path]:
             own = root / path.lstrip("/")
             return [own, *(parent for parent in own.parents if parent.is_relative_to(root))]
     return []
+
+
+def cpu_field(name: str) -> str:
+    """What the system says of the first core; empty where it says nothing."""
+    fields = (line.partition(":") for line in read_text(CPUINFO).splitlines())
+    return next((text.strip() for key, _, text in fields if key.strip() == name), "")
 
 
 def read_text(path: Path) -> str:

@@ -44,6 +44,10 @@ class ConfigError(ShoalError):
     """A setting is wrong. The text names the setting, its value and what is allowed."""
 
 
+class LostError(ShoalError):
+    """What a service cannot go on without is gone, which it can do nothing about."""
+
+
 class CodecError(ShoalError):
     """Bytes that are no message of ours, or a message that breaks a limit of the wire."""
 

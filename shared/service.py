@@ -24,7 +24,7 @@ from shared.admin import AdminServer
 from shared.config.base import Settings
 from shared.config.load import load_settings
 from shared.config.sources import SUPERVISOR_FD
-from shared.errors import ConfigError
+from shared.errors import ConfigError, LostError
 from shared.messages import ServiceName, State
 from shared.peer import Handler
 
@@ -73,6 +73,9 @@ async def _run(
         await _serve(build(config), name, config, on_ready)
     except* ConfigError as errors:
         code = _refuse(name, _first_leaf(errors))
+    except* LostError as errors:
+        log.error("%s", _first_leaf(errors))
+        code = 1
     except* Exception:
         log.exception("the service is broken")
         code = 1

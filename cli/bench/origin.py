@@ -12,8 +12,11 @@ from typing import Any
 
 import msgspec
 
+from shared.cores import cpu_field
 from shared.errors import ConfigError
 from shared.version import VERSION
+
+FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8")
 
 
 def origin(benchmark: str, arguments: list[str], packages: Sequence[str]) -> dict[str, Any]:
@@ -60,12 +63,9 @@ def _versions(packages: Sequence[str]) -> dict[str, str]:
 
 def _machine() -> dict[str, Any]:
     return {
-        "processor": _processor(),
+        "processor": cpu_field("model name") or "unknown",
+        "family and model": f"{cpu_field('cpu family')}/{cpu_field('model')}",
+        "features": [each for each in FEATURES if each in cpu_field("flags").split()],
         "cores": len(os.sched_getaffinity(0)),
         "system": f"{platform.system()} {platform.release()}",
     }
-
-
-def _processor() -> str:
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    return next((line.split(":")[1].strip() for line in lines if "model name" in line), "unknown")

@@ -7,12 +7,12 @@ from asyncio.subprocess import DEVNULL, Process
 
 from services.worker.ranks.rank_settings import SERVICE, environment_of, shares_of
 from shared.config.worker import WorkerConfig
-from shared.errors import ConfigError
+from shared.errors import ConfigError, LostError
 
 WRONG_SETTING = 2
 
 
-class RankLost(Exception):
+class RankLost(LostError):
     """A rank ended or is silent, so all end: the others would wait for it for ever."""
 
 
