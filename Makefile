@@ -6,13 +6,13 @@ SETUP := .venv/.ready
 CLIENTS := .venv-clients/.ready
 PAGE := .venv-page/.ready
 # Tests wait for processes most of the time, so three run at once on two cores.
-PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder --durations 20
+PARALLEL := -n 4 --dist loadfile --no-loadscope-reorder --durations 20
 # Triton's interpreter has to be chosen before Triton is imported; ARGS are for the other tests.
 INTERPRETED = TRITON_INTERPRET=1 $(BIN)/pytest -n 2 --dist worksteal --durations 20 tests/kernels/interpreted
 # Without torch and without a model.
 FAST := tests/test_imports.py tests/test_words.py tests/shared tests/services/gateway \
 	tests/services/scheduler tests/services/tokenizer
-BENCHMARKS := startup link wide_steps scheduler partial_prefills chain front prefix logprobs batches idle acceptance speculation draft_vocab
+BENCHMARKS := startup link wide_steps scheduler partial_prefills chain first_token front prefix logprobs batches idle acceptance speculation draft_vocab
 
 # Our modules are compiled once, not by each of the hundreds of processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE

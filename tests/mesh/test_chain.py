@@ -436,7 +436,7 @@ async def test_a_request_goes_on_after_a_result_that_came_twice_or_results_that_
         worker = mesh.services["worker"]
         send, num_results, faulty = worker._send_result, itertools.count(1), []
 
-        def send_wrongly(peer: Peer, output: Future[StepOutput], ended_s: float) -> None:
+        def send_wrongly(peer: Peer, output: Future[StepOutput], *others: Any) -> None:
             if next(num_results) == 5:
                 faulty.append(peer)
             if peer in faulty and fault == "doubled":
@@ -444,7 +444,7 @@ async def test_a_request_goes_on_after_a_result_that_came_twice_or_results_that_
                 peer.send(result, *arrays)
             unconnected = Peer(peer.hello, lambda *_: None)
             is_lost = peer in faulty and fault == "lost"
-            send(unconnected if is_lost else peer, output, ended_s)
+            send(unconnected if is_lost else peer, output, *others)
 
         worker._send_result = send_wrongly
         done = await complete(client, 40)
