@@ -18,7 +18,7 @@ from cli.flags import Parser
 from kernels.cpu.library import NEEDS, find_variant, variants
 from shared.config.serve import ServeConfig
 from shared.config.sources import PREFIX, SECRET_SETTINGS
-from shared.cores import cpu_field, num_cores, numa_nodes, read_text
+from shared.cores import cpu_features, cpu_field, num_cores, numa_nodes, read_text
 from shared.version import VERSION
 
 PACKAGES = (
@@ -61,7 +61,7 @@ def collect() -> dict[str, Any]:
             "cores": os.cpu_count(),
             "usable_cores": num_cores(),
             "numa_nodes": len(numa_nodes()),
-            "flags": [each for each in CPU_FLAGS if each in cpu_field("flags").split()],
+            "flags": cpu_features(CPU_FLAGS),
         },
         "native_code": {"chosen": find_variant(), "cpu_can_run": variants()},
         "memory_mib": {"total": _memory("MemTotal"), "available": _memory("MemAvailable")},

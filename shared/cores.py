@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -86,6 +87,12 @@ def cpu_field(name: str) -> str:
     """What the system says of the first core; empty where it says nothing."""
     fields = (line.partition(":") for line in read_text(CPUINFO).splitlines())
     return next((text.strip() for key, _, text in fields if key.strip() == name), "")
+
+
+def cpu_features(names: Iterable[str]) -> list[str]:
+    """Those that the cores have."""
+    flags = set(cpu_field("flags").split())
+    return [name for name in names if name in flags]
 
 
 def read_text(path: Path) -> str:

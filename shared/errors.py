@@ -2,6 +2,7 @@
 
 ShoalError
 ├── ConfigError                a setting is wrong: the service ends with exit code 2
+├── LostError                  what a service needs is gone: it ends with exit code 1
 ├── CodecError                 a frame that is not a message of ours, or too large to become one
 └── RequestError               one request fails, and no other
     ├── InvalidRequest         400

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from shared.cores import cpu_field
+from shared.cores import cpu_features, cpu_field
 from shared.errors import ConfigError
 from shared.version import VERSION
 
@@ -65,7 +65,7 @@ def _machine() -> dict[str, Any]:
     return {
         "processor": cpu_field("model name") or "unknown",
         "family and model": f"{cpu_field('cpu family')}/{cpu_field('model')}",
-        "features": [each for each in FEATURES if each in cpu_field("flags").split()],
+        "features": cpu_features(FEATURES),
         "cores": len(os.sched_getaffinity(0)),
         "system": f"{platform.system()} {platform.release()}",
     }

@@ -361,7 +361,8 @@ class SchedulerService:
         """Sends as many plans as may be in flight at once. A worker that has none begins with the
         first, while the others are made."""
         admits = peer.status.state != State.DRAINING
-        is_idle = not self._core.workers[worker_id].in_flight
+        worker = self._core.workers[worker_id]
+        is_idle = not worker.in_flight
         started_s = time.monotonic()
         while planned := self._core.plan(worker_id, admits):
             planned_s = time.monotonic()
@@ -369,7 +370,7 @@ class SchedulerService:
             self._spans.admit(worker_id.rpartition("/")[0], planned.plan, planned_s)
             self._log.begin(planned.newcomers, planned_s)
             self._steps.begin(worker_id, planned, started_s, planned_s)
-            if is_idle:
+            if is_idle and self._core.planner.is_in_need(worker):
                 self._plan_soon()  # when this one has gone out
                 return
             started_s = time.monotonic()

@@ -108,13 +108,17 @@ class FollowerService:
         link.send_status()
 
     async def drain(self) -> None:
-        """Waits for the first rank, which hears of it, ends what is open, and then all ranks. One
-        that has not loaded has nothing to wait for."""
-        if self._engine is None or self._link is None:
+        """Waits for the first rank, which hears of it, ends what is open, and then all ranks. Until
+        all have loaded nothing is open, and nothing to wait for."""
+        if self._link is None or not self._are_loaded(self._link):
             return
         self._is_draining = True
         self._link.send_status()
         await self._is_over.wait()
+
+    def _are_loaded(self, link: Link) -> bool:
+        """We, and all other ranks, as the first one says."""
+        return self._engine is not None and any(first.is_ready for first in link.peers)
 
     def status(self) -> Heartbeat:
         if self._engine is None:

@@ -44,6 +44,7 @@ from shared.messages import (
     Message,
     Release,
     Reset,
+    RunKind,
     SpanReport,
     State,
     Stats,
@@ -143,7 +144,7 @@ class WorkerService:
         one, and after three quarters all that is left."""
         if self._link is None:
             return
-        if self._is_draining:  # for a rank already
+        if self._is_draining:  # it is under way
             await self._idle.wait()
             return
         self._is_draining = True
@@ -253,12 +254,13 @@ class WorkerService:
         loop, taken = asyncio.get_running_loop(), Event()
         output: Future[StepOutput] = Future()
 
-        def hand_over(done: Future[StepOutput]) -> None:
+        def deliver(done: Future[StepOutput]) -> None:
             call_soon(loop, self._send_result, peer, done, time.time(), taken)
-            if plan.prefill:  # maybe a first token, which would wait for the next step's Python
+            # A first token would wait for the Python of the next step.
+            if self._step_thread.is_current() and _has_first_tokens(plan, done):
                 taken.wait(TAKE_S)
 
-        output.add_done_callback(hand_over)
+        output.add_done_callback(deliver)
         self._followers.send(plan, ids)
         self._step_thread.submit(self._engine.submit, plan, ids, output)
         self._log.note(plan)
@@ -305,6 +307,16 @@ class WorkerService:
             await asyncio.sleep(WATCH_S)
             if self._busy_s() > 2 * self._config.stall_s:
                 raise RuntimeError(f"no step has finished for {self._busy_s():.0f} s")
+
+
+def _has_first_tokens(plan: StepPlan, output: Future[StepOutput]) -> bool:
+    """Whether a sequence whose prompt was computed has its next token."""
+    if not plan.prefill or output.exception() is not None:
+        return False
+    slots = {chunk.slot for chunk in plan.prefill}
+    result, _ = output.result()
+    outputs = (row for row in result.rows if row.run.kind == RunKind.OUTPUT)
+    return any(row.run.num_tokens and row.slot in slots for row in outputs)
 
 
 def _within(reports: list[SpanReport]) -> list[SpanReport]:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from threading import get_ident
 from typing import Any
 
 
@@ -11,11 +12,19 @@ class StepThread:
     """Runs one call after another. An error of one ends the service."""
 
     def __init__(self) -> None:
-        self.executor = ThreadPoolExecutor(1, "step")
+        self._ident = 0
+        self.executor = ThreadPoolExecutor(1, "step", self._note_ident)
+
+    def is_current(self) -> bool:
+        """Whether it is the thread that asks."""
+        return get_ident() == self._ident
 
     def submit(self, call: Callable[..., None], *arguments: Any) -> None:
         """On the event loop."""
         self.executor.submit(_run, asyncio.get_running_loop(), call, *arguments)
+
+    def _note_ident(self) -> None:
+        self._ident = get_ident()
 
 
 def call_soon(

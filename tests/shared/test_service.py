@@ -16,7 +16,7 @@ import pytest
 from shared import service as runner
 from shared.address import admin_path
 from shared.config.scheduler import SchedulerConfig
-from shared.errors import ConfigError
+from shared.errors import ConfigError, LostError
 from shared.messages import Heartbeat, State
 
 
@@ -32,6 +32,8 @@ class Idle:
         match self.how:
             case "raises":
                 raise RuntimeError("a broken invariant")
+            case "loses a rank":
+                raise LostError("rank 1 is gone")
             case "wrong setting":
                 raise ConfigError("port: 1: in use")
             case "callback raises":
@@ -114,12 +116,22 @@ async def test_a_service_signals_once_that_it_is_ready(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("how", "code"), [("raises", 1), ("callback raises", 1), ("wrong setting", 2)]
+    ("how", "code", "is_our_fault"),
+    [
+        ("raises", 1, True),
+        ("callback raises", 1, True),
+        ("loses a rank", 1, False),
+        ("wrong setting", 2, False),
+    ],
 )
-async def test_what_breaks_a_service_is_its_exit_code(tmp_path: Path, how: str, code: int, capfd):
+async def test_what_breaks_a_service_is_its_exit_code(
+    tmp_path: Path, how: str, code: int, is_our_fault: bool, capfd, caplog
+):
     assert await asyncio.wait_for(run(Idle(how), tmp_path), 10) == code
+    assert ("Traceback" in caplog.text) == is_our_fault
     if code == 2:
         assert capfd.readouterr().err == "shoal scheduler: port: 1: in use\n"
+    assert ("rank 1 is gone" in caplog.text) == (how == "loses a rank")
 
 
 async def test_the_admin_port_serves_health_readiness_status_and_metrics(tmp_path: Path, caplog):

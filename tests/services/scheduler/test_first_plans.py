@@ -33,3 +33,20 @@ async def test_an_idle_worker_has_its_first_plan_before_the_second_is_made(tmp_p
     assert len(worker.take(StepPlan)) == 1
     service.on_message(worker, StepResult(first.step, []), NO_ARRAYS)
     assert len(worker.take(StepPlan)) == 1, "it computes the second one meanwhile"
+
+
+async def test_who_may_have_one_plan_is_not_looked_at_again(tmp_path: Path) -> None:
+    """Nor is any other worker."""
+    config = SchedulerConfig(mesh_dir=tmp_path, instance="s", pipeline_depth=1)
+    service = SchedulerService(config)
+    tokenizer = connect("tokenizer", ModelInfo(["m"], "f", 1000, 64, 1))
+    worker = connect("worker", None, CAPACITY)
+    service.on_up(tokenizer)
+    service.on_up(worker)
+    await asyncio.sleep(0)
+    generate = Generate("r~1/0", 1, PLAIN, [NewSequence("r~1/0/0")])
+    service.on_message(tokenizer, generate, [PROMPT, NO_IDS])
+    await asyncio.sleep(0)
+    assert len(worker.take(StepPlan)) == 1
+    assert not service._is_planning_due
+    assert not service._core.workers_in_need

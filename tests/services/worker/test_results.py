@@ -1,6 +1,7 @@
 """When results leave the worker: each as soon as its step has ended, in the order of the plans."""
 
 import asyncio
+from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
 
@@ -93,9 +94,23 @@ async def test_what_a_prompt_brings_goes_out_before_the_step_thread_goes_on(
         worker.engine.end()
         return len(worker.peer.got)
 
-    assert await asyncio.to_thread(end) == 1
-    worker.engine.end()  # of a plan that only decodes, on the thread of the loop
+    assert await on_step_thread(worker, end) == 1
+    await on_step_thread(worker, end)  # of a plan that only decodes: nobody waits
     assert await worker.sent() == [1, 2]
+
+
+async def test_threads_that_bring_results_alone_do_not_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As engines of GPUs and of stages have."""
+    monkeypatch.setattr("services.worker.service.TAKE_S", 60.0)
+    worker = Worker()
+    worker.engine.end()  # on the thread of the loop, which would have to set what it waits for
+    assert await worker.sent() == [1]
+
+
+async def on_step_thread(worker: Worker, call: Callable[[], int]) -> int:
+    return await asyncio.wrap_future(worker.service._step_thread.executor.submit(call))
 
 
 async def test_a_plan_of_more_steps_than_the_engine_takes_is_refused_by_name() -> None:
