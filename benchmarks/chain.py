@@ -77,7 +77,7 @@ async def measure(num_rounds: int, num_threads: int) -> dict[str, Any]:
     runs: dict[str, list[tuple[float, float]]] = {"loop": [], **{name: [] for name in CHAINS}}
     async with AsyncExitStack() as stack:
         settings = {"NUM_THREADS": str(num_threads), "ENABLE_PREFIX_CACHING": "false"}
-        sessions = {name: await _start(stack, settings | own) for name, own in CHAINS.items()}
+        sessions = {name: await start(stack, settings | own) for name, own in CHAINS.items()}
         for number in range(num_rounds + 1):
             for name, session in sessions.items():
                 runs[name].append(await run_chain(session))
@@ -97,8 +97,8 @@ async def measure_both(num_rounds: int) -> dict[str, Any]:
     }
 
 
-async def _start(stack: AsyncExitStack, settings: dict[str, str]) -> aiohttp.ClientSession:
-    """Four processes, and a client of their gateway."""
+async def start(stack: AsyncExitStack, settings: dict[str, str]) -> aiohttp.ClientSession:
+    """Starts four processes, and a client of their gateway."""
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     fleet = await stack.enter_async_context(running_fleet(directory, settings))
     await fleet.start_all(scheduler=1, tokenizer=1, worker=1, gateway=1)

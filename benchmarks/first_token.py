@@ -10,16 +10,13 @@ import asyncio
 import json
 import os
 import statistics
-import tempfile
 import time
 from contextlib import AsyncExitStack
-from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from benchmarks.chain import PROMPT
-from benchmarks.harness.fleet import running_fleet
+from benchmarks.chain import PROMPT, start
 from benchmarks.report import write
 
 NUM_WARM_UPS = 5
@@ -74,11 +71,7 @@ async def trace_one(session: aiohttp.ClientSession) -> dict[str, float]:
 async def measure(num_requests: int, num_threads: int) -> dict[str, Any]:
     settings = {"NUM_THREADS": str(num_threads), "ENABLE_PREFIX_CACHING": "false"}
     async with AsyncExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        fleet = await stack.enter_async_context(running_fleet(directory, settings))
-        await fleet.start_all(scheduler=1, tokenizer=1, worker=1, gateway=1)
-        (gateway,) = fleet.of("gateway")
-        session = await stack.enter_async_context(aiohttp.ClientSession(gateway.url))
+        session = await start(stack, settings)
         traced = [await trace_one(session) for _ in range(NUM_WARM_UPS + num_requests)]
     whole = ("the first token", "client sends", "client reads")
     return {

@@ -53,6 +53,7 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_unconfigure() -> None:
+    """Else what is left at the end is reported as leaks, by Triton's bindings."""
     gc.unfreeze()
 
 

@@ -251,13 +251,14 @@ class WorkerService:
         if self._num_pending == 0:
             self._last_progress_s = time.monotonic()
         self._num_pending += 1
-        loop, taken = asyncio.get_running_loop(), Event()
+        loop = asyncio.get_running_loop()
+        taken = Event() if plan.prefill else None
         output: Future[StepOutput] = Future()
 
         def deliver(done: Future[StepOutput]) -> None:
             call_soon(loop, self._send_result, peer, done, time.time(), taken)
             # A first token would wait for the Python of the next step.
-            if self._step_thread.is_current() and _has_first_tokens(plan, done):
+            if taken and self._step_thread.is_current() and _has_first_tokens(plan, done):
                 taken.wait(TAKE_S)
 
         output.add_done_callback(deliver)
@@ -267,15 +268,16 @@ class WorkerService:
         self._spans.begin(plan)
 
     def _send_result(
-        self, peer: Peer, output: Future[StepOutput], ended_s: float, taken: Event
+        self, peer: Peer, output: Future[StepOutput], ended_s: float, taken: Event | None
     ) -> None:
         """Raises what broke the step, which ends the service. ``ended_s`` is unix time; ``taken``
-        is set when the result has gone out."""
+        is set when the result has gone out, if somebody may wait for that."""
         result, arrays = output.result()
         if reports := self._spans.end(result, ended_s):
             result = replace(result, spans=_within(reports))
         peer.send(result, *arrays)
-        asyncio.get_running_loop().call_soon(taken.set)
+        if taken:
+            asyncio.get_running_loop().call_soon(taken.set)
         self._num_pending -= 1
         self._last_progress_s = time.monotonic()
         self._num_steps += result.num_steps
@@ -311,7 +313,7 @@ class WorkerService:
 
 def _has_first_tokens(plan: StepPlan, output: Future[StepOutput]) -> bool:
     """Whether a sequence whose prompt was computed has its next token."""
-    if not plan.prefill or output.exception() is not None:
+    if output.exception() is not None:
         return False
     slots = {chunk.slot for chunk in plan.prefill}
     result, _ = output.result()
