@@ -22,6 +22,7 @@ FOLDER = ROOT / ".gpu"
 # Those of our dependencies that an image with PyTorch and transformers does not bring, and what of
 # each is imported.
 LACKING = {
+    "cryptography": "cryptography",
     "llguidance": "llguidance",
     "msgspec": "msgspec",
     "orjson": "orjson",

@@ -25,7 +25,7 @@ import torch
 from benchmarks.gpu.clocks import watched
 from benchmarks.gpu.machine import describe
 from benchmarks.gpu.results import Results
-from benchmarks.gpu.sections import CEILINGS, LeftOut, Section, Sections
+from benchmarks.gpu.sections import CEILINGS, SMOKE, LeftOut, Section, Sections
 from benchmarks.gpu.suite import of_card, of_test
 from benchmarks.report import RESULTS
 
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run(sections: Sequence[Section], results: Results, ends_s: float, device: torch.device) -> None:
-    """Until the clock ``time.monotonic`` says ``ends_s``."""
+    """Until the clock ``time.monotonic`` says ``ends_s``, or until the smoke section fails."""
     for number, section in enumerate(sections, 1):
         left_s = ends_s - time.monotonic()
         if left_s < section.needs_s:
@@ -71,6 +71,8 @@ def run(sections: Sequence[Section], results: Results, ends_s: float, device: to
         if clocks:
             found["clocks"] = clocks
             results.save()
+        if "failed" in found and section.name == SMOKE:
+            return
         if "failed" in found and not _is_sound(device):
             _go_on(sections[number:], results, ends_s)
 

@@ -15,6 +15,7 @@ from benchmarks.gpu.engine_table import MAX_DEPTH
 from benchmarks.gpu.floor import READ_CONFIGS
 from benchmarks.gpu.shapes import write_model
 from benchmarks.gpu.suite import Suite
+from services.worker.backends.torch_lm import TorchLM
 from services.worker.engine.device.device_slots import DeviceSlots
 from services.worker.engine.device.segments import make_segments
 from services.worker.engine.device.warm_up import warm_up
@@ -64,6 +65,8 @@ def _start(suite: Suite, model: Path, drafts: bool) -> None:
         speculative_config=speculation,
     )
     loaded = load(settings, _be_silent, choose_device_kernels)
+    assert isinstance(loaded.model, TorchLM)
+    loaded.model.model.lm_head.to(suite.dtype)  # a CPU's is float32, a GPU's is not
     capacity = loaded.capacity(NUM_BLOCKS)
     table = SlotTable(capacity)
     state = DeviceSlots(capacity, table, loaded.eos_ids, loaded.device).state

@@ -33,5 +33,4 @@ def as_torch_has_it() -> Iterator[None]:
 
 def _set(values: dict[str, bool]) -> None:
     for name, value in values.items():
-        # Of 16 bits there are two: within a product, and between the parts that one is split into.
-        setattr(_PRODUCTS, name, value if name == "allow_tf32" else (value, value))
+        setattr(_PRODUCTS, name, value)

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from benchmarks.gpu import (
@@ -24,11 +25,21 @@ from benchmarks.gpu.engine_table import Engines, Point
 from benchmarks.gpu.precision import as_torch_has_it
 from benchmarks.gpu.suite import Suite, of_launches
 from benchmarks.gpu.switches import AS_IT_IS, changed, changes, own_products
+from benchmarks.harness import scheduled
+from benchmarks.harness.engines import AnyEngine
+from services.worker.engine.device.engine import DeviceEngine
+from services.worker.engine.host import HostEngine
+from shared.config.worker import WorkerConfig
+from shared.messages import SamplingParams
+from shared.model_folder import EMBEDDED_MODEL
 
 ROOT = Path(__file__).parent.parent.parent
 NUM_LINES_TOLD = 3000  # of pytest: why tests failed, and which took long
 TOLD_S = 45.0  # that it has to say so when its time is over
-CEILINGS = "ceilings"
+SMOKE, CEILINGS = "smoke", "ceilings"
+SMOKE_LENGTHS = (1, 20, 300)  # prompts; the longest takes GEMMs of cuBLAS
+SMOKE_TOKENS = 24
+SMOKE_DRAFTS = {"method": "mtp", "num_speculative_tokens": 2, "adaptive": False}
 Rows = Iterator[dict[str, Any]]
 
 
@@ -61,6 +72,7 @@ class Sections:
             for name, points in engine_table.points(self._suite)
         }
         first = ("batch 1", "batch 1, drafts", "batches")
+        yield Section(SMOKE, 20, 120, self._smoke)
         yield Section(CEILINGS, 10, 30, self._find_ceilings)
         yield from (engine.pop(name) for name in first)
         yield Section("prompts", 20, 60, self._prompts)
@@ -85,6 +97,37 @@ class Sections:
 
     def close(self) -> None:
         self._engines.close()
+
+    def _smoke(self, limit_s: float) -> Rows:
+        """Raises RuntimeError where the embedded model's texts are not the host engine's."""
+        rng = np.random.default_rng(0)
+        prompts = [rng.integers(1, 500, length).tolist() for length in SMOKE_LENGTHS]
+        rules = SamplingParams(seed=0, temperature=0.0, max_tokens=SMOKE_TOKENS, ignore_eos=True)
+
+        def engine(build: Callable[..., AnyEngine], device: str, **changes: Any) -> AnyEngine:
+            limits: Any = {"max_num_seqs": 4, "max_model_len": 512, "num_gpu_blocks_override": 200}
+            settings = WorkerConfig(model=EMBEDDED_MODEL, device=device, **(limits | changes))
+            return build(settings, lambda text, fraction: None)
+
+        plain = {"speculative_config": {"method": "none"}}
+        exact = {"dtype": "float32"}
+        host = engine(HostEngine, "cpu", native_kernels=False, **plain, **exact)
+        expected = scheduled.run(host, prompts, rules).texts
+        kinds: dict[str, dict[str, Any]] = {
+            "graphs": plain | exact,
+            "eager": plain | exact | {"enforce_eager": True},
+            "drafts": exact | {"speculative_config": SMOKE_DRAFTS},
+            "model dtype": plain,
+        }
+        for kind, settings in kinds.items():
+            started_s = time.monotonic()
+            device = engine(DeviceEngine, self._suite.device.type, **settings)
+            ready_s = time.monotonic() - started_s
+            found = scheduled.run(device, prompts, rules)
+            is_same = found.texts == expected
+            yield {"engine": kind, "ready_s": ready_s, "same_texts": is_same, "ends": found.ends}
+            if not is_same and "dtype" in settings:
+                raise RuntimeError(f"{kind}: texts are {found.texts}, the host's {expected}")
 
     def _find_ceilings(self, limit_s: float) -> Rows:
         self.ceilings = floor.measure(self._suite)

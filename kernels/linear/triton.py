@@ -163,7 +163,8 @@ def _config_of(x: Tensor, weight: Tensor | Codes, norm: Norm | None) -> Config:
     num_rows, size = weight.shape
     if isinstance(weight, Codes):
         return codes_config(num_rows, size, x.element_size(), len(x), constants(weight))
-    return config(num_rows, size, x.element_size(), len(x), norm is not None)
+    itemsize = max(x.element_size(), weight.element_size())
+    return config(num_rows, size, itemsize, len(x), norm is not None)
 
 
 def _check(x: Tensor, weight: Tensor | Codes, residual: Tensor | None) -> None:

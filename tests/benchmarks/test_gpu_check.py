@@ -1,11 +1,12 @@
 """The check for cards, on a CPU: a slip in it would cost the time of one."""
 
+import ast
 import json
 import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from benchmarks.gpu import check, kernel_table, machine, precision
+from benchmarks.gpu.carry import LACKING
 from benchmarks.gpu.engine_table import Engines, Point
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.sections import ROOT, Section, Sections, marked_files, run_tests
@@ -22,6 +24,7 @@ from benchmarks.gpu.shapes import QWEN3_8B, TINY, token_bytes, weights_bytes, wr
 from benchmarks.gpu.suite import of_test
 from benchmarks.gpu.summary import aims
 from cli.bench.engine_loop import Job
+from services.worker.machine.hardware import compute_exactly
 from services.worker.models.registry import read_model_config
 from services.worker.weights.load import build_model
 
@@ -35,6 +38,12 @@ def _one_thread() -> Iterator[None]:
     torch.set_num_threads(num_threads)
 
 
+# An image with PyTorch and transformers brings these.
+IMAGE_MODULES = (
+    *("torch", "triton", "numpy", "transformers", "tokenizers", "safetensors", "huggingface_hub"),
+    *("aiohttp", "uvloop", "rich", "prometheus_client", "jinja2", "yaml"),
+)
+OUR_PACKAGES = ("cli", "kernels", "services", "shared")
 ENGINE_ROWS = {
     "batch 1": 1,
     "batch 1, drafts": 4,
@@ -227,10 +236,44 @@ def test_parts_are_measured_with_the_ceilings_that_are_known(
 
 
 def test_peers_are_measured_as_torch_has_them_by_itself() -> None:
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = (False, False)
+    compute_exactly()
     with precision.as_torch_has_it():
         assert precision.flags() == precision.OF_TORCH
     assert not precision.flags()["allow_bf16_reduced_precision_reduction"]
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_exact_gemms_keep_split_k_which_cublas_cannot_do_without(dtype: str) -> None:
+    """torch raises in a GEMM of 16 bits on the cuBLAS backend where split-K is forbidden."""
+    name = f"allow_{dtype}_reduced_precision_reduction"
+    with precision.as_torch_has_it():
+        pass  # sets all flags
+    compute_exactly()
+    assert not getattr(torch.backends.cuda.matmul, name)
+    assert getattr(torch.backends.cuda.matmul, f"{name}_split_k")
+
+
+def test_what_is_not_on_an_image_is_carried() -> None:
+    """Modules that our packages import when they are imported; not those inside a function."""
+    carried = {*LACKING.values(), "pydantic"}  # pip brings what a wheel needs
+    known = {*IMAGE_MODULES, *carried, *OUR_PACKAGES, *sys.stdlib_module_names}
+    missing = {
+        f"{name} in {path.relative_to(ROOT)}"
+        for package in OUR_PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if path.name != "otlp.py"  # imported where traces are exported
+        for name in _imported(ast.parse(path.read_text()).body)
+        if name not in known
+    }
+    assert not missing
+
+
+def _imported(body: Sequence[ast.stmt]) -> Iterator[str]:
+    for node in body:
+        if isinstance(node, ast.Import):
+            yield from (each.name.partition(".")[0] for each in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module.partition(".")[0]
 
 
 def test_aims_are_ratios_of_like_to_like() -> None:

@@ -68,9 +68,9 @@ def compute_exactly() -> None:
     does by default or because of a variable of the environment."""
     products = torch.backends.cuda.matmul
     products.allow_tf32 = False
-    # Both within a product, and between the parts that cuBLAS splits one into.
-    products.allow_bf16_reduced_precision_reduction = (False, False)
-    products.allow_fp16_reduced_precision_reduction = (False, False)
+    # cuBLAS may still split a GEMM along K: torch allows no other setting on that backend.
+    products.allow_bf16_reduced_precision_reduction = False
+    products.allow_fp16_reduced_precision_reduction = False
 
 
 def read_memory(device: torch.device, numa_node: int | None = None) -> Memory:
