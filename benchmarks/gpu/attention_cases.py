@@ -26,6 +26,7 @@ from kernels.paged_attention import (
 MAX_CACHE_BYTES = 24 << 30  # there are as many bytes of copies for torch
 NAMES = {torch.int8: "int8", torch.uint8: "fp8"}
 NUM_SHORT, SHORT_LEN = 16, 32  # prompts that come at once, and their tokens
+LATENT_HEADS, LATENT_RANK, LATENT_ROPE = 16, 512, 64  # of DeepSeek-V2-Lite
 WINDOW_SHARE = 8  # of a context: one in so many keys is seen
 
 
@@ -38,6 +39,9 @@ def cases(suite: Suite) -> Iterator[Case]:
     for num_tokens in suite.chunks:
         yield _chunk_case(suite, num_tokens)
     yield _short_chunks_case(suite)
+    for context in suite.contexts[-2:]:
+        yield _latent_decode_case(suite, suite.batches[0], context)
+    yield _latent_chunk_case(suite, suite.chunks[-2:][0])
     for change in prompt_changes():
         for case in (_chunk_case(suite, suite.chunks[0]), _short_chunks_case(suite)):
             yield changed_case(case, change)
@@ -53,6 +57,51 @@ def decode_case(suite: Suite, num_rows: int, context: int) -> Case:
     make = partial(_decode, suite, num_rows, context, num_copies(suite, num_bytes))
     shape = f"{num_rows} × {context} keys"
     return Case("decode attention", shape, make, num_bytes, peer="SDPA", compares=True)
+
+
+def _latent_decode_case(suite: Suite, num_rows: int, context: int) -> Case:
+    num_bytes = num_rows * context * (LATENT_RANK + LATENT_ROPE) * suite.dtype.itemsize
+
+    def make() -> tuple[list[Run], list[Run]]:
+        copies = num_copies(suite, num_bytes)
+        cache, tables = _latents(suite, copies * num_rows, context)
+        starts = torch.full((num_rows,), context - 1, dtype=torch.int32, device=suite.device)
+        slots = torch.arange(copies * num_rows, dtype=torch.int32, device=suite.device)
+        arrivals = torch.zeros(num_rows, dtype=torch.int32, device=suite.device)
+        rows = [DecodeRows(1, each, tables, starts, arrivals) for each in slots.split(num_rows)]
+        return [
+            _attend_latents(
+                suite, cache, DeviceAttention(each, None, BLOCK_SIZE, context), num_rows
+            )
+            for each in rows
+        ], []
+
+    return Case("latent decode attention", f"{num_rows} × {context} keys", make, num_bytes)
+
+
+def _latent_chunk_case(suite: Suite, num_tokens: int) -> Case:
+    num_bytes = num_tokens * (LATENT_RANK + LATENT_ROPE) * suite.dtype.itemsize
+    num_flops = LATENT_HEADS * num_tokens * (num_tokens + 1) * (2 * LATENT_RANK + LATENT_ROPE)
+
+    def make() -> tuple[list[Run], list[Run]]:
+        cache, tables = _latents(suite, 1, num_tokens)
+        chunks = _chunk_rows(suite, tables, num_tokens, 1)
+        attention = DeviceAttention(None, chunks, BLOCK_SIZE, 1)
+        return [_attend_latents(suite, cache, attention, num_tokens)], []
+
+    return Case("latent chunk attention", f"{num_tokens} tokens", make, num_bytes, num_flops)
+
+
+def _latents(suite: Suite, num_rows: int, context: int) -> tuple[Tensor, Tensor]:
+    return _pages(suite, num_rows, context, (1, 1, LATENT_RANK + LATENT_ROPE))
+
+
+def _attend_latents(
+    suite: Suite, cache: Tensor, attention: DeviceAttention, num_tokens: int
+) -> Run:
+    size = LATENT_RANK + LATENT_ROPE
+    query = torch.randn(num_tokens, LATENT_HEADS, size, device=suite.device, dtype=suite.dtype)
+    return partial(attend, query, cache, attention, 0.1, AttentionOptions(value_dim=LATENT_RANK))
 
 
 def _windowed_decode_case(suite: Suite, context: int) -> Case:
@@ -162,6 +211,15 @@ def _chunk(
     cache, scales = (numbers, None) if codes is None else quantize(numbers, codes)
     shape = (num_chunks, num_tokens, num_heads, head_dim)
     query = torch.randn(shape, device=suite.device, dtype=suite.dtype)
+    chunks = _chunk_rows(suite, tables, num_tokens, num_chunks)
+    attention = DeviceAttention(None, chunks, BLOCK_SIZE, 1)
+    key, value = _in_one_piece(numbers, tables)
+    by_head, query = query.transpose(1, 2), query.flatten(0, 1)
+    ours = partial(attend, query, cache, attention, head_dim**-0.5, options, scales)
+    return [ours], [partial(_causal, by_head, key, value)]
+
+
+def _chunk_rows(suite: Suite, tables: Tensor, num_tokens: int, num_chunks: int) -> ChunkRows:
     nums = np.full(num_chunks, num_tokens)
     zeros = torch.zeros(num_chunks, dtype=torch.int32, device=suite.device)
     slots = torch.arange(num_chunks, dtype=torch.int32, device=suite.device)
@@ -169,12 +227,7 @@ def _chunk(
     ends = np.arange(num_chunks + 1) * num_tokens
     starts = np.zeros(num_chunks, np.int64)
     on_device = slots.new_tensor(ends)
-    chunks = ChunkRows(tables, slots, on_device, zeros, tile_rows, tile_starts, starts, ends)
-    attention = DeviceAttention(None, chunks, BLOCK_SIZE, 1)
-    key, value = _in_one_piece(numbers, tables)
-    by_head, query = query.transpose(1, 2), query.flatten(0, 1)
-    ours = partial(attend, query, cache, attention, head_dim**-0.5, options, scales)
-    return [ours], [partial(_causal, by_head, key, value)]
+    return ChunkRows(tables, slots, on_device, zeros, tile_rows, tile_starts, starts, ends)
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -185,9 +238,14 @@ def _causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 def _cache(suite: Suite, num_rows: int, context: int) -> tuple[Tensor, Tensor]:
     """A cache, and tables [num_rows, blocks of a row] int32 in no order."""
-    _, num_kv_heads, head_dim = _heads(suite)
+    return _pages(suite, num_rows, context, (2, *_heads(suite)[1:]))
+
+
+def _pages(
+    suite: Suite, num_rows: int, context: int, entry: tuple[int, ...]
+) -> tuple[Tensor, Tensor]:
     num_blocks = -(-context // BLOCK_SIZE)
-    shape = (num_rows * num_blocks + 1, BLOCK_SIZE, 2, num_kv_heads, head_dim)
+    shape = (num_rows * num_blocks + 1, BLOCK_SIZE, *entry)
     cache = torch.empty(shape, dtype=suite.dtype, device=suite.device).normal_()
     tables = torch.randperm(num_rows * num_blocks, device=suite.device)
     return cache, tables.int().view(num_rows, num_blocks)
