@@ -17,9 +17,6 @@ PREFETCH_BYTES = 0
 DEPENDENT_LAUNCHES = False
 # Up to so many tokens products are our own, beyond them cuBLAS's: 64, or some more times 64.
 FEW_TOKENS = 64
-# Up to so many tokens a program of a product has one part of the weight's rows; beyond, two where
-# enough programs are left: with two, tokens are read half as often from the L2 cache.
-ONE_PART_TOKENS = 16
 # Query heads of a KV head, at most, that a program takes of a prompt's tokens, a power of two: with
 # more of them it has fewer tokens, so that short chunks leave less of it empty.
 PROMPT_HEADS = 4

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from benchmarks.gpu.rows import Case, changed_case, num_copies
 from benchmarks.gpu.suite import Suite
-from benchmarks.gpu.switches import own_products, product_changes
+from benchmarks.gpu.switches import own_products
 from benchmarks.gpu.timing import Run
 from kernels.codes import Codes
 from kernels.linear import gated, linear
@@ -20,7 +20,6 @@ from services.worker.weights.online import ONLINE, Quantization
 EPS = 1e-6
 FORMS: tuple[Quantization, ...] = ("wint8", "wint4", "nf4", "fp8")
 QUANTISED_ROWS = 64  # the others are copies
-CHANGED_TOKENS = 32  # of few and of many the same is launched, whatever switches say
 CROSSOVER_TOKENS = (96, 128, 192, 256)  # beyond what is our own
 
 
@@ -54,9 +53,6 @@ def cases(suite: Suite) -> Iterator[Case]:
     for num_tokens in suite.nums_tokens:
         for product in products(suite):
             yield case(suite, product, num_tokens)
-    for change in product_changes():
-        for product in products(suite):
-            yield changed_case(case(suite, product, CHANGED_TOKENS), change)
 
 
 def codes_cases(suite: Suite) -> Iterator[Case]:

@@ -38,14 +38,6 @@ def changes() -> Iterator[Change]:
     yield Change(what, "DEPENDENT_LAUNCHES", True)
 
 
-def product_changes() -> Iterator[Change]:
-    """Of products of a middling number of tokens alone: few and many are launched the same."""
-    for num_tokens in (16, 32):
-        if num_tokens != switches.ONE_PART_TOKENS:
-            what = f"products of more than {num_tokens} tokens have two parts a program"
-            yield Change(what, "ONE_PART_TOKENS", num_tokens)
-
-
 def own_products(num_tokens: int) -> Change:
     """Products of so many tokens are ours, and not torch's library's."""
     few_tokens = max(switches.FEW_TOKENS, TILE * cdiv(num_tokens, TILE))

@@ -1,7 +1,9 @@
 """Products with a weight, and what stands around them in a decoder layer.
 
 Up to ``FEW_TOKENS`` tokens the time is that of reading the weight: a kernel of our own reads it
-once, and norm, bias, residual and SwiGLU cost no pass of their own. More tokens are cuBLAS's.
+once, and bias, residual and SwiGLU cost no pass of their own. More tokens are cuBLAS's. A norm is a
+launch of its own: within the kernel each program would norm all tokens, and wait for the norm's
+numbers behind those of the weight.
 
 A weight may be in codes. The kernel decodes them on the way; for more tokens they are decoded into
 memory of their own, as much as the dense weight is, before each product.
@@ -33,16 +35,14 @@ def linear(
     x [T, K], weight [N, K] with contiguous rows or in codes, bias [N] → [T, N] in ``out_dtype``, by
     default x's, or in ``out``, which has it. A residual [T, N] of x's dtype is added to in place,
     and is the result. Triton's kernel accumulates in float32 and rounds once; a token's result is
-    the same bits for every T up to ``FEW_TOKENS``. Its norm rounds x * norm.weight and scales the
-    product, where ``rms_norm`` rounds when it has scaled: as exact, not the same bits.
+    the same bits for every T up to ``FEW_TOKENS``.
     """
     out_dtype = out_dtype or x.dtype
     x, weight, norm = _ordered(x, weight, norm)
     if _is_for_triton(x, weight):
         from kernels.linear.triton import launch_linear
 
-        x, norm = _normed(x, weight, norm)
-        return launch_linear(x, weight, bias, norm, residual, out_dtype, out)
+        return launch_linear(_normed(x, norm), weight, bias, residual, out_dtype, out)
     decoded_as = x.dtype if x.is_cuda else out_dtype
     return plain.linear(x, _dense(weight, decoded_as), bias, norm, residual, out_dtype, out)
 
@@ -63,16 +63,12 @@ def gated(
     if _is_for_triton(x, weight):
         from kernels.linear.triton import launch_gated
 
-        return launch_gated(*_normed(x, weight, norm), weight, bias, *CURVES[act])
+        return launch_gated(_normed(x, norm), weight, bias, *CURVES[act])
     return plain.gated(x, _dense(weight, x.dtype), bias, norm, act)
 
 
-def _normed(x: Tensor, weight: Tensor | Codes, norm: Norm | None) -> tuple[Tensor, Norm | None]:
-    """Normed already where it is float16: what is scaled after the product would overflow in it;
-    and where the weight is in codes: each program would norm, and has no time for it."""
-    if norm is None or (x.dtype != torch.float16 and not isinstance(weight, Codes)):
-        return x, norm
-    return rms_norm(x, *norm), None
+def _normed(x: Tensor, norm: Norm | None) -> Tensor:
+    return x if norm is None else rms_norm(x, *norm)
 
 
 def _ordered(
@@ -81,8 +77,7 @@ def _ordered(
     """With inputs in the order of the weight's codes, where they have one, and normed then."""
     if not isinstance(weight, Codes) or weight.order is None or not runs_triton(x):
         return x, weight, norm
-    normed = x if norm is None else rms_norm(x, *norm)
-    return normed.index_select(1, weight.order), weight._replace(order=None), None
+    return _normed(x, norm).index_select(1, weight.order), weight._replace(order=None), None
 
 
 def _is_for_triton(x: Tensor, weight: Tensor | Codes) -> bool:

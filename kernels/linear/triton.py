@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels import switches
 from kernels.codes import Codes
 from kernels.codes.triton import (
     Constants,
@@ -22,20 +21,19 @@ from kernels.codes.triton import (
 )
 from kernels.dependent.triton import begin, early, prefetch_rows
 from kernels.linear.tile import TILE
-from kernels.rms_norm import Norm
 from kernels.silu_mul.triton import multiplied
 from kernels.sizes import cdiv, next_power_of_2
 
 NUM_PROCESSORS = 132  # of an H100 or H200
-MIN_PROGRAMS = 64  # fewer cannot draw all that memory gives
+MIN_PROGRAMS = 96
+MIN_CODES_PROGRAMS = 64
 SHARED_BYTES = 227 << 10  # of a processor
 MAX_SHARED_BYTES = 163 << 10  # of a program, on cards of compute capability 8.0
 RESERVED_BYTES = 2 << 10  # of a program: 1 KB is the driver's, and kernels exchange some
 
 
 class Config(NamedTuple):
-    block_rows: int  # rows of the weight in a part
-    num_parts: int  # of a program: products with the same tokens
+    block_rows: int  # of the weight
     block_k: int
     block_t: int
     num_tiles: int  # of tokens
@@ -43,31 +41,27 @@ class Config(NamedTuple):
     num_stages: int
 
 
-def config(num_rows: int, size: int, itemsize: int, num_tokens: int, is_normed: bool) -> Config:
-    """For a weight [num_rows, size]. All of it is arithmetic, none of it is measured yet.
+def config(num_rows: int, size: int, itemsize: int, num_tokens: int) -> Config:
+    """For a weight [num_rows, size]: the fastest of a sweep over Qwen3-8B's weights on an H200, see
+    ``benchmarks/results/gemm_sweep-nvidia-h200-2026-11-26.md``.
 
-    ``block_rows``: so few that there are more programs than processors. Each program reads all
-    tokens, and the L2 cache gives hardly twice what memory gives: so more than 8 tokens get 32
-    rows, and more than ``ONE_PART_TOKENS`` get two parts. (2 * 32 rows by 32 tokens are multiplied
-    by two warps each.) ``block_k``: 8 KB of the weight, or 256 bytes of each row; float32 has no
-    tensor cores, and its operands stand in registers.
-
-    What orders a sum depends on the weight alone, so that a token's result is the same bits
-    whatever its step has besides: the instruction, which is another one for 64 rows than for 32 or
-    16, and with a norm ``block_k``, over which squares are summed.
+    A token's result is the same bits whatever its step has besides, since the order of a sum
+    depends on the weight alone: 64 rows take another instruction than 32 or 16. In float32 there
+    are no tensor cores, and operands stand in registers.
     """
-    alone = next((rows for rows in (64, 32) if num_rows > rows * NUM_PROCESSORS), 16)
-    has_more = num_tokens > 8 and num_rows >= 32 * MIN_PROGRAMS
-    block_rows = max(alone, 32) if has_more else alone
-    has_most = num_tokens > switches.ONE_PART_TOKENS
-    num_parts = 2 if has_most and num_rows >= 2 * block_rows * MIN_PROGRAMS else 1
-    block_k = (256 if block_rows == 16 and not is_normed else 128) if itemsize == 2 else 32
+    block_rows = _block_rows(num_rows)
+    block_k = (128 if block_rows == 64 else 256) if itemsize == 2 else 32
     block_k = min(block_k, next_power_of_2(size))
     block_t, num_tiles = _tiles(num_tokens)
-    num_warps = 4 if block_t < 64 else 8  # with 4, registers spill
-    stage_bytes = (block_rows * num_parts + block_t) * block_k * itemsize
-    num_stages = _num_stages(num_tiles * cdiv(num_rows, block_rows * num_parts), stage_bytes)
-    return Config(block_rows, num_parts, block_k, block_t, num_tiles, num_warps, num_stages)
+    has_many = block_t == 64 and (block_rows == 64 or itemsize == 4)
+    num_programs = num_tiles * cdiv(num_rows, block_rows)
+    num_stages = _num_stages(num_programs, (block_rows + block_t) * block_k * itemsize)
+    return Config(block_rows, block_k, block_t, num_tiles, 8 if has_many else 4, num_stages)
+
+
+def _block_rows(num_rows: int) -> int:
+    """As many as leave three programs for four multiprocessors."""
+    return next((rows for rows in (64, 32) if num_rows >= rows * MIN_PROGRAMS), 16)
 
 
 def codes_config(
@@ -80,17 +74,16 @@ def codes_config(
     sum depends on the weight alone: ``block_k``, four spans of inputs that are summed up at once.
     """
     alone = next((rows for rows in (64, 32) if num_rows > rows * NUM_PROCESSORS), 16)
-    has_more = num_tokens > 8 and num_rows >= 32 * MIN_PROGRAMS
+    has_more = num_tokens > 8 and num_rows >= 32 * MIN_CODES_PROGRAMS
     block_rows = max(alone, 32) if has_more else alone
     block_t, num_tiles = _tiles(num_tokens)
     if itemsize == 4 or block_t == 64:
         block_rows = min(block_rows, 32)  # with 64 registers spill, those of Triton 3.6 at least
-    most = 32 if itemsize == 2 and size > 64 else 16
-    span = fitting_span(known.group, most)
+    span = fitting_span(known.group, 32 if itemsize == 2 else 16)
     num_warps = 4 if block_t < 64 else 8
     stage_bytes = (block_rows // known.per_place + block_t * itemsize) * 4 * span
     num_stages = _num_stages(num_tiles * cdiv(num_rows, block_rows), stage_bytes)
-    return Config(block_rows, 1, 4 * span, block_t, num_tiles, num_warps, num_stages)
+    return Config(block_rows, 4 * span, block_t, num_tiles, num_warps, num_stages)
 
 
 def _tiles(num_tokens: int) -> tuple[int, int]:
@@ -99,35 +92,34 @@ def _tiles(num_tokens: int) -> tuple[int, int]:
 
 
 def _num_stages(num_programs: int, stage_bytes: int) -> int:
-    """As many as fit where all programs are on a card at once, up to three on a processor; where
-    they are more, two are."""
+    """As many as fit where all programs are on a GPU at once, up to three on a multiprocessor;
+    where they are more, two are. One is, where more would have less than three stages."""
     num_residents = cdiv(num_programs, NUM_PROCESSORS)
     num_residents = num_residents if num_residents <= 3 else 2
-    room = min(MAX_SHARED_BYTES, SHARED_BYTES // num_residents) - RESERVED_BYTES
-    return max(2, min(8, room // stage_bytes))
+    rooms = (min(MAX_SHARED_BYTES, SHARED_BYTES // num) for num in (num_residents, 1))
+    fitting = [(room - RESERVED_BYTES) // stage_bytes for room in rooms]
+    return max(2, min(8, fitting[0] if fitting[0] >= 3 else fitting[1]))
 
 
 def launch_linear(
     x: Tensor,
     weight: Tensor | Codes,
     bias: Tensor | None,
-    norm: Norm | None,
     residual: Tensor | None,
     out_dtype: torch.dtype,
     out: Tensor | None = None,
 ) -> Tensor:
     _check(x, weight, residual)
     num_tokens, num_rows = len(x), weight.shape[0]
-    known, chosen = constants(weight), _config_of(x, weight, norm)
+    known, chosen = constants(weight), _config_of(x, weight)
     stored = operands(weight)
     if residual is not None:
         out = residual  # a program reads what it adds to before it writes there
     elif out is None:
         out = torch.empty(num_tokens, num_rows, dtype=out_dtype, device=x.device)
-    norm_weight, eps = norm or (None, 0.0)
-    linear_kernel[chosen.num_tiles * cdiv(num_rows, chosen.block_rows * chosen.num_parts),](
-        *(x, *stored, bias, norm_weight, residual, out, eps, num_tokens),
-        *(num_rows, x.shape[1], stored.weight.stride(0), *known, *chosen[:5]),
+    linear_kernel[chosen.num_tiles * cdiv(num_rows, chosen.block_rows),](
+        *(x, *stored, bias, residual, out, num_tokens),
+        *(num_rows, x.shape[1], stored.weight.stride(0), *known, *chosen[:4]),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         **early(),
@@ -137,7 +129,6 @@ def launch_linear(
 
 def launch_gated(
     x: Tensor,
-    norm: Norm | None,
     weight: Tensor | Codes,
     bias: Tensor | None,
     alpha: float,
@@ -145,13 +136,12 @@ def launch_gated(
 ) -> Tensor:
     _check(x, weight, None)
     num_tokens, num_gates = len(x), weight.shape[0] // 2
-    known, chosen = constants(weight), _config_of(x, weight, norm)
+    known, chosen = constants(weight), _config_of(x, weight)
     stored = operands(weight)
-    norm_weight, eps = norm or (None, 0.0)
     out = x.new_empty(num_tokens, num_gates)
-    gated_kernel[chosen.num_tiles * cdiv(2 * num_gates, chosen.block_rows * chosen.num_parts),](
-        *(x, *stored, bias, norm_weight, out, eps, num_tokens),
-        *(num_gates, x.shape[1], stored.weight.stride(0), *known, *chosen[:5], alpha, beta),
+    gated_kernel[chosen.num_tiles * cdiv(2 * num_gates, chosen.block_rows),](
+        *(x, *stored, bias, out, num_tokens),
+        *(num_gates, x.shape[1], stored.weight.stride(0), *known, *chosen[:4], alpha, beta),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
         **early(),
@@ -159,12 +149,12 @@ def launch_gated(
     return out
 
 
-def _config_of(x: Tensor, weight: Tensor | Codes, norm: Norm | None) -> Config:
+def _config_of(x: Tensor, weight: Tensor | Codes) -> Config:
     num_rows, size = weight.shape
     if isinstance(weight, Codes):
         return codes_config(num_rows, size, x.element_size(), len(x), constants(weight))
     itemsize = max(x.element_size(), weight.element_size())
-    return config(num_rows, size, itemsize, len(x), norm is not None)
+    return config(num_rows, size, itemsize, len(x))
 
 
 def _check(x: Tensor, weight: Tensor | Codes, residual: Tensor | None) -> None:
@@ -187,10 +177,8 @@ def linear_kernel(
     p_zeros,  # [N, groups] or None
     p_table,  # [16] or None
     p_bias,  # [N] or None
-    p_norm,  # [K] or None
     p_residual,  # [T, N] or None
     p_out,  # [T, N]
-    eps,
     num_tokens,
     N: tl.constexpr,
     K: tl.constexpr,
@@ -200,45 +188,26 @@ def linear_kernel(
     FIRST: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
-    NUM_PARTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
     NUM_TILES: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
     i_block, i_tile = _place(NUM_TILES)
-    o_n = i_block * (BLOCK_ROWS * NUM_PARTS) + tl.arange(0, BLOCK_ROWS)
-    o_row, o_second = tl.minimum(o_n, N - 1), tl.minimum(o_n + BLOCK_ROWS, N - 1)
+    o_n = i_block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    o_row = tl.minimum(o_n, N - 1)
     o_t = tl.arange(0, BLOCK_T)
-    _begin(p_weight, o_row, o_second, K, STRIDE, PER_PLACE, NUM_PARTS, IS_DEPENDENT)
+    _begin(p_weight, o_row, K, STRIDE, PER_PLACE, IS_DEPENDENT)
     if NUM_TILES > 1:
         p_x += i_tile * (BLOCK_T * K)
         p_out += i_tile * (BLOCK_T * N)
         if p_residual is not None:
             p_residual += i_tile * (BLOCK_T * N)
         num_tokens -= i_tile * BLOCK_T
-    b_out, b_second = multiply(
-        p_x, p_weight, p_scales, p_zeros, p_table, None, p_norm, eps, o_t, o_t < num_tokens,
-        o_row, o_second,
-        K, STRIDE, KIND, PER_PLACE, FIRST, GROUP, BLOCK_ROWS, NUM_PARTS, BLOCK_K, BLOCK_T,
+    b_out = multiply(
+        p_x, p_weight, p_scales, p_zeros, p_table, None, o_t, o_t < num_tokens, o_row,
+        K, STRIDE, KIND, PER_PLACE, FIRST, GROUP, BLOCK_ROWS, BLOCK_K, BLOCK_T,
     )  # fmt: skip
-    _store_sums(p_bias, p_residual, p_out, b_out, o_n, num_tokens, N, BLOCK_T)
-    if NUM_PARTS == 2:
-        _store_sums(p_bias, p_residual, p_out, b_second, o_n + BLOCK_ROWS, num_tokens, N, BLOCK_T)
-
-
-@triton.jit
-def _store_sums(
-    p_bias,
-    p_residual,
-    p_out,
-    b_out,  # [BLOCK_ROWS, BLOCK_T]
-    o_n,  # [BLOCK_ROWS]
-    num_tokens,
-    N: tl.constexpr,
-    BLOCK_T: tl.constexpr,
-):
-    o_t = tl.arange(0, BLOCK_T)
     is_n = o_n < N
     is_out = is_n[:, None] & (o_t < num_tokens)[None, :]
     o_out = o_t[None, :] * N + o_n[:, None]
@@ -257,9 +226,7 @@ def gated_kernel(
     p_zeros,  # [2 I, groups] or None
     p_table,  # [16] or None
     p_bias,  # [2 I] or None
-    p_norm,  # [K] or None
     p_out,  # [T, I]
-    eps,
     num_tokens,
     I: tl.constexpr,  # noqa: E741
     K: tl.constexpr,
@@ -269,7 +236,6 @@ def gated_kernel(
     FIRST: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
-    NUM_PARTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
     NUM_TILES: tl.constexpr,
@@ -277,31 +243,23 @@ def gated_kernel(
     BETA: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
-    """Half of a part's rows are gates, and the other half their ups."""
+    """Half of a program's rows are gates, and the other half their ups."""
     BLOCK_I: tl.constexpr = BLOCK_ROWS // 2
     i_block, i_tile = _place(NUM_TILES)
     o_row = tl.arange(0, BLOCK_ROWS)
-    o_gate = i_block * (BLOCK_I * NUM_PARTS) + o_row % BLOCK_I
-    o_up = (o_row // BLOCK_I) * I
-    o_first, o_second = tl.minimum(o_gate, I - 1) + o_up, tl.minimum(o_gate + BLOCK_I, I - 1) + o_up
+    o_row = tl.minimum(i_block * BLOCK_I + o_row % BLOCK_I, I - 1) + (o_row // BLOCK_I) * I
     o_t = tl.arange(0, BLOCK_T)
-    _begin(p_weight, o_first, o_second, K, STRIDE, PER_PLACE, NUM_PARTS, IS_DEPENDENT)
+    _begin(p_weight, o_row, K, STRIDE, PER_PLACE, IS_DEPENDENT)
     if NUM_TILES > 1:
         p_x += i_tile * (BLOCK_T * K)
         p_out += i_tile * (BLOCK_T * I)
         num_tokens -= i_tile * BLOCK_T
-    b_both, b_second = multiply(
-        p_x, p_weight, p_scales, p_zeros, p_table, None, p_norm, eps, o_t, o_t < num_tokens,
-        o_first, o_second,
-        K, STRIDE, KIND, PER_PLACE, FIRST, GROUP, BLOCK_ROWS, NUM_PARTS, BLOCK_K, BLOCK_T,
+    b_both = multiply(
+        p_x, p_weight, p_scales, p_zeros, p_table, None, o_t, o_t < num_tokens, o_row,
+        K, STRIDE, KIND, PER_PLACE, FIRST, GROUP, BLOCK_ROWS, BLOCK_K, BLOCK_T,
     )  # fmt: skip
-    first = i_block * (BLOCK_I * NUM_PARTS)
+    first = i_block * BLOCK_I
     store_gated(p_bias, p_out, b_both, first, num_tokens, I, BLOCK_I, BLOCK_T, ALPHA, BETA, None)
-    if NUM_PARTS == 2:
-        first += BLOCK_I
-        store_gated(
-            p_bias, p_out, b_second, first, num_tokens, I, BLOCK_I, BLOCK_T, ALPHA, BETA, None
-        )
 
 
 @triton.jit
@@ -346,17 +304,13 @@ def _place(NUM_TILES: tl.constexpr):
 def _begin(
     p_weight,
     o_row,  # [BLOCK_ROWS]
-    o_second,  # [BLOCK_ROWS]
     K: tl.constexpr,
     STRIDE: tl.constexpr,
     PER_PLACE: tl.constexpr,
-    NUM_PARTS: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
     if IS_DEPENDENT:
         prefetch_rows(p_weight, o_row, K // PER_PLACE, STRIDE)
-        if NUM_PARTS == 2:
-            prefetch_rows(p_weight, o_second, K // PER_PLACE, STRIDE)
     begin(IS_DEPENDENT)
 
 
@@ -368,12 +322,9 @@ def multiply(
     p_zeros,
     p_table,
     p_order,
-    p_norm,
-    eps,
     o_token,  # [BLOCK_T], rows of x
     is_token,  # [BLOCK_T]
     o_row,  # [BLOCK_ROWS]
-    o_second,  # [BLOCK_ROWS]
     K: tl.constexpr,
     STRIDE: tl.constexpr,
     KIND: tl.constexpr,
@@ -381,72 +332,42 @@ def multiply(
     FIRST: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
-    NUM_PARTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
-    """As ``_multiply_dense``; of a weight in codes there is one part, and no norm."""
+    """The weight's rows with tokens: [BLOCK_ROWS, BLOCK_T] in float32."""
     if KIND == "dense":
-        b_out, b_second = _multiply_dense(
-            p_x, p_weight, p_norm, eps, o_token, is_token, o_row, o_second,
-            K, STRIDE, BLOCK_ROWS, NUM_PARTS, BLOCK_K, BLOCK_T,
-        )  # fmt: skip
+        b_out = _multiply_dense(
+            p_x, p_weight, o_token, is_token, o_row, K, STRIDE, BLOCK_ROWS, BLOCK_K, BLOCK_T
+        )
     else:
         b_out = multiply_codes(
             p_x, p_weight, p_scales, p_zeros, p_table, p_order, o_token, is_token, o_row,
             K, KIND, PER_PLACE, FIRST, GROUP, BLOCK_ROWS, BLOCK_K, BLOCK_T,
         )  # fmt: skip
-        b_second = b_out
-    return b_out, b_second
+    return b_out
 
 
 @triton.jit
 def _multiply_dense(
     p_x,
     p_weight,
-    p_norm,
-    eps,
     o_token,  # [BLOCK_T]
     is_token,  # [BLOCK_T]
     o_row,  # [BLOCK_ROWS]
-    o_second,  # [BLOCK_ROWS], of the second part
     K: tl.constexpr,
     STRIDE: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
-    NUM_PARTS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
-    """Two parts of the weight's rows with tokens, normed if ``p_norm``: [BLOCK_ROWS, BLOCK_T]
-    in float32 each. The second is zeros if there is one part."""
-    tl.static_assert(NUM_PARTS <= 2)
     o_k = tl.arange(0, BLOCK_K)
     p_rows = p_weight + o_row.to(tl.int64)[:, None] * STRIDE + o_k[None, :]
-    p_second = p_weight + o_second.to(tl.int64)[:, None] * STRIDE + o_k[None, :]
     p_tokens = p_x + o_token[None, :] * K + o_k[:, None]
     b_out = tl.zeros([BLOCK_ROWS, BLOCK_T], tl.float32)
-    b_second = tl.zeros([BLOCK_ROWS, BLOCK_T], tl.float32)
-    b_squares = tl.zeros([BLOCK_K, BLOCK_T], tl.float32)
-    if p_norm is not None:
-        b_norm = tl.load(p_norm + o_k, mask=o_k < K, other=0)
     for start in tl.range(0, K, BLOCK_K):
         is_k = o_k < K - start
         b_weight = tl.load(p_rows + start, mask=is_k[None, :], other=0)
         b_x = tl.load(p_tokens + start, mask=is_k[:, None] & is_token[None, :], other=0)
-        if p_norm is not None:
-            b_wide = b_x.to(tl.float32)
-            b_squares += b_wide * b_wide
-            b_x = b_wide * b_norm[:, None].to(tl.float32)
-            # The next step's: 2 bytes a thread are too few for the copies that Triton runs ahead.
-            is_next = o_k < K - BLOCK_K - start
-            b_norm = tl.load(p_norm + start + BLOCK_K + o_k, mask=is_next, other=0)
-        b_x = b_x.to(b_weight.dtype)
-        b_out = tl.dot(b_weight, b_x, b_out, input_precision="ieee")
-        if NUM_PARTS == 2:
-            b_weight = tl.load(p_second + start, mask=is_k[None, :], other=0)
-            b_second = tl.dot(b_weight, b_x, b_second, input_precision="ieee")
-    if p_norm is not None:
-        b_scale = tl.rsqrt(tl.sum(b_squares, 0) / K + eps)[None, :]
-        b_out *= b_scale
-        b_second *= b_scale
-    return b_out, b_second
+        b_out = tl.dot(b_weight, b_x.to(b_weight.dtype), b_out, input_precision="ieee")
+    return b_out

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from kernels.dependent.triton import begin, early
 from kernels.sizes import next_power_of_2
 
 ROW_BYTES_PER_WARP = 2048  # 64 bytes a thread, four loads of 16; not measured yet
@@ -18,6 +19,7 @@ def launch(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         rms_norm_kernel[num_rows,](
             *(rows, weight, out, eps, size, next_power_of_2(size)),
             num_warps=num_warps(size, x.element_size()),
+            **early(),
         )
     return out
 
@@ -35,7 +37,9 @@ def rms_norm_kernel(
     eps,
     SIZE: tl.constexpr,
     BLOCK: tl.constexpr,
+    IS_DEPENDENT: tl.constexpr,
 ):
+    begin(IS_DEPENDENT)
     o_row = tl.program_id(0).to(tl.int64) * SIZE
     o_size = tl.arange(0, BLOCK)
     is_size = o_size < SIZE

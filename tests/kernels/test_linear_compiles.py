@@ -1,4 +1,4 @@
-"""Products with few rows, norms and gates, compiled for cards that are not there."""
+"""GEMMs of few tokens, norms and gates, compiled for GPUs that are not there."""
 
 import re
 from collections.abc import Sequence
@@ -9,7 +9,6 @@ import torch
 import triton
 
 from benchmarks.gpu.dry_card import HOPPER, MAX_SHARED_BYTES, Resources, resources
-from kernels import switches
 from kernels.codes.triton import ALL, DENSE, Constants, decode_kernel
 from kernels.linear.triton import codes_config, config, gated_kernel, linear_kernel
 from kernels.rms_norm.triton import num_warps, rms_norm_kernel
@@ -22,7 +21,7 @@ TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"
 QKV, OUT, DOWN, HEAD = (6144, 4096), (4096, 4096), (4096, 12288), (151936, 4096)
 SMALL_QKV, SMALL_DOWN = (3072, 2048), (2048, 8192)
 TINY_QKV, TINY_DOWN = (512, 256), (256, 768)
-NORMED = (QKV, HEAD, SMALL_QKV, TINY_QKV)
+ADDED = (OUT, DOWN, SMALL_DOWN, TINY_DOWN)
 GATED = [(24576, 4096), (1536, 256)]
 TILED = [(shape, 128, torch.bfloat16) for shape in (QKV, OUT, DOWN)]
 # float32 has no tensor cores and takes the most registers.
@@ -55,28 +54,27 @@ def assert_fits(resources: Resources, arch: int) -> None:
 def compiled_product(
     kernel: Any, shape: tuple[int, int], dtype: torch.dtype, num_tokens: int, arch: int
 ) -> Any:
-    """After a norm where the model has it, else with a residual."""
-    is_gated, is_normed = kernel is gated_kernel, kernel is gated_kernel or shape in NORMED
+    """With a residual where the model has one."""
+    is_gated = kernel is gated_kernel
     num_rows, size = shape
-    chosen = config(num_rows, size, dtype.itemsize, num_tokens, is_normed)
+    chosen = config(num_rows, size, dtype.itemsize, num_tokens)
     there, absent = ["p_x", "p_weight", "p_out"], ["p_bias"]
-    (there if is_normed else absent).append("p_norm")
     if not is_gated:
-        (absent if is_normed else there).append("p_residual")
+        (there if shape in ADDED else absent).append("p_residual")
     absent += ["p_scales", "p_zeros", "p_table"]
     pointers = dict.fromkeys(there, TYPES[dtype])
     if shape == HEAD:
         pointers["p_out"] = "*fp32"
     rows = {"I": num_rows // 2} if is_gated else {"N": num_rows}
     constants = dict.fromkeys(absent) | rows | {"K": size, "STRIDE": size}
-    constants |= named(BLOCKS, chosen[:5]) | named(KNOWN, DENSE) | {"IS_DEPENDENT": False}
+    constants |= named(BLOCKS, chosen[:4]) | named(KNOWN, DENSE) | {"IS_DEPENDENT": False}
     if is_gated:
         constants |= GELU
-    signature = pointers | {"eps": "fp32", "num_tokens": "i32"}
+    signature = pointers | {"num_tokens": "i32"}
     return compiled(kernel, signature, constants, arch, chosen.num_warps, chosen.num_stages)
 
 
-BLOCKS = ("BLOCK_ROWS", "NUM_PARTS", "BLOCK_K", "BLOCK_T", "NUM_TILES")
+BLOCKS = ("BLOCK_ROWS", "BLOCK_K", "BLOCK_T", "NUM_TILES")
 KNOWN = ("KIND", "PER_PLACE", "FIRST", "GROUP")
 
 GELU = dict(zip(("ALPHA", "BETA"), CURVES["gelu_tanh"], strict=True))  # takes most
@@ -112,12 +110,12 @@ def compiled_codes(
     if kernel is linear_kernel:
         pointers["p_residual"] = TYPES[dtype]
     rows = {"I": num_rows // 2} if kernel is gated_kernel else {"N": num_rows}
-    constants = dict.fromkeys([*absent, "p_bias", "p_norm"]) | rows
+    constants = dict.fromkeys([*absent, "p_bias"]) | rows
     constants |= {"K": size, "STRIDE": size // known.per_place}
-    constants |= named(BLOCKS, chosen[:5]) | named(KNOWN, known) | {"IS_DEPENDENT": False}
+    constants |= named(BLOCKS, chosen[:4]) | named(KNOWN, known) | {"IS_DEPENDENT": False}
     if kernel is gated_kernel:
         constants |= GELU
-    signature = pointers | {"eps": "fp32", "num_tokens": "i32"}
+    signature = pointers | {"num_tokens": "i32"}
     return compiled(kernel, signature, constants, arch, chosen.num_warps, chosen.num_stages)
 
 
@@ -147,18 +145,6 @@ def test_gates_and_ups_fit(
     assert_fits(taken(found), arch)
 
 
-@archs
-@pytest.mark.parametrize("shape", [QKV, OUT, DOWN, HEAD, GATED[0]], ids=str)
-def test_as_many_tokens_fit_in_one_part(
-    shape: tuple[int, int], arch: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(switches, "ONE_PART_TOKENS", 32)
-    kernel = gated_kernel if shape in GATED else linear_kernel
-    found = compiled_product(kernel, shape, torch.bfloat16, 32, arch)
-    assert config(*shape, 2, 32, shape in NORMED).num_parts == 1
-    assert_fits(taken(found), arch)
-
-
 products = pytest.mark.parametrize(
     ("kernel", "shape"),
     [(gated_kernel, GATED[0]), *((linear_kernel, shape) for shape in (QKV, OUT, SMALL_QKV))],
@@ -171,38 +157,25 @@ products = pytest.mark.parametrize(
 def test_no_step_waits_for_what_it_loads_itself(
     kernel: Any, shape: tuple[int, int], num_tokens: int
 ) -> None:
-    """Weights and tokens are copied ahead; what is loaded into registers is the next step's."""
+    """Weights and tokens are copied ahead, and nothing is loaded into registers."""
     text = compiled_product(kernel, shape, torch.bfloat16, num_tokens, HOPPER).asm["ttgir"]
     loop = re.search(r"scf\.for .*?\n(.*?scf\.yield.*?)\n", text, re.DOTALL)
     assert loop is not None
     lines = loop[1].splitlines()
     assert sum("async_copy_global_to_local" in line for line in lines) >= 2
-    loaded = [line.split()[0] for line in lines if "= tt.load " in line]
-    for name in loaded:
-        used = [line for line in lines if re.search(rf"{re.escape(name)}\b", line)]
-        assert [line.split()[0] for line in used] == [name, "scf.yield"]
-    assert len(loaded) == (kernel is gated_kernel or shape in NORMED)
+    assert not [line for line in lines if "= tt.load " in line]
 
 
 @products
 def test_a_sum_has_the_same_order_for_all_numbers_of_tokens(
-    kernel: Any, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    kernel: Any, shape: tuple[int, int]
 ) -> None:
-    """Which instruction multiplies, and what of K a thread and a warp sum of the squares; with one
-    part of 32 tokens as with two."""
+    """The same instruction multiplies."""
     orders = set()
-    for num_tokens, one_part_tokens in ((1, 16), (16, 16), (32, 16), (32, 32), (64, 16), (128, 16)):
-        monkeypatch.setattr(switches, "ONE_PART_TOKENS", one_part_tokens)
+    for num_tokens in (1, 16, 32, 64, 128):
         text = compiled_product(kernel, shape, torch.bfloat16, num_tokens, HOPPER).asm["ttgir"]
-        layouts = dict(re.findall(r"^(#\w+) = #ttg\.(.*)$", text, re.MULTILINE))
         (version,) = re.findall(r"nvidia_mma<\{versionMajor = (\d)", text)
-        squares = re.findall(r"axis = 0.*?\}\) : \(tensor<(\d+)x\d+xf32, (#\w+)>", text, re.DOTALL)
-        assert len(squares) == (kernel is gated_kernel or shape in NORMED)
-        along_k = [
-            (block_k, *re.findall(r"(\w+) = \[(\d+), \d+\]", layouts[layout]))
-            for block_k, layout in squares
-        ]
-        orders.add((version, *along_k))
+        orders.add(version)
     assert len(orders) == 1
 
 

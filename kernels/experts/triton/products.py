@@ -144,9 +144,7 @@ def _multiply_expert(
         p_zeros += i_expert * (N * NUM_GROUPS)
     if p_order is not None:
         p_order += i_expert * K
-    b_out, _ = multiply(
-        p_x, p_weight, p_scales, p_zeros, p_table, p_order, None, 0.0, o_token, is_token,
-        o_row, o_row,
-        K, STRIDE, KIND, PER_PLACE, FIRST, GROUP, BLOCK_ROWS, 1, BLOCK_K, BLOCK_T,
+    return multiply(
+        p_x, p_weight, p_scales, p_zeros, p_table, p_order, o_token, is_token, o_row,
+        K, STRIDE, KIND, PER_PLACE, FIRST, GROUP, BLOCK_ROWS, BLOCK_K, BLOCK_T,
     )  # fmt: skip
-    return b_out

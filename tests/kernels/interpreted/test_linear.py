@@ -10,7 +10,6 @@ from torch import Tensor
 from kernels import switches
 from kernels.linear import gated, linear, reference
 from kernels.linear.tile import TILE
-from kernels.linear.triton import config
 from kernels.rms_norm import Norm
 from kernels.silu_mul import Act
 from kernels.switches import FEW_TOKENS
@@ -120,7 +119,7 @@ def test_gates_open_for_ups(
 def test_a_tokens_result_is_the_same_bits_whatever_is_beside_it(
     num_rows: int, size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In one part of 16 rows, in 16 rows to two parts of 32, in one and two parts of 64."""
+    """In programs of 16 rows, of 32 and of 64."""
     monkeypatch.setattr("kernels.linear.triton.NUM_PROCESSORS", 3)
     monkeypatch.setattr("kernels.linear.triton.MIN_PROGRAMS", 1)
     x, weight = torch.randn(FEW_TOKENS, size).to(dtype), torch.randn(num_rows, size).to(dtype)
@@ -139,33 +138,11 @@ def test_a_tokens_result_is_the_same_bits_whatever_is_beside_it(
 
 
 @dtypes
-def test_bits_do_not_depend_on_how_many_parts_a_program_has(
-    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kernels.linear.triton.NUM_PROCESSORS", 3)
-    monkeypatch.setattr("kernels.linear.triton.MIN_PROGRAMS", 1)
-    x, weight = torch.randn(FEW_TOKENS, 272).to(dtype), torch.randn(72, 272).to(dtype)
-    norm, residual = norm_of(272, dtype), torch.randn(FEW_TOKENS, 72).to(dtype)
-    found: list[list[Tensor]] = []
-    for one_part_tokens in (FEW_TOKENS, 16, 0):
-        monkeypatch.setattr(switches, "ONE_PART_TOKENS", one_part_tokens)
-        assert config(72, 272, dtype.itemsize, 17, True).num_parts == 1 + (one_part_tokens < 17)
-        results = []
-        for num in (1, 9, 16, 17, 32, 64):
-            few = x[:num]
-            results.append(linear(few, weight, residual=residual[:num].clone()))
-            results += [linear(few, weight, norm=norm), gated(few, weight, norm=norm)]
-        found.append(results)
-    for results in found[1:]:
-        assert all(map(torch.equal, results, found[0]))
-
-
-@dtypes
 @pytest.mark.parametrize("num_rows", [24, 72])
 def test_bits_do_not_depend_on_how_many_tiles_of_tokens_there_are(
     num_rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With one part and with two; the last tile is not full, and then is."""
+    """The last tile is not full, and then is."""
     monkeypatch.setattr("kernels.linear.triton.MIN_PROGRAMS", 1)
     monkeypatch.setattr(switches, "FEW_TOKENS", 4 * TILE)
     most = 3 * TILE

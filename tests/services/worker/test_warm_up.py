@@ -19,6 +19,6 @@ def test_products_of_all_numbers_of_tokens_are_compiled(
     nums = [num_rows * width for num_rows, width in _small_shapes(max_drafts=0)]
     assert max(nums) == few_tokens
     for num in range(1, few_tokens + 1):
-        assert config(*shape, 2, num, True) in [config(*shape, 2, each, True) for each in nums]
+        assert config(*shape, 2, num) in [config(*shape, 2, each) for each in nums]
         found = codes_config(*shape, 2, num, KNOWN)
         assert found in [codes_config(*shape, 2, each, KNOWN) for each in nums]
