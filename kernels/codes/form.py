@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-MIN_GROUP = 16  # inputs
+MIN_GROUP, MIN_PACKED_GROUP = 16, 32  # inputs
 
 
 class Codes(NamedTuple):
@@ -78,6 +78,8 @@ def first_of(table: Tensor | None) -> float | None:
 
 
 def has_kernels(codes: Codes) -> bool:
-    """Others are torch's: their rows and groups do not begin at places that are aligned."""
-    is_whole = codes.num_groups == 1 or codes.group % MIN_GROUP == 0
+    """Others are torch's: their rows and groups do not begin at places that are aligned, or are
+    spans of 16 codes of four bits, which Triton 3.6 multiplies wrongly on a GPU of sm_90."""
+    least = MIN_GROUP if codes.table is None else MIN_PACKED_GROUP
+    is_whole = codes.num_groups == 1 or codes.group % least == 0
     return is_whole and codes.inputs % MIN_GROUP == 0

@@ -30,7 +30,7 @@ def random_codes(
     if kind == "int8":
         codes, scales = torch.randint(-128, 128, shape).to(torch.int8), scales / 74
     elif kind == "fp8":
-        codes = torch.randn(shape).mul_(100).to(torch.float8_e4m3fn)
+        codes = torch.randn(shape).mul_(100).clamp(-448, 448).to(torch.float8_e4m3fn)
         codes.view(torch.uint8)[:, 0] = torch.arange(num_rows) % 8  # those without a leading 1
         scales = scales / 100
     else:

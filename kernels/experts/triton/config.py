@@ -38,7 +38,7 @@ def config(size: int, itemsize: int, num_tokens: int, known: Constants) -> Confi
     else:
         block_t, num_warps = 16 if is_few else 32, 4
         block_rows = 32 if is_few or itemsize == 4 else 64
-        block_k = 4 * fitting_span(known.group, 32 if itemsize == 2 and size > 64 else 16)
+        block_k = 4 * fitting_span(known.group, 32 if itemsize == 2 else 16)
     weight_bytes = block_rows * itemsize if known.kind == "dense" else block_rows // known.per_place
     num_stages = _num_stages((weight_bytes + block_t * itemsize) * block_k)
     if known.kind == "table" and not is_few:
