@@ -23,9 +23,10 @@ def compile_kernel(
     *,
     num_warps: int,
     num_stages: int = 3,
+    max_registers: int | None = None,
 ) -> Resources:
     """Arguments as ``compiled`` has them."""
-    found = compiled(kernel, signature, constants, arch, num_warps, num_stages)
+    found = compiled(kernel, signature, constants, arch, num_warps, num_stages, max_registers)
     return resources(found.asm["cubin"], found.metadata.shared)
 
 

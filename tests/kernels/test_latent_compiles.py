@@ -19,12 +19,16 @@ from kernels.latent.triton import (
     write_kernel,
 )
 from kernels.paged_attention import TILE
-from kernels.paged_attention.triton import NUM_SPLITS
 from kernels.paged_attention.triton.latent import (
+    BLOCK_SUMS,
+    chunk_config,
     latent_chunk_kernel,
     latent_config,
     latent_decode_kernel,
+    latent_sum_kernel,
+    num_splits,
 )
+from kernels.paged_attention.triton.tiles import MAX_REGISTERS
 from tests.kernels.compiled import ARCHS, compile_kernel
 from tests.kernels.latents import Shape
 
@@ -32,6 +36,10 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 DEEPSEEK_V3, DEEPSEEK_V2_LITE = Shape(128, 512, 128, 64, 128), Shape(16, 512, 128, 64, 128)
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 each_arch = pytest.mark.parametrize("arch", ARCHS)
+
+
+# Of a prompt's kernel, which is five times as fast with them as one of 16 queries without.
+CHUNK_SPILL_BYTES = 336
 
 
 def check(
@@ -59,7 +67,8 @@ def check(
         if name not in known and name[0].islower()
     }
     resources = compile_kernel(kernel, signature, known, arch, num_warps=num_warps, **options)
-    assert resources.num_stack_bytes == 0
+    spills = dtype == "bf16" and kernel is latent_chunk_kernel
+    assert resources.num_stack_bytes <= (CHUNK_SPILL_BYTES if spills else 0)
     assert resources.shared_bytes <= MAX_SHARED_BYTES[arch]
 
 
@@ -74,8 +83,8 @@ def sizes(shape: Shape) -> dict[str, Any]:
         "BLOCK_HEADS": BLOCK_HEADS,
         "BLOCK_RANK": triton.next_power_of_2(shape.rank),
         "BLOCK_ROPE": triton.next_power_of_2(shape.rope_dim),
-        "NUM_SPLITS": NUM_SPLITS,
-        "SPLIT_TILES": 8,
+        "NUM_SPLITS": num_splits(shape.num_heads),
+        "SPLIT_TILES": 4,
     }
 
 
@@ -127,20 +136,21 @@ def test_rows_that_decode(shape: Shape, width: int, hides: bool, dtype: str, arc
         "BLOCK_KEYS": config.num_keys,
         **({} if hides else {"p_first_keys": None}),
     }
-    num_stages = config.num_stages
-    check(latent_decode_kernel, constants, dtype, arch, config.num_warps, num_stages=num_stages)
+    options = {"num_stages": config.num_stages, "max_registers": MAX_REGISTERS}
+    check(latent_decode_kernel, constants, dtype, arch, config.num_warps, **options)
+    check(latent_sum_kernel, constants | {"BLOCK": BLOCK_SUMS}, dtype, arch, 4)
 
 
 @each_dtype
 @pytest.mark.parametrize("hides", [False, True])
 @each_arch
 def test_chunks(hides: bool, dtype: str, arch: int) -> None:
-    config = latent_config(DTYPES[dtype])
+    config = chunk_config(DTYPES[dtype])
     constants = sizes(DEEPSEEK_V3) | {
         "NUM_PARTS": triton.cdiv(TILE * DEEPSEEK_V3.num_heads, config.num_queries),
         "BLOCK_QUERIES": config.num_queries,
         "BLOCK_KEYS": config.num_keys,
         **({} if hides else {"p_first_keys": None}),
     }
-    num_stages = config.num_stages
-    check(latent_chunk_kernel, constants, dtype, arch, config.num_warps, num_stages=num_stages)
+    options = {"num_stages": config.num_stages, "max_registers": MAX_REGISTERS}
+    check(latent_chunk_kernel, constants, dtype, arch, config.num_warps, **options)

@@ -19,7 +19,7 @@ from kernels.paged_attention.grouped import PLAIN, AttentionOptions
 from kernels.paged_attention.triton import latent
 from kernels.paged_attention.triton.chunk import chunk_kernel
 from kernels.paged_attention.triton.decode import combine_kernel, decode_kernel
-from kernels.paged_attention.triton.tiles import LOG2_E
+from kernels.paged_attention.triton.tiles import EXACT, LOG2_E, MAX_REGISTERS
 from kernels.sizes import cdiv, next_power_of_2
 
 # At batch 1 of 8 KV heads 16 splits are 128 programs, about as many as an H200 has processors.
@@ -29,9 +29,6 @@ MIN_QUERIES, MAX_QUERIES = 16, 64
 MIN_DIM = 16  # of a head, for a product
 # Blocks are looked up two stages before their keys are used, which are on their way for two more.
 NUM_STAGES = 5
-# All that a thread may have. By itself ptxas stops at 168 and spills, so that one block more would
-# fit, for which there is no shared memory.
-MAX_REGISTERS = 255
 
 
 class Config(NamedTuple):
@@ -115,7 +112,7 @@ def _attend_latents(
     num_decoded = 0 if decode is None else decode.num_tokens
     if decode is not None:
         rows = out[:num_decoded], query[:num_decoded], kv_cache, decode
-        latent.decode(*rows, scale, NUM_SPLITS, switches.SPLIT_KEYS)
+        latent.decode(*rows, scale)
     if chunks is not None:
         latent.attend_chunks(out, query, kv_cache, chunks, scale)
 
@@ -181,6 +178,7 @@ def _decode(
         num_warps=config.num_warps,
         num_stages=config.num_stages,
         maxnreg=MAX_REGISTERS,
+        **EXACT,
         **early(),
     )
     if switches.LAST_COMBINES:
@@ -237,6 +235,7 @@ def _attend_chunks(
         BLOCK_KEYS=config.num_keys,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        **EXACT,
     )
 
 

@@ -13,9 +13,19 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.paged_attention.device import TILE, ChunkRows, DecodeRows
-from kernels.paged_attention.triton.decode import combine_kernel, keys_of
-from kernels.paged_attention.triton.tiles import LOG2_E, own_tiles, place_of_tile
+from kernels.paged_attention.triton.decode import keys_of
+from kernels.paged_attention.triton.tiles import (
+    EXACT,
+    LOG2_E,
+    MAX_REGISTERS,
+    own_tiles,
+    place_of_tile,
+)
 from kernels.sizes import cdiv, next_power_of_2
+
+MIN_SPLITS, MAX_SPLITS = 16, 128
+SPLIT_KEYS = 128  # of a split in turn: fewer are faster for one row, slower for many
+BLOCK_SUMS = 64  # numbers of a head that a program adds up over all splits
 
 
 class Config(NamedTuple):
@@ -26,10 +36,21 @@ class Config(NamedTuple):
 
 
 def latent_config(dtype: torch.dtype) -> Config:
-    """Unmeasured: the most that registers hold of sums of 512 numbers for 16 queries without
-    spilling, so that two programs have room on a processor. In float32 only 4 warps do not spill
-    with Triton 3.6."""
-    return Config(16, 16, 4, 1) if dtype == torch.float32 else Config(16, 16, 8, 2)
+    """For rows that decode. Three stages, so that a tile of keys and the block numbers of the next
+    are on their way. In float32 only 4 warps do not spill with Triton 3.6."""
+    return Config(16, 16, 4, 1) if dtype == torch.float32 else Config(16, 32, 8, 3)
+
+
+def chunk_config(dtype: torch.dtype) -> Config:
+    """For prompts: 64 queries share the keys that a program reads."""
+    return latent_config(dtype) if dtype == torch.float32 else Config(64, 32, 8, 2)
+
+
+def num_splits(num_heads: int) -> int:
+    """Splits of a row's keys, a power of two: with the tiles of its heads, about as many programs
+    as a GPU has multiprocessors."""
+    tiles = cdiv(num_heads, latent_config(torch.bfloat16).num_queries)
+    return min(MAX_SPLITS, max(MIN_SPLITS, MAX_SPLITS // next_power_of_2(tiles)))
 
 
 def decode(
@@ -38,26 +59,25 @@ def decode(
     kv_cache: Tensor,
     rows: DecodeRows,
     scale: float,
-    num_splits: int,
-    split_keys: int,
 ) -> None:
     """query [B * width, H, rank + rope_dim], out [B * width, H, rank]."""
     num_tokens, num_heads, rank = out.shape
     config = latent_config(query.dtype)
     num_tiles = cdiv(rows.width * num_heads, config.num_queries)
-    shape = (num_tokens, num_heads, num_splits)
+    splits_of_row = num_splits(num_heads)
+    shape = (num_tokens, num_heads, splits_of_row)
     partials = torch.empty(*shape, rank, dtype=torch.float32, device=query.device)
     weights = torch.empty(shape, dtype=torch.float32, device=query.device)
     lengths = (rows.starts, rows.first_keys, rows.tables.shape[1] * kv_cache.shape[1])
     splits = {
         "WIDTH": rows.width,
         "NUM_HEADS": num_heads,
-        "NUM_SPLITS": num_splits,
-        "SPLIT_TILES": max(1, split_keys // config.num_keys),
+        "NUM_SPLITS": splits_of_row,
+        "SPLIT_TILES": max(1, SPLIT_KEYS // config.num_keys),
         "BLOCK_KEYS": config.num_keys,
     }
     sizes = _sizes(query, kv_cache, rank)
-    latent_decode_kernel[(num_splits, len(rows.slots) * num_tiles)](
+    latent_decode_kernel[(splits_of_row, len(rows.slots) * num_tiles)](
         query,
         kv_cache,
         rows.slots,
@@ -73,18 +93,12 @@ def decode(
         BLOCK_QUERIES=config.num_queries,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        maxnreg=MAX_REGISTERS,
+        **EXACT,
     )
-    combine_kernel[(num_tokens, num_heads)](
-        partials,
-        weights,
-        *lengths,
-        None,
-        out,
-        **splits,
-        WINDOW=None,
-        VALUE_DIM=rank,
-        BLOCK_VALUE=sizes["BLOCK_RANK"],
-        num_warps=2,
+    block = min(BLOCK_SUMS, sizes["BLOCK_RANK"])
+    latent_sum_kernel[(cdiv(rank, block), num_heads, num_tokens)](
+        partials, weights, *lengths, out, **splits, RANK=rank, BLOCK=block, num_warps=4
     )
 
 
@@ -93,7 +107,7 @@ def attend_chunks(
 ) -> None:
     """query [T, H, rank + rope_dim], out [T, H, rank], where the chunks have tokens."""
     _, num_heads, rank = out.shape
-    config = latent_config(query.dtype)
+    config = chunk_config(query.dtype)
     num_parts = cdiv(TILE * num_heads, config.num_queries)
     latent_chunk_kernel[(len(chunks.tile_rows) * num_parts,)](
         query,
@@ -116,6 +130,8 @@ def attend_chunks(
         BLOCK_KEYS=config.num_keys,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
+        maxnreg=MAX_REGISTERS,
+        **EXACT,
     )
 
 
@@ -181,6 +197,44 @@ def latent_decode_kernel(
     is_stored = is_query[:, None] & (o_rank < RANK)[None, :]
     tl.store(p_partial, acc / total[:, None], mask=is_stored)
     tl.store(p_weights + o_partial, top + tl.log2(total), mask=is_query)
+
+
+@triton.jit
+def latent_sum_kernel(
+    p_partials,  # [B * WIDTH, H, NUM_SPLITS, RANK] float32
+    p_weights,  # [B * WIDTH, H, NUM_SPLITS] float32
+    p_starts,  # [B] int32
+    p_first_keys,  # [B] int32 | None
+    max_keys,
+    p_out,  # [B * WIDTH, H, RANK]
+    WIDTH: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    RANK: tl.constexpr,
+    NUM_SPLITS: tl.constexpr,
+    SPLIT_TILES: tl.constexpr,
+    BLOCK_KEYS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A program: BLOCK numbers of one token's head, over all splits that have keys."""
+    i_token = tl.program_id(2).to(tl.int64)
+    i_row = i_token // WIDTH
+    start = tl.load(p_starts + i_row)
+    base, _, end = keys_of(start, p_first_keys, i_row, max_keys, None, WIDTH)
+    o_split = tl.arange(0, NUM_SPLITS)
+    has_keys = own_tiles(tl.cdiv(end - base, BLOCK_KEYS), o_split, NUM_SPLITS, SPLIT_TILES) > 0
+    o_part = (i_token * NUM_HEADS + tl.program_id(1)) * NUM_SPLITS + o_split
+    o_rank = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    is_rank = (o_rank < RANK)[None, :]
+    weights = tl.load(p_weights + o_part, mask=has_keys, other=float("-inf"))
+    p_part = p_partials + o_part[:, None] * RANK + o_rank[None, :]
+    b_parts = tl.load(p_part, mask=has_keys[:, None] & is_rank, other=0)
+    top = tl.max(weights, 0)
+    top = tl.where(top == float("-inf"), 0.0, top)  # a draft beyond the table's last key
+    weights = tl.exp2(weights - top)
+    total = tl.sum(weights, 0)
+    out = tl.sum(b_parts * weights[:, None], 0) / tl.where(total == 0, 1.0, total)
+    p_own = p_out + (i_token * NUM_HEADS + tl.program_id(1)) * RANK + o_rank
+    tl.store(p_own, out.to(p_out.dtype.element_ty), mask=o_rank < RANK)
 
 
 @triton.jit

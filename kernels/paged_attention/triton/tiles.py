@@ -8,6 +8,12 @@ from kernels.kv_codes.triton import E4M3_UNIT, widen
 
 # Weights for codes of int8 are lifted, so that scales do not make them too small for float16.
 INT8_LIFT = tl.constexpr(128.0)
+# All that a thread may have. By itself ptxas stops at 128 or 168 and spills, so that one block more
+# would fit, for which there is no shared memory.
+MAX_REGISTERS = 255
+# A tile that all tokens see is computed without masks, between which a multiplication and an
+# addition would be fused, and a token's bits would depend on where its row begins.
+EXACT = {"enable_fp_fusion": False}
 LOG2_E = tl.constexpr(1.4426950408889634)
 
 

@@ -2,8 +2,7 @@
 
 import pytest
 
-from kernels import switches
-from kernels.paged_attention import triton
+from kernels.paged_attention.triton import latent
 from tests.kernels.test_latent import (
     test_any_shape_agrees,
     test_edges_of_blocks_and_tiles_agree,
@@ -22,5 +21,6 @@ __all__ = [
 @pytest.fixture(autouse=True)
 def _few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A program takes the interpreter half a millisecond, if it has no keys too."""
-    monkeypatch.setattr(triton, "NUM_SPLITS", 2)
-    monkeypatch.setattr(switches, "SPLIT_KEYS", 16)
+    monkeypatch.setattr(latent, "MIN_SPLITS", 2)
+    monkeypatch.setattr(latent, "MAX_SPLITS", 2)
+    monkeypatch.setattr(latent, "SPLIT_KEYS", 16)
