@@ -17,8 +17,7 @@ from benchmarks.gpu.suite import Suite
 from benchmarks.gpu.timing import Run
 from kernels.codes import Codes
 from kernels.experts import experts
-from kernels.linear import linear
-from kernels.route import Routing, route
+from kernels.route import Routing, expert_logits, route
 from kernels.silu_mul import silu_mul
 from services.worker.weights.online import ONLINE, Quantization
 
@@ -100,20 +99,16 @@ def _grouped(
 
 
 def _scores_case(suite: Suite, name: str, mixture: Mixture, num_tokens: int) -> Case:
-    """The router's GEMM, which is in float32."""
+    """The router's GEMV or GEMM, in float32."""
     num_bytes = 4 * mixture.hidden_size * mixture.num_experts
 
     def make() -> tuple[list[Run], list[Run]]:
         x = _random(suite, num_tokens, mixture.hidden_size)
         shape = num_copies(suite, num_bytes), mixture.num_experts, mixture.hidden_size
         weights = torch.randn(shape, device=suite.device)
-        return [partial(_scores, x, each) for each in weights], []
+        return [partial(expert_logits, x, each) for each in weights], []
 
     return Case("router", f"{name}, {num_tokens} tokens", make, num_bytes)
-
-
-def _scores(x: Tensor, weight: Tensor) -> Tensor:
-    return linear(x.float(), weight)
 
 
 def _routing_case(suite: Suite, name: str, mixture: Mixture, num_tokens: int) -> Case:

@@ -4,16 +4,31 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from kernels.dispatch import runs_triton
 from kernels.route.options import Routing, Score
+from kernels.switches import FEW_TOKENS
 
-__all__ = ["Routed", "Routing", "Score", "route"]
+__all__ = ["Routed", "Routing", "Score", "expert_logits", "route"]
 
 
 class Routed(NamedTuple):
     chosen: Tensor  # [T, k] int32, the best one first; of equal ones the first
     weights: Tensor  # [T, k] float32
+
+
+def expert_logits(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [T, H] @ weight.T of [E, H] + bias [E] → [T, E], all in float32.
+
+    A token's logits are the same bits for every T up to ``FEW_TOKENS`` on a GPU; more tokens are
+    cuBLAS's.
+    """
+    if runs_triton(x) and len(x) <= FEW_TOKENS:
+        from kernels.route.triton import launch_logits
+
+        return launch_logits(x, weight, bias)
+    return functional.linear(x.float(), weight.float(), bias)
 
 
 def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> Routed:

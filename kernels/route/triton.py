@@ -1,4 +1,5 @@
-"""``route``: a program takes one token, with one warp."""
+"""``route``: a program takes one token, with one warp. ``expert_logits``: one expert and some
+tokens."""
 
 import torch
 import triton
@@ -6,9 +7,22 @@ import triton.language as tl
 from torch import Tensor
 
 from kernels.route.options import Routing
-from kernels.sizes import next_power_of_2
+from kernels.sizes import cdiv, next_power_of_2
 
+BLOCK_TOKENS, BLOCK_INPUTS = 4, 1024
 LAST = tl.constexpr(-(1 << 63))  # of the numbers that stand for ranked scores
+
+
+def launch_logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    (num_tokens, size), num_experts = x.shape, len(weight)
+    out = torch.empty(num_tokens, num_experts, dtype=torch.float32, device=x.device)
+    if num_tokens:
+        logits_kernel[num_experts, cdiv(num_tokens, BLOCK_TOKENS)](
+            *(x.contiguous(), weight.contiguous(), bias, out, num_tokens, num_experts, size),
+            *(BLOCK_TOKENS, min(BLOCK_INPUTS, next_power_of_2(size))),
+            num_warps=4,
+        )
+    return out
 
 
 def launch(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -29,6 +43,37 @@ def launch(logits: Tensor, routing: Routing, bias: Tensor | None) -> tuple[Tenso
             num_warps=1,
         )
     return chosen, weights
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def logits_kernel(
+    p_x,  # [T, SIZE]
+    p_weight,  # [E, SIZE]
+    p_bias,  # [E] or None
+    p_out,  # [T, E] float32
+    num_tokens,
+    NUM_EXPERTS: tl.constexpr,
+    SIZE: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Each lane adds up its own inputs, and these sums are added at the end: in an order that does
+    not depend on how many tokens there are."""
+    i_expert = tl.program_id(0)
+    o_token = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
+    is_token = o_token < num_tokens
+    o_input = tl.arange(0, BLOCK)
+    b_sums = tl.zeros([BLOCK_T, BLOCK], tl.float32)
+    for start in tl.range(0, SIZE, BLOCK):
+        is_input = o_input < SIZE - start
+        b_weight = tl.load(p_weight + i_expert * SIZE + start + o_input, mask=is_input, other=0)
+        p_each = p_x + o_token.to(tl.int64)[:, None] * SIZE + start + o_input[None, :]
+        b_x = tl.load(p_each, mask=is_token[:, None] & is_input[None, :], other=0)
+        b_sums += b_x.to(tl.float32) * b_weight.to(tl.float32)[None, :]
+    b_logits = tl.sum(b_sums, 1)
+    if p_bias is not None:
+        b_logits += tl.load(p_bias + i_expert).to(tl.float32)
+    tl.store(p_out + o_token.to(tl.int64) * NUM_EXPERTS + i_expert, b_logits, mask=is_token)
 
 
 @triton.jit

@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.route import Routing, reference, route
+from kernels.dispatch import runs_triton
+from kernels.route import Routing, expert_logits, reference, route
 
 # Of published models, and how many experts they have.
 FAMILIES: dict[str, tuple[int, Routing]] = {
@@ -115,3 +116,22 @@ def test_logits_that_were_rounded_are_an_error() -> None:
         route(torch.zeros(1, 12, dtype=torch.bfloat16), Routing(2))
     with pytest.raises(ValueError, match="must be float32"):
         route(torch.zeros(1, 12), Routing(2), torch.zeros(12).half())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("has_bias", [False, True])
+@pytest.mark.parametrize(("num_experts", "size"), [(8, 1100), (60, 72)])
+def test_logits_of_experts_are_exact_and_stand_alone(
+    num_experts: int, size: int, has_bias: bool, dtype: torch.dtype, device: torch.device
+) -> None:
+    """On a CPU the GEMM of a step may round in another order than that of one token."""
+    x, weight = (torch.randn(num, size, device=device) for num in (11, num_experts))
+    bias = torch.randn(num_experts, device=device) if has_bias else None
+    x = x.to(dtype)
+    found = expert_logits(x, weight, bias)
+    expected = x.double() @ weight.double().T + (0 if bias is None else bias.double())
+    torch.testing.assert_close(found.double(), expected, atol=1e-4, rtol=1e-5)
+    if runs_triton(x):
+        for token in range(len(x)):
+            alone = expert_logits(x[token : token + 1], weight, bias)
+            assert torch.equal(alone[0], found[token])

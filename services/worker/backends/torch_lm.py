@@ -23,7 +23,7 @@ from kernels.paged_attention import AttentionOptions, attend
 from kernels.prefetch import prefetch
 from kernels.rms_norm import Norm, rms_norm
 from kernels.rope_kv import rope_kv
-from kernels.route import route
+from kernels.route import expert_logits, route
 from kernels.silu_mul import Act
 from services.worker.backends.check import check_model
 from services.worker.layers.context import current_context
@@ -135,7 +135,7 @@ class TorchOps(Ops[Tensor]):
         self, x: Tensor, experts: Experts, *, residual: Tensor, scale: float = 1.0
     ) -> Tensor:
         gate, clamp = experts.gate, experts.clamp
-        logits = product(x.float(), gate.weight, gate.bias)
+        logits = expert_logits(x, gate.weight, gate.bias)
         chosen, weights = route(logits, gate.routing, gate.e_score_correction_bias)
         if experts.counts is not None:
             _count(chosen, experts.counts)
