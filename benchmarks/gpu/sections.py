@@ -141,18 +141,8 @@ class Sections:
             yield engine_table.measure(self._engines, point, self.ceilings.get("read"))
 
     def _timeline(self, limit_s: float) -> Rows:
-        """With what the model of a step predicts of a card with this bandwidth."""
         self._engines.close()
-        suite, read = self._suite, self.ceilings.get("read")
-        rows = timeline.measure(suite.device.type, limit_s)
-        if suite.device.type != "cuda" or read is None:
-            yield from rows
-            return
-        from benchmarks.gpu import step_model  # it wants Triton
-
-        card = step_model.CARDS["h100"]._replace(read_gb_per_s=read)
-        model = step_model.Model(card, suite.model, suite.prompt_len + suite.output_len // 2)
-        yield from step_model.with_predictions(rows, model.step(suite.batches[0]))
+        yield from timeline.measure(self._suite.device.type, limit_s)
 
     def _switches(self, limit_s: float) -> Rows:
         """What kernels may do in another way: engines that were built so."""

@@ -31,11 +31,7 @@ def changes() -> Iterator[Change]:
             yield Change(
                 f"splits of attention have {num_keys} keys in turn", "SPLIT_KEYS", num_keys
             )
-    for mib in (8, 16, 24):
-        what = f"{mib} MiB of the weight behind attention are read while it runs"
-        yield Change(what, "PREFETCH_BYTES", mib << 20)
-    what = "products, rotation and attention begin before what is in front of them has ended"
-    yield Change(what, "DEPENDENT_LAUNCHES", True)
+    yield Change("a kernel begins when the one in front has ended", "DEPENDENT_LAUNCHES", False)
 
 
 def own_products(num_tokens: int) -> Change:

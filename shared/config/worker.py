@@ -155,9 +155,9 @@ class WorkerConfig(Settings):
     )
     enforce_eager: bool = Field(False, description="on a GPU: no CUDA graphs")
     cudagraph_mode: Literal["full", "full_decode_only"] = Field(
-        "full_decode_only",
+        "full",
         description="on a GPU: which steps are captured as CUDA graphs; full_decode_only: those"
-        " that only decode; full: the forward passes of those with prompts, too; not tried yet",
+        " that only decode; full: the forward passes of those with prompts, too",
     )
     cudagraph_capture_sizes: Sizes = Field(
         [1, 4, 16, 32, 64, 96, 128, 256],

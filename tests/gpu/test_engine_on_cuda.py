@@ -41,13 +41,12 @@ def test_texts_in_float32_are_the_cpus(temperature: float, steps: dict[str, Any]
 
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
 @pytest.mark.parametrize(
-    ("switch", "value"), [("PREFETCH_BYTES", 16 << 20), ("DEPENDENT_LAUNCHES", True)]
+    ("switch", "value"), [("LAST_COMBINES", False), ("DEPENDENT_LAUNCHES", False)]
 )
 def test_a_switch_changes_no_text(
     switch: str, value: Any, steps: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A prefetch beside attention is a branch of the graphs, which no capture ends without having
-    joined; launches that begin early are edges of their own kind."""
+    """Launches that begin early are edges of their own kind in a graph."""
     speculation: dict[str, Any] = {"speculative_config": drafting(2)}
     expected = scheduled.run(make_cuda_engine(**speculation, **steps), prompts(), params_of(0.8))
     monkeypatch.setattr(switches, switch, value)

@@ -22,7 +22,10 @@ MAX_LEN = 256
 WAIT, LET_NEXT_BEGIN = "ACQBULK", "PREEXIT"
 ASK_FOR_A_LINE = "CCTL"
 TOUCHES = ("LD.", "LDG", "LDGSTS", "ST.", "STG", "ATOM", "RED", "UBLKCP", "UTMA", "MEMBAR")
-DEPENDENT = ["linear_kernel", "rope_kv_kernel", "decode_kernel", "linear_kernel", "gated_kernel"]
+DEPENDENT = [
+    *("rms_norm_kernel", "linear_kernel", "rope_kv_kernel", "decode_kernel", "linear_kernel"),
+    *("rms_norm_kernel", "gated_kernel", "linear_kernel"),
+]
 META = torch.device("meta")
 
 
@@ -50,7 +53,8 @@ def test_a_layer_begins_early_and_waits_before_it_touches_memory(num_rows: int) 
     launches = [each for each in launched(num_rows) if isinstance(each, Launch)]
     early = [each for each in launches if each.is_dependent]
     names = [each.model.name for each in early]
-    assert names == [*DEPENDENT, "linear_kernel"] * TINY["num_hidden_layers"] + ["linear_kernel"]
+    head = ["rms_norm_kernel", "linear_kernel"]
+    assert names == DEPENDENT * TINY["num_hidden_layers"] + head
     for launch in {each.model.cubin: each for each in early}.values():
         assert_waits_first(launch)
     for launch in launches:
@@ -103,7 +107,7 @@ def test_cards_that_cannot_do_it_wait_as_ever() -> None:
         assert not [each for each in read_code(launch.model.cubin) if each.name.startswith(WAIT)]
 
 
-def test_by_itself_nothing_begins_early(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_switch_nothing_begins_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(switches, "DEPENDENT_LAUNCHES", False)
     found = [*products(1, "none")]
     assert [each.is_dependent for each in found] == [False, False]

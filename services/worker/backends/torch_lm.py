@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels import switches
 from kernels.codes import Codes, decoded_rows
 from kernels.experts import Biases
 from kernels.experts import experts as expert_products
@@ -20,7 +19,6 @@ from kernels.latent import latent_queries, latent_values, write_latents
 from kernels.linear import gated as gated_product
 from kernels.linear import linear as product
 from kernels.paged_attention import AttentionOptions, attend
-from kernels.prefetch import prefetch
 from kernels.rms_norm import Norm, rms_norm
 from kernels.rope_kv import rope_kv
 from kernels.route import expert_logits, route
@@ -38,7 +36,6 @@ from services.worker.layers.ops import Ops
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.layers.rope import RotaryEmbedding
 from services.worker.layers.weights import Dense, Quantized, Weight
-from services.worker.machine.branches import Join, branch
 from services.worker.models import DraftLogits, TorchCausalLM
 from services.worker.models.decoder import DecoderLM, MtpHead
 
@@ -74,20 +71,10 @@ class TorchOps(Ops[Tensor]):
         self._offloaded = offloaded
         self._parallel = parallel
         self._rotations: dict[RotaryEmbedding, Tensor] = {}  # computed once for all layers
-        self._join: Join | None = None  # what is prefetched for the next product
 
     def enter(self, layer: nn.Module) -> None:
         if self._offloaded is not None:
             self._offloaded.enter(layer)
-
-    def prefetch(self, x: Tensor, linear: Linear) -> None:
-        """Only for few tokens: with more, attention has memory busy itself. Not where the product
-        does it, which stands behind no other stream then."""
-        if switches.DEPENDENT_LAUNCHES:
-            return
-        if switches.PREFETCH_BYTES and len(x) <= switches.FEW_TOKENS:
-            wanted = _weight(linear), switches.PREFETCH_BYTES
-            self._join = branch(x.device, partial(prefetch, *wanted))
 
     def embed(self, ids: Tensor, embedding: Embedding) -> Tensor:
         vocab = embedding.vocab
@@ -114,9 +101,6 @@ class TorchOps(Ops[Tensor]):
         residual: Tensor | None = None,
         scale: float = 1.0,
     ) -> Tensor:
-        if self._join is not None:
-            self._join()
-            self._join = None
         weight, bias, operand = _weight(linear), linear.bias, _operand(norm)
         if linear.is_partial:
             total = self._parallel.sum(product(x, weight, norm=operand))

@@ -95,7 +95,5 @@ class Attention(nn.Module):
         scale: float = 1.0,
     ) -> X:
         """scale · attention(norm(x)) + residual: [T, hidden] → [T, hidden]"""
-        made = ops.linear(x, self.qkv_proj, norm=norm)
-        ops.prefetch(made, self.o_proj)
-        attended = ops.attend(made, self.heads)
+        attended = ops.attend(ops.linear(x, self.qkv_proj, norm=norm), self.heads)
         return ops.linear(attended, self.o_proj, residual=residual, scale=scale)

@@ -88,6 +88,5 @@ class LatentAttention(nn.Module):
             query = ops.linear(x, self.q_a_proj, norm=norm)
             query = ops.linear(query, self.q_b_proj, norm=self.q_a_layernorm)
         latent = ops.linear(x, self.kv_a_proj_with_mqa, norm=norm)
-        ops.prefetch(latent, self.o_proj)
         attended = ops.latent(query, latent, self.latents)
         return ops.linear(attended, self.o_proj, residual=residual, scale=scale)

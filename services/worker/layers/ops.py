@@ -27,11 +27,6 @@ class Ops(ABC, Generic[X]):
         """The operators from here on are those of ``layer``, of the trunk."""
         return
 
-    def prefetch(self, x: X, linear: Linear) -> None:
-        """The next operator takes x, and the product behind it is with ``linear``, whose weight may
-        come nearer meanwhile."""
-        return
-
     @abstractmethod
     def embed(self, ids: X, embedding: Embedding) -> X:
         """ids [T] → [T, hidden]"""

@@ -1,6 +1,5 @@
 """A model in steps whose lengths only the device knows, beside steps that the host prepared."""
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -8,10 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels import switches
 from kernels.cpu.library import variants
-from kernels.switches import FEW_TOKENS
-from services.worker.backends import torch_lm
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.embedding import Embedding, LMHead
@@ -87,47 +83,6 @@ def test_drafts_do_not_depend_on_the_backend(
 
 def normed(head: Any, ops: Ops[X], hidden: X) -> X:
     return ops.norm(hidden, head._trunk.norm)
-
-
-@pytest.mark.parametrize("name", ["Qwen2, biases", "DeepSeek-V3, latents, yarn"])
-def test_the_weight_behind_attention_is_read_beside_it_and_waited_for(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In steps of few tokens."""
-    events: list[str] = []
-
-    def branch(device: torch.device, run: Callable[[], object]) -> Callable[[], None]:
-        events.append("begun")
-        return lambda: events.append("joined")
-
-    def told(name: str) -> Callable[..., Tensor]:
-        function = getattr(torch_lm, name)
-
-        def call(*arguments: Any, **options: Any) -> Tensor:
-            events.append(name)
-            return function(*arguments, **options)
-
-        return call
-
-    config, dtype = make_config(name), torch.float32
-    model = OnDevice(TorchLM(make_model(config, dtype)))
-    few, many = random_prompts(FEW_TOKENS), random_prompts(FEW_TOKENS + 1)
-    expected = run(model, config, dtype, few, FEW_TOKENS)
-    monkeypatch.setattr(switches, "PREFETCH_BYTES", 1 << 20)
-    monkeypatch.setattr(torch_lm, "branch", branch)
-    for function in ("attend", "product"):
-        monkeypatch.setattr(torch_lm, function, told(function))
-    found = run(model, config, dtype, few, FEW_TOKENS)
-    assert furthest(found, expected) == 0
-    first = events.index("begun")
-    assert events[first : first + 4] == ["begun", "attend", "joined", "product"]
-    assert events.count("begun") == events.count("joined") == events.count("attend")
-    events.clear()
-    run(model, config, dtype, many, FEW_TOKENS + 1)
-    monkeypatch.setattr(switches, "DEPENDENT_LAUNCHES", True)
-    run(model, config, dtype, few, FEW_TOKENS)
-    assert "attend" in events
-    assert "begun" not in events
 
 
 @pytest.mark.parametrize("name", SHAPES)

@@ -59,8 +59,13 @@ def test_with_the_default_sizes_there_are_thirteen_at_most() -> None:
     assert len(trunk_shapes(DEFAULTS.cudagraph_capture_sizes, 8192, 3)) == 13
 
 
-def test_prompts_are_in_no_graph_by_default(checkpoint: Path) -> None:
-    for settings in ({}, {**FULL, "enforce_eager": True}, {**FULL, "attention_backend": "sdpa"}):
+def test_prompts_are_in_no_graph_where_a_setting_says_so(checkpoint: Path) -> None:
+    none: tuple[dict[str, Any], ...] = (
+        {"cudagraph_mode": "full_decode_only"},
+        {"enforce_eager": True},
+        {"attention_backend": "sdpa"},
+    )
+    for settings in none:
         assert not len(make_engine(checkpoint, "device", **settings)._trunks)
 
 

@@ -59,7 +59,8 @@ class DeviceEngine:
         loaded = load(settings, progress, choose_device_kernels)
         _warn_of_acceptance(loaded)
         _check_ranks(loaded)
-        _check_launches(loaded)
+        if loaded.model.offloaded is not None:
+            switches.DEPENDENT_LAUNCHES = False  # they would stand behind copies of another stream
         wanted = _wanted_graphs(loaded)
         is_cuda = loaded.device.type == "cuda"
         requirements = (
@@ -298,16 +299,6 @@ def _check_ranks(loaded: LoadedModel) -> None:
             "speculative-config: method ngram is not for several ranks on GPUs; mtp and none are"
         )
     log.warning("tensor-parallel-size: ranks on GPUs were never tried")
-
-
-def _check_launches(loaded: LoadedModel) -> None:
-    """Raises ConfigError where launches that begin before the one in front has ended would stand
-    behind copies of another stream."""
-    if switches.DEPENDENT_LAUNCHES and loaded.model.offloaded is not None:
-        raise ConfigError(
-            "cpu-offload-gb: layers in the host's memory are not for DEPENDENT_LAUNCHES in"
-            " kernels/switches.py; set either to 0"
-        )
 
 
 def _wanted_graphs(loaded: LoadedModel) -> WantedGraphs:
