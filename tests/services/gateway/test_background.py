@@ -1,6 +1,8 @@
 """Responses that are made in the background: queued, polled, cancelled, lost with their gateway."""
 
 import asyncio
+import json
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -143,6 +145,26 @@ async def test_one_whose_gateway_is_killed_has_failed(tmp_path: Path, tokenizer:
         found = await until_status(client, created.id, "failed")
         assert found.error.code == "gateway_lost"
         assert not [*tmp_path.glob("store.db.*.lock")][1:], "only our own lock is left"
+
+
+async def test_a_start_ends_what_killed_gateways_were_making(
+    tmp_path: Path, tokenizer: FakeTokenizer
+):
+    """So that it can be pushed out of the store, whoever asks for it."""
+    path = tmp_path / "store.db"
+    flags = ["--response-store", str(path), "--instance", "g2"]
+    async with (
+        gateway_process(tmp_path, *flags) as killed,
+        AsyncOpenAI(base_url=f"{killed.url}/v1", api_key="none") as other,
+    ):
+        await other.responses.create(**ASKED)
+        await tokenizer.accepted()
+    async with storing(tmp_path):
+        database = sqlite3.connect(path)
+        assert database.execute("SELECT * FROM background").fetchall() == []
+        [[response]] = database.execute("SELECT response FROM responses").fetchall()
+        database.close()
+    assert json.loads(response)["error"]["code"] == "gateway_lost"
 
 
 async def test_a_gateway_that_drains_makes_what_it_has(tmp_path: Path, tokenizer: FakeTokenizer):
