@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 from shared.config.base import Settings
 from shared.config.fields import Addresses, ApiKeys, Origins, ReasoningKey
 from shared.config.shared_fields import MAX_OPEN_REQUESTS
-from shared.messages import MAX_CHOICES
+from shared.messages import MAX_CHOICES, MAX_PRIORITY
 
 ReasoningField = Literal["both", "reasoning", "reasoning_content"]
 
@@ -127,7 +127,7 @@ class GatewayConfig(Settings):
     max_priority_boost: int = Field(
         0,
         ge=0,
-        le=1000,
+        le=MAX_PRIORITY,
         description="how far below 0, which is sooner, clients may set a request's priority",
     )
     slow_client_s: float = Field(
@@ -181,7 +181,7 @@ class GatewayConfig(Settings):
     batch_priority: int = Field(
         100,
         ge=0,
-        le=2**31 - 1,
+        le=MAX_PRIORITY,
         description="priority of batches' requests; higher is later, and gives way",
     )
     reuse_port: bool = Field(False, description="share the port with other gateways on the machine")
