@@ -100,8 +100,8 @@ class GatewayConfig(Settings):
     max_background_responses: int = Field(
         64,
         gt=0,
-        description="responses with background: true that a gateway makes or has waiting; above it"
-        " 429",
+        description="responses with background: true that a gateway makes or has waiting for an API"
+        " key, and twice as many for all keys; above it 429",
     )
     trace_store_bytes: int = Field(
         16 << 20,

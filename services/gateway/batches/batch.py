@@ -143,6 +143,8 @@ class Batch:
         finally:
             running.cancel()
             await asyncio.wait([running])
+            if not running.cancelled():
+                running.exception()  # retrieved: an end of ours came first
 
     async def _save_counts(self, counts: Counts) -> None:
         saved = self._batch.request_counts

@@ -121,7 +121,7 @@ class OpenResponse:
             return None
         assert self._background is not None
         assert self._request is not None
-        self._background.check_room(len(self._body))
+        self._background.check_room(self.owner, len(self._body))
         head = Head(self.id, int(time.time()), job.model, model.fingerprint)
         response = begun_response(self._request, job, head, is_stored=True, status="queued")
         await self._background.start(self._entry(response), request_id, self._body)

@@ -1,6 +1,7 @@
 """Responses that are made in the background: queued, polled, cancelled, lost with their gateway."""
 
 import asyncio
+import gc
 import json
 import sqlite3
 from collections.abc import AsyncIterator
@@ -12,6 +13,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from services.gateway.endpoints import background
 from services.gateway.service import GatewayService
 from tests.services.gateway.fakes import FakeTokenizer, until
 from tests.services.gateway.process import gateway_process
@@ -203,6 +205,64 @@ async def test_what_the_background_has_not_is_refused(
 async def test_without_a_store_there_is_no_background(openai: AsyncOpenAI):
     with pytest.raises(Exception, match="there is no response-store"):
         await openai.responses.create(**ASKED)
+
+
+async def test_a_key_leaves_places_to_the_others(tmp_path: Path, tokenizer: FakeTokenizer):
+    async with (
+        storing(tmp_path, api_key=KEYS, max_background_responses=4) as gateway,
+        client_of(gateway, KEYS[0]) as ann,
+        client_of(gateway, KEYS[1]) as bob,
+    ):
+        for _ in range(4):
+            await ann.responses.create(**ASKED)
+        with pytest.raises(openai.RateLimitError, match="max-background-responses = 4"):
+            await ann.responses.create(**ASKED)
+        for _ in range(2):
+            await bob.responses.create(**ASKED)
+        with pytest.raises(openai.RateLimitError, match="2 responses are made in the background"):
+            await bob.responses.create(**ASKED)
+
+
+async def test_bodies_of_one_key_leave_room_to_the_others(tmp_path: Path, tokenizer: FakeTokenizer):
+    async with (
+        storing(tmp_path, api_key=KEYS, max_body_bytes=2000) as gateway,
+        client_of(gateway, KEYS[0]) as ann,
+        client_of(gateway, KEYS[1]) as bob,
+    ):
+        large = ASKED | {"input": "x" * 1500}
+        await ann.responses.create(**large)
+        with pytest.raises(openai.RateLimitError, match="max-body-bytes = 2000"):
+            await ann.responses.create(**large)
+        await bob.responses.create(**large)
+
+
+@pytest.mark.parametrize("place", ["_error", "_note_begin"])
+async def test_an_error_of_ours_fails_one_response_and_ends_nothing(
+    tmp_path: Path,
+    tokenizer: FakeTokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    place: str,
+):
+    unretrieved: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, found: unretrieved.append(found))
+
+    async def broken(*_: Any) -> None:
+        raise RuntimeError("a fault of ours")
+
+    async with storing(tmp_path) as gateway, client_of(gateway) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(background.Background, place, broken)
+            created = await client.responses.create(**ASKED)
+            if place == "_error":
+                found = await until_status(client, created.id, "failed")
+                assert found.error.code == "server_error"
+            await until(lambda: "a fault of ours" in caplog.text)
+        other = await client.responses.create(**ASKED)
+        await client.responses.cancel(other.id)
+        await until_status(client, other.id, "cancelled")
+    gc.collect()
+    assert not unretrieved
 
 
 async def test_there_are_no_more_than_the_limit(tmp_path: Path, tokenizer: FakeTokenizer):

@@ -2,6 +2,7 @@
 that answers what a test makes it answer."""
 
 import asyncio
+import gc
 import json
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -16,6 +17,8 @@ from openai import AsyncOpenAI
 
 from services.gateway.endpoints import files
 from services.gateway.service import GatewayService
+from shared.batch.errors import NotWritten
+from shared.batch.run import BatchRun
 from shared.messages import State
 from tests.services.gateway.fakes import FakeTokenizer, running_gateway, until
 
@@ -242,6 +245,27 @@ async def test_a_cancelled_batch_keeps_what_it_has(tmp_path: Path, tokenizer: Fa
         await asyncio.wait_for(tokenizer.cancelled.get(), 10)
         with pytest.raises(openai.BadRequestError, match="is cancelled"):
             await client.batches.cancel(created.id)
+
+
+async def test_an_error_in_the_moment_of_a_cancellation_ends_nothing(
+    tmp_path: Path, tokenizer: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
+):
+    unretrieved: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, found: unretrieved.append(found))
+
+    async def run(self: BatchRun, num_at_once: int) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise NotWritten("the disk is full") from None
+
+    monkeypatch.setattr(BatchRun, "run", run)
+    async with gateway_of(tmp_path) as gateway, client_of(gateway) as client:
+        created = await start(client, batch_file(1))
+        await client.batches.cancel(created.id)
+        assert (await ended(client, created.id)).status == "cancelled"
+    gc.collect()
+    assert not unretrieved
 
 
 async def test_a_batch_that_expires_says_so_for_each_line_that_is_left(
