@@ -74,6 +74,11 @@ class GatewayConfig(Settings):
         description="tokens, of prompts and generated, that an API key may use in a minute; when"
         " they are used up 429",
     )
+    share_prefix_cache: bool = Field(
+        False,
+        description="API keys share the cached prefixes of prompts; then cached_tokens and times"
+        " reveal to one key what others have asked",
+    )
     history_limit: int = Field(
         0,
         ge=-1,
