@@ -180,6 +180,12 @@ class GatewayConfig(Settings):
     max_batch_requests: int = Field(
         50_000, gt=0, description="most requests in a batch; one with more fails"
     )
+    max_batches_per_key: int = Field(
+        100,
+        gt=0,
+        description="batches that have not ended of an API key, or of a server without keys; above"
+        " it 429",
+    )
     max_open_batch_requests: int = Field(
         16, gt=0, description="requests of all batches that a gateway has open at once"
     )
