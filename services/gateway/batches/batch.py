@@ -69,9 +69,7 @@ class Batch:
             good = files.enter_context(self._results(self._stored.good_file_id))
             bad = files.enter_context(self._results(self._stored.bad_file_id))
             counts = Counts(self._batch.request_counts.total)
-            num_lines = self._stored.num_lines
-            files_of_results = good, bad
-            done = await self._check(read_results, files_of_results, num_lines, counts)
+            done = await self._check(read_results, (good, bad), self._stored.num_lines, counts)
             status = await self._answer(good, bad, counts, done)
             if status == "failed":
                 self._batch.errors = BatchErrors([BatchError("invalid_api_key", KEY_GONE)])

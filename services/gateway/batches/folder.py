@@ -18,6 +18,7 @@ import shutil
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO, NamedTuple, TypeVar
 
@@ -174,11 +175,19 @@ class BatchFolder:
     def open_keys(self) -> set[BatchKey]:
         """Batches that have not ended, of all owners."""
         paths = self.batches_root.glob("*/*.json")
-        return {BatchKey(_owner_of(path.parent), path.stem) for path in paths}
+        keys = {BatchKey(_owner_of(path.parent), path.stem) for path in paths}
+        return {key for key in keys if BATCH_ID.fullmatch(key.id)}
 
     def creation_times(self, keys: Iterable[BatchKey]) -> dict[BatchKey, int]:
-        found = {key: self.open_batch(key) for key in keys}
-        return {key: each.batch.created_at for key, each in found.items() if each is not None}
+        """0 for a batch that cannot be read: its start says so."""
+        found = {}
+        for key in keys:
+            try:
+                if (stored := self.open_batch(key)) is not None:
+                    found[key] = stored.batch.created_at
+            except (OSError, msgspec.MsgspecError):
+                found[key] = 0
+        return found
 
     def cancel(self, key: BatchKey) -> None:
         self._path(key, "cancel").touch()
@@ -201,9 +210,10 @@ class BatchFolder:
         return descriptor
 
     def unlock(self, key: BatchKey, descriptor: int) -> None:
-        """The lock's file goes with its batch."""
-        if not self._path(key, "json").exists():
-            self._path(key, "lock").unlink(missing_ok=True)
+        """The lock's file goes with its batch. Raises nothing."""
+        with suppress(OSError):
+            if not self._path(key, "json").exists():
+                self._path(key, "lock").unlink(missing_ok=True)
         os.close(descriptor)
 
     def _open_path(self, stored: StoredBatch, kind: str) -> Path:

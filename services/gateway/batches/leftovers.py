@@ -14,7 +14,7 @@ MIN_AGE_S = 3600.0
 
 def remove_leftovers(folder: BatchFolder, now_s: float) -> None:
     """Removes data of no file and of no batch, and JSON that was not written to its end, at one
-    gateway at a time. Raises OSError."""
+    gateway at a time. Raises OSError, and MsgspecError for a batch that cannot be read."""
     flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
     descriptor = os.open(folder.root / "leftovers.lock", flags, 0o600)
     try:

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import aiohttp
+import msgspec
 
 from services.gateway.batches.batch import Batch
 from services.gateway.batches.folder import BatchFolder, BatchKey
@@ -82,7 +83,10 @@ class BatchRunner:
         ):
             while True:
                 self._is_asked.clear()
-                await self._start_waiting(session, tasks)
+                try:
+                    await self._start_waiting(session, tasks)
+                except OSError as error:
+                    log.error("batch-dir: %s", error)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_S):
                         await self._is_asked.wait()
@@ -90,8 +94,8 @@ class BatchRunner:
     async def _remove_leftovers(self) -> None:
         try:
             await asyncio.to_thread(remove_leftovers, self.folder, time.time())
-        except OSError as error:
-            log.error("batch-dir: %s", error)
+        except (OSError, msgspec.MsgspecError) as error:
+            log.error("batch-dir: leftovers stay: %s", error)
 
     async def _start_waiting(
         self, session: aiohttp.ClientSession, tasks: asyncio.TaskGroup

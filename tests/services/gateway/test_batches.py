@@ -279,6 +279,22 @@ async def test_a_start_reads_no_batch_that_has_ended(
         assert {each.id async for each in client.batches.list()} == ids | {created.id}
 
 
+async def test_a_batch_that_cannot_be_read_stops_no_other(
+    tmp_path: Path, tokenizer: FakeTokenizer, caplog: pytest.LogCaptureFixture
+):
+    folder = tmp_path / "store" / "batches" / "none"
+    folder.mkdir(parents=True)
+    broken = BatchKey("", f"batch_{0:024}")
+    (folder / f"{broken.id}.json").write_text("{")
+    async with (
+        gateway_of(tmp_path) as gateway,
+        client_of(gateway) as client,
+        answering(tokenizer),
+    ):
+        await until(lambda: f"batch {broken.id} has to wait" in caplog.text)
+        assert (await ended(client, (await start(client, batch_file(1))).id)).status == "completed"
+
+
 async def test_clients_that_take_all_threads_for_files_stop_no_batch(
     tmp_path: Path, tokenizer: FakeTokenizer
 ):
