@@ -60,6 +60,7 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_CHARS = 1000
 MAX_BAD_WORDS = 128
 MAX_CHOICES = 4096
+MAX_PRIORITY = 1000  # of a request, early and late
 REPETITION_DETECTED = "repetition_detected"  # vLLM's word
 ALL_TOKENS = -1  # as SamplingParams.logprobs: the whole vocabulary
 MIN_LOGPROB = -9999.0  # of a token that cannot be sampled: JSON has no infinity; vLLM's is the same

@@ -10,6 +10,7 @@ from cli.flags import Parser, argument_type, number, result_file, server_url, wh
 from shared.config.load import load_settings
 from shared.config.serve import ServeConfig
 from shared.errors import ConfigError
+from shared.messages import MAX_PRIORITY
 
 DEFAULT_NUM_AT_ONCE = 128
 DEFAULT_MAX_LINE_BYTES = 16 << 20
@@ -75,7 +76,7 @@ def _parser() -> Parser:
     default = DEFAULT_MAX_LINE_BYTES
     add("--max-line-bytes", type=sizes, default=default, metavar="N", help=text)
     text = "higher is later (default: the server's)"
-    add("--priority", type=whole(0, 2**31 - 1), metavar="N", help=text)
+    add("--priority", type=whole(0, MAX_PRIORITY), metavar="N", help=text)
     text = "seconds of trying again what may pass (default: %(default)g)"
     add("--retry", type=number(0, MAX_S), default=300.0, metavar="S", help=text)
     text = "seconds in which a reply must come (default: %(default)g)"

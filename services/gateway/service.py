@@ -98,6 +98,8 @@ class GatewayService:
                 await self._otlp.close()
             if self._own_socket is not None:
                 self._own_socket.unlink(missing_ok=True)
+            if self._batches is not None:
+                self._batches.close()
             await self.link.close("the gateway ends", is_planned=self._is_draining)
 
     async def drain(self) -> None:

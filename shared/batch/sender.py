@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -32,7 +33,8 @@ class Reply:
 
 
 class Sender:
-    """``session`` knows the server, and the key. What may pass is tried again for ``retry_s``."""
+    """``session`` knows the server, and the key. What may pass is tried again for ``retry_s``. Each
+    try, without the pauses between, is made within a ``place``."""
 
     def __init__(
         self,
@@ -40,9 +42,11 @@ class Sender:
         retry_s: float,
         timeout_s: float | None,
         headers: Mapping[str, str] = MappingProxyType({}),
+        place: Callable[[], AbstractAsyncContextManager[None]] = nullcontext,
     ) -> None:
         self._session = session
         self._headers = headers
+        self._place = place
         self._retry_s = retry_s
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
 
@@ -51,7 +55,8 @@ class Sender:
         started_s = time.monotonic()
         pause_s = FIRST_PAUSE_S
         while True:
-            reply, wait_s, reason = await self._try(url, body)
+            async with self._place():
+                reply, wait_s, reason = await self._try(url, body)
             if reply is not None and wait_s is None:
                 return reply
             left_s = started_s + self._retry_s - time.monotonic()

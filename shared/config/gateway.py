@@ -6,7 +6,7 @@ from pydantic import Field, model_validator
 from shared.config.base import Settings
 from shared.config.fields import Addresses, ApiKeys, Origins, ReasoningKey
 from shared.config.shared_fields import MAX_OPEN_REQUESTS
-from shared.messages import MAX_CHOICES
+from shared.messages import MAX_CHOICES, MAX_PRIORITY
 
 ReasoningField = Literal["both", "reasoning", "reasoning_content"]
 
@@ -74,6 +74,11 @@ class GatewayConfig(Settings):
         description="tokens, of prompts and generated, that an API key may use in a minute; when"
         " they are used up 429",
     )
+    share_prefix_cache: bool = Field(
+        False,
+        description="API keys share the cached prefixes of prompts; then cached_tokens and times"
+        " reveal to one key what others have asked",
+    )
     history_limit: int = Field(
         0,
         ge=-1,
@@ -100,8 +105,8 @@ class GatewayConfig(Settings):
     max_background_responses: int = Field(
         64,
         gt=0,
-        description="responses with background: true that a gateway makes or has waiting; above it"
-        " 429",
+        description="responses with background: true that a gateway makes or has waiting for an API"
+        " key, and twice as many for all keys; above it 429",
     )
     trace_store_bytes: int = Field(
         16 << 20,
@@ -127,7 +132,7 @@ class GatewayConfig(Settings):
     max_priority_boost: int = Field(
         0,
         ge=0,
-        le=1000,
+        le=MAX_PRIORITY,
         description="how far below 0, which is sooner, clients may set a request's priority",
     )
     slow_client_s: float = Field(
@@ -175,13 +180,19 @@ class GatewayConfig(Settings):
     max_batch_requests: int = Field(
         50_000, gt=0, description="most requests in a batch; one with more fails"
     )
+    max_batches_per_key: int = Field(
+        100,
+        gt=0,
+        description="batches that have not ended of an API key, or of a server without keys; above"
+        " it 429",
+    )
     max_open_batch_requests: int = Field(
         16, gt=0, description="requests of all batches that a gateway has open at once"
     )
     batch_priority: int = Field(
         100,
         ge=0,
-        le=2**31 - 1,
+        le=MAX_PRIORITY,
         description="priority of batches' requests; higher is later, and gives way",
     )
     reuse_port: bool = Field(False, description="share the port with other gateways on the machine")

@@ -9,8 +9,10 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
+from services.gateway.service import GatewayService
 from shared.address import admin_path
 from shared.admin import AdminServer
+from shared.config.gateway import GatewayConfig
 from tests.mesh.mesh import Mesh, running_mesh
 
 PROMPT = list(range(100, 140))  # 2.5 blocks
@@ -50,6 +52,22 @@ async def test_each_salt_has_a_cache_of_its_own(tmp_path: Path):
         cached = [await complete(client, extra_body={"cache_salt": salt}) for salt in salts]
         assert [num for _, num in cached] == [0, 0, 32]
         assert (await complete(client))[1] == 0
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_keys_share_a_cache_only_where_the_setting_says_so(tmp_path: Path, is_shared: bool):
+    keys: Any = ["key-of-ann", "key-of-bob"]
+    config = GatewayConfig(
+        mesh_dir=tmp_path, port=0, instance="keys", api_key=keys, share_prefix_cache=is_shared
+    )
+    async with running_mesh(tmp_path) as mesh:
+        mesh.start("gateway-1", GatewayService(config))
+        await mesh.until_ready()
+        url = f"{mesh.url('gateway-1')}/v1"
+        for number, key in enumerate(keys):
+            async with AsyncOpenAI(base_url=url, api_key=key, timeout=30) as client:
+                cached = [(await complete(client))[1] for _ in range(2)]
+                assert cached == [32 if number and is_shared else 0, 32]
 
 
 async def test_of_several_choices_the_first_counts_what_was_cached_and_the_others_hit_the_cache(

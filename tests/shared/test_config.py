@@ -62,6 +62,8 @@ def test_an_unknown_key_is_logged_by_name(file: str, caplog):
     [
         (["--port", "70000"], "port: '70000'.*65535"),
         (["--max-num-seqs", "0"], "max-num-seqs: '0'.*greater than 0"),
+        (["--batch-priority", "1001"], "batch-priority: '1001'.*1000"),
+        (["--max-priority-boost", "1001"], "max-priority-boost: '1001'.*1000"),
         (["--dtype", "int3"], "dtype: 'int3'.*bfloat16"),
         (["--config", "/no/such/file"], "no such file: /no/such/file"),
         (["--gpu-memory-utilization", "1.5"], "gpu-memory-utilization: '1.5'.*1"),

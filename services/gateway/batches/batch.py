@@ -2,11 +2,14 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
+from typing import TypeVar
 
 import aiohttp
 
-from services.gateway.batches.folder import BatchFolder
+from services.gateway.batches.folder import BatchFolder, BatchKey
 from services.gateway.batches.objects import (
     BatchError,
     BatchErrors,
@@ -16,6 +19,7 @@ from services.gateway.batches.objects import (
     StoredBatch,
     StoredFile,
 )
+from services.gateway.http.fair_slots import FairSlots, FairThreads
 from services.gateway.http.own_socket import OWNER_HEADER
 from services.gateway.metrics import BATCH_REQUESTS
 from shared.batch.check import MAX_ERRORS, Checked, check
@@ -23,8 +27,10 @@ from shared.batch.errors import KeyRefused
 from shared.batch.lines import LineError
 from shared.batch.results import ResultFile
 from shared.batch.run import BatchRun, Counts, Done, Plan, read_results
-from shared.batch.sender import Reply, Sender
+from shared.batch.sender import Sender
 from shared.config.gateway import GatewayConfig
+
+Result = TypeVar("Result")
 
 LOOK_S = 0.5
 EXPIRED = "This request could not be executed before the completion window expired."
@@ -32,8 +38,9 @@ KEY_GONE = "the API key that the batch came with is none of this server's any mo
 
 
 class Batch:
-    """``slots`` bounds the requests of all batches. ``run`` raises BatchStopped, in groups, and
-    OSError: then the batch is as far as its files say, and the next start goes on from there."""
+    """``slots`` bounds the requests of all batches; ``checks`` are threads for whole files. ``run``
+    raises BatchStopped, in groups, and OSError: then the batch is as far as its files say, and the
+    next start goes on from there."""
 
     def __init__(
         self,
@@ -41,14 +48,19 @@ class Batch:
         folder: BatchFolder,
         config: GatewayConfig,
         session: aiohttp.ClientSession,
-        slots: asyncio.Semaphore,
+        slots: FairSlots,
+        checks: FairThreads,
     ) -> None:
+        owner = stored.owner
         self._stored = stored
+        self._owner = owner
+        self._key = BatchKey(owner, stored.batch.id)
         self._batch = stored.batch
         self._folder = folder
         self._config = config
-        self._slots = slots
-        self._sender = Sender(session, float("inf"), None, {OWNER_HEADER: stored.owner})
+        self._checks = checks
+        headers = {OWNER_HEADER: owner}
+        self._sender = Sender(session, float("inf"), None, headers, lambda: slots.hold(owner))
 
     async def run(self) -> None:
         if self._batch.status == "validating" and not await self._validate():
@@ -57,8 +69,7 @@ class Batch:
             good = files.enter_context(self._results(self._stored.good_file_id))
             bad = files.enter_context(self._results(self._stored.bad_file_id))
             counts = Counts(self._batch.request_counts.total)
-            num_lines = self._stored.num_lines
-            done = await asyncio.to_thread(read_results, (good, bad), num_lines, counts)
+            done = await self._check(read_results, (good, bad), self._stored.num_lines, counts)
             status = await self._answer(good, bad, counts, done)
             if status == "failed":
                 self._batch.errors = BatchErrors([BatchError("invalid_api_key", KEY_GONE)])
@@ -66,17 +77,20 @@ class Batch:
                 await self._new_run(good, bad, counts, done).fail_rest("batch_expired", EXPIRED)
             await self._finalize(status, good, bad, counts)
 
+    async def _check(self, call: Callable[..., Result], *arguments: object) -> Result:
+        return await self._checks.run(self._owner, call, *arguments)
+
     # --- validating -----------------------------------------------------------------------------
 
     async def _validate(self) -> bool:
         """Whether the batch is in progress now."""
-        if self._folder.cancelled_at(self._batch.id) is not None:
+        if self._folder.cancelled_at(self._key) is not None:
             await self._save("cancelled")
             return False
-        path = self._folder.data_path(self._batch.input_file_id)
+        path = self._input_path
         max_bytes, endpoint = self._config.max_body_bytes, self._batch.endpoint
         try:
-            checked = await asyncio.to_thread(check, path, max_bytes, endpoint)
+            checked = await self._check(check, path, max_bytes, endpoint)
         except FileNotFoundError:  # it was deleted in the same moment
             checked = Checked()
         self._stored.num_lines = checked.num_lines
@@ -102,7 +116,11 @@ class Batch:
     # --- in progress ----------------------------------------------------------------------------
 
     def _results(self, file_id: str) -> ResultFile:
-        return ResultFile(self._folder.data_path(file_id), self._name)
+        return ResultFile(self._folder.data_path(file_id, self._owner), self._name)
+
+    @property
+    def _input_path(self) -> Path:
+        return self._folder.data_path(self._batch.input_file_id, self._owner)
 
     @property
     def _name(self) -> str:
@@ -110,18 +128,14 @@ class Batch:
 
     def _new_run(self, good: ResultFile, bad: ResultFile, counts: Counts, done: Done) -> BatchRun:
         plan = Plan(
-            self._folder.data_path(self._batch.input_file_id),
+            self._input_path,
             self._name,
             self._config.max_body_bytes,
             self._stored.num_lines,
             self._batch.endpoint,
             self._config.batch_priority,
         )
-        return BatchRun(plan, good, bad, counts, done, self._send)
-
-    async def _send(self, url: str, body: bytes) -> Reply:
-        async with self._slots:
-            return await self._sender.send(url, body)
+        return BatchRun(plan, good, bad, counts, done, self._sender.send)
 
     async def _answer(
         self, good: ResultFile, bad: ResultFile, counts: Counts, done: Done
@@ -135,7 +149,7 @@ class Batch:
                 await self._save_counts(counts)
                 if running.done():
                     break
-                if self._folder.cancelled_at(self._batch.id) is not None:
+                if self._folder.cancelled_at(self._key) is not None:
                     return "cancelled"
                 if _now() >= self._batch.expires_at:
                     return "expired"
@@ -143,6 +157,8 @@ class Batch:
         finally:
             running.cancel()
             await asyncio.wait([running])
+            if not running.cancelled():
+                running.exception()  # retrieved: an end of ours came first
 
     async def _save_counts(self, counts: Counts) -> None:
         saved = self._batch.request_counts
@@ -169,7 +185,7 @@ class Batch:
     async def _publish(self, file_id: str, results: ResultFile, kind: str) -> str | None:
         """Makes a file for clients of it, unless it is empty."""
         if not results.num_bytes:
-            self._folder.drop_data(file_id)
+            self._folder.drop_data(file_id, self._owner)
             return None
         await asyncio.to_thread(results.sync)
         file = FileObject(
@@ -179,7 +195,7 @@ class Batch:
             filename=f"{self._batch.id}_{kind}.jsonl",
             purpose="batch_output",
         )
-        await asyncio.to_thread(self._folder.save_file, StoredFile(self._stored.owner, file))
+        await asyncio.to_thread(self._folder.save_file, StoredFile(self._owner, file))
         return file_id
 
     async def _save(self, status: BatchStatus) -> None:
@@ -194,7 +210,7 @@ class Batch:
             case "expired":
                 batch.expired_at = _now()
             case "cancelled":
-                batch.cancelling_at = self._folder.cancelled_at(batch.id)
+                batch.cancelling_at = self._folder.cancelled_at(self._key)
                 batch.cancelled_at = _now()
         await asyncio.to_thread(self._folder.save_batch, self._stored)
 

@@ -46,7 +46,8 @@ def make_app(
     own_socket: Path | None = None,
 ) -> web.Application:
     bodies, parser = BodyReader(config.max_body_bytes), BodyParser()
-    intake = Intake(mesh, admission, bodies, parser)
+    shares_cache = config.share_prefix_cache
+    intake = Intake(mesh, admission, bodies, parser, shares_cache=shares_cache)
     pieces = PieceMaker()
     completions = Completions(mesh, intake, pieces, config)
     cors = Cors(config.allowed_origins)

@@ -1,15 +1,17 @@
 """Responses that are made in the background: their clients have an answer already."""
 
 import asyncio
+import logging
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
 import msgspec
 
+from services.gateway.http.fair_room import FairRoom
 from services.gateway.http.own_socket import OWNER_HEADER, RESPONSE_HEADER
+from services.gateway.log_limit import LogLimit
 from services.gateway.requests.request_id import HEADER as REQUEST_ID
 from services.gateway.responses.items.objects import ResponseObject
 from services.gateway.responses.json_reply import encode
@@ -20,6 +22,9 @@ from shared.batch.errors import BatchStopped, NoReply
 from shared.batch.sender import Sender
 from shared.errors import Overloaded, StoreFailed
 
+log = logging.getLogger(__name__)
+log.addFilter(LogLimit())
+
 LOOK_S = 0.25
 """How often we look whether somebody, at another gateway perhaps, has cancelled or deleted one."""
 RETRY_S = 3600.0
@@ -27,6 +32,7 @@ RETRY_S = 3600.0
 PAUSE_S = 10.0
 """After an end that could not be written, before it is tried again."""
 ROUTE = "/v1/responses"
+BROKEN = "the response broke inside the server"
 
 
 class _Body(msgspec.Struct):
@@ -39,8 +45,9 @@ class _Head(msgspec.Struct):
 
 class Background:
     """Asks the gateway itself, on its ``socket``, for each of them once more: so they are admitted,
-    limited, logged and made as any other. ``making`` gives the response of an id as far as it has
-    come, ``abort`` ends it; both know those alone whose request has come back here.
+    limited, logged and made as any other. An owner has up to ``max_open`` of them with up to
+    ``max_bytes`` of bodies. ``making`` gives the response of an id as far as it has come, ``abort``
+    ends it; both know those alone whose request has come back here.
     """
 
     def __init__(
@@ -54,33 +61,35 @@ class Background:
     ) -> None:
         self._store = store
         self._socket = socket
-        self._max_open = max_open
-        self._max_bytes = max_bytes
+        self._places = FairRoom(max_open)
+        self._bytes = FairRoom(max_bytes)
         self._making = making
         self._abort = abort
-        self._num_bytes = 0
         self._entries: dict[str, Entry] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._is_begun: set[str] = set()
         self._session: aiohttp.ClientSession | None = None
         self._looking: asyncio.Task[None] | None = None
 
-    def check_room(self, num_bytes: int) -> None:
-        """Raises Overloaded where there is none for one more, with a body of ``num_bytes``."""
-        if len(self._entries) >= self._max_open:
+    def check_room(self, owner: str, num_bytes: int) -> None:
+        """Raises Overloaded where ``owner`` may have no more, with a body of ``num_bytes``."""
+        if not self._places.has_room(owner, 1):
             raise Overloaded(
-                f"{len(self._entries)} responses are made in the background; the limit is"
-                f" max-background-responses = {self._max_open}"
+                f"{self._places.held(owner)} responses are made in the background, of all clients"
+                f" {self._places.total}; the limit is max-background-responses ="
+                f" {self._places.part}, less while other API keys hold many"
             )
-        if self._num_bytes + num_bytes > self._max_bytes:
+        if not self._bytes.has_room(owner, num_bytes):
             raise Overloaded(
-                f"requests in the background hold {self._num_bytes} bytes and this one needs"
-                f" {num_bytes} more; the limit is max-body-bytes = {self._max_bytes}"
+                f"requests in the background hold {self._bytes.held(owner)} bytes, of all clients"
+                f" {self._bytes.total}, and this one needs {num_bytes} more; the limit is"
+                f" max-body-bytes = {self._bytes.part}, less while other API keys hold many"
             )
 
     async def start(self, entry: Entry, request_id: str, body: bytes) -> None:
         """``entry`` is the response as it is queued. Raises StoreFailed."""
-        self._num_bytes += len(body)
+        self._places.add(entry.owner, 1)
+        self._bytes.add(entry.owner, len(body))
         self._entries[entry.id] = entry
         try:
             await self._store.save(replace(entry, runner=self._store.runner))
@@ -111,6 +120,9 @@ class Background:
             error = await self._error(entry, request_id, body)
             if error is not None:
                 await self._fail(entry, error)
+        except Exception:
+            log.exception("response %s broke in the background", entry.id)
+            await self._fail(entry, Failure("server_error", BROKEN))
         finally:
             self._is_begun.discard(entry.id)
             del self._tasks[entry.id]
@@ -119,13 +131,18 @@ class Background:
     async def _fail(self, entry: Entry, error: Failure) -> None:
         """As soon as there is room for it."""
         while True:
-            with suppress(StoreFailed):
+            try:
                 await self._store.end(entry, "failed", error)
                 return
-            await asyncio.sleep(PAUSE_S)
+            except StoreFailed:
+                await asyncio.sleep(PAUSE_S)
+            except Exception:
+                log.exception("the end of response %s could not be written", entry.id)
+                return
 
     def _forget(self, entry: Entry, body: bytes) -> None:
-        self._num_bytes -= len(body)
+        self._places.add(entry.owner, -1)
+        self._bytes.add(entry.owner, -len(body))
         del self._entries[entry.id]
 
     async def _error(self, entry: Entry, request_id: str, body: bytes) -> Failure | None:
@@ -141,14 +158,21 @@ class Background:
         """While there are any."""
         while self._tasks:
             await asyncio.sleep(LOOK_S)
-            with suppress(StoreFailed):
-                known = [*self._tasks]
-                wanted = await self._store.wanted()
-                for response_id in known:
-                    if response_id in wanted:
-                        await self._note_begin(response_id)
-                    elif response_id in self._tasks:
-                        await self._end(response_id)
+            try:
+                await self._look_once()
+            except StoreFailed:
+                continue
+            except Exception:
+                log.exception("responses in the background could not be compared with the store")
+
+    async def _look_once(self) -> None:
+        known = [*self._tasks]
+        wanted = await self._store.wanted()
+        for response_id in known:
+            if response_id in wanted:
+                await self._note_begin(response_id)
+            elif response_id in self._tasks:
+                await self._end(response_id)
 
     async def _end(self, response_id: str) -> None:
         """One that is not made yet is taken out of the queue."""

@@ -1,15 +1,20 @@
 """``/v1/batches``: files of requests that are answered when there is room for them. A batch belongs
 to the API key that it came with; to all others it does not exist."""
 
-import asyncio
 import re
 import time
-from typing import Annotated, Any
+from typing import Annotated
 
 from aiohttp import web
 from msgspec import Meta, Struct
 
-from services.gateway.batches.folder import new_batch_id, new_file_id, no_room
+from services.gateway.batches.folder import (
+    BatchFolder,
+    BatchKey,
+    new_batch_id,
+    new_file_id,
+    no_room,
+)
 from services.gateway.batches.objects import BatchObject, RequestCounts, StoredBatch
 from services.gateway.batches.runner import BatchRunner
 from services.gateway.endpoints.listing import enabled, page
@@ -20,7 +25,7 @@ from services.gateway.requests.unsupported import Neutral
 from services.gateway.requests.violations import show
 from services.gateway.responses.json_reply import json_response
 from shared.batch.lines import ENDPOINTS
-from shared.errors import InvalidRequest
+from shared.errors import InvalidRequest, Overloaded
 
 MAX_BODY_BYTES = 1 << 20
 MAX_LISTED, DEFAULT_LISTED = 100, 20
@@ -66,7 +71,8 @@ class Batches:
         body = await self._bodies.read(request)
         wanted = check(decode(body), CreateBatch, UNSUPPORTED)
         window_s = _check(wanted)
-        if runner.folder.file(wanted.input_file_id, owner).file.purpose != "batch":
+        find, file_id = runner.folder.file, wanted.input_file_id
+        if (await runner.threads.run(owner, find, file_id, owner)).file.purpose != "batch":
             raise InvalidRequest(
                 f"input_file_id is {show(wanted.input_file_id)}; its purpose is not batch",
                 param="input_file_id",
@@ -83,36 +89,44 @@ class Batches:
             metadata=wanted.metadata,
         )
         stored = StoredBatch(owner, batch, new_file_id(), new_file_id())
-        await _written(runner.folder.save_batch, stored)
+        await self._add(runner, stored)
         runner.wake()
         return json_response(batch)
 
+    async def _add(self, runner: BatchRunner, stored: StoredBatch) -> None:
+        """Raises Overloaded, NoRoom."""
+        add, limit = runner.folder.try_add, runner.max_open
+        try:
+            is_added = await runner.threads.run(stored.owner, add, stored, limit)
+        except OSError as error:
+            raise no_room(error) from None
+        if not is_added:
+            raise Overloaded(
+                f"{limit} batches of this API key have not ended; the limit is max-batches-per-key"
+                f" = {limit}",
+                code="rate_limit_exceeded",
+            )
+
     async def _list(self, request: web.Request) -> web.Response:
-        stored = await asyncio.to_thread(self._runner.folder.batches, owner_of(request))
-        batches = [self._as_it_is(each.batch) for each in stored]
+        runner, owner = self._runner, owner_of(request)
+        batches = await runner.threads.run(owner, _all, runner.folder, owner)
         return json_response(page(request, batches, MAX_LISTED, DEFAULT_LISTED))
 
     async def _get(self, request: web.Request) -> web.Response:
-        return json_response(self._batch(request))
+        runner, key = self._runner, _asked(request)
+        return json_response(await runner.threads.run(key.owner, _one, runner.folder, key))
 
     async def _cancel(self, request: web.Request) -> web.Response:
-        batch = self._batch(request)
-        if batch.has_ended:
-            raise InvalidRequest(
-                f"{batch.id} is {batch.status} and cannot be cancelled any more", param="batch_id"
-            )
-        await _written(self._runner.folder.cancel, batch.id)
-        return json_response(self._as_it_is(batch))
+        runner, key = self._runner, _asked(request)
+        try:
+            batch = await runner.threads.run(key.owner, _cancelled, runner.folder, key)
+        except OSError as error:
+            raise no_room(error) from None
+        return json_response(batch)
 
-    def _batch(self, request: web.Request) -> BatchObject:
-        stored = self._runner.folder.batch(request.match_info["batch_id"], owner_of(request))
-        return self._as_it_is(stored.batch)
 
-    def _as_it_is(self, batch: BatchObject) -> BatchObject:
-        """With what the gateway that runs it has not seen yet."""
-        if not batch.has_ended and (at := self._runner.folder.cancelled_at(batch.id)) is not None:
-            batch.status, batch.cancelling_at = "cancelling", at
-        return batch
+def _asked(request: web.Request) -> BatchKey:
+    return BatchKey(owner_of(request), request.match_info["batch_id"])
 
 
 def _check(wanted: CreateBatch) -> int:
@@ -133,8 +147,31 @@ def _check(wanted: CreateBatch) -> int:
     return window_s
 
 
-async def _written(write: Any, *arguments: Any) -> None:
-    try:
-        await asyncio.to_thread(write, *arguments)
-    except OSError as error:
-        raise no_room(error) from None
+def _all(folder: BatchFolder, owner: str) -> list[BatchObject]:
+    return [_as_it_is(folder, each) for each in folder.batches(owner)]
+
+
+def _one(folder: BatchFolder, key: BatchKey) -> BatchObject:
+    """Raises NotFound."""
+    return _as_it_is(folder, folder.batch(key))
+
+
+def _cancelled(folder: BatchFolder, key: BatchKey) -> BatchObject:
+    """Raises NotFound; InvalidRequest for a batch that has ended; OSError."""
+    stored = folder.batch(key)
+    if stored.batch.has_ended:
+        raise InvalidRequest(
+            f"{key.id} is {stored.batch.status} and cannot be cancelled any more", param="batch_id"
+        )
+    folder.cancel(key)
+    return _as_it_is(folder, stored)
+
+
+def _as_it_is(folder: BatchFolder, stored: StoredBatch) -> BatchObject:
+    """The batch, cancelled where the gateway that runs it has not seen that yet."""
+    batch = stored.batch
+    if not batch.has_ended:
+        at = folder.cancelled_at(BatchKey(stored.owner, batch.id))
+        if at is not None:
+            batch.status, batch.cancelling_at = "cancelling", at
+    return batch

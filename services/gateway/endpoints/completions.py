@@ -3,7 +3,6 @@
 import secrets
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 from aiohttp import web
@@ -11,7 +10,6 @@ from aiohttp import web
 from services.gateway.endpoints.generation import CHAT, TEXT, GenerationEndpoint
 from services.gateway.endpoints.intake import Intake
 from services.gateway.endpoints.serving import accepting, send_json, start_meter, warn
-from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Reservation
 from services.gateway.http.client import EVENT_STREAM, Client
 from services.gateway.http.pieces import PieceMaker
@@ -91,7 +89,7 @@ class Completions:
                 return answer
             param = "return_token_ids" if job.params.logprobs is None else "logprobs"
             self._hold(reservation, token_bytes(job, model), param)
-            job = replace(job, owner=owner_of(request))
+            job = self._intake.owned(request, job)
             meter = start_meter(request, job.model, started_s)
             reservation.is_served = True
             with client_names(job.field_names):

@@ -3,7 +3,8 @@ key that it came with; to all others it does not exist."""
 
 import asyncio
 import time
-from typing import BinaryIO
+from collections.abc import Callable
+from typing import BinaryIO, TypeVar
 
 from aiohttp import BodyPartReader, web
 
@@ -20,6 +21,8 @@ from services.gateway.requests.violations import show
 from services.gateway.responses.json_reply import json_response
 from shared.config.gateway import GatewayConfig
 from shared.errors import BodyTooLarge, InvalidRequest
+
+Result = TypeVar("Result")
 
 CHUNK_BYTES = 256 << 10
 MAX_NAME_CHARS = 256
@@ -56,6 +59,9 @@ class Files:
     def _folder(self) -> BatchFolder:
         return enabled(self._batches).folder
 
+    async def _run(self, owner: str, call: Callable[..., Result], *arguments: object) -> Result:
+        return await enabled(self._batches).threads.run(owner, call, *arguments)
+
     async def _upload(self, request: web.Request) -> web.Response:
         folder = self._folder
         self._cors.check(request)
@@ -64,14 +70,15 @@ class Files:
             raise web.HTTPUnsupportedMediaType(
                 reason=f"Content-Type is {given}; expected multipart/form-data"
             )
-        file_id = new_file_id()
+        file_id, owner = new_file_id(), owner_of(request)
         with self._admission.admit():
             try:
+                await self._run(owner, folder.check_part, owner, request.content_length or 0)
                 async with asyncio.timeout(READ_TIMEOUT_S) as limit:
                     file = await self._received(request, folder, file_id, limit)
-                await asyncio.to_thread(folder.save_file, StoredFile(owner_of(request), file))
+                await self._run(owner, folder.save_file, StoredFile(owner, file))
             except BaseException as error:
-                folder.drop_data(file_id)
+                folder.drop_data(file_id, owner)
                 if isinstance(error, TimeoutError):
                     raise web.HTTPRequestTimeout from None
                 if isinstance(error, OSError) and not isinstance(error, ConnectionError):
@@ -86,6 +93,7 @@ class Files:
         if (request.content_length or 0) > self._max_bytes + MAX_NAME_CHARS + MAX_FIELD_BYTES:
             raise self._too_large(str(request.content_length))
         purpose, name, num_bytes = "", "", -1
+        owner = owner_of(request)
         try:
             async for part in await request.multipart():
                 if not isinstance(part, BodyPartReader):
@@ -94,8 +102,8 @@ class Files:
                     purpose = await _text(part)
                 elif part.name == "file" and num_bytes < 0:
                     name = (part.filename or "")[:MAX_NAME_CHARS]
-                    with folder.create_data(file_id) as data:
-                        num_bytes = await self._receive(part, data, limit)
+                    with await self._run(owner, folder.create_data, file_id, owner) as data:
+                        num_bytes = await self._receive(part, data, owner, limit)
                 else:
                     raise InvalidRequest(
                         f"{(part.name or '')[:60]} is not supported; allowed: file, purpose",
@@ -118,15 +126,17 @@ class Files:
             purpose=purpose,
         )
 
-    async def _receive(self, part: BodyPartReader, data: BinaryIO, limit: asyncio.Timeout) -> int:
+    async def _receive(
+        self, part: BodyPartReader, data: BinaryIO, owner: str, limit: asyncio.Timeout
+    ) -> int:
         num_bytes = 0
         while chunk := await part.read_chunk(CHUNK_BYTES):
             num_bytes += len(chunk)
             if num_bytes > self._max_bytes:
                 raise self._too_large("more")
-            await asyncio.to_thread(data.write, chunk)
+            await self._run(owner, data.write, chunk)
             _extend(limit, len(chunk))
-        await asyncio.to_thread(data.flush)
+        await self._run(owner, data.flush)
         return num_bytes
 
     def _too_large(self, size: str) -> BodyTooLarge:
@@ -136,20 +146,22 @@ class Files:
         )
 
     async def _list(self, request: web.Request) -> web.Response:
-        stored = await asyncio.to_thread(self._folder.files, owner_of(request))
+        owner = owner_of(request)
+        stored = await self._run(owner, self._folder.files, owner)
         purpose = request.query.get("purpose")
         files = [each.file for each in stored if purpose in (None, each.file.purpose)]
         return json_response(page(request, files, MAX_LISTED, MAX_LISTED))
 
     async def _get(self, request: web.Request) -> web.Response:
-        return json_response(self._file(request))
+        return json_response(await self._file(request))
 
-    def _file(self, request: web.Request) -> FileObject:
-        return self._folder.file(request.match_info["file_id"], owner_of(request)).file
+    async def _file(self, request: web.Request) -> FileObject:
+        file_id, owner = request.match_info["file_id"], owner_of(request)
+        return (await self._run(owner, self._folder.file, file_id, owner)).file
 
     async def _delete(self, request: web.Request) -> web.Response:
-        file = self._file(request)
-        for stored in await asyncio.to_thread(self._folder.batches, owner_of(request)):
+        file, owner = await self._file(request), owner_of(request)
+        for stored in await self._run(owner, self._folder.open_batches, owner):
             batch = stored.batch
             if batch.input_file_id == file.id and not batch.has_ended:
                 raise InvalidRequest(
@@ -158,16 +170,16 @@ class Files:
                     param="file_id",
                     code="file_in_use",
                 )
-        self._folder.delete_file(file.id)
+        await self._run(owner, self._folder.delete_file, file.id, owner)
         return json_response(DeletedFile(file.id))
 
     async def _content(self, request: web.Request) -> web.StreamResponse:
-        file = self._file(request)
+        file, owner = await self._file(request), owner_of(request)
         client = Client(request, self._slow_client_s)
-        with self._folder.data_path(file.id).open("rb") as data:
+        with self._folder.data_path(file.id, owner).open("rb") as data:
             length = str(file.bytes)
             await client.begin({"Content-Type": OCTETS, "Content-Length": length})
-            while chunk := await asyncio.to_thread(data.read, CHUNK_BYTES):
+            while chunk := await self._run(owner, data.read, CHUNK_BYTES):
                 await client.write(chunk)
             return await client.end()
 

@@ -5,10 +5,12 @@ from typing import TypeVar
 
 from aiohttp import web
 
+from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Admission, Reservation
 from services.gateway.http.body import BodyParser, BodyReader
 from services.gateway.http.tracing import measured
 from services.gateway.mesh.mesh import Mesh
+from services.gateway.requests.job import Job
 from services.gateway.requests.json_body import Body
 from shared.messages import ModelInfo
 
@@ -20,12 +22,19 @@ class Intake:
     the mesh serves."""
 
     def __init__(
-        self, mesh: Mesh, admission: Admission, bodies: BodyReader, parser: BodyParser
+        self,
+        mesh: Mesh,
+        admission: Admission,
+        bodies: BodyReader,
+        parser: BodyParser,
+        *,
+        shares_cache: bool,
     ) -> None:
         self.admission = admission
         self.bodies = bodies
         self.parser = parser
         self._mesh = mesh
+        self._shares_cache = shares_cache
 
     async def read(self, request: web.Request, reservation: Reservation) -> tuple[Body, ModelInfo]:
         """Returns the body, which ``reservation`` holds, and the model, once there is one. Raises
@@ -36,6 +45,10 @@ class Intake:
         with measured(request, "ready"):
             model = await self._mesh.tokenizers.ready_model()
         return body, model
+
+    def owned(self, request: web.Request, job: Job) -> Job:
+        """The job of the API key that came with the request."""
+        return job.of_owner(owner_of(request), shares_cache=self._shares_cache)
 
     async def parsed(
         self,

@@ -3,15 +3,14 @@
 import asyncio
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import replace
 
-import msgspec
 from aiohttp import web
-from msgspec import Raw
 
 from services.gateway.endpoints.background import Background
 from services.gateway.http.body import BodyParser
-from services.gateway.requests.items.input_items import references, with_ids
+from services.gateway.requests.items.input_items import kept_input, references
 from services.gateway.requests.items.parse import ItemRequest, read_request, response_job
 from services.gateway.requests.items.reasoning_cipher import ReasoningCipher
 from services.gateway.requests.items.schema import ENCRYPTED_REASONING, ResponseRequest
@@ -36,14 +35,6 @@ from shared.messages import ModelInfo
 
 RESPONSE_PREFIX = "resp_"
 NO_STORE = "there is no response-store (--response-store FILE)"
-
-
-class _Outputs(msgspec.Struct):
-    output: list[Raw]
-
-
-class _Id(msgspec.Struct):
-    id: str | None = None
 
 
 class OpenResponse:
@@ -92,18 +83,22 @@ class OpenResponse:
         return self.id
 
     async def job(self, body: Body, model: ModelInfo, limits: Limits, parser: BodyParser) -> Job:
-        request = self._request = await parser.parse(body, read_request)
+        request, asked = await parser.parse(body, _read)
+        self._request = request
         self._check_store(request)
-        items = await self._resolved(request.items)
+        known = await self._referred(asked)
         before = await self._history(request)
         self._is_stored = self._store.is_there and request.fields.store is not False
-        job = await parser.parse(
-            body, lambda _: response_job(request, [*before, *items], self._decrypt, model, limits)
-        )
+
+        def made(_: Body) -> tuple[Job, bytes]:
+            items = _in_place(request.items, asked, known)
+            job = response_job(request, [*before, *items], self._decrypt, model, limits)
+            return job, kept_input(items, self._key) if self._is_stored else b""
+
+        num_more_bytes = sum(map(len, (*before, *known.values())))
+        job, self._input = await parser.parse(body, made, num_more_bytes)
         if self._is_later:
             self._body = bytes(body)
-        if self._is_stored:
-            self._input = b"[%b]" % b",".join(with_ids(items, self._key))
         request.items.clear()
         return replace(
             job,
@@ -126,7 +121,7 @@ class OpenResponse:
             return None
         assert self._background is not None
         assert self._request is not None
-        self._background.check_room(len(self._body))
+        self._background.check_room(self.owner, len(self._body))
         head = Head(self.id, int(time.time()), job.model, model.fingerprint)
         response = begun_response(self._request, job, head, is_stored=True, status="queued")
         await self._background.start(self._entry(response), request_id, self._body)
@@ -204,30 +199,30 @@ class OpenResponse:
         previous_id = request.fields.previous_response_id
         if previous_id is None:
             return []
-        entries = await self._store.conversation(previous_id, self.owner)
-        return [item for entry in entries for item in _items_of(entry)]
+        return await self._store.conversation(previous_id, self.owner)
 
-    async def _resolved(self, items: list[bytes]) -> list[bytes]:
-        """The items with those in place that are only referred to. Raises InvalidRequest."""
-        asked = references(items)
-        if not asked:
-            return items
+    async def _referred(self, asked: Mapping[int, str]) -> dict[str, bytes]:
+        """The items that are only referred to, by their ids. Raises InvalidRequest."""
         known: dict[str, bytes] = {}
-        if self._store.is_there:
-            for entry in await self._store.with_items([*asked.values()], self.owner):
-                for item in _items_of(entry):
-                    known[msgspec.json.decode(item, type=_Id).id or ""] = item
+        if asked and self._store.is_there:
+            known = await self._store.items({*asked.values()}, self.owner)
         for index, item_id in asked.items():
             if item_id not in known:
                 param = f"input[{index}].id"
                 raise InvalidRequest(
                     f"{param} is {show(item_id)}; no such item is here", param=param
                 )
-        return [known[asked[index]] if index in asked else item for index, item in enumerate(items)]
+        return known
 
 
-def _items_of(entry: Entry) -> list[bytes]:
-    """The JSON of each item, of the input and then of the output."""
-    of_input = msgspec.json.decode(entry.input, type=list[Raw])
-    of_output = msgspec.json.decode(entry.response, type=_Outputs).output
-    return [bytes(item) for item in (*of_input, *of_output)]
+def _read(body: Body) -> tuple[ItemRequest, dict[int, str]]:
+    """The request, and the ids of the items that are only referred to, by their places."""
+    request = read_request(body)
+    return request, references(request.items)
+
+
+def _in_place(
+    items: list[bytes], asked: Mapping[int, str], known: Mapping[str, bytes]
+) -> list[bytes]:
+    """The items, with ``known`` ones in place of references to them."""
+    return [known[asked[index]] if index in asked else item for index, item in enumerate(items)]

@@ -10,7 +10,6 @@ from aiohttp import web
 
 from services.gateway.endpoints.intake import Intake
 from services.gateway.endpoints.serving import accepting, send_json, start_meter, warn
-from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Reservation
 from services.gateway.http.client import Client
 from services.gateway.http.pieces import PieceMaker
@@ -101,7 +100,7 @@ class PoolingEndpoints:
         with self._intake.admission.admit() as reservation:
             asked, model = await self._parsed(request, endpoint, reservation)
             take_request_id(request, asked.job.request_id)
-            asked = replace(asked, job=replace(asked.job, owner=owner_of(request)))
+            asked = replace(asked, job=self._intake.owned(request, asked.job))
             meter = start_meter(request, asked.job.model, started_s)
             reservation.is_served = True
             public_id = request_id(request)

@@ -70,8 +70,11 @@ class BodyParser:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "parse")
 
-    async def parse(self, body: Body, parse: Callable[[Body], Parsed]) -> Parsed:
-        if len(body) <= MAX_INLINE_BYTES:
+    async def parse(
+        self, body: Body, parse: Callable[[Body], Parsed], num_more_bytes: int = 0
+    ) -> Parsed:
+        """``parse`` reads ``num_more_bytes`` besides ``body``."""
+        if len(body) + num_more_bytes <= MAX_INLINE_BYTES:
             return parse(body)
         return await asyncio.get_running_loop().run_in_executor(self._thread, parse, body)
 

@@ -1,6 +1,6 @@
 """A client's request as the mesh needs it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from shared.codec import Array
 from shared.messages import (
@@ -105,6 +105,12 @@ class Job:
     warnings: tuple[str, ...] = ()
     max_open_prompts: int | None = None
     stream_interval: int = 1
+
+    def of_owner(self, owner: str, *, shares_cache: bool) -> "Job":
+        """The job of an API key, whose cached prefixes no other key finds unless keys share
+        them."""
+        salt = self.cache_salt if shares_cache or not owner else f"{owner} {self.cache_salt}"
+        return replace(self, owner=owner, cache_salt=salt)
 
     @property
     def has_prompt_logprobs(self) -> bool:

@@ -13,6 +13,7 @@ from shared.messages import (
     MAX_NAME_CHARS,
     MAX_PATTERN_COUNT,
     MAX_PATTERN_SIZE,
+    MAX_PRIORITY,
     MAX_STOP_CHARS,
     MAX_STOP_IDS,
     MAX_STOP_STRINGS,
@@ -36,7 +37,7 @@ NumTokens = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 MinTokens = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 NumChoices = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 NumLogprobs = Annotated[int, Meta(ge=-1, le=MAX_INT32)]
-Priority = Annotated[int, Meta(ge=-1000, le=1000)]
+Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 StopList = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]

@@ -1,17 +1,21 @@
 """Responses that are kept, in one file of SQLite's. No event loop: ``response_store`` has that."""
 
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shared.errors import ConfigError
+from msgspec import json
+
+from services.gateway.store.shares import Shares
+from shared.errors import ConfigError, ShoalError
 
 VERSION = 1
 BUSY_TIMEOUT_S = 5.0
 MAX_CHAIN = 4096  # responses of one conversation
 
+# Gateways before ``shares`` read ``totals``.
 _TABLES = """
 CREATE TABLE totals (num INTEGER NOT NULL, num_bytes INTEGER NOT NULL);
 
@@ -36,8 +40,6 @@ CREATE TRIGGER goes AFTER DELETE ON responses BEGIN
     UPDATE totals SET num = num - 1, num_bytes = num_bytes - old.num_bytes;
 END;
 
-CREATE INDEX by_use ON responses (used_s, id, num_bytes);
-
 CREATE INDEX by_age ON responses (created_s);
 
 CREATE TABLE items (
@@ -55,6 +57,39 @@ CREATE TABLE IF NOT EXISTS background (
     runner TEXT NOT NULL,
     is_wanted INTEGER NOT NULL
 )
+"""
+_SHARES = """
+CREATE TABLE IF NOT EXISTS shares (
+    owner TEXT PRIMARY KEY, num INTEGER NOT NULL, num_bytes INTEGER NOT NULL
+);
+
+CREATE TRIGGER IF NOT EXISTS share_grows AFTER INSERT ON responses BEGIN
+    INSERT INTO shares VALUES (new.owner, 1, new.num_bytes)
+    ON CONFLICT DO UPDATE SET num = num + 1, num_bytes = num_bytes + excluded.num_bytes;
+END;
+
+CREATE TRIGGER IF NOT EXISTS share_shrinks AFTER DELETE ON responses BEGIN
+    UPDATE shares SET num = num - 1, num_bytes = num_bytes - old.num_bytes
+    WHERE owner = old.owner;
+    DELETE FROM shares WHERE owner = old.owner AND num = 0;
+END;
+
+DROP INDEX IF EXISTS by_use;
+
+CREATE INDEX IF NOT EXISTS by_owner ON responses (owner, used_s, id, num_bytes);
+"""
+_COUNT_SHARES = """
+INSERT OR REPLACE INTO shares SELECT owner, count(*), sum(num_bytes) FROM responses GROUP BY owner
+"""
+_OLDEST = """
+SELECT id, num_bytes FROM responses
+WHERE owner = ? AND id NOT IN (SELECT id FROM background) ORDER BY used_s, id
+"""
+_WITH_ITEMS = """
+SELECT DISTINCT responses.id, length(response)
+FROM items JOIN responses ON responses.id = items.response_id
+WHERE items.id IN (SELECT value FROM json_each(:ids)) AND items.owner = :owner
+AND created_s >= :oldest_s
 """
 _CHAIN = """
 WITH RECURSIVE chain (id, depth) AS (
@@ -95,9 +130,14 @@ class Entry:
         return len(self.input) + len(self.response)
 
 
+class StoreFull(ShoalError):
+    """There is no room for a response that its owner may take."""
+
+
 class ResponseDatabase:
-    """Holds what was used last, within ``limits``. Several processes may open one file. Its methods
-    raise sqlite3.Error; times are Unix seconds."""
+    """Holds responses within ``limits``, which owners share: the owner with the largest share loses
+    the response that it used least recently. Responses in the making are not pushed out. Several
+    processes may open one file. Its methods raise sqlite3.Error; times are Unix seconds."""
 
     def __init__(self, path: Path, limits: StoreLimits) -> None:
         """A new file is for our user alone. Raises ConfigError for a file that is none of ours, or
@@ -126,6 +166,9 @@ class ResponseDatabase:
             elif version != VERSION:
                 raise sqlite3.DatabaseError(f"its version is {version}; ours is {VERSION}")
             self._db.execute(_BACKGROUND)
+            for statement in _SHARES.split(";\n\n"):
+                self._db.execute(statement)
+            self._db.execute(_COUNT_SHARES)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -139,13 +182,13 @@ class ResponseDatabase:
             raise
 
     def save(self, entry: Entry, now_s: float) -> None:
-        """Others that are too old, or too many beside it, are gone then."""
+        """Makes room for it. Raises StoreFull."""
         with self._writing():
             self._insert(entry, now_s)
 
     def finish(self, entry: Entry, now_s: float) -> None:
         """Saves the end of one that is made in the background, if it is still there and has
-        none."""
+        none. Raises StoreFull."""
         with self._writing():
             found = self._db.execute(
                 "DELETE FROM responses WHERE id IN (SELECT id FROM background WHERE id = ?)",
@@ -167,6 +210,17 @@ class ResponseDatabase:
         """Its runner will find that nobody wants it."""
         with self._writing():
             self._db.execute("UPDATE background SET is_wanted = 0 WHERE id = ?", (response_id,))
+
+    def runners(self) -> set[str]:
+        return {runner for [runner] in self._db.execute("SELECT runner FROM background")}
+
+    def made_by(self, runner: str, now_s: float) -> list[Entry]:
+        """The responses that the runner makes, or made when it ended."""
+        rows = self._db.execute(
+            "SELECT id, owner FROM responses JOIN background USING (id) WHERE runner = ?", (runner,)
+        ).fetchall()
+        entries = [self.get(response_id, owner, now_s) for response_id, owner in rows]
+        return [entry for entry in entries if entry is not None]
 
     def wanted(self, runner: str) -> set[str]:
         """Those that the runner shall go on with."""
@@ -204,20 +258,28 @@ class ResponseDatabase:
         entries = [self.get(each, owner, now_s) for each in ids]
         return [entry for entry in entries if entry is not None]
 
-    def with_items(self, item_ids: Iterable[str], owner: str, now_s: float) -> list[Entry]:
-        """The responses that have these items."""
-        entries: dict[str, Entry] = {}
-        for item_id in item_ids:
-            row = self._db.execute(
-                "SELECT response_id FROM items WHERE id = ? AND owner = ?", (item_id, owner)
-            ).fetchone()
-            if (
-                row is not None
-                and row[0] not in entries
-                and (entry := self.get(row[0], owner, now_s))
-            ):
-                entries[entry.id] = entry
-        return [*entries.values()]
+    def outputs_with(
+        self, item_ids: Collection[str], owner: str, max_bytes: int, now_s: float
+    ) -> Iterator[bytes] | int:
+        """The JSON of each response with one of the items in its output, or the bytes of all where
+        these are more than ``max_bytes``."""
+        asked = {
+            "ids": json.encode(item_ids).decode(),
+            "owner": owner,
+            "oldest_s": now_s - self._limits.max_age_s,
+        }
+        found = self._db.execute(_WITH_ITEMS, asked).fetchall()
+        num_bytes: int = sum(num_bytes for _, num_bytes in found)
+        if num_bytes > max_bytes:
+            return num_bytes
+        return self._responses([response_id for response_id, _ in found])
+
+    def _responses(self, ids: Sequence[str]) -> Iterator[bytes]:
+        """One after the other, but for those that were deleted meanwhile."""
+        for response_id in ids:
+            row = self._db.execute("SELECT response FROM responses WHERE id = ?", (response_id,))
+            for [response] in row:
+                yield response
 
     def delete(self, response_id: str, owner: str) -> bool:
         with self._writing():
@@ -249,14 +311,21 @@ class ResponseDatabase:
         limits = self._limits
         oldest_s = now_s - limits.max_age_s
         self._db.execute("DELETE FROM responses WHERE created_s < ?", (oldest_s,))
-        num, num_bytes = self._db.execute("SELECT num, num_bytes FROM totals").fetchone()
+        shares = Shares(self._db.execute("SELECT owner, num, num_bytes FROM shares"))
+        shares.add(entry.owner, 1, entry.num_bytes)
+        oldest: dict[str, sqlite3.Cursor] = {}
         leaving = []
-        in_order = self._db.execute("SELECT id, num_bytes FROM responses ORDER BY used_s, id")
-        while num >= limits.max_entries or num_bytes + entry.num_bytes > limits.max_bytes:
-            row = in_order.fetchone()
-            if row is None:
-                break
+        while (is_large := shares.num_bytes > limits.max_bytes) or shares.num > limits.max_entries:
+            limit = limits.max_bytes if is_large else limits.max_entries
+            for owner in shares.losers(entry.owner, limit, by_bytes=is_large):
+                if owner not in oldest:
+                    oldest[owner] = self._db.execute(_OLDEST, (owner,))
+                if (row := oldest[owner].fetchone()) is not None:
+                    break
+            else:
+                raise StoreFull
             leaving.append(row[:1])
-            num, num_bytes = num - 1, num_bytes - row[1]
-        in_order.close()
+            shares.add(owner, -1, -row[1])
+        for cursor in oldest.values():
+            cursor.close()
         self._db.executemany("DELETE FROM responses WHERE id = ?", leaving)

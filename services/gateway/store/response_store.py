@@ -4,7 +4,7 @@ import asyncio
 import logging
 import sqlite3
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -12,9 +12,10 @@ from typing import TypeVar
 
 from services.gateway.log_limit import LogLimit
 from services.gateway.requests.violations import show
-from services.gateway.store.database import Entry, ResponseDatabase, StoreLimits
+from services.gateway.store.database import Entry, ResponseDatabase, StoreFull, StoreLimits
 from services.gateway.store.endings import Failure, ended
 from services.gateway.store.runner_lock import RunnerLock
+from services.gateway.store.stored_items import items_of, output_items
 from shared.config.gateway import GatewayConfig
 from shared.errors import ConfigError, InvalidRequest, NotFound, StoreFailed
 
@@ -42,6 +43,8 @@ class ResponseStore:
         self._database = ResponseDatabase(path, self._limits) if path is not None else None
         self._lock = _lock(path) if path is not None else None
         self._thread = ThreadPoolExecutor(1, "store")
+        if self._database is not None and self._lock is not None:
+            _end_lost(self._database, self._lock)
 
     @property
     def is_there(self) -> bool:
@@ -104,8 +107,9 @@ class ResponseStore:
         if not await self._run(lambda database: database.delete(response_id, owner)):
             raise missing(response_id)
 
-    async def conversation(self, response_id: str, owner: str) -> list[Entry]:
-        """The response and all that it follows, the first one first. Raises InvalidRequest."""
+    async def conversation(self, response_id: str, owner: str) -> list[bytes]:
+        """The items of the response and of all that it follows, the first one first. Raises
+        InvalidRequest."""
         limit, param = self._max_conversation_bytes, "previous_response_id"
         found = await self._run(
             lambda database: database.conversation(response_id, owner, limit, time.time())
@@ -125,11 +129,19 @@ class ResponseStore:
                 param=param,
                 code="response_not_ended",
             )
-        return found
+        return await self._run(lambda _: [item for entry in found for item in items_of(entry)])
 
-    async def with_items(self, item_ids: Sequence[str], owner: str) -> list[Entry]:
-        """The responses that have those of the items that are there."""
-        return await self._run(lambda database: database.with_items(item_ids, owner, time.time()))
+    async def items(self, item_ids: Collection[str], owner: str) -> dict[str, bytes]:
+        """The items that are in the output of a stored response. Raises InvalidRequest."""
+        limit = self._max_conversation_bytes
+        found = await self._run(lambda database: _items(database, item_ids, owner, limit))
+        if isinstance(found, int):
+            raise InvalidRequest(
+                f"input: the responses of its item_references have {found} bytes; the limit is"
+                f" max-body-bytes = {limit}",
+                param="input",
+            )
+        return found
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
@@ -144,9 +156,45 @@ class ResponseStore:
             raise NotFound("no response is kept here: there is no response-store")
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, call, database)
+        except StoreFull:
+            limits = self._limits
+            raise StoreFailed(
+                "no room for the response: responses in the making and equal parts of other API"
+                f" keys fill the store; the limits are response-store-bytes = {limits.max_bytes}"
+                f" and response-store-entries = {limits.max_entries}",
+                param="store",
+            ) from None
         except sqlite3.Error as error:
             log.error("response-store: %s", error)
             raise StoreFailed(f"response-store: {error}", param="store") from None
+
+
+def _items(
+    database: ResponseDatabase, item_ids: Collection[str], owner: str, max_bytes: int
+) -> dict[str, bytes] | int:
+    """The items, or the bytes of their responses where these are too many."""
+    responses = database.outputs_with(item_ids, owner, max_bytes, time.time())
+    if isinstance(responses, int):
+        return responses
+    found: dict[str, bytes] = {}
+    for response in responses:
+        items = output_items(response)
+        found |= {item_id: items[item_id] for item_id in items.keys() & set(item_ids)}
+    return found
+
+
+def _end_lost(database: ResponseDatabase, lock: RunnerLock) -> None:
+    """Responses of gateways that have ended have failed, and may be pushed out again."""
+    now_s = time.time()
+    for runner in database.runners():
+        if lock.is_alive(runner):
+            continue
+        for entry in database.made_by(runner, now_s):
+            try:
+                failed = ended(entry.response, "failed", LOST)
+                database.finish(replace(entry, response=failed, runner=None), now_s)
+            except (StoreFull, sqlite3.Error) as error:
+                log.error("response-store: %s: %s", entry.id, error)
 
 
 def _lock(store: Path) -> RunnerLock:

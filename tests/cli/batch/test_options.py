@@ -30,6 +30,7 @@ def test_what_is_no_option_is_a_setting_of_the_mesh(tmp_path: Path):
         (["-i", "in", "-o", "no/where"], "no place for a file"),
         (["-i", "in", "-o", "out", "--url", "http://a", "--model", "m"], "with --url no mesh"),
         (["-i", "in", "-o", "out", "--url", "http://a", "--prio", "3"], "did you mean --priority"),
+        (["-i", "in", "-o", "out", "--priority", "1001"], "--priority: '1001'.*1000"),
         (["-i", "in", "-o", "out", "--api-key", "k"], "for the server of --url"),
         (["-i", "in"], "-o"),
     ],

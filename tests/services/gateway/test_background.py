@@ -1,6 +1,9 @@
 """Responses that are made in the background: queued, polled, cancelled, lost with their gateway."""
 
 import asyncio
+import gc
+import json
+import sqlite3
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,6 +13,7 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from services.gateway.endpoints import background
 from services.gateway.service import GatewayService
 from tests.services.gateway.fakes import FakeTokenizer, until
 from tests.services.gateway.process import gateway_process
@@ -145,6 +149,26 @@ async def test_one_whose_gateway_is_killed_has_failed(tmp_path: Path, tokenizer:
         assert not [*tmp_path.glob("store.db.*.lock")][1:], "only our own lock is left"
 
 
+async def test_a_start_ends_what_killed_gateways_were_making(
+    tmp_path: Path, tokenizer: FakeTokenizer
+):
+    """So that it can be pushed out of the store, whoever asks for it."""
+    path = tmp_path / "store.db"
+    flags = ["--response-store", str(path), "--instance", "g2"]
+    async with (
+        gateway_process(tmp_path, *flags) as killed,
+        AsyncOpenAI(base_url=f"{killed.url}/v1", api_key="none") as other,
+    ):
+        await other.responses.create(**ASKED)
+        await tokenizer.accepted()
+    async with storing(tmp_path):
+        database = sqlite3.connect(path)
+        assert database.execute("SELECT * FROM background").fetchall() == []
+        [[response]] = database.execute("SELECT response FROM responses").fetchall()
+        database.close()
+    assert json.loads(response)["error"]["code"] == "gateway_lost"
+
+
 async def test_a_gateway_that_drains_makes_what_it_has(tmp_path: Path, tokenizer: FakeTokenizer):
     async with (
         storing(tmp_path) as gateway,
@@ -181,6 +205,64 @@ async def test_what_the_background_has_not_is_refused(
 async def test_without_a_store_there_is_no_background(openai: AsyncOpenAI):
     with pytest.raises(Exception, match="there is no response-store"):
         await openai.responses.create(**ASKED)
+
+
+async def test_a_key_leaves_places_to_the_others(tmp_path: Path, tokenizer: FakeTokenizer):
+    async with (
+        storing(tmp_path, api_key=KEYS, max_background_responses=4) as gateway,
+        client_of(gateway, KEYS[0]) as ann,
+        client_of(gateway, KEYS[1]) as bob,
+    ):
+        for _ in range(4):
+            await ann.responses.create(**ASKED)
+        with pytest.raises(openai.RateLimitError, match="max-background-responses = 4"):
+            await ann.responses.create(**ASKED)
+        for _ in range(2):
+            await bob.responses.create(**ASKED)
+        with pytest.raises(openai.RateLimitError, match="2 responses are made in the background"):
+            await bob.responses.create(**ASKED)
+
+
+async def test_bodies_of_one_key_leave_room_to_the_others(tmp_path: Path, tokenizer: FakeTokenizer):
+    async with (
+        storing(tmp_path, api_key=KEYS, max_body_bytes=2000) as gateway,
+        client_of(gateway, KEYS[0]) as ann,
+        client_of(gateway, KEYS[1]) as bob,
+    ):
+        large = ASKED | {"input": "x" * 1500}
+        await ann.responses.create(**large)
+        with pytest.raises(openai.RateLimitError, match="max-body-bytes = 2000"):
+            await ann.responses.create(**large)
+        await bob.responses.create(**large)
+
+
+@pytest.mark.parametrize("place", ["_error", "_note_begin"])
+async def test_an_error_of_ours_fails_one_response_and_ends_nothing(
+    tmp_path: Path,
+    tokenizer: FakeTokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    place: str,
+):
+    unretrieved: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, found: unretrieved.append(found))
+
+    async def broken(*_: Any) -> None:
+        raise RuntimeError("a fault of ours")
+
+    async with storing(tmp_path) as gateway, client_of(gateway) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(background.Background, place, broken)
+            created = await client.responses.create(**ASKED)
+            if place == "_error":
+                found = await until_status(client, created.id, "failed")
+                assert found.error.code == "server_error"
+            await until(lambda: "a fault of ours" in caplog.text)
+        other = await client.responses.create(**ASKED)
+        await client.responses.cancel(other.id)
+        await until_status(client, other.id, "cancelled")
+    gc.collect()
+    assert not unretrieved
 
 
 async def test_there_are_no_more_than_the_limit(tmp_path: Path, tokenizer: FakeTokenizer):

@@ -2,7 +2,9 @@
 that answers what a test makes it answer."""
 
 import asyncio
+import gc
 import json
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -14,8 +16,12 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from services.gateway.batches.folder import BatchFolder, BatchKey
+from services.gateway.batches.objects import StoredBatch
 from services.gateway.endpoints import files
 from services.gateway.service import GatewayService
+from shared.batch.errors import NotWritten
+from shared.batch.run import BatchRun
 from shared.messages import State
 from tests.services.gateway.fakes import FakeTokenizer, running_gateway, until
 
@@ -202,6 +208,109 @@ async def test_files_and_batches_belong_to_their_key(tmp_path: Path, tokenizer: 
                 await stranger.files.list()
 
 
+async def test_a_key_with_many_batches_leaves_others_their_turn(
+    tmp_path: Path, tokenizer: FakeTokenizer
+):
+    async with gateway_of(tmp_path, api_key=KEYS, max_open_batch_requests=4) as gateway:
+        ann, bob = (client_of(gateway, key) for key in KEYS)
+        async with ann, bob, answering(tokenizer, pause_s=0.01) as seen:
+            large = [await start(ann, batch_file(300)) for _ in range(6)]
+            await until(lambda: len(seen) >= 4)
+            num_seen = len(seen)
+            small = await ended(bob, (await start(bob, batch_file(1))).id)
+            assert small.status == "completed"
+            assert len(seen) < num_seen + 300
+            found = [await ann.batches.retrieve(each.id) for each in large]
+            assert {each.status for each in found} <= {"validating", "in_progress"}
+
+
+async def test_a_key_that_has_used_up_its_tokens_holds_no_place(
+    tmp_path: Path, tokenizer: FakeTokenizer
+):
+    keys = tmp_path / "keys"
+    keys.write_text(f"{KEYS[0]} max-tokens-per-minute=1\n{KEYS[1]}\n")
+    async with gateway_of(tmp_path, api_key_file=keys, max_open_batch_requests=1) as gateway:
+        ann, bob = (client_of(gateway, key) for key in KEYS)
+        async with ann, bob, answering(tokenizer) as seen:
+            await start(ann, batch_file(3))
+            await until(lambda: seen)
+            small = await ended(bob, (await start(bob, batch_file(3))).id)
+            assert small.request_counts.completed == 3
+
+
+async def test_batches_of_a_key_have_a_limit(tmp_path: Path, tokenizer: FakeTokenizer):
+    async with gateway_of(tmp_path, api_key=KEYS, max_batches_per_key=2) as gateway:
+        ann, bob = (client_of(gateway, key) for key in KEYS)
+        async with ann, bob:
+            created = [await start(ann, batch_file(1)) for _ in range(2)]
+            with pytest.raises(openai.RateLimitError, match="max-batches-per-key = 2"):
+                await start(ann, batch_file(1))
+            await start(bob, batch_file(1))
+            await ann.batches.cancel(created[0].id)
+            await ended(ann, created[0].id)
+            await start(ann, batch_file(1))
+
+
+async def test_a_start_reads_no_batch_that_has_ended(
+    tmp_path: Path, tokenizer: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
+):
+    async with (
+        gateway_of(tmp_path) as gateway,
+        client_of(gateway) as client,
+        answering(tokenizer),
+    ):
+        ids = {(await start(client, batch_file(1))).id for _ in range(3)}
+        for batch_id in ids:
+            await ended(client, batch_id)
+    read: list[BatchKey] = []
+    open_batch = BatchFolder.open_batch
+
+    def noted(self: BatchFolder, key: BatchKey) -> StoredBatch | None:
+        read.append(key)
+        return open_batch(self, key)
+
+    monkeypatch.setattr(BatchFolder, "open_batch", noted)
+    async with gateway_of(tmp_path) as gateway, client_of(gateway) as client:
+        async with answering(tokenizer):
+            created = await start(client, batch_file(1))
+            until_ended = gateway._batches.folder.batch  # no request, which would read it
+            await until(lambda: until_ended(BatchKey("", created.id)).batch.has_ended)
+        assert {key.id for key in read} == {created.id}
+        assert {each.id async for each in client.batches.list()} == ids | {created.id}
+
+
+async def test_a_batch_that_cannot_be_read_stops_no_other(
+    tmp_path: Path, tokenizer: FakeTokenizer, caplog: pytest.LogCaptureFixture
+):
+    folder = tmp_path / "store" / "batches" / "none"
+    folder.mkdir(parents=True)
+    broken = BatchKey("", f"batch_{0:024}")
+    (folder / f"{broken.id}.json").write_text("{")
+    async with (
+        gateway_of(tmp_path) as gateway,
+        client_of(gateway) as client,
+        answering(tokenizer),
+    ):
+        await until(lambda: f"batch {broken.id} has to wait" in caplog.text)
+        assert (await ended(client, (await start(client, batch_file(1))).id)).status == "completed"
+
+
+async def test_clients_that_take_all_threads_for_files_stop_no_batch(
+    tmp_path: Path, tokenizer: FakeTokenizer
+):
+    release = threading.Event()
+    async with gateway_of(tmp_path) as gateway, client_of(gateway) as client:
+        created = await start(client, batch_file(3))
+        runner = gateway._batches
+        slow = [asyncio.create_task(runner.threads.run("", release.wait)) for _ in range(40)]
+        await asyncio.sleep(0)
+        async with answering(tokenizer):
+            key = BatchKey("", created.id)
+            await until(lambda: runner.folder.batch(key).batch.status == "completed")
+        release.set()
+        await asyncio.gather(*slow)
+
+
 async def test_clients_cannot_say_that_they_are_a_batch(tmp_path: Path, tokenizer: FakeTokenizer):
     async with gateway_of(tmp_path, api_key=KEYS) as gateway, aiohttp.ClientSession() as session:
         url = f"http://127.0.0.1:{gateway.port}/v1/files"
@@ -216,9 +325,11 @@ async def test_a_batch_whose_key_is_gone_fails(tmp_path: Path, tokenizer: FakeTo
     ):
         created = await start(ann, batch_file(3))
         await tokenizer.accepted()
-    store = tmp_path / "store" / "batches" / f"{created.id}.json"
+    ended_folder = tmp_path / "store" / "ended"
     async with gateway_of(tmp_path, api_key=KEYS[1:]):
-        await until(lambda: json.loads(store.read_bytes())["batch"]["status"] == "failed")
+        await until(lambda: [*ended_folder.glob(f"*/{created.id}.json")])
+    [store] = ended_folder.glob(f"*/{created.id}.json")
+    assert json.loads(store.read_bytes())["batch"]["status"] == "failed"
     errors = json.loads(store.read_bytes())["batch"]["errors"]["data"]
     assert [error["code"] for error in errors] == ["invalid_api_key"]
 
@@ -244,6 +355,27 @@ async def test_a_cancelled_batch_keeps_what_it_has(tmp_path: Path, tokenizer: Fa
             await client.batches.cancel(created.id)
 
 
+async def test_an_error_in_the_moment_of_a_cancellation_ends_nothing(
+    tmp_path: Path, tokenizer: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
+):
+    unretrieved: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, found: unretrieved.append(found))
+
+    async def run(self: BatchRun, num_at_once: int) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise NotWritten("the disk is full") from None
+
+    monkeypatch.setattr(BatchRun, "run", run)
+    async with gateway_of(tmp_path) as gateway, client_of(gateway) as client:
+        created = await start(client, batch_file(1))
+        await client.batches.cancel(created.id)
+        assert (await ended(client, created.id)).status == "cancelled"
+    gc.collect()
+    assert not unretrieved
+
+
 async def test_a_batch_that_expires_says_so_for_each_line_that_is_left(
     tmp_path: Path, tokenizer: FakeTokenizer
 ):
@@ -253,8 +385,8 @@ async def test_a_batch_that_expires_says_so_for_each_line_that_is_left(
     ):
         created = await start(client, batch_file(10))
         await tokenizer.answer("a", " b")
-        await until((tmp_path / "store").joinpath("batches", f"{created.id}.json").exists)
-    store = tmp_path / "store" / "batches" / f"{created.id}.json"
+        await until((tmp_path / "store").joinpath("batches", "none", f"{created.id}.json").exists)
+    store = tmp_path / "store" / "batches" / "none" / f"{created.id}.json"
     stored = json.loads(store.read_bytes())
     stored["batch"]["expires_at"] = 1
     store.write_text(json.dumps(stored))
@@ -325,7 +457,7 @@ async def test_uploads_that_are_refused_leave_nothing(
         with pytest.raises(openai.APIStatusError, match=words) as caught:
             await client.files.create(**asked)
         assert caught.value.status_code in (400, 413)
-        await until(lambda: not [*(tmp_path / "store" / "files").iterdir()])
+        await until(lambda: not [*(tmp_path / "store" / "files").glob("*/*")])
 
 
 PURPOSE = b'--b\r\nContent-Disposition: form-data; name="purpose"\r\n\r\nbatch\r\n'
@@ -346,7 +478,7 @@ async def test_an_upload_that_stalls_ends(
     monkeypatch.setattr(files, "READ_TIMEOUT_S", 0.2)
     async with gateway_of(tmp_path) as gateway:
         assert await uploaded(gateway, sent) == b"HTTP/1.1 408 Request Timeout"
-        await until(lambda: not [*(tmp_path / "store" / "files").iterdir()])
+        await until(lambda: not [*(tmp_path / "store" / "files").glob("*/*")])
 
 
 async def uploaded(gateway: GatewayService, *pieces: bytes) -> bytes:

@@ -104,6 +104,39 @@ async def test_items_can_be_referred_to(
     assert (status, error["param"]) == (400, "input[1].id")
 
 
+async def test_the_responses_of_references_have_a_limit_of_bytes(
+    tmp_path: Path, tokenizer: FakeTokenizer
+) -> None:
+    settings = {"response_store": tmp_path / "store.db", "max_body_bytes": 10_000}
+    async with gateway_with(tmp_path, **settings) as http:
+        replies = [await post(http, tokenizer, "x" * 6000) for _ in range(2)]
+        items = [{"type": "item_reference", "id": each["output"][0]["id"]} for each in replies]
+        await post(http, tokenizer, "Well.", input=items[:1])
+        status, error = await error_of(http, "POST", ROUTE, json={"input": items})
+        assert (status, error["param"]) == (400, "input")
+        assert "max-body-bytes = 10000" in error["message"]
+
+
+async def test_of_items_only_known_fields_are_kept(
+    stored: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    part = {"type": "input_text", "text": "Hi", "more": "x" * 1000}
+    items = [
+        {"role": "user", "content": [part], "more": [1] * 1000},
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}", "more": 1},
+        {"type": "function_call_output", "call_id": "1", "output": "2", "status": "completed"},
+    ]
+    reply = await post(stored, tokenizer, "Hello", input=items)
+    async with stored.get(f"{ROUTE}/{reply['id']}/input_items?order=asc") as response:
+        kept = (await response.json())["data"]
+    assert [[*each] for each in kept] == [
+        ["type", "id", "role", "content"],
+        ["type", "id", "call_id", "name", "arguments"],
+        ["type", "id", "call_id", "output"],
+    ]
+    assert kept[0]["content"] == [{"type": "input_text", "text": "Hi"}]
+
+
 async def test_input_items_are_listed_by_pages(
     stored: aiohttp.ClientSession, tokenizer: FakeTokenizer
 ) -> None:

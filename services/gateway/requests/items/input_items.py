@@ -102,14 +102,11 @@ def references(items: list[bytes]) -> dict[int, str]:
     return {index: head.id or "" for index, head in enumerate(heads) if head.type == REFERENCE}
 
 
-def with_ids(items: list[bytes], key: str) -> list[bytes]:
-    """The items, each with an id of its own; ``key`` makes new ones unique."""
-    return [_with_id(item, f"{key}i{number:03x}") for number, item in enumerate(items)]
-
-
-def _with_id(item: bytes, name: str) -> bytes:
-    head = msgspec.json.decode(item, type=_Head)
-    if head.id is not None:
-        return item
-    fields = msgspec.json.decode(item, type=dict[str, Raw])
-    return msgspec.json.encode({**fields, "id": f"{ID_PREFIXES[head.type]}_{name}"})
+def kept_input(items: list[bytes], key: str) -> bytes:
+    """The JSON array of the items with their known fields, each with an id; ``key`` makes new ids
+    unique."""
+    kept = [msgspec.json.decode(item, type=Item) for item in items]
+    for number, item in enumerate(kept):
+        if item.id is None:
+            item.id = f"{ID_PREFIXES[item.type or '']}_{key}i{number:03x}"
+    return msgspec.json.encode(kept)

@@ -149,7 +149,7 @@ class ResponseRequest(GenerationRequest, kw_only=True):
         return self.include is not None and what in self.include
 
 
-class Part(Struct):
+class Part(Struct, omit_defaults=True):
     """A piece of a message, of a call's output or of reasoning."""
 
     type: str
@@ -157,7 +157,7 @@ class Part(Struct):
     refusal: str | None = None
 
 
-class Item(Struct):
+class Item(Struct, omit_defaults=True):
     """An input item; which fields count is a matter of its type."""
 
     type: str | None = None

@@ -5,10 +5,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from services.gateway.store.database import Entry, ResponseDatabase, StoreLimits
+from services.gateway.store.database import Entry, ResponseDatabase, StoreFull, StoreLimits
 from shared.errors import ConfigError
 
 LIMITS = StoreLimits(max_bytes=1000, max_entries=100, max_age_s=100)
@@ -38,6 +39,13 @@ def names(
     return [name for name in asked if database.get(name, owner, now_s) is not None]
 
 
+def outputs(
+    database: ResponseDatabase, *item_ids: str, owner: str = "me", max_bytes: int = 1000
+) -> list[bytes] | int:
+    found = database.outputs_with(item_ids, owner, max_bytes, 0)
+    return found if isinstance(found, int) else [*found]
+
+
 def test_what_is_saved_comes_back_to_its_owner_alone(path: Path) -> None:
     with opened(path) as database:
         database.save(entry("a", owner="me"), 0)
@@ -46,12 +54,12 @@ def test_what_is_saved_comes_back_to_its_owner_alone(path: Path) -> None:
         assert (found.input, found.response) == (b"[]", b"x" * 8)
         assert names(database, "a", "b", owner="you") == []
         assert database.conversation("a", "you", 100, 0) == "a"
-        assert database.with_items(["item-a"], "you", 0) == []
+        assert outputs(database, "item-a", owner="you") == []
         assert not database.delete("a", "you")
-        assert [each.id for each in database.with_items(["item-a", "item-b"], "me", 0)] == ["a"]
+        assert outputs(database, "item-a", "item-b") == [b"x" * 8]
         assert database.delete("a", "me")
         assert names(database, "a") == []
-        assert database.with_items(["item-a"], "me", 0) == []
+        assert outputs(database, "item-a") == []
         assert not database.delete("a", "me")
 
 
@@ -104,6 +112,71 @@ def test_the_totals_are_those_of_what_is_there(path: Path) -> None:
             assert counted[1] <= 60
 
 
+def fill(database: ResponseDatabase, owner: str, num: int, start_s: float, **fields: Any) -> None:
+    for number in range(num):
+        made = entry(f"{owner}{number}", owner=owner, num_bytes=fields.get("num_bytes", 10))
+        database.save(replace(made, runner=fields.get("runner")), start_s + number)
+
+
+def left(database: ResponseDatabase, owner: str) -> int:
+    return len(names(database, *(f"{owner}{number}" for number in range(100)), owner=owner))
+
+
+@pytest.mark.parametrize("limits", [StoreLimits(100, 1000, 100), StoreLimits(10_000, 10, 100)])
+def test_an_owner_pushes_out_its_own_and_of_others_what_is_above_an_equal_part(
+    path: Path, limits: StoreLimits
+) -> None:
+    with opened(path, limits) as database:
+        fill(database, "bob", 3, 0)
+        fill(database, "ann", 40, 10)
+        assert (left(database, "bob"), left(database, "ann")) == (3, 7)
+        assert names(database, "ann39", "ann33", owner="ann") == ["ann39", "ann33"]
+        fill(database, "cat", 40, 60)
+        assert (left(database, "bob"), left(database, "ann"), left(database, "cat")) == (3, 3, 4)
+
+
+def test_a_large_response_pushes_out_its_owners_own(path: Path) -> None:
+    with opened(path, StoreLimits(100, 1000, 100)) as database:
+        fill(database, "bob", 5, 0)
+        fill(database, "ann", 5, 10)
+        database.save(entry("large", owner="ann", num_bytes=50), 20)
+        assert (left(database, "bob"), left(database, "ann")) == (5, 0)
+        with pytest.raises(StoreFull):
+            database.save(entry("larger", owner="ann", num_bytes=60), 30)
+        assert left(database, "bob") == 5
+        assert names(database, "large", owner="ann") == ["large"]
+
+
+def test_responses_in_the_making_are_not_pushed_out(path: Path) -> None:
+    with opened(path, StoreLimits(100, 1000, 100)) as database:
+        fill(database, "bob", 4, 0, runner="us")
+        fill(database, "ann", 40, 10)
+        assert (left(database, "bob"), left(database, "ann")) == (4, 6)
+        database.save(entry("more", owner="bob"), 60)
+        assert left(database, "ann") == 5
+        with pytest.raises(StoreFull):
+            database.save(entry("large", owner="bob", num_bytes=60), 70)
+        assert database.wanted("us") == {"bob0", "bob1", "bob2", "bob3"}
+
+
+def test_a_store_full_of_responses_in_the_making_takes_no_other(path: Path) -> None:
+    with opened(path, StoreLimits(100, 1000, 100)) as database:
+        fill(database, "bob", 10, 0, runner="us")
+        with pytest.raises(StoreFull):
+            database.save(entry("ann", owner="ann"), 20)
+        assert len(database.wanted("us")) == 10
+
+
+def test_a_file_from_before_the_shares_gets_them(path: Path) -> None:
+    with opened(path) as database:
+        fill(database, "bob", 4, 0)
+        for name in ("TABLE shares", "TRIGGER share_grows", "TRIGGER share_shrinks"):
+            database._db.execute(f"DROP {name}")
+    with opened(path, StoreLimits(60, 1000, 100)) as database:
+        fill(database, "ann", 10, 10)
+        assert (left(database, "bob"), left(database, "ann")) == (3, 3)
+
+
 def test_what_is_too_old_is_gone(path: Path) -> None:
     with opened(path) as database:
         database.save(entry("a"), 0)
@@ -125,6 +198,16 @@ def test_a_conversation_is_all_that_a_response_follows(path: Path) -> None:
         database.delete("a", "me")
         assert database.conversation("c", "me", 30, 1) == "a"
         assert database.conversation("fish", "me", 30, 1) == "fish"
+
+
+def test_the_responses_of_items_are_read_within_a_limit_of_bytes(path: Path) -> None:
+    with opened(path) as database:
+        saved = entry("a", num_bytes=30)
+        database.save(replace(saved, item_ids=["one", "two"]), 0)
+        database.save(entry("b", num_bytes=20), 0)
+        asked, both = ("one", "two", "item-b", "none"), [b"x" * 28, b"x" * 18]
+        assert outputs(database, *asked, max_bytes=46) in (both, both[::-1])
+        assert outputs(database, *asked, max_bytes=45) == 46
 
 
 def test_two_gateways_share_a_file(path: Path) -> None:
