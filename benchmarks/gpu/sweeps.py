@@ -12,21 +12,11 @@ from benchmarks.gpu.suite import Suite
 from benchmarks.gpu.timing import seconds
 
 NUMS_SPLITS = (4, 8, 16, 32, 64)
-# Beside the configuration that is chosen: factors of its rows, parts and columns, more stages. The
-# last four are what was chosen before any card: of 16 rows, of 64 rows, of two parts.
-VARIANTS = (
-    (1, 1, 1, 0),
-    (0.5, 1, 1, 0),
-    (2, 1, 1, 0),
-    (1, 2, 1, 0),
-    (1, 1, 0.5, 0),
-    (1, 1, 2, 0),
-    (1, 1, 1, -2),
-    (0.5, 1, 2, 0),
-    (2, 1, 0.5, 2),
-    (1, 1, 1, 2),
-    (1, 0.5, 1, 1),
-    (1, 0.5, 1, -1),
+# Rows of the weight, inputs in a step of the loop, stages; of each with 4 warps and with 8.
+CONFIGS = (
+    *((16, 128, 8), (16, 256, 4), (16, 256, 6), (16, 256, 8), (16, 512, 3), (16, 512, 4)),
+    *((32, 64, 8), (32, 128, 4), (32, 128, 6), (32, 128, 8), (32, 256, 3), (32, 256, 4)),
+    *((64, 64, 4), (64, 64, 6), (64, 128, 3), (64, 128, 4), (64, 128, 5)),
 )
 
 
@@ -34,7 +24,7 @@ def sweep(suite: Suite) -> Iterator[dict[str, Any]]:
     """A row for each operator and shape: microseconds by configuration."""
     for context in suite.contexts:
         yield _splits(suite, context)
-    for num_tokens in (suite.nums_tokens[0], suite.nums_tokens[-1]):
+    for num_tokens in suite.nums_tokens:
         for product in product_cases.products(suite):
             yield _configs(suite, product, num_tokens)
 
@@ -53,21 +43,18 @@ def _splits(suite: Suite, context: int) -> dict[str, Any]:
 def _configs(suite: Suite, product: Product, num_tokens: int) -> dict[str, Any]:
     from kernels.linear import triton
 
-    itemsize = suite.dtype.itemsize
     shape = product.num_rows, product.size
-    chosen = triton.config(*shape, itemsize, num_tokens, product.is_normed)
+    chosen = triton.config(*shape, suite.dtype.itemsize, num_tokens)
     case = product_cases.case(suite, product, num_tokens)
-    found = {}
-    for rows, parts, columns, stages in VARIANTS:
-        config = chosen._replace(
-            block_rows=int(chosen.block_rows * rows),
-            num_parts=min(2, max(1, int(chosen.num_parts * parts))),
-            block_k=int(chosen.block_k * columns),
-            num_stages=max(1, chosen.num_stages + stages),
-        )
-        if _facts(config) not in found:
-            with patch.object(triton, "config", partial(_given, config)):
-                found[_facts(config)] = _us(suite, case)
+    found = {_facts(chosen): _us(suite, case)}
+    for rows, block_k, stages in CONFIGS:
+        for num_warps in (4, 8):
+            config = chosen._replace(
+                block_rows=rows, block_k=block_k, num_warps=num_warps, num_stages=stages
+            )
+            if _facts(config) not in found:
+                with patch.object(triton, "config", partial(_given, config)):
+                    found[_facts(config)] = _us(suite, case)
     return _row(case, _facts(chosen), found)
 
 
@@ -76,8 +63,8 @@ def _given(config: Any, *_: int) -> Any:
 
 
 def _facts(config: Any) -> str:
-    rows = f"{config.num_parts} × {config.block_rows}"
-    return f"{rows} × {config.block_k}, {config.num_stages} stages"
+    size = f"{config.block_rows} × {config.block_k}"
+    return f"{size}, {config.num_warps} warps, {config.num_stages} stages"
 
 
 def _us(suite: Suite, case: Case) -> float | str:

@@ -43,7 +43,7 @@ class Config(NamedTuple):
 
 def config(num_rows: int, size: int, itemsize: int, num_tokens: int) -> Config:
     """For a weight [num_rows, size]: the fastest of a sweep over Qwen3-8B's weights on an H200, see
-    ``benchmarks/results/gemm_sweep-nvidia-h200-2026-11-26.md``.
+    ``benchmarks/results/gpu-sweeps-nvidia-h200-2026-11-26.md``.
 
     A token's result is the same bits whatever its step has besides, since the order of a sum
     depends on the weight alone: 64 rows take another instruction than 32 or 16. In float32 there

@@ -12,7 +12,7 @@ SUITE = replace(of_test(), batches=(1,), nums_tokens=(1,), rotated_bytes=1)
 def test_each_kernel_has_a_row_and_attention_agrees_with_torch() -> None:
     rows = list(kernel_table.rows(SUITE, 1.0, time.monotonic() + 60))
     assert not [row for row in rows if "failed" in row]
-    differences = [row["difference"] for row in rows if row["kernel"].endswith("attention")]
+    differences = [row["difference"] for row in rows if "difference" in row]
     assert len(differences) == 3
     assert max(differences) < 1e-5
 
