@@ -66,6 +66,7 @@ def _start(suite: Suite, model: Path, drafts: bool) -> None:
     )
     loaded = load(settings, _be_silent, choose_device_kernels)
     assert isinstance(loaded.model, TorchLM)
+    assert loaded.model.model.lm_head is not None
     loaded.model.model.lm_head.to(suite.dtype)  # a CPU's is float32, a GPU's is not
     capacity = loaded.capacity(NUM_BLOCKS)
     table = SlotTable(capacity)

@@ -10,7 +10,6 @@ from benchmarks.gpu.dry_card import AMPERE, HOPPER, MAX_SHARED_BYTES, Resources,
 from benchmarks.gpu.sass import read_code
 from kernels.paged_attention import TILE
 from kernels.paged_attention.triton import (
-    MAX_REGISTERS,
     NUM_SPLITS,
     Config,
     chunk_config,
@@ -19,6 +18,7 @@ from kernels.paged_attention.triton import (
 )
 from kernels.paged_attention.triton.chunk import chunk_kernel
 from kernels.paged_attention.triton.decode import combine_kernel, decode_kernel
+from kernels.paged_attention.triton.tiles import MAX_REGISTERS
 from tests.kernels.compiled import ARCHS, compiled
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
