@@ -167,7 +167,7 @@ class Files:
         with self._folder.data_path(file.id).open("rb") as data:
             length = str(file.bytes)
             await client.begin({"Content-Type": OCTETS, "Content-Length": length})
-            while chunk := await asyncio.to_thread(data.read, CHUNK_BYTES):
+            while client.takes_body and (chunk := await asyncio.to_thread(data.read, CHUNK_BYTES)):
                 await client.write(chunk)
             return await client.end()
 

@@ -6,7 +6,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from services.gateway.log_limit import LogLimit
 from services.gateway.metrics import SLOW_CLIENTS
@@ -23,8 +23,8 @@ EVENT_STREAM = "text/event-stream"
 
 
 class Client:
-    """Writes a response. Raises ConnectionError where the client has left, or has read nothing for
-    ``slow_s``: then its connection is cut off."""
+    """Writes a response, of which a HEAD request gets the head alone. Raises ConnectionError where
+    the client has left, or has read nothing for ``slow_s``: then its connection is cut off."""
 
     def __init__(self, request: web.Request, slow_s: float) -> None:
         self._request = request
@@ -51,6 +51,8 @@ class Client:
     async def write(self, data: bytes) -> None:
         """Writes ``WRITE_CHUNK_BYTES`` at a time, so that a client that reads slowly but steadily
         reads each chunk in time."""
+        if not self.takes_body:
+            return
         self._written_s = time.monotonic()
         view = memoryview(data)
         for start in range(0, len(data), WRITE_CHUNK_BYTES):
@@ -66,6 +68,10 @@ class Client:
         """Closes the connection: the client learns by it that the reply is not whole."""
         if self._request.transport is not None:
             self._request.transport.abort()
+
+    @property
+    def takes_body(self) -> bool:
+        return self._request.method != hdrs.METH_HEAD
 
     @property
     def is_stream(self) -> bool:

@@ -2,8 +2,12 @@
 
 import asyncio
 import ssl
+from typing import Any
 
-from aiohttp import web
+from aiohttp import hdrs, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import RawRequestMessage, StreamWriter
+from aiohttp.streams import StreamReader
 from aiohttp.typedefs import Handler
 
 from services.gateway.http.connection import HttpConnection
@@ -70,8 +74,9 @@ class _Server(web.Server):
 
     def __init__(self, server: web.Server, config: GatewayConfig) -> None:
         super().__init__(
-            self._answer, request_factory=server.request_factory, handler_cancellation=True
+            self._answer, request_factory=self._make_request, handler_cancellation=True
         )
+        self._make = server.request_factory
         self._handle = server.request_handler
         self._config = config
         self._open = ConnectionLimit()
@@ -90,6 +95,18 @@ class _Server(web.Server):
             max_headers=MAX_HEADERS,
         )
 
+    def _make_request(
+        self,
+        message: RawRequestMessage,
+        payload: StreamReader,
+        connection: web.RequestHandler,
+        writer: AbstractStreamWriter,
+        task: asyncio.Task[None],
+    ) -> web.BaseRequest:
+        if message.method == hdrs.METH_HEAD:
+            writer = _HeadWriter(connection, asyncio.get_running_loop())
+        return self._make(message, payload, connection, writer, task)
+
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = request.protocol
         assert isinstance(connection, HttpConnection)
@@ -101,3 +118,15 @@ class _Server(web.Server):
             return await self._handle(request)
         finally:
             connection.end_request()
+
+
+class _HeadWriter(StreamWriter):
+    """Writes the head of an answer alone: on a connection that is kept, bytes behind the head of an
+    answer to HEAD are the beginning of the next answer."""
+
+    async def write(self, chunk: object, **options: Any) -> None:
+        self.send_headers()
+
+    async def write_eof(self, chunk: bytes = b"") -> None:
+        self.set_eof()
+        await self.drain()
