@@ -12,7 +12,7 @@ BUFFERED_BYTES = Gauge(
 )
 STREAM_ERRORS = Counter("shoal_stream_errors", "Replies that ended with an error after status 200")
 SLOW_CLIENTS = Counter(
-    "shoal_slow_clients", "Clients that read nothing for slow-client-s; their requests ended"
+    "shoal_slow_clients", "Connections cut off, for clients that did not read for slow-client-s"
 )
 CONNECTIONS = Gauge("shoal_connections", "Connections of clients")
 SHED_CONNECTIONS = Counter(

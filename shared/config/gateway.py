@@ -131,7 +131,10 @@ class GatewayConfig(Settings):
         description="how far below 0, which is sooner, clients may set a request's priority",
     )
     slow_client_s: float = Field(
-        60.0, gt=0, description="seconds for which a client may not read; then its request ends"
+        60.0,
+        gt=0,
+        description="seconds for which a client may not read what it was sent; then its connection"
+        " is cut off",
     )
     stream_heartbeat_s: float = Field(
         15.0,

@@ -41,7 +41,6 @@ class Files:
         self._admission = admission
         self._cors = cors
         self._max_bytes = config.max_file_bytes
-        self._slow_client_s = config.slow_client_s
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -163,7 +162,7 @@ class Files:
 
     async def _content(self, request: web.Request) -> web.StreamResponse:
         file = self._file(request)
-        client = Client(request, self._slow_client_s)
+        client = Client(request)
         with self._folder.data_path(file.id).open("rb") as data:
             length = str(file.bytes)
             await client.begin({"Content-Type": OCTETS, "Content-Length": length})

@@ -85,7 +85,6 @@ class PoolingEndpoints:
         self._intake = intake
         self._pieces = pieces
         self._accept_timeout_s = config.accept_timeout_s
-        self._slow_client_s = config.slow_client_s
         self._limits = Limits(config.max_choices, config.max_logprobs, config.max_priority_boost)
 
     def routes(self) -> list[web.RouteDef]:
@@ -172,7 +171,7 @@ class PoolingEndpoints:
         vectors: list[Array],
         warnings: Sequence[str],
     ) -> web.StreamResponse:
-        client = Client(request, self._slow_client_s)
+        client = Client(request)
         warn(client.response, warnings)
         is_large = sum(map(len, vectors)) > LARGE_REPLY
         with measured(request, "reply") as attributes, client.counted(attributes):

@@ -7,19 +7,23 @@ import socket
 from typing import Any
 
 from aiohttp import HttpVersion11, web
+from aiohttp.abc import AbstractStreamWriter
 from aiohttp.streams import StreamReader
 
 from services.gateway.http.client import CLIENT
 from services.gateway.http.connection_limit import ConnectionLimit
 from services.gateway.http.failures import error_response
+from services.gateway.http.reading_check import ReadingCheck
 from services.gateway.log_limit import LogLimit
-from services.gateway.metrics import HTTP_REQUESTS, SHED_CONNECTIONS
+from services.gateway.metrics import HTTP_REQUESTS, SHED_CONNECTIONS, SLOW_CLIENTS
 from shared.errors import InvalidRequest, Unavailable
 from shared.log import client_text
 
 log = logging.getLogger(__name__)
 log.addFilter(LogLimit())
 
+LOOKS_A_PERIOD = 4
+"""How often we look, in slow-client-s, whether a client reads."""
 LOOK_S = 0.1
 """How often we look whether a client that sends no more has left."""
 TCP_CLOSE = 7  # of the kernel: also the state of a connection that was reset
@@ -28,7 +32,8 @@ CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 class HttpConnection(web.RequestHandler):
     """A connection that brings no head of a request within ``header_timeout_s``, from its beginning
-    or from the first byte of a later request, is closed.
+    or from the first byte of a later request, is closed; one whose client is late by ``reading``
+    is aborted, whoever writes and whether or not it is to be closed.
 
     A client may close its side when it has sent its request, and still gets its answer. That looks
     as if it had left, until something is written to it: so something is, every ``probe_s``.
@@ -39,10 +44,15 @@ class HttpConnection(web.RequestHandler):
         "_connections",
         "_header_timeout_s",
         "_is_half_closed",
+        "_num_written_before",
         "_payload",
         "_probe_s",
         "_probed_s",
+        "_reading",
+        "_reading_timer",
+        "_stream",
         "_timer",
+        "_writer",
         "refusal",
     )
 
@@ -52,6 +62,7 @@ class HttpConnection(web.RequestHandler):
         connections: ConnectionLimit,
         header_timeout_s: float,
         probe_s: float,
+        reading: ReadingCheck,
         **options: Any,
     ) -> None:
         super().__init__(manager, **options)
@@ -64,6 +75,11 @@ class HttpConnection(web.RequestHandler):
         self._can_probe = False
         self._is_half_closed = False
         self._timer: asyncio.TimerHandle | None = None
+        self._reading = reading
+        self._reading_timer: asyncio.TimerHandle | None = None
+        self._stream: asyncio.Transport | None = None  # until it is lost, not only until it closes
+        self._writer: AbstractStreamWriter | None = None  # of the last request
+        self._num_written_before = 0  # by the writers before it
 
     @property
     def is_idle(self) -> bool:
@@ -82,6 +98,14 @@ class HttpConnection(web.RequestHandler):
         if transport is not None:  # to close TLS may take as long as the client likes, up to 30 s
             transport.abort()
 
+    def begin_request(self, writer: AbstractStreamWriter) -> None:
+        """The answer of one will go to ``writer``."""
+        if self._writer is not None:
+            self._num_written_before += self._writer.output_size
+        self._writer = writer
+        if self._reading_timer is None:
+            self._look_again()
+
     def end_request(self) -> None:
         """The answer of one is known."""
         self._connections.note_end_of_request(self)
@@ -92,12 +116,16 @@ class HttpConnection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._stream = self.transport
         self._await_head()
         self._connections.add(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._connections.remove(self)
         self._stop_timer()
+        if self._reading_timer is not None:
+            self._reading_timer.cancel()
+        self._stream = None
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -152,6 +180,31 @@ class HttpConnection(web.RequestHandler):
         if self._timer is not None and not self._is_half_closed:
             self._timer.cancel()
             self._timer = None
+
+    # --- a client that does not read ------------------------------------------------------------
+
+    def _look_again(self) -> None:
+        look_s = self._reading.period_s / LOOKS_A_PERIOD
+        self._reading_timer = self._loop.call_later(look_s, self._look_at_reading)
+
+    def _look_at_reading(self) -> None:
+        self._reading_timer = None
+        if self._stream is None or self._writer is None:
+            return
+        num_unread = self._stream.get_write_buffer_size()
+        num_written = self._num_written_before + self._writer.output_size
+        if self._reading.is_late(num_written, num_unread, self._loop.time()):
+            self._end_slow(self._stream, num_unread)
+        elif num_unread or not self.is_idle:
+            self._look_again()
+
+    def _end_slow(self, stream: asyncio.Transport, num_unread: int) -> None:
+        SLOW_CLIENTS.inc()
+        log.warning(
+            "%s is cut off: it left %d bytes unread for slow-client-s = %g s",
+            *(stream.get_extra_info("peername"), num_unread, self._reading.period_s),
+        )
+        stream.abort()
 
     # --- a client that sends no more ------------------------------------------------------------
 

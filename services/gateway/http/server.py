@@ -13,6 +13,7 @@ from aiohttp.typedefs import Handler
 from services.gateway.http.connection import HttpConnection
 from services.gateway.http.connection_limit import ConnectionLimit
 from services.gateway.http.failures import error_response
+from services.gateway.http.reading_check import ReadingCheck
 from shared.config.gateway import GatewayConfig
 
 MAX_HEADER_BYTES = 8 << 10
@@ -87,6 +88,7 @@ class _Server(web.Server):
             self._open,
             self._config.header_timeout_s,
             self._config.stream_heartbeat_s,
+            ReadingCheck(self._config.slow_client_s),
             loop=asyncio.get_running_loop(),
             keepalive_timeout=self._config.keep_alive_timeout_s,
             access_log=None,
@@ -105,6 +107,8 @@ class _Server(web.Server):
     ) -> web.BaseRequest:
         if message.method == hdrs.METH_HEAD:
             writer = _HeadWriter(connection, asyncio.get_running_loop())
+        assert isinstance(connection, HttpConnection)
+        connection.begin_request(writer)
         return self._make(message, payload, connection, writer, task)
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:

@@ -24,7 +24,7 @@ PONG = b'{"status":"alive"}'
 
 
 async def by_client(request: web.Request) -> web.StreamResponse:
-    client = Client(request, slow_s=60)
+    client = Client(request)
     await client.begin({"Content-Type": "text/plain"})
     await client.write(CONTENT)
     return await client.end()
