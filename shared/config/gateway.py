@@ -4,7 +4,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from shared.config.base import Settings
-from shared.config.fields import Addresses, ApiKeys, Origins, ReasoningKey
+from shared.config.fields import Addresses, ApiKeys, HostNames, Origins, ReasoningKey
 from shared.config.shared_fields import MAX_OPEN_REQUESTS
 from shared.messages import MAX_CHOICES
 
@@ -35,6 +35,11 @@ class GatewayConfig(Settings):
     )
     allowed_origins: Origins = Field(
         [], description="origins whose pages may use the API from a browser; *: all"
+    )
+    allowed_hosts: HostNames = Field(
+        [],
+        description="names under which a server without keys answers, besides localhost and IP"
+        " addresses; *: any (default: any, on the loopback none)",
     )
     ssl_certfile: Path | None = Field(
         None, description="PEM file with a certificate and its chain: HTTPS instead of HTTP"

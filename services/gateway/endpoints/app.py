@@ -26,6 +26,7 @@ from services.gateway.http.api_keys import Guard, load_accounts
 from services.gateway.http.body import BodyParser, BodyReader
 from services.gateway.http.cors import Cors
 from services.gateway.http.failures import answer_errors, count_requests, name_server
+from services.gateway.http.known_hosts import known_hosts
 from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.server import limit_headers
 from services.gateway.http.tracing import Tracing, answer_trace
@@ -54,6 +55,9 @@ def make_app(
     middlewares = [tracing.trace, count_requests, answer_errors, limit_headers, cors.preflight]
     if accounts := load_accounts(config):
         middlewares.append(Guard(accounts, own_socket).check)
+    else:
+        hosts = known_hosts(config, own_socket)
+        middlewares += [cors.check, *([hosts.check] if hosts is not None else [])]
     responses = Responses(completions, mesh, bodies, config, own_socket)
     pooling = PoolingEndpoints(mesh, intake, pieces, config)
     app = web.Application(middlewares=middlewares)
@@ -78,7 +82,7 @@ def make_app(
         Messages(mesh, intake, completions),
         Aborts(mesh),
         Traces(mesh.traces),
-        Files(batches, admission, cors, config),
+        Files(batches, admission, config),
         Batches(batches),
         Info(mesh, status),
         *((MeshState(reports),) if config.mesh_endpoint else ()),

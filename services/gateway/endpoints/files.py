@@ -15,7 +15,6 @@ from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Admission
 from services.gateway.http.body import READ_TIMEOUT_S
 from services.gateway.http.client import Client
-from services.gateway.http.cors import Cors
 from services.gateway.requests.violations import show
 from services.gateway.responses.json_reply import json_response
 from shared.config.gateway import GatewayConfig
@@ -35,11 +34,10 @@ class Files:
     """Without a folder every route is refused, with the setting's name."""
 
     def __init__(
-        self, batches: BatchRunner | None, admission: Admission, cors: Cors, config: GatewayConfig
+        self, batches: BatchRunner | None, admission: Admission, config: GatewayConfig
     ) -> None:
         self._batches = batches
         self._admission = admission
-        self._cors = cors
         self._max_bytes = config.max_file_bytes
 
     def routes(self) -> list[web.RouteDef]:
@@ -57,7 +55,6 @@ class Files:
 
     async def _upload(self, request: web.Request) -> web.Response:
         folder = self._folder
-        self._cors.check(request)
         if request.content_type != "multipart/form-data":
             given = show(request.content_type)
             raise web.HTTPUnsupportedMediaType(

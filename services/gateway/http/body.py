@@ -15,6 +15,7 @@ from shared.errors import BodyTooLarge, InvalidRequest
 
 READ_TIMEOUT_S = 60.0
 MAX_INLINE_BYTES = 64 << 10
+JSON = "application/json"
 READ_BODY: web.RequestKey[Body] = web.RequestKey("read_body")
 """Key under which a request keeps its body, read to find the endpoint, until that reads it."""
 
@@ -80,12 +81,12 @@ class BodyParser:
 
 
 def _check_content_type(request: web.Request) -> None:
-    """A page in a browser may send any other type anywhere without asking."""
+    """A page in a browser may send any other type, or none, anywhere without asking."""
     given = request.headers.get(hdrs.CONTENT_TYPE, "")
     content_type = given.partition(";")[0].strip().lower()
-    if content_type not in ("", "application/json"):
+    if content_type != JSON and (content_type or hdrs.ORIGIN in request.headers):
         raise web.HTTPUnsupportedMediaType(
-            reason=f"Content-Type is {show(content_type)}; expected application/json"
+            reason=f"Content-Type is {show(content_type)}; expected {JSON}"
         )
 
 

@@ -25,7 +25,7 @@ NUM_FILES = 1024
 
 def post(path: str = "/v1/completions", version: str = "1.1", **fields: Any) -> bytes:
     body = json.dumps(fields).encode()
-    head = f"POST {path} HTTP/{version}\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/{version}\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
 
 
@@ -109,7 +109,9 @@ async def test_where_all_connections_have_a_request_a_new_one_is_refused(
         assert answer == b"HTTP/1.1 200"
 
 
-@pytest.mark.parametrize("sent", [b"", b"POST /v1/compl", b"POST / HTTP/1.1\r\nHost: a\r\n"])
+@pytest.mark.parametrize(
+    "sent", [b"", b"POST /v1/compl", b"POST / HTTP/1.1\r\nHost: localhost\r\n"]
+)
 async def test_a_request_whose_head_does_not_come_ends_its_connection(
     tmp_path: Path, sent: bytes
 ) -> None:
@@ -126,7 +128,7 @@ async def test_a_later_request_has_a_deadline_for_its_head_too(tmp_path: Path) -
     async with running_gateway(tmp_path, header_timeout_s=0.3) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         for _ in range(3):
-            writer.write(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n")
+            writer.write(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
             await asyncio.sleep(0.2)  # in all longer than the deadline of one head
         writer.write(b"G")
@@ -137,7 +139,7 @@ async def test_a_later_request_has_a_deadline_for_its_head_too(tmp_path: Path) -
 async def test_a_connection_without_a_request_is_closed(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, keep_alive_timeout_s=0.05) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-        writer.write(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n")
+        writer.write(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 200")
         writer.close()
 
@@ -253,7 +255,7 @@ class TestOfAClientThatSendsNoMore:
         self, gateway: GatewayService
     ) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-        writer.write(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n" * 3)
+        writer.write(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
         writer.write_eof()
         assert (await reader.read()).count(b"HTTP/1.1 200") == 3
         writer.close()
