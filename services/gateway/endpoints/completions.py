@@ -65,10 +65,9 @@ class Completions:
         self._reasoning_field = config.reasoning_field
 
     def routes(self) -> list[web.RouteDef]:
-        expect = self._intake.bodies.expect
         return [
-            web.post("/v1/chat/completions", self.chat, expect_handler=expect),
-            web.post("/v1/completions", self.text, expect_handler=expect),
+            web.post("/v1/chat/completions", self.chat),
+            web.post("/v1/completions", self.text),
         ]
 
     async def chat(self, request: web.Request) -> web.StreamResponse:

@@ -13,8 +13,9 @@ from services.gateway.batches.runner import BatchRunner
 from services.gateway.endpoints.listing import enabled, page
 from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Admission
-from services.gateway.http.body import READ_TIMEOUT_S
+from services.gateway.http.body import READ_TIMEOUT_S, check_coding
 from services.gateway.http.client import Client
+from services.gateway.http.expectation import let_continue
 from services.gateway.requests.violations import show
 from services.gateway.responses.json_reply import json_response
 from shared.config.gateway import GatewayConfig
@@ -60,6 +61,7 @@ class Files:
             raise web.HTTPUnsupportedMediaType(
                 reason=f"Content-Type is {given}; expected multipart/form-data"
             )
+        check_coding(request)
         file_id = new_file_id()
         with self._admission.admit():
             try:
@@ -82,6 +84,7 @@ class Files:
         if (request.content_length or 0) > self._max_bytes + MAX_NAME_CHARS + MAX_FIELD_BYTES:
             raise self._too_large(str(request.content_length))
         purpose, name, num_bytes = "", "", -1
+        await let_continue(request)
         try:
             async for part in await request.multipart():
                 if not isinstance(part, BodyPartReader):
@@ -89,13 +92,13 @@ class Files:
                 if part.name == "purpose":
                     purpose = await _text(part)
                 elif part.name == "file" and num_bytes < 0:
-                    name = (part.filename or "")[:MAX_NAME_CHARS]
+                    name = _whole(part.filename or "")[:MAX_NAME_CHARS]
                     with folder.create_data(file_id) as data:
                         num_bytes = await self._receive(part, data, limit)
                 else:
                     raise InvalidRequest(
-                        f"{(part.name or '')[:60]} is not supported; allowed: file, purpose",
-                        param=(part.name or "")[:60],
+                        f"{show(part.name or '')} is not supported; allowed: file, purpose",
+                        param=_whole(part.name or "")[:60],
                         code="unsupported_parameter",
                     )
         except ValueError as error:
@@ -172,6 +175,11 @@ def _extend(limit: asyncio.Timeout, num_bytes: int) -> None:
     """By the time that so many bytes may take, but not beyond READ_TIMEOUT_S from now."""
     latest = asyncio.get_running_loop().time() + READ_TIMEOUT_S
     limit.reschedule(min((limit.when() or latest) + num_bytes / MIN_BYTES_PER_S, latest))
+
+
+def _whole(text: str) -> str:
+    """Without halves of characters, which bytes that are no UTF-8 become."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")
 
 
 async def _text(part: BodyPartReader) -> str:

@@ -92,7 +92,7 @@ class PoolingEndpoints:
 
     def _route(self, path: str, endpoint: PoolingEndpoint) -> web.RouteDef:
         handler = partial(self.serve, endpoint=endpoint)
-        return web.post(path, handler, expect_handler=self._intake.bodies.expect)
+        return web.post(path, handler)
 
     async def serve(self, request: web.Request, endpoint: PoolingEndpoint) -> web.StreamResponse:
         started_s = time.monotonic()

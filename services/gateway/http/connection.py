@@ -12,12 +12,13 @@ from aiohttp.streams import StreamReader
 
 from services.gateway.http.client import CLIENT
 from services.gateway.http.connection_limit import ConnectionLimit
+from services.gateway.http.expectation import CONTINUE
 from services.gateway.http.failures import error_response
+from services.gateway.http.head_parser import HeadParser, fault_of
 from services.gateway.http.reading_check import ReadingCheck
 from services.gateway.log_limit import LogLimit
 from services.gateway.metrics import HTTP_REQUESTS, SHED_CONNECTIONS, SLOW_CLIENTS
-from shared.errors import InvalidRequest, Unavailable
-from shared.log import client_text
+from shared.errors import InternalError, Unavailable
 
 log = logging.getLogger(__name__)
 log.addFilter(LogLimit())
@@ -27,7 +28,6 @@ LOOKS_A_PERIOD = 4
 LOOK_S = 0.1
 """How often we look whether a client that sends no more has left."""
 TCP_CLOSE = 7  # of the kernel: also the state of a connection that was reset
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class HttpConnection(web.RequestHandler):
@@ -66,6 +66,7 @@ class HttpConnection(web.RequestHandler):
         **options: Any,
     ) -> None:
         super().__init__(manager, **options)
+        self._parser: HeadParser | None = HeadParser(self._parser)  # type: ignore[assignment]
         self.refusal: Unavailable | None = None
         self._connections = connections
         self._header_timeout_s = header_timeout_s
@@ -130,13 +131,27 @@ class HttpConnection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         num_requests = self._request_count
-        super().data_received(data)
+        try:
+            super().data_received(data)
+        except MemoryError:
+            log.warning("%s is closed: there is no memory for what it sent", self.peername)
+            self._end_broken()
+            return
+        if self._parser is not None and self._parser.is_broken:
+            self._end_broken()
         if self._request_count > num_requests:
             message, self._payload = self._messages[-1]
             self._can_probe = getattr(message, "version", HttpVersion11) >= HttpVersion11
             self._stop_timer()
         elif self._timer is None and self.is_idle:
             self._await_head()
+
+    def _end_broken(self) -> None:
+        """Nothing that still comes can be understood; what was asked is answered."""
+        if self.is_idle and not self._messages:
+            self.force_close()
+        else:
+            self.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """True keeps the connection open, until all that was asked is answered."""
@@ -158,11 +173,15 @@ class HttpConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        if status != 400:
-            return super().handle_error(request, status, exc, message)
-        HTTP_REQUESTS.labels("unknown", status).inc()
-        log.info("%s sent what is not HTTP: %s", request.remote, client_text(message or ""))
-        response = error_response(InvalidRequest(f"not HTTP: {message}", code="bad_request"))
+        fault = fault_of(exc)
+        HTTP_REQUESTS.labels("unknown", fault.status).inc()
+        if isinstance(fault, InternalError):
+            log.error("a request of %s broke", request.remote, exc_info=exc)
+        else:
+            log.info("%s is refused: %s", request.remote, fault.message)
+        if request.writer.output_size:
+            raise ConnectionResetError("an answer has begun")
+        response = error_response(fault)
         response.force_close()
         return response
 

@@ -27,6 +27,8 @@ class Cors:
         if request.method != hdrs.METH_OPTIONS or not is_asking or not self._lets_in(request):
             return await handler(request)
         wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "")
+        if not wanted.isascii():
+            raise web.HTTPBadRequest(reason="Access-Control-Request-Headers holds no names")
         headers = {
             hdrs.ACCESS_CONTROL_ALLOW_METHODS: METHODS,
             hdrs.ACCESS_CONTROL_ALLOW_HEADERS: wanted,
