@@ -71,7 +71,10 @@ class GatewayConfig(Settings):
         description="most choices of a request, n times its number of prompts",
     )
     max_open_requests_per_key: int | None = Field(
-        None, gt=0, description="generation requests that an API key may have open; above it 429"
+        None,
+        gt=0,
+        description="generation requests that an API key may have open, and as many others that"
+        " cost work; above it 429",
     )
     max_tokens_per_minute_per_key: int | None = Field(
         None,

@@ -7,6 +7,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from multidict import CIMultiDict
 from openai import AsyncOpenAI, AuthenticationError
 from prometheus_client import REGISTRY
 
@@ -152,6 +153,16 @@ async def test_a_refusal_is_counted_with_its_route(http: aiohttp.ClientSession) 
     async with http.post(TEXT, headers={"X-Request-Id": "mine"}) as response:
         assert response.headers["X-Request-Id"] == "mine"
     assert count() == before + 1
+
+
+async def test_a_request_tries_no_more_than_two_keys(http: aiohttp.ClientSession) -> None:
+    for guesses, expected in ((["a", KEYS[1]], 200), (["a", "b", KEYS[1]], 401)):
+        bearer, *others = guesses
+        headers = CIMultiDict(bearing(bearer))
+        for key in others:
+            headers.add("X-Api-Key", key)
+        async with http.get("/v1/models", headers=headers) as response:
+            assert response.status == expected
 
 
 class TestFile:
