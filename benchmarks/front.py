@@ -30,7 +30,7 @@ async def stream(port: int, max_tokens: int) -> None:
         {"prompt": "Once", "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
     ).encode()
     writer.write(
-        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         b"Content-Length: %d\r\n\r\n%b" % (len(body), body)
     )
     tail = b""

@@ -1,6 +1,9 @@
 """What a gateway counts. Names that begin with vllm: mean what they mean in vLLM."""
 
-from prometheus_client import Counter, Gauge, Histogram
+from collections.abc import Iterator
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram, Metric
+from prometheus_client.registry import Collector
 
 HTTP_REQUESTS = Counter(
     "shoal_http_requests",
@@ -12,7 +15,7 @@ BUFFERED_BYTES = Gauge(
 )
 STREAM_ERRORS = Counter("shoal_stream_errors", "Replies that ended with an error after status 200")
 SLOW_CLIENTS = Counter(
-    "shoal_slow_clients", "Clients that read nothing for slow-client-s; their requests ended"
+    "shoal_slow_clients", "Connections cut off, for clients that did not read for slow-client-s"
 )
 CONNECTIONS = Gauge("shoal_connections", "Connections of clients")
 SHED_CONNECTIONS = Counter(
@@ -77,3 +80,25 @@ REQUEST_GENERATION_TOKENS = Histogram(
     buckets=NUM_TOKENS,
 )
 # fmt: on
+
+
+class KeyView(Collector):
+    """All metrics, of API keys only that with the id ``key_id``: what others use is not its
+    business, and their ids are parts of hashes by which guesses of a key can be tested."""
+
+    def __init__(self, key_id: str) -> None:
+        self._key_id = key_id
+
+    def collect(self) -> Iterator[Metric]:
+        for metric in REGISTRY.collect():
+            metric.samples = [each for each in metric.samples if self._shows(each.labels)]
+            yield metric
+
+    def _shows(self, labels: dict[str, str]) -> bool:
+        return labels.get("key", self._key_id) == self._key_id
+
+
+def registry_of(key_id: str) -> CollectorRegistry:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(KeyView(key_id))
+    return registry

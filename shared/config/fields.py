@@ -60,6 +60,12 @@ def _check_origin(text: str) -> str:
     return text
 
 
+def _check_host_name(text: str) -> str:
+    if text != "*" and not re.fullmatch(r"[\w.-]+", text, re.ASCII):
+        raise ValueError("expected *, or a name such as models.example, without a port")
+    return text
+
+
 def _split_sizes(value: Any) -> Any:
     """Reads a number alone as a list of one, and empty text as an empty list."""
     if isinstance(value, int):
@@ -99,6 +105,9 @@ ReasoningKey = Annotated[SecretStr, AfterValidator(_check_reasoning_key)]
 ApiKeys = Annotated[list[ApiKey], NoDecode, BeforeValidator(_split)]
 Origins = Annotated[
     list[Annotated[str, AfterValidator(_check_origin)]], NoDecode, BeforeValidator(_split)
+]
+HostNames = Annotated[
+    list[Annotated[str, AfterValidator(_check_host_name)]], NoDecode, BeforeValidator(_split)
 ]
 Addresses = Annotated[
     list[Annotated[str, AfterValidator(check_dialled)]], NoDecode, BeforeValidator(_split)

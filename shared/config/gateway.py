@@ -4,7 +4,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from shared.config.base import Settings
-from shared.config.fields import Addresses, ApiKeys, Origins, ReasoningKey
+from shared.config.fields import Addresses, ApiKeys, HostNames, Origins, ReasoningKey
 from shared.config.shared_fields import MAX_OPEN_REQUESTS
 from shared.messages import MAX_CHOICES, MAX_PRIORITY
 
@@ -36,6 +36,11 @@ class GatewayConfig(Settings):
     allowed_origins: Origins = Field(
         [], description="origins whose pages may use the API from a browser; *: all"
     )
+    allowed_hosts: HostNames = Field(
+        [],
+        description="names under which a server without keys answers, besides localhost and IP"
+        " addresses; *: any (default: any, on the loopback none)",
+    )
     ssl_certfile: Path | None = Field(
         None, description="PEM file with a certificate and its chain: HTTPS instead of HTTP"
     )
@@ -66,7 +71,10 @@ class GatewayConfig(Settings):
         description="most choices of a request, n times its number of prompts",
     )
     max_open_requests_per_key: int | None = Field(
-        None, gt=0, description="generation requests that an API key may have open; above it 429"
+        None,
+        gt=0,
+        description="generation requests that an API key may have open, and as many others that"
+        " cost work; above it 429",
     )
     max_tokens_per_minute_per_key: int | None = Field(
         None,
@@ -136,7 +144,10 @@ class GatewayConfig(Settings):
         description="how far below 0, which is sooner, clients may set a request's priority",
     )
     slow_client_s: float = Field(
-        60.0, gt=0, description="seconds for which a client may not read; then its request ends"
+        60.0,
+        gt=0,
+        description="seconds for which a client may not read what it was sent; then its connection"
+        " is cut off",
     )
     stream_heartbeat_s: float = Field(
         15.0,

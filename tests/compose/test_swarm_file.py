@@ -35,8 +35,9 @@ def test_a_service_is_what_it_is_under_compose(service: str):
 
 
 def compared(service: Service) -> dict[str, str]:
-    """All variables but the model, which is mounted elsewhere, and how long gateways wait."""
-    others = {"SHOAL_MODEL", "SHOAL_READY_WAIT_S"}
+    """All variables but the model, which is mounted elsewhere, how long gateways wait, and names
+    they answer: Swarm publishes the edge on every node."""
+    others = {"SHOAL_MODEL", "SHOAL_READY_WAIT_S", "SHOAL_ALLOWED_HOSTS"}
     return {
         name: value for name, value in service.get("environment", {}).items() if name not in others
     }

@@ -29,8 +29,7 @@ class Aborts:
         self._bodies = BodyReader(MAX_BODY_BYTES)
 
     def routes(self) -> list[web.RouteDef]:
-        expect = self._bodies.expect
-        return [web.post("/abort_requests", self._abort, expect_handler=expect)]
+        return [web.post("/abort_requests", self._abort)]
 
     async def _abort(self, request: web.Request) -> web.Response:
         body = await self._bodies.read(request)

@@ -25,9 +25,11 @@ from services.gateway.http.anthropic import name_message
 from services.gateway.http.api_keys import Guard, load_accounts
 from services.gateway.http.body import BodyParser, BodyReader
 from services.gateway.http.cors import Cors
+from services.gateway.http.expectation import check_expectation
 from services.gateway.http.failures import answer_errors, count_requests, name_server
+from services.gateway.http.known_hosts import known_hosts
 from services.gateway.http.pieces import PieceMaker
-from services.gateway.http.server import limit_headers
+from services.gateway.http.server import check_head
 from services.gateway.http.tracing import Tracing, answer_trace
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.reports import Reports
@@ -52,9 +54,13 @@ def make_app(
     completions = Completions(mesh, intake, pieces, config)
     cors = Cors(config.allowed_origins)
     tracing = Tracing(mesh.traces)
-    middlewares = [tracing.trace, count_requests, answer_errors, limit_headers, cors.preflight]
+    middlewares = [tracing.trace, count_requests, answer_errors, check_head, cors.preflight]
     if accounts := load_accounts(config):
         middlewares.append(Guard(accounts, own_socket).check)
+    else:
+        hosts = known_hosts(config, own_socket)
+        middlewares += [cors.check, *([hosts.check] if hosts is not None else [])]
+    middlewares.append(check_expectation)
     responses = Responses(completions, mesh, bodies, config, own_socket)
     pooling = PoolingEndpoints(mesh, intake, pieces, config)
     app = web.Application(middlewares=middlewares)
@@ -79,7 +85,7 @@ def make_app(
         Messages(mesh, intake, completions),
         Aborts(mesh),
         Traces(mesh.traces),
-        Files(batches, admission, cors, config),
+        Files(batches, admission, config),
         Batches(batches),
         Info(mesh, status),
         *((MeshState(reports),) if config.mesh_endpoint else ()),

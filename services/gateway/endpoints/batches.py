@@ -54,9 +54,8 @@ class Batches:
         self._bodies = BodyReader(MAX_BODY_BYTES)
 
     def routes(self) -> list[web.RouteDef]:
-        expect = self._bodies.expect
         return [
-            web.post("/v1/batches", self._create, expect_handler=expect),
+            web.post("/v1/batches", self._create),
             web.get("/v1/batches", self._list),
             web.get("/v1/batches/{batch_id}", self._get),
             web.post("/v1/batches/{batch_id}/cancel", self._cancel),

@@ -52,7 +52,6 @@ class Completions:
         self._mesh = mesh
         self._intake = intake
         self._accept_timeout_s = config.accept_timeout_s
-        self._slow_client_s = config.slow_client_s
         self._stream_heartbeat_s = config.stream_heartbeat_s
         self._limits = Limits(
             config.max_choices,
@@ -64,10 +63,9 @@ class Completions:
         self._reasoning_field = config.reasoning_field
 
     def routes(self) -> list[web.RouteDef]:
-        expect = self._intake.bodies.expect
         return [
-            web.post("/v1/chat/completions", self.chat, expect_handler=expect),
-            web.post("/v1/completions", self.text, expect_handler=expect),
+            web.post("/v1/chat/completions", self.chat),
+            web.post("/v1/completions", self.text),
         ]
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
@@ -138,7 +136,7 @@ class Completions:
         public_id = request_id(request)
         reply_id = endpoint.reply_id(public_id)
         head = Head(reply_id, int(time.time()), job.model, model.fingerprint)
-        client = Client(request, self._slow_client_s)
+        client = Client(request)
         warn(client.response, job.warnings)
         mesh_id = f"{public_id}~{secrets.token_hex(4)}"
         trace = request[TRACE]

@@ -14,9 +14,9 @@ from services.gateway.batches.runner import BatchRunner
 from services.gateway.endpoints.listing import enabled, page
 from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Admission
-from services.gateway.http.body import READ_TIMEOUT_S
+from services.gateway.http.body import READ_TIMEOUT_S, check_coding
 from services.gateway.http.client import Client
-from services.gateway.http.cors import Cors
+from services.gateway.http.expectation import let_continue
 from services.gateway.requests.violations import show
 from services.gateway.responses.json_reply import json_response
 from shared.config.gateway import GatewayConfig
@@ -38,13 +38,11 @@ class Files:
     """Without a folder every route is refused, with the setting's name."""
 
     def __init__(
-        self, batches: BatchRunner | None, admission: Admission, cors: Cors, config: GatewayConfig
+        self, batches: BatchRunner | None, admission: Admission, config: GatewayConfig
     ) -> None:
         self._batches = batches
         self._admission = admission
-        self._cors = cors
         self._max_bytes = config.max_file_bytes
-        self._slow_client_s = config.slow_client_s
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -64,12 +62,12 @@ class Files:
 
     async def _upload(self, request: web.Request) -> web.Response:
         folder = self._folder
-        self._cors.check(request)
         if request.content_type != "multipart/form-data":
             given = show(request.content_type)
             raise web.HTTPUnsupportedMediaType(
                 reason=f"Content-Type is {given}; expected multipart/form-data"
             )
+        check_coding(request)
         file_id, owner = new_file_id(), owner_of(request)
         with self._admission.admit():
             try:
@@ -94,6 +92,7 @@ class Files:
             raise self._too_large(str(request.content_length))
         purpose, name, num_bytes = "", "", -1
         owner = owner_of(request)
+        await let_continue(request)
         try:
             async for part in await request.multipart():
                 if not isinstance(part, BodyPartReader):
@@ -101,13 +100,13 @@ class Files:
                 if part.name == "purpose":
                     purpose = await _text(part)
                 elif part.name == "file" and num_bytes < 0:
-                    name = (part.filename or "")[:MAX_NAME_CHARS]
+                    name = _whole(part.filename or "")[:MAX_NAME_CHARS]
                     with await self._run(owner, folder.create_data, file_id, owner) as data:
                         num_bytes = await self._receive(part, data, owner, limit)
                 else:
                     raise InvalidRequest(
-                        f"{(part.name or '')[:60]} is not supported; allowed: file, purpose",
-                        param=(part.name or "")[:60],
+                        f"{show(part.name or '')} is not supported; allowed: file, purpose",
+                        param=_whole(part.name or "")[:60],
                         code="unsupported_parameter",
                     )
         except ValueError as error:
@@ -175,11 +174,11 @@ class Files:
 
     async def _content(self, request: web.Request) -> web.StreamResponse:
         file, owner = await self._file(request), owner_of(request)
-        client = Client(request, self._slow_client_s)
+        client = Client(request)
         with self._folder.data_path(file.id, owner).open("rb") as data:
             length = str(file.bytes)
             await client.begin({"Content-Type": OCTETS, "Content-Length": length})
-            while chunk := await self._run(owner, data.read, CHUNK_BYTES):
+            while client.takes_body and (chunk := await self._run(owner, data.read, CHUNK_BYTES)):
                 await client.write(chunk)
             return await client.end()
 
@@ -188,6 +187,11 @@ def _extend(limit: asyncio.Timeout, num_bytes: int) -> None:
     """By the time that so many bytes may take, but not beyond READ_TIMEOUT_S from now."""
     latest = asyncio.get_running_loop().time() + READ_TIMEOUT_S
     limit.reschedule(min((limit.when() or latest) + num_bytes / MIN_BYTES_PER_S, latest))
+
+
+def _whole(text: str) -> str:
+    """Without halves of characters, which bytes that are no UTF-8 become."""
+    return text.encode(errors="surrogateescape").decode(errors="replace")
 
 
 async def _text(part: BodyPartReader) -> str:

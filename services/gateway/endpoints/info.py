@@ -7,8 +7,10 @@ from aiohttp import web
 from msgspec import UNSET, UnsetType
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from services.gateway.http.account import owner_of
 from services.gateway.http.anthropic import is_anthropic
 from services.gateway.mesh.mesh import Mesh
+from services.gateway.metrics import registry_of
 from services.gateway.requests.violations import unknown_model
 from services.gateway.responses import anthropic
 from services.gateway.responses.json_reply import json_response
@@ -75,7 +77,8 @@ class Info:
         return json_response({"version": VERSION})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        return web.Response(body=generate_latest(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+        body = generate_latest(registry_of(owner_of(request)))
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
     async def _load(self, request: web.Request) -> web.Response:
         """Open requests, in vLLM's format."""

@@ -35,7 +35,7 @@ class Invocations:
         self._pooling = pooling
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.post(ROUTE, self._serve, expect_handler=self._intake.bodies.expect)]
+        return [web.post(ROUTE, self._serve)]
 
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         with self._intake.admission.admit() as reservation:

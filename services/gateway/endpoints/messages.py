@@ -65,10 +65,9 @@ class Messages:
         self._completions = completions
 
     def routes(self) -> list[web.RouteDef]:
-        expect = self._intake.bodies.expect
         return [
-            web.post(MESSAGES, self._create, expect_handler=expect),
-            web.post(f"{MESSAGES}/count_tokens", self._count_tokens, expect_handler=expect),
+            web.post(MESSAGES, self._create),
+            web.post(f"{MESSAGES}/count_tokens", self._count_tokens),
         ]
 
     async def _create(self, request: web.Request) -> web.StreamResponse:

@@ -84,7 +84,6 @@ class PoolingEndpoints:
         self._intake = intake
         self._pieces = pieces
         self._accept_timeout_s = config.accept_timeout_s
-        self._slow_client_s = config.slow_client_s
         self._limits = Limits(config.max_choices, config.max_logprobs, config.max_priority_boost)
 
     def routes(self) -> list[web.RouteDef]:
@@ -92,7 +91,7 @@ class PoolingEndpoints:
 
     def _route(self, path: str, endpoint: PoolingEndpoint) -> web.RouteDef:
         handler = partial(self.serve, endpoint=endpoint)
-        return web.post(path, handler, expect_handler=self._intake.bodies.expect)
+        return web.post(path, handler)
 
     async def serve(self, request: web.Request, endpoint: PoolingEndpoint) -> web.StreamResponse:
         started_s = time.monotonic()
@@ -171,7 +170,7 @@ class PoolingEndpoints:
         vectors: list[Array],
         warnings: Sequence[str],
     ) -> web.StreamResponse:
-        client = Client(request, self._slow_client_s)
+        client = Client(request)
         warn(client.response, warnings)
         is_large = sum(map(len, vectors)) > LARGE_REPLY
         with measured(request, "reply") as attributes, client.counted(attributes):

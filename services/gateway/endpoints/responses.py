@@ -89,11 +89,10 @@ class Responses:
             )
 
     def routes(self) -> list[web.RouteDef]:
-        expect = self._bodies.expect
         one = ROUTE + "/{response_id}"
         return [
-            web.post(ROUTE, self._create, expect_handler=expect),
-            web.post(f"{ROUTE}/input_tokens", self._count, expect_handler=expect),
+            web.post(ROUTE, self._create),
+            web.post(f"{ROUTE}/input_tokens", self._count),
             web.get(one, self._get),
             web.delete(one, self._delete),
             web.post(f"{one}/cancel", self._cancel),

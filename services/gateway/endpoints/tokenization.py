@@ -56,10 +56,9 @@ class Tokenization:
         self._pieces = pieces
 
     def routes(self) -> list[web.RouteDef]:
-        expect = self._intake.bodies.expect
         routes = [
-            web.post("/tokenize", self._tokenize, expect_handler=expect),
-            web.post("/detokenize", self._detokenize, expect_handler=expect),
+            web.post("/tokenize", self._tokenize),
+            web.post("/detokenize", self._detokenize),
         ]
         return [*routes, web.get("/tokenizer_info", self._info)] if self._shows_info else routes
 

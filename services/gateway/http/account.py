@@ -1,9 +1,10 @@
 """What one API key has open and has used, and how much of both it may."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 
 from aiohttp import web
@@ -15,6 +16,9 @@ from shared.errors import Overloaded
 from shared.rate import Rate
 
 NUM_ID_DIGITS = 16
+MAX_OPEN = "max-open-requests-per-key"
+MAX_TOKENS = "max-tokens-per-minute-per-key"
+RATE_LIMITED = "rate_limit_exceeded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +27,37 @@ class KeyLimits:
 
     max_open_requests: int | None
     max_tokens_per_minute: int | None
+
+
+class OpenRequests:
+    """Those of one kind that a key has open, ``name`` to a client; ``most`` is None: no limit."""
+
+    def __init__(self, most: int | None, name: str, refuse: Callable[[], None]) -> None:
+        self._most = most
+        self._name = name
+        self._refuse = refuse
+        self._num = 0
+        self._ends = Rate()
+
+    @contextmanager
+    def one(self) -> Iterator[None]:
+        """While it is open. Raises Overloaded at the limit."""
+        if self._most is not None and self._num >= self._most:
+            self._refuse()
+            raise Overloaded(
+                f"{self._num} {self._name} of this API key are open; the limit is {self._most}"
+                f" ({MAX_OPEN})",
+                code=RATE_LIMITED,
+                retry_after_s=self._ends.retry_after_s(time.monotonic()),
+            )
+        if self._num == 0:
+            self._ends.start(time.monotonic())
+        self._num += 1
+        try:
+            yield
+        finally:
+            self._num -= 1
+            self._ends.note(1, time.monotonic())
 
 
 class Account:
@@ -36,50 +71,38 @@ class Account:
     def __init__(self, key: SecretStr, limits: KeyLimits) -> None:
         self.digest = sha256(key.get_secret_value().encode()).digest()
         self.key_id = self.digest.hex()[:NUM_ID_DIGITS]
-        self._max_open = limits.max_open_requests
-        self._num_open = 0
-        self._ends = Rate()
+        refuse, most = partial(self._count_refusal, MAX_OPEN), limits.max_open_requests
+        self._generating = OpenRequests(most, "requests", refuse)
+        self._others = OpenRequests(most, "requests that generate nothing", refuse)
         per_minute = limits.max_tokens_per_minute
         self._bucket = TokenBucket(per_minute, time.monotonic()) if per_minute else None
         self._num_tokens = KEY_TOKENS.labels(self.key_id)
 
-    @contextmanager
-    def request(self) -> Iterator[None]:
+    def request(self, *, generates: bool) -> AbstractContextManager[None]:
         """While one is open. Raises Overloaded at a limit."""
-        self._check(time.monotonic())
-        if self._num_open == 0:
-            self._ends.start(time.monotonic())
-        self._num_open += 1
-        try:
-            yield
-        finally:
-            self._num_open -= 1
-            self._ends.note(1, time.monotonic())
+        if not generates:
+            return self._others.one()
+        self._check_tokens()
+        return self._generating.one()
 
     def charge(self, num_tokens: int) -> None:
         self._num_tokens.inc(num_tokens)
         if self._bucket is not None:
             self._bucket.take(num_tokens, time.monotonic())
 
-    def _check(self, now_s: float) -> None:
-        if self._max_open is not None and self._num_open >= self._max_open:
-            raise self._refusal(
-                "max-open-requests-per-key",
-                f"{self._num_open} requests of this API key are open; the limit is"
-                f" {self._max_open} (max-open-requests-per-key)",
-                self._ends.retry_after_s(now_s),
-            )
-        if self._bucket is not None and (wait_s := self._bucket.wait_s(now_s)) > 0:
-            raise self._refusal(
-                "max-tokens-per-minute-per-key",
-                "this API key has used up its tokens, of prompts and generated; the limit is"
-                f" {self._bucket.per_minute} a minute (max-tokens-per-minute-per-key)",
-                wait_s,
-            )
+    def _check_tokens(self) -> None:
+        if self._bucket is None or (wait_s := self._bucket.wait_s(time.monotonic())) <= 0:
+            return
+        self._count_refusal(MAX_TOKENS)
+        raise Overloaded(
+            "this API key has used up its tokens, of prompts and generated; the limit is"
+            f" {self._bucket.per_minute} a minute ({MAX_TOKENS})",
+            code=RATE_LIMITED,
+            retry_after_s=wait_s,
+        )
 
-    def _refusal(self, limit: str, message: str, wait_s: float) -> Overloaded:
+    def _count_refusal(self, limit: str) -> None:
         KEY_REFUSALS.labels(self.key_id, limit).inc()
-        return Overloaded(message, code="rate_limit_exceeded", retry_after_s=wait_s)
 
 
 ACCOUNT = web.RequestKey("account", Account)

@@ -22,13 +22,22 @@ from shared.errors import ConfigError, Unauthorized
 OPEN_ROUTES = {"/health", "/ready", "/ping", "/", "/page/{name}"}
 """Open to monitoring, which has no key, and to the page, which asks for one."""
 
-LIMITED_ROUTES = {
+GENERATING_ROUTES = {
     *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/invocations"),
     *("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score"),
     *("/rerank", "/v1/rerank", "/v2/rerank"),
 }
 
+CHEAP_ROUTES = OPEN_ROUTES | {
+    *("/v1/models", "/v1/models/{name}", "/version", "/load", "/metrics", "/v1/mesh"),
+    *("/v1/traces", "/v1/traces/{id}", "unknown"),
+    *("/abort_requests", "/v1/responses/{response_id}/cancel", "/v1/batches/{batch_id}/cancel"),
+}
+"""They show what is there, or make room. All others, those to come too, have a key's limits."""
+
 API_KEY = "X-Api-Key"
+MAX_SHOWN = 2
+"""Keys of one request: some clients show two, of which one is a placeholder."""
 
 _LIMIT = re.compile(r"(max-open-requests|max-tokens-per-minute)=([1-9][0-9]{0,17}|none)")
 
@@ -52,13 +61,13 @@ class Guard:
         else:
             account = self._account(_shown_keys(request))
         request[ACCOUNT] = account
-        if route not in LIMITED_ROUTES:
+        if route in CHEAP_ROUTES:
             return await handler(request)
-        with account.request():
+        with account.request(generates=route in GENERATING_ROUTES):
             return await handler(request)
 
     def _account(self, keys: Sequence[bytes]) -> Account:
-        """That of any of ``keys``: some clients show two, of which one is a placeholder."""
+        """That of any of ``keys``."""
         digests = [sha256(key).digest() for key in keys]
         pairs = [(digest, account) for digest in digests for account in self._accounts]
         found = [each for digest, each in pairs if hmac.compare_digest(digest, each.digest)]
@@ -74,7 +83,8 @@ class Guard:
 
 
 def _shown_keys(request: web.Request) -> list[bytes]:
-    """Raises Unauthorized where there is none. May hold any bytes."""
+    """Raises Unauthorized where there is none, or so many that they are guesses. May hold any
+    bytes."""
     scheme, _, bearer = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
     keys = [bearer] if scheme.lower() == "bearer" else []
     keys += request.headers.getall(API_KEY, [])
@@ -82,6 +92,8 @@ def _shown_keys(request: web.Request) -> list[bytes]:
         raise Unauthorized(
             "this server needs an API key; expected Authorization: Bearer KEY, or x-api-key: KEY"
         )
+    if len(keys) > MAX_SHOWN:
+        raise Unauthorized(f"the request shows {len(keys)} API keys; the limit is {MAX_SHOWN}")
     return [key.strip().encode(errors="surrogateescape") for key in keys]
 
 

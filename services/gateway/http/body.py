@@ -6,15 +6,19 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from aiohttp import hdrs, web
+from aiohttp.http_exceptions import BadHttpMessage
 from aiohttp.web_protocol import RequestPayloadError
 
 from services.gateway.http.admission import Reservation
+from services.gateway.http.expectation import let_continue
+from services.gateway.http.head_parser import CODINGS, UnsupportedCoding, reason_of
 from services.gateway.requests.json_body import Body
 from services.gateway.requests.violations import show
 from shared.errors import BodyTooLarge, InvalidRequest
 
 READ_TIMEOUT_S = 60.0
 MAX_INLINE_BYTES = 64 << 10
+JSON = "application/json"
 READ_BODY: web.RequestKey[Body] = web.RequestKey("read_body")
 """Key under which a request keeps its body, read to find the endpoint, until that reads it."""
 
@@ -38,8 +42,8 @@ class BodyReader:
         _check_content_type(request)
         if (request.content_length or 0) > self._max_bytes:
             raise self._too_large(str(request.content_length))
-        if hdrs.EXPECT in request.headers:
-            await _let_continue(request)
+        check_coding(request)
+        await let_continue(request)
         body = bytearray()
         try:
             async with asyncio.timeout(READ_TIMEOUT_S):
@@ -51,13 +55,9 @@ class BodyReader:
                     body += chunk
             return body
         except RequestPayloadError as error:
-            raise InvalidRequest(f"the body cannot be read: {error}") from None
+            raise _unreadable(error) from None
         except TimeoutError:
             raise web.HTTPRequestTimeout from None
-
-    async def expect(self, request: web.Request) -> None:
-        """Sends nothing: ``read`` answers ``Expect: 100-continue``, after checks that have not been
-        made when aiohttp calls this."""
 
     def _too_large(self, size: str) -> BodyTooLarge:
         return BodyTooLarge(f"the body has {size} bytes; the limit is {self._max_bytes}")
@@ -83,15 +83,27 @@ class BodyParser:
 
 
 def _check_content_type(request: web.Request) -> None:
-    """A page in a browser may send any other type anywhere without asking."""
+    """A page in a browser may send any other type, or none, anywhere without asking."""
     given = request.headers.get(hdrs.CONTENT_TYPE, "")
     content_type = given.partition(";")[0].strip().lower()
-    if content_type not in ("", "application/json"):
+    if content_type != JSON and (content_type or hdrs.ORIGIN in request.headers):
         raise web.HTTPUnsupportedMediaType(
-            reason=f"Content-Type is {show(content_type)}; expected application/json"
+            reason=f"Content-Type is {show(content_type)}; expected {JSON}",
+            headers={hdrs.ACCEPT: JSON},
         )
 
 
-async def _let_continue(request: web.Request) -> None:
-    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    request.writer.output_size = 0  # aiohttp would take it for a response that has begun
+def check_coding(request: web.Request) -> None:
+    """Raises UnsupportedCoding."""
+    coding = request.headers.get(hdrs.CONTENT_ENCODING, "").lower()
+    if coding not in ("", "identity", *CODINGS):
+        raise UnsupportedCoding
+
+
+def _unreadable(error: RequestPayloadError) -> Exception:
+    match error.__cause__:
+        case MemoryError() as cause:
+            return cause
+        case BadHttpMessage() as cause:
+            return InvalidRequest(f"the body cannot be read: {reason_of(cause)}")
+    return InvalidRequest("the body cannot be read")

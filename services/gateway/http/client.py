@@ -1,34 +1,26 @@
 """The client of one request, who must read what we write."""
 
 import asyncio
-import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
-from services.gateway.log_limit import LogLimit
-from services.gateway.metrics import SLOW_CLIENTS
-from services.gateway.requests.request_id import request_id
 from services.gateway.responses.error_json import error_event
 from services.gateway.traces.request_trace import Attributes
 from shared.errors import RequestError
-
-log = logging.getLogger(__name__)
-log.addFilter(LogLimit())
 
 WRITE_CHUNK_BYTES = 64 << 10
 EVENT_STREAM = "text/event-stream"
 
 
 class Client:
-    """Writes a response. Raises ConnectionError where the client has left, or has read nothing for
-    ``slow_s``: then its connection is cut off."""
+    """Writes a response, of which a HEAD request gets the head alone. Raises ConnectionError where
+    the client has left."""
 
-    def __init__(self, request: web.Request, slow_s: float) -> None:
+    def __init__(self, request: web.Request) -> None:
         self._request = request
-        self._slow_s = slow_s
         self._written_s = 0.0  # when the last of it was
         self.num_writes = 0
         self.write_s = 0.0
@@ -49,23 +41,28 @@ class Client:
         await self.response.prepare(self._request)
 
     async def write(self, data: bytes) -> None:
-        """Writes ``WRITE_CHUNK_BYTES`` at a time, so that a client that reads slowly but steadily
-        reads each chunk in time."""
+        """Returns when the client has read almost all of ``data``."""
+        if not self.takes_body:
+            return
         self._written_s = time.monotonic()
         view = memoryview(data)
         for start in range(0, len(data), WRITE_CHUNK_BYTES):
-            await self._in_time(self.response.write(view[start : start + WRITE_CHUNK_BYTES]))
+            await self.response.write(view[start : start + WRITE_CHUNK_BYTES])
         self.num_writes += 1
         self.write_s += time.monotonic() - self._written_s
 
     async def end(self) -> web.StreamResponse:
-        await self._in_time(self.response.write_eof())
+        await self.response.write_eof()
         return self.response
 
     def cut_off(self) -> None:
         """Closes the connection: the client learns by it that the reply is not whole."""
         if self._request.transport is not None:
             self._request.transport.abort()
+
+    @property
+    def takes_body(self) -> bool:
+        return self._request.method != hdrs.METH_HEAD
 
     @property
     def is_stream(self) -> bool:
@@ -106,22 +103,6 @@ class Client:
             if is_due and self.is_between_events and not self._request.protocol.writing_paused:
                 with suppress(ConnectionError):
                     await self.write(comment)
-
-    async def _in_time(self, writing: Awaitable[None]) -> None:
-        try:
-            async with asyncio.timeout(self._slow_s):
-                await writing
-        except TimeoutError:
-            self._end_slow()
-
-    def _end_slow(self) -> None:
-        SLOW_CLIENTS.inc()
-        log.warning(
-            "%s is cut off: it read nothing of request %s for slow-client-s = %g s",
-            *(self._request.remote, request_id(self._request), self._slow_s),
-        )
-        self.cut_off()
-        raise ConnectionResetError("the client does not read")
 
 
 CLIENT = web.RequestKey("client", Client)

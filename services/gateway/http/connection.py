@@ -7,28 +7,33 @@ import socket
 from typing import Any
 
 from aiohttp import HttpVersion11, web
+from aiohttp.abc import AbstractStreamWriter
 from aiohttp.streams import StreamReader
 
 from services.gateway.http.client import CLIENT
 from services.gateway.http.connection_limit import ConnectionLimit
+from services.gateway.http.expectation import CONTINUE
 from services.gateway.http.failures import error_response
+from services.gateway.http.head_parser import HeadParser, fault_of
+from services.gateway.http.reading_check import ReadingCheck
 from services.gateway.log_limit import LogLimit
-from services.gateway.metrics import HTTP_REQUESTS, SHED_CONNECTIONS
-from shared.errors import InvalidRequest, Unavailable
-from shared.log import client_text
+from services.gateway.metrics import HTTP_REQUESTS, SHED_CONNECTIONS, SLOW_CLIENTS
+from shared.errors import InternalError, Unavailable
 
 log = logging.getLogger(__name__)
 log.addFilter(LogLimit())
 
+LOOKS_A_PERIOD = 4
+"""How often we look, in slow-client-s, whether a client reads."""
 LOOK_S = 0.1
 """How often we look whether a client that sends no more has left."""
 TCP_CLOSE = 7  # of the kernel: also the state of a connection that was reset
-CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class HttpConnection(web.RequestHandler):
     """A connection that brings no head of a request within ``header_timeout_s``, from its beginning
-    or from the first byte of a later request, is closed.
+    or from the first byte of a later request, is closed; one whose client is late by ``reading``
+    is aborted, whoever writes and whether or not it is to be closed.
 
     A client may close its side when it has sent its request, and still gets its answer. That looks
     as if it had left, until something is written to it: so something is, every ``probe_s``.
@@ -39,10 +44,15 @@ class HttpConnection(web.RequestHandler):
         "_connections",
         "_header_timeout_s",
         "_is_half_closed",
+        "_num_written_before",
         "_payload",
         "_probe_s",
         "_probed_s",
+        "_reading",
+        "_reading_timer",
+        "_stream",
         "_timer",
+        "_writer",
         "refusal",
     )
 
@@ -52,9 +62,11 @@ class HttpConnection(web.RequestHandler):
         connections: ConnectionLimit,
         header_timeout_s: float,
         probe_s: float,
+        reading: ReadingCheck,
         **options: Any,
     ) -> None:
         super().__init__(manager, **options)
+        self._parser: HeadParser | None = HeadParser(self._parser)  # type: ignore[assignment]
         self.refusal: Unavailable | None = None
         self._connections = connections
         self._header_timeout_s = header_timeout_s
@@ -64,6 +76,11 @@ class HttpConnection(web.RequestHandler):
         self._can_probe = False
         self._is_half_closed = False
         self._timer: asyncio.TimerHandle | None = None
+        self._reading = reading
+        self._reading_timer: asyncio.TimerHandle | None = None
+        self._stream: asyncio.Transport | None = None  # until it is lost, not only until it closes
+        self._writer: AbstractStreamWriter | None = None  # of the last request
+        self._num_written_before = 0  # by the writers before it
 
     @property
     def is_idle(self) -> bool:
@@ -82,6 +99,14 @@ class HttpConnection(web.RequestHandler):
         if transport is not None:  # to close TLS may take as long as the client likes, up to 30 s
             transport.abort()
 
+    def begin_request(self, writer: AbstractStreamWriter) -> None:
+        """The answer of one will go to ``writer``."""
+        if self._writer is not None:
+            self._num_written_before += self._writer.output_size
+        self._writer = writer
+        if self._reading_timer is None:
+            self._look_again()
+
     def end_request(self) -> None:
         """The answer of one is known."""
         self._connections.note_end_of_request(self)
@@ -92,23 +117,41 @@ class HttpConnection(web.RequestHandler):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
+        self._stream = self.transport
         self._await_head()
         self._connections.add(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         self._connections.remove(self)
         self._stop_timer()
+        if self._reading_timer is not None:
+            self._reading_timer.cancel()
+        self._stream = None
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         num_requests = self._request_count
-        super().data_received(data)
+        try:
+            super().data_received(data)
+        except MemoryError:
+            log.warning("%s is closed: there is no memory for what it sent", self.peername)
+            self._end_broken()
+            return
+        if self._parser is not None and self._parser.is_broken:
+            self._end_broken()
         if self._request_count > num_requests:
             message, self._payload = self._messages[-1]
             self._can_probe = getattr(message, "version", HttpVersion11) >= HttpVersion11
             self._stop_timer()
         elif self._timer is None and self.is_idle:
             self._await_head()
+
+    def _end_broken(self) -> None:
+        """Nothing that still comes can be understood; what was asked is answered."""
+        if self.is_idle and not self._messages:
+            self.force_close()
+        else:
+            self.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """True keeps the connection open, until all that was asked is answered."""
@@ -130,11 +173,15 @@ class HttpConnection(web.RequestHandler):
         exc: BaseException | None = None,
         message: str | None = None,
     ) -> web.StreamResponse:
-        if status != 400:
-            return super().handle_error(request, status, exc, message)
-        HTTP_REQUESTS.labels("unknown", status).inc()
-        log.info("%s sent what is not HTTP: %s", request.remote, client_text(message or ""))
-        response = error_response(InvalidRequest(f"not HTTP: {message}", code="bad_request"))
+        fault = fault_of(exc)
+        HTTP_REQUESTS.labels("unknown", fault.status).inc()
+        if isinstance(fault, InternalError):
+            log.error("a request of %s broke", request.remote, exc_info=exc)
+        else:
+            log.info("%s is refused: %s", request.remote, fault.message)
+        if request.writer.output_size:
+            raise ConnectionResetError("an answer has begun")
+        response = error_response(fault)
         response.force_close()
         return response
 
@@ -152,6 +199,31 @@ class HttpConnection(web.RequestHandler):
         if self._timer is not None and not self._is_half_closed:
             self._timer.cancel()
             self._timer = None
+
+    # --- a client that does not read ------------------------------------------------------------
+
+    def _look_again(self) -> None:
+        look_s = self._reading.period_s / LOOKS_A_PERIOD
+        self._reading_timer = self._loop.call_later(look_s, self._look_at_reading)
+
+    def _look_at_reading(self) -> None:
+        self._reading_timer = None
+        if self._stream is None or self._writer is None:
+            return
+        num_unread = self._stream.get_write_buffer_size()
+        num_written = self._num_written_before + self._writer.output_size
+        if self._reading.is_late(num_written, num_unread, self._loop.time()):
+            self._end_slow(self._stream, num_unread)
+        elif num_unread or not self.is_idle:
+            self._look_again()
+
+    def _end_slow(self, stream: asyncio.Transport, num_unread: int) -> None:
+        SLOW_CLIENTS.inc()
+        log.warning(
+            "%s is cut off: it left %d bytes unread for slow-client-s = %g s",
+            *(stream.get_extra_info("peername"), num_unread, self._reading.period_s),
+        )
+        stream.abort()
 
     # --- a client that sends no more ------------------------------------------------------------
 

@@ -5,7 +5,10 @@ from collections.abc import Sequence
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
+from services.gateway.requests.violations import show
+
 ANY = "*"
+FETCH_SITE = "Sec-Fetch-Site"  # no script can set it
 EXPOSED = "X-Request-Id, Retry-After, X-Shoal-Dropped-Turns, X-Shoal-Warnings"
 METHODS = "GET, POST, DELETE"
 MAX_AGE_S = 600
@@ -24,6 +27,8 @@ class Cors:
         if request.method != hdrs.METH_OPTIONS or not is_asking or not self._lets_in(request):
             return await handler(request)
         wanted = request.headers.get(hdrs.ACCESS_CONTROL_REQUEST_HEADERS, "")
+        if not wanted.isascii():
+            raise web.HTTPBadRequest(reason="Access-Control-Request-Headers holds no names")
         headers = {
             hdrs.ACCESS_CONTROL_ALLOW_METHODS: METHODS,
             hdrs.ACCESS_CONTROL_ALLOW_HEADERS: wanted,
@@ -39,12 +44,23 @@ class Cors:
             response.headers[hdrs.ACCESS_CONTROL_EXPOSE_HEADERS] = EXPOSED
             response.headers.add(hdrs.VARY, hdrs.ORIGIN)
 
-    def check(self, request: web.Request) -> None:
+    @web.middleware
+    async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Raises web.HTTPForbidden for a page that may not use the API: browsers send forms
         anywhere, and keep back only the answer."""
-        if hdrs.ORIGIN in request.headers and not self._lets_in(request):
-            raise web.HTTPForbidden(reason="the Origin is none of allowed-origins")
+        if hdrs.ORIGIN in request.headers and not self._lets_in(request) and not _is_ours(request):
+            origin = show(request.headers[hdrs.ORIGIN])
+            raise web.HTTPForbidden(reason=f"the Origin {origin} is none of allowed-origins")
+        return await handler(request)
 
     def _lets_in(self, request: web.Request) -> bool:
         origin = request.headers.get(hdrs.ORIGIN)
         return origin is not None and bool({origin, ANY} & self._origins)
+
+
+def _is_ours(request: web.Request) -> bool:
+    """Whether the page came from here. The scheme may be that of a proxy, and so may the Host: then
+    only the browser knows."""
+    _, _, host = request.headers[hdrs.ORIGIN].partition("://")
+    is_same = request.headers.get(FETCH_SITE) == "same-origin"
+    return is_same or host == request.headers.get(hdrs.HOST)

@@ -12,6 +12,7 @@ from aiohttp.typedefs import Handler
 
 from services.gateway.http.anthropic import is_anthropic
 from services.gateway.http.client import CLIENT
+from services.gateway.http.head_parser import CODINGS, UnsupportedCoding
 from services.gateway.http.request_log import ERROR_CODE, log_request
 from services.gateway.http.routes import route_of
 from services.gateway.log_limit import LogLimit
@@ -21,7 +22,14 @@ from services.gateway.requests.violations import show
 from services.gateway.responses.anthropic_errors import anthropic_error, anthropic_status
 from services.gateway.responses.error_json import error_body
 from services.gateway.responses.json_reply import json_response
-from shared.errors import DEADLY, STORE_FAILED, InternalError, RequestError
+from shared.errors import (
+    DEADLY,
+    RETRY_AFTER_S,
+    STORE_FAILED,
+    InternalError,
+    RequestError,
+    Unavailable,
+)
 from shared.log import client_text
 
 log = logging.getLogger(__name__)
@@ -29,6 +37,11 @@ log.addFilter(LogLimit())
 
 CLIENT_LEFT = 499
 SERVER = "shoal"  # aiohttp would name itself and Python, with versions
+OUT_OF_MEMORY = Unavailable(
+    "the gateway has no memory for this request", code="out_of_memory", retry_after_s=RETRY_AFTER_S
+)
+HINTS = (hdrs.ALLOW, hdrs.ACCEPT)
+"""Headers that tell which request would be taken."""
 SHOULD_RETRY = "X-Should-Retry"
 """OpenAI's clients obey this header; without it they try again after each 5xx."""
 
@@ -45,6 +58,8 @@ def error_response(error: RequestError, request: web.BaseRequest | None = None) 
         response.headers[hdrs.RETRY_AFTER] = str(max(1, math.ceil(error.retry_after_s)))
     if error.code in DEADLY or error.code == STORE_FAILED:
         response.headers[SHOULD_RETRY] = "false"
+    if isinstance(error, UnsupportedCoding):
+        response.headers[hdrs.ACCEPT_ENCODING] = ", ".join(CODINGS)
     if error.status == HTTPStatus.UNAUTHORIZED:
         response.headers[hdrs.WWW_AUTHENTICATE] = "Bearer"
     return response
@@ -83,6 +98,8 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         request[ERROR_CODE] = "client_left"
         client = request.get(CLIENT)
         return client.response if client is not None else web.Response(status=CLIENT_LEFT)
+    except MemoryError:
+        return await _answer(request, OUT_OF_MEMORY)
     except Exception:
         log.exception("request %s broke", request_id(request))
         return await _answer(request, InternalError("the request broke inside the server"))
@@ -115,6 +132,6 @@ def _from_aiohttp(request: web.Request, error: web.HTTPException) -> web.Respons
     failure.status, failure.type = error.status, "invalid_request_error"
     request[ERROR_CODE] = failure.code
     response = error_response(failure, request)
-    if hdrs.ALLOW in error.headers:
-        response.headers[hdrs.ALLOW] = error.headers[hdrs.ALLOW]
+    for name in {*HINTS} & {*error.headers}:
+        response.headers[name] = error.headers[name]
     return response

@@ -2,29 +2,41 @@
 
 import asyncio
 import ssl
+from typing import Any
 
-from aiohttp import web
+from aiohttp import HttpVersion10, HttpVersion11, hdrs, web
+from aiohttp.abc import AbstractStreamWriter
+from aiohttp.http import RawRequestMessage, StreamWriter
+from aiohttp.streams import StreamReader
 from aiohttp.typedefs import Handler
 
 from services.gateway.http.connection import HttpConnection
 from services.gateway.http.connection_limit import ConnectionLimit
+from services.gateway.http.expectation import EXPECTED, take_expectation
 from services.gateway.http.failures import error_response
+from services.gateway.http.head_parser import (
+    MAX_HEAD_BYTES,
+    MAX_HEADERS,
+    MAX_URL_BYTES,
+    VERSION_WORDS,
+)
+from services.gateway.http.reading_check import ReadingCheck
 from shared.config.gateway import GatewayConfig
 
-MAX_HEADER_BYTES = 8 << 10
-MAX_HEADERS = 64
-MAX_TOTAL_HEADER_BYTES = 32 << 10
 CLEANUP_S = 1.0
 
 
 @web.middleware
-async def limit_headers(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Each header and their number are limited while they are read, their sum here."""
+async def check_head(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Each header and their number are limited while they are read, their sum here, for a head may
+    have come at once."""
     num_bytes = sum(len(name) + len(value) for name, value in request.raw_headers)
-    if num_bytes > MAX_TOTAL_HEADER_BYTES:
+    if num_bytes > MAX_HEAD_BYTES:
         raise web.HTTPRequestHeaderFieldsTooLarge(
-            reason=f"headers of {num_bytes} bytes; the limit is {MAX_TOTAL_HEADER_BYTES}"
+            reason=f"headers of {num_bytes} bytes; the limit is {MAX_HEAD_BYTES}"
         )
+    if request.version not in (HttpVersion10, HttpVersion11):
+        raise web.HTTPVersionNotSupported(reason=VERSION_WORDS)
     return await handler(request)
 
 
@@ -70,8 +82,9 @@ class _Server(web.Server):
 
     def __init__(self, server: web.Server, config: GatewayConfig) -> None:
         super().__init__(
-            self._answer, request_factory=server.request_factory, handler_cancellation=True
+            self._answer, request_factory=self._make_request, handler_cancellation=True
         )
+        self._make = server.request_factory
         self._handle = server.request_handler
         self._config = config
         self._open = ConnectionLimit()
@@ -82,13 +95,32 @@ class _Server(web.Server):
             self._open,
             self._config.header_timeout_s,
             self._config.stream_heartbeat_s,
+            ReadingCheck(self._config.slow_client_s),
             loop=asyncio.get_running_loop(),
             keepalive_timeout=self._config.keep_alive_timeout_s,
             access_log=None,
-            max_line_size=MAX_HEADER_BYTES,
-            max_field_size=MAX_HEADER_BYTES,
+            max_line_size=MAX_URL_BYTES,
+            max_field_size=MAX_HEAD_BYTES,
             max_headers=MAX_HEADERS,
         )
+
+    def _make_request(
+        self,
+        message: RawRequestMessage,
+        payload: StreamReader,
+        connection: web.RequestHandler,
+        writer: AbstractStreamWriter,
+        task: asyncio.Task[None],
+    ) -> web.BaseRequest:
+        if message.method == hdrs.METH_HEAD:
+            writer = _HeadWriter(connection, asyncio.get_running_loop())
+        assert isinstance(connection, HttpConnection)
+        connection.begin_request(writer)
+        message, expected = take_expectation(message)
+        request = self._make(message, payload, connection, writer, task)
+        if expected:
+            request[EXPECTED] = expected
+        return request
 
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = request.protocol
@@ -101,3 +133,15 @@ class _Server(web.Server):
             return await self._handle(request)
         finally:
             connection.end_request()
+
+
+class _HeadWriter(StreamWriter):
+    """Writes the head of an answer alone: on a connection that is kept, bytes behind the head of an
+    answer to HEAD are the beginning of the next answer."""
+
+    async def write(self, chunk: object, **options: Any) -> None:
+        self.send_headers()
+
+    async def write_eof(self, chunk: bytes = b"") -> None:
+        self.set_eof()
+        await self.drain()

@@ -6,7 +6,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from services.gateway.http.account import owner_of
-from services.gateway.http.api_keys import LIMITED_ROUTES
+from services.gateway.http.api_keys import GENERATING_ROUTES
 from services.gateway.http.failures import CLIENT_LEFT
 from services.gateway.http.request_log import ERROR_CODE, METER
 from services.gateway.http.routes import route_of
@@ -25,7 +25,7 @@ class Tracing:
     @web.middleware
     async def trace(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         route = route_of(request)
-        if route not in LIMITED_ROUTES:
+        if route not in GENERATING_ROUTES:
             return await handler(request)
         trace = request[TRACE] = RequestTrace(trace_context(request.headers.get(HEADER)), route)
         status = CLIENT_LEFT

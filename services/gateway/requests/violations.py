@@ -90,7 +90,8 @@ def show(value: Any) -> str:
         case msgspec.Raw():
             return _cut(bytes(memoryview(value)[: MAX_SHOWN_CHARS + 3]).decode(errors="replace"))
         case str():
-            return _cut(msgspec.json.encode(value[: MAX_SHOWN_CHARS + 1]).decode())
+            shown = value[: MAX_SHOWN_CHARS + 1].encode(errors="replace").decode()  # no half pairs
+            return _cut(msgspec.json.encode(shown).decode())
         case _:
             return _cut(msgspec.json.encode(value).decode())
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,10 @@ import aiohttp
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prometheus_client import REGISTRY
+from prometheus_client import REGISTRY, generate_latest
 from pydantic import ValidationError
 
+from services.gateway.http.api_keys import CHEAP_ROUTES, GENERATING_ROUTES
 from services.gateway.http.token_bucket import TokenBucket
 from shared.config.gateway import GatewayConfig
 from shared.messages import State
@@ -23,10 +25,18 @@ from tests.services.gateway.fakes import (
     running_gateway,
     until,
 )
-from tests.services.gateway.test_errors import error_of
+from tests.services.gateway.test_errors import MESSAGES, error_of
 
 TEXT = "/v1/completions"
 KEYS = ["ada", "bob"]
+
+COUNTS: dict[str, dict[str, Any]] = {
+    "/tokenize": {"prompt": "a"},
+    "/detokenize": {"tokens": [9]},
+    "/v1/messages/count_tokens": {"messages": MESSAGES, "model": "fish"},
+    "/v1/responses/input_tokens": {"input": "a"},
+}
+"""Requests that a tokenizer works for and that generate nothing."""
 
 Post = Callable[..., asyncio.Task[aiohttp.ClientResponse]]
 
@@ -105,6 +115,33 @@ class TestOpenRequests:
             for task, request in tasks:
                 await finish(task, request)
 
+    @pytest.mark.parametrize("path", COUNTS)
+    async def test_requests_that_generate_nothing_have_the_same_limit_apart(
+        self, tmp_path: Path, tokenizer: FakeTokenizer, path: str
+    ) -> None:
+        tokenizer.converts = False  # so that the first stays open
+        settings: Any = {"max_open_requests_per_key": 1, "batch_dir": tmp_path / "batches"}
+        async with posting(tmp_path, instance="g1", **settings) as post:
+            first = post("ada", path, **COUNTS[path])
+            await until(lambda: tokenizer.converted)
+            for other in (*COUNTS, "/v1/files", "/v1/batches"):
+                async with await post("ada", other, **COUNTS.get(other, {})) as response:
+                    assert response.status == 429, other
+                    assert "max-open-requests-per-key" in await response.text()
+            await finish(post("ada"), await tokenizer.accepted())
+            async with await post("ada", "/abort_requests", request_ids=["a"]) as response:
+                assert response.status == 200
+            first.cancel()
+            await asyncio.wait([first])
+
+    async def test_every_route_is_limited_or_known_to_be_cheap(
+        self, tmp_path: Path, tokenizer: FakeTokenizer
+    ) -> None:
+        async with running_gateway(tmp_path) as gateway:
+            known = {resource.canonical for resource in gateway._runner.app.router.resources()}
+        assert CHEAP_ROUTES - {"unknown"} <= known, "else a name is written wrongly"
+        assert not CHEAP_ROUTES & GENERATING_ROUTES
+
 
 class TestTokens:
     async def test_those_of_prompts_and_generated_ones_count(
@@ -179,6 +216,23 @@ async def test_tokens_and_refusals_are_counted_for_each_key(
             assert response.status == 429
     assert value("shoal_key_tokens_total") == before + NUM_PROMPT_TOKENS
     assert value("shoal_key_refusals_total", limit=limit) == num_refused + 1
+
+
+async def test_metrics_show_a_key_no_other_keys(tmp_path: Path, tokenizer: FakeTokenizer) -> None:
+    ids = {key: sha256(key.encode()).hexdigest()[:16] for key in KEYS}
+    async with (
+        running_gateway(tmp_path, api_key=KEYS) as gateway,
+        aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http,
+    ):
+        for key, other in zip(KEYS, reversed(KEYS), strict=True):
+            headers = {"Authorization": f"Bearer {key}"}
+            async with http.get("/metrics", headers=headers) as response:
+                text = await response.text()
+            assert f'shoal_key_tokens_total{{key="{ids[key]}"}}' in text
+            assert ids[other] not in text
+            assert "shoal_buffered_bytes" in text
+    everything = generate_latest().decode()
+    assert all(key_id in everything for key_id in ids.values()), "at the admin port"
 
 
 @pytest.mark.parametrize("name", ["max_open_requests_per_key", "max_tokens_per_minute_per_key"])

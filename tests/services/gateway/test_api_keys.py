@@ -7,6 +7,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from multidict import CIMultiDict
 from openai import AsyncOpenAI, AuthenticationError
 from prometheus_client import REGISTRY
 
@@ -105,7 +106,7 @@ async def test_each_key_opens_however_the_scheme_is_written(
 async def test_what_is_not_exactly_a_key_is_refused(gateway: GatewayService, given: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(
-        b"GET /v1/models HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
+        b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
         b"Authorization: " + given + b"\r\n\r\n"
     )
     answer = await reader.read()
@@ -133,7 +134,9 @@ async def test_openais_client_is_served_with_a_key_and_knows_what_is_wrong_witho
 async def test_the_body_is_not_waited_for(gateway: GatewayService, more: bytes) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(
-        b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 1000\r\n" + more + b"\r\n"
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000\r\n"
+        + more
+        + b"\r\n"
     )
     answer = await reader.readuntil(b"}}")
     writer.close()
@@ -150,6 +153,16 @@ async def test_a_refusal_is_counted_with_its_route(http: aiohttp.ClientSession) 
     async with http.post(TEXT, headers={"X-Request-Id": "mine"}) as response:
         assert response.headers["X-Request-Id"] == "mine"
     assert count() == before + 1
+
+
+async def test_a_request_tries_no_more_than_two_keys(http: aiohttp.ClientSession) -> None:
+    for guesses, expected in ((["a", KEYS[1]], 200), (["a", "b", KEYS[1]], 401)):
+        bearer, *others = guesses
+        headers = CIMultiDict(bearing(bearer))
+        for key in others:
+            headers.add("X-Api-Key", key)
+        async with http.get("/v1/models", headers=headers) as response:
+            assert response.status == expected
 
 
 class TestFile:

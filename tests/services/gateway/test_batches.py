@@ -484,9 +484,8 @@ async def test_an_upload_that_stalls_ends(
 async def uploaded(gateway: GatewayService, *pieces: bytes) -> bytes:
     """Returns the status of an upload whose pieces come one by one."""
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-    head = (
-        b"POST /v1/files HTTP/1.1\r\nHost: x\r\nContent-Type: multipart/form-data; boundary=b\r\n"
-    )
+    head = b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\n"
+    head += b"Content-Type: multipart/form-data; boundary=b\r\n"
     writer.write(head + b"Content-Length: %d\r\n\r\n" % len(PURPOSE + FILE))
     for piece in pieces:
         await asyncio.sleep(0.05)

@@ -1,11 +1,11 @@
-"""Connections of clients that send nothing, or no more, and more of them than there are files."""
+"""Connections of clients that send nothing or no more, or do not read; more of them than files."""
 
 import asyncio
 import json
 import os
 import resource
 import socket
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from services.gateway.metrics import SHED_CONNECTIONS
+from services.gateway.http.reading_check import ReadingCheck
+from services.gateway.metrics import CONNECTIONS, SHED_CONNECTIONS, SLOW_CLIENTS
 from services.gateway.service import GatewayService
 from shared.messages import RequestKey, State
 from tests.services.gateway.fakes import FakeTokenizer, Submitted, running_gateway, until
@@ -24,8 +25,12 @@ NUM_FILES = 1024
 
 def post(path: str = "/v1/completions", version: str = "1.1", **fields: Any) -> bytes:
     body = json.dumps(fields).encode()
-    head = f"POST {path} HTTP/{version}\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {path} HTTP/{version}\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     return head.encode() + body
+
+
+def get(path: str) -> bytes:
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
 
 
 def connect(stack: ExitStack, port: int, num: int) -> None:
@@ -104,7 +109,9 @@ async def test_where_all_connections_have_a_request_a_new_one_is_refused(
         assert answer == b"HTTP/1.1 200"
 
 
-@pytest.mark.parametrize("sent", [b"", b"POST /v1/compl", b"POST / HTTP/1.1\r\nHost: a\r\n"])
+@pytest.mark.parametrize(
+    "sent", [b"", b"POST /v1/compl", b"POST / HTTP/1.1\r\nHost: localhost\r\n"]
+)
 async def test_a_request_whose_head_does_not_come_ends_its_connection(
     tmp_path: Path, sent: bytes
 ) -> None:
@@ -121,7 +128,7 @@ async def test_a_later_request_has_a_deadline_for_its_head_too(tmp_path: Path) -
     async with running_gateway(tmp_path, header_timeout_s=0.3) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         for _ in range(3):
-            writer.write(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n")
+            writer.write(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
             await asyncio.sleep(0.2)  # in all longer than the deadline of one head
         writer.write(b"G")
@@ -132,7 +139,7 @@ async def test_a_later_request_has_a_deadline_for_its_head_too(tmp_path: Path) -
 async def test_a_connection_without_a_request_is_closed(tmp_path: Path) -> None:
     async with running_gateway(tmp_path, keep_alive_timeout_s=0.05) as gateway:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-        writer.write(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n")
+        writer.write(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.1 200")
         writer.close()
 
@@ -152,6 +159,62 @@ async def test_a_request_longer_than_all_deadlines_is_answered(
             request.finish()
             async with await posting as response:
                 assert response.status == 200
+
+
+class TestOfAClientThatDoesNotRead:
+    @pytest.fixture
+    async def client(self) -> AsyncIterator[socket.socket]:
+        """With little room for what it does not read."""
+        with socket.socket() as client:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            client.setblocking(False)
+            yield client
+
+    @pytest.mark.parametrize("path", ["/", "/ping", "/health", "/v1/models", "/no/such/path"])
+    async def test_its_connection_is_cut_off_whoever_writes(
+        self, tmp_path: Path, client: socket.socket, path: str
+    ) -> None:
+        loop, before = asyncio.get_running_loop(), SLOW_CLIENTS._value.get()
+        settings: Any = {"api_key": ["k"], "slow_client_s": 0.05}  # /v1/models is a 401
+        async with running_gateway(tmp_path, **settings) as gateway:
+            await loop.sock_connect(client, ("127.0.0.1", gateway.port))
+            sending = asyncio.create_task(loop.sock_sendall(client, get(path) * 20_000))
+            await until(lambda: SLOW_CLIENTS._value.get() == before + 1)
+            await until(lambda: CONNECTIONS._value.get() == 0)
+            sending.cancel()
+            await asyncio.wait([sending])
+
+    async def test_it_is_cut_off_where_its_connection_is_to_be_closed(
+        self, tmp_path: Path, client: socket.socket
+    ) -> None:
+        loop, before = asyncio.get_running_loop(), SLOW_CLIENTS._value.get()
+        settings: Any = {"slow_client_s": 1, "keep_alive_timeout_s": 0.2}
+        async with running_gateway(tmp_path, **settings) as gateway:
+            await loop.sock_connect(client, ("127.0.0.1", gateway.port))
+            await until(lambda: CONNECTIONS._value.get() == 1)
+            [connection] = gateway._runner.server.connections
+            connection.transport.set_write_buffer_limits(high=1 << 30)  # nobody waits for a drain
+            await loop.sock_sendall(client, get("/metrics") * 200)
+            await until(lambda: connection.transport is None)
+            await until(lambda: CONNECTIONS._value.get() == 0)
+            assert SLOW_CLIENTS._value.get() == before + 1
+
+
+class TestReadingCheck:
+    def test_one_that_reads_all_is_never_late(self) -> None:
+        check = ReadingCheck(10)
+        assert not any(check.is_late(now_s * 1000, 0, now_s) for now_s in range(100))
+
+    def test_one_that_reads_on_is_not_late_however_much_is_unread(self) -> None:
+        check, step = ReadingCheck(10), 64 << 10
+        for now_s in range(100):
+            assert not check.is_late(10**9, 10**9 - now_s * step // 9, now_s)
+
+    @pytest.mark.parametrize("read_in_1_s", [0, 1, 1000])
+    def test_one_that_reads_too_little_is_late_after_the_period(self, read_in_1_s: int) -> None:
+        check = ReadingCheck(10)
+        assert not any(check.is_late(5000 * s, 5000 * s - read_in_1_s * s, s) for s in range(1, 11))
+        assert check.is_late(60_000, 60_000 - 11 * read_in_1_s, 11)
 
 
 async def begun(
@@ -192,7 +255,7 @@ class TestOfAClientThatSendsNoMore:
         self, gateway: GatewayService
     ) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-        writer.write(b"GET /ping HTTP/1.1\r\nHost: a\r\n\r\n" * 3)
+        writer.write(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n" * 3)
         writer.write_eof()
         assert (await reader.read()).count(b"HTTP/1.1 200") == 3
         writer.close()

@@ -137,22 +137,13 @@ async def test_a_wrong_method_is_405_and_names_those_that_are_allowed(
         assert (await error_of(response))["code"] == "method_not_allowed"
 
 
-async def test_what_is_not_http_is_400_in_the_same_shape(gateway: GatewayService) -> None:
-    reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
-    writer.write(b"GET / HTTP/1.1\r\nHost: a\r\nA: " + b"x" * 20_000 + b"\r\n\r\n")
-    answer = await reader.read()
-    writer.close()
-    assert answer.startswith(b"HTTP/1.0 400")
-    assert b'{"error":{"message":' in answer
-
-
 async def test_headers_beyond_the_limit_of_their_sum_are_431(
     http: aiohttp.ClientSession,
 ) -> None:
-    headers = {f"A-{number}": "x" * 7000 for number in range(5)}
+    headers = {f"A-{number}": "x" * 7000 for number in range(10)}
     async with http.post(TEXT, json={"prompt": "a"}, headers=headers) as response:
         assert response.status == 431
-        assert "the limit is 32768" in (await error_of(response))["message"]
+        assert "the limit is 65536" in (await error_of(response))["message"]
 
 
 async def test_a_refusal_from_below_keeps_its_status_and_fields(
@@ -218,7 +209,9 @@ class TestBodyLimit:
     async def test_too_long_by_its_header_is_413_before_the_body_comes(
         self, gateway: GatewayService
     ) -> None:
-        head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 1000000000000\r\n"
+        head = (
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1000000000000\r\n"
+        )
         for more in (b"\r\n", b"Expect: 100-continue\r\n\r\n"):
             reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
             writer.write(head + more)
@@ -251,7 +244,7 @@ class TestBodyLimit:
     ) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(
-            b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n"
             b"Expect: 100-continue\r\n\r\n"
         )
         assert await reader.readline() == b"HTTP/1.1 100 Continue\r\n"
@@ -301,7 +294,7 @@ async def test_bodies_beyond_what_open_requests_may_hold_are_429(
 async def test_uploads_that_stand_still_leave_room_for_a_request(
     tmp_path: Path, tokenizer: FakeTokenizer
 ) -> None:
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n"
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     body = {"prompt": "x" * 1000}
 
     async def chunks() -> Any:
@@ -332,7 +325,9 @@ async def test_what_has_arrived_of_bodies_counts_while_they_are_read(
     async with running_gateway(tmp_path, max_buffered_bytes=1000) as it:
         await until(lambda: it.status().state == State.READY)
         _, writer = await asyncio.open_connection("127.0.0.1", it.port)
-        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: 900\r\n\r\n{")
+        writer.write(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900\r\n\r\n{"
+        )
         writer.write(b" " * 799)
         await until(lambda: BUFFERED_BYTES._value.get() == 800)
         async with (

@@ -66,7 +66,7 @@ class TestOfRequests:
     async def test_an_id_that_is_no_text_is_refused_too(self, gateway: GatewayService) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(
-            b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nX-Request-Id: \xff\xfe\r\n"
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nX-Request-Id: \xff\xfe\r\n"
             b"Content-Length: 0\r\nConnection: close\r\n\r\n"
         )
         answer = await reader.read()

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from services.gateway import log_limit
-from services.gateway.http import client, connection, failures
+from services.gateway.http import connection, failures
 from services.gateway.log_limit import MAX_LINES, LogLimit
 from services.gateway.requests import json_body
 from services.gateway.requests.parse import parse_completion
@@ -46,7 +46,7 @@ def test_a_window_without_too_many_lines_reports_none(
     assert caplog.messages == ["one", "two"]
 
 
-@pytest.mark.parametrize("module", [client, connection, failures, json_body])
+@pytest.mark.parametrize("module", [connection, failures, json_body])
 def test_what_clients_bring_about_is_logged_within_the_limit(module: ModuleType) -> None:
     assert any(isinstance(each, LogLimit) for each in module.log.filters)
 

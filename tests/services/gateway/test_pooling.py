@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from services.gateway.endpoints.pooling import ROUTES
-from services.gateway.http.api_keys import LIMITED_ROUTES
+from services.gateway.http.api_keys import GENERATING_ROUTES
 from services.gateway.requests import pooling_schema, unsupported
 from services.gateway.requests.pooling import MAX_OPEN_INPUTS
 from services.gateway.requests.scoring import parse_score
@@ -230,7 +230,7 @@ async def test_a_model_that_pools_writes_no_texts(tmp_path: Path, path: str) -> 
 
 
 async def test_api_keys_are_checked_and_their_limits_hold(tmp_path: Path) -> None:
-    assert ROUTES.keys() <= LIMITED_ROUTES
+    assert ROUTES.keys() <= GENERATING_ROUTES
     settings = {"api_key": ["secret"], "max_tokens_per_minute_per_key": 1}
     async with mesh(tmp_path, **settings) as (http, tokenizer, _):
         assert (await embed(http, 1))[0] == 401

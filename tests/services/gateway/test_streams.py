@@ -74,7 +74,9 @@ async def test_a_client_that_does_not_read_is_cut_off_and_its_request_cancelled(
     tmp_path: Path, tokenizer: FakeTokenizer
 ) -> None:
     body = b'{"prompt": "a", "stream": true}'
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(
+        body
+    )
     before = SLOW_CLIENTS._value.get()
     async with running_gateway(tmp_path, slow_client_s=0.05) as gateway:
         await until(lambda: gateway.status().state == State.READY)
@@ -93,7 +95,9 @@ async def test_a_whole_reply_that_is_not_read_is_cut_off_too(
     tmp_path: Path, tokenizer: FakeTokenizer
 ) -> None:
     body = b'{"prompt": "a"}'
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(
+        body
+    )
     before = SLOW_CLIENTS._value.get()
     async with running_gateway(tmp_path, slow_client_s=0.05) as gateway:
         await until(lambda: gateway.status().state == State.READY)
@@ -243,7 +247,9 @@ async def test_a_large_whole_reply_that_breaks_is_cut_off_and_holds_no_event(
     monkeypatch.setattr(WholeWriter, "is_large", True)
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     body = b'{"prompt": "a"}'
-    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n" % len(body)
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(
+        body
+    )
     writer.write(head + body)
     await tokenizer.answer("x")
     answer = await reader.read()

@@ -87,7 +87,7 @@ async def test_a_request_that_comes_with_the_end_of_the_handshake_is_answered(
         while not is_done(client):
             writer.write(outgoing.read())
             incoming.write(await reader.read(1 << 16))
-        client.write(b"GET /ping HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        client.write(b"GET /ping HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
         writer.write(outgoing.read())
         answer = b""
         while b"}" not in answer:

@@ -1,0 +1,41 @@
+"""``Expect``: a client that waits for our word before it sends its body (RFC 9110, 10.1.1)."""
+
+from typing import Any
+
+from aiohttp import HttpVersion11, hdrs, web
+from aiohttp.typedefs import Handler
+from multidict import CIMultiDict, CIMultiDictProxy
+
+from services.gateway.requests.violations import show
+
+CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+EXPECTED = web.RequestKey("expected", str)
+"""What the client expects, if anything."""
+
+
+def take_expectation(message: Any) -> tuple[Any, str]:
+    """``message`` without ``Expect``, and its value: with it aiohttp would answer before anybody
+    has looked at the request."""
+    if message.version < HttpVersion11 or hdrs.EXPECT not in message.headers:
+        return message, ""
+    headers = CIMultiDict(message.headers)
+    expected = ", ".join(headers.popall(hdrs.EXPECT))
+    return message._replace(headers=CIMultiDictProxy(headers)), expected
+
+
+@web.middleware
+async def check_expectation(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Raises web.HTTPExpectationFailed."""
+    expected = request.get(EXPECTED, "")
+    if expected and expected.lower() != "100-continue":
+        raise web.HTTPExpectationFailed(
+            reason=f"Expect is {show(expected)}; only 100-continue is known"
+        )
+    return await handler(request)
+
+
+async def let_continue(request: web.Request) -> None:
+    """The body is wanted."""
+    if request.get(EXPECTED):
+        await request.writer.write(CONTINUE)
+        request.writer.output_size = 0  # aiohttp would take it for a response that has begun

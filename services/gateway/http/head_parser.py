@@ -1,0 +1,146 @@
+"""aiohttp's parser of requests within a limit for heads, and what its faults are to a client."""
+
+import re
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Any
+
+from aiohttp.compression_utils import HAS_BROTLI, HAS_ZSTD
+from aiohttp.http_exceptions import (
+    BadHttpMessage,
+    BadHttpMethod,
+    BadStatusLine,
+    ContentEncodingError,
+    InvalidURLError,
+    LineTooLong,
+)
+from aiohttp.web_protocol import RequestPayloadError
+
+from shared.errors import InternalError, RequestError
+
+MAX_URL_BYTES = 8 << 10
+MAX_HEAD_BYTES = 64 << 10
+"""Of all headers, and so of one of them: tokens of single sign-on have 20 KB."""
+MAX_HEADERS = 64
+CODINGS = ["gzip", "deflate", *["br"] * HAS_BROTLI, *["zstd"] * HAS_ZSTD]
+"""Of bodies that can be unpacked."""
+
+VERSION_WORDS = "the version of HTTP is not 1.0 or 1.1"
+
+Fed = tuple[Sequence[Any], bool, bytes]
+NOTHING: Fed = ((), False, b"")
+
+_KNOWN = re.compile(r"(Missing|Duplicate) '[\w-]+' header|Can not decode content-encoding: \w+")
+_METHOD = re.compile(r"\n\n  b['\"][!#$%&*+.^_`|~0-9A-Za-z-]+ ")
+
+
+class UnsupportedCoding(RequestError):
+    """A body is compressed in a way that is not known here."""
+
+    status = 415
+    type = "invalid_request_error"
+    code = "unsupported_media_type"
+
+    def __init__(self) -> None:
+        super().__init__(f"the Content-Encoding is none of {', '.join(CODINGS)}")
+
+
+class HeadTooLong(BadHttpMessage):
+    """A head that has not ended is too long already."""
+
+
+class HeadParser:
+    """Counts the bytes of a head for ``parser`` while they come: each of many headers may be as
+    long as all of them together. Raises BadHttpMessage and MemoryError alone, for any other error
+    would leave a callback of the loop. A fault of a body is for its reader, and makes the parser
+    ``is_broken``: it parses no more."""
+
+    def __init__(self, parser: Any) -> None:
+        self._parser = parser
+        self._payload: Any = None  # of the last request
+        self._num_head_bytes = 0
+        self.is_broken = False
+        self.feed_eof = parser.feed_eof
+        self.message_consumed = parser.message_consumed
+        self.pause_reading = parser.pause_reading
+        self.set_upgraded = parser.set_upgraded
+
+    def feed_data(self, data: bytes) -> Fed:
+        if self.is_broken:
+            return NOTHING
+        try:
+            fed = self._fed(data)
+        except Exception as error:
+            known = isinstance(error, BadHttpMessage | MemoryError)
+            fault = error if known else BadHttpMessage(type(error).__name__)
+            if not self._is_in_body:
+                raise fault from None
+            self._payload.set_exception(RequestPayloadError(), fault)
+            fed = NOTHING
+        if self._payload is not None and self._payload.exception() is not None:
+            self.is_broken = True
+            self._payload.feed_eof()  # else aiohttp reads on after the answer
+        return fed
+
+    def _fed(self, data: bytes) -> Fed:
+        is_head = not self._is_in_body
+        fed: Fed = self._parser.feed_data(data)
+        if messages := fed[0]:
+            self._payload, self._num_head_bytes = messages[-1][1], 0
+        elif is_head:
+            self._num_head_bytes += len(data)
+            if self._num_head_bytes > MAX_URL_BYTES + MAX_HEAD_BYTES:
+                raise HeadTooLong("")
+        return fed
+
+    @property
+    def _is_in_body(self) -> bool:
+        return self._payload is not None and not self._payload.is_eof()
+
+
+def fault_of(error: BaseException | None) -> RequestError:
+    """What a client is told of an error that ended its request before a route had it: words of our
+    own, since those of the error quote the request and the keys in it."""
+    match error:
+        case LineTooLong(args=(_, limit, *_)) if limit == MAX_URL_BYTES:
+            text = f"the URL has more than {limit} bytes"
+            return _fault(HTTPStatus.REQUEST_URI_TOO_LONG, text, "uri_too_long")
+        case LineTooLong() | HeadTooLong():
+            return _too_large(f"the headers have more than {MAX_HEAD_BYTES} bytes")
+        case BadHttpMessage(message="Too many headers received"):
+            return _too_large(f"there are more than {MAX_HEADERS} headers")
+        case ContentEncodingError(message=message) if "Please install" in message:
+            return UnsupportedCoding()
+        case BadHttpMethod(message=message) if _METHOD.search(message):
+            return _fault(HTTPStatus.NOT_IMPLEMENTED, "the method is not known here")
+        case BadStatusLine(message=message) if "  Invalid HTTP version" in message:
+            return _fault(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, VERSION_WORDS)
+        case BadHttpMessage(message=message) if message.startswith("Pause on PRI"):
+            return _fault(HTTPStatus.HTTP_VERSION_NOT_SUPPORTED, VERSION_WORDS)
+        case BadHttpMessage():
+            return _fault(HTTPStatus.BAD_REQUEST, f"not HTTP: {reason_of(error)}")
+    return InternalError("the request broke inside the server")
+
+
+def reason_of(error: BadHttpMessage) -> str:
+    """The part of its text that quotes nothing."""
+    text = error.message.removeprefix("Bad status line:\n  ")
+    if error.message.startswith("Received HTTPS"):
+        return "HTTPS came to a port of HTTP"
+    if isinstance(error, InvalidURLError):
+        return "the URL is malformed"
+    if match := _KNOWN.match(text):
+        return match[0]
+    reason, quotes, _ = text.partition(":\n\n")
+    return reason if quotes else "it is malformed"
+
+
+def _too_large(message: str) -> RequestError:
+    return _fault(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, message)
+
+
+def _fault(status: HTTPStatus, message: str, code: str | None = None) -> RequestError:
+    """``code``, where Python's versions have several names for the status."""
+    fault = RequestError(message, code=code or status.name.lower())
+    fault.status, fault.type = status, "invalid_request_error"
+    return fault
