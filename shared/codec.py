@@ -26,6 +26,10 @@ Frame = bytes | memoryview
 Array = np.ndarray
 
 
+class HeaderTooLong(CodecError):
+    """Of a message to be sent."""
+
+
 class ArraySpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
     dtype: str
     shape: list[int]
@@ -49,14 +53,17 @@ _decoder = msgspec.msgpack.Decoder(Header)
 
 
 def encode(message: Message, arrays: Sequence[Array] = ()) -> list[Frame]:
-    """Frames of one message. Large arrays are referenced, so they must not change until sent."""
+    """Frames of one message. Large arrays are referenced, so they must not change until sent.
+    Raises HeaderTooLong, and CodecError for arrays that the wire does not carry."""
     specs = [ArraySpec(array.dtype.str.lstrip("<|"), list(array.shape)) for array in arrays]
     for spec in specs:
         spec.num_bytes()
     header = _encoder.encode(Header(message, specs))
     if len(header) > MAX_HEADER_BYTES:
         kind = type(message).__name__
-        raise CodecError(f"{kind} header of {len(header)} bytes; the limit is {MAX_HEADER_BYTES}")
+        raise HeaderTooLong(
+            f"{kind} header of {len(header)} bytes; the limit is {MAX_HEADER_BYTES}"
+        )
     return [header, *_pack(arrays)]
 
 

@@ -15,7 +15,7 @@ ShoalError
     └── Unavailable            503, with the seconds to wait
 """
 
-from shared.messages import Failed
+from shared.messages import MAX_NAME_CHARS, Failed
 
 MAX_MESSAGE_CHARS = 2000  # clients' words may be part of a message; it travels in a header
 RETRY_AFTER_S = 2.0  # where no better estimate is known
@@ -86,7 +86,7 @@ class RequestError(ShoalError):
             self.type,
             self.code,
             self.message[:MAX_MESSAGE_CHARS],
-            self.param,
+            self.param and self.param[:MAX_NAME_CHARS],
             self.retry_after_s,
         )
 

@@ -10,7 +10,7 @@ from shared.log_once import LogOnce
 from shared.messages import Bye, Hello, Message, Refused, ServiceName
 from shared.metrics import PEERS_REFUSED
 from shared.peer import Peer, PeerEvents, count_sent, try_decode
-from shared.sockets.connection import Connection, PeerGone
+from shared.sockets.connection import LINGER_S, AcceptedConnection, PeerGone
 from shared.sockets.context import Context
 from shared.sockets.libzmq import Protect
 
@@ -33,10 +33,10 @@ class Listener:
     ) -> None:
         self._service = service
         self._events = events
-        self._peers: dict[Connection, Peer] = {}
-        self._connections: dict[Peer, Connection] = {}
-        self._met: set[Connection] = set()
-        self._refused: set[Connection] = set()
+        self._peers: dict[AcceptedConnection, Peer] = {}
+        self._connections: dict[Peer, AcceptedConnection] = {}
+        self._met: set[AcceptedConnection] = set()
+        self._refused: set[AcceptedConnection] = set()
         self._logged = LogOnce()
         self._socket = context.listen(address, self._on_frames, self._on_lost, protect)
         self.address = self._socket.address
@@ -49,13 +49,14 @@ class Listener:
         self._socket.close()
 
     def drop(self, peer: Peer, reason: str, is_lost: bool = True) -> None:
-        """Ends the epoch of ``peer`` if it is one of ours; what it still sends is refused."""
+        """Ends the epoch of ``peer`` and its connection, if it is one of ours."""
         connection = self._connections.pop(peer, None)
         if connection is not None:
             del self._peers[connection]
             self._events.down(peer, reason, is_lost)
+            connection.end()
 
-    def _on_frames(self, connection: Connection, frames: list[Frame]) -> None:
+    def _on_frames(self, connection: AcceptedConnection, frames: list[Frame]) -> None:
         peer = self._peers.get(connection)
         if peer is None:
             self._on_stranger(connection, frames)
@@ -68,7 +69,7 @@ class Listener:
         else:
             self._events.received(peer, *decoded, sum(map(len, frames)))
 
-    def _on_stranger(self, connection: Connection, frames: list[Frame]) -> None:
+    def _on_stranger(self, connection: AcceptedConnection, frames: list[Frame]) -> None:
         if connection in self._refused:  # it was answered, once
             return
         self._met.add(connection)
@@ -83,14 +84,15 @@ class Listener:
             self._refused.add(connection)
             self._count_refused(connection, reason or "")
             _answer(connection, Refused(reason or "", self._events.hello.instance))
+            asyncio.get_running_loop().call_later(LINGER_S, connection.end)
 
-    def _greet(self, connection: Connection, hello: Hello) -> None:
+    def _greet(self, connection: AcceptedConnection, hello: Hello) -> None:
         peer = Peer(hello, self._send)
         self._peers[connection], self._connections[peer] = peer, connection
         _answer(connection, self._events.hello)
         self._events.up(peer)
 
-    def _on_lost(self, connection: Connection, failure: str) -> None:
+    def _on_lost(self, connection: AcceptedConnection, failure: str) -> None:
         if connection in self._peers:
             self.drop(self._peers[connection], failure or "disconnected")
         elif connection not in self._met:
@@ -99,7 +101,7 @@ class Listener:
         self._met.discard(connection)
         self._refused.discard(connection)
 
-    def _count_refused(self, connection: Connection, reason: str) -> None:
+    def _count_refused(self, connection: AcceptedConnection, reason: str) -> None:
         """Logged once for each remote and reason, so that a port scan does not fill the log."""
         PEERS_REFUSED.inc()
         if self._logged.is_new(f"{connection.remote}: {reason}"):
@@ -115,7 +117,7 @@ class Listener:
             count_sent(peer, message, frames)
 
 
-def _answer(connection: Connection, message: Message) -> None:
+def _answer(connection: AcceptedConnection, message: Message) -> None:
     """Sends to a connection that is no peer yet, and may be gone."""
     with contextlib.suppress(PeerGone):
         connection.send(encode(message))

@@ -8,8 +8,9 @@ from typing import Literal, Protocol
 
 import msgspec
 
-from shared.codec import Array, Frame, decode
+from shared.codec import Array, Frame, HeaderTooLong, decode
 from shared.errors import CodecError
+from shared.halves import halves
 from shared.log import peer_text
 from shared.log_once import LogOnce
 from shared.messages import INSTANCE, Heartbeat, Hello, Message, ServiceName, State
@@ -89,15 +90,20 @@ class Peer:
         """Queues a message; arrays of 64 KiB or more are not copied and must not change any more.
 
         To a peer that is gone nothing is sent and nothing raised: ``on_down`` is called for it,
-        once. Raises ValueError where the header breaks the limit of the wire: that is our mistake,
-        and not one of the peer whose message we are handling.
+        once. Lists that are too long for one header go in several messages. Raises ValueError where
+        a message breaks the limits of the wire all the same: that is our mistake, and not one of
+        the peer whose message we are handling.
         """
         if not self.is_up:
             return
         try:
             self._send(self, message, arrays)
         except CodecError as error:
-            raise ValueError(f"to {self}: {error}") from error
+            parts = halves(message, arrays) if isinstance(error, HeaderTooLong) else []
+            if not parts:
+                raise ValueError(f"to {self}: {error}") from error
+            for part, buffers in parts:
+                self.send(part, *buffers)
 
 
 class Handler(Protocol):

@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 LOOK_S = 0.02
+NEVER_RETRIEVED = "exception was never retrieved"  # asyncio's words, of tasks and futures
 SWITCH_S = 0.0005  # a busy thread keeps the event loop waiting for so long; with Python's own, 5 ms
 
 Config = TypeVar("Config", bound=Settings)
@@ -133,13 +134,18 @@ async def _stop_signal() -> None:
 
 
 async def _broken_callback() -> None:
-    """Raises the first error that left a callback of the loop, such as a link's reader."""
+    """Raises the first error that left a callback of the loop, such as a link's reader.
+
+    That of a task whose result nobody reads is logged: only the task's own work is broken.
+    """
     loop = asyncio.get_running_loop()
     failure: asyncio.Future[None] = loop.create_future()
 
     def on_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception") or RuntimeError(context["message"])
-        if not failure.done():
+        if context["message"].endswith(NEVER_RETRIEVED):
+            log.error("%s", context["message"], exc_info=error)
+        elif not failure.done():
             failure.set_exception(error)
 
     loop.set_exception_handler(on_error)

@@ -12,6 +12,7 @@ from services.tokenizer.prompt_spans import Measure, unmeasured
 from services.tokenizer.text_model import NO_OPTIONS, TextModel
 from services.tokenizer.text_stream import TextStream
 from services.tokenizer.truncation import Truncation, truncation_of
+from shared import long_json
 from shared.codec import Array
 from shared.errors import InvalidRequest
 from shared.messages import (
@@ -154,7 +155,7 @@ def _fit(
     measure: Measure = unmeasured,
 ) -> FittedChat:
     return fit(
-        _messages(prompt),
+        chat_messages(prompt),
         options.history_limit,
         lambda messages, measure: model.encode_chat(
             messages, options, adds_special_tokens, truncation, measure
@@ -200,7 +201,7 @@ def _messages_left(model: TextModel, message: Convert, data: Array) -> list[dict
     """Those of a chat that are in its prompt."""
     options = message.chat
     if options is None or not options.history_limit:
-        return _messages(data)
+        return chat_messages(data)
     return _fit(model, data, options, message.adds_special_tokens, None).messages
 
 
@@ -211,10 +212,11 @@ def _text(prompt: Array) -> str:
         raise InvalidRequest(f"the prompt is no text: {error}", param="prompt") from None
 
 
-def _messages(prompt: Array) -> list[dict[str, Any]]:
+def chat_messages(prompt: Array) -> list[dict[str, Any]]:
+    """Of a prompt of kind ``chat``. Raises InvalidRequest."""
     try:
-        return msgspec.json.decode(prompt.tobytes(), type=list[dict[str, Any]])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        return msgspec.convert(long_json.decode(prompt.data), list[dict[str, Any]])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise InvalidRequest(f"messages are no chat: {error}", param="messages") from None
 
 

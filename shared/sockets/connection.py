@@ -6,6 +6,8 @@ from typing import Any, Protocol
 from shared.codec import Frame
 
 LINGER_S = 0.5  # for which what is queued may still be sent when a process ends
+HELLO_S = 5.0  # from the connection to its first message, with the handshake between
+NO_MEMORY = "no memory for a message"
 
 
 class PeerGone(Exception):
@@ -24,6 +26,13 @@ class Connection(Protocol):
 
     def send(self, frames: Sequence[Frame]) -> None:
         """Queues a message without copying large frames. Raises PeerGone."""
+
+
+class AcceptedConnection(Connection, Protocol):
+    """A connection that somebody made to us."""
+
+    def end(self) -> None:
+        """Closes it, if it is not lost already; its loss is reported as any other."""
 
 
 class DialedConnection(Connection, Protocol):

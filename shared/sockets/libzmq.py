@@ -12,7 +12,14 @@ from zmq.utils.monitor import parse_monitor_message
 
 from shared.codec import MAX_FRAME_BYTES, Frame
 from shared.errors import ConfigError
-from shared.sockets.connection import LINGER_S, OnFrames, OnLost, PeerGone
+from shared.sockets.connection import (
+    HELLO_S,
+    LINGER_S,
+    NO_MEMORY,
+    OnFrames,
+    OnLost,
+    PeerGone,
+)
 from shared.sockets.router_connections import RouterConnection, RouterConnections
 
 LINGER_MS = int(1000 * LINGER_S)
@@ -264,7 +271,11 @@ class ZmqConnection:
         self._socket.close()
 
     def _receive(self, frames: list[ReceivedFrame]) -> None:
-        self._on_frames(self, [frame.buffer for frame in frames])
+        try:
+            self._on_frames(self, [frame.buffer for frame in frames])
+        except MemoryError:
+            self.close()
+            self._on_lost(self, NO_MEMORY)
 
     def _lose(self, descriptor: int, failure: str) -> None:
         self._on_lost(self, failure and "it does not accept our key, or is not who it should be")
@@ -284,9 +295,8 @@ class ZmqListening:
         self._on_frames = on_frames
         self._on_lost = on_lost
         self._connections = RouterConnections()
-        self._socket = context.socket(
-            "router", self._receive, self._lose, self._connections.accepted
-        )
+        self._loop = asyncio.get_running_loop()
+        self._socket = context.socket("router", self._receive, self._lose, self._accept)
         if protect:
             protect(self._socket)
         self.address = self._socket.bind(address)
@@ -298,13 +308,20 @@ class ZmqListening:
     def close(self) -> None:
         self._socket.close()
 
+    def _accept(self, descriptor: int) -> None:
+        self._loop.call_later(HELLO_S, _end_silent, self._connections.accepted(descriptor))
+
     def _receive(self, frames: list[ReceivedFrame]) -> None:
         route, *others = frames
         connection = self._connections.of_route(route.bytes)
         if connection is None:
             connection = self._meet(route)
-        if connection is not None:  # else it was lost
+        if connection is None:  # it was lost
+            return
+        try:
             self._on_frames(connection, [frame.buffer for frame in others])
+        except MemoryError:
+            connection.end()
 
     def _meet(self, route: ReceivedFrame) -> RouterConnection | None:
         self._socket.read_events()
@@ -317,6 +334,12 @@ class ZmqListening:
         connection = self._connections.lost(descriptor)
         if connection is not None:
             self._on_lost(connection, failure)
+
+
+def _end_silent(connection: RouterConnection) -> None:
+    """One that has sent no Hello by now."""
+    if connection.route is None:
+        connection.end()
 
 
 def _owner_of_key(frame: ReceivedFrame) -> str | None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from shared.codec import Frame
 from shared.errors import ConfigError
-from shared.sockets.connection import OnFrames, OnLost, PeerGone
+from shared.sockets.connection import HELLO_S, NO_MEMORY, OnFrames, OnLost, PeerGone
 from shared.sockets.zmtp import ProtocolError, Reader, SocketType, handshake, pack
 
 log = logging.getLogger(__name__)
@@ -24,7 +24,6 @@ REMOTE = "a process of this machine"
 BACKLOG = 1024
 MAX_ACCEPTS_A_TURN = 64
 MAX_PIECES_A_CALL = 256  # below what the kernel takes
-HANDSHAKE_S = 5.0
 PAUSE_S = 0.5  # where no connection can be accepted
 
 
@@ -49,12 +48,13 @@ class LocalConnection:
         self._unsent: deque[memoryview] = deque()
         # Until the handshake is over: libzmq takes no message before.
         self._held: list[memoryview] = []
+        self._has_spoken = False
         self._is_flushing = self._waits_for_room = False
         self._is_broken = False  # nobody takes what we send any more
         self._has_error = False
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(connected, self._read)
-        self._deadline = self._loop.call_later(HANDSHAKE_S, self._end_handshake)
+        self._deadline = self._loop.call_later(HELLO_S, self._end_silence)
         self._push([memoryview(handshake(socket_type))])
 
     @property
@@ -136,11 +136,15 @@ class LocalConnection:
             return
         try:
             for frames in self._reader.received(num_bytes):
+                self._has_spoken = True
                 self._on_frames(self, frames)
                 if self.is_closed:
                     return
         except ProtocolError as error:
             self._lose(f"wrong bytes: {error}")
+            return
+        except MemoryError:
+            self._lose(NO_MEMORY)
             return
         if self._held and self._reader.is_open:
             self._push(self._held)
@@ -152,12 +156,16 @@ class LocalConnection:
         if self._has_error:
             self._loop.call_soon(self._read)
 
-    def _end_handshake(self) -> None:
+    def _end_silence(self) -> None:
         """Reads first: where we stood still ourselves, it may have come."""
-        if not self._reader.is_open:
+        if not self._has_spoken:
             self._read()
-        if not self.is_closed and not self._reader.is_open:
-            self._lose(f"nothing for {HANDSHAKE_S:g} s")
+        if not self.is_closed and not self._has_spoken:
+            self._lose("" if self._reader.is_open else f"nothing for {HELLO_S:g} s")
+
+    def end(self) -> None:
+        if not self.is_closed:
+            self._lose("")
 
     def _lose(self, failure: str) -> None:
         self.close()

@@ -11,22 +11,38 @@ import socket
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Any
 
 from shared.codec import Frame
 from shared.sockets.connection import PeerGone
 
 Send = Callable[[Sequence[Frame]], None]
+Address = tuple[Any, ...]
 
 
 class RouterConnection:
     """A connection that somebody made to our ROUTER; see ``Connection``. Its ``route``, which
     ``send`` puts before a message, is known from its first message on."""
 
-    def __init__(self, remote: str) -> None:
-        self.remote = remote
+    def __init__(self, descriptor: int, address: Address | None) -> None:
         self.owner: str | None = None
         self.route: bytes | None = None
+        self.is_lost = False
+        self._descriptor = descriptor
+        self.address = address
         self._send: Send | None = None
+
+    @property
+    def remote(self) -> str:
+        return str(self.address[0]) if self.address else "an unknown address"
+
+    def end(self) -> None:
+        """libzmq closes what has no other end any more."""
+        if self.is_lost or self.address is None:
+            return
+        with suppress(OSError), socket.socket(fileno=os.dup(self._descriptor)) as copy:
+            if copy.getpeername() == self.address:
+                copy.shutdown(socket.SHUT_RDWR)
 
     def meet(self, route: bytes, owner: str | None, send: Send) -> None:
         self.route, self.owner, self._send = route, owner, send
@@ -44,10 +60,10 @@ class RouterConnections:
         self._open: dict[int, deque[RouterConnection]] = {}
         self._by_route: dict[bytes, RouterConnection] = {}
 
-    def accepted(self, descriptor: int) -> None:
-        self._open.setdefault(descriptor, deque()).append(
-            RouterConnection(_remote_host(descriptor))
-        )
+    def accepted(self, descriptor: int) -> RouterConnection:
+        connection = RouterConnection(descriptor, _remote_address(descriptor))
+        self._open.setdefault(descriptor, deque()).append(connection)
+        return connection
 
     def of_route(self, route: bytes) -> RouterConnection | None:
         return self._by_route.get(route)
@@ -66,11 +82,13 @@ class RouterConnections:
             return None
         if queue[-1].route is not None:
             taken = queue.pop()
+            newest = RouterConnection(descriptor, taken.address)
             if queue:
+                taken.address = queue[-1].address
                 queue[-1] = taken
             else:
                 self._forget(taken)
-            queue.append(RouterConnection(taken.remote))
+            queue.append(newest)
         queue[-1].meet(route, owner, send)
         self._by_route[route] = queue[-1]
         return queue[-1]
@@ -84,6 +102,7 @@ class RouterConnections:
         if not queue:
             del self._open[descriptor]
         self._forget(connection)
+        connection.is_lost = True
         return connection
 
     def _forget(self, connection: RouterConnection) -> None:
@@ -91,9 +110,9 @@ class RouterConnections:
             del self._by_route[connection.route]
 
 
-def _remote_host(descriptor: int) -> str:
-    """For the log only: the connection may be gone by now, and the number be another's."""
+def _remote_address(descriptor: int) -> Address | None:
+    """The connection may be gone by now, and the number be another's."""
     with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as copy:
-        address = copy.getpeername()
-        return str(address[0])
-    return "an unknown address"
+        address: Address = copy.getpeername()
+        return address
+    return None

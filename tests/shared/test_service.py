@@ -38,10 +38,15 @@ class Idle:
                 raise ConfigError("port: 1: in use")
             case "callback raises":
                 asyncio.get_running_loop().call_soon(self.broken_callback)
+            case "forgets a task":
+                asyncio.create_task(self.broken_task())  # noqa: RUF006
         await asyncio.Event().wait()
 
     def broken_callback(self) -> None:
         raise RuntimeError("a broken invariant, in a callback")
+
+    async def broken_task(self) -> None:
+        raise RuntimeError("a task that nobody waits for")
 
     async def drain(self) -> None:
         self.has_drained = True
@@ -92,6 +97,16 @@ async def test_what_a_ready_service_has_made_is_not_searched_for_garbage(tmp_pat
     async with asyncio.timeout(10):
         while gc.get_freeze_count() < 1000:
             await asyncio.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert await asyncio.wait_for(running, 10) == 0
+
+
+async def test_the_error_of_a_forgotten_task_is_logged_and_ends_nothing(tmp_path: Path, caplog):
+    running = asyncio.create_task(run(Idle("forgets a task"), tmp_path))
+    async with asyncio.timeout(10):
+        while "a task that nobody waits for" not in caplog.text:
+            await asyncio.sleep(0.01)
+    assert not running.done()
     os.kill(os.getpid(), signal.SIGTERM)
     assert await asyncio.wait_for(running, 10) == 0
 

@@ -6,7 +6,7 @@ bounded before anything is made of it, so that no body becomes many times its si
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from itertools import count
@@ -22,7 +22,9 @@ from services.gateway.requests.schema import MAX_FIELDS
 from services.gateway.requests.unsupported import Neutral
 from services.gateway.requests.violations import MAX_SHOWN_CHARS, unknown_model, violation
 from shared.errors import InvalidRequest
+from shared.json_scan import PIECE_BYTES, slices
 from shared.log import client_text
+from shared.long_json import named, stripped
 from shared.messages import ModelInfo
 
 log = logging.getLogger(__name__)
@@ -31,7 +33,6 @@ log.addFilter(LogLimit())
 Body = bytes | bytearray
 Fields = dict[str, Raw]
 Request = TypeVar("Request", bound=msgspec.Struct)
-Taken = TypeVar("Taken")
 
 MAX_NAMED = 8  # unknown fields in a header
 _FIELD_NAME = re.compile(r"[\w.-]+", re.ASCII)
@@ -41,13 +42,6 @@ class _Key(str):
     """The name of a field: msgspec hands us each key of a type of our own, so that we count."""
 
     __slots__ = ()
-
-
-class _Item:
-    """An item of a list, which is counted in the same way."""
-
-
-_ITEM = _Item()
 
 
 @contextmanager
@@ -63,7 +57,8 @@ def json_errors() -> Iterator[None]:
 
 @json_errors()
 def decode(body: Body) -> Fields:
-    """The fields of an object, which share the memory of ``body``."""
+    """The fields of an object, which share the memory of ``body``. Only what reads a long one finds
+    whether it is JSON."""
     numbers = count(1)
 
     def to_key(_: type, name: str) -> _Key:
@@ -71,37 +66,24 @@ def decode(body: Body) -> Fields:
             raise InvalidRequest(f"the body has more fields than the limit, {MAX_FIELDS}")
         return _Key(name)
 
+    def read(some: Body) -> None:
+        found = msgspec.json.decode(some, type=dict[_Key, Raw], dec_hook=to_key)
+        fields.update((str(name), raw) for name, raw in found.items())
+
+    fields: Fields = {}
     try:
-        fields = msgspec.json.decode(body, type=dict[_Key, Raw], dec_hook=to_key)
-        return {str(name): raw for name, raw in fields.items()}
+        if len(body) <= PIECE_BYTES or (whole := stripped(memoryview(body)))[0] != ord("{"):
+            read(body)
+            return fields
+        for some in slices(whole):
+            if some.nbytes <= PIECE_BYTES:
+                read(b"".join((b"{", some, b"}")))
+            else:
+                name, value = named(some)
+                fields[to_key(_Key, name)] = Raw(value)
+        return fields
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"the body is no object: {error}") from None
-
-
-@json_errors()
-def items(
-    raw: Raw, param: str, limit: int, take: Callable[[int, Any], Taken], setting: str = ""
-) -> list[Taken]:
-    """What ``take`` makes of the number and the value of each item of a list, one by one. Raises
-    InvalidRequest for what is no list, and for an empty one or one of more than ``limit``, which
-    ``setting`` names."""
-    taken: list[Taken] = []
-
-    def to_item(_: type, value: Any) -> _Item:
-        if len(taken) == limit:
-            raise InvalidRequest(
-                f"{param} has more than {limit} items; the limit is {setting}{limit}", param=param
-            )
-        taken.append(take(len(taken), value))
-        return _ITEM
-
-    try:
-        msgspec.json.decode(raw, type=list[_Item], dec_hook=to_item)
-    except msgspec.ValidationError as error:
-        raise violation(error, param, plain(raw)) from None
-    if not taken:
-        raise InvalidRequest(f"{param} is []; expected array of length >= 1", param=param)
-    return taken
 
 
 @json_errors()
@@ -140,7 +122,15 @@ def _unknown(fields: Fields, kind: type[msgspec.Struct], neutral: Neutral) -> li
 
 def plain(raw: Raw) -> Any:
     """The value; of one that is large ``raw`` itself."""
-    return raw if memoryview(raw).nbytes > MAX_FIELD_BYTES else msgspec.json.decode(raw)
+    return raw if memoryview(raw).nbytes > MAX_FIELD_BYTES else shown(raw)
+
+
+def shown(raw: Raw) -> Any:
+    """The value; of one with a number out of range ``raw`` itself."""
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.ValidationError:
+        return raw
 
 
 def served_name(name: str | None, model: ModelInfo) -> str:

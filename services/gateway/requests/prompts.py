@@ -1,32 +1,44 @@
 """What clients give as a prompt, as Prompts for the mesh."""
 
 import re
-from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec import Raw
 
 from services.gateway.requests.job import Prompt
-from services.gateway.requests.json_body import items, json_errors, plain
-from services.gateway.requests.schema import MAX_MESSAGES, ContentPart, InputMessage, TokenId
-from services.gateway.requests.token_ids import check_length, known_ids, read_ids
+from services.gateway.requests.json_body import json_errors, plain
+from services.gateway.requests.json_list import PartCount, is_list, is_text, items, typed
+from services.gateway.requests.schema import (
+    MAX_MESSAGES,
+    Content,
+    ContentPart,
+    InputMessage,
+)
+from services.gateway.requests.token_ids import read_ids
 from services.gateway.requests.unsupported import unsupported
 from services.gateway.requests.violations import show, violation
 from shared.codec import Array
 from shared.errors import InvalidRequest
+from shared.long_json import MAX_VALUES, check_utf8, decode_text
 from shared.messages import ModelInfo
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
-_TEXT = re.compile(rb'"')
+_TEXTS = re.compile(rb'\[\s*"')
 _IDS = re.compile(rb'\[\s*[^\s\["{\]]')
 
 
 def chat_prompt(messages: Raw) -> Prompt:
     """The messages as the client sent them."""
-    encoded = items(messages, "messages", MAX_MESSAGES, _encoded)
-    return Prompt("chat", _bytes(b"[%b]" % b",".join(encoded)))
+    parts = PartCount("messages")
+
+    def check(index: int, message: Raw) -> None:
+        _check_message(message, f"messages[{index}]", parts)
+
+    items(messages, "messages", MAX_MESSAGES, check, max_values=MAX_VALUES)
+    _check_utf8(messages)
+    return Prompt("chat", _bytes(bytes(messages)))
 
 
 def completion_prompts(
@@ -39,21 +51,21 @@ def completion_prompts(
 ) -> list[Prompt]:
     """Reads a text, a list of ids, or a list of several of either kind, which came as ``field``.
     Ids may be more than the context holds if the prompt ``is_cut``. ``setting`` names the limit."""
-    if _TEXT.match(raw):
+    if is_text(raw):
         return [text_prompt(raw, field)]
     if _IDS.match(raw):
         return [ids_prompt(raw, model, field, is_cut)]
-    kinds: list[type] = []
+    is_kind = is_text if _TEXTS.match(raw) else is_list
 
-    def take(number: int, value: Any) -> Prompt:
+    def take(number: int, value: Raw) -> Prompt:
         param = f"{field}[{number}]"
-        kinds.append(type(value))
-        if kinds[0] not in (str, list) or kinds[0] is not kinds[-1]:
+        if not is_kind(value):
             raise InvalidRequest(
-                f"{param} is {show(value)}; expected a text, or a list of ids, as all others are",
+                f"{param} is {show(plain(value))}; expected a text, or a list of ids, as all others"
+                " are",
                 param=param,
             )
-        return _text(value, param) if kinds[0] is str else _ids(value, model, param, is_cut)
+        return text_prompt(value, param) if is_text(value) else _ids(value, model, param, is_cut)
 
     return items(raw, field, max_prompts, take, setting)
 
@@ -61,9 +73,12 @@ def completion_prompts(
 @json_errors()
 def text_prompt(raw: Raw, param: str = "prompt") -> Prompt:
     try:
-        return _text(msgspec.json.decode(raw, type=str), param)
+        text = decode_text(memoryview(raw))
     except msgspec.ValidationError as error:
         raise violation(error, param, plain(raw)) from None
+    if not text:
+        raise InvalidRequest(f'{param} is ""; expected str of length >= 1', param=param)
+    return Prompt("text", _bytes(text.encode()))
 
 
 def ids_prompt(raw: Raw, model: ModelInfo, param: str, is_cut: bool = False) -> Prompt:
@@ -71,57 +86,52 @@ def ids_prompt(raw: Raw, model: ModelInfo, param: str, is_cut: bool = False) -> 
     return Prompt("ids", read_ids(raw, model, param, is_cut))
 
 
-def _text(text: str, param: str) -> Prompt:
-    if not text:
-        raise InvalidRequest(f'{param} is ""; expected str of length >= 1', param=param)
-    return Prompt("text", _bytes(text.encode()))
-
-
-def _ids(values: list[Any], model: ModelInfo, param: str, is_cut: bool) -> Prompt:
-    if not values:
+def _ids(raw: Raw, model: ModelInfo, param: str, is_cut: bool) -> Prompt:
+    prompt = ids_prompt(raw, model, param, is_cut)
+    if not len(prompt.data):
         raise InvalidRequest(f"{param} is []; expected array of length >= 1", param=param)
-    if not is_cut:
-        check_length(len(values), model, param)
-    try:
-        ids = msgspec.convert(values, list[TokenId])
-    except msgspec.ValidationError as error:
-        raise violation(error, param, values) from None
-    return Prompt("ids", known_ids(ids, model.vocab_size, param))
+    return prompt
 
 
 def final_assistant_text(messages: Prompt) -> str:
     """The text of the last message if it is the assistant's."""
     *_, last = msgspec.json.decode(messages.data.tobytes(), type=list[Raw])
     message = msgspec.json.decode(last, type=InputMessage)
-    if message.role != "assistant" or message.content is None:
+    if message.role != "assistant":
         return ""
-    if isinstance(message.content, str):
-        return message.content
-    return "".join(part.text or "" for part in message.content)
+    content: Content = msgspec.json.decode(message.content, type=Content)
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text or "" for part in content)
 
 
-def _encoded(index: int, fields: Any) -> bytes:
-    """One message."""
-    param = f"messages[{index}]"
-    try:
-        message = msgspec.convert(fields, InputMessage)
-    except msgspec.ValidationError as error:
-        raise violation(error, param, fields) from None
+def _check_message(raw: Raw, param: str, parts: PartCount) -> None:
+    message: InputMessage = typed(raw, InputMessage, param)
     if message.role not in ROLES:
         raise InvalidRequest(
             f"{param}.role is {show(message.role)}; expected one of {', '.join(ROLES)}",
             param=f"{param}.role",
         )
-    _check_content(message, f"{param}.content")
-    return msgspec.json.encode(fields)
+    parts.add(len(message.tool_calls or ()))
+    _check_content(message, f"{param}.content", parts)
 
 
-def _check_content(message: InputMessage, param: str) -> None:
+@json_errors()
+def _check_utf8(raw: Raw) -> None:
+    """Texts have been passed over."""
+    check_utf8(memoryview(raw))
+
+
+def _check_content(message: InputMessage, param: str, parts: PartCount) -> None:
+    if is_text(message.content):
+        return
+    content: Content = typed(message.content, Content, param)
     has_others = message.tool_calls or message.function_call or message.reasoning
-    if message.content is None and not (has_others or message.reasoning_content):
+    if content is None and not (has_others or message.reasoning_content):
         raise InvalidRequest(f"{param} is required", param=param)
-    if isinstance(message.content, list):
-        for number, part in enumerate(message.content):
+    if isinstance(content, list):
+        parts.add(len(content))
+        for number, part in enumerate(content):
             _check_part(part, f"{param}[{number}]")
 
 

@@ -26,6 +26,7 @@ MAX_BIASES = 1024
 MAX_ABORTED_IDS = 1024
 MAX_SALT_CHARS = 128
 MAX_MESSAGES = 4096
+MAX_PARTS = 1 << 14  # of all messages of a request; calls and blocks are parts too
 MAX_FIELDS = 256
 
 REQUEST_ID = r"^[!-}]{1,128}\Z"
@@ -120,9 +121,12 @@ class ContentPart(Struct):
     text: str | None = None
 
 
+Content = str | list[ContentPart] | None
+
+
 class PastFunction(Struct):
     name: str
-    arguments: str | dict[str, Any] | None = None
+    arguments: str | dict[str, Raw] | None = None
 
 
 class PastCall(Struct):
@@ -130,10 +134,11 @@ class PastCall(Struct):
 
 
 class InputMessage(Struct):
-    """The keys we read; the chat template sees all others too."""
+    """The keys we read, ``content`` as Content; the chat template sees all others too, which stay
+    the JSON they are."""
 
     role: str
-    content: str | list[ContentPart] | None = None
+    content: Raw = NULL
     tool_calls: list[PastCall] | None = None
     function_call: PastFunction | None = None
     reasoning: str | None = None

@@ -1,14 +1,14 @@
 """Reads the body of a request for the scores of pairs of texts as a PoolingJob."""
 
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec import Raw
 
 from services.gateway.requests.job import Prompt
-from services.gateway.requests.json_body import Body, check, decode, items
+from services.gateway.requests.json_body import Body, check, decode, json_errors, plain
+from services.gateway.requests.json_list import is_text, items
 from services.gateway.requests.parse import Limits
 from services.gateway.requests.pooling import MAX_INPUTS, PoolingJob, job_of, warned
 from services.gateway.requests.pooling_schema import RerankRequest, ScoreRequest
@@ -17,6 +17,7 @@ from services.gateway.requests.runner import pooling_of
 from services.gateway.requests.unsupported import POOLING
 from services.gateway.requests.violations import show
 from shared.errors import InvalidRequest
+from shared.long_json import decode_text
 from shared.messages import ModelInfo, Pooling, PoolingInfo, SamplingParams
 
 MAX_PAIR_BYTES = 64 << 20  # of a query as often as it has documents
@@ -124,22 +125,31 @@ def _embedded_pairs(
     )
 
 
+@json_errors()
 def _texts(raw: Raw, param: str) -> list[str]:
     if raw == NULL:
         raise InvalidRequest(f"{param} is required", param=param)
-    if bytes(memoryview(raw)[:1]) == b'"':
-        return items(Raw(b"[%b]" % bytes(raw)), param, 1, lambda _, value: _text(value, param))
+    if is_text(raw):
+        return [_text(raw, param)]
     return items(raw, param, MAX_INPUTS, lambda number, value: _text(value, f"{param}[{number}]"))
 
 
-def _document(number: int, value: Any) -> str:
+class _Document(msgspec.Struct):
+    text: Raw
+
+
+def _document(number: int, raw: Raw) -> str:
     param = f"documents[{number}]"
-    if isinstance(value, dict) and isinstance(value.get("text"), str):
-        return _text(value["text"], f"{param}.text")
-    return _text(value, param)
+    try:
+        document = msgspec.json.decode(raw, type=_Document)
+    except msgspec.ValidationError:
+        return _text(raw, param)
+    if is_text(document.text):
+        return _text(document.text, f"{param}.text")
+    return _text(raw, param)
 
 
-def _text(value: Any, param: str) -> str:
-    if isinstance(value, str) and value:
-        return value
-    raise InvalidRequest(f"{param} is {show(value)}; expected str of length >= 1", param=param)
+def _text(raw: Raw, param: str) -> str:
+    if is_text(raw) and (text := decode_text(memoryview(raw))):
+        return text
+    raise InvalidRequest(f"{param} is {show(plain(raw))}; expected str of length >= 1", param=param)

@@ -1,15 +1,15 @@
 """Token ids that clients send, as arrays."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import msgspec
 import numpy as np
 from msgspec import Raw
 
-from services.gateway.requests.json_body import items, json_errors, plain
+from services.gateway.requests.json_body import json_errors, plain
+from services.gateway.requests.json_list import is_list, items, typed
 from services.gateway.requests.schema import TokenId
-from services.gateway.requests.violations import show, violation
+from services.gateway.requests.violations import show
 from shared.codec import Array
 from shared.errors import InvalidRequest
 from shared.messages import ModelInfo
@@ -25,22 +25,32 @@ def read_ids(raw: Raw, model: ModelInfo, param: str, is_cut: bool = False) -> Ar
     """[n] int32 of the list that ``param`` is. Raises InvalidRequest for more than the context
     holds, which are counted first, unless it ``is_cut`` later, and for what is no id of the
     model."""
-    if bytes(memoryview(raw)[:1]) != b"[":
+    if not is_list(raw):
         raise InvalidRequest(f"{param} is {show(plain(raw))}; expected a list of ids", param=param)
     text = memoryview(raw)[1:-1]
     num = sum(piece.count(b",") + 1 for piece in _pieces(text))
     if not is_cut:
         check_length(num, model, param)
-    ids, num_read = np.empty(num, np.int32), 0
+    ids, num_read, start = np.empty(num, np.int32), 0, 0
     try:
         for piece in _pieces(text):
             some = _PIECE.decode(b"[%b]" % piece)
             ids[num_read : num_read + len(some)] = some
             num_read += len(some)
+            start += len(piece) + 1
     except msgspec.DecodeError:
-        items(raw, param, num, lambda number, value: _check_id(value, f"{param}[{number}]"))
+        _find_wrong(Raw(b"[%b]" % bytes(text[start:])), param, num_read)
         raise
     return known_ids(ids[:num_read], model.vocab_size, param)
+
+
+def _find_wrong(rest: Raw, param: str, num_before: int) -> None:
+    """Raises InvalidRequest for the first of the list that is no id."""
+
+    def check(number: int, value: Raw) -> None:
+        typed(value, TokenId, f"{param}[{num_before + number}]")
+
+    items(rest, param, memoryview(rest).nbytes, check)
 
 
 def check_length(num: int, model: ModelInfo, param: str) -> None:
@@ -61,13 +71,6 @@ def known_ids(ids: Sequence[int] | Array, vocab_size: int, param: str) -> Array:
         param, value = f"{param}[{outside[0]}]", array[outside[0]]
         raise InvalidRequest(f"{param} is {value}; token ids are below {vocab_size}", param=param)
     return array
-
-
-def _check_id(value: Any, param: str) -> None:
-    try:
-        msgspec.convert(value, TokenId)
-    except msgspec.ValidationError as error:
-        raise violation(error, param, value) from None
 
 
 def _pieces(text: memoryview) -> Iterator[bytes]:

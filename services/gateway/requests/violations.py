@@ -106,6 +106,9 @@ def _split(text: str) -> tuple[str, str]:
 
 
 def _value_at(path: str, value: Any) -> Any:
+    """Of a value that is not read the whole."""
     for name, index in _STEP.findall(path):
+        if isinstance(value, msgspec.Raw):
+            break
         value = value[name] if name else value[int(index)]
     return value

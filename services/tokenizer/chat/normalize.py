@@ -7,6 +7,8 @@ from typing import Any
 
 from services.tokenizer.chat.template_traits import TemplateTraits
 from shared.errors import InvalidRequest
+from shared.json_scan import TooManyValues, num_values
+from shared.long_json import MAX_VALUES
 
 log = logging.getLogger(__name__)
 
@@ -16,10 +18,44 @@ Message = dict[str, Any]
 def normalize(messages: list[Message], traits: TemplateTraits) -> list[Message]:
     """New messages; those of the client stay as they are. Raises InvalidRequest naming the field
     of a message that no template can read."""
+    if not traits.joins_arguments:
+        _check_arguments(messages)
     return [
         _normalized(message, traits, f"messages[{index}]")
         for index, message in enumerate(_with_tools(messages))
     ]
+
+
+def _check_arguments(messages: list[Message]) -> None:
+    """Those that are texts are read as JSON, by a call that holds the GIL. Raises
+    InvalidRequest."""
+    texts = list(_argument_texts(messages))
+    if sum(map(len, texts)) <= MAX_VALUES:
+        return
+    num_left = MAX_VALUES
+    try:
+        for text in texts:
+            num_left -= num_values(memoryview(text.encode(errors="replace")), num_left)
+    except TooManyValues:
+        raise InvalidRequest(
+            f"messages have calls whose arguments have more than {MAX_VALUES} names and values; the"
+            f" limit is {MAX_VALUES}",
+            param="messages",
+        ) from None
+
+
+def _argument_texts(messages: list[Message]) -> Iterator[str]:
+    for message in messages:
+        calls = message.get("tool_calls")
+        functions = (
+            [call.get("function") for call in calls if isinstance(call, dict)]
+            if isinstance(calls, list)
+            else []
+        )
+        for function in (*functions, message.get("function_call")):
+            arguments = function.get("arguments") if isinstance(function, dict) else None
+            if isinstance(arguments, str):
+                yield arguments
 
 
 def _with_tools(messages: list[Message]) -> Iterator[Message]:

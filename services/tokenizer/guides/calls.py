@@ -3,6 +3,7 @@
 What holds a call, its markers, names and keys, is exact; the arguments are those of the tool.
 """
 
+from services.tokenizer.guides.json_rule import json_rule
 from services.tokenizer.guides.lark import Lark, literal
 from services.tokenizer.guides.limits import invalid
 from services.tokenizer.guides.raw_arguments import (
@@ -118,7 +119,7 @@ class Calls:
         lark, name = self._lark, tool.name
         match self._format.layout:
             case JsonLayout(key):
-                return f'{name}", "{key}": ', f'{lark.json(arguments(tool))} "}}"'
+                return f'{name}", "{key}": ', f'{json_rule(lark, arguments(tool))} "}}"'
             case TaggedLayout() as layout:
                 rest = tagged_arguments(lark, layout, tool)
                 return f"{name}{layout.name_close}{layout.line_end}", rest
@@ -135,7 +136,7 @@ class Calls:
         words = [
             lark.terminal("/[0-9]{1,4}/") if layout.index_open else "",
             lark.fixed(layout.arguments_open),
-            lark.json(arguments(tool)),
+            json_rule(lark, arguments(tool)),
             lark.fixed(layout.arguments_close),
         ]
         return " ".join(filter(None, words))

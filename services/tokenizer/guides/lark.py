@@ -82,7 +82,7 @@ class Lark:
 
     def __init__(self, added: AddedTokens, param: str) -> None:
         self.added = added
-        self._param = param
+        self.param = param
         self._num_chars = 0
         self._lines: list[str] = []
         self._names: dict[str, str] = {}
@@ -115,7 +115,7 @@ class Lark:
         self._check_size(self._num_chars)
 
     def _check_size(self, num_chars: int) -> None:
-        check_limit(self._param, "characters of the grammar", num_chars, MAX_GRAMMAR_CHARS)
+        check_limit(self.param, "characters of the grammar", num_chars, MAX_GRAMMAR_CHARS)
 
     def json(self, schema: dict[str, Any]) -> str:
         """The name of the rule for JSON of this schema."""

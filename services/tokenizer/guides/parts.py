@@ -6,6 +6,7 @@ import re
 import msgspec
 
 from services.tokenizer.guides.gbnf import gbnf_to_lark, is_gbnf
+from services.tokenizer.guides.json_rule import json_rule
 from services.tokenizer.guides.lark import Lark, literal, regex
 from services.tokenizer.guides.limits import (
     MAX_CHOICES_BYTES,
@@ -27,7 +28,7 @@ _RULE = re.compile(
 def json_part(lark: Lark, schema: Schema, format: OutputFormat) -> str:
     if format.whitespace is not None:
         check_regex(format.param, format.whitespace)
-    return lark.json(guided(schema, format.is_strict, format.whitespace))
+    return json_rule(lark, guided(schema, format.is_strict, format.whitespace))
 
 
 def regex_part(lark: Lark, expression: str, param: str) -> str:

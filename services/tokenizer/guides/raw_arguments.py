@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from services.tokenizer.guides.json_rule import json_rule
 from services.tokenizer.guides.lark import Lark, literal
 from services.tokenizer.guides.limits import MAX_CHAIN
 from services.tokenizer.guides.schema import Schema, find, guided
@@ -129,7 +130,7 @@ def _value(lark: Lark, parameter: Parameter, end: str) -> str:
     types = parameter.types
     if not types or "string" in types:
         return lark.lazy(end)
-    return f"{lark.json(parameter.json)} {lark.fixed(end)}"
+    return f"{json_rule(lark, parameter.json)} {lark.fixed(end)}"
 
 
 def pythonic_arguments(lark: Lark, tool: Tool) -> str:
@@ -163,7 +164,7 @@ def _python(lark: Lark, parameter: Parameter) -> str:
     words = [kinds[each] for each in sorted(types & kinds.keys())]
     if numbers := sorted(types - kinds.keys()):
         of_numbers = guided({"type": numbers}, is_strict=True)
-        words.append(lark.json(parameter.json if types == set(numbers) else of_numbers))
+        words.append(json_rule(lark, parameter.json if types == set(numbers) else of_numbers))
     return lark.rule(" | ".join(words))
 
 

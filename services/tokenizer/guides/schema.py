@@ -20,7 +20,8 @@ from services.tokenizer.guides.limits import (
 
 DEFAULT_WHITESPACE = r"[ ]{1,2}|\n[ \t]{0,24}"
 
-ANNOTATIONS = {"description", "title", "examples", "default", "$comment", "x-guidance"}
+OPTIONS = "x-guidance"
+ANNOTATIONS = {"description", "title", "examples", "default", "$comment", OPTIONS}
 SCHEMAS_BY_NAME = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
 DATA = {"enum", "const", "required"}
 APPLICATORS = ("allOf", "anyOf", "oneOf")
@@ -62,7 +63,7 @@ def guided(schema: Schema, is_strict: bool, whitespace: str | None = None) -> Sc
     options: Schema = {"whitespace_pattern": whitespace or DEFAULT_WHITESPACE}
     if not is_strict:
         options |= {"lenient": True, "coerce_one_of": True}
-    return schema | {"x-guidance": options}
+    return schema | {OPTIONS: options}
 
 
 def _copied(root: Schema, param: str, totals: Totals) -> tuple[Schema, list[tuple[Param, Schema]]]:

@@ -203,7 +203,7 @@ async def test_a_handshake_that_fails_is_a_loss_that_says_why(
 
 
 async def test_who_never_ends_the_handshake_is_lost(below: End, path: Path, monkeypatch):
-    monkeypatch.setattr(local, "HANDSHAKE_S", 0.1)
+    monkeypatch.setattr(local, "HELLO_S", 0.1)
     with socket.socket(socket.AF_UNIX) as stranger:
         stranger.connect(str(path))
         await until(lambda: below.lost)
@@ -213,7 +213,7 @@ async def test_who_never_ends_the_handshake_is_lost(below: End, path: Path, monk
 async def test_a_handshake_that_came_while_we_stood_still_counts(
     below: End, path: Path, monkeypatch
 ):
-    monkeypatch.setattr(local, "HANDSHAKE_S", 0)  # due before the first turn that reads
+    monkeypatch.setattr(local, "HELLO_S", 0)  # due before the first turn that reads
     with socket.socket(socket.AF_UNIX) as slow:
         slow.connect(str(path))
         slow.sendall(handshake("DEALER") + b"".join(pack([b"first"])))

@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Raw
 
 from services.gateway.requests.items.schema import Item, Part
+from shared.long_json import encode_text
 
 INPUT = "input"
 """The one argument of the function that stands for a custom tool."""
@@ -24,12 +25,17 @@ def chat_messages(instructions: str | None, items: Iterable[bytes], decrypt: Dec
         messages.add({"role": "system", "content": instructions})
     for item in items:
         messages.add_item(msgspec.json.decode(item, type=Item))
-    return Raw(msgspec.json.encode(messages.all))
+    return Raw(msgspec.json.encode([_encoded(message) for message in messages.all]))
 
 
 def chat_name(namespace: str | None, name: str) -> str:
     """What a function is called in a chat, which has no namespaces."""
     return name if namespace is None else f"{namespace}__{name}"
+
+
+def _encoded(message: dict[str, Any]) -> dict[str, Any]:
+    content = message["content"]
+    return message | {"content": encode_text(content)} if isinstance(content, str) else message
 
 
 class _Messages:

@@ -1,17 +1,16 @@
 """The input items of a request to ``/v1/responses``, checked one by one."""
 
-import re
-from typing import Any
-
 import msgspec
 from msgspec import Raw
 
 from services.gateway.requests.items.schema import Item, Part
-from services.gateway.requests.json_body import items, json_errors
+from services.gateway.requests.json_body import json_errors
+from services.gateway.requests.json_list import PartCount, is_text, items, typed
 from services.gateway.requests.schema import MAX_MESSAGES
 from services.gateway.requests.unsupported import unsupported
-from services.gateway.requests.violations import show, violation
+from services.gateway.requests.violations import show
 from shared.errors import InvalidRequest
+from shared.long_json import MAX_VALUES, decode_text
 
 ROLES = ("user", "assistant", "system", "developer")
 REFERENCE = "item_reference"
@@ -37,8 +36,6 @@ ID_PREFIXES = {
 
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 
-_TEXT = re.compile(rb'"')
-
 
 class _Head(msgspec.Struct):
     type: str
@@ -47,9 +44,14 @@ class _Head(msgspec.Struct):
 
 def read_input(raw: Raw) -> list[bytes]:
     """The JSON of each item of ``input``, with its type. Raises InvalidRequest."""
-    if _TEXT.match(raw):
+    if is_text(raw):
         return [_user_message(_text(raw))]
-    return items(raw, "input", MAX_MESSAGES, _checked)
+    parts = PartCount("input")
+
+    def take(index: int, item: Raw) -> bytes:
+        return _checked(item, f"input[{index}]", parts)
+
+    return items(raw, "input", MAX_MESSAGES, take, max_values=MAX_VALUES)
 
 
 def _user_message(text: str) -> bytes:
@@ -59,18 +61,14 @@ def _user_message(text: str) -> bytes:
 
 @json_errors()
 def _text(raw: Raw) -> str:
-    text: str = msgspec.json.decode(raw, type=str)
+    text = decode_text(memoryview(raw))
     if not text:
         raise InvalidRequest('input is ""; expected str of length >= 1', param="input")
     return text
 
 
-def _checked(index: int, fields: Any) -> bytes:
-    param = f"input[{index}]"
-    try:
-        item = msgspec.convert(fields, Item)
-    except msgspec.ValidationError as error:
-        raise violation(error, param, fields) from None
+def _checked(raw: Raw, param: str, parts: PartCount) -> bytes:
+    item: Item = typed(raw, Item, param)
     kind = item.type or ("message" if item.role is not None else REFERENCE)
     if kind not in REQUIRED:
         raise unsupported(f"{param}.type", kind, " or ".join(map(show, REQUIRED)))
@@ -83,12 +81,16 @@ def _checked(index: int, fields: Any) -> bytes:
             param=f"{param}.role",
         )
     for name in ("content", "output", "summary"):
-        _check_parts(getattr(item, name), f"{param}.{name}")
+        _check_parts(getattr(item, name), f"{param}.{name}", parts)
+    fields = msgspec.json.decode(raw, type=dict[str, Raw])
     return msgspec.json.encode({**fields, "type": kind})
 
 
-def _check_parts(parts: str | list[Part] | None, param: str) -> None:
-    for number, part in enumerate(parts if isinstance(parts, list) else ()):
+def _check_parts(found: str | list[Part] | None, param: str, parts: PartCount) -> None:
+    if not isinstance(found, list):
+        return
+    parts.add(len(found))
+    for number, part in enumerate(found):
         where = f"{param}[{number}]"
         if part.type not in TEXT_PARTS:
             raise unsupported(f"{where}.type", part.type, show("input_text"))

@@ -9,7 +9,8 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from services.gateway.requests.json_body import items, json_errors
+from services.gateway.requests.json_body import json_errors, plain
+from services.gateway.requests.json_list import PartCount, check_values, items, typed
 from services.gateway.requests.messages.schema import (
     Block,
     RedactedThinking,
@@ -23,8 +24,9 @@ from services.gateway.requests.messages.signature import signed_text
 from services.gateway.requests.raw_json import NULL
 from services.gateway.requests.schema import MAX_MESSAGES
 from services.gateway.requests.unsupported import unsupported
-from services.gateway.requests.violations import show, violation
+from services.gateway.requests.violations import show
 from shared.errors import InvalidRequest
+from shared.long_json import MAX_VALUES, encode_text
 
 Message = dict[str, Any]
 
@@ -75,19 +77,24 @@ class Conversation:
         self.num_foreign = 0
         self._fingerprint = fingerprint
         self._calls: dict[str, str] = {}  # names by ids
+        self._parts = PartCount("messages")
 
     @json_errors()
     def add_system(self, raw: Raw) -> None:
         """Raises InvalidRequest, as all others do."""
         if raw == NULL:
             return
-        system = msgspec.json.decode(raw)
-        if not isinstance(system, str | list):
-            raise InvalidRequest(f"system is {show(system)}; expected str or array", param="system")
-        self._say("system", _system_text(_blocks(system, "system", TEXT)))
+        check_values(raw, "system", MAX_VALUES)
+        try:
+            system = msgspec.json.decode(raw, type=str | list[Raw])
+        except msgspec.ValidationError:
+            raise InvalidRequest(
+                f"system is {show(plain(raw))}; expected str or array", param="system"
+            ) from None
+        self._say("system", _system_text(self._blocks(system, "system", TEXT)))
 
     def add_turns(self, raw: Raw) -> None:
-        turns = items(raw, "messages", MAX_MESSAGES, self._add_turn)
+        turns = items(raw, "messages", MAX_MESSAGES, self._add_turn, max_values=MAX_VALUES)
         if self.is_prefilled and not (turns[-1] and "tool_calls" not in self._messages[-1]):
             param = f"messages[{len(turns) - 1}].content"
             raise InvalidRequest(
@@ -100,20 +107,17 @@ class Conversation:
         """As a chat's template gets them."""
         return [_joined(message) for message in self._messages]
 
-    def _add_turn(self, index: int, fields: Any) -> bool:
+    def _add_turn(self, index: int, raw: Raw) -> bool:
         """Whether it ends in text."""
         param = f"messages[{index}]"
-        try:
-            turn = msgspec.convert(fields, Turn)
-        except msgspec.ValidationError as error:
-            raise violation(error, param, fields) from None
+        turn: Turn = typed(raw, Turn, param)
         if turn.role not in KINDS_OF:
             raise InvalidRequest(
                 f"{param}.role is {show(turn.role)}; expected one of {', '.join(KINDS_OF)}",
                 param=f"{param}.role",
             )
         param = f"{param}.content"
-        blocks = _blocks(turn.content, param, KINDS_OF[turn.role])
+        blocks = self._blocks(turn.content, param, KINDS_OF[turn.role])
         self.is_prefilled = turn.role == "assistant"
         match turn.role:
             case "user":
@@ -154,7 +158,7 @@ class Conversation:
                 f"{where} is {show(result.tool_use_id)}; no tool_use before it has this id",
                 param=where,
             )
-        text = _texts(_blocks(result.content or [], f"{param}.content", TEXT))
+        text = _texts(self._blocks(result.content or [], f"{param}.content", TEXT))
         self._messages.append(
             {
                 "role": "tool",
@@ -189,6 +193,13 @@ class Conversation:
         elif text:
             message.setdefault("reasoning_content", []).append(text)
 
+    def _blocks(self, content: str | list[Raw], param: str, kinds: set[str]) -> list[Any]:
+        """Those of a content, each of one of ``kinds``."""
+        if isinstance(content, str):
+            return [Text(content)]
+        self._parts.add(len(content))
+        return [_block(each, f"{param}[{number}]", kinds) for number, each in enumerate(content)]
+
     def _say(self, role: str, text: str) -> None:
         """Adds to what the same role has said last."""
         texts = [text] if text else []
@@ -198,15 +209,15 @@ class Conversation:
             self._messages.append({"role": role, "content": texts})
 
 
-def _blocks(content: str | list[Any], param: str, kinds: set[str]) -> list[Any]:
-    """Those of a content, each of one of ``kinds``."""
-    if isinstance(content, str):
-        return [Text(content)]
-    return [_block(each, f"{param}[{number}]", kinds) for number, each in enumerate(content)]
+class _AnyBlock(msgspec.Struct):
+    type: Any = None
 
 
-def _block(fields: Any, param: str, kinds: set[str]) -> Block:
-    kind = fields.get("type") if isinstance(fields, dict) else None
+def _block(raw: Raw, param: str, kinds: set[str]) -> Block:
+    try:
+        kind = msgspec.json.decode(raw, type=_AnyBlock).type
+    except msgspec.ValidationError:
+        kind = None
     kind = kind if isinstance(kind, str) else None
     allowed = ", ".join(sorted(kinds))
     if kind in UNSUPPORTED:
@@ -215,11 +226,8 @@ def _block(fields: Any, param: str, kinds: set[str]) -> Block:
         raise InvalidRequest(
             f"{param}.type is {show(kind)}; expected {allowed} here", param=f"{param}.type"
         )
-    try:
-        block: Block = msgspec.convert(fields, Block)
-        return block
-    except msgspec.ValidationError as error:
-        raise violation(error, param, fields, Block) from None
+    block: Block = typed(raw, Block, param)
+    return block
 
 
 def _texts(blocks: list[Any]) -> str:
@@ -238,7 +246,7 @@ def _without_billing(text: str) -> str:
 def _joined(message: Message) -> Message:
     """What the assistant says goes on where it stopped; the texts of others begin a line each."""
     separator = "" if message["role"] == "assistant" else "\n"
-    joined = message | {"content": separator.join(message["content"])}
+    joined = message | {"content": encode_text(separator.join(message["content"]))}
     if "reasoning_content" in message:
         joined["reasoning_content"] = "\n".join(message["reasoning_content"])
     return joined

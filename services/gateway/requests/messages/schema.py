@@ -34,12 +34,12 @@ class RedactedThinking(Struct, tag_field="type", tag="redacted_thinking"):
 class ToolUse(Struct, tag_field="type", tag="tool_use"):
     id: CallId
     name: ToolName
-    input: dict[str, Any]
+    input: dict[str, Raw]
 
 
 class ToolResult(Struct, tag_field="type", tag="tool_result"):
     tool_use_id: CallId
-    content: str | list[Any] | None = None
+    content: str | list[Raw] | None = None
     is_error: bool | None = None
 
 
@@ -50,7 +50,7 @@ class Turn(Struct):
     """One of ``messages``; a list is of blocks."""
 
     role: str
-    content: str | list[Any]
+    content: str | list[Raw]
 
 
 class Tool(Struct):

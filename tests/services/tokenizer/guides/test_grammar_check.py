@@ -7,13 +7,17 @@ import os
 import select
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from llguidance import LLMatcher
 
+from services.tokenizer.guides import child as grammar_child
 from services.tokenizer.guides import grammar_check
-from services.tokenizer.guides.child import Vocabulary
+from services.tokenizer.guides.child import MAX_MASK_S, Vocabulary, _Trial
 from services.tokenizer.guides.grammar_check import GrammarCheck
 from shared.errors import InvalidRequest, Overloaded, Unavailable
 from tests.services.tokenizer.guides.conftest import END_IDS, vocabulary_with
@@ -178,6 +182,35 @@ async def test_what_takes_too_long_by_the_clock_is_no_verdict(
             await check.check('start: "other"', "guided_grammar")
     assert refused.value.retry_after_s
     await check.check('start: "other"', "guided_grammar")
+
+
+@pytest.mark.parametrize(("num_slow", "kind"), [(1, "ok"), (2, "ok"), (3, "complex")])
+def test_what_is_slow_once_is_tried_again(
+    num_slow: int, kind: str, monkeypatch: pytest.MonkeyPatch
+):
+    """The first trials are as slow as where a host takes a core meanwhile."""
+    starts = []
+
+    class Matcher:
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            starts.append(self)
+            self._matcher = LLMatcher(*args, **kwargs)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._matcher, name)
+
+        def compute_bitmask(self) -> bytes:
+            begin_s = time.thread_time()
+            while len(starts) <= num_slow and time.thread_time() - begin_s < 2 * MAX_MASK_S:
+                pass
+            return self._matcher.compute_bitmask()
+
+    monkeypatch.setattr(grammar_child, "LLMatcher", Matcher)
+    trial = _Trial.__new__(_Trial)  # without its thread, whose stack others would get too
+    trial._tokenizer, trial._end_ids = vocabulary_with().matching, {*END_IDS}
+    grammar = json.dumps({"grammars": [{"lark_grammar": SMALL}]})
+    assert trial._tried(grammar, compiles_only=False).kind == kind
+    assert len(starts) == num_slow + (kind == "ok")
 
 
 async def test_a_child_that_is_killed_again_and_again_gives_no_verdict(

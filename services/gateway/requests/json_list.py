@@ -1,0 +1,112 @@
+"""The lists of a request item by item, each as the JSON it is, within bounds on all of them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from services.gateway.requests.json_body import json_errors, plain, shown
+from services.gateway.requests.schema import MAX_PARTS
+from services.gateway.requests.violations import violation
+from shared.errors import InvalidRequest
+from shared.json_scan import PIECE_BYTES, TooManyValues, num_values, slices
+from shared.long_json import stripped
+
+Taken = TypeVar("Taken")
+
+
+@json_errors()
+def items(
+    raw: Raw,
+    param: str,
+    limit: int,
+    take: Callable[[int, Raw], Taken],
+    setting: str = "",
+    max_values: int | None = None,
+) -> list[Taken]:
+    """What ``take`` makes of the number and the JSON of each item of a list, one by one. Raises
+    InvalidRequest for what is no list, for an empty one or one of more than ``limit``, which
+    ``setting`` names, and for more than ``max_values`` names and values in all items."""
+    if not is_list(raw):
+        raise _no_list(raw, param)
+    taken: list[Taken] = []
+    with _bounded(param):
+        for some in slices(memoryview(raw), max_values):
+            for item in _split(some):
+                if len(taken) == limit:
+                    raise InvalidRequest(
+                        f"{param} has more than {limit} items; the limit is {setting}{limit}",
+                        param=param,
+                    )
+                taken.append(take(len(taken), item))
+    if not taken:
+        raise InvalidRequest(f"{param} is []; expected array of length >= 1", param=param)
+    return taken
+
+
+def _split(some: memoryview) -> list[Raw]:
+    """The items of a slice."""
+    if some.nbytes > PIECE_BYTES:
+        return [Raw(stripped(some))]
+    return msgspec.json.decode(b"".join((b"[", some, b"]")), type=list[Raw])
+
+
+def typed(raw: Raw, kind: Any, param: str) -> Any:
+    """The value of ``kind`` that ``raw`` is, of which other fields are not read. Raises
+    InvalidRequest."""
+    try:
+        return msgspec.json.decode(raw, type=kind)
+    except msgspec.ValidationError as error:
+        raise violation(error, param, shown(raw), kind) from None
+
+
+def check_values(raw: Raw, param: str, max_values: int) -> None:
+    """Raises InvalidRequest for more names and values than that."""
+    with _bounded(param):
+        num_values(memoryview(raw), max_values)
+
+
+def is_list(raw: Raw) -> bool:
+    return bytes(memoryview(raw)[:1]) == b"["
+
+
+def is_text(raw: Raw) -> bool:
+    return bytes(memoryview(raw)[:1]) == b'"'
+
+
+class PartCount:
+    """Counts the parts, calls and blocks in all messages of a request, its field ``param``."""
+
+    def __init__(self, param: str) -> None:
+        self._param = param
+        self._num = 0
+
+    def add(self, num: int) -> None:
+        """Raises InvalidRequest."""
+        self._num += num
+        if self._num > MAX_PARTS:
+            raise InvalidRequest(
+                f"{self._param} has {self._num} parts, calls and blocks or more; the limit is"
+                f" {MAX_PARTS}",
+                param=self._param,
+            )
+
+
+@contextmanager
+def _bounded(param: str) -> Iterator[None]:
+    try:
+        yield
+    except TooManyValues as error:
+        raise InvalidRequest(
+            f"{param} has {error}; the limit is {error.limit}", param=param
+        ) from None
+
+
+def _no_list(raw: Raw, param: str) -> InvalidRequest:
+    try:
+        msgspec.json.decode(raw, type=list[Raw])
+    except msgspec.ValidationError as error:
+        return violation(error, param, plain(raw))
+    raise AssertionError(f"{param} is a list")

@@ -1,0 +1,61 @@
+"""The bodies of every endpoint to what the mesh gets of them, without a server."""
+
+from typing import Any
+
+import msgspec
+
+from services.gateway.endpoints.tokenization import parse_detokenize, parse_tokenize
+from services.gateway.requests.items.parse import read_request, response_job
+from services.gateway.requests.job import Prompt
+from services.gateway.requests.messages.parse import parse_messages, parse_prompt
+from services.gateway.requests.parse import parse_chat, parse_completion
+from services.gateway.requests.pooling import parse_embeddings
+from services.gateway.requests.scoring import parse_rerank, parse_score
+from shared.messages import ModelInfo, PoolingInfo
+from tests.hostile import shapes
+from tests.services.gateway.fakes import LIMITS, MODEL
+
+WRITER = msgspec.structs.replace(MODEL, tool_parser="hermes", max_model_len=1 << 20)
+POOLER = msgspec.structs.replace(
+    MODEL, runner="pooling", pooling=PoolingInfo("classify", "last", "none", 1)
+)
+
+
+def parse(path: str, body: bytes) -> Any:
+    """Raises InvalidRequest."""
+    match path:
+        case shapes.CHAT:
+            return parse_chat(body, WRITER, LIMITS)
+        case shapes.TEXT:
+            return parse_completion(body, WRITER, LIMITS)
+        case shapes.RESPONSES | shapes.COUNT_ITEMS:
+            return _response(body, WRITER)
+        case shapes.MESSAGES:
+            return parse_messages(body, WRITER, LIMITS)
+        case shapes.COUNT_TURNS:
+            return parse_prompt(body, WRITER)
+        case shapes.TOKENIZE:
+            return parse_tokenize(body, WRITER)
+        case shapes.DETOKENIZE:
+            return parse_detokenize(body, WRITER)
+        case shapes.EMBEDDINGS:
+            embedding = PoolingInfo("embed", "last", "none", 8)
+            return parse_embeddings(
+                body, msgspec.structs.replace(POOLER, pooling=embedding), LIMITS
+            )
+        case shapes.SCORE:
+            return parse_score(body, POOLER, LIMITS)
+        case shapes.RERANK:
+            return parse_rerank(body, POOLER, LIMITS)
+    raise ValueError(path)
+
+
+def prompts_of(asked: Any) -> list[Prompt]:
+    """Of whatever ``parse`` returns."""
+    asked = getattr(asked, "job", asked)
+    return [asked.prompt] if hasattr(asked, "prompt") else getattr(asked, "prompts", [])
+
+
+def _response(body: bytes, model: ModelInfo) -> Any:
+    request = read_request(body)
+    return response_job(request, request.items, lambda text: None, model, LIMITS)
