@@ -97,13 +97,15 @@ class OpenResponse:
         items = await self._resolved(request.items)
         before = await self._history(request)
         self._is_stored = self._store.is_there and request.fields.store is not False
-        job = await parser.parse(
-            body, lambda _: response_job(request, [*before, *items], self._decrypt, model, limits)
-        )
+
+        def parse(_: Body) -> Job:
+            if self._is_stored:
+                self._input = b"[%b]" % b",".join(with_ids(items, self._key))
+            return response_job(request, [*before, *items], self._decrypt, model, limits)
+
+        job = await parser.parse(body, parse)
         if self._is_later:
             self._body = bytes(body)
-        if self._is_stored:
-            self._input = b"[%b]" % b",".join(with_ids(items, self._key))
         request.items.clear()
         return replace(
             job,
