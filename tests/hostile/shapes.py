@@ -33,7 +33,7 @@ def numbered(begin: bytes, piece: bytes, end: bytes) -> Body:
     """``piece`` with another number at its ``%d`` each time."""
 
     def body(num_bytes: int) -> bytes:
-        count = num_bytes // (len(piece) + 4)
+        count = num_bytes // (len(piece) + 5)
         return begin + b"".join(piece % number for number in range(count)) + end
 
     return body

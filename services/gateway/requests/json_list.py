@@ -12,7 +12,7 @@ from services.gateway.requests.schema import MAX_PARTS
 from services.gateway.requests.violations import violation
 from shared.errors import InvalidRequest
 from shared.json_scan import PIECE_BYTES, TooManyValues, num_values, slices
-from shared.long_json import stripped
+from shared.long_json import CALL_BYTES, decode_text, named, stripped
 
 Taken = TypeVar("Taken")
 
@@ -56,10 +56,33 @@ def _split(some: memoryview) -> list[Raw]:
 def typed(raw: Raw, kind: Any, param: str) -> Any:
     """The value of ``kind`` that ``raw`` is, of which other fields are not read. Raises
     InvalidRequest."""
+    rest, texts = _set_apart(raw)
     try:
-        return msgspec.json.decode(raw, type=kind)
+        value = msgspec.json.decode(rest, type=kind)
     except msgspec.ValidationError as error:
-        raise violation(error, param, shown(raw), kind) from None
+        raise violation(error, param, shown(rest), kind) from None
+    for name, text in texts.items():
+        if name in value.__struct_fields__:
+            is_raw = isinstance(getattr(value, name), Raw)
+            setattr(value, name, Raw(text) if is_raw else decode_text(text))
+    return value
+
+
+def _set_apart(raw: Raw) -> tuple[Raw, dict[str, memoryview]]:
+    """A long object with empty texts for its long ones, and those by their names."""
+    whole = memoryview(raw)
+    if whole.nbytes <= CALL_BYTES or bytes(whole[:1]) != b"{":
+        return raw, {}
+    texts: dict[str, memoryview] = {}
+    rest: list[bytes] = []
+    for some in slices(whole):
+        name, text = named(some) if some.nbytes > CALL_BYTES else ("", some)
+        if name and bytes(text[:1]) == b'"':
+            texts[name] = text
+            rest.append(msgspec.json.encode(name) + b':""')
+        else:
+            rest.append(bytes(some))
+    return Raw(b"{%b}" % b",".join(rest)), texts
 
 
 def check_values(raw: Raw, param: str, max_values: int) -> None:

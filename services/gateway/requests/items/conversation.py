@@ -7,6 +7,7 @@ import msgspec
 from msgspec import Raw
 
 from services.gateway.requests.items.schema import Item, Part
+from services.gateway.requests.json_list import typed
 from shared.long_json import encode_text
 
 INPUT = "input"
@@ -24,7 +25,7 @@ def chat_messages(instructions: str | None, items: Iterable[bytes], decrypt: Dec
     if instructions:
         messages.add({"role": "system", "content": instructions})
     for item in items:
-        messages.add_item(msgspec.json.decode(item, type=Item))
+        messages.add_item(typed(Raw(item), Item, "input"))
     return Raw(msgspec.json.encode([_encoded(message) for message in messages.all]))
 
 

@@ -1,0 +1,19 @@
+"""A real gateway whose event loop is watched: ``python -m tests.hostile.watched_gateway``."""
+
+import asyncio
+
+from services.gateway.service import GatewayService
+from shared.config.gateway import GatewayConfig
+from shared.service import main
+from tests.hostile.watched import watch
+
+
+class WatchedGateway(GatewayService):
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(watch("gateway"))
+            await super().run()
+
+
+if __name__ == "__main__":
+    main("gateway", GatewayConfig, WatchedGateway)

@@ -1,0 +1,19 @@
+"""A real tokenizer whose event loop is watched: ``python -m tests.hostile.watched_tokenizer``."""
+
+import asyncio
+
+from services.tokenizer.service import TokenizerService
+from shared.config.tokenizer import TokenizerConfig
+from shared.service import main
+from tests.hostile.watched import watch
+
+
+class WatchedTokenizer(TokenizerService):
+    async def run(self) -> None:
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(watch("tokenizer"))
+            await super().run()
+
+
+if __name__ == "__main__":
+    main("tokenizer", TokenizerConfig, WatchedTokenizer)
