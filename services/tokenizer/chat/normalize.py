@@ -49,29 +49,26 @@ def _call_id(index: int) -> str:
 
 
 def _normalized(message: Message, traits: TemplateTraits, param: str) -> Message:
-    # Templates ask whether a field is there, not whether it is null; but for content, which is null
-    # beside calls in OpenAI's own replies.
-    found = {key: value for key, value in message.items() if value is not None or key == "content"}
+    # Templates ask whether a field is there, not whether it is null.
+    found = {key: value for key, value in message.items() if value is not None}
     if found.get("role") == "developer" and not traits.knows_developer:
         found["role"] = "system"
-    if "content" in found:
-        found["content"] = _content(found, traits, f"{param}.content")
     if calls := found.pop("tool_calls", None):
         found["tool_calls"] = _calls(calls, traits, f"{param}.tool_calls")
+    found["content"] = _content(found, traits, f"{param}.content")
     reasoning = found.get("reasoning_content", found.get("reasoning"))
-    if found.get("content", "") is None and "tool_calls" not in found:
-        found["content"] = ""  # the text was cut while the model reasoned
     if reasoning is not None:
         found["reasoning"] = found["reasoning_content"] = reasoning
     return found
 
 
 def _content(message: Message, traits: TemplateTraits, param: str) -> Any:
-    content = message["content"]
+    """The content as the template wants it: nothing said is an empty text, or null beside calls."""
+    content = message.get("content", "")
+    if not content and traits.wants_null and "tool_calls" in message:
+        return None
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if traits.takes_parts_alone else content
-    if content is None:
-        return None
     if not isinstance(content, list):
         raise InvalidRequest(
             f"{param} is {_kind(content)}; expected str, array or null", param=param
@@ -113,7 +110,7 @@ def _call(call: Any, traits: TemplateTraits, param: str) -> Message:
         arguments = arguments if is_text else json.dumps(arguments or {}, ensure_ascii=False)
     else:
         arguments = _parsed(arguments, f"{param}.function.arguments")
-    return {**call, "function": {**function, "arguments": arguments}}
+    return {"type": "function", **call, "function": {**function, "arguments": arguments}}
 
 
 def _parsed(arguments: Any, param: str) -> Message:
