@@ -24,6 +24,7 @@ from services.gateway.requests.violations import MAX_SHOWN_CHARS, unknown_model,
 from shared.errors import InvalidRequest
 from shared.log import client_text
 from shared.messages import ModelInfo
+from shared.surrogates import without_escaped_halves
 
 log = logging.getLogger(__name__)
 log.addFilter(LogLimit())
@@ -63,7 +64,8 @@ def json_errors() -> Iterator[None]:
 
 @json_errors()
 def decode(body: Body) -> Fields:
-    """The fields of an object, which share the memory of ``body``."""
+    """The fields of an object, which share memory. Half a surrogate pair, which a cut text leaves,
+    is U+FFFD wherever it is."""
     numbers = count(1)
 
     def to_key(_: type, name: str) -> _Key:
@@ -72,7 +74,8 @@ def decode(body: Body) -> Fields:
         return _Key(name)
 
     try:
-        fields = msgspec.json.decode(body, type=dict[_Key, Raw], dec_hook=to_key)
+        whole = without_escaped_halves(body)
+        fields = msgspec.json.decode(whole, type=dict[_Key, Raw], dec_hook=to_key)
         return {str(name): raw for name, raw in fields.items()}
     except msgspec.ValidationError as error:
         raise InvalidRequest(f"the body is no object: {error}") from None

@@ -7,6 +7,7 @@ from typing import Any
 
 from services.tokenizer.chat.template_traits import TemplateTraits
 from shared.errors import InvalidRequest
+from shared.surrogates import without_escaped_halves
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ def _parsed(arguments: Any, param: str) -> Message:
     value = arguments
     if isinstance(arguments, str):
         try:
-            value = json.loads(arguments) if arguments.strip() else {}
+            value = json.loads(_without_escaped_halves(arguments)) if arguments.strip() else {}
         except (ValueError, RecursionError):
             value = None
     if isinstance(value, dict):
@@ -126,6 +127,10 @@ def _parsed(arguments: Any, param: str) -> Message:
     if arguments is not None:
         log.info("%s is no JSON object; the chat template gets {}", param)
     return {}
+
+
+def _without_escaped_halves(text: str) -> str:
+    return without_escaped_halves(text.encode()).decode()
 
 
 def _kind(value: Any) -> str:

@@ -178,6 +178,12 @@ HARD: list[tuple[str, str, list[Told]]] = [
         '<tool_call>{"name": "weather", "arguments": "Paris"}</tool_call>',
         [weather('"Paris"')],
     ),
+    # half a character, which no reply could hold
+    (
+        "hermes",
+        r'<tool_call>{"name": "f\ud83d", "arguments": "{\"a\": \"\ude00\"}"}</tool_call>',
+        [("call", "f\ufffd", '{"a": "\ufffd"}')],
+    ),
     # unknown functions are the client's to refuse
     (
         "hermes",

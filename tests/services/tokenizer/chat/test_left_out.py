@@ -92,6 +92,16 @@ def test_a_text_is_the_same_as_one_part_of_it(name: str):
     assert prompt(TEMPLATES[name], parts) == prompt(TEMPLATES[name], texts)
 
 
+def test_half_a_character_in_arguments_or_in_a_template_is_a_replacement_character():
+    """A model's text was cut, or a client's; its conversation goes on."""
+    call = {"function": {"name": "f", "arguments": r'{"\ud83d": ["\\ud83d", "\ude00"]}'}}
+    body = "{{ m.tool_calls[0].function.arguments | tojson(ensure_ascii=%s) if m.tool_calls }}"
+    messages = chat({"tool_calls": [{"id": "c1", **call}]})
+    assert '{"\ufffd": ["\\\\ud83d", "\ufffd"]}' in prompt(each(body % "false"), messages)
+    assert "ud83d" not in prompt(each(body % "true"), messages).replace("\\\\ud83d", "")
+    assert prompt(r"{{ '\ud83d' }}", messages) == "\ufffd"
+
+
 def tool(**fields: Any) -> dict[str, Any]:
     return {"type": "function", "function": {"name": "now", **fields}}
 
