@@ -93,11 +93,11 @@ def final_assistant_text(messages: Prompt) -> str:
     """The text of the last message if it is the assistant's."""
     *_, last = msgspec.json.decode(messages.data.tobytes(), type=list[Raw])
     message = msgspec.json.decode(last, type=InputMessage)
-    if message.role != "assistant" or message.content is None:
+    if message.role != "assistant":
         return ""
-    if isinstance(message.content, str):
-        return message.content
-    return "".join(part.text or "" for part in message.content)
+    if isinstance(message.content, list):
+        return "".join(part.text or part.refusal or "" for part in message.content)
+    return message.content or message.refusal or ""
 
 
 def _encoded(index: int, fields: Any) -> bytes:
@@ -113,12 +113,17 @@ def _encoded(index: int, fields: Any) -> bytes:
             param=f"{param}.role",
         )
     _check_content(message, f"{param}.content")
+    for number, call in enumerate(message.tool_calls or ()):
+        if call.function is None and call.custom is None:
+            field = f"{param}.tool_calls[{number}].function"
+            raise InvalidRequest(f"{field} is required", param=field)
     return msgspec.json.encode(fields)
 
 
 def _check_content(message: InputMessage, param: str) -> None:
     has_others = message.tool_calls or message.function_call or message.reasoning
-    if message.content is None and not (has_others or message.reasoning_content):
+    has_others = has_others or message.reasoning_content or message.refusal
+    if message.content is None and not has_others:
         raise InvalidRequest(f"{param} is required", param=param)
     if isinstance(message.content, list):
         for number, part in enumerate(message.content):
@@ -126,10 +131,11 @@ def _check_content(message: InputMessage, param: str) -> None:
 
 
 def _check_part(part: ContentPart, param: str) -> None:
-    if part.type != "text":
+    if part.type not in ("text", "refusal"):
         raise unsupported(f"{param}.type", part.type, show("text"))
-    if part.text is None:
-        raise InvalidRequest(f"{param}.text is required", param=f"{param}.text")
+    if getattr(part, part.type) is None:
+        field = f"{param}.{part.type}"
+        raise InvalidRequest(f"{field} is required", param=field)
 
 
 def _bytes(text: bytes) -> Array:

@@ -65,7 +65,7 @@ def _normalized(message: Message, traits: TemplateTraits, param: str) -> Message
 
 def _content(message: Message, traits: TemplateTraits, param: str) -> Any:
     """The content as the template wants it: nothing said is an empty text, or null beside calls."""
-    content = message.get("content", "")
+    content = message.get("content") or message.get("refusal") or message.get("content", "")
     if not content and traits.wants_null and "tool_calls" in message:
         return None
     if isinstance(content, str):
@@ -77,21 +77,24 @@ def _content(message: Message, traits: TemplateTraits, param: str) -> Any:
     texts = [_text_of(part, f"{param}[{number}]") for number, part in enumerate(content)]
     if not traits.takes_parts or (message.get("role") == "tool" and not traits.takes_parts_alone):
         return "".join(texts)
-    return [dict(part) for part in content]
+    return [
+        {"type": "text", "text": text} if part["type"] == "refusal" else dict(part)
+        for part, text in zip(content, texts, strict=True)
+    ]
 
 
 def _text_of(part: Any, param: str) -> str:
     if not isinstance(part, dict):
         raise InvalidRequest(f"{param} is {_kind(part)}; expected object", param=param)
-    if part.get("type") != "text":
+    kind = part.get("type")
+    if kind not in ("text", "refusal"):
         field = f"{param}.type"
-        raise InvalidRequest(
-            f'{field} is {json.dumps(part.get("type"))}; expected "text"', param=field
-        )
-    if not isinstance(part.get("text"), str):
-        field = f"{param}.text"
-        raise InvalidRequest(f"{field} is {_kind(part.get('text'))}; expected str", param=field)
-    return str(part["text"])
+        raise InvalidRequest(f'{field} is {json.dumps(kind)}; expected "text"', param=field)
+    text = part.get(kind)
+    if not isinstance(text, str):
+        field = f"{param}.{kind}"
+        raise InvalidRequest(f"{field} is {_kind(text)}; expected str", param=field)
+    return text
 
 
 def _calls(calls: Any, traits: TemplateTraits, param: str) -> list[Any]:
@@ -102,7 +105,7 @@ def _calls(calls: Any, traits: TemplateTraits, param: str) -> list[Any]:
 
 def _call(call: Any, traits: TemplateTraits, param: str) -> Message:
     """The call with its arguments as a dict, or as JSON where the template joins them."""
-    function = call.get("function") if isinstance(call, dict) else None
+    function = _function_of(call) if isinstance(call, dict) else None
     if not isinstance(function, dict):
         raise InvalidRequest(f"{param}.function is required", param=f"{param}.function")
     arguments = function.get("arguments")
@@ -111,7 +114,16 @@ def _call(call: Any, traits: TemplateTraits, param: str) -> Message:
         arguments = arguments if is_text else json.dumps(arguments or {}, ensure_ascii=False)
     else:
         arguments = _parsed(arguments, f"{param}.function.arguments")
-    return {"type": "function", **call, "function": {**function, "arguments": arguments}}
+    others = {key: value for key, value in call.items() if key not in ("type", "custom")}
+    return {"type": "function", **others, "function": {**function, "arguments": arguments}}
+
+
+def _function_of(call: Message) -> Any:
+    """A custom tool is a function of one argument, as it is in a response's items."""
+    custom = call.get("custom")
+    if isinstance(custom, dict):
+        return {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
+    return call.get("function")
 
 
 def _parsed(arguments: Any, param: str) -> Message:
