@@ -14,6 +14,7 @@ EMBEDDED_MODEL = Path(__file__).parent.parent / "models" / "shoal-tiny"
 
 CONFIG_FILE = "config.json"
 TOKENIZER_FILE = "tokenizer.json"
+TOKENIZER_CONFIG_FILES = ("tokenizer_config.json", "special_tokens_map.json")
 GENERATION_CONFIG_FILE = "generation_config.json"
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -32,6 +33,20 @@ class _Sizes(msgspec.Struct):
 class _EndConfig(msgspec.Struct):
     eos_token_id: int | list[int] | None = None
     text_config: "_EndConfig | None" = None  # of a model of several kinds of input
+
+
+class _AddedToken(msgspec.Struct):
+    content: str
+    id: int | None = None
+
+
+class _TokenizerConfig(msgspec.Struct):
+    eos_token: str | _AddedToken | None = None
+    added_tokens_decoder: dict[str, _AddedToken] = {}
+
+
+class _Tokenizer(msgspec.Struct):
+    added_tokens: list[_AddedToken] = []
 
 
 class _Index(msgspec.Struct):
@@ -74,7 +89,8 @@ def _read_sizes(path: Path) -> tuple[int, int]:
 
 
 def read_eos_ids(folder: Path, vocab_size: int) -> list[int]:
-    """The ids that end a text: those of generation_config.json and of config.json.
+    """The ids that end a text: those of generation_config.json and config.json, and the
+    tokenizer's, which is often the only one that a fine-tuned chat model names.
 
     Some models name ids that they do not have, such as −1 for none.
     """
@@ -85,7 +101,23 @@ def read_eos_ids(folder: Path, vocab_size: int) -> list[int]:
             for each in (config, config.text_config or _EndConfig()):
                 value = each.eos_token_id
                 ids |= {value} if isinstance(value, int) else set(value or ())
-    return sorted(ids & set(range(vocab_size)))
+    return sorted((ids | _tokenizer_eos_ids(folder)) & set(range(vocab_size)))
+
+
+def _tokenizer_eos_ids(folder: Path) -> set[int]:
+    """The id of ``eos_token``, an added token; empty: there is none."""
+    paths = [folder / name for name in TOKENIZER_CONFIG_FILES if (folder / name).is_file()]
+    configs = [decode_json(path, _TokenizerConfig) for path in paths]
+    token = next((each.eos_token for each in configs if each.eos_token is not None), None)
+    text = token.content if isinstance(token, _AddedToken) else token
+    if text is None:
+        return set()
+    decoder = {id: token for each in configs for id, token in each.added_tokens_decoder.items()}
+    ids = {int(id) for id, token in decoder.items() if token.content == text and id.isdecimal()}
+    if ids or not (folder / TOKENIZER_FILE).is_file():
+        return ids
+    added = decode_json(folder / TOKENIZER_FILE, _Tokenizer).added_tokens
+    return {token.id for token in added if token.content == text and token.id is not None}
 
 
 def weight_files(folder: Path) -> list[Path]:

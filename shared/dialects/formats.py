@@ -17,6 +17,7 @@ class JsonLayout:
 
     arguments_key: str = "arguments"
     is_list: bool = False
+    name_key: str = "name"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,12 +1,16 @@
 """Which formats a model uses, read from its chat template and its vocabulary."""
 
+import re
 from collections.abc import Container
 
-from shared.dialects.tools import MISTRAL_V11, find_tool_format
+from shared.dialects.tools import HERMES, LFM2, MISTRAL_V11, find_tool_format
 
 # In this order: a text further down also stands in templates of the formats above it. All texts of
-# a row stand in the template.
+# a row stand in the template. A row without a name is of a format that is none of ours.
 _TOOLS = (
+    (("]<]minimax[>[",), ""),
+    (("<function=", "<|python_tag|>"), ""),
+    (("<tool_calls>[",), ""),
     (("<|channel|>", "<|message|>"), "openai"),
     (("<｜tool▁calls▁begin｜>", "```json"), "deepseek_v3"),
     (("<｜tool▁calls▁begin｜>",), "deepseek_v31"),
@@ -18,12 +22,16 @@ _TOOLS = (
     (("<seed:tool_call>",), "seed_oss"),
     (("<function_calls>",), "olmo3"),
     (("<arg_key>", "<tool_call>{function-name}\n"), "glm45"),
+    (("<arg_key>", "</arg_key>\n"), "glm45"),
     (("<arg_key>",), "glm47"),
     (("<function=", "<parameter=example_parameter_1>value"), "mimo"),
     (("<function=", "<parameter="), "qwen3_coder"),
     (("<response>", "<tool_call>"), "ernie45"),
     (("<tool_call>",), "hermes"),
     (("functools[",), "phi4_mini_json"),
+    (("<|START_ACTION|>",), "cohere_command3"),
+    (("<|tool_call_start|>",), "lfm2"),
+    (("<|tool_list_start|>",), "lfm2"),
     (("<|tool_call|>",), "granite"),
     (("<|python_start|>",), "pythonic"),
     (("<|python_tag|>",), "llama3_json"),
@@ -36,7 +44,8 @@ _REASONING = (
     (("<seed:think>",), "seed_oss"),
     (("Here is my thought process:",), "granite"),
     (("</think>", "<minimax:tool_call>"), "minimax_m2"),
-    (("</think>", "<response>"), "ernie45"),
+    (("<|START_THINKING|>", "<|START_RESPONSE|>"), "cohere_command3"),
+    (("</think>", "<response>", "<tool_call>"), "ernie45"),
     (("</think>", "<｜Assistant｜><think>"), "deepseek_r1"),
     (("</think>", "<｜Assistant｜>", "thinking"), "deepseek_v3"),
     (("</think>", "<｜Assistant｜>"), "deepseek_r1"),
@@ -45,18 +54,27 @@ _REASONING = (
     (("</think>",), "qwen3"),
 )
 
+# Past calls, or a marker of calls that is none of Hermes.
+_OWN_FORM = re.compile(
+    r"tool_calls|function_call|\[/?[A-Z_]*TOOL[A-Z_]*\]"
+    r"|<(?!/?tools>|/?tool_response>)[^<>\s]*(?i:tool|function|action|invoke)[^<>\s]*[>\s]"
+)
+
 
 def recognise(template: str, added_tokens: Container[str]) -> tuple[str, str]:
     """The names of the tool parser and of the reasoning parser; empty: none.
 
-    A template that reads ``tools`` in no way that is known is taken for one of Hermes.
+    A template that writes ``tools`` and teaches no form of calls is taken for one of Hermes, unless
+    the vocabulary has another form's marker.
     """
     template = template.replace("\\n", "\n")  # as it stands in strings of the template
-    tools = _first(_TOOLS, template) or ("hermes" if "tools" in template else "")
-    found = find_tool_format(tools, added_tokens)
-    return found.name if found else "", _first(_REASONING, template)
+    tools = _first(_TOOLS, template)
+    if tools is None and "tools" in template and not _OWN_FORM.search(template):
+        tools = LFM2.name if LFM2.section_open in added_tokens else HERMES.name
+    found = find_tool_format(tools or "", added_tokens)
+    return found.name if found else "", _first(_REASONING, template) or ""
 
 
-def _first(table: tuple[tuple[tuple[str, ...], str], ...], template: str) -> str:
+def _first(table: tuple[tuple[tuple[str, ...], str], ...], template: str) -> str | None:
     found = (name for texts, name in table if all(text in template for text in texts))
-    return next(found, "")
+    return next(found, None)

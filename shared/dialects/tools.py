@@ -28,10 +28,23 @@ MISTRAL_V11 = ToolFormat(
     call_open="[TOOL_CALLS]",
     ids="mistral",
 )
+LFM2 = ToolFormat(
+    "lfm2",
+    PythonicLayout(),
+    section_open="<|tool_call_start|>",
+    section_close="<|tool_call_end|>",
+)
 _FORMATS = (
     HERMES,
     MISTRAL,
     MISTRAL_V11,
+    LFM2,
+    ToolFormat(
+        "cohere_command3",
+        JsonLayout("parameters", is_list=True, name_key="tool_name"),
+        call_open="<|START_ACTION|>",
+        call_close="<|END_ACTION|>",
+    ),
     ToolFormat(
         "qwen3_coder",
         TaggedLayout(value_padding="\n"),

@@ -102,6 +102,43 @@ def test_sizes_and_ends_are_found_under_other_names_and_further_in(
         read_model_info(folder, [], 65)
 
 
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"tokenizer_config.json": {"eos_token": "<|im_end|>"}},
+        {"tokenizer_config.json": {"eos_token": {"content": "<|im_end|>", "lstrip": False}}},
+        {"special_tokens_map.json": {"eos_token": {"content": "<|im_end|>"}}},
+        {
+            "tokenizer_config.json": {
+                "eos_token": "<|im_end|>",
+                "added_tokens_decoder": {"9": {"content": "<|im_end|>"}, "3": {"content": "x"}},
+            },
+            "tokenizer.json": {},
+        },
+        {
+            "tokenizer_config.json": {"eos_token": "<|im_end|>"},
+            "special_tokens_map.json": {"eos_token": "<|endoftext|>"},
+        },
+    ],
+)
+def test_the_tokenizers_end_is_an_end_too(folder: Path, files: dict[str, object]) -> None:
+    """A chat model's configs may still name the end of its base model alone."""
+    added = [{"id": 3, "content": "<|endoftext|>"}, {"id": 9, "content": "<|im_end|>"}]
+    ends = {"config.json": {"eos_token_id": 3}, "generation_config.json": {"eos_token_id": [3, 4]}}
+    for name, content in (ends | {"tokenizer.json": {"added_tokens": added}} | files).items():
+        (folder / name).write_text(json.dumps(content))
+    assert read_eos_ids(folder, 50) == [3, 4, 9]
+    assert read_eos_ids(folder, 9) == [3, 4]
+
+
+def test_a_tokenizer_without_an_end_adds_none(folder: Path) -> None:
+    assert read_eos_ids(folder, 50) == []
+    (folder / "tokenizer_config.json").write_text('{"eos_token": null}')
+    assert read_eos_ids(folder, 50) == []
+    (folder / "tokenizer_config.json").write_text('{"eos_token": "</s>"}')
+    assert read_eos_ids(folder, 50) == []
+
+
 def test_a_model_of_which_nobody_knows_the_longest_text_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "bloom", "vocab_size": 50}')
     with pytest.raises(ConfigError, match=r"config\.json has no max_position_embeddings, nor"):

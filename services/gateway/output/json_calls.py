@@ -3,6 +3,7 @@
 from services.gateway.output.context import Context
 from services.gateway.output.source import Broken, Waiting
 
+_NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
 _OTHER = ("type", "id", "index")  # keys that stand before the name in what is a call
 
@@ -61,7 +62,7 @@ class _JsonCall:
         yield from self._source.skip_blanks()
         yield from self._expect(":")
         yield from self._source.skip_blanks()
-        if key == "name" and not self._has_name:
+        if key in _NAMES and not self._has_name:
             self._start((yield from json.read_string()))
         elif key in _ARGUMENTS and not self._has_arguments:
             self._has_arguments = True

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from string import hexdigits
 
 from services.gateway.output.source import Broken, Markers, Source, Waiting
+from shared.surrogates import without_halves
 
 Sink = Callable[[str], None]
 _PLAIN = re.compile(r'[^"\\]+')  # in a string
@@ -95,7 +96,7 @@ class JsonText:
         pieces: list[str] = []
         yield from self._copy_string(pieces.append)
         try:
-            return str(json.loads("".join(pieces), strict=False))
+            return without_halves(json.loads("".join(pieces), strict=False))
         except ValueError:
             raise Broken from None
 

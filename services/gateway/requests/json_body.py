@@ -26,6 +26,7 @@ from shared.json_scan import PIECE_BYTES, slices
 from shared.log import client_text
 from shared.long_json import named, stripped
 from shared.messages import ModelInfo
+from shared.surrogates import without_escaped_halves
 
 log = logging.getLogger(__name__)
 log.addFilter(LogLimit())
@@ -58,7 +59,8 @@ def json_errors() -> Iterator[None]:
 @json_errors()
 def decode(body: Body) -> Fields:
     """The fields of an object, which share the memory of ``body``. Only what reads a long one finds
-    whether it is JSON."""
+    whether it is JSON. Half a surrogate pair, which a cut text leaves, is U+FFFD wherever it is."""
+    body = without_escaped_halves(body)
     numbers = count(1)
 
     def to_key(_: type, name: str) -> _Key:

@@ -100,9 +100,9 @@ def final_assistant_text(messages: Prompt) -> str:
     if message.role != "assistant":
         return ""
     content: Content = msgspec.json.decode(message.content, type=Content)
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part.text or "" for part in content)
+    if isinstance(content, list):
+        return "".join(part.text or part.refusal or "" for part in content)
+    return content or message.refusal or ""
 
 
 def _check_message(raw: Raw, param: str, parts: PartCount) -> None:
@@ -113,6 +113,10 @@ def _check_message(raw: Raw, param: str, parts: PartCount) -> None:
             param=f"{param}.role",
         )
     parts.add(len(message.tool_calls or ()))
+    for number, call in enumerate(message.tool_calls or ()):
+        if call.function is None and call.custom is None:
+            field = f"{param}.tool_calls[{number}].function"
+            raise InvalidRequest(f"{field} is required", param=field)
     _check_content(message, f"{param}.content", parts)
 
 
@@ -127,7 +131,8 @@ def _check_content(message: InputMessage, param: str, parts: PartCount) -> None:
         return
     content: Content = typed(message.content, Content, param)
     has_others = message.tool_calls or message.function_call or message.reasoning
-    if content is None and not (has_others or message.reasoning_content):
+    has_others = has_others or message.reasoning_content or message.refusal
+    if content is None and not has_others:
         raise InvalidRequest(f"{param} is required", param=param)
     if isinstance(content, list):
         parts.add(len(content))
@@ -136,10 +141,11 @@ def _check_content(message: InputMessage, param: str, parts: PartCount) -> None:
 
 
 def _check_part(part: ContentPart, param: str) -> None:
-    if part.type != "text":
+    if part.type not in ("text", "refusal"):
         raise unsupported(f"{param}.type", part.type, show("text"))
-    if part.text is None:
-        raise InvalidRequest(f"{param}.text is required", param=f"{param}.text")
+    if getattr(part, part.type) is None:
+        field = f"{param}.{part.type}"
+        raise InvalidRequest(f"{field} is required", param=field)
 
 
 def _bytes(text: bytes) -> Array:

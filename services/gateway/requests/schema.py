@@ -115,10 +115,11 @@ class GenerationRequest(FormatFields, kw_only=True):
 
 
 class ContentPart(Struct):
-    """A piece of a message's content; only those of type text are built."""
+    """A piece of a message's content: a ``text``, or a ``refusal``, which is a text too."""
 
     type: str
     text: str | None = None
+    refusal: str | None = None
 
 
 Content = str | list[ContentPart] | None
@@ -129,8 +130,16 @@ class PastFunction(Struct):
     arguments: str | dict[str, Raw] | None = None
 
 
+class PastCustom(Struct):
+    name: str
+    input: str
+
+
 class PastCall(Struct):
-    function: PastFunction
+    """Of a ``function``, or of a ``custom`` tool, whose input is a text."""
+
+    function: PastFunction | None = None
+    custom: PastCustom | None = None
 
 
 class InputMessage(Struct):
@@ -139,6 +148,7 @@ class InputMessage(Struct):
 
     role: str
     content: Raw = NULL
+    refusal: str | None = None
     tool_calls: list[PastCall] | None = None
     function_call: PastFunction | None = None
     reasoning: str | None = None

@@ -9,6 +9,7 @@ from services.tokenizer.chat.template_traits import TemplateTraits
 from shared.errors import InvalidRequest
 from shared.json_scan import TooManyValues, num_values
 from shared.long_json import MAX_VALUES
+from shared.surrogates import without_escaped_halves
 
 log = logging.getLogger(__name__)
 
@@ -85,29 +86,26 @@ def _call_id(index: int) -> str:
 
 
 def _normalized(message: Message, traits: TemplateTraits, param: str) -> Message:
-    # Templates ask whether a field is there, not whether it is null; but for content, which is null
-    # beside calls in OpenAI's own replies.
-    found = {key: value for key, value in message.items() if value is not None or key == "content"}
+    # Templates ask whether a field is there, not whether it is null.
+    found = {key: value for key, value in message.items() if value is not None}
     if found.get("role") == "developer" and not traits.knows_developer:
         found["role"] = "system"
-    if "content" in found:
-        found["content"] = _content(found, traits, f"{param}.content")
     if calls := found.pop("tool_calls", None):
         found["tool_calls"] = _calls(calls, traits, f"{param}.tool_calls")
+    found["content"] = _content(found, traits, f"{param}.content")
     reasoning = found.get("reasoning_content", found.get("reasoning"))
-    if found.get("content", "") is None and "tool_calls" not in found:
-        found["content"] = ""  # the text was cut while the model reasoned
     if reasoning is not None:
         found["reasoning"] = found["reasoning_content"] = reasoning
     return found
 
 
 def _content(message: Message, traits: TemplateTraits, param: str) -> Any:
-    content = message["content"]
+    """The content as the template wants it: nothing said is an empty text, or null beside calls."""
+    content = message.get("content") or message.get("refusal") or message.get("content", "")
+    if not content and traits.wants_null and "tool_calls" in message:
+        return None
     if isinstance(content, str):
         return [{"type": "text", "text": content}] if traits.takes_parts_alone else content
-    if content is None:
-        return None
     if not isinstance(content, list):
         raise InvalidRequest(
             f"{param} is {_kind(content)}; expected str, array or null", param=param
@@ -115,21 +113,24 @@ def _content(message: Message, traits: TemplateTraits, param: str) -> Any:
     texts = [_text_of(part, f"{param}[{number}]") for number, part in enumerate(content)]
     if not traits.takes_parts or (message.get("role") == "tool" and not traits.takes_parts_alone):
         return "".join(texts)
-    return [dict(part) for part in content]
+    return [
+        {"type": "text", "text": text} if part["type"] == "refusal" else dict(part)
+        for part, text in zip(content, texts, strict=True)
+    ]
 
 
 def _text_of(part: Any, param: str) -> str:
     if not isinstance(part, dict):
         raise InvalidRequest(f"{param} is {_kind(part)}; expected object", param=param)
-    if part.get("type") != "text":
+    kind = part.get("type")
+    if kind not in ("text", "refusal"):
         field = f"{param}.type"
-        raise InvalidRequest(
-            f'{field} is {json.dumps(part.get("type"))}; expected "text"', param=field
-        )
-    if not isinstance(part.get("text"), str):
-        field = f"{param}.text"
-        raise InvalidRequest(f"{field} is {_kind(part.get('text'))}; expected str", param=field)
-    return str(part["text"])
+        raise InvalidRequest(f'{field} is {json.dumps(kind)}; expected "text"', param=field)
+    text = part.get(kind)
+    if not isinstance(text, str):
+        field = f"{param}.{kind}"
+        raise InvalidRequest(f"{field} is {_kind(text)}; expected str", param=field)
+    return text
 
 
 def _calls(calls: Any, traits: TemplateTraits, param: str) -> list[Any]:
@@ -140,7 +141,7 @@ def _calls(calls: Any, traits: TemplateTraits, param: str) -> list[Any]:
 
 def _call(call: Any, traits: TemplateTraits, param: str) -> Message:
     """The call with its arguments as a dict, or as JSON where the template joins them."""
-    function = call.get("function") if isinstance(call, dict) else None
+    function = _function_of(call) if isinstance(call, dict) else None
     if not isinstance(function, dict):
         raise InvalidRequest(f"{param}.function is required", param=f"{param}.function")
     arguments = function.get("arguments")
@@ -149,7 +150,16 @@ def _call(call: Any, traits: TemplateTraits, param: str) -> Message:
         arguments = arguments if is_text else json.dumps(arguments or {}, ensure_ascii=False)
     else:
         arguments = _parsed(arguments, f"{param}.function.arguments")
-    return {**call, "function": {**function, "arguments": arguments}}
+    others = {key: value for key, value in call.items() if key not in ("type", "custom")}
+    return {"type": "function", **others, "function": {**function, "arguments": arguments}}
+
+
+def _function_of(call: Message) -> Any:
+    """A custom tool is a function of one argument, as it is in a response's items."""
+    custom = call.get("custom")
+    if isinstance(custom, dict):
+        return {"name": custom.get("name"), "arguments": {"input": custom.get("input")}}
+    return call.get("function")
 
 
 def _parsed(arguments: Any, param: str) -> Message:
@@ -157,7 +167,7 @@ def _parsed(arguments: Any, param: str) -> Message:
     value = arguments
     if isinstance(arguments, str):
         try:
-            value = json.loads(arguments) if arguments.strip() else {}
+            value = json.loads(_without_escaped_halves(arguments)) if arguments.strip() else {}
         except (ValueError, RecursionError):
             value = None
     if isinstance(value, dict):
@@ -165,6 +175,10 @@ def _parsed(arguments: Any, param: str) -> Message:
     if arguments is not None:
         log.info("%s is no JSON object; the chat template gets {}", param)
     return {}
+
+
+def _without_escaped_halves(text: str) -> str:
+    return without_escaped_halves(text.encode()).decode()
 
 
 def _kind(value: Any) -> str:

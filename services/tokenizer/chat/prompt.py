@@ -8,6 +8,7 @@ from services.tokenizer.chat.normalize import Message, normalize
 from services.tokenizer.chat.template import TEMPLATE_ERRORS
 from services.tokenizer.chat.template_options import read_options
 from services.tokenizer.chat.templates import ChatTemplates
+from services.tokenizer.chat.tool_fields import readable_tools
 from shared.errors import InvalidRequest
 from shared.messages import ChatOptions
 
@@ -27,7 +28,10 @@ def render_prompt(
 ) -> str:
     """Raises InvalidRequest naming the client's field, TooMuchText above ``max_chars``."""
     variables = read_options(options, special_tokens)
-    template = templates.find(options.template, variables["tools"] is not None)
+    tools = variables["tools"]
+    template = templates.find(options.template, tools is not None)
+    if tools is not None:
+        variables["tools"] = readable_tools(tools, template.traits.takes_for_granted)
     normalized = normalize(messages, template.traits)
     if options.continues_final_message:
         has_text = bool(messages) and messages[-1].get("content") is not None

@@ -17,6 +17,7 @@ from jinja2.runtime import Macro
 
 from services.tokenizer.chat.bounded import BoundedEnvironment, Clock
 from services.tokenizer.chat.template_traits import TemplateTraits, traits_of
+from shared.surrogates import without_halves
 
 # What a template raises of itself, and what Python raises of what it does.
 TEMPLATE_ERRORS = (
@@ -69,7 +70,7 @@ class ChatTemplate:
             if num_chars > max_chars:
                 raise TooMuchText(max_chars)
             pieces.append(piece)
-        return "".join(pieces)
+        return without_halves("".join(pieces))
 
 
 class _Generation(Extension):

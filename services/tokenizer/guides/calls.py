@@ -102,8 +102,8 @@ class Calls:
 
     def _before_name(self) -> str:
         match self._format.layout:
-            case JsonLayout():
-                return '{"name": "'
+            case JsonLayout(name_key=key):
+                return f'{{"{key}": "'
             case TaggedLayout(opening):
                 return opening
             case MarkedNameLayout() as layout:

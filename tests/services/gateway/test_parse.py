@@ -1,15 +1,19 @@
 """Whatever bytes come, the parser gives a Job that the mesh can send or an InvalidRequest."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.gateway.endpoints.tokenization import parse_tokenize
 from services.gateway.mesh.open_prompt import OpenPrompt
 from services.gateway.mesh.output_collector import OutputCollector
 from services.gateway.requests import unsupported
+from services.gateway.requests.items.parse import read_request
+from services.gateway.requests.messages.parse import parse_messages
 from services.gateway.requests.parse import parse_chat, parse_completion
 from services.gateway.requests.schema import ChatRequest, CompletionRequest
 from shared.codec import decode, encode
@@ -121,6 +125,43 @@ def test_a_number_too_large_for_a_float_is_refused() -> None:
         parse_completion(b'{"prompt":"a","temperature":1e999}', MODEL, LIMITS)
 
 
-def test_half_a_surrogate_pair_is_refused() -> None:
-    with pytest.raises(InvalidRequest):
-        parse_completion(rb'{"prompt":"\ud800 a"}', MODEL, LIMITS)
+ASKED = b'"messages":[{"role":"user","content":"HALF"}]'
+FUNCTION = (
+    b'{"name":"f","description":"HALF","parameters":{"properties":{"HALF":{"const":"HALF"}}}}'
+)
+CALL = b'{"id":"HALF","type":"function","function":{"name":"f","arguments":{"HALF":"HALF"}}}'
+BLOCK = b'{"type":"tool_use","id":"c","name":"f","input":{"HALF":"HALF"}}'
+
+
+@pytest.mark.parametrize(
+    ("parse", "body"),
+    [
+        (
+            parse_chat,
+            b'{%b,"tool_choice":"none","tools":[{"type":"function","function":%b}]}'
+            % (ASKED, FUNCTION),
+        ),
+        (parse_chat, b'{"messages":[{"role":"assistant","tool_calls":[%b],"HALF":1}]}' % CALL),
+        (parse_chat, b'{%b,"stop":"HALF","chat_template_kwargs":{"HALF":1}}' % ASKED),
+        (parse_completion, b'{"prompt":["HALF","a"],"guided_json":{"const":"HALF"}}'),
+        (parse_completion, b'{"prompt":"a","structured_outputs":{"choice":["HALF"]},"HALF":null}'),
+        (parse_tokenize, b'{"prompt":"HALF"}'),
+        (parse_tokenize, b"{%b}" % ASKED),
+        (parse_messages, b'{"max_tokens":1,"messages":[{"role":"user","content":"HALF"}]}'),
+        (
+            parse_messages,
+            b'{"max_tokens":1,"messages":[{"role":"user","content":"x"},'
+            b'{"role":"assistant","content":[%b]},{"role":"user","content":"x"}]}' % BLOCK,
+        ),
+        (read_request, b'{"input":[{"role":"user","content":"HALF"}],"instructions":"HALF"}'),
+    ],
+)
+def test_half_a_character_is_a_replacement_character(parse: Any, body: bytes) -> None:
+    """Wherever it is: a cut text leaves such halves in histories."""
+    arguments: dict[Any, tuple[Any, ...]] = {parse_tokenize: (MODEL,), read_request: ()}
+    parsed = [
+        parse(body.replace(b"HALF", half), *arguments.get(parse, (MODEL, LIMITS)))
+        for half in (rb"half \ud83d", rb"half \ufffd")
+    ]
+    mended, expected = (re.sub(r"seed=\d+", "", repr(each)) for each in parsed)  # drawn for each
+    assert mended == expected

@@ -46,13 +46,54 @@ TEMPLATES = [
     ('{"name": function name, "parameters": dictionary}', "llama3_json", ""),
     ("<|python_start|>[", "pythonic", ""),
     ("Use exact format: [func_name1(param1=value1)]", "pythonic", ""),
+    ("<tool_call>name\n{% for k in args %}<arg_key>{{ k }}</arg_key>\n", "glm45", ""),
+    ("<|tool_list_start|>[{{ tools }}", "lfm2", ""),
+    ("'<|tool_call_start|>[' + name + '('" + THINK, "lfm2", "qwen3"),
+    (
+        '<|START_THINKING|><|START_RESPONSE|><|START_ACTION|>[{"tool_call_id": "0"',
+        "cohere_command3",
+        "cohere_command3",
+    ),
+    ("<|tool_call|>" + THINK + "<response></response>", "granite", "qwen3"),
 ]
+# The marks of formats that are none of ours, by their models.
+UNKNOWN = {
+    "Apertus": "<|tools_prefix|>[{{ call.name }}: {{ call.arguments }}]<|tools_suffix|>",
+    "Apriel": "<tool_calls>[{{ call }}]</tool_calls> <tool_call>",
+    "DeepSeek V3.2": "<｜DSML｜function_calls><｜DSML｜invoke name=",
+    "Functionary 3.1": '<function=f>{"a": 1}</function><|python_tag|>',
+    "Functionary 3.2": "{% for call in message.tool_calls %}>>>{{ call.function.name }}",
+    "FunctionGemma": "<start_function_call>call:",
+    "Gemma 4": "<|tool_call>call:",
+    "GigaChat": "function call<|role_sep|>{{ message.function_call }}",
+    "Granite 20B": "<function_call> {{ call }}",
+    "InternLM2": "<|action_start|><|plugin|>",
+    "MiniCPM5": '<function name="f"><param name="p">',
+    "MiniMax M3": ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f"><response>',
+    "Nemotron Nano 2": "<TOOLCALL>[{{ call }}]</TOOLCALL>",
+    "Solar": "<|tool_calls|>",
+    "xLAM": "[{% for call in message.tool_calls %}{{ call | tojson }}{% endfor %}]",
+}
 
 
 def test_formats_are_read_from_the_template(subtests: pytest.Subtests):
     for template, tools, reasoning in TEMPLATES:
         with subtests.test(template=template):
             assert recognise(template, ()) == (tools, reasoning)
+
+
+def test_a_form_that_is_none_of_ours_has_no_parser(subtests: pytest.Subtests):
+    for model, form in UNKNOWN.items():
+        with subtests.test(model):
+            template = "{{ tools | tojson }}" + form
+            assert recognise(template, ()) == ("", "")
+            assert recognise(template.replace("\n", r"\n"), ()) == ("", "")
+
+
+def test_a_template_that_teaches_no_form_is_told_by_the_vocabulary():
+    template = "List of tools: {{ tools | tojson }} <tools> <tool_response>"
+    assert recognise(template, ()) == ("hermes", "")
+    assert recognise(template, {"<|tool_call_start|>"}) == ("lfm2", "")
 
 
 def test_what_is_recognised_is_known():

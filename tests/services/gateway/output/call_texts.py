@@ -85,6 +85,18 @@ GOOD: list[tuple[str, str, list[Told]]] = [
     ("pythonic", "[weather(city='Paris'), now()]", [PARIS, NOW]),
     ("pythonic", '<|python_start|>[weather(city="Paris")]<|python_end|>', [PARIS]),
     (
+        "lfm2",
+        "<|tool_call_start|>[weather(city='Paris'), now()]<|tool_call_end|>",
+        [PARIS, NOW],
+    ),
+    (
+        "cohere_command3",
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "weather", "parameters":'
+        ' {"city": "Paris"}},\n    {"tool_call_id": "1", "tool_name": "now", "parameters": {}}\n'
+        "]<|END_ACTION|>",
+        [PARIS, NOW],
+    ),
+    (
         "olmo3",
         '<function_calls>\nweather(city="Paris")\nnow()\n</function_calls>',
         [PARIS, NOW],
@@ -177,6 +189,12 @@ HARD: list[tuple[str, str, list[Told]]] = [
         "hermes",
         '<tool_call>{"name": "weather", "arguments": "Paris"}</tool_call>',
         [weather('"Paris"')],
+    ),
+    # half a character, which no reply could hold
+    (
+        "hermes",
+        r'<tool_call>{"name": "f\ud83d", "arguments": "{\"a\": \"\ude00\"}"}</tool_call>',
+        [("call", "f\ufffd", '{"a": "\ufffd"}')],
     ),
     # unknown functions are the client's to refuse
     (

@@ -19,7 +19,7 @@ def test_traits_are_read_from_the_template(subtests: pytest.Subtests):
         (QWEN, TemplateTraits()),
         (LLAMA, TemplateTraits(knows_developer=True)),
         (GLM, TemplateTraits(takes_parts=True)),
-        (DEEPSEEK, TemplateTraits(joins_arguments=True)),
+        (DEEPSEEK, TemplateTraits(joins_arguments=True, wants_null=True)),
         (PARTS, TemplateTraits(takes_parts=True, takes_parts_alone=True)),
         ("made by a developer", TemplateTraits()),
         ("{% for line in m.content.split('x') %}{% endfor %}", TemplateTraits()),
@@ -27,6 +27,21 @@ def test_traits_are_read_from_the_template(subtests: pytest.Subtests):
             "{% set c = m['content'] %}{% if c is not string %}{% for p in c[1:] | list %}"
             "{% endfor %}{% endif %}",
             TemplateTraits(takes_parts=True),
+        ),
+        (
+            "{% for p in m.content %}{% endfor %}{{ 'user: ' + m.content }}",
+            TemplateTraits(),
+        ),
+        (
+            "{% set c = m.content %}{% for p in c %}{% endfor %}{{ c ~ 'x' if c is string }}",
+            TemplateTraits(takes_parts=True),
+        ),
+        ("{% if m.content is none %}{% endif %}", TemplateTraits(wants_null=True)),
+        ("{% if m.content is none or m.content == '' %}{% endif %}", TemplateTraits()),
+        (
+            "{{ t.description + '' }}{% if t.parameters is defined %}{{ t.parameters }}{% endif %}"
+            "{{ t.parameters | default({}) }}{{ 'properties' in p and p.properties | items }}",
+            TemplateTraits(takes_for_granted=frozenset({"description"})),
         ),
         ("{{ call.arguments | tojson }}{{ '' + call.arguments }}", TemplateTraits()),
         (
@@ -52,11 +67,18 @@ def call_with(arguments: Any) -> dict[str, Any]:
 def test_messages_are_what_templates_expect(subtests: pytest.Subtests):
     plain, parts = TemplateTraits(), TemplateTraits(takes_parts=True)
     joins = TemplateTraits(joins_arguments=True)
-    user, assistant, tool = {"role": "user"}, {"role": "assistant"}, {"role": "tool"}
+    null = TemplateTraits(wants_null=True)
+    user, assistant, tool = (
+        {"role": role, "content": ""} for role in ("user", "assistant", "tool")
+    )
     message: Any
     for message, traits, expected in (
-        ({"role": "developer"}, plain, {"role": "system"}),
-        ({"role": "developer"}, TemplateTraits(knows_developer=True), {"role": "developer"}),
+        ({**user, "role": "developer"}, plain, {**user, "role": "system"}),
+        (
+            {**user, "role": "developer"},
+            TemplateTraits(knows_developer=True),
+            {**user, "role": "developer"},
+        ),
         ({**user, "content": PARTS_OF_TEXT}, plain, {**user, "content": "ab"}),
         ({**user, "content": PARTS_OF_TEXT}, parts, {**user, "content": PARTS_OF_TEXT}),
         ({**tool, "content": PARTS_OF_TEXT}, parts, {**tool, "content": "ab"}),
@@ -65,10 +87,27 @@ def test_messages_are_what_templates_expect(subtests: pytest.Subtests):
             plain,
             {**assistant, "content": ""},
         ),
+        *(
+            (
+                {**message, "tool_calls": [call_with({})]},
+                traits,
+                {**assistant, "content": expected, "tool_calls": [call_with({})]},
+            )
+            for message in (assistant, {**assistant, "content": None}, {"role": "assistant"})
+            for traits, expected in (
+                (plain, ""),
+                (null, None),
+                (TemplateTraits(takes_parts_alone=True), [{"type": "text", "text": ""}]),
+            )
+        ),
+        ({**assistant, "content": None}, null, assistant),
         (
-            {**assistant, "content": None, "tool_calls": [call_with({})]},
+            {**assistant, "tool_calls": [{"function": {"name": "f"}}]},
             plain,
-            {**assistant, "content": None, "tool_calls": [call_with({})]},
+            {
+                **assistant,
+                "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": {}}}],
+            },
         ),
         (
             {**assistant, "reasoning": "so"},

@@ -66,6 +66,8 @@ TEXTS = {
     "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
     "granite": f'<|tool_call|>[{{"name": "get_weather", "arguments": {ROME}}},'
     ' {"name": "now", "arguments": {}}]',
+    "cohere_command3": f'<|START_ACTION|>[{{"tool_name": "get_weather", "parameters": {ROME}}},'
+    ' {"tool_name": "now", "parameters": {}}]<|END_ACTION|>',
     "phi4_mini_json": f'functools[{{"name": "get_weather", "arguments": {ROME}}},'
     ' {"name": "now", "arguments": {}}]',
     "minimax_m2": '<minimax:tool_call>\n<invoke name="get_weather">\n<parameter name="city">Rome'
@@ -75,6 +77,7 @@ TEXTS = {
     "<parameter=unit>Celsius</parameter>\n</function>\n</seed:tool_call>\n<seed:tool_call>\n"
     "<function=now>\n</function>\n</seed:tool_call>",
     "pythonic": """[get_weather(city="Rome", unit="Celsius"), now(a=1, b=[True, {'x': None}])]""",
+    "lfm2": '<|tool_call_start|>[get_weather(city="Rome", unit="Celsius"), now()]<|tool_call_end|>',
     "olmo3": '<function_calls>get_weather(city="Rome", unit="Celsius")\nnow()</function_calls>',
 }
 WITH_TOKENS = tuple(
