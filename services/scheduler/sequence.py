@@ -33,11 +33,12 @@ class Sequence:
     ``allocation`` while it has a slot.
     ``emitted`` begins with what an attempt before this one had emitted. ``last_worker_id`` is None
     as long as no worker has had it. ``num_cached`` of the prompt's ids were in the prefix cache
-    when it was first admitted. ``missing_blocks`` gives for each worker the number of its first
-    block that was not in the prefix cache at the last look. The logprobs of ``num_prompt_scored``
-    of the prompt's tokens have come, from its second one on. ``num_steps`` brought tokens.
-    ``num_passed_over`` times a plan admitted, or might have, others first, the last time because of
-    ``obstacle``. While it had a slot ``num_held_back`` plans were for those that it gives way to.
+    (``note_hit``), and ``hits`` has as many for each worker. ``missing_blocks`` gives for each
+    worker the number of its first block that was not in the prefix cache at the last look. The
+    logprobs of ``num_prompt_scored`` of the prompt's tokens have come, from its second one on.
+    ``num_steps`` brought tokens. ``num_passed_over`` times a plan admitted, or might have, others
+    first, the last time because of ``obstacle``. While it had a slot ``num_held_back`` plans were
+    for those that it gives way to.
     """
 
     request: str
@@ -54,6 +55,7 @@ class Sequence:
     has_run: bool = False
     allocation: Allocation | None = None
     num_cached: int = 0
+    hits: dict[str, int] = field(default_factory=dict)
     is_isolated: bool = False
     num_worker_deaths: int = 0
     num_preemptions: int = 0
@@ -170,6 +172,16 @@ class Sequence:
     def _is_scoring(self) -> bool:
         is_asked = self.params.prompt_logprobs is not None
         return is_asked and self.num_prompt_scored < len(self.prompt) - 1
+
+    def note_hit(self, worker_id: str, num_tokens: int) -> None:
+        """Notes that its worker has ``num_tokens`` of it in the prefix cache as it is admitted.
+
+        Of admissions the last before the first output counts, for that one computes it, and of
+        several to one worker the least: what is found beyond may be the sequence's own work.
+        """
+        if not self.num_bytes:
+            num_tokens = min(num_tokens, len(self.prompt), self.hits.get(worker_id, num_tokens))
+            self.num_cached = self.hits[worker_id] = num_tokens
 
     def grant(self, grant: Grant) -> None:
         self.max_emitted = max(self.max_emitted, grant.num_tokens)
