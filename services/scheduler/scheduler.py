@@ -148,7 +148,7 @@ class Scheduler:
         refusals = []
         for slot, sequence in list(worker.running.items()):
             sequence.allocation = None
-            if slot in computed and not is_explained and not sequence.note_worker_death():
+            if slot in computed and not is_explained and not sequence.note_worker_death(worker_id):
                 text = f"{sequence.num_worker_deaths} workers died while they ran this request"
                 refusals.append(self._refusal(sequence, InternalError(text, code=WORKER_DIED)))
             else:
@@ -157,6 +157,15 @@ class Scheduler:
         self._note_unservable(now_s)
         self._handover.run()
         return refusals
+
+    def forgive(self, worker: str) -> None:
+        """The worker of that instance, which was lost, only stood still: no sequence that it
+        computed then is taken for the reason."""
+        for sequence in self.sequences.values():
+            was_isolated = self.queues.isolated.try_remove(sequence)
+            sequence.forgive(worker)
+            if was_isolated:
+                self.queues.put(sequence)
 
     def release_worker(self, worker_id: str) -> None:
         """The worker leaves before its sequences have ended: they go to others, one at a time; the
