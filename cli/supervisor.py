@@ -57,8 +57,8 @@ class StartFailedError(ShoalError):
 
 class Supervisor:
     """Starts every replica at once, restarts what dies, and drains from the gateways down. On a
-    host that has only more ranks of a worker it starts these alone. Raises ConfigError where there
-    would be schedulers without workers."""
+    host that has only more ranks of a worker it starts these alone. Raises ConfigError where more
+    than one scheduler would be without workers."""
 
     def __init__(
         self, config: ServeConfig, directory: RunDirectory, on_line: Callable[[str], None]
@@ -71,10 +71,10 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._on_change: Callable[[], None] = lambda: None
         self.children: dict[str, Child] = {}  # by replica
-        if config.schedulers > len(self._workers):
+        if config.schedulers > len(self._workers) + 1:
             raise ConfigError(
-                f"schedulers: {config.schedulers}: each needs a worker of its own, and there are"
-                f" {len(self._workers)} (workers)"
+                f"schedulers: {config.schedulers}: each but one needs a worker of its own, and"
+                f" there are {len(self._workers)} (workers)"
             )
 
     async def run(self, on_change: Callable[[], None]) -> None:

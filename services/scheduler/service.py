@@ -173,8 +173,16 @@ class SchedulerService:
     def _state(self) -> tuple[State, str]:
         if any(worker.is_ready for worker in self._workers.values()):
             return State.READY, ""
+        if self.stands_by:
+            return State.NOT_READY, "stands by: other schedulers have the workers"
         reasons = [worker.status.reason for worker in self._workers.values()]
         return State.NOT_READY, reasons[0] if reasons else "no worker is connected"
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether there are workers, which would attach to us if they lost their scheduler."""
+        workers = (peer for peer in self._link.peers if peer.hello.service == "worker")
+        return not self._workers and any(worker.is_ready for worker in workers)
 
     def refusal(self, hello: Hello) -> str | None:
         return why_refused(hello, (peer.hello for peer in self._link.peers))

@@ -211,7 +211,7 @@ async def test_what_hangs_is_killed_also_while_it_is_starting(
         FakeChild, "signal", lambda self, _: killed_after.append(self.num_unanswered)
     )
     running = asyncio.create_task(run(supervisor))
-    while len(killed_after) < 4:
+    while len(killed_after) < 5:
         await asyncio.sleep(0.01)
     assert set(killed_after) == {max_unanswered}
     running.cancel()
@@ -221,7 +221,7 @@ async def test_what_is_ready_is_asked_less_often(supervisor: Supervisor, monkeyp
     monkeypatch.setattr(module, "POLL_S", 0.001)
     monkeypatch.setattr(module, "ASK_S", 1000)
     running = asyncio.create_task(run(supervisor))
-    while len(supervisor.children) < 4:
+    while len(supervisor.children) < 5:
         await asyncio.sleep(0)
     child: Any = supervisor.children["worker-0"]
     while child.num_asks < 4:
@@ -238,20 +238,21 @@ async def test_every_replica_is_started_and_restarted_for_itself(supervisor: Sup
     FakeChild.script = {"gateway": [(1, True)]}
     running = asyncio.create_task(run(supervisor))
     async with asyncio.timeout(10):
-        while len(FakeChild.starts) < 8:
+        while len(FakeChild.starts) < 9:
             await asyncio.sleep(0.01)
     gateway = "gateway-0" if "gateway 0.2" in FakeChild.starts else "gateway-1"
     assert set(supervisor.children) == {
-        *("gateway-0", "gateway-1", "tokenizer-0", "scheduler-0"),
+        *("gateway-0", "gateway-1", "tokenizer-0", "scheduler-0", "scheduler-1"),
         *("worker-0", "worker-1", "worker-2"),
     }
     assert supervisor.children[gateway].instance.endswith(".2")
     running.cancel()
 
 
-def test_each_scheduler_needs_a_worker(tmp_path: Path):
-    config = ServeConfig(mesh_dir=tmp_path, schedulers=3, workers=2)
-    text = r"schedulers: 3: each needs a worker of its own, and there are 2 \(workers\)"
+def test_each_scheduler_but_one_needs_a_worker(tmp_path: Path):
+    Supervisor(ServeConfig(mesh_dir=tmp_path), RunDirectory(tmp_path), print)
+    config = ServeConfig(mesh_dir=tmp_path, schedulers=4, workers=2)
+    text = r"schedulers: 4: each but one needs a worker of its own, and there are 2 \(workers\)"
     with pytest.raises(ConfigError, match=text):
         Supervisor(config, RunDirectory(tmp_path), print)
 
@@ -321,7 +322,7 @@ def test_workers_share_out_the_gpus_of_one_serve_or_those_of_a_folder_that_is_gi
 async def test_a_stop_reaches_a_process_that_is_only_being_started(tmp_path: Path):
     supervisor = Supervisor(ServeConfig(mesh_dir=tmp_path), RunDirectory(tmp_path), print)
     running = asyncio.create_task(run(supervisor))
-    while len(supervisor.children) < 4:
+    while len(supervisor.children) < 5:
         await asyncio.sleep(0)
     assert any(child._process is None for child in supervisor.children.values())
     supervisor.stop()
