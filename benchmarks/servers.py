@@ -37,10 +37,12 @@ class Server:
 
 
 def checkout(*flags: str, name: str = "shoal", folder: Path = ROOT) -> Server:
-    """``shoal serve`` as the code in ``folder`` has it, whatever is installed; its libraries may be
-    in PYTHONPATH."""
+    """``shoal serve`` as the code in ``folder`` has it, whatever is installed, with one scheduler;
+    its libraries may be in PYTHONPATH."""
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
-    return Server(name, [*SHOAL, "serve", *flags], {"PYTHONPATH": path}, folder)
+    return Server(
+        name, [*SHOAL, "serve", "--schedulers", "1", *flags], {"PYTHONPATH": path}, folder
+    )
 
 
 def shoal(model: Path, *flags: str, name: str = "shoal") -> Server:

@@ -1,6 +1,8 @@
 """One supervised process at a time for one replica of a service."""
 
 import asyncio
+import errno
+import os
 import signal
 import socket
 import sys
@@ -13,6 +15,7 @@ from typing import Any
 
 import aiohttp
 
+from cli.exit_codes import FAILED
 from shared.address import admin_path
 from shared.config.sources import SUPERVISOR_FD
 from shared.messages import ServiceName
@@ -20,6 +23,7 @@ from shared.messages import ServiceName
 ASK_S = 1.0
 MAX_LINE_BYTES = 64 << 10
 MAX_LAST_LINES = 50
+OWN_LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 
 
 class Child:
@@ -27,7 +31,7 @@ class Child:
     ready, and exits when our end closes, which it does when we die.
 
     ``num_unanswered`` counts how often in a row it had a second and did not answer; while it is
-    starting, only if it listens.
+    starting, only if it listens. ``end_text`` says how it ended.
     """
 
     def __init__(self, service: ServiceName, instance: str, directory: Path) -> None:
@@ -36,6 +40,7 @@ class Child:
         self.was_ready = False
         self.num_unanswered = 0
         self.status: dict[str, Any] = {"state": "starting", "reason": ""}
+        self.end_text = ""
         self._last_lines: deque[str] = deque(maxlen=MAX_LAST_LINES)
         self._ended = asyncio.Event()
         self._process: Process | None = None
@@ -54,8 +59,21 @@ class Child:
         return "\n".join(lines[starts[-1] if starts else -1 :])
 
     async def run(self, environment: dict[str, str], on_line: Callable[[str], None]) -> int:
-        """Starts the process and returns its exit code; ``on_line`` gets what it prints. The
-        process is gone when this ends, also where it is cancelled."""
+        """Starts the process and returns its exit code, ``FAILED`` where it cannot be started;
+        ``on_line`` gets what it prints. The process is gone when this ends, also where it is
+        cancelled."""
+        try:
+            code = await self._run(environment, on_line)
+            self._note_end(f"ended with {exit_text(code)}", exit_text(code))
+        except OSError as error:  # such as a limit of files, processes or memory
+            code, reason = FAILED, os.strerror(error.errno) if error.errno else str(error)
+            self._last_lines.append(f"shoal {self.service}: cannot be started: {reason}")
+            self._note_end(f"cannot be started: {reason}", reason)
+        finally:
+            self._ended.set()
+        return code
+
+    async def _run(self, environment: dict[str, str], on_line: Callable[[str], None]) -> int:
         self._ours, theirs = socket.socketpair()
         self._ours.setblocking(False)
         self._session = aiohttp.ClientSession(
@@ -71,7 +89,6 @@ class Child:
             await self._read_lines(self._process, on_line)
             code = await self._process.wait()
             self._read_ready()
-            self.status = {"state": "ended", "reason": exit_text(code)}
             return code
         finally:
             if self._process is not None and self._is_running:
@@ -79,7 +96,9 @@ class Child:
                 await self._process.wait()
             self._ours.close()  # a request that is in flight may still be answered
             await self._session.close()
-            self._ended.set()
+
+    def _note_end(self, text: str, reason: str) -> None:
+        self.end_text, self.status = text, {"state": "ended", "reason": reason}
 
     def signal(self, number: signal.Signals) -> None:
         """Also reaches a process that is only being started."""
@@ -103,8 +122,9 @@ class Child:
         except TimeoutError:
             self.num_unanswered += 1
             status = {**status, "state": "unresponsive", "reason": "it does not answer"}
-        except aiohttp.ClientError:  # it does not listen yet, or not any more
-            self.num_unanswered += self.was_ready
+        except aiohttp.ClientError as error:  # it does not listen yet, or not any more
+            if not _is_own_limit(error):
+                self.num_unanswered += self.was_ready
         if self._is_running:
             self.status = status
 
@@ -118,16 +138,19 @@ class Child:
             self.was_ready = self.was_ready or self._ours.recv(1) != b""
 
     async def _start(self, environment: dict[str, str], inherited: int) -> Process:
-        """``-P``: the directory we were started in is no place to import from."""
-        return await asyncio.create_subprocess_exec(
-            *(sys.executable, "-P", "-m", f"services.{self.service}"),
-            env=environment,
-            pass_fds=(inherited,),
-            start_new_session=True,
-            stdin=DEVNULL,
-            stdout=PIPE,
-            stderr=STDOUT,
-        )
+        """``-P``: the directory we were started in is no place to import from. Raises OSError."""
+        try:
+            return await asyncio.create_subprocess_exec(
+                *(sys.executable, "-P", "-m", f"services.{self.service}"),
+                env=environment,
+                pass_fds=(inherited,),
+                start_new_session=True,
+                stdin=DEVNULL,
+                stdout=PIPE,
+                stderr=STDOUT,
+            )
+        except RuntimeError as error:  # no thread in which Python 3.11 would wait for its end
+            raise OSError(errno.EAGAIN, str(error)) from error
 
     async def _read_lines(self, process: Process, on_line: Callable[[str], None]) -> None:
         """Until the process closes its output; lines without an end are cut."""
@@ -145,6 +168,11 @@ class Child:
             text = line.decode(errors="replace").rstrip()
             self._last_lines.append(text)
             on_line(text)
+
+
+def _is_own_limit(error: aiohttp.ClientError) -> bool:
+    """Whether the question was not even asked, for lack of a file or of memory here."""
+    return isinstance(error, OSError) and error.errno in OWN_LIMITS
 
 
 def exit_text(code: int) -> str:

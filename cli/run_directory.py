@@ -5,7 +5,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from shared.address import make_private_directory, sockets_of
@@ -34,9 +34,11 @@ class RunDirectory:
             raise ConfigError(f"mesh-dir: {base}: {error.strerror}") from None
 
     def sweep(self, service: ServiceName, instance: str) -> None:
-        """Removes the sockets of a process that has ended."""
-        for path in sockets_of(self.path, service, instance):
-            path.unlink(missing_ok=True)
+        """Removes the sockets of a process that has ended. Without a file to list them, they stay
+        until the end: nobody listens there."""
+        with suppress(OSError):
+            for path in sockets_of(self.path, service, instance):
+                path.unlink(missing_ok=True)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)

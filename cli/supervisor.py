@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from math import ceil
 
-from cli.child import ASK_S, Child, exit_text
+from cli.child import ASK_S, Child
 from cli.exit_codes import WRONG
 from cli.placement import choose_num_workers, num_gpus
 from cli.run_directory import RunDirectory
@@ -24,6 +24,7 @@ SERVICES: tuple[ServiceName, ...] = ("gateway", "tokenizer", "scheduler", "worke
 MAX_FAILED_STARTS = 3
 FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 5.0
+MAX_DOUBLINGS = 10
 POLL_S = 0.2
 START_PATIENCE = 6  # loading may hold the interpreter for much longer than serving ever does
 KILL_AFTER_S = 5.0
@@ -56,8 +57,8 @@ class StartFailedError(ShoalError):
 
 class Supervisor:
     """Starts every replica at once, restarts what dies, and drains from the gateways down. On a
-    host that has only more ranks of a worker it starts these alone. Raises ConfigError where there
-    would be schedulers without workers."""
+    host that has only more ranks of a worker it starts these alone. Raises ConfigError where more
+    than one scheduler would be without workers."""
 
     def __init__(
         self, config: ServeConfig, directory: RunDirectory, on_line: Callable[[str], None]
@@ -70,10 +71,10 @@ class Supervisor:
         self._stop = asyncio.Event()
         self._on_change: Callable[[], None] = lambda: None
         self.children: dict[str, Child] = {}  # by replica
-        if config.schedulers > len(self._workers):
+        if config.schedulers > len(self._workers) + 1:
             raise ConfigError(
-                f"schedulers: {config.schedulers}: each needs a worker of its own, and there are"
-                f" {len(self._workers)} (workers)"
+                f"schedulers: {config.schedulers}: each but one needs a worker of its own, and"
+                f" there are {len(self._workers)} (workers)"
             )
 
     async def run(self, on_change: Callable[[], None]) -> None:
@@ -145,7 +146,7 @@ class Supervisor:
                 raise StartFailedError(
                     child.last_words or f"{service} ended with code {code}", code
                 )
-            await self._pause(child, code, num_failed)
+            await self._pause(child, num_failed)
 
     async def _run(self, child: Child, index: int) -> int:
         async with asyncio.TaskGroup() as tasks:
@@ -171,9 +172,9 @@ class Supervisor:
         timeout_s = self._config.liveness_timeout_s
         return ceil((timeout_s if child.was_ready else START_PATIENCE * timeout_s) / ASK_S)
 
-    async def _pause(self, child: Child, code: int, num_failed: int) -> None:
-        backoff_s = min(FIRST_BACKOFF_S * 2**num_failed, MAX_BACKOFF_S)
-        self._on_line(f"{child} ended with {exit_text(code)}; again in {backoff_s:g} s")
+    async def _pause(self, child: Child, num_failed: int) -> None:
+        backoff_s = min(FIRST_BACKOFF_S * 2 ** min(num_failed, MAX_DOUBLINGS), MAX_BACKOFF_S)
+        self._on_line(f"{child} {child.end_text}; again in {backoff_s:g} s")
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._stop.wait(), backoff_s)
 

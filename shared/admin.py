@@ -11,9 +11,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from shared.address import admin_path, checked
 from shared.config.base import Settings
-from shared.messages import ServiceName, State, Stats
+from shared.messages import ServiceName, Stats
 from shared.metrics import show_service
 from shared.peer import Handler
+from shared.standby import is_fit, state_of
 
 Command = Callable[[], None]
 COMMAND_HEADER = "X-Shoal-Admin"  # which no page makes a browser send to another site unasked
@@ -37,10 +38,10 @@ class HasDetails(Protocol):
 class AdminServer:
     """Serves on ``admin_host:admin_port``, without a port on a unix socket in the mesh directory.
 
-    ``/ready`` is 503 with the reason while the service cannot do its work; ``/health`` only until
-    it could for the first time, and then answers while the event loop does; ``/status`` is JSON;
-    ``/metrics`` is Prometheus text. A service may have commands, for which ``admin_token`` is
-    needed where there is one.
+    ``/ready`` is 503 with the reason while the service cannot do its work and does not stand by;
+    ``/health`` only until it could for the first time, and then answers while the event loop does;
+    ``/status`` is JSON; ``/metrics`` is Prometheus text. A service may have commands, for which
+    ``admin_token`` is needed where there is one.
     """
 
     def __init__(self, handler: Handler, service: ServiceName, config: Settings) -> None:
@@ -58,7 +59,7 @@ class AdminServer:
             for name, command in handler.commands().items():
                 app.router.add_post(f"/{name}", self._command_handler(command))
         self._runner = web.AppRunner(app, access_log=None)
-        show_service(service, config.instance, lambda: handler.status().state == State.READY)
+        show_service(service, config.instance, lambda: is_fit(handler))
 
     async def __aenter__(self) -> Self:
         await self._runner.setup()
@@ -81,13 +82,13 @@ class AdminServer:
 
     async def _health(self, request: web.Request) -> web.Response:
         status = self._handler.status()
-        if self.has_started or status.state == State.READY:
+        if self.has_started or is_fit(self._handler):
             return web.json_response({"status": "ok"})
         return web.json_response({"status": "starting", "reason": status.reason}, status=503)
 
     async def _ready(self, request: web.Request) -> web.Response:
         status = self._handler.status()
-        is_ready = status.state == State.READY
+        is_ready = is_fit(self._handler)
         body = {"ready": is_ready, "reason": status.reason}
         return web.json_response(body, status=200 if is_ready else 503)
 
@@ -98,7 +99,7 @@ class AdminServer:
                 "service": self._service,
                 "instance": self._config.instance,
                 "pid": os.getpid(),
-                "state": status.state.name.lower(),
+                "state": state_of(self._handler).name.lower(),
                 "reason": status.reason,
                 "load": status.load,
                 "num_steps": status.num_steps,

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 TURN_S = 0.2
 MAX_BACKOFF_S = 2.0
 GREETING_S = 5.0
+GREETING_LOOKS = round(GREETING_S / TURN_S)  # counted, for we may stand still ourselves
 
 
 class Dialer:
@@ -60,7 +61,7 @@ class Dialer:
 
     def _dial_new(self, now_s: float) -> None:
         for connection in list(self._connections.values()):
-            connection.check_greeting(now_s)
+            connection.look()
         addresses = set().union(*(source.addresses for source in self._sources))
         known = addresses | self._connections.keys()
         self._attempts = {key: each for key, each in self._attempts.items() if key in known}
@@ -128,7 +129,7 @@ class _Epoch:
         self._dialer = dialer
         self._events = dialer.events
         self._address = address
-        self._started_s = time.monotonic()
+        self._num_looks = 0
         self.peer: Peer | None = None
         self._is_over = False
         self._connection: DialedConnection = dialer.context.dial(
@@ -137,8 +138,10 @@ class _Epoch:
         with suppress(PeerGone):  # on_lost follows
             self._connection.send(encode(dialer.events.hello))
 
-    def check_greeting(self, now_s: float) -> None:
-        if self.peer is None and now_s - self._started_s > GREETING_S:
+    def look(self) -> None:
+        """Ends it where the other end has sent no Hello for too long."""
+        self._num_looks += 1
+        if self.peer is None and self._num_looks > GREETING_LOOKS:
             self.end("no Hello")
 
     def end(self, reason: str, is_lost: bool = True) -> None:

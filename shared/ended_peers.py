@@ -22,14 +22,15 @@ class EndedPeers:
         self._by_name: dict[tuple[str, str], EndedPeer] = {}  # oldest first
 
     def add(self, peer: Peer, is_lost: bool, now_s: float) -> None:
-        self.discard(peer)
+        self.pop(peer)
         self._by_name = {_name(each.peer): each for each in self.recent(now_s)}
         self._by_name[_name(peer)] = EndedPeer(peer, is_lost, now_s)
         if len(self._by_name) > MAX_ENDED:
             del self._by_name[next(iter(self._by_name))]
 
-    def discard(self, peer: Peer) -> None:
-        self._by_name.pop(_name(peer), None)
+    def pop(self, peer: Peer) -> EndedPeer | None:
+        """Forgets the one of the same name, which it returns."""
+        return self._by_name.pop(_name(peer), None)
 
     def recent(self, now_s: float) -> Iterator[EndedPeer]:
         return (each for each in self._by_name.values() if now_s - each.ended_s <= MEMORY_S)

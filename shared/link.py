@@ -17,10 +17,12 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from shared.address import ipc_address, socket_path
 from shared.codec import Array
 from shared.dialer import Dialer
-from shared.ended_peers import EndedPeers
+from shared.ended_peers import EndedPeer, EndedPeers
 from shared.endpoint import Endpoint, tcp_address
 from shared.errors import CodecError
 from shared.keys import Keys
@@ -62,7 +64,7 @@ class Link:
     """
 
     def __init__(self, hello: Hello, handler: Handler, keys: Keys | None = None) -> None:
-        self.hello = hello
+        self._hello = hello
         self.handler = handler
         self.peers: set[Peer] = set()
         self.ended = EndedPeers()
@@ -78,6 +80,14 @@ class Link:
         self._is_closing = False
         self._heartbeat_due_s = math.inf
         self._stood_still_s = -math.inf  # when that was last seen
+
+    @property
+    def hello(self) -> Hello:
+        """Our first message, as of now."""
+        still_until_s = self._still_until_s
+        has_stood_still = still_until_s > -math.inf
+        still_s = time.monotonic() - still_until_s if has_stood_still else None
+        return replace(self._hello, still_s=still_s)
 
     @property
     def addresses(self) -> list[str]:
@@ -161,9 +171,13 @@ class Link:
     def stood_still(self) -> bool:
         """Whether peers may have given us up, as we sent no heartbeat for so long: until now, or a
         moment ago. They connect again then, and were never gone."""
+        return time.monotonic() - self._still_until_s < SILENCE_S
+
+    @property
+    def _still_until_s(self) -> float:
+        """When we last stood still; minus infinity: never."""
         now_s = time.monotonic()
-        is_late = now_s - self._heartbeat_due_s > STILL_S
-        return is_late or now_s - self._stood_still_s < SILENCE_S
+        return now_s if now_s - self._heartbeat_due_s > STILL_S else self._stood_still_s
 
     def refusal(self, hello: Message | None, service: ServiceName) -> str | None:
         if not isinstance(hello, Hello):
@@ -183,7 +197,7 @@ class Link:
 
     def up(self, peer: Peer) -> None:
         self.peers.add(peer)
-        self.ended.discard(peer)
+        peer.stood_still = _has_outlived(peer.hello, self.ended.pop(peer), time.monotonic())
         PEERS.labels(peer.hello.service).inc()
         PEERS_LOST.labels(peer.hello.service)  # exported as 0 from here on
         minor = peer.hello.minor
@@ -279,6 +293,13 @@ class Link:
             public=self._keys.public,
             server=self._keys.public_of(service),
         )
+
+
+def _has_outlived(hello: Hello, ended: EndedPeer | None, now_s: float) -> bool:
+    """Whether the process of the epoch that has ``ended`` stood still then, or later."""
+    if ended is None or not ended.is_lost or hello.still_s is None:
+        return False
+    return now_s - hello.still_s >= ended.ended_s - HEARTBEAT_S
 
 
 def _is_same(one: Hello, other: Hello) -> bool:

@@ -25,7 +25,7 @@ import msgspec
 from msgspec import Meta
 
 PROTOCOL_MAJOR = 3
-PROTOCOL_MINOR = 4
+PROTOCOL_MINOR = 5
 POOLING_MINOR = 1  # that knows of pooling
 CONVERTED_MINOR = 2  # that makes of a prompt what Convert asks for, not its ids alone
 REPORT_MINOR = 2  # that knows of Inquire and ServiceReport
@@ -204,7 +204,11 @@ class RankInfo(Row, frozen=True):
 
 class Hello(Row, tag=1, frozen=True):
     """First message of either side. A tokenizer and a worker send their model, a worker its
-    capacity too, and to the first rank another one sends what it is."""
+    capacity too, and to the first rank another one sends what it is.
+
+    ``still_s`` ago the sender stood still for so long that peers may have given it up; None: it
+    never has, or its minor is below 5.
+    """
 
     major: Int32
     minor: Int32
@@ -213,6 +217,7 @@ class Hello(Row, tag=1, frozen=True):
     model: ModelInfo | None = None
     capacity: Capacity | None = None
     rank: RankInfo | None = None
+    still_s: Seconds | None = None
 
 
 class State(IntEnum):
@@ -842,7 +847,8 @@ class Lost(Row, tag=26, frozen=True):
     """Tokenizer → gateway: the scheduler that had these is gone, or hands them over; submit them
     anew. No terminal. Scheduler → tokenizer: these prompts are handed over to another cell.
 
-    ``is_explained``: see ``Peer``; none of the requests can have been the reason.
+    ``is_explained``: see ``Peer``; none of the requests can have been the reason. Without keys:
+    nor can those have been that were lost with it before, since it lives and stood still.
     ``scheduler`` is its instance. ``num_worker_deaths``: as in Submit.
     """
 

@@ -27,7 +27,8 @@ class Peer:
 
     ``status`` is its last heartbeat; ``on_state`` is called when that brings another state. That a
     peer is down ``is_explained`` where it said Bye, or we stood still ourselves: what it worked on
-    is not the reason then.
+    is not the reason then. ``stood_still``: the epoch before was lost because the process stood
+    still, which it has outlived.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class Peer:
         self.last_seen_s = time.monotonic()
         self.is_up = True
         self.is_explained = False
+        self.stood_still = False
         self.on_state: Callable[[], None] = lambda: None
         self._send = send
         self._round_trip = RoundTrip()

@@ -9,6 +9,7 @@ from shared.errors import CodecError
 from shared.link import Link
 from shared.messages import REPORT_MINOR, Ended, Inquire, ReportedPeer, ServiceReport, Stats
 from shared.peer import Peer
+from shared.standby import state_of
 
 STATM = Path("/proc/self/statm")
 PATIENCE_S = 2.0  # for which reports are passed on to who asked
@@ -32,7 +33,7 @@ def make_report(
     return ServiceReport(
         link.hello.service,
         link.hello.instance,
-        status.state,
+        state_of(link.handler),
         status.reason,
         link.was_ready,
         now_s - _STARTED_S,

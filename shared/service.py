@@ -25,8 +25,9 @@ from shared.config.base import Settings
 from shared.config.load import load_settings
 from shared.config.sources import SUPERVISOR_FD
 from shared.errors import ConfigError, LostError
-from shared.messages import ServiceName, State
+from shared.messages import ServiceName
 from shared.peer import Handler
+from shared.standby import is_fit
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ async def _signal_ready(service: Service, admin: AdminServer, on_ready: Callable
     is_ready = False
     while not is_ready:
         await asyncio.sleep(LOOK_S)
-        is_ready = service.status().state == State.READY
+        is_ready = is_fit(service)
     gc.collect()
     gc.freeze()
     on_ready()

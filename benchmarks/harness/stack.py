@@ -5,7 +5,7 @@ import json
 import os
 import secrets
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,11 +124,15 @@ class Stack:
         return {name: float(value) for name, value in pairs}
 
     async def kill(self, container: str) -> None:
-        """Kills the service's process by the host's process id: to the engine it is a crash."""
+        """To the engine it is a crash."""
+        os.kill(await self.pid(container), signal.SIGKILL)
+
+    async def pid(self, container: str) -> int:
+        """The host's process id of the service."""
         init = await self.docker("inspect", "-f", "{{.State.Pid}}", container)
         children = Path(f"/proc/{init.strip()}/task/{init.strip()}/children").read_text()
         (pid,) = map(int, children.split())
-        os.kill(pid, signal.SIGKILL)
+        return pid
 
     async def until_restarted(self, container: str, times: int = 1) -> None:
         async with asyncio.timeout(READY_S):
@@ -157,9 +161,11 @@ class Stack:
 
 
 @asynccontextmanager
-async def running_stack(environment: dict[str, str]) -> AsyncIterator[Stack]:
+async def running_stack(
+    environment: dict[str, str], files: Sequence[str] = FILES
+) -> AsyncIterator[Stack]:
     """Built, up and serving; taken down at the end with all it made."""
-    stack = Stack(environment)
+    stack = Stack(environment, files=[*files])
     await stack.build()
     try:
         await stack.compose("up", "-d", "--wait")

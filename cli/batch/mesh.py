@@ -37,8 +37,10 @@ async def own_mesh(
 
 
 def _private(config: ServeConfig, socket: Path, key: str) -> ServeConfig:
-    """Without what a server for others has."""
+    """Without what a server for others has; a batch can wait for a scheduler to start again."""
     own = {"uds": socket, "api_key": [SecretStr(key)], "gateways": 1}
+    if "schedulers" not in config.model_fields_set:
+        own["schedulers"] = 1
     others = ("api_key_file", "ssl_certfile", "ssl_keyfile", "batch_dir")
     return config.model_copy(update=own | dict.fromkeys(others))
 

@@ -69,9 +69,9 @@ class PlanBuilder:
 
     def admit(self, sequence: Sequence) -> None:
         allocation = sequence.allocated
+        sequence.note_hit(allocation.worker_id, allocation.num_computed)
         if not sequence.has_run:
             sequence.has_run = True
-            sequence.num_cached = min(allocation.num_computed, len(sequence.prompt))
             self.newcomers.append(sequence)
         ids = sequence.known_ids()
         self._known.append(ids)

@@ -1,6 +1,6 @@
 """Logs each sequence when it ends, with times that the core, which has no clock, does not know."""
 
-from services.scheduler.sequence import Ended, Sequence
+from services.scheduler.sequence import Ended, Sequence, instance_of
 from shared.errors import RequestError
 from shared.log import log_end
 from shared.messages import Generate
@@ -30,7 +30,7 @@ class RequestLog:
             sequence.request,
             attempt=sequence.attempt,
             reason=ended.reason,
-            worker=worker_id.rpartition("/")[0] if worker_id is not None else None,
+            worker=instance_of(worker_id) if worker_id is not None else None,
             queued_s=self._queued_s.pop(sequence.key, now_s - sequence.arrived_s),
             num_preemptions=sequence.num_preemptions,
             num_worker_deaths=sequence.num_worker_deaths,

@@ -19,6 +19,7 @@ has not finished its first steps may be the reason itself (``Placement.may_run_o
 decodes, when its result is there.
 """
 
+from collections import OrderedDict
 from dataclasses import dataclass, field
 
 import msgspec
@@ -54,6 +55,9 @@ from shared.messages import (
     StepResult,
 )
 from shared.token_arrays import TokenArrays
+
+MAX_LEFT = 4096
+"""Sequences that have ended, but of which another attempt may come."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +108,7 @@ class Scheduler:
         self._num_added = self._num_absorbed = 0
         self._unservable: dict[Sequence, float] = {}  # since when no worker could run them
         self._ended: list[Ended] = []
+        self._left_hits: OrderedDict[str, dict[str, int]] = OrderedDict()  # by request
 
     # --- workers --------------------------------------------------------------------------------
 
@@ -143,7 +148,7 @@ class Scheduler:
         refusals = []
         for slot, sequence in list(worker.running.items()):
             sequence.allocation = None
-            if slot in computed and not is_explained and not sequence.note_worker_death():
+            if slot in computed and not is_explained and not sequence.note_worker_death(worker_id):
                 text = f"{sequence.num_worker_deaths} workers died while they ran this request"
                 refusals.append(self._refusal(sequence, InternalError(text, code=WORKER_DIED)))
             else:
@@ -152,6 +157,15 @@ class Scheduler:
         self._note_unservable(now_s)
         self._handover.run()
         return refusals
+
+    def forgive(self, worker: str) -> None:
+        """The worker of that instance, which was lost, only stood still: no sequence that it
+        computed then is taken for the reason."""
+        for sequence in self.sequences.values():
+            was_isolated = self.queues.isolated.try_remove(sequence)
+            sequence.forgive(worker)
+            if was_isolated:
+                self.queues.put(sequence)
 
     def release_worker(self, worker_id: str) -> None:
         """The worker leaves before its sequences have ended: they go to others, one at a time; the
@@ -194,6 +208,7 @@ class Scheduler:
                 is_traced=generate.is_traced and new.choice < MAX_TRACED,
                 is_isolated=generate.num_worker_deaths > 0,
                 num_worker_deaths=generate.num_worker_deaths,
+                hits=self._left_hits.pop(new.request, {}),
             )
             self._num_added += 1
             self.sequences[sequence.key] = sequence
@@ -328,6 +343,10 @@ class Scheduler:
         del self.sequences[sequence.key]
         self._unservable.pop(sequence, None)
         self._ended.append(Ended(sequence, reason))
+        if sequence.hits:
+            self._left_hits[sequence.request] = sequence.hits
+            if len(self._left_hits) > MAX_LEFT:
+                self._left_hits.popitem(last=False)
 
     def _note_capacities(self) -> None:
         self.capacities = list(dict.fromkeys(each.capacity for each in self.workers.values()))

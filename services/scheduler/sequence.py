@@ -22,6 +22,7 @@ from shared.messages import (
 from shared.token_arrays import bytes_of
 
 MAX_WORKER_DEATHS = 2
+MAX_FORGIVEN = 8  # a sequence that makes workers stand still, again and again, must end
 
 
 @dataclass(slots=True, eq=False)
@@ -33,11 +34,13 @@ class Sequence:
     ``allocation`` while it has a slot.
     ``emitted`` begins with what an attempt before this one had emitted. ``last_worker_id`` is None
     as long as no worker has had it. ``num_cached`` of the prompt's ids were in the prefix cache
-    when it was first admitted. ``missing_blocks`` gives for each worker the number of its first
-    block that was not in the prefix cache at the last look. The logprobs of ``num_prompt_scored``
-    of the prompt's tokens have come, from its second one on. ``num_steps`` brought tokens.
-    ``num_passed_over`` times a plan admitted, or might have, others first, the last time because of
-    ``obstacle``. While it had a slot ``num_held_back`` plans were for those that it gives way to.
+    (``note_hit``), and ``hits`` has as many for each worker. ``missing_blocks`` gives for each
+    worker the number of its first block that was not in the prefix cache at the last look. The
+    logprobs of ``num_prompt_scored`` of the prompt's tokens have come, from its second one on.
+    ``num_steps`` brought tokens. ``num_passed_over`` times a plan admitted, or might have, others
+    first, the last time because of ``obstacle``. While it had a slot ``num_held_back`` plans were
+    for those that it gives way to. ``lost_workers`` were lost while they computed it, and
+    ``num_forgiven`` times one of them turned out to live.
     """
 
     request: str
@@ -54,8 +57,11 @@ class Sequence:
     has_run: bool = False
     allocation: Allocation | None = None
     num_cached: int = 0
+    hits: dict[str, int] = field(default_factory=dict)
     is_isolated: bool = False
     num_worker_deaths: int = 0
+    lost_workers: list[str] = field(default_factory=list)
+    num_forgiven: int = 0
     num_preemptions: int = 0
     last_worker_id: str | None = None
     num_bytes: int = 0
@@ -171,6 +177,16 @@ class Sequence:
         is_asked = self.params.prompt_logprobs is not None
         return is_asked and self.num_prompt_scored < len(self.prompt) - 1
 
+    def note_hit(self, worker_id: str, num_tokens: int) -> None:
+        """Notes that its worker has ``num_tokens`` of it in the prefix cache as it is admitted.
+
+        Of admissions the last before the first output counts, for that one computes it, and of
+        several to one worker the least: what is found beyond may be the sequence's own work.
+        """
+        if not self.num_bytes:
+            num_tokens = min(num_tokens, len(self.prompt), self.hits.get(worker_id, num_tokens))
+            self.num_cached = self.hits[worker_id] = num_tokens
+
     def grant(self, grant: Grant) -> None:
         self.max_emitted = max(self.max_emitted, grant.num_tokens)
         self.max_bytes = max(self.max_bytes, grant.num_bytes)
@@ -189,7 +205,7 @@ class Sequence:
             self.is_isolated = False
         self.num_bytes += bytes_of(run)
 
-    def note_worker_death(self) -> bool:
+    def note_worker_death(self, worker_id: str) -> bool:
         """Notes that a worker died while it computed this sequence, and returns whether another one
         may run it.
 
@@ -198,7 +214,17 @@ class Sequence:
         was_alone = self.is_isolated
         self.is_isolated = True
         self.num_worker_deaths += 1
+        self.lost_workers.append(worker_id)
         return not was_alone and self.num_worker_deaths <= MAX_WORKER_DEATHS
+
+    def forgive(self, worker: str) -> None:
+        """The worker of that instance is not dead: it stood still."""
+        alive = [each for each in self.lost_workers if instance_of(each) == worker]
+        if alive and self.num_forgiven < MAX_FORGIVEN:
+            self.num_forgiven += 1
+            self.num_worker_deaths -= len(alive)
+            self.lost_workers = [each for each in self.lost_workers if each not in alive]
+            self.is_isolated = self.is_isolated and self.num_worker_deaths > 0
 
     def known_ids(self) -> np.ndarray:
         """The prompt, then what was emitted: [num_known] int32."""
@@ -224,6 +250,11 @@ class Ended:
 
     sequence: Sequence
     reason: str
+
+
+def instance_of(worker_id: str) -> str:
+    """Returns what the process calls itself, without the number of its connection."""
+    return worker_id.rpartition("/")[0]
 
 
 def scored_token_bytes(params: SamplingParams, vocab_size: int) -> int:

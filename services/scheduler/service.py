@@ -22,7 +22,7 @@ from services.scheduler.registration import why_refused
 from services.scheduler.request_log import RequestLog
 from services.scheduler.result_check import check_result
 from services.scheduler.scheduler import Refusal, Scheduler
-from services.scheduler.sequence import Sequence
+from services.scheduler.sequence import Sequence, instance_of
 from services.scheduler.sequence_spans import SequenceSpans
 from services.scheduler.watchdog import LOOK_S, Watchdog
 from shared.admin import Command
@@ -173,8 +173,16 @@ class SchedulerService:
     def _state(self) -> tuple[State, str]:
         if any(worker.is_ready for worker in self._workers.values()):
             return State.READY, ""
+        if self.stands_by:
+            return State.NOT_READY, "stands by: other schedulers have the workers"
         reasons = [worker.status.reason for worker in self._workers.values()]
         return State.NOT_READY, reasons[0] if reasons else "no worker is connected"
+
+    @property
+    def stands_by(self) -> bool:
+        """Whether there are workers, which would attach to us if they lost their scheduler."""
+        workers = (peer for peer in self._link.peers if peer.hello.service == "worker")
+        return not self._workers and any(worker.is_ready for worker in workers)
 
     def refusal(self, hello: Hello) -> str | None:
         return why_refused(hello, (peer.hello for peer in self._link.peers))
@@ -184,6 +192,8 @@ class SchedulerService:
             self._routes[next(self._new_ids)] = Forwarding(peer, self._config.forward_interval_s)
         else:
             peer.on_state = self._plan_soon
+            if peer.stood_still:
+                self._core.forgive(peer.hello.instance)
             if not _can_move(peer):
                 self._attach(peer)
         self._plan_soon()
@@ -367,7 +377,7 @@ class SchedulerService:
         while planned := self._core.plan(worker_id, admits):
             planned_s = time.monotonic()
             peer.send(planned.plan, planned.ids)
-            self._spans.admit(worker_id.rpartition("/")[0], planned.plan, planned_s)
+            self._spans.admit(instance_of(worker_id), planned.plan, planned_s)
             self._log.begin(planned.newcomers, planned_s)
             self._steps.begin(worker_id, planned, started_s, planned_s)
             if is_idle and self._core.planner.is_in_need(worker):

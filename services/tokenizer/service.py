@@ -156,8 +156,17 @@ class TokenizerService:
     def on_up(self, peer: Peer) -> None:
         if peer.hello.service == "gateway":
             peer.send(Vocabulary(), *self._vocabulary)
-        else:
-            self._schedulers.add(peer)
+            return
+        self._schedulers.add(peer)
+        if peer.stood_still:
+            self._send_survival(peer)
+
+    def _send_survival(self, scheduler: Peer) -> None:
+        """It lives after all: nothing that it had can have been the reason."""
+        assert self._link is not None
+        for peer in self._link.peers:
+            if peer.hello.service == "gateway":
+                peer.send(Lost([], is_explained=True, scheduler=scheduler.hello.instance))
 
     def on_down(self, peer: Peer, reason: str) -> None:
         if peer.hello.service == "scheduler":

@@ -26,10 +26,11 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, WorkerConfig)
         1, ge=1, le=64, description="tokenizers, among which requests are shared"
     )
     schedulers: int = Field(
-        1,
+        2,
         ge=1,
         le=64,
-        description="schedulers, each with workers of its own, no more than there are workers",
+        description="schedulers, each with workers of its own, no more than one without, which"
+        " stands by",
     )
     workers: NumWorkers = Field(
         1,

@@ -75,8 +75,9 @@ async def serving(
     prefix: Sequence[str] = (),
     uds: Path | None = None,
 ) -> AsyncIterator[Serving]:
-    """Reads ``lines`` from ``stdout`` where it is a pipe of ours. Workers have one thread unless
-    ``flags`` say more: other tests want the cores, too. ``prefix`` are words before the command."""
+    """Reads ``lines`` from ``stdout`` where it is a pipe of ours. Workers have one thread, and no
+    scheduler stands by, unless ``flags`` say more: other tests want the cores, too. ``prefix`` are
+    words before the command."""
     port = free_port()
     flags = flags if uds is None else (*flags, "--uds", str(uds))
     process = await asyncio.create_subprocess_exec(
@@ -85,7 +86,7 @@ async def serving(
         stdout=stdout,
         stderr=asyncio.subprocess.STDOUT,
         cwd=Path(__file__).parent.parent.parent,
-        env={"SHOAL_NUM_THREADS": "1"} | os.environ,
+        env={"SHOAL_NUM_THREADS": "1", "SHOAL_SCHEDULERS": "1"} | os.environ,
     )
     serving = Serving(process, port, directory, uds)
     reading = asyncio.create_task(serving.read_lines())

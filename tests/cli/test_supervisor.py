@@ -2,7 +2,11 @@
 
 import asyncio
 import os
+import resource
+import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -32,6 +36,7 @@ class FakeChild:
         self.num_unanswered = 0
         self.num_asks = 0
         self.last_words = f"last words of {service} {instance}"
+        self.end_text = "ended"
         self.status: dict[str, str] = {}
 
     async def run(self, environment, on_line) -> int:
@@ -93,6 +98,100 @@ async def test_what_was_ever_ready_is_started_again_whatever_happens(supervisor:
     running.cancel()
 
 
+async def test_a_thousand_failed_starts_do_not_end_the_supervisor(
+    supervisor: Supervisor, monkeypatch
+):
+    monkeypatch.setattr(module, "MAX_BACKOFF_S", 0.0)
+    FakeChild.script = {"worker": [(-9, True), *[(1, False)] * 1100]}
+    running = asyncio.create_task(run(supervisor))
+    while FakeChild.script["worker"]:
+        await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)
+    assert not running.done()
+    running.cancel()
+
+
+@contextmanager
+def files_limited_to(num: int) -> Iterator[None]:
+    """No file above the number ``num`` can be opened."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (num, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+READY = "import os, time; os.write(int(os.environ['SHOAL_SUPERVISOR_FD']), b'r'); time.sleep(600)"
+
+
+async def test_a_process_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch):
+    """Not even the sockets of its predecessor can be listed."""
+    monkeypatch.setattr(Child, "_start", lambda self, *payload: start_script(READY, *payload))
+    lines: list[str] = []
+    supervisor = Supervisor(
+        ServeConfig(mesh_dir=tmp_path), RunDirectory(tmp_path), lambda line: lines.append(line)
+    )
+    running = asyncio.create_task(run(supervisor))
+    worker = await next_worker(supervisor, "worker 0.1")
+    assert worker._process is not None
+    with files_limited_to(3):
+        worker.signal(signal.SIGKILL)
+        await until(lambda: lines and "cannot be started" in lines[-1])
+    assert lines[-1] == "worker 0.2 cannot be started: Too many open files; again in 0.4 s"
+    assert worker.was_ready
+    await next_worker(supervisor, "worker 0.3")
+    assert not running.done()
+    supervisor.stop()
+    supervisor.stop()
+    await running
+
+
+async def next_worker(supervisor: Supervisor, name: str) -> Child:
+    """Returns it when it runs and was ready."""
+    await until(lambda: str(supervisor.children.get("worker-0")) == name)
+    child = supervisor.children["worker-0"]
+    await until(lambda: child._is_running)
+    while not child.was_ready:
+        child._read_ready()
+        await asyncio.sleep(0.01)
+    return child
+
+
+async def until(condition) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+async def test_every_way_of_failing_to_start_a_process_is_an_end_of_it(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(Child, "_start", lambda self, *_: start_script("print('started')"))
+    num_files = os.dup(0)
+    os.close(num_files)
+    codes, texts = [], set()
+    for num_more in range(20):
+        child = Child("worker", f"0.{num_more}", tmp_path)
+        with files_limited_to(num_files + num_more):
+            codes.append(await asyncio.wait_for(child.run({}, lambda line: None), 10))
+        texts.add(child.end_text)
+        await asyncio.wait_for(child.wait(), 1)
+    assert codes[0] == 1
+    assert codes == sorted(codes, reverse=True)
+    assert codes[-1] == 0
+    assert texts == {"cannot be started: Too many open files", "ended with exit code 0"}
+
+
+async def test_without_a_thread_to_wait_in_a_start_has_failed(tmp_path: Path, monkeypatch):
+    async def no_thread(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", no_thread)
+    child = Child("worker", "0.1", tmp_path)
+    assert await child.run({}, lambda line: None) == 1
+    assert child.end_text == "cannot be started: Resource temporarily unavailable"
+    assert child.last_words.startswith("shoal worker: cannot be started: ")
+
+
 @pytest.mark.parametrize(("was_ready", "max_unanswered"), [(True, 10), (False, 60)])
 async def test_what_hangs_is_killed_also_while_it_is_starting(
     supervisor: Supervisor, monkeypatch, was_ready: bool, max_unanswered: int
@@ -112,7 +211,7 @@ async def test_what_hangs_is_killed_also_while_it_is_starting(
         FakeChild, "signal", lambda self, _: killed_after.append(self.num_unanswered)
     )
     running = asyncio.create_task(run(supervisor))
-    while len(killed_after) < 4:
+    while len(killed_after) < 5:
         await asyncio.sleep(0.01)
     assert set(killed_after) == {max_unanswered}
     running.cancel()
@@ -122,7 +221,7 @@ async def test_what_is_ready_is_asked_less_often(supervisor: Supervisor, monkeyp
     monkeypatch.setattr(module, "POLL_S", 0.001)
     monkeypatch.setattr(module, "ASK_S", 1000)
     running = asyncio.create_task(run(supervisor))
-    while len(supervisor.children) < 4:
+    while len(supervisor.children) < 5:
         await asyncio.sleep(0)
     child: Any = supervisor.children["worker-0"]
     while child.num_asks < 4:
@@ -139,20 +238,21 @@ async def test_every_replica_is_started_and_restarted_for_itself(supervisor: Sup
     FakeChild.script = {"gateway": [(1, True)]}
     running = asyncio.create_task(run(supervisor))
     async with asyncio.timeout(10):
-        while len(FakeChild.starts) < 8:
+        while len(FakeChild.starts) < 9:
             await asyncio.sleep(0.01)
     gateway = "gateway-0" if "gateway 0.2" in FakeChild.starts else "gateway-1"
     assert set(supervisor.children) == {
-        *("gateway-0", "gateway-1", "tokenizer-0", "scheduler-0"),
+        *("gateway-0", "gateway-1", "tokenizer-0", "scheduler-0", "scheduler-1"),
         *("worker-0", "worker-1", "worker-2"),
     }
     assert supervisor.children[gateway].instance.endswith(".2")
     running.cancel()
 
 
-def test_each_scheduler_needs_a_worker(tmp_path: Path):
-    config = ServeConfig(mesh_dir=tmp_path, schedulers=3, workers=2)
-    text = r"schedulers: 3: each needs a worker of its own, and there are 2 \(workers\)"
+def test_each_scheduler_but_one_needs_a_worker(tmp_path: Path):
+    Supervisor(ServeConfig(mesh_dir=tmp_path), RunDirectory(tmp_path), print)
+    config = ServeConfig(mesh_dir=tmp_path, schedulers=4, workers=2)
+    text = r"schedulers: 4: each but one needs a worker of its own, and there are 2 \(workers\)"
     with pytest.raises(ConfigError, match=text):
         Supervisor(config, RunDirectory(tmp_path), print)
 
@@ -222,7 +322,7 @@ def test_workers_share_out_the_gpus_of_one_serve_or_those_of_a_folder_that_is_gi
 async def test_a_stop_reaches_a_process_that_is_only_being_started(tmp_path: Path):
     supervisor = Supervisor(ServeConfig(mesh_dir=tmp_path), RunDirectory(tmp_path), print)
     running = asyncio.create_task(run(supervisor))
-    while len(supervisor.children) < 4:
+    while len(supervisor.children) < 5:
         await asyncio.sleep(0)
     assert any(child._process is None for child in supervisor.children.values())
     supervisor.stop()
@@ -316,6 +416,25 @@ async def test_a_child_is_asked_over_one_connection(tmp_path: Path, monkeypatch)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     await runner.cleanup()
+
+
+async def test_who_was_not_asked_for_lack_of_files_has_not_failed_to_answer(
+    tmp_path: Path, monkeypatch
+):
+    child = Child("scheduler", "0.1", tmp_path)
+    monkeypatch.setattr(
+        Child, "_start", lambda self, *_: start_script("import time; time.sleep(600)")
+    )
+    running = asyncio.create_task(child.run({}, lambda line: None))
+    await until(lambda: child._is_running)
+    child.was_ready = True
+    with files_limited_to(3):
+        await child.ask_status()
+    assert child.num_unanswered == 0
+    await child.ask_status()
+    assert child.num_unanswered == 1, "nobody listens"
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
 
 
 def test_a_directory_of_the_dead_is_swept_and_one_of_the_living_is_not(tmp_path: Path):

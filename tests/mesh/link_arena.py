@@ -36,7 +36,7 @@ class LinkArena:
         pooling = PoolingInfo("embed", "last", "normalize", 64, ["fish"], True, [8])
         model = msgspec.structs.replace(MODEL, runner="pooling", pooling=pooling)
         capacity = msgspec.structs.replace(CAPACITY, pooled_size=64)
-        hello = Hello(PROTOCOL_MAJOR, 0, "worker", "new", model, capacity)
+        hello = Hello(PROTOCOL_MAJOR, 0, "worker", "new", model, capacity, still_s=0.5)
         overview = Overview("s", 1, 2, 3, 4, 1, 8, True, "w")
         heartbeat = Heartbeat(State.READY, "", 1, 2, 1.0, 1.0, 0.5, overview, [overview])
         unnamed = msgspec.structs.replace(overview, scheduler="a b")

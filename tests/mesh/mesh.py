@@ -19,9 +19,10 @@ from shared.config.gateway import GatewayConfig
 from shared.config.scheduler import SchedulerConfig
 from shared.config.tokenizer import TokenizerConfig
 from shared.config.worker import WorkerConfig
-from shared.messages import Capacity, State
+from shared.messages import Capacity
 from shared.model_folder import EMBEDDED_MODEL, read_model_info
 from shared.service import Service
+from shared.standby import is_fit
 from tests.mesh.fake_engine import FakeEngine
 
 READY_TIMEOUT_S = 20
@@ -80,9 +81,7 @@ class Mesh:
 
     async def until_ready(self) -> None:
         """Every service, connected with all it should be connected with."""
-        await self.until(
-            lambda: all(each.status().state == State.READY for each in self.services.values())
-        )
+        await self.until(lambda: all(is_fit(each) for each in self.services.values()))
         num_tokenizers = len([name for name in self.services if name.startswith("tokenizer")])
         gateways = [each for name, each in self.services.items() if name.startswith("gateway")]
         await self.until(

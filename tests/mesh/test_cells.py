@@ -15,6 +15,9 @@ from services.scheduler.scheduler import Scheduler
 from services.scheduler.service import SchedulerService
 from services.worker import attachment
 from services.worker.service import WorkerService
+from shared.messages import State
+from shared.report import make_report
+from shared.standby import is_fit
 from tests.mesh.forks import fork
 from tests.mesh.mesh import TEXT, Mesh, running_mesh
 from tests.mesh.test_chain import client_of, complete
@@ -113,6 +116,33 @@ async def test_prompts_are_shared_out_and_those_that_begin_alike_are_not(tmp_pat
             counts.update(core.num_prefix_hits > 0 for core in mesh.cores)
         assert counts[True] == 5, "after the first one, one of the cells has a part of each"
         await mesh.until_idle()
+
+
+async def test_a_scheduler_without_a_worker_stands_by_until_the_other_one_is_lost(tmp_path: Path):
+    """A stream goes on through it, and the one that comes back stands by in its turn."""
+    async with (
+        running_mesh(tmp_path, num_schedulers=2, num_workers=1, step_s=0.004) as mesh,
+        client_of(mesh) as client,
+    ):
+        await mesh.until_ready()
+        for _ in range(2):
+            await mesh.until(lambda: sum(each.stands_by for each in schedulers_of(mesh)) == 1)
+            (at_work,) = [name for name, each in mesh.services.items()
+                          if name.startswith("scheduler") and not each.stands_by]  # fmt: skip
+            (spare,) = [each for each in schedulers_of(mesh) if each.stands_by]
+            assert is_fit(spare)
+            assert make_report(spare._link, {}).state == State.READY
+            assert spare.status().state == State.NOT_READY, "tokenizers are to send it nothing"
+            assert spare.status().reason == "stands by: other schedulers have the workers"
+            streams = Streams(client, 2, 250)
+            await streams.begun()
+            assert not spare._core.sequences
+            await mesh.lose(at_work, says_bye=False)
+            await mesh.until(lambda spare=spare: spare._core.sequences)
+            mesh.start(at_work)
+            await streams.ended()
+        await mesh.lose("worker", says_bye=False)
+        await mesh.until(lambda: not any(is_fit(each) for each in schedulers_of(mesh)))
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ import asyncio
 import itertools
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -259,17 +260,73 @@ async def lose_tokenizers(mesh: Mesh, num: int, says_bye: bool) -> None:
         mesh.start("tokenizer")
 
 
-async def test_a_request_is_replayed_twice_without_progress_and_no_more(
+async def test_an_accepted_request_is_not_charged_with_the_loss_of_tokenizers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     # All services share the test's loop: on a busy machine it is late, which would explain a loss.
     monkeypatch.setattr(Link, "stood_still", False)
     async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
-        async with a_stream_that_stands_still(mesh, client, 2000) as stream:
+        whole = (await complete(client, 40)).choices[0].text
+        async with a_stream_that_stands_still(mesh, client, 40) as stream:
             await lose_tokenizers(mesh, 3, says_bye=False)
+        assert whole.endswith(await text_of(stream))
+        await mesh.until_idle()
+
+
+async def test_a_request_is_replayed_twice_without_progress_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Schedulers have a request until it ends."""
+    monkeypatch.setattr(Link, "stood_still", False)
+    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+        async with a_stream_that_stands_still(mesh, client, 2000) as stream:
+            for _ in range(3):
+                await mesh.until(lambda: mesh.core.sequences)
+                await mesh.lose("scheduler", says_bye=False)
+                mesh.start("scheduler")
         with pytest.raises(openai.APIError, match="3 services died"):
             async for _ in stream:
                 pass
+        await mesh.until_idle()
+
+
+async def give_up(mesh: Mesh, service: str, lower: str, stood_still: bool) -> None:
+    """``service`` takes its peer ``lower`` for dead, which is soon back."""
+    link, other = mesh.services[service]._link, mesh.services[lower]._link
+    (peer,) = [each for each in link.peers if each.hello.service == lower]
+    link.drop(peer, "silent for 2 s")
+    if stood_still:
+        other._stood_still_s = time.monotonic()
+    await mesh.until(lambda: any(each.hello.service == lower for each in link.peers))
+
+
+@pytest.mark.parametrize("stood_still", [True, False])
+async def test_a_scheduler_that_stood_still_is_no_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stood_still: bool
+):
+    monkeypatch.setattr(Link, "stood_still", False)
+    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+        async with a_stream_that_stands_still(mesh, client, 40) as stream:
+            (open_prompt,) = mesh.services["gateway"]._mesh._prompts()
+            await give_up(mesh, "tokenizer", "scheduler", stood_still)
+            await mesh.until(lambda: open_prompt.attempt == 2 and mesh.core.sequences)
+            assert open_prompt.losses.num_charged == (0 if stood_still else 1)
+        await text_of(stream)
+        await mesh.until_idle()
+
+
+@pytest.mark.parametrize("stood_still", [True, False])
+async def test_a_worker_that_stood_still_is_no_death(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stood_still: bool
+):
+    monkeypatch.setattr(Link, "stood_still", False)
+    async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
+        async with a_stream_that_stands_still(mesh, client, 40) as stream:
+            await give_up(mesh, "scheduler", "worker", stood_still)
+            (sequence,) = mesh.core.sequences.values()
+            assert sequence.num_worker_deaths == (0 if stood_still else 1)
+            assert sequence.is_isolated != stood_still
+        await text_of(stream)
         await mesh.until_idle()
 
 

@@ -45,7 +45,9 @@ def serving(*flags: str) -> Iterator[Served]:
             cwd=ROOT,
             stdout=log,
             stderr=log,
-            env={"SHOAL_NUM_THREADS": "1"} | os.environ | {"SHOAL_MESH_DIR": f"{name}/mesh"},
+            env={"SHOAL_NUM_THREADS": "1", "SHOAL_SCHEDULERS": "1"}
+            | os.environ
+            | {"SHOAL_MESH_DIR": f"{name}/mesh"},
         )
         try:
             served = Served(

@@ -17,7 +17,7 @@ def test_a_peer_is_remembered_until_it_is_back_or_for_a_while(monkeypatch):
     seen = [(each.peer.hello.instance, each.is_lost) for each in ended.recent(MEMORY_S)]
     assert seen == [("a", True), ("b", False)]
     assert [each.peer.hello.instance for each in ended.recent(MEMORY_S + 5)] == ["b"]
-    ended.discard(worker("b"))
+    ended.pop(worker("b"))
     ended.add(worker("c"), True, 20.0)
     ended.add(worker("d"), True, 20.0)
     assert [each.peer.hello.instance for each in ended.recent(20.0)] == ["c", "d"]

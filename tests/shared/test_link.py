@@ -12,10 +12,12 @@ from socket import AF_UNIX
 from socket import socket as StreamSocket  # noqa: N812
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import zmq
 
+from shared import dialer as dialer_module
 from shared import link as link_module
 from shared.codec import MAX_HEADER_BYTES, Array, encode
 from shared.dialer import TURN_S
@@ -438,6 +440,8 @@ async def test_a_peer_that_stalls_is_kept_and_one_that_hangs_is_lost(tmp_path: P
     assert below.downs.empty()
     process.send_signal(signal.SIGSTOP)
     assert await got(below.downs) == (peer, "silent for 2 s")
+    process.send_signal(signal.SIGCONT)
+    assert (await got(below.ups)).stood_still
     process.kill()
     await process.wait()
     running.cancel()
@@ -460,6 +464,47 @@ async def test_while_we_stand_still_ourselves_no_peer_counts_as_silent(pair: Pai
     assert pair.lower.downs.empty()
     await asyncio.sleep(0.6)
     assert not pair.lower.link.stood_still
+
+
+@pytest.mark.parametrize(("still_s", "has_outlived"), [(None, False), (-5.0, False), (0.1, True)])
+async def test_who_stood_still_when_it_was_lost_says_so_when_it_is_back(
+    pair: Pair, still_s: float | None, has_outlived: bool
+):
+    """``still_s`` after its loss the gateway's stall ended."""
+    _, gateway = await pair.up()
+    pair.lower.link.drop(gateway, "silent for 2 s")
+    if still_s is not None:
+        pair.upper.link._stood_still_s = time.monotonic() + still_s
+        await asyncio.sleep(max(0.0, still_s))
+    tokenizer, gateway = await pair.up()
+    assert gateway.stood_still == has_outlived
+    assert not tokenizer.stood_still, "it never has"
+    assert (gateway.hello.still_s is None) == (still_s is None)
+
+
+async def test_a_hello_of_the_minor_before_says_nothing_of_stalls(pair: Pair, raw):
+    await pair.up()
+    hello, arrays = msgspec.msgpack.decode(encode(Hello(PROTOCOL_MAJOR, 4, "gateway", "old"))[0])
+    assert hello.pop() is None
+    raw.send(msgspec.msgpack.encode([hello, arrays]))
+    peer = await got(pair.lower.ups)
+    assert (peer.hello.instance, peer.hello.still_s, peer.stood_still) == ("old", None, False)
+
+
+async def test_a_hello_that_lies_unread_while_we_stand_still_is_read(tmp_path: Path, monkeypatch):
+    monkeypatch.setattr(dialer_module, "GREETING_LOOKS", 2)
+    lower, upper = Recorder("tokenizer", "t0"), Recorder("gateway", "g0")
+    lower.link.listen(tmp_path, "gateway")
+    upper.link.dial("tokenizer", tmp_path)
+    running = asyncio.create_task(upper.link.run())
+    while not upper.link._dialers[0]._connections:
+        await asyncio.sleep(0)
+    time.sleep(3 * TURN_S)  # noqa: ASYNC251 - our loop must not turn
+    await got(upper.ups)
+    assert upper.downs.empty()
+    running.cancel()
+    await upper.link.close("test over")
+    await lower.link.close("test over")
 
 
 async def test_a_socket_path_too_long_is_a_config_error(tmp_path: Path):

@@ -43,17 +43,27 @@ class Conversions:
         Raises RequestError, Unavailable after ``accept_timeout_s``. Cancelling the call cancels the
         conversion.
         """
-        tokenizer = self._tokenizers.least_loaded()
-        is_usual = to == ("text" if kind == "ids" else "ids") and max_prompt_tokens is None
-        if not is_usual and tokenizer.peer.hello.minor < CONVERTED_MINOR:
-            text = f"a tokenizer of protocol minor {CONVERTED_MINOR} is needed, and none is there"
-            raise Unavailable(text, retry_after_s=RETRY_AFTER_S)
         name = f"convert-{next(self._new_numbers)}"
+        cut = max_prompt_tokens, keeps_prompt_start
+        message = Convert(name, kind, adds_special_tokens, chat, to, *cut)
+        tokenizer = self._tokenizers.least_loaded()
+        try:
+            return await self._ask(tokenizer, message, data)
+        except RequestError as error:
+            other = self._tokenizers.other_for(tokenizer, error)
+            if other is None:
+                raise
+            result = await self._ask(other, message, data)
+            tokenizer.note_failure(error)
+            return result
+
+    async def _ask(self, tokenizer: Tokenizer, message: Convert, data: Array) -> Array:
+        _check_minor(tokenizer, message)
+        name = message.request
         answer: asyncio.Future[Array] = asyncio.get_running_loop().create_future()
         tokenizer.conversions[name] = answer
         try:
-            cut = max_prompt_tokens, keeps_prompt_start
-            tokenizer.peer.send(Convert(name, kind, adds_special_tokens, chat, to, *cut), data)
+            tokenizer.peer.send(message, data)
             async with asyncio.timeout(self._accept_timeout_s):
                 return await answer
         except TimeoutError:
@@ -70,7 +80,6 @@ class Conversions:
 
     def fail(self, tokenizer: Tokenizer, failed: Failed) -> None:
         if answer := tokenizer.conversions.get(failed.request):
-            tokenizer.note_failure(failed)
             _end(answer, RequestError.from_failed(failed))
 
     def fail_all(self, tokenizer: Tokenizer, error: RequestError) -> None:
@@ -78,6 +87,15 @@ class Conversions:
         for answer in tokenizer.conversions.values():
             _end(answer, error)
         tokenizer.conversions.clear()
+
+
+def _check_minor(tokenizer: Tokenizer, message: Convert) -> None:
+    """Raises Unavailable for a tokenizer that cannot do what is asked."""
+    usual: ConvertedTo = "text" if message.kind == "ids" else "ids"
+    is_usual = message.to == usual and message.max_prompt_tokens is None
+    if not is_usual and tokenizer.peer.hello.minor < CONVERTED_MINOR:
+        text = f"a tokenizer of protocol minor {CONVERTED_MINOR} is needed, and none is there"
+        raise Unavailable(text, retry_after_s=RETRY_AFTER_S)
 
 
 def _is_answered(answer: asyncio.Future[Array]) -> bool:

@@ -11,10 +11,10 @@ from itertools import chain
 from services.gateway.mesh.array_check import check_arrays
 from services.gateway.mesh.conversions import Conversions
 from services.gateway.mesh.lost_prompts import LostPrompts
-from services.gateway.mesh.open_prompt import OpenPrompt
+from services.gateway.mesh.open_prompt import Failure, OpenPrompt
 from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
 from services.gateway.mesh.token_table import TokenTable
-from services.gateway.mesh.tokenizers import Tokenizers
+from services.gateway.mesh.tokenizers import Tokenizer, Tokenizers
 from services.gateway.metrics import REPLAYS
 from services.gateway.requests.job import Job
 from services.gateway.traces.request_trace import RequestTrace
@@ -155,6 +155,8 @@ class Mesh:
 
     def on_up(self, peer: Peer) -> None:
         self.tokenizers.add(peer)
+        if peer.stood_still:
+            self._forgive(f"{peer}")
 
     def on_down(self, peer: Peer, reason: str) -> None:
         tokenizer = self.tokenizers.remove(peer)
@@ -174,12 +176,11 @@ class Mesh:
             case Accepted(request, attempt, start, dropped):
                 if prompt := prompts.get(RequestKey(request, attempt)):
                     tokenizer.probation.succeed()
+                    self._note_accepted(prompt)
                     prompt.accept(arrays[0], start, dropped)
             case Failed(request, attempt):
                 if prompt := prompts.pop(RequestKey(request, attempt), None):
-                    if not prompt.is_accepted:
-                        tokenizer.note_failure(message)
-                    self._fail(prompt, RequestError.from_failed(message))
+                    self._fail(prompt, RequestError.from_failed(message), tokenizer)
                 else:
                     self.conversions.fail(tokenizer, message)
             case Lost(keys, is_explained, scheduler, num_worker_deaths):
@@ -187,6 +188,8 @@ class Mesh:
                     if prompt := prompts.pop(key, None):
                         prompt.note_handover(scheduler, num_worker_deaths)
                         self._replay(prompt, is_explained, scheduler)
+                if not keys and is_explained:
+                    self._forgive(f"scheduler {scheduler}")
             case Converted():
                 self.conversions.finish(tokenizer, message, arrays[0])
             case Vocabulary():
@@ -202,13 +205,19 @@ class Mesh:
 
     # --- prompts -----------------------------------------------------------------------------
 
-    def _submit(self, prompt: OpenPrompt) -> None:
-        """Raises Unavailable."""
-        tokenizer = self.tokenizers.least_loaded()
+    def _submit(self, prompt: OpenPrompt, tokenizer: Tokenizer | None = None) -> None:
+        """Raises Unavailable where none is named and none is ready."""
+        tokenizer = tokenizer or self.tokenizers.least_loaded()
         prompt.peer = tokenizer.peer
         prompt.note_sent(time.monotonic())
         tokenizer.prompts[prompt.key] = prompt
         prompt.peer.send(*prompt.submit())
+
+    def _note_accepted(self, prompt: OpenPrompt) -> None:
+        """What another tokenizer had failed was not the request's fault."""
+        failed, prompt.failure = prompt.failure, None
+        if failed is not None and (tokenizer := self.tokenizers.get(failed.peer)):
+            tokenizer.note_failure(failed.error)
 
     def _submit_next(self, waiting: deque[OpenPrompt]) -> None:
         """Submits a further prompt of a request that the mesh works on: where there is no room, it
@@ -235,11 +244,23 @@ class Mesh:
         self._lost.add(prompt, now_s)
         self._lost_changed.set()
 
-    def _fail(self, prompt: OpenPrompt, error: RequestError) -> None:
-        """Ends the prompt, or submits it again later if the mesh is just putting itself together:
+    def _forgive(self, service: str) -> None:
+        for prompt in self._prompts():
+            prompt.losses.forgive(service)
+
+    def _fail(self, prompt: OpenPrompt, error: RequestError, tokenizer: Tokenizer) -> None:
+        """Has another tokenizer try what this one may have failed by its own fault, once; else ends
+        the prompt, or submits it again later if the mesh is just putting itself together:
         that is for replays, and for a request that came when the scheduler or the last worker was
         lost before we knew of it."""
         now_s = time.monotonic()
+        other = self.tokenizers.other_for(tokenizer, error)
+        if other is not None and prompt.failure is None and not prompt.is_accepted:
+            prompt.failure = Failure(tokenizer.peer, error)
+            prompt.note_end(now_s, error.code)
+            prompt.begin_attempt()
+            self._submit(prompt, other)
+            return
         is_early = error.code in (NO_SCHEDULER, NO_WORKER)
         if is_early and not prompt.replay_until_s:
             prompt.replay_until_s = now_s + self._ready_wait_s

@@ -2,16 +2,18 @@
 
 from array import array
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
 from services.gateway.mesh.backoff import Backoff
+from services.gateway.mesh.losses import Losses
 from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
 from services.gateway.requests.job import Job, Prompt
 from services.gateway.traces.request_trace import RequestTrace
 from shared.codec import Array
-from shared.errors import TOO_MANY_REPLAYS, InternalError, RequestError
+from shared.errors import InternalError, RequestError
 from shared.messages import (
     MAX_TRACED,
     NOTHING_DROPPED,
@@ -30,8 +32,6 @@ from shared.messages import (
 from shared.peer import Peer
 from shared.token_arrays import TokenArrays, bytes_of
 
-MAX_REPLAYS = 2
-SAME_HANG_S = 10.0  # as long as shoal serve lets a service hang
 FIRST_PAUSE_S = 0.05  # what was lost with its service may not have been noticed everywhere yet
 MAX_PAUSE_S = 2.0
 MAX_SEED = 1 << 63
@@ -88,28 +88,37 @@ class _ChoiceState:
         return self._granted_tokens, self._granted_bytes
 
 
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """What a tokenizer said in place of accepting a prompt: the fault may be its own."""
+
+    peer: Peer
+    error: RequestError
+
+
 class OpenPrompt:
     """A prompt of an OutputCollector: what to submit, and where what comes back belongs.
 
     After the loss of a tokenizer or a scheduler, ``begin_replay`` and another ``submit`` go on
     where the mesh had come to. ``choices`` are those that have not ended. ``peer`` is the tokenizer
     that works on it. Where there is none, ``backoff`` decides when to submit it again, and
-    ``replay_until_s`` (monotonic) how long it may wait. ``num_losses`` counts the tokenizers
-    and schedulers that died under it since its last token, ``num_worker_deaths`` the workers in a
-    cell that it has left. ``on_end`` is called when all of its choices have ended.
+    ``replay_until_s`` (monotonic) how long it may wait. ``losses`` are of tokenizers and
+    schedulers, ``num_worker_deaths`` counts the workers in a cell that it has left. ``on_end`` is
+    called when all of its choices have ended.
     """
 
     def __init__(self, request: str, number: int, job: Job, collector: OutputCollector) -> None:
         """``number`` counts the prompts of ``job``."""
         self.request = request
         self.attempt = 1
-        self.num_losses = self.num_worker_deaths = 0
+        self.losses = Losses()
+        self.num_worker_deaths = 0
         self._left_scheduler = ""
-        self._lost_scheduler = ("", 0.0)  # the one that was counted last, and when
         self.is_replay = False
         self.is_accepted = False
         self.has_cut = False  # a choice that has ended here and not in the mesh
         self.peer: Peer | None = None
+        self.failure: Failure | None = None  # which another tokenizer is to judge
         self.replay_until_s = 0.0
         self.on_end: Callable[[], None] = lambda: None
         self.backoff = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
@@ -157,19 +166,16 @@ class OpenPrompt:
         """``is_explained``: see ``Peer``. ``scheduler``: the one that was lost, if it
         was not the tokenizer. Raises InternalError where too many were lost without any progress
         between: it may be the reason."""
-        if not is_explained and not self._is_known_loss(scheduler, now_s):
-            if self.num_losses == MAX_REPLAYS:
-                raise InternalError(
-                    f"{MAX_REPLAYS + 1} services died while they worked on this request",
-                    code=TOO_MANY_REPLAYS,
-                )
-            self.num_losses += 1
+        lost = f"scheduler {scheduler}" if scheduler else f"{self.peer}"
+        if not is_explained:
             if scheduler:
-                self._lost_scheduler = scheduler, now_s
+                self.losses.lose_scheduler(lost, now_s)
+            else:
+                self.losses.lose_tokenizer(lost, self.is_accepted)
         self.is_replay = True
         self.backoff = Backoff(FIRST_PAUSE_S, MAX_PAUSE_S)
         self._collector.num_replays += 1
-        self.note_end(now_s, f"scheduler {scheduler}" if scheduler else f"{self.peer}")
+        self.note_end(now_s, lost)
         self.begin_attempt()
 
     def note_handover(self, scheduler: str, num_worker_deaths: int) -> None:
@@ -200,12 +206,6 @@ class OpenPrompt:
         """Only the first prompts of a request are traced."""
         return self._collector.trace if self._number < MAX_TRACED else None
 
-    def _is_known_loss(self, scheduler: str, now_s: float) -> bool:
-        """A scheduler that hangs is missed by one tokenizer after another, and a replay may come to
-        each of them just before: that counts as one loss."""
-        name, lost_s = self._lost_scheduler
-        return scheduler != "" and scheduler == name and now_s - lost_s < SAME_HANG_S
-
     def accept(
         self,
         prompt_ids: Array,
@@ -228,7 +228,8 @@ class OpenPrompt:
                 f"token {row.position}{owner} of choice {row.choice} came where {position} belongs"
             )
         if row.run.num_tokens:
-            self.num_losses = self.num_worker_deaths = 0
+            self.losses.clear()
+            self.num_worker_deaths = 0
             self._left_scheduler = ""
         choice.add(row, part)
         self._collector.add(self._index(row.choice), row, part)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from services.gateway.mesh.open_prompt import OpenPrompt
 from services.gateway.mesh.probation import Probation
 from shared.codec import Array
-from shared.errors import RETRY_AFTER_S, InternalError, Unavailable
-from shared.messages import Failed, Hello, ModelInfo, RequestKey
+from shared.errors import RETRY_AFTER_S, InternalError, RequestError, Unavailable
+from shared.messages import Hello, ModelInfo, RequestKey
 from shared.peer import Peer
 from shared.same_model import difference
 
@@ -36,12 +36,10 @@ class Tokenizer:
         assert self.peer.hello.model is not None
         return self.peer.hello.model
 
-    def note_failure(self, failed: Failed) -> None:
-        """Puts it on probation for failing what it had not accepted: it may be broken."""
-        if failed.status != InternalError.status:
-            return
+    def note_failure(self, error: RequestError) -> None:
+        """Puts it on probation for failing what another one has accepted: it may be broken."""
         if self.probation.is_over:
-            log.warning("%s failed a request (%s): it is on probation", self.peer, failed.code)
+            log.warning("%s failed a request (%s): it is on probation", self.peer, error.code)
         self.probation.fail(time.monotonic())
 
 
@@ -116,9 +114,14 @@ class Tokenizers:
         ready = self.ready()
         if not ready:
             raise self.unavailable()
-        now_s = time.monotonic()
-        good = [each for each in ready if each.probation.admits(each.num_open, now_s)]
-        return min(good or ready, key=lambda each: (each.num_open, each.peer.status.load))
+        return _least_loaded(ready)
+
+    def other_for(self, failed: Tokenizer, error: RequestError) -> Tokenizer | None:
+        """Returns one that is to show whose fault an ``error`` is: the request's, or that of the
+        tokenizer that ``failed``. None where the error says it, or where there is no other."""
+        others = [each for each in self.ready() if each is not failed]
+        is_telling = error.status != InternalError.status
+        return None if is_telling or not others else _least_loaded(others)
 
     @property
     def obstacle(self) -> str | None:
@@ -144,3 +147,9 @@ class Tokenizers:
         self._changed.set()
         self._changed = asyncio.Event()
         self._on_change()
+
+
+def _least_loaded(ready: list[Tokenizer]) -> Tokenizer:
+    now_s = time.monotonic()
+    good = [each for each in ready if each.probation.admits(each.num_open, now_s)]
+    return min(good or ready, key=lambda each: (each.num_open, each.peer.status.load))

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from services.gateway.mesh.open_prompt import MAX_REPLAYS, SAME_HANG_S, OpenPrompt
+from services.gateway.mesh.losses import MAX_REPLAYS, MAX_SPARED, SAME_HANG_S
+from services.gateway.mesh.open_prompt import OpenPrompt
 from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
 from services.gateway.requests.job import Job, Prompt
 from shared.errors import InternalError
@@ -111,12 +112,40 @@ def test_a_scheduler_that_tokenizer_after_tokenizer_loses_is_one_loss():
     open_prompt, collector = new_open_prompt()
     for now_s in (100.0, 100.3, 103.0, 106.0):
         open_prompt.begin_replay(now_s, scheduler="s1")
-    assert (open_prompt.num_losses, collector.num_replays) == (1, 4)
+    assert (open_prompt.losses.num_charged, collector.num_replays) == (1, 4)
     open_prompt.begin_replay(107.0)
     open_prompt.begin_replay(108.0, scheduler="s1")
-    assert open_prompt.num_losses == 2, "the tokenizer is one more, the scheduler is not"
+    assert open_prompt.losses.num_charged == 2, "the tokenizer is one more, the scheduler is not"
     with pytest.raises(InternalError, match="3 services died"):
         open_prompt.begin_replay(109.0, scheduler="s2")
+
+
+def test_a_prompt_that_a_tokenizer_had_accepted_is_not_charged_with_its_loss():
+    open_prompt, collector = new_open_prompt()
+    for _ in range(MAX_REPLAYS):
+        open_prompt.begin_replay(0)
+    for _ in range(MAX_SPARED):
+        open_prompt.accept(IDS)
+        open_prompt.begin_replay(0)
+    assert open_prompt.losses.num_charged == MAX_REPLAYS
+    assert collector.num_replays == MAX_REPLAYS + MAX_SPARED
+    open_prompt.accept(IDS)
+    with pytest.raises(InternalError, match="9 services were lost"):
+        open_prompt.begin_replay(0)
+
+
+def test_a_service_that_lives_after_all_is_no_loss_but_has_a_bound():
+    open_prompt, _ = new_open_prompt()
+    for number in range(MAX_SPARED):
+        open_prompt.begin_replay(100.0 * number, scheduler=f"s{number}")
+        open_prompt.losses.forgive(f"scheduler s{number}")
+        open_prompt.losses.forgive("scheduler another")
+    assert open_prompt.losses.num_charged == 0
+    open_prompt.accept(IDS)
+    with pytest.raises(InternalError, match="9 services were lost"):
+        open_prompt.begin_replay(0)
+    add(open_prompt, 0, "a", [1])
+    open_prompt.begin_replay(0)
 
 
 def test_a_scheduler_that_is_lost_again_much_later_is_another_loss():
@@ -131,7 +160,7 @@ def test_a_service_that_leaves_on_purpose_is_no_loss():
     open_prompt, collector = new_open_prompt()
     for _ in range(2 * MAX_REPLAYS):
         open_prompt.begin_replay(0, is_explained=True)
-    assert (open_prompt.num_losses, collector.num_replays) == (0, 2 * MAX_REPLAYS)
+    assert (open_prompt.losses.num_charged, collector.num_replays) == (0, 2 * MAX_REPLAYS)
 
 
 async def test_a_choice_had_of_the_cache_what_its_first_attempt_found():

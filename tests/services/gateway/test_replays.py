@@ -1,6 +1,7 @@
 """What waits for a tokenizer: how often it is tried again, and who is woken."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,8 +11,8 @@ import aiohttp
 import pytest
 
 from services.gateway.mesh.backoff import Backoff
+from services.gateway.mesh.losses import MAX_REPLAYS
 from services.gateway.mesh.mesh import Mesh
-from services.gateway.mesh.open_prompt import MAX_REPLAYS
 from services.gateway.mesh.tokenizers import Tokenizer
 from shared.codec import Array
 from shared.errors import Unavailable
@@ -119,6 +120,40 @@ async def test_tokenizers_that_gave_us_up_while_we_stood_still_are_not_counted(
             return
         async with await task as response:
             assert (await error_of(response))["code"] == "too_many_replays"
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("stood_still", [True, False])
+async def test_tokenizers_that_stood_still_themselves_are_not_counted(
+    tmp_path: Path, tokenizer: FakeTokenizer, monkeypatch: pytest.MonkeyPatch, stood_still: bool
+) -> None:
+    monkeypatch.setattr(Link, "stood_still", False)
+    async with asked(tmp_path, tokenizer, replay_s=30) as (task, request):
+        for _ in range(MAX_REPLAYS):
+            tokenizer.link.drop(request.peer, "silent")
+            if stood_still:
+                tokenizer.link._stood_still_s = time.monotonic()
+            request = await tokenizer.submitted.get()
+        tokenizer.link.drop(request.peer, "silent")
+        if stood_still:
+            assert (await tokenizer.submitted.get()).key[0] == request.key[0]
+            task.cancel()
+            return
+        async with await task as response:
+            assert (await error_of(response))["code"] == "too_many_replays"
+
+
+async def test_a_scheduler_that_stood_still_is_not_counted(
+    tmp_path: Path, tokenizer: FakeTokenizer
+) -> None:
+    async with asked(tmp_path, tokenizer, replay_s=30) as (task, request):
+        for number in range(MAX_REPLAYS + 1):
+            name = f"s{number}"
+            request.peer.send(Lost([RequestKey(*request.key)], scheduler=name))
+            request.peer.send(Lost([], is_explained=True, scheduler=name))
+            request = await tokenizer.submitted.get()
+        assert not task.done()
+        task.cancel()
 
 
 def test_pauses_double_up_to_a_bound() -> None:

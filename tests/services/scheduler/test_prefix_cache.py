@@ -144,6 +144,107 @@ def test_a_preempted_sequence_finds_what_is_left_of_its_blocks_and_counts_no_hit
     assert core.num_prefix_hits == 0
 
 
+# --- what usage says ------------------------------------------------------------------------------
+
+
+def core_with_a_hit(max_tokens: int = 3) -> tuple[Scheduler, SimulatedWorker]:
+    """A core whose worker w has the first 96 ids of a prompt of 100 that has just been added."""
+    core, worker = scheduler(LARGE), SimulatedWorker(LARGE)
+    add(core, "first", list(range(100)))
+    finish(core, worker)
+    add(core, "r", list(range(100)), max_tokens)
+    return core, worker
+
+
+def test_the_hit_of_a_worker_that_is_lost_before_its_first_step_counts_for_nothing():
+    core, _ = core_with_a_hit()
+    core.plan("w")
+    assert core.sequences["r", 1].num_cached == 96
+    core.remove_worker("w", 0)
+    core.add_worker("v", LARGE)
+    other = SimulatedWorker(LARGE)
+    assert admits(core, other, "v")[0].num_cached == 0
+    while core.sequences:
+        step(core, other, "v")
+    assert [each.sequence.num_cached for each in core.take_ended()] == [0]
+
+
+def test_what_its_next_worker_has_counts():
+    core, other = two_workers(100)
+    core.workers["w"].admits = False
+    add(core, "second", list(range(50)))
+    while ("second", 1) in core.sequences:
+        step(core, other, "v")
+    add(core, "r", list(range(100)), max_tokens=3)
+    core.plan("w")
+    assert core.sequences["r", 1].num_cached == 96
+    core.remove_worker("w", 0)
+    assert admits(core, other, "v")[0].num_cached == 48
+    assert core.sequences["r", 1].num_cached == 48
+
+
+def test_a_loss_after_the_first_token_changes_nothing():
+    core, worker = core_with_a_hit()
+    step(core, worker)
+    assert len(core.sequences["r", 1].emitted) == 1
+    core.remove_worker("w", 0)
+    core.add_worker("v", LARGE)
+    assert admits(core, SimulatedWorker(LARGE), "v")[0].num_cached == 0
+    assert core.sequences["r", 1].num_cached == 96
+
+
+def preempted_in_its_prompt(core: Scheduler, worker: SimulatedWorker) -> None:
+    """A step computes a part of the prompt of the one that runs, which then gives its slot back."""
+    step(core, worker)
+    core.planner.preempt(core.workers["w"])
+
+
+def test_own_work_that_a_preempted_prompt_finds_again_is_no_hit():
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    add(core, "r", list(range(30)), max_tokens=3)
+    preempted_in_its_prompt(core, worker)
+    assert admits(core, worker)[0].num_cached == 16
+    assert finish(core, worker) == [("r", 0)]
+
+
+def test_what_a_preempted_prompt_does_not_find_again_was_no_hit():
+    small = msgspec.structs.replace(LARGE, max_num_batched_tokens=2)
+    core, worker = scheduler(small), SimulatedWorker(small)
+    add(core, "first", list(range(100)))
+    finish(core, worker)
+    add(core, "r", list(range(100)), max_tokens=3)
+    preempted_in_its_prompt(core, worker)
+    assert core.sequences["r", 1].num_cached == 96
+    core.reset_prefix_cache()
+    assert admits(core, worker)[0].num_cached == 0
+    assert core.sequences["r", 1].num_cached == 0
+
+
+@pytest.mark.parametrize("has_ended", [False, True])
+def test_what_an_attempt_before_has_computed_is_no_hit_of_a_replay(has_ended: bool):
+    """Its tokenizer is lost, with the end of the text or before it."""
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    add(core, "r", PROMPT, max_tokens=3)
+    step(core, worker)
+    if has_ended:
+        finish(core, worker)
+    core.cancel_route(0)
+    add_one(core, "r", PROMPT, SamplingParams(seed=0, max_tokens=3), attempt=2)
+    assert admits(core, worker)[0].num_cached == 8
+    assert finish(core, worker)[-1] == ("r", 0)
+
+
+def test_what_others_had_computed_is_a_hit_of_a_replay_in_another_cell():
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    add(core, "first", PROMPT)
+    finish(core, worker)
+    add_one(core, "r", PROMPT, SamplingParams(seed=0, max_tokens=3), attempt=2)
+    assert finish(core, worker) == [("r", 8)]
+
+
+# --------------------------------------------------------------------------------------------------
+
+
 def test_blocks_of_a_sequence_that_failed_are_not_used_again():
     core, worker = scheduler(), SimulatedWorker(CAPACITY)
     add(core, "first", PROMPT[:6])

@@ -10,7 +10,7 @@ from benchmarks.harness.sequences import add_one
 from services.scheduler.emission import Emission
 from services.scheduler.placement import MAX_LAG_STEPS
 from services.scheduler.scheduler import Planned, Scheduler
-from services.scheduler.sequence import MAX_WORKER_DEATHS
+from services.scheduler.sequence import MAX_FORGIVEN, MAX_WORKER_DEATHS
 from services.scheduler.worker_state import PROBATION_STEPS
 from shared.errors import CodecError, InternalError, InvalidRequest, Overloaded, Unavailable
 from shared.messages import (
@@ -69,6 +69,34 @@ def test_a_worker_that_comes_from_another_cell_has_shown_that_it_works():
     core.add_worker("newcomer", CAPACITY)
     core.add_worker("known", CAPACITY, PROBATION_STEPS)
     assert {name for name, each in core.workers.items() if each.is_proven} == {"known"}
+
+
+def test_a_worker_that_only_stood_still_is_forgiven_as_often_as_its_bound_allows():
+    core = Scheduler(max_waiting=10, priority_step_s=10)
+    core.add_worker("w/0", CAPACITY)
+    add(core, "r")
+    add(core, "s")
+    for number in range(MAX_FORGIVEN + 1):
+        core.plan(f"w/{number}")
+        assert core.remove_worker(f"w/{number}", 0) == []
+        core.add_worker(f"w/{number + 1}", CAPACITY)
+        core.forgive("v")
+        assert len(core.queues.isolated) == 2, "another one did"
+        core.forgive("w")
+        is_bound_reached = number == MAX_FORGIVEN
+        assert len(core.queues.isolated) == (2 if is_bound_reached else 0)
+        assert len(core.queues.waiting) == (0 if is_bound_reached else 2)
+
+
+def test_what_is_forgiven_frees_nobody_of_another_death():
+    core = scheduler()
+    add(core, "r")
+    (sequence,) = core.sequences.values()
+    for worker_id in ("v/0", "w/0"):
+        sequence.note_worker_death(worker_id)
+    core.forgive("w")
+    assert sequence.num_worker_deaths == 1
+    assert sequence.is_isolated
 
 
 def test_a_request_that_kills_its_worker_takes_two_and_no_other_request_with_it():

@@ -1,0 +1,162 @@
+"""What do streams see when a scheduler is killed, on one machine and in the stack?
+
+Twelve clients stream without pause from ``shoal serve``, or with ``--stack`` from the stack of
+docker-compose.yml, both as they come and with one scheduler. In each round the scheduler with the
+most to do is killed (SIGKILL), and for as long nothing is. A pause is the time between two tokens
+of one stream, a wait that from a request to its first token. Texts are compared with those of
+undisturbed streams; in the model's own dtype what is computed again may round otherwise. Clients
+and services share the machine.
+"""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from benchmarks.harness.checked_load import Load
+from benchmarks.harness.docker_engine import ROOT, provide_base_images, running_engine
+from benchmarks.harness.ports import free_port
+from benchmarks.harness.stack import Stack, running_stack
+from benchmarks.report import write
+from benchmarks.upgrade import Watch, figures
+
+NUM_STREAMS = 12
+NUM_TOKENS = 480
+WATCH_S = 6.0  # in which the scheduler is back and nobody waits any more
+SETTLE_S = 2.0
+READY_S = 120
+
+
+@dataclass(frozen=True)
+class Target:
+    """A mesh at ``url``. ``find`` returns a function that kills its busiest scheduler: the search
+    takes the processor's time, too."""
+
+    url: str
+    find: Callable[[], Awaitable[Callable[[], None]]]
+
+
+@asynccontextmanager
+async def served(*flags: str) -> AsyncIterator[Target]:
+    """``shoal serve`` with ``flags``."""
+    with tempfile.TemporaryDirectory(prefix="shoal-loss-") as folder:
+        port = free_port()
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-c", "from cli.main import main; main()", "serve"),
+            *("--port", str(port), "--mesh-dir", folder, *flags),
+            stdout=asyncio.subprocess.DEVNULL,
+            cwd=ROOT,
+        )
+
+        try:
+            url = f"http://127.0.0.1:{port}"
+            await _until_ready(url)
+            yield Target(url, lambda: _find_child(Path(folder)))
+        finally:
+            process.send_signal(signal.SIGINT)
+            await process.wait()
+
+
+async def _find_child(folder: Path) -> Callable[[], None]:
+    found = []
+    for path in folder.glob("*/admin.scheduler-*.sock"):
+        connector = aiohttp.UnixConnector(str(path))
+        with suppress(aiohttp.ClientError):  # of one that has been killed
+            async with aiohttp.ClientSession("http://admin", connector=connector) as session:
+                found.append(await (await session.get("/status")).json())
+    pid = max(found, key=lambda each: each["load"])["pid"]
+    return lambda: os.kill(pid, signal.SIGKILL)
+
+
+@asynccontextmanager
+async def in_stack(environment: dict[str, str]) -> AsyncIterator[Target]:
+    async with running_stack(environment, files=["docker-compose.yml"]) as stack:
+        yield Target(stack.url, lambda: _find_container(stack))
+
+
+async def _find_container(stack: Stack) -> Callable[[], None]:
+    schedulers = await stack.containers("scheduler")
+    loads = {each: (await stack.status(each))["load"] for each in schedulers}
+    pid = await stack.pid(max(loads, key=loads.__getitem__))
+    return lambda: os.kill(pid, signal.SIGKILL)
+
+
+async def _until_ready(url: str) -> None:
+    async with asyncio.timeout(READY_S), aiohttp.ClientSession() as session:
+        while True:
+            try:
+                async with session.get(f"{url}/ready") as response:
+                    if response.status == 200:
+                        return
+            except aiohttp.ClientError:
+                pass
+            await asyncio.sleep(0.1)
+
+
+async def measure(target: Target, num_rounds: int) -> dict[str, Any]:
+    load = Load(NUM_STREAMS, NUM_TOKENS, lambda _: target.url)
+    await load.learn()
+    running = asyncio.create_task(load.run())
+    watches: dict[str, list[Watch]] = {"killed": [], "undisturbed": []}
+    try:
+        for _ in range(num_rounds):
+            kill = await target.find()
+            await asyncio.sleep(SETTLE_S)
+            with Watch(load) as killed:
+                kill()
+                await asyncio.sleep(WATCH_S)
+            await asyncio.sleep(SETTLE_S)
+            with Watch(load) as undisturbed:
+                await asyncio.sleep(WATCH_S)
+            watches["killed"].append(killed)
+            watches["undisturbed"].append(undisturbed)
+    finally:
+        load.is_over = True
+        await running
+    return {
+        "streams": NUM_STREAMS,
+        "tokens of a stream": NUM_TOKENS,
+        **{name: figures(each) for name, each in watches.items()},
+    }
+
+
+async def measure_served(num_rounds: int, *flags: str) -> dict[str, Any]:
+    async with served(*flags) as target:
+        return await measure(target, num_rounds)
+
+
+async def measure_stack(num_rounds: int, environment: dict[str, str]) -> dict[str, Any]:
+    async with in_stack(environment) as target:
+        return await measure(target, num_rounds)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--stack", action="store_true", help="the stack too")
+    options = parser.parse_args()
+    num = options.rounds
+    results = {
+        "serve, 1 scheduler": asyncio.run(measure_served(num, "--schedulers", "1")),
+        "serve": asyncio.run(measure_served(num)),
+    }
+    if options.stack:
+        with running_engine() as environment:
+            provide_base_images(environment)
+            lone = environment | {"SCHEDULERS": "1"}
+            results["stack, 1 scheduler"] = asyncio.run(measure_stack(num, lone))
+            results["stack"] = asyncio.run(measure_stack(num, environment))
+    write("scheduler_loss", results)
+
+
+if __name__ == "__main__":
+    main()
