@@ -124,3 +124,20 @@ def test_a_text_of_bytes_that_are_no_utf8_is_no_json() -> None:
     with pytest.raises(InvalidRequest) as error:
         parse(shapes.CHAT, body)
     assert error.value.code == "invalid_json"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b" " * 100_000,
+        b"[" + b" " * 100_000 + b"]",
+        b'{"messages":[{"role":"user","content":"a"},]}' + b" " * 100_000,
+        b'{"messages":[{"role":"assistant","content":"' + b"a" * 300_000 + rb'\q"}],"echo":true}',
+        b'{"messages":[{"role":"user","content":"' + b"a" * 300_000 + b'"}]]',
+        b'{"messages":[{"role":"user","content":"' + b"a" * 300_000 + b'"}}}',
+    ],
+    ids=["blanks", "a list", "a comma", "an escape", "a bracket", "a brace"],
+)
+def test_long_bodies_that_are_no_json_are_refused(body: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        read(shapes.CHAT, body)

@@ -74,7 +74,8 @@ def decode(body: Body) -> Fields:
 
     fields: Fields = {}
     try:
-        if len(body) <= PIECE_BYTES or (whole := stripped(memoryview(body)))[0] != ord("{"):
+        whole = stripped(memoryview(body))
+        if len(body) <= PIECE_BYTES or bytes(whole[:1]) != b"{":
             read(body)
             return fields
         for some in slices(whole):

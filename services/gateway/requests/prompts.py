@@ -93,6 +93,7 @@ def _ids(raw: Raw, model: ModelInfo, param: str, is_cut: bool) -> Prompt:
     return prompt
 
 
+@json_errors()
 def final_assistant_text(messages: Prompt) -> str:
     """The text of the last message if it is the assistant's."""
     *_, last = msgspec.json.decode(messages.data.tobytes(), type=list[Raw])

@@ -17,7 +17,7 @@ from services.gateway.requests.runner import pooling_of
 from services.gateway.requests.unsupported import POOLING
 from services.gateway.requests.violations import show
 from shared.errors import InvalidRequest
-from shared.long_json import decode_text
+from shared.long_json import MAX_VALUES, decode_text
 from shared.messages import ModelInfo, Pooling, PoolingInfo, SamplingParams
 
 MAX_PAIR_BYTES = 64 << 20  # of a query as often as it has documents
@@ -55,7 +55,7 @@ def parse_rerank(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
     request = check(fields, RerankRequest, POOLING)
     if not request.query:
         raise InvalidRequest('query is ""; expected str of length >= 1', param="query")
-    documents = items(request.documents, "documents", MAX_INPUTS, _document)
+    documents = items(request.documents, "documents", MAX_INPUTS, _document, max_values=MAX_VALUES)
     queries = [request.query] * len(documents)
     job = _pairs(request, (queries, documents), ("query", "documents"), model, limits)
     texts = None if request.return_documents is False else documents
