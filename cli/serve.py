@@ -13,6 +13,7 @@ from shared.config.load import load_settings
 from shared.config.serve import ServeConfig
 from shared.errors import ConfigError
 from shared.model_location import locate_model
+from shared.tcp import listen_on_both
 
 
 def main(arguments: list[str]) -> int:
@@ -48,18 +49,19 @@ def _check_port(config: ServeConfig) -> None:
     if may_be_taken or config.uds is not None or config.node_rank:
         return
     try:
-        found = socket.getaddrinfo(
-            config.host or None,
-            config.port,
-            type=socket.SOCK_STREAM,
-            flags=socket.AI_PASSIVE,  # no host is every one of this machine
-        )
-        with socket.create_server((config.host, config.port), family=found[0][0]):
+        with listen_on_both(config.host, config.port) or _listen(config.host, config.port):
             pass
     except OSError as error:
         where = f"{config.host}:{config.port}"
         reason = str(error.strerror).partition(" (")[0]
         raise ConfigError(f"host, port: cannot listen on {where}: {reason}") from None
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """On the first address of ``host``; no host is every address. Raises OSError."""
+    flags = socket.AI_PASSIVE
+    found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)
+    return socket.create_server((host, port), family=found[0][0])
 
 
 async def _serve(config: ServeConfig, directory: RunDirectory, screen: Screen) -> int:

@@ -14,6 +14,7 @@ from rich.text import Text
 from cli.child import Child
 from shared.background_writer import BackgroundWriter
 from shared.config.serve import ServeConfig
+from shared.tcp import url_host
 
 STDOUT = 1
 LAST_LINES_S = 1.0
@@ -97,9 +98,8 @@ class Screen:
         """A URL for a client on this machine, also where we listen on every address."""
         if self._config.uds is not None:
             return f"unix:{self._config.uds}:"
-        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self._config.host, self._config.host)
         scheme = "http" if self._config.ssl_certfile is None else "https"
-        return f"{scheme}://{f'[{host}]' if ':' in host else host}:{self._config.port}"
+        return f"{scheme}://{url_host(self._config.host)}:{self._config.port}"
 
 
 def is_shown(line: str, config: ServeConfig, console: Console) -> bool:

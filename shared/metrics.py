@@ -1,8 +1,11 @@
 """The metrics every service has; each service adds its own in its ``metrics.py``."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
-from prometheus_client import Counter, Gauge, Histogram
+from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+from prometheus_client.core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from shared.messages import ServiceName
 from shared.version import VERSION
@@ -35,6 +38,37 @@ READY = Gauge("shoal_ready", "1 while this service is ready, else 0")
 SERVICE_INFO = Gauge(
     "shoal_service_info", "Who this is; always 1", ["service", "instance", "version"]
 )
+
+NETSTAT = Path("/proc/self/net/netstat")
+
+
+class ListenOverflows(Collector):
+    """What the kernel counts of connections that no process accepted soon enough."""
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        try:
+            counts = tcp_counts(NETSTAT.read_text())
+        except OSError:  # not every sandbox has it
+            return
+        for name, kernels, text in (
+            ("overflows", "ListenOverflows", "that found the queue of a listening socket full"),
+            ("drops", "ListenDrops", "that were dropped at a listening socket, overflows included"),
+        ):
+            yield CounterMetricFamily(
+                f"shoal_listen_{name}",
+                f"TCP connections {text}, of all processes in this network namespace, since it"
+                " began",
+                counts.get(kernels, 0),
+            )
+
+
+def tcp_counts(netstat: str) -> dict[str, int]:
+    """The TcpExt counts in a text such as /proc/net/netstat: a line of names, a line of values."""
+    lines = [line.split()[1:] for line in netstat.splitlines() if line.startswith("TcpExt:")]
+    return {name: int(value) for name, value in zip(*lines, strict=True)} if lines else {}
+
+
+REGISTRY.register(ListenOverflows())
 
 
 def show_service(service: ServiceName, instance: str, is_ready: Callable[[], bool]) -> None:

@@ -36,6 +36,7 @@ from shared.messages import (
 )
 from shared.peer import Peer
 from shared.report import make_report
+from shared.tcp import BACKLOG, url_host
 
 if TYPE_CHECKING:
     from services.gateway.traces.otlp import OtlpExport
@@ -158,10 +159,11 @@ class GatewayService:
             await HttpSite(self._runner, self._config, self._tls).start()
         except OSError as error:
             raise ConfigError(f"host, port: cannot listen on {host}:{port}: {error}") from None
-        log.info("listening on %s://%s:%d", "https" if self._tls else "http", host, self.port)
+        scheme = "https" if self._tls else "http"
+        log.info("listening on %s://%s:%d", scheme, url_host(host), self.port)
 
     async def _listen_on(self, path: Path) -> None:
-        await web.UnixSite(self._runner, path).start()
+        await web.UnixSite(self._runner, path, backlog=BACKLOG).start()
 
     async def _stop_listening(self) -> None:
         for site in self._runner.sites:

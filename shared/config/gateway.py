@@ -17,7 +17,9 @@ class GatewayConfig(Settings):
         description="tokenizers on other machines, tcp://HOST or tcp://HOST:PORT with commas"
         " between; every address of a name is dialled (default port: 5570)",
     )
-    host: str = Field("127.0.0.1", description="address to serve HTTP on")
+    host: str = Field(
+        "127.0.0.1", description="address to serve HTTP on; with :: every one, of IPv4 too"
+    )
     port: int = Field(8000, ge=0, le=65535, description="port to serve HTTP on")
     uds: Path | None = Field(
         None, description="unix socket to serve HTTP on, without TLS, instead of host and port"

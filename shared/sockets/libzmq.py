@@ -21,6 +21,7 @@ from shared.sockets.connection import (
     PeerGone,
 )
 from shared.sockets.router_connections import RouterConnection, RouterConnections
+from shared.tcp import BACKLOG
 
 LINGER_MS = int(1000 * LINGER_S)
 MAX_MESSAGES_A_TURN = 64
@@ -29,6 +30,7 @@ MAX_MESSAGES_A_TURN = 64
 MAX_UNREAD_MESSAGES = 1024
 MAX_MESSAGES_BEFORE_A_LOSS = 8 * MAX_UNREAD_MESSAGES
 TCP_OPTIONS = {
+    zmq.BACKLOG: BACKLOG,
     zmq.CONNECT_TIMEOUT: 5000,
     zmq.HANDSHAKE_IVL: 5000,
     # A host that vanished sends no end of its connections.

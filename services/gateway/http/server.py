@@ -22,6 +22,7 @@ from services.gateway.http.head_parser import (
 )
 from services.gateway.http.reading_check import ReadingCheck
 from shared.config.gateway import GatewayConfig
+from shared.tcp import BACKLOG, listen_on_both
 
 CLEANUP_S = 1.0
 
@@ -53,26 +54,32 @@ class HttpRunner(web.AppRunner):
 
 
 class HttpSite(web.TCPSite):
-    """Where ``runner`` listens. aiohttp's own leaves clients a minute for the handshake of TLS."""
+    """Where ``runner`` listens. aiohttp's own leaves clients a minute for the handshake of TLS, and
+    on ``::`` serves no IPv4."""
 
     def __init__(
         self, runner: HttpRunner, config: GatewayConfig, tls: ssl.SSLContext | None
     ) -> None:
         super().__init__(
-            runner, config.host, config.port, ssl_context=tls, reuse_port=config.reuse_port
+            *(runner, config.host, config.port),
+            ssl_context=tls,
+            backlog=BACKLOG,
+            reuse_port=config.reuse_port,
         )
+        self._is_port_shared = config.reuse_port
         self._handshake_timeout_s = None if tls is None else config.header_timeout_s
 
     async def start(self) -> None:
         await web.BaseSite.start(self)
         assert self._runner.server is not None
+        host, port, is_shared = self._host or "", self._port, self._is_port_shared
+        both = listen_on_both(host, port, reuse_port=is_shared)
+        where: dict[str, Any] = {"host": host, "port": port, "reuse_port": is_shared}
         self._server = await asyncio.get_running_loop().create_server(
             self._runner.server,
-            self._host,
-            self._port,
+            **(where if both is None else {"sock": both}),
             ssl=self._ssl_context,
             backlog=self._backlog,
-            reuse_port=self._reuse_port,
             ssl_handshake_timeout=self._handshake_timeout_s,
         )
 
