@@ -1,6 +1,9 @@
 """Token ids to text, piece by piece, never half a character. Pure."""
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from shared.utf8 import MAX_CHAR_BYTES, num_half_bytes
 
 MAX_WINDOW_TOKENS = 64
 PIECE_TOKENS = 16  # of many ids that come at once, so that the window stays short
@@ -9,8 +12,30 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 DecodeIds = Callable[[Sequence[int]], str]
 
 
+class Seam(NamedTuple):
+    """The last ids of the prompt that a text goes on from: ``whole`` ones, and ``half`` ones, which
+    end in half a character. The text begins with that character."""
+
+    whole: Sequence[int] = ()
+    half: Sequence[int] = ()
+
+
+NO_SEAM = Seam()  # of a text of its own
+NUM_SEAM_IDS = 16
+
+
+def seam_of(ids: Sequence[int], written: Sequence[bytes]) -> Seam:
+    """That behind ``ids``, by the bytes of each token."""
+    num_half = num_half_bytes(b"".join(written[token_id] for token_id in ids[-MAX_CHAR_BYTES:]))
+    end = len(ids)
+    while num_half > 0:
+        end -= 1
+        num_half -= len(written[ids[end]])
+    return Seam(ids[:end], ids[end:])
+
+
 class Detokenizer:
-    """Text of one growing list of ids.
+    """Text of one growing list of ids, which may go on from others at a ``seam``.
 
     The text of a token depends on its neighbours (a space, the rest of a character), so each piece
     is the difference between decoding a short window with and without the new ids. Replacement
@@ -20,11 +45,12 @@ class Detokenizer:
     where there are none, only the last can become text, and the others go out.
     """
 
-    def __init__(self, decode: DecodeIds) -> None:
+    def __init__(self, decode: DecodeIds, seam: Seam = NO_SEAM) -> None:
         self._decode = decode
-        self._context: list[int] = []  # ids whose text is out, as many as the next ones depend on
-        self._window: list[int] = []
-        self._num_out = 0  # characters of the window's text that are out
+        self._context = list(seam.whole)  # ids whose text is out, as many as the next depend on
+        self._window = list(seam.half)
+        text = self._text_of(self._window)
+        self._num_out = len(text.rstrip(REPLACEMENT))  # characters of the window's text
 
     def push(self, ids: Sequence[int]) -> str:
         """The text that is now certain; empty while a character is incomplete."""

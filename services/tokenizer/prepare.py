@@ -7,6 +7,7 @@ import msgspec
 import numpy as np
 
 from services.tokenizer.chat.history import FittedChat, fit
+from services.tokenizer.detokenize import NO_SEAM, Seam
 from services.tokenizer.open_choice import OpenChoice
 from services.tokenizer.prompt_spans import Measure, unmeasured
 from services.tokenizer.text_model import NO_OPTIONS, TextModel
@@ -74,11 +75,14 @@ def prepare(
         params = _bounded(params, room, max_tokens)
     elif submit.text.fits_max_tokens:
         params = msgspec.structs.replace(params, max_tokens=min(params.max_tokens, room))
+    seam = NO_SEAM
+    if submit.chat is None or submit.chat.continues_final_message:
+        seam = model.seam(ids)
     choices = []
     end = 0
     for start in submit.choices:
         begin, end = end, end + start.num_ids
-        stream, so_far = _stream(model, submit), resumed[begin:end].tolist()
+        stream, so_far = _stream(model, submit, seam), resumed[begin:end].tolist()
         choices.append(
             OpenChoice(
                 start.choice,
@@ -235,7 +239,7 @@ def _check_dtype(kind: PromptKind, prompt: Array) -> None:
         raise InvalidRequest(f"a prompt of kind {kind} came as {prompt.dtype}", param="prompt")
 
 
-def _stream(model: TextModel, submit: Submit) -> TextStream:
+def _stream(model: TextModel, submit: Submit, seam: Seam) -> TextStream:
     text = submit.text
     return TextStream(
         lambda ids: model.decode(ids, text.skips_special_tokens),
@@ -244,4 +248,5 @@ def _stream(model: TextModel, submit: Submit) -> TextStream:
         submit.params.min_tokens,
         model.added_texts(text.skips_special_tokens) if text.has_marks else None,
         model.partial_ids,
+        seam,
     )

@@ -14,6 +14,7 @@ from services.tokenizer.chat.prompt import render_prompt
 from services.tokenizer.chat.template import ChatTemplate, TooMuchText
 from services.tokenizer.chat.template_files import read_json, read_special_tokens, read_templates
 from services.tokenizer.chat.templates import ChatTemplates
+from services.tokenizer.detokenize import NUM_SEAM_IDS, Seam, seam_of
 from services.tokenizer.output_formats import AUTO, PromptEnd, find_formats
 from services.tokenizer.prompt_spans import Measure, unmeasured
 from services.tokenizer.truncation import Truncation
@@ -22,8 +23,8 @@ from shared.codec import Array
 from shared.errors import ConfigError, InvalidRequest
 from shared.messages import ChatOptions, OutputStart, PromptKind
 from shared.model_folder import TOKENIZER_FILE, read_eos_ids
+from shared.utf8 import MAX_CHAR_BYTES
 
-MAX_CHAR_BYTES = 4  # in UTF-8
 NO_OPTIONS = ChatOptions()
 HALF_CHARACTER = "\ufffd"  # what is written for the bytes of one
 
@@ -168,6 +169,10 @@ class TextModel:
         """What the first token after ``prompt`` belongs to; ``chat`` is None for a plain text."""
         continues = chat is not None and chat.continues_final_message
         return self._prompt_end.start(prompt, chat is not None, continues)
+
+    def seam(self, prompt: Array) -> Seam:
+        """Where a text goes on from ``prompt``."""
+        return seam_of(prompt[-NUM_SEAM_IDS:].tolist(), self._token_bytes)
 
     def encode_exactly(self, text: str) -> list[int]:
         """The ids of a short text and of nothing else."""

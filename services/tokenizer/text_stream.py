@@ -2,7 +2,7 @@
 
 from collections.abc import Container, Iterator, Mapping, Sequence
 
-from services.tokenizer.detokenize import DecodeIds, Detokenizer
+from services.tokenizer.detokenize import NO_SEAM, DecodeIds, Detokenizer, Seam
 from services.tokenizer.marks import Marks
 from services.tokenizer.stops import StopMatcher
 from shared.messages import Mark
@@ -13,7 +13,7 @@ class TextStream:
 
     ``num_tokens`` counts the ids that went in until the text stopped. With ``added``, the texts of
     the vocabulary's added tokens, there are Marks of them; ``partial_ids`` are the ids of tokens
-    that are no whole characters.
+    that are no whole characters. The text goes on from its prompt at ``seam``.
     """
 
     def __init__(
@@ -24,8 +24,9 @@ class TextStream:
         min_tokens: int = 0,
         added: Mapping[int, str] | None = None,
         partial_ids: Container[int] = (),
+        seam: Seam = NO_SEAM,
     ) -> None:
-        self._detokenizer = Detokenizer(decode)
+        self._detokenizer = Detokenizer(decode, seam)
         self._matcher = StopMatcher(list(stops), includes_stop)
         self._marks = None if added is None else Marks(added)
         self._added = added

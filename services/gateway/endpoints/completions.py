@@ -31,6 +31,7 @@ from shared.codec import Array
 from shared.config.gateway import GatewayConfig
 from shared.errors import InvalidRequest, RequestError
 from shared.messages import ConvertedTo, ModelInfo
+from shared.utf8 import MAX_CHAR_BYTES, num_half_bytes
 
 STREAM_HEADERS = {
     "Content-Type": f"{EVENT_STREAM}; charset=utf-8",
@@ -180,10 +181,21 @@ class Completions:
             return [await self._echo(prompt) for prompt in prompts]
 
     async def _echo(self, prompt: Prompt) -> str:
-        data = prompt.data
         if prompt.kind == "ids":
-            data = await self._mesh.conversions.convert("ids", data, False, to="text")
-        return data.tobytes().decode()
+            return await self._echo_of_ids(prompt.data)
+        return prompt.data.tobytes().decode()
+
+    async def _echo_of_ids(self, ids: Array) -> str:
+        """Half a character at the end of a prompt is in the text behind it, which may end it."""
+        written = self._mesh.tokens.written
+        num_half = num_half_bytes(b"".join(map(written, ids[-MAX_CHAR_BYTES:].tolist())))
+        while num_half and (num_bytes := len(written(int(ids[-1])))) <= num_half:
+            ids, num_half = ids[:-1], num_half - num_bytes
+        if not len(ids):
+            return ""
+        data = await self._mesh.conversions.convert("ids", ids, False, to="text")
+        text = data.tobytes().decode()
+        return text.rstrip("\N{REPLACEMENT CHARACTER}") if num_half else text
 
     async def _shown(
         self, job: Job, reservation: Reservation

@@ -153,6 +153,17 @@ class TestEcho:
         assert reply.choices[0].text == " w6€x"
         assert request.prompt.tolist() == [6, 1, 2]
 
+    async def test_half_a_character_at_its_end_is_in_the_text(
+        self, openai: AsyncOpenAI, tokenizer: FakeTokenizer
+    ) -> None:
+        for prompt, echoed in (([6, 1], " w6"), ([1], "")):
+            reply, request = await asyncio.gather(
+                openai.completions.create(model="fish", prompt=prompt, echo=True),
+                tokenizer.answer("€"),
+            )
+            assert reply.choices[0].text == f"{echoed}€"
+            assert request.prompt.tolist() == prompt
+
     async def test_a_stream_begins_with_it(
         self, openai: AsyncOpenAI, tokenizer: FakeTokenizer
     ) -> None:

@@ -7,7 +7,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from services.tokenizer.detokenize import REPLACEMENT, Detokenizer
+from services.tokenizer.detokenize import REPLACEMENT, Detokenizer, seam_of
+from services.tokenizer.vocabulary import token_bytes
+from shared.utf8 import num_half_bytes
 from tests.services.tokenizer.conftest import SAMPLE
 
 
@@ -43,6 +45,26 @@ def test_characters_that_are_cut_by_every_id_come_out_whole(num_bytes: int, num_
     ids = range(len(tokens))
     found = [detokenizer.push(ids[start : start + num_ids]) for start in ids[::num_ids]]
     assert "".join(found) + detokenizer.flush() == text
+
+
+@given(text=st.text("ab 世\U0001f469c", max_size=12), data=st.data())
+def test_prompt_and_text_are_what_all_ids_say(
+    tokenizer: Tokenizer, byte_fallback_tokenizer: Tokenizer, text: str, data: st.DataObject
+):
+    """Wherever the prompt ends: at a blank, between the bytes of a character, before a word."""
+    for each in (tokenizer, byte_fallback_tokenizer):
+        ids = each.encode(text).ids
+        end = data.draw(st.integers(0, len(ids)))
+        written = token_bytes(each, each.get_vocab_size())
+        prompt = b"".join(written[token_id] for token_id in ids[:end])
+        seam = seam_of(ids[:end], written)
+        detokenizer = Detokenizer(each.decode, seam)
+        pushed = "".join(detokenizer.push([token_id]) for token_id in ids[end:])
+        found = pushed + detokenizer.flush()
+        before = len(prompt[: len(prompt) - num_half_bytes(prompt)].decode())
+        if each is byte_fallback_tokenizer and text:
+            before = max(0, before - 1)  # the blank that its normalizer puts first
+        assert found == each.decode(ids)[before:]
 
 
 def test_an_incomplete_character_at_the_end_is_replaced_on_flush(tokenizer: Tokenizer):

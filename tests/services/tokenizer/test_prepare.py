@@ -1,8 +1,12 @@
 """What becomes of a Submit before it goes to the scheduler."""
 
+from pathlib import Path
+from typing import Any
+
 import msgspec
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from services.tokenizer.prepare import Prepared, convert, prepare
 from services.tokenizer.text_model import TextModel
@@ -35,6 +39,40 @@ def prepared(
     submit = Submit("r", 1, "ids", SamplingParams(seed=0), TextOptions(), [ChoiceStart(0)])
     submit = msgspec.structs.replace(submit, **changes)
     return prepare(model, submit, np.array(ids, np.int32), np.array(resumed, np.int32), max_tokens)
+
+
+@pytest.fixture
+def llama(tmp_path: Path, byte_fallback_tokenizer: Tokenizer) -> TextModel:
+    """With Llama 2's decoder, which strips a blank at the beginning of a text."""
+    byte_fallback_tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return TextModel(tmp_path, 100, byte_fallback_tokenizer.get_vocab_size())
+
+
+CONTINUED = ChatOptions(adds_generation_prompt=False, continues_final_message=True)
+
+
+@pytest.mark.parametrize(
+    ("chat", "text"), [(None, " ab"), (CONTINUED, " ab"), (ChatOptions(), "ab")]
+)
+def test_a_text_goes_on_from_its_prompt(llama: TextModel, chat: ChatOptions | None, text: str):
+    """The reply of a chat is a text of its own."""
+    word = llama.encode_exactly("ab")
+    [choice] = prepared(llama, llama.encode_exactly("b"), chat=chat).choices
+    assert choice.push(word, False) == text
+    again: dict[str, Any] = {"resumed": tuple(word), "choices": [ChoiceStart(0, len(word), 1)]}
+    [choice] = prepared(llama, llama.encode_exactly("b"), chat=chat, **again).choices
+    assert choice.push([], False) == text[1:]
+    stop = TextOptions(stop=[" a"])
+    [choice] = prepared(llama, llama.encode_exactly("b"), chat=chat, text=stop).choices
+    assert choice.push(word, False) == ("" if text.startswith(" ") else "ab")
+
+
+def test_a_text_ends_the_character_that_its_prompt_has_begun(model: TextModel):
+    for start in ("", "so "):
+        ids = model.encode_exactly(f"{start}🦀🪼")
+        half = next(end for end in range(1, len(ids)) if "\ufffd" in model.decode(ids[:end]))
+        [choice] = prepared(model, ids[:half]).choices
+        assert choice.push(ids[half:], False) == "🦀🪼"
 
 
 def test_bad_words_become_ids(model: TextModel):
