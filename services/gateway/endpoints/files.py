@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import BinaryIO, TypeVar
 
-from aiohttp import BodyPartReader, web
+from aiohttp import BodyPartReader, hdrs, web
 
 from services.gateway.batches.folder import BatchFolder, new_file_id, no_room
 from services.gateway.batches.objects import DeletedFile, FileObject, StoredFile
@@ -29,6 +29,7 @@ MAX_NAME_CHARS = 256
 MAX_FIELD_BYTES = 1024
 MAX_LISTED = 10_000
 PURPOSE = "batch"
+FORM = "multipart/form-data"
 OCTETS = "application/octet-stream"
 MIN_BYTES_PER_S = 16 << 10
 """As fast an upload has to come, but for pauses of READ_TIMEOUT_S in all."""
@@ -62,10 +63,11 @@ class Files:
 
     async def _upload(self, request: web.Request) -> web.Response:
         folder = self._folder
-        if request.content_type != "multipart/form-data":
+        if request.content_type != FORM:
             given = show(request.content_type)
             raise web.HTTPUnsupportedMediaType(
-                reason=f"Content-Type is {given}; expected multipart/form-data"
+                reason=f"Content-Type is {given}; expected {FORM}",
+                headers={hdrs.ACCEPT: FORM},
             )
         check_coding(request)
         file_id, owner = new_file_id(), owner_of(request)

@@ -41,7 +41,7 @@ class Client:
         await self.response.prepare(self._request)
 
     async def write(self, data: bytes) -> None:
-        """Returns when the client has read almost all of ``data``."""
+        """Writes ``WRITE_CHUNK_BYTES`` at a time, and waits while much is unread."""
         if not self.takes_body:
             return
         self._written_s = time.monotonic()

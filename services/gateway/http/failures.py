@@ -99,6 +99,7 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         client = request.get(CLIENT)
         return client.response if client is not None else web.Response(status=CLIENT_LEFT)
     except MemoryError:
+        log.error("request %s is refused: there is no memory for it", request_id(request))
         return await _answer(request, OUT_OF_MEMORY)
     except Exception:
         log.exception("request %s broke", request_id(request))

@@ -495,6 +495,31 @@ async def uploaded(gateway: GatewayService, *pieces: bytes) -> bytes:
     return status
 
 
+@pytest.mark.parametrize(
+    ("type_", "file", "expected"),
+    [
+        (b"\xff/\xfe", FILE, b"415"),
+        (b"multipart/form-data; boundary=b", FILE.replace(b'"f"', b'"\xff"'), b"200"),
+        (b"multipart/form-data; boundary=b", FILE.replace(b'"file"', b'"\xff"'), b"400"),
+    ],
+)
+async def test_bytes_that_are_no_text_break_no_upload(
+    tmp_path: Path, tokenizer: FakeTokenizer, type_: bytes, file: bytes, expected: bytes
+):
+    form = PURPOSE + file
+    async with gateway_of(tmp_path) as gateway:
+        reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
+        writer.write(
+            b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\nExpect: 100-continue\r\n"
+            b"Content-Type: %b\r\nContent-Length: %d\r\n\r\n" % (type_, len(form))
+        )
+        if expected != b"415":
+            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 100 Continue\r\n\r\n"
+            writer.write(form)
+        assert (await reader.readline()).split()[1] == expected
+        writer.close()
+
+
 async def test_a_page_of_another_origin_uploads_nothing(tmp_path: Path, tokenizer: FakeTokenizer):
     async with gateway_of(tmp_path) as gateway, aiohttp.ClientSession() as session:
         form = aiohttp.FormData({"purpose": "batch"})
