@@ -70,6 +70,7 @@ MAX_JSON_CHARS = 256 << 10  # of tools, documents, template arguments and a temp
 MAX_FORMAT_CHARS = 256 << 10  # of a schema, an expression or a grammar of a client
 MAX_GRAMMAR_CHARS = 512 << 10  # of what becomes of it
 MAX_TOOLS = 512
+MAX_LEFT_OUT = 8  # places that are named to a client
 TOOL_NAME = r"[a-zA-Z0-9_.-]{1,128}"
 MAX_MARKER_IDS = 64
 MAX_POOLED_SIZE = 1 << 16  # numbers that a model gives of a text
@@ -672,13 +673,15 @@ class Accepted(Row, tag=20, frozen=True):
     """All choices will run. Until it arrives, a gateway has sent no byte to the client.
 
     Buffer: int32 ids of the prompt; a scheduler, whose peer knows them, sends none. A tokenizer
-    sets ``start`` and ``dropped``.
+    sets ``start``, ``dropped`` and ``left_out``, places in the request of what its schemas say and
+    nothing holds.
     """
 
     request: Name
     attempt: Int32
     start: OutputStart = OutputStart.ANSWER
     dropped: Dropped = NOTHING_DROPPED
+    left_out: Annotated[list[Name], Meta(max_length=MAX_LEFT_OUT)] = []
 
 
 class Finished(Row, frozen=True):

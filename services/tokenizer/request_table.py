@@ -10,6 +10,8 @@ from services.tokenizer.prompt_spans import PromptSpans
 from shared.codec import Array
 from shared.log import log_end
 from shared.messages import (
+    MAX_LEFT_OUT,
+    MAX_NAME_CHARS,
     NOTHING_DROPPED,
     Cancel,
     Dropped,
@@ -34,8 +36,8 @@ class OpenRequest:
 
     ``choices`` is empty and ``scheduler`` None until the prompt is encoded and sent. ``prepare_s``
     is the time that took, with the wait for a thread. ``prompt_ids`` are there from then until the
-    gateway gets them, with Accepted, and with ``start``, what the first token belongs to, and what
-    was ``dropped``.
+    gateway gets them, with Accepted, and with ``start``, what the first token belongs to, what was
+    ``dropped``, and what its schemas say that is ``left_out``.
     """
 
     submit: Submit
@@ -47,6 +49,7 @@ class OpenRequest:
     num_prompt_tokens: int = 0
     start: OutputStart = OutputStart.ANSWER
     dropped: Dropped = NOTHING_DROPPED
+    left_out: list[str] = field(default_factory=list)
     choices: dict[int, OpenChoice] = field(default_factory=dict)
     spans: PromptSpans = field(init=False)
 
@@ -73,6 +76,9 @@ class OpenRequest:
         """The one that has this number at the end of its sequence's name, if it has not ended."""
         is_number = number.isdecimal() and len(number) <= MAX_DIGITS
         return self.choices.get(int(number)) if is_number else None
+
+    def note_left_out(self, places: list[str]) -> None:
+        self.left_out = [place[:MAX_NAME_CHARS] for place in places[:MAX_LEFT_OUT]]
 
     def cancel(self) -> None:
         """Takes it out of the queue of prompts to encode, or back from the scheduler."""

@@ -210,7 +210,9 @@ class Requests:
         if not wants_guide(request.submit):
             return None
         with request.spans.measure("format"):
-            return await self._guides.guide_of(request.submit, prepared.start)
+            return await self._guides.guide_of(
+                request.submit, prepared.start, request.note_left_out
+            )
 
     def _prepare(self, request: OpenRequest, prompt: Array, resumed: Array) -> Prepared:
         started_s = time.monotonic()
@@ -257,7 +259,9 @@ class Requests:
     def accept(self, accepted: Accepted) -> None:
         request = self._open.get(accepted.request, accepted.attempt)
         if request is not None and request.prompt_ids is not None:
-            accepted = replace(accepted, start=request.start, dropped=request.dropped)
+            accepted = replace(
+                accepted, start=request.start, dropped=request.dropped, left_out=request.left_out
+            )
             request.gateway.send(accepted, request.prompt_ids)
             request.prompt_ids = None
 

@@ -87,7 +87,7 @@ class GatewayArena:
         self._job = Job("m", prompts, 2, PARAMS, TextOptions(), 0, True, False)
         vocabulary: list[np.ndarray] = [np.zeros(100, np.uint8), np.ones(100, np.int32)]
         self.examples: list[Example] = [
-            (Accepted("r/0", 1, OutputStart.REASONING), [PROMPT]),
+            (Accepted("r/0", 1, OutputStart.REASONING, left_out=["f.pattern"]), [PROMPT]),
             (Deltas(rows, [Finished("r/0", 1, 0, "stop", 2, "x", 1)], reports), buffers),
             (Failed("r/0", 1, 503, "t", "c", "m", "prompt", 1.0), []),
             (Lost([RequestKey("r/0", 1)], True, "s", 1), []),

@@ -22,7 +22,7 @@ from services.gateway.requests.parse import Limits
 from services.gateway.requests.reply_bytes import TOKEN_BYTES, prompt_bytes, token_bytes
 from services.gateway.requests.request_id import check_request_id, request_id, take_request_id
 from services.gateway.requests.runner import check_generates
-from services.gateway.requests.violations import client_names
+from services.gateway.requests.violations import client_names, not_held
 from services.gateway.responses.chunk_pace import ChunkPace
 from services.gateway.responses.output_parser import OutputParser, output_parser
 from services.gateway.responses.reply import Head, Reply
@@ -138,7 +138,6 @@ class Completions:
         reply_id = endpoint.reply_id(public_id)
         head = Head(reply_id, int(time.time()), job.model, model.fingerprint)
         client = Client(request)
-        warn(client.response, job.warnings)
         mesh_id = f"{public_id}~{secrets.token_hex(4)}"
         trace = request[TRACE]
         trace.ids = {public_id, reply_id}
@@ -146,6 +145,7 @@ class Completions:
             meter.follow(collector)
             with trace.measure("accept"):
                 prompt_ids = await self._accepted(collector)
+            warn(client.response, [*job.warnings, *not_held(collector.left_out, job.field_names)])
             if num_dropped := collector.dropped.num_turns:
                 client.response.headers[DROPPED_TURNS] = str(num_dropped)
             self._keep_ids(job, prompt_ids, reservation)

@@ -173,11 +173,11 @@ class Mesh:
         match message:
             case Deltas():
                 self._deliver(prompts, message, TokenArrays(*arrays))
-            case Accepted(request, attempt, start, dropped):
+            case Accepted(request, attempt, start, dropped, left_out):
                 if prompt := prompts.get(RequestKey(request, attempt)):
                     tokenizer.probation.succeed()
                     self._note_accepted(prompt)
-                    prompt.accept(arrays[0], start, dropped)
+                    prompt.accept(arrays[0], start, dropped, left_out)
             case Failed(request, attempt):
                 if prompt := prompts.pop(RequestKey(request, attempt), None):
                     self._fail(prompt, RequestError.from_failed(message), tokenizer)

@@ -1,7 +1,7 @@
 """One prompt's way through the mesh, over all its attempts. Pure."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -211,10 +211,11 @@ class OpenPrompt:
         prompt_ids: Array,
         start: OutputStart = OutputStart.ANSWER,
         dropped: Dropped = NOTHING_DROPPED,
+        left_out: Sequence[str] = (),
     ) -> None:
         self.is_accepted = True
         self._prompt = Prompt("ids", prompt_ids)
-        self._collector.accept(self._number, prompt_ids, start, dropped)
+        self._collector.accept(self._number, prompt_ids, start, dropped, left_out)
 
     def add(self, row: Delta, part: TokenArrays) -> None:
         choice = self.choices.get(row.choice)

@@ -134,7 +134,8 @@ class OutputCollector:
     The mesh writes, one handler reads: ``accepted`` once, then ChoiceUpdates until every choice has
     ended; ``consumed`` after each, when its client has it. What is pending is read before an error
     is raised. ``prompt_ids`` and ``starts`` are those of the prompts, once accepted, and
-    ``dropped`` is what a chat's leaves out; ``num_replays`` counts how often one of them was lost
+    ``dropped`` is what a chat's leaves out, and ``left_out`` names what is not held of the
+    request's schemas; ``num_replays`` counts how often one of them was lost
     and begun again, which a ``trace`` shows.
 
     If it ``has_prompt_logprobs``, those of a prompt are read before what its choices bring, which
@@ -148,6 +149,7 @@ class OutputCollector:
         self.prompt_ids: list[Array | None] = [None] * num_prompts
         self.starts = [OutputStart.ANSWER] * num_prompts
         self.dropped = NOTHING_DROPPED
+        self.left_out: Sequence[str] = ()
         self.num_replays = 0
         self.trace: RequestTrace | None = None
         self.on_consumed: Callable[[ChoiceUpdate], None] = lambda update: None
@@ -172,10 +174,11 @@ class OutputCollector:
         ids: Array,
         start: OutputStart = OutputStart.ANSWER,
         dropped: Dropped = NOTHING_DROPPED,
+        left_out: Sequence[str] = (),
     ) -> None:
         if self.prompt_ids[prompt] is None:
             self.prompt_ids[prompt], self.starts[prompt] = ids, start
-            self.dropped = dropped
+            self.dropped, self.left_out = dropped, left_out
         self._note_scored(prompt, 0)
         self._changed.set()
 

@@ -109,7 +109,7 @@ def _of_structured_outputs(outputs: StructuredOutputs) -> Iterator[OutputFormat]
 
 def _schema(raw: Raw, param: str) -> Iterator[OutputFormat]:
     if raw != NULL:
-        yield OutputFormat("json_schema", param, _json_object(raw, param))
+        yield OutputFormat("json_schema", param, _json_object(raw, param), is_strict=False)
 
 
 def _text(kind: FormatKind, value: str | None, param: str) -> Iterator[OutputFormat]:

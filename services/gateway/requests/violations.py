@@ -1,7 +1,7 @@
 """What is wrong in a request, as an error that a client can act on."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from shared.errors import InvalidRequest, NotFound, RequestError
 MAX_SHOWN_CHARS = 60
 
 _PATH = re.compile(r"(?P<reason>.*) - at `\$(?P<path>.*)`", re.DOTALL)
+_NO_NAME = re.compile(r"[^\w.$\[\]-]", re.ASCII)
 _STEP = re.compile(r"(\w+)|\[(\d+)\]")
 _WRONG_WORD = ("Invalid enum value", "Invalid value")
 _FIELD = re.compile(r"Object (?P<reason>missing required|contains unknown) field `(?P<name>.*)`")
@@ -70,6 +71,14 @@ def client_names(names: Mapping[str, str]) -> Iterator[None]:
             if error.message.startswith(before):
                 error.message = error.param + error.message[len(before) :]
         raise
+
+
+def not_held(places: Sequence[str], names: Mapping[str, str]) -> Iterator[str]:
+    """Warnings for a header of what the mesh left out of schemas; ``names`` as in client_names."""
+    for place in places:
+        beginning = _named_part(place, names)
+        named = names.get(beginning, "") + place[len(beginning) :]
+        yield f"{_NO_NAME.sub('_', named)}: not held"
 
 
 def _named_part(param: str, names: Mapping[str, str]) -> str:

@@ -26,9 +26,10 @@ class Part:
     grammar: str
 
 
-def parts_of(wanted: Wanted) -> list[Part]:
-    """Those of ``wanted`` that are a grammar by themselves. It composes without an error."""
-    totals, parts = Totals(), []
+def parts_of(wanted: Wanted, unheld: frozenset[str] = frozenset()) -> list[Part]:
+    """Those of ``wanted`` that are a grammar by themselves, without what is ``unheld``. It composes
+    without an error."""
+    totals, parts = Totals(unheld=unheld), []
     choice = wanted.choice or ToolChoice("auto")
     if wanted.tools and choice.kind != "none":
         parts += [
@@ -43,7 +44,7 @@ def parts_of(wanted: Wanted) -> list[Part]:
 def _parts_of_format(format: OutputFormat, totals: Totals) -> list[Part]:
     value, param = format.value, format.param
     if format.kind == "json_schema":
-        schema = checked(read_json(value, param), param, totals)
+        schema = checked(read_json(value, param), param, totals, format.is_strict)
         schema = guided(schema, format.is_strict, format.whitespace)
         return [Part(param, _written("json_schema", schema))]
     if format.kind == "grammar":

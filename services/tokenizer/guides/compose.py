@@ -41,11 +41,14 @@ class Wanted:
     budget: int | None = None
 
 
-def compose(dialect: Dialect, wanted: Wanted, start: OutputStart) -> Guide | None:
-    """None: any text will do. Raises InvalidRequest naming the field."""
+def compose(
+    dialect: Dialect, wanted: Wanted, start: OutputStart, totals: Totals | None = None
+) -> Guide | None:
+    """None: any text will do. ``totals`` count its schemas. Raises InvalidRequest naming the
+    field."""
     gate = _gate(dialect, start)
     lark = Lark(dialect.added_tokens, param_of(wanted))
-    answer = _answer(lark, dialect, wanted, start)
+    answer = _answer(lark, dialect, wanted, start, totals or Totals())
     if wanted.budget is not None:
         gate = _limited(dialect, gate, wanted.budget, start)
     if answer is None:
@@ -63,9 +66,10 @@ def param_of(wanted: Wanted) -> str:
     return "tools" if wanted.format is None or is_required else wanted.format.param
 
 
-def _answer(lark: Lark, dialect: Dialect, wanted: Wanted, start: OutputStart) -> str | None:
+def _answer(
+    lark: Lark, dialect: Dialect, wanted: Wanted, start: OutputStart, totals: Totals
+) -> str | None:
     """The expression for what follows the reasoning; None: anything."""
-    totals = Totals()
     format, choice = wanted.format, wanted.choice or ToolChoice("auto")
     calls = _calls(lark, dialect, wanted, choice, totals)
     if calls is not None and choice.kind == "required":

@@ -18,7 +18,7 @@ def format_part(lark: Lark, format: OutputFormat, totals: Totals) -> str:
         case "json_object":
             return json_part(lark, {"type": "object"}, format)
         case "json_schema":
-            schema = checked(read_json(value, param), param, totals)
+            schema = checked(read_json(value, param), param, totals, format.is_strict)
             return json_part(lark, schema, format)
         case "regex":
             return regex_part(lark, value, param)

@@ -6,9 +6,10 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, Process
 from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Any
 
 import msgspec
 
@@ -20,6 +21,7 @@ from shared.errors import GRAMMAR_TOO_COMPLEX, RETRY_AFTER_S, Overloaded, Unavai
 log = logging.getLogger(__name__)
 
 MAX_VERDICTS = 4096
+MAX_UNHELD = 64
 MAX_WAITING = 64
 MAX_WAITING_PER_OWNER = 8
 MAX_TRIAL_S = 60.0  # by the clock, for a child that hangs: it counts time of the processor itself
@@ -48,11 +50,12 @@ class GrammarCheck:
     def __init__(self, read_vocabulary: Callable[[], Vocabulary]) -> None:
         self._read_vocabulary = read_vocabulary
         self._verdicts: OrderedDict[bytes, _Found] = OrderedDict()
+        self._probes: OrderedDict[bytes, bool] = OrderedDict()  # whether each is held
         self._turn = asyncio.Lock()
         self._num_waiting = 0
         self._num_waiting_of: Counter[str] = Counter()
         self._child: Process | None = None
-        self._trial: asyncio.Task[_Found] | None = None
+        self._trial: asyncio.Task[Any] | None = None
 
     async def check(
         self,
@@ -78,6 +81,45 @@ class GrammarCheck:
             raise invalid(found.part, f"it cannot be held: {error}")
         if found.verdict.kind == "wrong":
             raise invalid(param, f"the grammar cannot be used: {error}")
+
+    async def unheld(self, probes: Collection[str], owner: str = "") -> frozenset[str]:
+        """Those of ``probes``, JSON schemas, of which no grammar can be made, ``MAX_UNHELD`` of
+        them at most. Raises as ``check`` does while too many wait."""
+        keys = {probe: blake2b(probe.encode(), digest_size=16).digest() for probe in probes}
+        unknown = sorted(probe for probe, key in keys.items() if key not in self._probes)
+        found: dict[str, bool] = {}
+        if unknown:
+            await self._wait_for_turn(owner)
+            self._trial = trial = asyncio.create_task(self._try_probes(unknown))
+            trial.add_done_callback(self._end_turn)
+            found = await asyncio.shield(trial)
+        for probe, is_held in found.items():
+            self._probes[keys[probe]] = is_held
+        held = {probe: found.get(probe, self._probes.get(key, True)) for probe, key in keys.items()}
+        while len(self._probes) > MAX_VERDICTS:
+            self._probes.popitem(last=False)
+        return frozenset(probe for probe, is_held in held.items() if not is_held)
+
+    async def _try_probes(self, probes: list[str]) -> dict[str, bool]:
+        """What is known of them afterwards: a probe that is too complex, and all behind it, are
+        left to the trial of the whole grammar."""
+        found: dict[str, bool] = {}
+        num_unheld = 0
+        while len(found) < len(probes) and num_unheld < MAX_UNHELD:
+            rest = probes[len(found) :]
+            question = Question([_of_schema(each) for each in rest], compiles_only=True)
+            verdict = await self._ask_child(question) or await self._ask_child(question)
+            if verdict is None:
+                raise _unavailable("the process that checks grammars was killed")
+            if verdict.kind == "complex":
+                break
+            is_wrong = verdict.kind == "wrong"
+            end = verdict.index if is_wrong else len(rest)
+            found |= dict.fromkeys(rest[:end], True)
+            if is_wrong:
+                found[rest[end]] = False
+                num_unheld += 1
+        return found
 
     async def close(self) -> None:
         if self._trial is not None:
@@ -115,7 +157,7 @@ class GrammarCheck:
             if not self._num_waiting_of[owner]:
                 del self._num_waiting_of[owner]
 
-    def _end_turn(self, trial: asyncio.Task[_Found]) -> None:
+    def _end_turn(self, trial: asyncio.Task[Any]) -> None:
         """A trial ends by itself, whether or not anybody waits for it."""
         self._turn.release()
         if not trial.cancelled():
@@ -198,6 +240,10 @@ class GrammarCheck:
 
 def _unavailable(problem: str) -> Unavailable:
     return Unavailable(problem, retry_after_s=RETRY_AFTER_S)
+
+
+def _of_schema(schema: str) -> str:
+    return f'{{"grammars":[{{"json_schema":{schema}}}]}}'
 
 
 async def _answer(child: Process, data: bytes) -> Verdict:

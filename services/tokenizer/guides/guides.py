@@ -7,7 +7,7 @@ from services.tokenizer.guides.causes import parts_of
 from services.tokenizer.guides.child import Vocabulary
 from services.tokenizer.guides.compose import Dialect, Wanted, compose, param_of
 from services.tokenizer.guides.grammar_check import GrammarCheck
-from services.tokenizer.guides.limits import invalid
+from services.tokenizer.guides.limits import Totals, invalid
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.text_model import TextModel
 from shared.errors import InvalidRequest, RequestError
@@ -34,8 +34,14 @@ class Guides:
         self._lanes = lanes
         self._check = GrammarCheck(read_vocabulary)
 
-    async def guide_of(self, submit: Submit, start: OutputStart) -> Guide | None:
-        """None: the text may be any. ``start`` is what the prompt leaves open.
+    async def guide_of(
+        self,
+        submit: Submit,
+        start: OutputStart,
+        note_left_out: Callable[[list[str]], None] = lambda places: None,
+    ) -> Guide | None:
+        """None: the text may be any. ``start`` is what the prompt leaves open; ``note_left_out``
+        gets the places of what schemas say that is not held, if there is any.
 
         Raises InvalidRequest for what is wrong or too large, naming the place in the request, and
         Unavailable or Overloaded while too many grammars wait. Who is cancelled waits no longer.
@@ -47,20 +53,28 @@ class Guides:
         tools = submit.chat.tools if submit.chat is not None else ""
         wanted = Wanted(submit.format, tools, submit.tool_choice, submit.reasoning_budget)
         num_bytes = len(tools) + (len(wanted.format.value) if wanted.format is not None else 0)
-        guide = await self._lanes.run(num_bytes, lambda: self._composed(wanted, start))
-        if guide is not None and guide.grammar:
-            param = param_of(wanted)
-            self._check_file(param)
-            if not any(start.num_ids for start in submit.choices):
-                await self._check.check(
-                    guide.grammar, param, submit.owner, lambda: parts_of(wanted)
-                )
+        totals = Totals()
+        guide = await self._lanes.run(num_bytes, lambda: self._composed(wanted, start, totals))
+        if guide is None or not guide.grammar:
+            return guide
+        param = param_of(wanted)
+        self._check_file(param)
+        if totals.probes and (unheld := await self._check.unheld(totals.probes, submit.owner)):
+            totals = Totals(unheld=unheld)
+            guide = await self._lanes.run(num_bytes, lambda: self._composed(wanted, start, totals))
+            assert guide is not None
+        if not any(start.num_ids for start in submit.choices):
+            await self._check.check(
+                guide.grammar, param, submit.owner, lambda: parts_of(wanted, totals.unheld)
+            )
+        if totals.left_out:
+            note_left_out(totals.left_out)
         return guide
 
-    def _composed(self, wanted: Wanted, start: OutputStart) -> Guide | None:
+    def _composed(self, wanted: Wanted, start: OutputStart, totals: Totals) -> Guide | None:
         """What no check foresees is the request's error too: it fails in each tokenizer."""
         try:
-            return compose(self._dialect, wanted, start)
+            return compose(self._dialect, wanted, start, totals)
         except RequestError:
             raise
         except Exception:

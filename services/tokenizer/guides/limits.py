@@ -1,7 +1,7 @@
 """How large what a client sends for a grammar may be: checked before anything is compiled."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from shared.errors import InvalidRequest
 from shared.messages import MAX_NAME_CHARS, TOOL_NAME
@@ -66,8 +66,15 @@ def check_tool_name(param: Param, name: str) -> None:
 
 @dataclass(slots=True)
 class Totals:
-    """What all schemas of a request have together."""
+    """What all schemas of a request have together.
 
+    ``probes`` are of those that are read loosely; keywords of ``unheld`` ones are left out, and
+    ``left_out`` are the places of all that hold for nothing.
+    """
+
+    unheld: frozenset[str] = frozenset()
+    probes: set[str] = field(default_factory=set)
+    left_out: list[str] = field(default_factory=list)
     num_bytes: int = 0
     num_properties: int = 0
     num_enum_values: int = 0

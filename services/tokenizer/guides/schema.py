@@ -17,6 +17,7 @@ from services.tokenizer.guides.limits import (
     check_regex,
     invalid,
 )
+from services.tokenizer.guides.looser import loosen, probes_of
 
 DEFAULT_WHITESPACE = r"[ ]{1,2}|\n[ \t]{0,24}"
 
@@ -44,18 +45,28 @@ def read_json(text: str, param: str) -> Any:
         raise invalid(param, f"it is no JSON: {error}") from None
 
 
-def checked(schema: Any, param: str, totals: Totals) -> Schema:
-    """The schema without annotations, its objects closed where that takes nothing from another
-    schema. Raises InvalidRequest naming the place and the limit."""
+def checked(schema: Any, param: str, totals: Totals, is_strict: bool = True) -> Schema:
+    """The schema without annotations, and without what cannot be held unless it ``is_strict``; its
+    objects are closed where that takes nothing from another schema. Raises InvalidRequest naming
+    the place and the limit."""
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
         raise invalid(param, "a JSON schema is an object")
     kept, schemas = _copied(schema, param, totals)
+    if not is_strict:
+        _loosen(kept, schemas, totals)
     totals.add_schema(param, len(msgspec.json.encode(kept)))
     _check_chains(kept, schemas)
     _close([schema for _, schema in schemas])
     return kept
+
+
+def _loosen(root: Schema, schemas: list[tuple[Param, Schema]], totals: Totals) -> None:
+    for path, schema in schemas:
+        totals.probes.update(probe for _, probe in probes_of(schema))
+        for name in loosen(schema, lambda reference: find(root, reference), totals.unheld):
+            totals.left_out.append(str(Place(path, f".{name}")))
 
 
 def guided(schema: Schema, is_strict: bool, whitespace: str | None = None) -> Schema:

@@ -58,7 +58,7 @@ def _read(function: _Function, param: str, totals: Totals) -> Tool:
     check_tool_name(f"{param}.name", function.name)
     schema = NO_PARAMETERS
     if function.parameters is not None:
-        schema = checked(function.parameters, f"{param}.parameters", totals)
+        schema = checked(function.parameters, f"{param}.parameters", totals, bool(function.strict))
     return Tool(function.name, schema, bool(function.strict), param)
 
 

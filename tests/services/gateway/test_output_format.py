@@ -42,11 +42,11 @@ FORMS: list[tuple[dict[str, Any], OutputFormat | None]] = [
     ),
     (
         {"structured_outputs": {"json": SCHEMA}},
-        OutputFormat("json_schema", "structured_outputs.json", TEXT),
+        OutputFormat("json_schema", "structured_outputs.json", TEXT, False),
     ),
     (
         {"structured_outputs": {"json": TEXT, "whitespace_pattern": " ?"}},
-        OutputFormat("json_schema", "structured_outputs.json", TEXT, whitespace=" ?"),
+        OutputFormat("json_schema", "structured_outputs.json", TEXT, False, whitespace=" ?"),
     ),
     (
         {"structured_outputs": {"json_object": True, "disable_any_whitespace": True}},
@@ -68,10 +68,10 @@ FORMS: list[tuple[dict[str, Any], OutputFormat | None]] = [
         {"structured_outputs": {"structural_tag": json.dumps(TAG)}},
         OutputFormat("structural_tag", "structured_outputs.structural_tag", json.dumps(TAG)),
     ),
-    ({"guided_json": SCHEMA}, OutputFormat("json_schema", "guided_json", TEXT)),
+    ({"guided_json": SCHEMA}, OutputFormat("json_schema", "guided_json", TEXT, False)),
     (
         {"guided_json": TEXT, "guided_whitespace_pattern": " "},
-        OutputFormat("json_schema", "guided_json", TEXT, whitespace=" "),
+        OutputFormat("json_schema", "guided_json", TEXT, False, whitespace=" "),
     ),
     (
         {"guided_regex": "a", "guided_decoding_backend": "xgrammar"},
@@ -81,7 +81,7 @@ FORMS: list[tuple[dict[str, Any], OutputFormat | None]] = [
     ({"guided_grammar": "start: A"}, OutputFormat("grammar", "guided_grammar", "start: A")),
     ({"regex": "a"}, OutputFormat("regex", "regex", "a")),
     ({"ebnf": 'root ::= "a"'}, OutputFormat("grammar", "ebnf", 'root ::= "a"')),
-    ({"json_schema": TEXT}, OutputFormat("json_schema", "json_schema", TEXT)),
+    ({"json_schema": TEXT}, OutputFormat("json_schema", "json_schema", TEXT, False)),
 ]
 
 

@@ -196,7 +196,7 @@ async def test_a_conversion_is_cancelled_when_its_client_leaves(
     [
         ("/tokenize", {"prompt": "a"}),
         ("/detokenize", {"tokens": [1]}),
-        ("/v1/completions", {"prompt": [1], "echo": True}),
+        ("/v1/completions", {"prompt": [6], "echo": True}),
     ],
 )
 async def test_a_conversion_that_is_not_answered_in_time_is_503_and_cancelled(

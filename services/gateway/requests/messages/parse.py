@@ -136,7 +136,7 @@ def _format(request: PromptRequest) -> tuple[JsonFormat | None, str]:
 
 def _response_format(request: PromptRequest) -> JsonSchema | None:
     format, _ = _format(request)
-    return None if format is None else JsonSchema(NamedSchema(_raw(format.schema), strict=True))
+    return None if format is None else JsonSchema(NamedSchema(_raw(format.schema)))
 
 
 def _warnings(request: PromptRequest, model: ModelInfo) -> list[str]:
