@@ -5,8 +5,8 @@ from typing import Any
 
 from services.tokenizer.chat.bounded import TooMuchTime
 from services.tokenizer.chat.normalize import Message, normalize
-from services.tokenizer.chat.template import TEMPLATE_ERRORS
-from services.tokenizer.chat.template_options import read_options
+from services.tokenizer.chat.template import TEMPLATE_ERRORS, ChatTemplate
+from services.tokenizer.chat.template_options import Objects, read_options
 from services.tokenizer.chat.templates import ChatTemplates
 from services.tokenizer.chat.tool_fields import readable_tools
 from shared.errors import InvalidRequest
@@ -31,7 +31,7 @@ def render_prompt(
     tools = variables["tools"]
     template = templates.find(options.template, tools is not None)
     if tools is not None:
-        variables["tools"] = readable_tools(tools, template.traits.takes_for_granted)
+        variables["tools"] = _readable(tools, template)
     normalized = normalize(messages, template.traits)
     if options.continues_final_message:
         has_text = bool(messages) and messages[-1].get("content") is not None
@@ -44,6 +44,13 @@ def render_prompt(
     except TEMPLATE_ERRORS as error:
         raise _refusal(options, error) from None
     return _cut_at_end(prompt) if options.continues_final_message else prompt
+
+
+def _readable(tools: Objects, template: ChatTemplate) -> Objects:
+    try:
+        return readable_tools(tools, template.traits.takes_for_granted)
+    except RecursionError:
+        raise InvalidRequest("tools are nested too deeply", param="tools") from None
 
 
 def _refusal(options: ChatOptions, error: BaseException, code: str | None = None) -> InvalidRequest:

@@ -155,6 +155,7 @@ def test_errors_name_the_clients_field(subtests: pytest.Subtests):
             ChatOptions(),
         ),
         ("tools", HELLO, options(tools="no array")),
+        ("tools", HELLO, ChatOptions(tools='[{"a":' + "[" * 900 + "]" * 900 + "}]")),
         ("documents", HELLO, options(documents=[1])),
         ("chat_template_kwargs", HELLO, options(template_kwargs=[])),
         ("chat_template_kwargs", HELLO, ChatOptions(template_kwargs="{")),
