@@ -137,14 +137,16 @@ async def _stop_signal() -> None:
 async def _broken_callback() -> None:
     """Raises the first error that left a callback of the loop, such as a link's reader.
 
-    That of a task whose result nobody reads is logged: only the task's own work is broken.
+    Logged alone are the error of a task whose result nobody reads, since only the task's own work
+    is broken, and memory that runs out in a transport, which the loop has closed then.
     """
     loop = asyncio.get_running_loop()
     failure: asyncio.Future[None] = loop.create_future()
 
     def on_error(_: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
         error = context.get("exception") or RuntimeError(context["message"])
-        if context["message"].endswith(NEVER_RETRIEVED):
+        is_closed = isinstance(error, MemoryError) and "transport" in context
+        if is_closed or context["message"].endswith(NEVER_RETRIEVED):
             log.error("%s", context["message"], exc_info=error)
         elif not failure.done():
             failure.set_exception(error)

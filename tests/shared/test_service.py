@@ -111,6 +111,19 @@ async def test_the_error_of_a_forgotten_task_is_logged_and_ends_nothing(tmp_path
     assert await asyncio.wait_for(running, 10) == 0
 
 
+async def test_memory_that_runs_out_in_a_transport_ends_that_alone(tmp_path: Path, caplog):
+    """As uvloop tells of it, which has closed the transport by then."""
+    running = asyncio.create_task(run(Idle(), tmp_path))
+    await until_it_serves(tmp_path)
+    context = {"message": "Fatal error on transport TCPTransport", "exception": MemoryError()}
+    asyncio.get_running_loop().call_exception_handler(context | {"transport": object()})
+    await asyncio.sleep(0.05)
+    assert "Fatal error on transport" in caplog.text
+    assert not running.done()
+    asyncio.get_running_loop().call_exception_handler(context)
+    assert await asyncio.wait_for(running, 10) != 0
+
+
 async def test_a_service_signals_once_that_it_is_ready(tmp_path: Path, monkeypatch, caplog):
     monkeypatch.setattr(runner, "LOOK_S", 0.001)
     caplog.set_level(logging.INFO)
