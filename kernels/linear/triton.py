@@ -49,7 +49,7 @@ def config(num_rows: int, size: int, itemsize: int, num_tokens: int) -> Config:
     depends on the weight alone: 64 rows take another instruction than 32 or 16. In float32 there
     are no tensor cores, and operands stand in registers.
     """
-    block_rows = _block_rows(num_rows)
+    block_rows = _block_rows(num_rows) if itemsize == 2 else 32  # registers spill with 64
     block_k = (128 if block_rows == 64 else 256) if itemsize == 2 else 32
     block_k = min(block_k, next_power_of_2(size))
     block_t, num_tiles = _tiles(num_tokens)

@@ -41,7 +41,7 @@ def _one_thread() -> Iterator[None]:
 # An image with PyTorch and transformers brings these.
 IMAGE_MODULES = (
     *("torch", "triton", "numpy", "transformers", "tokenizers", "safetensors", "huggingface_hub"),
-    *("aiohttp", "uvloop", "rich", "prometheus_client", "jinja2", "yaml"),
+    *("aiohttp", "multidict", "uvloop", "rich", "prometheus_client", "jinja2", "yaml"),
 )
 OUR_PACKAGES = ("cli", "kernels", "services", "shared")
 ENGINE_ROWS = {

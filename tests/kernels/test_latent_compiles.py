@@ -38,8 +38,9 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 each_arch = pytest.mark.parametrize("arch", ARCHS)
 
 
-# Of a prompt's kernel, which is five times as fast with them as one of 16 queries without.
-CHUNK_SPILL_BYTES = 336
+# A prompt's kernel spills (80 bytes on sm_90 with Triton 3.6, 672 with 3.9), and with 3.6 takes a
+# fifth of the time of one of 16 queries that does not.
+CHUNK_SPILL_BYTES = 700
 
 
 def check(

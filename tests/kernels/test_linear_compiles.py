@@ -258,7 +258,7 @@ def test_what_decodes_fits(form: str, dtype: torch.dtype, arch: int) -> None:
 @pytest.mark.parametrize("size", [64, 256, 4096, 12288])
 def test_a_norm_fits(size: int, dtype: torch.dtype, arch: int) -> None:
     pointers = dict.fromkeys(["p_x", "p_weight", "p_out"], TYPES[dtype])
-    constants = {"SIZE": size, "BLOCK": triton.next_power_of_2(size)}
+    constants = {"SIZE": size, "BLOCK": triton.next_power_of_2(size), "IS_DEPENDENT": False}
     warps = num_warps(size, dtype.itemsize)
     signature = pointers | {"eps": "fp32"}
     assert_fits(compile_kernel(rms_norm_kernel, signature, constants, arch, num_warps=warps), arch)
