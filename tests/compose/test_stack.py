@@ -183,7 +183,7 @@ async def test_only_the_edge_is_reached_from_outside(stack: Stack):
 
 
 async def address_of(stack: Stack, service: str) -> str:
-    (container,) = await stack.containers(service)
+    container, *_ = await stack.containers(service)
     form = "{{range .NetworkSettings.Networks}}{{.IPAddress}}{{end}}"
     return (await stack.docker("inspect", "-f", form, container)).strip()
 
@@ -218,7 +218,7 @@ async def test_a_service_without_a_key_of_its_role_connects_to_no_peer(
     stack: Stack, secret: str | None
 ):
     """A would-be worker on the mesh's own network."""
-    (scheduler,) = await stack.containers("scheduler")
+    scheduler, *_ = await stack.containers("scheduler")
     before = await stack.metrics(scheduler)
     volumes = [f"--volume={stack.name}_keys-public:/keys/public:ro"]
     script = "exec shoal worker --insecure-tcp"
@@ -250,7 +250,7 @@ async def test_a_service_without_a_key_of_its_role_connects_to_no_peer(
 
 async def test_the_images_hold_what_they_need_and_no_more(stack: Stack):
     for service in ("gateway", "tokenizer", "scheduler"):
-        (container,) = await stack.containers(service)
+        container, *_ = await stack.containers(service)
         assert await stack.docker("exec", container, "id", "-u") == "10001\n"
         with pytest.raises(CommandError, match=r"No module named .*torch"):
             await stack.docker("exec", container, "python", "-c", "import torch")

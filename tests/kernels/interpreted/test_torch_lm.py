@@ -4,12 +4,8 @@ import msgspec
 import pytest
 import torch
 
-from kernels import switches
 from services.worker.backends.torch_lm import TorchLM
-from services.worker.layers.linear import Linear
 from services.worker.layers.stack_experts import stack_experts
-from services.worker.weights.load import quantize
-from services.worker.weights.online import Quantization
 from tests.services.worker.device_contexts import OnDevice
 from tests.services.worker.test_native import (
     EXPERTS,
@@ -44,19 +40,3 @@ def test_float32_logits_do_not_depend_on_who_knows_the_lengths(name: str) -> Non
     found = run(OnDevice(TorchLM(models[1])), config, dtype, prompts, 6)
     assert all(logits.std() > 0.05 for logits in expected)
     assert furthest(found, expected) < 1e-4
-
-
-@pytest.mark.parametrize("weights", ["none", "wint4"])
-def test_a_prefetch_beside_attention_changes_no_bit(
-    weights: Quantization, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_hidden_layers": 1}
-    config = msgspec.structs.replace(make_config("Qwen2, biases"), **sizes)
-    model, prompts, dtype = make_model(config, torch.float32), random_prompts(9), torch.float32
-    for module in model.modules():
-        if isinstance(module, Linear):
-            quantize(module, weights)
-    computed = OnDevice(TorchLM(model))
-    expected = run(computed, config, dtype, prompts, 6)
-    monkeypatch.setattr(switches, "PREFETCH_BYTES", 1 << 10)
-    assert furthest(run(computed, config, dtype, prompts, 6), expected) == 0
