@@ -1,4 +1,4 @@
-"""What kernels do in one of several ways until a card has said which is fastest.
+"""Choices of kernels that measurements on GPUs decide.
 
 They are read at each launch, so that a graph has what they were when it was captured.
 ``make gpu-check`` measures each beside the others.

@@ -6,6 +6,7 @@ from triton import knobs
 from triton.runtime import driver
 
 from kernels import switches
+from kernels.dependent import waits
 
 MIN_CAPABILITY = 90
 LINE_BYTES = tl.constexpr(128)
@@ -14,7 +15,7 @@ PREFETCH_LINES = tl.constexpr(8)  # of a row: about what is on its way to a prog
 
 def early() -> dict[str, bool]:
     """What a launch is given, for its kernel and for the driver, to begin early where it may."""
-    if not switches.DEPENDENT_LAUNCHES or knobs.runtime.interpret:
+    if not switches.DEPENDENT_LAUNCHES or waits() or knobs.runtime.interpret:
         return {"IS_DEPENDENT": False}
     if driver.active.get_current_target().arch < MIN_CAPABILITY:
         return {"IS_DEPENDENT": False}

@@ -42,8 +42,9 @@ class Config(NamedTuple):
 
 
 def config(num_rows: int, size: int, itemsize: int, num_tokens: int) -> Config:
-    """For a weight [num_rows, size]: the fastest of a sweep over Qwen3-8B's weights on an H200, see
-    ``benchmarks/results/gpu-sweeps-nvidia-h200-2026-11-26.md``.
+    """For a weight [num_rows, size]. Rows, inputs and warps come from a sweep over Qwen3-8B's
+    weights on an H200 (``benchmarks/results/gpu-sweeps-nvidia-h200-2026-11-26.md``), stages from
+    the room in shared memory. Float32 was not swept.
 
     A token's result is the same bits whatever its step has besides, since the order of a sum
     depends on the weight alone: 64 rows take another instruction than 32 or 16. In float32 there

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kernels.codes import Codes, decoded_rows
+from kernels.dependent import one_by_one
 from kernels.experts import Biases
 from kernels.experts import experts as expert_products
 from kernels.latent import latent_queries, latent_values, write_latents
@@ -270,7 +271,8 @@ class TorchLM(TorchCausalLM):
             self.draft_head = _TorchDraftHead(model.mtp_head, self._ops)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        return self.model.forward(self._ops(positions, offloaded=self.offloaded), input_ids)
+        with one_by_one(self.offloaded is not None):
+            return self.model.forward(self._ops(positions, offloaded=self.offloaded), input_ids)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         states = hidden.float() if self.model.lm_head is None else hidden

@@ -10,12 +10,15 @@ import pytest
 import torch
 from prometheus_client import REGISTRY
 from pydantic import ValidationError
+from torch import Tensor
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import make_engine
-from kernels import switches
+from kernels.dependent import waits
+from services.worker.backends.torch_lm import TorchOps
 from services.worker.engine.device.engine import DeviceEngine
+from services.worker.layers.embedding import Embedding
 from services.worker.layers.linear import Linear
 from services.worker.layers.offloaded import OffloadedLayers, num_bytes_of
 from services.worker.machine.hardware import Memory
@@ -213,11 +216,20 @@ def test_more_than_the_host_has_is_refused(mimo: Path, monkeypatch: pytest.Monke
 
 
 def test_no_launch_begins_early_beside_copies(mimo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(switches, "DEPENDENT_LAUNCHES", True)
-    make_engine(mimo, "device")
-    assert switches.DEPENDENT_LAUNCHES
-    make_engine(mimo, "device", cpu_offload_gb=ALL)
-    assert not switches.DEPENDENT_LAUNCHES
+    """Of the engine whose layers are copied alone, in a process that has both."""
+    seen: list[bool] = []
+    embed = TorchOps.embed
+
+    def watched(ops: TorchOps, ids: Tensor, embedding: Embedding) -> Tensor:
+        seen.append(waits())
+        return embed(ops, ids, embedding)
+
+    monkeypatch.setattr(TorchOps, "embed", watched)
+    for offloaded in (ALL, 0.0, ALL):
+        seen.clear()
+        engine = make_engine(mimo, "device", cpu_offload_gb=offloaded, speculative_config=NO_DRAFTS)
+        scheduled.run(engine, [[1, 2, 3]], SamplingParams(seed=0, max_tokens=2))
+        assert set(seen) == {offloaded > 0}
 
 
 @pytest.mark.parametrize("kernels", ["torch", "native"])

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import switches
 from kernels.logprobs import logprobs
 from kernels.logprobs.row_logprobs import RowLogprobs
 from services.worker.backends.torch_lm import TorchLM
@@ -59,8 +58,6 @@ class DeviceEngine:
         loaded = load(settings, progress, choose_device_kernels)
         _warn_of_acceptance(loaded)
         _check_ranks(loaded)
-        if loaded.model.offloaded is not None:
-            switches.DEPENDENT_LAUNCHES = False  # they would stand behind copies of another stream
         wanted = _wanted_graphs(loaded)
         is_cuda = loaded.device.type == "cuda"
         requirements = (
