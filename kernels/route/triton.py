@@ -10,15 +10,19 @@ from kernels.route.options import Routing
 from kernels.sizes import cdiv, next_power_of_2
 
 BLOCK_TOKENS, BLOCK_INPUTS = 4, 1024
+ALIGNED_BYTES = 16
 LAST = tl.constexpr(-(1 << 63))  # of the numbers that stand for ranked scores
 
 
 def launch_logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     (num_tokens, size), num_experts = x.shape, len(weight)
+    x = x.contiguous()
+    if x.data_ptr() % ALIGNED_BYTES:  # Triton would compile loads, and sums, of another layout
+        x = x.clone()
     out = torch.empty(num_tokens, num_experts, dtype=torch.float32, device=x.device)
     if num_tokens:
         logits_kernel[num_experts, cdiv(num_tokens, BLOCK_TOKENS)](
-            *(x.contiguous(), weight.contiguous(), bias, out, num_tokens, num_experts, size),
+            *(x, weight.contiguous(), bias, out, num_tokens, num_experts, size),
             *(BLOCK_TOKENS, min(BLOCK_INPUTS, next_power_of_2(size))),
             num_warps=4,
         )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.codes import Codes, has_kernels
-from kernels.codes.triton import constants, operands
+from kernels.codes.triton import constants, exactly, operands
 from kernels.experts.biases import Biases
 from kernels.experts.triton.config import config
 from kernels.experts.triton.place import place
@@ -55,12 +55,14 @@ def launch(
         *(num_chosen, inner, hidden, *constants(gate_up), *opening[:3], alpha, limit),
         num_warps=opening.num_warps,
         num_stages=opening.num_stages,
+        **exactly(constants(gate_up)),
     )
     down_kernel[cdiv(hidden, closing.block_rows), most](
         *(gated, *placed, *_operands(down), down_bias, weights, parts, most),
         *(hidden, inner, *constants(down), *closing[:3]),
         num_warps=closing.num_warps,
         num_stages=closing.num_stages,
+        **exactly(constants(down)),
     )
     sum_kernel[num_tokens, cdiv(hidden, BLOCK)](
         *(parts, residual, out, num_chosen, hidden, BLOCK), num_warps=4
