@@ -4,13 +4,10 @@ They are read at each launch, so that a graph has what they were when it was cap
 ``make gpu-check`` measures each beside the others.
 """
 
-# The last program of a row's KV head adds up the splits of attention, in place of a launch.
-LAST_COMBINES = True
 # Keys that a split of attention takes in turn: of few, a row has more programs and more to add up.
 SPLIT_KEYS = 128
 # Norms, GEMMs, rotation and attention of few tokens are launched before the launch in front of them
-# has ended, where a GPU can do that; a GEMM has the beginning of its weight come to the L2 cache
-# meanwhile. 3 % of a step on an H200, up to 32 rows.
+# has ended, where a GPU can do that: 3 % of a step on an H200, up to 32 rows.
 DEPENDENT_LAUNCHES = True
 # Up to so many tokens products are our own, beyond them cuBLAS's: 64, or some more times 64.
 FEW_TOKENS = 64

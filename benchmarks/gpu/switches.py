@@ -18,14 +18,11 @@ class Change(NamedTuple):
     value: Any
 
 
-AS_IT_IS = Change("none", "LAST_COMBINES", switches.LAST_COMBINES)
+AS_IT_IS = Change("none", "SPLIT_KEYS", switches.SPLIT_KEYS)
 
 
 def changes() -> Iterator[Change]:
     """Each by itself."""
-    yield Change(
-        "splits of attention are added up by a launch of their own", "LAST_COMBINES", False
-    )
     for num_keys in (64, 128, 256):
         if num_keys != switches.SPLIT_KEYS:
             yield Change(

@@ -50,10 +50,11 @@ def measure(device: str, limit_s: float) -> Iterator[dict[str, Any]]:
 def main(device: str) -> None:
     """Prints the rows, each when it is there."""
     suite = of_card() if device == "cuda" else of_test()
-    one = suite.batches[0]
+    one, *_, many = suite.batches
+    points = Point("graphs", one), Point("graphs", many), Point("mtp", one, MAX_DEPTH, ACCEPTANCE)
     with tempfile.TemporaryDirectory() as folder:
         engines = Engines(suite, Path(folder))
-        for point in (Point("graphs", one), Point("mtp", one, MAX_DEPTH, ACCEPTANCE)):
+        for point in points:
             for row in _rows(engines, point):
                 print(json.dumps(row), flush=True)
             engines.close()
@@ -76,7 +77,7 @@ def _rows(engines: Engines, point: Point) -> Iterator[dict[str, Any]]:
     steps = steps_of(events, FIRST[kind])
     if not steps:
         raise RuntimeError(f"no step among {len(events)} events of the profiler")
-    label = {"engine": point.kind, "depth": point.depth}
+    label = {"engine": point.kind, "num_rows": point.num_rows, "depth": point.depth}
     yield from (label | row for row in table(steps))
 
 

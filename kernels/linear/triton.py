@@ -15,11 +15,12 @@ from kernels.codes import Codes
 from kernels.codes.triton import (
     Constants,
     constants,
+    exactly,
     fitting_span,
     multiply_codes,
     operands,
 )
-from kernels.dependent.triton import begin, early, prefetch_rows
+from kernels.dependent.triton import begin, early
 from kernels.linear.tile import TILE
 from kernels.silu_mul.triton import multiplied
 from kernels.sizes import cdiv, next_power_of_2
@@ -123,6 +124,7 @@ def launch_linear(
         *(num_rows, x.shape[1], stored.weight.stride(0), *known, *chosen[:4]),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
+        **exactly(known),
         **early(),
     )
     return out
@@ -145,6 +147,7 @@ def launch_gated(
         *(num_gates, x.shape[1], stored.weight.stride(0), *known, *chosen[:4], alpha, beta),
         num_warps=chosen.num_warps,
         num_stages=chosen.num_stages,
+        **exactly(known),
         **early(),
     )
     return out
@@ -198,7 +201,7 @@ def linear_kernel(
     o_n = i_block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     o_row = tl.minimum(o_n, N - 1)
     o_t = tl.arange(0, BLOCK_T)
-    _begin(p_weight, o_row, K, STRIDE, PER_PLACE, IS_DEPENDENT)
+    begin(IS_DEPENDENT)
     if NUM_TILES > 1:
         p_x += i_tile * (BLOCK_T * K)
         p_out += i_tile * (BLOCK_T * N)
@@ -250,7 +253,7 @@ def gated_kernel(
     o_row = tl.arange(0, BLOCK_ROWS)
     o_row = tl.minimum(i_block * BLOCK_I + o_row % BLOCK_I, I - 1) + (o_row // BLOCK_I) * I
     o_t = tl.arange(0, BLOCK_T)
-    _begin(p_weight, o_row, K, STRIDE, PER_PLACE, IS_DEPENDENT)
+    begin(IS_DEPENDENT)
     if NUM_TILES > 1:
         p_x += i_tile * (BLOCK_T * K)
         p_out += i_tile * (BLOCK_T * I)
@@ -299,20 +302,6 @@ def _place(NUM_TILES: tl.constexpr):
     if NUM_TILES > 1:
         i_block, i_tile = i_block // NUM_TILES, i_block % NUM_TILES
     return i_block, i_tile
-
-
-@triton.jit
-def _begin(
-    p_weight,
-    o_row,  # [BLOCK_ROWS]
-    K: tl.constexpr,
-    STRIDE: tl.constexpr,
-    PER_PLACE: tl.constexpr,
-    IS_DEPENDENT: tl.constexpr,
-):
-    if IS_DEPENDENT:
-        prefetch_rows(p_weight, o_row, K // PER_PLACE, STRIDE)
-    begin(IS_DEPENDENT)
 
 
 @triton.jit

@@ -19,7 +19,10 @@ TEXTS = (
 
 
 def make_cuda_engine(model: Path = EMBEDDED_MODEL, **settings: Any) -> DeviceEngine:
-    defaults: Any = {"dtype": "float32", "max_num_seqs": 8, "gpu_memory_utilization": 0.5}
+    """With a small KV cache unless ``settings`` size it, so that tests may share a GPU."""
+    defaults: Any = {"dtype": "float32", "max_num_seqs": 8}
+    if not settings.keys() & {"gpu_memory_utilization", "num_gpu_blocks_override"}:
+        defaults["kv_cache_memory_bytes"] = 256 << 20
     config = WorkerConfig(model=model, device="cuda", **(defaults | settings))
     return DeviceEngine(config, lambda text, fraction: None)
 

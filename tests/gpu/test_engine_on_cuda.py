@@ -40,16 +40,13 @@ def test_texts_in_float32_are_the_cpus(temperature: float, steps: dict[str, Any]
 
 
 @pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
-@pytest.mark.parametrize(
-    ("switch", "value"), [("LAST_COMBINES", False), ("DEPENDENT_LAUNCHES", False)]
-)
-def test_a_switch_changes_no_text(
-    switch: str, value: Any, steps: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+def test_launches_that_begin_early_change_no_text(
+    steps: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Launches that begin early are edges of their own kind in a graph."""
+    """In a graph they are edges of their own kind."""
     speculation: dict[str, Any] = {"speculative_config": drafting(2)}
     expected = scheduled.run(make_cuda_engine(**speculation, **steps), prompts(), params_of(0.8))
-    monkeypatch.setattr(switches, switch, value)
+    monkeypatch.setattr(switches, "DEPENDENT_LAUNCHES", False)
     engine = make_cuda_engine(**speculation, **steps)
     assert scheduled.run(engine, prompts(), params_of(0.8)).texts == expected.texts
 

@@ -17,8 +17,7 @@ from kernels.paged_attention.triton import (
     num_heads_together,
 )
 from kernels.paged_attention.triton.chunk import chunk_kernel
-from kernels.paged_attention.triton.decode import combine_kernel, decode_kernel
-from kernels.paged_attention.triton.tiles import MAX_REGISTERS
+from kernels.paged_attention.triton.decode import decode_kernel
 from tests.kernels.compiled import ARCHS, compiled
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
@@ -108,7 +107,7 @@ def compiled_attention(
         arch,
         config.num_warps,
         config.num_stages,
-        MAX_REGISTERS if kernel is decode_kernel else None,
+        config.max_registers if kernel is decode_kernel else None,
     )
 
 
@@ -138,27 +137,20 @@ def assert_fits(resources: Resources, arch: int) -> None:
         *(slow(shape._replace(dtype="fp32"), 1, False, HOPPER) for shape in WITH_OPTIONS),
     ],
 )
-def test_rows_that_decode(shape: Shape, width: int, hides: bool, arch: int) -> None:
+@pytest.mark.parametrize("num_rows", [1, 2])
+def test_rows_that_decode(shape: Shape, width: int, hides: bool, arch: int, num_rows: int) -> None:
     num_queries = width * shape.num_heads // shape.num_kv_heads
     dtype, has_codes = DTYPES[shape.dtype], shape.codes is not None
-    config = decode_config(num_queries, shape.widest, dtype, has_codes=has_codes)
+    config = decode_config(num_queries, shape.widest, dtype, num_rows, has_codes=has_codes)
     sizes = {"WIDTH": width, "NUM_SPLITS": NUM_SPLITS, "SPLIT_TILES": 2}
     num_tiles = triton.cdiv(num_queries, config.num_queries)
     check(decode_kernel, shape, config, arch, hides, **sizes, NUM_TILES=num_tiles)
 
 
-@pytest.mark.parametrize("shape", [QWEN3_8B, EMBEDDED, WIDE, *WITH_OPTIONS])
-def test_splits_that_a_launch_adds_up(shape: Shape) -> None:
-    config = decode_config(4, shape.widest, DTYPES[shape.dtype])
-    sizes = {"WIDTH": 1, "NUM_SPLITS": NUM_SPLITS, "SPLIT_TILES": 2}
-    check(decode_kernel, shape, config, HOPPER, False, **sizes, NUM_TILES=1, p_arrivals=None)
-    check(combine_kernel, shape, config._replace(num_warps=2), HOPPER, True, **sizes)
-
-
 @pytest.mark.parametrize("arch", ARCHS)
 def test_what_a_program_stored_is_there_before_it_is_counted(arch: int) -> None:
     """Between all stores of parts and the count stands a fence, and a barrier before it."""
-    shape, config = QWEN3_8B, decode_config(4, 128, torch.bfloat16)
+    shape, config = QWEN3_8B, decode_config(4, 128, torch.bfloat16, 2)
     sizes = {"WIDTH": 1, "NUM_SPLITS": NUM_SPLITS, "SPLIT_TILES": 2, "NUM_TILES": 1}
     found = compiled_attention(decode_kernel, shape, config, arch, False, **sizes)
     names = [each.name for each in read_code(found.asm["cubin"])]

@@ -18,7 +18,7 @@ from kernels.paged_attention.device import TILE, ChunkRows, DecodeRows, DeviceAt
 from kernels.paged_attention.grouped import PLAIN, AttentionOptions
 from kernels.paged_attention.triton import latent
 from kernels.paged_attention.triton.chunk import chunk_kernel
-from kernels.paged_attention.triton.decode import combine_kernel, decode_kernel
+from kernels.paged_attention.triton.decode import decode_kernel
 from kernels.paged_attention.triton.tiles import EXACT, LOG2_E, MAX_REGISTERS
 from kernels.sizes import cdiv, next_power_of_2
 
@@ -29,6 +29,7 @@ MIN_QUERIES, MAX_QUERIES = 16, 64
 MIN_DIM = 16  # of a head, for a product
 # Blocks are looked up two stages before their keys are used, which are on their way for two more.
 NUM_STAGES = 5
+SHARED_REGISTERS = 168  # of a thread, for three programs of four warps on a multiprocessor
 
 
 class Config(NamedTuple):
@@ -36,6 +37,7 @@ class Config(NamedTuple):
     num_keys: int  # of a tile
     num_warps: int
     num_stages: int = NUM_STAGES
+    max_registers: int = MAX_REGISTERS  # of a thread
 
 
 class Cache(NamedTuple):
@@ -46,17 +48,22 @@ class Cache(NamedTuple):
 
 
 def decode_config(
-    num_queries: int, head_dim: int, dtype: torch.dtype, *, has_codes: bool = False
+    num_queries: int, head_dim: int, dtype: torch.dtype, num_rows: int, *, has_codes: bool = False
 ) -> Config:
-    """``num_queries``: tokens of a row × heads that share a KV head. Unmeasured: 64 keys and
-    values of 128 in bfloat16 are 32 KiB, so that 64 KiB are on their way to a processor. More warps
-    where registers would spill; products in float32 have no tensor cores and take many, and so do
-    codes."""
+    """``num_queries``: tokens of a row × heads that share a KV head. More warps where registers
+    would spill; products in float32 have no tensor cores and take many, and so do codes.
+
+    From two rows on, three programs of a multiprocessor are faster than deep pipelines of two: 26 %
+    at 128 rows of 640 keys, 5 % at 32 of 4,096 (H100,
+    ``benchmarks/results/gpu-sweeps-nvidia-h100-2026-11-26.md``). Neither changes a bit."""
     if dtype == torch.float32:
         return Config(MIN_QUERIES, 16, 4 if head_dim <= 128 and not has_codes else 8)
-    num_rows = min(max(next_power_of_2(num_queries), MIN_QUERIES), MAX_QUERIES)
-    num_warps = 4 if num_rows == MIN_QUERIES and head_dim <= 128 and not has_codes else 8
-    return Config(num_rows, 64 if head_dim <= 128 else 32, num_warps)
+    block = min(max(next_power_of_2(num_queries), MIN_QUERIES), MAX_QUERIES)
+    if block > MIN_QUERIES or head_dim > 128 or has_codes:
+        return Config(block, 64 if head_dim <= 128 else 32, 8)
+    if num_rows == 1:
+        return Config(block, 64, 4)
+    return Config(block, 64, 4, num_stages=2, max_registers=SHARED_REGISTERS)
 
 
 def chunk_config(head_dim: int, dtype: torch.dtype, *, has_codes: bool = False) -> Config:
@@ -141,58 +148,43 @@ def _decode(
             f" {len(rows.slots)} × {num_kv_heads}"
         )
     num_queries = rows.width * (num_heads // num_kv_heads)
-    widest, has_codes = max(query.shape[2], value_dim), cache.scales is not None
-    config = decode_config(num_queries, widest, query.dtype, has_codes=has_codes)
+    widest = max(query.shape[2], value_dim)
+    num_rows, has_codes = len(rows.slots), cache.scales is not None
+    config = decode_config(num_queries, widest, query.dtype, num_rows, has_codes=has_codes)
     num_tiles = cdiv(num_queries, config.num_queries)
     shape = (num_tokens, num_heads, NUM_SPLITS)
     partials = torch.empty(*shape, value_dim, dtype=torch.float32, device=query.device)
     weights = torch.empty(shape, dtype=torch.float32, device=query.device)
-    lengths = (rows.starts, rows.first_keys, rows.tables.shape[1] * block_size)
-    splits = {
-        "WIDTH": rows.width,
-        "NUM_HEADS": num_heads,
-        "NUM_SPLITS": NUM_SPLITS,
-        "SPLIT_TILES": max(1, switches.SPLIT_KEYS // config.num_keys),
-        "BLOCK_KEYS": config.num_keys,
-        "WINDOW": options.window,
-    }
-    sizes = _sizes(query, cache.numbers, value_dim)
-    decode_kernel[(num_kv_heads, NUM_SPLITS, len(rows.slots) * num_tiles)](
+    decode_kernel[(num_kv_heads, NUM_SPLITS, num_rows * num_tiles)](
         query,
         *cache,
         rows.slots,
         rows.tables,
         rows.tables.stride(0),
-        *lengths,
+        rows.starts,
+        rows.first_keys,
+        rows.tables.shape[1] * block_size,
         scale * LOG2_E.value,
         partials,
         weights,
-        rows.arrivals if switches.LAST_COMBINES else None,
+        rows.arrivals,
         options.sinks,
         out,
-        **splits,
-        **sizes,
+        **_sizes(query, cache.numbers, value_dim),
+        WIDTH=rows.width,
+        NUM_HEADS=num_heads,
+        WINDOW=options.window,
         SOFTCAP=options.softcap,
+        NUM_SPLITS=NUM_SPLITS,
+        SPLIT_TILES=max(1, switches.SPLIT_KEYS // config.num_keys),
         NUM_TILES=num_tiles,
         BLOCK_QUERIES=config.num_queries,
+        BLOCK_KEYS=config.num_keys,
         num_warps=config.num_warps,
         num_stages=config.num_stages,
-        maxnreg=MAX_REGISTERS,
+        maxnreg=config.max_registers,
         **EXACT,
         **early(),
-    )
-    if switches.LAST_COMBINES:
-        return
-    combine_kernel[(num_tokens, num_heads)](
-        partials,
-        weights,
-        *lengths,
-        options.sinks,
-        out,
-        **splits,
-        VALUE_DIM=value_dim,
-        BLOCK_VALUE=sizes["BLOCK_VALUE"],
-        num_warps=2,
     )
 
 

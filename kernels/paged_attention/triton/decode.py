@@ -27,7 +27,7 @@ def decode_kernel(
     scale,  # by which scores are exponents of two
     p_partials,  # [B * WIDTH, H, NUM_SPLITS, VALUE_DIM] float32
     p_weights,  # [B * WIDTH, H, NUM_SPLITS] float32
-    p_arrivals,  # [at least B * H_kv] int32, zeros | None: ``combine_kernel`` follows
+    p_arrivals,  # [at least B * H_kv] int32, zeros
     p_sinks,  # [H] | None
     p_out,  # [B * WIDTH, H, VALUE_DIM]
     WINDOW: tl.constexpr,
@@ -109,49 +109,17 @@ def decode_kernel(
     p_partial = p_partials + o_partial[:, None] * VALUE_DIM + o_value[None, :]
     tl.store(p_partial, b_partial, mask=is_query[:, None] & (o_value < VALUE_DIM)[None, :])
     tl.store(p_weights + o_partial, top + tl.log2(total), mask=is_query)
-    if p_arrivals is not None:
-        # All threads have stored before one of them says so, and is told of others' stores.
-        tl.debug_barrier()
-        p_arrived = p_arrivals + i_row * NUM_KV_HEADS + i_kv_head
-        num_before = tl.atomic_add(p_arrived, 1, sem="acq_rel")
-        num_splits = (end_tile - 1) // SPLIT_TILES - first_tile // SPLIT_TILES + 1
-        if num_before + 1 == min(num_splits, NUM_SPLITS) * NUM_TILES:
-            tl.store(p_arrived, 0)  # nobody comes any more, until the next launch
-            _combine_row(
-                p_partials, p_weights, p_sinks, p_out, i_row, i_kv_head, first_tile, end_tile,
-                WIDTH, NUM_HEADS, group_size, NUM_SPLITS, SPLIT_TILES, VALUE_DIM, BLOCK_VALUE,
-            )  # fmt: skip
-
-
-@triton.jit
-def combine_kernel(
-    p_partials,  # [B * WIDTH, H, NUM_SPLITS, VALUE_DIM] float32
-    p_weights,  # [B * WIDTH, H, NUM_SPLITS] float32
-    p_starts,  # [B] int32
-    p_first_keys,  # [B] int32 | None
-    max_keys,
-    p_sinks,  # [H] | None
-    p_out,  # [B * WIDTH, H, VALUE_DIM]
-    WINDOW: tl.constexpr,
-    WIDTH: tl.constexpr,
-    NUM_HEADS: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
-    NUM_SPLITS: tl.constexpr,
-    SPLIT_TILES: tl.constexpr,
-    BLOCK_KEYS: tl.constexpr,
-    BLOCK_VALUE: tl.constexpr,
-):
-    """A program: one token's head."""
-    i_token, o_head = tl.program_id(0), tl.program_id(1) + tl.arange(0, 1)
-    i_row = i_token // WIDTH
-    start = tl.load(p_starts + i_row)
-    base, first, end = keys_of(start, p_first_keys, i_row, max_keys, WINDOW, WIDTH)
-    o_place = i_token.to(tl.int64) * NUM_HEADS + o_head
-    _combine(
-        p_partials, p_weights, p_sinks, p_out, o_place, o_head, o_head < NUM_HEADS,
-        (first - base) // BLOCK_KEYS, tl.cdiv(end - base, BLOCK_KEYS), NUM_SPLITS, SPLIT_TILES, 1,
-        VALUE_DIM, BLOCK_VALUE,
-    )  # fmt: skip
+    # All threads have stored before one of them says so, and is told of others' stores.
+    tl.debug_barrier()
+    p_arrived = p_arrivals + i_row * NUM_KV_HEADS + i_kv_head
+    num_before = tl.atomic_add(p_arrived, 1, sem="acq_rel")
+    num_splits = (end_tile - 1) // SPLIT_TILES - first_tile // SPLIT_TILES + 1
+    if num_before + 1 == min(num_splits, NUM_SPLITS) * NUM_TILES:
+        tl.store(p_arrived, 0)  # nobody comes any more, until the next launch
+        _combine_row(
+            p_partials, p_weights, p_sinks, p_out, i_row, i_kv_head, first_tile, end_tile,
+            WIDTH, NUM_HEADS, group_size, NUM_SPLITS, SPLIT_TILES, VALUE_DIM, BLOCK_VALUE,
+        )  # fmt: skip
 
 
 @triton.jit

@@ -10,14 +10,12 @@ from kernels import switches
 from kernels.kv_codes import HIGHEST_CODE
 from kernels.paged_attention import PLAIN, TILE, AttentionOptions, attend, triton
 from tests.kernels.attended import (
-    CPU,
     Heads,
     Step,
     assert_later_tokens_do_not_matter,
     assert_padding_changes_nothing,
     attended_chunks,
     compare,
-    decoded_rows,
     device_attention,
     every_option,
     random_cache,
@@ -78,19 +76,6 @@ def test_any_splits_agree(
     compare(Step([start, 3], 2, block_size=16), SMALL, TOLERANCE)
 
 
-@pytest.mark.parametrize("options", [PLAIN, every_option(4)], ids=["no options", "every option"])
-@pytest.mark.parametrize("width", [1, 3, 20])
-def test_splits_that_a_launch_adds_up_agree_to_the_bit(
-    width: int, options: AttentionOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In one tile of queries, and in more."""
-    decode = decoded_rows(SMALL, width, 3, torch.float32, CPU, options)
-    found = decode(3)
-    monkeypatch.setattr(switches, "LAST_COMBINES", False)
-    assert torch.equal(decode(3), found)
-
-
-@pytest.mark.parametrize("last_combines", [True, False])
 @pytest.mark.parametrize("width", [1, 2])
 @pytest.mark.parametrize(
     ("heads", "options", "num_planes"),
@@ -102,10 +87,7 @@ def test_padding_changes_no_bit(
     options: AttentionOptions,
     num_planes: int,
     width: int,
-    last_combines: bool,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(switches, "LAST_COMBINES", last_combines)
     assert_padding_changes_nothing(heads, width, options, num_planes)
 
 

@@ -42,8 +42,9 @@ def warm_up(
 
 def _small_shapes(max_drafts: int) -> list[tuple[int, int]]:
     """Rows and tokens of each: products of few tokens are compiled for some numbers of them, which
-    are powers of two or fill tiles, and what looks at a row's tokens for each number of these."""
-    widths = [(1, 1 + depth) for depth in range(1, 1 + max_drafts)]
+    are powers of two or fill tiles, and what looks at a row's tokens for each number of these, for
+    one row and for more."""
+    widths = [(num_rows, 1 + depth) for depth in range(1, 1 + max_drafts) for num_rows in (1, 2)]
     powers = [(1 << power, 1) for power in range(TILE.bit_length())]
     tiles = [(num_rows, 1) for num_rows in range(2 * TILE, switches.FEW_TOKENS + 1, TILE)]
     return powers + tiles + widths
