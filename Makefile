@@ -83,8 +83,8 @@ lint: $(SETUP) ## ruff, mypy and clang-format
 	$(BIN)/clang-format --dry-run --Werror kernels/cpu/*.h kernels/cpu/*.cpp
 
 docs: $(SETUP) ## write docs/settings.md and the chart's schema from the settings' declarations, docs/cli.md from the commands' help
-	$(BIN)/python -m shared.config.page
-	$(BIN)/python -m shared.config.chart
+	$(BIN)/python -m shared.settings.page
+	$(BIN)/python -m shared.settings.chart
 	$(BIN)/python -m cli.manual
 
 bench: $(SETUP) ## what the mesh costs, into benchmarks/results

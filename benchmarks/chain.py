@@ -23,8 +23,8 @@ from tokenizers import Tokenizer
 from benchmarks.harness.fleet import running_fleet
 from benchmarks.report import spread, write
 from cli.bench.engine_loop import EngineLoop, Job
-from shared.config.worker import WorkerConfig
 from shared.model_folder import EMBEDDED_MODEL
+from shared.settings.worker import WorkerConfig
 
 PROMPT = "import asyncio\n\n\nasync def main() -> None:\n    "
 NUM_TOKENS = 200

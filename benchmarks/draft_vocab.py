@@ -28,9 +28,9 @@ from models.training.corpus import load_documents, split_documents
 from services.worker.engine.host import HostEngine
 from services.worker.startup.choose_backend import choose_kernels
 from services.worker.startup.loaded_model import load
-from shared.config.worker import WorkerConfig
-from shared.messages import SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import SamplingParams
 
 DEPTH = 3
 SIZES = (4096, 2048, 1024, 512)

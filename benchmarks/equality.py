@@ -21,8 +21,8 @@ from benchmarks.harness.oracle import load_as_qwen2, true_logits
 from benchmarks.report import write
 from kernels.sample.reference import noise
 from models.training.corpus import load_documents, split_documents
-from shared.messages import SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
+from shared.wire.messages import SamplingParams
 
 DTYPES = ["float32", "bfloat16"]
 METHODS = ["mtp", "ngram"]

@@ -8,12 +8,20 @@ from benchmarks.harness.step_engine import StepEngine
 from services.worker.engine.protocol import Engine, StepOutput
 from services.worker.service import WorkerService
 from services.worker.weights.progress import Progress
-from shared.config.worker import WorkerConfig
-from shared.messages import Admit, Capacity, FinishReason, ResultRow, StepPlan, StepResult, TokenRun
 from shared.model_folder import read_model_info
 from shared.model_location import locate_model
-from shared.service import main
-from shared.token_arrays import TokenArrays
+from shared.process.service import main
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import (
+    Admit,
+    Capacity,
+    FinishReason,
+    ResultRow,
+    StepPlan,
+    StepResult,
+    TokenRun,
+)
+from shared.wire.token_arrays import TokenArrays
 
 FIRST_ID = 300  # of ids that are plain words in the embedded model's vocabulary
 NUM_IDS = 5000

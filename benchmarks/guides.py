@@ -15,8 +15,8 @@ from benchmarks.harness.engines import AnyEngine, make_engine
 from benchmarks.harness.step_engine import run_step
 from benchmarks.report import spread, write
 from services.worker.metrics import GUIDE_MASK_SECONDS, GUIDE_MASKS
-from shared.messages import Admit, Decode, Guide, Prefill, SamplingParams, StepPlan
 from shared.model_folder import EMBEDDED_MODEL
+from shared.wire.messages import Admit, Decode, Guide, Prefill, SamplingParams, StepPlan
 
 PROMPT_LEN, NUM_STEPS = 16, 64
 ROWS = [1, 8, 32]

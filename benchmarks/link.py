@@ -23,9 +23,10 @@ from benchmarks import sysv
 from benchmarks.cost import Figures, cpu_s, figures, forget_peak, peak_bytes, tell_cpu
 from benchmarks.report import spread, write
 from benchmarks.steps import Step, step_of
-from shared.codec import Array
-from shared.link import Link
-from shared.messages import (
+from shared.link.link import Link
+from shared.link.peer import Peer
+from shared.wire.codec import Array
+from shared.wire.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     Heartbeat,
@@ -36,8 +37,7 @@ from shared.messages import (
     StepPlan,
     StepResult,
 )
-from shared.peer import Peer
-from shared.token_arrays import Layout, TokenArrays
+from shared.wire.token_arrays import Layout, TokenArrays
 
 SIZES = (200, 133_136, 802_840, 8 << 20)
 WINDOW = 16

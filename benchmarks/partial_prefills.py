@@ -16,7 +16,7 @@ import numpy as np
 from benchmarks.report import write
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.scheduler import Planned, Scheduler
-from shared.messages import (
+from shared.wire.messages import (
     WINDOW_BYTES,
     Capacity,
     Generate,
@@ -27,7 +27,7 @@ from shared.messages import (
     StepResult,
     TokenRun,
 )
-from shared.token_arrays import TokenArrays
+from shared.wire.token_arrays import TokenArrays
 
 SHORT, LONG, MAX_TOKENS = 200, 30_000, 50
 LIMITS = {

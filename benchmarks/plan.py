@@ -19,9 +19,9 @@ from benchmarks.report import spread, write
 from benchmarks.servers import running, shoal
 from cli.plan.command import plan
 from cli.plan.options import parse
-from shared.config.load import load_settings
-from shared.config.worker import WorkerConfig
 from shared.model_folder import EMBEDDED_MODEL
+from shared.settings.load import load_settings
+from shared.settings.worker import WorkerConfig
 
 LEN, MAX_NUM_SEQS = 128, 32  # of prompts and of answers
 CONCURRENCIES = (1, 8, 32)

@@ -15,8 +15,8 @@ import numpy as np
 from benchmarks.harness.cells import forward
 from benchmarks.report import spread, write
 from services.scheduler.scheduler import Planned, Scheduler
-from shared.codec import decode, encode
-from shared.messages import (
+from shared.wire.codec import decode, encode
+from shared.wire.messages import (
     WINDOW_BYTES,
     Capacity,
     Generate,
@@ -28,7 +28,7 @@ from shared.messages import (
     StepResult,
     TokenRun,
 )
-from shared.token_arrays import Layout, TokenArrays
+from shared.wire.token_arrays import Layout, TokenArrays
 
 NUMS_RUNNING = (32, 256, 2000)
 NUM_WAITING = 10_000

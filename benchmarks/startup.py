@@ -19,8 +19,8 @@ import aiohttp
 
 from benchmarks.harness.ports import free_port
 from benchmarks.report import spread, write
-from shared.address import admin_path
-from shared.messages import ServiceName
+from shared.link.address import admin_path
+from shared.wire.messages import ServiceName
 
 TIMEOUT_S = 120
 POLL_S = 0.02

@@ -4,9 +4,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from shared.codec import encode
-from shared.messages import ResultRow, StepResult, TokenRun
-from shared.token_arrays import TokenArrays
+from shared.wire.codec import encode
+from shared.wire.messages import ResultRow, StepResult, TokenRun
+from shared.wire.token_arrays import TokenArrays
 
 WIDE_ROWS, WIDE_DRAFTS = 512, 5
 

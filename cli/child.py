@@ -16,9 +16,9 @@ from typing import Any
 import aiohttp
 
 from cli.exit_codes import FAILED
-from shared.address import admin_path
-from shared.config.sources import SUPERVISOR_FD
-from shared.messages import ServiceName
+from shared.link.address import admin_path
+from shared.settings.sources import SUPERVISOR_FD
+from shared.wire.messages import ServiceName
 
 ASK_S = 1.0
 MAX_LINE_BYTES = 64 << 10

@@ -16,9 +16,9 @@ from cli.command import run
 from cli.exit_codes import OK
 from cli.flags import Parser
 from kernels.cpu.library import NEEDS, find_variant, variants
-from shared.config.serve import ServeConfig
-from shared.config.sources import PREFIX, SECRET_SETTINGS
-from shared.cores import cpu_features, cpu_field, num_cores, numa_nodes, read_text
+from shared.process.cores import cpu_features, cpu_field, num_cores, numa_nodes, read_text
+from shared.settings.serve import ServeConfig
+from shared.settings.sources import PREFIX, SECRET_SETTINGS
 from shared.version import VERSION
 
 PACKAGES = (

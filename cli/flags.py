@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
-from shared.config.sources import with_near_flags
 from shared.errors import ConfigError
+from shared.settings.sources import with_near_flags
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 HELP_WIDTH = 80

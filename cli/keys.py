@@ -6,7 +6,7 @@ from pathlib import Path
 from cli.command import run
 from cli.exit_codes import OK
 from cli.flags import Parser
-from shared.keys import SERVICES, public_path, secret_path, write_keys
+from shared.link.keys import SERVICES, public_path, secret_path, write_keys
 
 
 def main(arguments: list[str]) -> int:

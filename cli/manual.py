@@ -8,8 +8,8 @@ from pathlib import Path
 from cli.commands import COMMANDS, SERVICES
 from cli.exit_codes import OK
 from cli.main import usage
-from shared.config.help import help_text
-from shared.config.page import SERVICES as SETTINGS
+from shared.settings.help import help_text
+from shared.settings.page import SERVICES as SETTINGS
 
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 OPENING = """\

@@ -5,7 +5,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from shared.cores import NumaNode
+from shared.process.cores import NumaNode
 
 DEVICES = Path("/dev")
 MAX_WORKERS = 64

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from shared.address import make_private_directory, sockets_of
 from shared.errors import ConfigError
-from shared.messages import ServiceName
+from shared.link.address import make_private_directory, sockets_of
+from shared.wire.messages import ServiceName
 
 PREFIX = "serve-"
 

@@ -9,11 +9,11 @@ from cli.exit_codes import FAILED, WRONG
 from cli.run_directory import RunDirectory
 from cli.supervisor import StartFailedError, Supervisor
 from cli.table import Screen
-from shared.config.load import load_settings
-from shared.config.serve import ServeConfig
 from shared.errors import ConfigError
+from shared.link.tcp import listen_on_both
 from shared.model_location import locate_model
-from shared.tcp import listen_on_both
+from shared.settings.load import load_settings
+from shared.settings.serve import ServeConfig
 
 
 def main(arguments: list[str]) -> int:

@@ -12,13 +12,13 @@ from cli.child import ASK_S, Child
 from cli.exit_codes import WRONG
 from cli.placement import choose_num_workers, num_gpus
 from cli.run_directory import RunDirectory
-from shared.config.environment import with_settings
-from shared.config.serve import ServeConfig
-from shared.config.sources import unread_variables
-from shared.cores import num_cores, numa_nodes
 from shared.errors import ConfigError, ShoalError
-from shared.messages import ServiceName
-from shared.placement import place
+from shared.process.cores import num_cores, numa_nodes
+from shared.process.placement import place
+from shared.settings.environment import with_settings
+from shared.settings.serve import ServeConfig
+from shared.settings.sources import unread_variables
+from shared.wire.messages import ServiceName
 
 SERVICES: tuple[ServiceName, ...] = ("gateway", "tokenizer", "scheduler", "worker")
 MAX_FAILED_STARTS = 3

@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from cli.child import Child
-from shared.background_writer import BackgroundWriter
-from shared.config.serve import ServeConfig
-from shared.tcp import url_host
+from shared.link.tcp import url_host
+from shared.process.background_writer import BackgroundWriter
+from shared.settings.serve import ServeConfig
 
 STDOUT = 1
 LAST_LINES_S = 1.0

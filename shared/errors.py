@@ -15,7 +15,7 @@ ShoalError
     └── Unavailable            503, with the seconds to wait
 """
 
-from shared.messages import MAX_NAME_CHARS, Failed
+from shared.wire.messages import MAX_NAME_CHARS, Failed
 
 MAX_MESSAGE_CHARS = 2000  # clients' words may be part of a message; it travels in a header
 RETRY_AFTER_S = 2.0  # where no better estimate is known

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from shared.errors import ConfigError
-from shared.messages import ModelInfo
+from shared.wire.messages import ModelInfo
 
 EMBEDDED_MODEL = Path(__file__).parent.parent / "models" / "shoal-tiny"
 

@@ -10,10 +10,10 @@ from typing import Any, Literal
 import msgspec
 from msgspec.structs import replace
 
-from shared.config.pooler import PoolerConfig
 from shared.errors import ConfigError
-from shared.messages import Activation, ModelInfo, PoolingInfo, PoolingType
 from shared.model_folder import CONFIG_FILE, decode_json, find_file, read_model_info
+from shared.settings.pooler import PoolerConfig
+from shared.wire.messages import Activation, ModelInfo, PoolingInfo, PoolingType
 
 MODULES_FILE = "modules.json"
 LENGTH_FILE = "sentence_bert_config.json"

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from prometheus_client import REGISTRY
 
-from shared.log import REQUESTS
+from shared.process.log import REQUESTS
 
 Lines = Callable[[], list[str]]
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from cli.commands import COMMANDS
 from cli.manual import PAGE, PARTS, help_of
-from shared.config.page import SERVICES as SETTINGS
-from shared.config.serve import ServeConfig
-from shared.config.worker import WorkerConfig
+from shared.settings.page import SERVICES as SETTINGS
+from shared.settings.serve import ServeConfig
+from shared.settings.worker import WorkerConfig
 from tests.test_links import PAGES
 
 COMMAND = re.compile(r"(?:^|`|\$ |&& )(?:\.venv/bin/)?shoal ([a-z][^`#\n|]*)", re.MULTILINE)

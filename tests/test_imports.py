@@ -22,7 +22,7 @@ SOURCES = sorted(
     for path in ROOT.glob(f"{folder}/**/*.py")
 )
 ONLY_IN = {
-    "zmq": ("shared/sockets/libzmq.py",),
+    "zmq": ("shared/link/sockets/libzmq.py",),
     "torch": ("services/worker/", "kernels/", "cli/plan/footprint.py", "cli/plan/machine.py"),
     "huggingface_hub": ("shared/model_location.py",),
     "transformers": ("services/tokenizer/", "services/worker/", "shared/foreign_config.py"),
@@ -171,7 +171,7 @@ def is_forbidden(name: str, place: str) -> bool:
     ("name", "place"),
     [
         ("services.worker.service.main", "services/scheduler/service.py"),
-        ("services.scheduler.scheduler.Scheduler", "shared/link.py"),
+        ("services.scheduler.scheduler.Scheduler", "shared/link/link.py"),
         ("torch", "services/scheduler/scheduler.py"),
         ("zmq", "services/gateway/service.py"),
     ],

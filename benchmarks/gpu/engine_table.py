@@ -16,7 +16,7 @@ from benchmarks.gpu.shapes import write_model
 from benchmarks.gpu.suite import Suite
 from cli.bench.engine_loop import EngineLoop, Job, Step
 from services.worker.engine.device.engine import DeviceEngine
-from shared.config.worker import WorkerConfig
+from shared.settings.worker import WorkerConfig
 
 MAX_DEPTH = 3
 ACCEPTANCE = 0.8

@@ -22,7 +22,7 @@ from services.worker.engine.device.warm_up import warm_up
 from services.worker.slots.table import SlotTable
 from services.worker.startup.choose_backend import choose_device_kernels
 from services.worker.startup.loaded_model import load
-from shared.config.worker import WorkerConfig
+from shared.settings.worker import WorkerConfig
 
 MAX_NUM_SEQS, MAX_BATCHED_TOKENS = 16, 256  # of the CPU's patience: they are not compiled for
 NUM_BLOCKS = 0

@@ -29,9 +29,9 @@ from benchmarks.harness import scheduled
 from benchmarks.harness.engines import AnyEngine
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.host import HostEngine
-from shared.config.worker import WorkerConfig
-from shared.messages import SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import SamplingParams
 
 ROOT = Path(__file__).parent.parent.parent
 NUM_LINES_TOLD = 3000  # of pytest: why tests failed, and which took long

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from shared.config.worker import WorkerConfig
+from shared.settings.worker import WorkerConfig
 
 CACHE = "TRITON_CACHE_DIR"
 

@@ -25,7 +25,7 @@ from services.worker.machine.kv_cache import KVCache
 from services.worker.models.registry import find_model
 from services.worker.slots.table import SlotTable
 from services.worker.weights.load import build_model
-from shared.messages import Capacity
+from shared.wire.messages import Capacity
 
 META = torch.device("meta")
 DTYPE = torch.bfloat16

@@ -14,9 +14,9 @@ from cli.plan.simulated_worker import SimulatedWorker
 from services.scheduler.emission import Emission
 from services.scheduler.scheduler import Planned, Scheduler
 from services.scheduler.tokens_message import StepEmissions, tokens_of
-from shared.codec import decode, encode
-from shared.messages import Accepted, Capacity, Generate, Grant, SamplingParams, StepResult
-from shared.token_arrays import Layout, TokenArrays
+from shared.wire.codec import decode, encode
+from shared.wire.messages import Accepted, Capacity, Generate, Grant, SamplingParams, StepResult
+from shared.wire.token_arrays import Layout, TokenArrays
 
 UNLIMITED = 1 << 60
 MAX_WAITING = 1_000_000

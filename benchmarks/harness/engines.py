@@ -5,7 +5,7 @@ from typing import Any
 
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.host import HostEngine
-from shared.config.worker import WorkerConfig
+from shared.settings.worker import WorkerConfig
 
 AnyEngine = HostEngine | DeviceEngine
 

@@ -14,8 +14,8 @@ from typing import Any, Protocol, cast
 import aiohttp
 
 from benchmarks.harness.ports import free_port
-from shared.address import admin_path, sockets_of
-from shared.messages import ServiceName
+from shared.link.address import admin_path, sockets_of
+from shared.wire.messages import ServiceName
 
 READY_TIMEOUT_S = 120
 NUM_LOG_LINES = 20  # of each service

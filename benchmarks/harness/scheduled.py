@@ -14,8 +14,8 @@ from benchmarks.harness.sequences import add_one
 from services.scheduler.scheduler import Planned, Scheduler
 from services.scheduler.worker_state import PROBATION_STEPS
 from services.worker.engine.protocol import StepOutput
-from shared.messages import Grant, ResultRow, RunKind, SamplingParams, StepPlan
-from shared.token_arrays import Layout, TokenArrays
+from shared.wire.messages import Grant, ResultRow, RunKind, SamplingParams, StepPlan
+from shared.wire.token_arrays import Layout, TokenArrays
 
 UNLIMITED_BYTES = 1 << 40
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from services.scheduler.scheduler import Scheduler
-from shared.messages import Generate, NewSequence, SamplingParams
+from shared.wire.messages import Generate, NewSequence, SamplingParams
 
 
 def generate_one(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from random import Random
 
 from benchmarks.harness.cells import Cell, Clock, Job, Outcome, StepSeconds, Timeline
-from shared.messages import Capacity
+from shared.wire.messages import Capacity
 
 SPREAD = 0.05  # of the workers' step times, so that they do not stay in step
 

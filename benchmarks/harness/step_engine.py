@@ -5,7 +5,7 @@ from concurrent.futures import Future
 import numpy as np
 
 from services.worker.engine.protocol import Engine, StepOutput
-from shared.messages import StepPlan
+from shared.wire.messages import StepPlan
 
 
 class StepEngine:

@@ -24,9 +24,9 @@ from shared.batch.errors import BatchStopped, KeyRefused, WrongResults
 from shared.batch.results import ResultFile
 from shared.batch.run import BatchRun, Counts, Plan, read_results
 from shared.batch.sender import Sender
-from shared.config.load import load_settings
-from shared.config.serve import ServeConfig
 from shared.errors import ConfigError
+from shared.settings.load import load_settings
+from shared.settings.serve import ServeConfig
 
 SOME_FAILED = 1
 STOPPED = 3

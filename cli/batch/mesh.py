@@ -11,7 +11,7 @@ from pydantic import SecretStr
 
 from cli.run_directory import RunDirectory
 from cli.supervisor import Supervisor
-from shared.config.serve import ServeConfig
+from shared.settings.serve import ServeConfig
 
 POLL_S = 0.1
 

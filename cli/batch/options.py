@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from cli.flags import Parser, argument_type, number, result_file, server_url, whole
-from shared.config.load import load_settings
-from shared.config.serve import ServeConfig
 from shared.errors import ConfigError
-from shared.messages import MAX_PRIORITY
+from shared.settings.load import load_settings
+from shared.settings.serve import ServeConfig
+from shared.wire.messages import MAX_PRIORITY
 
 DEFAULT_NUM_AT_ONCE = 128
 DEFAULT_MAX_LINE_BYTES = 16 << 20

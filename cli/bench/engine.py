@@ -16,9 +16,9 @@ from cli.bench.origin import origin, write
 from cli.bench.workload import FIRST_ID
 from cli.console import console_for_people
 from cli.flags import Parser, argument_type, result_file, whole
-from shared.config.load import load_settings
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
+from shared.settings.load import load_settings
+from shared.settings.worker import WorkerConfig
 
 if TYPE_CHECKING:
     from cli.bench.engine_loop import Job, Step

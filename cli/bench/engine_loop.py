@@ -17,9 +17,9 @@ from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.protocol import Engine, StepOutput
 from services.worker.metrics import MEMORY
 from services.worker.weights.progress import Progress
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError, RequestError
-from shared.messages import Generate, Grant, NewSequence, SamplingParams, StepResult
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import Generate, Grant, NewSequence, SamplingParams, StepResult
 
 WORKER = "engine"
 UNLIMITED_BYTES = 1 << 60

@@ -18,12 +18,12 @@ from cli.bench.origin import origin, write
 from cli.bench.progress import bar
 from cli.console import console_for_people
 from cli.flags import Parser, argument_type, result_file, whole
-from shared.config.load import load_settings
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
-from shared.messages import ALL_TOKENS, ModelInfo
 from shared.model_folder import read_model_info
 from shared.model_location import ModelLocation, locate_model
+from shared.settings.load import load_settings
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import ALL_TOKENS, ModelInfo
 
 if TYPE_CHECKING:
     from cli.bench.pieces import Piece

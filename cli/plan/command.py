@@ -16,10 +16,10 @@ from cli.plan import requests as log
 from cli.plan.cards import CARDS, Card
 from cli.plan.options import ALL, PROGRAM, drawn_max, parse
 from cli.plan.requests import Request
-from shared.config.load import load_settings
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 from shared.model_location import locate_model
+from shared.settings.load import load_settings
+from shared.settings.worker import WorkerConfig
 
 if TYPE_CHECKING:
     from cli.plan.footprint import Footprint

@@ -32,11 +32,11 @@ from services.worker.weights.checkpoint import open_checkpoint
 from services.worker.weights.load import build_model
 from services.worker.weights.mtp_layouts import with_mtp_head, without_missing_head
 from services.worker.weights.online import ONLINE, Forms, Quantization
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
 from shared.model_location import locate_model
 from shared.pooling import read_served_model
+from shared.settings.worker import WorkerConfig
 
 ROWS = 128  # are quantised to see what they take: as many as share a scale at most
 META = torch.device("meta")

@@ -10,10 +10,10 @@ from services.worker.engine.host import HostEngine
 from services.worker.machine.hardware import Memory, choose_device, read_memory
 from services.worker.startup.loaded_model import DEFAULT_BATCHED_TOKENS
 from services.worker.startup.plan_memory import MemoryReport, MemoryRequirements, plan_memory
-from shared.config.worker import WorkerConfig
-from shared.cores import num_cores
 from shared.errors import ConfigError
-from shared.messages import Capacity
+from shared.process.cores import num_cores
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import Capacity
 
 NUMBERS_OF_CARDS = (1, 2, 4, 8, 16)
 

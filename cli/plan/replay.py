@@ -11,7 +11,7 @@ from cli.plan.simulated_worker import SimulatedWorker
 from cli.plan.speed import MeshTimes, StepTimes
 from services.scheduler.scheduler import Scheduler
 from shared.errors import RequestError
-from shared.messages import (
+from shared.wire.messages import (
     Capacity,
     Generate,
     Grant,

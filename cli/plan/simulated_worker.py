@@ -7,8 +7,8 @@ import numpy as np
 
 from cli.plan.speed import ON_CORES_OF_ITS_OWN, MeshTimes, StepTimes
 from services.scheduler.scheduler import Planned
-from shared.messages import FinishReason, ResultRow, StepPlan, StepResult, TokenRun
-from shared.token_arrays import TokenArrays
+from shared.wire.messages import FinishReason, ResultRow, StepPlan, StepResult, TokenRun
+from shared.wire.token_arrays import TokenArrays
 
 
 @dataclass(slots=True)

@@ -12,8 +12,8 @@ import numpy as np
 
 from cli.plan.cards import Card
 from cli.plan.footprint import Footprint
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
+from shared.settings.worker import WorkerConfig
 
 ROWS = (1, 2, 4, 8, 16, 32, 64, 128)  # sequences at once that are measured
 PROMPT_LEN, NUM_DECODED = 128, 48  # of each

@@ -17,13 +17,16 @@ from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.mesh_metrics import MeshMetrics
 from services.gateway.mesh.reports import Reports
 from services.gateway.traces.store import TraceStore
-from shared.address import checked, socket_path
-from shared.codec import Array
-from shared.config.gateway import GatewayConfig
 from shared.errors import ConfigError
-from shared.keys import load_keys
-from shared.link import Link
-from shared.messages import (
+from shared.link.address import checked, socket_path
+from shared.link.keys import load_keys
+from shared.link.link import Link
+from shared.link.peer import Peer
+from shared.link.tcp import BACKLOG, url_host
+from shared.process.report import make_report
+from shared.settings.gateway import GatewayConfig
+from shared.wire.codec import Array
+from shared.wire.messages import (
     MAX_REASON_CHARS,
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -34,9 +37,6 @@ from shared.messages import (
     ServiceReport,
     State,
 )
-from shared.peer import Peer
-from shared.report import make_report
-from shared.tcp import BACKLOG, url_host
 
 if TYPE_CHECKING:
     from services.gateway.traces.otlp import OtlpExport

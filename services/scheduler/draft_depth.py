@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from services.scheduler.acceptance import Acceptance
 from services.scheduler.step_times import StepTimes
-from shared.messages import MAX_STEPS, Capacity, RunKind, StepPlan, StepResult
+from shared.wire.messages import MAX_STEPS, Capacity, RunKind, StepPlan, StepResult
 
 SWEEP_RUN = 3  # steps
 NUM_SWEEPS = 2

@@ -6,8 +6,8 @@ from services.scheduler.allocation import Allocation
 from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState
 from shared.errors import InternalError, InvalidRequest, RequestError
-from shared.messages import ResultRow, RunKind, StepResult
-from shared.token_arrays import bytes_of
+from shared.wire.messages import ResultRow, RunKind, StepResult
+from shared.wire.token_arrays import bytes_of
 
 
 class Emission(msgspec.Struct, frozen=True, gc=False):  # nothing that it has refers to it

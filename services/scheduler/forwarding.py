@@ -4,10 +4,10 @@ import asyncio
 
 from services.scheduler.emission import Emission
 from services.scheduler.tokens_message import StepEmissions, tokens_of
-from shared.messages import SpanReport
-from shared.peer import Peer
-from shared.spans import SpanBuffer
-from shared.token_arrays import Layout
+from shared.link.peer import Peer
+from shared.wire.messages import SpanReport
+from shared.wire.spans import SpanBuffer
+from shared.wire.token_arrays import Layout
 
 
 class Forwarding:

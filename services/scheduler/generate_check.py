@@ -3,8 +3,8 @@
 import numpy as np
 
 from shared.errors import InvalidRequest
-from shared.faults import ids_fault, params_fault, pooling_fault
-from shared.messages import Generate, NewSequence
+from shared.wire.faults import ids_fault, params_fault, pooling_fault
+from shared.wire.messages import Generate, NewSequence
 
 
 def check_generate(

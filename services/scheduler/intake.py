@@ -10,9 +10,9 @@ from services.scheduler.quarantine import Quarantine
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Sequence
 from shared.errors import QUARANTINED, Overloaded, RequestError
-from shared.log import client_text
-from shared.messages import Generate
-from shared.rate import Rate
+from shared.process.log import client_text
+from shared.process.rate import Rate
+from shared.wire.messages import Generate
 
 log = logging.getLogger(__name__)
 

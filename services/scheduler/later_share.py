@@ -29,7 +29,7 @@ from math import inf
 from services.scheduler.queues import WaitingQueue
 from services.scheduler.sequence import Sequence
 from services.scheduler.step_times import typical
-from shared.messages import StepPlan, StepResult
+from shared.wire.messages import StepPlan, StepResult
 
 PERIOD = 8
 LONGEST_PERIOD = 64

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from math import ceil
 
 from shared.errors import InvalidRequest
-from shared.messages import Capacity
+from shared.wire.messages import Capacity
 
 
 class LacksBlocks(InvalidRequest):

@@ -6,7 +6,7 @@ from prometheus_client import Counter, Gauge, Histogram
 
 from services.scheduler.recent_steps import RecentSteps
 from services.scheduler.scheduler import Planned, Scheduler
-from shared.messages import Overview, RunKind, Stats, StepResult, TokenRun
+from shared.wire.messages import Overview, RunKind, Stats, StepResult, TokenRun
 
 RUNNING = Gauge("vllm:num_requests_running", "Sequences that have a slot")
 WAITING = Gauge("vllm:num_requests_waiting", "Sequences that wait for a slot")

@@ -12,7 +12,7 @@ from services.scheduler.forwarding import Forwarding
 from services.scheduler.limits import fits
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Sequence
-from shared.messages import CELLS_MINOR, Lost, Overview, RequestKey
+from shared.wire.messages import CELLS_MINOR, Lost, Overview, RequestKey
 
 TURN_S = 0.25  # between two handovers, for the other cell to compute the first; chosen
 PATIENCE_S = 1.0  # for which a prompt waits before it moves to free slots, times attempts; chosen

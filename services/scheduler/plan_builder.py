@@ -5,8 +5,8 @@ from msgspec.structs import replace
 
 from services.scheduler.draft_depth import room_for_drafts
 from services.scheduler.sequence import Sequence
-from shared.faults import list_bytes
-from shared.messages import Admit, Decode, Extend, Prefill, StepPlan
+from shared.wire.faults import list_bytes
+from shared.wire.messages import Admit, Decode, Extend, Prefill, StepPlan
 
 # The plan travels in a header of at most 4 MiB, and lists of blocks and ids are most of it.
 MAX_ADMIT_BYTES = 2 << 20

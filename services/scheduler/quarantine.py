@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from shared.errors import QUARANTINED, InvalidRequest
-from shared.messages import SamplingParams
+from shared.wire.messages import SamplingParams
 
 MAX_QUARANTINED = 1024
 

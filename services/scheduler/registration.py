@@ -3,7 +3,7 @@ the others. Pure."""
 
 from collections.abc import Iterable
 
-from shared.messages import (
+from shared.wire.messages import (
     MAX_BATCHED_TOKENS,
     MAX_BLOCK_SIZE,
     MAX_BLOCKS,
@@ -17,7 +17,7 @@ from shared.messages import (
     Hello,
     ModelInfo,
 )
-from shared.same_model import difference
+from shared.wire.same_model import difference
 
 BOUNDS: dict[str, tuple[float, float]] = {
     "num_blocks": (1, MAX_BLOCKS),

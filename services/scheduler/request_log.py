@@ -2,8 +2,8 @@
 
 from services.scheduler.sequence import Ended, Sequence, instance_of
 from shared.errors import RequestError
-from shared.log import log_end
-from shared.messages import Generate
+from shared.process.log import log_end
+from shared.wire.messages import Generate
 
 EVENT = "sequence ended"
 

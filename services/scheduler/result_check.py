@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState
 from shared.errors import CodecError
-from shared.faults import ids_fault, logprobs_fault
-from shared.messages import ResultRow, RunKind, StepResult
-from shared.token_arrays import TokenArrays
+from shared.wire.faults import ids_fault, logprobs_fault
+from shared.wire.messages import ResultRow, RunKind, StepResult
+from shared.wire.token_arrays import TokenArrays
 
 NOTHING = -1
 END = len(RunKind)  # after which a slot has no more rows

@@ -44,7 +44,7 @@ from shared.errors import (
     RequestError,
     Unavailable,
 )
-from shared.messages import (
+from shared.wire.messages import (
     MAX_TRACED,
     Capacity,
     Generate,
@@ -54,7 +54,7 @@ from shared.messages import (
     StepPlan,
     StepResult,
 )
-from shared.token_arrays import TokenArrays
+from shared.wire.token_arrays import TokenArrays
 
 MAX_LEFT = 4096
 """Sequences that have ended, but of which another attempt may come."""

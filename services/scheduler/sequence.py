@@ -9,8 +9,8 @@ import numpy as np
 from services.scheduler.allocation import Allocation
 from services.scheduler.obstacles import Obstacle
 from services.scheduler.prefix_index import BlockHashes
-from shared.faults import reads_all
-from shared.messages import (
+from shared.wire.faults import reads_all
+from shared.wire.messages import (
     ALL_TOKENS,
     WINDOW_BYTES,
     WINDOW_TOKENS,
@@ -19,7 +19,7 @@ from shared.messages import (
     SamplingParams,
     TokenRun,
 )
-from shared.token_arrays import bytes_of
+from shared.wire.token_arrays import bytes_of
 
 MAX_WORKER_DEATHS = 2
 MAX_FORGIVEN = 8  # a sequence that makes workers stand still, again and again, must end

@@ -8,8 +8,8 @@ from services.scheduler.obstacles import Obstacle
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Ended, Sequence
 from services.scheduler.wait_times import Sums, WaitTimes, difference
-from shared.messages import Admit, Span, SpanReport, SpanValue, StepPlan
-from shared.spans import unix_s
+from shared.wire.messages import Admit, Span, SpanReport, SpanValue, StepPlan
+from shared.wire.spans import unix_s
 
 MAX_STAYS = 60
 """Waits and stays of a sequence that have a span each; there are more where it is preempted again

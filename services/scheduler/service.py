@@ -25,9 +25,6 @@ from services.scheduler.scheduler import Refusal, Scheduler
 from services.scheduler.sequence import Sequence, instance_of
 from services.scheduler.sequence_spans import SequenceSpans
 from services.scheduler.watchdog import LOOK_S, Watchdog
-from shared.admin import Command
-from shared.codec import Array
-from shared.config.scheduler import SchedulerConfig
 from shared.errors import (
     NO_WORKER,
     RETRY_AFTER_S,
@@ -36,9 +33,14 @@ from shared.errors import (
     RequestError,
     Unavailable,
 )
-from shared.keys import load_keys
-from shared.link import Link
-from shared.messages import (
+from shared.link.keys import load_keys
+from shared.link.link import Link
+from shared.link.peer import Peer
+from shared.process.admin import Command
+from shared.process.report import Inquiries, check_own, make_report
+from shared.settings.scheduler import SchedulerConfig
+from shared.wire.codec import Array
+from shared.wire.messages import (
     CELLS_MINOR,
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -61,9 +63,7 @@ from shared.messages import (
     Stats,
     StepResult,
 )
-from shared.peer import Peer
-from shared.report import Inquiries, check_own, make_report
-from shared.token_arrays import Layout, TokenArrays
+from shared.wire.token_arrays import Layout, TokenArrays
 
 log = logging.getLogger(__name__)
 

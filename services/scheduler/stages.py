@@ -12,7 +12,7 @@ from itertools import islice
 
 from services.scheduler.allocation import Allocation
 from services.scheduler.sequence import Sequence
-from shared.messages import StepPlan
+from shared.wire.messages import StepPlan
 
 
 def is_in_other_stages(allocation: Allocation, in_flight: deque[StepPlan], num_stages: int) -> bool:

@@ -7,8 +7,16 @@ from msgspec.structs import replace
 
 from services.scheduler.emission import Emission
 from services.scheduler.sequence import Sequence
-from shared.messages import Finished, FinishReason, RunKind, SpanReport, TokenRow, TokenRun, Tokens
-from shared.token_arrays import Layout, Selection, TokenArrays, join, sum_runs
+from shared.wire.messages import (
+    Finished,
+    FinishReason,
+    RunKind,
+    SpanReport,
+    TokenRow,
+    TokenRun,
+    Tokens,
+)
+from shared.wire.token_arrays import Layout, Selection, TokenArrays, join, sum_runs
 
 
 class StepEmissions(NamedTuple):

@@ -14,7 +14,7 @@ from services.scheduler.prefix_index import PrefixIndex
 from services.scheduler.sequence import Sequence
 from services.scheduler.stages import is_in_other_stages, with_share
 from shared.errors import CodecError
-from shared.messages import Capacity, StepPlan, StepResult
+from shared.wire.messages import Capacity, StepPlan, StepResult
 
 PROBATION_STEPS = 16  # in which a worker that is broken has died
 

@@ -1,6 +1,6 @@
 from services.tokenizer.service import TokenizerService
-from shared.config.tokenizer import TokenizerConfig
-from shared.service import main
+from shared.process.service import main
+from shared.settings.tokenizer import TokenizerConfig
 
 if __name__ == "__main__":
     main("tokenizer", TokenizerConfig, TokenizerService)

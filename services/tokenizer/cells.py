@@ -11,7 +11,7 @@ from hashlib import blake2b
 from math import log
 from typing import NamedTuple
 
-from shared.codec import Array
+from shared.wire.codec import Array
 
 BEGINNING = 64  # tokens: more than templates have before the first message. Chosen
 MAX_EXCESS = 1.25  # of a cell's fair share of all sequences, as long as it has a slot. Chosen

@@ -9,10 +9,10 @@ from services.tokenizer.lanes import Lanes
 from services.tokenizer.metrics import OPEN_CONVERSIONS
 from services.tokenizer.prepare import convert
 from services.tokenizer.text_model import TextModel
-from shared.codec import Array
 from shared.errors import InternalError, RequestError
-from shared.messages import Convert, Converted
-from shared.peer import Peer
+from shared.link.peer import Peer
+from shared.wire.codec import Array
+from shared.wire.messages import Convert, Converted
 
 log = logging.getLogger(__name__)
 

@@ -6,9 +6,9 @@ from typing import Annotated
 from msgspec import Meta
 
 from shared.errors import ConfigError
-from shared.messages import SamplingDefaults
 from shared.model_folder import decode_json
-from shared.sampling_fields import SamplingFields, with_fields
+from shared.wire.messages import SamplingDefaults
+from shared.wire.sampling_fields import SamplingFields, with_fields
 
 FILE = "generation_config.json"
 AUTO, NONE = "auto", "none"

@@ -7,8 +7,8 @@ from services.tokenizer.open_choice import OpenChoice
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.request_table import OpenRequest, RequestTable
 from shared.errors import CodecError
-from shared.messages import REPETITION_DETECTED, Finished, RunKind, TokenRow, Tokens
-from shared.token_arrays import Layout, TokenArrays
+from shared.wire.messages import REPETITION_DETECTED, Finished, RunKind, TokenRow, Tokens
+from shared.wire.token_arrays import Layout, TokenArrays
 
 Found = tuple[OpenRequest, OpenChoice]
 

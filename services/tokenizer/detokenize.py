@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from shared.utf8 import MAX_CHAR_BYTES, num_half_bytes
+from shared.text.utf8 import MAX_CHAR_BYTES, num_half_bytes
 
 MAX_WINDOW_TOKENS = 64
 PIECE_TOKENS = 16  # of many ids that come at once, so that the window stays short

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Mapping, Sequence
 
-from shared.messages import Mark
+from shared.wire.messages import Mark
 
 
 class Marks:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from services.tokenizer.text_stream import TextStream
-from shared.messages import Mark
+from shared.wire.messages import Mark
 
 
 class OpenChoice:

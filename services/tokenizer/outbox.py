@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 from services.tokenizer.open_choice import OpenChoice
 from services.tokenizer.request_table import OpenRequest
-from shared.messages import (
+from shared.link.peer import Peer
+from shared.wire.messages import (
     NO_TOKENS,
     Delta,
     Deltas,
@@ -14,9 +15,8 @@ from shared.messages import (
     SpanReport,
     TokenRow,
 )
-from shared.peer import Peer
-from shared.spans import SpanBuffer
-from shared.token_arrays import Layout, Selection
+from shared.wire.spans import SpanBuffer
+from shared.wire.token_arrays import Layout, Selection
 
 
 class _Outgoing:

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from shared.codec import Array
 from shared.dialects.formats import ReasoningFormat, ToolFormat
 from shared.dialects.reasoning import REASONING_FORMATS
 from shared.dialects.recognise import recognise
 from shared.dialects.tools import TOOL_FORMATS, find_tool_format
 from shared.errors import ConfigError
-from shared.messages import OutputStart
+from shared.wire.codec import Array
+from shared.wire.messages import OutputStart
 
 AUTO, NONE = "auto", "none"
 MAX_TAIL = 4096  # ids at the end of a prompt in which markers are sought that are plain text

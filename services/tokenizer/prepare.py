@@ -13,10 +13,10 @@ from services.tokenizer.prompt_spans import Measure, unmeasured
 from services.tokenizer.text_model import NO_OPTIONS, TextModel
 from services.tokenizer.text_stream import TextStream
 from services.tokenizer.truncation import Truncation, truncation_of
-from shared import long_json
-from shared.codec import Array
 from shared.errors import InvalidRequest
-from shared.messages import (
+from shared.text import long_json
+from shared.wire.codec import Array
+from shared.wire.messages import (
     NOTHING_DROPPED,
     ChatOptions,
     Convert,

@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-from shared.messages import Span, SpanReport, SpanValue, Submit
-from shared.spans import unix_s
+from shared.wire.messages import Span, SpanReport, SpanValue, Submit
+from shared.wire.spans import unix_s
 
 Attributes = dict[str, SpanValue]
 Measure = Callable[[str], AbstractContextManager[Attributes]]

@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 
 from services.tokenizer.open_choice import OpenChoice
 from services.tokenizer.prompt_spans import PromptSpans
-from shared.codec import Array
-from shared.log import log_end
-from shared.messages import (
+from shared.link.peer import Peer
+from shared.process.log import log_end
+from shared.process.open_requests import OPEN_REQUESTS
+from shared.wire.codec import Array
+from shared.wire.messages import (
     MAX_LEFT_OUT,
     MAX_NAME_CHARS,
     NOTHING_DROPPED,
@@ -20,8 +22,6 @@ from shared.messages import (
     SpanReport,
     Submit,
 )
-from shared.open_requests import OPEN_REQUESTS
-from shared.peer import Peer
 
 MAX_DIGITS = 10  # of the number of a choice
 MAX_ENDED = 4096

@@ -18,8 +18,6 @@ from services.tokenizer.prepare import Prepared, prepare
 from services.tokenizer.request_table import OpenRequest, RequestTable
 from services.tokenizer.schedulers import Schedulers
 from services.tokenizer.text_model import TextModel
-from shared.codec import Array
-from shared.credit import CreditBatch
 from shared.errors import (
     NO_SCHEDULER,
     RETRY_AFTER_S,
@@ -29,9 +27,13 @@ from shared.errors import (
     RequestError,
     Unavailable,
 )
-from shared.faults import ids_fault
-from shared.log import log_end
-from shared.messages import (
+from shared.link.credit import CreditBatch
+from shared.link.peer import Peer
+from shared.process.log import log_end
+from shared.process.rate import Rate
+from shared.wire.codec import Array
+from shared.wire.faults import ids_fault
+from shared.wire.messages import (
     Accepted,
     Convert,
     Failed,
@@ -45,9 +47,7 @@ from shared.messages import (
     Submit,
     Tokens,
 )
-from shared.peer import Peer
-from shared.rate import Rate
-from shared.token_arrays import Layout, TokenArrays
+from shared.wire.token_arrays import Layout, TokenArrays
 
 log = logging.getLogger(__name__)
 

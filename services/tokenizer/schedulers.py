@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from services.tokenizer.cells import Cell, beginning_of, choose_cell
-from shared.codec import Array
-from shared.messages import MAX_CELLS, Generate, Heartbeat, Overview
-from shared.peer import Peer
+from shared.link.peer import Peer
+from shared.wire.codec import Array
+from shared.wire.messages import MAX_CELLS, Generate, Heartbeat, Overview
 
 
 @dataclass

@@ -12,11 +12,15 @@ from services.tokenizer.lanes import Lanes
 from services.tokenizer.requests import Requests
 from services.tokenizer.schedulers import Schedulers
 from services.tokenizer.text_model import ChatSettings, TextModel
-from shared.codec import Array
-from shared.config.tokenizer import TokenizerConfig
-from shared.keys import load_keys
-from shared.link import Link
-from shared.messages import (
+from shared.link.keys import load_keys
+from shared.link.link import Link
+from shared.link.peer import Peer
+from shared.model_location import locate_model
+from shared.pooling import read_served_model
+from shared.process.report import Inquiries, check_own, make_report
+from shared.settings.tokenizer import TokenizerConfig
+from shared.wire.codec import Array
+from shared.wire.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     Abort,
@@ -38,11 +42,7 @@ from shared.messages import (
     Tokens,
     Vocabulary,
 )
-from shared.model_location import locate_model
-from shared.peer import Peer
-from shared.pooling import read_served_model
-from shared.report import Inquiries, check_own, make_report
-from shared.token_arrays import TokenArrays
+from shared.wire.token_arrays import TokenArrays
 
 log = logging.getLogger(__name__)
 

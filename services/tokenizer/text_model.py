@@ -19,11 +19,11 @@ from services.tokenizer.output_formats import AUTO, PromptEnd, find_formats
 from services.tokenizer.prompt_spans import Measure, unmeasured
 from services.tokenizer.truncation import Truncation
 from services.tokenizer.vocabulary import SPACE, partial_ids, token_bytes
-from shared.codec import Array
 from shared.errors import ConfigError, InvalidRequest
-from shared.messages import ChatOptions, OutputStart, PromptKind
 from shared.model_folder import TOKENIZER_FILE, read_eos_ids
-from shared.utf8 import MAX_CHAR_BYTES
+from shared.text.utf8 import MAX_CHAR_BYTES
+from shared.wire.codec import Array
+from shared.wire.messages import ChatOptions, OutputStart, PromptKind
 
 NO_OPTIONS = ChatOptions()
 HALF_CHARACTER = "\ufffd"  # what is written for the bytes of one

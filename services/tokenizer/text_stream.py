@@ -5,7 +5,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from services.tokenizer.detokenize import NO_SEAM, DecodeIds, Detokenizer, Seam
 from services.tokenizer.marks import Marks
 from services.tokenizer.stops import StopMatcher
-from shared.messages import Mark
+from shared.wire.messages import Mark
 
 
 class TextStream:

@@ -5,8 +5,8 @@ from typing import TypeVar
 
 from tokenizers import Encoding
 
-from shared.codec import Array
-from shared.messages import Convert, TextOptions
+from shared.wire.codec import Array
+from shared.wire.messages import Convert, TextOptions
 
 Of = TypeVar("Of")
 

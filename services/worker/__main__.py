@@ -4,8 +4,8 @@ from services.worker.engine.protocol import Engine
 from services.worker.follower import FollowerService
 from services.worker.service import WorkerService
 from services.worker.weights.progress import Progress
-from shared.config.worker import WorkerConfig
-from shared.service import Service, main
+from shared.process.service import Service, main
+from shared.settings.worker import WorkerConfig
 
 
 def build(config: WorkerConfig, progress: Progress) -> Engine:

@@ -5,8 +5,8 @@ import math
 from collections.abc import Callable, Collection
 
 from services.worker.cells import choose_scheduler, is_lacking, may_leave, should_move
-from shared.messages import CELLS_MINOR, Attach, Detach, Release
-from shared.peer import Peer
+from shared.link.peer import Peer
+from shared.wire.messages import CELLS_MINOR, Attach, Detach, Release
 
 log = logging.getLogger(__name__)
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from shared.messages import Overview
-from shared.peer import Peer
+from shared.link.peer import Peer
+from shared.wire.messages import Overview
 
 MIN_DIFFERENCE = 2
 """Workers that a cell has less than another before one of these moves: with 1, it would be back at

@@ -11,14 +11,15 @@ from services.worker.ranks.rank_info import rank_info
 from services.worker.ranks.rank_settings import LOADING_SILENCE_S, SERVICE, role_of, with_share
 from services.worker.step_thread import StepThread
 from services.worker.weights.progress import ProgressLines
-from shared.address import rank_instance
-from shared.codec import Array
-from shared.config.worker import WorkerConfig
-from shared.cores import bind_to_node
-from shared.endpoint import tcp_address
-from shared.keys import load_keys
-from shared.link import Link
-from shared.messages import (
+from shared.link.address import rank_instance
+from shared.link.endpoint import tcp_address
+from shared.link.keys import load_keys
+from shared.link.link import Link
+from shared.link.peer import Peer
+from shared.process.cores import bind_to_node
+from shared.settings.worker import WorkerConfig
+from shared.wire.codec import Array
+from shared.wire.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     Assemble,
@@ -29,7 +30,6 @@ from shared.messages import (
     State,
     StepPlan,
 )
-from shared.peer import Peer
 
 log = logging.getLogger(__name__)
 

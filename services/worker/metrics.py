@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from prometheus_client import REGISTRY, Counter, Gauge, Info, Metric
 from prometheus_client.registry import Collector
 
-from shared.messages import Stats
+from shared.wire.messages import Stats
 
 STEPS = Counter("shoal_steps", "Steps that were computed")
 STEP_BUSY_SECONDS = Counter(

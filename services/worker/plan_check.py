@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from shared.errors import CodecError
-from shared.faults import ids_fault, params_fault, pooling_fault, reads_all
-from shared.messages import Admit, Capacity, StepPlan
+from shared.wire.faults import ids_fault, params_fault, pooling_fault, reads_all
+from shared.wire.messages import Admit, Capacity, StepPlan
 
 
 @dataclass(slots=True)

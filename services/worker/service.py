@@ -28,12 +28,14 @@ from services.worker.slot_log import SlotLog
 from services.worker.slot_spans import SlotSpans
 from services.worker.step_thread import StepThread, call_soon
 from services.worker.weights.progress import ProgressLines
-from shared.codec import Array
-from shared.config.worker import WorkerConfig
-from shared.cores import bind_to_node
-from shared.keys import load_keys
-from shared.link import Link
-from shared.messages import (
+from shared.link.keys import load_keys
+from shared.link.link import Link
+from shared.link.peer import Peer
+from shared.process.cores import bind_to_node
+from shared.process.report import make_report
+from shared.settings.worker import WorkerConfig
+from shared.wire.codec import Array
+from shared.wire.messages import (
     CELLS_MINOR,
     POOLING_MINOR,
     PROTOCOL_MAJOR,
@@ -50,9 +52,7 @@ from shared.messages import (
     Stats,
     StepPlan,
 )
-from shared.peer import Peer
-from shared.report import make_report
-from shared.spans import SpanBuffer
+from shared.wire.spans import SpanBuffer
 
 log = logging.getLogger(__name__)
 

@@ -2,8 +2,8 @@
 
 from typing import NamedTuple
 
-from shared.log import log_end
-from shared.messages import StepPlan
+from shared.process.log import log_end
+from shared.wire.messages import StepPlan
 
 
 class _Stay(NamedTuple):

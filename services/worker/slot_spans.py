@@ -5,7 +5,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from statistics import median
 
-from shared.messages import Admit, RunKind, Span, SpanReport, SpanValue, StepPlan, StepResult
+from shared.wire.messages import Admit, RunKind, Span, SpanReport, SpanValue, StepPlan, StepResult
 
 MAX_CHUNKS = 32
 """Chunks of a prompt that have a span each; the last one stands for all that follow."""

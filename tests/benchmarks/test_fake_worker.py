@@ -2,8 +2,8 @@
 
 from benchmarks.fake_worker import InstantEngine
 from services.scheduler.registration import why_refused
-from shared.config.worker import WorkerConfig
-from shared.messages import Hello
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import Hello
 
 
 def test_the_scheduler_does_not_refuse_it():

@@ -5,11 +5,11 @@ import pytest
 from cli.commands import COMMANDS, SERVICES
 from cli.main import usage
 from cli.manual import PAGE, PARTS, help_of, page
-from shared.config.help import FIRST, help_text, wanted_help
-from shared.config.load import load_settings
-from shared.config.page import SERVICES as SETTINGS
-from shared.config.serve import ServeConfig
-from shared.config.worker import WorkerConfig
+from shared.settings.help import FIRST, help_text, wanted_help
+from shared.settings.load import load_settings
+from shared.settings.page import SERVICES as SETTINGS
+from shared.settings.serve import ServeConfig
+from shared.settings.worker import WorkerConfig
 
 COLUMNS, LINES = 80, 24
 COMMON = (

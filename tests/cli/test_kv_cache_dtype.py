@@ -8,8 +8,8 @@ from openai import AsyncOpenAI
 
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import make_engine
-from shared.messages import SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
+from shared.wire.messages import SamplingParams
 from tests.cli.serving import serving
 from tests.cli.test_transformers_models import NUM_TOKENS, prompts_with_one_beginning, text_of
 from tests.services.worker.stored_codes import save_made_for_codes

@@ -6,8 +6,8 @@ import pytest
 
 from cli import placement
 from cli.placement import choose_num_workers, num_gpus
-from shared.cores import NumaNode
-from shared.placement import place
+from shared.process.cores import NumaNode
+from shared.process.placement import place
 
 
 def nodes_of(num: int, num_cores: int) -> list[NumaNode]:

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from cli.probe import main
-from shared.admin import AdminServer
-from shared.config.scheduler import SchedulerConfig
-from shared.messages import Heartbeat, State
+from shared.process.admin import AdminServer
+from shared.settings.scheduler import SchedulerConfig
+from shared.wire.messages import Heartbeat, State
 
 
 class Handler(Any):

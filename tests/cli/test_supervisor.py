@@ -17,11 +17,11 @@ from cli import supervisor as module
 from cli.child import ASK_S, Child
 from cli.run_directory import RunDirectory
 from cli.supervisor import StartFailedError, Supervisor, child_environment, worker_environments
-from shared.config.gateway import GatewayConfig
-from shared.config.load import load_settings
-from shared.config.serve import ServeConfig
-from shared.config.speculative import SpeculativeConfig
 from shared.errors import ConfigError
+from shared.settings.gateway import GatewayConfig
+from shared.settings.load import load_settings
+from shared.settings.serve import ServeConfig
+from shared.settings.speculative import SpeculativeConfig
 
 
 class FakeChild:
@@ -361,9 +361,9 @@ async def start_script(
 
 READY_AND_GONE = """
 import asyncio, sys
-from shared.config.scheduler import SchedulerConfig
-from shared.messages import Heartbeat, State
-from shared.service import main
+from shared.settings.scheduler import SchedulerConfig
+from shared.wire.messages import Heartbeat, State
+from shared.process.service import main
 
 class Service:
     state = State.NOT_READY

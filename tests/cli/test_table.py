@@ -9,8 +9,8 @@ import pytest
 
 from cli.serve import with_model
 from cli.table import Screen, facts_of
-from shared.config.load import load_settings
-from shared.config.serve import ServeConfig
+from shared.settings.load import load_settings
+from shared.settings.serve import ServeConfig
 
 INFO = "2026-11-23T22:42:24Z INFO    worker 0.1 scheduler 0.1 is up"
 WARNING = "2026-11-23T22:42:24Z WARNING worker 0.1 scheduler 0.1 is down: silent for 2 s"

@@ -17,8 +17,8 @@ import pytest
 
 from cli.commands import COMMANDS
 from services.gateway.service import GatewayService
-from shared.messages import State
 from shared.model_folder import EMBEDDED_MODEL
+from shared.wire.messages import State
 from tests.services.gateway.fakes import FakeTokenizer, fake_tokenizer, running_gateway, until
 
 PROGRAM = """

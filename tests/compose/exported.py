@@ -10,8 +10,8 @@ from services.gateway.http import client as gateway_client
 from services.scheduler import metrics as scheduler_metrics
 from services.tokenizer import metrics as tokenizer_metrics
 from services.worker import metrics as worker_metrics
-from shared import metrics as shared_metrics
-from shared import open_requests
+from shared.process import metrics as shared_metrics
+from shared.process import open_requests
 
 MODULES = (
     *(gateway_client, gateway_metrics, scheduler_metrics, tokenizer_metrics, worker_metrics),

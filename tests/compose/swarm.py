@@ -14,7 +14,7 @@ import aiohttp
 from benchmarks.harness.docker_engine import ROOT
 from benchmarks.harness.ports import free_port
 from benchmarks.harness.stack import CommandError, Stack
-from shared.keys import SERVICES, write_keys
+from shared.link.keys import SERVICES, write_keys
 
 READY_S = 180
 FILE = "compose/swarm.yml"

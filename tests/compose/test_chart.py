@@ -10,13 +10,13 @@ import pytest
 import yaml
 
 from benchmarks.harness.docker_engine import DOCKERFILE, ROOT
-from shared.config.chart import SCHEMA, with_settings
-from shared.config.load import load_settings
-from shared.config.page import SERVICES
-from shared.endpoint import PORTS
-from shared.keys import public_path, secret_path
-from shared.messages import ServiceName
+from shared.link.endpoint import PORTS
+from shared.link.keys import public_path, secret_path
+from shared.settings.chart import SCHEMA, with_settings
+from shared.settings.load import load_settings
+from shared.settings.page import SERVICES
 from shared.version import VERSION
+from shared.wire.messages import ServiceName
 from tests.compose.exported import assert_exported
 from tests.compose.helm import CHART, Object, Refused, render, run_helm
 

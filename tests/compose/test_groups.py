@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks.harness.checked_load import body_of, stream
 from benchmarks.harness.docker_engine import ROOT
-from shared.config.load import load_settings
-from shared.config.worker import WorkerConfig
-from shared.endpoint import PORTS
-from shared.keys import public_path, secret_path
+from shared.link.endpoint import PORTS
+from shared.link.keys import public_path, secret_path
+from shared.settings.load import load_settings
+from shared.settings.worker import WorkerConfig
 from tests.compose.helm import Object, render
 from tests.compose.pods import group_of, pods_of, running, variables_of
 from tests.compose.test_chart import (

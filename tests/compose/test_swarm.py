@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from benchmarks.harness.docker_engine import NoEngine, provide_base_images, running_engine
-from shared.keys import SERVICES
+from shared.link.keys import SERVICES
 from tests.certificate import make_certificate
 from tests.compose.load import loaded, progress
 from tests.compose.second_engine import second_engine

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from benchmarks.harness.docker_engine import ROOT
-from shared.keys import SERVICES, public_path, secret_path
-from shared.messages import ServiceName
+from shared.link.keys import SERVICES, public_path, secret_path
+from shared.wire.messages import ServiceName
 
 Service = dict[str, Any]
 

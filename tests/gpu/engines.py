@@ -6,8 +6,8 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from services.worker.engine.device.engine import DeviceEngine
-from shared.config.worker import WorkerConfig
 from shared.model_folder import EMBEDDED_MODEL
+from shared.settings.worker import WorkerConfig
 
 TEXTS = (
     "import os\n",

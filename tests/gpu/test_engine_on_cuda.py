@@ -10,8 +10,8 @@ import pytest
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import make_engine
 from kernels import switches
-from shared.messages import SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
+from shared.wire.messages import SamplingParams
 from tests.gpu.engines import drafting, make_cuda_engine, prompts
 
 pytestmark = pytest.mark.gpu

@@ -10,7 +10,7 @@ import torch
 from benchmarks.harness import scheduled
 from benchmarks.harness.step_engine import run_step
 from services.worker.engine.device.engine import DeviceEngine
-from shared.messages import Admit, Decode, Prefill, SamplingParams, StepPlan
+from shared.wire.messages import Admit, Decode, Prefill, SamplingParams, StepPlan
 from tests.gpu.engines import make_cuda_engine
 
 pytestmark = pytest.mark.gpu

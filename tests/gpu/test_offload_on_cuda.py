@@ -12,7 +12,7 @@ from benchmarks.gpu.shapes import QWEN3_8B, write_model
 from benchmarks.harness import scheduled
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.layers.offloaded import OffloadedLayers
-from shared.messages import SamplingParams
+from shared.wire.messages import SamplingParams
 from tests.gpu.engines import drafting, make_cuda_engine, prompts
 
 pytestmark = pytest.mark.gpu

@@ -16,8 +16,8 @@ from transformers import (
 from benchmarks.harness import scheduled
 from benchmarks.harness.oracle import load_as_qwen2
 from services.worker.engine.device.engine import DeviceEngine
-from shared.messages import ALL_TOKENS, SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
+from shared.wire.messages import ALL_TOKENS, SamplingParams
 from tests.gpu.engines import make_cuda_engine
 from tests.services.worker.checkpoints import save_model
 from tests.services.worker.driver import Driver, Job

@@ -11,7 +11,7 @@ from services.gateway.requests.messages.parse import parse_messages, parse_promp
 from services.gateway.requests.parse import parse_chat, parse_completion
 from services.gateway.requests.pooling import parse_embeddings
 from services.gateway.requests.scoring import parse_rerank, parse_score
-from shared.messages import ModelInfo, PoolingInfo
+from shared.wire.messages import ModelInfo, PoolingInfo
 from tests.hostile import shapes
 from tests.services.gateway.fakes import LIMITS, MODEL
 

@@ -12,7 +12,7 @@ from services.tokenizer.chat.normalize import normalize
 from services.tokenizer.chat.template_traits import TemplateTraits
 from services.tokenizer.prepare import chat_messages
 from shared.errors import InvalidRequest
-from shared.long_json import MAX_VALUES
+from shared.text.long_json import MAX_VALUES
 from tests.hostile import shapes
 from tests.hostile.parsing import parse, prompts_of
 from tests.hostile.shapes import SHAPES, Shape

@@ -3,8 +3,8 @@
 import asyncio
 
 from services.gateway.service import GatewayService
-from shared.config.gateway import GatewayConfig
-from shared.service import main
+from shared.process.service import main
+from shared.settings.gateway import GatewayConfig
 from tests.hostile.watched import watch
 
 

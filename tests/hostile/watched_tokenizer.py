@@ -3,8 +3,8 @@
 import asyncio
 
 from services.tokenizer.service import TokenizerService
-from shared.config.tokenizer import TokenizerConfig
-from shared.service import main
+from shared.process.service import main
+from shared.settings.tokenizer import TokenizerConfig
 from tests.hostile.watched import watch
 
 

@@ -26,7 +26,7 @@ from services.worker.machine.streams import upload
 from services.worker.slots.table import SlotTable
 from services.worker.weights.load import build_model, quantize
 from services.worker.weights.online import Quantization
-from shared.messages import Capacity
+from shared.wire.messages import Capacity
 
 CPU = torch.device("cpu")
 VOCAB_SIZE, MAX_LEN = 32000, 2048

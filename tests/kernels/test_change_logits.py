@@ -13,7 +13,7 @@ from kernels.sample import adjust, prepare_adjustments
 from kernels.slot_state import SlotState, empty_slots
 from services.worker.engine.device.rule_row import is_for_device, rule_row
 from services.worker.slots.logits_rules import make_logits_rules, row_change
-from shared.messages import SamplingParams
+from shared.wire.messages import SamplingParams
 from tests.kernels.slots import copied
 
 CPU = torch.device("cpu")

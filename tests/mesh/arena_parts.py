@@ -4,15 +4,16 @@ refused, or to fail its own request.
 An arena has ``examples``, messages that are right, and takes a bad one in place of one of them; it
 returns whether it was let through. Beside its sender, somebody is served whose traffic must go on
 rightly. ``lies`` are bad in more than one place, by what is wrong. What does not decode reaches no
-receiver (``shared.peer.try_decode``), so arenas take what did.
+receiver (``shared.link.peer.try_decode``), so arenas take what did.
 """
 
 from typing import Any, Protocol
 
 import numpy as np
 
-from shared.codec import Array, decode, encode
-from shared.messages import (
+from shared.link.peer import Peer
+from shared.wire.codec import Array, decode, encode
+from shared.wire.messages import (
     PROTOCOL_MAJOR,
     Capacity,
     Guide,
@@ -24,7 +25,6 @@ from shared.messages import (
     ServiceName,
     Span,
 )
-from shared.peer import Peer
 
 NO_IDS = np.zeros(0, np.int32)
 NO_ARRAYS = [NO_IDS, np.zeros(0, np.float32), NO_IDS, NO_IDS]

@@ -6,11 +6,11 @@ A prompt with the id that SHOAL_TEST_POISON names breaks an invariant of it.
 import os
 
 from services.tokenizer.service import TokenizerService
-from shared.codec import Array
-from shared.config.tokenizer import TokenizerConfig
-from shared.messages import Message, Submit
-from shared.peer import Peer
-from shared.service import main
+from shared.link.peer import Peer
+from shared.process.service import main
+from shared.settings.tokenizer import TokenizerConfig
+from shared.wire.codec import Array
+from shared.wire.messages import Message, Submit
 
 POISON = int(os.environ.get("SHOAL_TEST_POISON", "-1"))
 

@@ -2,8 +2,8 @@
 
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.service import WorkerService
-from shared.config.worker import WorkerConfig
-from shared.service import main
+from shared.process.service import main
+from shared.settings.worker import WorkerConfig
 
 if __name__ == "__main__":
     main("worker", WorkerConfig, lambda config: WorkerService(config, DeviceEngine))

@@ -7,9 +7,9 @@ import numpy as np
 from services.worker.engine.protocol import Engine, StepOutput
 from services.worker.service import WorkerService
 from services.worker.weights.progress import Progress
-from shared.config.worker import WorkerConfig
-from shared.messages import StepPlan
-from shared.service import main
+from shared.process.service import main
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import StepPlan
 from tests.mesh.wide_worker import WideEngine
 
 

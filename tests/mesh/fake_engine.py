@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from benchmarks.harness.step_engine import StepEngine
 from services.scheduler.scheduler import Planned
 from services.worker.engine.idle import IdleTime
-from shared.messages import (
+from shared.wire.messages import (
     ALL_TOKENS,
     Capacity,
     ModelInfo,
@@ -20,7 +20,7 @@ from shared.messages import (
     StepResult,
     TokenRun,
 )
-from shared.token_arrays import Layout, TokenArrays, join
+from shared.wire.token_arrays import Layout, TokenArrays, join
 from tests.services.scheduler.simulated_worker import SimulatedWorker, Slot
 
 

@@ -18,7 +18,7 @@ from benchmarks.harness.fleet import Process
 ROOT = Path(__file__).parent.parent.parent
 LOOK_S = 0.01
 # No module of a service: each registers metrics, which are those of its own process alone.
-PRELOADED = ["aiohttp.web", "llguidance", "orjson", "shared.service", "tokenizers", "torch"]
+PRELOADED = ["aiohttp.web", "llguidance", "orjson", "shared.process.service", "tokenizers", "torch"]
 
 _context = get_context("forkserver")
 _context.set_forkserver_preload(PRELOADED)

@@ -14,9 +14,9 @@ from services.gateway.traces.context import trace_context
 from services.gateway.traces.objects import spans_of
 from services.gateway.traces.request_trace import RequestTrace
 from services.gateway.traces.store import TraceStore
-from shared.codec import Array
 from shared.errors import CodecError
-from shared.messages import (
+from shared.wire.codec import Array
+from shared.wire.messages import (
     Accepted,
     Converted,
     Delta,

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from shared.codec import ArraySpec
-from shared.messages import Message
+from shared.wire.codec import ArraySpec
+from shared.wire.messages import Message
 
 ODD_INTS = (
     -(2**63),

@@ -10,8 +10,8 @@ import msgspec
 import zmq
 import zmq.asyncio
 
-from shared.codec import decode, encode
-from shared.messages import Bye, Hello, Refused
+from shared.wire.codec import decode, encode
+from shared.wire.messages import Bye, Hello, Refused
 
 SETTLE_S = 0.3
 NAMES = string.ascii_letters + string.digits

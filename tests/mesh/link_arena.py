@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 
 from services.scheduler.service import SchedulerService
-from shared.codec import Array
-from shared.config.scheduler import SchedulerConfig
 from shared.errors import CodecError
-from shared.messages import (
+from shared.settings.scheduler import SchedulerConfig
+from shared.wire.codec import Array
+from shared.wire.messages import (
     CELLS_MINOR,
     PROTOCOL_MAJOR,
     Attach,

@@ -15,14 +15,14 @@ from services.gateway.service import GatewayService
 from services.scheduler.service import SchedulerService
 from services.tokenizer.service import TokenizerService
 from services.worker.service import WorkerService
-from shared.config.gateway import GatewayConfig
-from shared.config.scheduler import SchedulerConfig
-from shared.config.tokenizer import TokenizerConfig
-from shared.config.worker import WorkerConfig
-from shared.messages import Capacity
 from shared.model_folder import EMBEDDED_MODEL, read_model_info
-from shared.service import Service
-from shared.standby import is_fit
+from shared.process.service import Service
+from shared.process.standby import is_fit
+from shared.settings.gateway import GatewayConfig
+from shared.settings.scheduler import SchedulerConfig
+from shared.settings.tokenizer import TokenizerConfig
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import Capacity
 from tests.mesh.fake_engine import FakeEngine
 
 READY_TIMEOUT_S = 20

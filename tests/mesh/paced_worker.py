@@ -16,11 +16,11 @@ from services.scheduler.scheduler import Planned
 from services.worker.engine.protocol import Engine, StepOutput
 from services.worker.service import WorkerService
 from services.worker.weights.progress import Progress
-from shared.config.worker import WorkerConfig
-from shared.messages import Capacity, StepPlan
 from shared.model_folder import read_model_info
 from shared.model_location import locate_model
-from shared.service import main
+from shared.process.service import main
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import Capacity, StepPlan
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 STEP_S = 0.15

@@ -12,8 +12,8 @@ from services.worker.engine.host import HostEngine
 from services.worker.service import WorkerService
 from services.worker.step.batch import Batch
 from services.worker.weights.progress import Progress
-from shared.config.worker import WorkerConfig
-from shared.service import main
+from shared.process.service import main
+from shared.settings.worker import WorkerConfig
 
 POISON = int(os.environ.get("SHOAL_TEST_POISON", "-1"))
 

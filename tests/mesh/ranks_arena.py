@@ -5,10 +5,10 @@ from pathlib import Path
 
 from services.worker.ranks.followers import Followers
 from services.worker.ranks.rank_settings import SERVICE
-from shared.codec import Array
-from shared.config.worker import WorkerConfig
-from shared.link import Link
-from shared.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello, Message, RankInfo
+from shared.link.link import Link
+from shared.settings.worker import WorkerConfig
+from shared.wire.codec import Array
+from shared.wire.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello, Message, RankInfo
 from tests.mesh.arena_parts import Example, FakePeer, Lies
 
 

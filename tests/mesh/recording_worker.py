@@ -14,10 +14,10 @@ from services.worker.engine.host import HostEngine
 from services.worker.engine.protocol import StepOutput
 from services.worker.service import WorkerService
 from services.worker.weights.progress import Progress
-from shared.config.worker import WorkerConfig
-from shared.messages import StepPlan, StepResult
-from shared.service import main
-from shared.token_arrays import Layout, TokenArrays
+from shared.process.service import main
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import StepPlan, StepResult
+from shared.wire.token_arrays import Layout, TokenArrays
 
 
 class RecordingEngine(HostEngine):

@@ -10,10 +10,10 @@ import numpy as np
 from services.scheduler.scheduler import Planned
 from services.scheduler.service import SchedulerService
 from services.worker.plan_check import PlanCheck
-from shared.codec import Array
-from shared.config.scheduler import SchedulerConfig
 from shared.errors import CodecError
-from shared.messages import (
+from shared.settings.scheduler import SchedulerConfig
+from shared.wire.codec import Array
+from shared.wire.messages import (
     Accepted,
     Cancel,
     Capacity,

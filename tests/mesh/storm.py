@@ -14,12 +14,12 @@ import zmq
 import zmq.asyncio
 
 from benchmarks.harness.fleet import Fleet, Member
-from shared.address import ipc_address, socket_path
-from shared.endpoint import Endpoint, tcp_address
 from shared.errors import WORKER_DIED
-from shared.link import HEARTBEAT_S
-from shared.messages import Hello, ServiceName
-from shared.peer import SILENCE_S
+from shared.link.address import ipc_address, socket_path
+from shared.link.endpoint import Endpoint, tcp_address
+from shared.link.link import HEARTBEAT_S
+from shared.link.peer import SILENCE_S
+from shared.wire.messages import Hello, ServiceName
 from tests.mesh.intruders import Attack, call_all
 
 KINDS = ("gateway", "tokenizer", "scheduler", "worker")

@@ -15,9 +15,9 @@ from services.scheduler.scheduler import Scheduler
 from services.scheduler.service import SchedulerService
 from services.worker import attachment
 from services.worker.service import WorkerService
-from shared.messages import State
-from shared.report import make_report
-from shared.standby import is_fit
+from shared.process.report import make_report
+from shared.process.standby import is_fit
+from shared.wire.messages import State
 from tests.mesh.forks import fork
 from tests.mesh.mesh import TEXT, Mesh, running_mesh
 from tests.mesh.test_chain import client_of, complete

@@ -23,14 +23,14 @@ from services.scheduler.scheduler import Planned
 from services.scheduler.service import SchedulerService
 from services.worker.engine.protocol import StepOutput
 from services.worker.service import WorkerService
-from shared.config.scheduler import SchedulerConfig
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
-from shared.link import Link
-from shared.messages import Capacity, StepPlan, StepResult
-from shared.peer import Peer
-from shared.rate import UNKNOWN_RETRY_AFTER_S
-from shared.token_arrays import TokenArrays
+from shared.link.link import Link
+from shared.link.peer import Peer
+from shared.process.rate import UNKNOWN_RETRY_AFTER_S
+from shared.settings.scheduler import SchedulerConfig
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import Capacity, StepPlan, StepResult
+from shared.wire.token_arrays import TokenArrays
 from tests.mesh.mesh import TEXT, Mesh, running_mesh
 
 MESSAGES: Any = [{"role": "user", "content": "Who leads the shoal?"}]

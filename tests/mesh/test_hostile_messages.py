@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 from benchmarks.harness.engines import make_engine
-from shared.codec import decode, encode
 from shared.errors import CodecError
-from shared.messages import Bye, Message, Refused, Submit
 from shared.model_folder import EMBEDDED_MODEL, TOKENIZER_FILE
+from shared.wire.codec import decode, encode
+from shared.wire.messages import Bye, Message, Refused, Submit
 from tests.mesh.arena_parts import Arena
 from tests.mesh.gateway_arena import GatewayArena
 from tests.mesh.hostile import Odd, odd_versions, with_turned_bits
@@ -29,7 +29,7 @@ from tests.pooling_models import save_embedder
 from tests.services.worker.checkpoints import save_qwen2
 from tests.services.worker.speculation import engine_of
 
-OF_SOCKETS = {Bye, Refused}  # see tests/shared/test_link.py
+OF_SOCKETS = {Bye, Refused}  # see tests/shared/link/test_link.py
 
 
 def worker(kernels: str) -> Callable[[Path], Arena]:

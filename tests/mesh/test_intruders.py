@@ -9,8 +9,9 @@ import pytest
 from benchmarks.harness.checked_load import Load
 from benchmarks.harness.engines import make_engine
 from benchmarks.harness.fleet import Fleet, running_fleet
-from shared.address import ipc_address, socket_path
-from shared.messages import (
+from shared.link.address import ipc_address, socket_path
+from shared.model_folder import EMBEDDED_MODEL, read_model_info
+from shared.wire.messages import (
     PROTOCOL_MAJOR,
     Abort,
     Cancel,
@@ -26,7 +27,6 @@ from shared.messages import (
     Submit,
     Tokens,
 )
-from shared.model_folder import EMBEDDED_MODEL, read_model_info
 from tests.mesh.forks import fork
 from tests.mesh.gateway_arena import GatewayArena
 from tests.mesh.hostile import odd_versions, with_turned_bits

@@ -10,9 +10,9 @@ from openai import AsyncOpenAI
 from tokenizers import Tokenizer
 
 from services.gateway.service import GatewayService
-from shared.config.gateway import GatewayConfig
-from shared.messages import WINDOW_TOKENS, Capacity
 from shared.model_folder import EMBEDDED_MODEL
+from shared.settings.gateway import GatewayConfig
+from shared.wire.messages import WINDOW_TOKENS, Capacity
 from tests.mesh.fake_engine import made_up_logprobs
 from tests.mesh.mesh import TEXT, Mesh, running_mesh
 

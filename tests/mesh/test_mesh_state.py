@@ -7,7 +7,7 @@ from pathlib import Path
 import aiohttp
 import msgspec
 
-from shared.messages import REPORT_MINOR
+from shared.wire.messages import REPORT_MINOR
 from tests.mesh.mesh import Mesh, running_mesh
 
 

@@ -10,10 +10,10 @@ import aiohttp
 from openai import AsyncOpenAI
 
 from services.worker.metrics import show_parameters
-from shared import link as link_module
-from shared.address import admin_path
-from shared.admin import AdminServer
-from shared.messages import ServiceName
+from shared.link import link as link_module
+from shared.link.address import admin_path
+from shared.process.admin import AdminServer
+from shared.wire.messages import ServiceName
 from tests.mesh.mesh import READY_TIMEOUT_S, Mesh, running_mesh
 
 ALL_SERVICES = [

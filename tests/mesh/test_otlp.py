@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from services.gateway.service import GatewayService
-from shared.config.gateway import GatewayConfig
+from shared.settings.gateway import GatewayConfig
 from tests.mesh.mesh import running_mesh
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http")

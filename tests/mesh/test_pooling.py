@@ -13,8 +13,8 @@ import pytest
 from openai import AsyncOpenAI, BadRequestError
 
 from benchmarks.harness.fleet import Fleet, running_fleet
-from shared.messages import MAX_TRACED
 from shared.model_folder import EMBEDDED_MODEL
+from shared.wire.messages import MAX_TRACED
 from tests.mesh.forks import fork
 from tests.pooling_models import (
     NO,

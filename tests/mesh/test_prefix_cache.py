@@ -10,9 +10,9 @@ import pytest
 from openai import AsyncOpenAI
 
 from services.gateway.service import GatewayService
-from shared.address import admin_path
-from shared.admin import AdminServer
-from shared.config.gateway import GatewayConfig
+from shared.link.address import admin_path
+from shared.process.admin import AdminServer
+from shared.settings.gateway import GatewayConfig
 from tests.mesh.mesh import Mesh, running_mesh
 
 PROMPT = list(range(100, 140))  # 2.5 blocks

@@ -12,7 +12,7 @@ import pytest
 from benchmarks.harness.fleet import Fleet, running_fleet
 from services.gateway.mesh import open_prompt
 from services.scheduler.sequence import scored_token_bytes
-from shared.messages import Capacity, Generate
+from shared.wire.messages import Capacity, Generate
 from tests.mesh.fake_engine import made_up_logprobs
 from tests.mesh.forks import fork
 from tests.mesh.mesh import Mesh, running_mesh

@@ -10,9 +10,9 @@ from typing import Any
 import aiohttp
 import pytest
 
-from shared.config.gateway import GatewayConfig
-from shared.log import set_up
-from shared.messages import Capacity
+from shared.process.log import set_up
+from shared.settings.gateway import GatewayConfig
+from shared.wire.messages import Capacity
 from tests.conftest import Lines
 from tests.mesh.mesh import DEFAULT_CAPACITY, running_mesh
 

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import make_engine
 from benchmarks.harness.fleet import Fleet, running_fleet
-from shared.messages import SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
+from shared.wire.messages import SamplingParams
 from tests.mesh.forks import fork
 
 SETTINGS = {"DTYPE": "float32", "MAX_MODEL_LEN": "1024", "NUM_THREADS": "1"}

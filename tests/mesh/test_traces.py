@@ -12,8 +12,8 @@ import pytest
 from benchmarks.harness.fleet import Member, running_fleet
 from cli.trace.command import main as draw
 from services.gateway.service import GatewayService
-from shared.config.gateway import GatewayConfig
-from shared.messages import Capacity
+from shared.settings.gateway import GatewayConfig
+from shared.wire.messages import Capacity
 from tests.mesh.forks import fork
 from tests.mesh.mesh import Mesh, running_mesh
 

@@ -18,7 +18,7 @@ from benchmarks.cost import forget_peak, peak_bytes
 from benchmarks.harness.checked_load import TIMEOUT, body_of, stream
 from benchmarks.harness.fleet import Fleet, Member, running_fleet
 from benchmarks.steps import wide_step
-from shared.token_arrays import TokenArrays
+from shared.wire.token_arrays import TokenArrays
 from tests.mesh.wide_worker import NUM_DRAFTS, arrays_of
 
 NUM_ROWS, NUM_TOKENS = 512, 1 + NUM_DRAFTS

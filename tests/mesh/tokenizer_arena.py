@@ -11,11 +11,12 @@ from services.scheduler.generate_check import check_generate
 from services.tokenizer.guides.guides import Guides
 from services.tokenizer.requests import Requests
 from services.tokenizer.service import TokenizerService
-from shared.codec import Array
-from shared.config.tokenizer import TokenizerConfig
 from shared.errors import CodecError, InvalidRequest
-from shared.link import Link
-from shared.messages import (
+from shared.link.link import Link
+from shared.model_folder import EMBEDDED_MODEL
+from shared.settings.tokenizer import TokenizerConfig
+from shared.wire.codec import Array
+from shared.wire.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     Abort,
@@ -47,7 +48,6 @@ from shared.messages import (
     Tokens,
     ToolChoice,
 )
-from shared.model_folder import EMBEDDED_MODEL
 from tests.mesh.arena_parts import (
     NO_ARRAYS,
     NO_IDS,

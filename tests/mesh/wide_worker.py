@@ -15,12 +15,12 @@ from benchmarks.harness.step_engine import StepEngine
 from services.worker.engine.protocol import Engine, StepOutput
 from services.worker.service import WorkerService
 from services.worker.weights.progress import Progress
-from shared.config.worker import WorkerConfig
-from shared.messages import Admit, Capacity, ResultRow, StepPlan, StepResult, TokenRun
 from shared.model_folder import read_model_info
 from shared.model_location import locate_model
-from shared.service import main
-from shared.token_arrays import TokenArrays, join
+from shared.process.service import main
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import Admit, Capacity, ResultRow, StepPlan, StepResult, TokenRun
+from shared.wire.token_arrays import TokenArrays, join
 
 NUM_DRAFTS = 5
 VOCAB_SIZE = 8192

@@ -10,9 +10,9 @@ from benchmarks.harness.step_engine import run_step
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.plan_check import PlanCheck
 from services.worker.slots.table import SlotTable
-from shared.codec import Array, decode, encode
 from shared.errors import CodecError
-from shared.messages import (
+from shared.wire.codec import Array, decode, encode
+from shared.wire.messages import (
     Admit,
     Decode,
     Extend,

@@ -2,10 +2,11 @@
 
 import asyncio
 
-from shared.codec import Array
-from shared.keys import Keys
-from shared.link import Link
-from shared.messages import (
+from shared.link.keys import Keys
+from shared.link.link import Link
+from shared.link.peer import Peer
+from shared.wire.codec import Array
+from shared.wire.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     Heartbeat,
@@ -14,7 +15,6 @@ from shared.messages import (
     ServiceName,
     State,
 )
-from shared.peer import Peer
 
 TIMEOUT_S = 10
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from shared.config.load import load_settings
-from shared.config.pooler import PoolerConfig
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
-from shared.messages import PoolingInfo
 from shared.model_folder import EMBEDDED_MODEL
 from shared.pooling import read_pooling, read_served_model
+from shared.settings.load import load_settings
+from shared.settings.pooler import PoolerConfig
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import PoolingInfo
 
 TYPE = "sentence_transformers.models."
 

@@ -28,7 +28,7 @@ from shared.batch.lines import LineError
 from shared.batch.results import ResultFile
 from shared.batch.run import BatchRun, Counts, Done, Plan, read_results
 from shared.batch.sender import Sender
-from shared.config.gateway import GatewayConfig
+from shared.settings.gateway import GatewayConfig
 
 Result = TypeVar("Result")
 

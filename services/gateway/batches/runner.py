@@ -16,7 +16,7 @@ from services.gateway.batches.leftovers import remove_leftovers
 from services.gateway.batches.turns import start
 from services.gateway.http.fair_slots import FairSlots, FairThreads
 from shared.batch.errors import BatchStopped, WrongResults
-from shared.config.gateway import GatewayConfig
+from shared.settings.gateway import GatewayConfig
 
 log = logging.getLogger(__name__)
 

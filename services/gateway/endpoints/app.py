@@ -34,8 +34,8 @@ from services.gateway.http.tracing import Tracing, answer_trace
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.reports import Reports
 from services.gateway.requests.request_id import name_response
-from shared.config.gateway import GatewayConfig
-from shared.messages import Heartbeat
+from shared.settings.gateway import GatewayConfig
+from shared.wire.messages import Heartbeat
 
 
 def make_app(

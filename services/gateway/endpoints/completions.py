@@ -27,11 +27,11 @@ from services.gateway.responses.chunk_pace import ChunkPace
 from services.gateway.responses.output_parser import OutputParser, output_parser
 from services.gateway.responses.reply import Head, Reply
 from services.gateway.responses.writers import BodyWriter, StreamWriter, is_large
-from shared.codec import Array
-from shared.config.gateway import GatewayConfig
 from shared.errors import InvalidRequest, RequestError
-from shared.messages import ConvertedTo, ModelInfo
-from shared.utf8 import MAX_CHAR_BYTES, num_half_bytes
+from shared.settings.gateway import GatewayConfig
+from shared.text.utf8 import MAX_CHAR_BYTES, num_half_bytes
+from shared.wire.codec import Array
+from shared.wire.messages import ConvertedTo, ModelInfo
 
 STREAM_HEADERS = {
     "Content-Type": f"{EVENT_STREAM}; charset=utf-8",

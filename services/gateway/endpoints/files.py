@@ -19,8 +19,8 @@ from services.gateway.http.client import Client
 from services.gateway.http.expectation import let_continue
 from services.gateway.requests.violations import show
 from services.gateway.responses.json_reply import json_response
-from shared.config.gateway import GatewayConfig
 from shared.errors import BodyTooLarge, InvalidRequest
+from shared.settings.gateway import GatewayConfig
 
 Result = TypeVar("Result")
 

@@ -15,7 +15,7 @@ from services.gateway.responses.output_parser import OutputParser
 from services.gateway.responses.parsed_writers import event_writer, whole_writer
 from services.gateway.responses.reply import Reply
 from services.gateway.responses.writers import BodyWriter, StreamWriter
-from shared.messages import ModelInfo
+from shared.wire.messages import ModelInfo
 
 
 class GenerationEndpoint(Protocol):

@@ -15,8 +15,8 @@ from services.gateway.requests.violations import unknown_model
 from services.gateway.responses import anthropic
 from services.gateway.responses.json_reply import json_response
 from services.gateway.responses.openai import Model, ModelList, ModelTraits, PooledModel
-from shared.messages import Heartbeat, ModelInfo, State
 from shared.version import VERSION
+from shared.wire.messages import Heartbeat, ModelInfo, State
 
 
 class Info:

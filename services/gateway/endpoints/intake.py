@@ -12,7 +12,7 @@ from services.gateway.http.tracing import measured
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.requests.job import Job
 from services.gateway.requests.json_body import Body
-from shared.messages import ModelInfo
+from shared.wire.messages import ModelInfo
 
 Parsed = TypeVar("Parsed")
 

@@ -20,7 +20,7 @@ from services.gateway.http.body import READ_BODY
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.requests.json_body import decode
 from shared.errors import InvalidRequest
-from shared.messages import ModelInfo
+from shared.wire.messages import ModelInfo
 
 ROUTE = "/invocations"
 

@@ -22,7 +22,7 @@ from services.gateway.responses.json_reply import json_response
 from services.gateway.responses.message_writers import ID_PREFIX, MessageEvents, WholeMessage
 from services.gateway.responses.output_parser import OutputParser
 from services.gateway.responses.reply import Reply
-from shared.messages import ChatOptions, ModelInfo
+from shared.wire.messages import ChatOptions, ModelInfo
 
 
 class MessagesEndpoint:

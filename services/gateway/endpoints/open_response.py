@@ -31,7 +31,7 @@ from services.gateway.responses.writers import BodyWriter, StreamWriter
 from services.gateway.store.database import Entry
 from services.gateway.store.response_store import ResponseStore
 from shared.errors import InvalidRequest
-from shared.messages import ModelInfo
+from shared.wire.messages import ModelInfo
 
 RESPONSE_PREFIX = "resp_"
 NO_STORE = "there is no response-store (--response-store FILE)"

@@ -38,10 +38,10 @@ from services.gateway.responses.pooling_json import (
     write_scores,
 )
 from services.gateway.traces.request_trace import RequestTrace
-from shared.codec import Array
-from shared.config.gateway import GatewayConfig
 from shared.errors import InternalError, InvalidRequest, RequestError
-from shared.messages import ModelInfo, RunKind
+from shared.settings.gateway import GatewayConfig
+from shared.wire.codec import Array
+from shared.wire.messages import ModelInfo, RunKind
 
 LARGE_REPLY = 1 << 14  # numbers, from which on it is written in pieces
 ABORTED = "request_aborted"

@@ -22,8 +22,8 @@ from services.gateway.requests.violations import show
 from services.gateway.responses.items.objects import ResponseObject
 from services.gateway.responses.json_reply import json_response
 from services.gateway.store.response_store import ResponseStore, missing
-from shared.config.gateway import GatewayConfig
 from shared.errors import InvalidRequest
+from shared.settings.gateway import GatewayConfig
 
 ROUTE = "/v1/responses"
 MAX_LISTED = 100

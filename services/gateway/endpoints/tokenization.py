@@ -25,10 +25,10 @@ from services.gateway.requests.violations import client_names
 from services.gateway.responses.json_reply import json_response
 from services.gateway.responses.openai import DetokenizeReply
 from services.gateway.responses.tokenize_json import write_tokens
-from shared.codec import Array
-from shared.config.gateway import GatewayConfig
 from shared.errors import InvalidRequest
-from shared.messages import ChatOptions, ConvertedTo, ModelInfo
+from shared.settings.gateway import GatewayConfig
+from shared.wire.codec import Array
+from shared.wire.messages import ChatOptions, ConvertedTo, ModelInfo
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from services.gateway.http.token_bucket import TokenBucket
 from services.gateway.metrics import KEY_REFUSALS, KEY_TOKENS
 from shared.errors import Overloaded
-from shared.rate import Rate
+from shared.process.rate import Rate
 
 NUM_ID_DIGITS = 16
 MAX_OPEN = "max-open-requests-per-key"

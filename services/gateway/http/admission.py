@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 from services.gateway.metrics import BUFFERED_BYTES
 from shared.errors import Overloaded
-from shared.open_requests import OPEN_REQUESTS
-from shared.rate import Rate
+from shared.process.open_requests import OPEN_REQUESTS
+from shared.process.rate import Rate
 
 
 class Reservation:

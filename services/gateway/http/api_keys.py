@@ -15,9 +15,9 @@ from pydantic import SecretStr
 from services.gateway.http.account import ACCOUNT, Account, KeyLimits
 from services.gateway.http.own_socket import OWNER_HEADER, is_own
 from services.gateway.http.routes import route_of
-from shared.config.fields import check_api_key
-from shared.config.gateway import GatewayConfig
 from shared.errors import ConfigError, Unauthorized
+from shared.settings.fields import check_api_key
+from shared.settings.gateway import GatewayConfig
 
 OPEN_ROUTES = {"/health", "/ready", "/ping", "/", "/page/{name}"}
 """Open to monitoring, which has no key, and to the page, which asks for one."""

@@ -30,7 +30,7 @@ from shared.errors import (
     RequestError,
     Unavailable,
 )
-from shared.log import client_text
+from shared.process.log import client_text
 
 log = logging.getLogger(__name__)
 log.addFilter(LogLimit())

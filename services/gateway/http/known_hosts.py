@@ -15,7 +15,7 @@ from aiohttp.typedefs import Handler
 
 from services.gateway.http.own_socket import is_own
 from services.gateway.requests.violations import show
-from shared.config.gateway import GatewayConfig
+from shared.settings.gateway import GatewayConfig
 
 ANY = "*"
 LOCALHOST = "localhost"

@@ -6,7 +6,7 @@ from services.gateway.http.account import ACCOUNT
 from services.gateway.http.request_meter import RequestMeter
 from services.gateway.http.routes import route_of
 from services.gateway.requests.request_id import request_id
-from shared.log import log_end
+from shared.process.log import log_end
 
 METER = web.RequestKey("meter", RequestMeter)
 """What has become of a generation request."""

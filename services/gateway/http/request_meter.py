@@ -15,7 +15,7 @@ from services.gateway.metrics import (
     REQUEST_PROMPT_TOKENS,
     TIME_TO_FIRST_TOKEN,
 )
-from shared.messages import RunKind
+from shared.wire.messages import RunKind
 
 
 class RequestMeter:

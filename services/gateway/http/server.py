@@ -21,8 +21,8 @@ from services.gateway.http.head_parser import (
     VERSION_WORDS,
 )
 from services.gateway.http.reading_check import ReadingCheck
-from shared.config.gateway import GatewayConfig
-from shared.tcp import BACKLOG, listen_on_both
+from shared.link.tcp import BACKLOG, listen_on_both
+from shared.settings.gateway import GatewayConfig
 
 CLEANUP_S = 1.0
 

@@ -2,8 +2,8 @@
 
 import ssl
 
-from shared.config.gateway import GatewayConfig
 from shared.errors import ConfigError
+from shared.settings.gateway import GatewayConfig
 
 
 def tls_context(config: GatewayConfig) -> ssl.SSLContext | None:

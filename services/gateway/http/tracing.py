@@ -13,7 +13,7 @@ from services.gateway.http.routes import route_of
 from services.gateway.traces.context import HEADER, trace_context
 from services.gateway.traces.request_trace import Attributes, RequestTrace
 from services.gateway.traces.store import TraceStore
-from shared.messages import MAX_NAME_CHARS
+from shared.wire.messages import MAX_NAME_CHARS
 
 TRACE = web.RequestKey("trace", RequestTrace)
 

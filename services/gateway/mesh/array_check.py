@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from shared.codec import Array
 from shared.errors import CodecError
-from shared.faults import ids_fault, logprobs_fault
-from shared.messages import Accepted, Converted, Deltas, Message, Vocabulary
-from shared.token_arrays import TokenArrays
+from shared.wire.codec import Array
+from shared.wire.faults import ids_fault, logprobs_fault
+from shared.wire.messages import Accepted, Converted, Deltas, Message, Vocabulary
+from shared.wire.token_arrays import TokenArrays
 
 
 def check_arrays(message: Message, arrays: list[Array], vocab_size: int) -> None:

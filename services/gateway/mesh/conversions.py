@@ -4,9 +4,9 @@ import asyncio
 from itertools import count
 
 from services.gateway.mesh.tokenizers import Tokenizer, Tokenizers
-from shared.codec import Array
 from shared.errors import RETRY_AFTER_S, RequestError, Unavailable
-from shared.messages import (
+from shared.wire.codec import Array
+from shared.wire.messages import (
     CONVERTED_MINOR,
     Cancel,
     ChatOptions,

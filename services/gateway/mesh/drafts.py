@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shared.codec import Array
-from shared.messages import Delta
-from shared.token_arrays import TokenArrays, join
+from shared.wire.codec import Array
+from shared.wire.messages import Delta
+from shared.wire.token_arrays import TokenArrays, join
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,6 @@ from services.gateway.metrics import REPLAYS
 from services.gateway.requests.job import Job
 from services.gateway.traces.request_trace import RequestTrace
 from services.gateway.traces.store import NO_TRACES, TraceStore
-from shared.codec import Array
-from shared.credit import CreditBatch
 from shared.errors import (
     NO_SCHEDULER,
     NO_WORKER,
@@ -29,7 +27,10 @@ from shared.errors import (
     RequestError,
     Unavailable,
 )
-from shared.messages import (
+from shared.link.credit import CreditBatch
+from shared.link.peer import Peer
+from shared.wire.codec import Array
+from shared.wire.messages import (
     Abort,
     Accepted,
     Cancel,
@@ -42,8 +43,7 @@ from shared.messages import (
     RequestKey,
     Vocabulary,
 )
-from shared.peer import Peer
-from shared.token_arrays import Layout, TokenArrays
+from shared.wire.token_arrays import Layout, TokenArrays
 
 log = logging.getLogger(__name__)
 

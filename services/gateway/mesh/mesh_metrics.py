@@ -7,7 +7,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from services.gateway.mesh.tokenizers import Tokenizers
-from shared.messages import Overview
+from shared.wire.messages import Overview
 
 
 class MeshMetrics(Collector):

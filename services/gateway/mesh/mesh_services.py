@@ -7,7 +7,7 @@ from typing import Literal
 from msgspec import Struct
 from msgspec.structs import replace
 
-from shared.messages import ReportedPeer, ServiceName, ServiceReport, State, Stats
+from shared.wire.messages import ReportedPeer, ServiceName, ServiceReport, State, Stats
 
 Name = tuple[ServiceName, str]
 MeshServiceState = Literal["starting", "ready", "draining", "suspect", "lost"]

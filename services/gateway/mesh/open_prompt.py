@@ -12,9 +12,10 @@ from services.gateway.mesh.losses import Losses
 from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
 from services.gateway.requests.job import Job, Prompt
 from services.gateway.traces.request_trace import RequestTrace
-from shared.codec import Array
 from shared.errors import InternalError, RequestError
-from shared.messages import (
+from shared.link.peer import Peer
+from shared.wire.codec import Array
+from shared.wire.messages import (
     MAX_TRACED,
     NOTHING_DROPPED,
     WINDOW_BYTES,
@@ -29,8 +30,7 @@ from shared.messages import (
     RunKind,
     Submit,
 )
-from shared.peer import Peer
-from shared.token_arrays import TokenArrays, bytes_of
+from shared.wire.token_arrays import TokenArrays, bytes_of
 
 FIRST_PAUSE_S = 0.05  # what was lost with its service may not have been noticed everywhere yet
 MAX_PAUSE_S = 2.0

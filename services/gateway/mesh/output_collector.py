@@ -9,9 +9,9 @@ import msgspec
 
 from services.gateway.mesh.drafts import NO_DRAFTS, Drafts, drafts_of, joined
 from services.gateway.traces.request_trace import RequestTrace
-from shared.codec import Array
 from shared.errors import RequestError
-from shared.messages import (
+from shared.wire.codec import Array
+from shared.wire.messages import (
     NO_TOKENS,
     NOTHING_DROPPED,
     Delta,
@@ -22,7 +22,7 @@ from shared.messages import (
     RunKind,
     TokenRun,
 )
-from shared.token_arrays import TokenArrays, first_tokens, join, sum_runs
+from shared.wire.token_arrays import TokenArrays, first_tokens, join, sum_runs
 
 
 @dataclass(frozen=True, slots=True)

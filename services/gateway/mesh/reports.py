@@ -7,9 +7,9 @@ from contextlib import suppress
 from typing import TypeVar
 
 from services.gateway.mesh.mesh_services import MeshService, Name, list_services, name_of
-from shared.messages import REPORT_MINOR, ServiceName, ServiceReport
-from shared.peer import Peer
-from shared.report import ask_all
+from shared.link.peer import Peer
+from shared.process.report import ask_all
+from shared.wire.messages import REPORT_MINOR, ServiceName, ServiceReport
 
 T = TypeVar("T")
 

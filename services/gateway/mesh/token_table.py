@@ -5,7 +5,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
-from shared.codec import Array
+from shared.wire.codec import Array
 
 _encode = msgspec.json.Encoder().encode
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 
 from services.gateway.mesh.open_prompt import OpenPrompt
 from services.gateway.mesh.probation import Probation
-from shared.codec import Array
 from shared.errors import RETRY_AFTER_S, InternalError, RequestError, Unavailable
-from shared.messages import Hello, ModelInfo, RequestKey
-from shared.peer import Peer
-from shared.same_model import difference
+from shared.link.peer import Peer
+from shared.wire.codec import Array
+from shared.wire.messages import Hello, ModelInfo, RequestKey
+from shared.wire.same_model import difference
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from services.gateway.output.collector import Collector
 from services.gateway.output.reasoning_count import ReasoningCount
 from services.gateway.output.source import MarkerTable, Source, Waiting
 from shared.dialects.formats import HarmonyLayout
-from shared.messages import OutputStart
+from shared.wire.messages import OutputStart
 
 _RECIPIENT = re.compile(r"to=(\S+)")
 

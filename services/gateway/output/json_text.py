@@ -6,7 +6,7 @@ from collections.abc import Callable
 from string import hexdigits
 
 from services.gateway.output.source import Broken, Markers, Source, Waiting
-from shared.surrogates import without_halves
+from shared.text.surrogates import without_halves
 
 Sink = Callable[[str], None]
 _PLAIN = re.compile(r'[^"\\]+')  # in a string

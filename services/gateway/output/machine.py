@@ -29,7 +29,7 @@ from services.gateway.output.reasoning_count import ReasoningCount
 from services.gateway.output.reply import Reply
 from services.gateway.output.source import Markers, MarkerTable, Source, Token, Waiting
 from shared.dialects.formats import HarmonyLayout, ReasoningFormat, ToolFormat
-from shared.messages import OutputStart
+from shared.wire.messages import OutputStart
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from services.gateway.output.context import Context
 from services.gateway.output.reasoning_count import ReasoningCount
 from services.gateway.output.source import Waiting
 from shared.dialects.formats import ReasoningFormat, ToolFormat
-from shared.messages import OutputStart
+from shared.wire.messages import OutputStart
 
 
 class Reply:

@@ -10,7 +10,7 @@ from services.gateway.requests.json_body import json_errors
 from services.gateway.requests.raw_json import NULL, check_chars, json_text
 from services.gateway.requests.schema import ChatRequest, TokenizeRequest
 from services.gateway.requests.violations import violation
-from shared.messages import ChatOptions
+from shared.wire.messages import ChatOptions
 
 
 def chat_options(

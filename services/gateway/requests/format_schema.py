@@ -6,8 +6,8 @@ from typing import Annotated
 from msgspec import Meta, Raw, Struct
 
 from services.gateway.requests.raw_json import NULL
-from shared.messages import MAX_STOP_CHARS
-from shared.sampling_fields import SamplingFields
+from shared.wire.messages import MAX_STOP_CHARS
+from shared.wire.sampling_fields import SamplingFields
 
 Whitespace = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 Expression = Annotated[str, Meta(min_length=1)]

@@ -2,7 +2,7 @@
 
 from services.gateway.requests.schema import ChatRequest, TokenizeRequest
 from shared.errors import InvalidRequest
-from shared.messages import ModelInfo
+from shared.wire.messages import ModelInfo
 
 NO_LIMIT, ALL_THAT_FIT = 0, -1
 TEXT_SHARE = 4  # this part of the context is left to texts without max_tokens

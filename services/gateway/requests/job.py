@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field, replace
 
-from shared.codec import Array
-from shared.messages import (
+from shared.wire.codec import Array
+from shared.wire.messages import (
     ChatOptions,
     OutputFormat,
     PromptKind,

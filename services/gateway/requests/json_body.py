@@ -22,11 +22,11 @@ from services.gateway.requests.schema import MAX_FIELDS
 from services.gateway.requests.unsupported import Neutral
 from services.gateway.requests.violations import MAX_SHOWN_CHARS, unknown_model, violation
 from shared.errors import InvalidRequest
-from shared.json_scan import PIECE_BYTES, slices
-from shared.log import client_text
-from shared.long_json import named, stripped
-from shared.messages import ModelInfo
-from shared.surrogates import without_escaped_halves
+from shared.process.log import client_text
+from shared.text.json_scan import PIECE_BYTES, slices
+from shared.text.long_json import named, stripped
+from shared.text.surrogates import without_escaped_halves
+from shared.wire.messages import ModelInfo
 
 log = logging.getLogger(__name__)
 log.addFilter(LogLimit())

@@ -11,8 +11,8 @@ from services.gateway.requests.json_body import json_errors, plain, shown
 from services.gateway.requests.schema import MAX_PARTS
 from services.gateway.requests.violations import violation
 from shared.errors import InvalidRequest
-from shared.json_scan import PIECE_BYTES, TooManyValues, num_values, slices
-from shared.long_json import CALL_BYTES, decode_text, named, stripped
+from shared.text.json_scan import PIECE_BYTES, TooManyValues, num_values, slices
+from shared.text.long_json import CALL_BYTES, decode_text, named, stripped
 
 Taken = TypeVar("Taken")
 

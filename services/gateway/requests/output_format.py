@@ -18,7 +18,7 @@ from services.gateway.requests.json_body import json_errors
 from services.gateway.requests.raw_json import NULL, check_chars, json_text
 from services.gateway.requests.violations import show
 from shared.errors import InvalidRequest
-from shared.messages import FormatKind, OutputFormat
+from shared.wire.messages import FormatKind, OutputFormat
 
 NO_WHITESPACE = "()"  # matches nothing but the empty text
 OBJECT_KEYS = {"properties", "patternProperties"}

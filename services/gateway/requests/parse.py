@@ -25,7 +25,7 @@ from services.gateway.requests.sampling import (
 from services.gateway.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from services.gateway.requests.tools import Tools, requested_tools
 from shared.errors import InvalidRequest
-from shared.messages import ALL_TOKENS, ModelInfo, TextOptions
+from shared.wire.messages import ALL_TOKENS, ModelInfo, TextOptions
 
 
 @dataclass(frozen=True, slots=True)

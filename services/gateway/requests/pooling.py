@@ -25,7 +25,7 @@ from services.gateway.requests.prompts import completion_prompts
 from services.gateway.requests.runner import pooling_of
 from services.gateway.requests.unsupported import POOLING
 from shared.errors import InvalidRequest
-from shared.messages import (
+from shared.wire.messages import (
     Activation,
     ModelInfo,
     Pooling,

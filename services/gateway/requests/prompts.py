@@ -18,10 +18,10 @@ from services.gateway.requests.schema import (
 from services.gateway.requests.token_ids import read_ids
 from services.gateway.requests.unsupported import unsupported
 from services.gateway.requests.violations import show, violation
-from shared.codec import Array
 from shared.errors import InvalidRequest
-from shared.long_json import MAX_VALUES, check_utf8, decode_text
-from shared.messages import ModelInfo
+from shared.text.long_json import MAX_VALUES, check_utf8, decode_text
+from shared.wire.codec import Array
+from shared.wire.messages import ModelInfo
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 

@@ -3,7 +3,7 @@
 from msgspec import Raw
 
 from shared.errors import InvalidRequest
-from shared.messages import MAX_FORMAT_CHARS
+from shared.wire.messages import MAX_FORMAT_CHARS
 
 NULL = Raw(b"null")
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from services.gateway.requests.schema import ChatRequest, GenerationRequest
 from shared.errors import InvalidRequest
-from shared.messages import ModelInfo
+from shared.wire.messages import ModelInfo
 
 SWITCHES = ("enable_thinking", "thinking")
 """What chat templates call the variable that turns reasoning on or off."""

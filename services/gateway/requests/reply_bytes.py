@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 
 from services.gateway.requests.job import Job
-from shared.codec import Array
-from shared.messages import ALL_TOKENS, WINDOW_BYTES, WINDOW_TOKENS, ModelInfo
+from shared.wire.codec import Array
+from shared.wire.messages import ALL_TOKENS, WINDOW_BYTES, WINDOW_TOKENS, ModelInfo
 
 TOKEN_BYTES = 16  # what is kept around the text of a token, when many have become one
 ID_BYTES = 48  # of a token id in a reply: int32, then a number of Python's in a list, then text

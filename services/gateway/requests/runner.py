@@ -1,7 +1,7 @@
 """Whether the model does what an endpoint is for: write texts, or give something of them."""
 
 from shared.errors import InvalidRequest
-from shared.messages import ModelInfo, PoolingInfo
+from shared.wire.messages import ModelInfo, PoolingInfo
 
 NOT_GENERATING, NOT_POOLING = "model_does_not_generate", "model_does_not_pool"
 

@@ -10,7 +10,7 @@ from services.gateway.requests.schema import GenerationRequest, RepetitionDetect
 from services.gateway.requests.token_ids import known_ids
 from services.gateway.requests.violations import show
 from shared.errors import InvalidRequest
-from shared.messages import (
+from shared.wire.messages import (
     ALL_TOKENS,
     MAX_PATTERN_COUNT,
     ModelInfo,
@@ -18,7 +18,7 @@ from shared.messages import (
     SamplingParams,
     TextOptions,
 )
-from shared.sampling_fields import with_fields
+from shared.wire.sampling_fields import with_fields
 
 MAX_BIAS = 100
 NO_SEED = -1

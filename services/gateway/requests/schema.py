@@ -7,7 +7,7 @@ from msgspec import Meta, Raw, Struct
 from services.gateway.requests.format_schema import FormatFields
 from services.gateway.requests.raw_json import NULL
 from services.gateway.requests.tool_schema import FunctionChoice, ToolChoiceField
-from shared.messages import (
+from shared.wire.messages import (
     MAX_BAD_WORDS,
     MAX_LOGPROB_IDS,
     MAX_NAME_CHARS,

@@ -17,8 +17,8 @@ from services.gateway.requests.runner import pooling_of
 from services.gateway.requests.unsupported import POOLING
 from services.gateway.requests.violations import show
 from shared.errors import InvalidRequest
-from shared.long_json import MAX_VALUES, decode_text
-from shared.messages import ModelInfo, Pooling, PoolingInfo, SamplingParams
+from shared.text.long_json import MAX_VALUES, decode_text
+from shared.wire.messages import ModelInfo, Pooling, PoolingInfo, SamplingParams
 
 MAX_PAIR_BYTES = 64 << 20  # of a query as often as it has documents
 

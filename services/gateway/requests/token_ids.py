@@ -10,9 +10,9 @@ from services.gateway.requests.json_body import json_errors, plain
 from services.gateway.requests.json_list import is_list, items, typed
 from services.gateway.requests.schema import TokenId
 from services.gateway.requests.violations import show
-from shared.codec import Array
 from shared.errors import InvalidRequest
-from shared.messages import ModelInfo
+from shared.wire.codec import Array
+from shared.wire.messages import ModelInfo
 
 PARSE_CHUNK_BYTES = 64 << 10
 """Of a list that become numbers of Python's at a time, while the GIL is held."""

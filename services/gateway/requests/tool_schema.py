@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from shared.messages import MAX_TOOLS, TOOL_NAME
+from shared.wire.messages import MAX_TOOLS, TOOL_NAME
 
 ToolName = Annotated[str, Meta(pattern=rf"^{TOOL_NAME}\Z")]
 

@@ -18,7 +18,7 @@ from services.gateway.requests.tool_schema import (
 )
 from services.gateway.requests.violations import show, violation
 from shared.errors import InvalidRequest
-from shared.messages import MAX_TOOLS, ModelInfo, ToolChoice
+from shared.wire.messages import MAX_TOOLS, ModelInfo, ToolChoice
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from services.gateway.responses.openai import (
     ChatMessage,
     FunctionDelta,
 )
-from shared.config.gateway import ReasoningField
+from shared.settings.gateway import ReasoningField
 
 
 class ChatParts:

@@ -7,7 +7,7 @@ import numpy as np
 from services.gateway.mesh.drafts import Drafts
 from services.gateway.mesh.token_table import Spelling
 from services.gateway.responses.logprob_json import PIECE_ENTRIES, numbers
-from shared.messages import MIN_LOGPROB
+from shared.wire.messages import MIN_LOGPROB
 
 _BOOLS = (b"false", b"true")
 

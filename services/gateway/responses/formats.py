@@ -23,7 +23,7 @@ from services.gateway.responses.openai import (
     TextChoice,
     TokenIds,
 )
-from shared.messages import Finished
+from shared.wire.messages import Finished
 
 
 @dataclass(frozen=True, slots=True)

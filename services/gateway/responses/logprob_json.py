@@ -11,8 +11,8 @@ import orjson
 
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import Spelling
-from shared.codec import Array
-from shared.messages import ALL_TOKENS, MIN_LOGPROB
+from shared.wire.codec import Array
+from shared.wire.messages import ALL_TOKENS, MIN_LOGPROB
 
 PIECE_ENTRIES = 1024
 

@@ -22,7 +22,7 @@ from services.gateway.responses.message_blocks import BlockList, BlockStream
 from services.gateway.responses.output_parser import ChoiceParser, OutputParser
 from services.gateway.responses.reply import Reply, dropped_counts
 from shared.errors import RequestError
-from shared.messages import Finished
+from shared.wire.messages import Finished
 
 ID_PREFIX = "msg_"
 

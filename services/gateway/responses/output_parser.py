@@ -12,11 +12,11 @@ from services.gateway.output.events import Content, Event, Reasoning, TokenMark
 from services.gateway.output.machine import OutputMachine, OutputRules
 from services.gateway.requests.job import Parsing
 from services.gateway.responses.text_tokens import TextTokens
-from shared.config.gateway import ReasoningField
 from shared.dialects.formats import ReasoningFormat
 from shared.dialects.reasoning import REASONING_FORMATS
 from shared.dialects.tools import find_tool_format
-from shared.messages import Finished, OutputStart
+from shared.settings.gateway import ReasoningField
+from shared.wire.messages import Finished, OutputStart
 
 
 @dataclass(frozen=True)

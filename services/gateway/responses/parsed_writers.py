@@ -11,8 +11,8 @@ from services.gateway.responses.openai import ChatDelta
 from services.gateway.responses.output_parser import ChoiceParser, OutputParser
 from services.gateway.responses.reply import Reply
 from services.gateway.responses.writers import EventWriter, WholeWriter
-from shared.messages import NO_TOKENS
-from shared.token_arrays import TokenArrays
+from shared.wire.messages import NO_TOKENS
+from shared.wire.token_arrays import TokenArrays
 
 MAX_LOOSE_EVENTS = 32  # an object for each token would be larger than its text
 

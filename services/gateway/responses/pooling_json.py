@@ -8,8 +8,8 @@ import numpy as np
 
 from services.gateway.requests.pooling import PoolingJob
 from services.gateway.responses.json_reply import encode
-from shared.codec import Array
-from shared.messages import PoolingInfo
+from shared.wire.codec import Array
+from shared.wire.messages import PoolingInfo
 
 
 class PooledReply(NamedTuple):

@@ -24,8 +24,8 @@ from services.gateway.responses.openai import (
 )
 from services.gateway.responses.prompt_logprob_json import PromptLogprobs
 from services.gateway.responses.tokenize_json import write_offsets
-from shared.codec import Array
-from shared.messages import NOTHING_DROPPED, Dropped, Finished
+from shared.wire.codec import Array
+from shared.wire.messages import NOTHING_DROPPED, Dropped, Finished
 
 _NO_DETAILS = CompletionTokensDetails()
 

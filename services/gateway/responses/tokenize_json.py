@@ -5,7 +5,7 @@ from typing import Any
 
 from services.gateway.mesh.token_table import TokenTable
 from services.gateway.responses.json_reply import encode
-from shared.codec import Array
+from shared.wire.codec import Array
 
 PIECE_IDS = 1024
 

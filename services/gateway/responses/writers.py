@@ -17,8 +17,8 @@ from services.gateway.responses.logprob_json import PIECE_ENTRIES
 from services.gateway.responses.openai import NOTHING_SHOWN, ChatDelta, Choice, ShownPrompt
 from services.gateway.responses.reply import Reply, Tally
 from shared.errors import RequestError
-from shared.messages import NO_TOKENS
-from shared.token_arrays import TokenArrays
+from shared.wire.messages import NO_TOKENS
+from shared.wire.token_arrays import TokenArrays
 
 HEARTBEAT = b": waiting\n\n"  # a comment, which clients pass over
 

@@ -16,8 +16,8 @@ from services.gateway.store.database import Entry, ResponseDatabase, StoreFull, 
 from services.gateway.store.endings import Failure, ended
 from services.gateway.store.runner_lock import RunnerLock
 from services.gateway.store.stored_items import items_of, output_items
-from shared.config.gateway import GatewayConfig
 from shared.errors import ConfigError, InvalidRequest, NotFound, StoreFailed
+from shared.settings.gateway import GatewayConfig
 
 log = logging.getLogger(__name__)
 log.addFilter(LogLimit())

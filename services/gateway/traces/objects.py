@@ -5,7 +5,7 @@ from collections import defaultdict
 import msgspec
 
 from services.gateway.traces.store import Kept
-from shared.messages import ServiceName, SpanReport, SpanValue
+from shared.wire.messages import ServiceName, SpanReport, SpanValue
 
 DEPTHS: dict[ServiceName, int] = {"gateway": 0, "tokenizer": 1, "scheduler": 2, "worker": 3}
 

@@ -12,8 +12,8 @@ from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, Trace
 
 from services.gateway.traces.objects import SpanObject, spans_of
 from services.gateway.traces.store import Kept
-from shared.messages import SpanValue
 from shared.version import VERSION
+from shared.wire.messages import SpanValue
 
 LATE_S = 2.0
 """After its request's end a trace is sent: what comes up to then is in it."""

@@ -7,9 +7,9 @@ from types import TracebackType
 from msgspec.structs import replace
 
 from services.gateway.traces.context import TraceContext
-from shared.messages import MAX_NAME_CHARS, MAX_SPANS, Span, SpanReport, SpanValue
-from shared.metrics import SPANS_DROPPED
-from shared.spans import unix_s
+from shared.process.metrics import SPANS_DROPPED
+from shared.wire.messages import MAX_NAME_CHARS, MAX_SPANS, Span, SpanReport, SpanValue
+from shared.wire.spans import unix_s
 
 MAX_REPORTED = 4000
 """Spans of a trace: those of 16 prompts with 16 choices each, and of some replays."""

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import msgspec
 
 from services.gateway.traces.request_trace import RequestTrace, request_and_prompt
-from shared.messages import SpanReport
-from shared.spans import unix_s
+from shared.wire.messages import SpanReport
+from shared.wire.spans import unix_s
 
 ENTRY_BYTES = 2000  # about what Python takes for a trace beside its spans
 

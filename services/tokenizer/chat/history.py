@@ -14,9 +14,9 @@ from typing import NamedTuple
 from services.tokenizer.chat.normalize import Message
 from services.tokenizer.chat.turns import Turns
 from services.tokenizer.prompt_spans import Measure, unmeasured
-from shared.codec import Array
 from shared.errors import InvalidRequest
-from shared.messages import NOTHING_DROPPED, Dropped
+from shared.wire.codec import Array
+from shared.wire.messages import NOTHING_DROPPED, Dropped
 
 NUM_STEPS = 4  # between two places is about this part of the limit
 TOKEN_BYTES = 4  # reckoned: places must not move when texts are tokenised otherwise

@@ -7,9 +7,9 @@ from typing import Any
 
 from services.tokenizer.chat.template_traits import TemplateTraits
 from shared.errors import InvalidRequest
-from shared.json_scan import TooManyValues, num_values
-from shared.long_json import MAX_VALUES
-from shared.surrogates import without_escaped_halves
+from shared.text.json_scan import TooManyValues, num_values
+from shared.text.long_json import MAX_VALUES
+from shared.text.surrogates import without_escaped_halves
 
 log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from services.tokenizer.chat.template_options import Objects, read_options
 from services.tokenizer.chat.templates import ChatTemplates
 from services.tokenizer.chat.tool_fields import readable_tools
 from shared.errors import InvalidRequest
-from shared.messages import ChatOptions
+from shared.wire.messages import ChatOptions
 
 # Stands behind the text that the model is to continue while a template renders it. Unknown to
 # clients, so none can write it; with a blank at its end, so that a template that strips shows.

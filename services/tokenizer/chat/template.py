@@ -17,7 +17,7 @@ from jinja2.runtime import Macro
 
 from services.tokenizer.chat.bounded import BoundedEnvironment, Clock
 from services.tokenizer.chat.template_traits import TemplateTraits, traits_of
-from shared.surrogates import without_halves
+from shared.text.surrogates import without_halves
 
 # What a template raises of itself, and what Python raises of what it does.
 TEMPLATE_ERRORS = (

@@ -6,7 +6,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from shared.errors import InvalidRequest
-from shared.messages import ChatOptions
+from shared.wire.messages import ChatOptions
 
 # The names that we give to a template, or that mean something to what renders one elsewhere.
 OURS = {

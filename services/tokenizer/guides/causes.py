@@ -11,7 +11,7 @@ from services.tokenizer.guides.gbnf import gbnf_to_lark, is_gbnf
 from services.tokenizer.guides.limits import Totals
 from services.tokenizer.guides.schema import checked, guided, read_json
 from services.tokenizer.guides.tools import arguments, read_tools
-from shared.messages import OutputFormat, ToolChoice
+from shared.wire.messages import OutputFormat, ToolChoice
 
 _QUOTE = re.compile(r"\n +\d+ \| .*", re.DOTALL)
 _HINT = re.compile(r"\. Enable '\w+' option.*")

@@ -12,7 +12,7 @@ from services.tokenizer.guides.lark import AddedTokens, Lark
 from services.tokenizer.guides.limits import Totals, invalid
 from services.tokenizer.guides.tools import read_tools
 from shared.dialects.formats import ReasoningFormat, ToolFormat
-from shared.messages import Guide, OutputFormat, OutputStart, ToolChoice
+from shared.wire.messages import Guide, OutputFormat, OutputStart, ToolChoice
 
 
 @dataclass(frozen=True)

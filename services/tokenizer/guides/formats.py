@@ -5,7 +5,7 @@ from services.tokenizer.guides.limits import Totals
 from services.tokenizer.guides.parts import choice_part, grammar_part, json_part, regex_part
 from services.tokenizer.guides.schema import checked, read_json
 from services.tokenizer.guides.structural_tag import structural_tag
-from shared.messages import OutputFormat
+from shared.wire.messages import OutputFormat
 
 
 def format_part(lark: Lark, format: OutputFormat, totals: Totals) -> str:

@@ -11,8 +11,8 @@ from services.tokenizer.guides.limits import Totals, invalid
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.text_model import TextModel
 from shared.errors import InvalidRequest, RequestError
-from shared.messages import Guide, OutputStart, Submit
 from shared.model_folder import TOKENIZER_FILE
+from shared.wire.messages import Guide, OutputStart, Submit
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from services.tokenizer.guides.limits import check_limit
-from shared.messages import MAX_GRAMMAR_CHARS
+from shared.wire.messages import MAX_GRAMMAR_CHARS
 
 ANY_TEXT = r"/(.|\n)*/"
 BLANKS = r"/[ \n]{1,4}/"  # Qwen's models write two newlines, one token, before their answer

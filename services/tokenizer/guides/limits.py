@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, field
 
 from shared.errors import InvalidRequest
-from shared.messages import MAX_NAME_CHARS, TOOL_NAME
+from shared.wire.messages import MAX_NAME_CHARS, TOOL_NAME
 
 MAX_DEPTH = 48  # of JSON
 MAX_OPTIONAL_PROPERTIES = 400  # of one object

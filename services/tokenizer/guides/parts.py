@@ -18,7 +18,7 @@ from services.tokenizer.guides.limits import (
     invalid,
 )
 from services.tokenizer.guides.schema import Schema, guided
-from shared.messages import OutputFormat
+from shared.wire.messages import OutputFormat
 
 _RULE = re.compile(
     r"^[ \t]*+[?!]?[A-Za-z_][\w-]*+(?:\.-?\d++)?[ \t]*+(?:\[[^\]\n]*+\])?[ \t]*+:", re.MULTILINE

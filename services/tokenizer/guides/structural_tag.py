@@ -20,7 +20,7 @@ from services.tokenizer.guides.limits import (
 )
 from services.tokenizer.guides.parts import grammar_part, json_part
 from services.tokenizer.guides.schema import checked, read_json
-from shared.messages import OutputFormat
+from shared.wire.messages import OutputFormat
 
 
 @dataclass(frozen=True, slots=True)

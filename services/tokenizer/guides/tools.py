@@ -12,7 +12,7 @@ from services.tokenizer.guides.limits import (
     invalid,
 )
 from services.tokenizer.guides.schema import Schema, checked, guided, read_json
-from shared.messages import MAX_TOOLS, ToolChoice
+from shared.wire.messages import MAX_TOOLS, ToolChoice
 
 NO_PARAMETERS: Schema = {"type": "object", "properties": {}, "additionalProperties": False}
 

@@ -7,8 +7,8 @@ from services.worker.engine.host import HostEngine
 from services.worker.engine.protocol import Engine
 from services.worker.engine.stages import StageEngine
 from services.worker.weights.progress import Progress
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
+from shared.settings.worker import WorkerConfig
 
 
 def build_engine(settings: WorkerConfig, progress: Progress) -> Engine:

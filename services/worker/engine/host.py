@@ -41,10 +41,10 @@ from services.worker.step.results import (
 from services.worker.step.sampling import prepare_sampling
 from services.worker.step.verify import verify
 from services.worker.weights.progress import Progress
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
-from shared.messages import ResultRow, StepPlan, StepResult
-from shared.token_arrays import TokenArrays
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import ResultRow, StepPlan, StepResult
+from shared.wire.token_arrays import TokenArrays
 
 
 class HostEngine:

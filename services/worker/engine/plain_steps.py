@@ -12,8 +12,8 @@ from services.worker.step.logprobs import StepLogprobs
 from services.worker.step.results import StepRows, result_row
 from services.worker.step.sampling import random_rows_of
 from services.worker.step.verify import ends_text, has_ended
-from shared.messages import ResultRow, StepPlan, TokenRun
-from shared.token_arrays import TokenArrays
+from shared.wire.messages import ResultRow, StepPlan, TokenRun
+from shared.wire.token_arrays import TokenArrays
 
 ONE_TOKEN = TokenRun(1)
 NO_LOGPROBS = StepLogprobs({})

@@ -7,9 +7,9 @@ from typing import Protocol
 import numpy as np
 
 from services.worker.weights.progress import Progress
-from shared.config.worker import WorkerConfig
-from shared.messages import Capacity, ModelInfo, StepPlan, StepResult
-from shared.token_arrays import TokenArrays
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import Capacity, ModelInfo, StepPlan, StepResult
+from shared.wire.token_arrays import TokenArrays
 
 StepOutput = tuple[StepResult, TokenArrays]
 

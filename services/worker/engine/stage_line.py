@@ -8,10 +8,10 @@ from torch import Tensor
 
 from services.worker.engine.protocol import StepOutput
 from services.worker.layers.stage import Line, Sent, Stage
-from shared.codec import decode, encode
 from shared.errors import CodecError
-from shared.messages import StepResult
-from shared.token_arrays import TokenArrays
+from shared.wire.codec import decode, encode
+from shared.wire.messages import StepResult
+from shared.wire.token_arrays import TokenArrays
 
 STATES, RESULTS = 1, 2  # kinds: the one goes forward, the other back
 DTYPES = torch.float32, torch.bfloat16, torch.float16

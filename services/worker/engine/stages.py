@@ -32,8 +32,8 @@ from services.worker.slots.copies import copy_slots, copy_width, paste_slots
 from services.worker.slots.table import SlotTable
 from services.worker.step.batch import Batch
 from services.worker.weights.progress import Progress
-from shared.config.worker import WorkerConfig
-from shared.messages import StepPlan
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import StepPlan
 
 NO_STATES = torch.zeros(0, 0)
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
-from shared.messages import Guide
+from shared.wire.messages import Guide
 
 
 class Phase(Enum):

@@ -6,7 +6,7 @@ import numpy as np
 
 from services.worker.guides.grammars import Grammars
 from services.worker.guides.slot_guide import SlotGuide
-from shared.messages import SamplingParams
+from shared.wire.messages import SamplingParams
 
 
 class Guides:

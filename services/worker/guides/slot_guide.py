@@ -9,7 +9,7 @@ from llguidance import LLMatcher
 from services.worker.guides.answer_matcher import AnswerMatcher
 from services.worker.guides.gate import Gate, GateRules, Phase
 from services.worker.guides.grammars import Compiled
-from shared.messages import Guide
+from shared.wire.messages import Guide
 
 
 class SlotGuide:

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from services.worker.machine.gpu_claim import claim_gpu
-from shared.cores import NODES, cgroup_folders, read_text
 from shared.errors import ConfigError
+from shared.process.cores import NODES, cgroup_folders, read_text
 
 MEMINFO = Path("/proc/meminfo")
 # How many products oneDNN and torch's layer over it keep the machine code of, about 1 MB each.

@@ -8,13 +8,14 @@ from services.worker.machine.host_address import address_of_first
 from services.worker.ranks.local_ranks import RankLost
 from services.worker.ranks.rank_info import difference, rank_info
 from services.worker.ranks.rank_settings import LOADING_SILENCE_S, SERVICE, role_of
-from shared.address import ranks_path
-from shared.codec import Array
-from shared.config.worker import WorkerConfig
-from shared.endpoint import tcp_address
-from shared.keys import load_keys
-from shared.link import Link
-from shared.messages import (
+from shared.link.address import ranks_path
+from shared.link.endpoint import tcp_address
+from shared.link.keys import load_keys
+from shared.link.link import Link
+from shared.link.peer import Peer
+from shared.settings.worker import WorkerConfig
+from shared.wire.codec import Array
+from shared.wire.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     Assemble,
@@ -24,7 +25,6 @@ from shared.messages import (
     RankInfo,
     State,
 )
-from shared.peer import Peer
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import sys
 from asyncio.subprocess import DEVNULL, Process
 
 from services.worker.ranks.rank_settings import SERVICE, environment_of, shares_of
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError, LostError
+from shared.settings.worker import WorkerConfig
 
 WRONG_SETTING = 2
 

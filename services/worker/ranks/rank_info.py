@@ -5,12 +5,12 @@ import torch
 from kernels.cpu.build import library_name
 from kernels.cpu.library import find_variant
 from services.worker.machine.hardware import choose_dtype
-from shared.config.base import Settings
-from shared.config.worker import RANK_SETTINGS, WorkerConfig
-from shared.messages import MAX_NAME_CHARS, RankInfo
 from shared.model_folder import read_model_info
 from shared.model_location import locate_model
+from shared.settings.base import Settings
+from shared.settings.worker import RANK_SETTINGS, WorkerConfig
 from shared.version import VERSION
+from shared.wire.messages import MAX_NAME_CHARS, RankInfo
 
 # Of a host: what it has, where things are there, and what the least that a rank has decides.
 OF_ONE_HOST = (

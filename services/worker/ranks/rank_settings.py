@@ -5,14 +5,14 @@ from pathlib import Path
 
 import torch
 
-from shared.address import rank_instance
-from shared.config.environment import with_settings
-from shared.config.sources import PREFIX, SUPERVISOR_FD
-from shared.config.worker import WorkerConfig
-from shared.cores import num_cores, numa_nodes
 from shared.errors import ConfigError
-from shared.messages import ServiceName
-from shared.placement import place
+from shared.link.address import rank_instance
+from shared.process.cores import num_cores, numa_nodes
+from shared.process.placement import place
+from shared.settings.environment import with_settings
+from shared.settings.sources import PREFIX, SUPERVISOR_FD
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import ServiceName
 
 SERVICE: ServiceName = "worker"
 NOT_PASSED_ON = {"config", "admin_port", "instance", "scheduler_address"}

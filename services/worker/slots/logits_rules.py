@@ -8,7 +8,7 @@ import numpy as np
 from kernels.sample import RowChange
 from services.worker.guides.slot_guide import SlotGuide
 from services.worker.slots.token_counts import SeenIds
-from shared.messages import SamplingParams
+from shared.wire.messages import SamplingParams
 
 ANY_ID, NO_ID = -1, -2
 _NO_IDS = np.zeros(0, np.int64)

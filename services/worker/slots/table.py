@@ -10,7 +10,7 @@ from kernels.sample.slot_params import FILTERS, SlotParams, host_params
 from services.worker.guides.guides import Guides
 from services.worker.guides.slot_guide import SlotGuide
 from services.worker.slots.logits_rules import LogitsRules, make_logits_rules
-from shared.messages import Admit, Capacity, SamplingParams, StepPlan
+from shared.wire.messages import Admit, Capacity, SamplingParams, StepPlan
 
 
 class SlotTable:

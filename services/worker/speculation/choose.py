@@ -11,9 +11,9 @@ from services.worker.speculation.drafter import Drafter, NoDrafter
 from services.worker.speculation.mtp import MtpDrafter
 from services.worker.speculation.ngram import NgramDrafter
 from services.worker.step.sampler import Sampler
-from shared.config.speculative import SpeculativeConfig
 from shared.errors import ConfigError
-from shared.messages import Capacity
+from shared.settings.speculative import SpeculativeConfig
+from shared.wire.messages import Capacity
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from services.worker.layers.parallel import Parallel
 from services.worker.layers.weights import Dense, Weight
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
-from shared.config.speculative import SpeculativeConfig
 from shared.errors import ConfigError
+from shared.settings.speculative import SpeculativeConfig
 
 log = logging.getLogger(__name__)
 

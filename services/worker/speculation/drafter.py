@@ -13,7 +13,7 @@ from torch import Tensor
 from services.worker.layers.parallel import Parallel
 from services.worker.slots.table import SlotTable
 from services.worker.step.batch import Batch
-from shared.messages import StepPlan
+from shared.wire.messages import StepPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ from services.worker.speculation.mtp_coverage import MtpCoverage
 from services.worker.step.batch import make_context
 from services.worker.step.sampler import Sampler
 from services.worker.step.sampling import prepare_sampling
-from shared.messages import Capacity, StepPlan
+from shared.wire.messages import Capacity, StepPlan
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ block, for the sequences that find it in the prefix cache.
 import numpy as np
 
 from services.worker.slots.table import SlotTable
-from shared.messages import Capacity, StepPlan
+from shared.wire.messages import Capacity, StepPlan
 
 FIRST_ENTRY = 1  # there is no pair before the first token
 

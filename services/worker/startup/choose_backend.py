@@ -25,9 +25,9 @@ from services.worker.models.decoder import DecoderLM
 from services.worker.startup.native_ranks import meet_natively
 from services.worker.step.sampler import Sampler, TorchSampler
 from services.worker.weights.progress import Progress
-from shared.config.worker import WorkerConfig
-from shared.cores import num_cores
 from shared.errors import ConfigError
+from shared.process.cores import num_cores
+from shared.settings.worker import WorkerConfig
 
 log = logging.getLogger(__name__)
 

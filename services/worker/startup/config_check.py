@@ -10,8 +10,8 @@ from services.worker.startup.model_shape import count_parameters
 from services.worker.weights.load import build_model
 from services.worker.weights.schemes import find_scheme
 from shared.errors import ConfigError
-from shared.messages import ModelInfo
 from shared.pooling import read_served_model
+from shared.wire.messages import ModelInfo
 
 
 class Servable(NamedTuple):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from services.worker.layers.parallel import Parallel
 from services.worker.machine.host_address import address_towards
-from shared.config.worker import WorkerConfig
+from shared.settings.worker import WorkerConfig
 
 ADDRESS_BYTES, PORT_BYTES, NODE_BYTES, TOKEN_BYTES = 16, 2, 1, 32
 GREETING_S = 5.0  # for a host that has connected to say which it is; chosen

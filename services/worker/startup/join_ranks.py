@@ -13,9 +13,9 @@ from services.worker.layers.stage import Stage
 from services.worker.machine.hardware import Memory, read_memory
 from services.worker.machine.rank_group import HostsGroup, RankGroup
 from services.worker.models.registry import find_model
-from shared.address import ranks_path
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
+from shared.link.address import ranks_path
+from shared.settings.worker import WorkerConfig
 
 NODE_BITS = 16  # of the number of a NUMA node
 

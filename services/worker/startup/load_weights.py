@@ -14,8 +14,8 @@ from services.worker.weights.dummy import make_dummy
 from services.worker.weights.homes import GIB
 from services.worker.weights.load import build_model, load_model
 from services.worker.weights.progress import Progress
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
+from shared.settings.worker import WorkerConfig
 
 FOR_OUR_OWN = " is for our own architectures; transformers computes this model"
 

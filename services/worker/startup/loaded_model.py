@@ -39,12 +39,12 @@ from services.worker.startup.own_config import find_own_config
 from services.worker.step.pooling import Pooler
 from services.worker.step.sampler import Sampler
 from services.worker.weights.progress import Progress
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
-from shared.messages import Capacity, ModelInfo
 from shared.model_folder import read_eos_ids
 from shared.model_location import locate_model
 from shared.pooling import read_served_model
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import Capacity, ModelInfo
 
 log = logging.getLogger(__name__)
 

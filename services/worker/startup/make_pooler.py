@@ -9,9 +9,9 @@ from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from services.worker.step.pooling import Pooler
 from services.worker.weights.pooled import make_up_score_head, read_score_head
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
-from shared.messages import ModelInfo
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import ModelInfo
 
 log = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ import torch
 from kernels.cpu.meeting import Meeting, forget_name, meeting_bytes, open_memory
 from services.worker.layers.parallel import Parallel
 from services.worker.startup.connect_hosts import connect_hosts
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
+from shared.settings.worker import WorkerConfig
 
 
 def meet_natively(parallel: Parallel, settings: WorkerConfig, library: ctypes.CDLL) -> Parallel:

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from services.worker.config.model_config import ModelConfig
 from services.worker.models.registry import MODELS, find_model, read_model_config
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
-from shared.messages import ModelInfo
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import ModelInfo
 
 log = logging.getLogger(__name__)
 

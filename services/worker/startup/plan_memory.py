@@ -17,9 +17,9 @@ from services.worker.metrics import show_memory
 from services.worker.models import CausalLM, TorchCausalLM
 from services.worker.startup.loaded_model import LoadedModel
 from services.worker.step.logprobs import MAX_LOGITS_AT_ONCE
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
-from shared.messages import MAX_BLOCKS, WINDOW_BYTES
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import MAX_BLOCKS, WINDOW_BYTES
 
 log = logging.getLogger(__name__)
 

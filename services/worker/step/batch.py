@@ -11,7 +11,7 @@ from kernels.paged_attention import prepare_attention
 from services.worker.layers.context import ForwardContext
 from services.worker.machine.kv_cache import KVCache
 from services.worker.slots.table import SlotTable
-from shared.messages import StepPlan
+from shared.wire.messages import StepPlan
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from kernels.logprobs.num_logprobs import NO_LOGPROBS
 from services.worker.slots.table import SlotTable
 from services.worker.step.sampler import Sampler
 from services.worker.step.verify import AcceptOutcome
-from shared.messages import ALL_TOKENS, MIN_LOGPROB
+from shared.wire.messages import ALL_TOKENS, MIN_LOGPROB
 
 # Logits that are worked on at a time, so that what stays on the device for it is bounded.
 MAX_LOGITS_AT_ONCE = 1 << 22

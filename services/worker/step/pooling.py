@@ -17,8 +17,8 @@ from kernels.sample import NOT_FINITE
 from services.worker.machine.streams import Download
 from services.worker.slots.table import SlotTable
 from services.worker.step.results import ERRORS, ComputedRows, RowPart
-from shared.messages import NO_TOKENS, Activation, Pooling, ResultRow, RunKind, TokenRun
-from shared.token_arrays import TokenArrays
+from shared.wire.messages import NO_TOKENS, Activation, Pooling, ResultRow, RunKind, TokenRun
+from shared.wire.token_arrays import TokenArrays
 
 SUM_PIECE = 512  # states that are summed up at once
 

@@ -18,7 +18,7 @@ from services.worker.machine.streams import Download
 from services.worker.slots.table import SlotTable
 from services.worker.step.logprobs import num_top_of, pieces
 from services.worker.step.results import ERRORS, ComputedRows, RowPart
-from shared.messages import (
+from shared.wire.messages import (
     MIN_LOGPROB,
     NO_TOKENS,
     FinishReason,
@@ -26,7 +26,7 @@ from shared.messages import (
     RunKind,
     TokenRun,
 )
-from shared.token_arrays import TokenArrays, join
+from shared.wire.token_arrays import TokenArrays, join
 
 LogitsOf = Callable[[Tensor], Tensor]  # [n, hidden_size] → [n, V] float32
 # logits [n, V], tokens [n] int64, and how many of the likeliest are wanted; None: all.

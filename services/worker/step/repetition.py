@@ -7,7 +7,7 @@ import numpy as np
 from kernels.accept.output import REPEATED, RUNS
 from services.worker.slots.table import SlotTable
 from services.worker.step.verify import AcceptOutcome
-from shared.messages import Repetition
+from shared.wire.messages import Repetition
 
 
 def end_repetitions(table: SlotTable, slots: np.ndarray, outcome: AcceptOutcome) -> AcceptOutcome:

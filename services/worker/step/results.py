@@ -12,8 +12,8 @@ from services.worker.slots.table import SlotTable
 from services.worker.step.logprobs import StepLogprobs
 from services.worker.step.verify import AcceptOutcome
 from shared.errors import GRAMMAR_TOO_COMPLEX, NO_TOKEN_ALLOWED
-from shared.messages import NO_TOKENS, FinishReason, ResultRow, RunKind, TokenRun
-from shared.token_arrays import Layout, TokenArrays, join
+from shared.wire.messages import NO_TOKENS, FinishReason, ResultRow, RunKind, TokenRun
+from shared.wire.token_arrays import Layout, TokenArrays, join
 
 ERRORS = {
     NOT_FINITE: "the model computed logits that are not finite numbers (NaN or infinity)",

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from services.worker.weights.checkpoint import Checkpoint, Source, StoredTensor, open_checkpoint
 from shared.errors import ConfigError
-from shared.messages import PoolingInfo
 from shared.model_folder import TOKENIZER_FILE, find_file, weight_files
+from shared.wire.messages import PoolingInfo
 
 TRUNK = "model."
 SCORE = "score.weight"

@@ -11,8 +11,8 @@ import torch
 from cli.bench.command import main
 from cli.bench.engine import figures
 from cli.bench.engine_loop import EngineLoop, Job, Step
-from shared.config.worker import WorkerConfig
 from shared.model_folder import EMBEDDED_MODEL
+from shared.settings.worker import WorkerConfig
 
 WORKER = ["--device", "cpu", "--num-threads", "1", "--num-gpu-blocks-override", "200"]
 

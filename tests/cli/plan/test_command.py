@@ -8,8 +8,8 @@ import torch
 from cli.exit_codes import FAILED, OK, WRONG
 from cli.plan.command import main, plan
 from cli.plan.options import PROGRAM, parse
-from shared.config.load import load_settings
-from shared.config.worker import WorkerConfig
+from shared.settings.load import load_settings
+from shared.settings.worker import WorkerConfig
 
 LOAD = ["--input-len", "40", "--output-len", "8", "--num-played", "20"]
 

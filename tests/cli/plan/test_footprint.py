@@ -12,8 +12,8 @@ from cli.plan.footprint import footprint_of
 from cli.plan.machine import fit_on
 from services.worker.models.registry import read_model_config
 from services.worker.weights.dummy import make_dummy
-from shared.config.worker import WorkerConfig
 from shared.model_folder import EMBEDDED_MODEL
+from shared.settings.worker import WorkerConfig
 from tests.services.worker.stored_codes import LAYOUTS, save_quantized
 
 CPU = torch.device("cpu")

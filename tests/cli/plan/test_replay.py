@@ -7,7 +7,7 @@ from cli.plan.replay import Replay
 from cli.plan.requests import Request, at_rate, made_up
 from cli.plan.sizing import enough_workers, objections
 from cli.plan.speed import ON_CORES_OF_ITS_OWN, MeshTimes, StepTimes
-from shared.messages import Capacity
+from shared.wire.messages import Capacity
 
 
 @dataclass(frozen=True)

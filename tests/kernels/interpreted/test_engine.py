@@ -14,7 +14,7 @@ from transformers import Glm4MoeForCausalLM
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import make_engine
 from kernels import dispatch
-from shared.messages import ALL_TOKENS, SamplingParams
+from shared.wire.messages import ALL_TOKENS, SamplingParams
 from tests.services.worker.checkpoints import save_mimo, save_model
 from tests.services.worker.driver import Driver, Job
 from tests.services.worker.stored_codes import LAYOUTS, save_quantized

@@ -10,7 +10,7 @@ import pytest
 from services.gateway.requests.job import Job
 from services.gateway.requests.parse import parse_chat, parse_completion
 from shared.errors import InvalidRequest
-from shared.messages import ModelInfo
+from shared.wire.messages import ModelInfo
 from tests.services.gateway.fakes import LIMITS, MODEL
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]

@@ -6,7 +6,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from services.gateway.service import GatewayService
-from shared.messages import State
+from shared.wire.messages import State
 from tests.services.gateway.fakes import FakeTokenizer, fake_tokenizer, running_gateway, until
 
 

@@ -13,11 +13,12 @@ import numpy as np
 
 from services.gateway.requests.parse import Limits
 from services.gateway.service import GatewayService
-from shared.codec import Array
-from shared.config.gateway import GatewayConfig
 from shared.errors import RequestError
-from shared.link import Link
-from shared.messages import (
+from shared.link.link import Link
+from shared.link.peer import Peer
+from shared.settings.gateway import GatewayConfig
+from shared.wire.codec import Array
+from shared.wire.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     Abort,
@@ -43,8 +44,7 @@ from shared.messages import (
     TokenRun,
     Vocabulary,
 )
-from shared.peer import Peer
-from shared.token_arrays import TokenArrays
+from shared.wire.token_arrays import TokenArrays
 
 PROMPT_IDS = [5, 4, 3, 2, 1]
 NUM_PROMPT_TOKENS = len(PROMPT_IDS)

@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from services.gateway.endpoints.aborts import MAX_BODY_BYTES
-from shared.messages import RequestKey
+from shared.wire.messages import RequestKey
 from tests.services.gateway.fakes import FakeTokenizer
 
 TEXT = "/v1/completions"

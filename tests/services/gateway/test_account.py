@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from services.gateway.http.api_keys import CHEAP_ROUTES, GENERATING_ROUTES
 from services.gateway.http.token_bucket import TokenBucket
-from shared.config.gateway import GatewayConfig
-from shared.messages import State
+from shared.settings.gateway import GatewayConfig
+from shared.wire.messages import State
 from tests.services.gateway.fakes import (
     NUM_PROMPT_TOKENS,
     FakeTokenizer,

@@ -13,7 +13,7 @@ from prometheus_client import REGISTRY
 
 from services.gateway.service import GatewayService
 from shared.errors import ConfigError
-from shared.messages import State
+from shared.wire.messages import State
 from tests.services.gateway.fakes import FakeTokenizer, running_gateway, until
 from tests.services.gateway.test_errors import error_of
 

@@ -22,7 +22,7 @@ from services.gateway.endpoints import files
 from services.gateway.service import GatewayService
 from shared.batch.errors import NotWritten
 from shared.batch.run import BatchRun
-from shared.messages import State
+from shared.wire.messages import State
 from tests.services.gateway.fakes import FakeTokenizer, running_gateway, until
 
 KEYS = ["key-of-ann", "key-of-bob"]

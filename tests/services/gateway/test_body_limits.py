@@ -30,7 +30,7 @@ GROWTH = """
 import resource, sys
 import msgspec
 from services.gateway.requests.parse import Limits, parse_chat, parse_completion
-from shared.messages import ModelInfo
+from shared.wire.messages import ModelInfo
 
 def peak() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from shared.errors import InvalidRequest
-from shared.messages import ChatOptions
+from shared.wire.messages import ChatOptions
 from tests.services.gateway.asking import MESSAGES, chat, check_refusals, completion
 from tests.services.gateway.fakes import MODEL
 

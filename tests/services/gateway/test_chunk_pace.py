@@ -10,8 +10,8 @@ import pytest
 
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.responses.chunk_pace import ChunkPace
-from shared.messages import Finished, TokenRun
-from shared.token_arrays import TokenArrays
+from shared.wire.messages import Finished, TokenRun
+from shared.wire.token_arrays import TokenArrays
 from tests.services.gateway.fakes import FakeTokenizer
 
 

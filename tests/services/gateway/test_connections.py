@@ -16,7 +16,7 @@ import pytest
 from services.gateway.http.reading_check import ReadingCheck
 from services.gateway.metrics import CONNECTIONS, SHED_CONNECTIONS, SLOW_CLIENTS
 from services.gateway.service import GatewayService
-from shared.messages import RequestKey, State
+from shared.wire.messages import RequestKey, State
 from tests.services.gateway.fakes import FakeTokenizer, Submitted, running_gateway, until
 from tests.services.gateway.process import gateway_process
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from shared.config.gateway import GatewayConfig
-from shared.config.load import load_settings
 from shared.errors import ConfigError
-from shared.messages import State
+from shared.settings.gateway import GatewayConfig
+from shared.settings.load import load_settings
+from shared.wire.messages import State
 from tests.services.gateway.fakes import FakeTokenizer, running_gateway, until
 
 PAGE = "https://page.example"

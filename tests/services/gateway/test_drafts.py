@@ -11,7 +11,7 @@ from openai import AsyncOpenAI
 
 from services.gateway.requests.parse import parse_completion
 from services.gateway.requests.reply_bytes import token_bytes
-from shared.messages import WINDOW_BYTES
+from shared.wire.messages import WINDOW_BYTES
 from tests.services.gateway.fakes import LIMITS, MODEL, FakeTokenizer, fake_tokenizer
 
 TEXT, CHAT = "/v1/completions", "/v1/chat/completions"

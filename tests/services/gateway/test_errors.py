@@ -22,7 +22,7 @@ from services.gateway.requests.job import Job
 from services.gateway.requests.parse import parse_completion
 from services.gateway.service import GatewayService
 from shared.errors import NO_SCHEDULER, NO_WORKER
-from shared.messages import ModelInfo, SamplingDefaults, State
+from shared.wire.messages import ModelInfo, SamplingDefaults, State
 from tests.services.gateway.fakes import (
     MODEL,
     FakeTokenizer,

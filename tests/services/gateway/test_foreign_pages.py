@@ -11,8 +11,8 @@ import pytest
 from pydantic import ValidationError
 
 from services.gateway.service import GatewayService
-from shared.config.gateway import GatewayConfig
-from shared.messages import State
+from shared.settings.gateway import GatewayConfig
+from shared.wire.messages import State
 from tests.services.gateway.fakes import FakeTokenizer, running_gateway, until
 from tests.services.gateway.test_errors import error_of
 

@@ -16,7 +16,7 @@ from services.gateway import service
 from services.gateway.endpoints.app import make_app
 from services.gateway.http.client import Client
 from services.gateway.service import GatewayService
-from shared.messages import State
+from shared.wire.messages import State
 from tests.services.gateway.fakes import MODEL, FakeTokenizer, running_gateway, until
 
 CONTENT = b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\n\r\nforeign"

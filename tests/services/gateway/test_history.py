@@ -15,7 +15,7 @@ from services.gateway.requests.job import Job
 from services.gateway.requests.messages.parse import parse_messages
 from services.gateway.requests.parse import Limits, parse_chat
 from shared.errors import InvalidRequest
-from shared.messages import Accepted, Dropped, OutputStart, State
+from shared.wire.messages import Accepted, Dropped, OutputStart, State
 from tests.services.gateway.asking import MESSAGES, check_refusals
 from tests.services.gateway.fakes import (
     MODEL,

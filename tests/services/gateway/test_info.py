@@ -12,7 +12,7 @@ from openai import AsyncOpenAI, NotFoundError
 from services.gateway import service
 from services.gateway.service import GatewayService
 from shared.errors import ConfigError
-from shared.messages import State
+from shared.wire.messages import State
 from tests.services.gateway.fakes import MODEL, FakeTokenizer, running_gateway, until
 
 

@@ -16,7 +16,7 @@ from services.gateway.endpoints.pooling import (
     SCORE,
     PoolingEndpoint,
 )
-from shared.messages import PoolingInfo, State
+from shared.wire.messages import PoolingInfo, State
 from tests.services.gateway.fakes import (
     MODEL,
     FakeTokenizer,

@@ -37,7 +37,7 @@ from services.gateway.requests.pooling_schema import (
 from services.gateway.requests.schema import ChatRequest, CompletionRequest
 from services.gateway.requests.scoring import parse_rerank, parse_score
 from shared.errors import InvalidRequest, NotFound
-from shared.messages import ModelInfo, PoolingInfo
+from shared.wire.messages import ModelInfo, PoolingInfo
 from tests.services.gateway.fakes import LIMITS, MODEL
 
 # Of vLLM's ChatCompletionRequest and CompletionRequest, in their order

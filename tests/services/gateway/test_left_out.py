@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from services.gateway.requests.violations import not_held
-from shared.messages import Accepted
+from shared.wire.messages import Accepted
 from tests.services.gateway.fakes import FakeTokenizer
 
 SCHEMA = {"type": "object", "properties": {"m": {"pattern": "(?!x)"}}}

@@ -14,12 +14,12 @@ import pytest
 
 from cli.serve import _check_port
 from services.gateway.service import GatewayService
-from shared.config.load import load_settings
-from shared.config.serve import ServeConfig
 from shared.errors import ConfigError
-from shared.metrics import tcp_counts
-from shared.sockets.context import Context
-from shared.tcp import BACKLOG, url_host
+from shared.link.sockets.context import Context
+from shared.link.tcp import BACKLOG, url_host
+from shared.process.metrics import tcp_counts
+from shared.settings.load import load_settings
+from shared.settings.serve import ServeConfig
 from tests.services.gateway.fakes import FakeTokenizer, running_gateway
 from tests.services.gateway.process import gateway_process
 from tests.services.gateway.test_connections import post

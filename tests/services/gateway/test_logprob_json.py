@@ -14,8 +14,8 @@ from services.gateway.http.pieces import JSON_CHUNK_BYTES, PieceMaker
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import TokenTable
 from services.gateway.responses.logprob_json import ChatLogprobs, TextLogprobs
-from shared.messages import MIN_LOGPROB, TokenRun
-from shared.token_arrays import TokenArrays
+from shared.wire.messages import MIN_LOGPROB, TokenRun
+from shared.wire.token_arrays import TokenArrays
 from tests.services.gateway.fakes import vocabulary
 
 EURO = [1, 2]  # its bytes in two tokens

@@ -14,7 +14,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from services.gateway.service import GatewayService
-from shared.messages import ALL_TOKENS, State
+from shared.wire.messages import ALL_TOKENS, State
 from tests.services.gateway.fakes import (
     MODEL,
     FakeTokenizer,

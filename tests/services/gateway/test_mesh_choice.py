@@ -10,7 +10,7 @@ import pytest
 from services.gateway.mesh.probation import FIRST_PAUSE_S, MAX_PAUSE_S, Probation
 from services.gateway.service import GatewayService
 from shared.errors import InternalError
-from shared.messages import State
+from shared.wire.messages import State
 from tests.services.gateway.fakes import FakeTokenizer, Submitted, fake_tokenizer, until
 
 

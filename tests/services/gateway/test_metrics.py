@@ -8,7 +8,7 @@ import aiohttp
 from services.gateway.mesh.mesh_metrics import MeshMetrics
 from services.gateway.mesh.tokenizers import Tokenizers
 from services.gateway.service import GatewayService
-from shared.messages import Overview
+from shared.wire.messages import Overview
 from tests.services.gateway.fakes import FakeTokenizer, fake_tokenizer, until
 
 FISH = 'model_name="fish"'

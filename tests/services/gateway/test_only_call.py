@@ -14,8 +14,8 @@ from services.gateway.responses.formats import ChatFormat
 from services.gateway.responses.output_parser import output_parser
 from services.gateway.responses.parsed_writers import event_writer, whole_writer
 from services.gateway.responses.reply import Head, Reply
-from shared.messages import Finished, FinishReason, Mark, OutputStart, TokenRun
-from shared.token_arrays import TokenArrays
+from shared.wire.messages import Finished, FinishReason, Mark, OutputStart, TokenRun
+from shared.wire.token_arrays import TokenArrays
 from tests.services.gateway.asking import chat, tool
 
 OPEN, HIDDEN = 0, 1

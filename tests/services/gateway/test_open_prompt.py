@@ -8,7 +8,7 @@ from services.gateway.mesh.open_prompt import OpenPrompt
 from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
 from services.gateway.requests.job import Job, Prompt
 from shared.errors import InternalError
-from shared.messages import (
+from shared.wire.messages import (
     WINDOW_BYTES,
     WINDOW_TOKENS,
     ChatOptions,
@@ -24,7 +24,7 @@ from shared.messages import (
     TokenRun,
     ToolChoice,
 )
-from shared.token_arrays import TokenArrays
+from shared.wire.token_arrays import TokenArrays
 from tests.services.gateway.asking import chat, tool
 
 PROMPT = Prompt("text", np.frombuffer(b"Once", np.uint8))

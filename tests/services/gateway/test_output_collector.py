@@ -7,8 +7,8 @@ import pytest
 
 from services.gateway.mesh.output_collector import OutputCollector, merged
 from shared.errors import Unavailable
-from shared.messages import Delta, Finished, Mark, OutputStart, RunKind, TokenRun
-from shared.token_arrays import TokenArrays
+from shared.wire.messages import Delta, Finished, Mark, OutputStart, RunKind, TokenRun
+from shared.wire.token_arrays import TokenArrays
 
 
 def add(collector: OutputCollector, index: int, position: int, text: str, *ids: int) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from services.gateway.requests.raw_json import MAX_FIELD_BYTES
 from shared.errors import InvalidRequest
-from shared.messages import OutputFormat
+from shared.wire.messages import OutputFormat
 from tests.services.gateway.asking import chat, check_refusals, completion
 
 SCHEMA = {"type": "object", "properties": {"ä": {"type": "integer"}}}

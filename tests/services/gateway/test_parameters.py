@@ -9,7 +9,7 @@ import pytest
 from services.gateway.requests.job import Job
 from services.gateway.requests.parse import Limits, parse_chat, parse_completion
 from shared.errors import InvalidRequest
-from shared.messages import (
+from shared.wire.messages import (
     ALL_TOKENS,
     Repetition,
     SamplingDefaults,

@@ -16,8 +16,8 @@ from services.gateway.requests.items.parse import read_request
 from services.gateway.requests.messages.parse import parse_messages
 from services.gateway.requests.parse import parse_chat, parse_completion
 from services.gateway.requests.schema import ChatRequest, CompletionRequest
-from shared.codec import decode, encode
 from shared.errors import InvalidRequest, NotFound
+from shared.wire.codec import decode, encode
 from tests.services.gateway.fakes import LIMITS, MODEL
 
 COMPACT = (",", ":")

@@ -20,9 +20,9 @@ from services.gateway.responses.parsed_writers import (
     whole_writer,
 )
 from services.gateway.responses.reply import Head, Reply
-from shared.config.gateway import ReasoningField
-from shared.messages import Finished, FinishReason, Mark, OutputStart, TokenRun
-from shared.token_arrays import TokenArrays
+from shared.settings.gateway import ReasoningField
+from shared.wire.messages import Finished, FinishReason, Mark, OutputStart, TokenRun
+from shared.wire.token_arrays import TokenArrays
 from tests.services.gateway.asking import chat, tool
 
 MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]

@@ -20,8 +20,8 @@ from services.gateway.requests.pooling import MAX_OPEN_INPUTS
 from services.gateway.requests.scoring import parse_score
 from services.gateway.service import GatewayService
 from shared.errors import InvalidRequest
-from shared.messages import Delta, Deltas, Finished, PoolingInfo, RunKind, State, TokenRun
-from shared.token_arrays import TokenArrays
+from shared.wire.messages import Delta, Deltas, Finished, PoolingInfo, RunKind, State, TokenRun
+from shared.wire.token_arrays import TokenArrays
 from tests.services.gateway.fakes import (
     LIMITS,
     MODEL,

@@ -18,7 +18,7 @@ from services.gateway.requests.job import Job
 from services.gateway.requests.parse import Limits, parse_chat, parse_completion
 from services.gateway.requests.reply_bytes import prompt_bytes
 from services.gateway.responses.prompt_logprob_json import PromptLogprobs
-from shared.messages import ALL_TOKENS, WINDOW_BYTES, RunKind, State
+from shared.wire.messages import ALL_TOKENS, WINDOW_BYTES, RunKind, State
 from tests.services.gateway.fakes import (
     LIMITS,
     MODEL,

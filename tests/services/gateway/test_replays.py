@@ -14,10 +14,11 @@ from services.gateway.mesh.backoff import Backoff
 from services.gateway.mesh.losses import MAX_REPLAYS
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.tokenizers import Tokenizer
-from shared.codec import Array
 from shared.errors import Unavailable
-from shared.link import Link
-from shared.messages import (
+from shared.link.link import Link
+from shared.link.peer import Peer
+from shared.wire.codec import Array
+from shared.wire.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     Heartbeat,
@@ -27,7 +28,6 @@ from shared.messages import (
     RequestKey,
     State,
 )
-from shared.peer import Peer
 from tests.services.gateway.fakes import (
     MODEL,
     FakeTokenizer,

@@ -8,7 +8,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from shared.messages import State
+from shared.wire.messages import State
 from tests.services.gateway.fakes import FakeTokenizer, running_gateway, until
 
 TEXT = "/v1/completions"

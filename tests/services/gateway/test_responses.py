@@ -12,7 +12,7 @@ import pytest
 
 from services.gateway.requests.items.reasoning_cipher import ReasoningCipher
 from services.gateway.service import GatewayService
-from shared.messages import State
+from shared.wire.messages import State
 from tests.services.gateway.fakes import (
     NUM_PROMPT_TOKENS,
     FakeTokenizer,

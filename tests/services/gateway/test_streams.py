@@ -15,7 +15,7 @@ from openai import APIError, AsyncOpenAI
 from services.gateway.metrics import SLOW_CLIENTS
 from services.gateway.responses.writers import HEARTBEAT, WholeWriter
 from services.gateway.service import GatewayService
-from shared.messages import RequestKey, State
+from shared.wire.messages import RequestKey, State
 from tests.services.gateway.fakes import FakeTokenizer, Submitted, running_gateway, until
 
 STREAM: Any = {"prompt": "a", "stream": True}

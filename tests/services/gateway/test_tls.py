@@ -10,9 +10,9 @@ import aiohttp
 import pytest
 
 from services.gateway.service import GatewayService
-from shared.config.gateway import GatewayConfig
-from shared.config.load import load_settings
 from shared.errors import ConfigError
+from shared.settings.gateway import GatewayConfig
+from shared.settings.load import load_settings
 from tests.certificate import make_certificate
 from tests.services.gateway.fakes import running_gateway
 from tests.services.gateway.test_connections import num_shed

@@ -16,8 +16,8 @@ from services.gateway.endpoints import tokenization
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.responses.tokenize_json import PIECE_IDS, write_tokens
 from shared.errors import InvalidRequest
-from shared.messages import ChatOptions, Hello, RequestKey, State, Vocabulary
-from shared.peer import Peer
+from shared.link.peer import Peer
+from shared.wire.messages import ChatOptions, Hello, RequestKey, State, Vocabulary
 from tests.services.gateway.asking import tool
 from tests.services.gateway.fakes import (
     DESCRIPTION,

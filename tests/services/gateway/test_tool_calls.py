@@ -12,7 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from services.gateway.service import GatewayService
-from shared.messages import (
+from shared.wire.messages import (
     Accepted,
     Delta,
     Deltas,
@@ -23,7 +23,7 @@ from shared.messages import (
     State,
     TokenRun,
 )
-from shared.token_arrays import TokenArrays
+from shared.wire.token_arrays import TokenArrays
 from tests.services.gateway.asking import CALLER, MESSAGES, tool
 from tests.services.gateway.fakes import (
     PROMPT_IDS,

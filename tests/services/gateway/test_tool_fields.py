@@ -8,7 +8,7 @@ import pytest
 from services.gateway.requests.job import Job
 from services.gateway.requests.parse import parse_chat
 from shared.errors import InvalidRequest
-from shared.messages import MAX_TOOLS, ToolChoice
+from shared.wire.messages import MAX_TOOLS, ToolChoice
 from tests.services.gateway.asking import CALLER, chat, check_refusals, tool
 from tests.services.gateway.fakes import LIMITS, MODEL
 

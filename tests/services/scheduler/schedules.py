@@ -19,7 +19,7 @@ from services.scheduler.scheduler import Planned, Refusal, Scheduler
 from services.scheduler.sequence import MAX_WORKER_DEATHS, Sequence, scored_token_bytes
 from services.scheduler.worker_state import PROBATION_STEPS, WorkerState
 from shared.errors import InvalidRequest, Overloaded, RequestError, Unavailable
-from shared.messages import (
+from shared.wire.messages import (
     WINDOW_TOKENS,
     Capacity,
     Generate,
@@ -29,7 +29,7 @@ from shared.messages import (
     SamplingParams,
     StepPlan,
 )
-from shared.token_arrays import Layout, bytes_of
+from shared.wire.token_arrays import Layout, bytes_of
 from tests.services.scheduler.simulated_worker import SimulatedWorker, is_stop_id, next_token
 
 MAX_EVENTS = 60

@@ -8,7 +8,7 @@ import numpy as np
 
 from services.scheduler.plan_length import PLAN_S
 from services.scheduler.scheduler import Planned
-from shared.messages import (
+from shared.wire.messages import (
     ALL_TOKENS,
     Admit,
     Capacity,
@@ -21,7 +21,7 @@ from shared.messages import (
     StepResult,
     TokenRun,
 )
-from shared.token_arrays import TokenArrays, join
+from shared.wire.token_arrays import TokenArrays, join
 
 Part = tuple[ResultRow, TokenArrays]
 

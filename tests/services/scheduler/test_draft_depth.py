@@ -11,7 +11,15 @@ import msgspec
 import pytest
 
 from services.scheduler.draft_depth import PROBED_EVERY, DraftDepth
-from shared.messages import Capacity, Decode, Prefill, ResultRow, StepPlan, StepResult, TokenRun
+from shared.wire.messages import (
+    Capacity,
+    Decode,
+    Prefill,
+    ResultRow,
+    StepPlan,
+    StepResult,
+    TokenRun,
+)
 
 CAPACITY = Capacity(num_blocks=64, block_size=16, max_num_seqs=64, max_num_batched_tokens=512,
                     max_model_len=2048, num_speculative_tokens=3, adapts_depth=True)  # fmt: skip

@@ -4,8 +4,8 @@ import asyncio
 from pathlib import Path
 
 from services.scheduler.service import SchedulerService
-from shared.config.scheduler import SchedulerConfig
-from shared.messages import (
+from shared.settings.scheduler import SchedulerConfig
+from shared.wire.messages import (
     Capacity,
     Generate,
     ModelInfo,

@@ -10,8 +10,8 @@ from services.scheduler.emission import Emission
 from services.scheduler.forwarding import Forwarding
 from services.scheduler.sequence import Sequence
 from services.scheduler.tokens_message import StepEmissions, tokens_of
-from shared.messages import ResultRow, RunKind, SamplingParams, TokenRun, Tokens
-from shared.token_arrays import Layout, TokenArrays
+from shared.wire.messages import ResultRow, RunKind, SamplingParams, TokenRun, Tokens
+from shared.wire.token_arrays import Layout, TokenArrays
 from tests.mesh.arena_parts import FakePeer, connect
 
 LONG_S, SHORT_S = 60.0, 0.001

@@ -13,7 +13,7 @@ from services.scheduler.prefills import PrefillLimits
 from services.scheduler.queues import NUM_LOOKED_AT
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.worker_state import PROBATION_STEPS
-from shared.messages import Capacity, SamplingParams
+from shared.wire.messages import Capacity, SamplingParams
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 CAPACITY = Capacity(num_blocks=4000, block_size=16, max_num_seqs=4, max_num_batched_tokens=64,

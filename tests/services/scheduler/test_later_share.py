@@ -12,7 +12,7 @@ from services.scheduler.later_share import LONGEST_PERIOD, PERIOD
 from services.scheduler.obstacles import Obstacle
 from services.scheduler.scheduler import Planned, Scheduler
 from services.scheduler.worker_state import PROBATION_STEPS
-from shared.messages import Capacity, SamplingParams
+from shared.wire.messages import Capacity, SamplingParams
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 CAPACITY = Capacity(num_blocks=40_000, block_size=16, max_num_seqs=64,

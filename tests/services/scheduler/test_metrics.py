@@ -10,7 +10,7 @@ from prometheus_client import REGISTRY
 from benchmarks.harness.sequences import add_one
 from services.scheduler.metrics import CoreMetrics, StepMetrics
 from services.scheduler.scheduler import Planned, Scheduler
-from shared.messages import (
+from shared.wire.messages import (
     Capacity,
     Overview,
     ResultRow,

@@ -12,7 +12,7 @@ from services.scheduler.sequence import Ended
 from services.scheduler.sequence_spans import SequenceSpans
 from services.scheduler.wait_times import WaitTimes, difference
 from services.scheduler.worker_state import PROBATION_STEPS
-from shared.messages import Capacity, Grant, SamplingParams, Span, SpanReport
+from shared.wire.messages import Capacity, Grant, SamplingParams, Span, SpanReport
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 CAPACITY = Capacity(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched_tokens=64,

@@ -7,7 +7,7 @@ from services.scheduler import other_cells
 from services.scheduler.forwarding import Forwarding
 from services.scheduler.other_cells import OtherCells
 from services.scheduler.scheduler import Scheduler
-from shared.messages import (
+from shared.wire.messages import (
     CELLS_MINOR,
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,

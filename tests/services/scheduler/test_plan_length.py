@@ -11,7 +11,7 @@ from services.scheduler.result_check import check_result
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.worker_state import PROBATION_STEPS
 from shared.errors import CodecError
-from shared.messages import (
+from shared.wire.messages import (
     Capacity,
     Grant,
     ResultRow,
@@ -20,7 +20,7 @@ from shared.messages import (
     StepResult,
     TokenRun,
 )
-from shared.token_arrays import TokenArrays
+from shared.wire.token_arrays import TokenArrays
 from tests.services.scheduler.schedules import expected_text
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.harness.sequences import add_one
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.scheduler import Planned, Scheduler
-from shared.messages import Capacity, SamplingParams
+from shared.wire.messages import Capacity, SamplingParams
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 CAPACITY = Capacity(num_blocks=4000, block_size=16, max_num_seqs=32, max_num_batched_tokens=512,

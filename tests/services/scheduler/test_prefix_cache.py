@@ -7,7 +7,7 @@ from benchmarks.harness.sequences import add_one
 from services.scheduler.emission import Emission
 from services.scheduler.placement import SEQUENCE_TOKENS
 from services.scheduler.scheduler import Scheduler
-from shared.messages import Admit, Capacity, SamplingParams
+from shared.wire.messages import Admit, Capacity, SamplingParams
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 CAPACITY = Capacity(num_blocks=16, block_size=4, max_num_seqs=4, max_num_batched_tokens=16,

@@ -7,7 +7,7 @@ import pytest
 from services.scheduler import quarantine as module
 from services.scheduler.quarantine import Quarantine
 from shared.errors import InvalidRequest
-from shared.messages import SamplingParams
+from shared.wire.messages import SamplingParams
 
 PROMPT = np.array([5, 6, 7], np.int32)
 PARAMS = SamplingParams(seed=3, temperature=0.5)

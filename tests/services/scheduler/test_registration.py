@@ -9,7 +9,14 @@ import pytest
 from services.scheduler.block_pool import BlockPool
 from services.scheduler.prefix_index import PrefixIndex
 from services.scheduler.registration import why_refused
-from shared.messages import MAX_BLOCKS, Capacity, Hello, ModelInfo, PoolingInfo, SamplingDefaults
+from shared.wire.messages import (
+    MAX_BLOCKS,
+    Capacity,
+    Hello,
+    ModelInfo,
+    PoolingInfo,
+    SamplingDefaults,
+)
 
 CAPACITY = Capacity(1000, 16, 128, 512, 2048, 8192)
 MODEL = ModelInfo(["fish"], "f1", vocab_size=8192, max_model_len=2048, created=1)

@@ -9,7 +9,7 @@ from benchmarks.harness.sequences import generate_one
 from services.scheduler.request_log import RequestLog
 from services.scheduler.sequence import Ended, Sequence
 from shared.errors import Overloaded
-from shared.messages import SamplingParams
+from shared.wire.messages import SamplingParams
 
 NAME = "mine~0a1b/0/0"
 PARAMS = SamplingParams(seed=0)

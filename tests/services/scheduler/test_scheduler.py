@@ -13,7 +13,7 @@ from services.scheduler.scheduler import Planned, Scheduler
 from services.scheduler.sequence import MAX_FORGIVEN, MAX_WORKER_DEATHS
 from services.scheduler.worker_state import PROBATION_STEPS
 from shared.errors import CodecError, InternalError, InvalidRequest, Overloaded, Unavailable
-from shared.messages import (
+from shared.wire.messages import (
     NO_TOKENS,
     WINDOW_BYTES,
     Capacity,
@@ -25,7 +25,7 @@ from shared.messages import (
     StepResult,
     TokenRun,
 )
-from shared.token_arrays import TokenArrays
+from shared.wire.token_arrays import TokenArrays
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 CAPACITY = Capacity(num_blocks=16, block_size=4, max_num_seqs=4, max_num_batched_tokens=8,

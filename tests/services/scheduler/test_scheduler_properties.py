@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from benchmarks.harness.sequences import add_one
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.scheduler import Scheduler
-from shared.messages import Capacity, SamplingParams
+from shared.wire.messages import Capacity, SamplingParams
 from tests.services.scheduler.schedules import run_schedule
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.harness.sequences import add_one
 from services.scheduler.scheduler import Planned, Scheduler
-from shared.messages import Capacity, SamplingParams
+from shared.wire.messages import Capacity, SamplingParams
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 NUM_TOKENS = 12

@@ -3,7 +3,7 @@
 from benchmarks.harness.sequences import add_one
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.watchdog import LOOK_S, Watchdog
-from shared.messages import Capacity, SamplingParams
+from shared.wire.messages import Capacity, SamplingParams
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 CAPACITY = Capacity(16, 4, 4, 8, 64, stall_s=2 * LOOK_S)

@@ -15,7 +15,7 @@ from services.tokenizer.cells import (
     choose_cell,
 )
 from services.tokenizer.schedulers import Schedulers
-from shared.messages import (
+from shared.wire.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     Generate,

@@ -11,7 +11,8 @@ import pytest
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.requests import Requests
 from services.tokenizer.text_model import TextModel
-from shared.messages import (
+from shared.model_folder import EMBEDDED_MODEL
+from shared.wire.messages import (
     Convert,
     Converted,
     Credit,
@@ -19,7 +20,6 @@ from shared.messages import (
     Grant,
     RequestKey,
 )
-from shared.model_folder import EMBEDDED_MODEL
 from tests.services.tokenizer.one_scheduler import OneScheduler
 from tests.services.tokenizer.test_deliver import FakePeer
 from tests.services.tokenizer.test_requests import submitted

@@ -5,7 +5,7 @@ import pytest
 
 from services.tokenizer.defaults import read_defaults
 from shared.errors import ConfigError
-from shared.messages import SamplingDefaults
+from shared.wire.messages import SamplingDefaults
 
 
 def folder_with(path: Path, **values: object) -> Path:

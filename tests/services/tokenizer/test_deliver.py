@@ -14,7 +14,7 @@ from services.tokenizer.open_choice import OpenChoice
 from services.tokenizer.request_table import OpenRequest, RequestTable
 from services.tokenizer.text_stream import TextStream
 from shared.errors import CodecError
-from shared.messages import (
+from shared.wire.messages import (
     Cancel,
     ChoiceStart,
     Deltas,
@@ -29,7 +29,7 @@ from shared.messages import (
     TokenRun,
     Tokens,
 )
-from shared.token_arrays import TokenArrays
+from shared.wire.token_arrays import TokenArrays
 
 
 @dataclass(eq=False)

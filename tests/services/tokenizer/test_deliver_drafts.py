@@ -8,8 +8,8 @@ from services.tokenizer.deliver import deliver
 from services.tokenizer.metrics import DECODED_TOKENS
 from services.tokenizer.request_table import RequestTable
 from shared.errors import CodecError
-from shared.messages import Finished, RunKind, TokenRow, TokenRun, Tokens
-from shared.token_arrays import TokenArrays
+from shared.wire.messages import Finished, RunKind, TokenRow, TokenRun, Tokens
+from shared.wire.token_arrays import TokenArrays
 from tests.services.tokenizer.test_deliver import FakePeer, open_request
 
 NUM_DRAFTS, NUM_VALUES = 5, 21  # six tokens a row

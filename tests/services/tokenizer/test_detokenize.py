@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from services.tokenizer.detokenize import REPLACEMENT, Detokenizer, seam_of
 from services.tokenizer.vocabulary import token_bytes
-from shared.utf8 import num_half_bytes
+from shared.text.utf8 import num_half_bytes
 from tests.services.tokenizer.conftest import SAMPLE
 
 

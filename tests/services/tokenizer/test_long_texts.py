@@ -16,8 +16,8 @@ from services.tokenizer.prepare import convert
 from services.tokenizer.requests import Requests
 from services.tokenizer.text_model import TextModel
 from shared.errors import InvalidRequest
-from shared.messages import Convert, Converted, Failed
 from shared.model_folder import EMBEDDED_MODEL
+from shared.wire.messages import Convert, Converted, Failed
 from tests.services.tokenizer.one_scheduler import OneScheduler
 from tests.services.tokenizer.test_deliver import FakePeer
 

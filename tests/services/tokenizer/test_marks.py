@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 from services.tokenizer.open_choice import OpenChoice
 from services.tokenizer.text_stream import TextStream
 from services.tokenizer.vocabulary import partial_ids, token_bytes
-from shared.messages import Mark
+from shared.wire.messages import Mark
 from tests.services.tokenizer.conftest import SAMPLE, byte_level_tokenizer
 
 SHOWN, HIDDEN = ("<think>", "</think>", "<tool_call>"), ("<|end|>", "<｜call｜>")

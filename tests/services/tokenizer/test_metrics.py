@@ -12,8 +12,8 @@ from services.tokenizer.lanes import Lanes
 from services.tokenizer.request_table import RequestTable
 from services.tokenizer.requests import Requests
 from services.tokenizer.text_model import TextModel
-from shared.messages import ChoiceStart, Generate, SamplingParams, Submit, TextOptions
 from shared.model_folder import EMBEDDED_MODEL
+from shared.wire.messages import ChoiceStart, Generate, SamplingParams, Submit, TextOptions
 from tests.services.tokenizer.one_scheduler import OneScheduler
 from tests.services.tokenizer.test_deliver import FakePeer, open_request, tokens
 

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from services.tokenizer.text_model import ChatSettings, TextModel
 from shared.errors import ConfigError
-from shared.messages import ChatOptions, OutputStart
+from shared.wire.messages import ChatOptions, OutputStart
 from tests.services.tokenizer.chat.samples import CONVERSATION, options
 from tests.services.tokenizer.conftest import SAMPLE, byte_level_tokenizer
 

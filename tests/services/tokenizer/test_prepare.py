@@ -11,7 +11,8 @@ from tokenizers import Tokenizer
 from services.tokenizer.prepare import Prepared, convert, prepare
 from services.tokenizer.text_model import TextModel
 from shared.errors import InvalidRequest
-from shared.messages import (
+from shared.model_folder import EMBEDDED_MODEL
+from shared.wire.messages import (
     ChatOptions,
     ChoiceStart,
     Convert,
@@ -19,7 +20,6 @@ from shared.messages import (
     Submit,
     TextOptions,
 )
-from shared.model_folder import EMBEDDED_MODEL
 
 NO_IDS = np.zeros(0, np.int32)
 

@@ -10,7 +10,9 @@ from msgspec.structs import replace
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.requests import Requests
 from services.tokenizer.text_model import ChatSettings, TextModel
-from shared.messages import (
+from shared.model_folder import EMBEDDED_MODEL
+from shared.process.rate import UNKNOWN_RETRY_AFTER_S
+from shared.wire.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     Accepted,
@@ -26,8 +28,6 @@ from shared.messages import (
     Submit,
     TextOptions,
 )
-from shared.model_folder import EMBEDDED_MODEL
-from shared.rate import UNKNOWN_RETRY_AFTER_S
 from tests.services.tokenizer.one_scheduler import OneScheduler
 from tests.services.tokenizer.test_deliver import FakePeer
 

@@ -8,8 +8,8 @@ from tokenizers.processors import TemplateProcessing
 from services.tokenizer.prepare import encode
 from services.tokenizer.text_model import TextModel
 from services.tokenizer.truncation import Truncation
-from shared.messages import PromptKind
 from shared.model_folder import EMBEDDED_MODEL
+from shared.wire.messages import PromptKind
 
 TEXT = "The shoal turns as one, and no fish gives the order."
 CHAT = b'[{"role": "user", "content": "How many fish?"}]'

@@ -10,8 +10,16 @@ from benchmarks.harness.engines import AnyEngine
 from benchmarks.harness.step_engine import run_step
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.models import CausalLM
-from shared.messages import Admit, Decode, Prefill, ResultRow, RunKind, SamplingParams, StepPlan
-from shared.token_arrays import Layout, TokenArrays
+from shared.wire.messages import (
+    Admit,
+    Decode,
+    Prefill,
+    ResultRow,
+    RunKind,
+    SamplingParams,
+    StepPlan,
+)
+from shared.wire.token_arrays import Layout, TokenArrays
 
 GREEDY = SamplingParams(seed=0, temperature=0.0, max_tokens=12)
 

@@ -13,8 +13,8 @@ from services.worker.slots.table import SlotTable
 from services.worker.startup.choose_backend import choose_kernels
 from services.worker.step.batch import Batch, prepare_batch
 from services.worker.weights.load import load_model
-from shared.config.worker import WorkerConfig
-from shared.messages import Admit, Capacity, Prefill, SamplingParams, StepPlan
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import Admit, Capacity, Prefill, SamplingParams, StepPlan
 
 CPU = torch.device("cpu")
 CAPACITY = Capacity(64, 16, 8, 512, 128)

@@ -14,7 +14,7 @@ from torch import distributed
 from benchmarks.harness.engines import make_engine
 from benchmarks.harness.ports import free_port
 from services.worker.backends.native import NativeLM
-from shared.messages import ALL_TOKENS, SamplingParams
+from shared.wire.messages import ALL_TOKENS, SamplingParams
 from tests.services.worker.checkpoints import random_prompts
 from tests.services.worker.driver import Driver, Job, model_of
 

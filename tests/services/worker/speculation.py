@@ -8,8 +8,8 @@ from tokenizers import Tokenizer
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import AnyEngine, make_engine
 from benchmarks.harness.scheduled import Run
-from shared.messages import SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
+from shared.wire.messages import SamplingParams
 
 BEGINNINGS = (
     "import os\nimport sys\n\n\nclass Server:\n    def __init__(self, ",

@@ -19,8 +19,8 @@ from services.worker.backends.native import NativeLM
 from services.worker.engine.build import build_engine
 from services.worker.engine.protocol import Engine, StepOutput
 from services.worker.metrics import STAGE_STEPS, STAGE_STEPS_AHEAD
-from shared.config.worker import WorkerConfig
-from shared.messages import SamplingParams, StepPlan
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import SamplingParams, StepPlan
 from tests.services.worker.driver import model_of
 
 TIMEOUT_S = 300

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from services.worker.attachment import SETTLED_S, Attachment
 from services.worker.cells import choose_scheduler
-from shared.messages import (
+from shared.wire.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     Attach,

@@ -26,9 +26,9 @@ from services.worker.models.registry import read_model_config
 from services.worker.weights import homes
 from services.worker.weights.dummy import make_dummy
 from services.worker.weights.load import load_model
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
-from shared.messages import SamplingParams
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import SamplingParams
 from tests.services.worker.checkpoints import random_prompts, save_mimo, save_qwen2
 from tests.services.worker.foreign_checkpoints import save_family
 from tests.services.worker.stored_codes import LAYOUTS, save_quantized

@@ -17,8 +17,8 @@ from services.worker.engine.device.collector import LaunchedStep
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.protocol import StepOutput
 from shared.errors import ConfigError
-from shared.messages import ALL_TOKENS, Admit, Prefill, SamplingParams, StepPlan
 from shared.model_folder import EMBEDDED_MODEL
+from shared.wire.messages import ALL_TOKENS, Admit, Prefill, SamplingParams, StepPlan
 from tests.services.worker.checkpoints import random_prompts, save_mimo
 from tests.services.worker.test_engine_contract import NO_IDS, admit, ids, plan
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from benchmarks.harness.engines import make_engine
 from services.worker.engine.device.engine import DeviceEngine
-from shared.messages import Admit, Prefill
+from shared.wire.messages import Admit, Prefill
 from tests.services.worker.test_engine_contract import FOREVER, NO_IDS, admit, ids, plan, step
 
 NUM_TOO_MANY = 6

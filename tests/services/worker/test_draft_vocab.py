@@ -18,10 +18,10 @@ from services.worker.models.registry import read_model_config
 from services.worker.speculation.draft_vocab import limit_drafts
 from services.worker.startup.plan_memory import weight_bytes
 from services.worker.weights.load import load_model
-from shared.config.speculative import SpeculativeConfig
 from shared.errors import ConfigError
-from shared.messages import SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
+from shared.settings.speculative import SpeculativeConfig
+from shared.wire.messages import SamplingParams
 from tests.services.worker.checkpoints import VOCAB_SIZE, random_prompts, save_mimo
 from tests.services.worker.plain_mtp import PlainMtp
 from tests.services.worker.speculation import iter_positions, params_of, plain, prompts

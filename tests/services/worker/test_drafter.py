@@ -11,8 +11,8 @@ from benchmarks.harness.engines import KERNELS, make_engine
 from kernels.sample.reference import sample_row
 from services.worker.speculation.ngram import NgramDrafter
 from shared.errors import ConfigError
-from shared.messages import SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
+from shared.wire.messages import SamplingParams
 from tests.services.worker.plain_mtp import PlainMtp
 from tests.services.worker.speculation import engine_of, iter_positions, params_of, prompts
 

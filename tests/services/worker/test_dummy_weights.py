@@ -11,10 +11,10 @@ from services.worker.engine.host import HostEngine
 from services.worker.models.registry import read_model_config
 from services.worker.weights.dummy import make_dummy
 from services.worker.weights.online import Quantization
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
-from shared.messages import Admit, Decode, Prefill, SamplingParams, StepPlan
 from shared.model_folder import weight_files
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import Admit, Decode, Prefill, SamplingParams, StepPlan
 from tests.services.worker.checkpoints import VOCAB_SIZE, save_mimo
 
 CPU = torch.device("cpu")

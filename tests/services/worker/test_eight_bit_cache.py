@@ -18,8 +18,8 @@ from services.worker.layers.context import ForwardContext, current_context
 from services.worker.layers.kv_layout import KVLayout, LayerKV
 from services.worker.models import CausalLM
 from services.worker.startup.cache_codes import CACHE_CODES
-from shared.config.fields import CACHE_SYNONYMS
-from shared.config.worker import WorkerConfig
+from shared.settings.fields import CACHE_SYNONYMS
+from shared.settings.worker import WorkerConfig
 from tests.services.worker.builds import each_variant
 from tests.services.worker.checkpoints import random_prompts, save_mimo
 from tests.services.worker.device_contexts import OnDevice

@@ -25,7 +25,7 @@ from services.worker.weights.checkpoint import StoredTensor
 from services.worker.weights.load import load_model
 from services.worker.weights.online import ONLINE, Quantization
 from shared.errors import ConfigError
-from shared.messages import SamplingParams
+from shared.wire.messages import SamplingParams
 from tests.kernels.coded import KINDS, random_codes
 from tests.services.worker.builds import each_variant
 from tests.services.worker.checkpoints import (

@@ -11,7 +11,8 @@ from benchmarks.harness.engines import ENGINES, AnyEngine, make_engine
 from benchmarks.harness.step_engine import run_step
 from services.worker.backends.native import NativeLM
 from services.worker.models.registry import read_model_config
-from shared.messages import (
+from shared.model_folder import read_eos_ids
+from shared.wire.messages import (
     Admit,
     Decode,
     Extend,
@@ -21,7 +22,6 @@ from shared.messages import (
     StepPlan,
     StepResult,
 )
-from shared.model_folder import read_eos_ids
 from tests.services.worker.checkpoints import (
     EOS_ID,
     MAX_POSITIONS,

@@ -17,8 +17,8 @@ from benchmarks.harness.engines import ENGINES, AnyEngine, make_engine
 from benchmarks.harness.oracle import load_as_qwen2, true_logits
 from benchmarks.harness.step_engine import run_step
 from services.worker.step import logprobs
-from shared.messages import ALL_TOKENS, MIN_LOGPROB, Admit, Prefill, SamplingParams, StepPlan
-from shared.token_arrays import Layout
+from shared.wire.messages import ALL_TOKENS, MIN_LOGPROB, Admit, Prefill, SamplingParams, StepPlan
+from shared.wire.token_arrays import Layout
 from tests.services.worker.checkpoints import (
     EOS_ID,
     MAX_POSITIONS,

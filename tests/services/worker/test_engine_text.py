@@ -7,7 +7,7 @@ import pytest
 from transformers import Qwen2ForCausalLM
 
 from benchmarks.harness.engines import ENGINES, AnyEngine, make_engine
-from shared.messages import SamplingParams
+from shared.wire.messages import SamplingParams
 from tests.services.worker.checkpoints import MAX_POSITIONS, assert_greedy, random_prompts
 from tests.services.worker.driver import Driver, Job
 

@@ -11,7 +11,7 @@ import pytest
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import AnyEngine, make_engine
 from services.worker.layers.attention import Attention
-from shared.messages import ALL_TOKENS, SamplingParams
+from shared.wire.messages import ALL_TOKENS, SamplingParams
 from tests.services.worker.checkpoints import VOCAB_SIZE, save_mimo
 from tests.services.worker.driver import model_of
 

@@ -14,7 +14,7 @@ from benchmarks.harness.engines import ENGINES, make_engine
 from services.worker.models.registry import read_model_config
 from services.worker.weights.online import Quantization
 from shared.errors import ConfigError
-from shared.messages import SamplingParams
+from shared.wire.messages import SamplingParams
 from tests.services.worker.checkpoints import (
     assert_greedy,
     change_config,

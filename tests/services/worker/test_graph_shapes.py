@@ -7,8 +7,8 @@ import torch
 from benchmarks.harness.engines import make_engine
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.device.graphs import Shape, shapes
-from shared.config.worker import WorkerConfig
 from shared.model_folder import EMBEDDED_MODEL
+from shared.settings.worker import WorkerConfig
 
 DEFAULT_SIZES = WorkerConfig().cudagraph_capture_sizes
 

@@ -16,8 +16,8 @@ from benchmarks.harness import scheduled
 from benchmarks.harness.engines import AnyEngine
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.protocol import StepOutput
-from shared.messages import Guide, RunKind, SamplingParams, StepPlan
-from shared.token_arrays import Layout
+from shared.wire.messages import Guide, RunKind, SamplingParams, StepPlan
+from shared.wire.token_arrays import Layout
 from tests.services.worker.driver import Driver, Job
 from tests.services.worker.test_slot_guide import GRAMMARS, OPEN, encode, held, tokenizer
 from tests.services.worker.test_speculation import engine_of, prompts

@@ -13,7 +13,7 @@ from services.worker.models.registry import read_model_config
 from services.worker.weights.load import load_model
 from services.worker.weights.online import ONLINE, Quantization
 from shared.errors import ConfigError
-from shared.messages import SamplingParams
+from shared.wire.messages import SamplingParams
 from tests.services.worker.checkpoints import (
     assert_greedy,
     quantized,

@@ -16,8 +16,8 @@ from services.worker.layers.latent_expansion import LatentExpansion
 from services.worker.models.registry import find_model, read_model_config
 from services.worker.weights.load import build_model, load_model
 from shared.errors import ConfigError
-from shared.messages import SamplingParams
 from shared.model_folder import weight_files
+from shared.wire.messages import SamplingParams
 from tests.services.worker.checkpoints import assert_greedy, random_prompts, save_model
 from tests.services.worker.driver import model_of
 from tests.services.worker.stored_codes import LAYOUTS, save_quantized

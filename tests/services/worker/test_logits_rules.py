@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.worker.slots.logits_rules import make_logits_rules, row_change
-from shared.messages import SamplingParams
+from shared.wire.messages import SamplingParams
 
 EOS_IDS = np.array([2, 5])
 IDS = st.integers(0, 6)  # so few that words match and ids repeat

@@ -46,10 +46,10 @@ from services.worker.startup.plan_memory import (
 from services.worker.step.logprobs import MAX_LOGITS_AT_ONCE
 from services.worker.weights.load import build_model, load_model
 from services.worker.weights.online import Quantization
-from shared import cores
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
-from shared.messages import WINDOW_BYTES
+from shared.process import cores
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import WINDOW_BYTES
 from tests.services.worker.checkpoints import save_model
 from tests.services.worker.foreign_checkpoints import FAMILIES
 from tests.services.worker.forward import prepare

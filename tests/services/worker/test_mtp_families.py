@@ -14,8 +14,8 @@ from transformers import Ernie4_5_MoeForCausalLM, Glm4MoeForCausalLM, PreTrained
 
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import ENGINES, make_engine
-from shared.messages import SamplingParams
 from shared.model_folder import weight_files
+from shared.wire.messages import SamplingParams
 from tests.services.worker.checkpoints import change_config, random_prompts, save_model
 from tests.services.worker.speculation import iter_positions
 from tests.services.worker.test_families import CASES, ERNIE, GLM

@@ -31,7 +31,7 @@ from services.worker.slots.table import SlotTable
 from services.worker.step.batch import prepare_batch
 from services.worker.weights.dummy import make_dummy
 from services.worker.weights.load import build_model, quantize
-from shared.messages import Admit, Capacity, Decode, Prefill, SamplingParams, StepPlan
+from shared.wire.messages import Admit, Capacity, Decode, Prefill, SamplingParams, StepPlan
 from tests.services.worker.builds import each_variant
 
 pytestmark = pytest.mark.usefixtures("_unwritten_memory")

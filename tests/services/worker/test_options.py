@@ -19,8 +19,8 @@ from services.worker.models import CausalLM, decoder
 from services.worker.models.decoder import DecoderLM
 from services.worker.startup.choose_backend import choose_device_kernels, choose_kernels
 from services.worker.weights.load import build_model
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
+from shared.settings.worker import WorkerConfig
 from tests.services.worker.checkpoints import allocate
 from tests.services.worker.device_contexts import OnDevice
 from tests.services.worker.test_native import furthest, make_config, random_prompts, run

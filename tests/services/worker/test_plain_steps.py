@@ -11,7 +11,7 @@ from benchmarks.harness.scheduled import Run
 from services.worker.engine.host import HostEngine
 from services.worker.engine.plain_steps import PlainSteps
 from services.worker.step.results import StepRows
-from shared.messages import Guide, Repetition, SamplingParams
+from shared.wire.messages import Guide, Repetition, SamplingParams
 from tests.services.worker.checkpoints import EOS_ID, random_prompts, save_model, save_qwen2
 from tests.services.worker.test_engine_contract import poisoned
 from tests.services.worker.test_families import CASES

@@ -13,9 +13,9 @@ from benchmarks.harness.engines import ENGINES, make_engine
 from benchmarks.harness.scheduled import Run
 from services.worker.plan_check import PlanCheck
 from services.worker.service import WorkerService
-from shared.config.worker import WorkerConfig
 from shared.errors import CodecError, ConfigError
-from shared.messages import (
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import (
     POOLING_MINOR,
     PROTOCOL_MAJOR,
     Admit,

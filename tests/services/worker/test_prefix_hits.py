@@ -6,8 +6,8 @@ import pytest
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import ENGINES, AnyEngine, make_engine
 from benchmarks.harness.scheduled import Run
-from shared.messages import SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
+from shared.wire.messages import SamplingParams
 
 PARAMS = SamplingParams(seed=0, temperature=0.0, max_tokens=24, ignore_eos=True)
 

@@ -14,8 +14,8 @@ from benchmarks.harness.step_engine import run_step
 from kernels.logprobs.reference import logprobs_row
 from services.scheduler.scheduler import Scheduler
 from services.worker.step import logprobs
-from shared.messages import ALL_TOKENS, Generate, NewSequence, RunKind, SamplingParams
-from shared.token_arrays import Layout, TokenArrays, join
+from shared.wire.messages import ALL_TOKENS, Generate, NewSequence, RunKind, SamplingParams
+from shared.wire.token_arrays import Layout, TokenArrays, join
 from tests.services.worker.checkpoints import VOCAB_SIZE, random_prompts
 from tests.services.worker.driver import Driver, Job, model_of
 

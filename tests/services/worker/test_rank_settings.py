@@ -9,9 +9,9 @@ from transformers import LlamaForCausalLM
 from services.worker.ranks import rank_settings
 from services.worker.ranks.rank_info import difference, rank_info
 from services.worker.ranks.rank_settings import environment_of, shares_of, with_share
-from shared.config.worker import WorkerConfig
-from shared.cores import NumaNode
 from shared.errors import ConfigError
+from shared.process.cores import NumaNode
+from shared.settings.worker import WorkerConfig
 from tests.services.worker.checkpoints import save_model
 
 TWO_HOSTS: dict[str, Any] = {

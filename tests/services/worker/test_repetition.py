@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import ENGINES, make_engine
 from services.worker.step.repetition import repeats
-from shared.messages import Repetition, SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
+from shared.wire.messages import Repetition, SamplingParams
 from tests.services.worker.driver import Driver, Job
 from tests.services.worker.speculation import engine_of, plain, prompts
 

@@ -11,9 +11,9 @@ import pytest
 from services.worker.engine.protocol import StepOutput
 from services.worker.plan_check import PlanCheck
 from services.worker.service import WorkerService
-from shared.config.worker import WorkerConfig
 from shared.errors import CodecError
-from shared.messages import (
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import (
     Admit,
     Capacity,
     Decode,
@@ -24,7 +24,7 @@ from shared.messages import (
     StepResult,
     TokenRun,
 )
-from shared.token_arrays import TokenArrays
+from shared.wire.token_arrays import TokenArrays
 from tests.mesh.arena_parts import NO_IDS, PROMPT, FakePeer, connect
 
 CAPACITY = Capacity(64, 16, 4, 64, 64, vocab_size=100, max_num_steps=3)

@@ -26,8 +26,8 @@ from services.worker.weights.online import (
     quantize_nf4,
 )
 from shared.errors import ConfigError
-from shared.messages import SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
+from shared.wire.messages import SamplingParams
 from tests.services.worker.test_native import (
     EXPERTS,
     experts_of,

@@ -12,7 +12,8 @@ from benchmarks.harness.engines import KERNELS, AnyEngine, make_engine
 from benchmarks.harness.scheduled import Run
 from benchmarks.harness.step_engine import run_step
 from services.worker.engine.host import HostEngine
-from shared.messages import (
+from shared.model_folder import EMBEDDED_MODEL
+from shared.wire.messages import (
     ALL_TOKENS,
     Admit,
     Decode,
@@ -23,8 +24,7 @@ from shared.messages import (
     StepPlan,
     StepResult,
 )
-from shared.model_folder import EMBEDDED_MODEL
-from shared.token_arrays import Layout
+from shared.wire.token_arrays import Layout
 from tests.services.worker.speculation import engine_of, params_of, prompts
 from tests.services.worker.test_slot_guide import GRAMMARS, encode
 

@@ -25,8 +25,8 @@ from services.worker.guides.grammars import (
 )
 from services.worker.guides.guides import Guides
 from services.worker.guides.slot_guide import SlotGuide
-from shared.messages import Guide, SamplingParams
 from shared.model_folder import EMBEDDED_MODEL
+from shared.wire.messages import Guide, SamplingParams
 
 VOCAB_SIZE = 8192
 EOS_IDS = np.array([2, 0])

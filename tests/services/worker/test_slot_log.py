@@ -3,7 +3,7 @@
 import pytest
 
 from services.worker.slot_log import SlotLog
-from shared.messages import Admit, Decode, SamplingParams, StepPlan
+from shared.wire.messages import Admit, Decode, SamplingParams, StepPlan
 
 
 def plan(release: list[int], admit: dict[int, str], num_steps: int = 1) -> StepPlan:

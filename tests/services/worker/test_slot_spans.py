@@ -3,7 +3,7 @@
 from typing import Any
 
 from services.worker.slot_spans import MAX_CHUNKS, NUM_STEPS, SlotSpans
-from shared.messages import (
+from shared.wire.messages import (
     Admit,
     Decode,
     FinishReason,

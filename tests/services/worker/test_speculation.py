@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks.harness import scheduled
-from shared.messages import SamplingParams
+from shared.wire.messages import SamplingParams
 from tests.selection import every_pair
 from tests.services.worker.speculation import (
     METHODS,

@@ -17,8 +17,8 @@ from benchmarks.harness.scheduled import Run
 from services.worker.layers.weights import Dense
 from services.worker.slots.table import SlotTable
 from services.worker.speculation.drafter import RecordedStep
-from shared.messages import SamplingParams
 from shared.model_folder import EMBEDDED_MODEL, weight_files
+from shared.wire.messages import SamplingParams
 from tests.services.worker.speculation import (
     engine_of,
     params_of,

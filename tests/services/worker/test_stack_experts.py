@@ -16,8 +16,8 @@ from services.worker.models.decoder import DecoderLM
 from services.worker.startup.choose_backend import choose_device_kernels
 from services.worker.weights.load import quantize
 from services.worker.weights.online import ONLINE, Quantization
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
+from shared.settings.worker import WorkerConfig
 from tests.services.worker.test_native import EXPERTS, experts_of, make_config, make_model
 
 QUANTIZATIONS: tuple[Quantization, ...] = ("none", *ONLINE)

@@ -18,9 +18,9 @@ from services.worker.engine.build import build_engine
 from services.worker.layers.stage import Stage
 from services.worker.models.registry import MODELS
 from services.worker.weights.online import ONLINE
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
-from shared.messages import ALL_TOKENS, Pooling, SamplingParams
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import ALL_TOKENS, Pooling, SamplingParams
 from tests.services.worker.checkpoints import random_prompts
 from tests.services.worker.stages import Case, Found, run_alone, run_stages
 from tests.services.worker.stored_codes import LAYOUTS

@@ -13,7 +13,7 @@ from benchmarks.harness.engines import make_engine
 from services.worker.engine.device.recorders import CaptureError, CpuRecorder
 from services.worker.startup import load_transformers
 from shared.errors import ConfigError
-from shared.messages import SamplingParams
+from shared.wire.messages import SamplingParams
 from tests.services.worker.checkpoints import assert_greedy, random_prompts
 from tests.services.worker.driver import Driver, Job
 from tests.services.worker.foreign_checkpoints import save_family

@@ -11,10 +11,10 @@ from benchmarks.harness.engines import make_engine
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.device.recorders import CaptureError
 from services.worker.engine.device.trunk_graphs import RecordedTrunk, TrunkShape, trunk_shapes
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
-from shared.messages import ALL_TOKENS
 from shared.model_folder import EMBEDDED_MODEL
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import ALL_TOKENS
 from tests.services.worker.test_device_engine import (
     assert_same,
     launched_ahead,

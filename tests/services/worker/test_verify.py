@@ -12,7 +12,7 @@ from kernels.sample import NOT_COMPILED, NOT_FINITE, NOTHING_LEFT
 from services.worker.slots.table import SlotTable
 from services.worker.step.batch import Batch
 from services.worker.step.verify import AcceptOutcome, verify
-from shared.messages import Capacity, SamplingParams
+from shared.wire.messages import Capacity, SamplingParams
 
 EOS_IDS = np.array([0])
 IDS = st.integers(0, 3)  # so few that drafts are right and texts end

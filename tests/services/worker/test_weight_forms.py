@@ -23,8 +23,8 @@ from services.worker.startup.plan_memory import estimate_requirements
 from services.worker.weights.dummy import make_dummy
 from services.worker.weights.load import build_model, load_model, quantize
 from services.worker.weights.online import ONLINE, Quantization
-from shared.config.worker import WorkerConfig
 from shared.model_folder import EMBEDDED_MODEL
+from shared.settings.worker import WorkerConfig
 from tests.services.worker.builds import each_variant
 from tests.services.worker.checkpoints import (
     assert_greedy,

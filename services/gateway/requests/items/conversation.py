@@ -8,7 +8,7 @@ from msgspec import Raw
 
 from services.gateway.requests.items.schema import Item, Part
 from services.gateway.requests.json_list import typed
-from shared.long_json import encode_text
+from shared.text.long_json import encode_text
 
 INPUT = "input"
 """The one argument of the function that stands for a custom tool."""

@@ -10,7 +10,7 @@ from services.gateway.requests.schema import MAX_MESSAGES
 from services.gateway.requests.unsupported import unsupported
 from services.gateway.requests.violations import show
 from shared.errors import InvalidRequest
-from shared.long_json import MAX_VALUES, decode_text
+from shared.text.long_json import MAX_VALUES, decode_text
 
 ROLES = ("user", "assistant", "system", "developer")
 REFERENCE = "item_reference"

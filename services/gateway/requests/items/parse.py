@@ -30,7 +30,7 @@ from services.gateway.requests.schema import ChatRequest, GenerationRequest, Str
 from services.gateway.requests.unsupported import unsupported as refusal
 from services.gateway.requests.violations import client_names
 from shared.errors import InvalidRequest
-from shared.messages import ModelInfo
+from shared.wire.messages import ModelInfo
 
 SCHEMA = "text.format.schema"
 _HISTORY_LIMITS = {None: None, "auto": ALL_THAT_FIT, "disabled": NO_LIMIT}

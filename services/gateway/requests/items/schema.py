@@ -12,7 +12,7 @@ from services.gateway.requests.schema import (
     NumTokens,
 )
 from services.gateway.requests.tool_schema import ToolName
-from shared.messages import MAX_NAME_CHARS, MAX_TOOLS
+from shared.wire.messages import MAX_NAME_CHARS, MAX_TOOLS
 
 MAX_METADATA = 16
 MAX_TOP_LOGPROBS = 20

@@ -26,7 +26,7 @@ from services.gateway.requests.raw_json import NULL, json_text
 from services.gateway.requests.unsupported import unsupported
 from services.gateway.requests.violations import show, violation
 from shared.errors import InvalidRequest
-from shared.messages import TOOL_NAME
+from shared.wire.messages import TOOL_NAME
 
 Tool = FunctionTool | CustomTool | Namespace
 

@@ -26,7 +26,7 @@ from services.gateway.requests.schema import MAX_MESSAGES
 from services.gateway.requests.unsupported import unsupported
 from services.gateway.requests.violations import show
 from shared.errors import InvalidRequest
-from shared.long_json import MAX_VALUES, encode_text
+from shared.text.long_json import MAX_VALUES, encode_text
 
 Message = dict[str, Any]
 

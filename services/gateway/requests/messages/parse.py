@@ -27,7 +27,7 @@ from services.gateway.requests.reasoning import SWITCHES
 from services.gateway.requests.schema import ChatRequest
 from shared.dialects.reasoning import REASONING_FORMATS
 from shared.errors import InvalidRequest
-from shared.messages import ModelInfo
+from shared.wire.messages import ModelInfo
 
 _ANY_TEXT = Parsing("", "", "", True, True, True, False, False, False)
 

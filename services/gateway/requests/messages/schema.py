@@ -7,7 +7,7 @@ from msgspec import Meta, Raw, Struct
 from services.gateway.requests.raw_json import NULL
 from services.gateway.requests.schema import MAX_INT32, StopList
 from services.gateway.requests.tool_schema import ToolName
-from shared.messages import MAX_NAME_CHARS
+from shared.wire.messages import MAX_NAME_CHARS
 
 CallId = Annotated[str, Meta(min_length=1, max_length=MAX_NAME_CHARS)]
 Temperature = Annotated[float, Meta(ge=0, le=1)]

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import TokenTable
-from shared.messages import NO_TOKENS, Mark, TokenRun
-from shared.token_arrays import TokenArrays
+from shared.wire.messages import NO_TOKENS, Mark, TokenRun
+from shared.wire.token_arrays import TokenArrays
 
 
 class TokenUpdates:

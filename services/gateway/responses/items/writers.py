@@ -30,7 +30,7 @@ from services.gateway.responses.output_parser import ChoiceParser, OutputParser
 from services.gateway.responses.reply import Reply, Tally
 from services.gateway.responses.writers import HEARTBEAT
 from shared.errors import RequestError
-from shared.messages import FinishReason
+from shared.wire.messages import FinishReason
 
 structs = msgspec.structs
 

@@ -19,8 +19,8 @@ from services.worker.step.prompt_logprobs import PromptPart, prompt_rows
 from services.worker.step.repetition import end_repetitions
 from services.worker.step.results import RowPart, draft_rows, record, with_parts
 from services.worker.step.verify import AcceptOutcome
-from shared.messages import Capacity, StepPlan, StepResult
-from shared.token_arrays import TokenArrays
+from shared.wire.messages import Capacity, StepPlan, StepResult
+from shared.wire.token_arrays import TokenArrays
 
 
 @dataclass

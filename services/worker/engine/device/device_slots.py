@@ -11,7 +11,7 @@ from kernels.slot_state import NO_ID, SlotState, empty_slots
 from services.worker.engine.device.rule_row import is_for_device, rule_row
 from services.worker.machine.streams import upload
 from services.worker.slots.table import SlotTable
-from shared.messages import MAX_STOP_IDS, Capacity, StepPlan
+from shared.wire.messages import MAX_STOP_IDS, Capacity, StepPlan
 
 OWN_ONLY = 0
 

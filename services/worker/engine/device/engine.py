@@ -38,9 +38,9 @@ from services.worker.startup.plan_memory import estimate_requirements, plan_work
 from services.worker.step.prompt_logprobs import ask_prompts
 from services.worker.step.results import RowPart
 from services.worker.weights.progress import Progress
-from shared.config.worker import WorkerConfig
 from shared.errors import ConfigError
-from shared.messages import StepPlan
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import StepPlan
 
 log = logging.getLogger(__name__)
 

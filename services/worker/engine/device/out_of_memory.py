@@ -5,8 +5,8 @@ import numpy as np
 from kernels.logprobs.num_logprobs import NO_LOGPROBS
 from services.worker.slots.table import SlotTable
 from services.worker.step.results import RowPart
-from shared.messages import NO_TOKENS, ResultRow
-from shared.token_arrays import TokenArrays
+from shared.wire.messages import NO_TOKENS, ResultRow
+from shared.wire.token_arrays import TokenArrays
 
 REMEDIES = "lower gpu-memory-utilization, max-num-batched-tokens or max-num-seqs"
 

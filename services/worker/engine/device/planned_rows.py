@@ -10,7 +10,7 @@ from functools import cached_property
 import numpy as np
 
 from services.worker.slots.table import SlotTable
-from shared.messages import Capacity, StepPlan
+from shared.wire.messages import Capacity, StepPlan
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from services.worker.engine.device.trunk_graphs import TrunkGraphs, TrunkShape
 from services.worker.machine.hardware import read_memory, why_out_of_memory
 from services.worker.startup.plan_memory import mib
 from services.worker.weights.progress import Progress
-from shared.messages import Capacity
+from shared.wire.messages import Capacity
 
 log = logging.getLogger(__name__)
 

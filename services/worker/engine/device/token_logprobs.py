@@ -19,7 +19,7 @@ from services.worker.step.logprobs import (
     pieces,
 )
 from services.worker.step.verify import AcceptOutcome
-from shared.messages import MIN_LOGPROB
+from shared.wire.messages import MIN_LOGPROB
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from services.worker.machine.streams import upload
 from services.worker.slots.table import SlotTable
 from services.worker.step.pooling import Pooler
 from services.worker.weights.progress import Progress
-from shared.messages import Capacity, Pooling, SamplingParams
+from shared.wire.messages import Capacity, Pooling, SamplingParams
 
 
 def warm_up(

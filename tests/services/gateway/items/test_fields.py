@@ -11,7 +11,7 @@ from services.gateway.requests.job import Job
 from services.gateway.requests.unsupported import RESPONSES, WITHOUT_EFFECT
 from services.gateway.requests.violations import client_names
 from shared.errors import InvalidRequest, NotFound
-from shared.messages import ModelInfo, OutputFormat, ToolChoice
+from shared.wire.messages import ModelInfo, OutputFormat, ToolChoice
 from tests.services.gateway.asking import CALLER
 from tests.services.gateway.fakes import LIMITS, MODEL
 

@@ -17,7 +17,7 @@ from services.gateway.responses.items.writers import ResponseBody, ResponseMaker
 from services.gateway.responses.output_parser import output_parser
 from services.gateway.responses.reply import Head, Reply
 from shared.errors import InternalError
-from shared.messages import FinishReason, OutputStart
+from shared.wire.messages import FinishReason, OutputStart
 from tests.services.gateway.asking import CALLER
 from tests.services.gateway.fakes import LIMITS
 from tests.services.gateway.items.event_order import check_events, parsed_events

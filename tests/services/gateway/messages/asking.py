@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from services.gateway.requests.messages.parse import ParsedMessages, parse_messages
-from shared.messages import ModelInfo
+from shared.wire.messages import ModelInfo
 from tests.services.gateway.asking import CALLER
 from tests.services.gateway.fakes import LIMITS
 

@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from services.gateway.requests.messages.signature import Signer, signed_text
-from shared.messages import ToolChoice
+from shared.wire.messages import ToolChoice
 from tests.services.gateway.asking import CALLER
 from tests.services.gateway.fakes import MODEL
 from tests.services.gateway.messages.asking import (

@@ -12,7 +12,7 @@ import pytest
 
 from services.gateway.requests.messages.signature import signed_text
 from services.gateway.service import GatewayService
-from shared.messages import OutputStart, State
+from shared.wire.messages import OutputStart, State
 from tests.services.gateway.asking import CALLER
 from tests.services.gateway.fakes import (
     NUM_PROMPT_TOKENS,

@@ -16,7 +16,7 @@ from services.gateway.output.events import (
 from services.gateway.output.machine import OutputMachine, OutputRules
 from shared.dialects.reasoning import REASONING_FORMATS
 from shared.dialects.tools import TOOL_FORMATS
-from shared.messages import OutputStart
+from shared.wire.messages import OutputStart
 
 FUNCTIONS: dict[str, Any] = {
     "now": {"type": "object", "properties": {}},

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from shared.messages import OutputStart
+from shared.wire.messages import OutputStart
 from tests.services.gateway.output.call_texts import GOOD, HARD
 from tests.services.gateway.output.replies import (
     all_cuts,

@@ -11,7 +11,7 @@ from services.gateway.output import source
 from services.gateway.output.events import Arguments, CallStart, Content, TokenMark
 from services.gateway.output.machine import OutputMachine, OutputRules
 from shared.dialects.tools import TOOL_FORMATS
-from shared.messages import OutputStart
+from shared.wire.messages import OutputStart
 from tests.services.gateway.output.call_texts import CODER_PARIS, GOOD, HARD
 from tests.services.gateway.output.replies import cut, markers_of, marks_of, rules, run, told
 

@@ -3,7 +3,7 @@
 import pytest
 
 from services.gateway.output.machine import OutputMachine
-from shared.messages import OutputStart
+from shared.wire.messages import OutputStart
 from tests.services.gateway.output.replies import (
     Told,
     all_cuts,

@@ -8,7 +8,7 @@ from services.gateway.traces.context import trace_context
 from services.gateway.traces.objects import SpanObject, spans_of
 from services.gateway.traces.request_trace import MAX_REPORTED, RequestTrace
 from services.gateway.traces.store import Kept, TraceStore
-from shared.messages import MAX_SPANS, Span, SpanReport
+from shared.wire.messages import MAX_SPANS, Span, SpanReport
 
 ROUTE = "/v1/completions"
 

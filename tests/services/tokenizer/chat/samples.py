@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from shared.messages import ChatOptions
+from shared.wire.messages import ChatOptions
 
 FOLDER = Path(__file__).parent / "templates"
 QWEN, LLAMA, GLM, DEEPSEEK, PARTS = (

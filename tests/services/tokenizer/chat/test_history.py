@@ -14,10 +14,10 @@ from services.tokenizer.chat.normalize import Message
 from services.tokenizer.prepare import convert, encode
 from services.tokenizer.prompt_spans import Measure
 from services.tokenizer.text_model import TextModel
-from shared.codec import Array
 from shared.errors import InvalidRequest
-from shared.messages import NOTHING_DROPPED, ChatOptions, Convert, Dropped
 from shared.model_folder import EMBEDDED_MODEL
+from shared.wire.codec import Array
+from shared.wire.messages import NOTHING_DROPPED, ChatOptions, Convert, Dropped
 from tests.services.tokenizer.chat.samples import TOOLS, options
 
 SYSTEM = {"role": "system", "content": "Answer in one sentence."}

@@ -11,7 +11,7 @@ from services.tokenizer.chat.prompt import render_prompt
 from services.tokenizer.chat.template import TooMuchText
 from services.tokenizer.chat.templates import ChatTemplates
 from shared.errors import InvalidRequest
-from shared.messages import ChatOptions
+from shared.wire.messages import ChatOptions
 from tests.services.tokenizer.chat.samples import (
     CALL,
     CONVERSATION,

@@ -9,7 +9,7 @@ from services.tokenizer.guides.compose import Wanted, compose
 from shared.dialects.formats import HarmonyLayout
 from shared.dialects.tools import TOOL_FORMATS
 from shared.errors import InvalidRequest
-from shared.messages import OutputFormat, OutputStart, ToolChoice
+from shared.wire.messages import OutputFormat, OutputStart, ToolChoice
 from tests.services.tokenizer.guides.conftest import Vocabulary, vocabulary_with
 
 WEATHER: dict[str, Any] = {

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from services.tokenizer.guides.compose import Wanted, compose
-from shared.messages import FormatKind, OutputFormat, OutputStart
+from shared.wire.messages import FormatKind, OutputFormat, OutputStart
 from tests.services.tokenizer.guides.conftest import Vocabulary
 
 PERSON = {

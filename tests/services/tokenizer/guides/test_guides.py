@@ -13,7 +13,8 @@ from services.tokenizer.guides.guides import Guides, guides_for
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.text_model import TextModel
 from shared.errors import InvalidRequest, Unavailable
-from shared.messages import (
+from shared.model_folder import EMBEDDED_MODEL
+from shared.wire.messages import (
     ChatOptions,
     ChoiceStart,
     OutputFormat,
@@ -23,7 +24,6 @@ from shared.messages import (
     TextOptions,
     ToolChoice,
 )
-from shared.model_folder import EMBEDDED_MODEL
 from tests.services.tokenizer.guides.conftest import vocabulary_with
 from tests.services.tokenizer.guides.test_calls import TOOLS
 from tests.services.tokenizer.guides.test_grammar_check import read_vocabulary

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from services.tokenizer.guides.compose import Wanted, compose
 from services.tokenizer.guides.integers import integers
 from shared.errors import InvalidRequest
-from shared.messages import OutputFormat, OutputStart
+from shared.wire.messages import OutputFormat, OutputStart
 from tests.services.tokenizer.guides.conftest import Vocabulary
 
 LARGE = (1 << 53) + 1

@@ -8,7 +8,7 @@ import pytest
 from services.tokenizer.guides import limits
 from services.tokenizer.guides.compose import Wanted, compose
 from shared.errors import InvalidRequest
-from shared.messages import FormatKind, OutputFormat, OutputStart
+from shared.wire.messages import FormatKind, OutputFormat, OutputStart
 from tests.services.tokenizer.guides.conftest import Vocabulary
 
 PARAM = "response_format.json_schema.schema"

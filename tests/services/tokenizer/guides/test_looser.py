@@ -11,7 +11,7 @@ from services.tokenizer.guides.limits import Totals
 from services.tokenizer.guides.looser import FORMATS, IGNORED
 from services.tokenizer.guides.schema import checked, guided
 from shared.errors import InvalidRequest
-from shared.messages import ChatOptions, OutputFormat, OutputStart, ToolChoice
+from shared.wire.messages import ChatOptions, OutputFormat, OutputStart, ToolChoice
 from tests.services.tokenizer.guides.conftest import vocabulary_with
 from tests.services.tokenizer.guides.test_guides import guides, submitted
 

@@ -4,7 +4,7 @@ import pytest
 
 from services.tokenizer.guides.compose import Wanted, compose
 from shared.errors import InvalidRequest
-from shared.messages import Guide, OutputFormat, OutputStart
+from shared.wire.messages import Guide, OutputFormat, OutputStart
 from tests.services.tokenizer.guides.conftest import Vocabulary, vocabulary_with
 
 OBJECT = OutputFormat("json_object", "response_format")

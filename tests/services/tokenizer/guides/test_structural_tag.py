@@ -7,7 +7,7 @@ import pytest
 
 from services.tokenizer.guides.compose import Wanted, compose
 from shared.errors import InvalidRequest
-from shared.messages import OutputFormat, OutputStart
+from shared.wire.messages import OutputFormat, OutputStart
 from tests.services.tokenizer.guides.conftest import Vocabulary, vocabulary_with
 
 NUMBER = {"type": "json_schema", "json_schema": {"type": "integer"}}

@@ -1,0 +1,28 @@
+"""Grants on their way down, those of one turn of the event loop together."""
+
+import asyncio
+
+from shared.link.peer import Peer
+from shared.wire.messages import Credit, Grant
+
+MAX_GRANTS = 4096  # of a message, whose header is bounded
+
+
+class CreditBatch:
+    """Streams that go in step are granted more in the same moment."""
+
+    def __init__(self) -> None:
+        self._grants: dict[Peer, dict[tuple[str, int], Grant]] = {}
+
+    def add(self, peer: Peer, grant: Grant) -> None:
+        """Queues ``grant`` to be sent soon; it replaces one for the same sequence."""
+        if not self._grants:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._grants.setdefault(peer, {})[grant.request, grant.attempt] = grant
+
+    def _flush(self) -> None:
+        by_peer, self._grants = self._grants, {}
+        for peer, by_key in by_peer.items():
+            grants = list(by_key.values())
+            for start in range(0, len(grants), MAX_GRANTS):
+                peer.send(Credit(grants[start : start + MAX_GRANTS]))

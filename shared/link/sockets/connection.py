@@ -1,0 +1,62 @@
+"""A connection to another process, as links see it, whichever transport carries it."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from shared.wire.codec import Frame
+
+LINGER_S = 0.5  # for which what is queued may still be sent when a process ends
+HELLO_S = 5.0  # from the connection to its first message, with the handshake between
+NO_MEMORY = "no memory for a message"
+
+
+class PeerGone(Exception):
+    """The connection of a send has ended, though we may not have read of it yet."""
+
+
+class Connection(Protocol):
+    """It never reconnects and never blocks. What we send is queued without limit.
+
+    ``remote`` names the other end in the log. ``owner`` is the service whose key it came with;
+    None without keys.
+    """
+
+    remote: str
+    owner: str | None
+
+    def send(self, frames: Sequence[Frame]) -> None:
+        """Queues a message without copying large frames. Raises PeerGone."""
+
+
+class AcceptedConnection(Connection, Protocol):
+    """A connection that somebody made to us."""
+
+    def end(self) -> None:
+        """Closes it, if it is not lost already; its loss is reported as any other."""
+
+
+class DialedConnection(Connection, Protocol):
+    """A connection that we made, and may end."""
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether ``close`` would throw away what is queued."""
+
+    def close(self) -> None: ...
+
+
+class Listening(Protocol):
+    """A socket that others connect to, with its connections; ``address`` has its real port."""
+
+    address: str
+
+    @property
+    def has_unsent(self) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+# Each message; and the end of a connection, or that there is none, with why its handshake failed,
+# else "". All that a process sent before the end comes before it.
+OnFrames = Callable[[Any, list[Frame]], None]
+OnLost = Callable[[Any, str], None]

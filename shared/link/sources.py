@@ -1,0 +1,117 @@
+"""Where a dialler finds the addresses of a service; each source keeps its own set current."""
+
+import asyncio
+import ipaddress
+import logging
+import socket
+import time
+from pathlib import Path
+from typing import Protocol
+
+from shared.link.address import find_sockets, ipc_address
+from shared.link.endpoint import tcp_address
+from shared.process.metrics import LOOKUPS_FAILED
+from shared.wire.messages import ServiceName
+
+log = logging.getLogger(__name__)
+
+LIST_S = 0.2
+LOOKUP_S = 1.0
+SETTLED_NS = 1_000_000_000  # two changes in one tick of a file system's clock look like one
+
+
+class Source(Protocol):
+    """``addresses`` are ZeroMQ's, as of now; ``run`` keeps them current until cancelled."""
+
+    addresses: set[str]
+
+    async def run(self) -> None: ...
+
+
+class _Failures:
+    """Counts those of one source; the first of those in a row is logged."""
+
+    def __init__(self) -> None:
+        self._is_failing = False
+
+    def count(self, text: str) -> None:
+        LOOKUPS_FAILED.inc()
+        if not self._is_failing:
+            log.warning("%s", text)
+        self._is_failing = True
+
+    def end(self) -> None:
+        self._is_failing = False
+
+
+class SocketDirectory:
+    """The sockets of a service in the mesh directory. While it cannot be read, those of the last
+    time."""
+
+    def __init__(self, directory: Path, service: ServiceName, role: str) -> None:
+        self.addresses: set[str] = set()
+        self._directory = directory
+        self._service = service
+        self._role = role
+        self._listed_ns = 0  # the directory's last change, as the last listing shows it
+        self._failures = _Failures()
+
+    async def run(self) -> None:
+        while True:
+            self._list()
+            await asyncio.sleep(LIST_S)
+
+    def _list(self) -> None:
+        try:
+            changed_ns = self._directory.stat().st_mtime_ns
+            if changed_ns != self._listed_ns:
+                paths = find_sockets(self._directory, self._service, self._role)
+                self.addresses = {ipc_address(path) for path in paths}
+                self._listed_ns = changed_ns if time.time_ns() - changed_ns > SETTLED_NS else 0
+        except OSError as error:  # such as too many open files
+            self._failures.count(f"{self._directory}: {error.strerror}")
+        else:
+            self._failures.end()
+
+
+class FixedAddress:
+    """One address that never changes."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.addresses = {tcp_address(host, port)}
+
+    async def run(self) -> None:
+        pass
+
+
+class HostName:
+    """All addresses of a host name, IPv4 and IPv6. While a lookup fails, those of the last one."""
+
+    def __init__(self, host: str, port: int) -> None:
+        self.addresses: set[str] = set()
+        self._host = host
+        self._port = port
+        self._failures = _Failures()
+
+    async def run(self) -> None:
+        while True:
+            await self._look_up()
+            await asyncio.sleep(LOOKUP_S)
+
+    async def _look_up(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
+        except (OSError, UnicodeError) as error:  # the latter: a label that no name can have
+            self._failures.count(f"{self._host}: no lookup: {error}")
+        else:
+            self.addresses = {tcp_address(str(each[4][0]), self._port) for each in found}
+            self._failures.end()
+
+
+def source_of(host: str, port: int) -> Source:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return HostName(host, port)
+    return FixedAddress(host, port)

@@ -1,0 +1,94 @@
+"""How a service fares, for who looks at the mesh: nothing is sent unless somebody asks."""
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from shared.errors import CodecError
+from shared.link.link import Link
+from shared.link.peer import Peer
+from shared.process.standby import state_of
+from shared.wire.messages import REPORT_MINOR, Ended, Inquire, ReportedPeer, ServiceReport, Stats
+
+STATM = Path("/proc/self/statm")
+PATIENCE_S = 2.0  # for which reports are passed on to who asked
+_STARTED_S = time.monotonic()
+
+
+def make_report(
+    link: Link,
+    stats: Stats,
+    stats_of: Callable[[Peer], Stats] = lambda peer: {},
+    lists: Callable[[Peer], bool] = lambda peer: True,
+) -> ServiceReport:
+    """Returns the report of the service of ``link``, with ``stats`` of itself, and what it knows by
+    ``stats_of`` of each peer that it ``lists``."""
+    now_s, status = time.monotonic(), link.handler.status()
+    peers = [_reported(peer, "", stats_of(peer)) for peer in link.peers if lists(peer)]
+    ended = [
+        _reported(each.peer, "lost" if each.is_lost else "left", {})
+        for each in link.ended.recent(now_s)
+    ]
+    return ServiceReport(
+        link.hello.service,
+        link.hello.instance,
+        state_of(link.handler),
+        status.reason,
+        link.was_ready,
+        now_s - _STARTED_S,
+        peers + ended,
+        {**stats, "memory_bytes": _resident_bytes(), "cpu_s": time.process_time()},
+    )
+
+
+class Inquiries:
+    """Passes questions on, and the reports that come back to those who asked lately."""
+
+    def __init__(self) -> None:
+        self._asked_s: dict[Peer, float] = {}
+
+    def ask(self, asker: Peer, peers: Iterable[Peer], now_s: float) -> None:
+        """Passes ``asker``'s question on to those of ``peers`` that know it."""
+        self._asked_s[asker] = now_s
+        ask_all(peer for peer in peers if peer is not asker)
+
+    def pass_on(self, report: ServiceReport, now_s: float) -> None:
+        self._asked_s = {
+            peer: asked_s
+            for peer, asked_s in self._asked_s.items()
+            if peer.is_up and now_s - asked_s <= PATIENCE_S
+        }
+        for asker in self._asked_s:
+            asker.send(report)
+
+
+def ask_all(peers: Iterable[Peer]) -> None:
+    for peer in peers:
+        if peer.hello.minor >= REPORT_MINOR:
+            peer.send(Inquire())
+
+
+def check_own(peer: Peer, report: ServiceReport) -> None:
+    """Raises CodecError for a report of another service than ``peer``."""
+    if (report.service, report.instance) != (peer.hello.service, peer.hello.instance):
+        raise CodecError(f"a report of {report.service} {report.instance}")
+
+
+def _reported(peer: Peer, ended: Ended, stats: Stats) -> ReportedPeer:
+    hello, status = peer.hello, peer.status
+    return ReportedPeer(
+        hello.service,
+        hello.instance,
+        hello.minor,
+        status.state,
+        status.reason,
+        status.load,
+        ended,
+        peer.round_trip_s,
+        stats,
+    )
+
+
+def _resident_bytes() -> int:
+    return int(STATM.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

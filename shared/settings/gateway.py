@@ -1,0 +1,237 @@
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from shared.settings.base import Settings
+from shared.settings.fields import Addresses, ApiKeys, HostNames, Origins, ReasoningKey
+from shared.settings.shared_fields import MAX_OPEN_REQUESTS
+from shared.wire.messages import MAX_CHOICES, MAX_PRIORITY
+
+ReasoningField = Literal["both", "reasoning", "reasoning_content"]
+
+
+class GatewayConfig(Settings):
+    tokenizer_address: Addresses = Field(
+        [],
+        description="tokenizers on other machines, tcp://HOST or tcp://HOST:PORT with commas"
+        " between; every address of a name is dialled (default port: 5570)",
+    )
+    host: str = Field(
+        "127.0.0.1", description="address to serve HTTP on; with :: every one, of IPv4 too"
+    )
+    port: int = Field(8000, ge=0, le=65535, description="port to serve HTTP on")
+    uds: Path | None = Field(
+        None, description="unix socket to serve HTTP on, without TLS, instead of host and port"
+    )
+    page: bool = Field(
+        True, description="serve a page at /, to talk to the model and to see the mesh"
+    )
+    api_key: ApiKeys = Field(
+        [],
+        description="keys of which a client must show one, with commas between; flags can be seen"
+        " by others on the machine, so better in the environment or in api-key-file",
+    )
+    api_key_file: Path | None = Field(
+        None, description="file with one key a line; blank lines and # comments are passed over"
+    )
+    allowed_origins: Origins = Field(
+        [], description="origins whose pages may use the API from a browser; *: all"
+    )
+    allowed_hosts: HostNames = Field(
+        [],
+        description="names under which a server without keys answers, besides localhost and IP"
+        " addresses; *: any (default: any, on the loopback none)",
+    )
+    ssl_certfile: Path | None = Field(
+        None, description="PEM file with a certificate and its chain: HTTPS instead of HTTP"
+    )
+    ssl_keyfile: Path | None = Field(
+        None, description="PEM file with the certificate's private key (default: in ssl-certfile)"
+    )
+    mesh_endpoint: bool = Field(
+        True, description="answer GET /v1/mesh: all services of the mesh, their state and load"
+    )
+    max_body_bytes: int = Field(16 << 20, gt=0, description="largest request body; above it 413")
+    max_open_requests: int = MAX_OPEN_REQUESTS
+    accept_timeout_s: float = Field(
+        60.0, gt=0, description="seconds to wait until a request is accepted; then 503"
+    )
+    max_buffered_bytes: int = Field(
+        256 << 20,
+        gt=0,
+        description="bytes of bodies, replies and logprobs that all open requests"
+        " may hold; above it 429",
+    )
+    max_logprobs: int = Field(
+        20, ge=-1, description="most logprobs of a token that clients may ask; -1: the vocabulary"
+    )
+    max_choices: int = Field(
+        128,
+        gt=0,
+        le=MAX_CHOICES,
+        description="most choices of a request, n times its number of prompts",
+    )
+    max_open_requests_per_key: int | None = Field(
+        None,
+        gt=0,
+        description="generation requests that an API key may have open, and as many others that"
+        " cost work; above it 429",
+    )
+    max_tokens_per_minute_per_key: int | None = Field(
+        None,
+        gt=0,
+        description="tokens, of prompts and generated, that an API key may use in a minute; when"
+        " they are used up 429",
+    )
+    share_prefix_cache: bool = Field(
+        False,
+        description="API keys share the cached prefixes of prompts; then cached_tokens and times"
+        " reveal to one key what others have asked",
+    )
+    history_limit: int = Field(
+        0,
+        ge=-1,
+        description="tokens of a chat's prompt above which its oldest turns are dropped, unless the"
+        " request says otherwise; -1: those for which the context has no room; 0: none",
+    )
+    reasoning_field: ReasoningField = Field(
+        "both", description="field of a reply that holds what a model reasoned, or both of them"
+    )
+    response_store: Path | None = Field(
+        None,
+        description="SQLite file that keeps the responses of /v1/responses; the gateways of one"
+        " machine may share it (default: none are kept)",
+    )
+    response_store_bytes: int = Field(
+        256 << 20, gt=0, description="bytes of responses and their input that are kept"
+    )
+    response_store_entries: int = Field(
+        100_000, gt=0, description="responses that are kept; those used last stay"
+    )
+    response_store_age_s: float = Field(
+        7 * 24 * 3600.0, gt=0, description="seconds for which a response is kept"
+    )
+    max_background_responses: int = Field(
+        64,
+        gt=0,
+        description="responses with background: true that a gateway makes or has waiting for an API"
+        " key, and twice as many for all keys; above it 429",
+    )
+    trace_store_bytes: int = Field(
+        16 << 20,
+        ge=0,
+        description="bytes of traces of the last requests that are kept for /v1/traces; 0: nothing"
+        " is traced",
+    )
+    trace_store_age_s: float = Field(
+        3600.0, gt=0, description="seconds for which the trace of a request is kept"
+    )
+    otlp_traces_endpoint: str | None = Field(
+        None,
+        pattern="^https?://[^/]+",
+        description="URL of a collector of OpenTelemetry that gets all traces, by OTLP over HTTP,"
+        " such as http://127.0.0.1:4318/v1/traces; needs shoal[otel]",
+    )
+    reasoning_key: ReasoningKey | None = Field(
+        None,
+        description="secret with which reasoning is encrypted for clients that keep it, the same"
+        " for all gateways; better in the environment than in a flag (default: one for each"
+        " process)",
+    )
+    max_priority_boost: int = Field(
+        0,
+        ge=0,
+        le=MAX_PRIORITY,
+        description="how far below 0, which is sooner, clients may set a request's priority",
+    )
+    slow_client_s: float = Field(
+        60.0,
+        gt=0,
+        description="seconds for which a client may not read what it was sent; then its connection"
+        " is cut off",
+    )
+    stream_heartbeat_s: float = Field(
+        15.0,
+        gt=0,
+        description="seconds without a token after which a stream gets a comment, so that proxies"
+        " keep it",
+    )
+    header_timeout_s: float = Field(
+        20.0,
+        gt=0,
+        description="seconds to send the head of a request, from the connection or from the first"
+        " byte of a later one, and for the handshake of TLS; then the connection is closed",
+    )
+    keep_alive_timeout_s: float = Field(
+        75.0, gt=0, description="seconds without a request after which a connection is closed"
+    )
+    replay_s: float = Field(
+        30.0,
+        ge=0,
+        description="seconds that a request waits for another tokenizer or scheduler when its own"
+        " is lost",
+    )
+    ready_wait_s: float = Field(
+        5.0,
+        ge=0,
+        description="seconds that a new request waits while nothing is ready to serve it; then 503",
+    )
+    enable_tokenizer_info_endpoint: bool = Field(
+        False,
+        description="GET /tokenizer_info: what the model's folder says of its tokenizer, the chat"
+        " template included, for every client",
+    )
+    batch_dir: Path | None = Field(
+        None,
+        description="folder of /v1/files and /v1/batches, which gateways may share; without one"
+        " they are refused",
+    )
+    max_file_bytes: int = Field(
+        200 << 20, gt=0, description="largest file that clients may upload; above it 413"
+    )
+    max_batch_requests: int = Field(
+        50_000, gt=0, description="most requests in a batch; one with more fails"
+    )
+    max_batches_per_key: int = Field(
+        100,
+        gt=0,
+        description="batches that have not ended of an API key, or of a server without keys; above"
+        " it 429",
+    )
+    max_open_batch_requests: int = Field(
+        16, gt=0, description="requests of all batches that a gateway has open at once"
+    )
+    batch_priority: int = Field(
+        100,
+        ge=0,
+        le=MAX_PRIORITY,
+        description="priority of batches' requests; higher is later, and gives way",
+    )
+    reuse_port: bool = Field(False, description="share the port with other gateways on the machine")
+
+    @model_validator(mode="after")
+    def _check_tls(self) -> Self:
+        if self.ssl_keyfile is not None and self.ssl_certfile is None:
+            raise ValueError("ssl-keyfile: there is no ssl-certfile for it")
+        return self
+
+    @model_validator(mode="after")
+    def _check_traces(self) -> Self:
+        if self.otlp_traces_endpoint is not None and not self.trace_store_bytes:
+            raise ValueError("otlp-traces-endpoint: with trace-store-bytes 0 nothing is traced")
+        return self
+
+    @model_validator(mode="after")
+    def _check_key_limits(self) -> Self:
+        for name in ("max_open_requests_per_key", "max_tokens_per_minute_per_key"):
+            has_keys = self.api_key or self.api_key_file is not None
+            if getattr(self, name) is not None and not has_keys:
+                raise ValueError(f"{name.replace('_', '-')} needs api-key or api-key-file")
+        return self
+
+    @model_validator(mode="after")
+    def _check_api_key(self) -> Self:
+        if "api_key" in self.model_fields_set and not self.api_key:
+            raise ValueError("api-key: there is none; remove the setting to serve without")
+        return self

@@ -1,0 +1,118 @@
+"""The help of a command whose flags are settings: what matters first on one screen, the rest by
+service, by word, or all."""
+
+import os
+import sys
+import textwrap
+from collections.abc import Iterable, Sequence
+
+from shared.settings.base import Settings
+from shared.settings.page import TITLES, default_of, fields_of, values_of
+from shared.settings.serve import SETTINGS_OF_ONE_SERVICE, ServeConfig
+
+WIDTH = 80
+INDENT = 26
+# What most people set, in words that fit a line.
+FIRST = {
+    "model": "a Hugging Face folder, or org/name in its cache",
+    "served_model_name": "names that clients may use",
+    "host": "address of HTTP (127.0.0.1)",
+    "port": "port of HTTP (8000)",
+    "api_key_file": "file with keys of which clients must show one",
+    "max_model_len": "longest prompt plus output, in tokens",
+    "max_num_seqs": "sequences that run at once (128)",
+    "quantization": "weights in 8 or 4 bits: wint8, wint4, nf4, fp8 …",
+    "kv_cache_dtype": "KV cache in 8 bits: int8, fp8",
+    "gpu_memory_utilization": "share of the memory to use (0.9)",
+    "speculative_config": "how tokens are drafted (JSON)",
+    "workers": "workers, or auto: one for each GPU or NUMA node (1)",
+    "scheduler_address": "schedulers on other machines, tcp://HOST",
+    "tokenizer_address": "tokenizers on other machines, tcp://HOST",
+    "listen_address": "address for services on other machines, tcp://HOST",
+    "keys": "folder of keys that `shoal keys` wrote",
+    "config": "YAML file with any of these",
+    "log_level": "debug, info, warning or error (info)",
+}
+EVERYTHING = "all"
+COMMON = "every"  # the section that every service has, which docs/settings.md calls all
+
+
+def wanted_help(arguments: Sequence[str]) -> str | None:
+    """Returns the word after ``--help``, empty where there is none; None: no help is asked for."""
+    for index, each in enumerate(arguments):
+        if each.startswith("--help="):
+            return each.partition("=")[2]
+        if each in ("-h", "--help"):
+            return next(iter(arguments[index + 1 : index + 2]), "")
+    return None
+
+
+def print_help(cls: type[Settings], prog: str, word: str) -> None:
+    """Prints ``help_text``; who reads it through `head` may leave before the end."""
+    try:
+        print(help_text(cls, prog, word), flush=True)
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def help_text(cls: type[Settings], prog: str, word: str) -> str:
+    """``word`` is empty, ``all``, a section's name, or a part of settings' names."""
+    if not word:
+        return _first(cls, prog)
+    names = [name for name in _named(word) if _has(cls, name)]
+    if not names:
+        return f"no setting of {prog} has {word} in its name; {prog} --help all lists them"
+    return "\n".join(_described(name) for name in names)
+
+
+def _first(cls: type[Settings], prog: str) -> str:
+    lines = [f"  {_flag(name):{INDENT}}{text}" for name, text in FIRST.items() if _has(cls, name)]
+    sections = [name for name in TITLES if any(_has(cls, each) for each in fields_of(name))]
+    more = " | ".join([*(name for name in sections if name != EVERYTHING), COMMON, EVERYTHING])
+    return "\n".join(
+        [
+            f"usage: {prog} {'[MODEL] ' if cls is ServeConfig else ''}[--setting VALUE …]",
+            "",
+            *lines,
+            "",
+            f"More: --help {more},",
+            "or a part of a setting's name. Each can also stand as SHOAL_SETTING in the",
+            "environment, or in the YAML file.",
+            "Exit codes: 0 after a drain; 1: it broke or could not start; 2: a wrong setting.",
+        ]
+    )
+
+
+def _has(cls: type[Settings], name: str) -> bool:
+    """Whether ``cls`` has it as a flag: a whole mesh has none of those that are for one service."""
+    is_of_one = cls is ServeConfig and name in SETTINGS_OF_ONE_SERVICE
+    return name in cls.model_fields and not is_of_one
+
+
+def _named(word: str) -> Iterable[str]:
+    """The settings' names, in the order of docs/settings.md."""
+    everything = [name for section in TITLES for name in fields_of(section)]
+    if word == EVERYTHING:
+        return everything
+    if word == COMMON:
+        return fields_of(EVERYTHING)
+    if word in TITLES:
+        return fields_of(word)
+    part = word.lstrip("-").replace("-", "_")
+    return [name for name in everything if part in name]
+
+
+def _described(name: str) -> str:
+    field = next(fields[name] for section in TITLES if name in (fields := fields_of(section)))
+    values = values_of(field.annotation).replace("`", "")
+    default = default_of(name, field).replace("`", "")
+    head = f"  {_flag(name)}  {values}" + (f" ({default})" if default else "")
+    indent = " " * 6
+    text = textwrap.fill(
+        field.description or "", WIDTH, initial_indent=indent, subsequent_indent=indent
+    )
+    return f"{head}\n{text}"
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

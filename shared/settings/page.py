@@ -1,0 +1,162 @@
+"""Writes docs/settings.md from the settings as they are declared (``make docs``)."""
+
+import types
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+
+from shared.settings.base import Settings
+from shared.settings.gateway import GatewayConfig
+from shared.settings.scheduler import SchedulerConfig
+from shared.settings.serve import SETTINGS_OF_ONE_SERVICE, ServeConfig
+from shared.settings.tokenizer import TokenizerConfig
+from shared.settings.worker import RANK_SETTINGS, WorkerConfig
+
+PAGE = Path(__file__).parents[2] / "docs" / "settings.md"
+SERVICES: dict[str, type[Settings]] = {
+    "worker": WorkerConfig,
+    "scheduler": SchedulerConfig,
+    "tokenizer": TokenizerConfig,
+    "gateway": GatewayConfig,
+}
+TITLES = {
+    "worker": "Model and worker",
+    "scheduler": "Scheduler",
+    "tokenizer": "Tokenizer",
+    "gateway": "Gateway",
+    "serve": "`shoal serve`",
+    "all": "Every service",
+}
+SEE = {
+    "activation_dtype": "quantization.md#activations-in-eight-bits",
+    "api_key_file": "operate.md#keys",
+    "batch_dir": "operate.md#batches",
+    "cpu_offload_gb": "gpu.md#layers-in-the-hosts-memory",
+    "embedding_quantization": "quantization.md#the-embeddings",
+    "enable_expert_distribution_metrics": "operate.md#loads-of-experts",
+    "enable_expert_parallel": "parallel.md#whole-experts",
+    "forward_interval_s": "decisions/026-short-steps.md",
+    "keys": "operate.md#keys",
+    "kv_cache_dtype": "decisions/029-eight-bit-kv-cache.md",
+    "later_priority_share": "decisions/062-a-share-for-later-priorities.md",
+    "lm_head_quantization": "quantization.md#the-output-head",
+    "max_tokens_per_minute_per_key": "operate.md#keys",
+    "num_threads": "operate.md#workers-on-cpus",
+    "otlp_traces_endpoint": "traces.md#opentelemetry",
+    "nnodes": "parallel.md#several-hosts",
+    "numa_node": "operate.md#workers-on-cpus",
+    "pipeline_parallel_size": "parallel.md#pipelines",
+    "pooler_config": "pooling.md",
+    "quantization": "quantization.md",
+    "quarantine_s": "operate.md#requests-that-break-services",
+    "response_store": "operate.md#responses-that-are-kept",
+    "runner": "pooling.md",
+    "speculative_config": "speculation.md",
+    "tensor_parallel_size": "parallel.md",
+    "tool_call_parser": "api.md#tools",
+    "trace_store_bytes": "traces.md",
+}
+OPENING = """\
+# Settings
+
+<!-- Written by `make docs` from shared/settings; a test compares. -->
+
+One YAML file (`--config FILE`), the environment over it (`SHOAL_MAX_MODEL_LEN=4096`), flags over
+that (`--max-model-len 4096`). Names are vLLM's where the meaning is the same. A wrong value is
+refused with the value and the limit; an unknown key of the file is logged by name, an unknown flag
+or `SHOAL_` variable with the nearest known one. `shoal serve` takes all of them but those marked †,
+which are for a service that is started alone. `--no-` before a flag that is true or false turns it
+off.
+"""
+
+
+def main() -> None:
+    PAGE.write_text(page())
+
+
+def page() -> str:
+    """Returns the whole text of docs/settings.md."""
+    return "\n".join([OPENING, *(_section(name) for name in TITLES)])
+
+
+def _section(name: str) -> str:
+    rows = [_row(setting, field) for setting, field in fields_of(name).items()]
+    head = "| setting | values | default | meaning |\n|---|---|---|---|"
+    return f"## {TITLES[name]}\n\n{head}\n" + "\n".join(rows) + "\n"
+
+
+def fields_of(section: str) -> dict[str, FieldInfo]:
+    """Returns the settings of a section; one that several services have is in the first's."""
+    common = Settings.model_fields
+    if section == "all":
+        return common
+    if section == "serve":
+        return {
+            name: field
+            for name, field in ServeConfig.model_fields.items()
+            if not any(name in config.model_fields for config in SERVICES.values())
+        }
+    before = [SERVICES[name] for name in list(SERVICES)[: list(SERVICES).index(section)]]
+    return {
+        name: field
+        for name, field in SERVICES[section].model_fields.items()
+        if name not in common.keys() | RANK_SETTINGS
+        and not any(name in config.model_fields for config in before)
+    }
+
+
+def _row(name: str, field: FieldInfo) -> str:
+    of_one = " †" if name in SETTINGS_OF_ONE_SERVICE else ""
+    see = f" ([more]({SEE[name]}))" if name in SEE else ""
+    cells = (
+        f"`{name.replace('_', '-')}`{of_one}",
+        values_of(field.annotation),
+        default_of(name, field),
+        f"{field.description}{see}",
+    )
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def values_of(annotation: Any) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Literal:
+        return ", ".join(f"`{value}`" for value in arguments)
+    if origin is Annotated:
+        return values_of(arguments[0])
+    if origin in (Union, types.UnionType):
+        return ", ".join(values_of(kind) for kind in arguments if kind is not type(None))
+    if origin is list:
+        return f"{values_of(arguments[0])}, with commas between"
+    return {
+        bool: "true, false",
+        int: "whole number",
+        float: "number",
+        Path: "path",
+        str: "text",
+        SecretStr: "secret",
+    }.get(annotation, "JSON object")
+
+
+def default_of(name: str, field: FieldInfo) -> str:
+    if name == "model":
+        return "the embedded model"
+    if name == "mesh_dir":
+        return "`/tmp/shoal-UID/default`"
+    if field.default_factory is not None:
+        return "made for each process"
+    value = field.default
+    if value is None or value in ([], ""):
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return ", ".join(str(one) for one in value)
+    if isinstance(value, float):
+        return f"{value:,g}"
+    return f"{value:,}" if isinstance(value, int) and value >= 10_000 else f"{value}"
+
+
+if __name__ == "__main__":
+    main()

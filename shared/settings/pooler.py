@@ -1,0 +1,52 @@
+"""The setting ``pooler-config``: what a model that pools makes of the states of a text."""
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PositiveInt
+from pydantic_settings import NoDecode
+
+from shared.settings.json_object import reader_of
+
+Text = Annotated[str, Field(min_length=1)]
+
+
+class PoolerConfig(BaseModel):
+    """The keys are vLLM's, of its pooler-config and, the last three, of its hf-overrides. What is
+    not given is what the model's folder says."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    pooling_type: Literal["LAST", "MEAN", "CLS"] | None = None
+    use_activation: bool | None = None
+    classifier_from_token: Annotated[list[Text], Field(min_length=2, max_length=2)] | None = None
+    is_matryoshka: bool | None = None
+    matryoshka_dimensions: Annotated[list[PositiveInt], Field(min_length=1)] | None = None
+
+    def __str__(self) -> str:
+        return self.model_dump_json(exclude_none=True)
+
+    def __bool__(self) -> bool:
+        """Whether anything is set."""
+        return any(value is not None for _, value in self)
+
+
+_read = reader_of(PoolerConfig, '{"pooling_type": "MEAN"}')
+
+if TYPE_CHECKING:
+    Pooler = PoolerConfig
+else:  # as a model its keys would be flags too, of which one would hide all of a file's
+    Pooler = Annotated[Any, NoDecode, BeforeValidator(_read)]
+
+RUNNER: Literal["auto", "generate", "pooling"] = Field(
+    "auto",
+    description="generate: the model writes texts; pooling: it gives embeddings or scores; auto:"
+    " pooling where the model's folder (modules.json, *ForSequenceClassification) or pooler-config"
+    " says so",
+)
+POOLER_CONFIG: Pooler = Field(
+    PoolerConfig(),
+    description="JSON object: what a model that pools does, instead of what its folder says:"
+    ' "pooling_type" LAST, MEAN or CLS; "use_activation"; "classifier_from_token": two tokens, such'
+    ' as ["no", "yes"], of which the second one\'s probability is the score of a pair;'
+    ' "is_matryoshka", "matryoshka_dimensions": clients may ask for shorter embeddings',
+)

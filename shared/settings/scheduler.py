@@ -1,0 +1,65 @@
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from shared.settings.base import Settings
+from shared.settings.fields import ListenAddress
+from shared.settings.shared_fields import LISTEN_ADDRESS
+
+
+class SchedulerConfig(Settings):
+    listen_address: ListenAddress | None = LISTEN_ADDRESS
+    max_waiting: int = Field(1024, gt=0, description="requests that wait for a slot; above it 429")
+    pipeline_depth: int = Field(
+        2,
+        ge=1,
+        le=2,
+        description="plans in flight per worker: with 2 it never waits for the scheduler",
+    )
+    forward_interval_s: float = Field(
+        0.01,
+        ge=0,
+        le=1,
+        description="seconds for which tokens wait for those of the next steps, so that they are"
+        " forwarded together; first tokens and ends do not wait",
+    )
+    max_num_partial_prefills: int = Field(
+        2, ge=1, description="sequences on a worker in the middle of their prompt at once"
+    )
+    max_long_partial_prefills: int = Field(
+        1, ge=1, description="how many of these may be long; others that are long wait"
+    )
+    long_prefill_token_threshold: int = Field(
+        0,
+        ge=0,
+        description="tokens to compute beyond which a prompt is long, and gives shorter ones a part"
+        " of each step (0: as many as a step computes)",
+    )
+    enable_prefix_caching: bool = Field(True, description="reuse the KV cache of shared prefixes")
+    priority_step_s: float = Field(
+        10.0, gt=0, description="seconds of waiting that one step of priority is worth"
+    )
+    later_priority_share: float = Field(
+        0.2,
+        gt=0,
+        lt=1,
+        description="share of a worker's time for sequences of later priorities, such as batches',"
+        " while earlier ones are computed; alone they have all of it",
+    )
+    worker_grace_s: float = Field(
+        60.0, ge=0, description="seconds that requests wait for a lost worker's replacement"
+    )
+    quarantine_s: float = Field(
+        600.0,
+        ge=0,
+        description="seconds for which a request that workers died under is refused; 0: not at all",
+    )
+
+    @model_validator(mode="after")
+    def _check_partial_prefills(self) -> Self:
+        num, limit = self.max_long_partial_prefills, self.max_num_partial_prefills
+        if num > limit:
+            raise ValueError(
+                f"max-long-partial-prefills: {num}: at most max-num-partial-prefills, {limit}"
+            )
+        return self

@@ -1,0 +1,59 @@
+"""The setting ``speculative-config``: how tokens are drafted, which, and how many."""
+
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_settings import NoDecode
+
+from shared.settings.json_object import reader_of
+from shared.wire.messages import MAX_SPECULATIVE_TOKENS
+
+
+class SpeculativeConfig(BaseModel):
+    """How a worker drafts tokens; the keys are vLLM's, ``adaptive`` and ``draft_vocab_…``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+    method: Literal["mtp", "ngram", "none"] | None = None
+    num_speculative_tokens: int | None = Field(default=None, ge=1, le=MAX_SPECULATIVE_TOKENS)
+    adaptive: bool = True
+    prompt_lookup_min: int | None = Field(default=None, ge=1, le=64)
+    prompt_lookup_max: int | None = Field(default=None, ge=1, le=64)
+    draft_vocab_size: int | None = Field(default=None, ge=1)
+    draft_vocab_file: str | None = Field(default=None, min_length=1)
+
+    @model_validator(mode="after")
+    def _check_lookup(self) -> Self:
+        low, high = self.lookup_lens
+        if low > high:
+            raise ValueError(f"prompt_lookup_min {low} is above prompt_lookup_max {high}")
+        return self
+
+    @model_validator(mode="after")
+    def _check_draft_vocab(self) -> Self:
+        if self.method in ("ngram", "none") and self.limits_vocab:
+            raise ValueError(f"draft_vocab_… is for method mtp; method is {self.method}")
+        return self
+
+    def __str__(self) -> str:
+        return self.model_dump_json(exclude_unset=True)
+
+    @property
+    def limits_vocab(self) -> bool:
+        """An MTP head drafts some tokens of the vocabulary only."""
+        return self.draft_vocab_size is not None or self.draft_vocab_file is not None
+
+    @property
+    def lookup_lens(self) -> tuple[int, int]:
+        """The lengths of the shortest and the longest n-gram that is looked up; one that is not
+        given follows the other."""
+        low, high = self.prompt_lookup_min, self.prompt_lookup_max
+        return low or min(2, high or 2), high or max(4, low or 4)
+
+
+_read = reader_of(SpeculativeConfig, '{"method": "ngram"}')
+
+if TYPE_CHECKING:
+    Speculative = SpeculativeConfig
+else:  # as a model its keys would be flags too, of which one would hide all of a file's
+    Speculative = Annotated[Any, NoDecode, BeforeValidator(_read)]

@@ -1,0 +1,52 @@
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from shared.settings.base import Settings
+from shared.settings.fields import Addresses, ListenAddress, Model, Names
+from shared.settings.pooler import POOLER_CONFIG, RUNNER, Pooler
+from shared.settings.shared_fields import (
+    LISTEN_ADDRESS,
+    MAX_MODEL_LEN,
+    MAX_OPEN_REQUESTS,
+    MODEL,
+    SCHEDULER_ADDRESS,
+)
+
+
+class TokenizerConfig(Settings):
+    listen_address: ListenAddress | None = LISTEN_ADDRESS
+    scheduler_address: Addresses = SCHEDULER_ADDRESS
+    model: Model = MODEL
+    served_model_name: Names = Field(
+        [], description="names clients may use (default: the folder's name, or org/name)"
+    )
+    max_model_len: int | None = MAX_MODEL_LEN
+    runner: Literal["auto", "generate", "pooling"] = RUNNER
+    pooler_config: Pooler = POOLER_CONFIG
+    generation_config: str = Field(
+        "auto",
+        description="defaults of sampling: auto (generation_config.json of the model's folder),"
+        " none (OpenAI's), or another folder",
+    )
+    chat_template: Path | None = Field(
+        None, description="file with a chat template to use instead of the model's"
+    )
+    trust_request_chat_template: bool = Field(
+        False,
+        description="take the chat_template of a request: it can use 2 s of a processor and much"
+        " memory of the tokenizer for each request",
+    )
+    tool_call_parser: str = Field(
+        "auto",
+        description="format in which the model calls tools: auto (read from its chat template),"
+        " none, or a name, such as hermes",
+    )
+    reasoning_parser: str = Field(
+        "auto",
+        description="format in which the model reasons: auto (read from its chat template), none,"
+        " or a name, such as qwen3",
+    )
+    max_open_requests: int = MAX_OPEN_REQUESTS
+    tokenizer_threads: int = Field(2, gt=0, description="threads that render and encode prompts")

@@ -1,0 +1,50 @@
+"""Halves of surrogate pairs, wherever JSON writes them."""
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shared.text import surrogates
+from shared.text.surrogates import without_escaped_halves, without_halves
+
+PIECES = ["a", "\\", '"', "\n", "é", "😀", "\ud83d", "\ude00", "ud83d"]
+
+
+def expected(text: str) -> str:
+    """Pairs are joined, as every reader of JSON does."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+
+@given(st.lists(st.sampled_from(PIECES)), st.booleans())
+def test_only_halves_are_replaced(pieces: list[str], is_upper: bool):
+    text = "".join(pieces)
+    data = json.dumps({text: text}).encode()
+    if is_upper:
+        data = data.replace(b"\\ud", b"\\uD")
+    joined = expected(text)
+    if "\\ud" in text:  # an escaped backslash in front of what looks like one
+        assert msgspec.json.decode(without_escaped_halves(json.dumps(text).encode())) == joined
+    else:
+        assert msgspec.json.decode(without_escaped_halves(data)) == {joined: joined}
+
+
+def test_what_has_no_half_is_not_copied():
+    for data in (b'{"a": "\\n"}', b'"\\ud83d\\ude00"', b'"\\\\ud83d"'):
+        assert without_escaped_halves(data) is data
+
+
+@pytest.mark.parametrize("data", [b"\\ud", b"\\", b'"\\ud83d', b"\\ud8zz", b"\xff\\ud83d\\"])
+def test_what_is_no_json_goes_through(data: bytes):
+    assert len(without_escaped_halves(data)) == len(data)
+
+
+def test_many_halves_are_left(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(surrogates, "MAX_HALVES", 2)
+    assert without_escaped_halves(b"\\ud83d" * 3) == b"\\ufffd" * 2 + b"\\ud83d"
+
+
+def test_a_text_is_mended_too():
+    assert without_halves("a\ud83d😀\ude00b") == "a\ufffd😀\ufffdb"
