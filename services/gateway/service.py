@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from prometheus_client import REGISTRY
 
-from services.gateway.batches.runner import BatchRunner
-from services.gateway.endpoints.app import make_app
+from services.gateway.apis.batches.runner import BatchRunner
+from services.gateway.app import make_app
 from services.gateway.http.admission import Admission
 from services.gateway.http.server import HttpRunner, HttpSite
 from services.gateway.http.tls import tls_context

@@ -4,13 +4,13 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.endpoints.tokenization import parse_detokenize, parse_tokenize
-from services.gateway.requests.items.parse import read_request, response_job
-from services.gateway.requests.job import Prompt
-from services.gateway.requests.messages.parse import parse_messages, parse_prompt
-from services.gateway.requests.parse import parse_chat, parse_completion
-from services.gateway.requests.pooling import parse_embeddings
-from services.gateway.requests.scoring import parse_rerank, parse_score
+from services.gateway.apis.messages.requests.parse import parse_messages, parse_prompt
+from services.gateway.apis.ops.tokenization import parse_detokenize, parse_tokenize
+from services.gateway.apis.pooling.parse import parse_embeddings
+from services.gateway.apis.pooling.scoring import parse_rerank, parse_score
+from services.gateway.apis.responses.requests.parse import read_request, response_job
+from services.gateway.chat.requests.parse import parse_chat, parse_completion
+from services.gateway.mesh.job import Prompt
 from shared.wire.messages import ModelInfo, PoolingInfo
 from tests.hostile import shapes
 from tests.services.gateway.fakes import LIMITS, MODEL

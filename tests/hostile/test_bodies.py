@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.requests.schema import MAX_PARTS
+from services.gateway.chat.requests.schema import MAX_PARTS
 from services.tokenizer.chat.normalize import normalize
 from services.tokenizer.chat.template_traits import TemplateTraits
 from services.tokenizer.prepare import chat_messages

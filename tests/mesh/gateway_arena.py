@@ -5,11 +5,11 @@ import json
 
 import numpy as np
 
+from services.gateway.http.json_reply import encode
+from services.gateway.mesh.job import Job, Prompt
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.output_collector import OutputCollector
 from services.gateway.mesh.reports import Reports
-from services.gateway.requests.job import Job, Prompt
-from services.gateway.responses.json_reply import encode
 from services.gateway.traces.context import trace_context
 from services.gateway.traces.objects import spans_of
 from services.gateway.traces.request_trace import RequestTrace

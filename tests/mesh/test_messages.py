@@ -14,7 +14,7 @@ import pytest_asyncio
 from benchmarks.harness.fleet import Fleet, running_fleet
 from tests.mesh.forks import fork
 from tests.mesh.thinking_model import make_thinking_model
-from tests.services.gateway.messages.events import read_message
+from tests.services.gateway.apis.messages.events import read_message
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

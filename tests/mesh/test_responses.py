@@ -19,7 +19,7 @@ from tests.mesh.forks import fork
 from tests.mesh.long_model import long_model
 from tests.mesh.structured import client_of
 from tests.mesh.thinking_model import make_thinking_model
-from tests.services.gateway.items.event_order import check_events
+from tests.services.gateway.apis.responses.event_order import check_events
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 

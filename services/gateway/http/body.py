@@ -9,11 +9,11 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import BadHttpMessage
 from aiohttp.web_protocol import RequestPayloadError
 
+from services.gateway.chat.requests.json_body import Body
 from services.gateway.http.admission import Reservation
 from services.gateway.http.expectation import let_continue
 from services.gateway.http.head_parser import CODINGS, UnsupportedCoding, reason_of
-from services.gateway.requests.json_body import Body
-from services.gateway.requests.violations import show
+from services.gateway.http.violations import show
 from shared.errors import BodyTooLarge, InvalidRequest
 
 READ_TIMEOUT_S = 60.0

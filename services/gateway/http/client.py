@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 
 from aiohttp import hdrs, web
 
-from services.gateway.responses.error_json import error_event
+from services.gateway.http.error_json import error_event
 from services.gateway.traces.request_trace import Attributes
 from shared.errors import RequestError
 

@@ -15,8 +15,8 @@ from services.gateway.http.connection_limit import ConnectionLimit
 from services.gateway.http.expectation import CONTINUE
 from services.gateway.http.failures import error_response
 from services.gateway.http.head_parser import HeadParser, fault_of
+from services.gateway.http.log_limit import LogLimit
 from services.gateway.http.reading_check import ReadingCheck
-from services.gateway.log_limit import LogLimit
 from services.gateway.metrics import HTTP_REQUESTS, SHED_CONNECTIONS, SLOW_CLIENTS
 from shared.errors import InternalError, Unavailable
 

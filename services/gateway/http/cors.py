@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
-from services.gateway.requests.violations import show
+from services.gateway.http.violations import show
 
 ANY = "*"
 FETCH_SITE = "Sec-Fetch-Site"  # no script can set it

@@ -6,7 +6,7 @@ from aiohttp import HttpVersion11, hdrs, web
 from aiohttp.typedefs import Handler
 from multidict import CIMultiDict, CIMultiDictProxy
 
-from services.gateway.requests.violations import show
+from services.gateway.http.violations import show
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 EXPECTED = web.RequestKey("expected", str)

@@ -10,18 +10,18 @@ from http import HTTPStatus
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
-from services.gateway.http.anthropic import is_anthropic
+from services.gateway.apis.messages.client import is_anthropic
+from services.gateway.apis.messages.replies.errors import anthropic_error, anthropic_status
 from services.gateway.http.client import CLIENT
+from services.gateway.http.error_json import error_body
 from services.gateway.http.head_parser import CODINGS, UnsupportedCoding
+from services.gateway.http.json_reply import json_response
+from services.gateway.http.log_limit import LogLimit
+from services.gateway.http.request_id import request_id
 from services.gateway.http.request_log import ERROR_CODE, log_request
 from services.gateway.http.routes import route_of
-from services.gateway.log_limit import LogLimit
+from services.gateway.http.violations import show
 from services.gateway.metrics import HTTP_REQUESTS, STREAM_ERRORS
-from services.gateway.requests.request_id import request_id
-from services.gateway.requests.violations import show
-from services.gateway.responses.anthropic_errors import anthropic_error, anthropic_status
-from services.gateway.responses.error_json import error_body
-from services.gateway.responses.json_reply import json_response
 from shared.errors import (
     DEADLY,
     RETRY_AFTER_S,

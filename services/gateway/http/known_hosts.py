@@ -14,7 +14,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from services.gateway.http.own_socket import is_own
-from services.gateway.requests.violations import show
+from services.gateway.http.violations import show
 from shared.settings.gateway import GatewayConfig
 
 ANY = "*"

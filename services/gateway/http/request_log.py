@@ -3,9 +3,9 @@
 from aiohttp import web
 
 from services.gateway.http.account import ACCOUNT
+from services.gateway.http.request_id import request_id
 from services.gateway.http.request_meter import RequestMeter
 from services.gateway.http.routes import route_of
-from services.gateway.requests.request_id import request_id
 from shared.process.log import log_end
 
 METER = web.RequestKey("meter", RequestMeter)

@@ -10,13 +10,13 @@ from itertools import chain
 
 from services.gateway.mesh.array_check import check_arrays
 from services.gateway.mesh.conversions import Conversions
+from services.gateway.mesh.job import Job
 from services.gateway.mesh.lost_prompts import LostPrompts
 from services.gateway.mesh.open_prompt import Failure, OpenPrompt
 from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
 from services.gateway.mesh.token_table import TokenTable
 from services.gateway.mesh.tokenizers import Tokenizer, Tokenizers
 from services.gateway.metrics import REPLAYS
-from services.gateway.requests.job import Job
 from services.gateway.traces.request_trace import RequestTrace
 from services.gateway.traces.store import NO_TRACES, TraceStore
 from shared.errors import (

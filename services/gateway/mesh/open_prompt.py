@@ -8,9 +8,9 @@ import msgspec
 import numpy as np
 
 from services.gateway.mesh.backoff import Backoff
+from services.gateway.mesh.job import Job, Prompt
 from services.gateway.mesh.losses import Losses
 from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
-from services.gateway.requests.job import Job, Prompt
 from services.gateway.traces.request_trace import RequestTrace
 from shared.errors import InternalError, RequestError
 from shared.link.peer import Peer

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.gateway.requests.job import Job
-from services.gateway.requests.parse import parse_chat, parse_completion
+from services.gateway.chat.requests.parse import parse_chat, parse_completion
+from services.gateway.mesh.job import Job
 from shared.errors import InvalidRequest
 from shared.wire.messages import ModelInfo
 from tests.services.gateway.fakes import LIMITS, MODEL

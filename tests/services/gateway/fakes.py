@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from services.gateway.requests.parse import Limits
+from services.gateway.chat.requests.parse import Limits
 from services.gateway.service import GatewayService
 from shared.errors import RequestError
 from shared.link.link import Link

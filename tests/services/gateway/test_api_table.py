@@ -3,12 +3,12 @@
 import re
 from pathlib import Path
 
-from services.gateway.requests import unsupported
-from services.gateway.requests.format_schema import StructuredOutputs
-from services.gateway.requests.items.schema import ResponseRequest
-from services.gateway.requests.messages.neutral import NEUTRAL
-from services.gateway.requests.messages.schema import MessagesRequest
-from services.gateway.requests.schema import ChatRequest, CompletionRequest, StreamOptions
+from services.gateway.apis.messages.requests.neutral import NEUTRAL
+from services.gateway.apis.messages.requests.schema import MessagesRequest
+from services.gateway.apis.responses.requests.schema import ResponseRequest
+from services.gateway.chat.requests import unsupported
+from services.gateway.chat.requests.format_schema import StructuredOutputs
+from services.gateway.chat.requests.schema import ChatRequest, CompletionRequest, StreamOptions
 
 TABLE = Path(__file__).parents[3] / "docs" / "api.md"
 

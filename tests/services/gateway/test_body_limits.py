@@ -13,12 +13,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.endpoints.tokenization import parse_detokenize
+from services.gateway.apis.ops.tokenization import parse_detokenize
+from services.gateway.chat.requests import token_ids
+from services.gateway.chat.requests.parse import parse_chat, parse_completion
+from services.gateway.chat.requests.raw_json import MAX_FIELD_BYTES
+from services.gateway.chat.requests.schema import MAX_FIELDS, MAX_MESSAGES
 from services.gateway.http.body import MAX_INLINE_BYTES, BodyParser
-from services.gateway.requests import token_ids
-from services.gateway.requests.parse import parse_chat, parse_completion
-from services.gateway.requests.raw_json import MAX_FIELD_BYTES
-from services.gateway.requests.schema import MAX_FIELDS, MAX_MESSAGES
 from shared.errors import InvalidRequest
 from tests.services.gateway.fakes import LIMITS, MODEL
 
@@ -29,7 +29,7 @@ BODY_BYTES = 16 << 20
 GROWTH = """
 import resource, sys
 import msgspec
-from services.gateway.requests.parse import Limits, parse_chat, parse_completion
+from services.gateway.chat.requests.parse import Limits, parse_chat, parse_completion
 from shared.wire.messages import ModelInfo
 
 def peak() -> int:

@@ -9,10 +9,16 @@ from openai import AsyncOpenAI
 from pydantic import SecretStr
 
 from services.gateway.http.account import Account, KeyLimits
+from tests.services.gateway.apis.batches.test_batches import (
+    batch_file,
+    body,
+    client_of,
+    gateway_of,
+    start,
+)
+from tests.services.gateway.apis.pooling.test_pooling import mesh
 from tests.services.gateway.asking import completion
 from tests.services.gateway.fakes import FakeTokenizer
-from tests.services.gateway.test_batches import batch_file, body, client_of, gateway_of, start
-from tests.services.gateway.test_pooling import mesh
 
 KEYS: Any = ["key-of-ann", "key-of-bob"]
 IDS = [Account(key, KeyLimits(None, None)).key_id for key in map(SecretStr, KEYS)]

@@ -8,8 +8,8 @@ import aiohttp
 import numpy as np
 import pytest
 
+from services.gateway.chat.replies.chunk_pace import ChunkPace
 from services.gateway.mesh.output_collector import ChoiceUpdate
-from services.gateway.responses.chunk_pace import ChunkPace
 from shared.wire.messages import Finished, TokenRun
 from shared.wire.token_arrays import TokenArrays
 from tests.services.gateway.fakes import FakeTokenizer

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from services.gateway.chat.replies.draft_logprob_json import DraftLogprobs
+from services.gateway.chat.replies.logprob_json import PIECE_ENTRIES
 from services.gateway.mesh.drafts import NO_DRAFTS, Drafts, drafts_of, joined
-from services.gateway.responses.draft_logprob_json import DraftLogprobs
-from services.gateway.responses.logprob_json import PIECE_ENTRIES
 from shared.wire.messages import MIN_LOGPROB, Delta, RunKind, TokenRun
 from shared.wire.token_arrays import TokenArrays
 from tests.services.gateway.test_logprob_json import table

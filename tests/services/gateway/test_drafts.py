@@ -9,8 +9,8 @@ import aiohttp
 import pytest
 from openai import AsyncOpenAI
 
-from services.gateway.requests.parse import parse_completion
-from services.gateway.requests.reply_bytes import token_bytes
+from services.gateway.chat.requests.parse import parse_completion
+from services.gateway.chat.requests.reply_bytes import token_bytes
 from shared.wire.messages import WINDOW_BYTES
 from tests.services.gateway.fakes import LIMITS, MODEL, FakeTokenizer, fake_tokenizer
 

@@ -14,12 +14,12 @@ import aiohttp
 import msgspec
 import pytest
 
-from services.gateway.endpoints import completions, generation
-from services.gateway.endpoints.completions import Completions
+from services.gateway.chat import completions, generation
+from services.gateway.chat.completions import Completions
+from services.gateway.chat.requests.parse import parse_completion
 from services.gateway.http import body
+from services.gateway.mesh.job import Job
 from services.gateway.metrics import BUFFERED_BYTES
-from services.gateway.requests.job import Job
-from services.gateway.requests.parse import parse_completion
 from services.gateway.service import GatewayService
 from shared.errors import NO_SCHEDULER, NO_WORKER
 from shared.wire.messages import ModelInfo, SamplingDefaults, State

@@ -13,7 +13,7 @@ import pytest
 from aiohttp import web
 
 from services.gateway import service
-from services.gateway.endpoints.app import make_app
+from services.gateway.app import make_app
 from services.gateway.http.client import Client
 from services.gateway.service import GatewayService
 from shared.wire.messages import State

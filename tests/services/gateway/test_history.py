@@ -9,11 +9,11 @@ import aiohttp
 import numpy as np
 import pytest
 
-from services.gateway.endpoints.tokenization import parse_tokenize
-from services.gateway.requests.items.parse import read_request, response_job
-from services.gateway.requests.job import Job
-from services.gateway.requests.messages.parse import parse_messages
-from services.gateway.requests.parse import Limits, parse_chat
+from services.gateway.apis.messages.requests.parse import parse_messages
+from services.gateway.apis.ops.tokenization import parse_tokenize
+from services.gateway.apis.responses.requests.parse import read_request, response_job
+from services.gateway.chat.requests.parse import Limits, parse_chat
+from services.gateway.mesh.job import Job
 from shared.errors import InvalidRequest
 from shared.wire.messages import Accepted, Dropped, OutputStart, State
 from tests.services.gateway.asking import MESSAGES, check_refusals

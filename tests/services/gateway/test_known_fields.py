@@ -15,27 +15,27 @@ from openai.types.completion_create_params import CompletionCreateParamsStreamin
 from openai.types.embedding_create_params import EmbeddingCreateParams
 from openai.types.responses.response_create_params import ResponseCreateParamsStreaming
 
-from services.gateway.requests import unsupported
-from services.gateway.requests.items.parse import read_request, response_job
-from services.gateway.requests.items.schema import ResponseRequest
-from services.gateway.requests.job import Job
-from services.gateway.requests.json_body import Body
-from services.gateway.requests.parse import Limits, parse_chat, parse_completion
-from services.gateway.requests.pooling import (
+from services.gateway.apis.pooling.parse import (
     PoolingJob,
     parse_classify,
     parse_embeddings,
     parse_pooling,
 )
-from services.gateway.requests.pooling_schema import (
+from services.gateway.apis.pooling.schema import (
     ClassifyRequest,
     EmbeddingRequest,
     RawPoolingRequest,
     RerankRequest,
     ScoreRequest,
 )
-from services.gateway.requests.schema import ChatRequest, CompletionRequest
-from services.gateway.requests.scoring import parse_rerank, parse_score
+from services.gateway.apis.pooling.scoring import parse_rerank, parse_score
+from services.gateway.apis.responses.requests.parse import read_request, response_job
+from services.gateway.apis.responses.requests.schema import ResponseRequest
+from services.gateway.chat.requests import unsupported
+from services.gateway.chat.requests.json_body import Body
+from services.gateway.chat.requests.parse import Limits, parse_chat, parse_completion
+from services.gateway.chat.requests.schema import ChatRequest, CompletionRequest
+from services.gateway.mesh.job import Job
 from shared.errors import InvalidRequest, NotFound
 from shared.wire.messages import ModelInfo, PoolingInfo
 from tests.services.gateway.fakes import LIMITS, MODEL

@@ -8,7 +8,7 @@ import aiohttp
 import numpy as np
 import pytest
 
-from services.gateway.requests.violations import not_held
+from services.gateway.http.violations import not_held
 from shared.wire.messages import Accepted
 from tests.services.gateway.fakes import FakeTokenizer
 

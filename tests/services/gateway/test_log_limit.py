@@ -7,11 +7,10 @@ from types import ModuleType
 
 import pytest
 
-from services.gateway import log_limit
-from services.gateway.http import connection, failures
-from services.gateway.log_limit import MAX_LINES, LogLimit
-from services.gateway.requests import json_body
-from services.gateway.requests.parse import parse_completion
+from services.gateway.chat.requests import json_body
+from services.gateway.chat.requests.parse import parse_completion
+from services.gateway.http import connection, failures, log_limit
+from services.gateway.http.log_limit import MAX_LINES, LogLimit
 from tests.services.gateway.fakes import LIMITS, MODEL
 
 

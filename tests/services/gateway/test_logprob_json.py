@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.gateway.chat.replies.logprob_json import ChatLogprobs, TextLogprobs
 from services.gateway.http.pieces import JSON_CHUNK_BYTES, PieceMaker
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import TokenTable
-from services.gateway.responses.logprob_json import ChatLogprobs, TextLogprobs
 from shared.wire.messages import MIN_LOGPROB, TokenRun
 from shared.wire.token_arrays import TokenArrays
 from tests.services.gateway.fakes import vocabulary

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from services.gateway.chat.replies.formats import ChatFormat
+from services.gateway.chat.replies.output_parser import output_parser
+from services.gateway.chat.replies.parsed_writers import event_writer, whole_writer
+from services.gateway.chat.replies.reply import Head, Reply
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import TokenTable
-from services.gateway.responses.formats import ChatFormat
-from services.gateway.responses.output_parser import output_parser
-from services.gateway.responses.parsed_writers import event_writer, whole_writer
-from services.gateway.responses.reply import Head, Reply
 from shared.wire.messages import Finished, FinishReason, Mark, OutputStart, TokenRun
 from shared.wire.token_arrays import TokenArrays
 from tests.services.gateway.asking import chat, tool

@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
+from services.gateway.mesh.job import Job, Prompt
 from services.gateway.mesh.losses import MAX_REPLAYS, MAX_SPARED, SAME_HANG_S
 from services.gateway.mesh.open_prompt import OpenPrompt
 from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
-from services.gateway.requests.job import Job, Prompt
 from shared.errors import InternalError
 from shared.wire.messages import (
     WINDOW_BYTES,

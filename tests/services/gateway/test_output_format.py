@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.requests.raw_json import MAX_FIELD_BYTES
+from services.gateway.chat.requests.raw_json import MAX_FIELD_BYTES
 from shared.errors import InvalidRequest
 from shared.wire.messages import OutputFormat
 from tests.services.gateway.asking import chat, check_refusals, completion

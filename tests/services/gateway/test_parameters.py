@@ -6,8 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.gateway.requests.job import Job
-from services.gateway.requests.parse import Limits, parse_chat, parse_completion
+from services.gateway.chat.requests.parse import Limits, parse_chat, parse_completion
+from services.gateway.mesh.job import Job
 from shared.errors import InvalidRequest
 from shared.wire.messages import (
     ALL_TOKENS,

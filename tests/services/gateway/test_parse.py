@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.gateway.endpoints.tokenization import parse_tokenize
+from services.gateway.apis.messages.requests.parse import parse_messages
+from services.gateway.apis.ops.tokenization import parse_tokenize
+from services.gateway.apis.responses.requests.parse import read_request
+from services.gateway.chat.requests import unsupported
+from services.gateway.chat.requests.parse import parse_chat, parse_completion
+from services.gateway.chat.requests.schema import ChatRequest, CompletionRequest
 from services.gateway.mesh.open_prompt import OpenPrompt
 from services.gateway.mesh.output_collector import OutputCollector
-from services.gateway.requests import unsupported
-from services.gateway.requests.items.parse import read_request
-from services.gateway.requests.messages.parse import parse_messages
-from services.gateway.requests.parse import parse_chat, parse_completion
-from services.gateway.requests.schema import ChatRequest, CompletionRequest
 from shared.errors import InvalidRequest, NotFound
 from shared.wire.codec import decode, encode
 from tests.services.gateway.fakes import LIMITS, MODEL

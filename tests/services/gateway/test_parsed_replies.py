@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from services.gateway.mesh.output_collector import ChoiceUpdate
-from services.gateway.mesh.token_table import TokenTable
-from services.gateway.requests.job import Job
-from services.gateway.responses.formats import ChatFormat
-from services.gateway.responses.output_parser import output_parser
-from services.gateway.responses.parsed_writers import (
+from services.gateway.chat.replies.formats import ChatFormat
+from services.gateway.chat.replies.output_parser import output_parser
+from services.gateway.chat.replies.parsed_writers import (
     ParsedEventWriter,
     ParsedWholeWriter,
     event_writer,
     whole_writer,
 )
-from services.gateway.responses.reply import Head, Reply
+from services.gateway.chat.replies.reply import Head, Reply
+from services.gateway.mesh.job import Job
+from services.gateway.mesh.output_collector import ChoiceUpdate
+from services.gateway.mesh.token_table import TokenTable
 from shared.settings.gateway import ReasoningField
 from shared.wire.messages import Finished, FinishReason, Mark, OutputStart, TokenRun
 from shared.wire.token_arrays import TokenArrays

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from openai import AsyncOpenAI
 
+from services.gateway.chat.replies.prompt_logprob_json import PromptLogprobs
+from services.gateway.chat.requests.parse import Limits, parse_chat, parse_completion
+from services.gateway.chat.requests.reply_bytes import prompt_bytes
+from services.gateway.mesh.job import Job
 from services.gateway.mesh.token_table import TokenTable
-from services.gateway.requests.job import Job
-from services.gateway.requests.parse import Limits, parse_chat, parse_completion
-from services.gateway.requests.reply_bytes import prompt_bytes
-from services.gateway.responses.prompt_logprob_json import PromptLogprobs
 from shared.wire.messages import ALL_TOKENS, WINDOW_BYTES, RunKind, State
 from tests.services.gateway.fakes import (
     LIMITS,

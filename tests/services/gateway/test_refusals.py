@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from services.gateway.requests.parse import Limits, parse_chat, parse_completion
+from services.gateway.chat.requests.parse import Limits, parse_chat, parse_completion
 from shared.errors import InvalidRequest
 from tests.services.gateway.fakes import LIMITS, MODEL
 

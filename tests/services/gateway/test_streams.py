@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from openai import APIError, AsyncOpenAI
 
+from services.gateway.chat.replies.writers import HEARTBEAT, WholeWriter
 from services.gateway.metrics import SLOW_CLIENTS
-from services.gateway.responses.writers import HEARTBEAT, WholeWriter
 from services.gateway.service import GatewayService
 from shared.wire.messages import RequestKey, State
 from tests.services.gateway.fakes import FakeTokenizer, Submitted, running_gateway, until

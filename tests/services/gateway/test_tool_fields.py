@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from services.gateway.requests.job import Job
-from services.gateway.requests.parse import parse_chat
+from services.gateway.chat.requests.parse import parse_chat
+from services.gateway.mesh.job import Job
 from shared.errors import InvalidRequest
 from shared.wire.messages import MAX_TOOLS, ToolChoice
 from tests.services.gateway.asking import CALLER, chat, check_refusals, tool

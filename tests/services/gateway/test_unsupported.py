@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from services.gateway.requests import unsupported
-from services.gateway.requests.job import Job
-from services.gateway.requests.parse import parse_chat, parse_completion
+from services.gateway.chat.requests import unsupported
+from services.gateway.chat.requests.parse import parse_chat, parse_completion
+from services.gateway.mesh.job import Job
 from shared.errors import InvalidRequest
 from tests.services.gateway.fakes import LIMITS, MODEL
 

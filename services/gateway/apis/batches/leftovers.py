@@ -1,0 +1,54 @@
+"""Removes what killed gateways have left in the folder of files and batches. Blocks."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from services.gateway.apis.batches.flat_folder import move_flat_files
+from services.gateway.apis.batches.folder import BatchFolder, modified_s, prune
+
+MIN_AGE_S = 3600.0
+"""Of what is removed: a gateway may still be writing younger files."""
+
+
+def remove_leftovers(folder: BatchFolder, now_s: float) -> None:
+    """Removes data of no file and of no batch, and JSON that was not written to its end, at one
+    gateway at a time. Raises OSError, and MsgspecError for a batch that cannot be read."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+    descriptor = os.open(folder.root / "leftovers.lock", flags, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        move_flat_files(folder)
+        for path in _leftovers(folder):
+            if modified_s(path) < now_s - MIN_AGE_S:
+                path.unlink(missing_ok=True)
+        for ended in folder.ended_root.iterdir():
+            prune(ended, now_s)
+    except BlockingIOError:
+        return
+    finally:
+        os.close(descriptor)
+
+
+def _leftovers(folder: BatchFolder) -> Iterator[Path]:
+    yield from folder.root.glob("*/*/*.new")
+    for kind in ("lock", "cancel"):
+        for path in folder.batches_root.glob(f"*/*.{kind}"):
+            if not path.with_suffix(".json").exists():
+                yield path
+    named = _named(folder)
+    for path in folder.files_root.glob("*/*.data"):
+        if path.stem not in named and not path.with_suffix(".json").exists():
+            yield path
+
+
+def _named(folder: BatchFolder) -> set[str]:
+    """The files of batches that have not ended."""
+    found = [folder.open_batch(key) for key in folder.open_keys()]
+    return {
+        file_id
+        for each in found
+        if each is not None
+        for file_id in (each.batch.input_file_id, each.good_file_id, each.bad_file_id)
+    }

@@ -1,0 +1,21 @@
+"""Which requests are of Anthropic's API, and what their responses have in common."""
+
+from aiohttp import web
+
+from services.gateway.http.request_id import request_id
+
+MESSAGES = "/v1/messages"
+VERSION = "Anthropic-Version"
+REQUEST_ID = "Request-Id"
+
+
+def is_anthropic(request: web.BaseRequest) -> bool:
+    """By its path, or by the header that Anthropic's clients send with each."""
+    path = request.path
+    return path == MESSAGES or path.startswith(f"{MESSAGES}/") or VERSION in request.headers
+
+
+async def name_message(request: web.BaseRequest, response: web.StreamResponse) -> None:
+    """Adds the id of the request where Anthropic's clients look for it."""
+    if is_anthropic(request):
+        response.headers[REQUEST_ID] = request_id(request)

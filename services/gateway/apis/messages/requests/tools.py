@@ -1,0 +1,93 @@
+"""Tools of Anthropic's shape as those of a chat."""
+
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from services.gateway.apis.messages.requests.schema import (
+    AnyChoice,
+    AutoChoice,
+    NoChoice,
+    PromptRequest,
+    Tool,
+    ToolChoice,
+)
+from services.gateway.chat.requests.json_body import json_errors
+from services.gateway.chat.requests.raw_json import NULL, json_text
+from services.gateway.chat.requests.tool_schema import FunctionName, NamedTool, ToolChoiceField
+from services.gateway.chat.requests.unsupported import unsupported
+from services.gateway.http.violations import show, violation
+from shared.errors import InvalidRequest
+
+CLIENTS_OWN = (None, "custom")
+DIRECT = "direct"
+
+
+@json_errors()
+def chat_tools(raw: Raw) -> list[dict[str, Any]]:
+    """Raises InvalidRequest."""
+    if raw == NULL:
+        return []
+    tools = msgspec.json.decode(json_text(raw, "tools"))
+    if not isinstance(tools, list):
+        raise InvalidRequest(f"tools is {show(tools)}; expected array", param="tools")
+    return [_chat_tool(fields, f"tools[{index}]") for index, fields in enumerate(tools)]
+
+
+def chat_choice(request: PromptRequest, names: set[str]) -> ToolChoiceField | None:
+    """Raises InvalidRequest."""
+    match request.tool_choice:
+        case None:
+            return None
+        case AutoChoice():
+            return "auto"
+        case AnyChoice():
+            if not names:
+                param = "tool_choice.type"
+                raise InvalidRequest(
+                    f'{param} is "any"; it is allowed with tools only', param=param
+                )
+            return "required"
+        case NoChoice():
+            return "none"
+        case ToolChoice(name):
+            if name not in names:
+                raise InvalidRequest(
+                    f"tool_choice.name is {show(name)}; no tool has this name",
+                    param="tool_choice.name",
+                )
+            return NamedTool(FunctionName(name))
+
+
+def is_parallel(request: PromptRequest) -> bool:
+    match request.tool_choice:
+        case AutoChoice(disabled) | AnyChoice(disabled) | ToolChoice(_, disabled):
+            return not disabled
+        case _:
+            return True
+
+
+def _chat_tool(fields: Any, param: str) -> dict[str, Any]:
+    if isinstance(fields, dict):
+        _refuse_foreign(fields, param)
+    try:
+        tool = msgspec.convert(fields, Tool)
+    except msgspec.ValidationError as error:
+        raise violation(error, param, fields, Tool) from None
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
+    if tool.description is not None:
+        function["description"] = tool.description
+    if tool.strict is not None:
+        function["strict"] = tool.strict
+    return {"type": "function", "function": function}
+
+
+def _refuse_foreign(fields: dict[str, Any], param: str) -> None:
+    """Tools that Anthropic's servers run, or whose schema its models know by heart, and those that
+    code of the model calls."""
+    kind, callers = fields.get("type"), fields.get("allowed_callers") or [DIRECT]
+    if kind not in CLIENTS_OWN:
+        raise unsupported(f"{param}.type", kind, 'null or "custom"')
+    if callers != [DIRECT]:
+        raise unsupported(f"{param}.allowed_callers", callers, 'null or ["direct"]')

@@ -1,0 +1,160 @@
+"""``/tokenize`` and ``/detokenize``, in vLLM's shape."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from aiohttp import web
+
+from services.gateway.chat.intake import Intake
+from services.gateway.chat.replies.openai import DetokenizeReply
+from services.gateway.chat.replies.tokenize_json import write_tokens
+from services.gateway.chat.requests import unsupported
+from services.gateway.chat.requests.chat_options import chat_options
+from services.gateway.chat.requests.history import NO_LIMIT, requested_limit
+from services.gateway.chat.requests.json_body import Body, check, decode, served_name
+from services.gateway.chat.requests.prompts import chat_prompt, ids_prompt, text_prompt
+from services.gateway.chat.requests.raw_json import NULL
+from services.gateway.chat.requests.sampling import max_prompt_tokens
+from services.gateway.chat.requests.schema import DetokenizeRequest, TokenizeRequest
+from services.gateway.chat.requests.token_ids import check_length
+from services.gateway.chat.requests.tools import offered_tools
+from services.gateway.http.admission import Reservation
+from services.gateway.http.json_reply import json_response
+from services.gateway.http.pieces import PieceMaker
+from services.gateway.http.violations import client_names
+from services.gateway.mesh.job import Prompt, chat_bytes
+from services.gateway.mesh.mesh import Mesh
+from shared.errors import InvalidRequest
+from shared.settings.gateway import GatewayConfig
+from shared.wire.codec import Array
+from shared.wire.messages import ChatOptions, ConvertedTo, ModelInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """A text or ids that a client wants converted; ``param`` is the field that holds them. What
+    becomes of them is cut to ``max_prompt_tokens``, the last unless it ``keeps_prompt_start``."""
+
+    prompt: Prompt
+    param: str
+    adds_special_tokens: bool = False
+    returns_strings: bool = False
+    chat: ChatOptions | None = None
+    returns_offsets: bool = False
+    max_prompt_tokens: int | None = None
+    keeps_prompt_start: bool = False
+
+
+class Tokenization:
+    def __init__(
+        self, mesh: Mesh, intake: Intake, pieces: PieceMaker, config: GatewayConfig
+    ) -> None:
+        self._mesh = mesh
+        self._shows_info = config.enable_tokenizer_info_endpoint
+        self._intake = intake
+        self._pieces = pieces
+
+    def routes(self) -> list[web.RouteDef]:
+        routes = [
+            web.post("/tokenize", self._tokenize),
+            web.post("/detokenize", self._detokenize),
+        ]
+        return [*routes, web.get("/tokenizer_info", self._info)] if self._shows_info else routes
+
+    async def _info(self, request: web.Request) -> web.Response:
+        """What the model's folder says of its tokenizer, as in tokenizer_config.json."""
+        with self._intake.admission.admit() as reservation:
+            await self._mesh.tokenizers.ready_model()
+            reservation.is_served = True
+            config = await self._mesh.conversions.convert(
+                "text", np.zeros(0, np.uint8), False, to="tokenizer"
+            )
+            return web.Response(body=config.tobytes(), content_type="application/json")
+
+    async def _tokenize(self, request: web.Request) -> web.Response:
+        with self._intake.admission.admit() as reservation:
+            conversion, model = await self._parsed(request, parse_tokenize, reservation)
+            ids = await self._converted(conversion, "ids", reservation)
+            table = offsets = None
+            if conversion.returns_strings:
+                check_length(len(ids), model, conversion.param)
+                table = self._mesh.tokens
+            if conversion.returns_offsets:
+                offsets = await self._converted(conversion, "offsets", reservation)
+            written = write_tokens(ids, model.max_model_len, table, offsets)
+            body = await self._pieces.join(written)
+            return web.Response(body=body, content_type="application/json")
+
+    async def _detokenize(self, request: web.Request) -> web.Response:
+        with self._intake.admission.admit() as reservation:
+            conversion, _ = await self._parsed(request, parse_detokenize, reservation)
+            text = await self._converted(conversion, "text", reservation)
+            return json_response(DetokenizeReply(text.tobytes().decode()))
+
+    async def _parsed(
+        self,
+        request: web.Request,
+        parse: Callable[[Body, ModelInfo], Conversion],
+        reservation: Reservation,
+    ) -> tuple[Conversion, ModelInfo]:
+        conversion, model = await self._intake.parsed(
+            request,
+            reservation,
+            parse,
+            lambda found: found.prompt.data.nbytes + chat_bytes(found.chat),
+        )
+        reservation.is_served = True
+        return conversion, model
+
+    async def _converted(
+        self, conversion: Conversion, to: ConvertedTo, reservation: Reservation
+    ) -> Array:
+        prompt = conversion.prompt
+        with client_names({"prompt": conversion.param}):
+            array = await self._mesh.conversions.convert(
+                prompt.kind,
+                prompt.data,
+                conversion.adds_special_tokens,
+                conversion.chat,
+                to,
+                conversion.max_prompt_tokens,
+                conversion.keeps_prompt_start,
+            )
+        reservation.grow(array.nbytes)
+        return array
+
+
+def parse_tokenize(body: Body, model: ModelInfo) -> Conversion:
+    """A body of ``/tokenize``. Chat templates mostly write the special tokens, texts do not."""
+    request = check(decode(body), TokenizeRequest, unsupported.TOKENIZE)
+    served_name(request.model, model)
+    is_text = request.messages == NULL
+    if is_text == (request.prompt == NULL):
+        raise InvalidRequest("either prompt or messages is required", param="prompt")
+    history = requested_limit(request, NO_LIMIT, None, model)
+    options = chat_options(request, offered_tools(request), history_limit=history)
+    if is_text and options != ChatOptions():
+        raise InvalidRequest(
+            "a prompt goes through no chat template; what it gets is allowed with messages only",
+            param="prompt",
+        )
+    prompt = text_prompt(request.prompt) if is_text else chat_prompt(request.messages)
+    adds_special_tokens = request.add_special_tokens
+    return Conversion(
+        prompt,
+        "prompt" if is_text else "messages",
+        is_text if adds_special_tokens is None else adds_special_tokens,
+        bool(request.return_token_strs),
+        None if is_text else options,
+        bool(request.return_token_offsets),
+        max_prompt_tokens(request.truncate_prompt_tokens, 0, model),
+        request.truncation_side == "right",
+    )
+
+
+def parse_detokenize(body: Body, model: ModelInfo) -> Conversion:
+    """A body of ``/detokenize``."""
+    request = check(decode(body), DetokenizeRequest, {})
+    served_name(request.model, model)
+    return Conversion(ids_prompt(request.tokens, model, "tokens"), "tokens")

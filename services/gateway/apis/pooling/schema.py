@@ -1,0 +1,60 @@
+"""What clients may send to a model that pools, with the limits; null means the default."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Raw, Struct
+
+from services.gateway.chat.requests.raw_json import NULL
+from services.gateway.chat.requests.schema import (
+    MAX_INT32,
+    CacheSalt,
+    NumTokens,
+    Priority,
+    RequestId,
+)
+
+
+class PoolingRequest(Struct, kw_only=True):
+    """What all endpoints have in common. ``use_activation`` is vLLM's word for ``normalize``."""
+
+    model: str | None = None
+    add_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MAX_INT32)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+    normalize: bool | None = None
+    use_activation: bool | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
+    request_id: RequestId | None = None
+
+
+class EmbeddingRequest(PoolingRequest, kw_only=True):
+    input: Raw
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: NumTokens | None = None
+
+
+class RawPoolingRequest(EmbeddingRequest, kw_only=True):
+    task: Literal["embed", "classify", "score"] | None = None
+
+
+class ClassifyRequest(PoolingRequest, kw_only=True):
+    input: Raw
+
+
+class ScoreRequest(PoolingRequest, kw_only=True):
+    """Either pair of names, of a text or a list of them each."""
+
+    text_1: Raw = NULL
+    text_2: Raw = NULL
+    queries: Raw = NULL
+    documents: Raw = NULL
+    instruction: str | None = None
+
+
+class RerankRequest(PoolingRequest, kw_only=True):
+    query: str
+    documents: Raw
+    top_n: Annotated[int, Meta(ge=0, le=MAX_INT32)] | None = None
+    return_documents: bool | None = None
+    instruction: str | None = None

@@ -1,0 +1,198 @@
+"""Responses that are made in the background: their clients have an answer already."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import aiohttp
+import msgspec
+
+from services.gateway.apis.responses.replies.objects import ResponseObject
+from services.gateway.apis.responses.store.database import Entry
+from services.gateway.apis.responses.store.endings import Failure
+from services.gateway.apis.responses.store.response_store import ResponseStore
+from services.gateway.http.fair_room import FairRoom
+from services.gateway.http.json_reply import encode
+from services.gateway.http.log_limit import LogLimit
+from services.gateway.http.own_socket import OWNER_HEADER, RESPONSE_HEADER
+from services.gateway.http.request_id import HEADER as REQUEST_ID
+from shared.batch.errors import BatchStopped, NoReply
+from shared.batch.sender import Sender
+from shared.errors import Overloaded, StoreFailed
+
+log = logging.getLogger(__name__)
+log.addFilter(LogLimit())
+
+LOOK_S = 0.25
+"""How often we look whether somebody, at another gateway perhaps, has cancelled or deleted one."""
+RETRY_S = 3600.0
+"""For so long a refusal that may pass, as for a limit of its key, is waited for."""
+PAUSE_S = 10.0
+"""After an end that could not be written, before it is tried again."""
+ROUTE = "/v1/responses"
+BROKEN = "the response broke inside the server"
+
+
+class _Body(msgspec.Struct):
+    error: Failure
+
+
+class _Head(msgspec.Struct):
+    created_at: int
+
+
+class Background:
+    """Asks the gateway itself, on its ``socket``, for each of them once more: so they are admitted,
+    limited, logged and made as any other. An owner has up to ``max_open`` of them with up to
+    ``max_bytes`` of bodies. ``making`` gives the response of an id as far as it has come, ``abort``
+    ends it; both know those alone whose request has come back here.
+    """
+
+    def __init__(
+        self,
+        store: ResponseStore,
+        socket: Path,
+        max_open: int,
+        max_bytes: int,
+        making: Callable[[str], ResponseObject | None],
+        abort: Callable[[str], bool],
+    ) -> None:
+        self._store = store
+        self._socket = socket
+        self._places = FairRoom(max_open)
+        self._bytes = FairRoom(max_bytes)
+        self._making = making
+        self._abort = abort
+        self._entries: dict[str, Entry] = {}
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        self._is_begun: set[str] = set()
+        self._session: aiohttp.ClientSession | None = None
+        self._looking: asyncio.Task[None] | None = None
+
+    def check_room(self, owner: str, num_bytes: int) -> None:
+        """Raises Overloaded where ``owner`` may have no more, with a body of ``num_bytes``."""
+        if not self._places.has_room(owner, 1):
+            raise Overloaded(
+                f"{self._places.held(owner)} responses are made in the background, of all clients"
+                f" {self._places.total}; the limit is max-background-responses ="
+                f" {self._places.part}, less while other API keys hold many"
+            )
+        if not self._bytes.has_room(owner, num_bytes):
+            raise Overloaded(
+                f"requests in the background hold {self._bytes.held(owner)} bytes, of all clients"
+                f" {self._bytes.total}, and this one needs {num_bytes} more; the limit is"
+                f" max-body-bytes = {self._bytes.part}, less while other API keys hold many"
+            )
+
+    async def start(self, entry: Entry, request_id: str, body: bytes) -> None:
+        """``entry`` is the response as it is queued. Raises StoreFailed."""
+        self._places.add(entry.owner, 1)
+        self._bytes.add(entry.owner, len(body))
+        self._entries[entry.id] = entry
+        try:
+            await self._store.save(replace(entry, runner=self._store.runner))
+        except BaseException:
+            self._forget(entry, body)
+            raise
+        self._tasks[entry.id] = asyncio.create_task(self._make(entry, request_id, body))
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look())
+
+    def created_s(self, response_id: str) -> int | None:
+        """When it was queued; None where it is none of ours any more."""
+        entry = self._entries.get(response_id)
+        return msgspec.json.decode(entry.response, type=_Head).created_at if entry else None
+
+    async def close(self) -> None:
+        """What has not ended counts as failed from here on."""
+        tasks = [*self._tasks.values(), *([self._looking] if self._looking is not None else [])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        if self._session is not None:
+            await self._session.close()
+
+    async def _make(self, entry: Entry, request_id: str, body: bytes) -> None:
+        try:
+            error = await self._error(entry, request_id, body)
+            if error is not None:
+                await self._fail(entry, error)
+        except Exception:
+            log.exception("response %s broke in the background", entry.id)
+            await self._fail(entry, Failure("server_error", BROKEN))
+        finally:
+            self._is_begun.discard(entry.id)
+            del self._tasks[entry.id]
+            self._forget(entry, body)
+
+    async def _fail(self, entry: Entry, error: Failure) -> None:
+        """As soon as there is room for it."""
+        while True:
+            try:
+                await self._store.end(entry, "failed", error)
+                return
+            except StoreFailed:
+                await asyncio.sleep(PAUSE_S)
+            except Exception:
+                log.exception("the end of response %s could not be written", entry.id)
+                return
+
+    def _forget(self, entry: Entry, body: bytes) -> None:
+        self._places.add(entry.owner, -1)
+        self._bytes.add(entry.owner, -len(body))
+        del self._entries[entry.id]
+
+    async def _error(self, entry: Entry, request_id: str, body: bytes) -> Failure | None:
+        """None where it was made, and is kept."""
+        headers = {OWNER_HEADER: entry.owner, RESPONSE_HEADER: entry.id, REQUEST_ID: request_id}
+        try:
+            reply = await Sender(self._own_session(), RETRY_S, None, headers).send(ROUTE, body)
+        except (BatchStopped, NoReply) as error:
+            return Failure("server_error", str(error))
+        return msgspec.json.decode(reply.body, type=_Body).error if reply.status >= 300 else None
+
+    async def _look(self) -> None:
+        """While there are any."""
+        while self._tasks:
+            await asyncio.sleep(LOOK_S)
+            try:
+                await self._look_once()
+            except StoreFailed:
+                continue
+            except Exception:
+                log.exception("responses in the background could not be compared with the store")
+
+    async def _look_once(self) -> None:
+        known = [*self._tasks]
+        wanted = await self._store.wanted()
+        for response_id in known:
+            if response_id in wanted:
+                await self._note_begin(response_id)
+            elif response_id in self._tasks:
+                await self._end(response_id)
+
+    async def _end(self, response_id: str) -> None:
+        """One that is not made yet is taken out of the queue."""
+        if not self._abort(response_id):
+            task = self._tasks[response_id]
+            await self._store.end(self._entries[response_id], "cancelled")
+            task.cancel()
+
+    async def _note_begin(self, response_id: str) -> None:
+        """For those who ask other gateways."""
+        response = self._making(response_id)
+        if response is not None and response_id not in self._is_begun:
+            await self._store.update(response_id, encode(response))
+            self._is_begun.add(response_id)
+
+    def _own_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            connector = aiohttp.UnixConnector(str(self._socket), limit=0)
+            headers = {"Content-Type": "application/json"}
+            self._session = aiohttp.ClientSession(
+                "http://own", connector=connector, headers=headers
+            )
+        return self._session

@@ -1,0 +1,182 @@
+"""Replies of ``/v1/responses``: whole ones, and the events of streamed ones. Pure.
+
+Both are made of the same items; a stream also has the events on the way to them.
+"""
+
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import msgspec
+
+from services.gateway.apis.responses.replies.objects import (
+    IncompleteDetails,
+    InputDetails,
+    OutputDetails,
+    ResponseError,
+    ResponseObject,
+    ResponseUsage,
+    Status,
+)
+from services.gateway.apis.responses.replies.open_items import ItemEvent
+from services.gateway.apis.responses.replies.output_items import ItemShape, OutputItems
+from services.gateway.apis.responses.replies.token_updates import TokenUpdates
+from services.gateway.chat.replies.chat_parts import merged_events
+from services.gateway.chat.replies.logprob_json import ChatLogprobs, tokens_of
+from services.gateway.chat.replies.output_parser import ChoiceParser, OutputParser
+from services.gateway.chat.replies.reply import Reply, Tally
+from services.gateway.chat.replies.writers import HEARTBEAT
+from services.gateway.http.json_reply import encode
+from services.gateway.mesh.output_collector import ChoiceUpdate
+from services.gateway.text.events import Content, Event
+from shared.errors import RequestError
+from shared.wire.messages import FinishReason
+
+structs = msgspec.structs
+
+_STATUSES: dict[FinishReason, Status] = {
+    "stop": "completed",
+    "length": "incomplete",
+    "repetition": "incomplete",
+    "abort": "cancelled",
+}
+_DETAILS: dict[FinishReason, IncompleteDetails] = {
+    "length": IncompleteDetails("max_output_tokens"),
+    "repetition": IncompleteDetails("repetition"),
+}
+
+
+class ResponseMaker:
+    """``response`` is what there is of it: in progress, with the items that have ended, until all
+    updates have come."""
+
+    def __init__(
+        self, reply: Reply, parser: OutputParser | None, shape: ItemShape, response: ResponseObject
+    ) -> None:
+        self._items = OutputItems(shape)
+        self.response = structs.replace(response, output=self._items.items)
+        self._tally = Tally(reply)
+        includes_stop = reply.job.text.includes_stop
+        self._choice = ChoiceParser(parser, 0, 0, includes_stop) if parser is not None else None
+        self._tokens: TokenUpdates | None = None
+        if reply.shows_logprobs and reply.spelling is not None:
+            self._tokens = TokenUpdates(reply.spelling.table)
+            self._logprobs = ChatLogprobs(reply.spelling)
+        self._waiting: list[bytes] = []  # logprobs of tokens of which no text has come
+
+    @property
+    def is_over(self) -> bool:
+        return self._choice is not None and self._choice.is_over
+
+    def add(self, update: ChoiceUpdate) -> Iterator[ItemEvent]:
+        if self._tokens is None:
+            yield from self._add(update)
+            return
+        for each in self._tokens.split(update):
+            yield from self._add(each)
+
+    def fail(self, error: RequestError) -> None:
+        """It ends with what there is."""
+        for _ in self._items.finish(is_cut=True):
+            pass
+        self.response = structs.replace(
+            self.response, status="failed", error=ResponseError(error.code, error.message)
+        )
+
+    def _add(self, update: ChoiceUpdate) -> Iterator[ItemEvent]:
+        events: list[Event] = [Content(update.text)] if update.text else []
+        if self._choice is not None:
+            events, update = self._choice.push(update)
+        self._tally.add(update)
+        if self._tokens is not None and (events or not update.marks):
+            self._waiting += [b"".join(self._logprobs.entry(each)) for each in tokens_of([update])]
+        for event in merged_events(events):
+            logprobs, self._waiting = self._waiting, []
+            yield from self._items.add(event, logprobs)
+        if update.finished is not None:
+            yield from self._finish(update)
+
+    def _finish(self, update: ChoiceUpdate) -> Iterator[ItemEvent]:
+        assert update.finished is not None
+        reason = update.finished.reason
+        is_cut = reason != "stop"
+        has_open_call = self._choice is not None and self._choice.has_open_call
+        yield from self._items.finish(is_cut or has_open_call)
+        self.response = structs.replace(
+            self.response,
+            status=_STATUSES[reason],
+            incomplete_details=_DETAILS.get(reason),
+            usage=self._usage(),
+        )
+
+    def _usage(self) -> ResponseUsage:
+        usage = self._tally.usage()
+        of_prompt = usage.prompt_tokens_details
+        num_reasoning = self._choice.num_reasoning_tokens if self._choice is not None else None
+        return ResponseUsage(
+            usage.prompt_tokens,
+            InputDetails(
+                of_prompt.cached_tokens,
+                dropped_tokens=of_prompt.dropped_tokens,
+                dropped_turns=of_prompt.dropped_turns,
+            ),
+            usage.completion_tokens,
+            OutputDetails(num_reasoning or 0),
+            usage.total_tokens,
+        )
+
+
+class ResponseBody:
+    """A BodyWriter."""
+
+    is_large = False
+
+    def __init__(self, maker: ResponseMaker) -> None:
+        self._maker = maker
+
+    def add(self, update: ChoiceUpdate) -> None:
+        for _ in self._maker.add(update):
+            pass
+
+    def is_over(self, update: ChoiceUpdate) -> bool:
+        return self._maker.is_over
+
+    def write(self) -> Iterator[bytes]:
+        yield encode(self._maker.response)
+
+
+class ResponseStream:
+    """A StreamWriter."""
+
+    heartbeat = HEARTBEAT
+
+    def __init__(self, maker: ResponseMaker) -> None:
+        self._maker = maker
+        self._numbers = count()
+
+    def open(self) -> bytes:
+        response = self._maker.response
+        return self._event("response.created", {"response": response}) + self._event(
+            "response.in_progress", {"response": response}
+        )
+
+    def write(self, update: ChoiceUpdate) -> Iterator[bytes]:
+        for kind, fields in self._maker.add(update):
+            yield self._event(kind, fields)
+
+    def is_over(self, update: ChoiceUpdate) -> bool:
+        return self._maker.is_over
+
+    def close(self) -> bytes:
+        """What was aborted ends as incomplete: no event is for that."""
+        response = self._maker.response
+        kind = "completed" if response.status == "completed" else "incomplete"
+        return self._event(f"response.{kind}", {"response": response})
+
+    def fail(self, error: RequestError) -> bytes:
+        self._maker.fail(error)
+        return self._event("response.failed", {"response": self._maker.response})
+
+    def _event(self, kind: str, fields: dict[str, Any]) -> bytes:
+        data = {"type": kind, "sequence_number": next(self._numbers)} | fields
+        return b"event: %b\ndata: %b\n\n" % (kind.encode(), encode(data))

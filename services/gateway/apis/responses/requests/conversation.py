@@ -1,0 +1,111 @@
+"""Items of a conversation as the messages of a chat. Pure."""
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+from msgspec import Raw
+
+from services.gateway.apis.responses.requests.schema import Item, Part
+from services.gateway.chat.requests.json_list import typed
+from shared.text.long_json import encode_text
+
+INPUT = "input"
+"""The one argument of the function that stands for a custom tool."""
+
+INSTRUCTING = ("system", "developer")
+
+Decrypt = Callable[[str], str | None]
+
+
+def chat_messages(instructions: str | None, items: Iterable[bytes], decrypt: Decrypt) -> Raw:
+    """The JSON array of the messages; ``items`` are JSON. ``decrypt`` returns the
+    reasoning that we have encrypted, or None."""
+    messages = _Messages(decrypt)
+    if instructions:
+        messages.add({"role": "system", "content": instructions})
+    for item in items:
+        messages.add_item(typed(Raw(item), Item, "input"))
+    return Raw(msgspec.json.encode([_encoded(message) for message in messages.all]))
+
+
+def chat_name(namespace: str | None, name: str) -> str:
+    """What a function is called in a chat, which has no namespaces."""
+    return name if namespace is None else f"{namespace}__{name}"
+
+
+def _encoded(message: dict[str, Any]) -> dict[str, Any]:
+    content = message["content"]
+    return message | {"content": encode_text(content)} if isinstance(content, str) else message
+
+
+class _Messages:
+    """What the assistant reasoned, said and called in a row is one message, as it was one reply."""
+
+    def __init__(self, decrypt: Decrypt) -> None:
+        self.all: list[dict[str, Any]] = []
+        self._decrypt = decrypt
+        self._reply: dict[str, Any] | None = None  # the last message, if it is the assistant's
+
+    def add(self, message: dict[str, Any]) -> None:
+        """Instructions at the beginning are one message: many templates know no second."""
+        is_first = len(self.all) == 1 and self.all[0]["role"] in INSTRUCTING
+        if is_first and message["role"] in INSTRUCTING:
+            texts = [_text(each["content"]) for each in (self.all[0], message)]
+            self.all[0]["content"] = "\n\n".join(texts)
+            return
+        self.all.append(message)
+        self._reply = message if message["role"] == "assistant" else None
+
+    def add_item(self, item: Item) -> None:
+        match item.type:
+            case "message" if item.role == "assistant":
+                self._reply_without("content", "tool_calls")["content"] = _content(item.content)
+            case "message":
+                self.add({"role": item.role, "content": _content(item.content)})
+            case "reasoning":
+                if reasoning := self._reasoning(item):
+                    reply = self._reply_without("reasoning_content", "content", "tool_calls")
+                    reply["reasoning_content"] = reasoning
+            case "function_call":
+                self._add_call(item, item.arguments or "")
+            case "custom_tool_call":
+                self._add_call(item, msgspec.json.encode({INPUT: item.input}).decode())
+            case _:
+                content = _content(item.output)
+                self.add({"role": "tool", "tool_call_id": item.call_id, "content": content})
+
+    def _reply_without(self, *fields: str) -> dict[str, Any]:
+        """The message that is being made, or a new one where it has one of ``fields``."""
+        if self._reply is None or any(self._reply.get(field) for field in fields):
+            self.add({"role": "assistant", "content": None})
+        assert self._reply is not None
+        return self._reply
+
+    def _add_call(self, item: Item, arguments: str) -> None:
+        name = chat_name(item.namespace, item.name or "")
+        function = {"name": name, "arguments": arguments}
+        call = {"id": item.call_id, "type": "function", "function": function}
+        self._reply_without().setdefault("tool_calls", []).append(call)
+
+    def _reasoning(self, item: Item) -> str:
+        if item.encrypted_content and (text := self._decrypt(item.encrypted_content)):
+            return text
+        content = item.content if isinstance(item.content, list) else []
+        return _joined(content) or "\n\n".join(part.text or "" for part in item.summary or ())
+
+
+def _content(content: str | list[Part] | None) -> str | list[dict[str, str]]:
+    if not isinstance(content, list):
+        return content or ""
+    if len(content) <= 1:
+        return _joined(content)
+    return [{"type": "text", "text": part.text or part.refusal or ""} for part in content]
+
+
+def _joined(parts: list[Part]) -> str:
+    return "".join(part.text or part.refusal or "" for part in parts)
+
+
+def _text(content: str | list[dict[str, str]]) -> str:
+    return content if isinstance(content, str) else "".join(part["text"] for part in content)

@@ -1,0 +1,139 @@
+"""The body of a request to ``/v1/responses`` to a Job, or InvalidRequest (NotFound for the model).
+
+The Job is that of a chat: what differs is made the same here, and back in ``responses/items``.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from msgspec import structs
+
+from services.gateway.apis.responses.requests.conversation import Decrypt, chat_messages
+from services.gateway.apis.responses.requests.input_items import read_input
+from services.gateway.apis.responses.requests.schema import (
+    LOGPROBS,
+    AnyText,
+    JsonObject,
+    JsonSchema,
+    ResponseRequest,
+)
+from services.gateway.apis.responses.requests.tools import ItemTools, chat_choice, read_tools
+from services.gateway.chat.requests import format_schema as chat
+from services.gateway.chat.requests import unsupported
+from services.gateway.chat.requests.history import ALL_THAT_FIT, NO_LIMIT
+from services.gateway.chat.requests.json_body import Body, check, decode, in_vain
+from services.gateway.chat.requests.parse import Limits, chat_job
+from services.gateway.chat.requests.raw_json import NULL
+from services.gateway.chat.requests.schema import ChatRequest, GenerationRequest, StreamOptions
+from services.gateway.chat.requests.unsupported import unsupported as refusal
+from services.gateway.http.violations import client_names
+from services.gateway.mesh.job import Job
+from shared.errors import InvalidRequest
+from shared.wire.messages import ModelInfo
+
+SCHEMA = "text.format.schema"
+_HISTORY_LIMITS = {None: None, "auto": ALL_THAT_FIT, "disabled": NO_LIMIT}
+FIELD_NAMES = {
+    "prompt": "input",
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "reasoning_effort": "reasoning.effort",
+    "response_format": "text.format",
+    "history_limit": "truncation",
+}
+"""What the fields of a chat are called here, where they differ."""
+
+
+@dataclass(frozen=True)
+class ItemRequest:
+    """A request whose own fields are checked; ``items`` are the JSON of its input. ``warnings``
+    name what it asks for in vain."""
+
+    fields: ResponseRequest
+    items: list[bytes]
+    tools: ItemTools
+    warnings: tuple[str, ...]
+
+
+def read_request(body: Body) -> ItemRequest:
+    """What it returns shares no memory with ``body``, but for fields that go into the Job. Raises
+    InvalidRequest."""
+    found = decode(body)
+    request = check(found, ResponseRequest, unsupported.RESPONSES)
+    warnings = in_vain(found, ResponseRequest, unsupported.RESPONSES)
+    if request.text is not None and request.text.verbosity not in (None, "medium"):
+        warnings += ("text.verbosity: it changes nothing here",)
+    if request.stream_options is not None:
+        _check_usage(request.stream_options)
+    if request.top_logprobs and not request.includes(LOGPROBS):
+        raise InvalidRequest(
+            f"top_logprobs is {request.top_logprobs}; it is allowed with include {LOGPROBS} only",
+            param="top_logprobs",
+        )
+    items, tools = read_input(request.input), read_tools(request.tools)
+    request.input, request.tools = NULL, request.tools.copy()
+    if request.text is not None and isinstance(request.text.format, JsonSchema):
+        request.text.format.schema = request.text.format.schema.copy()
+    return ItemRequest(request, items, tools, (*warnings, *tools.warnings))
+
+
+def _check_usage(options: StreamOptions) -> None:
+    """The end of a stream has the usage, and nothing else has."""
+    if options.include_usage is False:
+        raise refusal("stream_options.include_usage", False, "null or true")
+    if options.continuous_usage_stats:
+        raise refusal("stream_options.continuous_usage_stats", True, "null or false")
+
+
+def response_job(
+    request: ItemRequest,
+    items: Sequence[bytes],
+    decrypt: Decrypt,
+    model: ModelInfo,
+    limits: Limits,
+) -> Job:
+    """``items`` are those of the whole conversation. Raises InvalidRequest, NotFound."""
+    fields = request.fields
+    same = {name: getattr(fields, name) for name in GenerationRequest.__struct_fields__}
+    changed: dict[str, Any] = {
+        "max_tokens": fields.max_output_tokens,
+        "response_format": same["response_format"] or _response_format(fields),
+    }
+    chat_request = ChatRequest(
+        **(same | changed),
+        messages=chat_messages(fields.instructions, items, decrypt),
+        logprobs=fields.includes(LOGPROBS),
+        top_logprobs=fields.top_logprobs,
+        tools=request.tools.for_chat,
+        tool_choice=chat_choice(fields.tool_choice, request.tools),
+        parallel_tool_calls=fields.parallel_tool_calls,
+        reasoning_effort=fields.reasoning.effort if fields.reasoning is not None else None,
+        documents=fields.documents,
+        chat_template=fields.chat_template,
+        chat_template_kwargs=fields.chat_template_kwargs,
+        history_limit=_HISTORY_LIMITS[fields.truncation],
+    )
+    with client_names(FIELD_NAMES):
+        job = chat_job(chat_request, model, limits)
+    fields.documents = fields.chat_template_kwargs = NULL
+    if job.format is not None and job.format.param.startswith("response_format.json_schema"):
+        job = replace(job, format=structs.replace(job.format, param=SCHEMA))
+    return replace(
+        job,
+        field_names=job.field_names | FIELD_NAMES | request.tools.field_names,
+        warnings=request.warnings,
+    )
+
+
+def _response_format(fields: ResponseRequest) -> Any:
+    """``text.format`` as the field ``response_format`` of a chat."""
+    match fields.text.format if fields.text is not None else None:
+        case JsonSchema(schema=schema, name=name, description=description, strict=strict):
+            return chat.JsonSchema(chat.NamedSchema(schema, name, description, strict))
+        case JsonObject():
+            return chat.JsonObject()
+        case AnyText():
+            return chat.AnyText()
+        case _:
+            return None

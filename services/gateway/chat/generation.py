@@ -1,0 +1,74 @@
+"""Says what an endpoint that generates texts has of its own; ``completions.py`` does the rest."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from aiohttp import web
+
+from services.gateway.chat.replies.formats import ChatFormat, Format, TextFormat
+from services.gateway.chat.replies.output_parser import OutputParser
+from services.gateway.chat.replies.parsed_writers import event_writer, whole_writer
+from services.gateway.chat.replies.reply import Reply
+from services.gateway.chat.replies.writers import BodyWriter, StreamWriter
+from services.gateway.chat.requests.json_body import Body
+from services.gateway.chat.requests.parse import Limits, parse_chat, parse_completion
+from services.gateway.http.body import BodyParser
+from services.gateway.mesh.job import Job
+from shared.wire.messages import ModelInfo
+
+
+class GenerationEndpoint(Protocol):
+    """How one kind of request is read and answered."""
+
+    @property
+    def format(self) -> Format: ...
+
+    def reply_id(self, request_id: str) -> str: ...
+
+    async def job(self, body: Body, model: ModelInfo, limits: Limits, parser: BodyParser) -> Job:
+        """Raises RequestError."""
+
+    def stream_writer(self, reply: Reply, parser: OutputParser | None) -> StreamWriter: ...
+
+    def body_writer(self, reply: Reply, parser: OutputParser | None) -> BodyWriter: ...
+
+    async def answer_early(
+        self, request_id: str, job: Job, model: ModelInfo
+    ) -> web.Response | None:
+        """The whole answer, where the reply is made later. Raises RequestError."""
+
+    async def keep(self) -> None:
+        """All has been generated, and the end of the reply has not been sent. Raises
+        RequestError."""
+
+
+@dataclass(frozen=True)
+class CompletionEndpoint:
+    """One of OpenAI's two older endpoints."""
+
+    id_prefix: str
+    parse: Callable[[Body, ModelInfo, Limits], Job]
+    format: Format
+
+    def reply_id(self, request_id: str) -> str:
+        return self.id_prefix + request_id
+
+    async def job(self, body: Body, model: ModelInfo, limits: Limits, parser: BodyParser) -> Job:
+        return await parser.parse(body, lambda body: self.parse(body, model, limits))
+
+    def stream_writer(self, reply: Reply, parser: OutputParser | None) -> StreamWriter:
+        return event_writer(reply, parser)
+
+    def body_writer(self, reply: Reply, parser: OutputParser | None) -> BodyWriter:
+        return whole_writer(reply, parser)
+
+    async def answer_early(self, request_id: str, job: Job, model: ModelInfo) -> None:
+        """Its replies are made at once."""
+
+    async def keep(self) -> None:
+        """Nothing is kept."""
+
+
+CHAT = CompletionEndpoint("chatcmpl-", parse_chat, ChatFormat())
+TEXT = CompletionEndpoint("cmpl-", parse_completion, TextFormat())

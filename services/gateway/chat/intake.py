@@ -1,0 +1,66 @@
+"""Reads requests that the mesh computes something for."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+from aiohttp import web
+
+from services.gateway.chat.requests.json_body import Body
+from services.gateway.http.account import owner_of
+from services.gateway.http.admission import Admission, Reservation
+from services.gateway.http.body import BodyParser, BodyReader
+from services.gateway.mesh.job import Job
+from services.gateway.mesh.mesh import Mesh
+from services.gateway.traces.tracing import measured
+from shared.wire.messages import ModelInfo
+
+Parsed = TypeVar("Parsed")
+
+
+class Intake:
+    """Reads bodies within the room that ``admission`` has, and has them parsed for the model that
+    the mesh serves."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        admission: Admission,
+        bodies: BodyReader,
+        parser: BodyParser,
+        *,
+        shares_cache: bool,
+    ) -> None:
+        self.admission = admission
+        self.bodies = bodies
+        self.parser = parser
+        self._mesh = mesh
+        self._shares_cache = shares_cache
+
+    async def read(self, request: web.Request, reservation: Reservation) -> tuple[Body, ModelInfo]:
+        """Returns the body, which ``reservation`` holds, and the model, once there is one. Raises
+        RequestError, and what ``BodyReader.read`` does."""
+        with measured(request, "read") as attributes:
+            body = await self.bodies.read(request, reservation)
+            attributes["num_bytes"] = len(body)
+        with measured(request, "ready"):
+            model = await self._mesh.tokenizers.ready_model()
+        return body, model
+
+    def owned(self, request: web.Request, job: Job) -> Job:
+        """The job of the API key that came with the request."""
+        return job.of_owner(owner_of(request), shares_cache=self._shares_cache)
+
+    async def parsed(
+        self,
+        request: web.Request,
+        reservation: Reservation,
+        parse: Callable[[Body, ModelInfo], Parsed],
+        kept_bytes: Callable[[Parsed], int],
+    ) -> tuple[Parsed, ModelInfo]:
+        """Returns what ``parse`` makes of the body, and the model. ``reservation`` then holds
+        ``kept_bytes`` of that instead of the body's. Raises what ``read`` and ``parse`` do."""
+        body, model = await self.read(request, reservation)
+        with measured(request, "parse"):
+            parsed = await self.parser.parse(body, lambda body: parse(body, model))
+        reservation.replace(len(body), kept_bytes(parsed))
+        return parsed, model

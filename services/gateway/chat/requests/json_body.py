@@ -1,0 +1,169 @@
+"""The body of a request as a typed object, or InvalidRequest.
+
+Of a body only the fields are found at first, each as the JSON it is. What a field may hold is
+bounded before anything is made of it, so that no body becomes many times its size.
+"""
+
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache
+from itertools import count
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Raw, structs
+
+from services.gateway.chat.requests import unsupported
+from services.gateway.chat.requests.raw_json import MAX_FIELD_BYTES, json_text
+from services.gateway.chat.requests.schema import MAX_FIELDS
+from services.gateway.chat.requests.unsupported import Neutral
+from services.gateway.http.log_limit import LogLimit
+from services.gateway.http.violations import MAX_SHOWN_CHARS, unknown_model, violation
+from shared.errors import InvalidRequest
+from shared.process.log import client_text
+from shared.text.json_scan import PIECE_BYTES, slices
+from shared.text.long_json import named, stripped
+from shared.text.surrogates import without_escaped_halves
+from shared.wire.messages import ModelInfo
+
+log = logging.getLogger(__name__)
+log.addFilter(LogLimit())
+
+Body = bytes | bytearray
+Fields = dict[str, Raw]
+Request = TypeVar("Request", bound=msgspec.Struct)
+
+MAX_NAMED = 8  # unknown fields in a header
+_FIELD_NAME = re.compile(r"[\w.-]+", re.ASCII)
+
+
+class _Key(str):
+    """The name of a field: msgspec hands us each key of a type of our own, so that we count."""
+
+    __slots__ = ()
+
+
+@contextmanager
+def json_errors() -> Iterator[None]:
+    """What is no JSON is an InvalidRequest."""
+    try:
+        yield
+    except RecursionError:
+        raise InvalidRequest("the body is nested too deeply", code="invalid_json") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise InvalidRequest(f"the body is not JSON: {error}", code="invalid_json") from None
+
+
+@json_errors()
+def decode(body: Body) -> Fields:
+    """The fields of an object, which share the memory of ``body``. Only what reads a long one finds
+    whether it is JSON. Half a surrogate pair, which a cut text leaves, is U+FFFD wherever it is."""
+    body = without_escaped_halves(body)
+    numbers = count(1)
+
+    def to_key(_: type, name: str) -> _Key:
+        if next(numbers) > MAX_FIELDS:
+            raise InvalidRequest(f"the body has more fields than the limit, {MAX_FIELDS}")
+        return _Key(name)
+
+    def read(some: Body) -> None:
+        found = msgspec.json.decode(some, type=dict[_Key, Raw], dec_hook=to_key)
+        fields.update((str(name), raw) for name, raw in found.items())
+
+    fields: Fields = {}
+    try:
+        whole = stripped(memoryview(body))
+        if len(body) <= PIECE_BYTES or bytes(whole[:1]) != b"{":
+            read(body)
+            return fields
+        for some in slices(whole):
+            if some.nbytes <= PIECE_BYTES:
+                read(b"".join((b"{", some, b"}")))
+            else:
+                name, value = named(some)
+                fields[to_key(_Key, name)] = Raw(value)
+        return fields
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"the body is no object: {error}") from None
+
+
+@json_errors()
+def check(fields: Fields, kind: type[Request], neutral: Neutral) -> Request:
+    """The typed request; fields of type Raw are left as they are. What no client of OpenAI or vLLM
+    knows is logged and ignored."""
+    unbuilt = {name: plain(raw) for name, raw in fields.items() if name in neutral}
+    unsupported.refuse_unsupported(unbuilt, neutral)
+    values: dict[str, Any] = {}
+    for field in _fields_of(kind):
+        if field.name in fields:
+            values[field.name] = field.read(fields[field.name])
+        elif field.is_required:
+            raise InvalidRequest(f"{field.name} is required", param=field.name)
+    if unknown := _unknown(fields, kind, neutral):
+        log.info("ignored unknown fields of a request: %s", client_text(", ".join(unknown)))
+    return kind(**values)
+
+
+@json_errors()
+def in_vain(fields: Fields, kind: type[msgspec.Struct], neutral: Neutral) -> tuple[str, ...]:
+    """Names the fields that a request of this kind has, and that change nothing: for a header, so
+    the first ones of those that nobody knows, where a header can hold their names."""
+    names = unsupported.WITHOUT_EFFECT.keys() & fields.keys() - {*kind.__struct_fields__}
+    unknown = [name for name in _unknown(fields, kind, neutral) if _FIELD_NAME.fullmatch(name)]
+    return (
+        *unsupported.warnings_of({name: plain(fields[name]) for name in names}),
+        *(f"{name}: unknown, ignored" for name in unknown[:MAX_NAMED]),
+    )
+
+
+def _unknown(fields: Fields, kind: type[msgspec.Struct], neutral: Neutral) -> list[str]:
+    known = {*kind.__struct_fields__, *neutral, *unsupported.WITHOUT_EFFECT}
+    return [name[:MAX_SHOWN_CHARS] for name in sorted(fields.keys() - known)]
+
+
+def plain(raw: Raw) -> Any:
+    """The value; of one that is large ``raw`` itself."""
+    return raw if memoryview(raw).nbytes > MAX_FIELD_BYTES else shown(raw)
+
+
+def shown(raw: Raw) -> Any:
+    """The value; of one with a number out of range ``raw`` itself."""
+    try:
+        return msgspec.json.decode(raw)
+    except msgspec.ValidationError:
+        return raw
+
+
+def served_name(name: str | None, model: ModelInfo) -> str:
+    """Raises NotFound."""
+    if name is None:
+        return model.names[0]
+    if name not in model.names:
+        raise unknown_model(name, model.names)
+    return name
+
+
+class _Field:
+    """A field of a request: ``read`` makes a typed value of its JSON."""
+
+    def __init__(self, info: structs.FieldInfo) -> None:
+        self.name = info.name
+        self.is_required = info.required
+        self._kind = info.type
+        self._decoder = None if info.type is Raw else msgspec.json.Decoder(info.type)
+
+    def read(self, raw: Raw) -> Any:
+        if self._decoder is None:
+            return raw
+        text = json_text(raw, self.name)
+        try:
+            return self._decoder.decode(text)
+        except msgspec.ValidationError as error:
+            raise violation(error, self.name, msgspec.json.decode(text), self._kind) from None
+
+
+@cache
+def _fields_of(kind: type[msgspec.Struct]) -> list[_Field]:
+    return [_Field(info) for info in structs.fields(kind)]

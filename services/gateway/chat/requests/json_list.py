@@ -1,0 +1,135 @@
+"""The lists of a request item by item, each as the JSON it is, within bounds on all of them."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Raw
+
+from services.gateway.chat.requests.json_body import json_errors, plain, shown
+from services.gateway.chat.requests.schema import MAX_PARTS
+from services.gateway.http.violations import violation
+from shared.errors import InvalidRequest
+from shared.text.json_scan import PIECE_BYTES, TooManyValues, num_values, slices
+from shared.text.long_json import CALL_BYTES, decode_text, named, stripped
+
+Taken = TypeVar("Taken")
+
+
+@json_errors()
+def items(
+    raw: Raw,
+    param: str,
+    limit: int,
+    take: Callable[[int, Raw], Taken],
+    setting: str = "",
+    max_values: int | None = None,
+) -> list[Taken]:
+    """What ``take`` makes of the number and the JSON of each item of a list, one by one. Raises
+    InvalidRequest for what is no list, for an empty one or one of more than ``limit``, which
+    ``setting`` names, and for more than ``max_values`` names and values in all items."""
+    if not is_list(raw):
+        raise _no_list(raw, param)
+    taken: list[Taken] = []
+    with _bounded(param):
+        for some in slices(memoryview(raw), max_values):
+            for item in _split(some):
+                if len(taken) == limit:
+                    raise InvalidRequest(
+                        f"{param} has more than {limit} items; the limit is {setting}{limit}",
+                        param=param,
+                    )
+                taken.append(take(len(taken), item))
+    if not taken:
+        raise InvalidRequest(f"{param} is []; expected array of length >= 1", param=param)
+    return taken
+
+
+def _split(some: memoryview) -> list[Raw]:
+    """The items of a slice."""
+    if some.nbytes > PIECE_BYTES:
+        return [Raw(stripped(some))]
+    return msgspec.json.decode(b"".join((b"[", some, b"]")), type=list[Raw])
+
+
+def typed(raw: Raw, kind: Any, param: str) -> Any:
+    """The value of ``kind`` that ``raw`` is, of which other fields are not read. Raises
+    InvalidRequest."""
+    rest, texts = _set_apart(raw)
+    try:
+        value = msgspec.json.decode(rest, type=kind)
+    except msgspec.ValidationError as error:
+        raise violation(error, param, shown(rest), kind) from None
+    for name, text in texts.items():
+        if name in value.__struct_fields__:
+            is_raw = isinstance(getattr(value, name), Raw)
+            setattr(value, name, Raw(text) if is_raw else decode_text(text))
+    return value
+
+
+def _set_apart(raw: Raw) -> tuple[Raw, dict[str, memoryview]]:
+    """A long object with empty texts for its long ones, and those by their names."""
+    whole = memoryview(raw)
+    if whole.nbytes <= CALL_BYTES or bytes(whole[:1]) != b"{":
+        return raw, {}
+    texts: dict[str, memoryview] = {}
+    rest: list[bytes] = []
+    for some in slices(whole):
+        name, text = named(some) if some.nbytes > CALL_BYTES else ("", some)
+        if name and bytes(text[:1]) == b'"':
+            texts[name] = text
+            rest.append(msgspec.json.encode(name) + b':""')
+        else:
+            rest.append(bytes(some))
+    return Raw(b"{%b}" % b",".join(rest)), texts
+
+
+def check_values(raw: Raw, param: str, max_values: int) -> None:
+    """Raises InvalidRequest for more names and values than that."""
+    with _bounded(param):
+        num_values(memoryview(raw), max_values)
+
+
+def is_list(raw: Raw) -> bool:
+    return bytes(memoryview(raw)[:1]) == b"["
+
+
+def is_text(raw: Raw) -> bool:
+    return bytes(memoryview(raw)[:1]) == b'"'
+
+
+class PartCount:
+    """Counts the parts, calls and blocks in all messages of a request, its field ``param``."""
+
+    def __init__(self, param: str) -> None:
+        self._param = param
+        self._num = 0
+
+    def add(self, num: int) -> None:
+        """Raises InvalidRequest."""
+        self._num += num
+        if self._num > MAX_PARTS:
+            raise InvalidRequest(
+                f"{self._param} has {self._num} parts, calls and blocks or more; the limit is"
+                f" {MAX_PARTS}",
+                param=self._param,
+            )
+
+
+@contextmanager
+def _bounded(param: str) -> Iterator[None]:
+    try:
+        yield
+    except TooManyValues as error:
+        raise InvalidRequest(
+            f"{param} has {error}; the limit is {error.limit}", param=param
+        ) from None
+
+
+def _no_list(raw: Raw, param: str) -> InvalidRequest:
+    try:
+        msgspec.json.decode(raw, type=list[Raw])
+    except msgspec.ValidationError as error:
+        return violation(error, param, plain(raw))
+    raise AssertionError(f"{param} is a list")

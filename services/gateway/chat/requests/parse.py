@@ -1,0 +1,215 @@
+"""The body of a request to a Job, or InvalidRequest (NotFound for the model)."""
+
+from dataclasses import dataclass, replace
+
+from msgspec import structs
+
+from services.gateway.chat.requests import unsupported
+from services.gateway.chat.requests.chat_options import chat_options
+from services.gateway.chat.requests.history import NO_LIMIT, requested_limit
+from services.gateway.chat.requests.json_body import Body, check, decode, in_vain, served_name
+from services.gateway.chat.requests.output_format import output_format
+from services.gateway.chat.requests.prompts import (
+    chat_prompt,
+    completion_prompts,
+    final_assistant_text,
+)
+from services.gateway.chat.requests.reasoning import reasoning_budget, reasoning_kwargs
+from services.gateway.chat.requests.sampling import (
+    client_seed,
+    num_logprobs,
+    sampling_params,
+    text_options,
+)
+from services.gateway.chat.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
+from services.gateway.chat.requests.tools import Tools, requested_tools
+from services.gateway.mesh.job import Job, Parsing, Prompt
+from shared.errors import InvalidRequest
+from shared.wire.messages import ALL_TOKENS, ModelInfo, TextOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Settings that bound what one request may ask."""
+
+    max_choices: int
+    max_logprobs: int
+    max_priority_boost: int = 0
+    history_limit: int = NO_LIMIT
+
+
+def parse_chat(body: Body, model: ModelInfo, limits: Limits) -> Job:
+    """A body of ``/v1/chat/completions``."""
+    fields = decode(body)
+    job = chat_job(check(fields, ChatRequest, unsupported.CHAT), model, limits)
+    return replace(job, warnings=in_vain(fields, ChatRequest, unsupported.CHAT))
+
+
+def chat_job(request: ChatRequest, model: ModelInfo, limits: Limits) -> Job:
+    """Raises InvalidRequest (NotFound for the model), which names the fields of a chat."""
+    prompts = [chat_prompt(request.messages)]
+    names = {"prompt": "messages"}
+    if request.max_completion_tokens is not None:
+        request.max_tokens = request.max_completion_tokens
+        names["max_tokens"] = "max_completion_tokens"
+    logprobs = num_logprobs(_top_logprobs(request), "top_logprobs", limits.max_logprobs, model)
+    tools = requested_tools(request, model)
+    parsing = _parsing(request, tools, model)
+    options = text_options(request, model, adds_special_tokens=False, has_marks=parsing is not None)
+    history = requested_limit(request, limits.history_limit, request.max_tokens, model)
+    job = _job(request, prompts, model, limits, logprobs, options)
+    if tools.is_legacy:
+        names |= {"tools": "functions", "tool_choice": "function_call"}
+    return replace(
+        job,
+        field_names=names | job.field_names,
+        chat=chat_options(request, tools.tools, reasoning_kwargs(request), history),
+        tool_choice=tools.choice,
+        parsing=parsing,
+        first_text=final_assistant_text(prompts[0]) if request.echo else "",
+        returns_prompt_text=bool(request.return_prompt_text),
+    )
+
+
+def parse_completion(body: Body, model: ModelInfo, limits: Limits) -> Job:
+    """A body of ``/v1/completions``."""
+    fields = decode(body)
+    request = check(fields, CompletionRequest, unsupported.COMPLETION)
+    is_cut = request.truncate_prompt_tokens is not None
+    prompts = completion_prompts(request.prompt, model, limits.max_choices, is_cut)
+    logprobs = num_logprobs(request.logprobs, "logprobs", limits.max_logprobs, model)
+    options = text_options(request, model, adds_special_tokens=True)
+    job = _job(request, prompts, model, limits, logprobs, options)
+    job = replace(job, warnings=in_vain(fields, CompletionRequest, unsupported.COMPLETION))
+    return _echoing(job, logprobs) if request.echo else job
+
+
+def _parsing(request: ChatRequest, tools: Tools, model: ModelInfo) -> Parsing | None:
+    """None: of this text nothing is looked for."""
+    calls = tools.choice is not None and tools.choice.kind != "none"
+    separates = request.separate_reasoning is not False or request.include_reasoning is False
+    parsing = Parsing(
+        tool_parser=model.tool_parser if calls else "",
+        # What is in the reasoning is no call, wherever the reasoning goes.
+        reasoning_parser=model.reasoning_parser if separates or calls else "",
+        tools=tools.tools,
+        separates_reasoning=separates,
+        shows_reasoning=request.include_reasoning is not False,
+        is_parallel=tools.choice is None or tools.choice.is_parallel,
+        is_held=tools.choice is not None and tools.choice.kind == "required",
+        is_named=tools.is_named,
+        is_legacy=tools.is_legacy,
+    )
+    return parsing if parsing.tool_parser or parsing.reasoning_parser else None
+
+
+def _echoing(job: Job, logprobs: int | None) -> Job:
+    """The prompt's tokens have ``logprobs`` as those of the text; the mesh brings the larger number
+    of these and of what was asked for beside."""
+    numbers = [num for num in (logprobs, job.params.prompt_logprobs) if num is not None]
+    if logprobs is None:
+        return replace(job, echoes=True)
+    num = ALL_TOKENS if ALL_TOKENS in numbers else max(numbers)
+    params = structs.replace(job.params, prompt_logprobs=num)
+    return replace(job, echoes=True, num_echoed_logprobs=logprobs, params=params)
+
+
+def _top_logprobs(request: ChatRequest) -> int | None:
+    """How many the client asked for, if any at all."""
+    if request.logprobs:
+        return request.top_logprobs or 0
+    if request.top_logprobs:
+        raise InvalidRequest(
+            f"top_logprobs is {request.top_logprobs}; it is allowed with logprobs true only",
+            param="top_logprobs",
+        )
+    return None
+
+
+def _job(
+    request: GenerationRequest,
+    prompts: list[Prompt],
+    model: ModelInfo,
+    limits: Limits,
+    logprobs: int | None,
+    text: TextOptions,
+) -> Job:
+    _check_stream(request)
+    _check_drafts(request, logprobs)
+    budget, budget_param = reasoning_budget(request, model)
+    asked = request.prompt_logprobs
+    prompt_logprobs = num_logprobs(asked, "prompt_logprobs", limits.max_logprobs, model)
+    return Job(
+        model=served_name(request.model, model),
+        prompts=prompts,
+        num_choices=_num_choices(request.n, len(prompts), limits.max_choices),
+        params=sampling_params(request, model, logprobs, prompt_logprobs),
+        text=text,
+        priority=check_priority(request.priority or 0, limits.max_priority_boost),
+        is_stream=bool(request.stream),
+        includes_usage=bool(request.stream_options and request.stream_options.include_usage),
+        returns_ids=bool(request.return_token_ids),
+        returns_offsets=bool(request.return_token_offsets),
+        names_by_id=bool(request.return_tokens_as_token_ids),
+        num_prompt_logprobs=prompt_logprobs,
+        cache_salt=request.cache_salt or "",
+        is_seeded=client_seed(request) is not None,
+        request_id=request.request_id,
+        format=output_format(request),
+        reasoning_budget=budget,
+        field_names={"reasoning_budget": budget_param} if budget_param else {},
+        repeats_usage=_repeats_usage(request),
+        stream_interval=request.stream_interval or 1,
+    )
+
+
+def _check_stream(request: GenerationRequest) -> None:
+    options = request.stream_options
+    if options is not None and not request.stream:
+        raise InvalidRequest(
+            "stream_options is allowed with stream true only", param="stream_options"
+        )
+    if options is not None and options.include_obfuscation:
+        param = "stream_options.include_obfuscation"
+        raise unsupported.unsupported(param, True, "null or false")
+    if request.prompt_logprobs is not None and request.stream:
+        raise InvalidRequest(
+            f"prompt_logprobs is {request.prompt_logprobs}; it is allowed without stream only",
+            param="prompt_logprobs",
+        )
+
+
+def _repeats_usage(request: GenerationRequest) -> bool:
+    """Beside include_usage, as vLLM does."""
+    options = request.stream_options
+    return bool(options and options.include_usage and options.continuous_usage_stats)
+
+
+def _check_drafts(request: GenerationRequest, logprobs: int | None) -> None:
+    if request.include_draft_logprobs and logprobs is None:
+        raise InvalidRequest(
+            "include_draft_logprobs is true; it is allowed with logprobs only",
+            param="include_draft_logprobs",
+        )
+
+
+def check_priority(priority: int, max_boost: int) -> int:
+    """Returns it. Raises InvalidRequest."""
+    if priority < -max_boost:
+        raise InvalidRequest(
+            f"priority is {priority}; the lowest is {-max_boost}, since lower is sooner"
+            f" (max-priority-boost = {max_boost})",
+            param="priority",
+        )
+    return priority
+
+
+def _num_choices(n: int | None, num_prompts: int, max_choices: int) -> int:
+    num_choices = 1 if n is None else n
+    if num_choices * num_prompts > max_choices:
+        raise InvalidRequest(
+            f"n is {num_choices} and there are {num_prompts} prompts, so"
+            f" {num_choices * num_prompts} choices; the limit is max-choices = {max_choices}",
+            param="prompt" if num_choices == 1 else "n",
+        )
+    return num_choices

@@ -1,0 +1,153 @@
+"""What clients give as a prompt, as Prompts for the mesh."""
+
+import re
+
+import msgspec
+import numpy as np
+from msgspec import Raw
+
+from services.gateway.chat.requests.json_body import json_errors, plain
+from services.gateway.chat.requests.json_list import PartCount, is_list, is_text, items, typed
+from services.gateway.chat.requests.schema import (
+    MAX_MESSAGES,
+    Content,
+    ContentPart,
+    InputMessage,
+)
+from services.gateway.chat.requests.token_ids import read_ids
+from services.gateway.chat.requests.unsupported import unsupported
+from services.gateway.http.violations import show, violation
+from services.gateway.mesh.job import Prompt
+from shared.errors import InvalidRequest
+from shared.text.long_json import MAX_VALUES, check_utf8, decode_text
+from shared.wire.codec import Array
+from shared.wire.messages import ModelInfo
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+_TEXTS = re.compile(rb'\[\s*"')
+_IDS = re.compile(rb'\[\s*[^\s\["{\]]')
+
+
+def chat_prompt(messages: Raw) -> Prompt:
+    """The messages as the client sent them."""
+    parts = PartCount("messages")
+
+    def check(index: int, message: Raw) -> None:
+        _check_message(message, f"messages[{index}]", parts)
+
+    items(messages, "messages", MAX_MESSAGES, check, max_values=MAX_VALUES)
+    _check_utf8(messages)
+    return Prompt("chat", _bytes(bytes(messages)))
+
+
+def completion_prompts(
+    raw: Raw,
+    model: ModelInfo,
+    max_prompts: int,
+    is_cut: bool = False,
+    field: str = "prompt",
+    setting: str = "max-choices = ",
+) -> list[Prompt]:
+    """Reads a text, a list of ids, or a list of several of either kind, which came as ``field``.
+    Ids may be more than the context holds if the prompt ``is_cut``. ``setting`` names the limit."""
+    if is_text(raw):
+        return [text_prompt(raw, field)]
+    if _IDS.match(raw):
+        return [ids_prompt(raw, model, field, is_cut)]
+    is_kind = is_text if _TEXTS.match(raw) else is_list
+
+    def take(number: int, value: Raw) -> Prompt:
+        param = f"{field}[{number}]"
+        if not is_kind(value):
+            raise InvalidRequest(
+                f"{param} is {show(plain(value))}; expected a text, or a list of ids, as all others"
+                " are",
+                param=param,
+            )
+        return text_prompt(value, param) if is_text(value) else _ids(value, model, param, is_cut)
+
+    return items(raw, field, max_prompts, take, setting)
+
+
+@json_errors()
+def text_prompt(raw: Raw, param: str = "prompt") -> Prompt:
+    try:
+        text = decode_text(memoryview(raw))
+    except msgspec.ValidationError as error:
+        raise violation(error, param, plain(raw)) from None
+    if not text:
+        raise InvalidRequest(f'{param} is ""; expected str of length >= 1', param=param)
+    return Prompt("text", _bytes(text.encode()))
+
+
+def ids_prompt(raw: Raw, model: ModelInfo, param: str, is_cut: bool = False) -> Prompt:
+    """``param`` is where they come from."""
+    return Prompt("ids", read_ids(raw, model, param, is_cut))
+
+
+def _ids(raw: Raw, model: ModelInfo, param: str, is_cut: bool) -> Prompt:
+    prompt = ids_prompt(raw, model, param, is_cut)
+    if not len(prompt.data):
+        raise InvalidRequest(f"{param} is []; expected array of length >= 1", param=param)
+    return prompt
+
+
+@json_errors()
+def final_assistant_text(messages: Prompt) -> str:
+    """The text of the last message if it is the assistant's."""
+    *_, last = msgspec.json.decode(messages.data.tobytes(), type=list[Raw])
+    message = msgspec.json.decode(last, type=InputMessage)
+    if message.role != "assistant":
+        return ""
+    content: Content = msgspec.json.decode(message.content, type=Content)
+    if isinstance(content, list):
+        return "".join(part.text or part.refusal or "" for part in content)
+    return content or message.refusal or ""
+
+
+def _check_message(raw: Raw, param: str, parts: PartCount) -> None:
+    message: InputMessage = typed(raw, InputMessage, param)
+    if message.role not in ROLES:
+        raise InvalidRequest(
+            f"{param}.role is {show(message.role)}; expected one of {', '.join(ROLES)}",
+            param=f"{param}.role",
+        )
+    parts.add(len(message.tool_calls or ()))
+    for number, call in enumerate(message.tool_calls or ()):
+        if call.function is None and call.custom is None:
+            field = f"{param}.tool_calls[{number}].function"
+            raise InvalidRequest(f"{field} is required", param=field)
+    _check_content(message, f"{param}.content", parts)
+
+
+@json_errors()
+def _check_utf8(raw: Raw) -> None:
+    """Texts have been passed over."""
+    check_utf8(memoryview(raw))
+
+
+def _check_content(message: InputMessage, param: str, parts: PartCount) -> None:
+    if is_text(message.content):
+        return
+    content: Content = typed(message.content, Content, param)
+    has_others = message.tool_calls or message.function_call or message.reasoning
+    has_others = has_others or message.reasoning_content or message.refusal
+    if content is None and not has_others:
+        raise InvalidRequest(f"{param} is required", param=param)
+    if isinstance(content, list):
+        parts.add(len(content))
+        for number, part in enumerate(content):
+            _check_part(part, f"{param}[{number}]")
+
+
+def _check_part(part: ContentPart, param: str) -> None:
+    if part.type not in ("text", "refusal"):
+        raise unsupported(f"{param}.type", part.type, show("text"))
+    if getattr(part, part.type) is None:
+        field = f"{param}.{part.type}"
+        raise InvalidRequest(f"{field} is required", param=field)
+
+
+def _bytes(text: bytes) -> Array:
+    return np.frombuffer(text, dtype=np.uint8)

@@ -1,0 +1,41 @@
+"""Whether a model shall reason, for how long, and whether its client sees it."""
+
+from typing import Any
+
+from services.gateway.chat.requests.schema import ChatRequest, GenerationRequest
+from shared.errors import InvalidRequest
+from shared.wire.messages import ModelInfo
+
+SWITCHES = ("enable_thinking", "thinking")
+"""What chat templates call the variable that turns reasoning on or off."""
+
+
+def reasoning_kwargs(request: ChatRequest) -> dict[str, Any]:
+    """The variables that tell a chat template how much to reason."""
+    effort = request.reasoning_effort
+    if effort is None:
+        return {}
+    return {"reasoning_effort": effort} | dict.fromkeys(SWITCHES, effort != "none")
+
+
+def reasoning_budget(request: GenerationRequest, model: ModelInfo) -> tuple[int | None, str]:
+    """The most tokens of reasoning, and the field that says so. Raises InvalidRequest."""
+    custom = request.custom_params.thinking_budget if request.custom_params is not None else None
+    if custom is not None and request.thinking_token_budget is not None:
+        raise InvalidRequest(
+            "thinking_token_budget and custom_params.thinking_budget are both given",
+            param="thinking_token_budget",
+        )
+    if custom is not None:
+        budget, param = custom, "custom_params.thinking_budget"
+    elif request.thinking_token_budget is not None:
+        budget, param = request.thinking_token_budget, "thinking_token_budget"
+    else:
+        return None, ""
+    if not model.reasoning_parser:
+        raise InvalidRequest(
+            f"{param} is {budget}; this model has no reasoning-parser", param=param
+        )
+    if budget and isinstance(request, ChatRequest) and request.reasoning_effort == "none":
+        raise InvalidRequest(f'{param} is {budget}, and reasoning_effort is "none"', param=param)
+    return budget, param

@@ -1,0 +1,221 @@
+"""What clients may send, with the limits; null means the default."""
+
+from typing import Annotated, Any, Literal
+
+from msgspec import Meta, Raw, Struct
+
+from services.gateway.chat.requests.format_schema import FormatFields
+from services.gateway.chat.requests.raw_json import NULL
+from services.gateway.chat.requests.tool_schema import FunctionChoice, ToolChoiceField
+from shared.wire.messages import (
+    MAX_BAD_WORDS,
+    MAX_LOGPROB_IDS,
+    MAX_NAME_CHARS,
+    MAX_PATTERN_COUNT,
+    MAX_PATTERN_SIZE,
+    MAX_PRIORITY,
+    MAX_STOP_CHARS,
+    MAX_STOP_IDS,
+    MAX_STOP_STRINGS,
+)
+
+MAX_INT32 = 2**31 - 1
+MAX_BAD_WORD_CHARS = 100
+MAX_ALLOWED_IDS = 1024
+MAX_BIASES = 1024
+MAX_ABORTED_IDS = 1024
+MAX_SALT_CHARS = 128
+MAX_MESSAGES = 4096
+MAX_PARTS = 1 << 14  # of all messages of a request; calls and blocks are parts too
+MAX_FIELDS = 256
+
+REQUEST_ID = r"^[!-}]{1,128}\Z"
+"""Printable ASCII but for space and ``~``, which separates an id from its nonce in the mesh."""
+
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
+NumTokens = Annotated[int, Meta(ge=1, le=MAX_INT32)]
+MinTokens = Annotated[int, Meta(ge=0, le=MAX_INT32)]
+NumChoices = Annotated[int, Meta(ge=1, le=MAX_INT32)]
+NumLogprobs = Annotated[int, Meta(ge=-1, le=MAX_INT32)]
+Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+TokenId = Annotated[int, Meta(ge=0, le=MAX_INT32)]
+StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+StopList = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
+BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
+CacheSalt = Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARS)]
+RequestId = Annotated[str, Meta(pattern=REQUEST_ID)]
+
+NumPromptTokens = Annotated[int, Meta(ge=-1, le=MAX_INT32)]
+TruncationSide = Literal["left", "right"]
+ChatTemplate = Annotated[str, Meta(min_length=1)]
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    """``continuous_usage_stats``: every chunk has the usage up to it."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: bool | None = None
+
+
+class CustomParams(Struct, forbid_unknown_fields=True):
+    """What SGLang's clients give beside a custom logit processor."""
+
+    thinking_budget: MinTokens | None = None
+
+
+class RepetitionDetection(Struct, forbid_unknown_fields=True):
+    """A ``max_pattern_size`` of 0 is off."""
+
+    max_pattern_size: Annotated[int, Meta(ge=0, le=MAX_PATTERN_SIZE)] = 0
+    min_pattern_size: Annotated[int, Meta(ge=0, le=MAX_PATTERN_SIZE)] = 0
+    min_count: Annotated[int, Meta(ge=0, le=MAX_PATTERN_COUNT)] = 0
+
+
+class GenerationRequest(FormatFields, kw_only=True):
+    """What both endpoints have in common."""
+
+    model: str | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: Annotated[dict[str, Any], Meta(max_length=MAX_BIASES)] | None = None
+    allowed_token_ids: (
+        Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_IDS)] | None
+    ) = None
+    bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    seed: Seed | None = None
+    n: NumChoices | None = None
+    max_tokens: NumTokens | None = None
+    min_tokens: MinTokens | None = None
+    stop: StopString | StopList | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_STOP_IDS)] | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    return_token_offsets: bool | None = None
+    stream_interval: NumTokens | None = None
+    truncate_prompt_tokens: NumPromptTokens | None = None
+    truncation_side: TruncationSide | None = None
+    prompt_logprobs: NumLogprobs | None = None
+    logprob_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_LOGPROB_IDS)] | None = None
+    include_draft_logprobs: bool | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
+    request_id: RequestId | None = None
+    repetition_detection: RepetitionDetection | None = None
+    thinking_token_budget: MinTokens | None = None
+    custom_params: CustomParams | None = None
+
+
+class ContentPart(Struct):
+    """A piece of a message's content: a ``text``, or a ``refusal``, which is a text too."""
+
+    type: str
+    text: str | None = None
+    refusal: str | None = None
+
+
+Content = str | list[ContentPart] | None
+
+
+class PastFunction(Struct):
+    name: str
+    arguments: str | dict[str, Raw] | None = None
+
+
+class PastCustom(Struct):
+    name: str
+    input: str
+
+
+class PastCall(Struct):
+    """Of a ``function``, or of a ``custom`` tool, whose input is a text."""
+
+    function: PastFunction | None = None
+    custom: PastCustom | None = None
+
+
+class InputMessage(Struct):
+    """The keys we read, ``content`` as Content; the chat template sees all others too, which stay
+    the JSON they are."""
+
+    role: str
+    content: Raw = NULL
+    refusal: str | None = None
+    tool_calls: list[PastCall] | None = None
+    function_call: PastFunction | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+
+class ChatRequest(GenerationRequest, kw_only=True):
+    """``echo``: the reply begins with the text of a last message that is the assistant's.
+    ``separate_reasoning`` false: what the model thinks is part of the content."""
+
+    messages: Raw
+    max_completion_tokens: NumTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None
+    tools: Raw = NULL
+    documents: Raw = NULL
+    chat_template: ChatTemplate | None = None
+    chat_template_kwargs: Raw = NULL
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    tool_choice: ToolChoiceField | None = None
+    parallel_tool_calls: bool | None = None
+    functions: Raw = NULL
+    function_call: FunctionChoice | None = None
+    reasoning_effort: Effort | None = None
+    include_reasoning: bool | None = None
+    separate_reasoning: bool | None = None
+    echo: bool | None = None
+    return_prompt_text: bool | None = None
+    history_limit: NumPromptTokens | None = None
+
+
+class CompletionRequest(GenerationRequest, kw_only=True):
+    """``max_tokens`` 0 computes the prompt alone, for its logprobs."""
+
+    prompt: Raw
+    max_tokens: Annotated[int, Meta(ge=0, le=MAX_INT32)] | None = None
+    echo: bool | None = None
+    logprobs: NumLogprobs | None = None
+
+
+class TokenizeRequest(Struct, kw_only=True):
+    """Either a prompt or messages, which may come with more for their template."""
+
+    model: str | None = None
+    prompt: Raw = NULL
+    messages: Raw = NULL
+    add_special_tokens: bool | None = None
+    return_token_strs: bool | None = None
+    return_token_offsets: bool | None = None
+    truncate_prompt_tokens: NumPromptTokens | None = None
+    truncation_side: TruncationSide | None = None
+    history_limit: NumPromptTokens | None = None
+    tools: Raw = NULL
+    documents: Raw = NULL
+    chat_template: ChatTemplate | None = None
+    chat_template_kwargs: Raw = NULL
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
+class DetokenizeRequest(Struct, kw_only=True):
+    tokens: Raw
+    model: str | None = None
+
+
+class AbortRequest(Struct, kw_only=True):
+    request_ids: Annotated[
+        list[Annotated[str, Meta(max_length=MAX_NAME_CHARS)]], Meta(max_length=MAX_ABORTED_IDS)
+    ]

@@ -1,0 +1,171 @@
+"""Parameters that clients of OpenAI, vLLM and SGLang know and that are not built here.
+
+Each is accepted with null and with the neutral values written beside it, which change nothing, and
+refused otherwise: nothing a client asks for is ignored in silence.
+"""
+
+from typing import Any
+
+from services.gateway.http.violations import show
+from shared.errors import InvalidRequest
+
+Neutral = dict[str, tuple[Any, ...]]
+
+WITHOUT_EFFECT: Neutral = {
+    "client_metadata": (),
+    "guided_decoding_backend": ("auto",),
+    "metadata": (),
+    "prediction": (),
+    "prompt_cache_key": (),
+    "prompt_cache_options": (),
+    "prompt_cache_retention": (),
+    "safety_identifier": (),
+    "service_tier": ("auto", "default"),
+    "session_id": (),
+    "store": (False,),
+    "user": (),
+    "verbosity": ("medium",),
+}
+"""Accepted with any value, though they change nothing; what differs from null and the values
+beside it is named in a header of the reply."""
+
+_COMMON: Neutral = {
+    "best_of": (1,),
+    "custom_logit_processor": (),
+    "detokenize": (True,),
+    "ec_transfer_params": (),
+    "kv_transfer_params": (),
+    "length_penalty": (1,),
+    "logits_processors": ([],),
+    "lora_path": (),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "no_stop_trim": (False,),
+    "return_hidden_states": (False,),
+    "return_mm_kwargs": (True, False),
+    "routed_experts_prompt_start": (0,),
+    "session_params": (),
+    "spaces_between_special_tokens": (True, False),
+    "stop_regex": ([],),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+    "watermarking": (False,),
+}
+
+CHAT: Neutral = _COMMON | {
+    "audio": (),
+    "modalities": (["text"],),
+    "moderation": (),
+    "stream_reasoning": (True,),
+    "web_search_options": (),
+}
+
+COMPLETION: Neutral = _COMMON | {
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "documents": ([],),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "messages": (),
+    "parallel_tool_calls": (True, False),
+    "prompt_embeds": (),
+    "reasoning_effort": ("none",),
+    "return_prompt_text": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+}
+
+RESPONSES: Neutral = _COMMON | {
+    "access_programs": ([],),
+    "background_options": (),
+    "context_management": ([],),
+    "conversation": (),
+    "echo": (False,),
+    "image": (),
+    "include_draft_logprobs": (False,),
+    "logprobs": (False,),
+    "max_completion_tokens": (),
+    "max_tokens": (),
+    "messages": (),
+    "modalities": (["text"],),
+    "moderation": (),
+    "n": (1,),
+    "prompt": (),
+    "prompt_logprobs": (),
+    "reasoning_effort": (),
+    "response_format": (),
+    "return_prompt_text": (False,),
+    "return_token_ids": (False,),
+    "return_token_offsets": (False,),
+    "return_tokens_as_token_ids": (False,),
+}
+
+TOKENIZE: Neutral = {
+    "functions": ([],),
+    "mm_processor_kwargs": ({},),
+}
+
+POOLING: Neutral = {
+    "activation": (),
+    "add_generation_prompt": (False,),
+    "additional_data": (),
+    "chat_template": (),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "data": (),
+    "data_1": (),
+    "data_2": (),
+    "embed_dtype": ("float32",),
+    "embedding_types": (["float"],),
+    "endianness": ("native", "little"),
+    "items": (),
+    "late_chunking": (False,),
+    "max_chunks_per_doc": (),
+    "max_tokens_per_doc": (),
+    "media_io_kwargs": ({},),
+    "messages": (),
+    "mm_processor_kwargs": ({},),
+    "padding": ("do_not_pad",),
+    "rank_fields": (["text"],),
+    "softmax": (),
+}
+
+REASONS = {
+    "best_of": "choices are not ranked here; n gives all of them",
+    "include_obfuscation": "no field is added to hide how long a token is",
+}
+
+
+def refuse_unsupported(fields: dict[str, Any], neutral: Neutral) -> None:
+    """Raises InvalidRequest for the first field whose value would change something."""
+    for name, value in fields.items():
+        if not _is_neutral(value, neutral[name]):
+            allowed = " or ".join(["null", *map(show, neutral[name])])
+            raise unsupported(name, value, allowed)
+
+
+def warnings_of(fields: dict[str, Any]) -> tuple[str, ...]:
+    """Names those of WITHOUT_EFFECT that ask for something."""
+    asked = [name for name, value in fields.items() if not _is_neutral(value, WITHOUT_EFFECT[name])]
+    return tuple(f"{name}: it changes nothing here" for name in sorted(asked))
+
+
+def unsupported(param: str, value: Any, allowed: str) -> InvalidRequest:
+    reason = REASONS.get(param.rpartition(".")[2])
+    why = f" ({reason})" if reason else ""
+    return InvalidRequest(
+        f"{param} is {show(value)}, which is not supported{why}; allowed: {allowed}",
+        param=param,
+        code="unsupported_parameter",
+    )
+
+
+def _is_neutral(value: Any, neutral: tuple[Any, ...]) -> bool:
+    return value is None or any(_is_same(value, other) for other in neutral)
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Equality of JSON values: to Python 1 is True, to a client it is not."""
+    return isinstance(value, bool) == isinstance(other, bool) and bool(value == other)

@@ -1,0 +1,47 @@
+"""What the parsers of calls have in common."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from services.gateway.text.collector import Collector
+from services.gateway.text.json_text import JsonText
+from services.gateway.text.source import Broken, Markers, MarkerTable, Source, Waiting
+
+_NAME = re.compile(r"[\w.:/-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """``stops`` are the markers around calls: none comes within a call, but in a string of it."""
+
+    source: Source
+    out: Collector
+    functions: Mapping[str, Any]
+    json: JsonText
+    stops: Markers
+    table: MarkerTable
+
+    def markers(self, *texts: str) -> Markers:
+        return self.table.of(*texts)
+
+    def start_call(self, name: str, is_known: bool = False, call_id: str | None = None) -> None:
+        """From here on the text is a call and nothing else; ``is_known``: only of a function that
+        there is."""
+        if not name or (is_known and name not in self.functions):
+            raise Broken
+        self.out.start_call(name, call_id)
+        self.source.recorded()
+
+    def read_name(self) -> Waiting[str]:
+        """The name of a function, without the blanks around it."""
+        yield from self.source.skip_blanks()
+        pieces: list[str] = []
+        while (yield from self.source.next_char()):
+            text = self.source.take_match(_NAME)
+            if not text:
+                break
+            pieces.append(text)
+        yield from self.source.skip_blanks()
+        return "".join(pieces)

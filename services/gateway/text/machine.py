@@ -1,0 +1,155 @@
+"""Splits the text of a choice into reasoning, content and calls of tools as it comes. Pure.
+
+    rules = OutputRules(                       # one for a request
+        tools=find_tool_format(...), reasoning=REASONING_FORMATS.get(...),
+        added_tokens={...},                    # texts of the vocabulary's added tokens
+        functions={"name": schema of its parameters}, is_parallel=True,
+    )
+    machine = OutputMachine(rules, accepted.start, seed=f"{request}/{choice}")
+    events = machine.push(text, marks)         # with each Delta
+    events = machine.finish()                  # once, at the end
+
+The events of a whole reply are those of the stream, one after the other: the same text and marks
+make the same events, joined, wherever they are cut. ``seed`` gives calls their ids, where the model
+does not write them, so that a replay changes none.
+"""
+
+from collections import deque
+from collections.abc import Container, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from services.gateway.text.collector import Collector, Over
+from services.gateway.text.context import Context
+from services.gateway.text.events import Event, TokenMark
+from services.gateway.text.harmony_reply import HarmonyReply
+from services.gateway.text.json_text import JsonText
+from services.gateway.text.reasoning_count import ReasoningCount
+from services.gateway.text.reply import Reply
+from services.gateway.text.source import Markers, MarkerTable, Source, Token, Waiting
+from shared.dialects.formats import HarmonyLayout, ReasoningFormat, ToolFormat
+from shared.wire.messages import OutputStart
+
+
+@dataclass(frozen=True)
+class OutputRules:
+    """What is looked for in the output of a request.
+
+    ``tools`` None: calls are not looked for, and what would be one is content; ``reasoning`` None:
+    nor is reasoning. A marker that is one of ``added_tokens`` is found by its Mark alone, any
+    other in the text; these may be all texts of the vocabulary, for only markers in brackets are
+    looked up. ``functions`` are the tools, by name, with the JSON schemas of their
+    parameters. Unless ``is_parallel``, what follows the first call is dropped.
+    """
+
+    tools: ToolFormat | None = None
+    reasoning: ReasoningFormat | None = None
+    added_tokens: Container[str] = frozenset()
+    functions: Mapping[str, Any] = field(default_factory=dict)
+    is_parallel: bool = True
+    table: MarkerTable = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "table", MarkerTable(self.added_tokens))
+
+    @property
+    def markers(self) -> Markers:
+        """All that are looked for."""
+        formats = (each for each in (self.tools, self.reasoning) if each is not None)
+        return self.table.of(*sorted(frozenset[str]().union(*(each.markers for each in formats))))
+
+
+class OutputMachine:
+    """``num_calls`` have begun. ``is_over``: nothing that follows is of interest, so the choice may
+    be cancelled."""
+
+    def __init__(self, rules: OutputRules, start: OutputStart, seed: str) -> None:
+        self.is_over = False
+        self._source = Source()
+        ids = rules.tools.ids if rules.tools is not None else "call"
+        self._out = Collector(ids, seed, rules.is_parallel)
+        self._count = ReasoningCount()
+        self._marks: deque[TokenMark] = deque()
+        self._held = ""  # the text of a token that has not come as a whole
+        self._position = 0  # of what is held, or of what comes next
+        self._tokens = rules.markers.tokens
+        self._parser = self._parse(rules, start)
+
+    @property
+    def num_calls(self) -> int:
+        return self._out.num_calls
+
+    @property
+    def num_chars(self) -> int:
+        """How much of the text was read; where it ``is_over``, all that is of interest."""
+        return self._source.num_chars
+
+    @property
+    def has_open_call(self) -> bool:
+        """Whether the last call has not come to its end."""
+        return self._out.has_open_call
+
+    def push(self, text: str, marks: Sequence[TokenMark] = ()) -> list[Event]:
+        """The next part of the choice's text, and the marks that came with it, in order."""
+        if self.is_over:
+            return []
+        self._marks.extend(mark for mark in marks if mark.text in self._tokens)
+        self._put(self._held + text)
+        next(self._parser, None)
+        return self._out.take()
+
+    def finish(self) -> list[Event]:
+        """What was held back."""
+        if not self.is_over:
+            self._source.put(self._held)
+            self._source.end()
+            next(self._parser, None)
+            self._out.finish()
+        return self._out.take()
+
+    def num_reasoning_tokens(self, num_tokens: int) -> int | None:
+        """How many of the choice's ``num_tokens`` were reasoning, its markers not counted; None:
+        that cannot be told, because a marker was text."""
+        return self._count.total(num_tokens)
+
+    def _put(self, text: str) -> None:
+        """Gives ``text`` to the parser, its tokens as such; one that is cut is held."""
+        begin = 0
+        end = len(text)
+        while self._marks and self._marks[0].position - self._position <= len(text):
+            mark = self._marks[0]
+            at = max(begin, mark.position - self._position)
+            if at + mark.num_chars > len(text):
+                end = at
+                break
+            self._source.put(text[begin:at])
+            begin = at + mark.num_chars
+            self._source.put(Token(mark.text, text[at:begin], mark.index))
+            self._marks.popleft()
+        self._source.put(text[begin:end])
+        self._held = text[end:]
+        self._position += end
+
+    def _parse(self, rules: OutputRules, start: OutputStart) -> Waiting[None]:
+        with suppress(Over):
+            yield from self._reply(rules, start)
+            return
+        self.is_over = True
+
+    def _reply(self, rules: OutputRules, start: OutputStart) -> Waiting[None]:
+        tools, reasoning = rules.tools, rules.reasoning
+        has_channels = tools is not None and isinstance(tools.layout, HarmonyLayout)
+        if has_channels or (reasoning is not None and reasoning.is_harmony):
+            return HarmonyReply(
+                self._source,
+                self._out,
+                self._count,
+                rules.table,
+                has_reasoning=reasoning is not None,
+                has_calls=tools is not None,
+            ).read(start)
+        stops = rules.table.of(*sorted(tools.outer_markers if tools is not None else ()))
+        json = JsonText(self._source, stops)
+        context = Context(self._source, self._out, rules.functions, json, stops, rules.table)
+        return Reply(context, tools, reasoning, self._count).read(start)

@@ -1,0 +1,147 @@
+"""Arguments that a model writes as text between markers, made into JSON as they come."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from services.gateway.text.context import Context
+from services.gateway.text.json_text import Sink
+from services.gateway.text.source import Broken, Markers, Waiting
+from services.gateway.text.value_types import ANY, json_of, json_string, types_of_parameters
+
+_NULLS = ("null", "None")
+_MAX_NULL_CHARS = 64  # with blanks
+
+
+class RawArguments:
+    """The object of the arguments of one call. ``padding`` is one character, or none, that stands
+    on both sides of a value and is no part of it."""
+
+    def __init__(self, context: Context, name: str, padding: str = "") -> None:
+        self._source = context.source
+        self._out = context.out
+        self._types: Mapping[str, frozenset[str]] = types_of_parameters(context.functions.get(name))
+        self._padding = padding
+        self._num_values = 0
+
+    def read_value(self, key: str, close: Markers) -> Waiting[None]:
+        """The value of parameter ``key``, and ``close`` behind it."""
+        self._out.arguments(", " if self._num_values else "{")
+        self._out.arguments(json_string(key) + ": ")
+        self._num_values += 1
+        value = self._new_value(self._types.get(key, ANY))
+        marker = None
+        while marker is None:
+            text, marker = yield from self._source.read(close)
+            if text:
+                value.add(text)
+            elif marker is None:
+                value.cut()
+                raise Broken
+        value.end()
+
+    def _new_value(self, types: frozenset[str]) -> "_Value":
+        if types == {"string"}:
+            return _String(self._out.arguments, self._padding)
+        if types == {"string", "null"}:
+            return _StringOrNull(self._out.arguments, self._padding)
+        return _Typed(self._out.arguments, self._padding, types)
+
+    def end(self) -> None:
+        if self._num_values:
+            self._out.arguments("}")
+        self._out.end_call()
+
+
+class _Value(Protocol):
+    def add(self, text: str) -> None: ...
+
+    def end(self) -> None: ...
+
+    def cut(self) -> None:
+        """No more comes, and the value has not ended."""
+
+
+class _String:
+    """Written as it comes, but for a last character that may be padding."""
+
+    def __init__(self, sink: Sink, padding: str) -> None:
+        self._sink = sink
+        self._padding = padding
+        self._held = ""
+        self._has_begun = False
+        sink('"')
+
+    def add(self, text: str) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            text = text.removeprefix(self._padding)
+        text = self._held + text
+        shown = text.removesuffix(self._padding)
+        self._held = text[len(shown) :]
+        self._sink(json_string(shown)[1:-1])
+
+    def end(self) -> None:
+        self._sink('"')
+
+    def cut(self) -> None:
+        self._sink(json_string(self._held)[1:-1])
+
+
+class _Typed:
+    """Held until it has ended, for only then is it known what it is."""
+
+    def __init__(self, sink: Sink, padding: str, types: frozenset[str]) -> None:
+        self._sink = sink
+        self._padding = padding
+        self._types = types
+        self._pieces: list[str] = []
+
+    def add(self, text: str) -> None:
+        self._pieces.append(text)
+
+    def end(self) -> None:
+        text = "".join(self._pieces).removeprefix(self._padding).removesuffix(self._padding)
+        self._sink(json_of(text, self._types))
+
+    def cut(self) -> None:
+        self._sink("".join(self._pieces))
+
+
+class _StringOrNull:
+    """A string from the first character on that tells it from null."""
+
+    def __init__(self, sink: Sink, padding: str) -> None:
+        self._sink = sink
+        self._padding = padding
+        self._held: list[str] = []
+        self._begun = ""  # without the blanks before it
+        self._string: _String | None = None
+
+    def add(self, text: str) -> None:
+        if self._string is not None:
+            self._string.add(text)
+            return
+        self._held.append(text)
+        self._begun = (self._begun + text).lstrip()
+        may_be_null = any(word.startswith(self._begun.rstrip()) for word in _NULLS)
+        if not may_be_null or len(self._begun) > _MAX_NULL_CHARS:
+            self._write_string()
+
+    def _write_string(self) -> None:
+        self._string = _String(self._sink, self._padding)
+        self._string.add("".join(self._held))
+
+    def end(self) -> None:
+        if self._string is None and self._begun.rstrip() in _NULLS:
+            self._sink("null")
+            return
+        if self._string is None:
+            self._write_string()
+        if self._string is not None:
+            self._string.end()
+
+    def cut(self) -> None:
+        if self._string is None:
+            self._write_string()
+        if self._string is not None:
+            self._string.cut()

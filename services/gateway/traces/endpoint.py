@@ -1,0 +1,61 @@
+"""``/v1/traces``: where the time of a request went. A client sees those of its own API key."""
+
+import re
+
+from aiohttp import web
+
+from services.gateway.http.account import owner_of
+from services.gateway.http.json_reply import json_response
+from services.gateway.http.violations import show
+from services.gateway.traces.objects import TraceList, summary, trace_object
+from services.gateway.traces.store import TraceStore
+from shared.errors import InvalidRequest, NotFound
+
+ROUTE = "/v1/traces"
+MAX_LISTED = 100
+NUM_LISTED = 20
+NEWEST, SLOWEST = "newest", "slowest"
+
+
+class Traces:
+    def __init__(self, store: TraceStore) -> None:
+        self._store = store
+
+    def routes(self) -> list[web.RouteDef]:
+        return [web.get(ROUTE, self._list), web.get(ROUTE + "/{id:.+}", self._get)]
+
+    async def _list(self, request: web.Request) -> web.Response:
+        self._check_on()
+        order, limit = request.query.get("order", NEWEST), _limit(request.query.get("limit"))
+        if order not in (NEWEST, SLOWEST):
+            raise InvalidRequest(
+                f"order is {show(order)}; expected {NEWEST} or {SLOWEST}", param="order"
+            )
+        found = self._store.last(owner_of(request), limit, is_by_duration=order == SLOWEST)
+        return json_response(TraceList([summary(kept) for kept in found]))
+
+    async def _get(self, request: web.Request) -> web.Response:
+        self._check_on()
+        trace_id = request.match_info["id"]
+        if (kept := self._store.find(trace_id, owner_of(request))) is None:
+            raise NotFound(
+                f"there is no trace {show(trace_id)}: it is kept when the request has ended, by the"
+                " gateway that served it, as long as trace-store-bytes and trace-store-age-s allow",
+                code="trace_not_found",
+            )
+        return json_response(trace_object(kept))
+
+    def _check_on(self) -> None:
+        if not self._store.is_on:
+            raise NotFound(
+                "this server keeps no traces: trace-store-bytes is 0", code="traces_disabled"
+            )
+
+
+def _limit(text: str | None) -> int:
+    """Raises InvalidRequest."""
+    if text is None:
+        return NUM_LISTED
+    if not re.fullmatch("[0-9]{1,9}", text) or not 1 <= int(text) <= MAX_LISTED:
+        raise InvalidRequest(f"limit is {show(text)}; expected 1 to {MAX_LISTED}", param="limit")
+    return int(text)

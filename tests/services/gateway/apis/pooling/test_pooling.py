@@ -1,0 +1,244 @@
+"""Requests of many inputs: how many the mesh has, what waits, what ends them all."""
+
+import asyncio
+import base64
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import msgspec
+import numpy as np
+import pytest
+
+from services.gateway.apis.pooling import schema as pooling_schema
+from services.gateway.apis.pooling.endpoint import ROUTES
+from services.gateway.apis.pooling.parse import MAX_OPEN_INPUTS
+from services.gateway.apis.pooling.scoring import parse_score
+from services.gateway.chat.requests import unsupported
+from services.gateway.http.api_keys import GENERATING_ROUTES
+from services.gateway.service import GatewayService
+from shared.errors import InvalidRequest
+from shared.wire.messages import Delta, Deltas, Finished, PoolingInfo, RunKind, State, TokenRun
+from shared.wire.token_arrays import TokenArrays
+from tests.services.gateway.fakes import (
+    LIMITS,
+    MODEL,
+    NUM_PROMPT_TOKENS,
+    FakeTokenizer,
+    Submitted,
+    fake_tokenizer,
+    running_gateway,
+    until,
+)
+
+TABLE = Path(__file__).parents[5] / "docs" / "pooling.md"
+POOLING = PoolingInfo("embed", "mean", "normalize", 3, is_matryoshka=True)
+EMBEDDER = msgspec.structs.replace(MODEL, runner="pooling", pooling=POOLING)
+
+
+@asynccontextmanager
+async def mesh(directory: Path, **settings: Any) -> AsyncIterator[tuple[Any, ...]]:
+    async with (
+        fake_tokenizer(directory, model=EMBEDDER) as tokenizer,
+        running_gateway(directory, **settings) as gateway,
+    ):
+        await until(lambda: gateway.status().state == State.READY)
+        base = f"http://127.0.0.1:{gateway.port}"
+        async with aiohttp.ClientSession(base) as http:
+            yield http, tokenizer, gateway
+
+
+async def embed(http: aiohttp.ClientSession, num: int, **body: Any) -> tuple[int, Any]:
+    texts = [f"text {number}" for number in range(num)]
+    async with http.post("/v1/embeddings", json={"input": texts} | body) as response:
+        return response.status, await response.json()
+
+
+def number_of(request: Submitted) -> int:
+    return int(request.submit.request.rpartition("/")[2])
+
+
+def pool(request: Submitted) -> None:
+    """Its vector has the number of the prompt, and comes with the end."""
+    run = TokenRun(1, 3, kind=RunKind.POOLED)
+    row, end = Delta(*request.key, 0, 0, run), Finished(*request.key, 0, "length", 0)
+    values = np.array([number_of(request), 0.5, -1], np.float32)
+    arrays = TokenArrays(np.ones(1, np.int32), values, ranks=np.zeros(1, np.int32))
+    request.peer.send(Deltas([row], [end]), *arrays)
+
+
+async def answer(tokenizer: FakeTokenizer, num: int) -> list[Submitted]:
+    """Of the next ``num``, one after the other: further ones come when these have ended."""
+    requests = []
+    for _ in range(num):
+        requests.append(await tokenizer.accepted())
+        pool(requests[-1])
+    return requests
+
+
+async def test_a_request_has_a_window_of_inputs_in_the_mesh(tmp_path: Path) -> None:
+    num = MAX_OPEN_INPUTS + 40
+    async with mesh(tmp_path) as (http, tokenizer, _):
+        asked = asyncio.create_task(embed(http, num))
+        await until(lambda: tokenizer.submitted.qsize() == MAX_OPEN_INPUTS)
+        await asyncio.sleep(0.05)
+        assert tokenizer.submitted.qsize() == MAX_OPEN_INPUTS
+        requests = await answer(tokenizer, num)
+        assert sorted(map(number_of, requests)) == list(range(num))
+        wanted = requests[0].submit.params.pooling
+        assert (wanted.pooling_type, wanted.activation, wanted.num_dims) == ("mean", "normalize", 0)
+        assert requests[0].submit.params.max_tokens == 0
+        status, reply = await asked
+        assert status == 200
+        assert [each["embedding"] for each in reply["data"]] == [[i, 0.5, -1] for i in range(num)]
+        assert reply["usage"]["prompt_tokens"] == num * NUM_PROMPT_TOKENS
+
+
+async def test_an_input_that_finds_no_room_waits_once_others_were_accepted(tmp_path: Path) -> None:
+    async with mesh(tmp_path) as (http, tokenizer, _):
+        asked = asyncio.create_task(embed(http, MAX_OPEN_INPUTS + 1, encoding_format="base64"))
+        await answer(tokenizer, MAX_OPEN_INPUTS)
+        last = await tokenizer.submitted.get()
+        last.fail(429, "overloaded", "the queue is full", retry_after_s=0.01)
+        (again,) = await answer(tokenizer, 1)
+        assert (number_of(again), again.submit.attempt) == (MAX_OPEN_INPUTS, 2)
+        status, reply = await asked
+        assert status == 200
+        found = np.frombuffer(base64.b64decode(reply["data"][-1]["embedding"]), "<f4")
+        assert found.tolist() == [MAX_OPEN_INPUTS, 0.5, -1]
+
+
+async def test_without_room_for_its_first_inputs_a_request_is_refused(tmp_path: Path) -> None:
+    async with mesh(tmp_path) as (http, tokenizer, _):
+        asked = asyncio.create_task(embed(http, 3))
+        requests = [await tokenizer.submitted.get() for _ in range(3)]
+        requests[1].fail(429, "overloaded", "the queue is full", retry_after_s=3)
+        assert (await asked)[0] == 429
+        cancelled = await tokenizer.cancelled.get()
+        assert {each.request for each in cancelled.keys} == {
+            requests[0].key[0],
+            requests[2].key[0],
+        }
+
+
+async def test_what_is_asked_for_in_vain_is_named_in_a_header(tmp_path: Path) -> None:
+    async with mesh(tmp_path) as (http, tokenizer, _):
+        for fields, expected in (
+            (
+                {"user": "ada", "colour": 1},
+                "user: it changes nothing here, colour: unknown, ignored",
+            ),
+            ({"user": None, "endianness": "little", "encoding_format": "float"}, None),
+        ):
+            response, _ = await asyncio.gather(
+                http.post("/v1/embeddings", json={"input": "a"} | fields), answer(tokenizer, 1)
+            )
+            async with response:
+                assert response.status == 200
+                assert response.headers.get("X-Shoal-Warnings") == expected
+
+
+async def test_what_is_wrong_with_one_input_names_it_and_ends_all(tmp_path: Path) -> None:
+    async with mesh(tmp_path) as (http, tokenizer, gateway):
+        asked = asyncio.create_task(embed(http, 3))
+        requests = [await tokenizer.accepted() for _ in range(3)]
+        pool(requests[0])
+        requests[1].fail(400, "context_length_exceeded", "it has 99 tokens", param="prompt")
+        status, reply = await asked
+        assert status == 400
+        assert reply["error"]["param"] == "input[1]"
+        assert reply["error"]["message"] == "input[1]: it has 99 tokens"
+        cancelled = await tokenizer.cancelled.get()
+        assert [each.request for each in cancelled.keys] == [requests[2].key[0]]
+        await until(lambda: is_idle(gateway))
+
+
+async def test_a_client_that_leaves_takes_its_inputs_with_it(tmp_path: Path) -> None:
+    async with mesh(tmp_path) as (http, tokenizer, gateway):
+        asked = asyncio.create_task(embed(http, MAX_OPEN_INPUTS + 5))
+        await tokenizer.accepted()
+        asked.cancel()
+        assert len((await tokenizer.cancelled.get()).keys) == MAX_OPEN_INPUTS
+        await until(lambda: is_idle(gateway))
+        await asyncio.sleep(0.05)
+        assert tokenizer.submitted.qsize() == MAX_OPEN_INPUTS - 1
+
+
+async def test_an_aborted_request_says_so(tmp_path: Path) -> None:
+    async with mesh(tmp_path) as (http, tokenizer, _):
+        asked = asyncio.create_task(embed(http, 2, request_id="mine"))
+        requests = [await tokenizer.accepted() for _ in range(2)]
+        pool(requests[0])
+        async with http.post("/abort_requests", json={"request_ids": ["mine"]}) as response:
+            assert (await response.json())["aborted"] == ["mine"]
+        status, reply = await asked
+        assert (status, reply["error"]["code"]) == (400, "request_aborted")
+
+
+async def test_vectors_count_in_what_the_gateway_may_hold(tmp_path: Path) -> None:
+    large = msgspec.structs.replace(POOLING, size=4096)
+    model = msgspec.structs.replace(EMBEDDER, pooling=large)
+    async with (
+        fake_tokenizer(tmp_path, model=model),
+        running_gateway(tmp_path, max_buffered_bytes=1 << 20) as gateway,
+    ):
+        await until(lambda: gateway.status().state == State.READY)
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
+            status, reply = await embed(http, 65)
+        assert (status, reply["error"]["param"]) == (400, "input")
+        assert "max-buffered-bytes = 1048576" in reply["error"]["message"]
+
+
+def is_idle(gateway: GatewayService) -> bool:
+    return gateway.status().load == 0 and gateway._admission._num_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "words"),
+    [
+        ({"text_1": "a", "text_2": "b", "queries": "c"}, "queries", "beside text_1"),
+        ({"queries": "a", "documents": "b", "text_2": "c"}, "text_2", "beside queries"),
+        ({"documents": "b"}, "queries", "required"),
+        ({"text_1": "a"}, "text_2", "required"),
+    ],
+)
+def test_one_pair_of_fields_is_scored(fields: dict[str, str], param: str, words: str) -> None:
+    with pytest.raises(InvalidRequest, match=words) as error:
+        parse_score(msgspec.json.encode(fields), EMBEDDER, LIMITS)
+    assert error.value.param == param
+
+
+def test_every_field_is_in_the_table() -> None:
+    rows = [line for line in TABLE.read_text().splitlines() if line.startswith("| `")]
+    written = {name for row in rows for name in re.findall(r"`([a-z_0-9]+)`", row.split("|")[1])}
+    kinds = [each for name, each in vars(pooling_schema).items() if name.endswith("Request")]
+    fields = {name for kind in kinds for name in kind.__struct_fields__}
+    assert fields | set(unsupported.POOLING) <= written
+    assert written - fields - set(unsupported.POOLING) <= {"user"}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/completions"])
+async def test_a_model_that_pools_writes_no_texts(tmp_path: Path, path: str) -> None:
+    async with mesh(tmp_path) as (http, _, _):
+        body = {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}
+        async with http.post(path, json=body) as response:
+            error = (await response.json())["error"]
+        assert (response.status, error["code"]) == (400, "model_does_not_generate")
+        assert "/v1/embeddings" in error["message"]
+
+
+async def test_api_keys_are_checked_and_their_limits_hold(tmp_path: Path) -> None:
+    assert ROUTES.keys() <= GENERATING_ROUTES
+    settings = {"api_key": ["secret"], "max_tokens_per_minute_per_key": 1}
+    async with mesh(tmp_path, **settings) as (http, tokenizer, _):
+        assert (await embed(http, 1))[0] == 401
+        http.headers["Authorization"] = "Bearer secret"
+        asked = asyncio.create_task(embed(http, 2))
+        requests = await answer(tokenizer, 2)
+        assert requests[0].submit.owner
+        assert (await asked)[0] == 200
+        status, reply = await embed(http, 1)
+        assert (status, reply["error"]["code"]) == (429, "rate_limit_exceeded")

@@ -1,0 +1,82 @@
+"""The files of the page at ``/``: what is served, to whom, and with which headers. A browser tries
+the page itself in tests/page."""
+
+import gzip
+import re
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from services.gateway.page.endpoint import FOLDER, TYPES
+from tests.services.gateway.fakes import FakeTokenizer, running_gateway
+
+MAX_BYTES = 200_000
+FILES = sorted(path for path in FOLDER.rglob("*") if path.suffix in TYPES)
+REFERENCE = re.compile(r'(?:(?:href|src)=|from |url\()"([^"#]+)"')
+
+
+async def test_all_files_are_served_as_what_they_are(http: aiohttp.ClientSession) -> None:
+    for path in FILES:
+        name = path.relative_to(FOLDER).as_posix()
+        async with http.get("/" if name == "index.html" else f"/page/{name}") as response:
+            assert response.status == 200, name
+            assert response.headers["Content-Type"] == TYPES[path.suffix]
+            assert response.headers["X-Content-Type-Options"] == "nosniff"
+            assert await response.read() == path.read_bytes()
+
+
+async def test_nothing_inline_and_nothing_from_elsewhere_is_allowed(
+    http: aiohttp.ClientSession,
+) -> None:
+    async with http.get("/") as response:
+        policy = response.headers["Content-Security-Policy"]
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert {rules[f"{name}-src"] for name in ("script", "style", "connect")} == {"'self'"}
+    assert rules["frame-ancestors"] == rules["base-uri"] == "'none'"
+    assert rules["require-trusted-types-for"] == "'script'"
+
+
+async def test_a_browser_that_has_a_file_gets_none(http: aiohttp.ClientSession) -> None:
+    async with http.get("/page/app.js") as response:
+        tag = response.headers["ETag"]
+    for given, status in ((tag, 304), (f'"other", {tag}', 304), ('"other"', 200)):
+        async with http.get("/page/app.js", headers={"If-None-Match": given}) as response:
+            assert response.status == status
+            assert response.headers["ETag"] == tag
+
+
+@pytest.mark.parametrize("name", ["nothing.js", "../service.py", "%2e%2e/service.py", "vendor"])
+async def test_other_files_are_not_there(http: aiohttp.ClientSession, name: str) -> None:
+    async with http.get(f"/page/{name}") as response:
+        assert response.status == 404
+
+
+async def test_the_page_needs_no_key_and_can_be_turned_off(
+    tmp_path: Path, tokenizer: FakeTokenizer
+) -> None:
+    for is_on, expected in ((True, [200, 200, 401]), (False, [401, 401, 401])):
+        async with (
+            running_gateway(tmp_path, api_key=["k"], page=is_on) as gateway,
+            aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as session,
+        ):
+            statuses = []
+            for path in ("/", "/page/app.js", "/v1/models"):
+                async with session.get(path) as response:
+                    statuses.append(response.status)
+            assert statuses == expected
+
+
+def test_the_page_is_small() -> None:
+    assert sum(len(gzip.compress(path.read_bytes())) for path in FILES) < MAX_BYTES
+
+
+def test_what_files_refer_to_is_there() -> None:
+    missing = []
+    for path in FILES:
+        if path.suffix in (".html", ".css", ".js") and "vendor" not in path.parts:
+            base = FOLDER.parent if path.name == "index.html" else path.parent
+            found = REFERENCE.findall(path.read_text())
+            missing += [(path, each) for each in found if not (base / each).resolve().is_file()]
+    assert not missing

@@ -1,0 +1,389 @@
+"""What models write where they call tools, and what it means."""
+
+from tests.services.gateway.text.replies import Told
+
+NOW = ("call", "now", "{}")
+PARIS = ("call", "weather", '{"city": "Paris"}')
+
+HERMES_NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+HERMES_PARIS = '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}}\n</tool_call>'
+CODER_PARIS = (
+    "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n</function>\n"
+    "</tool_call>"
+)
+V3_PARIS = (
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>weather\n```json\n"
+    '{"city": "Paris"}\n```<｜tool▁call▁end｜>'
+)
+V3_NOW = "<｜tool▁call▁begin｜>function<｜tool▁sep｜>now\n```json\n{}\n```<｜tool▁call▁end｜>"
+KIMI_NOW = "<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{}<|tool_call_end|>"
+KIMI_PARIS = (
+    "<|tool_call_begin|>functions.weather:1<|tool_call_argument_begin|>"
+    '{"city": "Paris"}<|tool_call_end|>'
+)
+
+
+def kimi(calls: str) -> str:
+    return f"<|tool_calls_section_begin|>{calls}<|tool_calls_section_end|>"
+
+
+def deepseek(calls: str) -> str:
+    return f"<｜tool▁calls▁begin｜>{calls}<｜tool▁calls▁end｜>"
+
+
+def weather(arguments: str) -> tuple[str, str, str]:
+    return ("call", "weather", arguments)
+
+
+def coder(parameters: str) -> str:
+    return f"<tool_call>\n<function=weather>\n{parameters}</function>\n</tool_call>"
+
+
+def glm(pairs: str) -> str:
+    return f"<tool_call>weather\n{pairs}</tool_call>"
+
+
+def invoke(parameters: str) -> str:
+    return f'<invoke name="weather">\n{parameters}</invoke>\n'
+
+
+# What models write as they should.
+GOOD: list[tuple[str, str, list[Told]]] = [
+    ("hermes", HERMES_NOW, [NOW]),
+    ("hermes", f"{HERMES_PARIS}\n{HERMES_NOW}", [PARIS, NOW]),
+    ("hermes", f"{HERMES_PARIS}{HERMES_NOW}", [PARIS, NOW]),
+    ("hermes", f"Let me see.\n{HERMES_PARIS}\n", [("content", "Let me see."), PARIS]),
+    ("hermes", f"\n\n{HERMES_PARIS}\n\nDone.\n", [PARIS, ("content", "Done.\n")]),
+    ("ernie45", f"{HERMES_PARIS}\n{HERMES_NOW}\n", [PARIS, NOW]),
+    ("qwen3_coder", f"{CODER_PARIS}\n{CODER_PARIS}", [PARIS, PARIS]),
+    ("qwen3_coder", "<tool_call>\n<function=now>\n</function>\n</tool_call>", [NOW]),
+    (
+        "mimo",
+        "<tool_call><function=weather><parameter=city>Paris</parameter></function></tool_call>",
+        [PARIS],
+    ),
+    (
+        "seed_oss",
+        "<seed:tool_call>\n<function=weather>\n<parameter=city>Paris</parameter>\n</function>\n"
+        "</seed:tool_call>",
+        [PARIS],
+    ),
+    (
+        "minimax_m2",
+        "<minimax:tool_call>\n"
+        + invoke('<parameter name="city">Paris</parameter>\n') * 2
+        + "</minimax:tool_call>",
+        [PARIS, PARIS],
+    ),
+    (
+        "llama3_json",
+        '{"name": "weather", "parameters": {"city": "Paris"}}; {"name": "now", "parameters": {}}',
+        [PARIS, NOW],
+    ),
+    ("llama3_json", '<|python_tag|>{"name": "now", "parameters": {}}', [NOW]),
+    ("llama3_json", '{"type": "function", "name": "now", "arguments": {}}', [NOW]),
+    ("pythonic", "[weather(city='Paris'), now()]", [PARIS, NOW]),
+    ("pythonic", '<|python_start|>[weather(city="Paris")]<|python_end|>', [PARIS]),
+    (
+        "lfm2",
+        "<|tool_call_start|>[weather(city='Paris'), now()]<|tool_call_end|>",
+        [PARIS, NOW],
+    ),
+    (
+        "cohere_command3",
+        '<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": "weather", "parameters":'
+        ' {"city": "Paris"}},\n    {"tool_call_id": "1", "tool_name": "now", "parameters": {}}\n'
+        "]<|END_ACTION|>",
+        [PARIS, NOW],
+    ),
+    (
+        "olmo3",
+        '<function_calls>\nweather(city="Paris")\nnow()\n</function_calls>',
+        [PARIS, NOW],
+    ),
+    ("deepseek_v3", deepseek(f"{V3_PARIS}\n{V3_NOW}"), [PARIS, NOW]),
+    (
+        "deepseek_v31",
+        deepseek(
+            '<｜tool▁call▁begin｜>weather<｜tool▁sep｜>{"city": "Paris"}<｜tool▁call▁end｜>' * 2
+        ),
+        [PARIS, PARIS],
+    ),
+    ("kimi_k2", kimi(KIMI_NOW + KIMI_PARIS), [NOW, PARIS]),
+    (
+        "glm45",
+        glm("<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n")
+        + "\n<tool_call>now\n</tool_call>",
+        [PARIS, NOW],
+    ),
+    (
+        "glm47",
+        "<tool_call>weather<arg_key>city</arg_key><arg_value>Paris</arg_value></tool_call>"
+        "<tool_call>now</tool_call>",
+        [PARIS, NOW],
+    ),
+    (
+        "mistral",
+        '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Paris"}}, '
+        '{"name": "now", "arguments": {}}]',
+        [PARIS, NOW],
+    ),
+    (
+        "mistral_v11",
+        '[TOOL_CALLS]weather[ARGS]{"city": "Paris"}[TOOL_CALLS]now[ARGS]{}',
+        [PARIS, NOW],
+    ),
+    ("mistral_v11", '[TOOL_CALLS]weather[CALL_ID]123456789[ARGS]{"city": "Paris"}', [PARIS]),
+    ("granite", '<|tool_call|>[{"name": "now", "arguments": {}}]', [NOW]),
+    ("phi4_mini_json", 'functools[{"name": "now", "arguments": {}}]', [NOW]),
+    (
+        "openai",
+        "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+        '{"city": "Paris"}<|call|>',
+        [PARIS],
+    ),
+    (
+        "openai",
+        ' to=functions.weather<|channel|>commentary json<|message|>{"city": "Paris"}<|call|>',
+        [PARIS],
+    ),
+    (
+        "openai",
+        "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant<|channel|>commentary"
+        " to=functions.now<|message|><|call|>",
+        [("content", "Let me see."), NOW],
+    ),
+]
+
+# What goes wrong in parsers, and what models get wrong.
+HARD: list[tuple[str, str, list[Told]]] = [
+    # markers, names and braces in a string are text
+    (
+        "hermes",
+        r'<tool_call>{"name": "weather", "arguments": {"city": "</tool_call>{\"name\": \"now\"}}"}}'
+        "</tool_call>",
+        [weather(r'{"city": "</tool_call>{\"name\": \"now\"}}"}')],
+    ),
+    (
+        "hermes",
+        r'<tool_call>{"name": "weather", "arguments": '
+        r'{"a": {"b": ["}", "\\", "\\\"{"]}, "c": -1.5e3}}'
+        "</tool_call>",
+        [weather(r'{"a": {"b": ["}", "\\", "\\\"{"]}, "c": -1.5e3}')],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"arguments": {"city": "Paris"}, "name": "weather"}</tool_call>',
+        [PARIS],
+    ),
+    ("hermes", '<tool_call>{"name": "now"}</tool_call>', [NOW]),
+    ("hermes", '<tool_call>{"name": "now", "arguments": null}</tool_call>', [NOW]),
+    ("hermes", '<tool_call>{"id": [1, {"a": "}"}], "name": "now"}</tool_call>', [NOW]),
+    (
+        "hermes",
+        r'<tool_call>{"name": "weather", "arguments": "{\"city\": \"Par\u00eds \ud83d\ude00\\n\"}"}'
+        "</tool_call>",
+        [weather(r'{"city": "París 😀\n"}')],
+    ),
+    (
+        "hermes",
+        '<tool_call>{"name": "weather", "arguments": "Paris"}</tool_call>',
+        [weather('"Paris"')],
+    ),
+    # half a character, which no reply could hold
+    (
+        "hermes",
+        r'<tool_call>{"name": "f\ud83d", "arguments": "{\"a\": \"\ude00\"}"}</tool_call>',
+        [("call", "f\ufffd", '{"a": "\ufffd"}')],
+    ),
+    # unknown functions are the client's to refuse
+    (
+        "hermes",
+        '<tool_call>{"name": "other", "arguments": {}}</tool_call>',
+        [("call", "other", "{}")],
+    ),
+    # a brace too many or too few
+    (
+        "hermes",
+        '<tool_call>\n{"name": "now", "arguments": {}}}\n</tool_call>',
+        [NOW, ("content", "}\n")],
+    ),
+    (
+        "hermes",
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"}\n</tool_call>\n'
+        + HERMES_NOW,
+        [PARIS, NOW],
+    ),
+    (
+        "hermes",
+        '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"</tool_call>' + HERMES_NOW,
+        [weather('{"city": "Paris"'), NOW],
+    ),
+    # what is no call is content
+    ("hermes", "<tool_call>hello</tool_call>", [("content", "<tool_call>hello</tool_call>")]),
+    ("hermes", "a < b <tool_cal", [("content", "a < b <tool_cal")]),
+    ("hermes", "Hi </tool_call> there\n", [("content", "Hi </tool_call> there\n")]),
+    ("hermes", "<tool_call>\n" + HERMES_NOW, [("content", "<tool_call>"), NOW]),
+    ("hermes", '<tool_call>{"a": 1}', [("content", '<tool_call>{"a": 1}')]),
+    ("hermes", '<tool_call>{"name": "wea', [("content", '<tool_call>{"name": "wea')]),
+    (
+        "hermes",
+        f"One\n{HERMES_NOW}\nTwo {HERMES_NOW} Three",
+        [("content", "One"), NOW, ("content", "\n\nTwo"), NOW, ("content", "  Three")],
+    ),
+    # cut
+    (
+        "hermes",
+        '<tool_call>{"name": "weather", "arguments": {"city": "Pa',
+        [weather('{"city": "Pa')],
+    ),
+    ("hermes", r'<tool_call>{"name": "weather", "arguments": {"c": "\u1', [weather(r'{"c": "\u1')]),
+    ("hermes", '<tool_call>{"name": "now", ', [("call", "now", "")]),
+    # values by their types
+    (
+        "qwen3_coder",
+        coder('<parameter=city>\n<b>"1"\n\n</parameter>\n<parameter=days>\n3\n</parameter>\n'),
+        [weather(r'{"city": "<b>\"1\"\n", "days": 3}')],
+    ),
+    (
+        "qwen3_coder",
+        coder("<parameter=days>\nmany\n</parameter>\n<parameter=note>\nnull\n</parameter>\n"),
+        [weather('{"days": "many", "note": null}')],
+    ),
+    (
+        "qwen3_coder",
+        coder(
+            "<parameter=note>\nnull and void\n</parameter>\n<parameter=city>\n12\n</parameter>\n"
+        ),
+        [weather('{"note": "null and void", "city": "12"}')],
+    ),
+    (
+        "qwen3_coder",
+        coder('<parameter=tags>\n["a", "b"]\n</parameter>\n<parameter=any>\nTrue\n</parameter>\n'),
+        [weather('{"tags": ["a", "b"], "any": true}')],
+    ),
+    (
+        "qwen3_coder",
+        coder("<parameter=any>\n[1, \n</parameter>\n<parameter=new>\n\n</parameter>\n"),
+        [weather('{"any": "[1, ", "new": ""}')],
+    ),
+    (
+        "mimo",
+        "<tool_call><function=weather><parameter=city>\nParis\n</parameter></function></tool_call>",
+        [weather(r'{"city": "\nParis\n"}')],
+    ),
+    (
+        "glm45",
+        glm(
+            "<arg_key>city</arg_key>\n<arg_value>12\n</arg_value>\n"
+            "<arg_key>days</arg_key>\n<arg_value>12</arg_value>\n"
+        ),
+        [weather(r'{"city": "12\n", "days": 12}')],
+    ),
+    # the model forgets to close the function, or the value is cut
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n</tool_call> x",
+        [PARIS, ("content", "x")],
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=weather>\n<parameter=city>\nPar",
+        [weather('{"city": "Par')],
+    ),
+    (
+        "qwen3_coder",
+        "<tool_call>\n<function=weather>\nhm, well\n<parameter=city>\nParis\n</parameter>\n"
+        "</function>",
+        [PARIS, ("content", "hm, well\n")],
+    ),
+    # the model forgets to open the call
+    (
+        "qwen3_coder",
+        "Hi\n<function=now>\n</function>\n</tool_call>\n<function=other>\n</function>",
+        [("content", "Hi"), NOW, ("content", "\n\n<function=other>\n</function>")],
+    ),
+    (
+        "minimax_m2",
+        f"<minimax:tool_call>\n{invoke('')}and\n{invoke('')}</minimax:tool_call>",
+        [weather("{}"), ("content", "and"), weather("{}")],
+    ),
+    ("qwen3_coder", "<tool_call>\n<function=wea", [("content", "<tool_call>\n<function=wea")]),
+    # what cannot be an argument is content, unless the text ends in it
+    (
+        "qwen3_coder",
+        coder("<parameter=city\nParis\n"),
+        [weather("{}"), ("content", "<parameter=city\nParis\n</function>\n")],
+    ),
+    ("qwen3_coder", "<tool_call>\n<function=now>\n<parameter=ci", [("call", "now", "")]),
+    (
+        "glm45",
+        glm("<arg_key>city: Paris\n"),
+        [weather("{}"), ("content", "<arg_key>city: Paris\n")],
+    ),
+    ("glm45", "<tool_call>now\n<arg_key>ci", [("call", "now", "")]),
+    ("pythonic", "[weather(Paris)]", [weather("{}"), ("content", "Paris)]")]),
+    ("glm45", "<tool_call>a b</tool_call>", [("content", "<tool_call>a b</tool_call>")]),
+    (
+        "glm45",
+        glm("<arg_key>days</arg_key>\n<arg_value>1"),
+        [weather('{"days": 1</tool_call>')],
+    ),
+    # without markers only what names a function is a call
+    (
+        "llama3_json",
+        '{"name": "other", "parameters": {}}',
+        [("content", '{"name": "other", "parameters": {}}')],
+    ),
+    (
+        "llama3_json",
+        '{"answer": {"name": "now"}}\n',
+        [("content", '{"answer": {"name": "now"}}\n')],
+    ),
+    (
+        "llama3_json",
+        '<|python_tag|>print("{}")',
+        [("content", '<|python_tag|>print("{}")')],
+    ),
+    ("llama3_json", '{"name": "now"}; thanks', [NOW, ("content", "; thanks")]),
+    ("pythonic", "[1, 2, 3] is a list", [("content", "[1, 2, 3] is a list")]),
+    ("pythonic", "[other(a=1)]", [("content", "[other(a=1)]")]),
+    (
+        "pythonic",
+        r"""[weather(city='it\'s "é"\n', days=3, """
+        """any={'a': [True, None, .5, (1,)], 2: -1e3}, tags=[])]""",
+        [
+            weather(
+                r'{"city": "it' + "'" + r's \"é\"\n", "days": 3, '
+                '"any": {"a": [true, null, 0.5, [1]], "2": -1e3}, "tags": []}'
+            )
+        ],
+    ),
+    # an integer that no float holds, and one that Python does not write
+    (
+        "pythonic",
+        f"[weather(a=0x{'f' * 300}, b=0x{'f' * 4000}, c=1_{'0' * 320})]",
+        [weather(f'{{"a": {16**300 - 1}, "b": "0x{"f" * 4000}", "c": 1{"0" * 320}}}')],
+    ),
+    ("pythonic", "[weather(city='Pa", [weather('{"city": "Pa')]),
+    # sections
+    (
+        "deepseek_v3",
+        f"Let me see. {deepseek(V3_PARIS)}Done.",
+        [("content", "Let me see."), PARIS, ("content", " Done.")],
+    ),
+    (
+        "deepseek_v3",
+        deepseek(V3_PARIS.replace("Paris", "```{<｜tool▁call▁end｜>")),
+        [weather('{"city": "```{<｜tool▁call▁end｜>"}')],
+    ),
+    ("deepseek_v3", deepseek("nothing"), [("content", deepseek("nothing"))]),
+    ("kimi_k2", KIMI_NOW, [NOW]),
+    (
+        "kimi_k2",
+        kimi("<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|><|tool_call_end|>"),
+        [NOW],
+    ),
+    ("mistral", "[TOOL_CALLS] is a marker", [("content", "[TOOL_CALLS] is a marker")]),
+    ("mistral_v11", "[TOOL_CALLS] is {[ARGS]{", [("content", "[TOOL_CALLS] is {[ARGS]{")]),
+]

@@ -1,0 +1,131 @@
+"""Reasoning is told from the answer by its markers, and its tokens are counted."""
+
+import pytest
+
+from services.gateway.text.machine import OutputMachine
+from shared.wire.messages import OutputStart
+from tests.services.gateway.text.replies import (
+    Told,
+    all_cuts,
+    cut,
+    hidden,
+    markers_of,
+    marks_of,
+    rules,
+    run,
+    told,
+)
+
+ANSWER, REASONING, UNDECIDED = OutputStart.ANSWER, OutputStart.REASONING, OutputStart.UNDECIDED
+NOW = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+CALL = ("call", "now", "{}")
+HM = ("reasoning", "hm")
+HI = ("content", "Hi")
+
+TEXTS: list[tuple[str, str, OutputStart, str, list[Told]]] = [
+    # format of calls, of reasoning, where the prompt ended, text, what it is
+    ("", "qwen3", UNDECIDED, "<think>\nhm\n</think>\n\nHi", [HM, HI]),
+    ("", "qwen3", UNDECIDED, "\n<think>hm</think>Hi\n", [HM, ("content", "Hi\n")]),
+    ("", "qwen3", UNDECIDED, "<think>\n\n</think>\n\nHi", [HI]),
+    ("", "qwen3", UNDECIDED, " Hi <think> there", [("content", " Hi <think> there")]),
+    ("", "qwen3", ANSWER, "Hi </think> there", [("content", "Hi </think> there")]),
+    ("", "qwen3", ANSWER, "<think>hm</think>Hi", [HM, HI]),
+    ("", "qwen3", UNDECIDED, "<think>\nhm\n", [("reasoning", "hm\n")]),
+    ("", "qwen3", UNDECIDED, "<think>\nhm\n</think>\n\n", [HM]),
+    ("", "qwen3", UNDECIDED, "<thin", [("content", "<thin")]),
+    ("", "qwen3", UNDECIDED, "<think>a\n</thin b", [("reasoning", "a\n</thin b")]),
+    ("", "qwen3", UNDECIDED, "", []),
+    ("", "qwen3", UNDECIDED, "\n", [("content", "\n")]),
+    ("", "deepseek_r1", REASONING, "hm\n</think>\n\nHi", [HM, HI]),
+    ("", "deepseek_r1", REASONING, "<think>\nhm\n</think>\n\nHi", [HM, HI]),
+    ("", "deepseek_r1", REASONING, "hm", [HM]),
+    ("hermes", "qwen3", UNDECIDED, f"<think>\nhm\n</think>\n\n{NOW}", [HM, CALL]),
+    ("hermes", "qwen3", UNDECIDED, f"<think>{NOW}</think>Hi", [("reasoning", NOW), HI]),
+    ("hermes", "qwen3", UNDECIDED, f"<think>hm</think>\nHi\n{NOW}", [HM, HI, CALL]),
+    ("llama3_json", "qwen3", REASONING, 'hm</think>{"name": "now"}', [HM, CALL]),
+    ("ernie45", "ernie45", REASONING, f"hm\n</think>\n\n\n{NOW}\n", [HM, CALL]),
+    (
+        "ernie45",
+        "ernie45",
+        REASONING,
+        "hm\n</think>\n\n<response>\nHi\n</response>\n",
+        [HM, HI],
+    ),
+    ("mistral", "mistral", UNDECIDED, "[THINK]hm[/THINK]Hi", [HM, HI]),
+    ("seed_oss", "seed_oss", UNDECIDED, "<seed:think>hm</seed:think>Hi", [HM, HI]),
+    (
+        "granite",
+        "granite",
+        UNDECIDED,
+        "Here is my thought process:\nhm\n\nHere is my response:\nHi",
+        [HM, HI],
+    ),
+    (
+        "openai",
+        "openai_gptoss",
+        UNDECIDED,
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>Hi"
+        "<|return|>",
+        [HM, HI],
+    ),
+    (
+        "openai",
+        "openai_gptoss",
+        UNDECIDED,
+        "<|channel|>analysis<|message|>hm<|end|><|start|>assistant to=functions.now"
+        "<|channel|>commentary <|constrain|>json<|message|>{}<|call|>",
+        [HM, CALL],
+    ),
+    ("", "openai_gptoss", UNDECIDED, "no channels", [("content", "no channels")]),
+    ("", "openai_gptoss", ANSWER, "Hi<|return|>", [HI]),
+    ("", "openai_gptoss", REASONING, "hm<|end|><|start|>assistant<|channel|>fin", [HM]),
+]
+
+
+@pytest.mark.parametrize("has_tokens", [True, False])
+def test_reasoning_is_the_same_however_the_text_is_cut(has_tokens: bool, subtests: pytest.Subtests):
+    for tools, reasoning, start, text, expected in TEXTS:
+        of = rules(tools, reasoning)
+        of = rules(tools, reasoning, added_tokens=markers_of(of) if has_tokens else ())
+        marks = marks_of(text, markers_of(of)) if has_tokens else []
+        with subtests.test(tools=tools, reasoning=reasoning, text=text):
+            for pieces in all_cuts(text, marks, 20):
+                assert told(run(of, pieces, start)) == expected, pieces
+
+
+def test_tokens_of_reasoning_are_those_between_its_markers(subtests: pytest.Subtests):
+    """Every character that is in no marker is a token here."""
+    counted = [
+        ("qwen3", UNDECIDED, "<think>abc</think>de", 6, 3),
+        ("qwen3", UNDECIDED, "\n<think>abc</think>de", 7, 3),
+        ("qwen3", UNDECIDED, "<think>abc", 4, 3),
+        ("qwen3", UNDECIDED, "abc", 3, 0),
+        ("deepseek_r1", REASONING, "abc</think>de", 6, 3),
+        ("deepseek_r1", REASONING, "abc", 3, 3),
+        ("openai_gptoss", UNDECIDED, "<|channel|>analysis<|message|>abc<|end|>", 13, 3),
+    ]
+    for name, start, text, num_tokens, expected in counted:
+        of = rules(reasoning=name, added_tokens=markers_of(rules(reasoning=name)))
+        marks = marks_of(text, markers_of(of))
+        for shown, places in ((text, marks), hidden(text, marks)):
+            with subtests.test(name=name, text=shown):
+                machine = OutputMachine(of, start, "id/0")
+                machine.push(shown, places)
+                machine.finish()
+                assert machine.num_reasoning_tokens(num_tokens) == expected
+
+
+def test_tokens_of_reasoning_are_not_known_where_its_markers_are_text():
+    machine = OutputMachine(rules(reasoning="qwen3"), UNDECIDED, "id/0")
+    machine.push("<think>abc</think>de")
+    assert machine.num_reasoning_tokens(20) is None
+
+
+def test_a_text_that_looks_like_a_marker_is_text_where_that_is_a_token():
+    of = rules("hermes", "qwen3", added_tokens=markers_of(rules("hermes", "qwen3")))
+    text = f"hm </think> <tool_call></think>Hi {NOW}"
+    [close] = [mark for mark in marks_of(text, ["</think>"]) if mark.position > 20]
+    assert told(run(of, cut(text, [close], []), REASONING)) == [
+        ("reasoning", "hm </think> <tool_call>"),
+        ("content", f"Hi {NOW}"),
+    ]
