@@ -35,8 +35,10 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
     "gateway": [
         {"__init__", "metrics", "text", "traces"},
         {"mesh"},
-        {"http", "chat", "apis", "traces.endpoint", "traces.tracing"},
-        {"page"},
+        {"http", "traces.tracing"},
+        {"chat"},
+        {"api"},
+        {"chat.endpoint", "traces.endpoint", "page", "apis"},
         {"app"},
         {"service"},
         {"__main__"},

@@ -5,7 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("**/*.md"), ROOT / "models/shoal-tiny/README.md"]
+PAGES = [
+    *ROOT.glob("*.md"),
+    *(page for folder in ("docs", "models", "services") for page in (ROOT / folder).glob("**/*.md")),
+]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 
 

@@ -1,14 +1,12 @@
-"""The routes of a gateway."""
+"""The gateway as an application of aiohttp: a list of APIs, behind what all requests pass."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from aiohttp import web
 
-from services.gateway.apis.batches.endpoint import Batches
-from services.gateway.apis.batches.files import Files
-from services.gateway.apis.batches.runner import BatchRunner
-from services.gateway.apis.messages.client import name_message
+from services.gateway.api import Api, Core
+from services.gateway.apis.batches.api import BatchesApi
 from services.gateway.apis.messages.endpoint import Messages
 from services.gateway.apis.ops.aborts import Aborts
 from services.gateway.apis.ops.info import Info
@@ -18,16 +16,23 @@ from services.gateway.apis.ops.tokenization import Tokenization
 from services.gateway.apis.pooling.endpoint import PoolingEndpoints
 from services.gateway.apis.responses.endpoint import Responses
 from services.gateway.chat.completions import Completions
+from services.gateway.chat.endpoint import Chat
 from services.gateway.chat.intake import Intake
 from services.gateway.http.admission import Admission
 from services.gateway.http.api_keys import Guard, load_accounts
 from services.gateway.http.body import BodyParser, BodyReader
 from services.gateway.http.cors import Cors
 from services.gateway.http.expectation import check_expectation
-from services.gateway.http.failures import answer_errors, count_requests, name_server
+from services.gateway.http.failures import (
+    add_error_shape,
+    answer_errors,
+    count_requests,
+    name_server,
+)
 from services.gateway.http.known_hosts import known_hosts
 from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.request_id import name_response
+from services.gateway.http.routes import UNKNOWN, Load
 from services.gateway.http.server import check_head
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.reports import Reports
@@ -37,6 +42,22 @@ from services.gateway.traces.tracing import Tracing, answer_trace
 from shared.settings.gateway import GatewayConfig
 from shared.wire.messages import Heartbeat
 
+MAKERS: tuple[Callable[[Core], Api], ...] = (
+    Chat,
+    Responses,
+    PoolingEndpoints,
+    Invocations,
+    Tokenization,
+    Messages,
+    Aborts,
+    Traces,
+    BatchesApi,
+    Info,
+    MeshState,
+    Page,
+)
+APIS: web.AppKey[list[Api]] = web.AppKey("apis")
+
 
 def make_app(
     config: GatewayConfig,
@@ -44,52 +65,42 @@ def make_app(
     admission: Admission,
     status: Callable[[], Heartbeat],
     reports: Reports,
-    batches: BatchRunner | None = None,
-    own_socket: Path | None = None,
+    own_socket: Path,
 ) -> web.Application:
-    bodies, parser = BodyReader(config.max_body_bytes), BodyParser()
-    shares_cache = config.share_prefix_cache
-    intake = Intake(mesh, admission, bodies, parser, shares_cache=shares_cache)
-    pieces = PieceMaker()
+    """Raises ConfigError."""
+    bodies, parser, pieces = BodyReader(config.max_body_bytes), BodyParser(), PieceMaker()
+    intake = Intake(mesh, admission, bodies, parser, shares_cache=config.share_prefix_cache)
     completions = Completions(mesh, intake, pieces, config)
-    cors = Cors(config.allowed_origins)
-    tracing = Tracing(mesh.traces)
+    core = Core(
+        config, mesh, admission, status, reports, own_socket, bodies, intake, pieces, completions
+    )
+    core.apis.extend(make(core) for make in MAKERS)
+    loads = {UNKNOWN: Load.CHEAP} | {
+        path: load for api in core.apis for path, load in api.loads().items()
+    }
+    cors, tracing = Cors(config.allowed_origins), Tracing(mesh.traces, loads)
     middlewares = [tracing.trace, count_requests, answer_errors, check_head, cors.preflight]
     if accounts := load_accounts(config):
-        middlewares.append(Guard(accounts, own_socket).check)
+        middlewares.append(Guard(accounts, loads, own_socket).check)
     else:
         hosts = known_hosts(config, own_socket)
         middlewares += [cors.check, *([hosts.check] if hosts is not None else [])]
     middlewares.append(check_expectation)
-    responses = Responses(completions, mesh, bodies, config, own_socket)
-    pooling = PoolingEndpoints(mesh, intake, pieces, config)
     app = web.Application(middlewares=middlewares)
-    app.on_response_prepare.append(name_response)
-    app.on_response_prepare.append(name_server)
-    app.on_response_prepare.append(name_message)
-    app.on_response_prepare.append(answer_trace)
-    app.on_response_prepare.append(cors.mark)
+    app[APIS] = core.apis
+    prepared = (each.prepare for each in core.apis if each.prepare is not None)
+    for prepare in (name_response, name_server, *prepared, answer_trace, cors.mark):
+        app.on_response_prepare.append(prepare)
+    for api in core.apis:
+        app.add_routes(api.routes())
+        if api.error_shape is not None:
+            add_error_shape(api.error_shape)
 
     async def close(app: web.Application) -> None:
         parser.close()
         pieces.close()
-        await responses.close()
+        for api in core.apis:
+            await api.close()
 
     app.on_cleanup.append(close)
-    for part in (
-        completions,
-        responses,
-        pooling,
-        Invocations(mesh, intake, completions, pooling),
-        Tokenization(mesh, intake, pieces, config),
-        Messages(mesh, intake, completions),
-        Aborts(mesh),
-        Traces(mesh.traces),
-        Files(batches, admission, config),
-        Batches(batches),
-        Info(mesh, status),
-        *((MeshState(reports),) if config.mesh_endpoint else ()),
-        *((Page(),) if config.page else ()),
-    ):
-        app.add_routes(part.routes())
     return app

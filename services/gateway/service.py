@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from aiohttp import web
 from prometheus_client import REGISTRY
 
-from services.gateway.apis.batches.runner import BatchRunner
-from services.gateway.app import make_app
+from services.gateway.app import APIS, make_app
 from services.gateway.http.admission import Admission
 from services.gateway.http.server import HttpRunner, HttpSite
 from services.gateway.http.tls import tls_context
@@ -61,13 +60,12 @@ class GatewayService:
             traces.on_end = self._otlp.send_later
         self._mesh = Mesh(config.replay_s, config.ready_wait_s, config.accept_timeout_s, traces)
         self._admission = Admission(config.max_open_requests, config.max_buffered_bytes)
-        self._own_socket = _own_socket(config)
-        self._batches = _batch_runner(config, self._own_socket)
+        self._own_socket = checked(socket_path(config.mesh_dir, "gateway", config.instance, "own"))
         self._reports = Reports(self._report, lambda: self.link.peers)
         app = make_app(
-            *(config, self._mesh, self._admission, self.status, self._reports, self._batches),
-            self._own_socket,
+            *(config, self._mesh, self._admission, self.status, self._reports, self._own_socket)
         )
+        self._apis = app[APIS]
         self._runner = HttpRunner(app, config)
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "gateway", config.instance)
         self.link = Link(hello, self, load_keys(config.keys, "gateway"))
@@ -88,8 +86,8 @@ class GatewayService:
             await self._listen()
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._mesh.run())
-                if self._batches is not None:
-                    tasks.create_task(self._batches.run())
+                for api in self._apis:
+                    tasks.create_task(api.run())
                 await self.link.run()
         finally:
             REGISTRY.unregister(mesh_metrics)
@@ -97,17 +95,14 @@ class GatewayService:
             await self._runner.cleanup()
             if self._otlp is not None:
                 await self._otlp.close()
-            if self._own_socket is not None:
-                self._own_socket.unlink(missing_ok=True)
-            if self._batches is not None:
-                self._batches.close()
+            self._own_socket.unlink(missing_ok=True)
             await self.link.close("the gateway ends", is_planned=self._is_draining)
 
     async def drain(self) -> None:
         self._is_draining = True
         self.link.send_status()
-        if self._batches is not None:
-            await self._batches.stop()
+        for api in self._apis:
+            await api.drain()
         await asyncio.sleep(LAME_DUCK_S)
         await self._stop_listening()
         await self._admission.idle()
@@ -144,8 +139,7 @@ class GatewayService:
         self._mesh.on_down(peer, reason)
 
     async def _listen(self) -> None:
-        if self._own_socket is not None:
-            await self._listen_on(self._own_socket)
+        await self._listen_on(self._own_socket)
         if self._config.uds is not None:
             try:
                 await self._listen_on(self._config.uds)
@@ -184,17 +178,3 @@ def _otlp_export(config: GatewayConfig) -> "OtlpExport | None":
             f" {error}"
         ) from None
     return OtlpExport(config.otlp_traces_endpoint)
-
-
-def _own_socket(config: GatewayConfig) -> Path | None:
-    """None where the gateway has nothing to ask itself. Raises ConfigError."""
-    if config.batch_dir is None and config.response_store is None:
-        return None
-    return checked(socket_path(config.mesh_dir, "gateway", config.instance, "own"))
-
-
-def _batch_runner(config: GatewayConfig, socket: Path | None) -> BatchRunner | None:
-    """None without a folder of batches. Raises ConfigError."""
-    if config.batch_dir is None or socket is None:
-        return None
-    return BatchRunner(config.batch_dir, config, socket)

@@ -1,4 +1,4 @@
-"""``/v1/chat/completions`` and ``/v1/completions``."""
+"""Generation: a request of any API to its reply."""
 
 import secrets
 import time
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from aiohttp import web
 
-from services.gateway.chat.generation import CHAT, TEXT, GenerationEndpoint
+from services.gateway.chat.generation import GenerationEndpoint
 from services.gateway.chat.intake import Intake
 from services.gateway.chat.replies.chunk_pace import ChunkPace
 from services.gateway.chat.replies.output_parser import OutputParser, output_parser
@@ -62,18 +62,6 @@ class Completions:
         )
         self._pieces = pieces
         self._reasoning_field = config.reasoning_field
-
-    def routes(self) -> list[web.RouteDef]:
-        return [
-            web.post("/v1/chat/completions", self.chat),
-            web.post("/v1/completions", self.text),
-        ]
-
-    async def chat(self, request: web.Request) -> web.StreamResponse:
-        return await self.serve(request, CHAT)
-
-    async def text(self, request: web.Request) -> web.StreamResponse:
-        return await self.serve(request, TEXT)
 
     async def serve(self, request: web.Request, endpoint: GenerationEndpoint) -> web.StreamResponse:
         started_s = time.monotonic()

@@ -11,9 +11,8 @@ from services.gateway.chat.replies.output_parser import OutputParser
 from services.gateway.chat.replies.parsed_writers import event_writer, whole_writer
 from services.gateway.chat.replies.reply import Reply
 from services.gateway.chat.replies.writers import BodyWriter, StreamWriter
-from services.gateway.chat.requests.json_body import Body
 from services.gateway.chat.requests.parse import Limits, parse_chat, parse_completion
-from services.gateway.http.body import BodyParser
+from services.gateway.http.body import Body, BodyParser
 from services.gateway.mesh.job import Job
 from shared.wire.messages import ModelInfo
 

@@ -5,10 +5,9 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from services.gateway.chat.requests.json_body import Body
 from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Admission, Reservation
-from services.gateway.http.body import BodyParser, BodyReader
+from services.gateway.http.body import Body, BodyParser, BodyReader
 from services.gateway.mesh.job import Job
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.traces.tracing import measured

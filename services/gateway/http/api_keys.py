@@ -3,7 +3,7 @@
 
 import hmac
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -14,26 +14,10 @@ from pydantic import SecretStr
 
 from services.gateway.http.account import ACCOUNT, Account, KeyLimits
 from services.gateway.http.own_socket import OWNER_HEADER, is_own
-from services.gateway.http.routes import route_of
+from services.gateway.http.routes import Load, route_of
 from shared.errors import ConfigError, Unauthorized
 from shared.settings.fields import check_api_key
 from shared.settings.gateway import GatewayConfig
-
-OPEN_ROUTES = {"/health", "/ready", "/ping", "/", "/page/{name}"}
-"""Open to monitoring, which has no key, and to the page, which asks for one."""
-
-GENERATING_ROUTES = {
-    *("/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses", "/invocations"),
-    *("/v1/embeddings", "/pooling", "/classify", "/score", "/v1/score"),
-    *("/rerank", "/v1/rerank", "/v2/rerank"),
-}
-
-CHEAP_ROUTES = OPEN_ROUTES | {
-    *("/v1/models", "/v1/models/{name}", "/version", "/load", "/metrics", "/v1/mesh"),
-    *("/v1/traces", "/v1/traces/{id}", "unknown"),
-    *("/abort_requests", "/v1/responses/{response_id}/cancel", "/v1/batches/{batch_id}/cancel"),
-}
-"""They show what is there, or make room. All others, those to come too, have a key's limits."""
 
 API_KEY = "X-Api-Key"
 MAX_SHOWN = 2
@@ -44,26 +28,30 @@ _LIMIT = re.compile(r"(max-open-requests|max-tokens-per-minute)=([1-9][0-9]{0,17
 
 class Guard:
     """Compares digests: all have one length, so a comparison's time reveals nothing of a key. The
-    gateway's own requests, which come to ``own_socket``, have no key and say whose they are."""
+    gateway's own requests, which come to ``own_socket``, have no key and say whose they are. Routes
+    without an entry in ``loads`` are work."""
 
-    def __init__(self, accounts: Sequence[Account], own_socket: Path | None = None) -> None:
+    def __init__(
+        self, accounts: Sequence[Account], loads: Mapping[str, Load], own_socket: Path
+    ) -> None:
         self._accounts = accounts
+        self._loads = loads
         self._own_socket = own_socket
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Raises Unauthorized, and Overloaded at a limit of the key, with the body unread."""
-        route = route_of(request)
-        if route in OPEN_ROUTES:
+        load = self._loads.get(route_of(request), Load.WORK)
+        if load is Load.OPEN:
             return await handler(request)
         if is_own(request, self._own_socket):
             account = self._owner(request.headers.get(OWNER_HEADER, ""))
         else:
             account = self._account(_shown_keys(request))
         request[ACCOUNT] = account
-        if route in CHEAP_ROUTES:
+        if load is Load.CHEAP:
             return await handler(request)
-        with account.request(generates=route in GENERATING_ROUTES):
+        with account.request(generates=load is Load.GENERATION):
             return await handler(request)
 
     def _account(self, keys: Sequence[bytes]) -> Account:

@@ -9,7 +9,6 @@ from aiohttp import hdrs, web
 from aiohttp.http_exceptions import BadHttpMessage
 from aiohttp.web_protocol import RequestPayloadError
 
-from services.gateway.chat.requests.json_body import Body
 from services.gateway.http.admission import Reservation
 from services.gateway.http.expectation import let_continue
 from services.gateway.http.head_parser import CODINGS, UnsupportedCoding, reason_of
@@ -19,6 +18,7 @@ from shared.errors import BodyTooLarge, InvalidRequest
 READ_TIMEOUT_S = 60.0
 MAX_INLINE_BYTES = 64 << 10
 JSON = "application/json"
+Body = bytes | bytearray
 READ_BODY: web.RequestKey[Body] = web.RequestKey("read_body")
 """Key under which a request keeps its body, read to find the endpoint, until that reads it."""
 

@@ -1,8 +1,20 @@
 """OpenAI's error object."""
 
-from services.gateway.chat.replies.openai import Error, ErrorReply
+from msgspec import Struct
+
 from services.gateway.http.json_reply import event
 from shared.errors import RequestError
+
+
+class Error(Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str
+
+
+class ErrorReply(Struct):
+    error: Error
 
 
 def error_body(error: RequestError) -> ErrorReply:

@@ -1,17 +1,18 @@
-"""Whatever goes wrong, the client gets the error object of its API, OpenAI's or Anthropic's."""
+"""Whatever goes wrong, the client gets the error object of its API: OpenAI's, or another shape."""
 
 import asyncio
 import logging
 import math
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from http import HTTPStatus
+from typing import NamedTuple
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
+from msgspec import Struct
 
-from services.gateway.apis.messages.client import is_anthropic
-from services.gateway.apis.messages.replies.errors import anthropic_error, anthropic_status
 from services.gateway.http.client import CLIENT
 from services.gateway.http.error_json import error_body
 from services.gateway.http.head_parser import CODINGS, UnsupportedCoding
@@ -46,13 +47,31 @@ SHOULD_RETRY = "X-Should-Retry"
 """OpenAI's clients obey this header; without it they try again after each 5xx."""
 
 
+class ErrorShape(NamedTuple):
+    """Errors of an API that is not OpenAI's: for which requests, with which status, and the body
+    of an error and the id of its request."""
+
+    is_for: Callable[[web.BaseRequest], bool]
+    status: Callable[[RequestError], int]
+    body: Callable[[RequestError, str], Struct]
+
+
+_shapes: list[ErrorShape] = []
+
+
+def add_error_shape(shape: ErrorShape) -> None:
+    if shape not in _shapes:
+        _shapes.append(shape)
+
+
 def error_response(error: RequestError, request: web.BaseRequest | None = None) -> web.Response:
     """OpenAI's where what came is no ``request``."""
-    if request is not None and is_anthropic(request):
-        body = anthropic_error(error, request_id(request))
-        response = json_response(body, anthropic_status(error))
-    else:
+    shapes = () if request is None else (shape for shape in _shapes if shape.is_for(request))
+    shape = next(iter(shapes), None)
+    if shape is None or request is None:
         response = json_response(error_body(error), error.status)
+    else:
+        response = json_response(shape.body(error, request_id(request)), shape.status(error))
     response.headers[hdrs.SERVER] = SERVER
     if error.retry_after_s is not None:
         response.headers[hdrs.RETRY_AFTER] = str(max(1, math.ceil(error.retry_after_s)))

@@ -25,7 +25,7 @@ _HOST = re.compile(r"(?:\[(?P<ipv6>[^\]]*)\]|(?P<name>[^:\[\]]*))(?::\d*)?")
 class KnownHosts:
     """Lets requests pass that name an address, ``names`` or nobody."""
 
-    def __init__(self, names: Sequence[str], own_socket: Path | None) -> None:
+    def __init__(self, names: Sequence[str], own_socket: Path) -> None:
         self._names = {LOCALHOST, *(name.lower() for name in names)}
         self._own_socket = own_socket
 
@@ -48,7 +48,7 @@ class KnownHosts:
         return not name or name.lower() in self._names or _is_address(name)
 
 
-def known_hosts(config: GatewayConfig, own_socket: Path | None) -> KnownHosts | None:
+def known_hosts(config: GatewayConfig, own_socket: Path) -> KnownHosts | None:
     """None where any name may be ours: names of a network are not known here."""
     is_local = config.uds is None and _is_loopback(config.host)
     if not is_local and not config.allowed_hosts:

@@ -15,6 +15,6 @@ RESPONSE_HEADER = "X-Shoal-Response"
 """The id of the response that is made now, in the background."""
 
 
-def is_own(request: web.BaseRequest, socket: Path | None) -> bool:
+def is_own(request: web.BaseRequest, socket: Path) -> bool:
     """False for requests of clients."""
-    return socket is not None and request.get_extra_info("sockname") == str(socket)
+    return bool(request.get_extra_info("sockname") == str(socket))

@@ -5,11 +5,11 @@ import uuid
 
 from aiohttp import web
 
-from services.gateway.chat.requests.schema import REQUEST_ID
 from services.gateway.http.violations import show
 from shared.errors import InvalidRequest
 
 HEADER = "X-Request-Id"
+PATTERN = r"^[!-}]{1,128}\Z"
 
 _ID = web.RequestKey("request_id", str)
 
@@ -18,14 +18,14 @@ def request_id(request: web.BaseRequest) -> str:
     """The same for the whole of a request; 32 hex digits where the client gave none."""
     if _ID not in request:
         given = request.headers.get(HEADER, "")
-        request[_ID] = given if re.match(REQUEST_ID, given) else uuid.uuid4().hex
+        request[_ID] = given if re.match(PATTERN, given) else uuid.uuid4().hex
     return request[_ID]
 
 
 def check_request_id(request: web.Request) -> None:
     """Raises InvalidRequest where the client's id cannot be taken."""
     given = request.headers.get(HEADER)
-    if given is not None and not re.match(REQUEST_ID, given):
+    if given is not None and not re.match(PATTERN, given):
         value = show(given.encode(errors="replace").decode())
         raise InvalidRequest(
             f"{HEADER} is {value}; expected 1 to 128 printable ASCII characters, no space and no ~",

@@ -1,9 +1,23 @@
-"""Which of our routes a request goes to."""
+"""Routes: which one a request goes to, and the load of each."""
+
+from enum import Enum
 
 from aiohttp import web
 
 
+class Load(Enum):
+    """Work of a route, which decides about keys and their limits."""
+
+    OPEN = "open"  # to monitoring, which has no key, and to the page, which asks for one
+    CHEAP = "cheap"  # shows what is there, or makes room
+    WORK = "work"
+    GENERATION = "generation"  # by the mesh: it is traced, and its tokens count
+
+
+UNKNOWN = "unknown"
+
+
 def route_of(request: web.Request) -> str:
-    """The path as it stands in the code, or ``unknown``."""
+    """The path as it stands in the code, or ``UNKNOWN``."""
     resource = request.match_info.route.resource
-    return resource.canonical if resource else "unknown"
+    return resource.canonical if resource else UNKNOWN

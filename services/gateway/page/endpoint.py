@@ -7,6 +7,8 @@ from pathlib import Path
 
 from aiohttp import ETag, hdrs, web
 
+from services.gateway.api import Api, Core
+
 FOLDER = Path(__file__).parent
 TYPES = {
     ".html": "text/html; charset=utf-8",
@@ -34,12 +36,17 @@ HEADERS = {
 }
 
 
-class Page:
-    def __init__(self) -> None:
+class Page(Api):
+    open_routes = "/", "/page/{name}"
+
+    def __init__(self, core: Core) -> None:
+        self._is_on = core.config.page
         paths = [path for path in FOLDER.rglob("*") if path.suffix in TYPES]
         self._files = {path.relative_to(FOLDER).as_posix(): PageFile(path) for path in paths}
 
     def routes(self) -> list[web.RouteDef]:
+        if not self._is_on:
+            return []
         return [web.get("/", self._index), web.get("/page/{name:.+}", self._named)]
 
     async def _index(self, request: web.Request) -> web.Response:

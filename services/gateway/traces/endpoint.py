@@ -4,11 +4,11 @@ import re
 
 from aiohttp import web
 
+from services.gateway.api import Api, Core
 from services.gateway.http.account import owner_of
 from services.gateway.http.json_reply import json_response
 from services.gateway.http.violations import show
 from services.gateway.traces.objects import TraceList, summary, trace_object
-from services.gateway.traces.store import TraceStore
 from shared.errors import InvalidRequest, NotFound
 
 ROUTE = "/v1/traces"
@@ -17,9 +17,11 @@ NUM_LISTED = 20
 NEWEST, SLOWEST = "newest", "slowest"
 
 
-class Traces:
-    def __init__(self, store: TraceStore) -> None:
-        self._store = store
+class Traces(Api):
+    cheap_routes = ROUTE, ROUTE + "/{id}"
+
+    def __init__(self, core: Core) -> None:
+        self._store = core.mesh.traces
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get(ROUTE, self._list), web.get(ROUTE + "/{id:.+}", self._get)]

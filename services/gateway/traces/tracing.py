@@ -1,15 +1,15 @@
 """Traces each request that the mesh works on."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from services.gateway.http.account import owner_of
-from services.gateway.http.api_keys import GENERATING_ROUTES
 from services.gateway.http.failures import CLIENT_LEFT
 from services.gateway.http.request_log import ERROR_CODE, METER
-from services.gateway.http.routes import route_of
+from services.gateway.http.routes import Load, route_of
 from services.gateway.traces.context import HEADER, trace_context
 from services.gateway.traces.request_trace import Attributes, RequestTrace
 from services.gateway.traces.store import TraceStore
@@ -19,13 +19,14 @@ TRACE = web.RequestKey("trace", RequestTrace)
 
 
 class Tracing:
-    def __init__(self, store: TraceStore) -> None:
+    def __init__(self, store: TraceStore, loads: Mapping[str, Load]) -> None:
         self._store = store
+        self._loads = loads
 
     @web.middleware
     async def trace(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         route = route_of(request)
-        if route not in GENERATING_ROUTES:
+        if self._loads.get(route) is not Load.GENERATION:
             return await handler(request)
         trace = request[TRACE] = RequestTrace(trace_context(request.headers.get(HEADER)), route)
         status = CLIENT_LEFT

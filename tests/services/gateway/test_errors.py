@@ -14,7 +14,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from services.gateway.chat import completions, generation
+from services.gateway.chat import endpoint, generation
 from services.gateway.chat.completions import Completions
 from services.gateway.chat.requests.parse import parse_completion
 from services.gateway.http import body
@@ -363,7 +363,7 @@ async def test_a_large_body_is_parsed_on_a_thread_and_refused_as_others_are(
         return parse_completion(*args)
 
     monkeypatch.setattr(body, "MAX_INLINE_BYTES", 100)
-    monkeypatch.setattr(completions, "TEXT", replace(generation.TEXT, parse=parse))
+    monkeypatch.setattr(endpoint, "TEXT", replace(generation.TEXT, parse=parse))
     response, request = await asyncio.gather(
         http.post(TEXT, json={"prompt": "x" * 200}), tokenizer.answer("y")
     )

@@ -1,27 +1,32 @@
 """``/v1/messages`` and ``/v1/messages/count_tokens``, in Anthropic's shape."""
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
 from aiohttp import web
 
-from services.gateway.apis.messages.client import MESSAGES
+from services.gateway.api import Api, Core
+from services.gateway.apis.messages.client import MESSAGES, is_anthropic, name_message
+from services.gateway.apis.messages.replies import objects
+from services.gateway.apis.messages.replies.errors import anthropic_error, anthropic_status
 from services.gateway.apis.messages.replies.objects import TokenCount
 from services.gateway.apis.messages.replies.writers import ID_PREFIX, MessageEvents, WholeMessage
 from services.gateway.apis.messages.requests.parse import parse_messages, parse_prompt
-from services.gateway.chat.completions import Completions
-from services.gateway.chat.intake import Intake
 from services.gateway.chat.replies.formats import ChatFormat
+from services.gateway.chat.replies.openai import Model
 from services.gateway.chat.replies.output_parser import OutputParser
 from services.gateway.chat.replies.reply import Reply
 from services.gateway.chat.requests.chat_options import chat_options
-from services.gateway.chat.requests.json_body import Body, served_name
+from services.gateway.chat.requests.json_body import served_name
 from services.gateway.chat.requests.parse import Limits
 from services.gateway.chat.requests.prompts import chat_prompt
 from services.gateway.chat.requests.tools import requested_tools
 from services.gateway.http.admission import Reservation
-from services.gateway.http.body import BodyParser
+from services.gateway.http.body import Body, BodyParser
+from services.gateway.http.failures import ErrorShape
 from services.gateway.http.json_reply import json_response
 from services.gateway.http.request_id import check_request_id
 from services.gateway.mesh.job import Job, Prompt, chat_bytes
-from services.gateway.mesh.mesh import Mesh
 from shared.wire.messages import ChatOptions, ModelInfo
 
 
@@ -56,13 +61,25 @@ class MessagesEndpoint:
         """Nothing is kept."""
 
 
-class Messages:
-    """``completions`` serves what is generated."""
+class Messages(Api):
+    generating_routes = (MESSAGES,)
+    id_prefixes = (ID_PREFIX,)
+    error_shape = ErrorShape(is_anthropic, anthropic_status, anthropic_error)
+    prepare = staticmethod(name_message)
 
-    def __init__(self, mesh: Mesh, intake: Intake, completions: Completions) -> None:
-        self._mesh = mesh
-        self._intake = intake
-        self._completions = completions
+    def __init__(self, core: Core) -> None:
+        self._mesh = core.mesh
+        self._intake = core.intake
+        self._completions = core.completions
+
+    def models(self, request: web.Request, served: Sequence[Model]) -> objects.ModelList | None:
+        if not is_anthropic(request):
+            return None
+        models = [_model(model) for model in served]
+        return objects.ModelList(models, models[0].id, models[-1].id)
+
+    def model(self, request: web.Request, model: Model) -> objects.Model | None:
+        return _model(model) if is_anthropic(request) else None
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -92,6 +109,12 @@ class Messages:
         )
         reservation.is_served = True
         return prompt, options
+
+
+def _model(model: Model) -> objects.Model:
+    created_at = datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    limit = model.max_model_len
+    return objects.Model(model.id, model.id, created_at, limit, limit)
 
 
 def counted_prompt(body: Body, model: ModelInfo) -> tuple[Prompt, ChatOptions]:

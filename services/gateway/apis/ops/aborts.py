@@ -6,41 +6,41 @@ is the same as for one that does not exist.
 
 from aiohttp import web
 
-from services.gateway.apis.messages.replies.writers import ID_PREFIX as MESSAGE_PREFIX
-from services.gateway.apis.responses.open_response import RESPONSE_PREFIX
-from services.gateway.chat.generation import CHAT, TEXT
+from services.gateway.api import Api, Core
 from services.gateway.chat.replies.openai import AbortReply
 from services.gateway.chat.requests.json_body import check, decode
 from services.gateway.chat.requests.schema import AbortRequest
 from services.gateway.http.account import owner_of
 from services.gateway.http.body import BodyReader
 from services.gateway.http.json_reply import json_response
-from services.gateway.mesh.mesh import Mesh
 
 MAX_BODY_BYTES = 1 << 20
 """Enough for all ids; such a request is not admitted, for it makes room where there is none."""
 
-PREFIXES = (CHAT.id_prefix, TEXT.id_prefix, MESSAGE_PREFIX, RESPONSE_PREFIX)
+ROUTE = "/abort_requests"
 
 
-class Aborts:
-    def __init__(self, mesh: Mesh) -> None:
-        self._mesh = mesh
+class Aborts(Api):
+    cheap_routes = (ROUTE,)
+
+    def __init__(self, core: Core) -> None:
+        self._mesh = core.mesh
+        self._apis = core.apis
         self._bodies = BodyReader(MAX_BODY_BYTES)
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.post("/abort_requests", self._abort)]
+        return [web.post(ROUTE, self._abort)]
 
     async def _abort(self, request: web.Request) -> web.Response:
         body = await self._bodies.read(request)
         asked = check(decode(body), AbortRequest, {}).request_ids
-        names = {name for public_id in asked for name in _names(public_id)}
+        names = {name for public_id in asked for name in self._names(public_id)}
         ours = self._mesh.abort(names, owner_of(request))
-        aborted = [public_id for public_id in asked if _names(public_id) & ours]
-        forwarded = [public_id for public_id in asked if not _names(public_id) & ours]
+        aborted = [public_id for public_id in asked if self._names(public_id) & ours]
+        forwarded = [public_id for public_id in asked if not self._names(public_id) & ours]
         return json_response(AbortReply(aborted, forwarded))
 
-
-def _names(public_id: str) -> set[str]:
-    """Clients see ids with the prefix of their endpoint, and may have given them without."""
-    return {public_id, *(public_id.removeprefix(prefix) for prefix in PREFIXES)}
+    def _names(self, public_id: str) -> set[str]:
+        """Clients see ids with the prefix of their endpoint, and may have given them without."""
+        prefixes = (prefix for api in self._apis for prefix in api.id_prefixes)
+        return {public_id, *map(public_id.removeprefix, prefixes)}

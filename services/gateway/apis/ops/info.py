@@ -1,28 +1,27 @@
 """Endpoints about the gateway and its model: models, health, version, load and metrics."""
 
-from collections.abc import Callable
-from datetime import UTC, datetime
-
 from aiohttp import web
 from msgspec import UNSET, UnsetType
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from services.gateway.apis.messages.client import is_anthropic
-from services.gateway.apis.messages.replies import objects as anthropic
+from services.gateway.api import Api, Core
 from services.gateway.chat.replies.openai import Model, ModelList, ModelTraits, PooledModel
 from services.gateway.http.account import owner_of
 from services.gateway.http.json_reply import json_response
 from services.gateway.http.violations import unknown_model
-from services.gateway.mesh.mesh import Mesh
 from services.gateway.metrics import registry_of
 from shared.version import VERSION
-from shared.wire.messages import Heartbeat, ModelInfo, State
+from shared.wire.messages import ModelInfo, State
 
 
-class Info:
-    def __init__(self, mesh: Mesh, status: Callable[[], Heartbeat]) -> None:
-        self._mesh = mesh
-        self._status = status
+class Info(Api):
+    open_routes = "/health", "/ready", "/ping"
+    cheap_routes = "/v1/models", "/v1/models/{name}", "/version", "/load", "/metrics"
+
+    def __init__(self, core: Core) -> None:
+        self._mesh = core.mesh
+        self._status = core.status
+        self._apis = core.apis
 
     def routes(self) -> list[web.RouteDef]:
         return [
@@ -43,16 +42,15 @@ class Info:
 
     async def _models(self, request: web.Request) -> web.Response:
         served = await self._served()
-        if is_anthropic(request):
-            models = [anthropic_model(model) for model in served]
-            return json_response(anthropic.ModelList(models, models[0].id, models[-1].id))
-        return json_response(ModelList(served))
+        replies = (api.models(request, served) for api in self._apis)
+        return json_response(next(filter(None, replies), ModelList(served)))
 
     async def _model(self, request: web.Request) -> web.Response:
         name, served = request.match_info["name"], await self._served()
         for model in served:
             if model.id == name:
-                return json_response(anthropic_model(model) if is_anthropic(request) else model)
+                replies = (api.model(request, model) for api in self._apis)
+                return json_response(next(filter(None, replies), model))
         raise unknown_model(name, [model.id for model in served])
 
     async def _health(self, request: web.Request) -> web.Response:
@@ -83,12 +81,6 @@ class Info:
     async def _load(self, request: web.Request) -> web.Response:
         """Open requests, in vLLM's format."""
         return json_response({"server_load": self._status().load})
-
-
-def anthropic_model(model: Model) -> anthropic.Model:
-    created_at = datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    limit = model.max_model_len
-    return anthropic.Model(model.id, model.id, created_at, limit, limit)
 
 
 def _pooled(model: ModelInfo) -> PooledModel | UnsetType:

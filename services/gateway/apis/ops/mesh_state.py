@@ -5,9 +5,11 @@ import time
 from aiohttp import web
 from msgspec import Struct
 
+from services.gateway.api import Api, Core
 from services.gateway.http.json_reply import json_response
 from services.gateway.mesh.mesh_services import MeshService
-from services.gateway.mesh.reports import Reports
+
+ROUTE = "/v1/mesh"
 
 
 class MeshReply(Struct):
@@ -16,12 +18,15 @@ class MeshReply(Struct):
     services: list[MeshService]
 
 
-class MeshState:
-    def __init__(self, reports: Reports) -> None:
-        self._reports = reports
+class MeshState(Api):
+    cheap_routes = (ROUTE,)
+
+    def __init__(self, core: Core) -> None:
+        self._reports = core.reports
+        self._is_on = core.config.mesh_endpoint
 
     def routes(self) -> list[web.RouteDef]:
-        return [web.get("/v1/mesh", self._mesh)]
+        return [web.get(ROUTE, self._mesh)] if self._is_on else []
 
     async def _mesh(self, request: web.Request) -> web.Response:
         services = await self._reports.services()

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 import numpy as np
 from aiohttp import web
 
-from services.gateway.chat.intake import Intake
+from services.gateway.api import Api, Core
 from services.gateway.chat.replies.openai import DetokenizeReply
 from services.gateway.chat.replies.tokenize_json import write_tokens
 from services.gateway.chat.requests import unsupported
 from services.gateway.chat.requests.chat_options import chat_options
 from services.gateway.chat.requests.history import NO_LIMIT, requested_limit
-from services.gateway.chat.requests.json_body import Body, check, decode, served_name
+from services.gateway.chat.requests.json_body import check, decode, served_name
 from services.gateway.chat.requests.prompts import chat_prompt, ids_prompt, text_prompt
 from services.gateway.chat.requests.raw_json import NULL
 from services.gateway.chat.requests.sampling import max_prompt_tokens
@@ -20,13 +20,11 @@ from services.gateway.chat.requests.schema import DetokenizeRequest, TokenizeReq
 from services.gateway.chat.requests.token_ids import check_length
 from services.gateway.chat.requests.tools import offered_tools
 from services.gateway.http.admission import Reservation
+from services.gateway.http.body import Body
 from services.gateway.http.json_reply import json_response
-from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.violations import client_names
 from services.gateway.mesh.job import Prompt, chat_bytes
-from services.gateway.mesh.mesh import Mesh
 from shared.errors import InvalidRequest
-from shared.settings.gateway import GatewayConfig
 from shared.wire.codec import Array
 from shared.wire.messages import ChatOptions, ConvertedTo, ModelInfo
 
@@ -46,14 +44,12 @@ class Conversion:
     keeps_prompt_start: bool = False
 
 
-class Tokenization:
-    def __init__(
-        self, mesh: Mesh, intake: Intake, pieces: PieceMaker, config: GatewayConfig
-    ) -> None:
-        self._mesh = mesh
-        self._shows_info = config.enable_tokenizer_info_endpoint
-        self._intake = intake
-        self._pieces = pieces
+class Tokenization(Api):
+    def __init__(self, core: Core) -> None:
+        self._mesh = core.mesh
+        self._shows_info = core.config.enable_tokenizer_info_endpoint
+        self._intake = core.intake
+        self._pieces = core.pieces
 
     def routes(self) -> list[web.RouteDef]:
         routes = [

@@ -8,6 +8,7 @@ from functools import partial
 
 from aiohttp import web
 
+from services.gateway.api import Api, Core
 from services.gateway.apis.pooling.parse import (
     PoolingJob,
     parse_classify,
@@ -23,23 +24,19 @@ from services.gateway.apis.pooling.reply import (
     write_scores,
 )
 from services.gateway.apis.pooling.scoring import parse_rerank, parse_score
-from services.gateway.chat.intake import Intake
-from services.gateway.chat.requests.json_body import Body
 from services.gateway.chat.requests.parse import Limits
 from services.gateway.chat.requests.runner import pooling_of
 from services.gateway.chat.serving import accepting, send_json, start_meter, warn
 from services.gateway.http.admission import Reservation
+from services.gateway.http.body import Body
 from services.gateway.http.client import Client
-from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.request_id import check_request_id, request_id, take_request_id
 from services.gateway.http.request_meter import RequestMeter
-from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.output_collector import OutputCollector
 from services.gateway.metrics import POOLED_INPUTS
 from services.gateway.traces.request_trace import RequestTrace
 from services.gateway.traces.tracing import TRACE, measured
 from shared.errors import InternalError, InvalidRequest, RequestError
-from shared.settings.gateway import GatewayConfig
 from shared.wire.codec import Array
 from shared.wire.messages import ModelInfo, RunKind
 
@@ -74,15 +71,16 @@ ROUTES = {
 }
 
 
-class PoolingEndpoints:
+class PoolingEndpoints(Api):
     """Body → Job → mesh → vectors → reply. Of many inputs some are in the mesh at once."""
 
-    def __init__(
-        self, mesh: Mesh, intake: Intake, pieces: PieceMaker, config: GatewayConfig
-    ) -> None:
-        self._mesh = mesh
-        self._intake = intake
-        self._pieces = pieces
+    generating_routes = (*ROUTES,)
+
+    def __init__(self, core: Core) -> None:
+        self._mesh = core.mesh
+        self._intake = core.intake
+        self._pieces = core.pieces
+        config = core.config
         self._accept_timeout_s = config.accept_timeout_s
         self._limits = Limits(config.max_choices, config.max_logprobs, config.max_priority_boost)
 

@@ -11,18 +11,12 @@ from services.gateway.apis.pooling.schema import (
     PoolingRequest,
     RawPoolingRequest,
 )
-from services.gateway.chat.requests.json_body import (
-    Body,
-    Fields,
-    check,
-    decode,
-    in_vain,
-    served_name,
-)
+from services.gateway.chat.requests.json_body import Fields, check, decode, in_vain, served_name
 from services.gateway.chat.requests.parse import Limits, check_priority
 from services.gateway.chat.requests.prompts import completion_prompts
 from services.gateway.chat.requests.runner import pooling_of
 from services.gateway.chat.requests.unsupported import POOLING
+from services.gateway.http.body import Body
 from services.gateway.mesh.job import Job, Prompt
 from shared.errors import InvalidRequest
 from shared.wire.messages import (

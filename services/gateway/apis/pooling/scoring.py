@@ -8,12 +8,13 @@ from msgspec import Raw
 
 from services.gateway.apis.pooling.parse import MAX_INPUTS, PoolingJob, job_of, warned
 from services.gateway.apis.pooling.schema import RerankRequest, ScoreRequest
-from services.gateway.chat.requests.json_body import Body, check, decode, json_errors, plain
+from services.gateway.chat.requests.json_body import check, decode, json_errors, plain
 from services.gateway.chat.requests.json_list import is_text, items
 from services.gateway.chat.requests.parse import Limits
 from services.gateway.chat.requests.raw_json import NULL
 from services.gateway.chat.requests.runner import pooling_of
 from services.gateway.chat.requests.unsupported import POOLING
+from services.gateway.http.body import Body
 from services.gateway.http.violations import show
 from services.gateway.mesh.job import Prompt
 from shared.errors import InvalidRequest

@@ -3,27 +3,23 @@
 import asyncio
 import re
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 from aiohttp import web
 from msgspec import Raw
 
+from services.gateway.api import Api, Core
 from services.gateway.apis.responses.background import LOOK_S, Background
-from services.gateway.apis.responses.open_response import OpenResponse
+from services.gateway.apis.responses.open_response import RESPONSE_PREFIX, OpenResponse
 from services.gateway.apis.responses.replies.objects import ResponseObject
 from services.gateway.apis.responses.requests.reasoning_cipher import ReasoningCipher
 from services.gateway.apis.responses.store.response_store import ResponseStore, missing
-from services.gateway.chat.completions import Completions
 from services.gateway.chat.requests.unsupported import unsupported
 from services.gateway.http.account import owner_of
-from services.gateway.http.body import BodyReader
 from services.gateway.http.json_reply import json_response
 from services.gateway.http.own_socket import RESPONSE_HEADER, is_own
 from services.gateway.http.violations import show
-from services.gateway.mesh.mesh import Mesh
 from shared.errors import InvalidRequest
-from shared.settings.gateway import GatewayConfig
 
 ROUTE = "/v1/responses"
 MAX_LISTED = 100
@@ -63,30 +59,25 @@ class _Head(msgspec.Struct):
     id: str
 
 
-class Responses:
-    def __init__(
-        self,
-        completions: Completions,
-        mesh: Mesh,
-        bodies: BodyReader,
-        config: GatewayConfig,
-        own_socket: Path | None,
-    ) -> None:
+class Responses(Api):
+    generating_routes = (ROUTE,)
+    cheap_routes = (f"{ROUTE}/{{response_id}}/cancel",)
+    id_prefixes = (RESPONSE_PREFIX,)
+
+    def __init__(self, core: Core) -> None:
         """Raises ConfigError where the store cannot be opened."""
-        self._completions = completions
-        self._mesh = mesh
-        self._bodies = bodies
+        self._completions = core.completions
+        self._mesh = core.mesh
+        self._bodies = core.bodies
+        config, self._own_socket = core.config, core.own_socket
         secret = config.reasoning_key
         self._cipher = ReasoningCipher(secret.get_secret_value() if secret is not None else None)
         self._store = ResponseStore(config)
         self._open: dict[str, OpenResponse] = {}
-        self._own_socket = own_socket
-        self._background: Background | None = None
-        if own_socket is not None:
-            limits = (config.max_background_responses, config.max_body_bytes)
-            self._background = Background(
-                self._store, own_socket, *limits, self._so_far, self._abort
-            )
+        limits = (config.max_background_responses, config.max_body_bytes)
+        self._background = Background(
+            self._store, self._own_socket, *limits, self._so_far, self._abort
+        )
 
     def routes(self) -> list[web.RouteDef]:
         one = ROUTE + "/{response_id}"
@@ -100,15 +91,14 @@ class Responses:
         ]
 
     async def close(self) -> None:
-        if self._background is not None:
-            await self._background.close()
+        await self._background.close()
         self._store.close()
 
     def _new(self, request: web.Request) -> OpenResponse:
         response_id, owner, background = None, owner_of(request), self._background
         if is_own(request, self._own_socket):
             response_id = request.headers.get(RESPONSE_HEADER)
-        if response_id is None or background is None:
+        if response_id is None:
             return OpenResponse(self._store, self._cipher, owner, background)
         created_s = background.created_s(response_id)
         return OpenResponse(self._store, self._cipher, owner, None, response_id, created_s)

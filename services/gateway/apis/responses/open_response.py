@@ -27,10 +27,9 @@ from services.gateway.chat.replies.formats import ChatFormat
 from services.gateway.chat.replies.output_parser import OutputParser
 from services.gateway.chat.replies.reply import Head, Reply
 from services.gateway.chat.replies.writers import BodyWriter, StreamWriter
-from services.gateway.chat.requests.json_body import Body
 from services.gateway.chat.requests.parse import Limits
 from services.gateway.chat.requests.unsupported import unsupported
-from services.gateway.http.body import BodyParser
+from services.gateway.http.body import Body, BodyParser
 from services.gateway.http.json_reply import encode, json_response
 from services.gateway.http.violations import show
 from services.gateway.mesh.job import Job

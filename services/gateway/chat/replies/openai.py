@@ -187,14 +187,3 @@ class Model(Struct):
 class ModelList(Struct):
     data: list[Model]
     object: str = "list"
-
-
-class Error(Struct):
-    message: str
-    type: str
-    param: str | None
-    code: str
-
-
-class ErrorReply(Struct):
-    error: Error

@@ -19,6 +19,7 @@ from services.gateway.chat.requests import unsupported
 from services.gateway.chat.requests.raw_json import MAX_FIELD_BYTES, json_text
 from services.gateway.chat.requests.schema import MAX_FIELDS
 from services.gateway.chat.requests.unsupported import Neutral
+from services.gateway.http.body import Body
 from services.gateway.http.log_limit import LogLimit
 from services.gateway.http.violations import MAX_SHOWN_CHARS, unknown_model, violation
 from shared.errors import InvalidRequest
@@ -31,7 +32,6 @@ from shared.wire.messages import ModelInfo
 log = logging.getLogger(__name__)
 log.addFilter(LogLimit())
 
-Body = bytes | bytearray
 Fields = dict[str, Raw]
 Request = TypeVar("Request", bound=msgspec.Struct)
 

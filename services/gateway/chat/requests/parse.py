@@ -7,7 +7,7 @@ from msgspec import structs
 from services.gateway.chat.requests import unsupported
 from services.gateway.chat.requests.chat_options import chat_options
 from services.gateway.chat.requests.history import NO_LIMIT, requested_limit
-from services.gateway.chat.requests.json_body import Body, check, decode, in_vain, served_name
+from services.gateway.chat.requests.json_body import check, decode, in_vain, served_name
 from services.gateway.chat.requests.output_format import output_format
 from services.gateway.chat.requests.prompts import (
     chat_prompt,
@@ -23,6 +23,7 @@ from services.gateway.chat.requests.sampling import (
 )
 from services.gateway.chat.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
 from services.gateway.chat.requests.tools import Tools, requested_tools
+from services.gateway.http.body import Body
 from services.gateway.mesh.job import Job, Parsing, Prompt
 from shared.errors import InvalidRequest
 from shared.wire.messages import ALL_TOKENS, ModelInfo, TextOptions

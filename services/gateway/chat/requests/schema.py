@@ -7,6 +7,7 @@ from msgspec import Meta, Raw, Struct
 from services.gateway.chat.requests.format_schema import FormatFields
 from services.gateway.chat.requests.raw_json import NULL
 from services.gateway.chat.requests.tool_schema import FunctionChoice, ToolChoiceField
+from services.gateway.http.request_id import PATTERN
 from shared.wire.messages import (
     MAX_BAD_WORDS,
     MAX_LOGPROB_IDS,
@@ -29,7 +30,6 @@ MAX_MESSAGES = 4096
 MAX_PARTS = 1 << 14  # of all messages of a request; calls and blocks are parts too
 MAX_FIELDS = 256
 
-REQUEST_ID = r"^[!-}]{1,128}\Z"
 """Printable ASCII but for space and ``~``, which separates an id from its nonce in the mesh."""
 
 Penalty = Annotated[float, Meta(ge=-2, le=2)]
@@ -44,7 +44,7 @@ StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
 StopList = Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)]
 BadWord = Annotated[str, Meta(min_length=1, max_length=MAX_BAD_WORD_CHARS)]
 CacheSalt = Annotated[str, Meta(min_length=1, max_length=MAX_SALT_CHARS)]
-RequestId = Annotated[str, Meta(pattern=REQUEST_ID)]
+RequestId = Annotated[str, Meta(pattern=PATTERN)]
 
 NumPromptTokens = Annotated[int, Meta(ge=-1, le=MAX_INT32)]
 TruncationSide = Literal["left", "right"]

@@ -19,11 +19,12 @@ from services.gateway.apis.messages.requests.schema import (
 from services.gateway.apis.messages.requests.tools import chat_choice, chat_tools, is_parallel
 from services.gateway.chat.requests.format_schema import JsonSchema, NamedSchema
 from services.gateway.chat.requests.history import TEXT_SHARE, history_limit
-from services.gateway.chat.requests.json_body import Body, check, decode, in_vain
+from services.gateway.chat.requests.json_body import check, decode, in_vain
 from services.gateway.chat.requests.parse import Limits, chat_job
 from services.gateway.chat.requests.raw_json import NULL
 from services.gateway.chat.requests.reasoning import SWITCHES
 from services.gateway.chat.requests.schema import ChatRequest
+from services.gateway.http.body import Body
 from services.gateway.mesh.job import Job, Parsing
 from shared.dialects.reasoning import REASONING_FORMATS
 from shared.errors import InvalidRequest

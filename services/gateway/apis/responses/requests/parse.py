@@ -22,11 +22,12 @@ from services.gateway.apis.responses.requests.tools import ItemTools, chat_choic
 from services.gateway.chat.requests import format_schema as chat
 from services.gateway.chat.requests import unsupported
 from services.gateway.chat.requests.history import ALL_THAT_FIT, NO_LIMIT
-from services.gateway.chat.requests.json_body import Body, check, decode, in_vain
+from services.gateway.chat.requests.json_body import check, decode, in_vain
 from services.gateway.chat.requests.parse import Limits, chat_job
 from services.gateway.chat.requests.raw_json import NULL
 from services.gateway.chat.requests.schema import ChatRequest, GenerationRequest, StreamOptions
 from services.gateway.chat.requests.unsupported import unsupported as refusal
+from services.gateway.http.body import Body
 from services.gateway.http.violations import client_names
 from services.gateway.mesh.job import Job
 from shared.errors import InvalidRequest

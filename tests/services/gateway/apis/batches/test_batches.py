@@ -17,15 +17,23 @@ import pytest
 from openai import AsyncOpenAI
 
 from services.gateway.apis.batches import files
+from services.gateway.apis.batches.api import BatchesApi
 from services.gateway.apis.batches.folder import BatchFolder, BatchKey
 from services.gateway.apis.batches.objects import StoredBatch
+from services.gateway.apis.batches.runner import BatchRunner
 from services.gateway.service import GatewayService
 from shared.batch.errors import NotWritten
 from shared.batch.run import BatchRun
-from shared.wire.messages import State
-from tests.services.gateway.fakes import FakeTokenizer, running_gateway, until
+from tests.services.gateway.fakes import FakeTokenizer, until
+from tests.services.gateway.openai_client import client_of, gateway_of
 
 KEYS = ["key-of-ann", "key-of-bob"]
+
+
+def runner_of(gateway: GatewayService) -> BatchRunner:
+    (api,) = (api for api in gateway._apis if isinstance(api, BatchesApi))
+    assert api._runner is not None
+    return api._runner
 
 
 def body(prompt: str = "hello") -> dict[str, Any]:
@@ -38,19 +46,6 @@ def batch_file(num: int, **fields: Any) -> bytes:
         json.dumps({"custom_id": f"line-{number}"} | whole).encode() + b"\n"
         for number in range(num)
     )
-
-
-@asynccontextmanager
-async def gateway_of(tmp_path: Path, **settings: Any) -> AsyncIterator[GatewayService]:
-    defaults = {"batch_dir": tmp_path / "store", "instance": "g1"}
-    async with running_gateway(tmp_path, **(defaults | settings)) as service:
-        await until(lambda: service.status().state == State.READY)
-        yield service
-
-
-def client_of(gateway: GatewayService, key: str = "none") -> AsyncOpenAI:
-    url = f"http://127.0.0.1:{gateway.port}/v1"
-    return AsyncOpenAI(base_url=url, api_key=key, max_retries=0)
 
 
 @asynccontextmanager
@@ -273,7 +268,7 @@ async def test_a_start_reads_no_batch_that_has_ended(
     async with gateway_of(tmp_path) as gateway, client_of(gateway) as client:
         async with answering(tokenizer):
             created = await start(client, batch_file(1))
-            until_ended = gateway._batches.folder.batch  # no request, which would read it
+            until_ended = runner_of(gateway).folder.batch  # no request, which would read it
             await until(lambda: until_ended(BatchKey("", created.id)).batch.has_ended)
         assert {key.id for key in read} == {created.id}
         assert {each.id async for each in client.batches.list()} == ids | {created.id}
@@ -301,7 +296,7 @@ async def test_clients_that_take_all_threads_for_files_stop_no_batch(
     release = threading.Event()
     async with gateway_of(tmp_path) as gateway, client_of(gateway) as client:
         created = await start(client, batch_file(3))
-        runner = gateway._batches
+        runner = runner_of(gateway)
         slow = [asyncio.create_task(runner.threads.run("", release.wait)) for _ in range(40)]
         await asyncio.sleep(0)
         async with answering(tokenizer):

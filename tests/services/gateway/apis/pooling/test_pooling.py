@@ -14,11 +14,9 @@ import numpy as np
 import pytest
 
 from services.gateway.apis.pooling import schema as pooling_schema
-from services.gateway.apis.pooling.endpoint import ROUTES
 from services.gateway.apis.pooling.parse import MAX_OPEN_INPUTS
 from services.gateway.apis.pooling.scoring import parse_score
 from services.gateway.chat.requests import unsupported
-from services.gateway.http.api_keys import GENERATING_ROUTES
 from services.gateway.service import GatewayService
 from shared.errors import InvalidRequest
 from shared.wire.messages import Delta, Deltas, Finished, PoolingInfo, RunKind, State, TokenRun
@@ -231,7 +229,6 @@ async def test_a_model_that_pools_writes_no_texts(tmp_path: Path, path: str) -> 
 
 
 async def test_api_keys_are_checked_and_their_limits_hold(tmp_path: Path) -> None:
-    assert ROUTES.keys() <= GENERATING_ROUTES
     settings = {"api_key": ["secret"], "max_tokens_per_minute_per_key": 1}
     async with mesh(tmp_path, **settings) as (http, tokenizer, _):
         assert (await embed(http, 1))[0] == 401
@@ -242,3 +239,39 @@ async def test_api_keys_are_checked_and_their_limits_hold(tmp_path: Path) -> Non
         assert (await asked)[0] == 200
         status, reply = await embed(http, 1)
         assert (status, reply["error"]["code"]) == (429, "rate_limit_exceeded")
+
+
+@pytest.mark.parametrize(
+    ("task", "body"),
+    [
+        ("embed", {"input": "fish"}),
+        ("classify", {"input": "fish"}),
+        ("embed", {"text_1": "fish", "text_2": "fish"}),
+        ("classify", {"query": "fish", "documents": ["fish"]}),
+    ],
+)
+async def test_invocations_reach_the_endpoint_of_their_fields(
+    tmp_path: Path, task: Any, body: dict[str, Any]
+) -> None:
+    pooling = PoolingInfo(task, "last", "none", 4 if task == "embed" else 1)
+    model = msgspec.structs.replace(MODEL, runner="pooling", pooling=pooling)
+    async with (
+        fake_tokenizer(tmp_path, model=model) as tokenizer,
+        running_gateway(tmp_path) as gateway,
+        aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http,
+    ):
+        await until(lambda: gateway.status().state == State.READY)
+        posting = asyncio.create_task(http.post("/invocations", json=body).__aenter__())
+        async with asyncio.timeout(5):
+            request = await tokenizer.submitted.get()
+        assert request.submit.params.pooling is not None
+        request.fail(400, "seen", "seen")
+        assert (await (await posting).json())["error"]["code"] == "seen"
+
+
+async def test_invocations_of_a_model_that_generates_are_refused(
+    http: aiohttp.ClientSession,
+) -> None:
+    async with http.post("/invocations", json={"input": "a"}) as response:
+        assert response.status == 400
+        assert "runner" in (await response.json())["error"]["message"]

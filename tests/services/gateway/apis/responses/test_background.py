@@ -15,8 +15,8 @@ from openai import AsyncOpenAI
 
 from services.gateway.apis.responses import background
 from services.gateway.service import GatewayService
-from tests.services.gateway.apis.batches.test_batches import client_of, gateway_of
 from tests.services.gateway.fakes import FakeTokenizer, until
+from tests.services.gateway.openai_client import client_of, gateway_of
 from tests.services.gateway.process import gateway_process
 
 ASKED: dict[str, Any] = {"model": "fish", "input": "Hi", "background": True}

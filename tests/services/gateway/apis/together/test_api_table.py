@@ -10,7 +10,7 @@ from services.gateway.chat.requests import unsupported
 from services.gateway.chat.requests.format_schema import StructuredOutputs
 from services.gateway.chat.requests.schema import ChatRequest, CompletionRequest, StreamOptions
 
-TABLE = Path(__file__).parents[3] / "docs" / "api.md"
+TABLE = Path(__file__).parents[5] / "docs" / "api.md"
 
 
 def fields_of(title: str) -> set[str]:

@@ -32,9 +32,9 @@ from services.gateway.apis.pooling.scoring import parse_rerank, parse_score
 from services.gateway.apis.responses.requests.parse import read_request, response_job
 from services.gateway.apis.responses.requests.schema import ResponseRequest
 from services.gateway.chat.requests import unsupported
-from services.gateway.chat.requests.json_body import Body
 from services.gateway.chat.requests.parse import Limits, parse_chat, parse_completion
 from services.gateway.chat.requests.schema import ChatRequest, CompletionRequest
+from services.gateway.http.body import Body
 from services.gateway.mesh.job import Job
 from shared.errors import InvalidRequest, NotFound
 from shared.wire.messages import ModelInfo, PoolingInfo

@@ -12,13 +12,12 @@ from services.gateway.http.account import Account, KeyLimits
 from tests.services.gateway.apis.batches.test_batches import (
     batch_file,
     body,
-    client_of,
-    gateway_of,
     start,
 )
 from tests.services.gateway.apis.pooling.test_pooling import mesh
 from tests.services.gateway.asking import completion
 from tests.services.gateway.fakes import FakeTokenizer
+from tests.services.gateway.openai_client import client_of, gateway_of
 
 KEYS: Any = ["key-of-ann", "key-of-bob"]
 IDS = [Account(key, KeyLimits(None, None)).key_id for key in map(SecretStr, KEYS)]

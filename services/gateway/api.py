@@ -1,0 +1,85 @@
+"""The seam between the gateway and its APIs."""
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from aiohttp import web
+from aiohttp.typedefs import Handler
+from msgspec import Struct
+
+from services.gateway.chat.completions import Completions
+from services.gateway.chat.intake import Intake
+from services.gateway.chat.replies.openai import Model
+from services.gateway.http.admission import Admission
+from services.gateway.http.body import BodyReader
+from services.gateway.http.failures import ErrorShape
+from services.gateway.http.pieces import PieceMaker
+from services.gateway.http.routes import Load
+from services.gateway.mesh.mesh import Mesh
+from services.gateway.mesh.reports import Reports
+from shared.settings.gateway import GatewayConfig
+from shared.wire.messages import Heartbeat
+
+Prepare = Callable[[web.BaseRequest, web.StreamResponse], Awaitable[None]]
+
+
+class Api:
+    """Endpoints, and work beside requests. An optional API is a folder and a line in ``app.py``."""
+
+    open_routes: Sequence[str] = ()
+    cheap_routes: Sequence[str] = ()
+    generating_routes: Sequence[str] = ()
+    """Routes of each ``Load``; the load of all others is work."""
+    id_prefixes: Sequence[str] = ()
+    """Prefixes of the ids that clients see of their requests."""
+    error_shape: ErrorShape | None = None
+    prepare: Prepare | None = None
+    """Changes each response before its head is sent."""
+
+    def routes(self) -> Iterable[web.RouteDef]:
+        return ()
+
+    def loads(self) -> Mapping[str, Load]:
+        return {
+            **dict.fromkeys(self.open_routes, Load.OPEN),
+            **dict.fromkeys(self.cheap_routes, Load.CHEAP),
+            **dict.fromkeys(self.generating_routes, Load.GENERATION),
+        }
+
+    def models(self, request: web.Request, served: Sequence[Model]) -> Struct | None:
+        """The list of models in the API's own shape, for a request of one of its clients."""
+
+    def model(self, request: web.Request, model: Model) -> Struct | None:
+        """The same for one model."""
+
+    async def run(self) -> None:
+        """Works until cancelled, or until ``drain``."""
+
+    async def drain(self) -> None:
+        """Stops work that another gateway can go on with."""
+
+    async def close(self) -> None:
+        """No request comes any more."""
+
+
+@dataclass(frozen=True)
+class Core:
+    """Parts of a gateway that APIs share."""
+
+    config: GatewayConfig
+    mesh: Mesh
+    admission: Admission
+    status: Callable[[], Heartbeat]
+    reports: Reports
+    own_socket: Path
+    bodies: BodyReader
+    intake: Intake
+    pieces: PieceMaker
+    completions: Completions
+    apis: list[Api] = field(default_factory=list)
+
+    def handler(self, path: str) -> Handler | None:
+        """The handler of a route without parameters, of any API."""
+        routes = (route for api in self.apis for route in api.routes())
+        return next((route.handler for route in routes if route.path == path), None)

@@ -1,0 +1,135 @@
+"""Wings: optional parts that can be deleted, each a folder with its tests and a line in a list.
+
+A wing imports the core, never another wing; the core imports no wing but in the lists. Without a
+wing's folder, its tests and its lines everything else still works.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from services.gateway.app import MAKERS
+from tests.test_imports import ROOT, SOURCES, imports_of
+
+GATEWAY = "services/gateway"
+LISTS = (f"{GATEWAY}/app.py",)
+TOGETHER = (
+    "tests/services/gateway/apis/together",
+    "tests/hostile",
+)  # tests of several APIs at once
+COPIED = (
+    "cli",
+    "kernels",
+    "models",
+    "services",
+    "shared",
+    "tests",
+    "docs",
+    "benchmarks",
+    "compose",
+)
+CORE_LINES = 31_500  # of services/ and shared/; 15,000 are the aim
+
+
+class Wing(NamedTuple):
+    folder: str
+    tests: tuple[str, ...]
+
+
+def api(name: str, *more_tests: str) -> Wing:
+    return Wing(f"{GATEWAY}/apis/{name}", (f"tests/{GATEWAY}/apis/{name}", *more_tests))
+
+
+WINGS = {
+    "responses": api("responses", "tests/mesh/test_responses.py"),
+    "messages": api("messages", "tests/mesh/test_messages.py"),
+    "pooling": api("pooling"),
+    "batches": api("batches"),
+    "page": Wing(f"{GATEWAY}/page", (f"tests/{GATEWAY}/page", "tests/page")),
+}
+wings = pytest.mark.parametrize("wing", WINGS.values(), ids=WINGS)
+
+
+@wings
+def test_a_wing_says_what_it_is(wing: Wing) -> None:
+    lines = (ROOT / wing.folder / "README.md").read_text().splitlines()
+    assert len(lines) <= 40
+    assert all((ROOT / path).exists() for path in wing.tests)
+
+
+def test_the_core_imports_no_wing_and_no_wing_another() -> None:
+    found = [
+        f"{place} imports {name}"
+        for path in SOURCES
+        for place in [str(path.relative_to(ROOT))]
+        for name in imports_of(path)
+        if place not in LISTS and wing_of(name.replace(".", "/")) not in (None, wing_of(place))
+    ]
+    assert not found, "\n".join(found)
+
+
+def wing_of(path: str) -> str | None:
+    return next((name for name, wing in WINGS.items() if path.startswith(f"{wing.folder}/")), None)
+
+
+def test_the_core_stays_small() -> None:
+    folders = ("services/", "shared/")
+    places = [str(path.relative_to(ROOT)) for path in SOURCES]
+    core = [each for each in places if each.startswith(folders) and wing_of(each) is None]
+    assert sum(len((ROOT / each).read_text().splitlines()) for each in core) <= CORE_LINES
+
+
+@wings
+def test_without_a_wing_the_others_start(wing: Wing, tmp_path: Path) -> None:
+    cut(wing, tmp_path)
+    code = "from services.gateway.app import MAKERS; print(len(MAKERS))"
+    assert int(run(tmp_path, "-c", code)) == len(MAKERS) - 1
+
+
+@wings
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_without_a_wing_checks_and_tests_of_the_others_pass(wing: Wing, tmp_path: Path) -> None:
+    cut(wing, tmp_path)
+    run(tmp_path, "-m", "mypy", "--cache-dir", str(tmp_path / ".mypy_cache"))
+    kinds = "not slow and not seconds and not compose and not gpu"
+    run(tmp_path, "-m", "pytest", "-q", "-m", kinds, f"tests/{GATEWAY}", "tests/test_imports.py")
+
+
+def run(folder: Path, *arguments: str) -> str:
+    """The output of Python in ``folder``, whose modules it imports."""
+    command, environment = [sys.executable, *arguments], os.environ | {"PYTHONPATH": str(folder)}
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, (done.stdout + done.stderr)[-5000:]
+    return done.stdout
+
+
+def cut(wing: Wing, copy: Path) -> None:
+    """Makes a ``copy`` of the tree without the wing, its tests and its lines in the lists."""
+    for name in COPIED:
+        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in ROOT.glob("*.*"):
+        if path.is_file():
+            shutil.copy(path, copy)
+    for place in (wing.folder, *wing.tests, *TOGETHER):
+        path = copy / place
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    for place in LISTS:
+        (copy / place).write_text("".join(lines_without(wing, (copy / place).read_text())))
+
+
+def lines_without(wing: Wing, text: str) -> Iterator[str]:
+    module = wing.folder.replace("/", ".")
+    (name,) = re.findall(rf"^from {re.escape(module)}\.\w+ import (\w+)$", text, re.MULTILINE)
+    for line in text.splitlines(keepends=True):
+        if module not in line and line.strip() != f"{name},":
+            yield line
