@@ -5,9 +5,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+FOLDERS = ("docs", "models", "services")
 PAGES = [
     *ROOT.glob("*.md"),
-    *(page for folder in ("docs", "models", "services") for page in (ROOT / folder).glob("**/*.md")),
+    *(page for name in FOLDERS for page in (ROOT / name).glob("**/*.md")),
 ]
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]*))?\)")
 
