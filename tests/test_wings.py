@@ -20,22 +20,20 @@ from tests.test_imports import ROOT, SOURCES, imports_of
 
 GATEWAY = "services/gateway"
 LISTS = (f"{GATEWAY}/app.py",)
-TOGETHER = (
-    "tests/services/gateway/apis/together",
-    "tests/hostile",
-)  # tests of several APIs at once
-COPIED = (
+# Tests of several APIs at once.
+TOGETHER = (f"tests/{GATEWAY}/apis/together", "tests/hostile")
+COPIED = [
+    "benchmarks",
     "cli",
+    "compose",
+    "docs",
     "kernels",
     "models",
     "services",
     "shared",
     "tests",
-    "docs",
-    "benchmarks",
-    "compose",
-)
-CORE_LINES = 31_500  # of services/ and shared/; 15,000 are the aim
+]
+CORE_LINES = 46_600  # of services/ and shared/; 15,000 are the aim
 
 
 class Wing(NamedTuple):

@@ -11,7 +11,6 @@ from prometheus_client import REGISTRY
 from services.gateway.app import APIS, make_app
 from services.gateway.http.admission import Admission
 from services.gateway.http.server import HttpRunner, HttpSite
-from services.gateway.http.tls import tls_context
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.mesh_metrics import MeshMetrics
 from services.gateway.mesh.reports import Reports
@@ -39,6 +38,7 @@ from shared.wire.messages import (
 
 if TYPE_CHECKING:
     from services.gateway.traces.otlp import OtlpExport
+import ssl
 
 log = logging.getLogger(__name__)
 
@@ -178,3 +178,19 @@ def _otlp_export(config: GatewayConfig) -> "OtlpExport | None":
             f" {error}"
         ) from None
     return OtlpExport(config.otlp_traces_endpoint)
+
+
+def tls_context(config: GatewayConfig) -> ssl.SSLContext | None:
+    """None without a certificate. Raises ConfigError for files that are none, or no pair."""
+    certificate, key = config.ssl_certfile, config.ssl_keyfile
+    if certificate is None:
+        return None
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        # A server in the background cannot ask for a password.
+        context.load_cert_chain(certificate, key, password=lambda: b"")
+    except OSError as error:  # ssl.SSLError is one
+        files = certificate if key is None else f"{certificate}, {key}"
+        text = error.strerror if error.strerror and error.filename is None else str(error)
+        raise ConfigError(f"ssl-certfile, ssl-keyfile: {files}: {text}") from None
+    return context

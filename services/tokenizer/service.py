@@ -3,18 +3,22 @@
 import asyncio
 import logging
 import time
+from pathlib import Path
+from typing import Annotated
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
-from services.tokenizer.defaults import read_defaults
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.requests import Requests
 from services.tokenizer.schedulers import Schedulers
 from services.tokenizer.text_model import ChatSettings, TextModel
+from shared.errors import ConfigError
 from shared.link.keys import load_keys
 from shared.link.link import Link
 from shared.link.peer import Peer
+from shared.model_folder import decode_json
 from shared.model_location import locate_model
 from shared.pooling import read_served_model
 from shared.process.report import Inquiries, check_own, make_report
@@ -35,6 +39,7 @@ from shared.wire.messages import (
     Lost,
     Message,
     ModelInfo,
+    SamplingDefaults,
     ServiceReport,
     State,
     Stats,
@@ -42,6 +47,7 @@ from shared.wire.messages import (
     Tokens,
     Vocabulary,
 )
+from shared.wire.sampling_fields import SamplingFields, with_fields
 from shared.wire.token_arrays import TokenArrays
 
 log = logging.getLogger(__name__)
@@ -204,3 +210,30 @@ class TokenizerService:
                 self._inquiries.pass_on(message, time.monotonic())
             case _:
                 log.warning("%s sent a %s, which is not for us", peer, type(message).__name__)
+
+
+FILE = "generation_config.json"
+AUTO, NONE = "auto", "none"
+
+
+class _GenerationConfig(SamplingFields):
+    """The keys that we read."""
+
+    max_new_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+
+
+def read_defaults(model: Path, setting: str) -> tuple[SamplingDefaults, int | None]:
+    """What clients may leave out, and of how many tokens a text is then at most (None: no limit).
+
+    ``setting`` is ``auto`` for the model's own folder, ``none``, or another folder.
+
+    Raises ConfigError for a folder without the file, and for values that no client may send either.
+    """
+    folder = model if setting == AUTO else Path(setting)
+    path = folder / FILE
+    if setting == NONE or (setting == AUTO and not path.is_file()):
+        return SamplingDefaults(), None
+    if not path.is_file():
+        raise ConfigError(f"generation-config: {setting} is auto, none, or a folder with {FILE}")
+    config = decode_json(path, _GenerationConfig)
+    return with_fields(SamplingDefaults(), config), config.max_new_tokens

@@ -1,10 +1,9 @@
 """The text of one choice: ids in, deltas out, until a stop string or the end. Pure."""
 
+from collections import deque
 from collections.abc import Container, Iterator, Mapping, Sequence
 
 from services.tokenizer.detokenize import NO_SEAM, DecodeIds, Detokenizer, Seam
-from services.tokenizer.marks import Marks
-from services.tokenizer.stops import StopMatcher
 from shared.wire.messages import Mark
 
 
@@ -114,3 +113,102 @@ class TextStream:
     def _count(self, text: str) -> str:
         self._num_out += len(text)
         return text
+
+
+class Marks:
+    """The Marks of one text, which wait until the text in front of them is out.
+
+    ``added`` has the text of each added token, empty if it is not shown.
+    """
+
+    def __init__(self, added: Mapping[int, str]) -> None:
+        self._added = added
+        self._num_decoded = 0
+        self._waiting: deque[Mark] = deque()
+
+    def note(self, new: str, index: int, ids: Sequence[int]) -> None:
+        """``ids``, from token ``index`` on, made the text ``new`` certain. An added token comes
+        alone, and ``new`` ends with its text."""
+        self.note_text(new)
+        shown = self._added.get(ids[0])
+        if shown is not None:
+            num_chars = len(shown) if new.endswith(shown) else len(new)
+            self._waiting.append(Mark(self._num_decoded - num_chars, num_chars, index, ids[0]))
+
+    def note_text(self, new: str) -> None:
+        """``new`` became certain without a token."""
+        self._num_decoded += len(new)
+
+    def note_textless(self, index: int, token_id: int) -> None:
+        """Token ``index`` ends the text and has none, whatever it is."""
+        if token_id in self._added:
+            self._waiting.append(Mark(self._num_decoded, 0, index, token_id))
+
+    def take(self, num_out: int) -> list[Mark]:
+        """Those that can go out with the first ``num_out`` characters of the text."""
+        taken = []
+        while self._waiting and _can_go(self._waiting[0], num_out):
+            taken.append(self._waiting.popleft())
+        return taken
+
+
+def _can_go(mark: Mark, num_out: int) -> bool:
+    """A shown token's mark waits for its first character: a stop string may still cut it off."""
+    return mark.position < num_out or (mark.position == num_out and mark.num_chars == 0)
+
+
+class StopMatcher:
+    """Passes text through until one of ``stops`` appears; ``includes_stop`` lets it through too.
+
+    A tail that may be the beginning of a stop string is held back until the next piece decides.
+    The match that ends first wins; of two that end together, the longer. No match ends in a mute
+    piece, but one may begin there.
+    """
+
+    def __init__(self, stops: list[str], includes_stop: bool = False) -> None:
+        self._stops = stops
+        self._includes_stop = includes_stop
+        self._max_len = max(map(len, stops), default=0)
+        self._held = ""
+        self._num_exempt = 0  # characters of what is held
+        self.match: str | None = None
+
+    def push(self, text: str, is_exempt: bool = False) -> str:
+        """The part of the text so far that can go out now; sets ``match`` to a stop string."""
+        if not self._stops:
+            return text
+        text = self._held + text
+        if is_exempt:
+            self._num_exempt = len(text)
+        found = self._first_match(text)
+        if found is not None:
+            (start, end), self._held = found, ""
+            self.match = text[start:end]
+            return text[: end if self._includes_stop else start]
+        keep = self._num_to_hold(text)
+        self._held = text[len(text) - keep :]
+        self._num_exempt = max(0, self._num_exempt - (len(text) - keep))
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """What was held back, when no more text comes."""
+        text, self._held = self._held, ""
+        return text
+
+    def _first_match(self, text: str) -> tuple[int, int] | None:
+        """The position of the stop string that ends first."""
+        num = self._num_exempt
+        matches = [(text.find(stop, max(0, num - len(stop) + 1)), stop) for stop in self._stops]
+        found = [(start + len(stop), start) for start, stop in matches if start >= 0]
+        if not found:
+            return None
+        end, start = min(found)
+        return start, end
+
+    def _num_to_hold(self, text: str) -> int:
+        """Length of the longest tail of ``text`` that begins a stop string."""
+        for length in range(min(self._max_len - 1, len(text)), 0, -1):
+            tail = text[-length:]
+            if any(stop.startswith(tail) for stop in self._stops):
+                return length
+        return 0

@@ -6,6 +6,7 @@ import time
 from concurrent.futures import Future
 from pathlib import Path
 from threading import Event
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
@@ -24,7 +25,6 @@ from services.worker.plan_check import PlanCheck
 from services.worker.ranks.followers import Followers
 from services.worker.ranks.local_ranks import LocalRanks, RankLost
 from services.worker.ranks.rank_settings import with_share
-from services.worker.slot_log import SlotLog
 from services.worker.slot_spans import SlotSpans
 from services.worker.step_thread import StepThread, call_soon
 from services.worker.weights.progress import ProgressLines
@@ -32,6 +32,7 @@ from shared.link.keys import load_keys
 from shared.link.link import Link
 from shared.link.peer import Peer
 from shared.process.cores import bind_to_node
+from shared.process.log import log_end
 from shared.process.report import make_report
 from shared.settings.worker import WorkerConfig
 from shared.wire.codec import Array
@@ -327,3 +328,40 @@ def _within(reports: list[SpanReport]) -> list[SpanReport]:
     for report in reports:
         buffer.add(report)
     return buffer.take()
+
+
+class _Stay(NamedTuple):
+    request: str
+    attempt: int
+    num_steps_before: int
+
+
+class SlotLog:
+    """The sequences that hold slots according to the plans. A sequence that was logged may come
+    back, to this worker or another."""
+
+    def __init__(self) -> None:
+        self._stays: dict[int, _Stay] = {}
+        self._num_steps = 0
+
+    def note(self, plan: StepPlan) -> None:
+        for slot in plan.release:
+            self._leave(slot)
+        for row in plan.admit:
+            self._stays[row.slot] = _Stay(row.request, row.attempt, self._num_steps)
+        self._num_steps += plan.num_steps
+
+    def clear(self) -> None:
+        """The scheduler is gone, and all slots are free."""
+        for slot in list(self._stays):
+            self._leave(slot)
+
+    def _leave(self, slot: int) -> None:
+        stay = self._stays.pop(slot)
+        log_end(
+            "sequence left its slot",
+            stay.request,
+            attempt=stay.attempt,
+            slot=slot,
+            num_steps=self._num_steps - stay.num_steps_before,
+        )

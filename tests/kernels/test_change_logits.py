@@ -11,7 +11,7 @@ from kernels.change_logits import change_logits
 from kernels.change_logits.reference import changed_row
 from kernels.sample import adjust, prepare_adjustments
 from kernels.slot_state import SlotState, empty_slots
-from services.worker.engine.device.rule_row import is_for_device, rule_row
+from services.worker.engine.device.device_slots import is_for_device, rule_row
 from services.worker.slots.logits_rules import make_logits_rules, row_change
 from shared.wire.messages import SamplingParams
 from tests.kernels.slots import copied

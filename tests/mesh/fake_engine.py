@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from benchmarks.harness.step_engine import StepEngine
 from services.scheduler.scheduler import Planned
-from services.worker.engine.idle import IdleTime
+from services.worker.engine.host import IdleTime
 from shared.wire.messages import (
     ALL_TOKENS,
     Capacity,

@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 
-from services.gateway.mesh.array_check import check_arrays
+import numpy as np
+
 from services.gateway.mesh.conversions import Conversions
 from services.gateway.mesh.job import Job
-from services.gateway.mesh.lost_prompts import LostPrompts
 from services.gateway.mesh.open_prompt import Failure, OpenPrompt
 from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
 from services.gateway.mesh.token_table import TokenTable
@@ -23,6 +23,7 @@ from shared.errors import (
     NO_SCHEDULER,
     NO_WORKER,
     RETRY_AFTER_S,
+    CodecError,
     Overloaded,
     RequestError,
     Unavailable,
@@ -30,6 +31,7 @@ from shared.errors import (
 from shared.link.credit import CreditBatch
 from shared.link.peer import Peer
 from shared.wire.codec import Array
+from shared.wire.faults import ids_fault, logprobs_fault
 from shared.wire.messages import (
     Abort,
     Accepted,
@@ -328,3 +330,64 @@ class Mesh:
     def _prompts(self) -> list[OpenPrompt]:
         open_prompts = chain.from_iterable(each.prompts.values() for each in self.tokenizers)
         return [*open_prompts, *self._lost]
+
+
+def check_arrays(message: Message, arrays: list[Array], vocab_size: int) -> None:
+    """Raises CodecError."""
+    match message:
+        case Deltas():
+            ids, values, top_ids, _ = TokenArrays(*arrays)
+            _refuse(ids_fault(ids, vocab_size) or ids_fault(top_ids, vocab_size))
+            _refuse(logprobs_fault(values))
+        case Accepted() | Converted():
+            if arrays[0].dtype == np.int32:
+                _refuse(ids_fault(arrays[0], vocab_size))
+        case Vocabulary():
+            data, lengths = arrays
+            total = int(lengths.sum(dtype=np.int64))
+            if len(lengths) != vocab_size or (lengths < 0).any() or total != len(data):
+                raise CodecError(
+                    f"{len(lengths)} tokens of {total} bytes; {vocab_size} of {len(data)} belong"
+                )
+
+
+def _refuse(fault: str | None) -> None:
+    if fault is not None:
+        raise CodecError(fault)
+
+
+class LostPrompts:
+    """Times are monotonic. Pure.
+
+    A prompt is due when its pause or its time to wait is over; while no tokenizer is ready, only
+    the latter counts.
+    """
+
+    def __init__(self) -> None:
+        self._prompts: set[OpenPrompt] = set()
+
+    def __iter__(self) -> Iterator[OpenPrompt]:
+        return iter(self._prompts)
+
+    def add(self, prompt: OpenPrompt, now_s: float, at_least_s: float = 0.0) -> None:
+        prompt.backoff.wait(now_s, at_least_s)
+        self._prompts.add(prompt)
+
+    def discard(self, prompt: OpenPrompt) -> None:
+        self._prompts.discard(prompt)
+
+    def take_due(self, now_s: float, is_ready: bool) -> list[OpenPrompt]:
+        due = [prompt for prompt in self._prompts if _due_s(prompt, is_ready) <= now_s]
+        self._prompts.difference_update(due)
+        return due
+
+    def pause_s(self, now_s: float, is_ready: bool) -> float | None:
+        """Seconds until the next one is due."""
+        due_s = min((_due_s(prompt, is_ready) for prompt in self._prompts), default=None)
+        return None if due_s is None else due_s - now_s
+
+
+def _due_s(prompt: OpenPrompt, is_ready: bool) -> float:
+    return (
+        min(prompt.backoff.retry_at_s, prompt.replay_until_s) if is_ready else prompt.replay_until_s
+    )

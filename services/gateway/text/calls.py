@@ -1,12 +1,9 @@
 """Calls in the format of a model, with the markers around them."""
 
 from services.gateway.text.context import Context
-from services.gateway.text.json_calls import read_json_calls
-from services.gateway.text.named_calls import NamedCalls
-from services.gateway.text.pair_calls import PairCalls
 from services.gateway.text.pythonic_calls import PythonicCalls
+from services.gateway.text.raw_values import RawArguments
 from services.gateway.text.source import Broken, Waiting
-from services.gateway.text.tagged_calls import TaggedCalls
 from shared.dialects.formats import (
     MarkedNameLayout,
     PairsLayout,
@@ -111,3 +108,227 @@ class Calls:
                 self._out.content(blanks)
                 return
             self._closers.discard(marker)
+
+
+class NamedCalls:
+    """Calls as a name, a marker and the arguments in JSON."""
+
+    def __init__(self, context: Context, layout: MarkedNameLayout) -> None:
+        self._context = context
+        self._source = context.source
+        self._layout = layout
+        self._kind_close = context.markers(layout.kind_close)
+        self._id_open = context.markers(layout.id_open)
+        self._arguments_open = context.markers(layout.arguments_open.strip())
+        self._arguments_close = context.markers(layout.arguments_close.strip())
+
+    def read(self) -> Waiting[None]:
+        if self._layout.kind_close:
+            yield from self._context.read_name()
+            if not (yield from self._source.try_take(self._kind_close)):
+                raise Broken
+        written = yield from self._context.read_name()
+        call_id = None
+        if (yield from self._source.try_take(self._id_open)):
+            call_id = yield from self._context.read_name()
+        if not (yield from self._source.try_take(self._arguments_open)):
+            raise Broken
+        name, call_id = self._split(written, call_id)
+        self._context.start_call(name, call_id=call_id)
+        yield from self._read_arguments()
+
+    def _split(self, written: str, call_id: str | None) -> tuple[str, str | None]:
+        """The name and the id; a name with a number is the id, too."""
+        if not self._layout.index_open:
+            return written, call_id
+        name = written.removeprefix(self._layout.name_open)
+        before, _, index = name.rpartition(self._layout.index_open)
+        return (before, written) if before and index.isdigit() else (name, call_id)
+
+    def _read_arguments(self) -> Waiting[None]:
+        yield from self._source.skip_blanks()
+        if not (yield from self._source.at(self._context.stops)):
+            yield from self._context.json.copy_arguments(self._context.out.arguments)
+        if self._layout.arguments_close:
+            yield from self._source.skip_blanks()
+            yield from self._source.try_take(self._arguments_close)
+        self._context.out.end_call()
+
+
+class PairCalls:
+    """Calls as a name, then keys and values in markers of their own."""
+
+    def __init__(self, context: Context, layout: PairsLayout, call_close: str) -> None:
+        self._context = context
+        self._source = context.source
+        self._key_open = context.markers(layout.key_open)
+        self._first = context.markers(layout.key_open, call_close)
+        self._key_close = context.markers(layout.key_close)
+        self._key_end = context.markers(layout.key_close, *sorted(context.stops.all))
+        self._value_open = context.markers(layout.value_open)
+        self._value_close = context.markers(layout.value_close)
+
+    def read(self) -> Waiting[None]:
+        name = yield from self._context.read_name()
+        if not (yield from self._source.at(self._first)):
+            raise Broken
+        self._context.start_call(name)
+        arguments = RawArguments(self._context, name)
+        while (yield from self._source.at(self._key_open)):
+            key = yield from self._read_key()
+            yield from arguments.read_value(key, self._value_close)
+            yield from self._source.skip_blanks()
+        if not (yield from self._source.ready()):
+            raise Broken
+        arguments.end()
+
+    def _read_key(self) -> Waiting[str]:
+        """What stands before a value, the markers on both sides of it included."""
+        self._source.record()
+        yield from self._source.try_take(self._key_open)
+        pieces: list[str] = []
+        while text := (yield from self._source.until(self._key_end)):
+            pieces.append(text)
+        if not (yield from self._source.try_take(self._key_close)):
+            raise Broken
+        yield from self._source.skip_blanks()
+        if not (yield from self._source.try_take(self._value_open)):
+            raise Broken
+        self._source.recorded()
+        return "".join(pieces).strip()
+
+
+class TaggedCalls:
+    """Also several functions between the markers of one call: each is a call."""
+
+    def __init__(self, context: Context, layout: TaggedLayout) -> None:
+        self._context = context
+        self._source = context.source
+        self._padding = layout.value_padding
+        self._parameter_open = layout.parameter_open
+        self._function_open = context.markers(layout.function_open)
+        self._name_close = context.markers(layout.name_close)
+        self._name_end = context.markers(layout.name_close, "\n")
+        self._parameter_close = context.markers(layout.parameter_close)
+        self._next = context.markers(layout.parameter_open, layout.function_close)
+        self._next_or_stop = context.markers(
+            layout.parameter_open, layout.function_close, *sorted(context.stops.all)
+        )
+
+    def read(self, is_tagless: bool) -> Waiting[None]:
+        """``is_tagless``: the model began with the function, which is a call only if there is such
+        a function."""
+        if not is_tagless and not (yield from self._source.try_take(self._function_open)):
+            raise Broken
+        while True:
+            yield from self._read_call(is_tagless)
+            yield from self._source.skip_blanks()
+            self._source.record()
+            if not (yield from self._source.try_take(self._function_open)):
+                self._source.recorded()
+                return
+
+    def _read_call(self, is_tagless: bool) -> Waiting[None]:
+        name = yield from self._read_name()
+        self._context.start_call(name, is_known=is_tagless)
+        arguments = RawArguments(self._context, name, self._padding)
+        while True:
+            yield from self._source.skip_blanks()
+            while text := (yield from self._source.until(self._next_or_stop)):
+                self._context.out.content(text)
+            self._source.record()
+            marker = yield from self._source.try_take(self._next)
+            if marker != self._parameter_open:
+                break
+            key = yield from self._read_name()
+            self._source.recorded()
+            yield from arguments.read_value(key, self._parameter_close)
+        self._source.recorded()
+        if not (yield from self._source.ready()) and marker is None:
+            raise Broken
+        arguments.end()
+
+    def _read_name(self) -> Waiting[str]:
+        pieces: list[str] = []
+        while text := (yield from self._source.until(self._name_end)):
+            pieces.append(text)
+        if not (yield from self._source.try_take(self._name_close)):
+            raise Broken
+        return "".join(pieces).strip()
+
+
+_NAMES = ("name", "tool_name")
+_ARGUMENTS = ("arguments", "parameters")
+_OTHER = ("type", "id", "index")  # keys that stand before the name in what is a call
+
+
+def read_json_calls(context: Context, is_tagless: bool) -> Waiting[None]:
+    """``is_tagless``: no marker came, so a call is only what names a function that there is."""
+    source = context.source
+    if (yield from source.next_char()) != "[":
+        yield from _JsonCall(context, is_tagless).read()
+        return
+    source.take(1)
+    while True:
+        yield from source.skip_blanks()
+        yield from _JsonCall(context, is_tagless).read()
+        yield from source.skip_blanks()
+        char = yield from source.next_char()
+        if char not in (",", "]"):
+            raise Broken
+        source.take(1)
+        if char == "]":
+            return
+        source.record()
+
+
+class _JsonCall:
+    def __init__(self, context: Context, is_tagless: bool) -> None:
+        self._context = context
+        self._source = context.source
+        self._is_tagless = is_tagless
+        self._has_name = False
+        self._has_arguments = False
+        self._held: list[str] = []  # arguments that came before the name
+
+    def read(self) -> Waiting[None]:
+        yield from self._expect("{")
+        yield from self._source.skip_blanks()
+        while (yield from self._source.next_char()) != "}":
+            yield from self._read_member()
+            yield from self._source.skip_blanks()
+            if (yield from self._source.next_char()) == ",":
+                self._source.take(1)
+                yield from self._source.skip_blanks()
+        if not self._has_name:
+            raise Broken
+        self._source.take(1)
+        self._context.out.end_call()
+
+    def _expect(self, char: str) -> Waiting[None]:
+        if (yield from self._source.next_char()) != char:
+            raise Broken
+        self._source.take(1)
+
+    def _read_member(self) -> Waiting[None]:
+        json = self._context.json
+        key = yield from json.read_string()
+        yield from self._source.skip_blanks()
+        yield from self._expect(":")
+        yield from self._source.skip_blanks()
+        if key in _NAMES and not self._has_name:
+            self._start((yield from json.read_string()))
+        elif key in _ARGUMENTS and not self._has_arguments:
+            self._has_arguments = True
+            sink = self._context.out.arguments if self._has_name else self._held.append
+            yield from json.copy_arguments(sink)
+        elif self._is_tagless and not self._has_name and key not in _OTHER:
+            raise Broken
+        else:
+            yield from json.copy(lambda _: None)
+
+    def _start(self, name: str) -> None:
+        self._context.start_call(name, is_known=self._is_tagless)
+        self._has_name = True
+        for text in self._held:
+            self._context.out.arguments(text)

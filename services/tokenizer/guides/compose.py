@@ -7,9 +7,11 @@ from functools import cached_property
 import msgspec
 
 from services.tokenizer.guides.calls import Calls
-from services.tokenizer.guides.formats import format_part
 from services.tokenizer.guides.lark import AddedTokens, Lark
 from services.tokenizer.guides.limits import Totals, invalid
+from services.tokenizer.guides.parts import choice_part, grammar_part, json_part, regex_part
+from services.tokenizer.guides.schema import checked, read_json
+from services.tokenizer.guides.structural_tag import structural_tag
 from services.tokenizer.guides.tools import read_tools
 from shared.dialects.formats import ReasoningFormat, ToolFormat
 from shared.wire.messages import Guide, OutputFormat, OutputStart, ToolChoice
@@ -148,3 +150,25 @@ def _after_text_markers(
     if start is OutputStart.REASONING:
         return f"{closed} ({answer})"
     return f"({lark.fixed(reasoning.open)} {closed})? ({answer})"
+
+
+def format_part(lark: Lark, format: OutputFormat, totals: Totals) -> str:
+    """Adds what ``format`` needs to ``lark`` and returns the expression for it.
+
+    Raises InvalidRequest whose ``param`` is the place in the client's request.
+    """
+    value, param = format.value, format.param
+    match format.kind:
+        case "json_object":
+            return json_part(lark, {"type": "object"}, format)
+        case "json_schema":
+            schema = checked(read_json(value, param), param, totals, format.is_strict)
+            return json_part(lark, schema, format)
+        case "regex":
+            return regex_part(lark, value, param)
+        case "choice":
+            return choice_part(lark, value, param)
+        case "grammar":
+            return grammar_part(lark, value, param)
+        case "structural_tag":
+            return structural_tag(lark, format, totals)

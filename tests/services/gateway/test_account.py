@@ -15,7 +15,7 @@ from prometheus_client import REGISTRY, generate_latest
 from pydantic import ValidationError
 
 from services.gateway.app import APIS
-from services.gateway.http.token_bucket import TokenBucket
+from services.gateway.http.account import TokenBucket
 from shared.settings.gateway import GatewayConfig
 from shared.wire.messages import State
 from tests.services.gateway.fakes import (

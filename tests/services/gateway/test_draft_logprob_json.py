@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from services.gateway.chat.replies.draft_logprob_json import DraftLogprobs
-from services.gateway.chat.replies.logprob_json import PIECE_ENTRIES
+from services.gateway.chat.replies.logprob_json import PIECE_ENTRIES, DraftLogprobs
 from services.gateway.mesh.drafts import NO_DRAFTS, Drafts, drafts_of, joined
 from shared.wire.messages import MIN_LOGPROB, Delta, RunKind, TokenRun
 from shared.wire.token_arrays import TokenArrays

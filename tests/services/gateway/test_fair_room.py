@@ -1,6 +1,6 @@
 """Room that owners share."""
 
-from services.gateway.http.fair_room import FairRoom
+from services.gateway.apis.responses.background import FairRoom
 
 
 def filled(room: FairRoom, owner: str) -> int:

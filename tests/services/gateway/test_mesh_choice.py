@@ -7,7 +7,7 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from services.gateway.mesh.probation import FIRST_PAUSE_S, MAX_PAUSE_S, Probation
+from services.gateway.mesh.tokenizers import FIRST_PAUSE_S, MAX_PAUSE_S, Probation
 from services.gateway.service import GatewayService
 from shared.errors import InternalError
 from shared.wire.messages import State

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from openai import AsyncOpenAI
 
-from services.gateway.chat.replies.prompt_logprob_json import PromptLogprobs
+from services.gateway.chat.replies.logprob_json import PromptLogprobs
 from services.gateway.chat.requests.parse import Limits, parse_chat, parse_completion
 from services.gateway.chat.requests.reply_bytes import prompt_bytes
 from services.gateway.mesh.job import Job

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from services.tokenizer.defaults import read_defaults
+from services.tokenizer.service import read_defaults
 from shared.errors import ConfigError
 from shared.wire.messages import SamplingDefaults
 

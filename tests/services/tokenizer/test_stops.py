@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.tokenizer.stops import StopMatcher
+from services.tokenizer.text_stream import StopMatcher
 
 
 def run(

@@ -5,8 +5,7 @@ import random
 import pytest
 from msgspec.structs import replace
 
-from services.worker.attachment import SETTLED_S, Attachment
-from services.worker.cells import choose_scheduler
+from services.worker.attachment import SETTLED_S, Attachment, choose_scheduler
 from shared.wire.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,

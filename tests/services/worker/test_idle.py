@@ -1,6 +1,6 @@
 """When the step thread waits for the scheduler, and when there is nothing to wait for."""
 
-from services.worker.engine.idle import IdleTime
+from services.worker.engine.host import IdleTime
 
 
 def test_the_time_between_steps_counts_while_sequences_are_open():

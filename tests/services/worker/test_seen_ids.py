@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.worker.slots.token_counts import SeenIds
+from services.worker.slots.logits_rules import SeenIds
 
 IDS = st.lists(st.integers(0, 60), max_size=200)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.worker.slot_log import SlotLog
+from services.worker.service import SlotLog
 from shared.wire.messages import Admit, Decode, SamplingParams, StepPlan
 
 

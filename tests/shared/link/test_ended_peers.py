@@ -1,5 +1,5 @@
-from shared.link import ended_peers
-from shared.link.ended_peers import MEMORY_S, EndedPeers
+from shared.link import link
+from shared.link.link import MEMORY_S, EndedPeers
 from shared.link.peer import Peer
 from shared.wire.messages import PROTOCOL_MAJOR, PROTOCOL_MINOR, Hello
 
@@ -10,7 +10,7 @@ def worker(instance: str) -> Peer:
 
 
 def test_a_peer_is_remembered_until_it_is_back_or_for_a_while(monkeypatch):
-    monkeypatch.setattr(ended_peers, "MAX_ENDED", 2)
+    monkeypatch.setattr(link, "MAX_ENDED", 2)
     ended = EndedPeers()
     ended.add(worker("a"), True, 0.0)
     ended.add(worker("b"), False, 10.0)

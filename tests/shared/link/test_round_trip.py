@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from shared.link.round_trip import RoundTrip
+from shared.link.peer import RoundTrip
 from shared.wire.messages import Heartbeat, State
 
 STATUS = Heartbeat(State.READY, "", 0, 0)

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Set
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Set
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,7 +14,6 @@ import msgspec
 from services.gateway.apis.batches.batch import Batch
 from services.gateway.apis.batches.folder import BatchFolder, BatchKey
 from services.gateway.apis.batches.leftovers import remove_leftovers
-from services.gateway.apis.batches.turns import start
 from services.gateway.http.fair_slots import FairSlots, FairThreads
 from shared.batch.errors import BatchStopped, WrongResults
 from shared.settings.gateway import GatewayConfig
@@ -163,3 +163,28 @@ class BatchRunner:
 
 def _first_leaf(errors: BaseException) -> BaseException:
     return _first_leaf(errors.exceptions[0]) if isinstance(errors, BaseExceptionGroup) else errors
+
+
+MAX_RUNNING = 4
+"""Of all keys; a key always has one."""
+
+
+def start(
+    waiting: Mapping[BatchKey, int],
+    running: Iterable[BatchKey],
+    try_start: Callable[[BatchKey], bool],
+) -> None:
+    """Starts batches of ``waiting``, which has the time of creation of each: a key's oldest first,
+    and keys with the fewest that run before others."""
+    num_running = Counter(each.owner for each in running)
+    queues: dict[str, list[BatchKey]] = {}
+    for key in sorted(waiting, key=lambda key: (waiting[key], key), reverse=True):
+        queues.setdefault(key.owner, []).append(key)
+    while queues:
+        owner = min(queues, key=lambda each: (num_running[each], waiting[queues[each][-1]]))
+        if num_running[owner] and num_running.total() >= MAX_RUNNING:
+            return
+        if try_start(queues[owner].pop()):
+            num_running[owner] += 1
+        if not queues[owner]:
+            del queues[owner]

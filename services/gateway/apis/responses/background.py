@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -13,7 +14,6 @@ from services.gateway.apis.responses.replies.objects import ResponseObject
 from services.gateway.apis.responses.store.database import Entry
 from services.gateway.apis.responses.store.endings import Failure
 from services.gateway.apis.responses.store.response_store import ResponseStore
-from services.gateway.http.fair_room import FairRoom
 from services.gateway.http.json_reply import encode
 from services.gateway.http.log_limit import LogLimit
 from services.gateway.http.own_socket import OWNER_HEADER, RESPONSE_HEADER
@@ -196,3 +196,28 @@ class Background:
                 "http://own", connector=connector, headers=headers
             )
         return self._session
+
+
+class FairRoom:
+    """One owner has up to ``part``, and all together twice as much. An owner never gets more than
+    was free, so that others find room."""
+
+    def __init__(self, part: int) -> None:
+        self.part = part
+        self._held: Counter[str] = Counter()
+
+    @property
+    def total(self) -> int:
+        return self._held.total()
+
+    def held(self, owner: str) -> int:
+        return self._held[owner]
+
+    def has_room(self, owner: str, num: int) -> bool:
+        return self._held[owner] + num <= min(self.part, 2 * self.part - self.total)
+
+    def add(self, owner: str, num: int) -> None:
+        """A negative number takes away."""
+        self._held[owner] += num
+        if not self._held[owner]:
+            del self._held[owner]

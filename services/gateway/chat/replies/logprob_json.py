@@ -1,16 +1,17 @@
 """Logprobs as JSON, in OpenAI's two shapes; large ones come in pieces. Pure."""
 
 import codecs
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, count
 from operator import add
 from typing import NamedTuple, Protocol
 
 import numpy as np
 import orjson
 
+from services.gateway.mesh.drafts import Drafts
 from services.gateway.mesh.output_collector import ChoiceUpdate
-from services.gateway.mesh.token_table import Spelling
+from services.gateway.mesh.token_table import Spelling, TokenTable
 from shared.wire.codec import Array
 from shared.wire.messages import ALL_TOKENS, MIN_LOGPROB
 
@@ -167,3 +168,77 @@ def numbers(values: Array) -> list[bytes]:
 
 def number(value: float | None) -> bytes:
     return b"null" if value is None else str(value).encode()
+
+
+_BOOLS = (b"false", b"true")
+
+
+class DraftLogprobs:
+    """One object for each draft: how it is written, what its drafter thought of it, whether it was
+    right, and the index of the completion token that it was for."""
+
+    def __init__(self, spelling: Spelling) -> None:
+        self._entries = spelling.entries
+
+    def write(self, several: Iterable[Drafts]) -> Iterator[bytes]:
+        yield b'{"content":['
+        separator = b""
+        for drafts in several:
+            for start in range(0, drafts.num, PIECE_ENTRIES):
+                piece = b",".join(self._objects(drafts, slice(start, start + PIECE_ENTRIES)))
+                yield separator + piece
+                separator = b","
+        yield b"]}"
+
+    def _objects(self, drafts: Drafts, part: slice) -> Iterator[bytes]:
+        arrays = drafts.arrays
+        columns = zip(
+            arrays.ids[part].tolist(),
+            numbers(np.maximum(arrays.values[part], np.float32(MIN_LOGPROB))),
+            arrays.ranks[part].tolist(),
+            drafts.are_accepted[part].tolist(),
+            drafts.positions[part].tolist(),
+            strict=True,
+        )
+        for token_id, logprob, rank, is_accepted, position in columns:
+            yield b'%b%b,"rank":%d,"accepted":%b,"position":%d}' % (
+                self._entries[token_id],
+                logprob,
+                rank,
+                _BOOLS[is_accepted],
+                position,
+            )
+
+
+class PromptLogprobs:
+    """An object by ids for each token, itself first; null for the first token, which follows
+    none."""
+
+    def __init__(self, table: TokenTable, num_top: int) -> None:
+        self._texts = table.json_texts
+        self._num_top = num_top
+
+    def write(self, updates: Sequence[ChoiceUpdate]) -> Iterator[bytes]:
+        yield b"[null"
+        for token in tokens_of(updates, self._num_top):
+            yield b",{" + self._entry(token.token_id, number(token.logprob), token.rank)
+            yield from self._alternatives(token)
+            yield b"}"
+        yield b"]"
+
+    def _alternatives(self, token: Token) -> Iterator[bytes]:
+        ranks = count(1)
+        for ids, values in pieces_of(token):
+            yield b"".join(
+                b"," + self._entry(token_id, value, rank)
+                for token_id, value, rank in zip(ids, values, ranks, strict=False)
+                if token_id != token.token_id
+            )
+
+    def _entry(self, token_id: int, value: bytes, rank: int) -> bytes:
+        return b'"%d":{"logprob":%b,"rank":%d,"decoded_token":%b}' % (
+            token_id,
+            value,
+            rank,
+            self._texts[token_id],
+        )

@@ -6,9 +6,13 @@ from itertools import chain
 
 from msgspec import UNSET, Raw, UnsetType
 
-from services.gateway.chat.replies.draft_logprob_json import DraftLogprobs
 from services.gateway.chat.replies.formats import Format
-from services.gateway.chat.replies.logprob_json import EchoedPrompt, LogprobWriter
+from services.gateway.chat.replies.logprob_json import (
+    DraftLogprobs,
+    EchoedPrompt,
+    LogprobWriter,
+    PromptLogprobs,
+)
 from services.gateway.chat.replies.openai import (
     NOTHING_SHOWN,
     Choice,
@@ -19,7 +23,6 @@ from services.gateway.chat.replies.openai import (
     TokenIds,
     Usage,
 )
-from services.gateway.chat.replies.prompt_logprob_json import PromptLogprobs
 from services.gateway.chat.replies.tokenize_json import write_offsets
 from services.gateway.mesh.job import Job
 from services.gateway.mesh.output_collector import ChoiceUpdate

@@ -6,10 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.grammar_mask import HIDDEN
 from kernels.logprobs.num_logprobs import NO_LOGPROBS
+from kernels.sample.slot_rules import EMITTED, IN_PROMPT, IS_END, SlotRules
 from kernels.slot_state import NO_ID, SlotState, empty_slots
-from services.worker.engine.device.rule_row import is_for_device, rule_row
 from services.worker.machine.streams import upload
+from services.worker.slots.logits_rules import LogitsRules
 from services.worker.slots.table import SlotTable
 from shared.wire.messages import MAX_STOP_IDS, Capacity, StepPlan
 
@@ -113,3 +115,38 @@ class DeviceSlots:
             entries += zip(repeat(row.slot), count(ends[row.slot]), row.blocks)
         rows, columns, blocks = upload(np.array(entries, np.int64).reshape(-1, 3).T, self._device)
         self.state.block_tables[rows, columns] = blocks.int()
+
+
+Value = np.ndarray | float
+
+
+def is_for_device(rules: LogitsRules) -> bool:
+    """Whether the device can do without the host: grammars are the host's, and so are bad words of
+    several ids, for which one has to know what was emitted last."""
+    return rules.guide is None and not rules.word_starts.shape[1]
+
+
+def rule_row(
+    rules: LogitsRules, ids: np.ndarray, prompt_len: int, eos_ids: np.ndarray, vocab_size: int
+) -> SlotRules[Value]:
+    """Of a sequence with ``ids`` [n] int32, of which ``prompt_len`` are the prompt."""
+    params = rules.params
+    seen = EMITTED * np.bincount(ids[prompt_len:], minlength=vocab_size)
+    seen[ids[:prompt_len]] |= IN_PROMPT
+    seen[rules.stop_ids] |= IS_END
+    seen[eos_ids] |= IS_END
+    biases = np.zeros(vocab_size, np.float32)
+    if len(rules.allowed):
+        biases.fill(HIDDEN)
+        biases[rules.allowed] = 0
+    biases[rules.word_ends] = HIDDEN
+    biases[rules.biased] += rules.biases
+    return SlotRules(
+        is_changed=1,
+        seen=seen,
+        biases=biases,
+        min_ends=prompt_len + params.min_tokens,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+    )

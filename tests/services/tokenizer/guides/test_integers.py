@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.tokenizer.guides.compose import Wanted, compose
-from services.tokenizer.guides.integers import integers
+from services.tokenizer.guides.json_rule import integers
 from shared.errors import InvalidRequest
 from shared.wire.messages import OutputFormat, OutputStart
 from tests.services.tokenizer.guides.conftest import Vocabulary

@@ -7,7 +7,6 @@ import msgspec
 from msgspec import Raw, structs
 
 from services.gateway.apis.messages.requests.blocks import Conversation
-from services.gateway.apis.messages.requests.neutral import NEUTRAL
 from services.gateway.apis.messages.requests.schema import (
     AdaptiveThinking,
     ClearThinking,
@@ -24,6 +23,7 @@ from services.gateway.chat.requests.parse import Limits, chat_job
 from services.gateway.chat.requests.raw_json import NULL
 from services.gateway.chat.requests.reasoning import SWITCHES
 from services.gateway.chat.requests.schema import ChatRequest
+from services.gateway.chat.requests.unsupported import Neutral
 from services.gateway.http.body import Body
 from services.gateway.mesh.job import Job, Parsing
 from shared.dialects.reasoning import REASONING_FORMATS
@@ -149,3 +149,16 @@ def _warnings(request: PromptRequest, model: ModelInfo) -> list[str]:
     if any(not isinstance(edit, ClearThinking) or edit.keep != "all" for edit in edits or ()):
         warnings.append("context_management: nothing is cleared")
     return warnings
+
+
+NEUTRAL: Neutral = {
+    "billing_policy": (),
+    "compaction": (),
+    "container": (),
+    "fallback_credit_token": (),
+    "fallbacks": ([],),
+    "inference_geo": (),
+    "mcp_servers": ([],),
+    "speed": ("standard",),
+    "thread": (),
+}

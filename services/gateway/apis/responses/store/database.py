@@ -1,14 +1,13 @@
 """Responses that are kept, in one file of SQLite's. No event loop: ``response_store`` has that."""
 
 import sqlite3
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from msgspec import json
 
-from services.gateway.apis.responses.store.shares import Shares
 from shared.errors import ConfigError, ShoalError
 
 VERSION = 1
@@ -329,3 +328,33 @@ class ResponseDatabase:
         for cursor in oldest.values():
             cursor.close()
         self._db.executemany("DELETE FROM responses WHERE id = ?", leaving)
+
+
+class Shares:
+    """Shares of the store: how many responses and bytes each owner has."""
+
+    def __init__(self, shares: Iterable[tuple[str, int, int]]) -> None:
+        """``shares``: owner, number of responses, their bytes."""
+        self._shares = {owner: [num, num_bytes] for owner, num, num_bytes in shares}
+
+    @property
+    def num(self) -> int:
+        return sum(num for num, _ in self._shares.values())
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(num_bytes for _, num_bytes in self._shares.values())
+
+    def add(self, owner: str, num: int, num_bytes: int) -> None:
+        """Negative numbers take away."""
+        share = self._shares.setdefault(owner, [0, 0])
+        share[0] += num
+        share[1] += num_bytes
+
+    def losers(self, owner: str, limit: int, *, by_bytes: bool) -> Iterator[str]:
+        """The owners that may lose a response to ``owner``, the largest share first: all with more
+        than an equal part of ``limit``, and ``owner`` itself."""
+        sizes = {each: share[by_bytes] for each, share in self._shares.items() if share[0]}
+        for each in sorted(sizes, key=lambda each: sizes[each], reverse=True):
+            if each == owner or sizes[each] * len(sizes) > limit:
+                yield each

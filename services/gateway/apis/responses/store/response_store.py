@@ -1,7 +1,10 @@
 """Responses that are kept, off the event loop."""
 
 import asyncio
+import fcntl
 import logging
+import os
+import secrets
 import sqlite3
 import time
 from collections.abc import Callable, Collection
@@ -10,6 +13,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+import msgspec
+from msgspec import Raw
+
 from services.gateway.apis.responses.store.database import (
     Entry,
     ResponseDatabase,
@@ -17,12 +23,51 @@ from services.gateway.apis.responses.store.database import (
     StoreLimits,
 )
 from services.gateway.apis.responses.store.endings import Failure, ended
-from services.gateway.apis.responses.store.runner_lock import RunnerLock
-from services.gateway.apis.responses.store.stored_items import items_of, output_items
 from services.gateway.http.log_limit import LogLimit
 from services.gateway.http.violations import show
 from shared.errors import ConfigError, InvalidRequest, NotFound, StoreFailed
 from shared.settings.gateway import GatewayConfig
+
+TOKEN_BYTES = 8
+
+
+class RunnerLock:
+    """A file beside the store, ``token`` in its name, which is locked until ``close`` or the end of
+    our process. Raises OSError where it cannot be made."""
+
+    def __init__(self, store: Path) -> None:
+        self._store = store
+        self.token = secrets.token_hex(TOKEN_BYTES)
+        self._descriptor = os.open(
+            self._path(self.token), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+
+    def is_alive(self, token: str) -> bool:
+        """Whether its process holds the lock; what a dead one has left is removed."""
+        if token == self.token:
+            return True
+        path = self._path(token)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(descriptor)
+        path.unlink(missing_ok=True)
+        return False
+
+    def close(self) -> None:
+        self._path(self.token).unlink(missing_ok=True)
+        os.close(self._descriptor)
+
+    def _path(self, token: str) -> Path:
+        return self._store.with_name(f"{self._store.name}.{token}.lock")
+
 
 log = logging.getLogger(__name__)
 log.addFilter(LogLimit())
@@ -212,3 +257,24 @@ def _lock(store: Path) -> RunnerLock:
 
 def missing(response_id: str) -> NotFound:
     return NotFound(f"there is no response {show(response_id)} here", param="response_id")
+
+
+class _Outputs(msgspec.Struct):
+    output: list[Raw]
+
+
+class _Id(msgspec.Struct):
+    id: str
+
+
+def items_of(entry: Entry) -> list[bytes]:
+    """The JSON of each item, of the input and then of the output."""
+    of_input = msgspec.json.decode(entry.input, type=list[Raw])
+    of_output = msgspec.json.decode(entry.response, type=_Outputs).output
+    return [bytes(item) for item in (*of_input, *of_output)]
+
+
+def output_items(response: bytes) -> dict[str, bytes]:
+    """The JSON of each item of a response's output by its id."""
+    items = msgspec.json.decode(response, type=_Outputs).output
+    return {msgspec.json.decode(item, type=_Id).id: bytes(item) for item in items}

@@ -1,7 +1,7 @@
 """Which batches start, and in which order."""
 
 from services.gateway.apis.batches.folder import BatchKey
-from services.gateway.apis.batches.turns import start
+from services.gateway.apis.batches.runner import start
 
 
 def started(waiting: dict[str, int], running: str = "", locked: tuple[str, ...] = ()) -> list[str]:

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from services.gateway.apis.messages.requests.neutral import NEUTRAL
+from services.gateway.apis.messages.requests.parse import NEUTRAL
 from services.gateway.apis.messages.requests.schema import MessagesRequest
 from services.gateway.apis.responses.requests.schema import ResponseRequest
 from services.gateway.chat.requests import unsupported
