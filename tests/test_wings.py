@@ -22,17 +22,6 @@ GATEWAY = "services/gateway"
 LISTS = (f"{GATEWAY}/app.py",)
 # Tests of several APIs at once.
 TOGETHER = (f"tests/{GATEWAY}/apis/together", "tests/hostile")
-COPIED = [
-    "benchmarks",
-    "cli",
-    "compose",
-    "docs",
-    "kernels",
-    "models",
-    "services",
-    "shared",
-    "tests",
-]
 CORE_LINES = 46_600  # of services/ and shared/; 15,000 are the aim
 
 
@@ -113,10 +102,10 @@ def run(folder: Path, *arguments: str) -> str:
 
 def cut(wing: Wing, copy: Path) -> None:
     """Makes a ``copy`` of the tree without the wing, its tests and its lines in the lists."""
-    for name in COPIED:
-        shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in ROOT.glob("*.*"):
-        if path.is_file():
+    for path in ROOT.glob("[!.]*"):
+        if path.is_dir():
+            shutil.copytree(path, copy / path.name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
             shutil.copy(path, copy)
     for place in (wing.folder, *wing.tests, *TOGETHER):
         path = copy / place
