@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from services.worker.engine.protocol import StepOutput
-from services.worker.layers.stage import Line, Sent, Stage
+from services.worker.layers.stage import Line, Stage
+from services.worker.machine.rank_group import Sent
 from shared.errors import CodecError
 from shared.wire.codec import decode, encode
 from shared.wire.messages import StepResult

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from kernels.paged_attention import AttentionBatch, DeviceAttention
-from services.worker.layers.kv_layout import LayerKV
+from services.worker.machine.kv_layout import LayerKV
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,6 @@ from services.worker.layers.embedding import DraftLMHead, Embedding, LMHead
 from services.worker.layers.experts import Router
 from services.worker.layers.gated import USUAL_NAMES, GatedNames, GatedProducts
 from services.worker.layers.heads import AttentionSpec, LatentSpec
-from services.worker.layers.kv_layout import KVLayout
 from services.worker.layers.latent import LatentAttention
 from services.worker.layers.mixture import Mixture
 from services.worker.layers.mlp import GatedMLP
@@ -28,6 +27,7 @@ from services.worker.layers.offloaded import OffloadedLayers
 from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import ALONE, Parallel, Shard
 from services.worker.layers.rope import RotaryEmbedding
+from services.worker.machine.kv_layout import KVLayout
 from shared.errors import ConfigError
 
 AnyAttention = Attention | LatentAttention

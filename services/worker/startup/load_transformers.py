@@ -23,7 +23,7 @@ from transformers import (
 from transformers.utils import logging as transformers_logging
 
 from services.worker.backends.transformers_lm import ATTENTION, TransformersLM
-from services.worker.layers.kv_layout import KVLayout
+from services.worker.machine.kv_layout import KVLayout
 from services.worker.startup.model_shape import ModelShape
 from services.worker.startup.whole_and_in_chunks import logits_in_chunks, random_texts, whole_logits
 from shared.errors import ConfigError

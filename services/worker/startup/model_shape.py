@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from services.worker.layers.experts import Experts
-from services.worker.layers.kv_layout import KVLayout
 from services.worker.layers.weights import Quantized
+from services.worker.machine.kv_layout import KVLayout
 from services.worker.models.decoder import DecoderLM
 
 

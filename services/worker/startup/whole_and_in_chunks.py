@@ -8,8 +8,8 @@ from transformers import PreTrainedModel
 from kernels.paged_attention import prepare_attention
 from services.worker.backends.transformers_lm import TransformersLM
 from services.worker.layers.context import ForwardContext, forward_context
-from services.worker.layers.kv_layout import KVLayout
 from services.worker.machine.kv_cache import KVCache
+from services.worker.machine.kv_layout import KVLayout
 from services.worker.machine.streams import upload
 
 NUM_TOKENS = 48

@@ -15,7 +15,7 @@ from kernels.cpu.library import variants
 from kernels.kv_codes import HIGHEST_CODE, dequantize
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.layers.context import ForwardContext, current_context
-from services.worker.layers.kv_layout import KVLayout, LayerKV
+from services.worker.machine.kv_layout import KVLayout, LayerKV
 from services.worker.models import CausalLM
 from services.worker.startup.cache_codes import CACHE_CODES
 from shared.settings.fields import CACHE_SYNONYMS

@@ -12,8 +12,8 @@ from torch import Tensor
 from benchmarks.harness.engines import make_engine
 from kernels.cpu.library import variants
 from services.worker.backends.torch_lm import TorchLM
-from services.worker.layers.kv_layout import KVLayout
 from services.worker.machine.kv_cache import KVCache
+from services.worker.machine.kv_layout import KVLayout
 from services.worker.models.decoder import DecoderLayer, Parts
 from services.worker.models.llama import LlamaForCausalLM
 from services.worker.models.registry import MODELS

@@ -20,10 +20,10 @@ from services.worker.backends.torch_lm import TorchLM
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.context import forward_context
 from services.worker.layers.experts import Experts
-from services.worker.layers.kv_layout import KVLayout
 from services.worker.layers.ops import NotSupported
 from services.worker.layers.weights import Dense
 from services.worker.machine.kv_cache import KVCache
+from services.worker.machine.kv_layout import KVLayout
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import find_model
