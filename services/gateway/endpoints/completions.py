@@ -90,8 +90,8 @@ class Completions:
             self._hold(reservation, token_bytes(job, model), param)
             job = self._intake.owned(request, job)
             meter = start_meter(request, job.model, started_s)
-            reservation.is_served = True
-            with client_names(job.field_names):
+            with self._intake.texts(request, job.total_choices), client_names(job.field_names):
+                reservation.is_served = True
                 return await self._generate(request, endpoint, job, model, meter, reservation)
 
     async def count(self, request: web.Request, endpoint: GenerationEndpoint) -> int:

@@ -115,6 +115,26 @@ class TestOpenRequests:
             for task, request in tasks:
                 await finish(task, request)
 
+    async def test_each_text_counts_and_one_request_may_be_all(
+        self, tmp_path: Path, tokenizer: FakeTokenizer
+    ) -> None:
+        async with posting(tmp_path, max_open_requests_per_key=3) as post:
+            two = post("ada", prompt="a", n=2)
+            request = await tokenizer.accepted()
+            async with await post("ada", prompt="a", n=2) as response:
+                await retry_after_s(response, "this one counts for")
+            one = post("ada")
+            await finish(one, await tokenizer.accepted())
+            request.finish(choice=1)
+            await finish(two, request)
+            more_than_all = post("ada", prompt="a", n=5)
+            request = await tokenizer.accepted()
+            async with await post("ada") as response:
+                await retry_after_s(response, "3 requests")
+            for choice in range(1, 5):
+                request.finish(choice=choice)
+            await finish(more_than_all, request)
+
     @pytest.mark.parametrize("path", COUNTS)
     async def test_requests_that_generate_nothing_have_the_same_limit_apart(
         self, tmp_path: Path, tokenizer: FakeTokenizer, path: str
