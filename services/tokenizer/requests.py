@@ -194,7 +194,7 @@ class Requests:
             num_bytes = resumed.nbytes + num_chars(request.submit.chat)
             num_bytes += prompt.nbytes if request.submit.kind != "ids" else 0
             prepared = await self._lanes.run(
-                num_bytes, lambda: self._prepare(request, prompt, resumed)
+                request.submit.owner, num_bytes, lambda: self._prepare(request, prompt, resumed)
             )
             ENCODED_TOKENS.inc(len(prepared.ids))
             guide = await self._guide_of(request, prepared)

@@ -14,9 +14,10 @@ from services.gateway.batches.batch import Batch
 from services.gateway.batches.folder import BatchFolder, BatchKey
 from services.gateway.batches.leftovers import remove_leftovers
 from services.gateway.batches.turns import start
-from services.gateway.http.fair_slots import FairSlots, FairThreads
+from services.gateway.http.fair_threads import FairThreads
 from shared.batch.errors import BatchStopped, WrongResults
 from shared.config.gateway import GatewayConfig
+from shared.fair_slots import FairSlots
 
 log = logging.getLogger(__name__)
 

@@ -4,6 +4,7 @@ from aiohttp import web
 
 from services.gateway.endpoints.completions import Completions
 from services.gateway.endpoints.intake import Intake
+from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Reservation
 from services.gateway.http.anthropic import MESSAGES
 from services.gateway.http.body import BodyParser
@@ -78,7 +79,9 @@ class Messages:
         check_request_id(request)
         with self._intake.admission.admit() as reservation:
             prompt, options = await self._prompt(request, reservation)
-            ids = await self._mesh.conversions.convert(prompt.kind, prompt.data, False, options)
+            ids = await self._mesh.conversions.convert(
+                owner_of(request), prompt.kind, prompt.data, False, options
+            )
             return json_response(TokenCount(len(ids)))
 
     async def _prompt(
