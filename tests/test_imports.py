@@ -33,7 +33,7 @@ ONLY_IN = {
 }
 FLOORS: dict[str, list[set[str]]] = {  # lowest first
     "gateway": [
-        {"__init__", "metrics", "log_limit", "output", "traces"},
+        {"__init__", "metrics", "log_limit", "fair_time", "output", "traces"},
         {"requests"},
         {"mesh"},
         {"responses", "store"},

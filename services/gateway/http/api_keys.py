@@ -12,6 +12,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 from pydantic import SecretStr
 
+from services.gateway.fair_time import FairTurns
 from services.gateway.http.account import ACCOUNT, Account, KeyLimits
 from services.gateway.http.own_socket import OWNER_HEADER, is_own
 from services.gateway.http.routes import route_of
@@ -49,6 +50,7 @@ class Guard:
     def __init__(self, accounts: Sequence[Account], own_socket: Path | None = None) -> None:
         self._accounts = accounts
         self._own_socket = own_socket
+        self._turns = FairTurns()
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -61,10 +63,7 @@ class Guard:
         else:
             account = self._account(_shown_keys(request))
         request[ACCOUNT] = account
-        if route in CHEAP_ROUTES:
-            return await handler(request)
-        with account.request(generates=route in GENERATING_ROUTES):
-            return await handler(request)
+        return await self._turns.run(account.key_id, _handled(request, handler, account, route))
 
     def _account(self, keys: Sequence[bytes]) -> Account:
         """That of any of ``keys``."""
@@ -80,6 +79,15 @@ class Guard:
             if each.key_id == key_id:
                 return each
         raise Unauthorized("the API key for which this was asked is gone")
+
+
+async def _handled(
+    request: web.Request, handler: Handler, account: Account, route: str
+) -> web.StreamResponse:
+    if route in CHEAP_ROUTES:
+        return await handler(request)
+    with account.request(generates=route in GENERATING_ROUTES):
+        return await handler(request)
 
 
 def _shown_keys(request: web.Request) -> list[bytes]:

@@ -1,10 +1,10 @@
 """Threads that owners share in turn."""
 
-import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
+from services.gateway.fair_time import on_thread
 from shared.fair_slots import FairSlots
 
 Result = TypeVar("Result")
@@ -19,8 +19,7 @@ class FairThreads:
 
     async def run(self, owner: str, call: Callable[..., Result], *arguments: object) -> Result:
         async with self._slots.hold(owner):
-            loop = asyncio.get_running_loop()
-            return await loop.run_in_executor(self._threads, call, *arguments)
+            return await on_thread(self._threads, call, *arguments)
 
     def close(self) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)

@@ -1,6 +1,5 @@
 """Responses that are kept, off the event loop."""
 
-import asyncio
 import logging
 import sqlite3
 import time
@@ -10,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from services.gateway.fair_time import on_thread
 from services.gateway.log_limit import LogLimit
 from services.gateway.requests.violations import show
 from services.gateway.store.database import Entry, ResponseDatabase, StoreFull, StoreLimits
@@ -155,7 +155,7 @@ class ResponseStore:
         if database is None:
             raise NotFound("no response is kept here: there is no response-store")
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, call, database)
+            return await on_thread(self._thread, call, database)
         except StoreFull:
             limits = self._limits
             raise StoreFailed(
