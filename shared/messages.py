@@ -486,7 +486,7 @@ class Generate(Row, tag=11, frozen=True):
 
     ``priority``: of two that wait the lower number comes first. Only sequences with the same
     ``cache_salt`` share what is cached. The logprobs of the prompt come with choice 0 alone.
-    ``num_worker_deaths``: as in Submit.
+    ``num_worker_deaths`` and ``owner``: as in Submit.
     """
 
     request: Name
@@ -497,6 +497,7 @@ class Generate(Row, tag=11, frozen=True):
     cache_salt: Name = ""
     is_traced: bool = False
     num_worker_deaths: Int32 = 0
+    owner: Name = ""
 
 
 class RequestKey(Row, frozen=True):

@@ -242,6 +242,7 @@ class Requests:
             request.submit.cache_salt,
             request.submit.is_traced,
             request.submit.num_worker_deaths,
+            request.submit.owner,
         )
         scheduler = self._schedulers.choose(generate, prepared.ids, request.submit.left_scheduler)
         if scheduler is None:
