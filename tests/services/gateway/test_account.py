@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY, generate_latest
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
+from services.gateway.http.account import Account, KeyLimits
 from services.gateway.http.api_keys import CHEAP_ROUTES, GENERATING_ROUTES
 from services.gateway.http.token_bucket import TokenBucket
 from shared.config.gateway import GatewayConfig
@@ -153,6 +154,15 @@ class TestOpenRequests:
                 assert response.status == 200
             first.cancel()
             await asyncio.wait([first])
+
+    @pytest.mark.parametrize("path", COUNTS)
+    async def test_a_tokenizer_learns_whose_text_it_is(
+        self, tmp_path: Path, tokenizer: FakeTokenizer, path: str
+    ) -> None:
+        async with posting(tmp_path) as post, await post("ada", path, **COUNTS[path]) as response:
+            assert response.status == 200
+            (convert,) = tokenizer.converted
+            assert convert.owner == Account(SecretStr("ada"), KeyLimits(None, None)).key_id
 
     async def test_every_route_is_limited_or_known_to_be_cheap(
         self, tmp_path: Path, tokenizer: FakeTokenizer
