@@ -55,6 +55,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
             "step_times",
         },
         {"sequence", "block_pool", "draft_depth", "wait_times"},
+        {"fair_order"},
         {"queues", "plan_builder", "stages"},
         {"later_share"},
         {"worker_state"},

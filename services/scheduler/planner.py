@@ -9,6 +9,8 @@ back and waits again with all it has emitted.
 **Credit.** A sequence without credit is not computed. When another one needs its slot or its
 blocks it is preempted first.
 
+**Owners.** Sequences of several API keys are admitted in turn (``fair_order.py``).
+
 **Priority.** Where the first that waits has no room on any worker, sequences of a later priority
 that stand behind it are preempted for it (``giving_way.py``). Beside one that is computed they are
 computed in a share of the time (``later_share.py``), and keep their slots and blocks for the rest
@@ -177,7 +179,9 @@ class Planner:
         if front.is_past or self._queues.isolated:
             return False
         # Admission looks at the same ones: a plan of several steps admits nobody.
-        others = waiting.each_where(lambda each: not front.leads(each), worker.next_look)
+        others = waiting.each_in_turn(
+            lambda each: not front.leads(each), worker.next_look, worker.running.values()
+        )
         if next(others, None) is not None:
             return False
         first = waiting.first_where(lambda _: True)
@@ -273,9 +277,10 @@ class Planner:
         filling_blocks = [*worker.filling_blocks(builder.plan), *prefills.longs]
         prompts = {each.prompt_key for each in filling_blocks}
         self.num_tries += 1
-        admissible = waiting.each_where(
+        admissible = waiting.each_in_turn(
             lambda each: not self._passes_over(worker, prefills, prompts, front, each),
             worker.next_look,
+            worker.running.values(),
         )
         next_look, worker.next_look = max(worker.next_look, NUM_LOOKED_AT) + NUM_LOOKED_AT, 0
         while worker.admits and not prefills.is_full:
@@ -290,7 +295,7 @@ class Planner:
                 return Obstacle.KV_BLOCKS if worker.num_free_slots > 0 else Obstacle.SLOTS
             if not self._placement.is_best(worker, first, len(waiting), num_absorbed):
                 return Obstacle.PLACEMENT
-            waiting.try_remove(first)
+            waiting.admit(first)
             worker.allocate(first)
             prefills.admit(first)
             front.admit(first)

@@ -1,9 +1,11 @@
 """Sequences without a slot, in the order in which they shall get one."""
 
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 
+from services.scheduler.fair_order import FairOrder
 from services.scheduler.obstacles import Obstacle
 from services.scheduler.sequence import Sequence
 
@@ -17,6 +19,9 @@ class WaitingQueue:
 
     def __init__(self) -> None:
         self._sequences: list[Sequence] = []
+        self._lines: dict[tuple[str, int], list[Sequence]] = {}  # by owner and priority
+        self._owners: Counter[str] = Counter()
+        self._fair_order = FairOrder()
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -41,6 +46,18 @@ class WaitingQueue:
                 if index < len(self._sequences) and self._sequences[index] is sequence:
                     index += 1
 
+    def each_in_turn(
+        self, condition: Callable[[Sequence], bool], start: int, running: Iterable[Sequence]
+    ) -> Iterator[Sequence]:
+        """Yields as ``each_where`` does, but that several owners take turns, by what each has
+        ``running``."""
+        if len(self._owners) <= 1:
+            return self.each_where(condition, start)
+        ordered = self._fair_order.in_turn([line[:] for line in self._lines.values()], running)
+        first, num_skipped = islice(ordered, NUM_LOOKED_AT), max(0, start - NUM_LOOKED_AT)
+        others = islice(ordered, num_skipped, num_skipped + NUM_LOOKED_AT)
+        return filter(condition, chain(first, others))
+
     def leader_of(self, sequence: Sequence) -> Sequence | None:
         """Returns the first of the first ``NUM_LOOKED_AT`` that ``sequence`` gives way to."""
         for each in islice(self._sequences, NUM_LOOKED_AT):
@@ -55,14 +72,26 @@ class WaitingQueue:
 
     def add(self, sequence: Sequence) -> None:
         insort(self._sequences, sequence, key=_order)
+        insort(self._lines.setdefault(_line(sequence), []), sequence, key=_order)
+        self._owners[sequence.owner] += 1
 
     def try_remove(self, sequence: Sequence) -> bool:
         """Returns False where the sequence does not wait here."""
-        index = bisect_left(self._sequences, sequence.order, key=_order)
-        is_here = index < len(self) and self._sequences[index] is sequence
-        if is_here:
-            del self._sequences[index]
-        return is_here
+        if not _try_remove(self._sequences, sequence):
+            return False
+        line = self._lines[_line(sequence)]
+        _try_remove(line, sequence)
+        if not line:
+            del self._lines[_line(sequence)]
+        self._owners[sequence.owner] -= 1
+        if not self._owners[sequence.owner]:
+            del self._owners[sequence.owner]
+        return True
+
+    def admit(self, sequence: Sequence) -> None:
+        """Removes one that gets a slot."""
+        self.try_remove(sequence)
+        self._fair_order.note(sequence)
 
 
 class Queues:
@@ -114,6 +143,18 @@ class Queues:
         """Moves a paused sequence that has credit again to the queue where it is computed from."""
         if sequence.has_credit and self.paused.try_remove(sequence):
             self.put(sequence)
+
+
+def _line(sequence: Sequence) -> tuple[str, int]:
+    return sequence.owner, sequence.priority
+
+
+def _try_remove(sequences: list[Sequence], sequence: Sequence) -> bool:
+    index = bisect_left(sequences, sequence.order, key=_order)
+    is_here = index < len(sequences) and sequences[index] is sequence
+    if is_here:
+        del sequences[index]
+    return is_here
 
 
 def _order(sequence: Sequence) -> tuple[float, int]:

@@ -204,6 +204,7 @@ class Scheduler:
                 now_s,
                 generate.cache_salt,
                 generate.priority,
+                generate.owner,
                 num_prompt_scored=new.num_prompt_scored,
                 is_traced=generate.is_traced and new.choice < MAX_TRACED,
                 is_isolated=generate.num_worker_deaths > 0,

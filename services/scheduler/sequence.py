@@ -30,8 +30,8 @@ class Sequence:
     """What the scheduler knows of a sequence.
 
     It came at ``arrived_s``; ``order`` is its place in queues, kept when it has to wait again, and
-    a higher ``priority`` is later; ``route`` names the tokenizer that it came from. It has an
-    ``allocation`` while it has a slot.
+    a higher ``priority`` is later; ``owner`` names its API key; ``route`` names the tokenizer that
+    it came from. It has an ``allocation`` while it has a slot.
     ``emitted`` begins with what an attempt before this one had emitted. ``last_worker_id`` is None
     as long as no worker has had it. ``num_cached`` of the prompt's ids were in the prefix cache
     (``note_hit``), and ``hits`` has as many for each worker. ``missing_blocks`` gives for each
@@ -54,6 +54,7 @@ class Sequence:
     arrived_s: float
     cache_salt: str = ""
     priority: int = 0
+    owner: str = ""
     has_run: bool = False
     allocation: Allocation | None = None
     num_cached: int = 0

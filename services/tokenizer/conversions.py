@@ -58,6 +58,7 @@ class Conversions:
         name = message.request
         try:
             array = await self._lanes.run(
+                message.owner,
                 data.nbytes + num_chars(message.chat),
                 lambda: convert(self._text, message, data),
             )

@@ -1,9 +1,11 @@
-"""Threads for what takes too long for the event loop: long texts have one of their own."""
+"""Threads for what takes too long for the event loop: long texts have threads of their own."""
 
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
+
+from shared.process.fair_slots import FairSlots
 
 Result = TypeVar("Result")
 
@@ -12,16 +14,17 @@ LONG_BYTES = 128 << 10
 
 
 class Lanes:
-    """``num_threads`` for what is short, one for what is ``LONG_BYTES`` long or longer."""
+    """``num_threads`` for what is short, one for what is ``LONG_BYTES`` long or longer, each for
+    one owner: beside them, one thread more is for other owners."""
 
     def __init__(self, num_threads: int) -> None:
         self._short = _Lane(num_threads, "encode")
         self._long = _Lane(1, "encode-long")
 
-    async def run(self, num_bytes: int, work: Callable[[], Result]) -> Result:
+    async def run(self, owner: str, num_bytes: int, work: Callable[[], Result]) -> Result:
         """What ``work`` returns or raises. It never begins if its caller is cancelled before."""
         lane = self._short if num_bytes < LONG_BYTES else self._long
-        return await lane.run(work)
+        return await lane.run(owner, work)
 
     def close(self) -> None:
         self._short.threads.shutdown(wait=False)
@@ -33,17 +36,17 @@ class _Lane:
     data, until their turn."""
 
     def __init__(self, num_threads: int, name: str) -> None:
-        self.threads = ThreadPoolExecutor(num_threads, name)
-        self._free = asyncio.Semaphore(num_threads)
+        self.threads = ThreadPoolExecutor(num_threads + 1, name)
+        self._slots = FairSlots(num_threads + 1, most=num_threads)
 
-    async def run(self, work: Callable[[], Result]) -> Result:
-        await self._free.acquire()
+    async def run(self, owner: str, work: Callable[[], Result]) -> Result:
+        await self._slots.take(owner)
         job = asyncio.get_running_loop().run_in_executor(self.threads, work)
-        job.add_done_callback(self._end)
+        job.add_done_callback(lambda job: self._end(owner, job))
         await asyncio.wait([job])  # cancelled, we leave the thread to end what it has begun
         return job.result()
 
-    def _end(self, job: asyncio.Future[Any]) -> None:
-        self._free.release()
+    def _end(self, owner: str, job: asyncio.Future[Any]) -> None:
+        self._slots.give_back(owner)
         if not job.cancelled():
             job.exception()  # marks it as seen: a caller that was cancelled does not read it

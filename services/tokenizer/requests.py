@@ -194,7 +194,7 @@ class Requests:
             num_bytes = resumed.nbytes + num_chars(request.submit.chat)
             num_bytes += prompt.nbytes if request.submit.kind != "ids" else 0
             prepared = await self._lanes.run(
-                num_bytes, lambda: self._prepare(request, prompt, resumed)
+                request.submit.owner, num_bytes, lambda: self._prepare(request, prompt, resumed)
             )
             ENCODED_TOKENS.inc(len(prepared.ids))
             guide = await self._guide_of(request, prepared)
@@ -242,6 +242,7 @@ class Requests:
             request.submit.cache_salt,
             request.submit.is_traced,
             request.submit.num_worker_deaths,
+            request.submit.owner,
         )
         scheduler = self._schedulers.choose(generate, prepared.ids, request.submit.left_scheduler)
         if scheduler is None:

@@ -66,7 +66,7 @@ class TokenizerService:
         self._inquiries = Inquiries()
 
     async def run(self) -> None:
-        model = await self._lanes.run(0, self._load)
+        model = await self._lanes.run("", 0, self._load)
         instance = self._config.instance
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "tokenizer", instance, model)
         self._link = Link(hello, self, load_keys(self._config.keys, "tokenizer"))

@@ -75,8 +75,8 @@ class GatewayConfig(Settings):
     max_open_requests_per_key: int | None = Field(
         None,
         gt=0,
-        description="generation requests that an API key may have open, and as many others that"
-        " cost work; above it 429",
+        description="texts that an API key may have generated at once, and as many other requests"
+        " that cost work; above it 429",
     )
     max_tokens_per_minute_per_key: int | None = Field(
         None,

@@ -485,7 +485,7 @@ class Generate(Row, tag=11, frozen=True):
 
     ``priority``: of two that wait the lower number comes first. Only sequences with the same
     ``cache_salt`` share what is cached. The logprobs of the prompt come with choice 0 alone.
-    ``num_worker_deaths``: as in Submit.
+    ``num_worker_deaths`` and ``owner``: as in Submit.
     """
 
     request: Name
@@ -496,6 +496,7 @@ class Generate(Row, tag=11, frozen=True):
     cache_salt: Name = ""
     is_traced: bool = False
     num_worker_deaths: Int32 = 0
+    owner: Name = ""
 
 
 class RequestKey(Row, frozen=True):
@@ -533,7 +534,8 @@ class Convert(Row, tag=15, frozen=True):
     """Gateway → tokenizer, beside the data path: what are the ids of this prompt, or its text, or
     where in the text does each token begin and end? Ids have a text only. Or, whatever the prompt,
     what is there to know of the tokenizer? Buffer: as in Submit. Answered by Converted, or Failed
-    with attempt 0. ``max_prompt_tokens`` and ``keeps_prompt_start``: as in TextOptions."""
+    with attempt 0. ``max_prompt_tokens`` and ``keeps_prompt_start``: as in TextOptions; ``owner``:
+    as in Submit."""
 
     request: Name
     kind: PromptKind
@@ -542,6 +544,7 @@ class Convert(Row, tag=15, frozen=True):
     to: ConvertedTo = "ids"
     max_prompt_tokens: Int32 | None = None
     keeps_prompt_start: bool = False
+    owner: Name = ""
 
 
 class Abort(Row, tag=16, frozen=True):

@@ -2,7 +2,6 @@
 
 import secrets
 import time
-from collections.abc import Sequence
 
 import numpy as np
 from aiohttp import web
@@ -17,6 +16,7 @@ from services.gateway.chat.requests.parse import Limits
 from services.gateway.chat.requests.reply_bytes import TOKEN_BYTES, prompt_bytes, token_bytes
 from services.gateway.chat.requests.runner import check_generates
 from services.gateway.chat.serving import accepting, send_json, start_meter, warn
+from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Reservation
 from services.gateway.http.client import EVENT_STREAM, Client
 from services.gateway.http.pieces import PieceMaker
@@ -78,8 +78,8 @@ class Completions:
             self._hold(reservation, token_bytes(job, model), param)
             job = self._intake.owned(request, job)
             meter = start_meter(request, job.model, started_s)
-            reservation.is_served = True
-            with client_names(job.field_names):
+            with self._intake.texts(request, job.total_choices), client_names(job.field_names):
+                reservation.is_served = True
                 return await self._generate(request, endpoint, job, model, meter, reservation)
 
     async def count(self, request: web.Request, endpoint: GenerationEndpoint) -> int:
@@ -91,7 +91,7 @@ class Completions:
             adds_special_tokens = job.text.adds_special_tokens
             with client_names(job.field_names):
                 ids = await self._mesh.conversions.convert(
-                    prompt.kind, prompt.data, adds_special_tokens, job.chat
+                    owner_of(request), prompt.kind, prompt.data, adds_special_tokens, job.chat
                 )
             return len(ids)
 
@@ -118,7 +118,7 @@ class Completions:
         has_logprobs = job.params.logprobs is not None or job.has_prompt_logprobs
         spelling = self._mesh.tokens.spelling(job.names_by_id) if has_logprobs else None
         is_cut = job.text.max_prompt_tokens is not None
-        echoes = await self._echoes(job.prompts) if job.echoes and not is_cut else []
+        echoes = await self._echoes(job) if job.echoes and not is_cut else []
         if job.first_text and job.parsing is None:
             echoes = [job.first_text]
         texts, offsets = await self._shown(job, reservation)
@@ -140,7 +140,7 @@ class Completions:
             param = "logprobs" if job.num_prompt_logprobs is None else "prompt_logprobs"
             self._hold(reservation, prompt_bytes(job, model, prompt_ids), param)
             if job.echoes and is_cut:
-                echoes = await self._echoes(job.prompts)
+                echoes = await self._echoes(job)
             meter.accept()
             shown = echoes, prompt_ids, texts, offsets, collector.dropped
             reply = Reply(endpoint.format, head, job, spelling, *shown)
@@ -164,16 +164,16 @@ class Completions:
         table, starts = self._mesh.tokens, collector.starts
         return output_parser(parsing, table, starts, seed, self._reasoning_field)
 
-    async def _echoes(self, prompts: Sequence[Prompt]) -> list[str]:
+    async def _echoes(self, job: Job) -> list[str]:
         async with accepting(self._accept_timeout_s):
-            return [await self._echo(prompt) for prompt in prompts]
+            return [await self._echo(job.owner, prompt) for prompt in job.prompts]
 
-    async def _echo(self, prompt: Prompt) -> str:
+    async def _echo(self, owner: str, prompt: Prompt) -> str:
         if prompt.kind == "ids":
-            return await self._echo_of_ids(prompt.data)
+            return await self._echo_of_ids(owner, prompt.data)
         return prompt.data.tobytes().decode()
 
-    async def _echo_of_ids(self, ids: Array) -> str:
+    async def _echo_of_ids(self, owner: str, ids: Array) -> str:
         """Half a character at the end of a prompt is in the text behind it, which may end it."""
         written = self._mesh.tokens.written
         num_half = num_half_bytes(b"".join(map(written, ids[-MAX_CHAR_BYTES:].tolist())))
@@ -181,7 +181,7 @@ class Completions:
             ids, num_half = ids[:-1], num_half - num_bytes
         if not len(ids):
             return ""
-        data = await self._mesh.conversions.convert("ids", ids, False, to="text")
+        data = await self._mesh.conversions.convert(owner, "ids", ids, False, to="text")
         text = data.tobytes().decode()
         return text.rstrip("\N{REPLACEMENT CHARACTER}") if num_half else text
 
@@ -204,7 +204,7 @@ class Completions:
     async def _converted(self, job: Job, prompt: Prompt, to: ConvertedTo) -> Array:
         text = job.text
         return await self._mesh.conversions.convert(
-            *(prompt.kind, prompt.data, text.adds_special_tokens, job.chat, to),
+            *(job.owner, prompt.kind, prompt.data, text.adds_special_tokens, job.chat, to),
             *(text.max_prompt_tokens, text.keeps_prompt_start),
         )
 

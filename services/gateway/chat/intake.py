@@ -1,11 +1,12 @@
 """Reads requests that the mesh computes something for."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TypeVar
 
 from aiohttp import web
 
-from services.gateway.http.account import owner_of
+from services.gateway.http.account import ACCOUNT, owner_of
 from services.gateway.http.admission import Admission, Reservation
 from services.gateway.http.body import Body, BodyParser, BodyReader
 from services.gateway.mesh.job import Job
@@ -44,6 +45,11 @@ class Intake:
         with measured(request, "ready"):
             model = await self._mesh.tokenizers.ready_model()
         return body, model
+
+    def texts(self, request: web.Request, num: int) -> AbstractContextManager[None]:
+        """While the request generates ``num`` texts. Raises Overloaded at a limit of its key."""
+        account = request.get(ACCOUNT)
+        return account.texts(num) if account is not None else nullcontext()
 
     def owned(self, request: web.Request, job: Job) -> Job:
         """The job of the API key that came with the request."""

@@ -38,25 +38,34 @@ class OpenRequests:
         self._num = 0
         self._ends = Rate()
 
-    @contextmanager
-    def one(self) -> Iterator[None]:
+    def one(self) -> AbstractContextManager[None]:
         """While it is open. Raises Overloaded at the limit."""
-        if self._most is not None and self._num >= self._most:
+        return self._counted(1, "")
+
+    def more(self, num: int) -> AbstractContextManager[None]:
+        """While an open one counts for ``num`` more, or for all that there may be. Raises
+        Overloaded at the limit."""
+        num = num if self._most is None else min(num, self._most - 1)
+        return self._counted(num, f", this one counts for {num} more")
+
+    @contextmanager
+    def _counted(self, num: int, what: str) -> Iterator[None]:
+        if self._most is not None and self._num + num > self._most:
             self._refuse()
             raise Overloaded(
-                f"{self._num} {self._name} of this API key are open; the limit is {self._most}"
-                f" ({MAX_OPEN})",
+                f"{self._num} {self._name} of this API key are open{what}; the limit is"
+                f" {self._most} ({MAX_OPEN})",
                 code=RATE_LIMITED,
                 retry_after_s=self._ends.retry_after_s(time.monotonic()),
             )
         if self._num == 0:
             self._ends.start(time.monotonic())
-        self._num += 1
+        self._num += num
         try:
             yield
         finally:
-            self._num -= 1
-            self._ends.note(1, time.monotonic())
+            self._num -= num
+            self._ends.note(num, time.monotonic())
 
 
 class Account:
@@ -83,6 +92,11 @@ class Account:
             return self._others.one()
         self._check_tokens()
         return self._generating.one()
+
+    def texts(self, num: int) -> AbstractContextManager[None]:
+        """While an open request generates ``num`` texts, each of which counts as a request. Raises
+        Overloaded at the limit."""
+        return self._generating.more(num - 1)
 
     def charge(self, num_tokens: int) -> None:
         self._num_tokens.inc(num_tokens)

@@ -13,6 +13,7 @@ from aiohttp.typedefs import Handler
 from pydantic import SecretStr
 
 from services.gateway.http.account import ACCOUNT, Account, KeyLimits
+from services.gateway.http.fair_time import FairTurns
 from services.gateway.http.own_socket import OWNER_HEADER, is_own
 from services.gateway.http.routes import Load, route_of
 from shared.errors import ConfigError, Unauthorized
@@ -37,6 +38,7 @@ class Guard:
         self._accounts = accounts
         self._loads = loads
         self._own_socket = own_socket
+        self._turns = FairTurns()
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -49,10 +51,7 @@ class Guard:
         else:
             account = self._account(_shown_keys(request))
         request[ACCOUNT] = account
-        if load is Load.CHEAP:
-            return await handler(request)
-        with account.request(generates=load is Load.GENERATION):
-            return await handler(request)
+        return await self._turns.run(account.key_id, _handled(request, handler, account, load))
 
     def _account(self, keys: Sequence[bytes]) -> Account:
         """That of any of ``keys``."""
@@ -68,6 +67,15 @@ class Guard:
             if each.key_id == key_id:
                 return each
         raise Unauthorized("the API key for which this was asked is gone")
+
+
+async def _handled(
+    request: web.Request, handler: Handler, account: Account, load: Load
+) -> web.StreamResponse:
+    if load is Load.CHEAP:
+        return await handler(request)
+    with account.request(generates=load is Load.GENERATION):
+        return await handler(request)
 
 
 def _shown_keys(request: web.Request) -> list[bytes]:

@@ -11,6 +11,7 @@ from aiohttp.web_protocol import RequestPayloadError
 
 from services.gateway.http.admission import Reservation
 from services.gateway.http.expectation import let_continue
+from services.gateway.http.fair_time import on_thread
 from services.gateway.http.head_parser import CODINGS, UnsupportedCoding, reason_of
 from services.gateway.http.violations import show
 from shared.errors import BodyTooLarge, InvalidRequest
@@ -76,7 +77,7 @@ class BodyParser:
         """``parse`` reads ``num_more_bytes`` besides ``body``."""
         if len(body) + num_more_bytes <= MAX_INLINE_BYTES:
             return parse(body)
-        return await asyncio.get_running_loop().run_in_executor(self._thread, parse, body)
+        return await on_thread(self._thread, parse, body)
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

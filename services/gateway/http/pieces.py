@@ -1,8 +1,9 @@
 """Large replies are made piece by piece on a thread, so that other streams are not held up."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+
+from services.gateway.http.fair_time import on_thread
 
 JSON_CHUNK_BYTES = 16 << 10
 """What the thread makes, holding the GIL, before the event loop gets its turn."""
@@ -18,8 +19,7 @@ class PieceMaker:
         self, pieces: Iterator[bytes], write: Callable[[bytes], Awaitable[None]]
     ) -> None:
         """Writes ``pieces``, joined to fewer; the next is made when this one was written."""
-        loop = asyncio.get_running_loop()
-        while piece := await loop.run_in_executor(self._thread, _gather, pieces):
+        while piece := await on_thread(self._thread, _gather, pieces):
             await write(piece)
 
     async def join(self, pieces: Iterator[bytes]) -> bytes:

@@ -29,6 +29,7 @@ class Conversions:
 
     async def convert(
         self,
+        owner: str,
         kind: PromptKind,
         data: Array,
         adds_special_tokens: bool,
@@ -37,15 +38,15 @@ class Conversions:
         max_prompt_tokens: int | None = None,
         keeps_prompt_start: bool = False,
     ) -> Array:
-        """Returns the ids of a prompt, [n] int32, the UTF-8 bytes of its text, [n] uint8, or where
-        in it its tokens begin and end, [2 n] int64.
+        """Returns for ``owner`` the ids of a prompt, [n] int32, the UTF-8 bytes of its text,
+        [n] uint8, or where in it its tokens begin and end, [2 n] int64.
 
         Raises RequestError, Unavailable after ``accept_timeout_s``. Cancelling the call cancels the
         conversion.
         """
         name = f"convert-{next(self._new_numbers)}"
         cut = max_prompt_tokens, keeps_prompt_start
-        message = Convert(name, kind, adds_special_tokens, chat, to, *cut)
+        message = Convert(name, kind, adds_special_tokens, chat, to, *cut, owner)
         tokenizer = self._tokenizers.least_loaded()
         try:
             return await self._ask(tokenizer, message, data)

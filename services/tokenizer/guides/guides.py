@@ -54,18 +54,23 @@ class Guides:
         wanted = Wanted(submit.format, tools, submit.tool_choice, submit.reasoning_budget)
         num_bytes = len(tools) + (len(wanted.format.value) if wanted.format is not None else 0)
         totals = Totals()
-        guide = await self._lanes.run(num_bytes, lambda: self._composed(wanted, start, totals))
+        owner = submit.owner
+        guide = await self._lanes.run(
+            owner, num_bytes, lambda: self._composed(wanted, start, totals)
+        )
         if guide is None or not guide.grammar:
             return guide
         param = param_of(wanted)
         self._check_file(param)
-        if totals.probes and (unheld := await self._check.unheld(totals.probes, submit.owner)):
+        if totals.probes and (unheld := await self._check.unheld(totals.probes, owner)):
             totals = Totals(unheld=unheld)
-            guide = await self._lanes.run(num_bytes, lambda: self._composed(wanted, start, totals))
+            guide = await self._lanes.run(
+                owner, num_bytes, lambda: self._composed(wanted, start, totals)
+            )
             assert guide is not None
         if not any(start.num_ids for start in submit.choices):
             await self._check.check(
-                guide.grammar, param, submit.owner, lambda: parts_of(wanted, totals.unheld)
+                guide.grammar, param, owner, lambda: parts_of(wanted, totals.unheld)
             )
         if totals.left_out:
             note_left_out(totals.left_out)

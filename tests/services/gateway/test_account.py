@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import REGISTRY, generate_latest
-from pydantic import ValidationError
+from pydantic import SecretStr, ValidationError
 
 from services.gateway.app import APIS
-from services.gateway.http.account import TokenBucket
+from services.gateway.http.account import Account, KeyLimits, TokenBucket
 from shared.settings.gateway import GatewayConfig
 from shared.wire.messages import State
 from tests.services.gateway.fakes import (
@@ -115,6 +115,26 @@ class TestOpenRequests:
             for task, request in tasks:
                 await finish(task, request)
 
+    async def test_each_text_counts_and_one_request_may_be_all(
+        self, tmp_path: Path, tokenizer: FakeTokenizer
+    ) -> None:
+        async with posting(tmp_path, max_open_requests_per_key=3) as post:
+            two = post("ada", prompt="a", n=2)
+            request = await tokenizer.accepted()
+            async with await post("ada", prompt="a", n=2) as response:
+                await retry_after_s(response, "this one counts for")
+            one = post("ada")
+            await finish(one, await tokenizer.accepted())
+            request.finish(choice=1)
+            await finish(two, request)
+            more_than_all = post("ada", prompt="a", n=5)
+            request = await tokenizer.accepted()
+            async with await post("ada") as response:
+                await retry_after_s(response, "3 requests")
+            for choice in range(1, 5):
+                request.finish(choice=choice)
+            await finish(more_than_all, request)
+
     @pytest.mark.parametrize("path", COUNTS)
     async def test_requests_that_generate_nothing_have_the_same_limit_apart(
         self, tmp_path: Path, tokenizer: FakeTokenizer, path: str
@@ -133,6 +153,15 @@ class TestOpenRequests:
                 assert response.status == 200
             first.cancel()
             await asyncio.wait([first])
+
+    @pytest.mark.parametrize("path", COUNTS)
+    async def test_a_tokenizer_learns_whose_text_it_is(
+        self, tmp_path: Path, tokenizer: FakeTokenizer, path: str
+    ) -> None:
+        async with posting(tmp_path) as post, await post("ada", path, **COUNTS[path]) as response:
+            assert response.status == 200
+            (convert,) = tokenizer.converted
+            assert convert.owner == Account(SecretStr("ada"), KeyLimits(None, None)).key_id
 
     async def test_every_route_is_limited_or_known_to_be_cheap(
         self, tmp_path: Path, tokenizer: FakeTokenizer

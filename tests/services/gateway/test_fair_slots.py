@@ -5,15 +5,16 @@ import threading
 
 import pytest
 
-from services.gateway.http.fair_slots import FairSlots, FairThreads
+from services.gateway.http.fair_threads import FairThreads
+from shared.process.fair_slots import FairSlots
 
 
 class Holders:
     """Tasks that hold a slot until they are let go; ``order`` names their owners as they get it."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, most: int | None = None) -> None:
         self.order: list[str] = []
-        self._slots = FairSlots(num_slots)
+        self._slots = FairSlots(num_slots, most)
         self._ends: list[asyncio.Event] = []
         self.tasks: list[asyncio.Task[None]] = []
 
@@ -50,6 +51,15 @@ async def test_equal_owners_take_turns():
     await holders.ask("aaabbbcc")
     await holders.let_all_go()
     assert holders.order == [*"abcabcab"]
+
+
+async def test_an_owner_leaves_slots_beyond_its_most_to_others():
+    holders = Holders(3, most=2)
+    await holders.ask("aaa")
+    await holders.ask("b")
+    assert holders.order == [*"aab"]
+    await holders.let_all_go()
+    assert holders.order == [*"aaba"]
 
 
 @pytest.mark.parametrize("is_granted", [False, True])

@@ -127,6 +127,8 @@ class Mesh:
             prefill_limits=self.limits,
             later_share=random.choice([0.05, 0.2, 0.9]),
         )
+        self.owners = ["", "a", "b"][: random.randint(1, 3)]
+        self.num_in_turn = 0  # plans made while several owners waited
         self.workers: dict[str, SimulatedWorker] = {}
         self.results: dict[str, list[tuple]] = {}  # in the order of the plans
         self.expected: dict[str, list[int]] = {}
@@ -200,7 +202,9 @@ class Mesh:
                 for choice in range(random.choice([1, 1, 3]))
             ]
             name, priority = f"r{self.num_requests}", random.randint(-3, 3)
-            self.add(Generate(name, 1, params, choices, priority, salt), prompt, text, resumed)
+            owner = self.owners[self.num_requests % len(self.owners)]
+            generate = Generate(name, 1, params, choices, priority, salt, owner=owner)
+            self.add(generate, prompt, text, resumed)
 
     def add(
         self, generate: Generate, prompt: list[int], text: list[int], resumed: list[int]
@@ -257,6 +261,7 @@ class Mesh:
         self.core.grant(Grant(name, 1, len(self.emitted[name]) + num, num_bytes))
 
     def plan(self) -> None:
+        self.num_in_turn += len({each.owner for each in self.core.queues.waiting}) > 1
         for worker_id, worker in self.workers.items():
             state = self.core.workers[worker_id]
             runnable = state.runnable()

@@ -50,9 +50,10 @@ def test_random_schedules_keep_the_contract_and_meet_what_they_are_for() -> None
             held_back=mesh.num_held_back,
             joined=mesh.num_joined,
             beside=mesh.num_beside,
+            in_turn=mesh.num_in_turn,
         )
         met[f"depth {mesh.depth}"] += 1
-    assert len(met) == 17
+    assert len(met) == 18
     assert all(met.values()), met
 
 

@@ -90,9 +90,9 @@ async def test_long_texts_hold_up_no_short_one():
         began.append(number)
         asyncio.run_coroutine_threadsafe(short_is_done.wait(), loop).result()
 
-    longs = [asyncio.create_task(lanes.run(LONG_BYTES, partial(wait, n))) for n in range(3)]
+    longs = [asyncio.create_task(lanes.run("", LONG_BYTES, partial(wait, n))) for n in range(3)]
     await asyncio.sleep(0)
-    assert await lanes.run(LONG_BYTES - 1, lambda: "short") == "short"
+    assert await lanes.run("", LONG_BYTES - 1, lambda: "short") == "short"
     longs[1].cancel()
     short_is_done.set()
     await asyncio.gather(*longs, return_exceptions=True)
@@ -109,17 +109,33 @@ async def test_a_cancelled_long_text_keeps_its_thread_until_it_ends_it():
         asyncio.run_coroutine_threadsafe(go_on.wait(), loop).result()
         running.pop()
 
-    first = asyncio.create_task(lanes.run(0, work))
+    first = asyncio.create_task(lanes.run("", 0, work))
     while not running:
         await asyncio.sleep(0.001)
     first.cancel()
-    second = asyncio.create_task(lanes.run(0, work))
+    second = asyncio.create_task(lanes.run("", 0, work))
     for _ in range(10):
         await asyncio.sleep(0.001)
     assert not lanes._short.threads._work_queue.qsize()
     go_on.set()
     await second
     assert most == [1, 1]
+
+
+@pytest.mark.parametrize("num_bytes", [0, LONG_BYTES])
+async def test_texts_of_one_owner_hold_up_none_of_another(num_bytes: int):
+    """Its threads hang until the other's text is done."""
+    lanes, other_is_done = Lanes(2), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def wait() -> None:
+        asyncio.run_coroutine_threadsafe(other_is_done.wait(), loop).result()
+
+    many = [asyncio.create_task(lanes.run("many", num_bytes, wait)) for _ in range(10)]
+    await asyncio.sleep(0)
+    assert await lanes.run("one", num_bytes, lambda: "done") == "done"
+    other_is_done.set()
+    await asyncio.gather(*many)
 
 
 async def test_a_text_too_long_for_any_tokenization_is_refused_at_once():

@@ -143,3 +143,14 @@ async def test_ids_of_a_prompt_are_held_until_the_gateway_gets_them():
     assert request.prompt_ids is None
     assert request.num_prompt_tokens == len(arrays.ids)
     requests.lose(gateway)
+
+
+async def test_a_scheduler_learns_whose_prompt_it_is():
+    text, scheduler = TextModel(EMBEDDED_MODEL, 100, 8192), FakePeer()
+    async with asyncio.TaskGroup() as tasks:
+        requests = Requests(text, None, 10, Lanes(1), tasks, OneScheduler(scheduler))
+        submit, *arrays = submitted("r")
+        requests.submit(FakePeer(), replace(submit, owner="ann"), *arrays)
+    ((generate, _),) = scheduler.sent
+    assert isinstance(generate, Generate)
+    assert generate.owner == "ann"

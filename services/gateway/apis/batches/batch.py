@@ -19,7 +19,7 @@ from services.gateway.apis.batches.objects import (
     StoredBatch,
     StoredFile,
 )
-from services.gateway.http.fair_slots import FairSlots, FairThreads
+from services.gateway.http.fair_threads import FairThreads
 from services.gateway.http.own_socket import OWNER_HEADER
 from services.gateway.metrics import BATCH_REQUESTS
 from shared.batch.check import MAX_ERRORS, Checked, check
@@ -28,6 +28,7 @@ from shared.batch.lines import LineError
 from shared.batch.results import ResultFile
 from shared.batch.run import BatchRun, Counts, Done, Plan, read_results
 from shared.batch.sender import Sender
+from shared.process.fair_slots import FairSlots
 from shared.settings.gateway import GatewayConfig
 
 Result = TypeVar("Result")

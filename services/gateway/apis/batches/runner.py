@@ -14,8 +14,9 @@ import msgspec
 from services.gateway.apis.batches.batch import Batch
 from services.gateway.apis.batches.folder import BatchFolder, BatchKey
 from services.gateway.apis.batches.leftovers import remove_leftovers
-from services.gateway.http.fair_slots import FairSlots, FairThreads
+from services.gateway.http.fair_threads import FairThreads
 from shared.batch.errors import BatchStopped, WrongResults
+from shared.process.fair_slots import FairSlots
 from shared.settings.gateway import GatewayConfig
 
 log = logging.getLogger(__name__)

@@ -21,6 +21,7 @@ from services.gateway.chat.requests.json_body import served_name
 from services.gateway.chat.requests.parse import Limits
 from services.gateway.chat.requests.prompts import chat_prompt
 from services.gateway.chat.requests.tools import requested_tools
+from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Reservation
 from services.gateway.http.body import Body, BodyParser
 from services.gateway.http.failures import ErrorShape
@@ -95,7 +96,9 @@ class Messages(Api):
         check_request_id(request)
         with self._intake.admission.admit() as reservation:
             prompt, options = await self._prompt(request, reservation)
-            ids = await self._mesh.conversions.convert(prompt.kind, prompt.data, False, options)
+            ids = await self._mesh.conversions.convert(
+                owner_of(request), prompt.kind, prompt.data, False, options
+            )
             return json_response(TokenCount(len(ids)))
 
     async def _prompt(

@@ -19,6 +19,7 @@ from services.gateway.chat.requests.sampling import max_prompt_tokens
 from services.gateway.chat.requests.schema import DetokenizeRequest, TokenizeRequest
 from services.gateway.chat.requests.token_ids import check_length
 from services.gateway.chat.requests.tools import offered_tools
+from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Reservation
 from services.gateway.http.body import Body
 from services.gateway.http.json_reply import json_response
@@ -64,20 +65,20 @@ class Tokenization(Api):
             await self._mesh.tokenizers.ready_model()
             reservation.is_served = True
             config = await self._mesh.conversions.convert(
-                "text", np.zeros(0, np.uint8), False, to="tokenizer"
+                owner_of(request), "text", np.zeros(0, np.uint8), False, to="tokenizer"
             )
             return web.Response(body=config.tobytes(), content_type="application/json")
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         with self._intake.admission.admit() as reservation:
             conversion, model = await self._parsed(request, parse_tokenize, reservation)
-            ids = await self._converted(conversion, "ids", reservation)
+            ids = await self._converted(request, conversion, "ids", reservation)
             table = offsets = None
             if conversion.returns_strings:
                 check_length(len(ids), model, conversion.param)
                 table = self._mesh.tokens
             if conversion.returns_offsets:
-                offsets = await self._converted(conversion, "offsets", reservation)
+                offsets = await self._converted(request, conversion, "offsets", reservation)
             written = write_tokens(ids, model.max_model_len, table, offsets)
             body = await self._pieces.join(written)
             return web.Response(body=body, content_type="application/json")
@@ -85,7 +86,7 @@ class Tokenization(Api):
     async def _detokenize(self, request: web.Request) -> web.Response:
         with self._intake.admission.admit() as reservation:
             conversion, _ = await self._parsed(request, parse_detokenize, reservation)
-            text = await self._converted(conversion, "text", reservation)
+            text = await self._converted(request, conversion, "text", reservation)
             return json_response(DetokenizeReply(text.tobytes().decode()))
 
     async def _parsed(
@@ -104,11 +105,16 @@ class Tokenization(Api):
         return conversion, model
 
     async def _converted(
-        self, conversion: Conversion, to: ConvertedTo, reservation: Reservation
+        self,
+        request: web.Request,
+        conversion: Conversion,
+        to: ConvertedTo,
+        reservation: Reservation,
     ) -> Array:
         prompt = conversion.prompt
         with client_names({"prompt": conversion.param}):
             array = await self._mesh.conversions.convert(
+                owner_of(request),
                 prompt.kind,
                 prompt.data,
                 conversion.adds_special_tokens,

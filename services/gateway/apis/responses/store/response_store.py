@@ -1,6 +1,5 @@
 """Responses that are kept, off the event loop."""
 
-import asyncio
 import fcntl
 import logging
 import os
@@ -23,6 +22,7 @@ from services.gateway.apis.responses.store.database import (
     StoreLimits,
 )
 from services.gateway.apis.responses.store.endings import Failure, ended
+from services.gateway.http.fair_time import on_thread
 from services.gateway.http.log_limit import LogLimit
 from services.gateway.http.violations import show
 from shared.errors import ConfigError, InvalidRequest, NotFound, StoreFailed
@@ -205,7 +205,7 @@ class ResponseStore:
         if database is None:
             raise NotFound("no response is kept here: there is no response-store")
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, call, database)
+            return await on_thread(self._thread, call, database)
         except StoreFull:
             limits = self._limits
             raise StoreFailed(

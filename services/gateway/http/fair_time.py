@@ -1,0 +1,156 @@
+"""Bounds what one API key takes of the gateway's time beside others.
+
+Every request costs time, a refused one too, and all requests share one event loop and one
+interpreter. So the time that the requests of a key take, on the loop and on threads, is measured.
+While requests of other keys come and the loop is late, a key that has used up its share begins its
+next request later. A key alone never waits.
+"""
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Generator
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass
+from time import monotonic, thread_time
+from types import coroutine
+from typing import Any, TypeVar
+
+SHARE = 0.25
+"""Of a core, which a key has in any case."""
+LATE_S = 0.002
+"""A turn of the loop that takes longer is felt: a first token waits for several."""
+BURST_S = 0.02
+"""Of time that a key may take at once."""
+MAX_DEBT_S = 0.25
+ACTIVE_S = 10.0
+"""A key counts as another one for so long after its last request."""
+
+Charge = Callable[[float], None]
+Result = TypeVar("Result")
+
+
+@dataclass(slots=True)
+class _Use:
+    """``debt_s`` is left at ``at_s``; a request began or waited at ``asked_s``."""
+
+    at_s: float
+    asked_s: float
+    debt_s: float = 0.0
+
+    def settle(self, now_s: float) -> None:
+        self.debt_s = max(0.0, self.debt_s - SHARE * (now_s - self.at_s))
+        self.at_s = now_s
+
+
+class FairTime:
+    """The accounts of all keys. Times are monotonic."""
+
+    def __init__(self) -> None:
+        self._uses: OrderedDict[str, _Use] = OrderedDict()  # the key that asked last is the last
+
+    def wait_s(self, key: str, now_s: float) -> float:
+        """How long the next request of ``key`` is to wait before it begins."""
+        use = self._uses.setdefault(key, _Use(now_s, now_s))
+        use.asked_s = now_s
+        self._uses.move_to_end(key)
+        if not self._has_others(now_s):
+            return 0.0
+        use.settle(now_s)
+        return max(0.0, (use.debt_s - BURST_S) / SHARE)
+
+    def charge(self, key: str, spent_s: float, now_s: float) -> None:
+        use = self._uses[key]
+        use.settle(now_s)
+        use.debt_s = min(use.debt_s + spent_s, MAX_DEBT_S)
+
+    def _has_others(self, now_s: float) -> bool:
+        """Whether a key but the last one was active lately."""
+        uses = reversed(self._uses.values())
+        next(uses)
+        other = next(uses, None)
+        return other is not None and now_s - other.asked_s < ACTIVE_S
+
+
+class FairTurns:
+    """Requests of a key that has used up its share begin one after the other."""
+
+    def __init__(self) -> None:
+        self._time = FairTime()
+        self._lines: dict[str, asyncio.Lock] = {}
+
+    async def run(self, key: str, handling: Coroutine[Any, Any, Result]) -> Result:
+        """What ``handling`` returns or raises, once it is the turn of ``key``."""
+        try:
+            await self._wait(key)
+        except BaseException:
+            handling.close()
+            raise
+        token = _charge.set(lambda spent_s: self._time.charge(key, spent_s, monotonic()))
+        try:
+            return await _timed(handling, _charge.get())
+        finally:
+            _charge.reset(token)
+
+    async def _wait(self, key: str) -> None:
+        line = self._lines.setdefault(key, asyncio.Lock())
+        if not line.locked() and not self._time.wait_s(key, monotonic()):
+            return
+        async with line:
+            while (  # noqa: ASYNC110, no event ends it
+                wait_s := self._time.wait_s(key, monotonic())
+            ) and await _is_late():
+                await asyncio.sleep(wait_s)
+
+
+async def _is_late() -> bool:
+    """Whether the loop takes long for a turn."""
+    started_s = monotonic()
+    await asyncio.sleep(0)
+    return monotonic() - started_s > LATE_S
+
+
+async def on_thread(
+    threads: ThreadPoolExecutor, call: Callable[..., Result], *arguments: object
+) -> Result:
+    """What ``call`` returns or raises; the key of the request is charged with its time."""
+    spent_s = 0.0
+
+    def timed() -> Result:
+        nonlocal spent_s
+        started_s = thread_time()
+        try:
+            return call(*arguments)
+        finally:
+            spent_s = thread_time() - started_s
+
+    try:
+        return await asyncio.get_running_loop().run_in_executor(threads, timed)
+    finally:
+        _charge.get()(spent_s)
+
+
+def _let_pass(spent_s: float) -> None:
+    pass
+
+
+_charge: ContextVar[Charge] = ContextVar("charge", default=_let_pass)
+
+
+@coroutine
+def _timed(work: Coroutine[Any, Any, Result], charge: Charge) -> Generator[Any, Any, Result]:
+    """Awaits ``work`` and charges the time of each of its steps."""
+    step: Callable[[Any], Any] = work.send
+    argument: Any = None
+    while True:
+        started_s = thread_time()
+        try:
+            future = step(argument)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        finally:
+            charge(thread_time() - started_s)
+        try:
+            step, argument = work.send, (yield future)
+        except BaseException as error:
+            step, argument = work.throw, error
