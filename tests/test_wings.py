@@ -22,7 +22,7 @@ GATEWAY = "services/gateway"
 LISTS = (f"{GATEWAY}/app.py",)
 # Tests of several APIs at once.
 TOGETHER = (f"tests/{GATEWAY}/apis/together", "tests/hostile")
-CORE_LINES = 46_600  # of services/ and shared/; 15,000 are the aim
+CORE_LINES = 46_850  # of services/ and shared/; 15,000 are the aim
 
 
 class Wing(NamedTuple):
