@@ -114,11 +114,9 @@ def test_a_tokens_result_is_the_same_bits_whatever_is_beside_it(
     num_rows: int,
     group: int | None,
     triton_device: torch.device,
-    monkeypatch: pytest.MonkeyPatch,
+    large_blocks: None,
 ) -> None:
     """In blocks of 16, 32 and 64 rows, of 16 to 64 tokens."""
-    monkeypatch.setattr("kernels.linear.triton.NUM_PROCESSORS", 3)
-    monkeypatch.setattr("kernels.linear.triton.MIN_PROGRAMS", 1)
     weight = random_codes(kind, (num_rows, 288), group, zeros=True, device=triton_device)
     x, norm_weight, residual = (
         torch.randn(shape, device=triton_device).bfloat16()

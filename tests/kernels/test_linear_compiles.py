@@ -10,7 +10,8 @@ import triton
 
 from benchmarks.gpu.dry_card import HOPPER, MAX_SHARED_BYTES, Resources, resources
 from kernels.codes.triton import ALL, DENSE, Constants, decode_kernel
-from kernels.linear.triton import codes_config, config, gated_kernel, linear_kernel
+from kernels.linear.config import codes_config, config
+from kernels.linear.triton import gated_kernel, linear_kernel
 from kernels.rms_norm.triton import num_warps, rms_norm_kernel
 from kernels.silu_mul import CURVES, Clamp, constants_of
 from kernels.silu_mul.triton import BLOCK, silu_mul_kernel

@@ -113,11 +113,9 @@ def test_gates_open_for_ups(
 @dtypes
 @pytest.mark.parametrize(("num_rows", "size"), [(24, 272), (72, 272), (200, 40)])
 def test_a_tokens_result_is_the_same_bits_whatever_is_beside_it(
-    num_rows: int, size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    num_rows: int, size: int, dtype: torch.dtype, large_blocks: None
 ) -> None:
     """In programs of 16 rows, of 32 and of 64."""
-    monkeypatch.setattr("kernels.linear.triton.NUM_PROCESSORS", 3)
-    monkeypatch.setattr("kernels.linear.triton.MIN_PROGRAMS", 1)
     x, weight = torch.randn(FEW_TOKENS, size).to(dtype), torch.randn(num_rows, size).to(dtype)
     norm, residual = norm_of(size, dtype), torch.randn(FEW_TOKENS, num_rows).to(dtype)
     wide = linear(x, weight, residual=residual.clone())

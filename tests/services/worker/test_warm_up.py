@@ -4,7 +4,7 @@ import pytest
 
 from kernels.codes.triton import Constants
 from kernels.linear import FEW_TOKENS
-from kernels.linear.triton import codes_config, config
+from kernels.linear.config import codes_config, config
 from services.worker.engine.device.warm_up import _small_shapes
 
 KNOWN = Constants("counted", 2, -8.0, 32)
