@@ -7,17 +7,11 @@ from rich.console import Console
 
 from cli.bench.command import measure, what_to_send
 from cli.bench.options import parse
-from cli.bench.result import Result
 
 
 async def load(url: str, **flags: Any) -> dict[str, Any]:
-    """The figures of one run."""
-    return (await result_of_load(url, **flags)).figures
-
-
-async def result_of_load(url: str, **flags: Any) -> Result:
-    """``flags`` are the command's, with underscores. RuntimeError where a request failed or an
-    answer is shorter than asked for: rates of other work compare nothing."""
+    """The figures of one run. ``flags`` are the command's, with underscores. RuntimeError where a
+    request failed or an answer is shorter than asked for: rates of other work compare nothing."""
     words = [
         word
         for name, value in flags.items()
@@ -25,11 +19,10 @@ async def result_of_load(url: str, **flags: Any) -> Result:
     ]
     settings = parse(["--url", url, *words])
     console = Console(file=StringIO())  # no terminal, so no bar
-    result = await measure(settings, *what_to_send(settings), console)
-    figures = result.figures
+    figures = (await measure(settings, *what_to_send(settings), console)).figures
     if figures["num_failed"] or figures["num_short"]:
         raise RuntimeError(
             f"{figures['num_failed']} requests failed ({figures['errors']}),"
             f" {figures['num_short']} answers are short"
         )
-    return result
+    return figures

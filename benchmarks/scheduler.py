@@ -8,13 +8,15 @@ import argparse
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from itertools import groupby
 from typing import Any, TypeVar
 
 import numpy as np
 
-from benchmarks.harness.cells import forward
 from benchmarks.report import spread, write
+from services.scheduler.emission import Emission
 from services.scheduler.scheduler import Planned, Scheduler
+from services.scheduler.tokens_message import StepEmissions, tokens_of
 from shared.wire.codec import decode, encode
 from shared.wire.messages import (
     WINDOW_BYTES,
@@ -84,7 +86,7 @@ class Bench:
         buffers = TokenArrays(*arrays)
         layout = watch.time("layout", lambda: Layout(result.rows, buffers))
         emissions = watch.time("absorb", lambda: self._core.absorb(WORKER, result, buffers))
-        watch.time("forward", lambda: forward(emissions, layout))
+        watch.time("forward", lambda: _forward(emissions, layout))
 
     def _result(self, planned: Planned) -> list[Any]:
         running = self._core.workers[WORKER].running
@@ -93,6 +95,13 @@ class Bench:
         return encode(
             StepResult(planned.plan.step, rows), TokenArrays(np.ones(len(rows), np.int32))
         )
+
+
+def _forward(emissions: list[Emission], layout: Layout) -> None:
+    """The messages for all tokenizers, up to the socket."""
+    for _, group in groupby(emissions, key=lambda each: each.sequence.route):
+        tokens, parts = tokens_of([StepEmissions(list(group), layout)])
+        encode(tokens, parts)
 
 
 def _slots(plan: StepPlan) -> Iterator[int]:

@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -22,9 +21,9 @@ from typing import Any
 
 import aiohttp
 
+from benchmarks import servers
 from benchmarks.harness.checked_load import Load
-from benchmarks.harness.docker_engine import ROOT, provide_base_images, running_engine
-from benchmarks.harness.ports import free_port
+from benchmarks.harness.docker_engine import provide_base_images, running_engine
 from benchmarks.harness.stack import Stack, running_stack
 from benchmarks.report import write
 from benchmarks.upgrade import Watch, figures
@@ -33,7 +32,6 @@ NUM_STREAMS = 12
 NUM_TOKENS = 480
 WATCH_S = 6.0  # in which the scheduler is back and nobody waits any more
 SETTLE_S = 2.0
-READY_S = 120
 
 
 @dataclass(frozen=True)
@@ -46,24 +44,12 @@ class Target:
 
 
 @asynccontextmanager
-async def served(*flags: str) -> AsyncIterator[Target]:
-    """``shoal serve`` with ``flags``."""
+async def served(num_schedulers: int) -> AsyncIterator[Target]:
+    """``shoal serve``."""
     with tempfile.TemporaryDirectory(prefix="shoal-loss-") as folder:
-        port = free_port()
-        process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-c", "from cli.main import main; main()", "serve"),
-            *("--port", str(port), "--mesh-dir", folder, *flags),
-            stdout=asyncio.subprocess.DEVNULL,
-            cwd=ROOT,
-        )
-
-        try:
-            url = f"http://127.0.0.1:{port}"
-            await _until_ready(url)
+        server = servers.checkout("--mesh-dir", folder, "--schedulers", str(num_schedulers))
+        async with servers.running(server) as url:
             yield Target(url, lambda: _find_child(Path(folder)))
-        finally:
-            process.send_signal(signal.SIGINT)
-            await process.wait()
 
 
 async def _find_child(folder: Path) -> Callable[[], None]:
@@ -88,18 +74,6 @@ async def _find_container(stack: Stack) -> Callable[[], None]:
     loads = {each: (await stack.status(each))["load"] for each in schedulers}
     pid = await stack.pid(max(loads, key=loads.__getitem__))
     return lambda: os.kill(pid, signal.SIGKILL)
-
-
-async def _until_ready(url: str) -> None:
-    async with asyncio.timeout(READY_S), aiohttp.ClientSession() as session:
-        while True:
-            try:
-                async with session.get(f"{url}/ready") as response:
-                    if response.status == 200:
-                        return
-            except aiohttp.ClientError:
-                pass
-            await asyncio.sleep(0.1)
 
 
 async def measure(target: Target, num_rounds: int) -> dict[str, Any]:
@@ -129,8 +103,8 @@ async def measure(target: Target, num_rounds: int) -> dict[str, Any]:
     }
 
 
-async def measure_served(num_rounds: int, *flags: str) -> dict[str, Any]:
-    async with served(*flags) as target:
+async def measure_served(num_rounds: int, num_schedulers: int) -> dict[str, Any]:
+    async with served(num_schedulers) as target:
         return await measure(target, num_rounds)
 
 
@@ -146,8 +120,8 @@ def main() -> None:
     options = parser.parse_args()
     num = options.rounds
     results = {
-        "serve, 1 scheduler": asyncio.run(measure_served(num, "--schedulers", "1")),
-        "serve": asyncio.run(measure_served(num)),
+        "serve, 1 scheduler": asyncio.run(measure_served(num, 1)),
+        "serve": asyncio.run(measure_served(num, 2)),
     }
     if options.stack:
         with running_engine() as environment:

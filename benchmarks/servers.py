@@ -10,14 +10,11 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import aiohttp
-
 from benchmarks.harness.ports import free_port
+from benchmarks.harness.ready import until_ready
 
 READY_TIMEOUT_S = 600  # vLLM compiles for a minute
 STOP_TIMEOUT_S = 60
-POLL_S = 0.1
-NUM_LINES_TOLD = 20
 KV_CACHE_GIB = 2  # enough for every point, and little beside the weights
 SHOAL = [sys.executable, "-c", "from cli.main import main; main()"]
 ROOT = Path(__file__).parent.parent
@@ -75,6 +72,7 @@ def llama(program: Path, gguf: Path) -> Server:
 async def running(server: Server) -> AsyncIterator[str]:
     """Its URL, once it is ready; at the end it is gone with all its processes."""
     port = free_port()
+    url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as name, (Path(name) / "log").open("w+b") as log:
         process = await asyncio.create_subprocess_exec(
             *(*server.command, "--host", "127.0.0.1", "--port", str(port)),
@@ -85,32 +83,10 @@ async def running(server: Server) -> AsyncIterator[str]:
             start_new_session=True,
         )
         try:
-            await _until_ready(process, f"http://127.0.0.1:{port}", Path(log.name), server.name)
-            yield f"http://127.0.0.1:{port}"
+            await until_ready(url, process, Path(log.name).read_text, timeout_s=READY_TIMEOUT_S)
+            yield url
         finally:
             await _stop(process)
-
-
-async def _until_ready(process: asyncio.subprocess.Process, url: str, log: Path, name: str) -> None:
-    async with asyncio.timeout(READY_TIMEOUT_S), aiohttp.ClientSession() as session:
-        while not await _is_ready(session, url):
-            if process.returncode is not None:
-                lines = log.read_text(errors="replace").splitlines()[-NUM_LINES_TOLD:]
-                raise RuntimeError("\n".join([f"{name} did not start:", *lines]))
-            await asyncio.sleep(POLL_S)
-
-
-async def _is_ready(session: aiohttp.ClientSession, url: str) -> bool:
-    """All of them answer this with an error until the model is loaded; shoal has /ready as well,
-    since its gateway is well before its worker is."""
-    try:
-        for path in ("/ready", "/health"):
-            async with session.get(url + path) as response:
-                if response.status not in (200, 404):
-                    return False
-    except aiohttp.ClientError:
-        return False
-    return True
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

@@ -9,8 +9,6 @@ SPLIT_KEYS = 128
 # Norms, GEMMs, rotation and attention of few tokens are launched before the launch in front of them
 # has ended, where a GPU can do that: 3 % of a step on an H200, up to 32 rows.
 DEPENDENT_LAUNCHES = True
-# Up to so many tokens products are our own, beyond them cuBLAS's: 64, or some more times 64.
-FEW_TOKENS = 64
 # Query heads of a KV head, at most, that a program takes of a prompt's tokens, a power of two: with
 # more of them it has fewer tokens, so that short chunks leave less of it empty.
 PROMPT_HEADS = 4

@@ -37,7 +37,6 @@ def cases(suite: Suite) -> Iterator[Case]:
     yield from other_cases.cases(suite)
     yield from product_cases.codes_cases(suite)
     yield from expert_cases.cases(suite)
-    yield from product_cases.crossover_cases(suite)
 
 
 def _guarded(case: Case, suite: Suite, read_gb_per_s: float | None) -> dict[str, Any]:

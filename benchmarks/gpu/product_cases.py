@@ -8,9 +8,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.rows import Case, changed_case, num_copies
+from benchmarks.gpu.rows import Case, num_copies
 from benchmarks.gpu.suite import Suite
-from benchmarks.gpu.switches import own_products
 from benchmarks.gpu.timing import Run
 from kernels.codes import Codes
 from kernels.linear import gated, linear
@@ -20,7 +19,6 @@ from services.worker.weights.online import ONLINE, Quantization
 EPS = 1e-6
 FORMS: tuple[Quantization, ...] = ("wint8", "wint4", "nf4", "fp8")
 QUANTISED_ROWS = 64  # the others are copies
-CROSSOVER_TOKENS = (96, 128, 192, 256)  # beyond what is our own
 
 
 class Product(NamedTuple):
@@ -61,19 +59,6 @@ def codes_cases(suite: Suite) -> Iterator[Case]:
         for product in products(suite)[:-1]:
             for form in FORMS:
                 yield codes_case(suite, product, form, num_tokens)
-
-
-def crossover_cases(suite: Suite) -> Iterator[Case]:
-    """As they are, by cuBLAS with what stands around it, and by our own kernels; of weights in
-    codes those that are decoded before cuBLAS."""
-    for num_tokens in CROSSOVER_TOKENS:
-        change = own_products(num_tokens)
-        for product in products(suite):
-            found = case(suite, product, num_tokens)
-            yield from (found, changed_case(found, change))
-    for product in products(suite)[:-1]:
-        found = codes_case(suite, product, FORMS[1], max(CROSSOVER_TOKENS))
-        yield from (found, changed_case(found, change))
 
 
 def codes_case(suite: Suite, product: Product, form: Quantization, num_tokens: int) -> Case:

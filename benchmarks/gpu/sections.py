@@ -24,7 +24,7 @@ from benchmarks.gpu import (
 from benchmarks.gpu.engine_table import Engines, Point
 from benchmarks.gpu.precision import as_torch_has_it
 from benchmarks.gpu.suite import Suite, of_launches
-from benchmarks.gpu.switches import AS_IT_IS, changed, changes, own_products
+from benchmarks.gpu.switches import AS_IT_IS, changed, changes
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import AnyEngine
 from services.worker.engine.device.engine import DeviceEngine
@@ -148,10 +148,9 @@ class Sections:
         """What kernels may do in another way: engines that were built so."""
         ends_s = time.monotonic() + limit_s
         few, *_, many = self._suite.batches
-        all_changes = [(each, (few, many)) for each in (AS_IT_IS, *changes())]
-        for change, nums_rows in [*all_changes, (own_products(many), (many,))]:
+        for change in (AS_IT_IS, *changes()):
             self._engines.close()
-            for num_rows in nums_rows:
+            for num_rows in (few, many):
                 if time.monotonic() > ends_s:
                     return
                 with changed(change):

@@ -42,9 +42,10 @@ def _splits(suite: Suite, context: int) -> dict[str, Any]:
 
 def _configs(suite: Suite, product: Product, num_tokens: int) -> dict[str, Any]:
     from kernels.linear import triton
+    from kernels.linear.config import config as choose
 
     shape = product.num_rows, product.size
-    chosen = triton.config(*shape, suite.dtype.itemsize, num_tokens)
+    chosen = choose(*shape, suite.dtype.itemsize, num_tokens)
     case = product_cases.case(suite, product, num_tokens)
     found = {_facts(chosen): _us(suite, case)}
     for rows, block_k, stages in CONFIGS:

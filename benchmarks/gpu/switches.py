@@ -6,8 +6,6 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 from kernels import switches
-from kernels.linear.tile import TILE
-from kernels.sizes import cdiv
 
 
 class Change(NamedTuple):
@@ -29,12 +27,6 @@ def changes() -> Iterator[Change]:
                 f"splits of attention have {num_keys} keys in turn", "SPLIT_KEYS", num_keys
             )
     yield Change("a kernel begins when the one in front has ended", "DEPENDENT_LAUNCHES", False)
-
-
-def own_products(num_tokens: int) -> Change:
-    """Products of so many tokens are ours, and not torch's library's."""
-    few_tokens = max(switches.FEW_TOKENS, TILE * cdiv(num_tokens, TILE))
-    return Change(f"products of up to {few_tokens} tokens are our own", "FEW_TOKENS", few_tokens)
 
 
 def prompt_changes() -> Iterator[Change]:

@@ -61,12 +61,6 @@ def constants(weight: Tensor | Codes) -> Constants:
     return Constants("counted", 2, weight.first, group)
 
 
-def exactly(known: Constants) -> dict[str, bool]:
-    """What a launch is given, so that the bits of a sum do not depend on the sizes of a program: it
-    would be fused with the multiplication by a scale only where both are in one register."""
-    return {} if known.kind == "dense" else {"enable_fp_fusion": False}
-
-
 def fitting_span(group: int, most: int) -> int:
     """How many inputs, a power of 2 up to ``most``, divide a group into parts."""
     return min(group & -group, most)

@@ -12,12 +12,13 @@ memory of their own, as much as the dense weight is, before each product.
 import torch
 from torch import Tensor
 
-from kernels import switches
 from kernels.codes import Codes, decoded, has_kernels
 from kernels.dispatch import runs_triton
 from kernels.linear import plain
 from kernels.rms_norm import Norm, rms_norm
 from kernels.silu_mul import CURVES, Act
+
+FEW_TOKENS = 64  # decision 078
 
 
 def linear(
@@ -82,7 +83,7 @@ def _ordered(
 
 def _is_for_triton(x: Tensor, weight: Tensor | Codes) -> bool:
     is_known = not isinstance(weight, Codes) or has_kernels(weight)
-    return is_known and runs_triton(x) and len(x) <= switches.FEW_TOKENS
+    return is_known and runs_triton(x) and len(x) <= FEW_TOKENS
 
 
 def _dense(weight: Tensor | Codes, dtype: torch.dtype) -> Tensor:

@@ -4,103 +4,17 @@ A program multiplies some rows of the weight with all tokens. The weight is the 
 that tensor cores waste their 8 columns on missing tokens and not their 16 or 64 rows.
 """
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from kernels.codes import Codes
-from kernels.codes.triton import (
-    Constants,
-    constants,
-    exactly,
-    fitting_span,
-    multiply_codes,
-    operands,
-)
+from kernels.codes.triton import Constants, constants, multiply_codes, operands
 from kernels.dependent.triton import begin, early
-from kernels.linear.tile import TILE
+from kernels.linear.config import Config, codes_config, config
 from kernels.silu_mul.triton import multiplied
-from kernels.sizes import cdiv, next_power_of_2
-
-NUM_PROCESSORS = 132  # of an H100 or H200
-MIN_PROGRAMS = 96
-MIN_CODES_PROGRAMS = 64
-SHARED_BYTES = 227 << 10  # of a processor
-MAX_SHARED_BYTES = 163 << 10  # of a program, on cards of compute capability 8.0
-RESERVED_BYTES = 2 << 10  # of a program: 1 KB is the driver's, and kernels exchange some
-
-
-class Config(NamedTuple):
-    block_rows: int  # of the weight
-    block_k: int
-    block_t: int
-    num_tiles: int  # of tokens
-    num_warps: int
-    num_stages: int
-
-
-def config(num_rows: int, size: int, itemsize: int, num_tokens: int) -> Config:
-    """For a weight [num_rows, size]. Rows, inputs and warps come from a sweep over Qwen3-8B's
-    weights on an H200 (``benchmarks/results/gpu-sweeps-nvidia-h200-2026-11-26.md``), stages from
-    the room in shared memory. Float32 was not swept.
-
-    A token's result is the same bits whatever its step has besides, since the order of a sum
-    depends on the weight alone: 64 rows take another instruction than 32 or 16. In float32 there
-    are no tensor cores, and operands stand in registers.
-    """
-    block_rows = _block_rows(num_rows) if itemsize == 2 else 32  # registers spill with 64
-    block_k = (128 if block_rows == 64 else 256) if itemsize == 2 else 32
-    block_k = min(block_k, next_power_of_2(size))
-    block_t, num_tiles = _tiles(num_tokens)
-    has_many = block_t == 64 and (block_rows == 64 or itemsize == 4)
-    num_programs = num_tiles * cdiv(num_rows, block_rows)
-    num_stages = _num_stages(num_programs, (block_rows + block_t) * block_k * itemsize)
-    return Config(block_rows, block_k, block_t, num_tiles, 8 if has_many else 4, num_stages)
-
-
-def _block_rows(num_rows: int) -> int:
-    """As many as leave three programs for four multiprocessors."""
-    return next((rows for rows in (64, 32) if num_rows >= rows * MIN_PROGRAMS), 16)
-
-
-def codes_config(
-    num_rows: int, size: int, itemsize: int, num_tokens: int, known: Constants
-) -> Config:
-    """The same for a weight in codes, and tokens of that ``itemsize``.
-
-    Decoding takes more instructions than there is time for while memory is read, so there are as
-    many rows as leave the processors enough programs: they share what tokens cost. What orders a
-    sum depends on the weight alone: ``block_k``, four spans of inputs that are summed up at once.
-    """
-    alone = next((rows for rows in (64, 32) if num_rows > rows * NUM_PROCESSORS), 16)
-    has_more = num_tokens > 8 and num_rows >= 32 * MIN_CODES_PROGRAMS
-    block_rows = max(alone, 32) if has_more else alone
-    block_t, num_tiles = _tiles(num_tokens)
-    if itemsize == 4 or block_t == 64:
-        block_rows = min(block_rows, 32)  # with 64 registers spill, those of Triton 3.6 at least
-    span = fitting_span(known.group, 32 if itemsize == 2 else 16)
-    num_warps = 4 if block_t < 64 else 8
-    stage_bytes = (block_rows // known.per_place + block_t * itemsize) * 4 * span
-    num_stages = _num_stages(num_tiles * cdiv(num_rows, block_rows), stage_bytes)
-    return Config(block_rows, 4 * span, block_t, num_tiles, num_warps, num_stages)
-
-
-def _tiles(num_tokens: int) -> tuple[int, int]:
-    """Tokens of a tile, and how many tiles there are."""
-    return max(16, next_power_of_2(min(num_tokens, TILE))), max(1, cdiv(num_tokens, TILE))
-
-
-def _num_stages(num_programs: int, stage_bytes: int) -> int:
-    """As many as fit where all programs are on a GPU at once, up to three on a multiprocessor;
-    where they are more, two are. One is, where more would have less than three stages."""
-    num_residents = cdiv(num_programs, NUM_PROCESSORS)
-    num_residents = num_residents if num_residents <= 3 else 2
-    rooms = (min(MAX_SHARED_BYTES, SHARED_BYTES // num) for num in (num_residents, 1))
-    fitting = [(room - RESERVED_BYTES) // stage_bytes for room in rooms]
-    return max(2, min(8, fitting[0] if fitting[0] >= 3 else fitting[1]))
+from kernels.sizes import cdiv
 
 
 def launch_linear(
@@ -113,18 +27,16 @@ def launch_linear(
 ) -> Tensor:
     _check(x, weight, residual)
     num_tokens, num_rows = len(x), weight.shape[0]
-    known, chosen = constants(weight), _config_of(x, weight)
-    stored = operands(weight)
+    stored, known = operands(weight), constants(weight)
+    chosen = _config_of(x, weight, known)
     if residual is not None:
         out = residual  # a program reads what it adds to before it writes there
     elif out is None:
         out = torch.empty(num_tokens, num_rows, dtype=out_dtype, device=x.device)
-    linear_kernel[chosen.num_tiles * cdiv(num_rows, chosen.block_rows),](
+    linear_kernel[cdiv(num_rows, chosen.block_rows),](
         *(x, *stored, bias, residual, out, num_tokens),
-        *(num_rows, x.shape[1], stored.weight.stride(0), *known, *chosen[:4]),
-        num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
-        **exactly(known),
+        *(num_rows, x.shape[1], stored.weight.stride(0), *known, *chosen[:3]),
+        **chosen.options(known),
         **early(),
     )
     return out
@@ -139,24 +51,22 @@ def launch_gated(
 ) -> Tensor:
     _check(x, weight, None)
     num_tokens, num_gates = len(x), weight.shape[0] // 2
-    known, chosen = constants(weight), _config_of(x, weight)
-    stored = operands(weight)
+    stored, known = operands(weight), constants(weight)
+    chosen = _config_of(x, weight, known)
     out = x.new_empty(num_tokens, num_gates)
-    gated_kernel[chosen.num_tiles * cdiv(2 * num_gates, chosen.block_rows),](
+    gated_kernel[cdiv(2 * num_gates, chosen.block_rows),](
         *(x, *stored, bias, out, num_tokens),
-        *(num_gates, x.shape[1], stored.weight.stride(0), *known, *chosen[:4], alpha, beta),
-        num_warps=chosen.num_warps,
-        num_stages=chosen.num_stages,
-        **exactly(known),
+        *(num_gates, x.shape[1], stored.weight.stride(0), *known, *chosen[:3], alpha, beta),
+        **chosen.options(known),
         **early(),
     )
     return out
 
 
-def _config_of(x: Tensor, weight: Tensor | Codes) -> Config:
+def _config_of(x: Tensor, weight: Tensor | Codes, known: Constants) -> Config:
     num_rows, size = weight.shape
     if isinstance(weight, Codes):
-        return codes_config(num_rows, size, x.element_size(), len(x), constants(weight))
+        return codes_config(num_rows, size, x.element_size(), len(x), known)
     itemsize = max(x.element_size(), weight.element_size())
     return config(num_rows, size, itemsize, len(x))
 
@@ -194,20 +104,12 @@ def linear_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
-    NUM_TILES: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
-    i_block, i_tile = _place(NUM_TILES)
-    o_n = i_block * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
+    o_n = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     o_row = tl.minimum(o_n, N - 1)
     o_t = tl.arange(0, BLOCK_T)
     begin(IS_DEPENDENT)
-    if NUM_TILES > 1:
-        p_x += i_tile * (BLOCK_T * K)
-        p_out += i_tile * (BLOCK_T * N)
-        if p_residual is not None:
-            p_residual += i_tile * (BLOCK_T * N)
-        num_tokens -= i_tile * BLOCK_T
     b_out = multiply(
         p_x, p_weight, p_scales, p_zeros, p_table, None, o_t, o_t < num_tokens, o_row,
         K, STRIDE, KIND, PER_PLACE, FIRST, GROUP, BLOCK_ROWS, BLOCK_K, BLOCK_T,
@@ -242,27 +144,21 @@ def gated_kernel(
     BLOCK_ROWS: tl.constexpr,
     BLOCK_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
-    NUM_TILES: tl.constexpr,
     ALPHA: tl.constexpr,
     BETA: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
     """Half of a program's rows are gates, and the other half their ups."""
     BLOCK_I: tl.constexpr = BLOCK_ROWS // 2
-    i_block, i_tile = _place(NUM_TILES)
+    first = tl.program_id(0) * BLOCK_I
     o_row = tl.arange(0, BLOCK_ROWS)
-    o_row = tl.minimum(i_block * BLOCK_I + o_row % BLOCK_I, I - 1) + (o_row // BLOCK_I) * I
+    o_row = tl.minimum(first + o_row % BLOCK_I, I - 1) + (o_row // BLOCK_I) * I
     o_t = tl.arange(0, BLOCK_T)
     begin(IS_DEPENDENT)
-    if NUM_TILES > 1:
-        p_x += i_tile * (BLOCK_T * K)
-        p_out += i_tile * (BLOCK_T * I)
-        num_tokens -= i_tile * BLOCK_T
     b_both = multiply(
         p_x, p_weight, p_scales, p_zeros, p_table, None, o_t, o_t < num_tokens, o_row,
         K, STRIDE, KIND, PER_PLACE, FIRST, GROUP, BLOCK_ROWS, BLOCK_K, BLOCK_T,
     )  # fmt: skip
-    first = i_block * BLOCK_I
     store_gated(p_bias, p_out, b_both, first, num_tokens, I, BLOCK_I, BLOCK_T, ALPHA, BETA, None)
 
 
@@ -292,16 +188,6 @@ def store_gated(
     is_out = is_i[:, None] & (o_t < num_tokens)[None, :]
     o_out = o_t[None, :] * I + o_i[:, None]
     tl.store(p_out + o_out, b_out.to(p_out.dtype.element_ty), mask=is_out)
-
-
-@triton.jit
-def _place(NUM_TILES: tl.constexpr):
-    """Which rows of the weight a program has, and which tokens. Those with the same rows are
-    neighbours, so that what one of them reads of the weight the others find in the L2 cache."""
-    i_block, i_tile = tl.program_id(0), 0
-    if NUM_TILES > 1:
-        i_block, i_tile = i_block // NUM_TILES, i_block % NUM_TILES
-    return i_block, i_tile
 
 
 @triton.jit

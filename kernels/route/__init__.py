@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.dispatch import runs_triton
+from kernels.linear import FEW_TOKENS
 from kernels.route.options import Routing, Score
-from kernels.switches import FEW_TOKENS
 
 __all__ = ["Routed", "Routing", "Score", "expert_logits", "route"]
 

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.gpu.dry_card import Launch
 from benchmarks.gpu.shapes import TINY
 from benchmarks.gpu.step_launches import Operator, decode_launches, mixed_launches
-from kernels.switches import FEW_TOKENS
+from kernels.linear import FEW_TOKENS
 
 pytestmark = pytest.mark.timeout(300)  # the first test of a step compiles its kernels
 MAX_LEN = 256

@@ -15,9 +15,8 @@ from openai import AsyncOpenAI
 
 from benchmarks.harness.admin import metrics_of
 from benchmarks.harness.ports import free_port
+from benchmarks.harness.ready import until_ready
 from benchmarks.processes import services_of
-
-READY_TIMEOUT_S = 90
 
 
 @dataclass
@@ -43,19 +42,9 @@ class Serving:
 
     async def until_ready(self) -> None:
         connector = None if self.uds is None else aiohttp.UnixConnector(str(self.uds))
-        async with (
-            asyncio.timeout(READY_TIMEOUT_S),
-            aiohttp.ClientSession(connector=connector) as session,
-        ):
-            while True:
-                try:
-                    async with session.get(f"{self.url}/ready") as response:
-                        if response.status == 200:
-                            return
-                except aiohttp.ClientError:
-                    pass
-                assert self.process.returncode is None, "\n".join(self.lines)
-                await asyncio.sleep(0.1)
+        await until_ready(
+            self.url, self.process, lambda: "\n".join(self.lines), connector=connector
+        )
 
     async def metrics(self, service: str) -> dict[str, float]:
         return await metrics_of(service, self.directory)

@@ -3,10 +3,8 @@
 import pytest
 import torch
 
-from kernels import switches
-from kernels.linear.tile import TILE
+from kernels.linear import FEW_TOKENS
 from kernels.paged_attention import PLAIN, AttentionOptions
-from kernels.switches import FEW_TOKENS
 from tests.kernels import bits
 from tests.kernels.attended import Heads, assert_first_tokens_do_not_matter, decoded_rows
 
@@ -26,16 +24,6 @@ dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=s
 def test_of_products(kind: str, shape: tuple[int, int], dtype: torch.dtype) -> None:
     compute = bits.products(kind, shape, FEW_TOKENS, dtype, CUDA)
     bits.assert_rows_stand_alone(compute, FEW_TOKENS, range(1, FEW_TOKENS))
-
-
-@pytest.mark.parametrize(("kind", "shape", "dtype"), PRODUCTS, ids=str)
-def test_of_products_in_tiles_of_tokens(
-    kind: str, shape: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    most = 4 * TILE
-    monkeypatch.setattr(switches, "FEW_TOKENS", most)
-    compute = bits.products(kind, shape, most, dtype, CUDA)
-    bits.assert_rows_stand_alone(compute, most, range(1, most, 9))
 
 
 @dtypes

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.linear import gated, linear, reference
+from kernels.linear import FEW_TOKENS, gated, linear, reference
 from kernels.rms_norm import Norm
-from kernels.switches import FEW_TOKENS
 
 pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")

@@ -8,11 +8,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-import aiohttp
 import pytest
 
 from benchmarks.harness.docker_engine import ROOT
 from benchmarks.harness.ports import free_port
+from benchmarks.harness.ready import until_ready
 
 SBIN = "/usr/sbin"
 NGINX = """
@@ -105,7 +105,7 @@ async def running(proxy: Proxy, folder: Path, gateway: int) -> AsyncIterator[int
             env=os.environ | {"EDGE_CERTIFICATE": ""},
         )
     try:
-        await _until_ready(port, process)
+        await until_ready(f"http://127.0.0.1:{port}", process, (folder / "output").read_text)
         yield port
     finally:
         if process.returncode is None:
@@ -117,16 +117,3 @@ def _haproxy(folder: Path, text: str) -> list[str]:
     file = folder / "haproxy.cfg"
     file.write_text(text)
     return ["haproxy", "-db", "-f", str(file)]
-
-
-async def _until_ready(port: int, process: asyncio.subprocess.Process) -> None:
-    async with asyncio.timeout(30), aiohttp.ClientSession() as http:
-        while True:
-            assert process.returncode is None, "the proxy has ended"
-            try:
-                async with http.get(f"http://127.0.0.1:{port}/ready") as response:
-                    if response.status == 200:
-                        return
-            except aiohttp.ClientError:
-                pass
-            await asyncio.sleep(0.05)

@@ -1,6 +1,8 @@
 """What operators run on, and everything that samples: torch, and every build of the native code
 that this CPU can run."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 
@@ -27,6 +29,22 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 def triton_device(request: pytest.FixtureRequest) -> torch.device:
     """For what only Triton's kernels have."""
     return torch.device(request.param)
+
+
+@pytest.fixture
+def large_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Products with small weights have the blocks of large ones."""
+    from kernels.linear import config
+
+    chosen = (config.config, config.codes_config)
+    with monkeypatch.context() as patch:
+        patch.setattr(config, "NUM_PROCESSORS", 3)
+        patch.setattr(config, "MIN_PROGRAMS", 1)
+        for each in chosen:
+            each.cache_clear()
+        yield
+    for each in chosen:
+        each.cache_clear()
 
 
 @pytest.fixture(scope="session", params=["torch", *variants()])

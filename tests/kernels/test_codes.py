@@ -8,11 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels import switches
 from kernels.codes import Codes, decoded, decoded_rows
-from kernels.linear import gated, linear
+from kernels.linear import FEW_TOKENS, gated, linear
 from kernels.rms_norm import Norm, reference
-from kernels.switches import FEW_TOKENS
 from tests.kernels.coded import KINDS, random_codes
 
 # Shares of the largest result. It is rounded, and, by some of the ways, what codes stand for.
@@ -116,17 +114,13 @@ def test_a_tokens_result_is_the_same_bits_whatever_is_beside_it(
     num_rows: int,
     group: int | None,
     triton_device: torch.device,
-    monkeypatch: pytest.MonkeyPatch,
+    large_blocks: None,
 ) -> None:
-    """In blocks of 16, 32 and 64 rows, of 16 to 64 tokens, and of more tokens than one has."""
-    most = FEW_TOKENS + 5
-    monkeypatch.setattr(switches, "FEW_TOKENS", 2 * FEW_TOKENS)
-    monkeypatch.setattr("kernels.linear.triton.NUM_PROCESSORS", 3)
-    monkeypatch.setattr("kernels.linear.triton.MIN_PROGRAMS", 1)
+    """In blocks of 16, 32 and 64 rows, of 16 to 64 tokens."""
     weight = random_codes(kind, (num_rows, 288), group, zeros=True, device=triton_device)
     x, norm_weight, residual = (
         torch.randn(shape, device=triton_device).bfloat16()
-        for shape in ((most, 288), 288, (most, num_rows))
+        for shape in ((FEW_TOKENS, 288), 288, (FEW_TOKENS, num_rows))
     )
     norm = Norm(norm_weight, 1e-5)
     operators: list[Callable[[int], Tensor]] = [
@@ -134,8 +128,8 @@ def test_a_tokens_result_is_the_same_bits_whatever_is_beside_it(
         lambda num: gated(x[:num], weight, norm=norm),
     ]
     for operator in operators:
-        wide = operator(most)
-        for num_tokens in (1, 9, 17, 33, FEW_TOKENS):
+        wide = operator(FEW_TOKENS)
+        for num_tokens in (1, 9, 17, 33):
             assert torch.equal(operator(num_tokens), wide[:num_tokens]), num_tokens
 
 

@@ -6,10 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.linear import gated, linear, reference
+from kernels.linear import FEW_TOKENS, gated, linear, reference
 from kernels.rms_norm import Norm
 from kernels.silu_mul import Act
-from kernels.switches import FEW_TOKENS
 
 # Products of normal numbers over 264 terms: a result's own scale is some 16. bfloat16 rounds the
 # normed x, and the product before the bias.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from kernels.codes import Codes, has_kernels
-from kernels.codes.triton import constants, exactly, operands
+from kernels.codes.triton import constants, operands
 from kernels.experts.biases import Biases
 from kernels.experts.triton.config import config
 from kernels.experts.triton.place import place
@@ -41,8 +41,9 @@ def launch(
     if not num_tokens:
         return out
     alpha, _, limit = constants_of(clamp or "silu")
-    opening = config(hidden, x.element_size(), num_tokens, constants(gate_up))
-    closing = config(inner, x.element_size(), num_tokens, constants(down))
+    opening_known, closing_known = constants(gate_up), constants(down)
+    opening = config(hidden, x.element_size(), num_tokens, opening_known)
+    closing = config(inner, x.element_size(), num_tokens, closing_known)
     block_t = min(opening.block_t, closing.block_t)
     opening, closing = (each._replace(block_t=block_t) for each in (opening, closing))
     placed = place(chosen, num_experts, block_t, first or 0)
@@ -52,17 +53,13 @@ def launch(
     parts = make(chosen.numel(), hidden)
     gate_up_kernel[cdiv(2 * inner, opening.block_rows), most](
         *(x, *placed, *_operands(gate_up), gate_up_bias, gated, most),
-        *(num_chosen, inner, hidden, *constants(gate_up), *opening[:3], alpha, limit),
-        num_warps=opening.num_warps,
-        num_stages=opening.num_stages,
-        **exactly(constants(gate_up)),
+        *(num_chosen, inner, hidden, *opening_known, *opening[:3], alpha, limit),
+        **opening.options(opening_known),
     )
     down_kernel[cdiv(hidden, closing.block_rows), most](
         *(gated, *placed, *_operands(down), down_bias, weights, parts, most),
-        *(hidden, inner, *constants(down), *closing[:3]),
-        num_warps=closing.num_warps,
-        num_stages=closing.num_stages,
-        **exactly(constants(down)),
+        *(hidden, inner, *closing_known, *closing[:3]),
+        **closing.options(closing_known),
     )
     sum_kernel[num_tokens, cdiv(hidden, BLOCK)](
         *(parts, residual, out, num_chosen, hidden, BLOCK), num_warps=4

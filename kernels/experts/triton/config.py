@@ -1,24 +1,15 @@
 """Sizes of what a program multiplies."""
 
-from typing import NamedTuple
-
 from kernels.codes.triton import Constants, fitting_span
-from kernels.linear.triton import MAX_SHARED_BYTES, RESERVED_BYTES, SHARED_BYTES
+from kernels.linear.config import MAX_SHARED_BYTES, RESERVED_BYTES, SHARED_BYTES, Config
 from kernels.sizes import next_power_of_2
 
 MAX_FEW_TOKENS = 64  # not measured yet
 
 
-class Config(NamedTuple):
-    block_rows: int  # of an expert's weight
-    block_k: int
-    block_t: int  # pairs in a block
-    num_warps: int
-    num_stages: int
-
-
 def config(size: int, itemsize: int, num_tokens: int, known: Constants) -> Config:
-    """For weights of ``size`` inputs. All of it is arithmetic, none of it is measured yet.
+    """For weights of ``size`` inputs and blocks of ``block_t`` pairs. All of it is arithmetic,
+    none of it is measured yet.
 
     ``block_t`` is the least that there is where most experts have a few tokens or none. There time
     is that of reading weights, and programs are so small that the experts of one token keep all

@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from kernels import switches
+from kernels.linear import FEW_TOKENS
 from kernels.paged_attention import PLAIN, AttentionOptions, triton
-from kernels.switches import FEW_TOKENS
 from tests.kernels import bits
 from tests.kernels.attended import Heads, assert_first_tokens_do_not_matter, decoded_rows
 

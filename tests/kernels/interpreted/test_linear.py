@@ -1,18 +1,14 @@
 """Products with few rows against their reference."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from kernels import switches
-from kernels.linear import gated, linear, reference
-from kernels.linear.tile import TILE
+from kernels.linear import FEW_TOKENS, gated, linear, reference
 from kernels.rms_norm import Norm
 from kernels.silu_mul import Act
-from kernels.switches import FEW_TOKENS
 
 # Products of normal numbers over up to 520 terms: a result's own scale is some 20.
 FLOAT32: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
@@ -117,11 +113,9 @@ def test_gates_open_for_ups(
 @dtypes
 @pytest.mark.parametrize(("num_rows", "size"), [(24, 272), (72, 272), (200, 40)])
 def test_a_tokens_result_is_the_same_bits_whatever_is_beside_it(
-    num_rows: int, size: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+    num_rows: int, size: int, dtype: torch.dtype, large_blocks: None
 ) -> None:
     """In programs of 16 rows, of 32 and of 64."""
-    monkeypatch.setattr("kernels.linear.triton.NUM_PROCESSORS", 3)
-    monkeypatch.setattr("kernels.linear.triton.MIN_PROGRAMS", 1)
     x, weight = torch.randn(FEW_TOKENS, size).to(dtype), torch.randn(num_rows, size).to(dtype)
     norm, residual = norm_of(size, dtype), torch.randn(FEW_TOKENS, num_rows).to(dtype)
     wide = linear(x, weight, residual=residual.clone())
@@ -135,30 +129,6 @@ def test_a_tokens_result_is_the_same_bits_whatever_is_beside_it(
         assert torch.equal(found, wide[:num_tokens]), num_tokens
         assert torch.equal(linear(few, weight, norm=norm), normed[:num_tokens]), num_tokens
         assert torch.equal(gated(few, weight, norm=norm), gates[:num_tokens]), num_tokens
-
-
-@dtypes
-@pytest.mark.parametrize("num_rows", [24, 72])
-def test_bits_do_not_depend_on_how_many_tiles_of_tokens_there_are(
-    num_rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The last tile is not full, and then is."""
-    monkeypatch.setattr("kernels.linear.triton.MIN_PROGRAMS", 1)
-    monkeypatch.setattr(switches, "FEW_TOKENS", 4 * TILE)
-    most = 3 * TILE
-    x, weight = torch.randn(most, 272).to(dtype), torch.randn(num_rows, 272).to(dtype)
-    norm, residual = norm_of(272, dtype), torch.randn(most, num_rows).to(dtype)
-    bias = torch.randn(num_rows).to(dtype)
-    operators: list[Callable[[int], Tensor]] = [
-        lambda num: linear(x[:num], weight, bias, residual=residual[:num].clone()),
-        lambda num: linear(x[:num], weight, norm=norm, out_dtype=torch.float32),
-        lambda num: gated(x[:num], weight, bias, norm=norm),
-    ]
-    assert_near(operators[0](most), reference.linear(x, weight, bias, residual=residual), dtype)
-    for operator in operators:
-        whole = operator(most)
-        for num in (1, TILE, TILE + 1, 2 * TILE + 7):
-            assert torch.equal(operator(num), whole[:num]), num
 
 
 @dtypes

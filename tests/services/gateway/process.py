@@ -11,6 +11,7 @@ from pathlib import Path
 import aiohttp
 
 from benchmarks.harness.ports import free_port
+from benchmarks.harness.ready import until_ready
 
 ROOT = Path(__file__).parents[3]
 
@@ -30,17 +31,6 @@ class GatewayProcess:
             lines = (await response.text()).splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
 
-    async def until_ready(self) -> None:
-        async with asyncio.timeout(60), aiohttp.ClientSession() as http:
-            while self.process.returncode is None:
-                try:
-                    async with http.get(f"{self.url}/ready") as response:
-                        if response.status == 200:
-                            return
-                except aiohttp.ClientError:
-                    pass
-                await asyncio.sleep(0.05)
-
 
 @asynccontextmanager
 async def gateway_process(
@@ -54,7 +44,7 @@ async def gateway_process(
     process = await asyncio.create_subprocess_exec("sh", "-c", limited, "sh", *words, cwd=ROOT)
     gateway = GatewayProcess(process, port)
     try:
-        await gateway.until_ready()
+        await until_ready(gateway.url, process)
         yield gateway
     finally:
         if process.returncode is None:

@@ -10,12 +10,12 @@ from typing import Literal, NamedTuple, cast
 import torch
 from torch import Tensor
 
-from kernels import switches
 from kernels.accept import accept
 from kernels.accept.output import AcceptOutput
 from kernels.change_logits import change_logits
 from kernels.decode_inputs import decode_inputs
 from kernels.decode_inputs.inputs import DecodeInputs
+from kernels.linear import FEW_TOKENS
 from kernels.logprobs import logprobs_slots
 from kernels.mtp_inputs import draft_pairs, step_pairs
 from kernels.mtp_inputs.pairs import Pairs
@@ -76,7 +76,7 @@ class Segments:
     def __post_init__(self) -> None:
         num_heads = max(layer.entries.shape[3] for layer in self.kv_cache.layers)
         # Steps that warm up may have more rows than there are slots.
-        num_rows = max(len(self.state.is_open), switches.FEW_TOKENS)
+        num_rows = max(len(self.state.is_open), FEW_TOKENS)
         device = self.kv_cache.device
         zeros = torch.zeros(num_rows * num_heads, dtype=torch.int32, device=device)
         object.__setattr__(self, "arrivals", zeros)

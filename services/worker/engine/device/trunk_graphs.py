@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels import switches
 from kernels.decode_inputs.inputs import DecodeInputs
+from kernels.linear import FEW_TOKENS
 from kernels.paged_attention import TILE, ChunkRows, make_tiles
 from services.worker.engine.device.chunks import Chunks
 from services.worker.engine.device.recorders import CaptureError, on_all_ranks
@@ -37,8 +37,8 @@ class TrunkShape(NamedTuple):
         other products, and texts would depend on what is recorded."""
         num_tokens = num_rows * self.width + num_chunk_tokens
         has_room = num_tokens <= self.num_tokens and width <= self.width
-        is_few = num_rows * width + num_chunk_tokens <= switches.FEW_TOKENS
-        return has_room and (self.num_tokens <= switches.FEW_TOKENS or not is_few)
+        is_few = num_rows * width + num_chunk_tokens <= FEW_TOKENS
+        return has_room and (self.num_tokens <= FEW_TOKENS or not is_few)
 
 
 def trunk_shapes(sizes: Sequence[int], max_tokens: int, max_drafts: int) -> list[TrunkShape]:

@@ -4,9 +4,8 @@ one holds all sequences up for a second or more."""
 import numpy as np
 import torch
 
-from kernels import switches
 from kernels.grammar_mask import hide
-from kernels.linear.tile import TILE
+from kernels.linear import FEW_TOKENS
 from services.worker.engine.device.adjust_logits import Adjusted
 from services.worker.engine.device.chunks import prepare_chunks
 from services.worker.engine.device.mixed_step import MixedStep
@@ -41,13 +40,11 @@ def warm_up(
 
 
 def _small_shapes(max_drafts: int) -> list[tuple[int, int]]:
-    """Rows and tokens of each: products of few tokens are compiled for some numbers of them, which
-    are powers of two or fill tiles, and what looks at a row's tokens for each number of these, for
-    one row and for more."""
+    """Rows and tokens of each: products of few tokens are compiled for powers of two of them, and
+    what looks at a row's tokens for each number of these, for one row and for more."""
     widths = [(num_rows, 1 + depth) for depth in range(1, 1 + max_drafts) for num_rows in (1, 2)]
-    powers = [(1 << power, 1) for power in range(TILE.bit_length())]
-    tiles = [(num_rows, 1) for num_rows in range(2 * TILE, switches.FEW_TOKENS + 1, TILE)]
-    return powers + tiles + widths
+    powers = [(1 << power, 1) for power in range(FEW_TOKENS.bit_length())]
+    return powers + widths
 
 
 def padding_step(segments: Segments, num_rows: int, width: int) -> DecodeStep:
