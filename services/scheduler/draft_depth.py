@@ -17,10 +17,10 @@ that computes prompts too counts for an eighth of a step: where there are hardly
 are those of the nearest size, or guessed.
 """
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterable
+from itertools import pairwise
 
-from services.scheduler.acceptance import Acceptance
-from services.scheduler.step_times import StepTimes
 from shared.wire.messages import MAX_STEPS, Capacity, RunKind, StepPlan, StepResult
 
 SWEEP_RUN = 3  # steps
@@ -133,3 +133,81 @@ def room_for_drafts(budget: int, num_decoding: int) -> int:
 
 def _guess(depth: int) -> float:
     return 1 + depth * GUESS
+
+
+HORIZON = 256  # steps after which what was accepted counts 1/e
+PRIOR = 0.5  # chance of the first draft before any was verified
+PRIOR_WEIGHT = 0.1  # in tries; for later drafts the chance of the one before weighs 1
+
+
+class Acceptance:
+    """Counts drafts of all rows that were verified and accepted, by their position."""
+
+    def __init__(self, max_depth: int) -> None:
+        self._tried = [0.0] * max_depth
+        self._right = [0.0] * max_depth
+
+    def note(self, rows: list[tuple[int, int]], turns: float) -> None:
+        """Counts a step whose ``rows`` are (drafts to verify, drafts accepted)."""
+        kept = 1 - turns / HORIZON
+        self._tried = [kept * each for each in self._tried]
+        self._right = [kept * each for each in self._right]
+        for depth, num_accepted in rows:
+            for i in range(min(depth, num_accepted + 1)):
+                self._tried[i] += 1
+                self._right[i] += i < num_accepted
+
+    def num_tokens(self, depth: int) -> float:
+        """Returns the mean number of tokens that a row brings if it verifies ``depth`` drafts."""
+        rate, weight, reached, num = PRIOR, PRIOR_WEIGHT, 1.0, 1.0
+        for tried, right in zip(self._tried[:depth], self._right, strict=False):
+            rate, weight = (right + weight * rate) / (tried + weight), 1.0
+            reached *= rate
+            num += reached
+        return num
+
+
+WINDOW = 16  # times that are kept
+
+
+class StepTimes:
+    """Keeps the seconds of steps at each depth, scaled to the pace that the machine had at first.
+
+    ``depth`` is the one that was decided.
+    """
+
+    def __init__(self, depth: int) -> None:
+        self.depth = depth
+        self._num_own = 0  # steps since it was decided
+        self._times: dict[int, deque[float]] = {}
+        self._paces: deque[float] = deque(maxlen=WINDOW)
+
+    @property
+    def is_known(self) -> bool:
+        return len(self._times) > 1
+
+    def decide(self, depth: int) -> None:
+        if depth != self.depth:
+            self.depth, self._num_own = depth, 0
+
+    def note(self, depth: int, time_s: float) -> None:
+        if depth == self.depth and self._num_own >= WINDOW:
+            self._paces.append(time_s / typical(self._times[depth]))
+            return
+        self._num_own += depth == self.depth
+        times = self._times.setdefault(depth, deque(maxlen=WINDOW))
+        times.append(time_s / (typical(self._paces) if self._paces else 1.0))
+
+    def cost(self, depth: int) -> float:
+        """Returns the seconds of a step at ``depth``: on a line through the two known depths that
+        are nearest, but not less than the fastest of all known ones."""
+        points = sorted((known, typical(times)) for known, times in self._times.items())
+        lines = list(pairwise(points))
+        (x0, y0), (x1, y1) = next((line for line in lines if depth <= line[1][0]), lines[-1])
+        return max(y0 + (y1 - y0) * (depth - x0) / (x1 - x0), min(y for _, y in points))
+
+
+def typical(times: Iterable[float]) -> float:
+    """Returns the lower quartile: what disturbs a step makes it longer."""
+    ordered = sorted(times)
+    return ordered[len(ordered) // 4]

@@ -2,9 +2,8 @@
 
 from collections.abc import Mapping
 
-from services.scheduler.obstacles import Obstacle
 from services.scheduler.queues import Queues
-from services.scheduler.sequence import Sequence
+from services.scheduler.sequence import Obstacle, Sequence
 from services.scheduler.worker_state import WorkerState
 
 

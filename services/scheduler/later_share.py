@@ -26,9 +26,9 @@ from collections import deque
 from dataclasses import dataclass
 from math import inf
 
+from services.scheduler.draft_depth import typical
 from services.scheduler.queues import WaitingQueue
 from services.scheduler.sequence import Sequence
-from services.scheduler.step_times import typical
 from shared.wire.messages import StepPlan, StepResult
 
 PERIOD = 8

@@ -8,10 +8,10 @@ from math import ceil, inf
 
 from msgspec.structs import replace
 
-from services.scheduler.forwarding import Forwarding
 from services.scheduler.limits import fits
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Sequence
+from services.scheduler.tokens_message import Forwarding
 from shared.wire.messages import CELLS_MINOR, Lost, Overview, RequestKey
 
 TURN_S = 0.25  # between two handovers, for the other cell to compute the first; chosen

@@ -40,13 +40,12 @@ from functools import partial
 
 from services.scheduler.giving_way import GivingWay
 from services.scheduler.later_share import Front
-from services.scheduler.obstacles import Obstacle
 from services.scheduler.placement import Placement
 from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.plan_length import lengthen
 from services.scheduler.prefills import PrefillLimits, Prefills
 from services.scheduler.queues import NUM_LOOKED_AT, Queues, WaitingQueue
-from services.scheduler.sequence import Sequence
+from services.scheduler.sequence import Obstacle, Sequence
 from services.scheduler.worker_state import WorkerState
 
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 
 from services.scheduler.fair_order import FairOrder
-from services.scheduler.obstacles import Obstacle
-from services.scheduler.sequence import Sequence
+from services.scheduler.sequence import Obstacle, Sequence
 
 NUM_LOOKED_AT = 256
 """How many of the first sequences of a queue a plan looks at, and how many of the others: each

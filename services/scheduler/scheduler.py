@@ -28,12 +28,11 @@ import numpy as np
 from services.scheduler.emission import Emission, apply_result
 from services.scheduler.handover import Handover
 from services.scheduler.limits import LacksBlocks, check_length
-from services.scheduler.obstacles import Obstacle
 from services.scheduler.placement import Placement
 from services.scheduler.planner import Planner
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.queues import Queues
-from services.scheduler.sequence import Ended, Sequence
+from services.scheduler.sequence import Ended, Obstacle, Sequence
 from services.scheduler.worker_state import WorkerState
 from shared.errors import (
     NO_WORKER,

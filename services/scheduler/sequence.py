@@ -1,14 +1,14 @@
 """One choice of one prompt, from admission to its end."""
 
 from array import array
+from collections import deque
 from dataclasses import dataclass, field
+from enum import IntEnum
 from math import ceil
 
 import numpy as np
 
-from services.scheduler.allocation import Allocation
-from services.scheduler.obstacles import Obstacle
-from services.scheduler.prefix_index import BlockHashes
+from services.scheduler.block_pool import BlockHashes
 from shared.wire.faults import reads_all
 from shared.wire.messages import (
     ALL_TOKENS,
@@ -20,6 +20,74 @@ from shared.wire.messages import (
     TokenRun,
 )
 from shared.wire.token_arrays import bytes_of
+
+
+class Obstacle(IntEnum):
+    """What keeps a waiting sequence from a slot, or why one had to leave its slot and waits again.
+
+    The names of settings say which limit it is.
+    """
+
+    PLANS_IN_FLIGHT = 0  # the worker has its next steps already: pipeline-depth
+    SLOTS = 1  # max-num-seqs
+    KV_BLOCKS = 2
+    STEP_BUDGET = 3  # max-num-batched-tokens
+    PARTIAL_PREFILLS = 4  # max-num-partial-prefills
+    LONG_PREFILLS = 5  # max-long-partial-prefills
+    PREFIX = 6  # another choice fills blocks that it will share
+    PROBATION = 7  # the worker has not shown yet that it works
+    PLACEMENT = 8  # another worker is to take it
+    ISOLATED = 9  # it is computed alone, or another one is: a worker died under it
+    NO_WORKER = 10
+    CREDIT = 11  # its client has not read what came
+    PRIORITY = 12  # others came later and were sooner, or took its slot
+    WORKER_LOST = 13
+    HANDED_OVER = 14  # its worker leaves
+    LATER_PRIORITY = 15  # those that it gives way to are computed: later-priority-share
+
+    @property
+    def label(self) -> str:
+        return self.name.lower()
+
+
+@dataclass(slots=True, eq=False)
+class Allocation:
+    """A slot and blocks of the worker ``worker_id``, and how far it is with the sequence.
+
+    Plans in flight, the last of which is ``last_step``, bring up to ``num_pending`` ids, and
+    ``num_due`` at least unless the sequence ends: one in each step. ``pending`` has for each of
+    these plans its steps and the most that it brings. If they bring the most, ``num_computed`` ids
+    have their KV in ``blocks`` once those plans have run. The first ``num_indexed`` blocks were
+    offered to the worker's index. ``may_have_drafts``: a plan has sampled for the sequence.
+    """
+
+    worker_id: str
+    slot: int
+    blocks: list[int]
+    num_indexed: int
+    num_computed: int
+    num_pending: int = 0
+    num_due: int = 0
+    pending: deque[tuple[int, int]] = field(default_factory=deque)
+    may_have_drafts: bool = False
+    last_step: int = 0
+
+    def expect(self, num_steps: int, num_tokens: int) -> None:
+        """Notes that a plan samples up to ``num_tokens`` in ``num_steps``, and computes all but the
+        last of them."""
+        self.may_have_drafts = True
+        self.pending.append((num_steps, num_tokens))
+        self.num_due += num_steps
+        self.num_pending += num_tokens
+        self.num_computed += num_tokens - 1
+
+    def receive(self, num_tokens: int) -> None:
+        """Notes that the oldest of these plans has brought ``num_tokens``."""
+        num_steps, num_expected = self.pending.popleft()
+        self.num_due -= num_steps
+        self.num_pending -= num_expected
+        self.num_computed -= num_expected - num_tokens
+
 
 MAX_WORKER_DEATHS = 2
 MAX_FORGIVEN = 8  # a sequence that makes workers stand still, again and again, must end

@@ -9,8 +9,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from services.scheduler.emission import Emission
-from services.scheduler.forwarding import Forwarding
-from services.scheduler.intake import Intake
+from services.scheduler.intake import Intake, why_refused
 from services.scheduler.metrics import (
     STALLED_WORKERS,
     CoreMetrics,
@@ -18,12 +17,12 @@ from services.scheduler.metrics import (
 )
 from services.scheduler.other_cells import OtherCells
 from services.scheduler.prefills import PrefillLimits
-from services.scheduler.registration import why_refused
 from services.scheduler.request_log import RequestLog
 from services.scheduler.result_check import check_result
 from services.scheduler.scheduler import Refusal, Scheduler
 from services.scheduler.sequence import Sequence, instance_of
 from services.scheduler.sequence_spans import SequenceSpans
+from services.scheduler.tokens_message import Forwarding
 from services.scheduler.watchdog import LOOK_S, Watchdog
 from shared.errors import (
     NO_WORKER,

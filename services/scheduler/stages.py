@@ -10,8 +10,7 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 
-from services.scheduler.allocation import Allocation
-from services.scheduler.sequence import Sequence
+from services.scheduler.sequence import Allocation, Sequence
 from shared.wire.messages import StepPlan
 
 

@@ -4,14 +4,12 @@ from collections import deque
 from collections.abc import Iterable
 from math import ceil, inf
 
-from services.scheduler.allocation import Allocation
-from services.scheduler.block_pool import BlockPool
+from services.scheduler.block_pool import BlockPool, PrefixIndex
 from services.scheduler.draft_depth import DraftDepth
 from services.scheduler.later_share import LaterShare
 from services.scheduler.limits import fits
 from services.scheduler.plan_builder import PlanBuilder
-from services.scheduler.prefix_index import PrefixIndex
-from services.scheduler.sequence import Sequence
+from services.scheduler.sequence import Allocation, Sequence
 from services.scheduler.stages import is_in_other_stages, with_share
 from shared.errors import CodecError
 from shared.wire.messages import Capacity, StepPlan, StepResult

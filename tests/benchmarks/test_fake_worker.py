@@ -1,7 +1,7 @@
 """The worker of ``benchmarks/front.py``."""
 
 from benchmarks.fake_worker import InstantEngine
-from services.scheduler.registration import why_refused
+from services.scheduler.intake import why_refused
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import Hello
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from services.scheduler.generate_check import check_generate
+from services.scheduler.intake import check_generate
 from services.tokenizer.guides.guides import Guides
 from services.tokenizer.requests import Requests
 from services.tokenizer.service import TokenizerService

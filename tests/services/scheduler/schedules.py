@@ -11,9 +11,9 @@ from random import Random
 import msgspec
 import numpy as np
 
+from services.scheduler.block_pool import BlockHashes
 from services.scheduler.emission import Emission
 from services.scheduler.prefills import PrefillLimits
-from services.scheduler.prefix_index import BlockHashes
 from services.scheduler.result_check import check_result
 from services.scheduler.scheduler import Planned, Refusal, Scheduler
 from services.scheduler.sequence import MAX_WORKER_DEATHS, Sequence, scored_token_bytes

@@ -2,8 +2,7 @@
 
 import pytest
 
-from services.scheduler.block_pool import BlockPool
-from services.scheduler.prefix_index import PrefixIndex
+from services.scheduler.block_pool import BlockPool, PrefixIndex
 
 
 @pytest.fixture

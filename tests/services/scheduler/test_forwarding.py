@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from services.scheduler.emission import Emission
-from services.scheduler.forwarding import Forwarding
 from services.scheduler.sequence import Sequence
-from services.scheduler.tokens_message import StepEmissions, tokens_of
+from services.scheduler.tokens_message import Forwarding, StepEmissions, tokens_of
 from shared.wire.messages import ResultRow, RunKind, SamplingParams, TokenRun, Tokens
 from shared.wire.token_arrays import Layout, TokenArrays
 from tests.mesh.arena_parts import FakePeer, connect

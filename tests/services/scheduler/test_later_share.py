@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.harness.sequences import add_one
 from services.scheduler.later_share import LONGEST_PERIOD, PERIOD
-from services.scheduler.obstacles import Obstacle
 from services.scheduler.scheduler import Planned, Scheduler
+from services.scheduler.sequence import Obstacle
 from services.scheduler.worker_state import PROBATION_STEPS
 from shared.wire.messages import Capacity, SamplingParams
 from tests.services.scheduler.simulated_worker import SimulatedWorker

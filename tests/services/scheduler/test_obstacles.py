@@ -5,12 +5,10 @@ from typing import Any
 import pytest
 
 from benchmarks.harness.sequences import add_one
-from services.scheduler.obstacles import Obstacle
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.sequence import Ended
-from services.scheduler.sequence_spans import SequenceSpans
-from services.scheduler.wait_times import WaitTimes, difference
+from services.scheduler.sequence import Ended, Obstacle
+from services.scheduler.sequence_spans import SequenceSpans, WaitTimes, difference
 from services.scheduler.worker_state import PROBATION_STEPS
 from shared.wire.messages import Capacity, Grant, SamplingParams, Span, SpanReport
 from tests.services.scheduler.simulated_worker import SimulatedWorker

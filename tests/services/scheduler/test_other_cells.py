@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from services.scheduler import other_cells
-from services.scheduler.forwarding import Forwarding
 from services.scheduler.other_cells import OtherCells
 from services.scheduler.scheduler import Scheduler
+from services.scheduler.tokens_message import Forwarding
 from shared.wire.messages import (
     CELLS_MINOR,
     PROTOCOL_MAJOR,

@@ -4,8 +4,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from services.scheduler import quarantine as module
-from services.scheduler.quarantine import Quarantine
+from services.scheduler import intake as module
+from services.scheduler.intake import Quarantine
 from shared.errors import InvalidRequest
 from shared.wire.messages import SamplingParams
 

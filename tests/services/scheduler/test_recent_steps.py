@@ -2,7 +2,7 @@
 
 import pytest
 
-from services.scheduler.recent_steps import RecentSteps
+from services.scheduler.metrics import RecentSteps
 
 
 def test_an_even_pace_is_found_whenever_one_looks():

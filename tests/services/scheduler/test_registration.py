@@ -6,9 +6,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from services.scheduler.block_pool import BlockPool
-from services.scheduler.prefix_index import PrefixIndex
-from services.scheduler.registration import why_refused
+from services.scheduler.block_pool import BlockPool, PrefixIndex
+from services.scheduler.intake import why_refused
 from shared.wire.messages import (
     MAX_BLOCKS,
     Capacity,
