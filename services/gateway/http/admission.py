@@ -20,6 +20,11 @@ class Reservation:
         self.num_bytes = 0
         self.is_served = False
 
+    @property
+    def max_bytes(self) -> int:
+        """Of all open requests."""
+        return self._admission.max_bytes
+
     def hold(self, num_bytes: int) -> None:
         """Adds bytes until the request ends. Raises Overloaded at the limit."""
         self._admission.hold(num_bytes)

@@ -1,0 +1,58 @@
+"""Texts of prompts that a reply repeats, and the places of their tokens."""
+
+from services.gateway.chat.serving import accepting
+from services.gateway.mesh.job import Job, Prompt
+from services.gateway.mesh.mesh import Mesh
+from shared.text.utf8 import MAX_CHAR_BYTES, num_half_bytes
+from shared.wire.codec import Array
+from shared.wire.messages import ConvertedTo
+
+
+class PromptTexts:
+    """Asks the mesh; each call raises Unavailable after ``timeout_s``."""
+
+    def __init__(self, mesh: Mesh, timeout_s: float) -> None:
+        self._mesh = mesh
+        self._timeout_s = timeout_s
+
+    async def echoes(self, job: Job) -> list[str]:
+        """The prompts as they are put in front of each choice."""
+        async with accepting(self._timeout_s):
+            return [await self._echo(job.owner, prompt) for prompt in job.prompts]
+
+    async def shown(self, job: Job) -> tuple[list[Array], list[Array | None]]:
+        """The texts of the prompts in UTF-8, and where in them their tokens are, as far as the
+        client wants them; None for a prompt that came as ids."""
+        texts = [prompt for prompt in job.prompts if job.returns_prompt_text]
+        located = [prompt for prompt in job.prompts if job.returns_offsets]
+        async with accepting(self._timeout_s):
+            encoded = [await self._converted(job, prompt, "text") for prompt in texts]
+            offsets = [
+                None if prompt.kind == "ids" else await self._converted(job, prompt, "offsets")
+                for prompt in located
+            ]
+        return encoded, offsets
+
+    async def _converted(self, job: Job, prompt: Prompt, to: ConvertedTo) -> Array:
+        text = job.text
+        return await self._mesh.conversions.convert(
+            *(job.owner, prompt.kind, prompt.data, text.adds_special_tokens, job.chat, to),
+            *(text.max_prompt_tokens, text.keeps_prompt_start),
+        )
+
+    async def _echo(self, owner: str, prompt: Prompt) -> str:
+        if prompt.kind == "ids":
+            return await self._echo_of_ids(owner, prompt.data)
+        return prompt.data.tobytes().decode()
+
+    async def _echo_of_ids(self, owner: str, ids: Array) -> str:
+        """Half a character at the end of a prompt is in the text behind it, which may end it."""
+        written = self._mesh.tokens.written
+        num_half = num_half_bytes(b"".join(map(written, ids[-MAX_CHAR_BYTES:].tolist())))
+        while num_half and (num_bytes := len(written(int(ids[-1])))) <= num_half:
+            ids, num_half = ids[:-1], num_half - num_bytes
+        if not len(ids):
+            return ""
+        data = await self._mesh.conversions.convert(owner, "ids", ids, False, to="text")
+        text = data.tobytes().decode()
+        return text.rstrip("\N{REPLACEMENT CHARACTER}") if num_half else text
