@@ -10,6 +10,13 @@ from shared.wire.messages import Admit, Span, SpanReport, SpanValue, StepPlan
 from shared.wire.spans import unix_s
 
 Sums = list[float]  # seconds, by obstacle
+MAX_STAYS = 60
+"""Waits and stays of a sequence that have a span each; there are more where it is preempted again
+and again."""
+MAX_ENDED = 4096
+"""Sequences that have ended, but whose worker may still have something to report."""
+SHOWN_S = 0.001
+Key = tuple[str, int]
 
 
 class WaitTimes:
@@ -39,16 +46,6 @@ def difference(before: Sums, after: Sums) -> list[tuple[float, Obstacle]]:
         if last > first
     ]
     return sorted(added, reverse=True)
-
-
-MAX_STAYS = 60
-"""Waits and stays of a sequence that have a span each; there are more where it is preempted again
-and again."""
-MAX_ENDED = 4096
-"""Sequences that have ended, but whose worker may still have something to report."""
-SHOWN_S = 0.001
-
-Key = tuple[str, int]
 
 
 @dataclass(slots=True)

@@ -47,8 +47,13 @@ from shared.wire.messages import (
     State,
 )
 
+log = logging.getLogger(__name__)
 MEMORY_S = 30.0
 MAX_ENDED = 1024
+HEARTBEAT_S = 0.5
+STILL_S = SILENCE_S - 2 * HEARTBEAT_S  # a heartbeat so late may have been missed by peers
+BYE_S = 0.1
+FLUSH_S = 0.01
 
 
 class EndedPeer(NamedTuple):
@@ -82,14 +87,6 @@ class EndedPeers:
 
 def _name(peer: Peer) -> tuple[str, str]:
     return peer.hello.service, peer.hello.instance
-
-
-log = logging.getLogger(__name__)
-
-HEARTBEAT_S = 0.5
-STILL_S = SILENCE_S - 2 * HEARTBEAT_S  # a heartbeat so late may have been missed by peers
-BYE_S = 0.1
-FLUSH_S = 0.01
 
 
 class Link:

@@ -14,6 +14,7 @@ from shared.wire.codec import Array
 from shared.wire.messages import Hello, ModelInfo, RequestKey
 from shared.wire.same_model import difference
 
+log = logging.getLogger(__name__)
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 30.0
 
@@ -44,9 +45,6 @@ class Probation:
     def admits(self, num_open: int, now_s: float) -> bool:
         """Whether it may have a request that others could have."""
         return self.is_over or (num_open == 0 and now_s >= self._backoff.retry_at_s)
-
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, eq=False)

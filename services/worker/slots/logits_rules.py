@@ -10,6 +10,9 @@ from kernels.sample import RowChange
 from services.worker.guides.slot_guide import SlotGuide
 from shared.wire.messages import SamplingParams
 
+ANY_ID, NO_ID = -1, -2
+_NO_IDS = np.zeros(0, np.int64)
+
 
 class SeenIds:
     """Counts the distinct ids of a list that begins with ``ids`` [n] int32."""
@@ -52,10 +55,6 @@ class SeenIds:
                 self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
             self._ids[index] = token_id
         self._counts[index] += 1
-
-
-ANY_ID, NO_ID = -1, -2
-_NO_IDS = np.zeros(0, np.int64)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,6 +46,10 @@ from shared.pooling import read_served_model
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import Capacity, ModelInfo
 
+log = logging.getLogger(__name__)
+Choose = Callable[[DecoderLM | CausalLM, WorkerConfig, torch.dtype], tuple[CausalLM, Sampler]]
+DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
+
 
 def make_pooler(
     settings: WorkerConfig,
@@ -74,12 +78,6 @@ def make_pooler(
     how = f"{pooling.pooling_type} state, {pooling.activation}, {pooling.size} numbers"
     log.info("pooling: %s: %s", pooling.task, how)
     return Pooler(computed.logits, None if head is None else head.to(device))
-
-
-log = logging.getLogger(__name__)
-
-Choose = Callable[[DecoderLM | CausalLM, WorkerConfig, torch.dtype], tuple[CausalLM, Sampler]]
-DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,8 @@ from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import StepPlan
 
+log = logging.getLogger(__name__)
+
 
 def report_offload(loaded: LoadedModel) -> float:
     """Measures the seconds that a step's copies to the device take, 0 where all weights are
@@ -83,9 +85,6 @@ def _remedies(loaded: LoadedModel) -> list[str]:
     if not loaded.speculation.num_drafts:
         found.append("drafts (speculative-config)")
     return [*found, "a smaller cpu-offload-gb"]
-
-
-log = logging.getLogger(__name__)
 
 
 class DeviceEngine:

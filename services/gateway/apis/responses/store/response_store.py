@@ -28,7 +28,11 @@ from services.gateway.http.violations import show
 from shared.errors import ConfigError, InvalidRequest, NotFound, StoreFailed
 from shared.settings.gateway import GatewayConfig
 
+log = logging.getLogger(__name__)
+log.addFilter(LogLimit())
 TOKEN_BYTES = 8
+Result = TypeVar("Result")
+LOST = Failure("gateway_lost", "the gateway that made this response in the background has ended")
 
 
 class RunnerLock:
@@ -67,14 +71,6 @@ class RunnerLock:
 
     def _path(self, token: str) -> Path:
         return self._store.with_name(f"{self._store.name}.{token}.lock")
-
-
-log = logging.getLogger(__name__)
-log.addFilter(LogLimit())
-
-Result = TypeVar("Result")
-
-LOST = Failure("gateway_lost", "the gateway that made this response in the background has ended")
 
 
 class ResponseStore:
