@@ -80,14 +80,14 @@ class RequestError(ShoalError):
 
     def to_failed(self, request: str, attempt: int) -> Failed:
         return Failed(
-            request,
-            attempt,
-            self.status,
-            self.type,
-            self.code,
-            self.message[:MAX_MESSAGE_CHARS],
-            self.param and self.param[:MAX_NAME_CHARS],
-            self.retry_after_s,
+            request=request,
+            attempt=attempt,
+            status=self.status,
+            error_type=self.type,
+            code=self.code,
+            message=self.message[:MAX_MESSAGE_CHARS],
+            param=self.param and self.param[:MAX_NAME_CHARS],
+            retry_after_s=self.retry_after_s,
         )
 
     @staticmethod

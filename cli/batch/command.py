@@ -96,7 +96,14 @@ def _run(options: Options, config: ServeConfig, checked: Checked, results: Resul
                 asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, _cancel_this())
                 async with _server(options, config, on_line) as session:
                     sender = Sender(session, options.retry, options.timeout)
-                    run = BatchRun(plan, results, results, counts, done, sender.send)
+                    run = BatchRun(
+                        plan=plan,
+                        good=results,
+                        bad=results,
+                        counts=counts,
+                        done=done,
+                        send=sender.send,
+                    )
                     run.on_result = screen.update
                     await run.run(options.max_concurrent_requests)
 

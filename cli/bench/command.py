@@ -101,7 +101,14 @@ async def measure(
             rows = await offer(counted, times, settings.max_open, send)
             cpu_s = process_time() - cpu_s
     found = figures(rows, settings.goodput, settings.is_open_loop)
-    return Result(settings, model, rows, found, cpu_s, _verdict(settings, rows, found))
+    return Result(
+        settings=settings,
+        model=model,
+        rows=rows,
+        figures=found,
+        client_cpu_s=cpu_s,
+        verdict=_verdict(settings, rows, found),
+    )
 
 
 def _times(settings: Settings, lines: list[trace.Line] | None, num: int) -> arrivals.Times:

@@ -72,7 +72,16 @@ def make_app(
     intake = Intake(mesh, admission, bodies, parser, shares_cache=config.share_prefix_cache)
     completions = Completions(mesh, intake, pieces, config)
     core = Core(
-        config, mesh, admission, status, reports, own_socket, bodies, intake, pieces, completions
+        config=config,
+        mesh=mesh,
+        admission=admission,
+        status=status,
+        reports=reports,
+        own_socket=own_socket,
+        bodies=bodies,
+        intake=intake,
+        pieces=pieces,
+        completions=completions,
     )
     core.apis.extend(make(core) for make in MAKERS)
     loads = {UNKNOWN: Load.CHEAP} | {

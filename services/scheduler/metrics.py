@@ -110,13 +110,13 @@ class CoreMetrics:
 
     def overview(self, scheduler: str) -> Overview:
         return Overview(
-            scheduler,
-            len(self._core.workers),
-            self._num_running,
-            len(self._core.queues),
-            self._num_blocks,
-            self._num_free,
-            sum(each.capacity.max_num_seqs for each in self._core.workers.values()),
+            scheduler=scheduler,
+            num_workers=len(self._core.workers),
+            num_running=self._num_running,
+            num_waiting=len(self._core.queues),
+            num_blocks=self._num_blocks,
+            num_free_blocks=self._num_free,
+            num_slots=sum(each.capacity.max_num_seqs for each in self._core.workers.values()),
         )
 
     @property

@@ -79,18 +79,18 @@ class PlanBuilder:
         self._num_admit_bytes += 5 * len(allocation.blocks) + list_bytes(sequence.params)
         self.plan.admit.append(
             Admit(
-                allocation.slot,
-                sequence.request,
-                sequence.attempt,
-                sequence.route,
-                sequence.choice,
-                len(sequence.prompt),
-                len(ids),
-                allocation.num_computed,
-                sequence.params,
-                list(allocation.blocks),  # they grow while the plan may lie unread
-                sequence.num_prompt_scored,
-                sequence.is_traced,
+                slot=allocation.slot,
+                request=sequence.request,
+                attempt=sequence.attempt,
+                route=sequence.route,
+                choice=sequence.choice,
+                prompt_len=len(sequence.prompt),
+                num_ids=len(ids),
+                num_cached=allocation.num_computed,
+                params=sequence.params,
+                blocks=list(allocation.blocks),  # they grow while the plan may lie unread
+                num_prompt_scored=sequence.num_prompt_scored,
+                is_traced=sequence.is_traced,
             )
         )
 

@@ -114,12 +114,12 @@ class Scheduler:
     def add_worker(self, worker_id: str, capacity: Capacity, num_finished: int = 0) -> None:
         """One that has finished ``num_finished`` steps elsewhere."""
         worker = WorkerState(
-            worker_id,
-            capacity,
-            self._caches_prefixes,
-            self._holders,
-            self._later_share,
-            num_finished,
+            worker_id=worker_id,
+            capacity=capacity,
+            caches_prefixes=self._caches_prefixes,
+            holders=self._holders,
+            later_share=self._later_share,
+            num_finished=num_finished,
         )
         self.workers[worker_id] = worker
         if worker.is_proven:
@@ -192,18 +192,18 @@ class Scheduler:
         for new in generate.sequences:
             start, end = end, end + new.num_emitted
             sequence = Sequence(
-                new.request,
-                generate.attempt,
-                new.choice,
-                route,
-                (now_s + generate.priority * self._priority_step_s, self._num_added),
-                prompt,
-                _params_of(generate, new),
-                emitted[start:end].tolist(),
-                now_s,
-                generate.cache_salt,
-                generate.priority,
-                generate.owner,
+                request=new.request,
+                attempt=generate.attempt,
+                choice=new.choice,
+                route=route,
+                order=(now_s + generate.priority * self._priority_step_s, self._num_added),
+                prompt=prompt,
+                params=_params_of(generate, new),
+                emitted=emitted[start:end].tolist(),
+                arrived_s=now_s,
+                cache_salt=generate.cache_salt,
+                priority=generate.priority,
+                owner=generate.owner,
                 num_prompt_scored=new.num_prompt_scored,
                 is_traced=generate.is_traced and new.choice < MAX_TRACED,
                 is_isolated=generate.num_worker_deaths > 0,

@@ -81,16 +81,16 @@ class SchedulerService:
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "scheduler", config.instance)
         self._link = Link(hello, self, load_keys(config.keys, "scheduler"))
         self._core = Scheduler(
-            config.max_waiting,
-            config.priority_step_s,
-            config.enable_prefix_caching,
-            config.pipeline_depth,
-            PrefillLimits(
+            max_waiting=config.max_waiting,
+            priority_step_s=config.priority_step_s,
+            caches_prefixes=config.enable_prefix_caching,
+            pipeline_depth=config.pipeline_depth,
+            prefill_limits=PrefillLimits(
                 config.max_num_partial_prefills,
                 config.max_long_partial_prefills,
                 config.long_prefill_token_threshold,
             ),
-            config.later_priority_share,
+            later_share=config.later_priority_share,
         )
         self._intake = Intake(self._core, config.quarantine_s)
         self._metrics = CoreMetrics(self._core)

@@ -92,7 +92,14 @@ class WorkerState:
         capacity = self.capacity
         budget, vocab_size = capacity.max_num_batched_tokens, capacity.vocab_size
         depth = self.draft_depth.now
-        return PlanBuilder(self._num_steps, budget, release, vocab_size, self._verify_depth, depth)
+        return PlanBuilder(
+            step=self._num_steps,
+            budget=budget,
+            release=release,
+            vocab_size=vocab_size,
+            verify_depth=self._verify_depth,
+            draft_depth=depth,
+        )
 
     def send(self, plan: StepPlan, num_absorbed: int) -> None:
         """Notes that ``plan`` is in flight; ``num_absorbed`` counts the results of all workers."""

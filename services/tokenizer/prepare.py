@@ -85,15 +85,22 @@ def prepare(
         stream, so_far = _stream(model, submit, seam), resumed[begin:end].tolist()
         choices.append(
             OpenChoice(
-                start.choice,
-                stream,
-                so_far,
-                start.num_chars,
-                start.num_prompt_scored,
-                start.num_marks,
+                index=start.choice,
+                stream=stream,
+                resumed=so_far,
+                num_chars=start.num_chars,
+                num_prompt_scored=start.num_prompt_scored,
+                num_marks=start.num_marks,
             )
         )
-    return Prepared(ids, params, resumed, choices, output_start, dropped)
+    return Prepared(
+        ids=ids,
+        params=params,
+        resumed=resumed,
+        choices=choices,
+        start=output_start,
+        dropped=dropped,
+    )
 
 
 def _check_choices(model: TextModel, submit: Submit, resumed: Array) -> None:
@@ -242,11 +249,11 @@ def _check_dtype(kind: PromptKind, prompt: Array) -> None:
 def _stream(model: TextModel, submit: Submit, seam: Seam) -> TextStream:
     text = submit.text
     return TextStream(
-        lambda ids: model.decode(ids, text.skips_special_tokens),
-        text.stop,
-        text.includes_stop,
-        submit.params.min_tokens,
-        model.added_texts(text.skips_special_tokens) if text.has_marks else None,
-        model.partial_ids,
-        seam,
+        decode=lambda ids: model.decode(ids, text.skips_special_tokens),
+        stops=text.stop,
+        includes_stop=text.includes_stop,
+        min_tokens=submit.params.min_tokens,
+        added=model.added_texts(text.skips_special_tokens) if text.has_marks else None,
+        partial_ids=model.partial_ids,
+        seam=seam,
     )

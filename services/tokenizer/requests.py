@@ -226,10 +226,10 @@ class Requests:
 
     def _generate(self, request: OpenRequest, prepared: Prepared, params: SamplingParams) -> None:
         generate = Generate(
-            request.request,
-            request.attempt,
-            params,
-            [
+            request=request.request,
+            attempt=request.attempt,
+            params=params,
+            sequences=[
                 NewSequence(
                     request.sequence(start.choice).request,
                     start.choice,
@@ -238,11 +238,11 @@ class Requests:
                 )
                 for start in request.submit.choices
             ],
-            request.submit.priority,
-            request.submit.cache_salt,
-            request.submit.is_traced,
-            request.submit.num_worker_deaths,
-            request.submit.owner,
+            priority=request.submit.priority,
+            cache_salt=request.submit.cache_salt,
+            is_traced=request.submit.is_traced,
+            num_worker_deaths=request.submit.num_worker_deaths,
+            owner=request.submit.owner,
         )
         scheduler = self._schedulers.choose(generate, prepared.ids, request.submit.left_scheduler)
         if scheduler is None:

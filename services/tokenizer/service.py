@@ -73,13 +73,13 @@ class TokenizerService:
         try:
             async with asyncio.TaskGroup() as tasks:
                 self._requests = Requests(
-                    self._text,
-                    self._max_tokens,
-                    self._config.max_open_requests,
-                    self._lanes,
-                    tasks,
-                    self._schedulers,
-                    self._config.instance,
+                    text=self._text,
+                    max_tokens=self._max_tokens,
+                    max_open=self._config.max_open_requests,
+                    lanes=self._lanes,
+                    tasks=tasks,
+                    schedulers=self._schedulers,
+                    instance=self._config.instance,
                 )
                 directory, addresses = self._config.mesh_dir, self._config.scheduler_address
                 self._link.listen(directory, "gateway", tcp=self._config.listen_address)

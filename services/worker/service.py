@@ -114,7 +114,14 @@ class WorkerService:
         instance = self._config.instance
         model, capacity = self._engine.model_info, self._engine.capacity
         self._plan_check = PlanCheck(capacity, model.vocab_size)
-        hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "worker", instance, model, capacity)
+        hello = Hello(
+            major=PROTOCOL_MAJOR,
+            minor=PROTOCOL_MINOR,
+            service="worker",
+            instance=instance,
+            model=model,
+            capacity=capacity,
+        )
         self._link = Link(hello, self, keys)
         addresses = self._config.scheduler_address
         directory = self._config.mesh_dir

@@ -164,7 +164,16 @@ class Link:
         sources: list[Source] = [self._source(service, Endpoint.parse(each)) for each in tcp]
         key = self._key_for(service) if tcp else None
         sources = sources or [SocketDirectory(directory, service, role)]
-        self._dialers.append(Dialer(self._context, service, sources, self, key, takes_one))
+        self._dialers.append(
+            Dialer(
+                context=self._context,
+                service=service,
+                sources=sources,
+                events=self,
+                protect=key,
+                takes_one=takes_one,
+            )
+        )
 
     async def run(self) -> None:
         """Dials, sends heartbeats and finds silent peers, until cancelled."""

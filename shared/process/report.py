@@ -31,14 +31,14 @@ def make_report(
         for each in link.ended.recent(now_s)
     ]
     return ServiceReport(
-        link.hello.service,
-        link.hello.instance,
-        state_of(link.handler),
-        status.reason,
-        link.was_ready,
-        now_s - _STARTED_S,
-        peers + ended,
-        {**stats, "memory_bytes": _resident_bytes(), "cpu_s": time.process_time()},
+        service=link.hello.service,
+        instance=link.hello.instance,
+        state=state_of(link.handler),
+        reason=status.reason,
+        was_ready=link.was_ready,
+        uptime_s=now_s - _STARTED_S,
+        peers=peers + ended,
+        stats={**stats, "memory_bytes": _resident_bytes(), "cpu_s": time.process_time()},
     )
 
 
@@ -78,15 +78,15 @@ def check_own(peer: Peer, report: ServiceReport) -> None:
 def _reported(peer: Peer, ended: Ended, stats: Stats) -> ReportedPeer:
     hello, status = peer.hello, peer.status
     return ReportedPeer(
-        hello.service,
-        hello.instance,
-        hello.minor,
-        status.state,
-        status.reason,
-        status.load,
-        ended,
-        peer.round_trip_s,
-        stats,
+        service=hello.service,
+        instance=hello.instance,
+        minor=hello.minor,
+        state=status.state,
+        reason=status.reason,
+        load=status.load,
+        ended=ended,
+        round_trip_s=peer.round_trip_s,
+        stats=stats,
     )
 
 

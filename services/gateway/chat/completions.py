@@ -57,7 +57,13 @@ class Completions:
             with self._intake.texts(request, job.total_choices), client_names(job.field_names):
                 reservation.is_served = True
                 generation = OpenGeneration(
-                    self._tools, request, endpoint, job, model, meter, reservation
+                    tools=self._tools,
+                    request=request,
+                    endpoint=endpoint,
+                    job=job,
+                    model=model,
+                    meter=meter,
+                    reservation=reservation,
                 )
                 return await generation.run()
 

@@ -114,7 +114,13 @@ def _from_report(report: ServiceReport) -> MeshService:
     if state == "starting" and report.was_ready:
         state = "suspect"
     return MeshService(
-        report.service, report.instance, state, report.reason, report.uptime_s, [], report.stats
+        role=report.service,
+        instance=report.instance,
+        state=state,
+        reason=report.reason,
+        uptime_s=report.uptime_s,
+        links=[],
+        stats=report.stats,
     )
 
 
@@ -123,7 +129,15 @@ def _from_peer(peer: ReportedPeer, is_silent: bool) -> MeshService:
     stats: Stats = {LOAD_NAMES[peer.service]: peer.load}
     state = "suspect" if is_silent else _state(peer.state)
     reason = NO_ANSWER if is_silent else peer.reason
-    return MeshService(peer.service, peer.instance, state, reason, None, [], stats)
+    return MeshService(
+        role=peer.service,
+        instance=peer.instance,
+        state=state,
+        reason=reason,
+        uptime_s=None,
+        links=[],
+        stats=stats,
+    )
 
 
 def _state(state: State) -> MeshServiceState:

@@ -154,11 +154,23 @@ class OpenPrompt:
         ]
         job = self._job
         message = Submit(
-            self.request, self.attempt, self._prompt.kind, self._params, job.text, starts,
-            job.priority, job.cache_salt, job.owner, job.chat, job.format, job.tool_choice,
-            job.reasoning_budget, self._trace is not None, self.num_worker_deaths,
-            self._left_scheduler,
-        )  # fmt: skip
+            request=self.request,
+            attempt=self.attempt,
+            kind=self._prompt.kind,
+            params=self._params,
+            text=job.text,
+            choices=starts,
+            priority=job.priority,
+            cache_salt=job.cache_salt,
+            owner=job.owner,
+            chat=job.chat,
+            format=job.format,
+            tool_choice=job.tool_choice,
+            reasoning_budget=job.reasoning_budget,
+            is_traced=self._trace is not None,
+            num_worker_deaths=self.num_worker_deaths,
+            left_scheduler=self._left_scheduler,
+        )
         resumed = b"".join(choice.ids.tobytes() for choice in self.choices.values())
         return message, self._prompt.data, np.frombuffer(resumed, np.int32)
 

@@ -151,5 +151,12 @@ class OutputMachine:
             ).read(start)
         stops = rules.table.of(*sorted(tools.outer_markers if tools is not None else ()))
         json = JsonText(self._source, stops)
-        context = Context(self._source, self._out, rules.functions, json, stops, rules.table)
+        context = Context(
+            source=self._source,
+            out=self._out,
+            functions=rules.functions,
+            json=json,
+            stops=stops,
+            table=rules.table,
+        )
         return Reply(context, tools, reasoning, self._count).read(start)

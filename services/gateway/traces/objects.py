@@ -123,13 +123,13 @@ def _spans(report: SpanReport, number: int, root: str, parent: str) -> list[Span
     service = Service(report.service, report.instance)
     return [
         SpanObject(
-            _span_id(root, number, index),
-            _span_id(root, number, span.parent - 1) if 0 < span.parent <= index else parent,
-            service,
-            span.name,
-            span.start_s,
-            _ms(span.duration_s),
-            span.attributes,
+            id=_span_id(root, number, index),
+            parent=_span_id(root, number, span.parent - 1) if 0 < span.parent <= index else parent,
+            service=service,
+            name=span.name,
+            start=span.start_s,
+            duration_ms=_ms(span.duration_s),
+            attributes=span.attributes,
         )
         for index, span in enumerate(report.spans)
     ]

@@ -112,7 +112,19 @@ class HostEngine:
         rows, arrays = join_steps(self._slots, steps)
         step_s = time.perf_counter() - started_s + self._draft_s
         num_steps = max(1, num_steps)
-        output.set_result((StepResult(plan.step, rows, step_s, idle_s, [], num_steps), arrays))
+        output.set_result(
+            (
+                StepResult(
+                    step=plan.step,
+                    rows=rows,
+                    step_s=step_s,
+                    idle_s=idle_s,
+                    spans=[],
+                    num_steps=num_steps,
+                ),
+                arrays,
+            )
+        )
         delivered_s = time.perf_counter()
         if recorded is not None:
             self._draft(recorded)

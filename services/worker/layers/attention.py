@@ -49,7 +49,14 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(spec.head_dim if is_each else kv, eps, norm_offset)
         self.sinks = empty_parameter(heads.num) if spec.has_sinks else None
         self._shard = heads
-        self.heads = Heads(spec, layer, self.q_norm, self.k_norm, rotary, self.sinks)
+        self.heads = Heads(
+            spec=spec,
+            layer=layer,
+            query_norm=self.q_norm,
+            key_norm=self.k_norm,
+            rotary=rotary,
+            sinks=self.sinks,
+        )
 
     @property
     def layer(self) -> int:

@@ -68,12 +68,12 @@ class Parts:
             has_sinks=has_sinks,
         )
         return Attention(
-            config.hidden_size,
-            spec,
-            layer,
-            rotary,
-            config.rms_norm_eps,
-            self._parallel,
+            hidden_size=config.hidden_size,
+            spec=spec,
+            layer=layer,
+            rotary=rotary,
+            eps=config.rms_norm_eps,
+            parallel=self._parallel,
             has_qkv_bias=has_qkv_bias,
             has_out_bias=has_out_bias,
             norm_offset=config.norm_offset,

@@ -109,17 +109,19 @@ def make_logits_rules(
     padded = [[ANY_ID] * (max_len - len(word)) + word for word in words]
     matrix = np.array(padded, np.int64).reshape(len(words), max_len)
     return LogitsRules(
-        params,
-        np.unique(_ids(params.allowed_token_ids)),
-        _ids(token for token, _ in params.logit_bias),
-        np.array([bias for _, bias in params.logit_bias], np.float32),
-        _ids(params.stop_token_ids),
-        matrix[:, :-1],
-        matrix[:, -1],
-        SeenIds(ids) if params.repetition_penalty != 1 else None,
-        SeenIds(ids[prompt_len:]) if params.presence_penalty or params.frequency_penalty else None,
-        guide,
-        has_points,
+        params=params,
+        allowed=np.unique(_ids(params.allowed_token_ids)),
+        biased=_ids(token for token, _ in params.logit_bias),
+        biases=np.array([bias for _, bias in params.logit_bias], np.float32),
+        stop_ids=_ids(params.stop_token_ids),
+        word_starts=matrix[:, :-1],
+        word_ends=matrix[:, -1],
+        known=SeenIds(ids) if params.repetition_penalty != 1 else None,
+        emitted=SeenIds(ids[prompt_len:])
+        if params.presence_penalty or params.frequency_penalty
+        else None,
+        guide=guide,
+        has_points=has_points,
     )
 
 

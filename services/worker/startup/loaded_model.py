@@ -138,18 +138,18 @@ class LoadedModel:
 
     def capacity(self, num_blocks: int, max_num_steps: int = 1) -> Capacity:
         return Capacity(
-            num_blocks,
-            self.settings.block_size,
-            self.max_num_seqs,
-            self.max_num_batched_tokens,
-            self.model_info.max_model_len,
-            self.model_info.vocab_size,
-            self.speculation.num_drafts,
-            self.speculation.adapts,
-            self.settings.stall_s,
-            self.model_info.pooling.size if self.model_info.pooling else 0,
-            max_num_steps,
-            self.settings.pipeline_parallel_size,
+            num_blocks=num_blocks,
+            block_size=self.settings.block_size,
+            max_num_seqs=self.max_num_seqs,
+            max_num_batched_tokens=self.max_num_batched_tokens,
+            max_model_len=self.model_info.max_model_len,
+            vocab_size=self.model_info.vocab_size,
+            num_speculative_tokens=self.speculation.num_drafts,
+            adapts_depth=self.speculation.adapts,
+            stall_s=self.settings.stall_s,
+            pooled_size=self.model_info.pooling.size if self.model_info.pooling else 0,
+            max_num_steps=max_num_steps,
+            num_stages=self.settings.pipeline_parallel_size,
         )
 
 
@@ -203,21 +203,21 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
         drafts = speculation.method == "mtp" and not has_head_elsewhere
         shape = shape_of(model, dtype, drafts=drafts, codes=codes)
     return LoadedModel(
-        settings,
-        folder,
-        model_info,
-        shape,
-        computed,
-        sampler,
-        device,
-        dtype,
-        speculation,
-        np.array(read_eos_ids(folder, model_info.vocab_size), np.int64),
-        before,
-        make_pooler(settings, folder, model_info, model, computed, device),
-        parallel,
-        ranks,
-        expert_loads,
+        settings=settings,
+        folder=folder,
+        model_info=model_info,
+        shape=shape,
+        model=computed,
+        sampler=sampler,
+        device=device,
+        dtype=dtype,
+        speculation=speculation,
+        eos_ids=np.array(read_eos_ids(folder, model_info.vocab_size), np.int64),
+        before=before,
+        pooler=make_pooler(settings, folder, model_info, model, computed, device),
+        parallel=parallel,
+        ranks=ranks,
+        expert_loads=expert_loads,
     )
 
 

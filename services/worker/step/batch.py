@@ -86,21 +86,21 @@ def prepare_batch(
         return torch.from_numpy(array).to(device, non_blocking=True)
 
     return Batch(
-        slots,
-        num_tokens,
-        num_drafts,
-        num_recomputed,
-        rows,
-        token_ends,
-        sampling_rows,
-        slots[sampling_rows],
-        token_slots[sampling_tokens],
-        positions[sampling_tokens] + 1,
-        upload(table.ids[token_slots, positions]),
-        upload(positions),
-        positions,
-        upload(sampling_tokens),
-        make_context(table, slots, num_tokens, ends, slot_mapping, kv_cache),
+        slots=slots,
+        num_tokens=num_tokens,
+        num_drafts=num_drafts,
+        num_recomputed=num_recomputed,
+        rows=rows,
+        token_ends=token_ends,
+        sampling_rows=sampling_rows,
+        sampling_slots=slots[sampling_rows],
+        logits_slots=token_slots[sampling_tokens],
+        logits_positions=positions[sampling_tokens] + 1,
+        input_ids=upload(table.ids[token_slots, positions]),
+        positions=upload(positions),
+        host_positions=positions,
+        sampling_tokens=upload(sampling_tokens),
+        context=make_context(table, slots, num_tokens, ends, slot_mapping, kv_cache),
     )
 
 

@@ -129,14 +129,21 @@ class Batch:
 
     def _new_run(self, good: ResultFile, bad: ResultFile, counts: Counts, done: Done) -> BatchRun:
         plan = Plan(
-            self._input_path,
-            self._name,
-            self._config.max_body_bytes,
-            self._stored.num_lines,
-            self._batch.endpoint,
-            self._config.batch_priority,
+            path=self._input_path,
+            batch=self._name,
+            max_line_bytes=self._config.max_body_bytes,
+            num_lines=self._stored.num_lines,
+            endpoint=self._batch.endpoint,
+            priority=self._config.batch_priority,
         )
-        return BatchRun(plan, good, bad, counts, done, self._sender.send)
+        return BatchRun(
+            plan=plan,
+            good=good,
+            bad=bad,
+            counts=counts,
+            done=done,
+            send=self._sender.send,
+        )
 
     async def _answer(
         self, good: ResultFile, bad: ResultFile, counts: Counts, done: Done

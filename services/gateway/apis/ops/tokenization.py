@@ -144,14 +144,14 @@ def parse_tokenize(body: Body, model: ModelInfo) -> Conversion:
     prompt = text_prompt(request.prompt) if is_text else chat_prompt(request.messages)
     adds_special_tokens = request.add_special_tokens
     return Conversion(
-        prompt,
-        "prompt" if is_text else "messages",
-        is_text if adds_special_tokens is None else adds_special_tokens,
-        bool(request.return_token_strs),
-        None if is_text else options,
-        bool(request.return_token_offsets),
-        max_prompt_tokens(request.truncate_prompt_tokens, 0, model),
-        request.truncation_side == "right",
+        prompt=prompt,
+        param="prompt" if is_text else "messages",
+        adds_special_tokens=is_text if adds_special_tokens is None else adds_special_tokens,
+        returns_strings=bool(request.return_token_strs),
+        chat=None if is_text else options,
+        returns_offsets=bool(request.return_token_offsets),
+        max_prompt_tokens=max_prompt_tokens(request.truncate_prompt_tokens, 0, model),
+        keeps_prompt_start=request.truncation_side == "right",
     )
 
 

@@ -107,7 +107,14 @@ class PoolingEndpoints(Api):
             vectors, num_tokens = await self._pool(public_id, asked, pooling.size, meter, trace)
             meter.end()
             POOLED_INPUTS.labels(asked.job.model, pooling.task).inc(len(vectors))
-            reply = PooledReply(name, int(time.time()), asked, pooling, vectors, num_tokens)
+            reply = PooledReply(
+                id=name,
+                created=int(time.time()),
+                asked=asked,
+                pooling=pooling,
+                vectors=vectors,
+                num_tokens=num_tokens,
+            )
             return await self._send(request, endpoint.write(reply), vectors, asked.job.warnings)
 
     async def _parsed(

@@ -101,7 +101,14 @@ class Responses(Api):
         if response_id is None:
             return OpenResponse(self._store, self._cipher, owner, background)
         created_s = background.created_s(response_id)
-        return OpenResponse(self._store, self._cipher, owner, None, response_id, created_s)
+        return OpenResponse(
+            store=self._store,
+            cipher=self._cipher,
+            owner=owner,
+            background=None,
+            response_id=response_id,
+            created_s=created_s,
+        )
 
     def _so_far(self, response_id: str) -> ResponseObject | None:
         found = self._open.get(response_id)

@@ -140,7 +140,14 @@ class OpenResponse:
     def _entry(self, response: ResponseObject) -> Entry:
         item_ids = [item.id for item in response.output]
         previous_id = response.previous_response_id
-        return Entry(self.id, self.owner, previous_id, self._input, encode(response), item_ids)
+        return Entry(
+            id=self.id,
+            owner=self.owner,
+            previous_id=previous_id,
+            input=self._input,
+            response=encode(response),
+            item_ids=item_ids,
+        )
 
     @property
     def _is_later(self) -> bool:

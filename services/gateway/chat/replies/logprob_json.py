@@ -141,11 +141,25 @@ def tokens_of(updates: Sequence[ChoiceUpdate], num_top_of_prompt: int = 0) -> It
             row = values[index]
             num_top = num_top_of_prompt if update.of_prompt else len(row) - 1
             top = None if is_whole else top_ids[index]
-            yield Token(token_id, row[0], rank, row[1:], top, num_top)
+            yield Token(
+                token_id=token_id,
+                logprob=row[0],
+                rank=rank,
+                values=row[1:],
+                top_ids=top,
+                num_top=num_top,
+            )
 
 
 def _first_token(token_id: int) -> Token:
-    return Token(token_id, None, 0, _NONE, _NONE, 0)
+    return Token(
+        token_id=token_id,
+        logprob=None,
+        rank=0,
+        values=_NONE,
+        top_ids=_NONE,
+        num_top=0,
+    )
 
 
 def pieces_of(token: Token) -> Iterator[tuple[list[int], list[bytes]]]:

@@ -57,7 +57,14 @@ def output_parser(
         functions=_functions(parsing.tools),
         is_parallel=parsing.is_parallel,
     )
-    return OutputParser(parsing, rules, table, starts, seed, reasoning_field)
+    return OutputParser(
+        parsing=parsing,
+        rules=rules,
+        table=table,
+        starts=starts,
+        seed=seed,
+        reasoning_field=reasoning_field,
+    )
 
 
 class ChoiceParser:

@@ -61,14 +61,14 @@ def prepare_chunks(
     tile_rows, tile_starts = upload_rows(*make_tiles(nums), device=device)
     ending = planned.sampling_chunks
     return Chunks(
-        by_row[0],
-        by_row[1],
-        ints[0],
-        longs[0],
-        longs[1],
-        ints[1],
-        longs[2],
-        ChunkRows(
+        slots=by_row[0],
+        nums=by_row[1],
+        input_ids=ints[0],
+        positions=longs[0],
+        slot_mapping=longs[1],
+        next_ids=ints[1],
+        next_slot_mapping=longs[2],
+        rows=ChunkRows(
             tables,
             by_row[0],
             upload(token_starts.astype(np.int32), device),
@@ -78,6 +78,6 @@ def prepare_chunks(
             planned.chunk_starts,
             token_starts,
         ),
-        upload(slots[ending].astype(np.int32), device),
-        upload(ends[ending] - 1, device),
+        sampling_slots=upload(slots[ending].astype(np.int32), device),
+        last_tokens=upload(ends[ending] - 1, device),
     )

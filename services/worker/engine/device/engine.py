@@ -277,7 +277,15 @@ class DeviceEngine:
         width = width if trunk is None else trunk.width
         tables, num_decoded = self._slots.state.block_tables, len(planned.decode_slots) * width
         chunks = prepare_chunks(self._table, planned, tables, num_decoded)
-        return MixedStep(self._segments, slots, depths, width, max_keys, chunks, trunk)
+        return MixedStep(
+            segments=self._segments,
+            decoding=slots,
+            depths=depths,
+            width=width,
+            max_keys=max_keys,
+            chunks=chunks,
+            trunk=trunk,
+        )
 
     def _sample_and_accept(self, launched: LaunchedStep, step: Step, logits: Tensor) -> None:
         slots = launched.planned.slots

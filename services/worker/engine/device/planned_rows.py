@@ -27,7 +27,15 @@ class PlannedRows:
 
     def without_chunks(self) -> "PlannedRows":
         none = self.chunk_slots[:0]
-        return PlannedRows(self.decode_slots, self.depths, none, none, none, none, none)
+        return PlannedRows(
+            decode_slots=self.decode_slots,
+            depths=self.depths,
+            chunk_slots=none,
+            chunk_nums=none,
+            chunk_starts=none,
+            num_recomputed=none,
+            sampling_chunks=none,
+        )
 
     @property
     def num_rows(self) -> int:
@@ -76,13 +84,13 @@ class HostLengths:
         recomputed = (table.lacks_state[slots[chunks]] & recomputes_states).astype(np.int64)
         table.lacks_state[slots[chunks]] = False
         return PlannedRows(
-            slots[decoding],
-            depths[decoding],
-            slots[chunks],
-            nums[chunks] + recomputed,
-            starts - recomputed,
-            recomputed,
-            ends,
+            decode_slots=slots[decoding],
+            depths=depths[decoding],
+            chunk_slots=slots[chunks],
+            chunk_nums=nums[chunks] + recomputed,
+            chunk_starts=starts - recomputed,
+            num_recomputed=recomputed,
+            sampling_chunks=ends,
         )
 
     def _advance(

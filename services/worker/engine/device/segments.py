@@ -213,13 +213,13 @@ def make_segments(loaded: LoadedModel, state: SlotState, num_blocks: int) -> Seg
     """With a KV cache of ``num_blocks``."""
     settings, share = loaded.settings, loaded.settings.draft_acceptance
     return Segments(
-        cast(TorchCausalLM, loaded.model),
-        state,
-        loaded.make_kv_cache(num_blocks),
-        torch.from_numpy(loaded.eos_ids).int().to(loaded.device),
-        loaded.speculation.method == "mtp",
-        settings.logprobs_mode == "processed_logprobs",
-        settings.attention_backend,
-        None if share is None else torch.tensor([share], device=loaded.device),
-        loaded.parallel,
+        model=cast(TorchCausalLM, loaded.model),
+        state=state,
+        kv_cache=loaded.make_kv_cache(num_blocks),
+        eos_ids=torch.from_numpy(loaded.eos_ids).int().to(loaded.device),
+        drafts=loaded.speculation.method == "mtp",
+        returns_processed=settings.logprobs_mode == "processed_logprobs",
+        attention_backend=settings.attention_backend,
+        acceptance=None if share is None else torch.tensor([share], device=loaded.device),
+        parallel=loaded.parallel,
     )

@@ -106,7 +106,22 @@ def _largest(
     """A step of chunks of ``nums`` [C] tokens, of which those in ``sampling`` [P] sample."""
     state, none = segments.state, np.zeros(0, np.int64)
     rows, zeros = np.arange(len(nums)), np.zeros(len(nums), np.int64)
-    planned = PlannedRows(none, none, rows, nums, zeros, zeros, sampling)
+    planned = PlannedRows(
+        decode_slots=none,
+        depths=none,
+        chunk_slots=rows,
+        chunk_nums=nums,
+        chunk_starts=zeros,
+        num_recomputed=zeros,
+        sampling_chunks=sampling,
+    )
     chunks = prepare_chunks(table, planned, state.block_tables, num_decoded=0)
     decoding = chunks.slots[:0]
-    return MixedStep(segments, decoding, decoding, 1 + state.max_drafts, table.max_len, chunks)
+    return MixedStep(
+        segments=segments,
+        decoding=decoding,
+        depths=decoding,
+        width=1 + state.max_drafts,
+        max_keys=table.max_len,
+        chunks=chunks,
+    )

@@ -47,7 +47,14 @@ class _Writer:
     ) -> Message:
         head = self._reply.head
         usage = self._usage(finished)
-        return Message(head.id, head.model, content, end.stop_reason, end.stop_sequence, usage)
+        return Message(
+            id=head.id,
+            model=head.model,
+            content=content,
+            stop_reason=end.stop_reason,
+            stop_sequence=end.stop_sequence,
+            usage=usage,
+        )
 
     def _usage(self, finished: Finished | None) -> Usage:
         """So far as it is known: what is cached is known at the end."""

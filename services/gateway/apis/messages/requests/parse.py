@@ -30,7 +30,17 @@ from shared.dialects.reasoning import REASONING_FORMATS
 from shared.errors import InvalidRequest
 from shared.wire.messages import ModelInfo
 
-_ANY_TEXT = Parsing("", "", "", True, True, True, False, False, False)
+_ANY_TEXT = Parsing(
+    tool_parser="",
+    reasoning_parser="",
+    tools="",
+    separates_reasoning=True,
+    shows_reasoning=True,
+    is_parallel=True,
+    is_held=False,
+    is_named=False,
+    is_legacy=False,
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,12 @@ class OpenFunctionCall:
     def _item(self, status: ItemStatus) -> FunctionCallItem:
         arguments = "".join(self._texts)
         return FunctionCallItem(
-            self.id, self._call_id, self._name, arguments, status, self._namespace
+            id=self.id,
+            call_id=self._call_id,
+            name=self._name,
+            arguments=arguments,
+            status=status,
+            namespace=self._namespace,
         )
 
 
