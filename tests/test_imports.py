@@ -77,7 +77,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"models", "step"},
         {"backends", "expert_loads", "speculation", "weights"},
         {"startup"},
-        {"engine"},
+        {"foreign", "engine"},
         {"attachment", "ranks", "step_thread"},
         {"follower", "service"},
         {"__main__"},

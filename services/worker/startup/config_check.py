@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 import torch
 
 from services.worker.models.registry import MODELS, read_architectures, read_model_config
+from services.worker.startup.implementations import implementation
 from services.worker.startup.model_shape import count_parameters
 from services.worker.weights.load import build_model
 from services.worker.weights.schemes import find_scheme
@@ -40,10 +41,8 @@ def check_config(folder: Path) -> Servable:
 
 
 def _check_transformers(folder: Path, name: str, max_model_len: int) -> None:
-    """Imports transformers, which takes seconds, only here."""
-    from services.worker.startup.load_transformers import can_serve
-
-    if not can_serve(folder, max_model_len):
+    transformers = implementation("transformers")
+    if transformers is None or not transformers.can_serve(folder, max_model_len):
         raise ConfigError(
             f"model: {name} is none of our own architectures, and transformers' cannot be served"
         )

@@ -9,6 +9,7 @@ from services.worker.layers.parallel import Parallel
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from services.worker.startup.cache_codes import CACHE_CODES
+from services.worker.startup.implementations import implementation
 from services.worker.startup.model_shape import ModelShape
 from services.worker.weights.dummy import make_dummy
 from services.worker.weights.homes import GIB
@@ -56,7 +57,7 @@ def load_ours(
 def load_theirs(
     settings: WorkerConfig, folder: Path, dtype: torch.dtype, device: torch.device, max_len: int
 ) -> tuple[CausalLM, ModelShape]:
-    """Imports transformers, which takes seconds, only here."""
+    """Raises ConfigError."""
     if settings.quantization != "none":
         raise ConfigError(f"quantization: {settings.quantization}{FOR_OUR_OWN}")
     if settings.lm_head_quantization != "none":
@@ -67,8 +68,9 @@ def load_theirs(
         raise ConfigError(f"cpu-offload-gb: {settings.cpu_offload_gb:g}{FOR_OUR_OWN}")
     if settings.enable_expert_distribution_metrics:
         raise ConfigError(f"enable-expert-distribution-metrics{FOR_OUR_OWN}")
-    from services.worker.startup.load_transformers import load_transformers
-
+    transformers = implementation("transformers")
+    if transformers is None:
+        raise ConfigError("model-impl: transformers is not a part of this installation")
     codes = CACHE_CODES[settings.kv_cache_dtype]
     is_dummy = settings.load_format == "dummy"
-    return load_transformers(folder, dtype, device, max_len, is_dummy, codes)
+    return transformers.load(folder, dtype, device, max_len, is_dummy, codes)

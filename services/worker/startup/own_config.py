@@ -5,6 +5,7 @@ from pathlib import Path
 
 from services.worker.config.model_config import ModelConfig
 from services.worker.models.registry import MODELS, find_model, read_model_config
+from services.worker.startup.implementations import implementation
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import ModelInfo
@@ -60,8 +61,7 @@ def _read_config(settings: WorkerConfig, folder: Path, model_info: ModelInfo) ->
         for_our_own = set(forms) != {"none"} or settings.cpu_offload_gb or pools
         if for_our_own or settings.speculative_config.method == "mtp":
             raise
-        from services.worker.startup.load_transformers import can_serve
-
-        if not can_serve(folder, max_len):
+        transformers = implementation("transformers")
+        if transformers is None or not transformers.can_serve(folder, max_len):
             raise
         raise ConfigError(f"{error}; or use --model-impl transformers, which is slower") from None

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from benchmarks.harness.engines import make_engine
-from services.worker.startup import load_transformers
+from services.worker.foreign import backend
 from shared.errors import ConfigError
 from tests.services.worker.checkpoints import (
     assert_greedy,
@@ -151,8 +151,8 @@ def test_state_that_nobody_declares_is_found_by_comparing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_model(tmp_path, Lfm2ForCausalLM, layer_types=["full_attention", "conv", "full_attention"])
-    kinds = load_transformers.LAYER_TYPES | {"conv"}
-    monkeypatch.setattr(load_transformers, "LAYER_TYPES", kinds)
+    kinds = backend.LAYER_TYPES | {"conv"}
+    monkeypatch.setattr(backend, "LAYER_TYPES", kinds)
     with pytest.raises(ConfigError, match="may keep state that is not in the KV cache"):
         make_engine(tmp_path)
 

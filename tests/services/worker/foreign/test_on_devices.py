@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import make_engine
 from services.worker.engine.device.recorders import CaptureError, CpuRecorder
-from services.worker.startup import load_transformers
+from services.worker.foreign import backend
 from shared.errors import ConfigError
 from shared.wire.messages import SamplingParams
 from tests.services.worker.checkpoints import assert_greedy, random_prompts
@@ -87,14 +87,14 @@ def test_a_model_that_looks_at_values_is_run_step_by_step_and_the_log_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """transformers' plainest experts ask which of them have tokens."""
-    load = load_transformers._pretrained
+    load = backend._pretrained
 
     def with_plain_experts(*arguments: Any) -> PreTrainedModel:
         model = load(*arguments)
         model.set_experts_implementation("eager")
         return model
 
-    monkeypatch.setattr(load_transformers, "_pretrained", with_plain_experts)
+    monkeypatch.setattr(backend, "_pretrained", with_plain_experts)
     save_family(tmp_path, "GptOssForCausalLM")
     with caplog.at_level(logging.WARNING):
         engine = make_engine(tmp_path, "device", model_impl="transformers")

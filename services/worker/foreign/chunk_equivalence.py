@@ -6,7 +6,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from kernels.paged_attention import prepare_attention
-from services.worker.backends.transformers_lm import TransformersLM
+from services.worker.foreign.model import TransformersLM
 from services.worker.layers.context import ForwardContext, forward_context
 from services.worker.machine.kv_cache import KVCache
 from services.worker.machine.kv_layout import KVLayout

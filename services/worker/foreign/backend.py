@@ -22,10 +22,10 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
-from services.worker.backends.transformers_lm import ATTENTION, TransformersLM
+from services.worker.foreign.chunk_equivalence import logits_in_chunks, random_texts, whole_logits
+from services.worker.foreign.model import ATTENTION, TransformersLM
 from services.worker.machine.kv_layout import KVLayout
 from services.worker.startup.model_shape import ModelShape
-from services.worker.startup.whole_and_in_chunks import logits_in_chunks, random_texts, whole_logits
 from shared.errors import ConfigError
 from shared.foreign_config import read_foreign_config
 
@@ -58,7 +58,7 @@ class LayerAttention:
 NO_ATTENTION = LayerAttention(0, 0, None)
 
 
-def load_transformers(
+def load(
     folder: Path,
     dtype: torch.dtype,
     device: torch.device,

@@ -1,0 +1,38 @@
+"""Implementations of models besides our own, by their names in ``model-impl``."""
+
+from importlib import import_module
+from pathlib import Path
+from typing import Protocol, cast
+
+import torch
+
+from services.worker.models import CausalLM
+from services.worker.startup.model_shape import ModelShape
+
+MODULES = {
+    "transformers": "services.worker.foreign.backend",
+}
+
+
+class Implementation(Protocol):
+    """A module that loads models of architectures that are not ours."""
+
+    def load(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device,
+        max_model_len: int,
+        is_dummy: bool,
+        codes: torch.dtype | None,
+    ) -> tuple[CausalLM, ModelShape]:
+        """Raises ConfigError."""
+
+    def can_serve(self, folder: Path, max_model_len: int) -> bool:
+        """Judges by shapes: no weight is read or made."""
+
+
+def implementation(name: str) -> Implementation | None:
+    """None where it is not a part of this installation. Its import may take seconds."""
+    module = MODULES.get(name)
+    return None if module is None else cast(Implementation, import_module(module))
