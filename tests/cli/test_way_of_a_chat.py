@@ -1,0 +1,93 @@
+"""Counts the files of ours that a chat runs through on its way down, in all four processes."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import AsyncOpenAI
+
+from tests.cli.serving import serving
+
+MAX_FILES = 120  # 80 are the aim
+ROOT = Path(__file__).parents[2]
+HOOK = """
+import json, os, sys, threading, time
+
+FOLDER, ROOT = os.environ["WAY_FOLDER"], os.environ["WAY_ROOT"]
+seen, submitted = {}, []
+
+
+def note(frame, event, argument):
+    if event == "call":
+        name = frame.f_code.co_filename
+        if name not in seen and name.startswith(ROOT):
+            seen[name] = time.monotonic()
+        if frame.f_code.co_name == "submit" and name.endswith("engine/host.py"):
+            submitted.append(time.monotonic())
+
+
+def wait_for(name):
+    while not os.path.exists(os.path.join(FOLDER, name)):
+        time.sleep(0.01)
+
+
+def record():
+    wait_for("start")
+    seen.clear()
+    submitted.clear()
+    wait_for("stop")
+    path = os.path.join(FOLDER, str(os.getpid()))
+    with open(path, "w") as file:
+        json.dump([seen, submitted], file)
+    os.rename(path, f"{path}.json")
+
+
+threading.Thread(target=record, daemon=True).start()
+threading.setprofile(note)
+sys.setprofile(note)
+"""
+
+
+@pytest.mark.seconds
+async def test_a_chat_runs_through_few_files_on_its_way_down(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(HOOK)
+    paths = os.pathsep.join([str(tmp_path), str(ROOT)])
+    names = {"PYTHONPATH": paths, "WAY_FOLDER": str(tmp_path), "WAY_ROOT": f"{ROOT}/"}
+    prefix = ("env", *(f"{name}={value}" for name, value in names.items()))
+    async with serving(tmp_path / "mesh", prefix=prefix) as served:
+        await served.until_ready()
+        await chat(served.client())
+        (tmp_path / "start").touch()
+        await asyncio.sleep(0.2)
+        await chat(served.client())
+        (tmp_path / "stop").touch()
+        found = await dumps(tmp_path, len(served.children()))
+    last_s = min(each[0] for _, each in found if each)
+    files = {name for seen, _ in found for name, at_s in seen.items() if at_s <= last_s}
+    ours = sorted(str(Path(name).relative_to(ROOT)) for name in files)
+    assert 40 < len(ours) <= MAX_FILES, "\n".join(ours)
+
+
+async def chat(client: AsyncOpenAI) -> None:
+    async with client:
+        stream = await client.chat.completions.create(
+            model="shoal-tiny",
+            messages=[{"role": "user", "content": "Hi"}],
+            max_tokens=4,
+            temperature=0,
+            logprobs=True,
+            top_logprobs=3,
+            stream=True,
+        )
+        async for _ in stream:
+            pass
+
+
+async def dumps(folder: Path, num: int) -> list[Any]:
+    async with asyncio.timeout(10):
+        while len(found := [*folder.glob("*.json")]) < num:
+            await asyncio.sleep(0.05)
+    return [json.loads(path.read_text()) for path in found]
