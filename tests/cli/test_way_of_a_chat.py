@@ -45,9 +45,10 @@ def record():
     os.rename(path, f"{path}.json")
 
 
-threading.Thread(target=record, daemon=True).start()
-threading.setprofile(note)
-sys.setprofile(note)
+if any(word.startswith("services.") for word in sys.orig_argv):
+    threading.Thread(target=record, daemon=True).start()
+    threading.setprofile(note)
+    sys.setprofile(note)
 """
 
 
