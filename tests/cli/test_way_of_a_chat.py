@@ -18,13 +18,14 @@ HOOK = """
 import json, os, sys, threading, time
 
 FOLDER, ROOT = os.environ["WAY_FOLDER"], os.environ["WAY_ROOT"]
+OURS = tuple(os.path.join(ROOT, name, "") for name in ("services", "shared"))
 seen, handed_on = {}, []
 
 
 def note(frame, event, argument):
     if event == "call":
         name = frame.f_code.co_filename
-        if name not in seen and name.startswith(ROOT):
+        if name not in seen and name.startswith(OURS):
             seen[name] = time.monotonic()
         if frame.f_code.co_name == "send" and name.endswith("link/peer.py"):
             message = type(frame.f_locals["message"]).__name__
@@ -61,7 +62,7 @@ if any(word.startswith("services.") for word in sys.orig_argv):
 async def test_a_chat_runs_through_few_files_on_its_way_down(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(HOOK)
     paths = os.pathsep.join([str(tmp_path), str(ROOT)])
-    names = {"PYTHONPATH": paths, "WAY_FOLDER": str(tmp_path), "WAY_ROOT": f"{ROOT}/"}
+    names = {"PYTHONPATH": paths, "WAY_FOLDER": str(tmp_path), "WAY_ROOT": str(ROOT)}
     prefix = ("env", *(f"{name}={value}" for name, value in names.items()))
     async with serving(tmp_path / "mesh", prefix=prefix) as served:
         await served.until_ready()
