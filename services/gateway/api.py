@@ -78,8 +78,5 @@ class Core:
     pieces: PieceMaker
     completions: Completions
     apis: list[Api] = field(default_factory=list)
-
-    def handler(self, path: str) -> Handler | None:
-        """The handler of a route without parameters, of any API."""
-        routes = (route for api in self.apis for route in api.routes())
-        return next((route.handler for route in routes if route.path == path), None)
+    posted: dict[str, Handler] = field(default_factory=dict)
+    """Handlers of POST, by path, of all APIs."""

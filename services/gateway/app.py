@@ -101,7 +101,9 @@ def make_app(
     for prepare in (name_response, name_server, *prepared, answer_trace, cors.mark):
         app.on_response_prepare.append(prepare)
     for api in core.apis:
-        app.add_routes(api.routes())
+        routes = [*api.routes()]
+        app.add_routes(routes)
+        core.posted.update((each.path, each.handler) for each in routes if each.method == "POST")
         if api.error_shape is not None:
             add_error_shape(api.error_shape)
 

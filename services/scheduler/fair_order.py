@@ -1,10 +1,11 @@
-"""Whose turn it is where sequences of several API keys wait. Pure.
+"""Turns of API keys whose sequences wait. Pure.
 
-A slot goes to the key with the fewest, among equals to the one that got its last slot first. That
-holds among sequences of one priority: the first of the queue says which, and nobody is put before
-one that it gives way to.
+A slot goes to the key with the fewest slots, among equals to the key whose last admission is the
+oldest. The rule holds within the priority of the first sequence in the queue; no sequence passes
+another one of an earlier priority.
 """
 
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from math import inf
@@ -15,26 +16,25 @@ LAST = inf, 0
 
 
 class FairOrder:
-    """Remembers which owner was admitted when."""
+    """Remembers the last admission of each owner."""
 
     def __init__(self) -> None:
         self._num_admitted = 0
         self._admitted: dict[str, int] = {}
 
     def note(self, sequence: Sequence) -> None:
-        """It was admitted."""
+        """Call it at each admission."""
         self._num_admitted += 1
         self._admitted[sequence.owner] = self._num_admitted
 
     def in_turn(
         self, lines: Iterable[list[Sequence]], running: Iterable[Sequence]
     ) -> Iterator[Sequence]:
-        """``lines`` hold what waits, one for each owner and priority, in order, and do not change
-        meanwhile; ``running`` has what holds a slot."""
+        """Yields waiting sequences. ``lines`` [of an owner and a priority] are sorted, and may lose
+        sequences meanwhile; sequences in ``running`` hold a slot."""
         held = Counter(each.owner for each in running)
         admitted = self._admitted.copy()
-        rest = [iter(line) for line in lines]
-        heads = {next(line): line for line in rest}
+        heads = {line[0]: line for line in lines}
         while heads:
             level = min(heads, key=_order).priority
             end = min((each.order for each in heads if each.priority < level), default=LAST)
@@ -46,8 +46,9 @@ class FairOrder:
             admitted[turn.owner] = self._num_admitted + held.total()
             yield turn
             line = heads.pop(turn)
-            if (head := next(line, None)) is not None:
-                heads[head] = line
+            index = bisect_right(line, turn.order, key=_order)
+            if index < len(line):
+                heads[line[index]] = line
 
 
 def _order(sequence: Sequence) -> tuple[float, int]:

@@ -36,25 +36,27 @@ class WaitingQueue:
     def each_where(self, condition: Callable[[Sequence], bool], start: int) -> Iterator[Sequence]:
         """Yields those of the first ``NUM_LOOKED_AT`` that meet ``condition``, then of as many from
         ``start`` on. Each may be removed before the next is asked for."""
-        for index in (0, max(start, NUM_LOOKED_AT)):
-            end = index + NUM_LOOKED_AT
-            while index < min(end, len(self._sequences)):
-                sequence = self._sequences[index]
-                if condition(sequence):
-                    yield sequence
-                if index < len(self._sequences) and self._sequences[index] is sequence:
-                    index += 1
+        places = self._from(0), self._from(max(start, NUM_LOOKED_AT))
+        return filter(condition, chain(*places))
+
+    def _from(self, index: int) -> Iterator[Sequence]:
+        """Yields up to ``NUM_LOOKED_AT``, of which each may be removed."""
+        end = index + NUM_LOOKED_AT
+        while index < min(end, len(self._sequences)):
+            sequence = self._sequences[index]
+            yield sequence
+            if index < len(self._sequences) and self._sequences[index] is sequence:
+                index += 1
 
     def each_in_turn(
         self, condition: Callable[[Sequence], bool], start: int, running: Iterable[Sequence]
     ) -> Iterator[Sequence]:
-        """Yields as ``each_where`` does, but that several owners take turns, by what each has
-        ``running``."""
+        """Yields as ``each_where`` does, but the first ones in turn of their owners, by the
+        sequences that each has ``running``."""
         if len(self._owners) <= 1:
             return self.each_where(condition, start)
-        ordered = self._fair_order.in_turn([line[:] for line in self._lines.values()], running)
-        first, num_skipped = islice(ordered, NUM_LOOKED_AT), max(0, start - NUM_LOOKED_AT)
-        others = islice(ordered, num_skipped, num_skipped + NUM_LOOKED_AT)
+        in_turn = self._fair_order.in_turn(self._lines.values(), running)
+        first, others = islice(in_turn, NUM_LOOKED_AT), self._from(max(start, NUM_LOOKED_AT))
         return filter(condition, chain(first, others))
 
     def leader_of(self, sequence: Sequence) -> Sequence | None:

@@ -44,6 +44,7 @@ def record():
     wait_for("start")
     seen.clear()
     handed_on.clear()
+    open(os.path.join(FOLDER, f"{os.getpid()}.begun"), "w").close()
     wait_for("stop")
     path = os.path.join(FOLDER, str(os.getpid()))
     with open(path, "w") as file:
@@ -68,10 +69,12 @@ async def test_a_chat_runs_through_few_files_on_its_way_down(tmp_path: Path) -> 
         await served.until_ready()
         await chat(served.client())
         (tmp_path / "start").touch()
-        await asyncio.sleep(0.2)
+        num = len(served.children())
+        await files_of(tmp_path, "*.begun", num)
         await chat(served.client())
         (tmp_path / "stop").touch()
-        found = await dumps(tmp_path, len(served.children()))
+        dumps = await files_of(tmp_path, "*.json", num)
+    found: list[Any] = [json.loads(path.read_text()) for path in dumps]
     assert all(handed_on for _, handed_on in found)
     files = {name for seen, ends in found for name, at_s in seen.items() if at_s <= ends[0]}
     ours = sorted(str(Path(name).relative_to(ROOT)) for name in files)
@@ -93,8 +96,8 @@ async def chat(client: AsyncOpenAI) -> None:
             pass
 
 
-async def dumps(folder: Path, num: int) -> list[Any]:
-    async with asyncio.timeout(10):
-        while len(found := [*folder.glob("*.json")]) < num:
+async def files_of(folder: Path, pattern: str, num: int) -> list[Path]:
+    async with asyncio.timeout(20):
+        while len(found := [*folder.glob(pattern)]) < num:
             await asyncio.sleep(0.05)
-    return [json.loads(path.read_text()) for path in found]
+    return found

@@ -6,7 +6,7 @@ from aiohttp import web
 
 from services.gateway.chat.generation import GenerationEndpoint
 from services.gateway.chat.intake import Intake
-from services.gateway.chat.open_generation import OpenGeneration, Tools, hold
+from services.gateway.chat.open_generation import GenerationTools, OpenGeneration, hold
 from services.gateway.chat.requests.parse import Limits
 from services.gateway.chat.requests.reply_bytes import token_bytes
 from services.gateway.chat.requests.runner import check_generates
@@ -37,7 +37,7 @@ class Completions:
             config.max_priority_boost,
             config.history_limit,
         )
-        self._tools = Tools(mesh, pieces, config)
+        self._tools = GenerationTools(mesh, pieces, config)
 
     async def serve(self, request: web.Request, endpoint: GenerationEndpoint) -> web.StreamResponse:
         started_s = time.monotonic()

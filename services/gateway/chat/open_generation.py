@@ -41,7 +41,7 @@ DROPPED_TURNS = "X-Shoal-Dropped-Turns"
 _NO_IDS = np.zeros(0, np.int32)
 
 
-class Tools:
+class GenerationTools:
     """Parts of the gateway that every generation uses."""
 
     def __init__(self, mesh: Mesh, pieces: PieceMaker, config: GatewayConfig) -> None:
@@ -56,7 +56,7 @@ class Tools:
 class OpenGeneration:
     def __init__(
         self,
-        tools: Tools,
+        tools: GenerationTools,
         request: web.Request,
         endpoint: GenerationEndpoint,
         job: Job,

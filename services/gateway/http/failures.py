@@ -66,12 +66,10 @@ def add_error_shape(shape: ErrorShape) -> None:
 
 def error_response(error: RequestError, request: web.BaseRequest | None = None) -> web.Response:
     """OpenAI's where what came is no ``request``."""
-    shapes = () if request is None else (shape for shape in _shapes if shape.is_for(request))
-    shape = next(iter(shapes), None)
-    if shape is None or request is None:
-        response = json_response(error_body(error), error.status)
-    else:
-        response = json_response(shape.body(error, request_id(request)), shape.status(error))
+    response = json_response(error_body(error), error.status)
+    for shape in _shapes:
+        if request is not None and shape.is_for(request):
+            response = json_response(shape.body(error, request_id(request)), shape.status(error))
     response.headers[hdrs.SERVER] = SERVER
     if error.retry_after_s is not None:
         response.headers[hdrs.RETRY_AFTER] = str(max(1, math.ceil(error.retry_after_s)))

@@ -31,7 +31,7 @@ class Invocations(Api):
             fields = await intake.parser.parse(body, lambda body: decode(body).keys())
             model = await self._core.mesh.tokenizers.ready_model()
             reservation.is_served = True
-        handler = self._core.handler(path_of(fields, model))
+        handler = self._core.posted.get(path_of(fields, model))
         if handler is None:
             raise unknown_body()
         return await handler(request)
