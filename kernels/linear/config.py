@@ -22,9 +22,9 @@ class Config(NamedTuple):
     num_stages: int
 
     def options(self, known: Constants) -> dict[str, int]:
-        """What a launch is given besides its kernel's arguments. Of a weight in codes a sum would
-        be fused with the multiplication by a scale only where both are in one register, and its
-        bits would depend on the sizes of a program."""
+        """Launch options. Without fusion for quantized weights: a sum would be fused with the
+        multiplication by a scale only in one register, and its bits would depend on the sizes of a
+        program."""
         options = {"num_warps": self.num_warps, "num_stages": self.num_stages}
         return options if known.kind == "dense" else options | {"enable_fp_fusion": False}
 

@@ -14,8 +14,8 @@ LONG_BYTES = 128 << 10
 
 
 class Lanes:
-    """``num_threads`` for what is short, one for what is ``LONG_BYTES`` long or longer, each for
-    one owner: beside them, one thread more is for other owners."""
+    """An owner has ``num_threads`` for short texts and one for texts from ``LONG_BYTES`` on; other
+    owners have one more thread of each kind."""
 
     def __init__(self, num_threads: int) -> None:
         self._short = _Lane(num_threads, "encode")

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 
 class FairSlots:
-    """A free slot goes to the owner with the fewest, among equals to the one that got its last slot
-    first. No owner has more than ``most``."""
+    """Gives a free slot to the owner with the fewest, among equals to the owner with the oldest
+    last slot. ``most`` is the limit of one owner."""
 
     def __init__(self, num: int, most: int | None = None) -> None:
         self._num_free = num

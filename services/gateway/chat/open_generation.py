@@ -102,8 +102,7 @@ class OpenGeneration:
         return [each.tobytes().decode() for each in encoded], offsets
 
     async def _accept(self, collector: OutputCollector) -> list[Array]:
-        """The ids of the prompts, all of which will run, but for those aborted before. They are all
-        that a replay needs of the prompts."""
+        """Returns the ids of all prompts, empty for aborted ones: enough for a replay."""
         job = self._job
         with self._trace.measure("accept"):
             async with accepting(self._tools.accept_timeout_s):

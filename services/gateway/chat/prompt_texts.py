@@ -21,8 +21,8 @@ class PromptTexts:
             return [await self._echo(job.owner, prompt) for prompt in job.prompts]
 
     async def shown(self, job: Job) -> tuple[list[Array], list[Array | None]]:
-        """The texts of the prompts in UTF-8, and where in them their tokens are, as far as the
-        client wants them; None for a prompt that came as ids."""
+        """Returns texts of prompts in UTF-8 and places of their tokens, each if the client asked;
+        for a prompt of ids."""
         texts = [prompt for prompt in job.prompts if job.returns_prompt_text]
         located = [prompt for prompt in job.prompts if job.returns_offsets]
         async with accepting(self._timeout_s):

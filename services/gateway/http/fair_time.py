@@ -1,9 +1,9 @@
 """Bounds what one API key takes of the gateway's time beside others.
 
 Every request costs time, a refused one too, and all requests share one event loop and one
-interpreter. So the time that the requests of a key take, on the loop and on threads, is measured.
-While requests of other keys come and the loop is late, a key that has used up its share begins its
-next request later. A key alone never waits.
+interpreter. Each key is charged with the time of its requests, on the loop and on threads. While
+other keys are active and the loop is late, a key above its share starts its next request later.
+A key without neighbours never waits.
 """
 
 import asyncio
@@ -17,14 +17,14 @@ from types import coroutine
 from typing import Any, TypeVar
 
 SHARE = 0.25
-"""Of a core, which a key has in any case."""
+"""Of a core, for each key."""
 LATE_S = 0.002
-"""A turn of the loop that takes longer is felt: a first token waits for several."""
+"""Limit of a turn of the loop: a first token waits for several turns."""
 BURST_S = 0.02
-"""Of time that a key may take at once."""
+"""Time of a key at once, without delay."""
 MAX_DEBT_S = 0.25
 ACTIVE_S = 10.0
-"""A key counts as another one for so long after its last request."""
+"""A key is active for this time after its last request."""
 
 Charge = Callable[[float], None]
 Result = TypeVar("Result")
@@ -50,7 +50,7 @@ class FairTime:
         self._uses: OrderedDict[str, _Use] = OrderedDict()  # the key that asked last is the last
 
     def wait_s(self, key: str, now_s: float) -> float:
-        """How long the next request of ``key`` is to wait before it begins."""
+        """The delay of the next request of ``key``."""
         use = self._uses.setdefault(key, _Use(now_s, now_s))
         use.asked_s = now_s
         self._uses.move_to_end(key)
@@ -73,14 +73,14 @@ class FairTime:
 
 
 class FairTurns:
-    """Requests of a key that has used up its share begin one after the other."""
+    """Starts requests of a key above its share one after the other."""
 
     def __init__(self) -> None:
         self._time = FairTime()
         self._lines: dict[str, asyncio.Lock] = {}
 
     async def run(self, key: str, handling: Coroutine[Any, Any, Result]) -> Result:
-        """What ``handling`` returns or raises, once it is the turn of ``key``."""
+        """Returns the result of ``handling``, which starts at the turn of ``key``."""
         try:
             await self._wait(key)
         except BaseException:
@@ -104,7 +104,7 @@ class FairTurns:
 
 
 async def _is_late() -> bool:
-    """Whether the loop takes long for a turn."""
+    """True if a turn of the loop takes over ``LATE_S``."""
     started_s = monotonic()
     await asyncio.sleep(0)
     return monotonic() - started_s > LATE_S
@@ -113,7 +113,7 @@ async def _is_late() -> bool:
 async def on_thread(
     threads: ThreadPoolExecutor, call: Callable[..., Result], *arguments: object
 ) -> Result:
-    """What ``call`` returns or raises; the key of the request is charged with its time."""
+    """Returns the result of ``call`` and charges its time to the key of the request."""
     spent_s = 0.0
 
     def timed() -> Result:
