@@ -21,8 +21,8 @@ class PromptTexts:
             return [await self._echo(job.owner, prompt) for prompt in job.prompts]
 
     async def shown(self, job: Job) -> tuple[list[Array], list[Array | None]]:
-        """Returns texts of prompts in UTF-8 and places of their tokens, each if the client asked;
-        for a prompt of ids."""
+        """Returns texts of prompts in UTF-8 and places of their tokens, each if the client asked.
+        The places of a prompt of ids are None."""
         texts = [prompt for prompt in job.prompts if job.returns_prompt_text]
         located = [prompt for prompt in job.prompts if job.returns_offsets]
         async with accepting(self._timeout_s):
