@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 
 from cli.serve import _check_port
+from services.gateway.http.server import HttpSite
 from services.gateway.service import GatewayService
 from shared.errors import ConfigError
 from shared.link.sockets.context import Context
@@ -35,7 +36,7 @@ IpExt: 7
 
 
 async def test_backlogs_are_as_long_as_the_kernel_lets_them_be(gateway: GatewayService) -> None:
-    site: Any = [*gateway._runner.sites][-1]  # the first is the gateway's own socket
+    site: Any = next(each for each in gateway._runner.sites if isinstance(each, HttpSite))
     [listening] = site._server.sockets
     info = listening.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
     given = int.from_bytes(info[MAX_BACKLOG_OFFSET : MAX_BACKLOG_OFFSET + 4], "little")
