@@ -17,13 +17,13 @@ from services.worker.backends.torch_lm import TorchLM
 from services.worker.engine.device.chunks import prepare_chunks
 from services.worker.engine.device.device_slots import DeviceSlots
 from services.worker.engine.device.mixed_step import MixedStep
-from services.worker.engine.device.planned_rows import PlannedRows
 from services.worker.engine.device.segments import Segments
 from services.worker.engine.device.steps import DecodeStep
 from services.worker.engine.device.trunk_graphs import RecordedTrunk, TrunkShape
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models.registry import find_model
 from services.worker.slots.table import SlotTable
+from services.worker.step.rows import Rows
 from services.worker.weights.load import build_model
 from shared.wire.messages import Capacity
 
@@ -63,8 +63,8 @@ def mixed_launches(
     num_slots, rows, chunks = num_rows + len(nums), np.arange(num_rows), np.arange(len(nums))
     segments, table = _segments(config, num_slots, max_len)
     slots = torch.from_numpy(rows).int().to(META)
-    none, zeros = np.zeros_like(rows), np.zeros_like(chunks)
-    planned = PlannedRows(rows, none, num_rows + chunks, np.array(nums), zeros, zeros, chunks)
+    zeros = np.zeros_like(chunks)
+    planned = Rows(num_rows + chunks, zeros, np.array(nums), zeros, zeros, chunks)
     trunk = None
     if num_padded is not None:
         hidden = torch.empty(num_padded, config["hidden_size"], dtype=DTYPE, device=META)

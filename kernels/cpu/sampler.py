@@ -63,15 +63,17 @@ class NativeSampler:
     def logprobs(
         self,
         logits: Tensor,
-        rows: np.ndarray,
-        tokens: np.ndarray,
+        tokens: Tensor,
         num_top: int | None,
+        rows: np.ndarray | None = None,
         ids: np.ndarray | None = None,
     ) -> RowLogprobs:
-        """Of ``rows`` [N] int64 and their ``tokens`` [N] int64; ``num_top`` < V, or None: the whole
-        vocabulary; or of ``ids`` [N, num_top] instead of the likeliest."""
+        """Of ``tokens`` [S] int64, or of ``rows`` [N] int64 of them alone; ``num_top`` < V, or
+        None: the whole vocabulary; or of ``ids`` [N, num_top] instead of the likeliest."""
         logits = logits.contiguous()
-        num, (_, vocab_size) = len(rows), logits.shape
+        num_rows, vocab_size = logits.shape
+        rows = np.arange(num_rows) if rows is None else rows
+        wanted, num = tokens.numpy()[rows], len(rows)
         width = vocab_size if num_top is None else num_top
         values = torch.empty(num, 1 + width)
         top_ids = torch.empty(num, num_top or 0, dtype=torch.int32)
@@ -79,7 +81,7 @@ class NativeSampler:
             top_ids.copy_(torch.from_numpy(ids))
         ranks = torch.empty(num, dtype=torch.int32)
         self._logprobs(
-            *(address(logits), vocab_size, num, array_address(rows), array_address(tokens)),
+            *(address(logits), vocab_size, num, array_address(rows), array_address(wanted)),
             *(-1 if num_top is None else num_top, ids is None),
             *(address(values), address(top_ids), address(ranks)),
         )

@@ -10,11 +10,9 @@ from torch import Tensor
 from kernels.grammar_mask import hide
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.config.model_config import ModelConfig
-from services.worker.engine.device.adjust_logits import Adjusted
 from services.worker.engine.device.chunks import prepare_chunks
 from services.worker.engine.device.device_slots import DeviceSlots
 from services.worker.engine.device.mixed_step import MixedStep
-from services.worker.engine.device.planned_rows import PlannedRows
 from services.worker.engine.device.segments import Segments
 from services.worker.engine.device.steps import DecodeStep, Step
 from services.worker.engine.device.warm_up import warm_up
@@ -24,6 +22,8 @@ from services.worker.layers.stack_experts import stack_experts
 from services.worker.machine.kv_cache import KVCache
 from services.worker.machine.streams import upload
 from services.worker.slots.table import SlotTable
+from services.worker.step.rows import Rows
+from services.worker.step.sampler import Adjusted
 from services.worker.weights.load import build_model, quantize
 from services.worker.weights.online import Quantization
 from shared.wire.messages import Capacity
@@ -51,11 +51,10 @@ class DryEngine:
         chunk_slots = num_rows + np.arange(len(nums))
         starts = 7 * np.arange(len(nums))
         ending = np.delete(np.arange(len(nums)), slice(1, 2))
-        depths = np.full(num_rows, depth)
-        planned = PlannedRows(slots, depths, chunk_slots, ints, starts, 0 * starts, ending)
+        planned = Rows(chunk_slots, starts, ints, 0 * ints, 0 * ints, ending)
         tables, num_decoded = self.segments.state.block_tables, num_rows * (1 + depth)
         chunks = prepare_chunks(self.table, planned, tables, num_decoded)
-        rows = upload(slots, CPU), upload(depths.astype(np.int32), CPU)
+        rows = upload(slots, CPU), upload(np.full(num_rows, depth, np.int32), CPU)
         return MixedStep(self.segments, *rows, 1 + depth, MAX_LEN, chunks)
 
     def run(self, step: Step, is_adjusted: bool = False) -> None:
@@ -73,7 +72,7 @@ def _masked(logits: Tensor) -> Adjusted:
     masks = np.zeros((len(logits) - 1, -(-logits.shape[1] // 32)), np.int32)
     if len(masks):
         hide(adjusted, upload(np.arange(1, len(logits)), CPU), upload(masks, CPU))
-    return Adjusted(adjusted, upload(np.zeros(1, np.int64), CPU))
+    return Adjusted(adjusted, np.zeros(1, np.int64))
 
 
 def start(

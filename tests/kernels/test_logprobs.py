@@ -31,11 +31,11 @@ def test_rows_have_the_logprobs_of_the_reference(
     logits[(logits == 0) & (rng.random(logits.shape) < 0.5)] = -0.0
     logits[:, rng.integers(vocab_size)] = 0
     rows = np.flatnonzero(rng.random(num) < 0.8)
-    tokens = rng.integers(0, vocab_size, len(rows))
+    tokens = rng.integers(0, vocab_size, num)
     num_top = None if num_top is None else min(num_top, vocab_size)
-    result = sampler.logprobs(torch.from_numpy(logits), rows, tokens, num_top)
+    result = sampler.logprobs(torch.from_numpy(logits), torch.from_numpy(tokens), num_top, rows)
     for index, row in enumerate(rows):
-        own, rank, values, top_ids = logprobs_row(logits[row], int(tokens[index]), num_top)
+        own, rank, values, top_ids = logprobs_row(logits[row], int(tokens[row]), num_top)
         np.testing.assert_allclose(result.values[index], [own, *values], atol=TOLERANCE)
         assert int(result.ranks[index]) == rank
         assert result.top_ids[index].tolist() == top_ids
@@ -47,14 +47,14 @@ def test_logprobs_of_a_large_vocabulary_are_the_same_bits_alone_and_among_others
 ) -> None:
     rng, num = np.random.default_rng(8), 9
     logits = torch.from_numpy(rng.normal(size=(num, 40_001)).astype(np.float32) * 4)
-    tokens = rng.integers(0, 40_001, num)
-    result = sampler.logprobs(logits, np.arange(num), tokens, num_top)
+    tokens = torch.from_numpy(rng.integers(0, 40_001, num))
+    result = sampler.logprobs(logits, tokens, num_top)
     for row in range(num):
         own, rank, values, top_ids = logprobs_row(logits[row].numpy(), int(tokens[row]), num_top)
         np.testing.assert_allclose(result.values[row], [own, *values], atol=TOLERANCE)
         assert int(result.ranks[row]) == rank
         assert result.top_ids[row].tolist() == top_ids
-        alone = sampler.logprobs(logits, np.array([row]), tokens[row : row + 1], num_top)
+        alone = sampler.logprobs(logits, tokens, num_top, np.array([row]))
         assert alone.values[0].equal(result.values[row])
 
 
@@ -63,10 +63,10 @@ def test_logprobs_of_named_ids_are_those_of_the_whole_vocabulary_bit_by_bit(
 ) -> None:
     rng = np.random.default_rng(6)
     logits = torch.from_numpy(rng.normal(size=(9, 40_001)).astype(np.float32) * 4)
-    rows, tokens = np.array([1, 4, 8]), rng.integers(0, 40_001, 3)
+    rows, tokens = np.array([1, 4, 8]), torch.from_numpy(rng.integers(0, 40_001, 9))
     ids = rng.integers(0, 40_001, (3, 128))
-    found = sampler.logprobs(logits, rows, tokens, 128, ids)
-    whole = sampler.logprobs(logits, rows, tokens, None)
+    found = sampler.logprobs(logits, tokens, 128, rows, ids)
+    whole = sampler.logprobs(logits, tokens, None, rows)
     assert found.top_ids.tolist() == ids.tolist()
     assert found.top_ids.dtype == torch.int32
     assert found.ranks.equal(whole.ranks)
@@ -93,11 +93,11 @@ def test_logprobs_of_prompts_and_many_likeliest_tokens_break_ties_alike_on_every
 def test_rows_that_are_not_finite_do_not_disturb_others(sampler: Sampler, wrong: float) -> None:
     """The logprobs of such a row are not meaningful, but its ids are those of tokens."""
     logits = torch.from_numpy(np.random.default_rng(2).normal(size=(4, 2000)).astype(np.float32))
-    tokens = np.array([5, 6, 7, 8])
-    expected = sampler.logprobs(logits, np.arange(4), tokens, 30)
+    tokens = torch.tensor([5, 6, 7, 8])
+    expected = sampler.logprobs(logits, tokens, 30)
     broken = logits.clone()
     broken[1], broken[3, ::3] = wrong, wrong
-    result = sampler.logprobs(broken, np.arange(4), tokens, 30)
+    result = sampler.logprobs(broken, tokens, 30)
     assert ((result.top_ids >= 0) & (result.top_ids < 2000)).all()
     for row in (0, 2):
         assert result.values[row].equal(expected.values[row])
@@ -107,6 +107,6 @@ def test_rows_that_are_not_finite_do_not_disturb_others(sampler: Sampler, wrong:
 
 def test_values_are_float32_and_ids_int32(sampler: Sampler) -> None:
     for num_top in (0, 3, None):
-        result = sampler.logprobs(torch.randn(2, 9), np.arange(2), np.array([1, 2]), num_top)
+        result = sampler.logprobs(torch.randn(2, 9), torch.tensor([1, 2]), num_top)
         assert result.values.dtype == torch.float32
         assert result.top_ids.dtype == result.ranks.dtype == torch.int32

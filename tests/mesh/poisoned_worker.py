@@ -20,7 +20,7 @@ POISON = int(os.environ.get("SHOAL_TEST_POISON", "-1"))
 
 class PoisonedEngine(HostEngine):
     def _forward(self, batch: Batch) -> Tensor:
-        for slot in batch.slots:
+        for slot in batch.rows.slots:
             if POISON in self._slots.ids[slot, : self._slots.num_tokens[slot]]:
                 os._exit(9)
         return super()._forward(batch)

@@ -5,19 +5,23 @@ what the one before it has sampled.
 """
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.logprobs.row_logprobs import RowLogprobs
 from kernels.sample import NOT_COMPILED, NOT_FINITE
 from services.worker.engine.plain_steps import PlainSteps
 from services.worker.engine.protocol import StepOutput
 from services.worker.layers.context import forward_context
+from services.worker.layers.parallel import Parallel
+from services.worker.machine.streams import Fetched, OnHost
 from services.worker.metrics import EXPERT_LOADS
+from services.worker.models import CausalLM
 from services.worker.slots.table import SlotTable
 from services.worker.speculation.choose import make_drafter
 from services.worker.speculation.drafter import RecordedStep, agree_on_drafts
@@ -25,25 +29,110 @@ from services.worker.startup.choose_backend import choose_kernels
 from services.worker.startup.loaded_model import LoadedModel, load
 from services.worker.startup.plan_memory import estimate_requirements, plan_worker
 from services.worker.step.batch import Batch, prepare_batch
-from services.worker.step.logprobs import gather_logprobs
-from services.worker.step.pooling import pooled_rows
-from services.worker.step.prompt_logprobs import ask_prompts, prompt_rows
-from services.worker.step.repetition import end_repetitions
-from services.worker.step.results import (
-    RowPart,
-    StepRows,
-    draft_rows,
-    join_steps,
-    record,
-    with_parts,
-)
-from services.worker.step.sampling import prepare_sampling
-from services.worker.step.verify import verify
+from services.worker.step.parts import make_parts
+from services.worker.step.results import StepRows, join_steps
+from services.worker.step.rows import Rows
+from services.worker.step.sampler import Adjusted, Sampler
+from services.worker.step.sampling import random_rows_of
+from services.worker.step.step import Acceptance, Sampled, Step, StepRunner
+from services.worker.step.verify import AcceptOutcome, verify
 from services.worker.weights.progress import Progress
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
-from shared.wire.messages import ResultRow, StepPlan, StepResult
-from shared.wire.token_arrays import TokenArrays
+from shared.wire.messages import StepPlan, StepResult
+
+
+@dataclass(frozen=True)
+class HostBackend:
+    """Arrays live in the host's memory, which can be read at once."""
+
+    table: SlotTable
+    sampler: Sampler
+    model: CausalLM
+    eos_ids: np.ndarray  # [E] int64
+    returns_processed: bool
+    parallel: Parallel
+
+    @property
+    def has_rules(self) -> np.ndarray:
+        return self.table.has_logits_rules
+
+    def upload(self, array: np.ndarray) -> Tensor:
+        return torch.from_numpy(array)
+
+    def fetch(self, *tensors: Tensor) -> Fetched:
+        return OnHost(*tensors)
+
+    def fetch_draft_scores(self, slots: np.ndarray) -> Fetched:
+        scores = self.table.draft_logprobs[slots], self.table.draft_ranks[slots]
+        return OnHost(*map(torch.from_numpy, scores))
+
+    def catch_up(self) -> None:
+        """There is one step at a time."""
+
+
+@dataclass(frozen=True)
+class HostSampled:
+    """What is accepted is known at once."""
+
+    tokens: Tensor  # [S] int64; below 0 is what is wrong with the row
+    scores: Tensor
+    outcome: AcceptOutcome
+    narrow: tuple[Tensor, ...] = ()
+
+    def candidates(self) -> tuple[np.ndarray, np.ndarray]:
+        outcome = self.outcome
+        return outcome.rows, np.repeat(np.arange(len(outcome.codes)), outcome.num_emitted)
+
+    @property
+    def acceptance(self) -> Acceptance:
+        return self
+
+    def read(self, table: SlotTable, rows: Rows) -> tuple[Rows, AcceptOutcome]:
+        return rows, self.outcome
+
+
+class HostComputation:
+    """``forward`` computes the hidden states [T, hidden_size] of a batch."""
+
+    def __init__(
+        self, backend: HostBackend, batch: Batch, forward: Callable[[Batch], Tensor]
+    ) -> None:
+        self.hidden: Tensor
+        self._backend = backend
+        self._batch = batch
+        self._forward = forward
+        self._logits: Tensor
+
+    def forward(self) -> Tensor:
+        self.hidden = self._forward(self._batch)
+        sampling = self.hidden.index_select(0, self._batch.sampling_tokens)
+        self._logits = self._backend.model.logits(sampling)
+        return self._logits
+
+    def first_logits(self) -> np.ndarray:
+        rows = self._batch.rows
+        nums = 1 + rows.num_drafts[rows.sampling_rows]
+        first: np.ndarray = np.cumsum(nums) - nums
+        return first
+
+    def sample(self, adjusted: Adjusted | None) -> Sampled:
+        backend, batch, logits = self._backend, self._batch, self._logits
+        places = batch.logits_slots, batch.logits_positions, logits.device
+        random = random_rows_of(backend.table, *places)
+        allowed = logits if adjusted is None else adjusted.logits
+        tokens = backend.sampler.sample(logits, allowed, random)
+        if adjusted is not None:
+            waiting = adjusted.waiting
+            tokens[waiting[tokens[waiting] != NOT_FINITE]] = NOT_COMPILED
+        tokens = backend.parallel.first(torch.from_numpy(tokens)).numpy()
+        outcome = verify(backend.table, batch.rows, tokens, backend.eos_ids)
+        processed = backend.returns_processed
+        scores = backend.sampler.process(allowed, random) if processed else logits
+        return HostSampled(torch.from_numpy(tokens), scores, outcome)
+
+    def chunk_states(self) -> Tensor:
+        return self.hidden
 
 
 class HostEngine:
@@ -68,14 +157,32 @@ class HostEngine:
         report.publish()
         self.model_info = loaded.model_info
         self.capacity = loaded.capacity(report.num_blocks, self.max_num_steps)
-        self._model, self._sampler, self._pooler = loaded.model, loaded.sampler, loaded.pooler
+        self._model, self._pooler = loaded.model, loaded.pooler
         self._speculation, self._eos_ids = loaded.speculation, loaded.eos_ids
         self._parallel = loaded.parallel
-        self._returns_processed = settings.logprobs_mode == "processed_logprobs"
         self._slots = SlotTable(self.capacity, loaded.make_guides())
         self._kv_cache = loaded.make_kv_cache(report.num_blocks)
+        self._backend = HostBackend(
+            table=self._slots,
+            sampler=loaded.sampler,
+            model=loaded.model,
+            eos_ids=loaded.eos_ids,
+            returns_processed=settings.logprobs_mode == "processed_logprobs",
+            parallel=loaded.parallel,
+        )
+        self._runner = StepRunner(
+            self._slots,
+            make_parts(
+                self._slots,
+                self._backend,
+                loaded.pooler,
+                loaded.model,
+                loaded.model_info.vocab_size,
+                loaded.eos_ids,
+            ),
+        )
         self._drafter = make_drafter(
-            *(self._speculation, settings.speculative_config, self._model, self._sampler),
+            *(self._speculation, settings.speculative_config, self._model, loaded.sampler),
             *(self._kv_cache, self._eos_ids, self.capacity),
         )
         self._plain_steps = self._choose_plain_steps(loaded)
@@ -149,15 +256,15 @@ class HostEngine:
                 self._draft(recorded)
                 recorded = None
             batch = self._prepare(plan)
-            if not len(batch.slots):
+            if not len(batch.rows.slots):
                 break
             if self._plain_steps is not None and self._plain_steps.may_run(plan, batch):
                 plain, num_steps = self._plain_steps.run(batch, plan.num_steps - num_done)
                 brought.append(plain)
                 num_done += num_steps
                 continue
-            rows, arrays, recorded = self._run(batch, plan.draft_depth)
-            brought.append((rows, arrays))
+            rows, recorded = self._run(batch, plan.draft_depth)
+            brought.append(rows)
             num_done += 1
         return brought, num_done, recorded
 
@@ -169,46 +276,17 @@ class HostEngine:
         recomputes_states = self._drafter.recomputes_states and plan.draft_depth > 0
         return prepare_batch(self._slots, plan, self._kv_cache, recomputes_states)
 
-    def _run(
-        self, batch: Batch, draft_depth: int
-    ) -> tuple[list[ResultRow], TokenArrays, RecordedStep]:
-        table, sampler = self._slots, self._sampler
-        hidden = self._forward(batch)
-        logits = self._model.logits(hidden.index_select(0, batch.sampling_tokens))
-        adjustments, waiting, random = prepare_sampling(
-            *(table, batch.logits_slots, batch.logits_positions),
-            *(self._eos_ids, logits.device),
-        )
-        adjusted = logits if adjustments is None else sampler.adjust(logits, adjustments)
-        sampled = sampler.sample(logits, adjusted, random)
-        sampled[waiting[sampled[waiting] != NOT_FINITE]] = NOT_COMPILED
-        sampled = self._parallel.first(torch.from_numpy(sampled)).numpy()
-        outcome = verify(table, batch, sampled, self._eos_ids)
-        outcome = end_repetitions(table, batch.sampling_slots, outcome)
-        scored_logits = sampler.process(adjusted, random) if self._returns_processed else logits
-        logprobs = gather_logprobs(table, batch.logits_slots, outcome, scored_logits, sampler)
-        drafts = draft_rows(table, batch, outcome)
-        rows, emitted = record(table, batch, outcome, logprobs)
+    def _run(self, batch: Batch, draft_depth: int) -> tuple[StepRows, RecordedStep]:
+        step = Step(batch.rows, min(draft_depth, self._speculation.num_drafts))
+        computation = HostComputation(self._backend, batch, self._forward)
+        step.computation = computation
+        self._runner.forward(step)
+        result = self._runner.sample(step)
+        rows, outcome = self._runner.finish(result), result.outcome
         if self._model.clears_blocks and outcome.has_bad_drafts.any():
             self._kv_cache.clear_slots(batch.kv_slots_of(outcome.has_bad_drafts))
-        prompts = self._prompt_rows(batch, hidden)
-        continuing = batch.sampling_slots[~outcome.has_ended & (outcome.num_emitted > 0)]
-        depth = min(draft_depth, self._speculation.num_drafts)
-        arrays = TokenArrays(emitted, *logprobs.arrays())
-        rows, arrays = with_parts(table, rows, arrays, prompts + drafts)
-        return rows, arrays, RecordedStep(batch, hidden, continuing, depth)
-
-    def _prompt_rows(self, batch: Batch, hidden: Tensor) -> list[RowPart]:
-        starts = batch.host_positions[batch.token_ends - batch.num_tokens]
-        chunks = self._slots, batch.slots, starts, batch.num_tokens, hidden
-        if self._pooler is not None:
-            return pooled_rows(self._slots, batch, self._pooler.pool(*chunks))
-        vocab_size = self.model_info.vocab_size
-        parts = ask_prompts(*chunks, vocab_size, self._model.logits, self._score)
-        return prompt_rows(self._slots, batch, parts)
-
-    def _score(self, logits: Tensor, tokens: np.ndarray, num_top: int | None) -> RowLogprobs:
-        return self._sampler.logprobs(logits, np.arange(len(tokens)), tokens, num_top)
+        continuing = batch.rows.sampling_slots[~outcome.has_ended & (outcome.num_emitted > 0)]
+        return rows, RecordedStep(batch, computation.hidden, continuing, step.depth)
 
     def _forward(self, batch: Batch) -> Tensor:
         """Hidden states [T, hidden_size] of all tokens."""

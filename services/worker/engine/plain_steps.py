@@ -8,15 +8,13 @@ from kernels.cpu.decode import DecodeRows, NativeDecoder
 from kernels.paged_attention import AttentionBatch
 from services.worker.slots.table import SlotTable
 from services.worker.step.batch import Batch
-from services.worker.step.logprobs import StepLogprobs
-from services.worker.step.results import StepRows, result_row
+from services.worker.step.results import NO_LOGPROBS, StepRows, result_row
 from services.worker.step.sampling import random_rows_of
 from services.worker.step.verify import ends_text, has_ended
 from shared.wire.messages import ResultRow, StepPlan, TokenRun
 from shared.wire.token_arrays import TokenArrays
 
 ONE_TOKEN = TokenRun(1)
-NO_LOGPROBS = StepLogprobs({})
 
 
 class PlainSteps:
@@ -29,13 +27,14 @@ class PlainSteps:
 
     def may_run(self, plan: StepPlan, batch: Batch) -> bool:
         """Whether each row of ``batch``, which is ``plan``'s, has one token and samples one."""
-        is_one_each = len(batch.rows) == len(batch.slots) == len(batch.sampling_rows)
-        return is_one_each and not plan.prefill and not self._table.wants_more[batch.slots].any()
+        slots, num_sampling = batch.rows.slots, len(batch.rows.sampling_rows)
+        is_one_each = len(batch.token_rows) == len(slots) == num_sampling
+        return is_one_each and not plan.prefill and not self._table.wants_more[slots].any()
 
     def run(self, batch: Batch, num_steps: int) -> tuple[StepRows, int]:
         """Runs at most ``num_steps``, and none after one with which a sequence ends. Returns what
         they brought, and how many they were."""
-        table, slots = self._table, batch.slots
+        table, slots = self._table, batch.rows.slots
         num_known = batch.host_positions + 1
         context = batch.context
         assert isinstance(context.attention, AttentionBatch)
@@ -50,7 +49,7 @@ class PlainSteps:
             ignores_eos=table.ignore_eos[slots],
         )
         tokens = self._decoder.run(rows, num_steps)
-        ordered = batch.sampling_rows
+        ordered = batch.rows.sampling_rows
         return self._record(slots[ordered], tokens.T[ordered]), len(tokens)
 
     def _record(self, slots: np.ndarray, tokens: np.ndarray) -> StepRows:

@@ -31,6 +31,7 @@ from services.worker.metrics import STAGE_BUSY_SECONDS, STAGE_STEPS, STAGE_STEPS
 from services.worker.slots.copies import copy_slots, copy_width, paste_slots
 from services.worker.slots.table import SlotTable
 from services.worker.step.batch import Batch
+from services.worker.step.rows import Rows
 from services.worker.weights.progress import Progress
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import StepPlan
@@ -92,13 +93,12 @@ class StageEngine(HostEngine):
         STAGE_STEPS_AHEAD.inc(len(self._undecided) > self._decided.qsize())
         self._apply(plan, ids)
         batch = self._prepare(plan)
-        states = self._forward(batch) if len(batch.slots) else NO_STATES
+        rows = batch.rows
+        states = self._forward(batch) if len(rows.slots) else NO_STATES
         self._line.send_states(states)
         table = self._slots
-        table.num_computed[batch.slots] += (
-            batch.num_tokens - batch.num_drafts - batch.num_recomputed
-        )
-        table.lacks_state[batch.slots] = False
+        table.num_computed[rows.slots] += rows.num_tokens - rows.num_drafts - rows.num_recomputed
+        table.lacks_state[rows.slots] = False
         self._num_steps += 1
         self._waits_for[self._touched] = self._num_steps
         step = _Undecided(self._num_steps, batch, self._touched, output)
@@ -107,7 +107,7 @@ class StageEngine(HostEngine):
 
     def _prepare(self, plan: StepPlan) -> Batch:
         batch = super()._prepare(plan)
-        self._touched = _touched_slots(self._slots, batch)
+        self._touched = _touched_slots(self._slots, batch.rows)
         return batch
 
     def _given(self, batch: Batch) -> Tensor:
@@ -147,8 +147,8 @@ class StageEngine(HostEngine):
     def _clear_drafts(self, batch: Batch, slots: np.ndarray) -> None:
         """Takes the KV of drafts out of the cache whose rows are computed again: it may have
         numbers that are not finite."""
-        has_drafts = batch.num_drafts[batch.sampling_rows] > 0
-        is_bad = np.isin(batch.sampling_slots, slots) & has_drafts
+        has_drafts = batch.rows.num_drafts[batch.rows.sampling_rows] > 0
+        is_bad = np.isin(batch.rows.sampling_slots, slots) & has_drafts
         if is_bad.any():
             self._kv_cache.clear_slots(batch.kv_slots_of(is_bad))
 
@@ -175,12 +175,12 @@ class StageEngine(HostEngine):
         output.set_result((result, arrays))
 
 
-def _touched_slots(table: SlotTable, batch: Batch) -> np.ndarray:
-    """The slots [n] int64 of ``batch`` of which the last stage may emit something, or which it may
+def _touched_slots(table: SlotTable, rows: Rows) -> np.ndarray:
+    """The slots [n] int64 of ``rows`` of which the last stage may emit something, or which it may
     close: all that it samples of, that are read to the end of what is known, or whose prompts are
     scored or pooled."""
-    slots = batch.slots
-    ends = batch.host_positions[batch.token_ends - 1] + 1 - batch.num_drafts
+    slots = rows.slots
+    is_read = rows.ends - rows.num_drafts == table.num_tokens[slots]
     is_scored = table.num_prompt_logprobs[slots] != NO_LOGPROBS
-    touched: np.ndarray = slots[(ends == table.num_tokens[slots]) | is_scored]
+    touched: np.ndarray = slots[is_read | is_scored]
     return touched

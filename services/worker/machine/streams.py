@@ -1,6 +1,7 @@
 """What goes between host and device without making either wait."""
 
 import time
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -24,6 +25,22 @@ def upload_rows(*rows: np.ndarray, device: torch.device) -> list[Tensor]:
     padded = np.zeros((len(rows), -(-length // ALIGNED) * ALIGNED), rows[0].dtype)
     padded[:, :length] = rows
     return [row[:length] for row in upload(padded, device)]
+
+
+class Fetched(Protocol):
+    """Arrays on their way to the host."""
+
+    def wait(self) -> list[np.ndarray]: ...
+
+
+class OnHost:
+    """``tensors`` of the host, which nothing changes until they are read."""
+
+    def __init__(self, *tensors: Tensor) -> None:
+        self._tensors = tensors
+
+    def wait(self) -> list[np.ndarray]:
+        return [tensor.numpy() for tensor in self._tensors]
 
 
 class Download:

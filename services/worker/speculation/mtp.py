@@ -31,8 +31,8 @@ from services.worker.slots.table import SlotTable
 from services.worker.speculation.drafter import RecordedStep, rooms
 from services.worker.speculation.mtp_coverage import MtpCoverage
 from services.worker.step.batch import make_context
-from services.worker.step.sampler import Sampler
-from services.worker.step.sampling import prepare_sampling
+from services.worker.step.sampler import Adjusted, Sampler
+from services.worker.step.sampling import adjust_logits, await_grammars, random_rows_of
 from shared.wire.messages import Capacity, StepPlan
 
 
@@ -92,16 +92,16 @@ class MtpDrafter:
     def _catch_up(self, table: SlotTable, done: RecordedStep) -> Tensor:
         """The pairs of all tokens of the step: [T, hidden]."""
         batch = done.batch
-        slots = batch.slots[batch.rows]
+        rows = batch.rows
+        slots = rows.slots[batch.token_rows]
         entries = batch.host_positions + 1
         ids = torch.from_numpy(table.ids[slots, entries]).to(done.hidden.device)
-        ends = batch.token_ends
-        first, last = entries[ends - batch.num_tokens], entries[ends - 1]
-        self._coverage.note(table, batch.slots, first, last, table.num_tokens[batch.slots])
+        first, last = rows.starts + 1, rows.ends
+        self._coverage.note(table, rows.slots, first, last, table.num_tokens[rows.slots])
         slot_mapping = table.slot_mapping(slots, entries)
         context = make_context(
-            table, batch.slots, batch.num_tokens, last + 1, slot_mapping, self._kv_cache,
-            self._coverage.starts[batch.slots],
+            table, rows.slots, rows.num_tokens, last + 1, slot_mapping, self._kv_cache,
+            self._coverage.starts[rows.slots],
         )  # fmt: skip
         states = self._head.first_state(done.hidden)
         with forward_context(context):
@@ -132,28 +132,44 @@ class MtpDrafter:
         slots, num = drafts.slots, drafts.num
         computed, logits = self._head.logits(drafts.out)
         positions = np.minimum(table.num_tokens[slots] + num, table.max_len)
-        sampling = prepare_sampling(table, slots, positions, self._eos_ids, logits.device)
-        adjusted = logits
-        if sampling.adjustments is not None:
-            adjusted = self._sampler.adjust(logits, sampling.adjustments)
-        tokens = self._sampler.sample(computed, adjusted, sampling.random)
-        tokens[sampling.waiting] = NOT_COMPILED
+        adjusted = self._adjusted(table, logits, slots, positions)
+        random = random_rows_of(table, slots, positions, logits.device)
+        tokens = self._sampler.sample(computed, adjusted.logits, random)
+        tokens[adjusted.waiting] = NOT_COMPILED
         is_sampled = (tokens >= 0) & (num < drafts.rooms) & (table.num_drafts[slots] == num)
         table.ids[slots[is_sampled], positions[is_sampled]] = tokens[is_sampled]
         table.num_drafts[slots[is_sampled]] += 1
         drafts.num += 1
         if table.wants_draft_logprobs[slots].any():
-            rows = np.arange(len(slots))
-            found = self._sampler.logprobs(logits, rows, np.maximum(tokens, 0), 0)
+            drawn = torch.from_numpy(np.maximum(tokens, 0))
+            found = self._sampler.logprobs(logits, drawn, 0)
             table.draft_logprobs[slots, num] = found.values[:, 0].cpu().numpy()
             table.draft_ranks[slots, num] = found.ranks.cpu().numpy()
+
+    def _adjusted(
+        self, table: SlotTable, logits: Tensor, slots: np.ndarray, positions: np.ndarray
+    ) -> Adjusted:
+        rows = np.flatnonzero(table.has_logits_rules[slots])
+        if not len(rows):
+            return Adjusted(logits, rows)
+        await_grammars(table, slots)
+        adjusted = adjust_logits(
+            table,
+            logits,
+            rows=rows,
+            slots=slots[rows],
+            positions=positions[rows],
+            eos_ids=self._eos_ids,
+            sampler=self._sampler,
+            upload=torch.from_numpy,
+        )
+        return adjusted or Adjusted(logits, rows[:0])
 
 
 def _last_tokens(table: SlotTable, done: RecordedStep, slots: np.ndarray) -> np.ndarray:
     """The token of the step before the last known id of each slot: its index in T [N]."""
-    batch = done.batch
-    lasts = batch.token_ends - 1
+    rows = done.batch.rows
     origins = np.zeros(len(table.is_open), np.int64)  # of position 0, were it in the step
-    origins[batch.slots] = lasts - batch.host_positions[lasts]
+    origins[rows.slots] = rows.token_ends - rows.ends
     found: np.ndarray = origins[slots] + table.num_tokens[slots] - 2
     return found

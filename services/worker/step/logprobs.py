@@ -1,76 +1,105 @@
 """The logprobs that sequences asked for, as the buffers of a StepResult."""
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from dataclasses import dataclass
 
 import numpy as np
-from torch import Tensor
 
-from kernels.logprobs.num_logprobs import NO_LOGPROBS
+from kernels.logprobs.num_logprobs import MAX_TOP, NO_LOGPROBS
+from services.worker.machine.streams import Fetched
 from services.worker.slots.table import SlotTable
-from services.worker.step.sampler import Sampler
-from services.worker.step.verify import AcceptOutcome
+from services.worker.step.results import StepLogprobs, TokenLogprobs
+from services.worker.step.step import Backend, PendingResult, Sampled, Step, StepPart
 from shared.wire.messages import ALL_TOKENS, MIN_LOGPROB
 
 # Logits that are worked on at a time, so that what stays on the device for it is bounded.
 MAX_LOGITS_AT_ONCE = 1 << 22
 
-_NO_FLOATS = np.zeros(0, np.float32)
-_NO_IDS = np.zeros(0, np.int32)
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """Logprobs of N rows of the logits, on their way to the host."""
+
+    rows: np.ndarray  # [N] int64, ascending
+    nums: np.ndarray  # [N] int64: how many of the likeliest the request wants
+    places: np.ndarray  # [N] int64, indices into what is fetched
+    fetched: Fetched  # values, top ids and ranks
+    is_named: bool = False  # of ids that the requests name
+
+    def of(self, indices: np.ndarray) -> list[TokenLogprobs]:
+        """``indices`` [n] into ``rows``. Waits."""
+        all_values, top_ids, ranks = self.fetched.wait()
+        places, nums = self.places[indices], self.nums[indices].tolist()
+        values = all_values[places]
+        np.maximum(values, MIN_LOGPROB, out=values)
+        make = by_likelihood if self.is_named else TokenLogprobs
+        columns = values, top_ids[places], ranks[places].tolist(), nums
+        return [
+            make(own[: 1 + num], ids[:num], rank)
+            for own, ids, rank, num in zip(*columns, strict=True)
+        ]
 
 
-class TokenLogprobs(NamedTuple):
-    """The logprobs of one row: its token's own and those of the likeliest, their ids, its rank."""
+class Logprobs(StepPart[list[_Piece]]):
+    """A step that has logprobs of its own gives those of few likeliest tokens; others are computed
+    for every row whose token may be emitted."""
 
-    values: np.ndarray  # [1 + k or 1 + V] float32
-    top_ids: np.ndarray  # [k or 0] int32
-    rank: int
+    def __init__(self, table: SlotTable, backend: Backend) -> None:
+        self._table = table
+        self._backend = backend
 
+    def after_sampling(self, step: Step) -> list[_Piece] | None:
+        table, sampled = self._table, step.sampled
+        slots = step.rows.sampling_slots
+        is_asking = table.num_logprobs[slots] != NO_LOGPROBS
+        if sampled is None or not is_asking.any():
+            return None
+        rows, owners = sampled.candidates()
+        kept = np.flatnonzero(is_asking[owners])
+        rows, slots = rows[kept], slots[owners[kept]]
+        vocab_size = sampled.scores.shape[-1]
+        nums, has_ids = (
+            num_top_of(table.num_logprobs[slots], vocab_size),
+            table.has_logprob_ids[slots],
+        )
+        pieces = []
+        if sampled.narrow:
+            is_narrow = ~has_ids & (nums <= MAX_TOP)
+            if is_narrow.any():
+                pieces.append(self._narrow(sampled, rows[is_narrow], nums[is_narrow]))
+            rows, slots = rows[~is_narrow], slots[~is_narrow]
+            nums, has_ids = nums[~is_narrow], has_ids[~is_narrow]
+        is_whole = nums == vocab_size
+        for is_of_kind in (~has_ids & ~is_whole, ~has_ids & is_whole, has_ids):
+            for some in pieces_of(np.flatnonzero(is_of_kind), vocab_size):
+                ids = logprob_ids(table, slots[some]) if has_ids[some[0]] else None
+                pieces.append(self._ask(sampled, rows[some], nums[some], ids))
+        return pieces
 
-class StepLogprobs:
-    """Logprobs by index of the token, only of those for which the request asked."""
+    def after_acceptance(self, result: PendingResult, note: list[_Piece]) -> None:
+        found: dict[int, TokenLogprobs] = {}
+        rows = result.outcome.rows
+        for piece in note:
+            indices = np.searchsorted(piece.rows, rows)
+            tokens = np.flatnonzero(piece.rows.take(indices, mode="clip") == rows)
+            found |= zip(tokens.tolist(), piece.of(indices[tokens]), strict=True)
+        result.logprobs = StepLogprobs(found)
 
-    def __init__(self, tokens: dict[int, TokenLogprobs]) -> None:
-        self._tokens = tokens
+    def _narrow(self, sampled: Sampled, rows: np.ndarray, nums: np.ndarray) -> _Piece:
+        return _Piece(rows, nums, rows, self._backend.fetch(*sampled.narrow))
 
-    def widths(self, index: int) -> tuple[int, int]:
-        """Returns ``num_values`` and ``num_top_ids`` of the run that begins with a token."""
-        by_token = self._tokens.get(index)
-        return (len(by_token.values), len(by_token.top_ids)) if by_token is not None else (0, 0)
-
-    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns values, ids of the likeliest and ranks of all tokens in order, concatenated."""
-        by_token = [self._tokens[index] for index in sorted(self._tokens)]
-        if not by_token:
-            return _NO_FLOATS, _NO_IDS, _NO_IDS
-        values = np.concatenate([each.values for each in by_token])
-        top_ids = np.concatenate([each.top_ids for each in by_token])
-        return values, top_ids, np.array([each.rank for each in by_token], np.int32)
-
-
-def gather_logprobs(
-    table: SlotTable,
-    slots: np.ndarray,
-    outcome: AcceptOutcome,
-    logits: Tensor,
-    sampler: Sampler,
-) -> StepLogprobs:
-    """Returns the logprobs of the E emitted tokens; ``slots`` [S] are those of the rows of
-    ``logits`` [S, V], raw or processed."""
-    rows = outcome.rows
-    slots, tokens = slots[rows], outcome.emitted
-    asked, vocab_size = table.num_logprobs[slots], logits.shape[-1]
-    is_asking = asked != NO_LOGPROBS
-    if not is_asking.any():
-        return StepLogprobs({})
-    nums, has_ids = num_top_of(asked, vocab_size), table.has_logprob_ids[slots]
-    by_token: dict[int, TokenLogprobs] = {}
-    for is_of_kind in (~has_ids & (nums < vocab_size), ~has_ids & (nums == vocab_size), has_ids):
-        for some in pieces(np.flatnonzero(is_asking & is_of_kind), vocab_size):
-            ids = logprob_ids(table, slots[some]) if has_ids[some[0]] else None
-            found = _gather(logits, rows[some], tokens[some], nums[some], sampler, ids)
-            by_token |= zip(some.tolist(), found, strict=True)
-    return StepLogprobs(by_token)
+    def _ask(
+        self, sampled: Sampled, rows: np.ndarray, nums: np.ndarray, ids: np.ndarray | None
+    ) -> _Piece:
+        """All or none of the ``nums`` [N] of likeliest tokens are V, unless ``ids`` [N, the most of
+        them] say which are wanted."""
+        scores, tokens = sampled.scores, sampled.tokens
+        num_top: int | None = int(nums.max())
+        if ids is None and num_top == scores.shape[-1]:
+            num_top = None
+        found = self._backend.sampler.logprobs(scores, tokens, num_top, rows, ids)
+        fetched = self._backend.fetch(found.values, found.top_ids, found.ranks)
+        return _Piece(rows, nums, np.arange(len(rows)), fetched, is_named=ids is not None)
 
 
 def logprob_ids(table: SlotTable, slots: np.ndarray) -> np.ndarray:
@@ -94,29 +123,7 @@ def num_top_of(asked: np.ndarray, vocab_size: int) -> np.ndarray:
     return nums
 
 
-def pieces(rows: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:
+def pieces_of(rows: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:
     """Splits ``rows`` [n] of logits into pieces that fit the scratch memory."""
     num = max(1, MAX_LOGITS_AT_ONCE // vocab_size)
     return (rows[start : start + num] for start in range(0, len(rows), num))
-
-
-def _gather(
-    logits: Tensor,
-    rows: np.ndarray,
-    tokens: np.ndarray,
-    nums: np.ndarray,
-    sampler: Sampler,
-    ids: np.ndarray | None,
-) -> list[TokenLogprobs]:
-    """Returns the logprobs of ``rows`` [N] of the logits; all or none of the ``nums`` [N] of
-    likeliest tokens are V, unless ``ids`` [N, the most of them] say which are wanted."""
-    num_top: int | None = int(nums.max())
-    if ids is None and num_top == logits.shape[-1]:
-        num_top = None
-    found = sampler.logprobs(logits, rows, tokens, num_top, ids)
-    values, top_ids = found.values.clamp(min=MIN_LOGPROB).cpu().numpy(), found.top_ids.cpu().numpy()
-    make = TokenLogprobs if ids is None else by_likelihood
-    return [
-        make(values[index, : 1 + num], top_ids[index, :num], rank)
-        for index, (num, rank) in enumerate(zip(nums.tolist(), found.ranks.tolist(), strict=True))
-    ]

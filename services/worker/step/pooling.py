@@ -14,9 +14,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from kernels.sample import NOT_FINITE
-from services.worker.machine.streams import Download
+from services.worker.machine.streams import Fetched
 from services.worker.slots.table import SlotTable
-from services.worker.step.results import ERRORS, ComputedRows, RowPart
+from services.worker.step.results import ERRORS, RowPart
+from services.worker.step.rows import Rows
+from services.worker.step.step import Backend, PendingResult, Step, StepPart
 from shared.wire.messages import NO_TOKENS, Activation, Pooling, ResultRow, RunKind, TokenRun
 from shared.wire.token_arrays import TokenArrays
 
@@ -31,15 +33,15 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class PooledPart:
+class _Pooled:
     """Row ``row`` of what prompts were pooled to, on its way to the host."""
 
-    download: Download
+    fetched: Fetched
     row: int
 
     def values(self) -> np.ndarray:
         """[num_values] float32; waits until they are there."""
-        values: np.ndarray = self.download.wait()[0][self.row]
+        values: np.ndarray = self.fetched.wait()[0][self.row]
         return values
 
 
@@ -66,19 +68,12 @@ class Pooler:
         # By slot, of prompts that are not computed to their end: a sum, or the first state.
         self._partial: dict[int, Tensor] = {}
 
-    def pool(
-        self,
-        table: SlotTable,
-        slots: np.ndarray,
-        starts: np.ndarray,
-        nums: np.ndarray,
-        hidden: Tensor,
-    ) -> dict[int, PooledPart]:
-        """Takes the chunks of a step, and starts the download of the prompts that they end, by
-        slot. Each of ``slots`` [C] has ``nums`` [C] states of ``hidden`` [T, hidden_size], from
-        position ``starts`` [C] on."""
-        lasts = np.cumsum(nums)
-        columns = slots, starts, lasts - nums, lasts, starts + nums == table.prompt_lens[slots]
+    def pool(self, table: SlotTable, rows: Rows, hidden: Tensor) -> list[tuple[Tensor, list[int]]]:
+        """Takes the chunks of a step, which have the states ``hidden`` [T, hidden_size]. Returns
+        what the prompts that they end are pooled to, [n, num_values], and the slots of these."""
+        starts, nums = rows.starts, rows.num_tokens
+        lasts, is_end = rows.token_ends, rows.ends == table.prompt_lens[rows.slots]
+        columns = rows.slots, starts, lasts - nums, lasts, is_end
         chunks = []
         for slot, start, first, last, ends in zip(
             *(each.tolist() for each in columns), strict=True
@@ -95,11 +90,10 @@ class Pooler:
             if chunk.ends_prompt:
                 state = self._pooled(chunk, table, states)
                 found.setdefault(chunk.pooling, {})[chunk.slot] = state
-        parts: dict[int, PooledPart] = {}
-        for pooling, by_slot in found.items():
-            download = Download(self._answers(torch.stack(list(by_slot.values())), pooling))
-            parts |= {slot: PooledPart(download, row) for row, slot in enumerate(by_slot)}
-        return parts
+        return [
+            (self._answers(torch.stack(list(by_slot.values())), pooling), list(by_slot))
+            for pooling, by_slot in found.items()
+        ]
 
     def _single_states(self, chunks: Sequence[_Chunk], hidden: Tensor) -> dict[int, Tensor]:
         """The states that stand for a whole prompt, by slot; first ones are kept."""
@@ -148,29 +142,42 @@ class Pooler:
         return ACTIVATIONS[pooling.activation](states)
 
 
-def pooled_rows(
-    table: SlotTable, computed: ComputedRows, parts: Mapping[int, PooledPart]
-) -> list[RowPart]:
-    """Returns the rows of prompts that are pooled, once the step is recorded, and closes their
-    slots."""
-    rows = []
-    for slot in computed.slots.tolist():
-        if slot not in parts:
-            continue
+class PooledPrompts(StepPart[dict[int, _Pooled]]):
+    """Their slots are closed when they are pooled."""
+
+    def __init__(self, table: SlotTable, backend: Backend, pooler: Pooler) -> None:
+        self._table = table
+        self._backend = backend
+        self._pooler = pooler
+
+    def after_sampling(self, step: Step) -> dict[int, _Pooled] | None:
+        chunks = step.rows.chunks
+        if not len(chunks.slots):
+            return None
+        found: dict[int, _Pooled] = {}
+        for values, slots in self._pooler.pool(
+            self._table, chunks, step.computation.chunk_states()
+        ):
+            fetched = self._backend.fetch(values)
+            found |= {slot: _Pooled(fetched, row) for row, slot in enumerate(slots)}
+        return found
+
+    def rows_of(self, result: PendingResult, note: dict[int, _Pooled]) -> list[RowPart]:
+        return [self._row(slot, pooled.values()) for slot, pooled in note.items()]
+
+    def _row(self, slot: int, values: np.ndarray) -> RowPart:
+        table = self._table
         table.is_open[slot] = False
         request, attempt = table.requests[slot]
-        values = parts[slot].values()
         if not np.isfinite(values).all():
             row = ResultRow(slot, request, attempt, NO_TOKENS, error=ERRORS[NOT_FINITE])
-            rows.append(RowPart(row, TokenArrays()))
-            continue
+            return RowPart(row, TokenArrays())
         last = table.prompt_lens[slot] - 1
         arrays = TokenArrays(
             table.ids[slot, last : last + 1].copy(), values, ranks=np.zeros(1, np.int32)
         )
         run = TokenRun(1, len(values), kind=RunKind.POOLED)
-        rows.append(RowPart(ResultRow(slot, request, attempt, run, "length"), arrays))
-    return rows
+        return RowPart(ResultRow(slot, request, attempt, run, "length"), arrays)
 
 
 def _norm(x: Tensor) -> Tensor:

@@ -4,20 +4,22 @@ They are those of the model, also where those of sampled tokens are processed: n
 from them. Logits of all positions never exist at once.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kernels.logprobs.num_logprobs import NO_LOGPROBS
-from kernels.logprobs.row_logprobs import RowLogprobs
 from kernels.sample import NOT_FINITE
-from services.worker.machine.streams import Download
+from services.worker.machine.streams import Fetched
+from services.worker.models import CausalLM
 from services.worker.slots.table import SlotTable
-from services.worker.step.logprobs import num_top_of, pieces
-from services.worker.step.results import ERRORS, ComputedRows, RowPart
+from services.worker.step.logprobs import num_top_of, pieces_of
+from services.worker.step.results import ERRORS, RowPart
+from services.worker.step.step import Backend, PendingResult, Step, StepPart
 from shared.wire.messages import (
     MIN_LOGPROB,
     NO_TOKENS,
@@ -28,105 +30,105 @@ from shared.wire.messages import (
 )
 from shared.wire.token_arrays import TokenArrays, join
 
-LogitsOf = Callable[[Tensor], Tensor]  # [n, hidden_size] → [n, V] float32
-# logits [n, V], tokens [n] int64, and how many of the likeliest are wanted; None: all.
-Score = Callable[[Tensor, np.ndarray, int | None], RowLogprobs]
-
 
 @dataclass(frozen=True, slots=True)
-class PromptPart:
+class _Scored:
     """Logprobs of the tokens ``ids`` [n] of a prompt, on their way to the host. The last one is
     number ``last``, counted from the prompt's second."""
 
     ids: np.ndarray
     last: int
-    downloads: list[Download]  # values, top ids and ranks, in pieces
+    pieces: list[Fetched]  # values, top ids and ranks
 
     def arrays(self) -> TokenArrays:
         """Waits until they are there."""
         start, found = 0, []
-        for download in self.downloads:
-            values, top_ids, ranks = download.wait()
+        for piece in self.pieces:
+            values, top_ids, ranks = piece.wait()
             ids = self.ids[start : start + len(ranks)]
             found.append(TokenArrays(ids, values.ravel(), top_ids.ravel(), ranks))
             start += len(ranks)
         return join(found)
 
 
-def ask_prompts(
-    table: SlotTable,
-    slots: np.ndarray,
-    starts: np.ndarray,
-    nums: np.ndarray,
-    hidden: Tensor,
-    vocab_size: int,
-    logits_of: LogitsOf,
-    score: Score,
-) -> dict[int, PromptPart]:
-    """Starts the logprobs of every chunk whose request asks for them, and returns them by slot.
-    Each of ``slots`` [C] has ``nums`` [C] states of ``hidden`` [T, hidden_size], from position
-    ``starts`` [C] on."""
-    asked = table.num_prompt_logprobs[slots]
-    if (asked == NO_LOGPROBS).all():
-        return {}
-    ends, prompt_lens = starts + nums, table.prompt_lens[slots]
-    # Tokens before a chunk were scored by the chunks before it, whose results may be under way.
-    firsts = np.maximum(table.num_prompt_scored[slots], starts)
-    lasts = np.minimum(ends, prompt_lens - 1)
-    rows = np.cumsum(nums) - nums
-    nums_top = num_top_of(asked, vocab_size)
-    found = {}
-    for index in np.flatnonzero((asked != NO_LOGPROBS) & (firsts < lasts)).tolist():
-        slot, offset = int(slots[index]), rows[index] - starts[index]
-        states = hidden[firsts[index] + offset : lasts[index] + offset]
-        ids = table.ids[slot, firsts[index] + 1 : lasts[index] + 1].copy()
-        scored = _pieces_of(states, ids, int(nums_top[index]), vocab_size, logits_of, score)
-        if nums_top[index] < vocab_size:  # little, so that one copy takes all
-            columns = zip(*scored, strict=True)
-            downloads = [Download(*(torch.cat(each) for each in columns))]
-        else:
-            downloads = [Download(*each) for each in scored]
-        found[slot] = PromptPart(ids, int(lasts[index]), downloads)
-    return found
+class _Chunk(NamedTuple):
+    """What a chunk brings the result: logprobs, if asked for, or the end of a sequence that emits
+    nothing."""
+
+    slot: int
+    scored: _Scored | None
+    is_over: bool
 
 
-def _pieces_of(
-    states: Tensor,
-    ids: np.ndarray,
-    num_top: int,
-    vocab_size: int,
-    logits_of: LogitsOf,
-    score: Score,
-) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yields values, top ids and ranks, in pieces, for ``states`` [n, hidden_size], which are
-    followed by ``ids`` [n]."""
-    for piece in pieces(np.arange(len(ids)), vocab_size):
-        logits = logits_of(states[piece[0] : piece[-1] + 1])
-        tokens = ids[piece].astype(np.int64)
-        found = score(logits, tokens, num_top if num_top < vocab_size else None)
+class PromptLogprobs(StepPart[list[_Chunk]]):
+    def __init__(
+        self, table: SlotTable, backend: Backend, model: CausalLM, vocab_size: int
+    ) -> None:
+        self._table = table
+        self._backend = backend
+        self._model = model
+        self._vocab_size = vocab_size
+
+    def after_sampling(self, step: Step) -> list[_Chunk] | None:
+        table, chunks = self._table, step.rows.chunks
+        slots, prompt_lens = chunks.slots, table.prompt_lens[chunks.slots]
+        asks = table.num_prompt_logprobs[slots] != NO_LOGPROBS
+        is_over = (chunks.ends == prompt_lens) & (table.end[slots] == prompt_lens)
+        if not (asks | is_over).any():
+            return None
+        # Tokens before a chunk were scored by the chunks before it, whose results may be under way.
+        firsts = np.maximum(table.num_prompt_scored[slots], chunks.starts)
+        lasts = np.minimum(chunks.ends, prompt_lens - 1)
+        asks &= firsts < lasts
+        offsets = chunks.token_ends - chunks.ends
+        hidden = step.computation.chunk_states() if asks.any() else None
+        found = []
+        for row in np.flatnonzero(asks | is_over).tolist():
+            slot, scored = int(slots[row]), None
+            if hidden is not None and asks[row]:
+                states = hidden[firsts[row] + offsets[row] : lasts[row] + offsets[row]]
+                ids = table.ids[slot, firsts[row] + 1 : lasts[row] + 1].copy()
+                scored = _Scored(ids, int(lasts[row]), self._score(slot, states, ids))
+            found.append(_Chunk(slot, scored, bool(is_over[row])))
+        return found
+
+    def rows_of(self, result: PendingResult, note: list[_Chunk]) -> list[RowPart]:
+        """Closes sequences that end with their prompt."""
+        table, parts = self._table, []
+        for slot, scored, is_over in note:
+            arrays = TokenArrays()
+            if scored is not None and table.num_prompt_logprobs[slot] != NO_LOGPROBS:
+                arrays = scored.arrays()
+                table.num_prompt_scored[slot] = scored.last
+            elif not is_over:
+                continue
+            parts.append(_part(table, slot, arrays, is_over))
+        return parts
+
+    def _score(self, slot: int, states: Tensor, ids: np.ndarray) -> list[Fetched]:
+        """Begins to fetch the logprobs of ``ids`` [n], which follow ``states`` [n, hidden_size]."""
+        num_top = int(num_top_of(self._table.num_prompt_logprobs[slot], self._vocab_size))
+        is_narrow = num_top < self._vocab_size
+        wanted = num_top if is_narrow else None
+        pieces = pieces_of(np.arange(len(ids)), self._vocab_size)
+        scored: Iterable[tuple[Tensor, ...]] = (
+            self._score_piece(states[piece[0] : piece[-1] + 1], ids[piece], wanted)
+            for piece in pieces
+        )
+        if is_narrow:  # little, so that one copy takes all
+            scored = [tuple(torch.cat(each) for each in zip(*scored, strict=True))]
+        return [self._backend.fetch(*each) for each in scored]
+
+    def _score_piece(
+        self, states: Tensor, ids: np.ndarray, num_top: int | None
+    ) -> tuple[Tensor, ...]:
+        """Returns values, top ids and ranks; values of logits that are not finite are NaN."""
+        logits = self._model.logits(states)
+        tokens = self._backend.upload(ids.astype(np.int64))
+        found = self._backend.sampler.logprobs(logits, tokens, num_top)
         is_finite = logits.sum(-1, keepdim=True).isfinite()
         values = torch.where(is_finite, found.values.clamp(min=MIN_LOGPROB), torch.nan)
-        yield values, found.top_ids, found.ranks
-
-
-def prompt_rows(
-    table: SlotTable, computed: ComputedRows, parts: Mapping[int, PromptPart]
-) -> list[RowPart]:
-    """Returns the rows of prompts, once the step is recorded, and closes sequences that end with
-    their prompt."""
-    slots = computed.slots
-    prompt_lens, ends = table.prompt_lens[slots], table.num_computed[slots]
-    is_over = (ends == prompt_lens) & (table.end[slots] == prompt_lens)
-    parts_out = []
-    for slot, over in zip(slots.tolist(), is_over.tolist(), strict=True):
-        arrays = TokenArrays()
-        if slot in parts and table.num_prompt_logprobs[slot] != NO_LOGPROBS:
-            arrays = parts[slot].arrays()
-            table.num_prompt_scored[slot] = parts[slot].last
-        elif not over:
-            continue
-        parts_out.append(_part(table, slot, arrays, over))
-    return parts_out
+        return values, found.top_ids, found.ranks
 
 
 def _part(table: SlotTable, slot: int, arrays: TokenArrays, is_over: bool) -> RowPart:

@@ -6,8 +6,23 @@ import numpy as np
 
 from kernels.accept.output import REPEATED, RUNS
 from services.worker.slots.table import SlotTable
+from services.worker.step.step import PendingResult, Step, StepPart
 from services.worker.step.verify import AcceptOutcome
 from shared.wire.messages import Repetition
+
+
+class Repetitions(StepPart[bool]):
+    """See ``end_repetitions``."""
+
+    def __init__(self, table: SlotTable) -> None:
+        self._table = table
+
+    def after_sampling(self, step: Step) -> bool | None:
+        return bool(self._table.ends_repetition[step.rows.sampling_slots].any()) or None
+
+    def after_acceptance(self, result: PendingResult, note: bool) -> None:
+        slots = result.rows.sampling_slots
+        result.outcome = end_repetitions(self._table, slots, result.outcome)
 
 
 def end_repetitions(table: SlotTable, slots: np.ndarray, outcome: AcceptOutcome) -> AcceptOutcome:

@@ -1,7 +1,7 @@
 """Records a step in the slot table, as the result that goes to the scheduler."""
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -9,10 +9,10 @@ from kernels.accept.output import FULL, REPEATED, STOPPED
 from kernels.sample import NOT_FINITE, NOTHING_LEFT
 from services.worker.guides.slot_guide import SlotGuide
 from services.worker.slots.table import SlotTable
-from services.worker.step.logprobs import StepLogprobs
+from services.worker.step.rows import Rows
 from services.worker.step.verify import AcceptOutcome
 from shared.errors import GRAMMAR_TOO_COMPLEX, NO_TOKEN_ALLOWED
-from shared.wire.messages import NO_TOKENS, FinishReason, ResultRow, RunKind, TokenRun
+from shared.wire.messages import NO_TOKENS, FinishReason, ResultRow, TokenRun
 from shared.wire.token_arrays import Layout, TokenArrays, join
 
 ERRORS = {
@@ -23,24 +23,40 @@ ERRORS = {
 FINISHES: dict[int, FinishReason] = {STOPPED: "stop", FULL: "length", REPEATED: "repetition"}
 StepRows = tuple[list[ResultRow], TokenArrays]
 
+_NO_FLOATS = np.zeros(0, np.float32)
+_NO_IDS = np.zeros(0, np.int32)
 
-class ComputedRows(Protocol):
-    """R rows of a step, of which Q sample; see ``Batch``."""
 
-    @property
-    def slots(self) -> np.ndarray: ...
-    @property
-    def num_tokens(self) -> np.ndarray: ...
-    @property
-    def token_ends(self) -> np.ndarray: ...
-    @property
-    def num_drafts(self) -> np.ndarray: ...
-    @property
-    def num_recomputed(self) -> np.ndarray: ...
-    @property
-    def sampling_rows(self) -> np.ndarray: ...
-    @property
-    def sampling_slots(self) -> np.ndarray: ...
+class TokenLogprobs(NamedTuple):
+    """The logprobs of one row: its token's own and those of the likeliest, their ids, its rank."""
+
+    values: np.ndarray  # [1 + k or 1 + V] float32
+    top_ids: np.ndarray  # [k or 0] int32
+    rank: int
+
+
+class StepLogprobs:
+    """Logprobs by index of the token, only of those for which the request asked."""
+
+    def __init__(self, tokens: dict[int, TokenLogprobs]) -> None:
+        self._tokens = tokens
+
+    def widths(self, index: int) -> tuple[int, int]:
+        """Returns ``num_values`` and ``num_top_ids`` of the run that begins with a token."""
+        by_token = self._tokens.get(index)
+        return (len(by_token.values), len(by_token.top_ids)) if by_token is not None else (0, 0)
+
+    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns values, ids of the likeliest and ranks of all tokens in order, concatenated."""
+        by_token = [self._tokens[index] for index in sorted(self._tokens)]
+        if not by_token:
+            return _NO_FLOATS, _NO_IDS, _NO_IDS
+        values = np.concatenate([each.values for each in by_token])
+        top_ids = np.concatenate([each.top_ids for each in by_token])
+        return values, top_ids, np.array([each.rank for each in by_token], np.int32)
+
+
+NO_LOGPROBS = StepLogprobs({})
 
 
 class RowPart(NamedTuple):
@@ -51,7 +67,7 @@ class RowPart(NamedTuple):
 
 
 def record(
-    table: SlotTable, computed: ComputedRows, outcome: AcceptOutcome, logprobs: StepLogprobs
+    table: SlotTable, computed: Rows, outcome: AcceptOutcome, logprobs: StepLogprobs
 ) -> tuple[list[ResultRow], np.ndarray]:
     """Adds what is emitted to the slots, which lose their drafts, and closes those that ended.
     ``logprobs`` is of the emitted tokens in order.
@@ -99,26 +115,6 @@ def _why(guide: SlotGuide | None, code: int) -> tuple[str, str]:
     if guide is not None and guide.error is not None:
         return guide.error, GRAMMAR_TOO_COMPLEX if guide.is_too_complex else ""
     return ERRORS[code], NO_TOKEN_ALLOWED if code == NOTHING_LEFT else ""
-
-
-def draft_rows(table: SlotTable, computed: ComputedRows, outcome: AcceptOutcome) -> list[RowPart]:
-    """Returns the verified drafts of slots whose request asked for them; the step is not recorded
-    yet."""
-    slots = computed.sampling_slots
-    num_drafts = computed.num_drafts[computed.sampling_rows]
-    parts = []
-    for row in np.flatnonzero(table.wants_draft_logprobs[slots] & (num_drafts > 0)).tolist():
-        slot, num = int(slots[row]), int(num_drafts[row])
-        arrays = TokenArrays(
-            outcome.drafts[row, :num].astype(np.int32),
-            table.draft_logprobs[slot, :num].copy(),
-            ranks=table.draft_ranks[slot, :num].copy(),
-        )
-        request, attempt = table.requests[slot]
-        num_accepted = int(outcome.num_accepted[row])
-        run = TokenRun(num, num_values=1, kind=RunKind.DRAFTS, num_accepted=num_accepted)
-        parts.append(RowPart(ResultRow(slot, request, attempt, run), arrays))
-    return parts
 
 
 def join_steps(table: SlotTable, steps: Sequence[StepRows]) -> StepRows:

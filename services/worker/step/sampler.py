@@ -1,14 +1,21 @@
 """Turns a step's logits into tokens, scores and logprobs."""
 
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from kernels.logprobs import logprobs
 from kernels.logprobs.row_logprobs import RowLogprobs
 from kernels.sample import Adjustments, RandomRows, adjust, checked, process, sample
+from services.worker.machine.streams import upload
+
+
+class Adjusted(NamedTuple):
+    """Logits with the changes of logits rules."""
+
+    logits: Tensor  # [S, V]
+    waiting: np.ndarray  # [W] int64: rows from which nothing is sampled: grammars are compiled
 
 
 class Sampler(Protocol):
@@ -34,14 +41,14 @@ class Sampler(Protocol):
     def logprobs(
         self,
         logits: Tensor,
-        rows: np.ndarray,
-        tokens: np.ndarray,
+        tokens: Tensor,
         num_top: int | None,
+        rows: np.ndarray | None = None,
         ids: np.ndarray | None = None,
     ) -> RowLogprobs:
-        """Returns the logprobs of ``rows`` [N] int64, ascending, and their ``tokens`` [N] int64;
-        ``num_top`` < V, or None: the whole vocabulary; or of ``ids`` [N, num_top] int64 instead of
-        the likeliest."""
+        """Returns the logprobs of ``tokens`` [S] int64, of ``rows`` [N] int64, ascending, alone if
+        given. ``num_top`` < V, or None: the whole vocabulary; or of ``ids`` [N, num_top] int64
+        instead of the likeliest. The own logprob of a token below 0 may be anything."""
         ...
 
 
@@ -61,13 +68,14 @@ class TorchSampler:
     def logprobs(
         self,
         logits: Tensor,
-        rows: np.ndarray,
-        tokens: np.ndarray,
+        tokens: Tensor,
         num_top: int | None,
+        rows: np.ndarray | None = None,
         ids: np.ndarray | None = None,
     ) -> RowLogprobs:
         device = logits.device
-        if len(rows) < len(logits):
-            logits = logits[torch.from_numpy(rows).to(device)]
-        asked = None if ids is None else torch.from_numpy(ids).to(device)
-        return logprobs(logits, torch.from_numpy(tokens).to(device), num_top, asked)
+        if rows is not None and len(rows) < len(logits):
+            where = upload(rows, device)
+            logits, tokens = logits[where], tokens[where]
+        asked = None if ids is None else upload(ids, device)
+        return logprobs(logits, tokens.clamp(min=0), num_top, asked)

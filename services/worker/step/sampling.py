@@ -21,17 +21,10 @@ from services.worker.guides.grammars import NotCompiled
 from services.worker.metrics import GUIDE_MASK_SECONDS, GUIDE_MASKS
 from services.worker.slots.logits_rules import row_change
 from services.worker.slots.table import SlotTable
+from services.worker.step.sampler import Adjusted, Sampler
+from services.worker.step.step import Backend, Step, StepPart
 
-NO_ROWS = np.zeros(0, np.int64)
 MAX_WAIT_S = 0.02  # of a step that could but wait for grammars
-
-
-class SamplingMetadata(NamedTuple):
-    """How a token is sampled from each row of logits."""
-
-    adjustments: Adjustments | None
-    waiting: np.ndarray  # [W] int64: rows from which nothing is sampled: grammars are compiled
-    random: RandomRows | None
 
 
 class _Place(NamedTuple):
@@ -43,28 +36,57 @@ class _Place(NamedTuple):
     num_known: int  # ids of the slot; those from there to the position are drafts
 
 
-def prepare_sampling(
+class Rules(StepPart[None]):
+    """Applies logits rules. These depend on the ids before a token, so a step with any catches up
+    with all before it."""
+
+    def __init__(self, table: SlotTable, backend: Backend, eos_ids: np.ndarray) -> None:
+        self._table = table
+        self._backend = backend
+        self._eos_ids = eos_ids
+
+    def before_sampling(self, step: Step) -> None:
+        table, backend, slots = self._table, self._backend, step.rows.sampling_slots
+        if not backend.has_rules[slots].any():
+            return
+        backend.catch_up()
+        is_open = table.is_open[slots]
+        await_grammars(table, slots[is_open])
+        num_drafts = step.rows.num_drafts[step.rows.sampling_rows]
+        nums = 1 + np.minimum(num_drafts, table.num_drafts[slots])
+        nums[~(backend.has_rules[slots] & is_open)] = 0
+        rows = np.repeat(np.arange(len(slots)), nums)
+        columns = np.arange(len(rows)) - (np.cumsum(nums) - nums)[rows]
+        step.adjusted = adjust_logits(
+            table,
+            step.logits,
+            rows=step.computation.first_logits()[rows] + columns,
+            slots=slots[rows],
+            positions=table.num_tokens[slots[rows]] + columns,
+            eos_ids=self._eos_ids,
+            sampler=backend.sampler,
+            upload=backend.upload,
+        )
+
+
+def adjust_logits(
     table: SlotTable,
+    logits: Tensor,
+    rows: np.ndarray,
     slots: np.ndarray,
     positions: np.ndarray,
     eos_ids: np.ndarray,
-    device: torch.device,
-) -> SamplingMetadata:
-    """Prepares sampling for ``slots`` [S], whose ids before ``positions`` [S] are those of the
-    table, drafts included."""
-
-    def upload(array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array).to(device)
-
-    adjustments, waiting = None, NO_ROWS
-    rows = np.flatnonzero(table.has_logits_rules[slots])
-    if len(rows):
-        await_grammars(table, slots)
-        adjustments, waiting = prepare_logits_rules(
-            *(table, rows, slots[rows], positions[rows], eos_ids, upload)
-        )
-    random = random_rows_of(table, slots, positions, device)
-    return SamplingMetadata(adjustments, waiting, random)
+    sampler: Sampler,
+    upload: Callable[[np.ndarray], Tensor],
+) -> Adjusted | None:
+    """Returns a copy of ``logits`` [S, V] with the changes of the rules of ``slots`` [n] in
+    ``rows`` [n], which are for ``positions`` [n], or None if there are none. The ids before a
+    position are those of the table, drafts included."""
+    adjustments, waiting = prepare_logits_rules(table, rows, slots, positions, eos_ids, upload)
+    if adjustments is None and not len(waiting):
+        return None
+    changed = logits if adjustments is None else sampler.adjust(logits, adjustments)
+    return Adjusted(changed, waiting)
 
 
 def random_rows_of(

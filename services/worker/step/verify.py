@@ -5,10 +5,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernels.accept.output import RETRIED, RUNS
-from kernels.accept.rule import accept_rows
+from kernels.accept.rule import Accepted, accept_rows
 from kernels.sample import NOT_FINITE
 from services.worker.slots.table import SlotTable
-from services.worker.step.batch import Batch
+from services.worker.step.rows import Rows
 
 NO_TOKEN = -1
 
@@ -25,6 +25,16 @@ class AcceptOutcome:
     emitted: np.ndarray  # [E] int64: all tokens that are emitted, in order
     rows: np.ndarray  # [E] int64: the rows of the logits that they are from
 
+    @classmethod
+    def of(
+        cls, tokens: np.ndarray, drafts: np.ndarray, accepted: Accepted, first_logits: np.ndarray
+    ) -> "AcceptOutcome":
+        """``first_logits`` [Q] are the rows of the logits that the first tokens are from."""
+        columns = np.arange(tokens.shape[1])
+        is_emitted = columns < accepted.num_emitted[:, None]
+        rows = first_logits[:, None] + columns
+        return cls(tokens, drafts, *accepted, tokens[is_emitted], rows[is_emitted])
+
     @property
     def has_bad_drafts(self) -> np.ndarray:
         """[Q] bool: the row is computed again, since logits at its drafts were not finite."""
@@ -37,14 +47,21 @@ class AcceptOutcome:
         return has_ended(self.codes)
 
 
+_NONE = np.zeros(0, np.int64)
+NOTHING_SAMPLED = AcceptOutcome.of(
+    _NONE.reshape(0, 1), _NONE.reshape(0, 0), Accepted(_NONE, _NONE, _NONE), _NONE
+)
+
+
 def verify(
-    table: SlotTable, batch: Batch, sampled: np.ndarray, eos_ids: np.ndarray
+    table: SlotTable, computed: Rows, sampled: np.ndarray, eos_ids: np.ndarray
 ) -> AcceptOutcome:
     """``sampled`` [S] int64: token ids, or below 0 what is wrong with the row."""
-    slots, num_valid = batch.sampling_slots, 1 + batch.num_drafts[batch.sampling_rows]
+    slots, num_valid = computed.sampling_slots, 1 + computed.num_drafts[computed.sampling_rows]
     columns = np.arange(int(num_valid.max(initial=1)))
-    rows = (np.cumsum(num_valid) - num_valid)[:, None] + columns
-    tokens = sampled.take(rows, mode="clip")  # beyond its valid ones a row has others' tokens
+    first_logits = np.cumsum(num_valid) - num_valid
+    # Beyond its valid ones a row has others' tokens.
+    tokens = sampled.take(first_logits[:, None] + columns, mode="clip")
     drafts = _drafts(table, slots, num_valid - 1, columns[:-1])
     accepted = accept_rows(
         tokens,
@@ -53,8 +70,7 @@ def verify(
         is_end=ends_text(table, slots, tokens, eos_ids),
         rooms=table.end[slots] - table.num_tokens[slots],
     )
-    is_emitted = columns < accepted.num_emitted[:, None]
-    return AcceptOutcome(tokens, drafts, *accepted, tokens[is_emitted], rows[is_emitted])
+    return AcceptOutcome.of(tokens, drafts, accepted, first_logits)
 
 
 def _drafts(

@@ -55,6 +55,6 @@ def our_logits(
         hidden = model(batch.input_ids, batch.positions)
     logits = model.logits(hidden)
     assert logits.dtype == torch.float32
-    parts = logits.split(batch.num_tokens.tolist())
-    by_slot = dict(zip(batch.slots.tolist(), parts, strict=True))
+    parts = logits.split(batch.rows.num_tokens.tolist())
+    by_slot = dict(zip(batch.rows.slots.tolist(), parts, strict=True))
     return [by_slot[slot].numpy() for slot in range(len(prompts))]

@@ -259,15 +259,15 @@ def run(
         context = batch.context
         if first_key is not None:
             attention: Any = context.attention
-            nums_before = attention.num_keys - batch.num_tokens
+            nums_before = attention.num_keys - batch.rows.num_tokens
             first_keys = np.minimum(first_key, nums_before)
             context = replace(context, attention=replace(attention, first_keys=first_keys))
         with forward_context(context):
             hidden = model(batch.input_ids, batch.positions)
-        parts = model.logits(hidden).split(batch.num_tokens.tolist())
-        for slot, part in zip(batch.slots.tolist(), parts, strict=True):
+        parts = model.logits(hidden).split(batch.rows.num_tokens.tolist())
+        for slot, part in zip(batch.rows.slots.tolist(), parts, strict=True):
             found[slot].append(part)
-        table.num_computed[batch.slots] += batch.num_tokens
+        table.num_computed[batch.rows.slots] += batch.rows.num_tokens
         num_done = [num + size for num, size in zip(num_done, sizes, strict=True)]
         step += 1
     return [torch.cat(parts) for parts in found]

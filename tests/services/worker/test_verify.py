@@ -1,7 +1,6 @@
 """Which sampled tokens are emitted, against a plain loop."""
 
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from hypothesis import given
@@ -10,7 +9,7 @@ from hypothesis import strategies as st
 from kernels.accept.output import FULL, RETRIED, RUNS, STOPPED
 from kernels.sample import NOT_COMPILED, NOT_FINITE, NOTHING_LEFT
 from services.worker.slots.table import SlotTable
-from services.worker.step.batch import Batch
+from services.worker.step.rows import Rows
 from services.worker.step.verify import AcceptOutcome, verify
 from shared.wire.messages import Capacity, SamplingParams
 
@@ -84,8 +83,7 @@ def sample_and_accept(rows: list[dict[str, Any]]) -> AcceptOutcome:
         table.params[slot] = SamplingParams(0, stop_token_ids=row["stop_token_ids"])
         table.has_stop_ids[slot] = bool(row["stop_token_ids"])
     nums = np.array([len(row["drafts"]) for row in rows])
-    batch = SimpleNamespace(
-        slots=slots, sampling_slots=slots, num_drafts=nums, sampling_rows=np.arange(len(rows))
-    )
+    zeros = np.zeros_like(nums)
+    computed = Rows(slots, zeros, 1 + nums, nums, zeros, np.arange(len(rows)))
     sampled = np.concatenate([row["sampled"][: 1 + len(row["drafts"])] for row in rows])
-    return verify(table, cast(Batch, batch), sampled, EOS_IDS)
+    return verify(table, computed, sampled, EOS_IDS)

@@ -7,9 +7,9 @@ from torch import Tensor
 
 from kernels.paged_attention import ChunkRows, make_tiles
 from kernels.slot_state import SlotState
-from services.worker.engine.device.planned_rows import PlannedRows
 from services.worker.machine.streams import upload, upload_rows
 from services.worker.slots.table import SlotTable
+from services.worker.step.rows import Rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,28 +38,24 @@ class Chunks:
         )
 
 
-def prepare_chunks(
-    table: SlotTable, planned: PlannedRows, tables: Tensor, num_decoded: int
-) -> Chunks:
+def prepare_chunks(table: SlotTable, chunks: Rows, tables: Tensor, num_decoded: int) -> Chunks:
     """``tables`` [N, max_blocks] int32 are those on the device. The step has ``num_decoded`` tokens
     before these."""
     device = tables.device
-    slots, nums = planned.chunk_slots, planned.chunk_nums
+    slots, nums, starts, ends = chunks.slots, chunks.num_tokens, chunks.starts, chunks.token_ends
     rows = np.repeat(np.arange(len(slots)), nums)  # [T]
-    ends = np.cumsum(nums)
     offsets = np.arange(len(rows)) - (ends - nums)[rows]
-    positions = offsets + planned.chunk_starts[rows]
+    positions = offsets + starts[rows]
     slot_mapping = table.slot_mapping(slots[rows], positions)
-    slot_mapping[offsets < planned.num_recomputed[rows]] = table.null_block * table.block_size
+    slot_mapping[offsets < chunks.num_recomputed[rows]] = table.null_block * table.block_size
     next_slot_mapping = table.slot_mapping(slots[rows], positions + 1)
     ids = table.ids[slots[rows], positions], table.ids[slots[rows], positions + 1]
     longs = upload_rows(positions, slot_mapping, next_slot_mapping, device=device)
     ints = upload_rows(*ids, device=device)
-    numbers = (each.astype(np.int32) for each in (slots, nums, planned.chunk_starts))
+    numbers = (each.astype(np.int32) for each in (slots, nums, starts))
     by_row = upload_rows(*numbers, device=device)
     token_starts = num_decoded + np.concatenate([[0], ends])
     tile_rows, tile_starts = upload_rows(*make_tiles(nums), device=device)
-    ending = planned.sampling_chunks
     return Chunks(
         slots=by_row[0],
         nums=by_row[1],
@@ -75,9 +71,9 @@ def prepare_chunks(
             by_row[2],
             tile_rows,
             tile_starts,
-            planned.chunk_starts,
+            starts,
             token_starts,
         ),
-        sampling_slots=upload(slots[ending].astype(np.int32), device),
-        last_tokens=upload(ends[ending] - 1, device),
+        sampling_slots=upload(chunks.sampling_slots.astype(np.int32), device),
+        last_tokens=upload(ends[chunks.sampling_rows] - 1, device),
     )

@@ -1,5 +1,6 @@
 """Copies to the device what changes in the host's slot table: sequences admitted, blocks added."""
 
+from dataclasses import replace
 from itertools import count, repeat
 
 import numpy as np
@@ -13,6 +14,7 @@ from kernels.slot_state import NO_ID, SlotState, empty_slots
 from services.worker.machine.streams import upload
 from services.worker.slots.logits_rules import LogitsRules
 from services.worker.slots.table import SlotTable
+from services.worker.step.rows import Rows, plan_rows
 from shared.wire.messages import MAX_STOP_IDS, Capacity, StepPlan
 
 OWN_ONLY = 0
@@ -115,6 +117,46 @@ class DeviceSlots:
             entries += zip(repeat(row.slot), count(ends[row.slot]), row.blocks)
         rows, columns, blocks = upload(np.array(entries, np.int64).reshape(-1, 3).T, self._device)
         self.state.block_tables[rows, columns] = blocks.int()
+
+
+class SlotBounds:
+    """What the host knows of the lengths of slots when a plan comes, see ``Lengths``: the lengths
+    themselves until the ids that a slot was admitted with are computed, then upper bounds."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        self.num_tokens = np.zeros(capacity.max_num_seqs, np.int64)
+        self.num_computed = np.zeros(capacity.max_num_seqs, np.int64)
+        self.num_drafts = np.zeros(capacity.max_num_seqs, np.int64)
+        self._decodes = np.zeros(capacity.max_num_seqs, bool)
+        self._max_drafts = capacity.num_speculative_tokens
+
+    def admit(self, plan: StepPlan) -> None:
+        for row in plan.admit:
+            self.num_tokens[row.slot] = row.num_ids
+            self.num_computed[row.slot] = row.num_cached
+            self.num_drafts[row.slot] = 0
+            self._decodes[row.slot] = False
+
+    def rows_of(self, table: SlotTable, plan: StepPlan, recomputes_states: bool) -> Rows:
+        """The rows of ``plan``, which was applied to ``table``, as if the steps before it had
+        run: rows that decode, then prompt chunks."""
+        rows = plan_rows(table, self, plan, recomputes_states, self._decoding_first)
+        rows = replace(rows, num_decoding=int(self._decodes[rows.slots].sum()))
+        table.lacks_state[rows.slots] = False
+        self.num_computed[rows.slots] = rows.ends
+        slots = rows.sampling_slots
+        most = self.num_tokens[slots] + 1 + rows.num_drafts[rows.sampling_rows]
+        self.num_tokens[slots] = np.minimum(most, table.end[slots] - 1)
+        self.num_computed[slots] = self.num_tokens[slots] - 1
+        self.num_drafts[slots] = self._max_drafts
+        self._decodes[slots] = True
+        return rows
+
+    def _decoding_first(
+        self, slots: np.ndarray, num_tokens: np.ndarray, num_keys: np.ndarray
+    ) -> np.ndarray:
+        order: np.ndarray = np.argsort(~self._decodes[slots], kind="stable")
+        return order
 
 
 Value = np.ndarray | float

@@ -6,38 +6,35 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from kernels.logprobs import logprobs
-from kernels.logprobs.row_logprobs import RowLogprobs
 from services.worker.backends.torch_lm import TorchLM
-from services.worker.engine.device.adjust_logits import adjusted
 from services.worker.engine.device.chunks import prepare_chunks
 from services.worker.engine.device.collector import Collector, LaunchedStep
-from services.worker.engine.device.device_slots import DeviceSlots
+from services.worker.engine.device.computation import DeviceBackend, DeviceComputation
+from services.worker.engine.device.device_slots import DeviceSlots, SlotBounds
+from services.worker.engine.device.drafts import make_drafts
 from services.worker.engine.device.graphs import shapes
 from services.worker.engine.device.measure import measure
 from services.worker.engine.device.mixed_step import MixedStep
-from services.worker.engine.device.out_of_memory import REMEDIES, fail
-from services.worker.engine.device.planned_rows import HostLengths, PlannedRows
+from services.worker.engine.device.out_of_memory import FailedPrompts
 from services.worker.engine.device.record_graphs import WantedGraphs, record_graphs
 from services.worker.engine.device.recordable import why_not_recordable
 from services.worker.engine.device.segments import make_segments
-from services.worker.engine.device.steps import DecodeStep, Step
-from services.worker.engine.device.token_logprobs import PendingLogprobs
+from services.worker.engine.device.steps import DecodeStep
 from services.worker.engine.device.trunk_graphs import trunk_shapes
 from services.worker.engine.protocol import StepOutput
 from services.worker.layers.offloaded import NUM_BUFFERS, OffloadedLayers
 from services.worker.layers.weights import Quantized
 from services.worker.machine.hardware import why_out_of_memory
-from services.worker.machine.streams import DeviceEvent, Download, upload
+from services.worker.machine.streams import DeviceEvent, upload
 from services.worker.metrics import EXPERT_LOADS
 from services.worker.slots.table import SlotTable
 from services.worker.startup.choose_backend import choose_device_kernels
 from services.worker.startup.loaded_model import LoadedModel, load
 from services.worker.startup.plan_memory import estimate_requirements, mib, plan_worker
-from services.worker.step.prompt_logprobs import ask_prompts
-from services.worker.step.results import RowPart
+from services.worker.step.parts import make_parts
+from services.worker.step.rows import Rows
+from services.worker.step.step import Step, StepRunner
 from services.worker.weights.progress import Progress
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
@@ -110,18 +107,27 @@ class DeviceEngine:
         self.copies_s = report_offload(loaded)  # of weights, in each step
         self.model_info, self.capacity = loaded.model_info, loaded.capacity(report.num_blocks)
         self._device = loaded.device
-        self._method = loaded.speculation.method
-        self._pooler = loaded.pooler
         self._parallel = loaded.parallel
-        self._eos_ids = loaded.eos_ids
         self._table = SlotTable(self.capacity, loaded.make_guides())
-        self._slots = DeviceSlots(self.capacity, self._table, self._eos_ids, self._device)
-        self._lengths = HostLengths(self.capacity)
+        self._slots = DeviceSlots(self.capacity, self._table, loaded.eos_ids, self._device)
+        self._bounds = SlotBounds(self.capacity)
         self._segments = make_segments(loaded, self._slots.state, report.num_blocks)
         graphs = record_graphs(self._segments, wanted, self.capacity, progress)
         self._graphs, self._trunks = graphs
-        self._collector = Collector(self._table, loaded, self.capacity)
-        self._has_failed = False  # prompts of the step before, for want of memory
+        backend = DeviceBackend(loaded.sampler, self._slots, self._device, self._wait_for_results)
+        self._drafts = make_drafts(loaded, self._table, backend, self.capacity)
+        self._failed_prompts = FailedPrompts(self._table)
+        common = make_parts(
+            self._table,
+            backend,
+            loaded.pooler,
+            loaded.model,
+            self.capacity.vocab_size,
+            loaded.eos_ids,
+        )
+        parts = [*common, self._failed_prompts, self._drafts]
+        self._runner = StepRunner(self._table, parts)
+        self._collector = Collector(self._table, self._runner)
         self._results = ThreadPoolExecutor(1, "results")
         self._num_in_flight = 0
         self._is_collected = threading.Condition()
@@ -160,21 +166,20 @@ class DeviceEngine:
         if self._parallel.size > 1:
             self._wait_for_results()  # which slots are open must be the same for all ranks
         fresh_blocks = self._table.apply(plan, ids)
-        self._lengths.admit(self._table, plan)
+        self._bounds.admit(plan)
         self._slots.update(self._table, plan)
-        failed = self._fail_hits(plan) if self._has_failed else []
+        self._failed_prompts.fail_hits(plan)
+        self._drafts.begin(plan, fresh_blocks)
         depth = min(plan.draft_depth, self.capacity.num_speculative_tokens)
-        if self._method == "mtp":
-            self._begin_pairs(plan, fresh_blocks)
-        recomputes_states = self._method == "mtp" and depth > 0
-        planned = self._lengths.rows_of(self._table, plan, recomputes_states)
-        if self._method == "mtp" and depth:
-            self._collector.note_chunk_pairs(planned)
-        launched = LaunchedStep(plan, planned, depth, DeviceEvent(self._device))
-        launched.failed += failed
-        self._run(launched)
-        self._has_failed = bool(launched.failed)
-        return launched
+        recomputes_states = self._drafts.recomputes_states and depth > 0
+        step = Step(self._bounds.rows_of(self._table, plan, recomputes_states), depth)
+        begins = DeviceEvent(self._device)
+        self._forward(step)
+        result = self._runner.sample(step)
+        decided = DeviceEvent(self._device)
+        if depth and len(step.rows.slots):
+            self._drafts.draft(step, result)
+        return LaunchedStep(plan, result, begins, decided, ends=DeviceEvent(self._device))
 
     @torch.inference_mode()
     def _collect(self, launched: LaunchedStep, output: Future[StepOutput]) -> None:
@@ -194,127 +199,50 @@ class DeviceEngine:
         else:
             output.set_exception(self._error)
 
-    def _run(self, launched: LaunchedStep) -> None:
-        step = self._forward(launched) if launched.planned.num_rows else None
-        if step is not None:
-            self._finish(launched, *step)
-        else:
-            launched.decided = launched.ends = DeviceEvent(self._device)
-
-    def _forward(self, launched: LaunchedStep) -> tuple[Step, Tensor] | None:
+    def _forward(self, step: Step) -> None:
         """Runs the forward pass. Where memory is short, fails the step's prompt chunks and runs the
         rest; steps that only decode need no more than was reserved."""
         try:
-            return self._try_forward(launched.planned)
+            self._try_forward(step)
+            return
         except torch.OutOfMemoryError as error:
             if self._parallel.size > 1:  # the others wait for this step
                 raise
             problem = why_out_of_memory(error)
-        self._fail_chunks(launched, problem)
-        return self._try_forward(launched.planned) if launched.planned.num_rows else None
+        self._failed_prompts.fail_chunks(step, problem)
+        self._try_forward(step)
 
-    def _try_forward(self, planned: PlannedRows) -> tuple[Step, Tensor]:
-        step = self._prepare(planned)
-        return step, step.forward()
+    def _try_forward(self, step: Step) -> None:
+        if len(step.rows.slots):
+            step.computation = DeviceComputation(self._lay_out(step.rows), step.rows)
+            self._runner.forward(step)
 
-    def _fail_chunks(self, launched: LaunchedStep, problem: str) -> None:
-        """Fails the prompt chunks and takes them out of the step. Raises torch.OutOfMemoryError
-        where there are none."""
-        planned = launched.planned
-        slots = planned.chunk_slots
-        if not len(slots):
-            raise torch.OutOfMemoryError(f"a step that only decodes: {problem}; {REMEDIES}")
-        log.error("a step with %d prompts: %s; %s", len(slots), problem, REMEDIES)
-        launched.failed += fail(self._table, slots, problem)
-        launched.planned = planned.without_chunks()
-
-    def _fail_hits(self, plan: StepPlan) -> list[RowPart]:
-        """Fails the sequences of ``plan`` with a cached prefix: the plan was made before the
-        scheduler learnt that prompts failed, so their blocks may be part of such a prefix."""
-        slots = np.array([row.slot for row in plan.admit if row.num_cached], np.int64)
-        return fail(self._table, slots, "a prefix of its prompt was not computed")
-
-    def _finish(self, launched: LaunchedStep, step: Step, logits: Tensor) -> None:
-        slots = launched.planned.slots
-        if len(slots):
-            self._sample_and_accept(launched, step, logits)
-        if isinstance(step, MixedStep):
-            self._take_prompts(launched, step)
-        launched.decided = DeviceEvent(self._device)
-        if self._segments.drafts and launched.depth:
-            step.draft(launched.depth)
-            if self._slots.has_host_rules[slots].any():
-                launched.drafts = self._download_drafts(slots)
-        launched.ends = DeviceEvent(self._device)
-
-    def _take_prompts(self, launched: LaunchedStep, step: MixedStep) -> None:
-        planned, hidden = launched.planned, step.hidden[step.num_decoded :]
-        chunks = planned.chunk_slots, planned.chunk_starts, planned.chunk_nums, hidden
-        if self._pooler is not None:
-            launched.pooled = self._pooler.pool(self._table, *chunks)
-            return
-        model, vocab_size = self._segments.model, self.capacity.vocab_size
-        launched.prompts = ask_prompts(self._table, *chunks, vocab_size, model.logits, self._score)
-
-    def _score(self, logits: Tensor, tokens: np.ndarray, num_top: int | None) -> RowLogprobs:
-        return logprobs(logits, upload(tokens, self._device), num_top)
-
-    def _prepare(self, planned: PlannedRows) -> Step:
-        if self._method == "ngram" and planned.depths.any():
-            self._wait_for_results()
-            self._slots.set_drafts(self._table, planned.decode_slots)
-        if not len(planned.chunk_slots):
-            recorded = self._graphs.find(planned.decode_slots, planned.depths)
+    def _lay_out(self, rows: Rows) -> DecodeStep | MixedStep:
+        decoding, chunks = rows.decoding, rows.chunks
+        if not len(chunks.slots):
+            recorded = self._graphs.find(decoding.slots, decoding.num_drafts)
             if recorded is not None:
                 return recorded
-        width = 1 + int(planned.depths.max(initial=0))
-        slots = upload(planned.decode_slots.astype(np.int32), self._device)
-        depths = upload(planned.depths.astype(np.int32), self._device)
-        max_keys = int(self._lengths.bounds[planned.slots].max(initial=1))
-        if not len(planned.chunk_slots):
+        width = 1 + int(decoding.num_drafts.max(initial=0))
+        slots = upload(decoding.slots.astype(np.int32), self._device)
+        depths = upload(decoding.num_drafts.astype(np.int32), self._device)
+        ends = np.minimum(rows.ends + 1, self._table.end[rows.slots])
+        max_keys = int(ends[rows.sampling_rows].max(initial=1))
+        if not len(chunks.slots):
             return DecodeStep(self._segments, slots, depths, width, max_keys)
-        trunk = self._trunks.find(len(slots), width, int(planned.chunk_nums.sum()))
+        trunk = self._trunks.find(len(slots), width, int(chunks.num_tokens.sum()))
         width = width if trunk is None else trunk.width
-        tables, num_decoded = self._slots.state.block_tables, len(planned.decode_slots) * width
-        chunks = prepare_chunks(self._table, planned, tables, num_decoded)
         return MixedStep(
             segments=self._segments,
             decoding=slots,
             depths=depths,
             width=width,
             max_keys=max_keys,
-            chunks=chunks,
+            chunks=prepare_chunks(
+                self._table, chunks, self._slots.state.block_tables, len(slots) * width
+            ),
             trunk=trunk,
         )
-
-    def _sample_and_accept(self, launched: LaunchedStep, step: Step, logits: Tensor) -> None:
-        slots = launched.planned.slots
-        if self._table.wants_draft_logprobs[slots].any():
-            launched.draft_logprobs = self._download_draft_logprobs(slots)
-        changed = None
-        has_host_rules = self._slots.has_host_rules
-        if has_host_rules[slots].any():
-            self._wait_for_results()  # while the device computes the logits
-            rows = launched.planned, logits, len(logits) // len(step.slots)
-            changed = adjusted(self._table, *rows, self._eos_ids, has_host_rules)
-        sampler_output = step.sample_and_accept(changed)
-        launched.logprobs = PendingLogprobs(self._table, slots, sampler_output)
-        launched.packed = Download(sampler_output.accepted.packed[: len(slots)])
-
-    def _begin_pairs(self, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
-        mtp_coverage = self._collector.mtp_coverage
-        mtp_coverage.begin(self._table, plan, fresh_blocks)
-        if plan.admit:
-            slots = np.array([row.slot for row in plan.admit])
-            self._slots.set_pairs(slots, mtp_coverage.starts[slots], mtp_coverage.ends[slots])
-
-    def _download_drafts(self, slots: np.ndarray) -> Download:
-        state, rows = self._slots.state, upload(slots, self._device)
-        return Download(state.ids[rows, 1:], state.num_drafts[rows])
-
-    def _download_draft_logprobs(self, slots: np.ndarray) -> Download:
-        state, rows = self._slots.state, upload(slots, self._device)
-        return Download(state.draft_logprobs[rows], state.draft_ranks[rows])
 
     def _wait_for_results(self) -> None:
         """Waits until the results of all steps that were launched have come."""

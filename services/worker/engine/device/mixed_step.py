@@ -7,11 +7,11 @@ from kernels.decode_inputs.inputs import DecodeInputs
 from kernels.mtp_inputs import note_pairs
 from kernels.mtp_inputs.pairs import Pairs
 from kernels.paged_attention import DecodeRows
-from services.worker.engine.device.adjust_logits import Adjusted
 from services.worker.engine.device.chunks import Chunks
 from services.worker.engine.device.segments import SampledRows, SamplerOutput, Segments
 from services.worker.engine.device.trunk_graphs import RecordedTrunk
 from services.worker.layers.context import ForwardContext, forward_context
+from services.worker.step.sampler import Adjusted
 
 
 class MixedStep:
@@ -31,11 +31,11 @@ class MixedStep:
         """``decoding`` and ``depths`` [B] int32. A ``trunk`` has room for all tokens, and rows of
         ``width``."""
         self.slots = torch.cat((decoding, chunks.sampling_slots))
+        self.width = width
         self.hidden: Tensor  # [B * w + T, hidden]
         self._segments = segments
         self._decoding = decoding
         self._depths = depths
-        self._width = width
         self._max_keys = max_keys
         self._chunks = chunks
         self._trunk = trunk
@@ -46,16 +46,16 @@ class MixedStep:
     @property
     def num_decoded(self) -> int:
         """Tokens of rows that decode."""
-        return len(self._decoding) * self._width
+        return len(self._decoding) * self.width
 
     def forward(self) -> Tensor:
         segments, chunks = self._segments, self._chunks
-        self._inputs = segments.inputs(self._decoding, self._depths, self._width)
+        self._inputs = segments.inputs(self._decoding, self._depths, self.width)
         if self._trunk is None:
             self.hidden = self._compute(self._inputs)
         else:
             self.hidden = self._trunk.run(self._decoding, self._inputs, chunks)
-        ending = chunks.last_tokens[:, None].expand(-1, self._width).flatten()
+        ending = chunks.last_tokens[:, None].expand(-1, self.width).flatten()
         sampled = torch.cat((self._decoded(), self.num_decoded + ending))
         if len(sampled):
             self._logits = segments.model.logits(self.hidden[sampled])
@@ -66,7 +66,7 @@ class MixedStep:
     def _compute(self, inputs: DecodeInputs) -> Tensor:
         """The states of all tokens."""
         segments, chunks = self._segments, self._chunks
-        rows = segments.decode_rows(self._decoding, inputs.starts, self._width)
+        rows = segments.decode_rows(self._decoding, inputs.starts, self.width)
         attention = segments.attention(self._if_any(rows), self._max_keys, chunks.rows)
         slot_mapping = torch.cat((inputs.slot_mapping, chunks.slot_mapping))
         with forward_context(ForwardContext(segments.kv_cache.layers, slot_mapping, attention)):
@@ -77,7 +77,7 @@ class MixedStep:
         return states
 
     def sample_and_accept(self, adjusted: Adjusted | None) -> SamplerOutput:
-        inputs, chunks, width = self._inputs, self._chunks, self._width
+        inputs, chunks, width = self._inputs, self._chunks, self.width
         positions = chunks.positions[chunks.last_tokens] + 1
         sampled = SampledRows(
             self.slots,
@@ -112,7 +112,7 @@ class MixedStep:
         note_pairs(segments.state, chunks.slots, chunks.rows.starts + 1, chunks.nums)
         ending = tokens[num_rows:, 0].clamp(min=0).int()
         next_ids = chunks.next_ids.index_copy(0, chunks.last_tokens, ending)
-        rows = segments.decode_rows(self._decoding, pairs.starts, self._width, pairs.first_keys)
+        rows = segments.decode_rows(self._decoding, pairs.starts, self.width, pairs.first_keys)
         pair_rows = chunks.pair_rows(segments.state)
         attention = segments.attention(self._if_any(rows), self._max_keys + 1, pair_rows)
         slot_mapping = torch.cat((pairs.slot_mapping, chunks.next_slot_mapping))
@@ -128,7 +128,7 @@ class MixedStep:
         """Tokens [R, w], of which there may be none."""
         if len(self.slots):
             return self._sampler_output.tokens
-        return self._chunks.last_tokens.new_zeros(0, self._width)
+        return self._chunks.last_tokens.new_zeros(0, self.width)
 
     def _num_emitted(self) -> Tensor:
         """[R] int32"""

@@ -7,6 +7,7 @@ then one draft more at a time. None of them makes the host wait, nor allocates f
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,6 +29,7 @@ from kernels.store_drafts import store_drafts
 from services.worker.layers.context import ForwardContext, forward_context
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.machine.kv_cache import KVCache
+from services.worker.machine.streams import upload
 from services.worker.models import DraftHead, TorchCausalLM
 from services.worker.startup.loaded_model import LoadedModel
 
@@ -117,7 +119,7 @@ class Segments:
         sampled: SampledRows,
         logits: Tensor,
         adjusted: Tensor,
-        waiting: Tensor | None = None,
+        waiting: np.ndarray | None = None,
     ) -> SamplerOutput:
         """logits and adjusted [R * w, V] float32; from the rows ``waiting`` [W] int64 nothing is
         sampled."""
@@ -129,7 +131,7 @@ class Segments:
             scores = process_slots(adjusted, sampling, token_slots, changed)
         logprobs = logprobs_slots(scores, tokens, self.state.num_logprobs, token_slots)
         if waiting is not None:
-            tokens.index_fill_(0, waiting, NOT_COMPILED)
+            tokens.index_fill_(0, upload(waiting, tokens.device), NOT_COMPILED)
         tokens = self.parallel.first(tokens)
         tokens = tokens.view(len(num_valid), -1)
         ends = self.eos_ids, self.acceptance

@@ -5,22 +5,24 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from services.worker.engine.device.adjust_logits import Adjusted
 from services.worker.engine.device.segments import (
     ForwardOutput,
     SampledRows,
     SamplerOutput,
     Segments,
 )
+from services.worker.step.sampler import Adjusted
 
 Run = Callable[[], None]
 Record = Callable[[Run], Run]  # runs it; what is given back runs it again, on the same tensors
 
 
 class Step(Protocol):
-    """To be called in this order. ``slots`` [R] int32 are those of the rows that sample."""
+    """To be called in this order. ``slots`` [R] int32 are those of the rows that sample, of
+    ``width`` tokens each."""
 
     slots: Tensor
+    width: int
 
     def forward(self) -> Tensor:
         """logits [R * w, V] of R rows with up to w tokens each."""

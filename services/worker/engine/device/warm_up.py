@@ -6,15 +6,15 @@ import torch
 
 from kernels.grammar_mask import hide
 from kernels.linear import FEW_TOKENS
-from services.worker.engine.device.adjust_logits import Adjusted
 from services.worker.engine.device.chunks import prepare_chunks
 from services.worker.engine.device.mixed_step import MixedStep
-from services.worker.engine.device.planned_rows import PlannedRows
 from services.worker.engine.device.segments import Segments
 from services.worker.engine.device.steps import DecodeStep
 from services.worker.machine.streams import upload
 from services.worker.slots.table import SlotTable
 from services.worker.step.pooling import Pooler
+from services.worker.step.rows import Rows
+from services.worker.step.sampler import Adjusted
 from services.worker.weights.progress import Progress
 from shared.wire.messages import Capacity, Pooling, SamplingParams
 
@@ -68,14 +68,14 @@ def _run_largest(segments: Segments, table: SlotTable, capacity: Capacity) -> No
     """Runs a prefill chunk of every sequence, then samples with every parameter, and drafts."""
     state = segments.state
     nums = _nums_of_largest(segments, table, capacity)
-    step = _largest(segments, table, nums, np.arange(len(nums)))
+    step = _largest(segments, table, _rows_of(nums, np.arange(len(nums))))
     state.num_tokens[: len(nums)] = upload(nums, state.num_tokens.device)
     state.ends[: len(nums)] = table.max_len
     logits = step.forward().clone()
     all_ids = upload(np.full((1, -(-logits.shape[1] // 32)), -1, np.int32), logits.device)
     first = torch.zeros_like(all_ids[0, :1], dtype=torch.int64)
     hide(logits, first, all_ids)
-    step.sample_and_accept(Adjusted(logits, first))
+    step.sample_and_accept(Adjusted(logits, np.zeros(1, np.int64)))
     if segments.drafts:
         step.draft(state.max_drafts)
 
@@ -83,12 +83,12 @@ def _run_largest(segments: Segments, table: SlotTable, capacity: Capacity) -> No
 def _pool_largest(segments: Segments, table: SlotTable, capacity: Capacity, pooler: Pooler) -> None:
     """Runs a whole prompt of every sequence and pools all of its states."""
     nums = _nums_of_largest(segments, table, capacity)
-    slots, starts = np.arange(len(nums)), np.zeros(len(nums), np.int64)
-    step = _largest(segments, table, nums, starts[:0])
+    rows = _rows_of(nums, np.zeros(0, np.int64))
+    step = _largest(segments, table, rows)
     step.forward()
     table.prompt_lens[:] = nums
     table.params = [SamplingParams(seed=0, max_tokens=0, pooling=Pooling("mean"))] * len(nums)
-    pooler.pool(table, slots, starts, nums, step.hidden)
+    pooler.pool(table, rows, step.hidden)
 
 
 def _nums_of_largest(segments: Segments, table: SlotTable, capacity: Capacity) -> np.ndarray:
@@ -100,22 +100,22 @@ def _nums_of_largest(segments: Segments, table: SlotTable, capacity: Capacity) -
     return most
 
 
-def _largest(
-    segments: Segments, table: SlotTable, nums: np.ndarray, sampling: np.ndarray
-) -> MixedStep:
-    """A step of chunks of ``nums`` [C] tokens, of which those in ``sampling`` [P] sample."""
-    state, none = segments.state, np.zeros(0, np.int64)
-    rows, zeros = np.arange(len(nums)), np.zeros(len(nums), np.int64)
-    planned = PlannedRows(
-        decode_slots=none,
-        depths=none,
-        chunk_slots=rows,
-        chunk_nums=nums,
-        chunk_starts=zeros,
+def _rows_of(nums: np.ndarray, sampling_rows: np.ndarray) -> Rows:
+    """Chunks of ``nums`` [C] tokens."""
+    zeros = np.zeros(len(nums), np.int64)
+    return Rows(
+        slots=np.arange(len(nums)),
+        starts=zeros,
+        num_tokens=nums,
+        num_drafts=zeros,
         num_recomputed=zeros,
-        sampling_chunks=sampling,
+        sampling_rows=sampling_rows,
     )
-    chunks = prepare_chunks(table, planned, state.block_tables, num_decoded=0)
+
+
+def _largest(segments: Segments, table: SlotTable, rows: Rows) -> MixedStep:
+    state = segments.state
+    chunks = prepare_chunks(table, rows, state.block_tables, num_decoded=0)
     decoding = chunks.slots[:0]
     return MixedStep(
         segments=segments,

@@ -1,0 +1,140 @@
+"""Steps on a device, whose arrays the host can read when the device has come so far."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.accept.output import CLOSED, CODE, NUM_ACCEPTED, NUM_EMITTED, NUM_VALID, TOKENS
+from kernels.accept.rule import Accepted
+from services.worker.engine.device.device_slots import DeviceSlots
+from services.worker.engine.device.mixed_step import MixedStep
+from services.worker.engine.device.segments import SamplerOutput
+from services.worker.engine.device.steps import DecodeStep
+from services.worker.machine.streams import Download, Fetched, upload
+from services.worker.slots.table import SlotTable
+from services.worker.step.rows import Rows, by_route
+from services.worker.step.sampler import Adjusted, Sampler
+from services.worker.step.step import Acceptance, Sampled
+from services.worker.step.verify import NO_TOKEN, AcceptOutcome
+
+
+@dataclass(frozen=True)
+class DeviceBackend:
+    """See ``Backend``."""
+
+    sampler: Sampler
+    slots: DeviceSlots
+    device: torch.device
+    catch_up: Callable[[], None]
+
+    @property
+    def has_rules(self) -> np.ndarray:
+        return self.slots.has_host_rules
+
+    def upload(self, array: np.ndarray) -> Tensor:
+        return upload(array, self.device)
+
+    def fetch(self, *tensors: Tensor) -> Fetched:
+        return Download(*tensors)
+
+    def fetch_draft_scores(self, slots: np.ndarray) -> Fetched:
+        state, rows = self.slots.state, self.upload(slots)
+        return Download(state.draft_logprobs[rows], state.draft_ranks[rows])
+
+    def fetch_drafts(self, slots: np.ndarray) -> Fetched:
+        """The drafts [n, most drafts] of ``slots`` [n], and how many each has."""
+        state, rows = self.slots.state, self.upload(slots)
+        return Download(state.ids[rows, 1:], state.num_drafts[rows])
+
+
+class DeviceComputation:
+    """A step of ``rows``, recorded or as it comes."""
+
+    def __init__(self, step: DecodeStep | MixedStep, rows: Rows) -> None:
+        self.step = step
+        self._num = len(rows.sampling_slots)
+
+    def forward(self) -> Tensor:
+        return self.step.forward()
+
+    def first_logits(self) -> np.ndarray:
+        return np.arange(self._num) * self.step.width
+
+    def sample(self, adjusted: Adjusted | None) -> Sampled:
+        return DeviceSampled(self.step.sample_and_accept(adjusted), self._num)
+
+    def chunk_states(self) -> Tensor:
+        assert isinstance(self.step, MixedStep)
+        return self.step.hidden[self.step.num_decoded :]
+
+
+class DeviceSampled:
+    """The first ``num`` rows of ``output``: graphs have more. Each has as many tokens as the
+    widest."""
+
+    def __init__(self, output: SamplerOutput, num: int) -> None:
+        self._output = output
+        self._width = output.tokens.shape[1]
+        self._num = num
+        packed = Download(output.accepted.packed[:num])
+        self.acceptance: Acceptance = DeviceAcceptance(packed, self._width)
+
+    @property
+    def tokens(self) -> Tensor:
+        return self._output.tokens.flatten()
+
+    @property
+    def scores(self) -> Tensor:
+        return self._output.scores
+
+    @property
+    def narrow(self) -> tuple[Tensor, ...]:
+        return tuple(each[: self._num * self._width] for each in self._output.logprobs)
+
+    def candidates(self) -> tuple[np.ndarray, np.ndarray]:
+        """All: which are emitted is not known yet."""
+        rows = np.arange(self._num * self._width)
+        return rows, rows // self._width
+
+
+@dataclass(frozen=True)
+class DeviceAcceptance:
+    """``packed`` [Q, 3 + 2 * width], see ``AcceptOutput``."""
+
+    packed: Download
+    width: int
+
+    def read(self, table: SlotTable, rows: Rows) -> tuple[Rows, AcceptOutcome]:
+        packed = self.packed.wait()[0].astype(np.int64)
+        is_open = table.is_open[rows.slots]
+        is_open[rows.sampling_rows] &= packed[:, CODE] != CLOSED
+        kept = np.flatnonzero(is_open[rows.sampling_rows])
+        kept = kept[by_route(table, rows.sampling_slots[kept])]
+        computed = replace(
+            _as_computed(table, rows, packed), sampling_rows=rows.sampling_rows[kept]
+        )
+        return computed.kept(is_open), self._outcome(packed[kept], kept * self.width)
+
+    def _outcome(self, packed: np.ndarray, first_logits: np.ndarray) -> AcceptOutcome:
+        behind = TOKENS + self.width
+        tokens, drafts = packed[:, TOKENS:behind], packed[:, behind:]
+        is_draft = np.arange(self.width - 1) < packed[:, NUM_VALID, None] - 1
+        accepted = Accepted(packed[:, NUM_EMITTED], packed[:, NUM_ACCEPTED], packed[:, CODE])
+        return AcceptOutcome.of(
+            tokens, np.where(is_draft, drafts, NO_TOKEN), accepted, first_logits
+        )
+
+
+def _as_computed(table: SlotTable, rows: Rows, packed: np.ndarray) -> Rows:
+    """With the true lengths of the rows that decode, which are the first of ``packed``."""
+    num = rows.num_decoding
+    starts, num_drafts, num_tokens = (
+        each.copy() for each in (rows.starts, rows.num_drafts, rows.num_tokens)
+    )
+    starts[:num] = table.num_computed[rows.slots[:num]]
+    num_tokens[:num] = packed[:num, NUM_VALID]
+    num_drafts[:num] = num_tokens[:num] - 1
+    return replace(rows, starts=starts, num_tokens=num_tokens, num_drafts=num_drafts)

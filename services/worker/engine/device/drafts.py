@@ -1,0 +1,122 @@
+"""Drafts of steps on a device: its MTP head makes them behind each step, or the host looks them up
+when the result has come."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from services.worker.engine.device.computation import DeviceBackend, DeviceComputation
+from services.worker.machine.streams import Fetched
+from services.worker.slots.table import SlotTable
+from services.worker.speculation.mtp_coverage import MtpCoverage
+from services.worker.speculation.ngram import NgramDrafter
+from services.worker.startup.loaded_model import LoadedModel
+from services.worker.step.results import RowPart
+from services.worker.step.step import PendingResult, Step, StepPart
+from shared.wire.messages import Capacity, StepPlan
+
+
+class NoDrafts(StepPart[Any]):
+    recomputes_states = False
+
+    def begin(self, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
+        """``plan`` was applied to the table; ``fresh_blocks`` [N] int64 have new owners."""
+
+    def draft(self, step: Step, result: PendingResult) -> None:
+        """The step has sampled and accepted."""
+
+
+class _Made(NamedTuple):
+    """The drafts of ``slots`` [n], where the host wants to know them."""
+
+    slots: np.ndarray
+    fetched: Fetched | None
+
+
+class MtpDrafts(NoDrafts):
+    recomputes_states = True
+
+    def __init__(self, table: SlotTable, backend: DeviceBackend, capacity: Capacity) -> None:
+        self._table = table
+        self._backend = backend
+        self._coverage = MtpCoverage(capacity)
+
+    def begin(self, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
+        coverage = self._coverage
+        coverage.begin(self._table, plan, fresh_blocks)
+        if plan.admit:
+            slots = np.array([row.slot for row in plan.admit])
+            self._backend.slots.set_pairs(slots, coverage.starts[slots], coverage.ends[slots])
+
+    def before_forward(self, step: Step) -> None:
+        """Notes the pairs of chunks, for sequences that find them in the prefix cache."""
+        if not step.depth:
+            return
+        chunks = step.rows.chunks
+        known = self._table.num_tokens[chunks.slots]
+        known[chunks.sampling_rows] += 1
+        self._coverage.note(self._table, chunks.slots, chunks.starts + 1, chunks.ends, known)
+
+    def draft(self, step: Step, result: PendingResult) -> None:
+        computation, slots = step.computation, step.rows.sampling_slots
+        assert isinstance(computation, DeviceComputation)
+        computation.step.draft(step.depth)
+        has_rules = self._backend.has_rules[slots].any()
+        fetched = self._backend.fetch_drafts(slots) if has_rules else None
+        result.notes.append((self, _Made(slots, fetched)))
+
+    def rows_of(self, result: PendingResult, note: _Made) -> list[RowPart]:
+        """Notes the pairs of rows that decode, and the drafts."""
+        table, rows = self._table, result.rows.decoding
+        first, last = rows.starts + 1, rows.ends
+        self._coverage.note(table, rows.slots, first, last, table.num_tokens[rows.slots])
+        if note.fetched is not None:
+            _note(table, note.slots, *note.fetched.wait())
+        return []
+
+
+class NgramDrafts(NoDrafts):
+    """A step with drafts waits for the results of all before it."""
+
+    def __init__(self, table: SlotTable, backend: DeviceBackend, drafter: NgramDrafter) -> None:
+        self._table = table
+        self._backend = backend
+        self._drafter = drafter
+
+    def before_forward(self, step: Step) -> None:
+        rows = step.rows.decoding
+        if rows.num_drafts.any():
+            self._backend.catch_up()
+            self._backend.slots.set_drafts(self._table, rows.slots)
+
+    def draft(self, step: Step, result: PendingResult) -> None:
+        result.notes.append((self, None))
+
+    def rows_of(self, result: PendingResult, note: None) -> list[RowPart]:
+        """Looks the next ones up."""
+        outcome, slots = result.outcome, result.rows.sampling_slots
+        goes_on = ~outcome.has_ended & (outcome.num_emitted > 0)
+        self._drafter.look_up(self._table, slots[goes_on], result.depth)
+        return []
+
+
+def make_drafts(
+    loaded: LoadedModel, table: SlotTable, backend: DeviceBackend, capacity: Capacity
+) -> NoDrafts:
+    match loaded.speculation.method:
+        case "mtp":
+            return MtpDrafts(table, backend, capacity)
+        case "ngram":
+            lengths = loaded.settings.speculative_config.lookup_lens
+            return NgramDrafts(table, backend, NgramDrafter(*lengths))
+        case "none":
+            return NoDrafts()
+
+
+def _note(table: SlotTable, slots: np.ndarray, drafts: np.ndarray, nums: np.ndarray) -> None:
+    """Writes ``drafts`` [R, max drafts] of ``slots`` [R], ``nums`` [R] of each, into the table."""
+    for slot, row, num in zip(slots.tolist(), drafts, nums.tolist(), strict=True):
+        if table.is_open[slot]:
+            start = table.num_tokens[slot]
+            table.ids[slot, start : start + num] = row[:num]
+            table.num_drafts[slot] = num

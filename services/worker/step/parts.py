@@ -1,0 +1,74 @@
+"""The optional parts of a step, in the order in which every engine runs them."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from services.worker.machine.streams import Fetched
+from services.worker.models import CausalLM
+from services.worker.slots.table import SlotTable
+from services.worker.step.logprobs import Logprobs
+from services.worker.step.pooling import PooledPrompts, Pooler
+from services.worker.step.prompt_logprobs import PromptLogprobs
+from services.worker.step.repetition import Repetitions
+from services.worker.step.results import RowPart
+from services.worker.step.sampling import Rules
+from services.worker.step.step import Backend, PendingResult, Step, StepPart
+from shared.wire.messages import ResultRow, RunKind, TokenRun
+from shared.wire.token_arrays import TokenArrays
+
+
+def make_parts(
+    table: SlotTable,
+    backend: Backend,
+    pooler: Pooler | None,
+    model: CausalLM,
+    vocab_size: int,
+    eos_ids: np.ndarray,
+) -> list[StepPart[Any]]:
+    """A model with a ``pooler`` samples nothing. Repetitions come before logprobs, which are of the
+    tokens that stay."""
+    if pooler is not None:
+        return [PooledPrompts(table, backend, pooler)]
+    return [
+        Rules(table, backend, eos_ids),
+        Repetitions(table),
+        Logprobs(table, backend),
+        PromptLogprobs(table, backend, model, vocab_size),
+        VerifiedDrafts(table, backend),
+    ]
+
+
+class _Scores(NamedTuple):
+    slots: np.ndarray  # [n] int64
+    fetched: Fetched
+
+
+class VerifiedDrafts(StepPart[_Scores]):
+    """The drafts that a step verified, for requests that want to know them."""
+
+    def __init__(self, table: SlotTable, backend: Backend) -> None:
+        self._table = table
+        self._backend = backend
+
+    def after_sampling(self, step: Step) -> _Scores | None:
+        slots = step.rows.sampling_slots
+        if not self._table.wants_draft_logprobs[slots].any():
+            return None
+        return _Scores(slots, self._backend.fetch_draft_scores(slots))
+
+    def rows_of(self, result: PendingResult, note: _Scores) -> list[RowPart]:
+        table, outcome, rows = self._table, result.outcome, result.rows
+        slots, num_drafts = rows.sampling_slots, rows.num_drafts[rows.sampling_rows]
+        scores = dict(zip(note.slots.tolist(), zip(*note.fetched.wait(), strict=True), strict=True))
+        parts = []
+        for row in np.flatnonzero(table.wants_draft_logprobs[slots] & (num_drafts > 0)).tolist():
+            slot, num = int(slots[row]), int(num_drafts[row])
+            logprobs, ranks = scores[slot]
+            drafts = outcome.drafts[row, :num].astype(np.int32)
+            arrays = TokenArrays(drafts, logprobs[:num], ranks=ranks[:num])
+            request, attempt = table.requests[slot]
+            num_accepted = int(outcome.num_accepted[row])
+            run = TokenRun(num, num_values=1, kind=RunKind.DRAFTS, num_accepted=num_accepted)
+            parts.append(RowPart(ResultRow(slot, request, attempt, run), arrays))
+        return parts

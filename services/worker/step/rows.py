@@ -1,0 +1,133 @@
+"""The rows of a plan whose sequences still run."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Protocol
+
+import numpy as np
+
+from services.worker.slots.table import SlotTable
+from shared.wire.messages import StepPlan
+
+# Returns the order of rows from their slots, their tokens and their keys, each [R] int64.
+Order = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+
+class Lengths(Protocol):
+    """Lengths of slots when a plan comes, each [N] int64: exact ones, or upper bounds where only a
+    device knows more."""
+
+    num_tokens: np.ndarray  # known ids
+    num_computed: np.ndarray  # of them, with their KV in the cache
+    num_drafts: np.ndarray  # behind them
+
+
+@dataclass(frozen=True)
+class Rows:
+    """R rows, of which Q sample: they have computed all known ids and may get more. Each samples a
+    token after its last known id, and one after each of its drafts.
+
+    The first ``num_decoding`` decode on a device that alone knows their lengths: the host has upper
+    bounds of their starts and drafts.
+    """
+
+    slots: np.ndarray  # [R] int64
+    starts: np.ndarray  # [R] int64: positions of the first tokens
+    num_tokens: np.ndarray  # [R] int64
+    num_drafts: np.ndarray  # [R] int64, among the tokens, at the end
+    num_recomputed: np.ndarray  # [R] int64, among the tokens, at the start: for their states alone
+    sampling_rows: np.ndarray  # [Q] int64, indices into R
+    num_decoding: int = 0
+
+    @cached_property
+    def sampling_slots(self) -> np.ndarray:
+        """[Q] int64"""
+        slots: np.ndarray = self.slots[self.sampling_rows]
+        return slots
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """[R] int64: positions behind the last tokens."""
+        ends: np.ndarray = self.starts + self.num_tokens
+        return ends
+
+    @cached_property
+    def token_ends(self) -> np.ndarray:
+        """[R] int64, of the rows' tokens among all of the step."""
+        ends: np.ndarray = np.cumsum(self.num_tokens)
+        return ends
+
+    @cached_property
+    def chunks(self) -> "Rows":
+        """The rows whose lengths the host knows."""
+        if not self.num_decoding:
+            return self
+        if self.num_decoding == len(self.slots):
+            return NO_ROWS
+        return self.kept(np.arange(len(self.slots)) >= self.num_decoding)
+
+    @cached_property
+    def decoding(self) -> "Rows":
+        """The others."""
+        return self.kept(np.arange(len(self.slots)) < self.num_decoding)
+
+    def kept(self, is_kept: np.ndarray) -> "Rows":
+        """The rows that ``is_kept`` [R] bool selects."""
+        if is_kept.all():
+            return self
+        new_places = np.cumsum(is_kept) - 1
+        return Rows(
+            slots=self.slots[is_kept],
+            starts=self.starts[is_kept],
+            num_tokens=self.num_tokens[is_kept],
+            num_drafts=self.num_drafts[is_kept],
+            num_recomputed=self.num_recomputed[is_kept],
+            sampling_rows=new_places[self.sampling_rows[is_kept[self.sampling_rows]]],
+            num_decoding=int(is_kept[: self.num_decoding].sum()),
+        )
+
+
+_NONE = np.zeros(0, np.int64)
+NO_ROWS = Rows(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE)
+
+
+def plan_rows(
+    table: SlotTable, lengths: Lengths, plan: StepPlan, recomputes_states: bool, order: Order
+) -> Rows:
+    """Returns the rows of ``plan`` whose sequences still run, in the given ``order``. Raises
+    ValueError for a plan that gives a slot more tokens than it lacks.
+
+    ``recomputes_states``: where the ids before the first one of a row were cached, the last of them
+    is computed once more, since its hidden state is needed.
+    """
+    rows = [(row.slot, 1, row.verify_depth) for row in plan.decode]
+    rows += [(row.slot, row.num_tokens, 0) for row in plan.prefill]
+    slots, num_tokens, num_drafts = np.array(rows, np.int64).reshape(-1, 3).T
+    is_open = table.is_open[slots]
+    if not is_open.all():
+        slots, num_tokens, num_drafts = slots[is_open], num_tokens[is_open], num_drafts[is_open]
+    num_known, starts = lengths.num_tokens[slots], lengths.num_computed[slots]
+    num_keys = starts + num_tokens
+    if (num_keys > num_known).any():
+        raise ValueError(f"plan {plan.step} gives a slot more tokens than it lacks")
+    samples = (num_keys == num_known) & (num_known < table.end[slots])
+    num_drafts = np.minimum(num_drafts, lengths.num_drafts[slots])
+    num_recomputed = (table.lacks_state[slots] & recomputes_states).astype(np.int64)
+    num_tokens = num_tokens + num_drafts + num_recomputed
+    ordered = order(slots, num_tokens, num_keys + num_drafts)
+    return Rows(
+        slots=slots[ordered],
+        starts=(starts - num_recomputed)[ordered],
+        num_tokens=num_tokens[ordered],
+        num_drafts=num_drafts[ordered],
+        num_recomputed=num_recomputed[ordered],
+        sampling_rows=np.flatnonzero(samples[ordered]),
+    )
+
+
+def by_route(table: SlotTable, slots: np.ndarray) -> np.ndarray:
+    """Returns the order [Q] of rows in a result: that of the routes of ``slots`` [Q], then of the
+    slots."""
+    order: np.ndarray = np.lexsort((slots, table.routes[slots]))
+    return order
