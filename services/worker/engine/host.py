@@ -31,11 +31,10 @@ from services.worker.startup.plan_memory import estimate_requirements, plan_work
 from services.worker.step.batch import Batch, prepare_batch
 from services.worker.step.parts import make_parts
 from services.worker.step.results import StepRows, join_steps
-from services.worker.step.rows import Rows
 from services.worker.step.sampler import Adjusted, Sampler
 from services.worker.step.sampling import random_rows_of
-from services.worker.step.step import Acceptance, Sampled, Step, StepRunner
-from services.worker.step.verify import AcceptOutcome, verify
+from services.worker.step.step import Places, Sampled, Step, StepRunner
+from services.worker.step.verify import verify
 from services.worker.weights.progress import Progress
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
@@ -71,27 +70,6 @@ class HostBackend:
         """There is one step at a time."""
 
 
-@dataclass(frozen=True)
-class HostSampled:
-    """What is accepted is known at once."""
-
-    tokens: Tensor  # [S] int64; below 0 is what is wrong with the row
-    scores: Tensor
-    outcome: AcceptOutcome
-    narrow: tuple[Tensor, ...] = ()
-
-    def candidates(self) -> tuple[np.ndarray, np.ndarray]:
-        outcome = self.outcome
-        return outcome.rows, np.repeat(np.arange(len(outcome.codes)), outcome.num_emitted)
-
-    @property
-    def acceptance(self) -> Acceptance:
-        return self
-
-    def read(self, table: SlotTable, rows: Rows) -> tuple[Rows, AcceptOutcome]:
-        return rows, self.outcome
-
-
 class HostComputation:
     """``forward`` computes the hidden states [T, hidden_size] of a batch."""
 
@@ -110,11 +88,9 @@ class HostComputation:
         self._logits = self._backend.model.logits(sampling)
         return self._logits
 
-    def first_logits(self) -> np.ndarray:
-        rows = self._batch.rows
-        nums = 1 + rows.num_drafts[rows.sampling_rows]
-        first: np.ndarray = np.cumsum(nums) - nums
-        return first
+    def places(self) -> Places:
+        slots, positions = self._batch.logits_slots, self._batch.logits_positions
+        return Places(np.arange(len(slots)), slots, positions)
 
     def sample(self, adjusted: Adjusted | None) -> Sampled:
         backend, batch, logits = self._backend, self._batch, self._logits
@@ -129,7 +105,7 @@ class HostComputation:
         outcome = verify(backend.table, batch.rows, tokens, backend.eos_ids)
         processed = backend.returns_processed
         scores = backend.sampler.process(allowed, random) if processed else logits
-        return HostSampled(torch.from_numpy(tokens), scores, outcome)
+        return Sampled(torch.from_numpy(tokens), scores, outcome)
 
     def chunk_states(self) -> Tensor:
         return self.hidden

@@ -132,9 +132,15 @@ class SlotTable:
         self.has_logits_rules[slot] = self.logits_rules[slot] is not None
         self.has_stop_ids[slot] = bool(params.stop_token_ids)
         self.ends_repetition[slot] = params.repetition is not None
-        nums = self.num_logprobs[slot], self.num_prompt_logprobs[slot]
-        flags = self.has_logits_rules[slot], self.has_stop_ids[slot], self.ends_repetition[slot]
-        self.wants_more[slot] = any(flags) or nums != (NO_LOGPROBS, NO_LOGPROBS)
+        self.wants_more[slot] = (
+            self.has_logits_rules[slot]
+            or self.has_stop_ids[slot]
+            or self.ends_repetition[slot]
+            or self.wants_draft_logprobs[slot]
+            or self.num_logprobs[slot] != NO_LOGPROBS
+            or self.num_prompt_logprobs[slot] != NO_LOGPROBS
+            or self.end[slot] == row.prompt_len
+        )
 
     def _add_blocks(self, slot: int, blocks: list[int]) -> None:
         start = self.num_blocks[slot]

@@ -1,6 +1,6 @@
 """A plan's rows as tensors of the host: one flat batch of tokens, drafts and prompt chunks."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ def prepare_batch(
     sampling = planned.sampling_rows
     if len(sampling) > 1:
         ordered = sampling[by_route(table, planned.sampling_slots)]
-        planned = replace(planned, sampling_rows=ordered)
+        planned = planned._replace(sampling_rows=ordered)
         sampling = ordered
     slots, num_tokens, token_ends = planned.slots, planned.num_tokens, planned.token_ends
     device = kv_cache.device

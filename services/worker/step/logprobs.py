@@ -1,7 +1,7 @@
 """The logprobs that sequences asked for, as the buffers of a StepResult."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,24 +16,20 @@ from shared.wire.messages import ALL_TOKENS, MIN_LOGPROB
 MAX_LOGITS_AT_ONCE = 1 << 22
 
 
-@dataclass(frozen=True, slots=True)
-class _Piece:
+class _Piece(NamedTuple):
     """Logprobs of N rows of the logits, on their way to the host."""
 
     rows: np.ndarray  # [N] int64, ascending
-    nums: np.ndarray  # [N] int64: how many of the likeliest the request wants
-    places: np.ndarray  # [N] int64, indices into what is fetched
+    nums: np.ndarray  # [N] int64: how many of the likeliest are wanted, or NO_LOGPROBS
     fetched: Fetched  # values, top ids and ranks
     is_named: bool = False  # of ids that the requests name
 
     def of(self, indices: np.ndarray) -> list[TokenLogprobs]:
         """``indices`` [n] into ``rows``. Waits."""
-        all_values, top_ids, ranks = self.fetched.wait()
-        places, nums = self.places[indices], self.nums[indices].tolist()
-        values = all_values[places]
+        values, top_ids, ranks = (each[indices] for each in self.fetched.wait())
         np.maximum(values, MIN_LOGPROB, out=values)
         make = by_likelihood if self.is_named else TokenLogprobs
-        columns = values, top_ids[places], ranks[places].tolist(), nums
+        columns = values, top_ids, ranks.tolist(), self.nums[indices].tolist()
         return [
             make(own[: 1 + num], ids[:num], rank)
             for own, ids, rank, num in zip(*columns, strict=True)
@@ -51,29 +47,23 @@ class Logprobs(StepPart[list[_Piece]]):
     def after_sampling(self, step: Step) -> list[_Piece] | None:
         table, sampled = self._table, step.sampled
         slots = step.rows.sampling_slots
-        is_asking = table.num_logprobs[slots] != NO_LOGPROBS
-        if sampled is None or not is_asking.any():
+        asked = table.num_logprobs[slots]
+        if sampled is None or not (asked != NO_LOGPROBS).any():
             return None
-        rows, owners = sampled.candidates()
-        kept = np.flatnonzero(is_asking[owners])
-        rows, slots = rows[kept], slots[owners[kept]]
+        rows, owners = sampled.acceptance.candidates()
         vocab_size = sampled.scores.shape[-1]
-        nums, has_ids = (
-            num_top_of(table.num_logprobs[slots], vocab_size),
-            table.has_logprob_ids[slots],
-        )
+        nums, has_ids = num_top_of(asked, vocab_size), table.has_logprob_ids[slots]
         pieces = []
         if sampled.narrow:
-            is_narrow = ~has_ids & (nums <= MAX_TOP)
+            is_narrow = (nums != NO_LOGPROBS) & (nums <= MAX_TOP) & ~has_ids
             if is_narrow.any():
-                pieces.append(self._narrow(sampled, rows[is_narrow], nums[is_narrow]))
-            rows, slots = rows[~is_narrow], slots[~is_narrow]
-            nums, has_ids = nums[~is_narrow], has_ids[~is_narrow]
-        is_whole = nums == vocab_size
-        for is_of_kind in (~has_ids & ~is_whole, ~has_ids & is_whole, has_ids):
-            for some in pieces_of(np.flatnonzero(is_of_kind), vocab_size):
-                ids = logprob_ids(table, slots[some]) if has_ids[some[0]] else None
-                pieces.append(self._ask(sampled, rows[some], nums[some], ids))
+                fetched = self._backend.fetch(*(each[: len(rows)] for each in sampled.narrow))
+                pieces.append(_Piece(rows, np.where(is_narrow, nums, NO_LOGPROBS)[owners], fetched))
+            nums[is_narrow] = NO_LOGPROBS
+        is_asking, is_whole = nums != NO_LOGPROBS, nums == vocab_size
+        for is_of_kind in (is_asking & ~is_whole & ~has_ids, is_whole & ~has_ids, has_ids):
+            for piece in pieces_of(np.flatnonzero(is_of_kind[owners]), vocab_size):
+                pieces.append(self._ask(sampled, rows[piece], slots[owners[piece]]))
         return pieces
 
     def after_acceptance(self, result: PendingResult, note: list[_Piece]) -> None:
@@ -81,25 +71,25 @@ class Logprobs(StepPart[list[_Piece]]):
         rows = result.outcome.rows
         for piece in note:
             indices = np.searchsorted(piece.rows, rows)
-            tokens = np.flatnonzero(piece.rows.take(indices, mode="clip") == rows)
+            is_here = piece.rows.take(indices, mode="clip") == rows
+            is_here &= piece.nums.take(indices, mode="clip") != NO_LOGPROBS
+            tokens = np.flatnonzero(is_here)
             found |= zip(tokens.tolist(), piece.of(indices[tokens]), strict=True)
         result.logprobs = StepLogprobs(found)
 
-    def _narrow(self, sampled: Sampled, rows: np.ndarray, nums: np.ndarray) -> _Piece:
-        return _Piece(rows, nums, rows, self._backend.fetch(*sampled.narrow))
-
-    def _ask(
-        self, sampled: Sampled, rows: np.ndarray, nums: np.ndarray, ids: np.ndarray | None
-    ) -> _Piece:
-        """All or none of the ``nums`` [N] of likeliest tokens are V, unless ``ids`` [N, the most of
-        them] say which are wanted."""
-        scores, tokens = sampled.scores, sampled.tokens
+    def _ask(self, sampled: Sampled, rows: np.ndarray, slots: np.ndarray) -> _Piece:
+        """All or none of ``slots`` [n] name ids, or want the whole vocabulary."""
+        table, vocab_size = self._table, sampled.scores.shape[-1]
+        is_named = bool(table.has_logprob_ids[slots[0]])
+        nums = num_top_of(table.num_logprobs[slots], vocab_size)
+        ids = logprob_ids(table, slots) if is_named else None
         num_top: int | None = int(nums.max())
-        if ids is None and num_top == scores.shape[-1]:
+        if not is_named and num_top == vocab_size:
             num_top = None
+        scores, tokens = sampled.scores, sampled.tokens
         found = self._backend.sampler.logprobs(scores, tokens, num_top, rows, ids)
         fetched = self._backend.fetch(found.values, found.top_ids, found.ranks)
-        return _Piece(rows, nums, np.arange(len(rows)), fetched, is_named=ids is not None)
+        return _Piece(rows, nums, fetched, is_named)
 
 
 def logprob_ids(table: SlotTable, slots: np.ndarray) -> np.ndarray:

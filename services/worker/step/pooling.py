@@ -145,6 +145,8 @@ class Pooler:
 class PooledPrompts(StepPart[dict[int, _Pooled]]):
     """Their slots are closed when they are pooled."""
 
+    is_of_every_step = True
+
     def __init__(self, table: SlotTable, backend: Backend, pooler: Pooler) -> None:
         self._table = table
         self._backend = backend

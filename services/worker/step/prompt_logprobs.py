@@ -71,6 +71,8 @@ class PromptLogprobs(StepPart[list[_Chunk]]):
 
     def after_sampling(self, step: Step) -> list[_Chunk] | None:
         table, chunks = self._table, step.rows.chunks
+        if not len(chunks.slots):
+            return None
         slots, prompt_lens = chunks.slots, table.prompt_lens[chunks.slots]
         asks = table.num_prompt_logprobs[slots] != NO_LOGPROBS
         is_over = (chunks.ends == prompt_lens) & (table.end[slots] == prompt_lens)

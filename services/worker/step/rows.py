@@ -1,9 +1,7 @@
 """The rows of a plan whose sequences still run."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,8 +21,7 @@ class Lengths(Protocol):
     num_drafts: np.ndarray  # behind them
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(NamedTuple):
     """R rows, of which Q sample: they have computed all known ids and may get more. Each samples a
     token after its last known id, and one after each of its drafts.
 
@@ -40,51 +37,62 @@ class Rows:
     sampling_rows: np.ndarray  # [Q] int64, indices into R
     num_decoding: int = 0
 
-    @cached_property
+    @property
     def sampling_slots(self) -> np.ndarray:
         """[Q] int64"""
         slots: np.ndarray = self.slots[self.sampling_rows]
         return slots
 
-    @cached_property
+    @property
     def ends(self) -> np.ndarray:
         """[R] int64: positions behind the last tokens."""
         ends: np.ndarray = self.starts + self.num_tokens
         return ends
 
-    @cached_property
+    @property
     def token_ends(self) -> np.ndarray:
         """[R] int64, of the rows' tokens among all of the step."""
         ends: np.ndarray = np.cumsum(self.num_tokens)
         return ends
 
-    @cached_property
+    @property
     def chunks(self) -> "Rows":
         """The rows whose lengths the host knows."""
         if not self.num_decoding:
             return self
         if self.num_decoding == len(self.slots):
             return NO_ROWS
-        return self.kept(np.arange(len(self.slots)) >= self.num_decoding)
+        return self._between(self.num_decoding, len(self.slots))
 
-    @cached_property
+    @property
     def decoding(self) -> "Rows":
         """The others."""
-        return self.kept(np.arange(len(self.slots)) < self.num_decoding)
+        return self if self.num_decoding == len(self.slots) else self._between(0, self.num_decoding)
 
     def kept(self, is_kept: np.ndarray) -> "Rows":
         """The rows that ``is_kept`` [R] bool selects."""
         if is_kept.all():
             return self
         new_places = np.cumsum(is_kept) - 1
+        sampling = new_places[self.sampling_rows[is_kept[self.sampling_rows]]]
+        return self._take(is_kept, sampling, int(is_kept[: self.num_decoding].sum()))
+
+    def _between(self, start: int, end: int) -> "Rows":
+        sampling = self.sampling_rows
+        sampling = sampling[(sampling >= start) & (sampling < end)] - start
+        return self._take(slice(start, end), sampling, max(0, self.num_decoding - start))
+
+    def _take(
+        self, where: np.ndarray | slice, sampling_rows: np.ndarray, num_decoding: int
+    ) -> "Rows":
         return Rows(
-            slots=self.slots[is_kept],
-            starts=self.starts[is_kept],
-            num_tokens=self.num_tokens[is_kept],
-            num_drafts=self.num_drafts[is_kept],
-            num_recomputed=self.num_recomputed[is_kept],
-            sampling_rows=new_places[self.sampling_rows[is_kept[self.sampling_rows]]],
-            num_decoding=int(is_kept[: self.num_decoding].sum()),
+            slots=self.slots[where],
+            starts=self.starts[where],
+            num_tokens=self.num_tokens[where],
+            num_drafts=self.num_drafts[where],
+            num_recomputed=self.num_recomputed[where],
+            sampling_rows=sampling_rows,
+            num_decoding=num_decoding,
         )
 
 

@@ -50,19 +50,15 @@ class Rules(StepPart[None]):
         if not backend.has_rules[slots].any():
             return
         backend.catch_up()
-        is_open = table.is_open[slots]
-        await_grammars(table, slots[is_open])
-        num_drafts = step.rows.num_drafts[step.rows.sampling_rows]
-        nums = 1 + np.minimum(num_drafts, table.num_drafts[slots])
-        nums[~(backend.has_rules[slots] & is_open)] = 0
-        rows = np.repeat(np.arange(len(slots)), nums)
-        columns = np.arange(len(rows)) - (np.cumsum(nums) - nums)[rows]
+        rows, slots, positions = step.computation.places()
+        await_grammars(table, slots)
+        changed = np.flatnonzero(backend.has_rules[slots])
         step.adjusted = adjust_logits(
             table,
             step.logits,
-            rows=step.computation.first_logits()[rows] + columns,
-            slots=slots[rows],
-            positions=table.num_tokens[slots[rows]] + columns,
+            rows=rows[changed],
+            slots=slots[changed],
+            positions=positions[changed],
             eos_ids=self._eos_ids,
             sampler=backend.sampler,
             upload=backend.upload,
@@ -80,8 +76,7 @@ def adjust_logits(
     upload: Callable[[np.ndarray], Tensor],
 ) -> Adjusted | None:
     """Returns a copy of ``logits`` [S, V] with the changes of the rules of ``slots`` [n] in
-    ``rows`` [n], which are for ``positions`` [n], or None if there are none. The ids before a
-    position are those of the table, drafts included."""
+    ``rows`` [n], which are for ``positions`` [n], or None if there are none."""
     adjustments, waiting = prepare_logits_rules(table, rows, slots, positions, eos_ids, upload)
     if adjustments is None and not len(waiting):
         return None

@@ -7,7 +7,7 @@ it has come so far, so that ``forward`` and ``sample`` wait for nothing and ``fi
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -58,40 +58,36 @@ class Backend(Protocol):
         ...
 
 
-class Sampled(Protocol):
-    """The sampled tokens of a step, which are accepted or not. Rows are those of the logits."""
-
-    @property
-    def tokens(self) -> Tensor:
-        """[S] int64"""
-        ...
-
-    @property
-    def scores(self) -> Tensor:
-        """[S, V] float32: logprobs are computed from them."""
-        ...
-
-    @property
-    def narrow(self) -> tuple[Tensor, ...]:
-        """Logprobs of MAX_TOP of the likeliest tokens of each row, where there are such already."""
-        ...
+class Acceptance(Protocol):
+    """What becomes of sampled tokens, on its way to the host."""
 
     def candidates(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the rows [N] int64, ascending, whose tokens are emitted, or may be where that is
-        not known yet; and for each its index among the rows that sample."""
+        """Returns the rows [N] int64 of the logits, ascending, whose tokens are emitted, or may be
+        where that is not known yet; and for each its index among the rows that sample."""
         ...
-
-    @property
-    def acceptance(self) -> "Acceptance": ...
-
-
-class Acceptance(Protocol):
-    """What is accepted, on its way to the host."""
 
     def read(self, table: SlotTable, rows: Rows) -> tuple[Rows, AcceptOutcome]:
-        """Waits. Returns the outcome, and the step's ``rows`` as they were computed, without those
-        of sequences that ended before."""
+        """Waits. Returns the step's ``rows`` as they were computed, without those of sequences that
+        ended before, and the outcome."""
         ...
+
+
+class Sampled(NamedTuple):
+    tokens: Tensor  # [S] int64, by row of the logits
+    scores: Tensor  # [S, V] float32: logprobs are computed from them
+    acceptance: Acceptance
+    # Values, ids and ranks of MAX_TOP of the likeliest tokens of each row, if there are such
+    # already.
+    narrow: tuple[Tensor, ...] = ()
+
+
+class Places(NamedTuple):
+    """The logits of sequences that still run. The ids before a position are those of the table,
+    drafts included."""
+
+    rows: np.ndarray  # [n] int64
+    slots: np.ndarray  # [n] int64
+    positions: np.ndarray  # [n] int64, of the tokens that they are for
 
 
 class Computation(Protocol):
@@ -101,8 +97,8 @@ class Computation(Protocol):
         """Returns logits [S, V] of the rows that sample."""
         ...
 
-    def first_logits(self) -> np.ndarray:
-        """[Q] int64: the first of the logits of each row that samples; its drafts' follow."""
+    def places(self) -> "Places":
+        """Where the table has the results of all earlier steps."""
         ...
 
     def sample(self, adjusted: Adjusted | None) -> Sampled:
@@ -140,7 +136,10 @@ class PendingResult:
 
 class StepPart(Generic[Note]):
     """An optional part of steps, such as logprobs. The engines have the same parts in the same
-    order; a step calls the methods in the order below."""
+    order; a step calls the methods in the order below. Steps of sequences of which nothing but
+    tokens is wanted have only the parts that ``is_of_every_step``."""
+
+    is_of_every_step = False
 
     def before_forward(self, step: Step) -> None:
         """The step is laid out."""
@@ -168,23 +167,28 @@ class StepRunner:
     def __init__(self, table: SlotTable, parts: Sequence[StepPart[Any]]) -> None:
         self._table = table
         self._parts = parts
+        self._plain_parts = [part for part in parts if part.is_of_every_step]
 
     def forward(self, step: Step) -> None:
-        for part in self._parts:
+        for part in self._parts_of(step):
             part.before_forward(step)
         step.logits = step.computation.forward()
 
     def sample(self, step: Step) -> PendingResult:
         """Samples and accepts, and begins what the host has to read."""
-        acceptance = None
+        acceptance, parts = None, self._parts_of(step)
         if len(step.rows.sampling_rows):
-            for part in self._parts:
+            for part in parts:
                 part.before_sampling(step)
             step.sampled = step.computation.sample(step.adjusted)
             acceptance = step.sampled.acceptance
-        found = [(part, part.after_sampling(step)) for part in self._parts]
+        found = [(part, part.after_sampling(step)) for part in parts]
         notes = [(part, note) for part, note in found if note is not None]
         return PendingResult(step.rows, step.depth, acceptance, notes)
+
+    def _parts_of(self, step: Step) -> Sequence[StepPart[Any]]:
+        wants_more = self._table.wants_more[step.rows.slots].any()
+        return self._parts if wants_more else self._plain_parts
 
     def finish(self, result: PendingResult) -> StepRows:
         """Waits for the outcome, records it in the table and returns the rows of the result."""

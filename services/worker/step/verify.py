@@ -35,6 +35,13 @@ class AcceptOutcome:
         rows = first_logits[:, None] + columns
         return cls(tokens, drafts, *accepted, tokens[is_emitted], rows[is_emitted])
 
+    def candidates(self) -> tuple[np.ndarray, np.ndarray]:
+        """See ``Acceptance``: an outcome of the host is known at once."""
+        return self.rows, np.repeat(np.arange(len(self.codes)), self.num_emitted)
+
+    def read(self, table: SlotTable, rows: Rows) -> "tuple[Rows, AcceptOutcome]":
+        return rows, self
+
     @property
     def has_bad_drafts(self) -> np.ndarray:
         """[Q] bool: the row is computed again, since logits at its drafts were not finite."""

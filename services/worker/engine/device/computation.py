@@ -1,23 +1,30 @@
 """Steps on a device, whose arrays the host can read when the device has come so far."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.accept.output import CLOSED, CODE, NUM_ACCEPTED, NUM_EMITTED, NUM_VALID, TOKENS
+from kernels.accept.output import (
+    CLOSED,
+    CODE,
+    NUM_ACCEPTED,
+    NUM_EMITTED,
+    NUM_VALID,
+    TOKENS,
+    AcceptOutput,
+)
 from kernels.accept.rule import Accepted
 from services.worker.engine.device.device_slots import DeviceSlots
 from services.worker.engine.device.mixed_step import MixedStep
-from services.worker.engine.device.segments import SamplerOutput
 from services.worker.engine.device.steps import DecodeStep
 from services.worker.machine.streams import Download, Fetched, upload
 from services.worker.slots.table import SlotTable
 from services.worker.step.rows import Rows, by_route
 from services.worker.step.sampler import Adjusted, Sampler
-from services.worker.step.step import Acceptance, Sampled
+from services.worker.step.step import Places, Sampled
 from services.worker.step.verify import NO_TOKEN, AcceptOutcome
 
 
@@ -53,79 +60,68 @@ class DeviceBackend:
 class DeviceComputation:
     """A step of ``rows``, recorded or as it comes."""
 
-    def __init__(self, step: DecodeStep | MixedStep, rows: Rows) -> None:
+    def __init__(self, table: SlotTable, step: DecodeStep | MixedStep, rows: Rows) -> None:
         self.step = step
-        self._num = len(rows.sampling_slots)
+        self._table = table
+        self._rows = rows
 
     def forward(self) -> Tensor:
         return self.step.forward()
 
-    def first_logits(self) -> np.ndarray:
-        return np.arange(self._num) * self.step.width
+    def places(self) -> Places:
+        table, slots = self._table, self._rows.sampling_slots
+        num_drafts = self._rows.num_drafts[self._rows.sampling_rows]
+        nums = 1 + np.minimum(num_drafts, table.num_drafts[slots])
+        nums[~table.is_open[slots]] = 0
+        owners = np.repeat(np.arange(len(slots)), nums)
+        columns = np.arange(len(owners)) - (np.cumsum(nums) - nums)[owners]
+        positions = table.num_tokens[slots[owners]] + columns
+        return Places(owners * self.step.width + columns, slots[owners], positions)
 
     def sample(self, adjusted: Adjusted | None) -> Sampled:
-        return DeviceSampled(self.step.sample_and_accept(adjusted), self._num)
+        output = self.step.sample_and_accept(adjusted)
+        return Sampled(
+            tokens=output.tokens.flatten(),
+            scores=output.scores,
+            acceptance=DeviceAcceptance(output.accepted, len(self._rows.sampling_rows)),
+            narrow=output.logprobs,
+        )
 
     def chunk_states(self) -> Tensor:
         assert isinstance(self.step, MixedStep)
         return self.step.hidden[self.step.num_decoded :]
 
 
-class DeviceSampled:
-    """The first ``num`` rows of ``output``: graphs have more. Each has as many tokens as the
+class DeviceAcceptance:
+    """Of the first ``num`` rows of ``output``: graphs have more. All have as many tokens as the
     widest."""
 
-    def __init__(self, output: SamplerOutput, num: int) -> None:
-        self._output = output
-        self._width = output.tokens.shape[1]
+    def __init__(self, output: AcceptOutput, num: int) -> None:
+        self._packed = Download(output.packed[:num])
         self._num = num
-        packed = Download(output.accepted.packed[:num])
-        self.acceptance: Acceptance = DeviceAcceptance(packed, self._width)
-
-    @property
-    def tokens(self) -> Tensor:
-        return self._output.tokens.flatten()
-
-    @property
-    def scores(self) -> Tensor:
-        return self._output.scores
-
-    @property
-    def narrow(self) -> tuple[Tensor, ...]:
-        return tuple(each[: self._num * self._width] for each in self._output.logprobs)
+        self._width = output.drafts.shape[1] + 1
 
     def candidates(self) -> tuple[np.ndarray, np.ndarray]:
-        """All: which are emitted is not known yet."""
         rows = np.arange(self._num * self._width)
         return rows, rows // self._width
 
-
-@dataclass(frozen=True)
-class DeviceAcceptance:
-    """``packed`` [Q, 3 + 2 * width], see ``AcceptOutput``."""
-
-    packed: Download
-    width: int
-
     def read(self, table: SlotTable, rows: Rows) -> tuple[Rows, AcceptOutcome]:
-        packed = self.packed.wait()[0].astype(np.int64)
+        packed = self._packed.wait()[0].astype(np.int64)
         is_open = table.is_open[rows.slots]
         is_open[rows.sampling_rows] &= packed[:, CODE] != CLOSED
         kept = np.flatnonzero(is_open[rows.sampling_rows])
         kept = kept[by_route(table, rows.sampling_slots[kept])]
-        computed = replace(
-            _as_computed(table, rows, packed), sampling_rows=rows.sampling_rows[kept]
-        )
-        return computed.kept(is_open), self._outcome(packed[kept], kept * self.width)
+        computed = _as_computed(table, rows, packed)
+        computed = computed._replace(sampling_rows=rows.sampling_rows[kept])
+        return computed.kept(is_open), self._outcome(packed[kept], kept * self._width)
 
     def _outcome(self, packed: np.ndarray, first_logits: np.ndarray) -> AcceptOutcome:
-        behind = TOKENS + self.width
+        behind = TOKENS + self._width
         tokens, drafts = packed[:, TOKENS:behind], packed[:, behind:]
-        is_draft = np.arange(self.width - 1) < packed[:, NUM_VALID, None] - 1
+        is_draft = np.arange(self._width - 1) < packed[:, NUM_VALID, None] - 1
         accepted = Accepted(packed[:, NUM_EMITTED], packed[:, NUM_ACCEPTED], packed[:, CODE])
-        return AcceptOutcome.of(
-            tokens, np.where(is_draft, drafts, NO_TOKEN), accepted, first_logits
-        )
+        drafts = np.where(is_draft, drafts, NO_TOKEN)
+        return AcceptOutcome.of(tokens, drafts, accepted, first_logits)
 
 
 def _as_computed(table: SlotTable, rows: Rows, packed: np.ndarray) -> Rows:
@@ -137,4 +133,4 @@ def _as_computed(table: SlotTable, rows: Rows, packed: np.ndarray) -> Rows:
     starts[:num] = table.num_computed[rows.slots[:num]]
     num_tokens[:num] = packed[:num, NUM_VALID]
     num_drafts[:num] = num_tokens[:num] - 1
-    return replace(rows, starts=starts, num_tokens=num_tokens, num_drafts=num_drafts)
+    return rows._replace(starts=starts, num_tokens=num_tokens, num_drafts=num_drafts)

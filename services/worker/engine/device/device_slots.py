@@ -1,6 +1,5 @@
 """Copies to the device what changes in the host's slot table: sequences admitted, blocks added."""
 
-from dataclasses import replace
 from itertools import count, repeat
 
 import numpy as np
@@ -141,7 +140,7 @@ class SlotBounds:
         """The rows of ``plan``, which was applied to ``table``, as if the steps before it had
         run: rows that decode, then prompt chunks."""
         rows = plan_rows(table, self, plan, recomputes_states, self._decoding_first)
-        rows = replace(rows, num_decoding=int(self._decodes[rows.slots].sum()))
+        rows = rows._replace(num_decoding=int(self._decodes[rows.slots].sum()))
         table.lacks_state[rows.slots] = False
         self.num_computed[rows.slots] = rows.ends
         slots = rows.sampling_slots

@@ -17,6 +17,7 @@ from shared.wire.messages import Capacity, StepPlan
 
 
 class NoDrafts(StepPart[Any]):
+    is_of_every_step = True
     recomputes_states = False
 
     def begin(self, plan: StepPlan, fresh_blocks: np.ndarray) -> None:

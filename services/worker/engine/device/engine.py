@@ -214,7 +214,7 @@ class DeviceEngine:
 
     def _try_forward(self, step: Step) -> None:
         if len(step.rows.slots):
-            step.computation = DeviceComputation(self._lay_out(step.rows), step.rows)
+            step.computation = DeviceComputation(self._table, self._lay_out(step.rows), step.rows)
             self._runner.forward(step)
 
     def _lay_out(self, rows: Rows) -> DecodeStep | MixedStep:

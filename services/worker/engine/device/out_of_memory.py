@@ -20,6 +20,8 @@ REMEDIES = "lower gpu-memory-utilization, max-num-batched-tokens or max-num-seqs
 class FailedPrompts(StepPart[list[RowPart]]):
     """The sequences that fail in a step get a row with an error each."""
 
+    is_of_every_step = True
+
     def __init__(self, table: SlotTable) -> None:
         self._table = table
         self._failed: list[RowPart] = []
