@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
+from weakref import ReferenceType, ref
 
 import numpy as np
 import pytest
@@ -13,8 +14,7 @@ import pytest
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import AnyEngine, make_engine
 from benchmarks.harness.step_engine import run_step
-from services.worker.engine.device.collector import LaunchedStep
-from services.worker.engine.device.engine import DeviceEngine
+from services.worker.engine.device.engine import DeviceEngine, LaunchedStep
 from services.worker.engine.protocol import StepOutput
 from shared.errors import ConfigError
 from shared.model_folder import EMBEDDED_MODEL
@@ -140,6 +140,28 @@ def count_calls(engine: DeviceEngine) -> list[str]:
 
     model.logits = counted
     return calls
+
+
+def test_a_step_under_way_holds_no_logits(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory on a GPU is measured for one step at a time."""
+    engine = make_engine(checkpoint, "device", enforce_eager=True)
+    model: Any = engine._segments.model
+    made: list[ReferenceType[Any]] = []
+    logits = model.logits
+
+    def noted(*arguments: Any) -> Any:
+        found = logits(*arguments)
+        made.append(ref(found))
+        return found
+
+    monkeypatch.setattr(model, "logits", noted)
+    with held_results(engine):
+        outputs = [submitted(engine, step) for step in steps_of(logprobs=40)]
+        assert len(made) == len(outputs)
+        assert all(each() is None for each in made)
+    wait(outputs)
 
 
 def test_a_text_that_ends_emits_nothing_in_steps_that_were_launched_already(

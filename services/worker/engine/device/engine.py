@@ -3,13 +3,13 @@
 import logging
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.engine.device.chunks import prepare_chunks
-from services.worker.engine.device.collector import Collector, LaunchedStep
 from services.worker.engine.device.computation import DeviceBackend, DeviceComputation
 from services.worker.engine.device.device_slots import DeviceSlots, SlotBounds
 from services.worker.engine.device.drafts import make_drafts
@@ -34,11 +34,11 @@ from services.worker.startup.loaded_model import LoadedModel, load
 from services.worker.startup.plan_memory import estimate_requirements, mib, plan_worker
 from services.worker.step.parts import make_parts
 from services.worker.step.rows import Rows
-from services.worker.step.step import Step, StepRunner
+from services.worker.step.step import PendingResult, Step, StepRunner
 from services.worker.weights.progress import Progress
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
-from shared.wire.messages import StepPlan
+from shared.wire.messages import StepPlan, StepResult
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +82,50 @@ def _remedies(loaded: LoadedModel) -> list[str]:
     if not loaded.speculation.num_drafts:
         found.append("drafts (speculative-config)")
     return [*found, "a smaller cpu-offload-gb"]
+
+
+@dataclass
+class LaunchedStep:
+    """A step that is on the device."""
+
+    plan: StepPlan
+    result: PendingResult
+    begins: DeviceEvent
+    decided: DeviceEvent
+    ends: DeviceEvent  # with its drafts
+
+
+class Collector:
+    """Collects steps in order. It keeps the step before, since what the device did after that
+    one's result belongs to the next one."""
+
+    def __init__(self, table: SlotTable, runner: StepRunner) -> None:
+        self._table = table
+        self._runner = runner
+        self._last: LaunchedStep | None = None
+        self._has_more = False  # sequences were open when the last step was collected
+
+    def forget(self) -> None:
+        """Forgets the step before."""
+        self._last = None
+
+    def collect(self, launched: LaunchedStep) -> StepOutput:
+        """Waits for the step's outcome and returns the result."""
+        rows, arrays = self._runner.finish(launched.result)
+        step_s, idle_s = self._times(launched)
+        self._last, self._has_more = launched, bool(self._table.is_open.any())
+        return StepResult(launched.plan.step, rows, step_s, idle_s), arrays
+
+    def _times(self, launched: LaunchedStep) -> tuple[float, float]:
+        """Returns the seconds that the step took, with the drafts that it verified, and those for
+        which the device had nothing to do before it, while sequences were open."""
+        launched.decided.wait()
+        step_s = launched.decided.since(launched.begins)
+        last = self._last
+        if last is None:
+            return step_s, 0.0
+        step_s += last.ends.since(last.decided)
+        return step_s, launched.begins.since(last.ends) if self._has_more else 0.0
 
 
 class DeviceEngine:
