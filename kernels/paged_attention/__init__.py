@@ -51,7 +51,7 @@ def attend(
     """
     if isinstance(attention, AttentionBatch):
         return paged_attention(query, kv_cache, attention, scale, options, kv_scales)
-    if attention.backend == "sdpa" or not runs_triton(query):
+    if not runs_triton(query):
         return gathered.attend(query, kv_cache, attention, scale, options, kv_scales)
     from kernels.paged_attention import triton
 

@@ -2,7 +2,6 @@
 lengths of rows that decode, so a captured graph can be replayed."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import torch
@@ -58,7 +57,6 @@ class DeviceAttention:
     chunks: ChunkRows | None
     block_size: int
     max_keys: int  # no decode row has more; only torch's version asks
-    backend: Literal["triton", "sdpa"] = "triton"  # where Triton runs at all
 
 
 def make_tiles(host_nums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -148,11 +148,6 @@ class WorkerConfig(Settings):
     native_kernels: bool = Field(
         True, description="on a CPU: compute with our native code where it can run the model"
     )
-    attention_backend: Literal["triton", "sdpa"] = Field(
-        "triton",
-        description="on a GPU: our kernels, or torch's scaled_dot_product_attention over a copy of"
-        " keys and values, to compare with (slow, and without CUDA graphs)",
-    )
     enforce_eager: bool = Field(False, description="on a GPU: no CUDA graphs")
     cudagraph_mode: Literal["full", "full_decode_only"] = Field(
         "full",

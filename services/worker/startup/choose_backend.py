@@ -88,15 +88,14 @@ def choose_device_kernels(
             f"activation-dtype: {settings.activation_dtype} is for native code on a CPU, and this"
             " worker computes on a GPU"
         )
-    attention = settings.attention_backend
     show_device(gpu_name(), "triton", torch.get_num_threads())
     if not isinstance(model, DecoderLM):
-        log.info("kernels: torch's operators, attention by %s", attention)
+        log.info("kernels: torch's operators, attention by Triton")
         return model, TorchSampler()
     with _refusing("the operators of GPUs"):
         computed = TorchLM(model, DEVICE)
         stack_experts(model)
-    log.info("kernels: Triton's, attention by %s", attention)
+    log.info("kernels: Triton's")
     return computed, TorchSampler()
 
 

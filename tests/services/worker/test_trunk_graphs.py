@@ -63,7 +63,6 @@ def test_prompts_are_in_no_graph_where_a_setting_says_so(checkpoint: Path) -> No
     none: tuple[dict[str, Any], ...] = (
         {"cudagraph_mode": "full_decode_only"},
         {"enforce_eager": True},
-        {"attention_backend": "sdpa"},
     )
     for settings in none:
         assert not len(make_engine(checkpoint, "device", **settings)._trunks)

@@ -324,7 +324,7 @@ def _wanted_graphs(loaded: LoadedModel) -> WantedGraphs:
     """Returns the shapes of what to record. A model that is not written in operators may not be
     recordable, which is logged, nor are copies of memory that is not pinned."""
     settings, offloaded = loaded.settings, loaded.model.offloaded
-    if loaded.pooler is not None or settings.enforce_eager or settings.attention_backend == "sdpa":
+    if loaded.pooler is not None or settings.enforce_eager:
         return WantedGraphs()
     is_pinned = offloaded is None or not offloaded.why_not_pinned
     if not loaded.parallel.least(int(is_pinned)):

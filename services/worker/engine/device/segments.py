@@ -5,7 +5,7 @@ then one draft more at a time. None of them makes the host wait, nor allocates f
 """
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
 import torch
@@ -70,7 +70,6 @@ class Segments:
     eos_ids: Tensor  # [E] int32
     drafts: bool  # the model's MTP head does
     returns_processed: bool
-    attention_backend: Literal["triton", "sdpa"] = "triton"
     acceptance: Tensor | None = None  # [1] float32
     parallel: Parallel = ALONE
     arrivals: Tensor = field(init=False)  # of programs, in attention of rows that decode
@@ -198,9 +197,7 @@ class Segments:
     def attention(
         self, decode: DecodeRows | None, max_keys: int, chunks: ChunkRows | None = None
     ) -> DeviceAttention:
-        return DeviceAttention(
-            decode, chunks, self.kv_cache.block_size, max_keys, self.attention_backend
-        )
+        return DeviceAttention(decode, chunks, self.kv_cache.block_size, max_keys)
 
     def _mtp(
         self, slots: Tensor, states: Tensor, pairs: Pairs, width: int, max_keys: int
@@ -221,7 +218,6 @@ def make_segments(loaded: LoadedModel, state: SlotState, num_blocks: int) -> Seg
         eos_ids=torch.from_numpy(loaded.eos_ids).int().to(loaded.device),
         drafts=loaded.speculation.method == "mtp",
         returns_processed=settings.logprobs_mode == "processed_logprobs",
-        attention_backend=settings.attention_backend,
         acceptance=None if share is None else torch.tensor([share], device=loaded.device),
         parallel=loaded.parallel,
     )
