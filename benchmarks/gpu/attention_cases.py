@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from benchmarks.gpu.rows import Case, changed_case, num_copies
+from benchmarks.gpu.rows import Case, num_copies
 from benchmarks.gpu.suite import BLOCK_SIZE, Suite
-from benchmarks.gpu.switches import prompt_changes
 from benchmarks.gpu.timing import Run
 from kernels.kv_codes import HIGHEST_CODE, quantize
 from kernels.paged_attention import (
@@ -42,9 +41,6 @@ def cases(suite: Suite) -> Iterator[Case]:
     for context in suite.contexts[-2:]:
         yield _latent_decode_case(suite, suite.batches[0], context)
     yield _latent_chunk_case(suite, suite.chunks[-2:][0])
-    for change in prompt_changes():
-        for case in (_chunk_case(suite, suite.chunks[0]), _short_chunks_case(suite)):
-            yield changed_case(case, change)
     yield _windowed_decode_case(suite, suite.contexts[-1])
     yield _windowed_chunk_case(suite, suite.chunks[-1])
     for codes in HIGHEST_CODE:

@@ -1,7 +1,6 @@
 """A row of the kernel table: an operator beside torch's, and beside what its bytes take."""
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -9,7 +8,6 @@ from torch import Tensor
 
 from benchmarks.gpu.precision import as_torch_has_it
 from benchmarks.gpu.suite import Suite
-from benchmarks.gpu.switches import Change, changed
 from benchmarks.gpu.timing import Run, seconds
 
 MAX_COPIES = 64
@@ -44,21 +42,6 @@ def measure(case: Case, suite: Suite, read_gb_per_s: float | None) -> dict[str, 
             peer_s = seconds(theirs, suite.device)
         found |= {"peer_us": peer_s * 1e6, "times_the_peer": peer_s / time_s}
     return found
-
-
-def changed_case(case: Case, change: Change) -> Case:
-    """Ours alone, launched as ``change`` says."""
-
-    def make() -> tuple[list[Run], list[Run]]:
-        return [partial(_run_changed, run, change) for run in case.make()[0]], []
-
-    kernel = f"{case.kernel}, {change.what}"
-    return case._replace(kernel=kernel, make=make, peer="", compares=False)
-
-
-def _run_changed(run: Run, change: Change) -> object:
-    with changed(change):
-        return run()
 
 
 def num_copies(suite: Suite, num_bytes: int) -> int:

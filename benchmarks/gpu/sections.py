@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -24,9 +25,9 @@ from benchmarks.gpu import (
 from benchmarks.gpu.engine_table import Engines, Point
 from benchmarks.gpu.precision import as_torch_has_it
 from benchmarks.gpu.suite import Suite, of_launches
-from benchmarks.gpu.switches import AS_IT_IS, changed, changes
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import AnyEngine
+from kernels import switches
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.host import HostEngine
 from shared.model_folder import EMBEDDED_MODEL
@@ -145,18 +146,18 @@ class Sections:
         yield from timeline.measure(self._suite.device.type, limit_s)
 
     def _switches(self, limit_s: float) -> Rows:
-        """What kernels may do in another way: engines that were built so."""
+        """Engines with and without early launches."""
         ends_s = time.monotonic() + limit_s
         few, *_, many = self._suite.batches
-        for change in (AS_IT_IS, *changes()):
+        for is_on in (True, False):
             self._engines.close()
             for num_rows in (few, many):
                 if time.monotonic() > ends_s:
                     return
-                with changed(change):
+                with patch.object(switches, "DEPENDENT_LAUNCHES", is_on):
                     point = Point("graphs", num_rows)
                     row = engine_table.measure(self._engines, point, self.ceilings.get("read"))
-                yield {"change": change.what} | row
+                yield {"change": "none" if is_on else "no early launches"} | row
         self._engines.close()
 
     def _prompts(self, limit_s: float) -> Rows:
