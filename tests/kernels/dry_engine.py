@@ -14,7 +14,7 @@ from services.worker.engine.device.chunks import prepare_chunks
 from services.worker.engine.device.device_slots import DeviceSlots
 from services.worker.engine.device.mixed_step import MixedStep
 from services.worker.engine.device.segments import Segments
-from services.worker.engine.device.steps import DecodeStep, Step
+from services.worker.engine.device.steps import DecodeStep
 from services.worker.engine.device.warm_up import warm_up
 from services.worker.layers.embedding import LMHead, TokenRows
 from services.worker.layers.linear import Linear
@@ -38,14 +38,14 @@ class DryEngine:
     segments: Segments
     table: SlotTable
 
-    def decode(self, num_rows: int, depths: list[int]) -> Step:
+    def decode(self, num_rows: int, depths: list[int]) -> DecodeStep | MixedStep:
         """Of the last slots; the most of ``depths``, which rows have in turn, widens the step."""
         slots = np.arange(MAX_ROWS)[-num_rows:].astype(np.int32)
         drafts = np.resize(np.array(depths, np.int32), num_rows)
         rows = upload(slots, CPU), upload(drafts, CPU)
         return DecodeStep(self.segments, *rows, 1 + max(depths), MAX_LEN)
 
-    def mix(self, num_rows: int, depth: int, nums: list[int]) -> Step:
+    def mix(self, num_rows: int, depth: int, nums: list[int]) -> DecodeStep | MixedStep:
         """Chunks of ``nums`` tokens, of which all but the second sample."""
         slots, ints = np.arange(num_rows, dtype=np.int32), np.array(nums)
         chunk_slots = num_rows + np.arange(len(nums))
@@ -57,7 +57,7 @@ class DryEngine:
         rows = upload(slots, CPU), upload(np.full(num_rows, depth, np.int32), CPU)
         return MixedStep(self.segments, *rows, 1 + depth, MAX_LEN, chunks)
 
-    def run(self, step: Step, is_adjusted: bool = False) -> None:
+    def run(self, step: DecodeStep | MixedStep, is_adjusted: bool = False) -> None:
         """All of it, whatever comes of that."""
         logits = step.forward()
         if len(step.slots):

@@ -7,7 +7,7 @@ what the one before it has sampled.
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -18,10 +18,8 @@ from kernels.sample import NOT_COMPILED, NOT_FINITE
 from services.worker.engine.plain_steps import PlainSteps
 from services.worker.engine.protocol import StepOutput
 from services.worker.layers.context import forward_context
-from services.worker.layers.parallel import Parallel
 from services.worker.machine.streams import Fetched, OnHost
 from services.worker.metrics import EXPERT_LOADS
-from services.worker.models import CausalLM
 from services.worker.slots.table import SlotTable
 from services.worker.speculation.choose import make_drafter
 from services.worker.speculation.drafter import RecordedStep, agree_on_drafts
@@ -31,9 +29,9 @@ from services.worker.startup.plan_memory import estimate_requirements, plan_work
 from services.worker.step.batch import Batch, prepare_batch
 from services.worker.step.parts import make_parts
 from services.worker.step.results import StepRows, join_steps
-from services.worker.step.sampler import Adjusted, Sampler
-from services.worker.step.sampling import random_rows_of
-from services.worker.step.step import Places, Sampled, Step, StepRunner
+from services.worker.step.sampler import Adjusted
+from services.worker.step.sampling import Rules, random_rows_of
+from services.worker.step.step import Backend, Places, Sampled, Step, StepRunner
 from services.worker.step.verify import verify
 from services.worker.weights.progress import Progress
 from shared.errors import ConfigError
@@ -41,71 +39,41 @@ from shared.settings.worker import WorkerConfig
 from shared.wire.messages import StepPlan, StepResult
 
 
-@dataclass(frozen=True)
-class HostBackend:
-    """Arrays live in the host's memory, which can be read at once."""
-
-    table: SlotTable
-    sampler: Sampler
-    model: CausalLM
-    eos_ids: np.ndarray  # [E] int64
-    returns_processed: bool
-    parallel: Parallel
-
-    @property
-    def has_rules(self) -> np.ndarray:
-        return self.table.has_logits_rules
-
-    def upload(self, array: np.ndarray) -> Tensor:
-        return torch.from_numpy(array)
-
-    def fetch(self, *tensors: Tensor) -> Fetched:
-        return OnHost(*tensors)
-
-    def fetch_draft_scores(self, slots: np.ndarray) -> Fetched:
-        scores = self.table.draft_logprobs[slots], self.table.draft_ranks[slots]
-        return OnHost(*map(torch.from_numpy, scores))
-
-    def catch_up(self) -> None:
-        """There is one step at a time."""
-
-
+@dataclass(eq=False)
 class HostComputation:
-    """``forward`` computes the hidden states [T, hidden_size] of a batch."""
+    """``compute`` makes the hidden states [T, hidden_size] of ``batch``."""
 
-    def __init__(
-        self, backend: HostBackend, batch: Batch, forward: Callable[[Batch], Tensor]
-    ) -> None:
-        self.hidden: Tensor
-        self._backend = backend
-        self._batch = batch
-        self._forward = forward
-        self._logits: Tensor
+    loaded: LoadedModel
+    table: SlotTable
+    compute: Callable[[Batch], Tensor]
+    batch: Batch
+    hidden: Tensor = field(init=False)
+    logits: Tensor = field(init=False)
 
     def forward(self) -> Tensor:
-        self.hidden = self._forward(self._batch)
-        sampling = self.hidden.index_select(0, self._batch.sampling_tokens)
-        self._logits = self._backend.model.logits(sampling)
-        return self._logits
+        self.hidden = self.compute(self.batch)
+        sampling = self.hidden.index_select(0, self.batch.sampling_tokens)
+        self.logits = self.loaded.model.logits(sampling)
+        return self.logits
 
     def places(self) -> Places:
-        slots, positions = self._batch.logits_slots, self._batch.logits_positions
+        slots, positions = self.batch.logits_slots, self.batch.logits_positions
         return Places(np.arange(len(slots)), slots, positions)
 
     def sample(self, adjusted: Adjusted | None) -> Sampled:
-        backend, batch, logits = self._backend, self._batch, self._logits
+        loaded, batch, logits = self.loaded, self.batch, self.logits
         places = batch.logits_slots, batch.logits_positions, logits.device
-        random = random_rows_of(backend.table, *places)
+        random = random_rows_of(self.table, *places)
         allowed = logits if adjusted is None else adjusted.logits
-        tokens = backend.sampler.sample(logits, allowed, random)
+        tokens = loaded.sampler.sample(logits, allowed, random)
         if adjusted is not None:
             waiting = adjusted.waiting
             tokens[waiting[tokens[waiting] != NOT_FINITE]] = NOT_COMPILED
-        tokens = backend.parallel.first(torch.from_numpy(tokens)).numpy()
-        outcome = verify(backend.table, batch.rows, tokens, backend.eos_ids)
-        processed = backend.returns_processed
-        scores = backend.sampler.process(allowed, random) if processed else logits
-        return Sampled(torch.from_numpy(tokens), scores, outcome)
+        found = loaded.parallel.first(torch.from_numpy(tokens))
+        outcome = verify(self.table, batch.rows, found.numpy(), loaded.eos_ids)
+        if loaded.returns_processed:
+            logits = loaded.sampler.process(allowed, random)
+        return Sampled(found, logits, outcome)
 
     def chunk_states(self) -> Tensor:
         return self.hidden
@@ -138,28 +106,21 @@ class HostEngine:
         self._parallel = loaded.parallel
         self._slots = SlotTable(self.capacity, loaded.make_guides())
         self._kv_cache = loaded.make_kv_cache(report.num_blocks)
-        self._backend = HostBackend(
-            table=self._slots,
+        backend = Backend(
             sampler=loaded.sampler,
-            model=loaded.model,
-            eos_ids=loaded.eos_ids,
-            returns_processed=settings.logprobs_mode == "processed_logprobs",
-            parallel=loaded.parallel,
+            has_rules=self._slots.has_logits_rules,
+            upload=torch.from_numpy,
+            fetch=OnHost,
+            fetch_draft_scores=self._fetch_draft_scores,
+            catch_up=lambda: None,  # there is one step at a time
         )
-        self._runner = StepRunner(
-            self._slots,
-            make_parts(
-                self._slots,
-                self._backend,
-                loaded.pooler,
-                loaded.model,
-                loaded.model_info.vocab_size,
-                loaded.eos_ids,
-            ),
-        )
+        rules = Rules(self._slots, backend, loaded.eos_ids)
+        parts = make_parts(self._slots, backend, rules, loaded.model, loaded.pooler)
+        self._runner = StepRunner(self._slots, parts)
+        self._lay_out = partial(HostComputation, loaded, self._slots, self._forward)
         self._drafter = make_drafter(
             *(self._speculation, settings.speculative_config, self._model, loaded.sampler),
-            *(self._kv_cache, self._eos_ids, self.capacity),
+            *(rules, self._kv_cache, self.capacity),
         )
         self._plain_steps = self._choose_plain_steps(loaded)
         self._idle_time = IdleTime()
@@ -194,20 +155,10 @@ class HostEngine:
         steps, num_steps, recorded = self._run_steps(plan)
         rows, arrays = join_steps(self._slots, steps)
         step_s = time.perf_counter() - started_s + self._draft_s
-        num_steps = max(1, num_steps)
-        output.set_result(
-            (
-                StepResult(
-                    step=plan.step,
-                    rows=rows,
-                    step_s=step_s,
-                    idle_s=idle_s,
-                    spans=[],
-                    num_steps=num_steps,
-                ),
-                arrays,
-            )
+        result = StepResult(
+            step=plan.step, rows=rows, step_s=step_s, idle_s=idle_s, num_steps=max(1, num_steps)
         )
+        output.set_result((result, arrays))
         delivered_s = time.perf_counter()
         if recorded is not None:
             self._draft(recorded)
@@ -254,7 +205,7 @@ class HostEngine:
 
     def _run(self, batch: Batch, draft_depth: int) -> tuple[StepRows, RecordedStep]:
         step = Step(batch.rows, min(draft_depth, self._speculation.num_drafts))
-        computation = HostComputation(self._backend, batch, self._forward)
+        computation = self._lay_out(batch)
         step.computation = computation
         self._runner.forward(step)
         result = self._runner.sample(step)
@@ -263,6 +214,10 @@ class HostEngine:
             self._kv_cache.clear_slots(batch.kv_slots_of(outcome.has_bad_drafts))
         continuing = batch.rows.sampling_slots[~outcome.has_ended & (outcome.num_emitted > 0)]
         return rows, RecordedStep(batch, computation.hidden, continuing, step.depth)
+
+    def _fetch_draft_scores(self, slots: np.ndarray) -> Fetched:
+        scores = self._slots.draft_logprobs[slots], self._slots.draft_ranks[slots]
+        return OnHost(*map(torch.from_numpy, scores))
 
     def _forward(self, batch: Batch) -> Tensor:
         """Hidden states [T, hidden_size] of all tokens."""

@@ -28,6 +28,7 @@ class SlotTable:
         self.null_block = capacity.num_blocks
         self.block_size = capacity.block_size
         self.max_len = max_len
+        self.vocab_size = capacity.vocab_size
         self.requests = [("", 0)] * num_slots  # (request, attempt)
         self.routes = np.zeros(num_slots, np.int64)
         self.is_open = np.zeros(num_slots, bool)

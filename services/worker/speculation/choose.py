@@ -3,14 +3,13 @@
 import logging
 from typing import Literal, NamedTuple
 
-import numpy as np
-
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.speculation.drafter import Drafter, NoDrafter
 from services.worker.speculation.mtp import MtpDrafter
 from services.worker.speculation.ngram import NgramDrafter
 from services.worker.step.sampler import Sampler
+from services.worker.step.sampling import Rules
 from shared.errors import ConfigError
 from shared.settings.speculative import SpeculativeConfig
 from shared.wire.messages import Capacity
@@ -52,15 +51,15 @@ def make_drafter(
     wanted: SpeculativeConfig,
     model: CausalLM,
     sampler: Sampler,
+    rules: Rules,
     kv_cache: KVCache,
-    eos_ids: np.ndarray,
     capacity: Capacity,
 ) -> Drafter:
     """A stage whose MTP head is elsewhere makes no drafts."""
     if speculation.method == "mtp":
         if model.draft_head is None:
             return NoDrafter(recomputes_states=True)
-        return MtpDrafter(model.draft_head, sampler, kv_cache, eos_ids, capacity)
+        return MtpDrafter(model.draft_head, sampler, rules, kv_cache, capacity)
     if speculation.method == "ngram":
         return NgramDrafter(*wanted.lookup_lens)
     return NoDrafter()

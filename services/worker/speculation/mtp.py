@@ -31,8 +31,9 @@ from services.worker.slots.table import SlotTable
 from services.worker.speculation.drafter import RecordedStep, rooms
 from services.worker.speculation.mtp_coverage import MtpCoverage
 from services.worker.step.batch import make_context
-from services.worker.step.sampler import Adjusted, Sampler
-from services.worker.step.sampling import adjust_logits, await_grammars, random_rows_of
+from services.worker.step.sampler import Sampler
+from services.worker.step.sampling import Rules, random_rows_of
+from services.worker.step.step import Places
 from shared.wire.messages import Capacity, StepPlan
 
 
@@ -57,14 +58,14 @@ class MtpDrafter:
         self,
         head: DraftHead,
         sampler: Sampler,
+        rules: Rules,
         kv_cache: KVCache,
-        eos_ids: np.ndarray,
         capacity: Capacity,
     ) -> None:
         self._head = head
         self._sampler = sampler
+        self._rules = rules
         self._kv_cache = kv_cache
-        self._eos_ids = eos_ids
         self._coverage = MtpCoverage(capacity)
 
     def begin(self, table: SlotTable, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
@@ -132,10 +133,12 @@ class MtpDrafter:
         slots, num = drafts.slots, drafts.num
         computed, logits = self._head.logits(drafts.out)
         positions = np.minimum(table.num_tokens[slots] + num, table.max_len)
-        adjusted = self._adjusted(table, logits, slots, positions)
+        adjusted = self._rules.adjust(logits, Places(np.arange(len(slots)), slots, positions))
+        allowed = logits if adjusted is None else adjusted.logits
         random = random_rows_of(table, slots, positions, logits.device)
-        tokens = self._sampler.sample(computed, adjusted.logits, random)
-        tokens[adjusted.waiting] = NOT_COMPILED
+        tokens = self._sampler.sample(computed, allowed, random)
+        if adjusted is not None:
+            tokens[adjusted.waiting] = NOT_COMPILED
         is_sampled = (tokens >= 0) & (num < drafts.rooms) & (table.num_drafts[slots] == num)
         table.ids[slots[is_sampled], positions[is_sampled]] = tokens[is_sampled]
         table.num_drafts[slots[is_sampled]] += 1
@@ -145,25 +148,6 @@ class MtpDrafter:
             found = self._sampler.logprobs(logits, drawn, 0)
             table.draft_logprobs[slots, num] = found.values[:, 0].cpu().numpy()
             table.draft_ranks[slots, num] = found.ranks.cpu().numpy()
-
-    def _adjusted(
-        self, table: SlotTable, logits: Tensor, slots: np.ndarray, positions: np.ndarray
-    ) -> Adjusted:
-        rows = np.flatnonzero(table.has_logits_rules[slots])
-        if not len(rows):
-            return Adjusted(logits, rows)
-        await_grammars(table, slots)
-        adjusted = adjust_logits(
-            table,
-            logits,
-            rows=rows,
-            slots=slots[rows],
-            positions=positions[rows],
-            eos_ids=self._eos_ids,
-            sampler=self._sampler,
-            upload=torch.from_numpy,
-        )
-        return adjusted or Adjusted(logits, rows[:0])
 
 
 def _last_tokens(table: SlotTable, done: RecordedStep, slots: np.ndarray) -> np.ndarray:

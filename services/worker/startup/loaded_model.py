@@ -108,6 +108,11 @@ class LoadedModel:
         return self.settings.max_num_batched_tokens or default
 
     @property
+    def returns_processed(self) -> bool:
+        """Logprobs are of what tokens are drawn from."""
+        return self.settings.logprobs_mode == "processed_logprobs"
+
+    @property
     def num_outputs(self) -> int:
         """Of the model for one token: logits, or the numbers of a state."""
         pooling = self.model_info.pooling

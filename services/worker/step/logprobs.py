@@ -61,6 +61,8 @@ class Logprobs(StepPart[list[_Piece]]):
                 pieces.append(_Piece(rows, np.where(is_narrow, nums, NO_LOGPROBS)[owners], fetched))
             nums[is_narrow] = NO_LOGPROBS
         is_asking, is_whole = nums != NO_LOGPROBS, nums == vocab_size
+        if not is_asking.any():
+            return pieces
         for is_of_kind in (is_asking & ~is_whole & ~has_ids, is_whole & ~has_ids, has_ids):
             for piece in pieces_of(np.flatnonzero(is_of_kind[owners]), vocab_size):
                 pieces.append(self._ask(sampled, rows[piece], slots[owners[piece]]))

@@ -19,22 +19,17 @@ from shared.wire.token_arrays import TokenArrays
 
 
 def make_parts(
-    table: SlotTable,
-    backend: Backend,
-    pooler: Pooler | None,
-    model: CausalLM,
-    vocab_size: int,
-    eos_ids: np.ndarray,
+    table: SlotTable, backend: Backend, rules: Rules, model: CausalLM, pooler: Pooler | None
 ) -> list[StepPart[Any]]:
     """A model with a ``pooler`` samples nothing. Repetitions come before logprobs, which are of the
     tokens that stay."""
     if pooler is not None:
         return [PooledPrompts(table, backend, pooler)]
     return [
-        Rules(table, backend, eos_ids),
+        rules,
         Repetitions(table),
         Logprobs(table, backend),
-        PromptLogprobs(table, backend, model, vocab_size),
+        PromptLogprobs(table, backend, model),
         VerifiedDrafts(table, backend),
     ]
 

@@ -7,6 +7,7 @@ changes nothing either.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -32,17 +33,9 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class _Pooled:
-    """Row ``row`` of what prompts were pooled to, on its way to the host."""
-
-    fetched: Fetched
-    row: int
-
-    def values(self) -> np.ndarray:
-        """[num_values] float32; waits until they are there."""
-        values: np.ndarray = self.fetched.wait()[0][self.row]
-        return values
+class _Pooled(NamedTuple):
+    slots: list[int]
+    fetched: Fetched  # what their prompts were pooled to, [n, num_values]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +135,7 @@ class Pooler:
         return ACTIVATIONS[pooling.activation](states)
 
 
-class PooledPrompts(StepPart[dict[int, _Pooled]]):
+class PooledPrompts(StepPart[list[_Pooled]]):
     """Their slots are closed when they are pooled."""
 
     is_of_every_step = True
@@ -152,20 +145,19 @@ class PooledPrompts(StepPart[dict[int, _Pooled]]):
         self._backend = backend
         self._pooler = pooler
 
-    def after_sampling(self, step: Step) -> dict[int, _Pooled] | None:
-        chunks = step.rows.chunks
-        if not len(chunks.slots):
+    def after_sampling(self, step: Step) -> list[_Pooled] | None:
+        if not step.rows.has_chunks:
             return None
-        found: dict[int, _Pooled] = {}
-        for values, slots in self._pooler.pool(
-            self._table, chunks, step.computation.chunk_states()
-        ):
-            fetched = self._backend.fetch(values)
-            found |= {slot: _Pooled(fetched, row) for row, slot in enumerate(slots)}
-        return found
+        chunks = step.rows.chunks
+        pooled = self._pooler.pool(self._table, chunks, step.computation.chunk_states())
+        return [_Pooled(slots, self._backend.fetch(values)) for values, slots in pooled]
 
-    def rows_of(self, result: PendingResult, note: dict[int, _Pooled]) -> list[RowPart]:
-        return [self._row(slot, pooled.values()) for slot, pooled in note.items()]
+    def rows_of(self, result: PendingResult, note: list[_Pooled]) -> list[RowPart]:
+        return [
+            self._row(slot, values)
+            for slots, fetched in note
+            for slot, values in zip(slots, fetched.wait()[0], strict=True)
+        ]
 
     def _row(self, slot: int, values: np.ndarray) -> RowPart:
         table = self._table

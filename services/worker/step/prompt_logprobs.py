@@ -5,7 +5,6 @@ from them. Logits of all positions never exist at once.
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -31,13 +30,14 @@ from shared.wire.messages import (
 from shared.wire.token_arrays import TokenArrays, join
 
 
-@dataclass(frozen=True, slots=True)
-class _Scored:
-    """Logprobs of the tokens ``ids`` [n] of a prompt, on their way to the host. The last one is
-    number ``last``, counted from the prompt's second."""
+class _Chunk(NamedTuple):
+    """What a chunk brings the result: logprobs of the tokens ``ids`` [n], if asked for, or the end
+    of a sequence that emits nothing."""
 
+    slot: int
+    is_over: bool
     ids: np.ndarray
-    last: int
+    last: int  # number of the last token, counted from the prompt's second
     pieces: list[Fetched]  # values, top ids and ranks
 
     def arrays(self) -> TokenArrays:
@@ -51,28 +51,16 @@ class _Scored:
         return join(found)
 
 
-class _Chunk(NamedTuple):
-    """What a chunk brings the result: logprobs, if asked for, or the end of a sequence that emits
-    nothing."""
-
-    slot: int
-    scored: _Scored | None
-    is_over: bool
-
-
 class PromptLogprobs(StepPart[list[_Chunk]]):
-    def __init__(
-        self, table: SlotTable, backend: Backend, model: CausalLM, vocab_size: int
-    ) -> None:
+    def __init__(self, table: SlotTable, backend: Backend, model: CausalLM) -> None:
         self._table = table
         self._backend = backend
         self._model = model
-        self._vocab_size = vocab_size
 
     def after_sampling(self, step: Step) -> list[_Chunk] | None:
-        table, chunks = self._table, step.rows.chunks
-        if not len(chunks.slots):
+        if not step.rows.has_chunks:
             return None
+        table, chunks = self._table, step.rows.chunks
         slots, prompt_lens = chunks.slots, table.prompt_lens[chunks.slots]
         asks = table.num_prompt_logprobs[slots] != NO_LOGPROBS
         is_over = (chunks.ends == prompt_lens) & (table.end[slots] == prompt_lens)
@@ -83,36 +71,35 @@ class PromptLogprobs(StepPart[list[_Chunk]]):
         lasts = np.minimum(chunks.ends, prompt_lens - 1)
         asks &= firsts < lasts
         offsets = chunks.token_ends - chunks.ends
-        hidden = step.computation.chunk_states() if asks.any() else None
         found = []
         for row in np.flatnonzero(asks | is_over).tolist():
-            slot, scored = int(slots[row]), None
-            if hidden is not None and asks[row]:
-                states = hidden[firsts[row] + offsets[row] : lasts[row] + offsets[row]]
-                ids = table.ids[slot, firsts[row] + 1 : lasts[row] + 1].copy()
-                scored = _Scored(ids, int(lasts[row]), self._score(slot, states, ids))
-            found.append(_Chunk(slot, scored, bool(is_over[row])))
+            slot, first, last = int(slots[row]), int(firsts[row]), int(lasts[row])
+            ids, pieces = table.ids[slot, first + 1 : last + 1].copy(), []
+            if asks[row]:
+                hidden, offset = step.computation.chunk_states(), offsets[row]
+                pieces = self._score(slot, hidden[first + offset : last + offset], ids)
+            found.append(_Chunk(slot, bool(is_over[row]), ids, last, pieces))
         return found
 
     def rows_of(self, result: PendingResult, note: list[_Chunk]) -> list[RowPart]:
         """Closes sequences that end with their prompt."""
         table, parts = self._table, []
-        for slot, scored, is_over in note:
+        for chunk in note:
             arrays = TokenArrays()
-            if scored is not None and table.num_prompt_logprobs[slot] != NO_LOGPROBS:
-                arrays = scored.arrays()
-                table.num_prompt_scored[slot] = scored.last
-            elif not is_over:
+            if chunk.pieces and table.num_prompt_logprobs[chunk.slot] != NO_LOGPROBS:
+                arrays = chunk.arrays()
+                table.num_prompt_scored[chunk.slot] = chunk.last
+            elif not chunk.is_over:
                 continue
-            parts.append(_part(table, slot, arrays, is_over))
+            parts.append(_part(table, chunk.slot, arrays, chunk.is_over))
         return parts
 
     def _score(self, slot: int, states: Tensor, ids: np.ndarray) -> list[Fetched]:
         """Begins to fetch the logprobs of ``ids`` [n], which follow ``states`` [n, hidden_size]."""
-        num_top = int(num_top_of(self._table.num_prompt_logprobs[slot], self._vocab_size))
-        is_narrow = num_top < self._vocab_size
+        num_top = int(num_top_of(self._table.num_prompt_logprobs[slot], self._table.vocab_size))
+        is_narrow = num_top < self._table.vocab_size
         wanted = num_top if is_narrow else None
-        pieces = pieces_of(np.arange(len(ids)), self._vocab_size)
+        pieces = pieces_of(np.arange(len(ids)), self._table.vocab_size)
         scored: Iterable[tuple[Tensor, ...]] = (
             self._score_piece(states[piece[0] : piece[-1] + 1], ids[piece], wanted)
             for piece in pieces

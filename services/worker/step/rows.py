@@ -56,48 +56,35 @@ class Rows(NamedTuple):
         return ends
 
     @property
+    def has_chunks(self) -> bool:
+        return self.num_decoding < len(self.slots)
+
+    @property
     def chunks(self) -> "Rows":
         """The rows whose lengths the host knows."""
         if not self.num_decoding:
             return self
-        if self.num_decoding == len(self.slots):
-            return NO_ROWS
-        return self._between(self.num_decoding, len(self.slots))
+        return self.kept(np.arange(len(self.slots)) >= self.num_decoding)
 
     @property
     def decoding(self) -> "Rows":
         """The others."""
-        return self if self.num_decoding == len(self.slots) else self._between(0, self.num_decoding)
+        return self.kept(np.arange(len(self.slots)) < self.num_decoding)
 
     def kept(self, is_kept: np.ndarray) -> "Rows":
         """The rows that ``is_kept`` [R] bool selects."""
         if is_kept.all():
             return self
         new_places = np.cumsum(is_kept) - 1
-        sampling = new_places[self.sampling_rows[is_kept[self.sampling_rows]]]
-        return self._take(is_kept, sampling, int(is_kept[: self.num_decoding].sum()))
-
-    def _between(self, start: int, end: int) -> "Rows":
-        sampling = self.sampling_rows
-        sampling = sampling[(sampling >= start) & (sampling < end)] - start
-        return self._take(slice(start, end), sampling, max(0, self.num_decoding - start))
-
-    def _take(
-        self, where: np.ndarray | slice, sampling_rows: np.ndarray, num_decoding: int
-    ) -> "Rows":
         return Rows(
-            slots=self.slots[where],
-            starts=self.starts[where],
-            num_tokens=self.num_tokens[where],
-            num_drafts=self.num_drafts[where],
-            num_recomputed=self.num_recomputed[where],
-            sampling_rows=sampling_rows,
-            num_decoding=num_decoding,
+            slots=self.slots[is_kept],
+            starts=self.starts[is_kept],
+            num_tokens=self.num_tokens[is_kept],
+            num_drafts=self.num_drafts[is_kept],
+            num_recomputed=self.num_recomputed[is_kept],
+            sampling_rows=new_places[self.sampling_rows[is_kept[self.sampling_rows]]],
+            num_decoding=int(is_kept[: self.num_decoding].sum()),
         )
-
-
-_NONE = np.zeros(0, np.int64)
-NO_ROWS = Rows(_NONE, _NONE, _NONE, _NONE, _NONE, _NONE)
 
 
 def plan_rows(

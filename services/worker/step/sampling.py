@@ -1,7 +1,6 @@
 """How the tokens of a step are sampled: what is drawn at random, and what logits rules change."""
 
 import time
-from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, wait
 from typing import NamedTuple
 
@@ -11,7 +10,6 @@ from torch import Tensor
 
 from kernels.sample import (
     MIN_TEMPERATURE,
-    Adjustments,
     RandomRows,
     prepare_adjustments,
     prepare_random_rows,
@@ -21,8 +19,8 @@ from services.worker.guides.grammars import NotCompiled
 from services.worker.metrics import GUIDE_MASK_SECONDS, GUIDE_MASKS
 from services.worker.slots.logits_rules import row_change
 from services.worker.slots.table import SlotTable
-from services.worker.step.sampler import Adjusted, Sampler
-from services.worker.step.step import Backend, Step, StepPart
+from services.worker.step.sampler import Adjusted
+from services.worker.step.step import Backend, Places, Step, StepPart
 
 MAX_WAIT_S = 0.02  # of a step that could but wait for grammars
 
@@ -46,42 +44,36 @@ class Rules(StepPart[None]):
         self._eos_ids = eos_ids
 
     def before_sampling(self, step: Step) -> None:
-        table, backend, slots = self._table, self._backend, step.rows.sampling_slots
-        if not backend.has_rules[slots].any():
-            return
-        backend.catch_up()
-        rows, slots, positions = step.computation.places()
-        await_grammars(table, slots)
-        changed = np.flatnonzero(backend.has_rules[slots])
-        step.adjusted = adjust_logits(
-            table,
-            step.logits,
-            rows=rows[changed],
-            slots=slots[changed],
-            positions=positions[changed],
-            eos_ids=self._eos_ids,
-            sampler=backend.sampler,
-            upload=backend.upload,
-        )
+        if self._backend.has_rules[step.rows.sampling_slots].any():
+            self._backend.catch_up()
+            step.adjusted = self.adjust(step.logits, step.computation.places())
 
-
-def adjust_logits(
-    table: SlotTable,
-    logits: Tensor,
-    rows: np.ndarray,
-    slots: np.ndarray,
-    positions: np.ndarray,
-    eos_ids: np.ndarray,
-    sampler: Sampler,
-    upload: Callable[[np.ndarray], Tensor],
-) -> Adjusted | None:
-    """Returns a copy of ``logits`` [S, V] with the changes of the rules of ``slots`` [n] in
-    ``rows`` [n], which are for ``positions`` [n], or None if there are none."""
-    adjustments, waiting = prepare_logits_rules(table, rows, slots, positions, eos_ids, upload)
-    if adjustments is None and not len(waiting):
-        return None
-    changed = logits if adjustments is None else sampler.adjust(logits, adjustments)
-    return Adjusted(changed, waiting)
+    def adjust(self, logits: Tensor, places: Places) -> Adjusted | None:
+        """Returns a copy of ``logits`` [S, V] with what the rules of ``places`` change, if they
+        change any."""
+        table, has_rules = self._table, self._backend.has_rules[places.slots]
+        if not has_rules.any():
+            return None
+        await_grammars(table, places.slots)
+        rows, slots, positions = (column[has_rules] for column in places)
+        columns = rows, slots, positions, table.num_tokens[slots]
+        found = list(map(_Place, *(each.tolist() for each in columns)))
+        masks, waiting = _guide_masks(table, found)
+        changes = []
+        for row, slot, position, num_known in found:
+            rules = table.logits_rules[slot]
+            if rules is not None and rules.has_points and row not in waiting:
+                ids, prompt_len = table.ids[slot, :position], int(table.prompt_lens[slot])
+                num_drafts, mask = position - num_known, masks.get(row)
+                changes.append(
+                    row_change(row, rules, ids, num_drafts, prompt_len, self._eos_ids, mask)
+                )
+        adjustments = prepare_adjustments(changes, masks, self._backend.upload)
+        if adjustments is not None:
+            logits = self._backend.sampler.adjust(logits, adjustments)
+        elif not waiting:
+            return None
+        return Adjusted(logits, np.array(waiting, np.int64))
 
 
 def random_rows_of(
@@ -106,31 +98,6 @@ def await_grammars(table: SlotTable, slots: np.ndarray) -> None:
             return
         futures.append(guide.awaited)
     wait(futures, MAX_WAIT_S, FIRST_COMPLETED)
-
-
-def prepare_logits_rules(
-    table: SlotTable,
-    rows: np.ndarray,
-    slots: np.ndarray,
-    positions: np.ndarray,
-    eos_ids: np.ndarray,
-    upload: Callable[[np.ndarray], Tensor],
-) -> tuple[Adjustments | None, np.ndarray]:
-    """Returns what the logits rules of ``slots`` [n] change in ``rows`` [n] of the logits, which
-    are for ``positions`` [n]; and those of the rows [W] int64 whose grammar is not compiled."""
-    columns = rows, slots, positions, table.num_tokens[slots]
-    places = list(map(_Place, *(each.tolist() for each in columns)))
-    masks, waiting = _guide_masks(table, places)
-    changes = []
-    for place in places:
-        row, slot, position, num_known = place
-        rules = table.logits_rules[slot]
-        if rules is not None and rules.has_points and row not in waiting:
-            ids, prompt_len = table.ids[slot, :position], int(table.prompt_lens[slot])
-            num_drafts, mask = position - num_known, masks.get(row)
-            change = row_change(row, rules, ids, num_drafts, prompt_len, eos_ids, mask)
-            changes.append(change)
-    return prepare_adjustments(changes, masks, upload), np.array(waiting, np.int64)
 
 
 def _guide_masks(table: SlotTable, places: list[_Place]) -> tuple[dict[int, np.ndarray], list[int]]:

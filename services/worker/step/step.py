@@ -5,7 +5,7 @@ backend says where arrays live and when the host can read them: at once on a CPU
 it has come so far, so that ``forward`` and ``sample`` wait for nothing and ``finish`` runs later.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
@@ -30,32 +30,17 @@ from shared.wire.token_arrays import TokenArrays
 Note = TypeVar("Note")
 
 
-class Backend(Protocol):
-    """Where the arrays of steps live."""
+@dataclass(frozen=True)
+class Backend:
+    """Where the arrays of steps live, and when the host can read them."""
 
-    @property
-    def sampler(self) -> Sampler: ...
-
-    @property
-    def has_rules(self) -> np.ndarray:
-        """[N] bool: slots whose logits rules the computation itself does not apply."""
-        ...
-
-    def upload(self, array: np.ndarray) -> Tensor:
-        """Brings ``array`` to where the model computes."""
-        ...
-
-    def fetch(self, *tensors: Tensor) -> Fetched:
-        """Begins to bring ``tensors``, as they are now, to the host."""
-        ...
-
-    def fetch_draft_scores(self, slots: np.ndarray) -> Fetched:
-        """Fetches the logprobs and the ranks [n, most drafts] of the drafts of ``slots`` [n]."""
-        ...
-
-    def catch_up(self) -> None:
-        """Waits until the results of all earlier steps are in the table."""
-        ...
+    sampler: Sampler
+    has_rules: np.ndarray  # [N] bool: slots whose logits rules the computation does not apply
+    upload: Callable[[np.ndarray], Tensor]  # to where the model computes
+    fetch: Callable[..., Fetched]  # begins to bring tensors, as they are now, to the host
+    # The logprobs and ranks [n, most drafts] of the drafts of slots [n].
+    fetch_draft_scores: Callable[[np.ndarray], Fetched]
+    catch_up: Callable[[], None]  # waits until the results of all earlier steps are in the table
 
 
 class Acceptance(Protocol):

@@ -14,8 +14,10 @@ import pytest
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import AnyEngine, make_engine
 from benchmarks.harness.step_engine import run_step
-from services.worker.engine.device.engine import DeviceEngine, LaunchedStep
+from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.protocol import StepOutput
+from services.worker.step.results import StepRows
+from services.worker.step.step import PendingResult
 from shared.errors import ConfigError
 from shared.model_folder import EMBEDDED_MODEL
 from shared.wire.messages import ALL_TOKENS, Admit, Prefill, SamplingParams, StepPlan
@@ -271,13 +273,13 @@ def test_a_reset_waits_for_results_and_forgets_all_sequences(engine: DeviceEngin
 def test_what_follows_a_step_that_broke_has_its_error(
     engine: DeviceEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def broken(launched: LaunchedStep) -> StepOutput:
+    def broken(result: PendingResult) -> StepRows:
         raise RuntimeError("the card fell off the bus")
 
     first, second, third, *_ = steps_of()
     with held_results(engine):
         outputs = [submitted(engine, first), submitted(engine, second)]
-        monkeypatch.setattr(engine._collector, "collect", broken)
+        monkeypatch.setattr(engine._runner, "finish", broken)
     for output in outputs:
         with pytest.raises(RuntimeError, match="fell off"):
             output.result()

@@ -1,10 +1,6 @@
 """Steps on a device, whose arrays the host can read when the device has come so far."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 import numpy as np
-import torch
 from torch import Tensor
 
 from kernels.accept.output import (
@@ -17,44 +13,14 @@ from kernels.accept.output import (
     AcceptOutput,
 )
 from kernels.accept.rule import Accepted
-from services.worker.engine.device.device_slots import DeviceSlots
 from services.worker.engine.device.mixed_step import MixedStep
 from services.worker.engine.device.steps import DecodeStep
-from services.worker.machine.streams import Download, Fetched, upload
+from services.worker.machine.streams import Download
 from services.worker.slots.table import SlotTable
 from services.worker.step.rows import Rows, by_route
-from services.worker.step.sampler import Adjusted, Sampler
+from services.worker.step.sampler import Adjusted
 from services.worker.step.step import Places, Sampled
 from services.worker.step.verify import NO_TOKEN, AcceptOutcome
-
-
-@dataclass(frozen=True)
-class DeviceBackend:
-    """See ``Backend``."""
-
-    sampler: Sampler
-    slots: DeviceSlots
-    device: torch.device
-    catch_up: Callable[[], None]
-
-    @property
-    def has_rules(self) -> np.ndarray:
-        return self.slots.has_host_rules
-
-    def upload(self, array: np.ndarray) -> Tensor:
-        return upload(array, self.device)
-
-    def fetch(self, *tensors: Tensor) -> Fetched:
-        return Download(*tensors)
-
-    def fetch_draft_scores(self, slots: np.ndarray) -> Fetched:
-        state, rows = self.slots.state, self.upload(slots)
-        return Download(state.draft_logprobs[rows], state.draft_ranks[rows])
-
-    def fetch_drafts(self, slots: np.ndarray) -> Fetched:
-        """The drafts [n, most drafts] of ``slots`` [n], and how many each has."""
-        state, rows = self.slots.state, self.upload(slots)
-        return Download(state.ids[rows, 1:], state.num_drafts[rows])
 
 
 class DeviceComputation:

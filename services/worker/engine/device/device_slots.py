@@ -10,7 +10,7 @@ from kernels.grammar_mask import HIDDEN
 from kernels.logprobs.num_logprobs import NO_LOGPROBS
 from kernels.sample.slot_rules import EMITTED, IN_PROMPT, IS_END, SlotRules
 from kernels.slot_state import NO_ID, SlotState, empty_slots
-from services.worker.machine.streams import upload
+from services.worker.machine.streams import Download, Fetched, upload
 from services.worker.slots.logits_rules import LogitsRules
 from services.worker.slots.table import SlotTable
 from services.worker.step.rows import Rows, plan_rows
@@ -65,6 +65,16 @@ class DeviceSlots:
         self._put(self.state.num_drafts, rows, table.num_drafts[slots])
         self._put(self.state.draft_logprobs, rows, table.draft_logprobs[slots])
         self._put(self.state.draft_ranks, rows, table.draft_ranks[slots])
+
+    def fetch_drafts(self, slots: np.ndarray) -> Fetched:
+        """Fetches the drafts [n, most drafts] of ``slots`` [n], and how many each has."""
+        rows = upload(slots, self._device)
+        return Download(self.state.ids[rows, 1:], self.state.num_drafts[rows])
+
+    def fetch_draft_scores(self, slots: np.ndarray) -> Fetched:
+        """Fetches the logprobs and the ranks [n, most drafts] of the drafts of ``slots`` [n]."""
+        rows = upload(slots, self._device)
+        return Download(self.state.draft_logprobs[rows], self.state.draft_ranks[rows])
 
     def _admit(self, table: SlotTable, slots: np.ndarray) -> None:
         state, rows = self.state, upload(slots, self._device)

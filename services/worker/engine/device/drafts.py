@@ -1,16 +1,17 @@
 """Drafts of steps on a device: its MTP head makes them behind each step, or the host looks them up
 when the result has come."""
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from services.worker.engine.device.computation import DeviceBackend, DeviceComputation
+from services.worker.engine.device.computation import DeviceComputation
+from services.worker.engine.device.device_slots import DeviceSlots
 from services.worker.machine.streams import Fetched
 from services.worker.slots.table import SlotTable
 from services.worker.speculation.mtp_coverage import MtpCoverage
 from services.worker.speculation.ngram import NgramDrafter
-from services.worker.startup.loaded_model import LoadedModel
 from services.worker.step.results import RowPart
 from services.worker.step.step import PendingResult, Step, StepPart
 from shared.wire.messages import Capacity, StepPlan
@@ -37,9 +38,9 @@ class _Made(NamedTuple):
 class MtpDrafts(NoDrafts):
     recomputes_states = True
 
-    def __init__(self, table: SlotTable, backend: DeviceBackend, capacity: Capacity) -> None:
+    def __init__(self, table: SlotTable, slots: DeviceSlots, capacity: Capacity) -> None:
         self._table = table
-        self._backend = backend
+        self._slots = slots
         self._coverage = MtpCoverage(capacity)
 
     def begin(self, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
@@ -47,11 +48,11 @@ class MtpDrafts(NoDrafts):
         coverage.begin(self._table, plan, fresh_blocks)
         if plan.admit:
             slots = np.array([row.slot for row in plan.admit])
-            self._backend.slots.set_pairs(slots, coverage.starts[slots], coverage.ends[slots])
+            self._slots.set_pairs(slots, coverage.starts[slots], coverage.ends[slots])
 
     def before_forward(self, step: Step) -> None:
         """Notes the pairs of chunks, for sequences that find them in the prefix cache."""
-        if not step.depth:
+        if not step.depth or not step.rows.has_chunks:
             return
         chunks = step.rows.chunks
         known = self._table.num_tokens[chunks.slots]
@@ -62,8 +63,8 @@ class MtpDrafts(NoDrafts):
         computation, slots = step.computation, step.rows.sampling_slots
         assert isinstance(computation, DeviceComputation)
         computation.step.draft(step.depth)
-        has_rules = self._backend.has_rules[slots].any()
-        fetched = self._backend.fetch_drafts(slots) if has_rules else None
+        has_rules = self._slots.has_host_rules[slots].any()
+        fetched = self._slots.fetch_drafts(slots) if has_rules else None
         result.notes.append((self, _Made(slots, fetched)))
 
     def rows_of(self, result: PendingResult, note: _Made) -> list[RowPart]:
@@ -77,18 +78,25 @@ class MtpDrafts(NoDrafts):
 
 
 class NgramDrafts(NoDrafts):
-    """A step with drafts waits for the results of all before it."""
+    """A step with drafts catches up with the results of all before it."""
 
-    def __init__(self, table: SlotTable, backend: DeviceBackend, drafter: NgramDrafter) -> None:
+    def __init__(
+        self,
+        table: SlotTable,
+        slots: DeviceSlots,
+        drafter: NgramDrafter,
+        catch_up: Callable[[], None],
+    ) -> None:
         self._table = table
-        self._backend = backend
+        self._slots = slots
         self._drafter = drafter
+        self._catch_up = catch_up
 
     def before_forward(self, step: Step) -> None:
         rows = step.rows.decoding
         if rows.num_drafts.any():
-            self._backend.catch_up()
-            self._backend.slots.set_drafts(self._table, rows.slots)
+            self._catch_up()
+            self._slots.set_drafts(self._table, rows.slots)
 
     def draft(self, step: Step, result: PendingResult) -> None:
         result.notes.append((self, None))
@@ -99,19 +107,6 @@ class NgramDrafts(NoDrafts):
         goes_on = ~outcome.has_ended & (outcome.num_emitted > 0)
         self._drafter.look_up(self._table, slots[goes_on], result.depth)
         return []
-
-
-def make_drafts(
-    loaded: LoadedModel, table: SlotTable, backend: DeviceBackend, capacity: Capacity
-) -> NoDrafts:
-    match loaded.speculation.method:
-        case "mtp":
-            return MtpDrafts(table, backend, capacity)
-        case "ngram":
-            lengths = loaded.settings.speculative_config.lookup_lens
-            return NgramDrafts(table, backend, NgramDrafter(*lengths))
-        case "none":
-            return NoDrafts()
 
 
 def _note(table: SlotTable, slots: np.ndarray, drafts: np.ndarray, nums: np.ndarray) -> None:

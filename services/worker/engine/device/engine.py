@@ -4,15 +4,16 @@ import logging
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.engine.device.chunks import prepare_chunks
-from services.worker.engine.device.computation import DeviceBackend, DeviceComputation
+from services.worker.engine.device.computation import DeviceComputation
 from services.worker.engine.device.device_slots import DeviceSlots, SlotBounds
-from services.worker.engine.device.drafts import make_drafts
+from services.worker.engine.device.drafts import MtpDrafts, NgramDrafts, NoDrafts
 from services.worker.engine.device.graphs import shapes
 from services.worker.engine.device.measure import measure
 from services.worker.engine.device.mixed_step import MixedStep
@@ -26,15 +27,17 @@ from services.worker.engine.protocol import StepOutput
 from services.worker.layers.offloaded import NUM_BUFFERS, OffloadedLayers
 from services.worker.layers.weights import Quantized
 from services.worker.machine.hardware import why_out_of_memory
-from services.worker.machine.streams import DeviceEvent, upload
+from services.worker.machine.streams import DeviceEvent, Download, upload
 from services.worker.metrics import EXPERT_LOADS
 from services.worker.slots.table import SlotTable
+from services.worker.speculation.ngram import NgramDrafter
 from services.worker.startup.choose_backend import choose_device_kernels
 from services.worker.startup.loaded_model import LoadedModel, load
 from services.worker.startup.plan_memory import estimate_requirements, mib, plan_worker
 from services.worker.step.parts import make_parts
 from services.worker.step.rows import Rows
-from services.worker.step.step import PendingResult, Step, StepRunner
+from services.worker.step.sampling import Rules
+from services.worker.step.step import Backend, PendingResult, Step, StepRunner
 from services.worker.weights.progress import Progress
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
@@ -95,39 +98,6 @@ class LaunchedStep:
     ends: DeviceEvent  # with its drafts
 
 
-class Collector:
-    """Collects steps in order. It keeps the step before, since what the device did after that
-    one's result belongs to the next one."""
-
-    def __init__(self, table: SlotTable, runner: StepRunner) -> None:
-        self._table = table
-        self._runner = runner
-        self._last: LaunchedStep | None = None
-        self._has_more = False  # sequences were open when the last step was collected
-
-    def forget(self) -> None:
-        """Forgets the step before."""
-        self._last = None
-
-    def collect(self, launched: LaunchedStep) -> StepOutput:
-        """Waits for the step's outcome and returns the result."""
-        rows, arrays = self._runner.finish(launched.result)
-        step_s, idle_s = self._times(launched)
-        self._last, self._has_more = launched, bool(self._table.is_open.any())
-        return StepResult(launched.plan.step, rows, step_s, idle_s), arrays
-
-    def _times(self, launched: LaunchedStep) -> tuple[float, float]:
-        """Returns the seconds that the step took, with the drafts that it verified, and those for
-        which the device had nothing to do before it, while sequences were open."""
-        launched.decided.wait()
-        step_s = launched.decided.since(launched.begins)
-        last = self._last
-        if last is None:
-            return step_s, 0.0
-        step_s += last.ends.since(last.decided)
-        return step_s, launched.begins.since(last.ends) if self._has_more else 0.0
-
-
 class DeviceEngine:
     """A model with its KV cache and the slots of its sequences, on a device that works by itself.
 
@@ -158,25 +128,36 @@ class DeviceEngine:
         self._segments = make_segments(loaded, self._slots.state, report.num_blocks)
         graphs = record_graphs(self._segments, wanted, self.capacity, progress)
         self._graphs, self._trunks = graphs
-        backend = DeviceBackend(loaded.sampler, self._slots, self._device, self._wait_for_results)
-        self._drafts = make_drafts(loaded, self._table, backend, self.capacity)
-        self._failed_prompts = FailedPrompts(self._table)
-        common = make_parts(
-            self._table,
-            backend,
-            loaded.pooler,
-            loaded.model,
-            self.capacity.vocab_size,
-            loaded.eos_ids,
+        backend = Backend(
+            sampler=loaded.sampler,
+            has_rules=self._slots.has_host_rules,
+            upload=partial(upload, device=self._device),
+            fetch=Download,
+            fetch_draft_scores=self._slots.fetch_draft_scores,
+            catch_up=self._wait_for_results,
         )
-        parts = [*common, self._failed_prompts, self._drafts]
-        self._runner = StepRunner(self._table, parts)
-        self._collector = Collector(self._table, self._runner)
+        rules = Rules(self._table, backend, loaded.eos_ids)
+        common = make_parts(self._table, backend, rules, loaded.model, loaded.pooler)
+        self._failed_prompts = FailedPrompts(self._table)
+        self._drafts = self._make_drafts(loaded)
+        self._runner = StepRunner(self._table, [*common, self._failed_prompts, self._drafts])
+        self._last: LaunchedStep | None = None  # that was collected
+        self._has_more = False  # sequences were open then
         self._results = ThreadPoolExecutor(1, "results")
         self._num_in_flight = 0
         self._is_collected = threading.Condition()
         self._error: Exception | None = None  # of the first step that broke: what follows is void
         EXPERT_LOADS.source = loaded.expert_loads
+
+    def _make_drafts(self, loaded: LoadedModel) -> NoDrafts:
+        match loaded.speculation.method:
+            case "mtp":
+                return MtpDrafts(self._table, self._slots, self.capacity)
+            case "ngram":
+                drafter = NgramDrafter(*loaded.settings.speculative_config.lookup_lens)
+                return NgramDrafts(self._table, self._slots, drafter, self._wait_for_results)
+            case "none":
+                return NoDrafts()
 
     @property
     def num_running(self) -> int:
@@ -186,7 +167,7 @@ class DeviceEngine:
         self._wait_for_results()
         self._table.is_open[:] = False
         self._slots.close()
-        self._collector.forget()
+        self._last = None
 
     def accept_drafts(self, share: float) -> None:
         """Sets the share of drafts that count as accepted, from the next step on. Raises
@@ -232,7 +213,7 @@ class DeviceEngine:
             try:
                 if self._device.type == "cuda":
                     torch.cuda.set_device(self._device)  # of this thread
-                found = self._collector.collect(launched)
+                found = self._result_of(launched)
             except Exception as error:
                 self._error = error
         with self._is_collected:
@@ -242,6 +223,25 @@ class DeviceEngine:
             output.set_result(found)
         else:
             output.set_exception(self._error)
+
+    def _result_of(self, launched: LaunchedStep) -> StepOutput:
+        """Waits for the outcome."""
+        rows, arrays = self._runner.finish(launched.result)
+        step_s, idle_s = self._times(launched)
+        self._last, self._has_more = launched, bool(self._table.is_open.any())
+        return StepResult(launched.plan.step, rows, step_s, idle_s), arrays
+
+    def _times(self, launched: LaunchedStep) -> tuple[float, float]:
+        """Returns the seconds that the step took, with the drafts that it verified, which the
+        device made after the result of the step before; and the seconds for which the device had
+        nothing to do before it, while sequences were open."""
+        launched.decided.wait()
+        step_s = launched.decided.since(launched.begins)
+        last = self._last
+        if last is None:
+            return step_s, 0.0
+        step_s += last.ends.since(last.decided)
+        return step_s, launched.begins.since(last.ends) if self._has_more else 0.0
 
     def _forward(self, step: Step) -> None:
         """Runs the forward pass. Where memory is short, fails the step's prompt chunks and runs the
@@ -262,9 +262,9 @@ class DeviceEngine:
             self._runner.forward(step)
 
     def _lay_out(self, rows: Rows) -> DecodeStep | MixedStep:
-        decoding, chunks = rows.decoding, rows.chunks
-        if not len(chunks.slots):
-            recorded = self._graphs.find(decoding.slots, decoding.num_drafts)
+        decoding = rows.decoding if rows.has_chunks else rows
+        if not rows.has_chunks:
+            recorded = self._graphs.find(rows.slots, rows.num_drafts)
             if recorded is not None:
                 return recorded
         width = 1 + int(decoding.num_drafts.max(initial=0))
@@ -272,8 +272,9 @@ class DeviceEngine:
         depths = upload(decoding.num_drafts.astype(np.int32), self._device)
         ends = np.minimum(rows.ends + 1, self._table.end[rows.slots])
         max_keys = int(ends[rows.sampling_rows].max(initial=1))
-        if not len(chunks.slots):
+        if not rows.has_chunks:
             return DecodeStep(self._segments, slots, depths, width, max_keys)
+        chunks = rows.chunks
         trunk = self._trunks.find(len(slots), width, int(chunks.num_tokens.sum()))
         width = width if trunk is None else trunk.width
         return MixedStep(

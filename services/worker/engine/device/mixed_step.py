@@ -1,5 +1,7 @@
 """A step with prompt chunks: its forward pass is a graph where one has room for it."""
 
+from dataclasses import dataclass, field
+
 import torch
 from torch import Tensor
 
@@ -14,47 +16,40 @@ from services.worker.layers.context import ForwardContext, forward_context
 from services.worker.step.sampler import Adjusted
 
 
+@dataclass(eq=False)
 class MixedStep:
-    """Rows that decode, B of w tokens, if any, and prompt chunks. All but its forward pass is run
-    as it comes."""
+    """Rows that decode, ``decoding`` [B] int32 with ``depths`` [B] int32 and ``width`` tokens each,
+    if any, and prompt chunks. All but its forward pass is run as it comes. A ``trunk`` has room for
+    all tokens."""
 
-    def __init__(
-        self,
-        segments: Segments,
-        decoding: Tensor,
-        depths: Tensor,
-        width: int,
-        max_keys: int,
-        chunks: Chunks,
-        trunk: RecordedTrunk | None = None,
-    ) -> None:
-        """``decoding`` and ``depths`` [B] int32. A ``trunk`` has room for all tokens, and rows of
-        ``width``."""
-        self.slots = torch.cat((decoding, chunks.sampling_slots))
-        self.width = width
-        self.hidden: Tensor  # [B * w + T, hidden]
-        self._segments = segments
-        self._decoding = decoding
-        self._depths = depths
-        self._max_keys = max_keys
-        self._chunks = chunks
-        self._trunk = trunk
-        self._inputs: DecodeInputs
-        self._logits: Tensor
-        self._sampler_output: SamplerOutput
+    segments: Segments
+    decoding: Tensor
+    depths: Tensor
+    width: int
+    max_keys: int
+    chunks: Chunks
+    trunk: RecordedTrunk | None = None
+    slots: Tensor = field(init=False)  # [R] int32, of the rows that sample
+    hidden: Tensor = field(init=False)  # [B * width + T, hidden]
+    _inputs: DecodeInputs = field(init=False)
+    _logits: Tensor = field(init=False)
+    _sampler_output: SamplerOutput = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.slots = torch.cat((self.decoding, self.chunks.sampling_slots))
 
     @property
     def num_decoded(self) -> int:
         """Tokens of rows that decode."""
-        return len(self._decoding) * self.width
+        return len(self.decoding) * self.width
 
     def forward(self) -> Tensor:
-        segments, chunks = self._segments, self._chunks
-        self._inputs = segments.inputs(self._decoding, self._depths, self.width)
-        if self._trunk is None:
+        segments, chunks = self.segments, self.chunks
+        self._inputs = segments.inputs(self.decoding, self.depths, self.width)
+        if self.trunk is None:
             self.hidden = self._compute(self._inputs)
         else:
-            self.hidden = self._trunk.run(self._decoding, self._inputs, chunks)
+            self.hidden = self.trunk.run(self.decoding, self._inputs, chunks)
         ending = chunks.last_tokens[:, None].expand(-1, self.width).flatten()
         sampled = torch.cat((self._decoded(), self.num_decoded + ending))
         if len(sampled):
@@ -65,9 +60,9 @@ class MixedStep:
 
     def _compute(self, inputs: DecodeInputs) -> Tensor:
         """The states of all tokens."""
-        segments, chunks = self._segments, self._chunks
-        rows = segments.decode_rows(self._decoding, inputs.starts, self.width)
-        attention = segments.attention(self._if_any(rows), self._max_keys, chunks.rows)
+        segments, chunks = self.segments, self.chunks
+        rows = segments.decode_rows(self.decoding, inputs.starts, self.width)
+        attention = segments.attention(self._if_any(rows), self.max_keys, chunks.rows)
         slot_mapping = torch.cat((inputs.slot_mapping, chunks.slot_mapping))
         with forward_context(ForwardContext(segments.kv_cache.layers, slot_mapping, attention)):
             states: Tensor = segments.model(
@@ -77,7 +72,7 @@ class MixedStep:
         return states
 
     def sample_and_accept(self, adjusted: Adjusted | None) -> SamplerOutput:
-        inputs, chunks, width = self._inputs, self._chunks, self.width
+        inputs, chunks, width = self._inputs, self.chunks, self.width
         positions = chunks.positions[chunks.last_tokens] + 1
         sampled = SampledRows(
             self.slots,
@@ -86,7 +81,7 @@ class MixedStep:
             torch.cat((inputs.num_valid, torch.ones_like(chunks.sampling_slots))),
         )
         scores = (self._logits,) if adjusted is None else adjusted
-        self._sampler_output = self._segments.sample_and_accept(sampled, self._logits, *scores)
+        self._sampler_output = self.segments.sample_and_accept(sampled, self._logits, *scores)
         return self._sampler_output
 
     def draft(self, depth: int) -> None:
@@ -94,27 +89,27 @@ class MixedStep:
         pairs, out = self._pair()
         if not len(self.slots):
             return
-        chunks, num_tokens = self._chunks, self._segments.state.num_tokens
+        chunks, num_tokens = self.chunks, self.segments.state.num_tokens
         last = out[torch.cat((pairs.lasts, self.num_decoded + chunks.last_tokens))]
         ends = num_tokens[chunks.sampling_slots.long()].long()
         targets, counts = torch.cat((pairs.targets, ends)), self._num_emitted()
-        self._segments.add_draft(self.slots, last, targets, counts)
+        self.segments.add_draft(self.slots, last, targets, counts)
         for _ in range(depth - 1):
-            self._segments.next_draft(self.slots, last, self._max_keys)
+            self.segments.next_draft(self.slots, last, self.max_keys)
 
     def _pair(self) -> tuple[Pairs, Tensor]:
         """The pairs of the rows that decode, and what the head makes of those of all tokens of the
         step [B * w + T, hidden]."""
-        segments, chunks, num_rows = self._segments, self._chunks, len(self._decoding)
+        segments, chunks, num_rows = self.segments, self.chunks, len(self.decoding)
         tokens = self._sampled()
         sampled = tokens[:num_rows], self._num_emitted()[:num_rows]
-        pairs = segments.pairs(self._decoding, self._inputs, *sampled)
+        pairs = segments.pairs(self.decoding, self._inputs, *sampled)
         note_pairs(segments.state, chunks.slots, chunks.rows.starts + 1, chunks.nums)
         ending = tokens[num_rows:, 0].clamp(min=0).int()
         next_ids = chunks.next_ids.index_copy(0, chunks.last_tokens, ending)
-        rows = segments.decode_rows(self._decoding, pairs.starts, self.width, pairs.first_keys)
+        rows = segments.decode_rows(self.decoding, pairs.starts, self.width, pairs.first_keys)
         pair_rows = chunks.pair_rows(segments.state)
-        attention = segments.attention(self._if_any(rows), self._max_keys + 1, pair_rows)
+        attention = segments.attention(self._if_any(rows), self.max_keys + 1, pair_rows)
         slot_mapping = torch.cat((pairs.slot_mapping, chunks.next_slot_mapping))
         with forward_context(ForwardContext(segments.kv_cache.layers, slot_mapping, attention)):
             out = segments.draft_head.forward(
@@ -128,7 +123,7 @@ class MixedStep:
         """Tokens [R, w], of which there may be none."""
         if len(self.slots):
             return self._sampler_output.tokens
-        return self._chunks.last_tokens.new_zeros(0, self.width)
+        return self.chunks.last_tokens.new_zeros(0, self.width)
 
     def _num_emitted(self) -> Tensor:
         """[R] int32"""

@@ -210,14 +210,14 @@ class Segments:
 
 def make_segments(loaded: LoadedModel, state: SlotState, num_blocks: int) -> Segments:
     """With a KV cache of ``num_blocks``."""
-    settings, share = loaded.settings, loaded.settings.draft_acceptance
+    share = loaded.settings.draft_acceptance
     return Segments(
         model=cast(TorchCausalLM, loaded.model),
         state=state,
         kv_cache=loaded.make_kv_cache(num_blocks),
         eos_ids=torch.from_numpy(loaded.eos_ids).int().to(loaded.device),
         drafts=loaded.speculation.method == "mtp",
-        returns_processed=settings.logprobs_mode == "processed_logprobs",
+        returns_processed=loaded.returns_processed,
         acceptance=None if share is None else torch.tensor([share], device=loaded.device),
         parallel=loaded.parallel,
     )

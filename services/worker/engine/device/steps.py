@@ -1,7 +1,8 @@
-"""A step from its logits to its drafts, and one that only decodes: recorded or as it comes."""
+"""A step that only decodes, recorded or as it comes."""
 
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import Any
 
 from torch import Tensor
 
@@ -17,59 +18,33 @@ Run = Callable[[], None]
 Record = Callable[[Run], Run]  # runs it; what is given back runs it again, on the same tensors
 
 
-class Step(Protocol):
-    """To be called in this order. ``slots`` [R] int32 are those of the rows that sample, of
-    ``width`` tokens each."""
-
-    slots: Tensor
-    width: int
-
-    def forward(self) -> Tensor:
-        """logits [R * w, V] of R rows with up to w tokens each."""
-
-    def sample_and_accept(self, adjusted: Adjusted | None) -> SamplerOutput:
-        """``adjusted`` [R * w, V] are what is drawn from, if not the logits."""
-
-    def draft(self, depth: int) -> None:
-        """``depth`` drafts of each, which has an MTP head."""
-
-
+@dataclass(eq=False)
 class DecodeStep:
-    """B rows of w tokens; ``slots`` and ``depths`` [B] int32 are read anew each time."""
+    """B rows of ``width`` tokens that decode. ``slots`` and ``depths`` [B] int32 are read anew each
+    time. ``logits`` [B * width, V] and ``out`` [B, hidden], what the MTP head makes of the last
+    pair of each row, are where these come, if that matters."""
 
-    def __init__(
-        self,
-        segments: Segments,
-        slots: Tensor,
-        depths: Tensor,
-        width: int,
-        max_keys: int,
-        logits: Tensor | None = None,
-        out: Tensor | None = None,
-    ) -> None:
-        """``logits`` [B * w, V] and ``out`` [B, hidden], what the MTP head makes of the last pair
-        of each row, are where these come, if that matters."""
-        self.slots = slots
-        self.width = width
-        self._segments = segments
-        self._depths = depths
-        self._max_keys = max_keys
-        self._logits = logits
-        self._out = out
-        self._forwarded: ForwardOutput
-        self._sampler_output: SamplerOutput
-        # By name. A part that is not there is run: if it were kept as it is, the step would know
-        # itself, and its tensors would wait for the garbage collector.
-        self._recorded: dict[str, Run] = {}
+    segments: Segments
+    slots: Tensor
+    depths: Tensor
+    width: int
+    max_keys: int
+    logits: Tensor | None = None
+    out: Tensor | None = None
+    _forwarded: ForwardOutput = field(init=False)
+    _sampler_output: SamplerOutput = field(init=False)
+    # By name. A part that is not there is run: if it were kept as it is, the step would know
+    # itself, and its tensors would wait for the garbage collector.
+    _recorded: dict[str, Run] = field(default_factory=dict)
 
     def record(self, record: Record, next_draft: Run | None = None) -> None:
         """From now on its parts are replayed. ``next_draft``, if there is such, was recorded by a
         step with the same ``slots`` and ``out``: it does not depend on the tokens of a row."""
         parts = [self._forward, self._sample_and_accept]
-        if self._segments.drafts:
+        if self.segments.drafts:
             parts.append(self._first_draft)
         self._recorded = {part.__name__: record(part) for part in parts}
-        if self._segments.drafts and self._segments.state.max_drafts > 1:
+        if self.segments.drafts and self.segments.state.max_drafts > 1:
             name = self._next_draft.__name__
             self._recorded[name] = next_draft or record(self._next_draft)
 
@@ -79,14 +54,16 @@ class DecodeStep:
         return self._recorded.get(self._next_draft.__name__)
 
     def forward(self) -> Tensor:
+        """logits [B * width, V]"""
         self._run(self._forward)
         return self._forwarded.logits
 
     def sample_and_accept(self, adjusted: Adjusted | None) -> SamplerOutput:
+        """From ``adjusted``, or from the logits."""
         if adjusted is None:
             self._run(self._sample_and_accept)
             return self._sampler_output
-        sampler_output = self._segments.sample_and_accept(
+        sampler_output = self.segments.sample_and_accept(
             self._sampled(), self._forwarded.logits, *adjusted
         )
         if self._recorded:  # what was recorded goes on with its own tensors
@@ -99,6 +76,7 @@ class DecodeStep:
         return self._sampler_output
 
     def draft(self, depth: int) -> None:
+        """``depth`` drafts of each row, by the MTP head."""
         self._run(self._first_draft)
         for _ in range(depth - 1):
             self._run(self._next_draft)
@@ -107,13 +85,13 @@ class DecodeStep:
         self._recorded.get(part.__name__, part)()
 
     def _forward(self) -> None:
-        self._forwarded = self._segments.forward(
-            self.slots, self._depths, self.width, self._max_keys, self._logits
+        self._forwarded = self.segments.forward(
+            self.slots, self.depths, self.width, self.max_keys, self.logits
         )
 
     def _sample_and_accept(self) -> None:
         logits = self._forwarded.logits
-        self._sampler_output = self._segments.sample_and_accept(self._sampled(), logits, logits)
+        self._sampler_output = self.segments.sample_and_accept(self._sampled(), logits, logits)
 
     def _sampled(self) -> SampledRows:
         inputs = self._forwarded.inputs
@@ -121,13 +99,13 @@ class DecodeStep:
 
     def _first_draft(self) -> None:
         inputs, hidden = self._forwarded.inputs, self._forwarded.hidden
-        self._out = self._segments.first_draft(
-            self.slots, inputs, hidden, self._sampler_output, self._max_keys, self._out
+        self.out = self.segments.first_draft(
+            self.slots, inputs, hidden, self._sampler_output, self.max_keys, self.out
         )
 
     def _next_draft(self) -> None:
-        assert self._out is not None
-        self._segments.next_draft(self.slots, self._out, self._max_keys)
+        assert self.out is not None
+        self.segments.next_draft(self.slots, self.out, self.max_keys)
 
 
 def _tensors(values: tuple[Any, ...]) -> Iterator[Tensor]:
