@@ -40,7 +40,7 @@ SEE = {
     "forward_interval_s": "decisions/026-short-steps.md",
     "keys": "operate.md#keys",
     "kv_cache_dtype": "decisions/029-eight-bit-kv-cache.md",
-    "later_priority_share": "decisions/062-a-share-for-later-priorities.md",
+    "later_priority_share": "decisions/062-time-share-for-low-priority.md",
     "lm_head_quantization": "quantization.md#the-output-head",
     "max_tokens_per_minute_per_key": "operate.md#keys",
     "num_threads": "operate.md#workers-on-cpus",
