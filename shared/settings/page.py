@@ -63,12 +63,14 @@ OPENING = """\
 
 <!-- Written by `make docs` from shared/settings; a test compares. -->
 
-One YAML file (`--config FILE`), the environment over it (`SHOAL_MAX_MODEL_LEN=4096`), flags over
-that (`--max-model-len 4096`). Names are vLLM's where the meaning is the same. A wrong value is
-refused with the value and the limit; an unknown key of the file is logged by name, an unknown flag
-or `SHOAL_` variable with the nearest known one. `shoal serve` takes all of them but those marked †,
-which are for a service that is started alone. `--no-` before a flag that is true or false turns it
-off.
+All settings of the services, with values, defaults and meaning. `shoal serve` takes all of them
+except the ones marked †, which are for a single service.
+
+A setting is a line of a YAML file (`--config FILE`), an environment variable
+(`SHOAL_MAX_MODEL_LEN=4096`) or a flag (`--max-model-len 4096`); variables override the file, flags
+override both. `--no-` turns a true-or-false flag off. Names are vLLM's where the meaning is the
+same. A wrong value is refused with the value and the limit. An unknown flag is refused; an unknown
+key of the file or `SHOAL_` variable has no effect and is logged with the nearest known name.
 """
 
 
@@ -128,10 +130,10 @@ def values_of(annotation: Any) -> str:
     if origin in (Union, types.UnionType):
         return ", ".join(values_of(kind) for kind in arguments if kind is not type(None))
     if origin is list:
-        return f"{values_of(arguments[0])}, with commas between"
+        return f"{values_of(arguments[0])}, separated by commas"
     return {
         bool: "true, false",
-        int: "whole number",
+        int: "integer",
         float: "number",
         Path: "path",
         str: "text",

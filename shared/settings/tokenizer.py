@@ -20,14 +20,14 @@ class TokenizerConfig(Settings):
     scheduler_address: Addresses = SCHEDULER_ADDRESS
     model: Model = MODEL
     served_model_name: Names = Field(
-        [], description="names clients may use (default: the folder's name, or org/name)"
+        [], description="model names for clients (default: the folder's name, or org/name)"
     )
     max_model_len: int | None = MAX_MODEL_LEN
     runner: Literal["auto", "generate", "pooling"] = RUNNER
     pooler_config: Pooler = POOLER_CONFIG
     generation_config: str = Field(
         "auto",
-        description="defaults of sampling: auto (generation_config.json of the model's folder),"
+        description="sampling defaults: auto (generation_config.json of the model's folder),"
         " none (OpenAI's), or another folder",
     )
     chat_template: Path | None = Field(
@@ -35,18 +35,18 @@ class TokenizerConfig(Settings):
     )
     trust_request_chat_template: bool = Field(
         False,
-        description="take the chat_template of a request: it can use 2 s of a processor and much"
-        " memory of the tokenizer for each request",
+        description="accept the chat_template of a request, which can use 2 s of CPU and much"
+        " memory of the tokenizer",
     )
     tool_call_parser: str = Field(
         "auto",
-        description="format in which the model calls tools: auto (read from its chat template),"
-        " none, or a name, such as hermes",
+        description="format of the model's tool calls: auto (recognized from its chat"
+        " template), none, or a name, for example hermes",
     )
     reasoning_parser: str = Field(
         "auto",
-        description="format in which the model reasons: auto (read from its chat template), none,"
-        " or a name, such as qwen3",
+        description="format of the model's reasoning: auto (recognized from its chat template),"
+        " none, or a name, for example qwen3",
     )
     max_open_requests: int = MAX_OPEN_REQUESTS
     tokenizer_threads: int = Field(2, gt=0, description="threads that render and encode prompts")
