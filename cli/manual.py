@@ -17,11 +17,13 @@ OPENING = """\
 
 <!-- Written by `make docs` from the commands' help; a test compares. -->
 
+The help of every command, as `shoal COMMAND --help` prints it. Services take
+[settings](settings.md) as flags.
+
 With `--json` a command prints one object or one list for programs (`bench` and `run-batch` write it
-to the file that it names); errors go to standard error. Exit codes mean the same everywhere: 0: it
-went well; 1: the answer is no, or not all went well; 2: a wrong flag, setting or file, or a server
-that does not answer; 130: Ctrl-C. The settings that services have as flags are in
-[settings.md](settings.md).
+to the named file). Errors go to standard error. Exit codes are the same everywhere: 0: success; 1:
+a negative answer, or a partial failure; 2: a wrong flag, setting or file, or a server that does not
+answer; 130: Ctrl-C.
 """
 # Commands that have commands of their own.
 PARTS = {"bench": ("serve", "engine", "quality")}
