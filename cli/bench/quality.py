@@ -164,10 +164,11 @@ def _parse(arguments: list[str]) -> tuple[Namespace, list[str]]:
     """What is ours, and what is left for the worker. Raises ConfigError; ``--help`` exits."""
     parser = Parser(
         PROGRAM,
-        description="Measures the loss of quality by the form of a model's weights: bits per byte of"
-        " a text, the mean Kullback–Leibler divergence from a reference in nats, and the agreement of"
-        " the most likely token with the reference. All forms are in memory at once. Takes all"
-        " settings of the worker, for example --model and --dtype: shoal worker --help",
+        description="Measures the loss of quality by the form of a model's weights: bits per byte"
+        " of a text, the mean Kullback–Leibler divergence from a reference in nats,"
+        " and the agreement of the most likely token with the reference. All forms are"
+        " in memory at once. Takes all settings of the worker, for example --model and"
+        " --dtype: shoal worker --help",
         epilog="Exit codes: 0; 2: a wrong flag, setting or file; 130: Ctrl-C.",
     )
     _add_load(parser.add_argument)
