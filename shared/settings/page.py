@@ -37,7 +37,6 @@ SEE = {
     "embedding_quantization": "quantization.md#the-embeddings",
     "enable_expert_distribution_metrics": "operate.md#loads-of-experts",
     "enable_expert_parallel": "parallel.md#whole-experts",
-    "forward_interval_s": "decisions/026-short-steps.md",
     "keys": "operate.md#keys",
     "kv_cache_dtype": "decisions/029-eight-bit-kv-cache.md",
     "later_priority_share": "decisions/062-a-share-for-later-priorities.md",
