@@ -106,9 +106,6 @@ class GatewayConfig(Settings):
     response_store_bytes: int = Field(
         256 << 20, gt=0, description="bytes of responses and their input that are kept"
     )
-    response_store_entries: int = Field(
-        100_000, gt=0, description="responses that are kept; those used last stay"
-    )
     response_store_age_s: float = Field(
         7 * 24 * 3600.0, gt=0, description="seconds for which a response is kept"
     )
@@ -123,9 +120,6 @@ class GatewayConfig(Settings):
         ge=0,
         description="bytes of traces of the last requests that are kept for /v1/traces; 0: nothing"
         " is traced",
-    )
-    trace_store_age_s: float = Field(
-        3600.0, gt=0, description="seconds for which the trace of a request is kept"
     )
     otlp_traces_endpoint: str | None = Field(
         None,

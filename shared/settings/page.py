@@ -37,7 +37,6 @@ SEE = {
     "embedding_quantization": "quantization.md#the-embeddings",
     "enable_expert_distribution_metrics": "operate.md#loads-of-experts",
     "enable_expert_parallel": "parallel.md#whole-experts",
-    "forward_interval_s": "decisions/066-multi-step-decoding.md",
     "keys": "operate.md#keys",
     "kv_cache_dtype": "decisions/029-eight-bit-kv-cache.md",
     "later_priority_share": "decisions/062-time-share-for-low-priority.md",
@@ -65,8 +64,9 @@ OPENING = """\
 
 One YAML file (`--config FILE`), the environment over it (`SHOAL_MAX_MODEL_LEN=4096`), flags over
 that (`--max-model-len 4096`). Names are vLLM's where the meaning is the same. A wrong value is
-refused with the value and the limit; an unknown key of the file is logged by name, an unknown flag
-or `SHOAL_` variable with the nearest known one. `shoal serve` takes all of them but those marked †,
+refused with the value and the limit, an unknown name with the nearest known one. Other settings of
+vLLM, SGLang and FastDeploy are taken under our names, or ignored with the reason in one line
+([coming from another server](coming_from.md)). `shoal serve` takes all of them but those marked †,
 which are for a service that is started alone. `--no-` before a flag that is true or false turns it
 off.
 """

@@ -16,13 +16,6 @@ class SchedulerConfig(Settings):
         le=2,
         description="plans in flight per worker: with 2 it never waits for the scheduler",
     )
-    forward_interval_s: float = Field(
-        0.01,
-        ge=0,
-        le=1,
-        description="seconds for which tokens wait for those of the next steps, so that they are"
-        " forwarded together; first tokens and ends do not wait",
-    )
     max_num_partial_prefills: int = Field(
         2, ge=1, description="sequences on a worker in the middle of their prompt at once"
     )
