@@ -39,7 +39,7 @@ SEE = {
     "enable_expert_parallel": "parallel.md#whole-experts",
     "keys": "operate.md#keys",
     "kv_cache_dtype": "decisions/029-eight-bit-kv-cache.md",
-    "later_priority_share": "decisions/062-a-share-for-later-priorities.md",
+    "later_priority_share": "decisions/062-time-share-for-low-priority.md",
     "lm_head_quantization": "quantization.md#the-output-head",
     "max_tokens_per_minute_per_key": "operate.md#keys",
     "num_threads": "operate.md#workers-on-cpus",
