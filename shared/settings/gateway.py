@@ -100,9 +100,6 @@ class GatewayConfig(Settings):
     response_store_bytes: int = Field(
         256 << 20, gt=0, description="most bytes of stored responses and their input"
     )
-    response_store_entries: int = Field(
-        100_000, gt=0, description="most stored responses; recently used ones stay"
-    )
     response_store_age_s: float = Field(
         7 * 24 * 3600.0, gt=0, description="seconds until a stored response expires"
     )
@@ -117,7 +114,6 @@ class GatewayConfig(Settings):
         ge=0,
         description="bytes of traces kept for /v1/traces; 0: no tracing",
     )
-    trace_store_age_s: float = Field(3600.0, gt=0, description="seconds until a trace expires")
     otlp_traces_endpoint: str | None = Field(
         None,
         pattern="^https?://[^/]+",

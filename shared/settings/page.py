@@ -37,7 +37,6 @@ SEE = {
     "embedding_quantization": "quantization.md#the-embeddings",
     "enable_expert_distribution_metrics": "operate.md#loads-of-experts",
     "enable_expert_parallel": "parallel.md#whole-experts",
-    "forward_interval_s": "decisions/026-short-steps.md",
     "keys": "keys.md#mesh-keys",
     "kv_cache_dtype": "decisions/029-eight-bit-kv-cache.md",
     "later_priority_share": "decisions/062-time-share-for-low-priority.md",
@@ -69,8 +68,9 @@ except the ones marked †, which are for a single service.
 A setting is a line of a YAML file (`--config FILE`), an environment variable
 (`SHOAL_MAX_MODEL_LEN=4096`) or a flag (`--max-model-len 4096`); variables override the file, flags
 override both. `--no-` turns a true-or-false flag off. Names are vLLM's where the meaning is the
-same. A wrong value is refused with the value and the limit. An unknown flag is refused; an unknown
-key of the file or `SHOAL_` variable has no effect and is logged with the nearest known name.
+same. A wrong value is refused with the value and the limit, an unknown name with the nearest known
+one. Other settings of vLLM, SGLang and FastDeploy are taken under our names, or ignored with the
+reason in one line ([coming from another server](coming_from.md)).
 """
 
 

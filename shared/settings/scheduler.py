@@ -16,13 +16,6 @@ class SchedulerConfig(Settings):
         le=2,
         description="plans in flight per worker; with 2 a worker never waits for the scheduler",
     )
-    forward_interval_s: float = Field(
-        0.01,
-        ge=0,
-        le=1,
-        description="seconds for which tokens are held to be forwarded with the next steps'"
-        " tokens; first tokens and ends are not held",
-    )
     max_num_partial_prefills: int = Field(
         2, ge=1, description="sequences of a worker in the middle of their prompt"
     )

@@ -1,10 +1,10 @@
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from shared.settings.base import Settings
-from shared.settings.fields import Addresses, ListenAddress, Model, Names
+from shared.settings.fields import Addresses, JsonObject, ListenAddress, Model, Names, NumTokens
 from shared.settings.pooler import POOLER_CONFIG, RUNNER, Pooler
 from shared.settings.shared_fields import (
     LISTEN_ADDRESS,
@@ -15,6 +15,11 @@ from shared.settings.shared_fields import (
 )
 
 
+def _without_name_of_vllm(value: Any) -> Any:
+    """Reads vllm, its neutral defaults, as none."""
+    return "none" if value == "vllm" else value
+
+
 class TokenizerConfig(Settings):
     listen_address: ListenAddress | None = LISTEN_ADDRESS
     scheduler_address: Addresses = SCHEDULER_ADDRESS
@@ -22,16 +27,26 @@ class TokenizerConfig(Settings):
     served_model_name: Names = Field(
         [], description="model names for clients (default: the folder's name, or org/name)"
     )
-    max_model_len: int | None = MAX_MODEL_LEN
+    max_model_len: NumTokens = MAX_MODEL_LEN
     runner: Literal["auto", "generate", "pooling"] = RUNNER
     pooler_config: Pooler = POOLER_CONFIG
-    generation_config: str = Field(
+    generation_config: Annotated[str, BeforeValidator(_without_name_of_vllm)] = Field(
         "auto",
         description="sampling defaults: auto (generation_config.json of the model's folder),"
         " none (OpenAI's), or another folder",
     )
+    override_generation_config: JsonObject = Field(
+        {},
+        description="JSON object: values instead of those of generation_config.json, for example"
+        ' {"temperature": 0.6}',
+    )
     chat_template: Path | None = Field(
         None, description="file with a chat template to use instead of the model's"
+    )
+    default_chat_template_kwargs: JsonObject = Field(
+        {},
+        description="JSON object: variables of the chat template, unless a request sets them in"
+        ' chat_template_kwargs, for example {"enable_thinking": false}',
     )
     trust_request_chat_template: bool = Field(
         False,

@@ -6,7 +6,18 @@ from pydantic_settings import CliSuppress
 
 from shared.link.endpoint import FIRST_PORTS, MAX_PORT
 from shared.settings.base import KEYS_OR_NOT, Settings
-from shared.settings.fields import Addresses, HostName, KVCacheDtype, Model, Sizes, WeightForm
+from shared.settings.fields import (
+    Addresses,
+    AttentionBackend,
+    Dtype,
+    HostName,
+    KVCacheDtype,
+    LoadFormat,
+    Model,
+    NumTokens,
+    Sizes,
+    WeightForm,
+)
 from shared.settings.pooler import POOLER_CONFIG, RUNNER, Pooler
 from shared.settings.shared_fields import MAX_MODEL_LEN, MODEL, SCHEDULER_ADDRESS
 from shared.settings.speculative import Speculative, SpeculativeConfig
@@ -26,10 +37,10 @@ RANK_SETTINGS = {"rank", "leader"}  # which the first rank gives the others
 class WorkerConfig(Settings):
     scheduler_address: Addresses = SCHEDULER_ADDRESS
     model: Model = MODEL
-    max_model_len: int | None = MAX_MODEL_LEN
+    max_model_len: NumTokens = MAX_MODEL_LEN
     runner: Literal["auto", "generate", "pooling"] = RUNNER
     pooler_config: Pooler = POOLER_CONFIG
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+    dtype: Dtype = Field(
         "auto", description="auto: bfloat16 if the machine computes it, else float32"
     )
     model_impl: Literal["auto", "shoal", "transformers"] = Field(
@@ -37,7 +48,7 @@ class WorkerConfig(Settings):
         description="shoal: our own architectures; transformers: any decoder that transformers"
         " supports; auto: our own if there is one",
     )
-    load_format: Literal["auto", "safetensors", "dummy"] = Field(
+    load_format: LoadFormat = Field(
         "auto",
         description="auto, safetensors: the weights in the folder; dummy: random weights, for"
         " benchmarks",
@@ -154,7 +165,7 @@ class WorkerConfig(Settings):
     native_kernels: bool = Field(
         True, description="on a CPU: use native code if it supports the model"
     )
-    attention_backend: Literal["triton", "sdpa"] = Field(
+    attention_backend: AttentionBackend = Field(
         "triton",
         description="on a GPU: our kernels, or torch's scaled_dot_product_attention over copies"
         " of keys and values, for comparisons (slow, without CUDA graphs)",
@@ -180,7 +191,7 @@ class WorkerConfig(Settings):
     )
     block_size: int = Field(16, gt=0, le=MAX_BLOCK_SIZE, description="tokens in one KV block")
     max_num_seqs: int = Field(128, gt=0, le=MAX_SEQS, description="sequences that run at once")
-    max_num_batched_tokens: int | None = Field(
+    max_num_batched_tokens: NumTokens = Field(
         None,
         gt=0,
         le=MAX_BATCHED_TOKENS,
