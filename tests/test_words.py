@@ -92,6 +92,12 @@ def test_a_page_has_few_relative_constructions(page: Path) -> None:
     assert rate <= PAGE_LIMIT, found
 
 
+def test_the_status_is_a_table_to_decide_by() -> None:
+    rows = [row for row in (ROOT / "docs/status.md").read_text().splitlines() if row[:2] == "| "]
+    assert len(rows) < 60
+    assert max(len(cell.strip()) for row in rows for cell in row.split("|")) <= 120
+
+
 @pytest.mark.parametrize("folder", FOLDER_LIMITS)
 def test_the_prose_of_a_folder_gets_no_worse(folder: str) -> None:
     rate, _ = rate_of(prose_of(path.read_text()) for path in ROOT.glob(f"{folder}/**/*.py"))
