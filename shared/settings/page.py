@@ -67,10 +67,11 @@ except the ones marked †, which are for a single service.
 
 A setting is a line of a YAML file (`--config FILE`), an environment variable
 (`SHOAL_MAX_MODEL_LEN=4096`) or a flag (`--max-model-len 4096`); variables override the file, flags
-override both. `--no-` turns a true-or-false flag off. Names are vLLM's where the meaning is the
-same. A wrong value is refused with the value and the limit, an unknown name with the nearest known
-one. Other settings of vLLM, SGLang and FastDeploy are taken under our names, or ignored with the
-reason in one line ([coming from another server](coming_from.md)).
+override both. `--no-` turns a boolean flag off. Lists have commas between their parts. Names are
+vLLM's where the meaning is the same. A wrong value is refused with the value and the limit, an
+unknown name with the nearest known one. Other settings of vLLM, SGLang and FastDeploy are taken
+under our names, or ignored with the reason in one line ([coming from another
+server](coming_from.md)).
 """
 
 
@@ -130,9 +131,9 @@ def values_of(annotation: Any) -> str:
     if origin in (Union, types.UnionType):
         return ", ".join(values_of(kind) for kind in arguments if kind is not type(None))
     if origin is list:
-        return f"{values_of(arguments[0])}, separated by commas"
+        return f"{values_of(arguments[0])} list"
     return {
-        bool: "true, false",
+        bool: "boolean",
         int: "integer",
         float: "number",
         Path: "path",
