@@ -2,6 +2,7 @@
 
 import ast
 import importlib.metadata
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -181,6 +182,13 @@ def test_no_modules_import_each_other_in_a_circle():
         name: modules_of(imports_of(path), set(modules)) - {name} for name, path in modules.items()
     }
     TopologicalSorter(graph).prepare()
+
+
+def test_messages_are_imported_from_their_package() -> None:
+    package = ROOT / "shared" / "wire" / "messages"
+    paths = [each for each in ROOT.glob("[!.]*/**/*.py") if package not in each.parents]
+    names = {name for path in paths for name in imports_of(path)}
+    assert not {name for name in names if re.match(r"shared\.wire\.messages\.[a-z]", name)}
 
 
 def module_name(path: Path) -> str:
