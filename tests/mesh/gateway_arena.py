@@ -16,6 +16,7 @@ from services.gateway.traces.request_trace import RequestTrace
 from services.gateway.traces.store import TraceStore
 from shared.errors import CodecError
 from shared.wire.codec import Array
+from shared.wire.envelope import RequestOptions
 from shared.wire.messages import (
     Accepted,
     Converted,
@@ -55,7 +56,7 @@ from tests.mesh.arena_parts import (
     connect,
 )
 
-OTHER = Job("m", [Prompt("ids", PROMPT)], 1, PLAIN, TextOptions(), 0, True, False)
+OTHER = Job("m", [Prompt("ids", PROMPT)], 1, PLAIN, TextOptions(), RequestOptions(), True, False)
 
 
 class GatewayArena:
@@ -84,7 +85,7 @@ class GatewayArena:
             SpanReport("r/0/0", 1, "worker", "w", SPANS),
         ]
         prompts = [Prompt("ids", PROMPT)]
-        self._job = Job("m", prompts, 2, PARAMS, TextOptions(), 0, True, False)
+        self._job = Job("m", prompts, 2, PARAMS, TextOptions(), RequestOptions(), True, False)
         vocabulary: list[np.ndarray] = [np.zeros(100, np.uint8), np.ones(100, np.int32)]
         self.examples: list[Example] = [
             (Accepted("r/0", 1, OutputStart.REASONING, left_out=["f.pattern"]), [PROMPT]),

@@ -18,7 +18,7 @@ class PromptTexts:
     async def echoes(self, job: Job) -> list[str]:
         """The prompts as they are put in front of each choice."""
         async with accepting(self._timeout_s):
-            return [await self._echo(job.owner, prompt) for prompt in job.prompts]
+            return [await self._echo(job.options.owner, prompt) for prompt in job.prompts]
 
     async def shown(self, job: Job) -> tuple[list[Array], list[Array | None]]:
         """Returns texts of prompts in UTF-8 and places of their tokens, each if the client asked.
@@ -36,7 +36,7 @@ class PromptTexts:
     async def _converted(self, job: Job, prompt: Prompt, to: ConvertedTo) -> Array:
         text = job.text
         return await self._mesh.conversions.convert(
-            *(job.owner, prompt.kind, prompt.data, text.adds_special_tokens, job.chat, to),
+            *(job.options.owner, prompt.kind, prompt.data, text.adds_special_tokens, job.chat, to),
             *(text.max_prompt_tokens, text.keeps_prompt_start),
         )
 

@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from shared.wire.codec import Array
+from shared.wire.envelope import RequestOptions
 from shared.wire.messages import (
     ChatOptions,
     OutputFormat,
@@ -56,20 +59,19 @@ class Job:
     """Prompts, how many choices to make of each, and how to reply.
 
     ``model`` is the name the client used, one of those we serve. The choices of all prompts are
-    numbered through: those of the first prompt, then those of the second. What is cached of them is
-    for jobs with the same ``cache_salt`` only. The reply ``echoes`` the prompt before the text and
-    in its logprobs, and ``returns_ids`` beside it, ``returns_prompt_text``, and ``returns_offsets``
-    of its tokens in that text. It names the tokens of logprobs by their text or ``names_by_id``;
+    numbered through: those of the first prompt, then those of the second. All services get its
+    ``options``. The reply ``echoes`` the prompt before the text and in its logprobs, and
+    ``returns_ids`` beside it, ``returns_prompt_text``, and ``returns_offsets`` of its tokens in
+    that text. It names the tokens of logprobs by their text or ``names_by_id``;
     ``num_prompt_logprobs`` were asked for beside the prompt's own, which are
-    ``num_echoed_logprobs``.
-    A prompt is replaced by its ids when the mesh has sent them. ``request_id`` is the client's own,
-    ``owner`` whose API key it has shown. ``field_names`` are the client's words for what the mesh
+    ``num_echoed_logprobs``. A prompt is replaced by its ids when the mesh has sent them.
+    ``request_id`` is the client's own. ``field_names`` are the client's words for what the mesh
     calls ``prompt`` and ``max_tokens``, where they differ. Unless it ``is_seeded`` by the client
     each prompt has a seed of its own. The reply to a chat begins with ``first_text``. Without
     ``parsing`` a text is content. A stream ``repeats_usage`` in every chunk. ``kept_bytes`` are
-    held beside the Job until the request ends; where it ``keeps_logprobs``, they are held as
-    JSON, those of a stream too. ``warnings`` name what the client asked for in vain. The mesh has
-    up to ``max_open_prompts`` at once; None: all. A stream has a chunk for each ``stream_interval``
+    held beside the Job until the request ends; where it ``keeps_logprobs``, they are held as JSON,
+    those of a stream too. ``warnings`` name what the client asked for in vain. The mesh has up to
+    ``max_open_prompts`` at once; None: all. A stream has a chunk for each ``stream_interval``
     tokens of a choice.
     """
 
@@ -78,10 +80,9 @@ class Job:
     num_choices: int
     params: SamplingParams
     text: TextOptions
-    priority: int
+    options: RequestOptions
     is_stream: bool
     includes_usage: bool
-    cache_salt: str = ""
     echoes: bool = False
     is_seeded: bool = True
     returns_ids: bool = False
@@ -91,7 +92,6 @@ class Job:
     num_prompt_logprobs: int | None = None
     num_echoed_logprobs: int | None = None
     request_id: str | None = None
-    owner: str = ""
     field_names: dict[str, str] = field(default_factory=dict)
     chat: ChatOptions | None = None
     format: OutputFormat | None = None
@@ -109,8 +109,10 @@ class Job:
     def of_owner(self, owner: str, *, shares_cache: bool) -> "Job":
         """The job of an API key, whose cached prefixes no other key finds unless keys share
         them."""
-        salt = self.cache_salt if shares_cache or not owner else f"{owner} {self.cache_salt}"
-        return replace(self, owner=owner, cache_salt=salt)
+        salt = self.options.salt
+        if owner and not shares_cache:
+            salt = f"{owner} {salt}"
+        return replace(self, options=structs.replace(self.options, owner=owner, salt=salt))
 
     @property
     def has_prompt_logprobs(self) -> bool:

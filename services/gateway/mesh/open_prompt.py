@@ -142,7 +142,7 @@ class OpenPrompt:
 
     @property
     def owner(self) -> str:
-        return self._job.owner
+        return self._job.options.owner
 
     def submit(self) -> tuple[Submit, Array, Array]:
         """The message of this attempt and its buffers."""
@@ -160,9 +160,9 @@ class OpenPrompt:
             params=self._params,
             text=job.text,
             choices=starts,
-            priority=job.priority,
-            cache_salt=job.cache_salt,
-            owner=job.owner,
+            priority=job.options.priority,
+            cache_salt=job.options.salt,
+            owner=job.options.owner,
             chat=job.chat,
             format=job.format,
             tool_choice=job.tool_choice,

@@ -8,6 +8,7 @@ from services.gateway.mesh.losses import MAX_REPLAYS, MAX_SPARED, SAME_HANG_S
 from services.gateway.mesh.open_prompt import OpenPrompt
 from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
 from shared.errors import InternalError
+from shared.wire.envelope import RequestOptions
 from shared.wire.messages import (
     WINDOW_BYTES,
     WINDOW_TOKENS,
@@ -38,7 +39,7 @@ def new_open_prompt(num_choices: int = 1) -> tuple[OpenPrompt, OutputCollector]:
         num_choices=num_choices,
         params=SamplingParams(seed=1),
         text=TextOptions(),
-        priority=3,
+        options=RequestOptions(priority=3),
         is_stream=False,
         includes_usage=False,
     )

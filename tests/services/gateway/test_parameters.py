@@ -173,8 +173,8 @@ def test_the_rest_of_a_request_is_kept_beside_its_sampling() -> None:
         priority=3, n=2, echo=True, return_token_ids=True, return_tokens_as_token_ids=True,
         request_id="r-1", cache_salt="mine",
     )  # fmt: skip
-    assert (job.priority, job.num_choices, job.request_id) == (3, 2, "r-1")
-    assert (job.cache_salt, completion().cache_salt) == ("mine", "")
+    assert (job.options.priority, job.num_choices, job.request_id) == (3, 2, "r-1")
+    assert (job.options.salt, completion().options.salt) == ("mine", "")
     assert (job.echoes, job.returns_ids, job.names_by_id) == (True, True, True)
 
 
@@ -182,7 +182,7 @@ def test_a_priority_may_be_lowered_and_raised_as_far_as_the_setting_allows() -> 
     limits = Limits(max_choices=1, max_logprobs=0, max_priority_boost=5)
     for priority in (1000, 0, -5):
         body = json.dumps(TEXT | {"priority": priority}).encode()
-        assert parse_completion(body, MODEL, limits).priority == priority
+        assert parse_completion(body, MODEL, limits).options.priority == priority
     with pytest.raises(InvalidRequest, match=r"-6; the lowest is -5.*max-priority-boost = 5"):
         parse_completion(json.dumps(TEXT | {"priority": -6}).encode(), MODEL, limits)
 

@@ -12,7 +12,8 @@ from services.gateway.apis.pooling.schema import (
     RawPoolingRequest,
 )
 from services.gateway.chat.requests.json_body import Fields, check, decode, in_vain, served_name
-from services.gateway.chat.requests.parse import Limits, check_priority
+from services.gateway.chat.requests.options import request_options
+from services.gateway.chat.requests.parse import Limits
 from services.gateway.chat.requests.prompts import completion_prompts
 from services.gateway.chat.requests.runner import pooling_of
 from services.gateway.chat.requests.unsupported import POOLING
@@ -115,10 +116,9 @@ def job_of(
             max_prompt_tokens=_max_prompt_tokens(request.truncate_prompt_tokens, model),
             keeps_prompt_start=request.truncation_side != "left",
         ),
-        priority=check_priority(request.priority or 0, limits.max_priority_boost),
+        options=request_options(request, limits.max_priority_boost),
         is_stream=False,
         includes_usage=False,
-        cache_salt=request.cache_salt or "",
         request_id=request.request_id,
         max_open_prompts=MAX_OPEN_INPUTS,
     )

@@ -8,6 +8,7 @@ from services.gateway.chat.requests import unsupported
 from services.gateway.chat.requests.chat_options import chat_options
 from services.gateway.chat.requests.history import NO_LIMIT, requested_limit
 from services.gateway.chat.requests.json_body import check, decode, in_vain, served_name
+from services.gateway.chat.requests.options import request_options
 from services.gateway.chat.requests.output_format import output_format
 from services.gateway.chat.requests.prompts import (
     chat_prompt,
@@ -146,14 +147,13 @@ def _job(
         num_choices=_num_choices(request.n, len(prompts), limits.max_choices),
         params=sampling_params(request, model, logprobs, prompt_logprobs),
         text=text,
-        priority=check_priority(request.priority or 0, limits.max_priority_boost),
+        options=request_options(request, limits.max_priority_boost),
         is_stream=bool(request.stream),
         includes_usage=bool(request.stream_options and request.stream_options.include_usage),
         returns_ids=bool(request.return_token_ids),
         returns_offsets=bool(request.return_token_offsets),
         names_by_id=bool(request.return_tokens_as_token_ids),
         num_prompt_logprobs=prompt_logprobs,
-        cache_salt=request.cache_salt or "",
         is_seeded=client_seed(request) is not None,
         request_id=request.request_id,
         format=output_format(request),
@@ -192,17 +192,6 @@ def _check_drafts(request: GenerationRequest, logprobs: int | None) -> None:
             "include_draft_logprobs is true; it is allowed with logprobs only",
             param="include_draft_logprobs",
         )
-
-
-def check_priority(priority: int, max_boost: int) -> int:
-    """Returns it. Raises InvalidRequest."""
-    if priority < -max_boost:
-        raise InvalidRequest(
-            f"priority is {priority}; the lowest is {-max_boost}, since lower is sooner"
-            f" (max-priority-boost = {max_boost})",
-            param="priority",
-        )
-    return priority
 
 
 def _num_choices(n: int | None, num_prompts: int, max_choices: int) -> int:

@@ -68,4 +68,4 @@ async def test_a_request_for_vectors_has_the_salt_of_its_key(tmp_path: Path):
 )
 def test_a_salt_is_changed_for_keys_that_do_not_share(owner: str, shares_cache: bool, salt: str):
     job = completion(cache_salt="s").of_owner(owner, shares_cache=shares_cache)
-    assert (job.owner, job.cache_salt) == (owner, salt)
+    assert (job.options.owner, job.options.salt) == (owner, salt)
