@@ -16,6 +16,7 @@ import numpy as np
 from benchmarks.report import write
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.scheduler import Planned, Scheduler
+from services.scheduler.sequence import Arrival
 from shared.wire.messages import (
     WINDOW_BYTES,
     Capacity,
@@ -89,7 +90,9 @@ class Simulation:
         params = SamplingParams(seed=0, max_tokens=MAX_TOKENS)
         ids = np.full(length, len(self._arrived_s), np.int32)
         generate = Generate(name, 1, params, [NewSequence(name)])
-        self._core.add(generate, ids, ids[:0], 0, now_s)
+        self._core.add(
+            Arrival(generate=generate, prompt=ids, emitted=ids[:0], route=0, now_s=now_s)
+        )
         self._core.grant(Grant(name, 1, MAX_TOKENS, WINDOW_BYTES))
 
     def _seconds(self, planned: Planned) -> float:

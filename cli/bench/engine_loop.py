@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 
 from services.scheduler.scheduler import Planned, Scheduler
+from services.scheduler.sequence import Arrival
 from services.worker.engine.build import build_engine
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.protocol import Engine, StepOutput
@@ -167,7 +168,15 @@ class EngineLoop:
         name = str(self._num_added)
         generate = Generate(name, 1, params, [NewSequence(name)])
         try:
-            self._core.add(generate, job.ids, job.ids[:0], 0, perf_counter())
+            self._core.add(
+                Arrival(
+                    generate=generate,
+                    prompt=job.ids,
+                    emitted=job.ids[:0],
+                    route=0,
+                    now_s=perf_counter(),
+                )
+            )
         except RequestError as error:
             raise ConfigError(error.message) from None
         self._core.grant(Grant(name, 1, job.max_tokens, UNLIMITED_BYTES))

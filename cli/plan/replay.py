@@ -10,6 +10,7 @@ from cli.plan.requests import Request
 from cli.plan.simulated_worker import SimulatedWorker
 from cli.plan.speed import MeshTimes, StepTimes
 from services.scheduler.scheduler import Scheduler
+from services.scheduler.sequence import Arrival
 from shared.errors import RequestError
 from shared.wire.messages import (
     Capacity,
@@ -119,7 +120,9 @@ class Replay:
         generate = Generate(name, 1, params, [NewSequence(name)])
         ids = np.zeros(request.num_prompt_tokens, np.int32)
         try:
-            self._core.add(generate, ids, ids[:0], 0, now_s)
+            self._core.add(
+                Arrival(generate=generate, prompt=ids, emitted=ids[:0], route=0, now_s=now_s)
+            )
         except RequestError as error:
             outcome.error = error.message
             return

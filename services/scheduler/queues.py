@@ -74,7 +74,7 @@ class WaitingQueue:
     def add(self, sequence: Sequence) -> None:
         insort(self._sequences, sequence, key=_order)
         insort(self._lines.setdefault(_line(sequence), []), sequence, key=_order)
-        self._owners[sequence.owner] += 1
+        self._owners[sequence.options.owner] += 1
 
     def try_remove(self, sequence: Sequence) -> bool:
         """Returns False where the sequence does not wait here."""
@@ -84,9 +84,9 @@ class WaitingQueue:
         _try_remove(line, sequence)
         if not line:
             del self._lines[_line(sequence)]
-        self._owners[sequence.owner] -= 1
-        if not self._owners[sequence.owner]:
-            del self._owners[sequence.owner]
+        self._owners[sequence.options.owner] -= 1
+        if not self._owners[sequence.options.owner]:
+            del self._owners[sequence.options.owner]
         return True
 
     def admit(self, sequence: Sequence) -> None:
@@ -147,7 +147,7 @@ class Queues:
 
 
 def _line(sequence: Sequence) -> tuple[str, int]:
-    return sequence.owner, sequence.priority
+    return sequence.options.owner, sequence.options.priority
 
 
 def _try_remove(sequences: list[Sequence], sequence: Sequence) -> bool:

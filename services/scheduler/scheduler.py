@@ -32,7 +32,7 @@ from services.scheduler.placement import Placement
 from services.scheduler.planner import Planner
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.queues import Queues
-from services.scheduler.sequence import Ended, Obstacle, Sequence
+from services.scheduler.sequence import Arrival, Ended, Obstacle, Sequence
 from services.scheduler.worker_state import WorkerState
 from shared.errors import (
     NO_WORKER,
@@ -44,7 +44,6 @@ from shared.errors import (
     Unavailable,
 )
 from shared.wire.messages import (
-    MAX_TRACED,
     Capacity,
     Generate,
     Grant,
@@ -178,16 +177,12 @@ class Scheduler:
 
     # --- sequences ------------------------------------------------------------------------------
 
-    def add(
-        self, generate: Generate, prompt: np.ndarray, emitted: np.ndarray, route: int, now_s: float
-    ) -> None:
+    def add(self, arrival: Arrival) -> None:
         """Puts the sequences of a prompt in the waiting queue, or raises the RequestError that
-        refuses them.
-
-        ``prompt`` [prompt_len] int32, which they share; ``emitted`` [n] int32: what each had
-        emitted before, one after the other.
-        """
-        self._check(generate, len(prompt))
+        refuses them."""
+        generate, options = arrival.generate, arrival.options
+        self._check(generate, len(arrival.prompt))
+        due_s = arrival.now_s + options.priority * self._priority_step_s
         end = 0
         for new in generate.sequences:
             start, end = end, end + new.num_emitted
@@ -195,19 +190,15 @@ class Scheduler:
                 request=new.request,
                 attempt=generate.attempt,
                 choice=new.choice,
-                route=route,
-                order=(now_s + generate.priority * self._priority_step_s, self._num_added),
-                prompt=prompt,
+                route=arrival.route,
+                order=(due_s, self._num_added),
+                prompt=arrival.prompt,
                 params=_params_of(generate, new),
-                emitted=emitted[start:end].tolist(),
-                arrived_s=now_s,
-                cache_salt=generate.cache_salt,
-                priority=generate.priority,
-                owner=generate.owner,
+                emitted=arrival.emitted[start:end].tolist(),
+                arrived_s=arrival.now_s,
+                options=options,
+                option_row=arrival.option_row,
                 num_prompt_scored=new.num_prompt_scored,
-                is_traced=generate.is_traced and new.choice < MAX_TRACED,
-                is_isolated=generate.num_worker_deaths > 0,
-                num_worker_deaths=generate.num_worker_deaths,
                 hits=self._left_hits.pop(new.request, {}),
             )
             self._num_added += 1

@@ -104,10 +104,11 @@ class SequenceSpans:
 
     def admit(self, worker: str, plan: StepPlan, now_s: float) -> None:
         """``plan`` goes to ``worker``."""
-        if plan.admit:
-            self._note_returned(now_s)
-        for row in plan.admit:
-            if row.is_traced and (trace := self._open.get((row.request, row.attempt))):
+        if not plan.admit:
+            return
+        self._note_returned(now_s)
+        for row in plan.admit if self._open else ():
+            if trace := self._open.get((row.request, row.attempt)):
                 self._close(trace, now_s)
                 num_emitted = len(trace.sequence.emitted)
                 trace.state = _Stay(worker, now_s, row, num_emitted)

@@ -20,7 +20,7 @@ from services.scheduler.prefills import PrefillLimits
 from services.scheduler.request_log import RequestLog
 from services.scheduler.result_check import check_result
 from services.scheduler.scheduler import Refusal, Scheduler
-from services.scheduler.sequence import Sequence, instance_of
+from services.scheduler.sequence import Arrival, Sequence, instance_of
 from services.scheduler.sequence_spans import SequenceSpans
 from services.scheduler.tokens_message import Forwarding
 from services.scheduler.watchdog import LOOK_S, Watchdog
@@ -290,14 +290,21 @@ class SchedulerService:
     def _add(self, peer: Peer, generate: Generate, prompt: np.ndarray, emitted: np.ndarray) -> None:
         route = self._route_of(peer)
         assert route is not None
+        arrival = Arrival(
+            generate=generate,
+            prompt=prompt,
+            emitted=emitted,
+            route=route,
+            now_s=time.monotonic(),
+        )
         try:
-            self._intake.add(generate, prompt, emitted, route, time.monotonic())
+            self._intake.add(arrival)
         except RequestError as error:
             peer.send(error.to_failed(generate.request, generate.attempt))
             self._log.refuse(generate, error)
         else:
             peer.send(Accepted(generate.request, generate.attempt), prompt[:0])
-            if generate.is_traced:
+            if arrival.options.is_traced:
                 now_s = time.monotonic()
                 for each in generate.sequences:
                     self._spans.begin(each.request, generate.attempt, now_s)

@@ -5,12 +5,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from services.tokenizer.open_choice import OpenChoice
 from services.tokenizer.prompt_spans import PromptSpans
 from shared.link.peer import Peer
 from shared.process.log import log_end
 from shared.process.open_requests import OPEN_REQUESTS
 from shared.wire.codec import Array
+from shared.wire.envelope import RequestOptions, read_options
 from shared.wire.messages import (
     MAX_LEFT_OUT,
     MAX_NAME_CHARS,
@@ -42,6 +45,7 @@ class OpenRequest:
 
     submit: Submit
     gateway: Peer
+    options: RequestOptions = field(init=False)
     encoding: asyncio.Task[None] | None = None
     scheduler: Peer | None = None
     prepare_s: float | None = None
@@ -54,6 +58,10 @@ class OpenRequest:
     spans: PromptSpans = field(init=False)
 
     def __post_init__(self) -> None:
+        """Raises CodecError for bad options."""
+        row = self.submit.options.copy()  # or it would keep the whole header
+        self.submit = replace(self.submit, options=row)
+        self.options = read_options(row)
         self.spans = PromptSpans(self.submit)
 
     @property
@@ -139,7 +147,7 @@ class RequestTable:
             prepare_s=request.prepare_s,
         )
 
-        if request.submit.is_traced:
+        if request.options.is_traced:
             report = request.spans.report(self._instance, reason, request.num_prompt_tokens)
             self._reports.append((request.gateway, report))
             self._ended[request.request, request.attempt] = request.gateway
@@ -169,5 +177,5 @@ class RequestTable:
         return [
             each
             for each in self._table.values()
-            if each.request.partition("~")[0] in ids and each.submit.owner == owner
+            if each.request.partition("~")[0] in ids and each.options.owner == owner
         ]

@@ -194,7 +194,7 @@ class Requests:
             num_bytes = resumed.nbytes + num_chars(request.submit.chat)
             num_bytes += prompt.nbytes if request.submit.kind != "ids" else 0
             prepared = await self._lanes.run(
-                request.submit.owner, num_bytes, lambda: self._prepare(request, prompt, resumed)
+                request.options.owner, num_bytes, lambda: self._prepare(request, prompt, resumed)
             )
             ENCODED_TOKENS.inc(len(prepared.ids))
             guide = await self._guide_of(request, prepared)
@@ -211,7 +211,7 @@ class Requests:
             return None
         with request.spans.measure("format"):
             return await self._guides.guide_of(
-                request.submit, prepared.start, request.note_left_out
+                request.submit, prepared.start, request.note_left_out, request.options.owner
             )
 
     def _prepare(self, request: OpenRequest, prompt: Array, resumed: Array) -> Prepared:
@@ -231,20 +231,16 @@ class Requests:
             params=params,
             sequences=[
                 NewSequence(
-                    request.sequence(start.choice).request,
-                    start.choice,
-                    start.num_ids,
-                    start.num_prompt_scored,
+                    request=request.sequence(start.choice).request,
+                    choice=start.choice,
+                    num_emitted=start.num_ids,
+                    num_prompt_scored=start.num_prompt_scored,
                 )
                 for start in request.submit.choices
             ],
-            priority=request.submit.priority,
-            cache_salt=request.submit.cache_salt,
-            is_traced=request.submit.is_traced,
-            num_worker_deaths=request.submit.num_worker_deaths,
-            owner=request.submit.owner,
+            options=request.submit.options,
         )
-        scheduler = self._schedulers.choose(generate, prepared.ids, request.submit.left_scheduler)
+        scheduler = self._schedulers.choose(generate, request.options, prepared.ids)
         if scheduler is None:
             raise Unavailable(
                 "no scheduler is connected", code=NO_SCHEDULER, retry_after_s=RETRY_AFTER_S

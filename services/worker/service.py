@@ -256,6 +256,7 @@ class WorkerService:
         """Submits to the step thread at once, so that a reset that comes later runs after it.
         Raises CodecError for a plan that cannot be run."""
         self._plan_check.check(plan, ids)
+        self._spans.begin(plan)
         if self._num_pending == 0:
             self._last_progress_s = time.monotonic()
         self._num_pending += 1
@@ -273,7 +274,6 @@ class WorkerService:
         self._followers.send(plan, ids)
         self._step_thread.submit(self._engine.submit, plan, ids, output)
         self._log.note(plan)
-        self._spans.begin(plan)
 
     def _send_result(
         self, peer: Peer, output: Future[StepOutput], ended_s: float, taken: Event | None

@@ -5,6 +5,7 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from statistics import median
 
+from shared.wire.envelope import read_options
 from shared.wire.messages import Admit, RunKind, Span, SpanReport, SpanValue, StepPlan, StepResult
 
 MAX_CHUNKS = 32
@@ -39,24 +40,25 @@ class SlotSpans:
 
     def __init__(self, instance: str) -> None:
         self._instance = instance
-        self._plans: deque[StepPlan] = deque()
+        self._plans: deque[tuple[StepPlan, list[Admit]]] = deque()  # with the traced rows
         self._stays: dict[int, _Stay] = {}
         self._times = array("d", bytes(8 * NUM_STEPS))
         self._num_steps = self._num_stale = 0
         self._computed_s = 0.0
 
     def begin(self, plan: StepPlan) -> None:
-        self._plans.append(plan)
+        """Raises CodecError for bad options."""
+        traced = [row for row in plan.admit if read_options(row.options).traces(row.choice)]
+        self._plans.append((plan, traced))
 
     def end(self, result: StepResult, ended_s: float) -> list[SpanReport]:
         """Returns the reports of sequences that have left their slots or ended, as the result of
         the oldest plan says, which came at ``ended_s``."""
-        plan, start_s = self._plans.popleft(), ended_s - result.step_s
+        (plan, admitted), start_s = self._plans.popleft(), ended_s - result.step_s
         if self._num_stale:
             self._num_stale -= 1
             return []
         left = [self._report(slot, start_s) for slot in plan.release if slot in self._stays]
-        admitted = [row for row in plan.admit if row.is_traced]
         for row in admitted:
             self._stays[row.slot] = _Stay(row, start_s, self._computed_s, self._num_steps)
         for _ in range(result.num_steps):

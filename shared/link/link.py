@@ -46,6 +46,7 @@ from shared.wire.messages import (
     ServiceName,
     State,
 )
+from shared.wire.older import from_older
 
 log = logging.getLogger(__name__)
 MEMORY_S = 30.0
@@ -256,6 +257,7 @@ class Link:
                 self._on_heartbeat(peer, message)
             else:
                 peer.count("in", num_bytes)
+                message = from_older(message) if peer.is_older else message
                 self.handler.on_message(peer, message, arrays)
         except CodecError as error:
             count_bad(repr(peer), error)

@@ -14,7 +14,16 @@ from shared.process.log_once import LogOnce
 from shared.process.metrics import BAD_MESSAGES, LINK_ROUND_TRIP, MESSAGE_BYTES, MESSAGES
 from shared.wire.codec import Array, Frame, HeaderTooLong, decode
 from shared.wire.halves import halves
-from shared.wire.messages import INSTANCE, Heartbeat, Hello, Message, ServiceName, State
+from shared.wire.messages import (
+    INSTANCE,
+    OPTIONS_MINOR,
+    Heartbeat,
+    Hello,
+    Message,
+    ServiceName,
+    State,
+)
+from shared.wire.older import for_older
 
 log = logging.getLogger(__name__)
 
@@ -59,6 +68,11 @@ class Peer:
         return self.status.state == State.READY
 
     @property
+    def is_older(self) -> bool:
+        """True if it knows of no RequestOptions."""
+        return self.hello.minor < OPTIONS_MINOR
+
+    @property
     def round_trip_s(self) -> float | None:
         """Of the last heartbeat that came back; None: none has."""
         return self._round_trip.last_s
@@ -98,7 +112,7 @@ class Peer:
         if not self.is_up:
             return
         try:
-            self._send(self, message, arrays)
+            self._send(self, for_older(message) if self.is_older else message, arrays)
         except CodecError as error:
             parts = halves(message, arrays) if isinstance(error, HeaderTooLong) else []
             if not parts:

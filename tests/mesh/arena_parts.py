@@ -10,9 +10,12 @@ receiver (``shared.link.peer.try_decode``), so arenas take what did.
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec import Raw
+from msgspec.msgpack import encode as encode_msgpack
 
 from shared.link.peer import Peer
 from shared.wire.codec import Array, decode, encode
+from shared.wire.envelope import MAX_OPTION_BYTES, RequestOptions, write_options
 from shared.wire.messages import (
     PROTOCOL_MAJOR,
     Capacity,
@@ -58,6 +61,10 @@ SPANS = [
     Span("part", 1e9, 1.0, 1, {"worker": "w"}),
 ]
 PLAIN = SamplingParams(seed=0, temperature=0.0, max_tokens=6)
+TRACED = write_options(RequestOptions(is_traced=True))
+SALTED = write_options(RequestOptions(priority=1, salt="salt", owner="me"))
+NO_ROW = Raw(encode_msgpack("salt"))
+LONG_ROW = Raw(encode_msgpack([0, "", "", False, 0, "", "x" * MAX_OPTION_BYTES]))
 
 Example = tuple[Message, list[np.ndarray]]
 Lies = dict[str, tuple[int, Message, list[np.ndarray]]]

@@ -36,12 +36,16 @@ from shared.wire.messages import (
     Tokens,
 )
 from tests.mesh.arena_parts import (
+    LONG_ROW,
     NO_ARRAYS,
     NO_IDS,
+    NO_ROW,
     PARAMS,
     PLAIN,
     PROMPT,
+    SALTED,
     SPANS,
+    TRACED,
     Example,
     FakePeer,
     Lies,
@@ -71,7 +75,7 @@ class SchedulerArena:
 
     def __init__(self, directory: Path) -> None:
         self._service = SchedulerService(SchedulerConfig(mesh_dir=directory, instance="s"))
-        self.generate = Generate("r~1/0", 1, PARAMS, [NewSequence("r~1/0/0")], is_traced=True)
+        self.generate = Generate("r~1/0", 1, PARAMS, [NewSequence("r~1/0/0")], options=TRACED)
         two = [NewSequence("q~1/0/0", 0, 2), NewSequence("q~1/0/1", 1, 1, 1)]
         emitted = np.array([5, 6, 7], np.int32)
         key = RequestKey("r~1/0/0", 1)
@@ -88,7 +92,7 @@ class SchedulerArena:
         )
         self.examples: list[Example] = [
             (self.generate, [PROMPT, NO_IDS]),
-            (Generate("q~1/0", 1, PLAIN, two, 1, "salt"), [PROMPT, emitted]),
+            (Generate("q~1/0", 1, PLAIN, two, options=SALTED), [PROMPT, emitted]),
             (Cancel([key]), []),
             (Credit([Grant("r~1/0/0", 1, 300, 1 << 22)]), []),
             (StepResult(1, rows, 0.1, 0.1, reports), [ids, values, top_ids, ranks]),
@@ -142,6 +146,16 @@ class SchedulerArena:
                 0,
                 Generate("r~1/0", 1, PARAMS, [NewSequence("r~1/0/0", 0, 1)]),
                 [PROMPT, PROMPT[:1] + 1000],
+            ),
+            "options that are no row": (
+                0,
+                msgspec.structs.replace(self.generate, options=NO_ROW),
+                [PROMPT, NO_IDS],
+            ),
+            "long options": (
+                0,
+                msgspec.structs.replace(self.generate, options=LONG_ROW),
+                [PROMPT, NO_IDS],
             ),
             "long lists": (
                 0,

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from benchmarks.harness.step_engine import run_step
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.plan_check import PlanCheck
+from services.worker.slot_spans import SlotSpans
 from services.worker.slots.table import SlotTable
 from shared.errors import CodecError
 from shared.wire.codec import Array, decode, encode
@@ -23,7 +24,7 @@ from shared.wire.messages import (
     SamplingParams,
     StepPlan,
 )
-from tests.mesh.arena_parts import NO_IDS, PARAMS, PLAIN, PROMPT, Example, Lies
+from tests.mesh.arena_parts import NO_IDS, NO_ROW, PARAMS, PLAIN, PROMPT, TRACED, Example, Lies
 
 COMPILE_S = 60
 
@@ -44,7 +45,7 @@ class WorkerArena:
             1,
             [],
             [
-                Admit(0, "a~1/0/0", 1, 0, 0, 4, 4, 0, PARAMS, blocks),
+                Admit(0, "a~1/0/0", 1, 0, 0, 4, 4, 0, PARAMS, blocks, options=TRACED),
                 Admit(1, "b~1/0/0", 1, 0, 0, 3, 4, 0, PLAIN, [4, 5]),
             ],
             [],
@@ -75,10 +76,12 @@ class WorkerArena:
         long = Admit(1, "c~1/0/0", 1, 1, 0, 4, max_len + 1, 0, PLAIN, [7, 8])
         twice = StepPlan(2, [], [], [], [Prefill(1, 1)], [Decode(0), Decode(1)])
         many = StepPlan(2, [], [], [Extend(0, [6] * max_len)], [], [Decode(0), Decode(1)])
+        no_row = replace(first, admit=[replace(first.admit[0], options=NO_ROW), first.admit[1]])
         longer = np.ones(max_len + 1, np.int32)
         too_many = StepPlan(2, [], [], [], [], [Decode(0)], 2, most + 1)
         self.lies: Lies = {
             "more ids than a slot holds": (2, StepPlan(3, [1], [long], [], [], []), [longer]),
+            "options that are no row": (0, no_row, [two]),
             "two rows for a slot": (1, twice, [NO_IDS]),
             "more blocks than a slot holds": (1, many, [NO_IDS]),
             "more steps than a plan may have": (1, too_many, [NO_IDS]),
@@ -95,6 +98,7 @@ class WorkerArena:
             self._prepare(index)
         try:
             copy.deepcopy(self._check).check(message, arrays[0])
+            SlotSpans("w").begin(message)
         except CodecError:
             return False
         self._ready_for = None

@@ -15,6 +15,7 @@ from services.gateway.traces.request_trace import RequestTrace
 from shared.errors import InternalError, RequestError
 from shared.link.peer import Peer
 from shared.wire.codec import Array
+from shared.wire.envelope import write_options
 from shared.wire.messages import (
     MAX_TRACED,
     NOTHING_DROPPED,
@@ -148,11 +149,21 @@ class OpenPrompt:
         """The message of this attempt and its buffers."""
         starts = [
             ChoiceStart(
-                index, len(choice.ids), choice.num_chars, choice.num_prompt_scored, choice.num_marks
+                choice=index,
+                num_ids=len(choice.ids),
+                num_chars=choice.num_chars,
+                num_prompt_scored=choice.num_prompt_scored,
+                num_marks=choice.num_marks,
             )
             for index, choice in self.choices.items()
         ]
         job = self._job
+        options = msgspec.structs.replace(
+            job.options,
+            is_traced=self._trace is not None,
+            num_worker_deaths=self.num_worker_deaths,
+            left_scheduler=self._left_scheduler,
+        )
         message = Submit(
             request=self.request,
             attempt=self.attempt,
@@ -160,16 +171,11 @@ class OpenPrompt:
             params=self._params,
             text=job.text,
             choices=starts,
-            priority=job.options.priority,
-            cache_salt=job.options.salt,
-            owner=job.options.owner,
             chat=job.chat,
             format=job.format,
             tool_choice=job.tool_choice,
             reasoning_budget=job.reasoning_budget,
-            is_traced=self._trace is not None,
-            num_worker_deaths=self.num_worker_deaths,
-            left_scheduler=self._left_scheduler,
+            options=write_options(options),
         )
         resumed = b"".join(choice.ids.tobytes() for choice in self.choices.values())
         return message, self._prompt.data, np.frombuffer(resumed, np.int32)

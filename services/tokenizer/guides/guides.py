@@ -39,9 +39,11 @@ class Guides:
         submit: Submit,
         start: OutputStart,
         note_left_out: Callable[[list[str]], None] = lambda places: None,
+        owner: str = "",
     ) -> Guide | None:
         """None: the text may be any. ``start`` is what the prompt leaves open; ``note_left_out``
-        gets the places of what schemas say that is not held, if there is any.
+        gets the places of what schemas say that is not held, if there is any. API keys (``owner``)
+        share threads.
 
         Raises InvalidRequest for what is wrong or too large, naming the place in the request, and
         Unavailable or Overloaded while too many grammars wait. Who is cancelled waits no longer.
@@ -54,7 +56,6 @@ class Guides:
         wanted = Wanted(submit.format, tools, submit.tool_choice, submit.reasoning_budget)
         num_bytes = len(tools) + (len(wanted.format.value) if wanted.format is not None else 0)
         totals = Totals()
-        owner = submit.owner
         guide = await self._lanes.run(
             owner, num_bytes, lambda: self._composed(wanted, start, totals)
         )

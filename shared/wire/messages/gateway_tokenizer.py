@@ -2,9 +2,10 @@
 
 from typing import Annotated, Literal
 
-from msgspec import Meta
+from msgspec import Meta, Raw
 
 from shared.wire.messages.ranges import (
+    EMPTY_ROW,
     MAX_BAD_WORDS,
     MAX_CHOICES,
     MAX_FORMAT_CHARS,
@@ -104,10 +105,8 @@ class Submit(Row, tag=10, frozen=True):
 
     ``kind`` text: UTF-8 bytes; ids: int32 token ids; chat: the JSON array of messages, UTF-8; pair:
     the JSON array of a query, a document and, if there is one, an instruction.
-    ``owner`` names the API key it came with; empty: there are no keys. ``reasoning_budget`` is in
-    tokens. Of what ``is_traced`` a SpanReport comes back from each service that worked on it.
-    ``num_worker_deaths``: so many workers died while they computed it, and no token came since.
-    ``left_scheduler`` handed it over, and gets it again only where there is no other.
+    ``reasoning_budget`` is in tokens. ``options`` is a row of RequestOptions. Peers below minor
+    ``OPTIONS_MINOR`` send and read the ``old_`` fields instead (``older.py``).
     """
 
     request: Name
@@ -116,16 +115,17 @@ class Submit(Row, tag=10, frozen=True):
     params: SamplingParams
     text: TextOptions
     choices: Annotated[list[ChoiceStart], Meta(min_length=1, max_length=MAX_CHOICES)]
-    priority: Priority = 0
-    cache_salt: Name = ""
-    owner: Name = ""
+    old_priority: Priority = 0
+    old_salt: Name = ""
+    old_owner: Name = ""
     chat: ChatOptions | None = None
     format: OutputFormat | None = None
     tool_choice: ToolChoice | None = None
     reasoning_budget: Int32 | None = None
-    is_traced: bool = False
-    num_worker_deaths: Int32 = 0
-    left_scheduler: Name = ""
+    old_is_traced: bool = False
+    old_num_worker_deaths: Int32 = 0
+    old_left_scheduler: Name = ""
+    options: Raw = EMPTY_ROW
 
 
 class Convert(Row, tag=15, frozen=True):
@@ -133,7 +133,7 @@ class Convert(Row, tag=15, frozen=True):
     where in the text does each token begin and end? Ids have a text only. Or, whatever the prompt,
     what is there to know of the tokenizer? Buffer: as in Submit. Answered by Converted, or Failed
     with attempt 0. ``max_prompt_tokens`` and ``keeps_prompt_start``: as in TextOptions; ``owner``:
-    as in Submit."""
+    as in RequestOptions."""
 
     request: Name
     kind: PromptKind

@@ -6,11 +6,12 @@ import msgspec
 from msgspec import Meta
 
 PROTOCOL_MAJOR = 3
-PROTOCOL_MINOR = 5
+PROTOCOL_MINOR = 6
 POOLING_MINOR = 1  # that knows of pooling
 CONVERTED_MINOR = 2  # that makes of a prompt what Convert asks for, not its ids alone
 REPORT_MINOR = 2  # that knows of Inquire and ServiceReport
 CELLS_MINOR = 3  # that knows of several schedulers, each with workers of its own
+OPTIONS_MINOR = 6  # that knows of RequestOptions
 
 ServiceName = Literal["gateway", "tokenizer", "scheduler", "worker"]
 FinishReason = Literal["stop", "length", "abort", "repetition"]
@@ -79,6 +80,7 @@ Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
 Json = Annotated[str, Meta(max_length=MAX_JSON_CHARS)]
 PooledSize = Annotated[int, Meta(ge=0, le=MAX_POOLED_SIZE)]
 NumStages = Annotated[int, Meta(ge=1, le=MAX_STAGES)]
+EMPTY_ROW = msgspec.Raw(b"\x90")  # all fields have their defaults
 SpanValue = bool | int | float | Name
 
 

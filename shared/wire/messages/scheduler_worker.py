@@ -1,6 +1,9 @@
 """Messages between a scheduler and a worker, and between the ranks of a worker."""
 
+from msgspec import Raw
+
 from shared.wire.messages.ranges import (
+    EMPTY_ROW,
     FinishReason,
     Int32,
     Int64,
@@ -18,7 +21,8 @@ class Admit(Row, frozen=True):
 
     ``route`` groups the rows of a StepResult by the peer they go to. ``num_ids`` counts this row's
     ids in the plan's buffer, of which the first ``prompt_len`` are the prompt; ``num_cached`` of
-    them have their KV in ``blocks`` already. ``num_prompt_scored``: as in ChoiceStart.
+    them have their KV in ``blocks`` already. ``num_prompt_scored``: as in ChoiceStart. ``options``
+    and ``old_is_traced``: as in Submit.
     """
 
     slot: Int32
@@ -32,7 +36,8 @@ class Admit(Row, frozen=True):
     params: SamplingParams
     blocks: list[Int32]
     num_prompt_scored: Int32 = 0
-    is_traced: bool = False
+    old_is_traced: bool = False
+    options: Raw = EMPTY_ROW
 
 
 class Extend(Row, frozen=True):

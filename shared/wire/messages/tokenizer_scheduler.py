@@ -2,9 +2,9 @@
 
 from typing import Annotated
 
-from msgspec import Meta
+from msgspec import Meta, Raw
 
-from shared.wire.messages.ranges import MAX_CHOICES, Int32, Name, Priority, Row
+from shared.wire.messages.ranges import EMPTY_ROW, MAX_CHOICES, Int32, Name, Priority, Row
 from shared.wire.messages.rows import Finished, SamplingParams, SpanReport, TokenRun
 
 
@@ -22,20 +22,20 @@ class Generate(Row, tag=11, frozen=True):
     """Tokenizer → scheduler: a prompt and its choices, all of which are taken or none. Buffers:
     int32 ids of the prompt; int32 ids that its sequences have emitted before.
 
-    ``priority``: of two that wait the lower number comes first. Only sequences with the same
-    ``cache_salt`` share what is cached. The logprobs of the prompt come with choice 0 alone.
-    ``num_worker_deaths`` and ``owner``: as in Submit.
+    The logprobs of the prompt come with choice 0 alone. ``options`` and the ``old_`` fields: as in
+    Submit.
     """
 
     request: Name
     attempt: Int32
     params: SamplingParams
     sequences: Annotated[list[NewSequence], Meta(min_length=1, max_length=MAX_CHOICES)]
-    priority: Priority = 0
-    cache_salt: Name = ""
-    is_traced: bool = False
-    num_worker_deaths: Int32 = 0
-    owner: Name = ""
+    old_priority: Priority = 0
+    old_salt: Name = ""
+    old_is_traced: bool = False
+    old_num_worker_deaths: Int32 = 0
+    old_owner: Name = ""
+    options: Raw = EMPTY_ROW
 
 
 class TokenRow(Row, frozen=True):

@@ -79,7 +79,7 @@ class Lost(Row, tag=26, frozen=True):
 
     ``is_explained``: see ``Peer``; none of the requests can have been the reason. Without keys:
     nor can those have been that were lost with it before, since it lives and stood still.
-    ``scheduler`` is its instance. ``num_worker_deaths``: as in Submit.
+    ``scheduler`` is its instance. ``num_worker_deaths``: as in RequestOptions.
     """
 
     keys: list[RequestKey]

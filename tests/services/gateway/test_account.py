@@ -17,6 +17,7 @@ from pydantic import SecretStr, ValidationError
 from services.gateway.app import APIS
 from services.gateway.http.account import Account, KeyLimits, TokenBucket
 from shared.settings.gateway import GatewayConfig
+from shared.wire.envelope import read_options
 from shared.wire.messages import State
 from tests.services.gateway.fakes import (
     NUM_PROMPT_TOKENS,
@@ -280,7 +281,7 @@ class TestAborts:
         async with posting(tmp_path) as post:
             tasks = [post(key, prompt="a", request_id="same") for key in KEYS]
             requests = [await tokenizer.accepted() for _ in KEYS]
-            assert len({request.submit.owner for request in requests}) == 2
+            assert len({read_options(request.submit.options).owner for request in requests}) == 2
             theirs = post("bob", prompt="a", request_id="of-bob")
             request = await tokenizer.accepted()
             async with await post(
@@ -291,6 +292,6 @@ class TestAborts:
             async with await tasks[0] as response:
                 assert (await response.json())["choices"][0]["finish_reason"] == "abort"
             await until(lambda: tokenizer.aborted == ["of-bob", "of-nobody"])
-            assert tokenizer.abort_owners == [requests[0].submit.owner]
+            assert tokenizer.abort_owners == [read_options(requests[0].submit.options).owner]
             await finish(theirs, request)
             await finish(tasks[1], requests[1])

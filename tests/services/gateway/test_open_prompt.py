@@ -8,7 +8,7 @@ from services.gateway.mesh.losses import MAX_REPLAYS, MAX_SPARED, SAME_HANG_S
 from services.gateway.mesh.open_prompt import OpenPrompt
 from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
 from shared.errors import InternalError
-from shared.wire.envelope import RequestOptions
+from shared.wire.envelope import RequestOptions, read_options
 from shared.wire.messages import (
     WINDOW_BYTES,
     WINDOW_TOKENS,
@@ -75,7 +75,8 @@ def test_a_replay_asks_for_what_is_missing_of_the_choices_that_have_not_ended():
     open_prompt.finish(Finished("a~b/0", 1, 2, "stop", 1))
     open_prompt.begin_replay(0)
     submit, prompt, resumed = open_prompt.submit()
-    assert (submit.attempt, submit.kind, submit.priority) == (2, "ids", 3)
+    assert (submit.attempt, submit.kind) == (2, "ids")
+    assert read_options(submit.options).priority == 3
     assert submit.choices == [ChoiceStart(0, 2, 2), ChoiceStart(1, 0, 0)]
     assert prompt.tolist() == IDS.tolist()
     assert resumed.tolist() == [1, 2]

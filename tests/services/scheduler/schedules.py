@@ -16,9 +16,10 @@ from services.scheduler.emission import Emission
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.result_check import check_result
 from services.scheduler.scheduler import Planned, Refusal, Scheduler
-from services.scheduler.sequence import MAX_WORKER_DEATHS, Sequence, scored_token_bytes
+from services.scheduler.sequence import MAX_WORKER_DEATHS, Arrival, Sequence, scored_token_bytes
 from services.scheduler.worker_state import PROBATION_STEPS, WorkerState
 from shared.errors import InvalidRequest, Overloaded, RequestError, Unavailable
+from shared.wire.envelope import RequestOptions, hash_root, write_options
 from shared.wire.messages import (
     WINDOW_TOKENS,
     Capacity,
@@ -82,13 +83,13 @@ def expected_text(prompt: list[int], max_tokens: int, stop: int) -> list[int]:
     return ids[len(prompt) :]
 
 
-def names_of(ids: list[int], block_size: int, cache_salt: str) -> dict[bytes, list[int]]:
+def names_of(ids: list[int], block_size: int, salt: str) -> dict[bytes, list[int]]:
     """What SimulatedWorker has in a block, by the name that an index may have for it."""
     array, context, contexts = np.array(ids, np.int32), 0, []
     for token_id in ids:
         context = hash((context, token_id))
         contexts.append(context)
-    names = BlockHashes(block_size, cache_salt)
+    names = BlockHashes(block_size, hash_root(RequestOptions(salt=salt)))
     found = {}
     for start in range(0, len(ids) - block_size + 1, block_size):
         name = names.block_hash(start // block_size, lambda start, end: array[start:end].tobytes())
@@ -203,7 +204,8 @@ class Mesh:
             ]
             name, priority = f"r{self.num_requests}", random.randint(-3, 3)
             owner = self.owners[self.num_requests % len(self.owners)]
-            generate = Generate(name, 1, params, choices, priority, salt, owner=owner)
+            options = RequestOptions(priority=priority, salt=salt, owner=owner)
+            generate = Generate(name, 1, params, choices, options=write_options(options))
             self.add(generate, prompt, text, resumed)
 
     def add(
@@ -215,7 +217,7 @@ class Mesh:
         ids = np.array(prompt, np.int32), np.array(emitted, np.int32)
         before = dict(self.core.sequences)
         try:
-            self.core.add(generate, *ids, route, now_s=float(self.num_requests))
+            self.core.add(Arrival(generate, *ids, route, now_s=float(self.num_requests)))
         except RequestError as error:
             match error:
                 case Unavailable():
@@ -261,7 +263,7 @@ class Mesh:
         self.core.grant(Grant(name, 1, len(self.emitted[name]) + num, num_bytes))
 
     def plan(self) -> None:
-        self.num_in_turn += len({each.owner for each in self.core.queues.waiting}) > 1
+        self.num_in_turn += len({each.options.owner for each in self.core.queues.waiting}) > 1
         for worker_id, worker in self.workers.items():
             state = self.core.workers[worker_id]
             runnable = state.runnable()
@@ -287,7 +289,7 @@ class Mesh:
             self.check_later(worker, plan, tokens, later)
             leaders = [each for each in runnable if each.allocation is not None]
             are_awaited = worker.later_share.expects_first and all(
-                each.priority > 0 for each in leaders
+                each.options.priority > 0 for each in leaders
             )
             if later == self.later(worker, leaders) and not are_awaited:  # or it was not known
                 self.check_prefills(worker, plan, tokens, later)
@@ -518,7 +520,7 @@ class Mesh:
         end = (numbers[-1] + 1) * worker.capacity.block_size
         assert end <= min(one.num_computed, other.num_computed)
         assert one.known_ids()[:end].tolist() == other.known_ids()[:end].tolist()
-        assert one.cache_salt == other.cache_salt
+        assert one.options.salt == other.options.salt
 
     def check_index(self, worker: WorkerState, simulated: SimulatedWorker) -> None:
         """An index names blocks by what they hold."""

@@ -9,7 +9,8 @@ import numpy as np
 from services.scheduler.emission import Emission
 from services.scheduler.sequence import Sequence
 from services.scheduler.tokens_message import Forwarding, StepEmissions, tokens_of
-from shared.wire.messages import ResultRow, RunKind, SamplingParams, TokenRun, Tokens
+from shared.wire.envelope import RequestOptions
+from shared.wire.messages import EMPTY_ROW, ResultRow, RunKind, SamplingParams, TokenRun, Tokens
 from shared.wire.token_arrays import Layout, TokenArrays
 from tests.mesh.arena_parts import FakePeer, connect
 
@@ -18,7 +19,11 @@ LONG_S, SHORT_S = 60.0, 0.001
 
 def sequence(name: str) -> Sequence:
     prompt = np.zeros(4, np.int32)
-    return Sequence(name, 1, 0, 0, (0.0, 0), prompt, SamplingParams(seed=0), [], 0.0)
+    return Sequence(
+        *(name, 1, 0, 0, (0.0, 0), prompt, SamplingParams(seed=0), [], 0.0),
+        options=RequestOptions(),
+        option_row=EMPTY_ROW,
+    )
 
 
 def step_of(rows: list[tuple[Sequence, TokenRun, str | None]], random: Random) -> StepEmissions:

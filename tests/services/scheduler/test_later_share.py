@@ -98,7 +98,7 @@ class Bench:
         running = self.core.workers["w"].running
         tokens = {row.slot: row.num_tokens for row in planned.plan.prefill}
         tokens |= {row.slot: 1 for row in planned.plan.decode}
-        later = {slot for slot in tokens if running[slot].priority}
+        later = {slot for slot in tokens if running[slot].options.priority}
         self.tokens.append(sum(tokens[slot] for slot in later))
         if tokens.keys() - later:
             self.times += [(self._seconds(planned), bool(later))] * planned.plan.num_steps

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from benchmarks.harness.sequences import add_one
@@ -108,7 +109,8 @@ class Traced:
 
     def add(self, name: str, **fields: Any) -> None:
         add(self.core, name, **fields)
-        self.core.sequences[name, 1].is_traced = True
+        sequence = self.core.sequences[name, 1]
+        sequence.options = msgspec.structs.replace(sequence.options, is_traced=True)
         self.spans.begin(name, 1, self.now_s)
 
     def step(self) -> None:

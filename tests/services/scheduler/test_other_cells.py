@@ -6,7 +6,9 @@ import pytest
 from services.scheduler import other_cells
 from services.scheduler.other_cells import OtherCells
 from services.scheduler.scheduler import Scheduler
+from services.scheduler.sequence import Arrival
 from services.scheduler.tokens_message import Forwarding
+from shared.wire.envelope import RequestOptions, write_options
 from shared.wire.messages import (
     CELLS_MINOR,
     PROTOCOL_MAJOR,
@@ -61,8 +63,9 @@ class Cell:
     ) -> None:
         sequences = [NewSequence(f"{name}/{choice}", choice) for choice in range(2)]
         params = SamplingParams(seed=0, max_tokens=5)
-        generate = Generate(name, attempt, params, sequences, num_worker_deaths=num_worker_deaths)
-        self.core.add(generate, np.arange(3, dtype=np.int32), NO_IDS, route, now_s)
+        options = write_options(RequestOptions(num_worker_deaths=num_worker_deaths))
+        generate = Generate(name, attempt, params, sequences, options=options)
+        self.core.add(Arrival(generate, np.arange(3, dtype=np.int32), NO_IDS, route, now_s))
 
     @property
     def lost(self) -> list[list[Lost]]:

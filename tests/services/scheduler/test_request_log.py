@@ -9,7 +9,8 @@ from benchmarks.harness.sequences import generate_one
 from services.scheduler.request_log import RequestLog
 from services.scheduler.sequence import Ended, Sequence
 from shared.errors import Overloaded
-from shared.wire.messages import SamplingParams
+from shared.wire.envelope import RequestOptions
+from shared.wire.messages import EMPTY_ROW, SamplingParams
 
 NAME = "mine~0a1b/0/0"
 PARAMS = SamplingParams(seed=0)
@@ -22,6 +23,8 @@ def sequence(attempt: int = 1, arrived_s: float = 10.0) -> Sequence:
         params=PARAMS,
         emitted=[],
         arrived_s=arrived_s,
+        options=RequestOptions(),
+        option_row=EMPTY_ROW,
     )
 
 

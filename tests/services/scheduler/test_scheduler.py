@@ -10,7 +10,7 @@ from benchmarks.harness.sequences import add_one
 from services.scheduler.emission import Emission
 from services.scheduler.placement import MAX_LAG_STEPS
 from services.scheduler.scheduler import Planned, Scheduler
-from services.scheduler.sequence import MAX_FORGIVEN, MAX_WORKER_DEATHS
+from services.scheduler.sequence import MAX_FORGIVEN, MAX_WORKER_DEATHS, Arrival
 from services.scheduler.worker_state import PROBATION_STEPS
 from shared.errors import CodecError, InternalError, InvalidRequest, Overloaded, Unavailable
 from shared.wire.messages import (
@@ -711,7 +711,8 @@ def test_the_choices_of_a_prompt_share_its_ids_and_only_the_first_brings_their_l
     core, prompt = scheduler(), np.arange(3, dtype=np.int32)
     asking = SamplingParams(seed=0, max_tokens=5, prompt_logprobs=3, logprobs=2)
     choices = [NewSequence("r/0", 0, 2), NewSequence("r/1", 1), NewSequence("r/2", 2, 1)]
-    core.add(Generate("r", 1, asking, choices), prompt, np.array([7, 8, 9], np.int32), 0, 0.0)
+    generate, emitted = Generate("r", 1, asking, choices), np.array([7, 8, 9], np.int32)
+    core.add(Arrival(generate, prompt, emitted, 0, 0.0))
     first, *others = (core.sequences[each.request, 1] for each in choices)
     assert first.params is asking
     assert [each.params.prompt_logprobs for each in others] == [None, None]
@@ -724,7 +725,22 @@ def test_of_the_choices_of_a_prompt_all_are_taken_or_none():
     choices = [NewSequence(f"r/{number}", number) for number in range(15)]
     params = SamplingParams(seed=0, max_tokens=5)
     with pytest.raises(Overloaded, match="15 sequences would wait for 4 free slots"):
-        core.add(Generate("r", 1, params, choices), prompt, prompt[:0], 0, 0.0)
+        core.add(Arrival(Generate("r", 1, params, choices), prompt, prompt[:0], 0, 0.0))
     assert not core.sequences
-    core.add(Generate("r", 1, params, choices[:14]), prompt, prompt[:0], 0, 0.0)
+    core.add(Arrival(Generate("r", 1, params, choices[:14]), prompt, prompt[:0], 0, 0.0))
     assert len(core.sequences) == 14
+
+
+def test_a_worker_gets_the_options_as_they_came():
+    core, prompt = scheduler(), np.arange(3, dtype=np.int32)
+    row = msgspec.Raw(msgspec.msgpack.encode([3, "salt", "ann", True, 1, "", {"of": "later"}]))
+    params = SamplingParams(seed=0, max_tokens=5)
+    generate = Generate("r", 1, params, [NewSequence("r/0")], options=row)
+    core.add(Arrival(generate, prompt, prompt[:0], 0, 0.0))
+    (sequence,) = core.sequences.values()
+    assert (sequence.options.owner, sequence.num_worker_deaths) == ("ann", 1)
+    assert sequence.is_isolated, "a worker died in another cell"
+    planned = core.plan("w")
+    assert planned is not None
+    (admit,) = planned.plan.admit
+    assert bytes(admit.options) == bytes(row)

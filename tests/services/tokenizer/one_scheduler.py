@@ -11,7 +11,7 @@ class OneScheduler(Schedulers):
     def __init__(self, peer: Any) -> None:
         self._peer = peer
 
-    def choose(self, generate: Any, ids: Any, left: str = "") -> Any:
+    def choose(self, generate: Any, options: Any, ids: Any) -> Any:
         return self._peer
 
     def note_end(self, peer: Any, num: int) -> None:

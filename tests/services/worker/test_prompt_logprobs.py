@@ -13,6 +13,7 @@ from benchmarks.harness.oracle import true_logits
 from benchmarks.harness.step_engine import run_step
 from kernels.logprobs.reference import logprobs_row
 from services.scheduler.scheduler import Scheduler
+from services.scheduler.sequence import Arrival
 from services.worker.step import logprobs
 from shared.wire.messages import ALL_TOKENS, Generate, NewSequence, RunKind, SamplingParams
 from shared.wire.token_arrays import Layout, TokenArrays, join
@@ -194,7 +195,8 @@ def run_scheduled(engine: AnyEngine, core: Scheduler, jobs: list[Job]) -> None:
     for number, job in enumerate(jobs):
         ids = np.array(job.prompt, np.int32)
         choices = [NewSequence(f"{number}/{choice}", choice) for choice in range(3)]
-        core.add(Generate(str(number), 1, job.params, choices), ids, ids[:0], 0, 0.0)
+        generate = Generate(str(number), 1, job.params, choices)
+        core.add(Arrival(generate, ids, ids[:0], 0, 0.0))
     while core.sequences:
         planned = core.plan("w")
         assert planned is not None

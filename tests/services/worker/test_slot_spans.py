@@ -3,6 +3,7 @@
 from typing import Any
 
 from services.worker.slot_spans import MAX_CHUNKS, NUM_STEPS, SlotSpans
+from shared.wire.envelope import RequestOptions, write_options
 from shared.wire.messages import (
     Admit,
     Decode,
@@ -39,8 +40,8 @@ class Steps:
 
 def admitted(num_ids: int = 20, is_traced: bool = True) -> list[Admit]:
     params = SamplingParams(seed=0)
-    row = Admit(0, "a~1/0/0", 1, 0, 0, num_ids, num_ids, 0, params, [], 0, is_traced)
-    return [row]
+    options = write_options(RequestOptions(is_traced=is_traced))
+    return [Admit(0, "a~1/0/0", 1, 0, 0, num_ids, num_ids, 0, params, [], options=options)]
 
 
 def test_chunks_have_a_span_each_and_decoding_has_one() -> None:

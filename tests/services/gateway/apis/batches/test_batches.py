@@ -24,6 +24,7 @@ from services.gateway.apis.batches.runner import BatchRunner
 from services.gateway.service import GatewayService
 from shared.batch.errors import NotWritten
 from shared.batch.run import BatchRun
+from shared.wire.envelope import read_options
 from tests.services.gateway.fakes import FakeTokenizer, until
 from tests.services.gateway.openai_client import client_of, gateway_of
 
@@ -121,7 +122,9 @@ async def test_a_batch_is_answered_as_openais_client_knows_it(
         assert failed["custom_id"] == "bad"
         assert failed["response"]["status_code"] == 404
         assert failed["response"]["body"]["error"]["code"] == "model_not_found"
-        assert {submit.priority for submit in seen} == {100}, "behind those of interactive clients"
+        assert {read_options(submit.options).priority for submit in seen} == {100}, (
+            "behind those of interactive clients"
+        )
         files = [each async for each in client.files.list()]
         assert {each.id for each in files} == {
             batch.input_file_id,
@@ -181,7 +184,7 @@ async def test_files_and_batches_belong_to_their_key(tmp_path: Path, tokenizer: 
         async with ann, bob, answering(tokenizer) as seen:
             batch = await ended(ann, (await start(ann, batch_file(3))).id)
             assert batch.request_counts.completed == 3
-            assert len({submit.owner for submit in seen}) == 1
+            assert len({read_options(submit.options).owner for submit in seen}) == 1
             for asked in (
                 bob.batches.retrieve(batch.id),
                 bob.batches.cancel(batch.id),

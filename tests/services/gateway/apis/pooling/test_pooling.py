@@ -19,6 +19,7 @@ from services.gateway.apis.pooling.scoring import parse_score
 from services.gateway.chat.requests import unsupported
 from services.gateway.service import GatewayService
 from shared.errors import InvalidRequest
+from shared.wire.envelope import read_options
 from shared.wire.messages import Delta, Deltas, Finished, PoolingInfo, RunKind, State, TokenRun
 from shared.wire.token_arrays import TokenArrays
 from tests.services.gateway.fakes import (
@@ -235,7 +236,7 @@ async def test_api_keys_are_checked_and_their_limits_hold(tmp_path: Path) -> Non
         http.headers["Authorization"] = "Bearer secret"
         asked = asyncio.create_task(embed(http, 2))
         requests = await answer(tokenizer, 2)
-        assert requests[0].submit.owner
+        assert read_options(requests[0].submit.options).owner
         assert (await asked)[0] == 200
         status, reply = await embed(http, 1)
         assert (status, reply["error"]["code"]) == (429, "rate_limit_exceeded")
