@@ -106,14 +106,22 @@ class Member:
         return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def _variables(settings: dict[str, str]) -> dict[str, str]:
+    return {
+        name if name.startswith("TEST_") else f"SHOAL_{name}": text
+        for name, text in settings.items()
+    }
+
+
 class Fleet:
-    """Members of one mesh directory. ``settings`` are for all of them, as ``SHOAL_…`` would be."""
+    """Members of one mesh directory, with the same ``settings``; those that begin with TEST_ are
+    for the modules of tests, not for services."""
 
     def __init__(self, directory: Path, settings: dict[str, str], launch: Launch) -> None:
         self.started: list[Member] = []
         self._directory = directory
         self._launch = launch
-        self._environment = os.environ | {f"SHOAL_{name}": text for name, text in settings.items()}
+        self._environment = os.environ | _variables(settings)
         self._num_started = 0
 
     @property
@@ -129,7 +137,7 @@ class Fleet:
         self._num_started += 1
         instance, port = f"{kind[0]}{self._num_started}", 0
         directory = Path(settings.get("MESH_DIR", self._directory))
-        own = {f"SHOAL_{name}": text for name, text in settings.items()}
+        own = _variables(settings)
         own |= {"SHOAL_MESH_DIR": str(directory), "SHOAL_INSTANCE": instance}
         if kind == "gateway":
             port = free_port()

@@ -1,6 +1,6 @@
 """A worker without a model whose steps bring much: ``python -m tests.mesh.wide_worker``.
 
-All its drafts are right. In the folder that SHOAL_TEST_STEPS names, no step begins while there is a
+All its drafts are right. In the folder that TEST_STEPS names, no step begins while there is a
 file ``hold``, and ``steps`` has for each its rows, its tokens and the bytes of its arrays.
 """
 
@@ -83,7 +83,7 @@ class WideEngine(StepEngine):
             vocab_size=self.model_info.vocab_size,
             num_speculative_tokens=NUM_DRAFTS,
         )
-        self._folder = Path(os.environ["SHOAL_TEST_STEPS"])
+        self._folder = Path(os.environ["TEST_STEPS"])
         self._slots: dict[int, Slot] = {}
 
     @property
