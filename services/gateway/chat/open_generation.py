@@ -9,8 +9,9 @@ from aiohttp import web
 
 from services.gateway.chat.generation import GenerationEndpoint
 from services.gateway.chat.prompt_texts import PromptTexts
+from services.gateway.chat.replies.choice_parser import ChoiceParser, PlainParser
 from services.gateway.chat.replies.chunk_pace import ChunkPace
-from services.gateway.chat.replies.output_parser import OutputParser, output_parser
+from services.gateway.chat.replies.output_parser import output_parsers
 from services.gateway.chat.replies.reply import Head, Reply
 from services.gateway.chat.replies.writers import BodyWriter, StreamWriter, is_large
 from services.gateway.chat.requests.reply_bytes import TOKEN_BYTES, prompt_bytes
@@ -141,21 +142,24 @@ class OpenGeneration:
             texts=texts,
             offsets=offsets,
             dropped=collector.dropped,
+            reasoning_field=self._tools.reasoning_field,
         )
 
     async def _send_reply(self, collector: OutputCollector, reply: Reply) -> None:
-        parser = self._output_parser(collector)
+        parsers = self._parsers(collector)
         with self._trace.measure("reply") as attributes, self._client.counted(attributes):
             if self._job.is_stream:
-                await self._stream(collector, self._endpoint.stream_writer(reply, parser))
+                await self._stream(collector, self._endpoint.stream_writer(reply, parsers))
             else:
-                await self._whole(collector, self._endpoint.body_writer(reply, parser))
+                await self._whole(collector, self._endpoint.body_writer(reply, parsers))
 
-    def _output_parser(self, collector: OutputCollector) -> OutputParser | None:
-        if (parsing := self._job.parsing) is None:
-            return None
-        table, field = self._tools.mesh.tokens, self._tools.reasoning_field
-        return output_parser(parsing, table, collector.starts, self._mesh_id, field)
+    def _parsers(self, collector: OutputCollector) -> Sequence[ChoiceParser]:
+        """One for each choice."""
+        job = self._job
+        if job.parsing is None:
+            return [PlainParser()] * job.total_choices
+        table = self._tools.mesh.tokens
+        return output_parsers(job, job.parsing, table, collector.starts, self._mesh_id)
 
     async def _stream(self, collector: OutputCollector, writer: StreamWriter) -> None:
         client = self._client

@@ -12,9 +12,9 @@ from services.gateway.apis.messages.replies.errors import anthropic_error, anthr
 from services.gateway.apis.messages.replies.objects import TokenCount
 from services.gateway.apis.messages.replies.writers import ID_PREFIX, MessageEvents, WholeMessage
 from services.gateway.apis.messages.requests.parse import parse_messages, parse_prompt
+from services.gateway.chat.replies.choice_parser import ChoiceParser
 from services.gateway.chat.replies.formats import ChatFormat
 from services.gateway.chat.replies.openai import Model
-from services.gateway.chat.replies.output_parser import OutputParser
 from services.gateway.chat.replies.reply import Reply
 from services.gateway.chat.requests.chat_options import chat_options
 from services.gateway.chat.requests.json_body import served_name
@@ -47,12 +47,12 @@ class MessagesEndpoint:
         self._shows_thinking = parsed.shows_thinking
         return parsed.job
 
-    def stream_writer(self, reply: Reply, parser: OutputParser | None) -> MessageEvents:
-        assert parser is not None
+    def stream_writer(self, reply: Reply, parsers: Sequence[ChoiceParser]) -> MessageEvents:
+        [parser] = parsers
         return MessageEvents(reply, parser, self._shows_thinking)
 
-    def body_writer(self, reply: Reply, parser: OutputParser | None) -> WholeMessage:
-        assert parser is not None
+    def body_writer(self, reply: Reply, parsers: Sequence[ChoiceParser]) -> WholeMessage:
+        [parser] = parsers
         return WholeMessage(reply, parser, self._shows_thinking)
 
     async def answer_early(self, request_id: str, job: Job, model: ModelInfo) -> None:

@@ -1,6 +1,6 @@
 """Reasoning, content and calls as blocks of a message of Anthropic's. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
 
 import msgspec
@@ -39,7 +39,7 @@ class BlockStream:
         self._open: type[Event] | None = None
         self._signer = Signer(fingerprint)
 
-    def push(self, events: Iterable[Event]) -> Iterator[BlockEvent]:
+    def push(self, events: Sequence[Event]) -> Iterator[BlockEvent]:
         for event in merged_events(events):
             match event:
                 case CallStart(_, call_id, name):
