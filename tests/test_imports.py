@@ -33,10 +33,10 @@ ONLY_IN = {
 }
 FLOORS: dict[str, list[set[str]]] = {  # lowest first
     "gateway": [
-        {"__init__", "metrics", "text", "traces"},
+        {"__init__", "metrics", "traces"},
         {"mesh"},
         {"http", "traces.tracing"},
-        {"chat"},
+        {"chat", "text"},
         {"api"},
         {"chat.endpoint", "traces.endpoint", "page", "apis"},
         {"app"},

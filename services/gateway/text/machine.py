@@ -20,9 +20,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from services.gateway.chat.replies.events import Event, TokenMark
 from services.gateway.text.collector import Collector, Over
 from services.gateway.text.context import Context
-from services.gateway.text.events import Event, TokenMark
 from services.gateway.text.harmony_reply import HarmonyReply
 from services.gateway.text.json_text import JsonText
 from services.gateway.text.reasoning_count import ReasoningCount

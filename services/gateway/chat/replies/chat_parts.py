@@ -5,6 +5,7 @@ from itertools import groupby
 
 from msgspec import UNSET, UnsetType
 
+from services.gateway.chat.replies.events import Arguments, CallStart, Content, Event, Reasoning
 from services.gateway.chat.replies.openai import (
     Call,
     CallDelta,
@@ -14,7 +15,6 @@ from services.gateway.chat.replies.openai import (
     FunctionDelta,
 )
 from services.gateway.mesh.job import Parsing
-from services.gateway.text.events import Arguments, CallStart, Content, Event, Reasoning
 from shared.settings.gateway import ReasoningField
 
 

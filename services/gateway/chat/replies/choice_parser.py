@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
+from services.gateway.chat.replies.events import Content, Event
 from services.gateway.mesh.output_collector import ChoiceUpdate
-from services.gateway.text.events import Content, Event
 from shared.wire.messages import Finished
 
 

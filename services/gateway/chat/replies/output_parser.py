@@ -6,10 +6,10 @@ from typing import Any
 
 import msgspec
 
+from services.gateway.chat.replies.events import Content, Event, Reasoning, TokenMark
 from services.gateway.mesh.job import Job, Parsing
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import TokenTable
-from services.gateway.text.events import Content, Event, Reasoning, TokenMark
 from services.gateway.text.machine import OutputMachine, OutputRules
 from shared.dialects.formats import ReasoningFormat
 from shared.dialects.reasoning import REASONING_FORMATS

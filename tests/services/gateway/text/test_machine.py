@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.gateway.chat.replies.events import Arguments, CallStart, Content, TokenMark
 from services.gateway.text import source
-from services.gateway.text.events import Arguments, CallStart, Content, TokenMark
 from services.gateway.text.machine import OutputMachine, OutputRules
 from shared.dialects.tools import TOOL_FORMATS
 from shared.wire.messages import OutputStart
