@@ -11,11 +11,11 @@ from services.gateway.chat.generation import GenerationEndpoint
 from services.gateway.chat.prompt_texts import PromptTexts
 from services.gateway.chat.replies.choice_parser import ChoiceParser, PlainParser
 from services.gateway.chat.replies.chunk_pace import ChunkPace
-from services.gateway.chat.replies.output_parser import output_parsers
 from services.gateway.chat.replies.reply import Head, Reply
 from services.gateway.chat.replies.writers import BodyWriter, StreamWriter, is_large
 from services.gateway.chat.requests.reply_bytes import TOKEN_BYTES, prompt_bytes
 from services.gateway.chat.serving import accepting, send_json, warn
+from services.gateway.chat.structure import Structure
 from services.gateway.http.admission import Reservation
 from services.gateway.http.client import EVENT_STREAM, Client
 from services.gateway.http.pieces import PieceMaker
@@ -45,13 +45,16 @@ _NO_IDS = np.zeros(0, np.int32)
 class GenerationTools:
     """Parts of the gateway that every generation uses."""
 
-    def __init__(self, mesh: Mesh, pieces: PieceMaker, config: GatewayConfig) -> None:
+    def __init__(
+        self, mesh: Mesh, pieces: PieceMaker, config: GatewayConfig, structure: Structure
+    ) -> None:
         self.mesh = mesh
         self.pieces = pieces
         self.prompt_texts = PromptTexts(mesh, config.accept_timeout_s)
         self.accept_timeout_s = config.accept_timeout_s
         self.heartbeat_s = config.stream_heartbeat_s
         self.reasoning_field = config.reasoning_field
+        self.structure = structure
 
 
 class OpenGeneration:
@@ -158,8 +161,8 @@ class OpenGeneration:
         job = self._job
         if job.parsing is None:
             return [PlainParser()] * job.total_choices
-        table = self._tools.mesh.tokens
-        return output_parsers(job, job.parsing, table, collector.starts, self._mesh_id)
+        table, starts = self._tools.mesh.tokens, collector.starts
+        return self._tools.structure.parsers(job, job.parsing, table, starts, self._mesh_id)
 
     async def _stream(self, collector: OutputCollector, writer: StreamWriter) -> None:
         client = self._client

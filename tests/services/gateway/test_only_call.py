@@ -16,7 +16,8 @@ from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import TokenTable
 from shared.wire.messages import Finished, FinishReason, Mark, OutputStart, TokenRun
 from shared.wire.token_arrays import TokenArrays
-from tests.services.gateway.asking import chat, tool
+from tests.services.gateway.asking import tool
+from tests.services.gateway.text.asking import chat
 
 OPEN, HIDDEN = 0, 1
 WRITTEN = [

@@ -20,7 +20,8 @@ from services.gateway.mesh.token_table import TokenTable
 from shared.settings.gateway import ReasoningField
 from shared.wire.messages import Finished, FinishReason, Mark, OutputStart, TokenRun
 from shared.wire.token_arrays import TokenArrays
-from tests.services.gateway.asking import chat, tool
+from tests.services.gateway.asking import tool
+from tests.services.gateway.text.asking import chat
 
 MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 WRITTEN = [*(marker.encode() for marker in MARKERS), *(b"w%d" % token for token in range(96))]

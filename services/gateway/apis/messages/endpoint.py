@@ -20,7 +20,6 @@ from services.gateway.chat.requests.chat_options import chat_options
 from services.gateway.chat.requests.json_body import served_name
 from services.gateway.chat.requests.parse import Limits
 from services.gateway.chat.requests.prompts import chat_prompt
-from services.gateway.chat.requests.tools import requested_tools
 from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Reservation
 from services.gateway.http.body import Body, BodyParser
@@ -72,6 +71,7 @@ class Messages(Api):
         self._mesh = core.mesh
         self._intake = core.intake
         self._completions = core.completions
+        self._structure = core.structure
 
     def models(self, request: web.Request, served: Sequence[Model]) -> objects.ModelList | None:
         if not is_anthropic(request):
@@ -107,22 +107,21 @@ class Messages(Api):
         (prompt, options), _ = await self._intake.parsed(
             request,
             reservation,
-            counted_prompt,
+            self._counted_prompt,
             lambda counted: counted[0].data.nbytes + chat_bytes(counted[1]),
         )
         reservation.is_served = True
         return prompt, options
+
+    def _counted_prompt(self, body: Body, model: ModelInfo) -> tuple[Prompt, ChatOptions]:
+        """Raises InvalidRequest (NotFound for the model)."""
+        chat = parse_prompt(body, model)
+        served_name(chat.model, model)
+        tools = self._structure.tools(chat, model)
+        return chat_prompt(chat.messages), chat_options(chat, tools.tools)
 
 
 def _model(model: Model) -> objects.Model:
     created_at = datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     limit = model.max_model_len
     return objects.Model(model.id, model.id, created_at, limit, limit)
-
-
-def counted_prompt(body: Body, model: ModelInfo) -> tuple[Prompt, ChatOptions]:
-    """Raises InvalidRequest (NotFound for the model)."""
-    chat = parse_prompt(body, model)
-    served_name(chat.model, model)
-    tools = requested_tools(chat, model)
-    return chat_prompt(chat.messages), chat_options(chat, tools.tools)

@@ -23,7 +23,6 @@ from shared.errors import InternalError
 from shared.wire.messages import FinishReason
 from tests.services.gateway.apis.responses.event_order import check_events, parsed_events
 from tests.services.gateway.asking import CALLER
-from tests.services.gateway.fakes import LIMITS
 from tests.services.gateway.test_parsed_replies import (
     CALL,
     CALLS,
@@ -32,6 +31,7 @@ from tests.services.gateway.test_parsed_replies import (
     Choice,
     parsers_of,
 )
+from tests.services.gateway.text.asking import STRUCTURED
 
 FUNCTIONS: Any = [{"type": "function", "name": name} for name in ("weather", "time")]
 LOGPROBS = {"include": ["message.output_text.logprobs"]}
@@ -62,7 +62,7 @@ def said(*pieces: str, reason: FinishReason = "stop", num_values: int = 0) -> li
 
 def maker_of(**fields: Any) -> ResponseMaker:
     request = read_request(json.dumps({"input": "Hi", "tools": FUNCTIONS} | fields).encode())
-    job = response_job(request, request.items, lambda text: None, CALLER, LIMITS)
+    job = response_job(request, request.items, lambda text: None, CALLER, STRUCTURED)
     head = Head("resp_x", 1, "fish", "f1")
     spelling = TABLE.spelling(False) if job.params.logprobs is not None else None
     reply = Reply(ChatFormat(), head, job, spelling, [], [np.array([1, 2], np.int32)])
