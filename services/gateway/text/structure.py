@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 
 from services.gateway.chat.replies.choice_parser import ChoiceParser
-from services.gateway.chat.replies.output_parser import output_parsers
 from services.gateway.chat.requests.schema import ChatRequest
-from services.gateway.chat.requests.tools import requested_tools
 from services.gateway.chat.structure import Tools
 from services.gateway.mesh.job import Job, Parsing
 from services.gateway.mesh.token_table import TokenTable
+from services.gateway.text.output_parser import output_parsers
+from services.gateway.text.tools import requested_tools
 from shared.wire.messages import ModelInfo, OutputStart
 
 

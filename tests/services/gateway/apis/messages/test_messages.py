@@ -24,7 +24,7 @@ from tests.services.gateway.fakes import (
     running_gateway,
     until,
 )
-from tests.services.gateway.test_tool_calls import FIRST_MARKER, MARKERS, REPLY, accept, say
+from tests.services.gateway.text.test_tool_calls import FIRST_MARKER, MARKERS, REPLY, accept, say
 
 PATH = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"

@@ -11,12 +11,12 @@ from msgspec import structs
 
 from services.gateway.chat.replies.choice_parser import ChoiceParser, PlainParser
 from services.gateway.chat.replies.formats import ChatFormat
-from services.gateway.chat.replies.output_parser import output_parsers
 from services.gateway.chat.replies.reply import Head, Reply
 from services.gateway.chat.replies.writers import EventWriter, WholeWriter
 from services.gateway.mesh.job import Job
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import TokenTable
+from services.gateway.text.output_parser import output_parsers
 from shared.settings.gateway import ReasoningField
 from shared.wire.messages import Finished, FinishReason, Mark, OutputStart, TokenRun
 from shared.wire.token_arrays import TokenArrays

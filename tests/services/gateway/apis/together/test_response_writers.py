@@ -23,7 +23,8 @@ from shared.errors import InternalError
 from shared.wire.messages import FinishReason
 from tests.services.gateway.apis.responses.event_order import check_events, parsed_events
 from tests.services.gateway.asking import CALLER
-from tests.services.gateway.test_parsed_replies import (
+from tests.services.gateway.text.asking import STRUCTURED
+from tests.services.gateway.text.test_parsed_replies import (
     CALL,
     CALLS,
     MARKERS,
@@ -31,7 +32,6 @@ from tests.services.gateway.test_parsed_replies import (
     Choice,
     parsers_of,
 )
-from tests.services.gateway.text.asking import STRUCTURED
 
 FUNCTIONS: Any = [{"type": "function", "name": name} for name in ("weather", "time")]
 LOGPROBS = {"include": ["message.output_text.logprobs"]}
