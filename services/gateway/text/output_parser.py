@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from services.gateway.chat.replies.events import Content, Event, Reasoning, TokenMark
+from services.gateway.chat.replies.events import Content, Event, Reasoning
 from services.gateway.mesh.job import Job, Parsing
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import TokenTable
-from services.gateway.text.machine import OutputMachine, OutputRules
+from services.gateway.text.machine import OutputMachine, OutputRules, TokenMark
 from shared.dialects.formats import ReasoningFormat
 from shared.dialects.reasoning import REASONING_FORMATS
 from shared.dialects.tools import find_tool_format

@@ -11,9 +11,8 @@ from services.gateway.chat.replies.events import (
     Content,
     Event,
     Reasoning,
-    TokenMark,
 )
-from services.gateway.text.machine import OutputMachine, OutputRules
+from services.gateway.text.machine import OutputMachine, OutputRules, TokenMark
 from shared.dialects.reasoning import REASONING_FORMATS
 from shared.dialects.tools import TOOL_FORMATS
 from shared.wire.messages import OutputStart
