@@ -17,7 +17,7 @@ import aiohttp
 
 from cli.exit_codes import FAILED
 from shared.link.address import admin_path
-from shared.settings.sources import SUPERVISOR_FD
+from shared.settings.environment import SUPERVISOR_FD
 from shared.wire.messages import ServiceName
 
 ASK_S = 1.0

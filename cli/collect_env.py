@@ -17,8 +17,9 @@ from cli.exit_codes import OK
 from cli.flags import Parser
 from kernels.cpu.library import NEEDS, find_variant, variants
 from shared.process.cores import cpu_features, cpu_field, num_cores, numa_nodes, read_text
+from shared.settings.environment import PREFIX
 from shared.settings.serve import ServeConfig
-from shared.settings.sources import PREFIX, SECRET_SETTINGS
+from shared.settings.sources import SECRET_SETTINGS
 from shared.version import VERSION
 
 PACKAGES = (

@@ -15,9 +15,8 @@ from cli.run_directory import RunDirectory
 from shared.errors import ConfigError, ShoalError
 from shared.process.cores import num_cores, numa_nodes
 from shared.process.placement import place
-from shared.settings.environment import with_settings
+from shared.settings.environment import unread_variables, with_settings
 from shared.settings.serve import ServeConfig
-from shared.settings.sources import unread_variables
 from shared.wire.messages import ServiceName
 
 SERVICES: tuple[ServiceName, ...] = ("gateway", "tokenizer", "scheduler", "worker")

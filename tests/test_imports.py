@@ -23,7 +23,7 @@ SOURCES = sorted(
 )
 ONLY_IN = {
     "zmq": ("shared/link/sockets/libzmq.py",),
-    "torch": ("services/worker/", "kernels/", "cli/plan/footprint.py", "cli/plan/machine.py"),
+    "torch": ("services/worker/", "kernels/", "cli/plan/machine.py"),
     "huggingface_hub": ("shared/model_location.py",),
     "transformers": ("services/tokenizer/", "services/worker/", "shared/foreign_config.py"),
     "opentelemetry": ("services/gateway/traces/otlp.py",),
@@ -92,8 +92,9 @@ COMMANDS_MAY_IMPORT = {
     "cli/collect_env.py": ("cli.", "shared.", "kernels.cpu."),
     # The text that the embedded model was not trained on.
     "cli/bench/pieces.py": ("shared.", "models.training.corpus."),
-    # What a worker takes is added up as it does that itself, and requests are played as it is done.
-    "cli/plan/footprint.py": ("shared.", "services.worker."),
+    # The worker adds up its memory, and the scheduler's own code plays requests.
+    "cli/plan/command.py": ("cli.", "shared.", "services.worker.startup.footprint."),
+    "cli/plan/speed.py": ("cli.", "shared.", "services.worker.startup.footprint."),
     "cli/plan/machine.py": ("cli.", "shared.", "services.worker."),
     "cli/plan/replay.py": ("cli.", "shared.", "services.scheduler."),
     "cli/plan/simulated_worker.py": ("cli.", "shared.", "services.scheduler."),

@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -143,6 +144,7 @@ def _zeros(*shape: Any, **options: Any) -> Tensor:
     return make(*shape, **options)
 
 
+@lru_cache(maxsize=1024)
 def resources(cubin: bytes, shared_bytes: int) -> Resources:
     """What a kernel takes of a multiprocessor."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:

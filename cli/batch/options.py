@@ -63,7 +63,7 @@ def _parser() -> Parser:
     add: Callable[..., Any] = parser.add_argument
     text = "JSON lines with custom_id, method, url and body"
     add("-i", "--input-file", type=argument_type(_path), required=True, metavar="FILE", help=text)
-    text = "gets a line for each of them when it has ended"
+    text = "gets one line for each result"
     add("-o", "--output-file", type=argument_type(_place), required=True, metavar="FILE", help=text)
     add("--url", type=server_url, help="a server that runs (default: a mesh is started)")
     add("--api-key", metavar="KEY", help="for --url (default: SHOAL_API_KEY)")
@@ -77,7 +77,7 @@ def _parser() -> Parser:
     add("--max-line-bytes", type=sizes, default=default, metavar="N", help=text)
     text = "higher is later (default: the server's)"
     add("--priority", type=whole(0, MAX_PRIORITY), metavar="N", help=text)
-    text = "seconds of trying again what may pass (default: %(default)g)"
+    text = "seconds of retries after temporary errors (default: %(default)g)"
     add("--retry", type=number(0, MAX_S), default=300.0, metavar="S", help=text)
     text = "seconds in which a reply must come (default: %(default)g)"
     add("--timeout", type=number(0.001, MAX_S), default=3600.0, metavar="S", help=text)

@@ -36,7 +36,7 @@ usage: shoal bench engine [--concurrency N] [--setting of the worker value …]
 
 usage: shoal bench quality [--quantization FORMS] [--setting of the worker value …]
 
-  measures what weights in 8 or 4 bits cost in quality; shoal bench quality --help"""
+  measures the loss of quality with weights in 8 or 4 bits; shoal bench quality --help"""
 STOPPED = 130
 
 

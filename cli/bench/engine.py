@@ -124,7 +124,7 @@ def _add_load(add: Callable[..., Any]) -> None:
     add("--concurrency", type=whole(1, 100_000), default=1, metavar="N", help=text)
     text = "(default: as many as at once)"
     add("--num-requests", type=whole(1, MAX_COUNT), metavar="N", help=text)
-    add("--logprobs", type=whole(0, MAX_LENGTH), metavar="K", help="asks for those of each token")
+    add("--logprobs", type=whole(0, MAX_LENGTH), metavar="K", help="logprobs of each token")
     add("--json", type=result_file, metavar="FILE", help="writes everything there")
 
 

@@ -47,7 +47,7 @@ def _add_target(add: Callable[..., Any]) -> None:
     add("--model", help="(default: the first that the server lists)")
     add("--endpoint", choices=("completions", "chat"), default="completions")
     add("--api-key", metavar="KEY", help="(default: SHOAL_API_KEY)")
-    text = "a request fails when nothing comes for so many seconds (default: %(default)g)"
+    text = "seconds without data after which a request fails (default: %(default)g)"
     add("--timeout", type=number(0.001, MAX_S), default=600.0, metavar="S", help=text)
 
 
@@ -56,7 +56,7 @@ def _add_load(add: Callable[..., Any]) -> None:
     add("--num-requests", type=whole(1, MAX_COUNT), metavar="N", help=text)
     text = f"open at once at most (default: {DEFAULT_CONCURRENCY}, or any number with a rate)"
     add("--concurrency", type=whole(1, 100_000), metavar="N", help=text)
-    text = "sent a second, whether answers come or not"
+    text = "sent per second, independent of the answers"
     add("--request-rate", type=number(1e-6, MAX_RATE), metavar="R", help=text)
     text = "shape of the gaps' gamma distribution: 1 is Poisson, less is burstier"
     shape = number(MIN_BURSTINESS, MAX_BURSTINESS)
@@ -77,7 +77,7 @@ def _add_requests(add: Callable[..., Any]) -> None:
     add("--input-len", type=length, default=Lengths("fixed", 128), metavar="L", help=text)
     text = "the same for answers (default: 128)"
     add("--output-len", type=length, default=Lengths("fixed", 128), metavar="L", help=text)
-    text = "tokens before those of --input-len that prompts have in common (default: 0)"
+    text = "tokens of a common prefix, in addition to --input-len (default: 0)"
     add("--prefix-len", type=whole(0, MAX_LENGTH), default=0, metavar="N", help=text)
     text = "different common prefixes (default: 1)"
     add("--num-prefixes", type=whole(1, MAX_COUNT), default=1, metavar="N", help=text)
@@ -95,8 +95,8 @@ def _add_sampling(add: Callable[..., Any]) -> None:
     add("--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help=text)
     text = "(default: %(default)g)"
     add("--temperature", type=number(0, 100), default=0.0, metavar="T", help=text)
-    add("--logprobs", type=whole(0, MAX_LENGTH), metavar="K", help="asks for those of each token")
-    text = "fields that each request gets in addition"
+    add("--logprobs", type=whole(0, MAX_LENGTH), metavar="K", help="logprobs of each token")
+    text = "additional fields of each request"
     add("--extra-body", type=argument_type(_object), default={}, metavar="JSON", help=text)
 
 

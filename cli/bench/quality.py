@@ -164,10 +164,11 @@ def _parse(arguments: list[str]) -> tuple[Namespace, list[str]]:
     """What is ours, and what is left for the worker. Raises ConfigError; ``--help`` exits."""
     parser = Parser(
         PROGRAM,
-        description="Measures what forms of a model's weights cost in quality: bits per byte of a"
-        " text, the mean Kullback–Leibler divergence from a reference in nats, and how often the"
-        " likeliest token is the reference's. All of them are in memory at once. Takes all settings"
-        " of the worker as well, such as --model and --dtype: shoal worker --help",
+        description="Measures the loss of quality by the form of a model's weights: bits per byte"
+        " of a text, the mean Kullback–Leibler divergence from a reference in nats,"
+        " and the agreement of the most likely token with the reference. All forms are"
+        " in memory at once. Takes all settings of the worker, for example --model and"
+        " --dtype: shoal worker --help",
         epilog="Exit codes: 0; 2: a wrong flag, setting or file; 130: Ctrl-C.",
     )
     _add_load(parser.add_argument)
@@ -178,7 +179,7 @@ def _add_load(add: Callable[..., Any]) -> None:
     text = f"of {', '.join(FORMS)}, with commas between (default: all but {DENSE}; with"
     text += f" --reference {DENSE}: the weights as they are)"
     add("--quantization", type=argument_type(_forms), metavar="FORMS", help=text)
-    text = "model folder or name, whose weights are taken as they are (default: --model)"
+    text = "model folder or name with the reference weights (default: --model)"
     add("--reference", metavar="MODEL", help=text)
     text = "UTF-8 (default: what training of the embedded model held out of Python's own library"
     add("--text", type=Path, metavar="FILE", help=f"{text} and language reference)")

@@ -51,11 +51,11 @@ def _models(arguments: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(
         "shoal models",
-        description="Lists the embedded model and those in the Hugging Face cache, or those in"
-        " FOLDERs: what they are, and whether a worker can serve them, by their config alone.",
+        description="Lists the embedded model and the models of the Hugging Face cache, or of"
+        " FOLDERs, with their type and support, judged by their config.",
         epilog="Exit codes: 0; 1: none that can be served; 2: a wrong flag or folder.",
     )
-    text = "a model's folder, or one with such folders in it"
+    text = "a model's folder, or a folder of models"
     parser.add_argument("folder", nargs="*", type=Path, metavar="FOLDER", help=text)
     parser.add_argument("--json", action="store_true", help="prints a list of objects")
     return parser

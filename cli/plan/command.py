@@ -22,9 +22,9 @@ from shared.settings.load import load_settings
 from shared.settings.worker import WorkerConfig
 
 if TYPE_CHECKING:
-    from cli.plan.footprint import Footprint
     from cli.plan.machine import Fit
     from cli.plan.speed import MeshTimes, StepTimes
+    from services.worker.startup.footprint import Footprint
 
 Say = Callable[[str], object]
 
@@ -54,8 +54,10 @@ def _plan(arguments: list[str]) -> int:
 def plan(given: Namespace, settings: WorkerConfig, say: Say = lambda _: None) -> dict[str, Any]:
     """For JSON: requests, model, settings, and each machine. ``say`` is told what takes time.
     Raises ConfigError."""
-    from cli.plan.footprint import footprint_of  # and with it torch, which takes seconds
     from cli.plan.machine import this_machine
+    from services.worker.startup.footprint import (
+        footprint_of,  # and with it torch, which takes seconds
+    )
 
     if settings.num_ranks > 1:
         raise ConfigError(
@@ -171,7 +173,6 @@ def _times(
     say: Say,
 ) -> "tuple[StepTimes, MeshTimes] | None":
     """None: there is nothing to go by. Raises ConfigError."""
-    from cli.plan.footprint import has_weights
     from cli.plan.machine import shares_its_cores
     from cli.plan.speed import (
         ON_CORES_OF_ITS_OWN,
@@ -180,6 +181,7 @@ def _times(
         measure,
         read_measured,
     )
+    from services.worker.startup.footprint import has_weights
 
     if given.measured:
         return read_measured(given.measured, footprint), ON_CORES_OF_ITS_OWN

@@ -5,9 +5,9 @@ from dataclasses import dataclass, replace
 import torch
 
 from cli.plan.cards import Card
-from cli.plan.footprint import Footprint
 from services.worker.engine.host import HostEngine
 from services.worker.machine.hardware import Memory, choose_device, read_memory
+from services.worker.startup.footprint import Footprint
 from services.worker.startup.loaded_model import DEFAULT_BATCHED_TOKENS
 from services.worker.startup.plan_memory import MemoryReport, MemoryRequirements, plan_memory
 from shared.errors import ConfigError

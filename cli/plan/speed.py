@@ -11,7 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from cli.plan.cards import Card
-from cli.plan.footprint import Footprint
+from services.worker.startup.footprint import Footprint
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 

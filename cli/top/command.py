@@ -40,8 +40,8 @@ def _top(arguments: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(
         "shoal top",
-        description="Shows the services of a mesh and their load, as a gateway's /v1/mesh gives"
-        " them; q ends it.",
+        description="Shows the services of a mesh and their load, from a gateway's /v1/mesh; q"
+        " quits.",
         epilog="Exit codes: 0; with --once or --json, or in a pipe, 1 where a service is not"
         " ready; 2: a wrong flag, or no server at --url.",
     )

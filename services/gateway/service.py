@@ -43,6 +43,7 @@ import ssl
 log = logging.getLogger(__name__)
 
 LAME_DUCK_S = 2.0
+TRACE_AGE_S = 3600.0
 """How long a draining gateway still accepts, so that who sends here learns of it first."""
 
 
@@ -54,7 +55,7 @@ class GatewayService:
         self._config = config
         self._tls = tls_context(config)
         self._is_draining = False
-        traces = TraceStore(config.instance, config.trace_store_bytes, config.trace_store_age_s)
+        traces = TraceStore(config.instance, config.trace_store_bytes, TRACE_AGE_S)
         self._otlp = _otlp_export(config)
         if self._otlp is not None:
             traces.on_end = self._otlp.send_later

@@ -66,6 +66,7 @@ from shared.wire.token_arrays import Layout, TokenArrays
 
 log = logging.getLogger(__name__)
 
+FORWARD_INTERVAL_S = 0.01  # tokens wait for those of the next steps; first ones and ends do not
 HANDOVER_SHARE = 1 / 2  # of drain-timeout-s
 LOOK_ROUND_S = 1.0  # after which tokenizers that are stopped together with us have said so
 
@@ -188,7 +189,7 @@ class SchedulerService:
 
     def on_up(self, peer: Peer) -> None:
         if peer.hello.service == "tokenizer":
-            self._routes[next(self._new_ids)] = Forwarding(peer, self._config.forward_interval_s)
+            self._routes[next(self._new_ids)] = Forwarding(peer, FORWARD_INTERVAL_S)
         else:
             peer.on_state = self._plan_soon
             if peer.stood_still:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -104,6 +104,7 @@ class TokenizerService:
             config.tool_call_parser,
             config.reasoning_parser,
             config.pooler_config.classifier_from_token is not None,
+            config.default_chat_template_kwargs,
         )
         self._text = TextModel(location.folder, model.max_model_len, model.vocab_size, settings)
         written = self._text.token_bytes()
@@ -111,7 +112,9 @@ class TokenizerService:
             np.frombuffer(b"".join(written), np.uint8),
             np.array([len(each) for each in written], np.int32),
         )
-        defaults, self._max_tokens = read_defaults(location.folder, config.generation_config)
+        defaults, self._max_tokens = read_defaults(
+            location.folder, config.generation_config, config.override_generation_config
+        )
         return msgspec.structs.replace(
             model,
             defaults=defaults,
@@ -214,6 +217,7 @@ class TokenizerService:
 
 FILE = "generation_config.json"
 AUTO, NONE = "auto", "none"
+OVERRIDE = "override-generation-config"
 
 
 class _GenerationConfig(SamplingFields):
@@ -222,18 +226,41 @@ class _GenerationConfig(SamplingFields):
     max_new_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
 
 
-def read_defaults(model: Path, setting: str) -> tuple[SamplingDefaults, int | None]:
+def read_defaults(
+    model: Path, setting: str, override: dict[str, Any]
+) -> tuple[SamplingDefaults, int | None]:
     """What clients may leave out, and of how many tokens a text is then at most (None: no limit).
 
-    ``setting`` is ``auto`` for the model's own folder, ``none``, or another folder.
+    ``setting`` is ``auto`` for the model's own folder, ``none``, or another folder. Values of
+    ``override`` come before those of a folder.
 
     Raises ConfigError for a folder without the file, and for values that no client may send either.
     """
     folder = model if setting == AUTO else Path(setting)
     path = folder / FILE
     if setting == NONE or (setting == AUTO and not path.is_file()):
-        return SamplingDefaults(), None
+        return _joined(SamplingDefaults(), None, _override(override))
     if not path.is_file():
         raise ConfigError(f"generation-config: {setting} is auto, none, or a folder with {FILE}")
     config = decode_json(path, _GenerationConfig)
-    return with_fields(SamplingDefaults(), config), config.max_new_tokens
+    sampling, max_tokens = with_fields(SamplingDefaults(), config), config.max_new_tokens
+    return _joined(sampling, max_tokens, _override(override))
+
+
+def _joined(
+    sampling: SamplingDefaults, max_tokens: int | None, config: _GenerationConfig
+) -> tuple[SamplingDefaults, int | None]:
+    return with_fields(sampling, config), config.max_new_tokens or max_tokens
+
+
+def _override(values: dict[str, Any]) -> _GenerationConfig:
+    """Raises ConfigError for a value that is wrong or has no effect."""
+    names = _GenerationConfig.__struct_fields__
+    for name in values.keys() - set(names):
+        raise ConfigError(
+            f"{OVERRIDE}: {name} is no default of sampling; there are {', '.join(names)}"
+        )
+    try:
+        return msgspec.convert(values, _GenerationConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{OVERRIDE}: {error}") from None

@@ -1,8 +1,8 @@
 """The textual half of a model folder: vocabulary, special tokens and chat templates."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from services.tokenizer.chat.pairs import NO_PAIR_TEMPLATE, find_pair_template, 
 from services.tokenizer.chat.prompt import render_prompt
 from services.tokenizer.chat.template import ChatTemplate, TooMuchText
 from services.tokenizer.chat.template_files import read_json, read_special_tokens, read_templates
+from services.tokenizer.chat.template_options import check_defaults
 from services.tokenizer.chat.templates import ChatTemplates
 from services.tokenizer.detokenize import NUM_SEAM_IDS, Seam, seam_of
 from services.tokenizer.output_formats import AUTO, PromptEnd, find_formats
@@ -32,14 +33,15 @@ HALF_CHARACTER = "\ufffd"  # what is written for the bytes of one
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
     """What operators set: a file with a ``template`` instead of the folder's, whether requests may
-    bring their own, the formats of output, ``auto``, ``none`` or a name, and whether the score of a
-    pair is a token's probability."""
+    bring their own, the formats of output, ``auto``, ``none`` or a name, whether the score of a
+    pair is a token's probability, and variables of templates that requests may leave out."""
 
     template: Path | None = None
     trusts_requests: bool = False
     tool_parser: str = AUTO
     reasoning_parser: str = AUTO
     classifies_by_token: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
 
 DEFAULTS = ChatSettings()
@@ -81,6 +83,7 @@ class TextModel:
         self._special_tokens = read_special_tokens(folder, config)
         sources = read_templates(folder, config, settings.template)
         self._templates = ChatTemplates(sources, settings.trusts_requests)
+        self._template_kwargs = check_defaults(settings.template_kwargs, self._special_tokens)
         self.description = _description(config, self._templates.source)
         self._pair_template = find_pair_template(
             sources, is_set=settings.template is not None, by_token=settings.classifies_by_token
@@ -128,7 +131,12 @@ class TextModel:
         max_chars = self.max_model_len * self._max_token_chars
         try:
             return render_prompt(
-                self._templates, self._special_tokens, messages, options, max_chars
+                self._templates,
+                self._special_tokens,
+                messages,
+                options,
+                max_chars,
+                self._template_kwargs,
             )
         except TooMuchText as error:
             raise self._too_long(f"has {error}") from None

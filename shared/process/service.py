@@ -25,8 +25,8 @@ from shared.process import log as logs
 from shared.process.admin import AdminServer
 from shared.process.standby import is_fit
 from shared.settings.base import Settings
+from shared.settings.environment import SUPERVISOR_FD
 from shared.settings.load import load_settings
-from shared.settings.sources import SUPERVISOR_FD
 from shared.wire.messages import ServiceName
 
 log = logging.getLogger(__name__)

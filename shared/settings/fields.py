@@ -1,8 +1,9 @@
 """The types of settings: how each is read from text, and what it may be."""
 
 import json
+import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -10,6 +11,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, Secret
 from pydantic_settings import NoDecode
 
 from shared.link.endpoint import check_dialled, check_host, check_listened
+
+log = logging.getLogger(__name__)
 
 API_KEY = r"[!-~]{1,256}"
 MIN_REASONING_KEY_CHARS = 32
@@ -25,7 +28,24 @@ CACHE_SYNONYMS = {  # vLLM's; all of ours have a scale for each token and head
     "int8_per_token_head": "int8",
     "fp8_e4m3": "fp8",
     "fp8_per_token_head": "fp8",
+    "bfloat16": "none",
+    "float16": "none",
 }
+DTYPE_SYNONYMS = {"float": "float32", "half": "float16"}  # vLLM's
+# vLLM's and SGLang's, of checkpoints that say the same themselves.
+CHECKPOINT_FORMS = {
+    *("auto-round", "awq", "awq_marlin", "compressed-tensors", "gptq", "gptq_marlin", "modelopt"),
+    *("modelopt_fp4", "modelopt_fp8", "moe_wna16", "mxfp4", "mxfp8", "nvfp4", "quark", "torchao"),
+    *("ascend", "w8a8_fp8", "w8a8_int8"),
+}
+# vLLM's and SGLang's ways to the same safetensors.
+LOADERS = {
+    *("bitsandbytes", "fastsafetensors", "instanttensor", "layered", "mistral", "runai_streamer"),
+    *("runai_streamer_sharded", "remote"),
+}
+# vLLM's and SGLang's.
+ATTENTION_BACKENDS = re.compile(r"[A-Z][A-Z0-9_]*|aiter|fa[34]|flash\w*|torch_native|trtllm_\w+")
+UNITS = {"k": 10**3, "m": 10**6, "K": 1 << 10, "M": 1 << 20}
 
 
 def _split(value: Any) -> Any:
@@ -87,6 +107,43 @@ def _names_of(synonyms: Mapping[str, str]) -> BeforeValidator:
     )
 
 
+def _ignoring(names: Collection[str], instead: str, reason: str) -> BeforeValidator:
+    """Reads each of ``names`` as ``instead``, and logs the reason."""
+
+    def read(value: Any) -> Any:
+        if value not in names:
+            return value
+        log.warning("%s has no effect: %s", value, reason)
+        return instead
+
+    return BeforeValidator(read)
+
+
+def _read_tokens(value: Any) -> Any:
+    """Reads 32k as 32,000 and 32K as 32,768, as vLLM does; auto and -1: no number."""
+    if value in ("auto", "-1", -1):
+        return None
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmKM])", value) if isinstance(value, str) else None
+    return int(float(match[1]) * UNITS[match[2]]) if match else value
+
+
+def _our_attention(value: Any) -> Any:
+    if not isinstance(value, str) or not ATTENTION_BACKENDS.fullmatch(value):
+        return value
+    log.warning("attention-backend %s has no effect: attention is by our kernels", value)
+    return "triton"
+
+
+def _read_object(value: Any) -> Any:
+    try:
+        found = json.loads(value) if isinstance(value, str) else value
+    except ValueError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError("expected a JSON object (in a file a mapping)")
+    return found
+
+
 Names = Annotated[list[str], NoDecode, BeforeValidator(_split)]
 Sizes = Annotated[list[PositiveInt], Field(min_length=1), NoDecode, BeforeValidator(_split_sizes)]
 NumWorkers = Annotated[
@@ -94,8 +151,18 @@ NumWorkers = Annotated[
     BeforeValidator(_check_num_workers),
 ]
 WeightForm = Annotated[
-    Literal["none", "wint8", "wint4", "nf4", "fp8", "fp8_block"], _names_of(WEIGHT_SYNONYMS)
+    Literal["none", "wint8", "wint4", "nf4", "fp8", "fp8_block"],
+    _names_of(WEIGHT_SYNONYMS),
+    _ignoring(CHECKPOINT_FORMS, "none", "a quantized checkpoint says so itself"),
 ]
+Dtype = Annotated[Literal["auto", "bfloat16", "float16", "float32"], _names_of(DTYPE_SYNONYMS)]
+LoadFormat = Annotated[
+    Literal["auto", "safetensors", "dummy"],
+    _ignoring(LOADERS, "auto", "safetensors are read from the folder"),
+]
+AttentionBackend = Annotated[Literal["triton", "sdpa"], BeforeValidator(_our_attention)]
+JsonObject = Annotated[dict[str, Any], NoDecode, BeforeValidator(_read_object)]
+NumTokens = Annotated[int | None, BeforeValidator(_read_tokens)]
 KVCacheDtype = Annotated[Literal["auto", "none", "int8", "fp8"], _names_of(CACHE_SYNONYMS)]
 Model = Annotated[str, BeforeValidator(_path_as_text)]
 HostName = Annotated[str, AfterValidator(check_host)]

@@ -12,7 +12,8 @@ from shared.errors import ConfigError
 from shared.settings.base import Settings
 from shared.settings.help import print_help, wanted_help
 from shared.settings.serve import ServeConfig
-from shared.settings.sources import advised, merging, one_line, warn_of_unread_variables
+from shared.settings.sources import advised, merging, one_line
+from shared.settings.translate import our_flags
 
 Config = TypeVar("Config", bound=Settings)
 
@@ -29,10 +30,9 @@ def load_settings(
         print_help(cls, prog, word)
         sys.exit(0)
     known = ServeConfig.model_fields.keys()
-    warn_of_unread_variables(known)
     try:
         flags: CliSettingsSource[Any] = CliSettingsSource(
-            cls, cli_parse_args=argv, cli_prog_name=prog
+            cls, cli_parse_args=our_flags(argv, cls.model_fields.keys()), cli_prog_name=prog
         )
         settings: Config = merging(cls, flags, known)()
         return settings

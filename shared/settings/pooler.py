@@ -39,14 +39,14 @@ else:  # as a model its keys would be flags too, of which one would hide all of 
 
 RUNNER: Literal["auto", "generate", "pooling"] = Field(
     "auto",
-    description="generate: the model writes texts; pooling: it gives embeddings or scores; auto:"
-    " pooling where the model's folder (modules.json, *ForSequenceClassification) or pooler-config"
-    " says so",
+    description="generate: the model generates text; pooling: it returns embeddings or scores;"
+    " auto: pooling if the model's folder (modules.json, *ForSequenceClassification) or"
+    " pooler-config asks for it",
 )
 POOLER_CONFIG: Pooler = Field(
     PoolerConfig(),
-    description="JSON object: what a model that pools does, instead of what its folder says:"
-    ' "pooling_type" LAST, MEAN or CLS; "use_activation"; "classifier_from_token": two tokens, such'
-    ' as ["no", "yes"], of which the second one\'s probability is the score of a pair;'
+    description="JSON object that overrides the pooling of the model's folder:"
+    ' "pooling_type" LAST, MEAN or CLS; "use_activation"; "classifier_from_token": two tokens, for'
+    ' example ["no", "yes"], the score of a pair is the probability of the second;'
     ' "is_matryoshka", "matryoshka_dimensions": clients may ask for shorter embeddings',
 )

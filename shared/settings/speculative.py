@@ -1,5 +1,6 @@
 """The setting ``speculative-config``: how tokens are drafted, which, and how many."""
 
+import logging
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -7,6 +8,19 @@ from pydantic_settings import NoDecode
 
 from shared.settings.json_object import reader_of
 from shared.wire.messages import MAX_SPECULATIVE_TOKENS
+
+log = logging.getLogger(__name__)
+
+FOREIGN_METHODS = {
+    *("dflash", "draft_model", "dspark", "eagle", "eagle3", "extract_hidden_states", "medusa"),
+    *("mlp_speculator", "suffix"),
+}
+FOREIGN_KEYS = {
+    *("attention_backend", "draft_sample_method", "draft_tensor_parallel_size", "enforce_eager"),
+    *("max_model_len", "model", "moe_backend", "quantization", "rejection_sample_method"),
+    *("revision", "benchmark_mode", "num_model_steps"),
+}
+"""Of a draft model, or of kernels."""
 
 
 class SpeculativeConfig(BaseModel):
@@ -21,6 +35,20 @@ class SpeculativeConfig(BaseModel):
     prompt_lookup_max: int | None = Field(default=None, ge=1, le=64)
     draft_vocab_size: int | None = Field(default=None, ge=1)
     draft_vocab_file: str | None = Field(default=None, min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read_foreign(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """vLLM, SGLang and FastDeploy name MTP heads by family. A draft model changes no text, so
+        without one the model is served all the same."""
+        method = given.get("method")
+        if isinstance(method, str) and method.endswith("_mtp"):
+            method = "mtp"
+        if method in FOREIGN_METHODS or (method is None and "model" in given):
+            log.warning("speculative-config has no effect: draft models are not supported")
+            return {"method": "none"}
+        ours = {key: each for key, each in given.items() if key not in FOREIGN_KEYS}
+        return ours | {"method": method} if method else ours
 
     @model_validator(mode="after")
     def _check_lookup(self) -> Self:

@@ -42,7 +42,7 @@ class Traces(Api):
         if (kept := self._store.find(trace_id, owner_of(request))) is None:
             raise NotFound(
                 f"there is no trace {show(trace_id)}: it is kept when the request has ended, by the"
-                " gateway that served it, as long as trace-store-bytes and trace-store-age-s allow",
+                " gateway that served it, for an hour at most, as far as trace-store-bytes allows",
                 code="trace_not_found",
             )
         return json_response(trace_object(kept))

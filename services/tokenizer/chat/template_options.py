@@ -1,11 +1,11 @@
 """What a request gives to a chat template beside its messages."""
 
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from typing import Any, TypeVar
 
 import msgspec
 
-from shared.errors import InvalidRequest
+from shared.errors import ConfigError, InvalidRequest
 from shared.wire.messages import ChatOptions
 
 # The names that we give to a template, or that mean something to what renders one elsewhere.
@@ -42,6 +42,16 @@ def read_options(options: ChatOptions, special_tokens: Container[str]) -> dict[s
         "documents": _read(options.documents, Objects, "documents", "an array of objects"),
         "add_generation_prompt": options.adds_generation_prompt,
     }
+
+
+def check_defaults(
+    defaults: Mapping[str, Any], special_tokens: Container[str]
+) -> Mapping[str, Any]:
+    """Returns ``defaults``. Raises ConfigError for a name that is not free."""
+    for name in defaults:
+        if name in OURS or name in special_tokens:
+            raise ConfigError(f"default-chat-template-kwargs: {name} is set by Shoal")
+    return defaults
 
 
 def num_chars(options: ChatOptions | None) -> int:

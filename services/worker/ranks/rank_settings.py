@@ -9,8 +9,7 @@ from shared.errors import ConfigError
 from shared.link.address import rank_instance
 from shared.process.cores import num_cores, numa_nodes
 from shared.process.placement import place
-from shared.settings.environment import with_settings
-from shared.settings.sources import PREFIX, SUPERVISOR_FD
+from shared.settings.environment import PREFIX, SUPERVISOR_FD, with_settings
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import ServiceName
 

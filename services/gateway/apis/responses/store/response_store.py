@@ -31,6 +31,7 @@ from shared.settings.gateway import GatewayConfig
 log = logging.getLogger(__name__)
 log.addFilter(LogLimit())
 TOKEN_BYTES = 8
+MAX_RESPONSES = 100_000
 Result = TypeVar("Result")
 LOST = Failure("gateway_lost", "the gateway that made this response in the background has ended")
 
@@ -81,7 +82,7 @@ class ResponseStore:
         """Raises ConfigError. Without ``response-store`` nothing can be kept."""
         self._limits = StoreLimits(
             config.response_store_bytes,
-            config.response_store_entries,
+            MAX_RESPONSES,
             config.response_store_age_s,
         )
         self._max_conversation_bytes = config.max_body_bytes
@@ -207,7 +208,7 @@ class ResponseStore:
             raise StoreFailed(
                 "no room for the response: responses in the making and equal parts of other API"
                 f" keys fill the store; the limits are response-store-bytes = {limits.max_bytes}"
-                f" and response-store-entries = {limits.max_entries}",
+                f" and {limits.max_entries} responses",
                 param="store",
             ) from None
         except sqlite3.Error as error:
