@@ -34,12 +34,12 @@ ONLY_IN = {
 }
 FLOORS: dict[str, list[set[str]]] = {  # lowest first
     "gateway": [
-        {"__init__", "metrics", "text", "traces"},
+        {"__init__", "metrics", "traces"},
         {"mesh"},
         {"http", "traces.tracing"},
         {"chat"},
         {"api"},
-        {"chat.endpoint", "traces.endpoint", "page", "apis"},
+        {"chat.endpoint", "traces.endpoint", "page", "apis", "text"},
         {"app"},
         {"service"},
         {"__main__"},

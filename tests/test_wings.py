@@ -22,7 +22,7 @@ WORKER = "services/worker"
 LISTS = (f"{GATEWAY}/app.py", f"{WORKER}/startup/implementations.py")
 # Tests of several APIs at once.
 TOGETHER = (f"tests/{GATEWAY}/apis/together", "tests/hostile")
-CORE_LINES = 47_760  # of services/ and shared/; 15,000 are the aim
+CORE_LINES = 45_760  # of services/ and shared/; 15,000 are the aim
 
 
 class Wing(NamedTuple):
@@ -39,6 +39,7 @@ WINGS = {
     "messages": api("messages", "tests/mesh/test_messages.py"),
     "pooling": api("pooling"),
     "batches": api("batches"),
+    "text": Wing(f"{GATEWAY}/text", (f"tests/{GATEWAY}/text",)),
     "foreign": Wing(
         f"{WORKER}/foreign",
         (

@@ -11,6 +11,7 @@ from msgspec import Struct
 from services.gateway.chat.completions import Completions
 from services.gateway.chat.intake import Intake
 from services.gateway.chat.replies.openai import Model
+from services.gateway.chat.structure import Structure
 from services.gateway.http.admission import Admission
 from services.gateway.http.body import BodyReader
 from services.gateway.http.failures import ErrorShape
@@ -77,6 +78,7 @@ class Core:
     intake: Intake
     pieces: PieceMaker
     completions: Completions
+    structure: Structure
     apis: list[Api] = field(default_factory=list)
     posted: dict[str, Handler] = field(default_factory=dict)
     """Handlers of POST, by path, of all APIs."""

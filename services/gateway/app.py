@@ -18,6 +18,7 @@ from services.gateway.apis.responses.endpoint import Responses
 from services.gateway.chat.completions import Completions
 from services.gateway.chat.endpoint import Chat
 from services.gateway.chat.intake import Intake
+from services.gateway.chat.structure import NoStructure, Structure
 from services.gateway.http.admission import Admission
 from services.gateway.http.api_keys import Guard, load_accounts
 from services.gateway.http.body import BodyParser, BodyReader
@@ -37,6 +38,7 @@ from services.gateway.http.server import check_head
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.reports import Reports
 from services.gateway.page.endpoint import Page
+from services.gateway.text.structure import TextStructure
 from services.gateway.traces.endpoint import Traces
 from services.gateway.traces.tracing import Tracing, answer_trace
 from shared.settings.gateway import GatewayConfig
@@ -56,6 +58,11 @@ MAKERS: tuple[Callable[[Core], Api], ...] = (
     MeshState,
     Page,
 )
+STRUCTURES: tuple[Callable[[], Structure], ...] = (
+    TextStructure,
+    NoStructure,
+)
+"""The first one serves."""
 APIS: web.AppKey[list[Api]] = web.AppKey("apis")
 
 
@@ -70,7 +77,8 @@ def make_app(
     """Raises ConfigError."""
     bodies, parser, pieces = BodyReader(config.max_body_bytes), BodyParser(), PieceMaker()
     intake = Intake(mesh, admission, bodies, parser, shares_cache=config.share_prefix_cache)
-    completions = Completions(mesh, intake, pieces, config)
+    structure = STRUCTURES[0]()
+    completions = Completions(mesh, intake, pieces, config, structure)
     core = Core(
         config=config,
         mesh=mesh,
@@ -82,6 +90,7 @@ def make_app(
         intake=intake,
         pieces=pieces,
         completions=completions,
+        structure=structure,
     )
     core.apis.extend(make(core) for make in MAKERS)
     loads = {UNKNOWN: Load.CHEAP} | {

@@ -11,6 +11,7 @@ from services.gateway.chat.requests.parse import Limits
 from services.gateway.chat.requests.reply_bytes import token_bytes
 from services.gateway.chat.requests.runner import check_generates
 from services.gateway.chat.serving import start_meter, warn
+from services.gateway.chat.structure import Structure
 from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Reservation
 from services.gateway.http.pieces import PieceMaker
@@ -27,7 +28,12 @@ class Completions:
     """Body → Job → mesh → reply. Nothing is sent to the client before the mesh has accepted."""
 
     def __init__(
-        self, mesh: Mesh, intake: Intake, pieces: PieceMaker, config: GatewayConfig
+        self,
+        mesh: Mesh,
+        intake: Intake,
+        pieces: PieceMaker,
+        config: GatewayConfig,
+        structure: Structure,
     ) -> None:
         self._mesh = mesh
         self._intake = intake
@@ -36,8 +42,9 @@ class Completions:
             config.max_logprobs,
             config.max_priority_boost,
             config.history_limit,
+            structure,
         )
-        self._tools = GenerationTools(mesh, pieces, config)
+        self._tools = GenerationTools(mesh, pieces, config, structure)
 
     async def serve(self, request: web.Request, endpoint: GenerationEndpoint) -> web.StreamResponse:
         started_s = time.monotonic()

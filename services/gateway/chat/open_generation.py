@@ -9,12 +9,13 @@ from aiohttp import web
 
 from services.gateway.chat.generation import GenerationEndpoint
 from services.gateway.chat.prompt_texts import PromptTexts
+from services.gateway.chat.replies.choice_parser import ChoiceParser, PlainParser
 from services.gateway.chat.replies.chunk_pace import ChunkPace
-from services.gateway.chat.replies.output_parser import OutputParser, output_parser
 from services.gateway.chat.replies.reply import Head, Reply
 from services.gateway.chat.replies.writers import BodyWriter, StreamWriter, is_large
 from services.gateway.chat.requests.reply_bytes import TOKEN_BYTES, prompt_bytes
 from services.gateway.chat.serving import accepting, send_json, warn
+from services.gateway.chat.structure import Structure
 from services.gateway.http.admission import Reservation
 from services.gateway.http.client import EVENT_STREAM, Client
 from services.gateway.http.pieces import PieceMaker
@@ -44,13 +45,16 @@ _NO_IDS = np.zeros(0, np.int32)
 class GenerationTools:
     """Parts of the gateway that every generation uses."""
 
-    def __init__(self, mesh: Mesh, pieces: PieceMaker, config: GatewayConfig) -> None:
+    def __init__(
+        self, mesh: Mesh, pieces: PieceMaker, config: GatewayConfig, structure: Structure
+    ) -> None:
         self.mesh = mesh
         self.pieces = pieces
         self.prompt_texts = PromptTexts(mesh, config.accept_timeout_s)
         self.accept_timeout_s = config.accept_timeout_s
         self.heartbeat_s = config.stream_heartbeat_s
         self.reasoning_field = config.reasoning_field
+        self.structure = structure
 
 
 class OpenGeneration:
@@ -141,21 +145,24 @@ class OpenGeneration:
             texts=texts,
             offsets=offsets,
             dropped=collector.dropped,
+            reasoning_field=self._tools.reasoning_field,
         )
 
     async def _send_reply(self, collector: OutputCollector, reply: Reply) -> None:
-        parser = self._output_parser(collector)
+        parsers = self._parsers(collector)
         with self._trace.measure("reply") as attributes, self._client.counted(attributes):
             if self._job.is_stream:
-                await self._stream(collector, self._endpoint.stream_writer(reply, parser))
+                await self._stream(collector, self._endpoint.stream_writer(reply, parsers))
             else:
-                await self._whole(collector, self._endpoint.body_writer(reply, parser))
+                await self._whole(collector, self._endpoint.body_writer(reply, parsers))
 
-    def _output_parser(self, collector: OutputCollector) -> OutputParser | None:
-        if (parsing := self._job.parsing) is None:
-            return None
-        table, field = self._tools.mesh.tokens, self._tools.reasoning_field
-        return output_parser(parsing, table, collector.starts, self._mesh_id, field)
+    def _parsers(self, collector: OutputCollector) -> Sequence[ChoiceParser]:
+        """One for each choice."""
+        job = self._job
+        if job.parsing is None:
+            return [PlainParser()] * job.total_choices
+        table, starts = self._tools.mesh.tokens, collector.starts
+        return self._tools.structure.parsers(job, job.parsing, table, starts, self._mesh_id)
 
     async def _stream(self, collector: OutputCollector, writer: StreamWriter) -> None:
         client = self._client

@@ -53,6 +53,11 @@ class Parsing:
     is_named: bool
     is_legacy: bool
 
+    @property
+    def splits_reasoning(self) -> bool:
+        """Whether the reply tells reasoning from content."""
+        return bool(self.reasoning_parser) and self.separates_reasoning
+
 
 @dataclass(frozen=True, slots=True)
 class Job:

@@ -20,9 +20,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
+from services.gateway.chat.replies.events import Event
 from services.gateway.text.collector import Collector, Over
 from services.gateway.text.context import Context
-from services.gateway.text.events import Event, TokenMark
 from services.gateway.text.harmony_reply import HarmonyReply
 from services.gateway.text.json_text import JsonText
 from services.gateway.text.reasoning_count import ReasoningCount
@@ -30,6 +32,15 @@ from services.gateway.text.reply import Reply
 from services.gateway.text.source import Markers, MarkerTable, Source, Token, Waiting
 from shared.dialects.formats import HarmonyLayout, ReasoningFormat, ToolFormat
 from shared.wire.messages import OutputStart
+
+
+class TokenMark(msgspec.Struct, frozen=True, gc=False):
+    """A ``messages.Mark`` with the text of its token."""
+
+    position: int
+    num_chars: int
+    index: int
+    text: str
 
 
 @dataclass(frozen=True)

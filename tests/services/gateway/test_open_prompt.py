@@ -1,7 +1,10 @@
 """One prompt over several attempts: what is submitted anew, and what its client may get more."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+from msgspec import structs
 
 from services.gateway.mesh.job import Job, Prompt
 from services.gateway.mesh.losses import MAX_REPLAYS, MAX_SPARED, SAME_HANG_S
@@ -26,7 +29,7 @@ from shared.wire.messages import (
     ToolChoice,
 )
 from shared.wire.token_arrays import TokenArrays
-from tests.services.gateway.asking import chat, tool
+from tests.services.gateway.asking import chat
 
 PROMPT = Prompt("text", np.frombuffer(b"Once", np.uint8))
 IDS = np.array([7, 8, 9], np.int32)
@@ -312,9 +315,9 @@ def test_drafts_for_other_tokens_than_the_next_ones_are_an_error():
 
 
 def test_all_that_a_job_wants_of_its_text_is_submitted_and_again_with_a_replay() -> None:
-    job = chat(
-        tools=[tool("f")], guided_regex="a", thinking_token_budget=5, documents=[{"text": "d"}]
-    )
+    asked = chat(guided_regex="a", thinking_token_budget=5, documents=[{"text": "d"}])
+    text = structs.replace(asked.text, has_marks=True)
+    job = replace(asked, text=text, tool_choice=ToolChoice("auto"))
     collector = OutputCollector(1, 1)
     open_prompt = OpenPrompt("a~b/0", 0, job, collector)
     open_prompt.accept(IDS, OutputStart.UNDECIDED)
@@ -327,7 +330,7 @@ def test_all_that_a_job_wants_of_its_text_is_submitted_and_again_with_a_replay()
         assert (submit.attempt, submit.choices[0].num_marks) == (attempt, marks_before)
         assert submit.text.has_marks
         assert (submit.chat, submit.format, submit.tool_choice, submit.reasoning_budget) == (
-            ChatOptions('[{"type": "function", "function": {"name": "f"}}]', '[{"text": "d"}]'),
+            ChatOptions(documents='[{"text": "d"}]'),
             OutputFormat("regex", "guided_regex", "a"),
             ToolChoice("auto"),
             5,

@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from aiohttp import web
@@ -23,8 +23,8 @@ from services.gateway.apis.responses.requests.reasoning_cipher import ReasoningC
 from services.gateway.apis.responses.requests.schema import ENCRYPTED_REASONING, ResponseRequest
 from services.gateway.apis.responses.store.database import Entry
 from services.gateway.apis.responses.store.response_store import ResponseStore
+from services.gateway.chat.replies.choice_parser import ChoiceParser
 from services.gateway.chat.replies.formats import ChatFormat
-from services.gateway.chat.replies.output_parser import OutputParser
 from services.gateway.chat.replies.reply import Head, Reply
 from services.gateway.chat.replies.writers import BodyWriter, StreamWriter
 from services.gateway.chat.requests.parse import Limits
@@ -110,11 +110,11 @@ class OpenResponse:
             keeps_logprobs=True,
         )
 
-    def stream_writer(self, reply: Reply, parser: OutputParser | None) -> StreamWriter:
-        return ResponseStream(self._new_maker(reply, parser))
+    def stream_writer(self, reply: Reply, parsers: Sequence[ChoiceParser]) -> StreamWriter:
+        return ResponseStream(self._new_maker(reply, *parsers))
 
-    def body_writer(self, reply: Reply, parser: OutputParser | None) -> BodyWriter:
-        return ResponseBody(self._new_maker(reply, parser))
+    def body_writer(self, reply: Reply, parsers: Sequence[ChoiceParser]) -> BodyWriter:
+        return ResponseBody(self._new_maker(reply, *parsers))
 
     async def answer_early(
         self, request_id: str, job: Job, model: ModelInfo
@@ -154,7 +154,7 @@ class OpenResponse:
         is_asked = self._request is not None and self._request.fields.background
         return bool(is_asked) and self._background is not None
 
-    def _new_maker(self, reply: Reply, parser: OutputParser | None) -> ResponseMaker:
+    def _new_maker(self, reply: Reply, parser: ChoiceParser) -> ResponseMaker:
         request = self._request
         assert request is not None
         encrypts = request.fields.includes(ENCRYPTED_REASONING)

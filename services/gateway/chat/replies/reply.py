@@ -6,6 +6,7 @@ from itertools import chain
 
 from msgspec import UNSET, Raw, UnsetType
 
+from services.gateway.chat.replies.choice_parser import ChoiceParser
 from services.gateway.chat.replies.formats import Format
 from services.gateway.chat.replies.logprob_json import (
     DraftLogprobs,
@@ -27,6 +28,7 @@ from services.gateway.chat.replies.tokenize_json import write_offsets
 from services.gateway.mesh.job import Job
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import Spelling
+from shared.settings.gateway import ReasoningField
 from shared.wire.codec import Array
 from shared.wire.messages import NOTHING_DROPPED, Dropped, Finished
 
@@ -51,7 +53,7 @@ class Reply:
     echoed.
     ``prompt_ids`` [prompt_len] int32 of each prompt; ``texts`` and ``offsets`` [2 prompt_len] int64
     of each if the client wants them, None: the prompt came as ids. ``dropped`` is what of a chat is
-    not in its prompt.
+    not in its prompt. ``reasoning_field`` names the fields of reasoning.
     """
 
     format: Format
@@ -63,6 +65,7 @@ class Reply:
     texts: Sequence[str] = ()
     offsets: Sequence[Array | None] = ()
     dropped: Dropped = NOTHING_DROPPED
+    reasoning_field: ReasoningField = "both"
 
     @property
     def shows_logprobs(self) -> bool:
@@ -156,17 +159,17 @@ class Tally:
         self._nums_reasoning: list[int | None] = []
         self._num_drafts = self._num_accepted = 0
 
-    def add(self, update: ChoiceUpdate) -> None:
+    def add(self, update: ChoiceUpdate, parser: ChoiceParser) -> None:
+        """``parser`` is that of the choice."""
         self._num_drafts += update.run.num_drafts
         self._num_accepted += update.run.num_accepted
-        if self._reply.job.repeats_usage and not update.of_prompt:
+        if self._reply.job.repeats_usage:
             self._num_received += update.num_tokens
         if update.finished is not None:
             self._add_end(update.index, update.finished)
-
-    def add_reasoning(self, num_tokens: int | None) -> None:
-        """Of a choice that has ended; None: that cannot be told, and so not of the reply."""
-        self._nums_reasoning.append(num_tokens)
+            parsing = self._reply.job.parsing
+            if parsing is not None and parsing.splits_reasoning:
+                self._nums_reasoning.append(parser.num_reasoning_tokens)
 
     def _add_end(self, index: int, finished: Finished) -> None:
         self._num_tokens += finished.num_tokens

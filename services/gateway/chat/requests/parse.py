@@ -1,6 +1,6 @@
 """The body of a request to a Job, or InvalidRequest (NotFound for the model)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
@@ -23,21 +23,22 @@ from services.gateway.chat.requests.sampling import (
     text_options,
 )
 from services.gateway.chat.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
-from services.gateway.chat.requests.tools import Tools, requested_tools
+from services.gateway.chat.structure import NoStructure, Structure
 from services.gateway.http.body import Body
-from services.gateway.mesh.job import Job, Parsing, Prompt
+from services.gateway.mesh.job import Job, Prompt
 from shared.errors import InvalidRequest
 from shared.wire.messages import ALL_TOKENS, ModelInfo, TextOptions
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Settings that bound what one request may ask."""
+    """What one request may ask: bounds of the settings, and the structure of chats."""
 
     max_choices: int
     max_logprobs: int
     max_priority_boost: int = 0
     history_limit: int = NO_LIMIT
+    structure: Structure = field(default_factory=NoStructure)
 
 
 def parse_chat(body: Body, model: ModelInfo, limits: Limits) -> Job:
@@ -55,8 +56,8 @@ def chat_job(request: ChatRequest, model: ModelInfo, limits: Limits) -> Job:
         request.max_tokens = request.max_completion_tokens
         names["max_tokens"] = "max_completion_tokens"
     logprobs = num_logprobs(_top_logprobs(request), "top_logprobs", limits.max_logprobs, model)
-    tools = requested_tools(request, model)
-    parsing = _parsing(request, tools, model)
+    tools = limits.structure.tools(request, model)
+    parsing = limits.structure.parsing(request, tools, model)
     options = text_options(request, model, adds_special_tokens=False, has_marks=parsing is not None)
     history = requested_limit(request, limits.history_limit, request.max_tokens, model)
     job = _job(request, prompts, model, limits, logprobs, options)
@@ -84,25 +85,6 @@ def parse_completion(body: Body, model: ModelInfo, limits: Limits) -> Job:
     job = _job(request, prompts, model, limits, logprobs, options)
     job = replace(job, warnings=in_vain(fields, CompletionRequest, unsupported.COMPLETION))
     return _echoing(job, logprobs) if request.echo else job
-
-
-def _parsing(request: ChatRequest, tools: Tools, model: ModelInfo) -> Parsing | None:
-    """None: of this text nothing is looked for."""
-    calls = tools.choice is not None and tools.choice.kind != "none"
-    separates = request.separate_reasoning is not False or request.include_reasoning is False
-    parsing = Parsing(
-        tool_parser=model.tool_parser if calls else "",
-        # What is in the reasoning is no call, wherever the reasoning goes.
-        reasoning_parser=model.reasoning_parser if separates or calls else "",
-        tools=tools.tools,
-        separates_reasoning=separates,
-        shows_reasoning=request.include_reasoning is not False,
-        is_parallel=tools.choice is None or tools.choice.is_parallel,
-        is_held=tools.choice is not None and tools.choice.kind == "required",
-        is_named=tools.is_named,
-        is_legacy=tools.is_legacy,
-    )
-    return parsing if parsing.tool_parser or parsing.reasoning_parser else None
 
 
 def _echoing(job: Job, logprobs: int | None) -> Job:

@@ -5,15 +5,14 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from services.gateway.text.events import (
+from services.gateway.chat.replies.events import (
     Arguments,
     CallStart,
     Content,
     Event,
     Reasoning,
-    TokenMark,
 )
-from services.gateway.text.machine import OutputMachine, OutputRules
+from services.gateway.text.machine import OutputMachine, OutputRules, TokenMark
 from shared.dialects.reasoning import REASONING_FORMATS
 from shared.dialects.tools import TOOL_FORMATS
 from shared.wire.messages import OutputStart

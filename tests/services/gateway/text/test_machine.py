@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from services.gateway.chat.replies.events import Arguments, CallStart, Content
 from services.gateway.text import source
-from services.gateway.text.events import Arguments, CallStart, Content, TokenMark
-from services.gateway.text.machine import OutputMachine, OutputRules
+from services.gateway.text.machine import OutputMachine, OutputRules, TokenMark
 from shared.dialects.tools import TOOL_FORMATS
 from shared.wire.messages import OutputStart
 from tests.services.gateway.text.call_texts import CODER_PARIS, GOOD, HARD

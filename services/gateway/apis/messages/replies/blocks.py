@@ -1,6 +1,6 @@
 """Reasoning, content and calls as blocks of a message of Anthropic's. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from io import StringIO
 
 import msgspec
@@ -23,7 +23,7 @@ from services.gateway.apis.messages.replies.objects import (
 )
 from services.gateway.apis.messages.requests.signature import Signer
 from services.gateway.chat.replies.chat_parts import merged_events
-from services.gateway.text.events import Arguments, CallStart, Content, Event, Reasoning
+from services.gateway.chat.replies.events import Arguments, CallStart, Content, Event, Reasoning
 
 NO_INPUT = Raw(b"{}")
 
@@ -39,7 +39,7 @@ class BlockStream:
         self._open: type[Event] | None = None
         self._signer = Signer(fingerprint)
 
-    def push(self, events: Iterable[Event]) -> Iterator[BlockEvent]:
+    def push(self, events: Sequence[Event]) -> Iterator[BlockEvent]:
         for event in merged_events(events):
             match event:
                 case CallStart(_, call_id, name):

@@ -17,7 +17,7 @@ from services.gateway.apis.responses.replies.objects import (
     ReasoningText,
     SummaryText,
 )
-from services.gateway.text.events import CallStart
+from services.gateway.chat.replies.events import CallStart
 
 ItemEvent = tuple[str, dict[str, Any]]
 """The type of an event, and its fields but for those that place it in the stream."""

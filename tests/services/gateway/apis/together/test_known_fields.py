@@ -38,7 +38,8 @@ from services.gateway.http.body import Body
 from services.gateway.mesh.job import Job
 from shared.errors import InvalidRequest, NotFound
 from shared.wire.messages import ModelInfo, PoolingInfo
-from tests.services.gateway.fakes import LIMITS, MODEL
+from tests.services.gateway.fakes import MODEL
+from tests.services.gateway.text.asking import STRUCTURED
 
 # Of vLLM's ChatCompletionRequest and CompletionRequest, in their order
 # (vllm/entrypoints/openai/{chat_completion,completion}/protocol.py, version 0.32.0).
@@ -83,12 +84,12 @@ def pooler(task: Literal["embed", "classify"], size: int) -> ModelInfo:
 def pooled(
     parse: Callable[[Body, ModelInfo, Limits], PoolingJob], model: ModelInfo
 ) -> Callable[[Body], Job]:
-    return lambda body: parse(body, model, LIMITS).job
+    return lambda body: parse(body, model, STRUCTURED).job
 
 
 def response(body: Body) -> Job:
     request = read_request(body)
-    return response_job(request, request.items, lambda content: None, MODEL, LIMITS)
+    return response_job(request, request.items, lambda content: None, MODEL, STRUCTURED)
 
 
 @dataclass(frozen=True)
@@ -110,14 +111,14 @@ ENDPOINTS = {
     "chat": Endpoint(
         ChatRequest,
         unsupported.CHAT,
-        lambda body: parse_chat(body, MODEL, LIMITS),
+        lambda body: parse_chat(body, MODEL, STRUCTURED),
         {"messages": [{"role": "user", "content": "Hi"}]},
         names_of(VLLM, VLLM_CHAT) | ChatCreateParams.__annotations__.keys(),
     ),
     "completion": Endpoint(
         CompletionRequest,
         unsupported.COMPLETION,
-        lambda body: parse_completion(body, MODEL, LIMITS),
+        lambda body: parse_completion(body, MODEL, STRUCTURED),
         {"prompt": "a"},
         names_of(VLLM, VLLM_COMPLETION) | CompletionCreateParamsStreaming.__annotations__.keys(),
     ),

@@ -9,14 +9,15 @@ import numpy as np
 import pytest
 
 from services.gateway.chat.replies.formats import ChatFormat
-from services.gateway.chat.replies.output_parser import output_parser
-from services.gateway.chat.replies.parsed_writers import event_writer, whole_writer
 from services.gateway.chat.replies.reply import Head, Reply
+from services.gateway.chat.replies.writers import EventWriter, WholeWriter
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import TokenTable
+from services.gateway.text.output_parser import output_parsers
 from shared.wire.messages import Finished, FinishReason, Mark, OutputStart, TokenRun
 from shared.wire.token_arrays import TokenArrays
-from tests.services.gateway.asking import chat, tool
+from tests.services.gateway.asking import tool
+from tests.services.gateway.text.asking import chat
 
 OPEN, HIDDEN = 0, 1
 WRITTEN = [
@@ -68,14 +69,14 @@ def text_of(ids: list[int]) -> str:
 
 
 def whole(updates: list[ChoiceUpdate]) -> Any:
-    writer = whole_writer(*reply())
+    writer = WholeWriter(*reply())
     for update in updates:
         writer.add(update)
     return json.loads(b"".join(writer.write()))
 
 
 def streamed(updates: list[ChoiceUpdate]) -> list[Any]:
-    writer = event_writer(*reply())
+    writer = EventWriter(*reply())
     events = b"".join(b"".join(writer.write(update)) for update in updates).split(b"\n\n")
     return [json.loads(event.removeprefix(b"data: ")) for event in events[:-2]]
 
@@ -83,8 +84,9 @@ def streamed(updates: list[ChoiceUpdate]) -> list[Any]:
 def reply() -> Any:
     head = Head("chatcmpl-x", 1, "fish", "f1")
     prompt = [np.array([1, 2], np.int32)]
-    parser = output_parser(JOB.parsing, TABLE, [OutputStart.ANSWER], "seed", "both")
-    return Reply(ChatFormat(), head, JOB, TABLE.spelling(False), [], prompt), parser
+    assert JOB.parsing is not None
+    parsers = output_parsers(JOB, JOB.parsing, TABLE, [OutputStart.ANSWER], "seed")
+    return Reply(ChatFormat(), head, JOB, TABLE.spelling(False), [], prompt), parsers
 
 
 def counted(updates: list[ChoiceUpdate]) -> list[Any]:

@@ -9,8 +9,9 @@ from services.gateway.chat.requests.parse import parse_chat
 from services.gateway.mesh.job import Job
 from shared.errors import InvalidRequest
 from shared.wire.messages import MAX_TOOLS, ToolChoice
-from tests.services.gateway.asking import CALLER, chat, check_refusals, tool
-from tests.services.gateway.fakes import LIMITS, MODEL
+from tests.services.gateway.asking import CALLER, check_refusals, tool
+from tests.services.gateway.fakes import MODEL
+from tests.services.gateway.text.asking import STRUCTURED, chat
 
 TOOLS = [tool("a", parameters={"type": "object"}, strict=True), tool("b", description="ü")]
 NAMED = {"type": "function", "function": {"name": "b"}}
@@ -144,7 +145,7 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
 
 
 def test_what_is_wrong_is_refused_and_its_field_named(subtests: pytest.Subtests) -> None:
-    check_refusals(WRONG, subtests)
+    check_refusals(WRONG, subtests, chat)
 
 
 def test_a_model_whose_calls_cannot_be_read_gets_tools_only_to_know_of_them() -> None:
@@ -157,4 +158,4 @@ def test_a_model_whose_calls_cannot_be_read_gets_tools_only_to_know_of_them() ->
 def test_tools_travel_as_they_came() -> None:
     odd = '[ {"type":"function", "function":{"name":"a","x":1e5,"y":123456789012345678901}} ]'
     body = b'{"messages":[{"role":"user","content":"a"}],"tools":%b}' % odd.encode()
-    assert options(parse_chat(body, CALLER, LIMITS)).tools == odd
+    assert options(parse_chat(body, CALLER, STRUCTURED)).tools == odd

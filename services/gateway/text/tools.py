@@ -1,43 +1,26 @@
 """The tools of a chat, and which of them may or must be called."""
 
-from dataclasses import dataclass
-from typing import Any
-
 import msgspec
 from msgspec import Raw
 
-from services.gateway.chat.requests.json_body import json_errors
-from services.gateway.chat.requests.raw_json import NULL, check_chars, json_text
-from services.gateway.chat.requests.schema import ChatRequest, TokenizeRequest
+from services.gateway.chat.requests.raw_json import NULL, check_chars
+from services.gateway.chat.requests.schema import ChatRequest
+from services.gateway.chat.requests.tool_list import items_of, listed_tools
 from services.gateway.chat.requests.tool_schema import (
     AllowedToolsChoice,
     Function,
     FunctionName,
-    FunctionTool,
     NamedTool,
 )
-from services.gateway.http.violations import show, violation
+from services.gateway.chat.structure import Tools
+from services.gateway.http.violations import show
 from shared.errors import InvalidRequest
-from shared.wire.messages import MAX_TOOLS, ModelInfo, ToolChoice
-
-
-@dataclass(frozen=True, slots=True)
-class Tools:
-    """``tools`` is the JSON array for the chat template; empty: there are none.
-
-    ``is_named``: the client wants a call of one function, which it names. ``is_legacy``: it sent
-    OpenAI's older fields and reads the older ones of a reply.
-    """
-
-    tools: str = ""
-    choice: ToolChoice | None = None
-    is_named: bool = False
-    is_legacy: bool = False
+from shared.wire.messages import ModelInfo, ToolChoice
 
 
 def requested_tools(request: ChatRequest, model: ModelInfo) -> Tools:
     """Raises InvalidRequest."""
-    tools, names = _tools(request.tools)
+    tools, names = listed_tools(request.tools)
     functions, function_names = _functions(request.functions)
     if tools and functions:
         raise InvalidRequest("tools and functions are both given", param="functions")
@@ -51,11 +34,6 @@ def requested_tools(request: ChatRequest, model: ModelInfo) -> Tools:
     choice = _choice(request.tool_choice, names, request.parallel_tool_calls is not False)
     _check_parser(choice, "tools", model)
     return Tools(tools, choice, isinstance(request.tool_choice, NamedTool))
-
-
-def offered_tools(request: TokenizeRequest) -> str:
-    """The JSON array for the chat template. Raises InvalidRequest."""
-    return _tools(request.tools)[0]
 
 
 def _legacy(request: ChatRequest, functions: str, names: set[str], model: ModelInfo) -> Tools:
@@ -108,35 +86,13 @@ def _check_known(name: str, names: set[str], param: str) -> None:
         raise InvalidRequest(f"{param} is {show(name)}; no tool has this name", param=param)
 
 
-def _tools(raw: Raw) -> tuple[str, set[str]]:
-    if raw == NULL:
-        return "", set()
-    tools, text = _items(raw, FunctionTool, "tools")
-    return text, {tool.function.name for tool in tools}
-
-
 def _functions(raw: Raw) -> tuple[str, set[str]]:
     if raw == NULL:
         return "", set()
-    functions, text = _items(raw, Function, "functions")
+    functions, text = items_of(raw, Function, "functions")
     if not functions:
         return "", set()
     whole: list[Raw] = msgspec.json.decode(text, type=list[Raw])
     tools = [{"type": "function", "function": each} for each in whole]
     array = check_chars(msgspec.json.encode(tools).decode(), "functions")
     return array, {function.name for function in functions}
-
-
-@json_errors()
-def _items(raw: Raw, kind: Any, param: str) -> tuple[list[Any], str]:
-    """The items, each of ``kind``, and their array as it came; an empty one is none."""
-    text = json_text(raw, param)
-    try:
-        items = msgspec.json.decode(text, type=list[kind])
-    except msgspec.ValidationError as error:
-        raise violation(error, param, msgspec.json.decode(text), kind) from None
-    if len(items) > MAX_TOOLS:
-        raise InvalidRequest(
-            f"{param} has {len(items)} items; the limit is {MAX_TOOLS}", param=param
-        )
-    return (items, text) if items else ([], "")

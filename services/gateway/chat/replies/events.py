@@ -27,12 +27,3 @@ class Arguments(msgspec.Struct, frozen=True, gc=False):
 
 
 Event = Reasoning | Content | CallStart | Arguments
-
-
-class TokenMark(msgspec.Struct, frozen=True, gc=False):
-    """A ``messages.Mark`` with the text of its token."""
-
-    position: int
-    num_chars: int
-    index: int
-    text: str

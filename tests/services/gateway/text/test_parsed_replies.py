@@ -1,6 +1,7 @@
 """Replies to chats that reason and call tools, made of updates as the mesh brings them."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -8,22 +9,19 @@ import numpy as np
 import pytest
 from msgspec import structs
 
+from services.gateway.chat.replies.choice_parser import ChoiceParser, PlainParser
 from services.gateway.chat.replies.formats import ChatFormat
-from services.gateway.chat.replies.output_parser import output_parser
-from services.gateway.chat.replies.parsed_writers import (
-    ParsedEventWriter,
-    ParsedWholeWriter,
-    event_writer,
-    whole_writer,
-)
 from services.gateway.chat.replies.reply import Head, Reply
+from services.gateway.chat.replies.writers import EventWriter, WholeWriter
 from services.gateway.mesh.job import Job
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import TokenTable
+from services.gateway.text.output_parser import output_parsers
 from shared.settings.gateway import ReasoningField
 from shared.wire.messages import Finished, FinishReason, Mark, OutputStart, TokenRun
 from shared.wire.token_arrays import TokenArrays
-from tests.services.gateway.asking import chat, tool
+from tests.services.gateway.asking import tool
+from tests.services.gateway.text.asking import chat
 
 MARKERS = ["<think>", "</think>", "<tool_call>", "</tool_call>"]
 WRITTEN = [*(marker.encode() for marker in MARKERS), *(b"w%d" % token for token in range(96))]
@@ -65,14 +63,25 @@ class Choice:
         return [*self.updates, nothing]
 
 
-def reply_to(job: Job) -> Reply:
-    head = Head("chatcmpl-x", 1, "fish", "f1")
+def reply_to(job: Job, where: ReasoningField = "both") -> Reply:
     spelling = TABLE.spelling(False) if job.params.logprobs is not None else None
-    return Reply(ChatFormat(), head, job, spelling, [], [np.array([1, 2], np.int32)])
+    return Reply(
+        format=ChatFormat(),
+        head=Head("chatcmpl-x", 1, "fish", "f1"),
+        job=job,
+        spelling=spelling,
+        echoes=[],
+        prompt_ids=[np.array([1, 2], np.int32)],
+        reasoning_field=where,
+    )
 
 
-def parser_of(job: Job, start: OutputStart, where: ReasoningField) -> Any:
-    return output_parser(job.parsing, TABLE, [start], "seed", where) if job.parsing else None
+def parsers_of(
+    job: Job, start: OutputStart = OutputStart.UNDECIDED, table: TokenTable = TABLE
+) -> Sequence[ChoiceParser]:
+    if job.parsing is None:
+        return [PlainParser()] * job.total_choices
+    return output_parsers(job, job.parsing, table, [start], "seed")
 
 
 def whole(
@@ -81,7 +90,7 @@ def whole(
     start: OutputStart = OutputStart.UNDECIDED,
     where: ReasoningField = "both",
 ) -> Any:
-    writer = whole_writer(reply_to(job), parser_of(job, start, where))
+    writer = WholeWriter(reply_to(job, where), parsers_of(job, start))
     for update in updates:
         writer.add(update)
     return json.loads(b"".join(writer.write()))
@@ -93,7 +102,7 @@ def chunks(
     start: OutputStart = OutputStart.UNDECIDED,
     where: ReasoningField = "both",
 ) -> list[Any]:
-    writer = event_writer(reply_to(job), parser_of(job, start, where))
+    writer = EventWriter(reply_to(job, where), parsers_of(job, start))
     events = b"".join(b"".join(writer.write(update)) for update in updates).split(b"\n\n")
     assert events[-2:] == [b"data: [DONE]", b""]
     return [json.loads(event.removeprefix(b"data: ")) for event in events[:-2]]
@@ -184,10 +193,10 @@ def test_the_deltas_of_a_stream_add_up_to_the_whole_reply(subtests: pytest.Subte
 def test_a_long_reply_is_whole_in_fewer_pieces_than_tokens() -> None:
     words = [f"w{number} " for number in range(1000)]
     job = chat(tools=TOOLS)
-    writer = ParsedWholeWriter(reply_to(job), parser_of(job, OutputStart.REASONING, "both"))
+    writer = WholeWriter(reply_to(job), parsers_of(job, OutputStart.REASONING))
     for update in Choice().say(*words, "</think>", *words, "</tool_call>").end():
         writer.add(update)
-    assert len(writer._events[0]) < 100
+    assert len(writer._choices[0].events) < 100
     message = json.loads(b"".join(writer.write()))["choices"][0]["message"]
     assert message["reasoning"] == "".join(words).rstrip()
     assert message["content"].startswith("".join(words).rstrip())
@@ -317,9 +326,7 @@ def test_the_usage_counts_no_reasoning_where_a_marker_was_text_or_none_is_looked
     marked = Choice().say(*THOUGHT, "Hi").end()
     unmarked = [replace(update, marks=()) for update in marked]
     table = TokenTable(np.zeros(0, np.uint8), np.zeros(100, np.int32))
-    assert job.parsing is not None
-    parser = output_parser(job.parsing, table, [OutputStart.UNDECIDED], "seed", "both")
-    writer = whole_writer(reply_to(job), parser)
+    writer = WholeWriter(reply_to(job), parsers_of(job, table=table))
     for update in unmarked:
         writer.add(update)
     reply = json.loads(b"".join(writer.write()))
@@ -352,11 +359,11 @@ def test_what_follows_the_first_call_is_dropped_where_one_is_wanted() -> None:
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["weather"]
     assert choice["finish_reason"] == "tool_calls"
     assert len(accumulated(chunks(job, updates))["tool_calls"]) == 1
-    for kind in (ParsedEventWriter, ParsedWholeWriter):
-        writer: Any = kind(reply_to(job), parser_of(job, OutputStart.ANSWER, "both"))
+    for kind in (EventWriter, WholeWriter):
+        writer: Any = kind(reply_to(job), parsers_of(job, OutputStart.ANSWER))
         over = []
         for update in updates[:-1]:
-            list(writer.write(update)) if kind is ParsedEventWriter else writer.add(update)
+            list(writer.write(update)) if kind is EventWriter else writer.add(update)
             over.append(writer.is_over(update))
         assert over[-1]
         assert not any(over[:3])

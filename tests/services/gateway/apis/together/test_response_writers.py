@@ -16,16 +16,22 @@ from services.gateway.apis.responses.replies.writers import (
 )
 from services.gateway.apis.responses.requests.parse import read_request, response_job
 from services.gateway.chat.replies.formats import ChatFormat
-from services.gateway.chat.replies.output_parser import output_parser
 from services.gateway.chat.replies.reply import Head, Reply
 from services.gateway.mesh.output_collector import ChoiceUpdate, merged
 from services.gateway.mesh.token_table import TokenTable
 from shared.errors import InternalError
-from shared.wire.messages import FinishReason, OutputStart
+from shared.wire.messages import FinishReason
 from tests.services.gateway.apis.responses.event_order import check_events, parsed_events
 from tests.services.gateway.asking import CALLER
-from tests.services.gateway.fakes import LIMITS
-from tests.services.gateway.test_parsed_replies import CALL, CALLS, MARKERS, THOUGHT, Choice
+from tests.services.gateway.text.asking import STRUCTURED
+from tests.services.gateway.text.test_parsed_replies import (
+    CALL,
+    CALLS,
+    MARKERS,
+    THOUGHT,
+    Choice,
+    parsers_of,
+)
 
 FUNCTIONS: Any = [{"type": "function", "name": name} for name in ("weather", "time")]
 LOGPROBS = {"include": ["message.output_text.logprobs"]}
@@ -56,13 +62,11 @@ def said(*pieces: str, reason: FinishReason = "stop", num_values: int = 0) -> li
 
 def maker_of(**fields: Any) -> ResponseMaker:
     request = read_request(json.dumps({"input": "Hi", "tools": FUNCTIONS} | fields).encode())
-    job = response_job(request, request.items, lambda text: None, CALLER, LIMITS)
+    job = response_job(request, request.items, lambda text: None, CALLER, STRUCTURED)
     head = Head("resp_x", 1, "fish", "f1")
     spelling = TABLE.spelling(False) if job.params.logprobs is not None else None
     reply = Reply(ChatFormat(), head, job, spelling, [], [np.array([1, 2], np.int32)])
-    parser = None
-    if job.parsing is not None:
-        parser = output_parser(job.parsing, TABLE, [OutputStart.UNDECIDED], "seed", "both")
+    [parser] = parsers_of(job, table=TABLE)
     encrypts = "reasoning.encrypted_content" in fields.get("include", [])
     encrypt = (lambda text: text[::-1]) if encrypts else None
     shape = ItemShape("k", request.tools, is_summary(request), encrypt)

@@ -1,55 +1,27 @@
-"""From the text of a chat to reasoning, content and calls, for one reply."""
+"""From the text of a chat to reasoning, content and calls."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from services.gateway.mesh.job import Parsing
+from services.gateway.chat.replies.events import Content, Event, Reasoning
+from services.gateway.mesh.job import Job, Parsing
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import TokenTable
-from services.gateway.text.events import Content, Event, Reasoning, TokenMark
-from services.gateway.text.machine import OutputMachine, OutputRules
+from services.gateway.text.machine import OutputMachine, OutputRules, TokenMark
 from shared.dialects.formats import ReasoningFormat
 from shared.dialects.reasoning import REASONING_FORMATS
 from shared.dialects.tools import find_tool_format
-from shared.settings.gateway import ReasoningField
 from shared.wire.messages import Finished, OutputStart
 
 
-@dataclass(frozen=True)
-class OutputParser:
-    """``starts`` of the prompts; ``seed`` makes the ids of calls unique to this reply.
-    ``reasoning_field`` is the setting."""
-
-    parsing: Parsing
-    rules: OutputRules
-    table: TokenTable
-    starts: Sequence[OutputStart]
-    seed: str
-    reasoning_field: ReasoningField
-
-    @property
-    def separates_reasoning(self) -> bool:
-        """Whether the reply tells reasoning from content."""
-        return bool(self.parsing.reasoning_parser) and self.parsing.separates_reasoning
-
-    @property
-    def call_end(self) -> str:
-        """The finish reason of a text that ends in calls."""
-        if self.parsing.is_named:
-            return "stop"
-        return "function_call" if self.parsing.is_legacy else "tool_calls"
-
-
-def output_parser(
-    parsing: Parsing,
-    table: TokenTable,
-    starts: Sequence[OutputStart],
-    seed: str,
-    reasoning_field: ReasoningField,
-) -> OutputParser:
+def output_parsers(
+    job: Job, parsing: Parsing, table: TokenTable, starts: Sequence[OutputStart], seed: str
+) -> list["OutputParser"]:
+    """One for each choice; ``starts`` are those of the prompts, ``seed`` makes the ids of calls
+    unique to this reply."""
     rules = OutputRules(
         tools=find_tool_format(parsing.tool_parser, table) if parsing.tool_parser else None,
         reasoning=REASONING_FORMATS.get(parsing.reasoning_parser),
@@ -57,49 +29,55 @@ def output_parser(
         functions=_functions(parsing.tools),
         is_parallel=parsing.is_parallel,
     )
-    return OutputParser(
-        parsing=parsing,
-        rules=rules,
-        table=table,
-        starts=starts,
-        seed=seed,
-        reasoning_field=reasoning_field,
-    )
+    return [
+        OutputParser(
+            job=job,
+            parsing=parsing,
+            rules=rules,
+            table=table,
+            start=starts[index // job.num_choices],
+            seed=f"{seed}/{index}",
+        )
+        for index in range(job.total_choices)
+    ]
 
 
-class ChoiceParser:
-    """The events of one choice, as its updates come; ``is_over``: the rest is of no interest, and
-    there may be much of it."""
+class OutputParser:
+    """A ChoiceParser of reasoning, content and calls, after the first text of the job."""
 
-    def __init__(self, parser: OutputParser, prompt: int, index: int, includes_stop: bool) -> None:
-        self._machine = OutputMachine(parser.rules, parser.starts[prompt], f"{parser.seed}/{index}")
-        self._text = parser.table.text
-        self._shows_reasoning = parser.parsing.shows_reasoning
+    def __init__(
+        self,
+        job: Job,
+        parsing: Parsing,
+        rules: OutputRules,
+        table: TokenTable,
+        start: OutputStart,
+        seed: str,
+    ) -> None:
+        self._parsing = parsing
+        self._machine = OutputMachine(rules, start, seed)
+        self._text = table.text
+        self._first: list[Event] = [Content(job.first_text)] if job.first_text else []
         self._joiner = None
-        if (reasoning := parser.rules.reasoning) and not parser.parsing.separates_reasoning:
-            self._joiner = _Joiner(reasoning, parser.starts[prompt])
-        self._call_end = parser.call_end
-        self._is_held = parser.parsing.is_held
-        parsing = parser.parsing
-        may_be_cut = parser.rules.tools and not parsing.is_parallel and not parsing.is_held
-        self._tokens = TextTokens(parser.table) if may_be_cut else None
+        if rules.reasoning is not None and not parsing.separates_reasoning:
+            self._joiner = _Joiner(rules.reasoning, start)
+        may_be_cut = rules.tools and not parsing.is_parallel and not parsing.is_held
+        self._tokens = TextTokens(table) if may_be_cut else None
         self._num_tokens = 0  # that came
         self._num_kept: int | None = None  # of a choice that is over
-        self._includes_stop = includes_stop
-        self.num_reasoning_tokens: int | None = None  # once it has ended, if it can be told
+        self._includes_stop = job.text.includes_stop
+        self.num_reasoning_tokens: int | None = None
 
     @property
     def is_over(self) -> bool:
-        return self._machine.is_over and not self._is_held
+        return self._machine.is_over and not self._parsing.is_held
 
     @property
     def has_open_call(self) -> bool:
-        """Whether the last call has not come to its end."""
         return self._machine.has_open_call
 
     def push(self, update: ChoiceUpdate) -> tuple[list[Event], ChoiceUpdate]:
-        """Also returns ``update`` as the reply counts it: a choice that is over has the tokens up
-        to there, whatever else has come."""
+        """A choice that is over counts the tokens up to there, whatever else has come."""
         marks = [
             TokenMark(mark.position, mark.num_chars, mark.index, self._text(mark.token_id))
             for mark in update.marks
@@ -113,11 +91,15 @@ class ChoiceParser:
         if update.finished is not None:
             num_tokens = self._num_with_text(update.finished)
             self.num_reasoning_tokens = self._machine.num_reasoning_tokens(num_tokens)
+        first, self._first = self._first, []
+        return first + self._shown(events), update
+
+    def _shown(self, events: list[Event]) -> list[Event]:
         if self._joiner is not None:
-            return self._joiner.join(events), update
-        if self._shows_reasoning:
-            return events, update
-        return [event for event in events if not isinstance(event, Reasoning)], update
+            return self._joiner.join(events)
+        if self._parsing.shows_reasoning:
+            return events
+        return [event for event in events if not isinstance(event, Reasoning)]
 
     def _cut(self, update: ChoiceUpdate) -> ChoiceUpdate:
         num_before = self._num_tokens
@@ -139,13 +121,12 @@ class ChoiceParser:
         is_ended = finished.reason == "stop" and not isinstance(finished.stop_reason, str)
         return finished.num_tokens - (is_ended and not self._includes_stop)
 
-    def finish_reason(self, update: ChoiceUpdate) -> str | None:
+    def finish_reason(self, finished: Finished) -> str:
         """A text that was cut, by its length or by a stop string within a call, ends in no call."""
-        if update.finished is None:
-            return None
         has_calls = self._machine.num_calls and not self._machine.has_open_call
-        ends_in_call = update.finished.reason == "stop" and has_calls
-        return self._call_end if ends_in_call else update.finished.reason
+        if finished.reason != "stop" or not has_calls or self._parsing.is_named:
+            return finished.reason
+        return "function_call" if self._parsing.is_legacy else "tool_calls"
 
 
 class _Joiner:
