@@ -1,0 +1,96 @@
+"""What must hold of every run: of each request, and of a mesh at rest."""
+
+from typing import Any
+
+from shared.errors import QUARANTINED, TOO_MANY_REPLAYS, WORKER_DIED
+from tests.sim.clients import Choice, Request
+from tests.sim.mesh import Host, Mesh
+
+BEFORE_S = 15.0
+"""For so long after a fault the mesh may refuse what it would serve without it."""
+MIN_FAULTS = {TOO_MANY_REPLAYS: 3, WORKER_DIED: 2, QUARANTINED: 2}
+
+
+def check_request(request: Request, expected: Request, hits: list[float], is_small: bool) -> None:
+    """``expected`` is the request when it was alone; ``is_small``: queues may be full."""
+    assert request.fault is None, f"{request.name}: {request.fault!r}"
+    assert request.num_ends == 1, f"{request.name} has {request.num_ends} ends"
+    if request.error is not None:
+        check_error(request, hits, is_small)
+    elif not request.has_left:
+        for index, (choice, whole) in enumerate(
+            zip(request.choices, expected.choices, strict=True)
+        ):
+            check_choice(f"{request.name}, choice {index}", choice, whole, request)
+        if request.aborts_s is None:
+            assert request.prompt_ids == expected.prompt_ids
+
+
+def check_choice(name: str, choice: Choice, whole: Choice, request: Request) -> None:
+    """It is ``whole``, or a part of it that was aborted."""
+    if request.aborts_s is not None and choice.reason == "abort None":
+        assert whole.text.startswith(choice.text), f"{name}: {choice}, alone {whole}"
+        assert whole.ids.startswith(choice.ids), f"{name}: {choice}, alone {whole}"
+    else:
+        assert choice == whole, f"{name}: {choice}, alone {whole}"
+
+
+def check_error(request: Request, hits: list[float], is_small: bool) -> None:
+    error = request.error
+    assert error is not None
+    assert request.ended_s is not None
+    since_s = request.begun_s - BEFORE_S
+    num_faults = sum(since_s <= hit_s <= request.ended_s for hit_s in hits)
+    text = f"{request.name} failed with {error.status} {error.code}: {error}"
+    if error.status == 429:
+        assert is_small, text
+    elif error.status == 503:
+        assert num_faults, f"{text}, without a fault"
+    else:
+        assert error.code in MIN_FAULTS, text
+        assert num_faults >= MIN_FAULTS[error.code], f"{text}, with {num_faults} faults"
+
+
+def left_in(mesh: Mesh) -> list[str]:
+    """What is there of requests that have ended."""
+    return [
+        f"{num} {what} at {host.name}"
+        for host in mesh.live()
+        if host.service is not None
+        for what, num in left_at(host).items()
+        if num
+    ]
+
+
+def left_at(host: Host) -> dict[str, Any]:
+    service = host.service
+    match host.kind:
+        case "gateway":
+            tokenizers = list(service._mesh.tokenizers)
+            return {
+                "prompts": sum(len(each.prompts) for each in tokenizers),
+                "lost prompts": len(list(service._mesh._lost)),
+                "bytes": service._admission._num_bytes,
+                "requests": service._admission.num_open,
+            }
+        case "tokenizer":
+            requests, lanes = service._requests, service._lanes
+            return {
+                "requests": len(requests),
+                "grants": len(requests._credits._grants),
+                "sequences": sum(each.num for each in service._schedulers._ours.values()),
+                "threads": sum(lane._slots._held.total() for lane in (lanes._short, lanes._long)),
+            }
+        case "scheduler":
+            core = service._core
+            pools = [each.pool for each in core.workers.values()]
+            return {
+                "sequences": len(core.sequences),
+                "waiting": len(list(core.queues)),
+                "running": sum(len(each.running) for each in core.workers.values()),
+                "plans": sum(len(each.in_flight) for each in core.workers.values()),
+                "blocks": sum(each.num_blocks - each.num_free for each in pools),
+                "tokens": sum(len(each._held) for each in service._routes.values()),
+            }
+        case "worker":
+            return {"steps": service._num_pending, "sequences": service._load}
