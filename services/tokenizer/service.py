@@ -86,9 +86,9 @@ class TokenizerService:
                 self._link.dial("scheduler", directory, role="tokenizers", tcp=addresses)
                 await self._link.run()
         finally:
+            await self._link.close("the tokenizer leaves", is_planned=self._is_draining)
             if self._requests is not None:
                 await self._requests.close()
-            await self._link.close("the tokenizer leaves", is_planned=self._is_draining)
             self._lanes.close()
 
     def _load(self) -> ModelInfo:

@@ -250,6 +250,8 @@ class Link:
         peer.send_heartbeat(self.handler.status())
 
     def received(self, peer: Peer, message: Message, arrays: list[Array], num_bytes: int) -> None:
+        if self._is_closing:
+            return
         peer.last_seen_s = time.monotonic()
         try:
             if isinstance(message, Heartbeat):
