@@ -104,7 +104,6 @@ def job_of(number: int) -> Job:
         cache_salt=random.choice(["", "mine"]),
         owner=random.choice(["", "a", "b"]),
         is_seeded=random.choice([False, True]),
-        max_open_prompts=random.choice([None, None, 1]),
     )
 
 

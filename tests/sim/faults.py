@@ -5,7 +5,7 @@ from random import Random
 
 from tests.sim.mesh import ORDER, Host, Mesh
 from tests.sim.network import LATENCY_S, Connection
-from tests.sim.virtual_loop import TURN_S
+from tests.sim.virtual_loop import THREAD_S, TURN_S
 
 MAX_TURNS = 300
 """A fault falls between two of so many callbacks of a service."""
@@ -36,7 +36,7 @@ class Faults:
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         self._random: Random = mesh.random
-        self.hits: list[float] = []
+        self.hits: list[tuple[float, bool]] = []
         self._likes = [weight * self._random.choice([0, 1, 1, 4]) for weight in WEIGHTS.values()]
 
     def befall(self) -> None:
@@ -49,9 +49,10 @@ class Faults:
         hosts = self._mesh.live(kind) or self._mesh.live()
         return self._random.choice(hosts)
 
-    def _note(self, text: str) -> None:
+    def _note(self, text: str, is_loss: bool = False) -> None:
+        """``is_loss``: a process or a connection ends by it."""
         self._mesh.network.note(f"fault: {text}")
-        self.hits.append(self._mesh.loop.now_s)
+        self.hits.append((self._mesh.loop.now_s, is_loss))
 
     def _trap(self, host: Host, spring: Callable[[], None]) -> None:
         host.trap = host.num_turns + self._random.randint(1, MAX_TURNS), spring
@@ -60,7 +61,7 @@ class Faults:
 
     def kill(self, host: Host | None = None) -> None:
         host = host or self._victim()
-        self._note(f"kill {host.name}")
+        self._note(f"kill {host.name}", is_loss=True)
         is_silent, drops = self._random.random() < 0.2, self._random.random() < 0.5
         self._mesh.end(host, "is killed", is_silent, drops)
 
@@ -88,24 +89,24 @@ class Faults:
         host = self._victim()
         self._note(f"the threads of {host.name} are slow")
         host.thread_s *= self._random.choice([10, 100])
-        self._later(setattr, host, "thread_s", 1e-3)
+        self._later(setattr, host, "thread_s", THREAD_S)
 
     def hang_step(self) -> None:
         if workers := self._mesh.live("worker"):
             host = self._random.choice(workers)
-            self._note(f"a step of {host.name} hangs")
+            self._note(f"a step of {host.name} hangs", is_loss=True)
             host.may_break, host.thread_s = True, 1e3
 
     def fail_step(self) -> None:
         for host in self._mesh.live("worker")[:1]:
             if host.engine is not None:
-                self._note(f"a step of {host.name} fails")
+                self._note(f"a step of {host.name} fails", is_loss=True)
                 host.may_break = host.engine.fails_next = True
 
     def stop(self) -> None:
         host = self._victim()
         if not host.is_stopping:
-            self._note(f"{host.name} is told to stop")
+            self._note(f"{host.name} is told to stop", is_loss=True)
             host.is_stopping = True
             host.stop_soon()
 
@@ -128,7 +129,7 @@ class Faults:
 
     def cut(self) -> None:
         if (connection := self._connection()) is not None:
-            self._note(f"cut {connection}")
+            self._note(f"cut {connection}", is_loss=True)
             connection.cut(self._random.random() < 0.4, self._random.random() < 0.7)
 
     def delay(self) -> None:
@@ -139,7 +140,7 @@ class Faults:
 
     def bad_frame(self) -> None:
         if (connection := self._connection()) is not None:
-            self._note(f"a bad frame on {connection}")
+            self._note(f"a bad frame on {connection}", is_loss=True)
             connection.spoils_next = True
 
     def _later(self, call: Callable[..., None], *arguments: object) -> None:

@@ -26,11 +26,12 @@ from shared.wire.messages import Capacity, ModelInfo, ServiceName
 from tests.sim.clients import Request, ask
 from tests.sim.engine import SimulatedEngine
 from tests.sim.network import Machine, Network, Sockets
-from tests.sim.virtual_loop import VirtualLoop
+from tests.sim.virtual_loop import THREAD_S, TURN_S, VirtualLoop
 
 ORDER: tuple[ServiceName, ...] = ("gateway", "tokenizer", "scheduler", "worker")
 DRAIN_S = 4.0
 STALL_S = 3.0
+SETTLED_S = 2.0
 LOWER = ("tcp://schedulers",)
 NOWHERE = Path("/nonexistent/shoal")
 
@@ -45,7 +46,7 @@ class Host(Machine):
         self.service: Any = None
         self.engine: SimulatedEngine | None = None
         self.is_stopping = False
-        self.is_ending = False  # errors are of no importance any more
+        self.begun_s = 0.0
         self.may_break = False
         self._stop = asyncio.Event()
 
@@ -79,8 +80,10 @@ class Mesh:
         ]
         self.hosts: list[Host] = []  # all that ever ran
         self.broken: list[str] = []
+        self.gaps: list[float] = []  # looks at which it could serve nobody
         self.requests: list[Request] = []
         self._numbers = count(1)
+        self._is_over = False
         self.loop.look_up = self._look_up
 
     @contextmanager
@@ -107,6 +110,12 @@ class Mesh:
     def later(self, delay_s: float, callback: Callable[..., None], *arguments: Any) -> None:
         self.loop.call_later(delay_s, callback, *arguments, context=self.loop.world.context)
 
+    def _works(self, host: Host) -> bool:
+        """Whether it has had the time to find the others, and does not stand still or hurry."""
+        is_settled = self.loop.now_s - host.begun_s >= SETTLED_S
+        is_quick = (host.turn_s, host.thread_s) == (TURN_S, THREAD_S)
+        return is_settled and is_quick and host.free_s <= self.loop.now_s and not host.is_stopping
+
     def live(self, *kinds: ServiceName) -> list[Host]:
         hosts = (site.host for site in self.sites)
         return [each for each in hosts if each is not None and each.kind in (kinds or ORDER)]
@@ -118,11 +127,12 @@ class Mesh:
     # --- processes ------------------------------------------------------------------------------
 
     def start(self, site: Site) -> None:
-        if site.host is not None:
+        if site.host is not None or self._is_over:
             return
         number = next(self._numbers)
         host = site.host = Host(site, f"10.0.{number // 250}.{1 + number % 250}")
         host.clock_s = self.random.uniform(0, 1e5)
+        host.begun_s = self.loop.now_s
         self.hosts.append(host)
         self.network.note(f"{site.name} starts")
         self._in(host, self._serve(host))
@@ -144,7 +154,6 @@ class Mesh:
                         await host.service.drain()
                 except TimeoutError:
                     pass
-                host.is_ending = True
                 running.cancel()
                 await asyncio.wait([running])
             stop.cancel()
@@ -182,14 +191,16 @@ class Mesh:
         self.later(self.random.uniform(0.05, 2), self.start, host.site)
 
     def _note_errors(self, host: Host) -> None:
-        if host.errors and not (host.may_break or host.is_ending):
+        if host.errors and not host.may_break:
             self.broken.append(f"{host.name}: {host.errors[0]!r}")
 
     def look_often(self, every_s: float) -> None:
-        """Ends the processes that a callback broke."""
+        """Ends the processes that a callback broke, and notes when the mesh cannot serve."""
         for host in self.live():
-            if host.errors and not host.is_ending:
+            if host.errors:
                 self.end(host, f"breaks: {host.errors[0]!r}")
+        if {host.kind for host in self.live() if self._works(host)} != set(ORDER):
+            self.gaps.append(self.loop.now_s)
         self.later(every_s, self.look_often, every_s)
 
     def ask(self, gateway: Host, request: Request) -> None:
@@ -206,6 +217,7 @@ class Mesh:
 
     def _bury(self) -> None:
         """Lets all that is left end, unheard: no coroutine is left to the garbage collector."""
+        self._is_over = True
         for host in self.hosts:
             self.network.end_all_of(host, is_silent=True, drops=True)
             host.is_dead, host.free_s, host.turn_s, host.trap = False, 0.0, 0.0, None
@@ -243,11 +255,15 @@ class Shape:
             max_num_steps=draw(1, 1, 4),
             stall_s=STALL_S,
         )
+        self.is_small = draw(False, False, True)  # so that queues may be full
         self.settings: dict[str, dict[str, Any]] = {
             "gateway": {"tokenizer_address": ("tcp://tokenizers",), "port": 0},
-            "tokenizer": {"scheduler_address": LOWER, "max_open_requests": draw(64, 64, 4)},
+            "tokenizer": {
+                "scheduler_address": LOWER,
+                "max_open_requests": 4 if self.is_small else 64,
+            },
             "scheduler": {
-                "max_waiting": draw(256, 256, 6),
+                "max_waiting": 6 if self.is_small else 256,
                 "pipeline_depth": draw(2, 1),
                 "forward_interval_s": draw(0.01, 0.0, 0.1),
                 "enable_prefix_caching": draw(True, True, False),

@@ -117,7 +117,7 @@ class End:
         self.is_closed = self.is_lost = False
         self._on_frames = on_frames
         self._on_lost = on_lost
-        self._has_spoken = False
+        self._has_sent = self._has_spoken = False
         self._arrival_s = 0.0
         self._context = machine.context.copy()
 
@@ -144,12 +144,10 @@ class End:
         if self._connection.spoils_next:
             self._connection.spoils_next = False
             copies = [BAD_FRAME]
-        if self.machine.minor is not None and not self._has_sent_hello:
+        if self.machine.minor is not None and not self._has_sent:
             copies = _with_minor(copies, self.machine.minor)
-        self._has_sent_hello = True
+        self._has_sent = True
         self._other.schedule(self._other.receive, copies)
-
-    _has_sent_hello = False
 
     def receive(self, frames: list[bytes]) -> None:
         if self.is_closed or (self._connection.is_cut and self._connection.drops):
@@ -256,7 +254,8 @@ class Sockets:
 
 def _with_minor(frames: list[bytes], minor: int) -> list[bytes]:
     hello, arrays = decode(frames)
-    assert isinstance(hello, Hello)
+    if not isinstance(hello, Hello):
+        return frames
     return [bytes(each) for each in encode(msgspec.structs.replace(hello, minor=minor), arrays)]
 
 

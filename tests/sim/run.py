@@ -72,14 +72,9 @@ class Run:
     def _check(self) -> None:
         mesh = self.mesh
         assert not mesh.broken, f"services broke: {mesh.broken}"
-        shape = mesh.shape
-        is_small = (
-            shape.settings["scheduler"]["max_waiting"] < 64
-            or shape.settings["tokenizer"]["max_open_requests"] < 64
-        )
         for request in mesh.requests:
             if not request.is_lost:
-                check_request(request, alone()[request.job_number], self.faults.hits, is_small)
+                check_request(request, alone()[request.job_number], self.faults, mesh)
 
 
 @cache

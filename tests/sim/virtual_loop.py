@@ -22,7 +22,7 @@ from shared.process.service import NEVER_RETRIEVED
 
 START_S = 1e6
 EPOCH_S = 1.8e9
-TURN_S = 20e-6
+TURN_S, THREAD_S = 20e-6, 1e-3
 MAX_IDLE_TURNS = 100_000
 """Callbacks in one moment, above which somebody waits in a circle."""
 
@@ -33,7 +33,7 @@ class Process:
     def __init__(self, name: str, turn_s: float = TURN_S) -> None:
         self.name = name
         self.turn_s = turn_s
-        self.thread_s = 1e-3
+        self.thread_s = THREAD_S
         self.clock_s = 0.0  # by which its clocks differ from others'
         self.wall_s = 0.0  # by which its wall clock is wrong
         self.free_s = 0.0
