@@ -84,7 +84,7 @@ def job_of(number: int) -> Job:
     ]
     params = SamplingParams(
         seed=number,
-        max_tokens=LONG if number % 16 == 0 else random.choice([0, 1, 2, 8, 24, 48]),
+        max_tokens=LONG if number % 16 == 0 else random.choice([0, 1, 2, 8, 24, 48, 100]),
         logprobs=random.choice([None, None, 0, 2]),
         prompt_logprobs=random.choice([None, None, None, 1]),
     )

@@ -15,7 +15,7 @@ from shared.wire.messages import Capacity, ModelInfo, ResultRow, RunKind, StepPl
 from shared.wire.token_arrays import Layout, TokenArrays, join
 from tests.services.scheduler.simulated_worker import SimulatedWorker, Slot
 
-STOP = 61
+STOP = 251
 """Every so many tokens a text ends by itself."""
 STEP_S = 2e-3
 

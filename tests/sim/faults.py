@@ -73,7 +73,7 @@ class Faults:
         host = host or self._victim()
         duration_s = self._random.choice([0.3, 1.6, 2.2, 4.0]) * self._random.uniform(0.8, 1.2)
         self._note(f"{host.name} stands still for {duration_s:.3f} s")
-        host.free_s = self._mesh.loop.now_s + duration_s
+        host.free_s = max(host.free_s, self._mesh.loop.now_s + duration_s)
 
     def hang_between_awaits(self) -> None:
         host = self._victim()

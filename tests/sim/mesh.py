@@ -1,6 +1,7 @@
 """A mesh of real services on a virtual loop."""
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -32,6 +33,7 @@ ORDER: tuple[ServiceName, ...] = ("gateway", "tokenizer", "scheduler", "worker")
 DRAIN_S = 4.0
 STALL_S = 3.0
 SETTLED_S = 2.0
+LOOK_S = 0.05
 LOWER = ("tcp://schedulers",)
 NOWHERE = Path("/nonexistent/shoal")
 
@@ -45,7 +47,7 @@ class Host(Machine):
         self.kind = site.kind
         self.service: Any = None
         self.engine: SimulatedEngine | None = None
-        self.is_stopping = False
+        self.is_stopping = self.is_ending = False
         self.begun_s = 0.0
         self.may_break = False
         self._stop = asyncio.Event()
@@ -90,6 +92,7 @@ class Mesh:
     def running(self) -> Iterator[None]:
         with (
             self.loop.entered(),
+            patch.object(logging.Logger, "isEnabledFor", lambda *_: False),
             patch("shared.link.link.Context", lambda: Sockets(self.network)),
             patch("services.gateway.service.REGISTRY", Mock()),
             patch.object(TokenizerService, "_load", _load),
@@ -99,12 +102,12 @@ class Mesh:
             finally:
                 self._bury()
 
-    def run(self, until: Callable[[], bool], within_s: float) -> bool:
-        """Whether it came true in time."""
+    def run(self, within_s: float, until: Callable[[], bool] = lambda: False) -> bool:
+        """Whether it came true in time, as far as a look now and then shows."""
         end_s = self.loop.now_s + within_s
-        timer = self.loop.call_at(end_s, lambda: None, context=self.loop.world.context)
-        self.loop.run_until(lambda: until() or self.loop.now_s >= end_s)
-        timer.cancel()
+        while not until() and self.loop.now_s < end_s:
+            self.loop.run_until(self.loop.now_s + LOOK_S)
+            self._look()
         return until()
 
     def later(self, delay_s: float, callback: Callable[..., None], *arguments: Any) -> None:
@@ -154,6 +157,7 @@ class Mesh:
                         await host.service.drain()
                 except TimeoutError:
                     pass
+                host.is_ending = True
                 running.cancel()
                 await asyncio.wait([running])
             stop.cancel()
@@ -191,17 +195,16 @@ class Mesh:
         self.later(self.random.uniform(0.05, 2), self.start, host.site)
 
     def _note_errors(self, host: Host) -> None:
-        if host.errors and not host.may_break:
+        if host.errors and not (host.may_break or host.is_ending):
             self.broken.append(f"{host.name}: {host.errors[0]!r}")
 
-    def look_often(self, every_s: float) -> None:
+    def _look(self) -> None:
         """Ends the processes that a callback broke, and notes when the mesh cannot serve."""
         for host in self.live():
-            if host.errors:
+            if host.errors and not host.is_ending:
                 self.end(host, f"breaks: {host.errors[0]!r}")
         if {host.kind for host in self.live() if self._works(host)} != set(ORDER):
             self.gaps.append(self.loop.now_s)
-        self.later(every_s, self.look_often, every_s)
 
     def ask(self, gateway: Host, request: Request) -> None:
         self.network.note(f"{gateway.name} is asked for {request.name}, job {request.job_number}")
@@ -225,7 +228,8 @@ class Mesh:
         tasks = [task for host in self.hosts for task in host.tasks]
         for task in tasks:
             task.cancel()
-        self.loop.run_until(lambda: all(task.done() for task in tasks))
+        while not all(task.done() for task in tasks):
+            self.loop.run_until(self.loop.now_s + LOOK_S)
 
 
 class Shape:

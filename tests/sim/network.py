@@ -13,7 +13,6 @@ from tests.sim.virtual_loop import START_S, Process, VirtualLoop
 
 LATENCY_S = 100e-6
 MOMENT_S = 1e-9  # between two messages of a connection
-UNREACHABLE_S = 5.0
 BAD_FRAME = b"\xc1"
 
 
@@ -182,9 +181,9 @@ class Unanswered:
 
     has_unsent = False
 
-    def __init__(self, on_lost: OnLost, loop: VirtualLoop, after_s: float) -> None:
+    def __init__(self, on_lost: OnLost, loop: VirtualLoop) -> None:
         self.remote, self.owner = "nobody", None
-        self._timer = loop.call_later(after_s, on_lost, self, "")
+        self._timer = loop.call_later(LATENCY_S, on_lost, self, "")
 
     def send(self, frames: Sequence[Frame]) -> None: ...
 
@@ -241,10 +240,8 @@ class Sockets:
         self, address: str, on_frames: OnFrames, on_lost: OnLost, protect: object = None
     ) -> End | Unanswered:
         listening = self._network.listening.get(address)
-        if listening is None or listening.machine.is_dead:
-            loop = self._network.loop
-            after_s = loop.random.choice([LATENCY_S, LATENCY_S, UNREACHABLE_S])
-            return Unanswered(on_lost, loop, after_s)
+        if listening is None:
+            return Unanswered(on_lost, self._network.loop)
         end = End(self._network, self._machine, on_frames, on_lost)
         listening.accept(end)
         return end

@@ -5,11 +5,12 @@ from typing import Any
 from shared.errors import QUARANTINED, TOO_MANY_REPLAYS, WORKER_DIED
 from tests.sim.clients import Choice, Request
 from tests.sim.faults import Faults
-from tests.sim.mesh import Host, Mesh
+from tests.sim.mesh import LOOK_S, Host, Mesh
 
 BEFORE_S = 15.0
 """For so long after a fault the mesh may refuse what it would serve without it."""
-MIN_GAPS = 40
+MIN_GAP_S = 3.0
+"""A request waits at least so long for service before it fails."""
 MIN_FAULTS = {TOO_MANY_REPLAYS: 3, WORKER_DIED: 2, QUARANTINED: 2}
 
 
@@ -41,17 +42,16 @@ def check_error(request: Request, faults: Faults, mesh: Mesh) -> None:
     error, ended_s = request.error, request.ended_s
     assert error is not None
     assert ended_s is not None
-    since_s = request.begun_s - BEFORE_S
-    hits = [is_loss for at_s, is_loss in faults.hits if since_s <= at_s <= ended_s]
-    num_gaps = sum(since_s <= at_s <= ended_s for at_s in mesh.gaps)
+    hits = [is_loss for at_s, is_loss in faults.hits if request.begun_s - BEFORE_S <= at_s]
+    gap_s = LOOK_S * sum(request.begun_s <= at_s <= ended_s for at_s in mesh.gaps)
     text = (
         f"{request.name} failed with {error.status} {error.code}: {error}; it had {len(hits)}"
-        f" faults, {sum(hits)} losses, and {num_gaps} looks without service"
+        f" faults, {sum(hits)} losses, and no service for {gap_s:.1f} s"
     )
     if error.status == 429:
         assert mesh.shape.is_small, text
     elif error.status == 503:
-        assert num_gaps >= MIN_GAPS or "stops" in error.message, text
+        assert gap_s >= MIN_GAP_S or "stops" in error.message, text
     else:
         assert len(hits) >= MIN_FAULTS.get(error.code, 1000), text
         assert any(hits), text

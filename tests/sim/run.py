@@ -1,7 +1,9 @@
-"""Runs of the simulator by seed: ``python -m tests.sim.run SEED [SEED …]``."""
+"""Runs of the simulator by seed: ``python -m tests.sim.run SEED`` or ``FIRST..LAST``."""
 
 import sys
+from collections.abc import Iterable
 from functools import cache
+from multiprocessing import get_context
 from random import Random
 
 from tests.sim.clients import NUM_JOBS, Request
@@ -9,9 +11,8 @@ from tests.sim.faults import Faults
 from tests.sim.mesh import Mesh, Shape
 from tests.sim.oracle import check_request, left_in
 
-BUSY_S = 5.0
+BUSY_S = 3.0
 START_S, END_S, REST_S = 3.0, 90.0, 15.0
-LOOK_S = 0.05
 
 
 class Run:
@@ -31,21 +32,23 @@ class Run:
             with mesh.running():
                 for site in mesh.sites:
                     mesh.later(self.random.uniform(0, 0.5), mesh.start, site)
-                mesh.look_often(LOOK_S)
                 self._plan()
-                mesh.run(lambda: False, BUSY_S)
-                assert mesh.run(self._is_over, END_S), f"it does not end: {self._open()}"
-                assert mesh.run(lambda: not left_in(mesh), REST_S), f"left: {left_in(mesh)}"
+                mesh.run(BUSY_S)
+                assert mesh.run(END_S, self._is_over), f"it does not end: {self._open()}"
+                assert mesh.run(REST_S, lambda: not left_in(mesh)), f"left: {left_in(mesh)}"
                 self._check()
         except Exception as error:
-            error.add_note(f"python -m tests.sim.run {self.seed}")
+            error.add_note(f"replay: python -m tests.sim.run {self.seed}")
             raise
 
     def _plan(self) -> None:
+        """Requests come in a short time or a longer one; and so do faults."""
+        draw, later = self.random.uniform, self.mesh.later
+        until_s, faults_until_s = draw(1, BUSY_S), draw(1, BUSY_S)
         for number in range(self.random.randint(3, 14)):
-            self.mesh.later(self.random.uniform(0.5, BUSY_S), self._ask, number)
+            later(draw(0.7, until_s), self._ask, number)
         for _ in range(self.random.choice([0, 1, 2, 4, 8, 16])):
-            self.mesh.later(self.random.uniform(0.2, BUSY_S), self.faults.befall)
+            later(draw(0.7, faults_until_s), self.faults.befall)
 
     def _ask(self, number: int) -> None:
         gateways = [each for each in self.mesh.live("gateway") if each.service is not None]
@@ -84,24 +87,46 @@ def alone() -> list[Request]:
     with mesh.running():
         for site in mesh.sites:
             mesh.start(site)
-        mesh.run(lambda: False, START_S)
+        mesh.run(START_S)
         (gateway,) = mesh.live("gateway")
         for number in range(NUM_JOBS):
             request = Request(f"job{number}~{number}", number, mesh.loop.now_s)
             mesh.ask(gateway, request)
-            assert mesh.run(lambda: not mesh.requests[-1].is_open, END_S), f"job {number} lasts"
+            assert mesh.run(END_S, lambda: not mesh.requests[-1].is_open), f"job {number} lasts"
             assert request.choices, f"job {number}: {request.error or request.fault!r}"
     return mesh.requests
 
 
-def main(seeds: list[int]) -> None:
-    for seed in seeds:
-        run = Run(seed, is_logged=True)
-        try:
-            run.run()
-        finally:
-            print("\n".join(run.mesh.network.log))
+def fails(seed: int) -> str:
+    """Returns why a run fails; empty: it passes."""
+    run = Run(seed)
+    try:
+        run.run()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}\nreplay: python -m tests.sim.run {seed}"
+    return ""
+
+
+def search(seeds: Iterable[int], num_processes: int = 2) -> list[str]:
+    """Returns why some of ``seeds`` fail."""
+    with get_context("forkserver").Pool(num_processes) as pool:
+        return [each for each in pool.imap(fails, seeds, chunksize=8) if each]
+
+
+def main(text: str) -> int:
+    """``FIRST..LAST`` searches; one seed is replayed with a log of its messages."""
+    first, _, last = text.partition("..")
+    if last:
+        found = search(range(int(first), int(last) + 1))
+        print(*found, f"{len(found)} failed", sep="\n\n")
+        return bool(found)
+    run = Run(int(first), is_logged=True)
+    try:
+        run.run()
+    finally:
+        print(*run.mesh.network.log, sep="\n")
+    return 0
 
 
 if __name__ == "__main__":
-    main([int(each) for each in sys.argv[1:]])
+    sys.exit(main(sys.argv[1]))

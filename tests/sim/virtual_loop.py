@@ -22,7 +22,7 @@ from shared.process.service import NEVER_RETRIEVED
 
 START_S = 1e6
 EPOCH_S = 1.8e9
-TURN_S, THREAD_S = 20e-6, 1e-3
+TURN_S, THREAD_S = 20e-6, 3e-3
 MAX_IDLE_TURNS = 100_000
 """Callbacks in one moment, above which somebody waits in a circle."""
 
@@ -132,9 +132,10 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             process.has_turn = True
             self._push(max(self.now_s, process.free_s), process)
 
-    def run_until(self, is_over: Callable[[], bool]) -> None:
-        while not is_over():
+    def run_until(self, end_s: float) -> None:
+        while self._heap and self._heap[0][0] <= end_s:
             self._step()
+        self.now_s = end_s
 
     def _step(self) -> None:
         when_s, _, _, what = heappop(self._heap)
