@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from itertools import count
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -49,6 +50,7 @@ class Host(Machine):
         self.engine: SimulatedEngine | None = None
         self.is_stopping = self.is_ending = False
         self.begun_s = 0.0
+        self.waits_since_s = inf  # of a scheduler: with a worker that could compute
         self.may_break = False
         self._stop = asyncio.Event()
 
@@ -86,6 +88,7 @@ class Mesh:
         self.requests: list[Request] = []
         self._numbers = count(1)
         self._is_over = False
+        self.on_look: Callable[[], None] = lambda: None
         self.loop.look_up = self._look_up
 
     @contextmanager
@@ -205,6 +208,7 @@ class Mesh:
                 self.end(host, f"breaks: {host.errors[0]!r}")
         if {host.kind for host in self.live() if self._works(host)} != set(ORDER):
             self.gaps.append(self.loop.now_s)
+        self.on_look()
 
     def ask(self, gateway: Host, request: Request) -> None:
         self.network.note(f"{gateway.name} is asked for {request.name}, job {request.job_number}")

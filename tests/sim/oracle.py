@@ -1,16 +1,22 @@
 """What must hold of every run: of each request, and of a mesh at rest."""
 
+from math import inf
 from typing import Any
 
+from services.scheduler.service import SchedulerService
 from shared.errors import QUARANTINED, TOO_MANY_REPLAYS, WORKER_DIED
+from shared.link.peer import SILENCE_S
 from tests.sim.clients import Choice, Request
 from tests.sim.faults import Faults
 from tests.sim.mesh import LOOK_S, Host, Mesh
+from tests.sim.virtual_loop import START_S
 
 BEFORE_S = 15.0
 """For so long after a fault the mesh may refuse what it would serve without it."""
-MIN_GAP_S = 3.0
-"""A request waits at least so long for service before it fails."""
+MAX_WAIT_S = 1.0
+AFTER_S, EARLY_S, MAX_READ_S, LASTS_S = 3.0, 1.5, 0.1, 3.0
+READY_WAIT_S, MIN_GAP_S = 5.0, 3.0
+"""For so long a request waits before it fails, and of that without a mesh that could serve it."""
 MIN_FAULTS = {TOO_MANY_REPLAYS: 3, WORKER_DIED: 2, QUARANTINED: 2}
 
 
@@ -18,6 +24,7 @@ def check_request(request: Request, expected: Request, faults: Faults, mesh: Mes
     """``expected`` is the request when it was alone."""
     assert request.fault is None, f"{request.name}: {request.fault!r}"
     assert request.num_ends == 1, f"{request.name} has {request.num_ends} ends"
+    check_time(request, faults)
     if request.error is not None:
         check_error(request, faults, mesh)
     elif not request.has_left:
@@ -27,6 +34,17 @@ def check_request(request: Request, expected: Request, faults: Faults, mesh: Mes
             check_choice(f"{request.name}, choice {index}", choice, whole, request)
         if request.aborts_s is None:
             assert request.prompt_ids == expected.prompt_ids
+
+
+def check_time(request: Request, faults: Faults) -> None:
+    """A request that no fault was near of ends soon."""
+    ended_s, since_s = request.ended_s, request.begun_s - AFTER_S
+    assert ended_s is not None
+    is_near = any(since_s <= at_s <= ended_s for at_s, _ in faults.hits)
+    is_early = request.begun_s < START_S + EARLY_S
+    if not (is_near or is_early or request.read_s > MAX_READ_S):
+        lasted_s = ended_s - request.begun_s
+        assert lasted_s < LASTS_S, f"{request.name} lasted {lasted_s:.1f} s"
 
 
 def check_choice(name: str, choice: Choice, whole: Choice, request: Request) -> None:
@@ -42,7 +60,9 @@ def check_error(request: Request, faults: Faults, mesh: Mesh) -> None:
     error, ended_s = request.error, request.ended_s
     assert error is not None
     assert ended_s is not None
-    hits = [is_loss for at_s, is_loss in faults.hits if request.begun_s - BEFORE_S <= at_s]
+    hits = [
+        is_loss for at_s, is_loss in faults.hits if request.begun_s - BEFORE_S <= at_s <= ended_s
+    ]
     gap_s = LOOK_S * sum(request.begun_s <= at_s <= ended_s for at_s in mesh.gaps)
     text = (
         f"{request.name} failed with {error.status} {error.code}: {error}; it had {len(hits)}"
@@ -51,10 +71,30 @@ def check_error(request: Request, faults: Faults, mesh: Mesh) -> None:
     if error.status == 429:
         assert mesh.shape.is_small, text
     elif error.status == 503:
-        assert gap_s >= MIN_GAP_S or "stops" in error.message, text
+        gap_s += SILENCE_S * any(hits)  # half of a connection may be left for as long
+        has_waited = ended_s - request.begun_s >= READY_WAIT_S and gap_s >= MIN_GAP_S
+        assert has_waited or "stops" in error.message, text
     else:
         assert len(hits) >= MIN_FAULTS.get(error.code, 1000), text
         assert any(hits), text
+
+
+def check_progress(mesh: Mesh) -> None:
+    """No sequence waits for long while a worker of its scheduler has nothing to do."""
+    now_s = mesh.loop.now_s
+    for host in mesh.live("scheduler"):
+        is_idle = host.service is not None and host.free_s <= now_s and lets_wait(host.service)
+        host.waits_since_s = min(host.waits_since_s, now_s) if is_idle else inf
+        waited_s = now_s - host.waits_since_s
+        assert waited_s < MAX_WAIT_S, f"{host.name} lets sequences wait beside an idle worker"
+
+
+def lets_wait(service: SchedulerService) -> bool:
+    workers = service._core.workers
+    idle = [each for each in workers.values() if not each.running and not each.in_flight]
+    return service._core.queues.num_runnable > 0 and any(
+        service._workers[each.worker_id].is_ready for each in idle
+    )
 
 
 def left_in(mesh: Mesh) -> list[str]:

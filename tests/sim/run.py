@@ -9,7 +9,7 @@ from random import Random
 from tests.sim.clients import NUM_JOBS, Request
 from tests.sim.faults import Faults
 from tests.sim.mesh import Mesh, Shape
-from tests.sim.oracle import check_request, left_in
+from tests.sim.oracle import check_progress, check_request, left_in
 
 BUSY_S = 3.0
 START_S, END_S, REST_S = 3.0, 90.0, 15.0
@@ -33,6 +33,7 @@ class Run:
                 for site in mesh.sites:
                     mesh.later(self.random.uniform(0, 0.5), mesh.start, site)
                 self._plan()
+                mesh.on_look = lambda: check_progress(mesh)
                 mesh.run(BUSY_S)
                 assert mesh.run(END_S, self._is_over), f"it does not end: {self._open()}"
                 assert mesh.run(REST_S, lambda: not left_in(mesh)), f"left: {left_in(mesh)}"

@@ -93,23 +93,23 @@ class VirtualLoop(asyncio.AbstractEventLoop):
 
     # --- callbacks ------------------------------------------------------------------------------
 
-    def call_soon(
+    def call_soon(  # type: ignore[override]
         self, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.Handle:
         handle = asyncio.Handle(callback, args, self, context)
         self._add(handle)
         return handle
 
-    call_soon_threadsafe = call_soon
+    call_soon_threadsafe = call_soon  # type: ignore[assignment]
 
-    def call_at(
+    def call_at(  # type: ignore[override]
         self, when: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(when, callback, args, self, context)
         self._push(when - _process_of(handle).clock_s, handle)
         return handle
 
-    def call_later(
+    def call_later(  # type: ignore[override]
         self, delay: float, callback: Callable[..., Any], *args: Any, context: Context | None = None
     ) -> asyncio.TimerHandle:
         handle = asyncio.TimerHandle(self.time() + delay, callback, args, self, context)
@@ -195,7 +195,7 @@ class VirtualLoop(asyncio.AbstractEventLoop):
             error = context.get("exception") or RuntimeError(context["message"])
             self.running.errors.append(error)
 
-    def run_in_executor(
+    def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
         future = self.create_future()
