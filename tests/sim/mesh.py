@@ -48,7 +48,7 @@ class Host(Machine):
         self.kind = site.kind
         self.service: Any = None
         self.engine: SimulatedEngine | None = None
-        self.is_stopping = self.is_ending = False
+        self.is_stopping = False
         self.begun_s = 0.0
         self.waits_since_s = inf  # of a scheduler: with a worker that could compute
         self.may_break = False
@@ -160,7 +160,6 @@ class Mesh:
                         await host.service.drain()
                 except TimeoutError:
                     pass
-                host.is_ending = True
                 running.cancel()
                 await asyncio.wait([running])
             stop.cancel()
@@ -198,13 +197,13 @@ class Mesh:
         self.later(self.random.uniform(0.05, 2), self.start, host.site)
 
     def _note_errors(self, host: Host) -> None:
-        if host.errors and not (host.may_break or host.is_ending):
+        if host.errors and not host.may_break:
             self.broken.append(f"{host.name}: {host.errors[0]!r}")
 
     def _look(self) -> None:
         """Ends the processes that a callback broke, and notes when the mesh cannot serve."""
         for host in self.live():
-            if host.errors and not host.is_ending:
+            if host.errors:
                 self.end(host, f"breaks: {host.errors[0]!r}")
         if {host.kind for host in self.live() if self._works(host)} != set(ORDER):
             self.gaps.append(self.loop.now_s)
