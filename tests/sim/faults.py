@@ -88,7 +88,7 @@ class Faults:
     def slow_threads(self) -> None:
         host = self._victim()
         self._note(f"the threads of {host.name} are slow")
-        host.thread_s *= self._random.choice([10, 100])
+        host.thread_s = THREAD_S * self._random.choice([10, 100])
         self._later(setattr, host, "thread_s", THREAD_S)
 
     def hang_step(self) -> None:

@@ -13,9 +13,10 @@ from tests.sim.virtual_loop import START_S
 
 BEFORE_S = 15.0
 """For so long after a fault the mesh may refuse what it would serve without it."""
-MAX_WAIT_S = 1.0
-AFTER_S, EARLY_S, MAX_READ_S, LASTS_S = 3.0, 1.5, 0.1, 3.0
-READY_WAIT_S, MIN_GAP_S = 5.0, 3.0
+MAX_WAIT_S = SILENCE_S + 1.0
+"""A better worker may hang, which is known after ``SILENCE_S``."""
+AFTER_S, EARLY_S, MAX_READ_S, LASTS_S = 3.0, 1.5, 0.1, 5.0
+READY_WAIT_S, MIN_GAP_S = 5.0, 2.0
 """For so long a request waits before it fails, and of that without a mesh that could serve it."""
 MIN_FAULTS = {TOO_MANY_REPLAYS: 3, WORKER_DIED: 2, QUARANTINED: 2}
 
