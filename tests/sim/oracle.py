@@ -8,13 +8,13 @@ from shared.errors import QUARANTINED, TOO_MANY_REPLAYS, WORKER_DIED
 from shared.link.peer import SILENCE_S
 from tests.sim.clients import Choice, Request
 from tests.sim.faults import Faults
-from tests.sim.mesh import LOOK_S, Host, Mesh
+from tests.sim.mesh import LOOK_S, STALL_S, Host, Mesh
 from tests.sim.virtual_loop import START_S
 
 BEFORE_S = 15.0
 """For so long after a fault the mesh may refuse what it would serve without it."""
-MAX_WAIT_S = SILENCE_S + 1.0
-"""A better worker may hang, which is known after ``SILENCE_S``."""
+MAX_WAIT_S = 2 * STALL_S + SILENCE_S
+"""A better worker may hang, which is known when twice its ``stall-s`` is over."""
 AFTER_S, EARLY_S, MAX_READ_S, LASTS_S = 3.0, 1.5, 0.1, 5.0
 READY_WAIT_S, MIN_GAP_S = 5.0, 2.0
 """For so long a request waits before it fails, and of that without a mesh that could serve it."""
