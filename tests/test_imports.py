@@ -251,6 +251,18 @@ def test_what_unpickles_or_evaluates_is_found(tmp_path: Path, line: str) -> None
     assert [*unsafe(file)]
 
 
+def test_clocks_are_read_through_the_module_time():
+    """The simulator replaces them there (tests/sim)."""
+    found = [
+        str(path)
+        for path in SOURCES
+        if path.relative_to(ROOT).parts[0] in ("services", "shared")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module == "time"
+    ]
+    assert not found
+
+
 @pytest.mark.parametrize("service", ["gateway", "scheduler"])
 def test_gateway_and_scheduler_start_without_torch_and_transformers(service: str):
     code = (

@@ -81,15 +81,21 @@ class TokenizerService:
                     schedulers=self._schedulers,
                     instance=self._config.instance,
                 )
-                directory, addresses = self._config.mesh_dir, self._config.scheduler_address
-                self._link.listen(directory, "gateway", tcp=self._config.listen_address)
-                self._link.dial("scheduler", directory, role="tokenizers", tcp=addresses)
-                await self._link.run()
+                await self._run_link(self._link)
         finally:
             if self._requests is not None:
                 await self._requests.close()
-            await self._link.close("the tokenizer leaves", is_planned=self._is_draining)
             self._lanes.close()
+
+    async def _run_link(self, link: Link) -> None:
+        """It is closed before the group of tasks that prompts begin ends."""
+        directory, addresses = self._config.mesh_dir, self._config.scheduler_address
+        try:
+            link.listen(directory, "gateway", tcp=self._config.listen_address)
+            link.dial("scheduler", directory, role="tokenizers", tcp=addresses)
+            await link.run()
+        finally:
+            await link.close("the tokenizer leaves", is_planned=self._is_draining)
 
     def _load(self) -> ModelInfo:
         config = self._config

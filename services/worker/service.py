@@ -178,7 +178,7 @@ class WorkerService:
             return State.NOT_READY, self._followers.missing or self._progress
         if self._attachment.home is None:
             return State.NOT_READY, "no scheduler is connected"
-        if self._busy_s() > self._config.stall_s:
+        if self._hangs:
             return State.NOT_READY, f"no step has finished for {self._busy_s():.0f} s"
         if self._attachment.is_moving:
             return State.DRAINING, "moving to a scheduler that has fewer workers"
@@ -206,7 +206,8 @@ class WorkerService:
             self._attach()
 
     def _attach(self) -> None:
-        if self._link is None or self._is_draining:
+        """Does nothing while a step hangs: work would wait for the end of this process."""
+        if self._link is None or self._is_draining or self._hangs:
             return
         self._attachment.look(time.monotonic(), self._load == self._num_pending == 0)
         self._link.send_status(only_changes=True)
@@ -310,6 +311,10 @@ class WorkerService:
     def _busy_s(self) -> float:
         """Seconds for which a step has been due and none has finished."""
         return time.monotonic() - self._last_progress_s if self._num_pending else 0.0
+
+    @property
+    def _hangs(self) -> bool:
+        return self._busy_s() > self._config.stall_s
 
     async def _watch_steps(self) -> None:
         """A step thread that hangs cannot be stopped, so the process ends and is started anew."""

@@ -68,7 +68,7 @@ class Dialer:
         connected = {each.peer.hello.instance for each in self._connections.values() if each.peer}
         if connected and self._takes_one:
             return
-        for address in addresses - self._connections.keys():
+        for address in sorted(addresses - self._connections.keys()):
             attempts = self._attempts.setdefault(address, _Attempts())
             if attempts.refused_by not in connected and now_s >= attempts.pause_until_s:
                 self._dial(address)

@@ -101,7 +101,7 @@ class Link:
     def __init__(self, hello: Hello, handler: Handler, keys: Keys | None = None) -> None:
         self._hello = hello
         self.handler = handler
-        self.peers: set[Peer] = set()
+        self.peers: dict[Peer, None] = {}  # in the order of their Hellos
         self.ended = EndedPeers()
         self.was_ready = False
         self.loading_silence_s = SILENCE_S
@@ -240,7 +240,7 @@ class Link:
         return None if reason is None else peer_text(reason)
 
     def up(self, peer: Peer) -> None:
-        self.peers.add(peer)
+        self.peers[peer] = None
         peer.stood_still = _has_outlived(peer.hello, self.ended.pop(peer), time.monotonic())
         PEERS.labels(peer.hello.service).inc()
         PEERS_LOST.labels(peer.hello.service)  # exported as 0 from here on
@@ -251,6 +251,8 @@ class Link:
         peer.send_heartbeat(self.handler.status())
 
     def received(self, peer: Peer, message: Message, arrays: list[Array], num_bytes: int) -> None:
+        if self._is_closing:
+            return
         peer.last_seen_s = time.monotonic()
         try:
             if isinstance(message, Heartbeat):
@@ -268,7 +270,7 @@ class Link:
             self.send_status(only_changes=True)
 
     def down(self, peer: Peer, reason: str, is_lost: bool) -> None:
-        self.peers.discard(peer)
+        self.peers.pop(peer, None)
         if not peer.is_up:  # we sent Bye
             return
         peer.is_up, peer.is_explained = False, not is_lost or self.stood_still

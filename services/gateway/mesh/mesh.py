@@ -364,21 +364,22 @@ class LostPrompts:
     """
 
     def __init__(self) -> None:
-        self._prompts: set[OpenPrompt] = set()
+        self._prompts: dict[OpenPrompt, None] = {}
 
     def __iter__(self) -> Iterator[OpenPrompt]:
         return iter(self._prompts)
 
     def add(self, prompt: OpenPrompt, now_s: float, at_least_s: float = 0.0) -> None:
         prompt.backoff.wait(now_s, at_least_s)
-        self._prompts.add(prompt)
+        self._prompts[prompt] = None
 
     def discard(self, prompt: OpenPrompt) -> None:
-        self._prompts.discard(prompt)
+        self._prompts.pop(prompt, None)
 
     def take_due(self, now_s: float, is_ready: bool) -> list[OpenPrompt]:
         due = [prompt for prompt in self._prompts if _due_s(prompt, is_ready) <= now_s]
-        self._prompts.difference_update(due)
+        for prompt in due:
+            del self._prompts[prompt]
         return due
 
     def pause_s(self, now_s: float, is_ready: bool) -> float | None:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
 from queue import SimpleQueue
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -15,11 +16,15 @@ from shared.errors import CodecError
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import (
     Admit,
+    Attach,
     Capacity,
     Decode,
+    Heartbeat,
+    Overview,
     Prefill,
     ResultRow,
     SamplingParams,
+    State,
     StepPlan,
     StepResult,
     TokenRun,
@@ -37,6 +42,8 @@ class Engine:
         self.begun: SimpleQueue[tuple[StepPlan, Future[StepOutput]]] = SimpleQueue()
 
     num_running = 1
+
+    def reset(self) -> None: ...
 
     def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
         self.begun.put((plan, output))
@@ -107,6 +114,19 @@ async def test_threads_that_bring_results_alone_do_not_wait(
     worker = Worker()
     worker.engine.end()  # on the thread of the loop, which would have to set what it waits for
     assert await worker.sent() == [1]
+
+
+@pytest.mark.parametrize("late_s", [0.0, 100.0])
+async def test_a_worker_whose_step_hangs_attaches_to_no_scheduler(late_s: float):
+    worker = Worker()
+    worker.service.on_down(worker.peer, "no result")
+    scheduler = connect("scheduler", None)
+    overview = Overview("s", 0, 0, 0, 0, 0, 0)
+    scheduler.status = Heartbeat(State.READY, "", 0, 0, overview=overview)
+    worker.service._link = Mock(peers=[scheduler])
+    worker.service._last_progress_s -= late_s
+    worker.service._attach()
+    assert bool(scheduler.take(Attach)) == (not late_s)
 
 
 async def on_step_thread(worker: Worker, call: Callable[[], int]) -> int:

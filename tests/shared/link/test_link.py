@@ -135,6 +135,13 @@ async def test_bye_is_no_loss_and_a_new_instance_is_dialled(pair: Pair):
     assert (await got(pair.upper.ups)).hello.instance == "t1"
 
 
+async def test_a_link_that_closes_takes_no_more_messages(pair: Pair):
+    down, _ = await pair.up()
+    down.send(Cancel([RequestKey("r", 1)]))
+    await pair.lower.link.close("done")
+    assert pair.lower.messages.empty()
+
+
 async def test_a_service_that_broke_is_lost_to_its_peers(pair: Pair):
     down, _ = await pair.up()
     await pair.lower.link.close("broken", is_planned=False)
