@@ -22,7 +22,7 @@ WORKER = "services/worker"
 LISTS = (f"{GATEWAY}/app.py", f"{WORKER}/startup/implementations.py")
 # Tests of several APIs at once.
 TOGETHER = (f"tests/{GATEWAY}/apis/together", "tests/hostile")
-CORE_LINES = 45_800  # of services/ and shared/; 15,000 are the aim
+CORE_LINES = 45_850  # of services/ and shared/; 15,000 are the aim
 
 
 class Wing(NamedTuple):

@@ -68,7 +68,7 @@ def prepare(
     output_start = model.output_start(ids, submit.chat)
     params = submit.params
     if submit.text.bad_words:
-        bad_words = model.encode_words(submit.text.bad_words)
+        bad_words = [*params.bad_words, *model.encode_words(submit.text.bad_words)]
         params = msgspec.structs.replace(params, bad_words=bad_words)
     room = max(1, model.max_model_len - len(ids))
     if params.max_tokens is None:

@@ -14,7 +14,16 @@ METER = web.RequestKey("meter", RequestMeter)
 ERROR_CODE = web.RequestKey("error_code", str)
 """Why a request failed; a stream may fail after its status 200."""
 
-QUIET_ROUTES = {"/health", "/ready", "/ping", "/load", "/metrics", "/v1/mesh", "/page/{name}"}
+QUIET_ROUTES = {
+    "/health",
+    "/ready",
+    "/ping",
+    "/load",
+    "/metrics",
+    "/v1/metrics",
+    "/v1/mesh",
+    "/page/{name}",
+}
 """Machines ask these every few seconds, and browsers the page's for many files at once."""
 
 

@@ -21,6 +21,7 @@ KEYS = ["first-key", "second-key"]
 TEXT = "/v1/completions"
 GUARDED = [
     ("GET", "/metrics"),
+    ("GET", "/v1/metrics"),
     ("GET", "/v1/mesh"),
     ("GET", "/load"),
     ("GET", "/version"),

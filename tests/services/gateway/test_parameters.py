@@ -55,6 +55,13 @@ def test_sampling_is_as_the_client_asks(name: str, value: object) -> None:
         assert job.params == expected
 
 
+def test_names_of_fastdeploy_mean_the_same() -> None:
+    for parse in (completion, chat):
+        assert parse(bad_words_token_ids=[3, 9]).params.bad_words == [[3], [9]]
+        assert parse(max_streaming_response_tokens=7).stream_interval == 7
+        assert parse(model="default").model == MODEL.names[0]
+
+
 @pytest.mark.parametrize(
     ("name", "value", "options"),
     [

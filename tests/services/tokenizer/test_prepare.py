@@ -78,6 +78,9 @@ def test_a_text_ends_the_character_that_its_prompt_has_begun(model: TextModel):
 def test_bad_words_become_ids(model: TextModel):
     params = prepared(model, [5], text=TextOptions(bad_words=["shoal"])).params
     assert params.bad_words == model.encode_words(["shoal"])
+    text, given = TextOptions(bad_words=["shoal"]), SamplingParams(seed=0, bad_words=[[7]])
+    params = prepared(model, [5], params=given, text=text).params
+    assert params.bad_words == [[7], *model.encode_words(["shoal"])]
 
 
 @pytest.mark.parametrize(

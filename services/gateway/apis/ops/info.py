@@ -16,7 +16,7 @@ from shared.wire.messages import ModelInfo, State
 
 class Info(Api):
     open_routes = "/health", "/ready", "/ping"
-    cheap_routes = "/v1/models", "/v1/models/{name}", "/version", "/load", "/metrics"
+    cheap_routes = "/v1/models", "/v1/models/{name}", "/version", "/load", "/metrics", "/v1/metrics"
 
     def __init__(self, core: Core) -> None:
         self._mesh = core.mesh
@@ -32,6 +32,7 @@ class Info(Api):
             web.get("/ping", self._ping),
             web.get("/version", self._version),
             web.get("/metrics", self._metrics),
+            web.get("/v1/metrics", self._metrics),
             web.get("/load", self._load),
         ]
 

@@ -74,3 +74,4 @@ class FormatFields(SamplingFields, kw_only=True):  # a Struct has one base
     regex: Expression | None = None
     ebnf: Expression | None = None
     json_schema: Raw = NULL
+    structural_tag: Raw = NULL

@@ -136,9 +136,12 @@ def shown(raw: Raw) -> Any:
         return raw
 
 
+DEFAULT_MODEL = "default"  # FastDeploy's clients ask for it
+
+
 def served_name(name: str | None, model: ModelInfo) -> str:
     """Raises NotFound."""
-    if name is None:
+    if name is None or (name == DEFAULT_MODEL and DEFAULT_MODEL not in model.names):
         return model.names[0]
     if name not in model.names:
         raise unknown_model(name, model.names)

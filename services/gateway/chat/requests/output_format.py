@@ -70,6 +70,7 @@ def _formats(request: FormatFields) -> Iterator[OutputFormat]:
     yield from _text("regex", request.regex, "regex")
     yield from _text("grammar", request.ebnf, "ebnf")
     yield from _schema(request.json_schema, "json_schema")
+    yield from _tag(request.structural_tag, "structural_tag")
 
 
 def _of_response_format(format: object) -> Iterator[OutputFormat]:
@@ -102,14 +103,17 @@ def _of_structured_outputs(outputs: StructuredOutputs) -> Iterator[OutputFormat]
     yield from _text("grammar", outputs.grammar, f"{name}.grammar")
     if outputs.json_object:
         yield OutputFormat("json_object", f"{name}.json_object")
-    if outputs.structural_tag != NULL:
-        param = f"{name}.structural_tag"
-        yield OutputFormat("structural_tag", param, _json_object(outputs.structural_tag, param))
+    yield from _tag(outputs.structural_tag, f"{name}.structural_tag")
 
 
 def _schema(raw: Raw, param: str) -> Iterator[OutputFormat]:
     if raw != NULL:
         yield OutputFormat("json_schema", param, _json_object(raw, param), is_strict=False)
+
+
+def _tag(raw: Raw, param: str) -> Iterator[OutputFormat]:
+    if raw != NULL:
+        yield OutputFormat("structural_tag", param, _json_object(raw, param))
 
 
 def _text(kind: FormatKind, value: str | None, param: str) -> Iterator[OutputFormat]:

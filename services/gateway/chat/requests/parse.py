@@ -142,7 +142,7 @@ def _job(
         reasoning_budget=budget,
         field_names={"reasoning_budget": budget_param} if budget_param else {},
         repeats_usage=_repeats_usage(request),
-        stream_interval=request.stream_interval or 1,
+        stream_interval=request.stream_interval or request.max_streaming_response_tokens or 1,
     )
 
 

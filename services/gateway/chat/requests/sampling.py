@@ -57,6 +57,9 @@ def sampling_params(
         min_tokens=min_tokens,
         stop_token_ids=_ids(request.stop_token_ids, model, "stop_token_ids"),
         allowed_token_ids=_ids(request.allowed_token_ids, model, "allowed_token_ids"),
+        bad_words=[
+            [each] for each in _ids(request.bad_words_token_ids, model, "bad_words_token_ids")
+        ],
         logit_bias=_biases(request.logit_bias or {}, model.vocab_size),
         logprobs=len(logprob_ids) or logprobs,
         logprob_token_ids=logprob_ids,

@@ -85,6 +85,7 @@ class GenerationRequest(FormatFields, kw_only=True):
         Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_IDS)] | None
     ) = None
     bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    bad_words_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_BAD_WORDS)] | None = None
     seed: Seed | None = None
     n: NumChoices | None = None
     max_tokens: NumTokens | None = None
@@ -101,6 +102,7 @@ class GenerationRequest(FormatFields, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     return_token_offsets: bool | None = None
     stream_interval: NumTokens | None = None
+    max_streaming_response_tokens: NumTokens | None = None
     truncate_prompt_tokens: NumPromptTokens | None = None
     truncation_side: TruncationSide | None = None
     prompt_logprobs: NumLogprobs | None = None
@@ -111,6 +113,7 @@ class GenerationRequest(FormatFields, kw_only=True):
     request_id: RequestId | None = None
     repetition_detection: RepetitionDetection | None = None
     thinking_token_budget: MinTokens | None = None
+    reasoning_max_tokens: MinTokens | None = None
     custom_params: CustomParams | None = None
 
 

@@ -1,4 +1,4 @@
-"""Parameters that clients of OpenAI, vLLM and SGLang know and that are not built here.
+"""Parameters of OpenAI, vLLM, SGLang and FastDeploy without an implementation here.
 
 Each is accepted with null and with the neutral values written beside it, which change nothing, and
 refused otherwise: nothing a client asks for is ignored in silence.
@@ -13,6 +13,7 @@ Neutral = dict[str, tuple[Any, ...]]
 
 WITHOUT_EFFECT: Neutral = {
     "client_metadata": (),
+    "collect_metrics": (False,),
     "guided_decoding_backend": ("auto",),
     "metadata": (),
     "prediction": (),
@@ -23,6 +24,7 @@ WITHOUT_EFFECT: Neutral = {
     "service_tier": ("auto", "default"),
     "session_id": (),
     "store": (False,),
+    "trace_context": (),
     "user": (),
     "verbosity": ("medium",),
 }
@@ -31,22 +33,32 @@ beside it is named in a header of the reply."""
 
 _COMMON: Neutral = {
     "best_of": (1,),
+    "completion_token_ids": ([],),
     "custom_logit_processor": (),
     "detokenize": (True,),
+    "disable_chat_template": (False,),
+    "disaggregate_info": (),
     "ec_transfer_params": (),
+    "include_logprobs_decode_token": (True,),
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
+    "logits_processors_args": ({},),
     "lora_path": (),
     "media_io_kwargs": ({},),
+    "mm_hashes": ([],),
     "mm_processor_kwargs": ({},),
     "no_stop_trim": (False,),
+    "prompt_token_ids": ([],),
+    "response_max_tokens": (),
     "return_hidden_states": (False,),
     "return_mm_kwargs": (True, False),
     "routed_experts_prompt_start": (0,),
     "session_params": (),
     "spaces_between_special_tokens": (True, False),
     "stop_regex": ([],),
+    "temp_scaled_logprobs": (False,),
+    "top_p_normalized_logprobs": (False,),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
     "watermarking": (False,),
@@ -134,7 +146,11 @@ POOLING: Neutral = {
 
 REASONS = {
     "best_of": "choices are not ranked here; n gives all of them",
+    "disable_chat_template": "/v1/completions takes a prompt without a template",
     "include_obfuscation": "no field is added to hide how long a token is",
+    "prompt_token_ids": "/v1/completions takes token ids as its prompt",
+    "temp_scaled_logprobs": "logprobs-mode of the server decides",
+    "top_p_normalized_logprobs": "logprobs-mode of the server decides",
 }
 
 

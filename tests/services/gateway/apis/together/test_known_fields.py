@@ -62,6 +62,17 @@ VLLM_CHAT = """
 VLLM_COMPLETION = """
     prompt suffix prompt_embeds
 """
+# Of FastDeploy's requests, without the names above (fastdeploy/entrypoints/openai/protocol.py).
+FASTDEPLOY = """
+    include_draft_logprobs include_logprobs_decode_token temp_scaled_logprobs
+    top_p_normalized_logprobs disaggregate_info bad_words_token_ids logits_processors_args
+    guided_json guided_regex guided_choice guided_grammar max_streaming_response_tokens
+    prompt_token_ids mm_hashes trace_context collect_metrics
+"""
+FASTDEPLOY_CHAT = """
+    reasoning_max_tokens response_max_tokens structural_tag disable_chat_template
+    completion_token_ids
+"""
 # Of vLLM's requests to models that pool (vllm/entrypoints/pooling/*/protocol.py).
 VLLM_POOLING = """
     model user truncate_prompt_tokens padding truncation_side request_id priority
@@ -113,14 +124,16 @@ ENDPOINTS = {
         unsupported.CHAT,
         lambda body: parse_chat(body, MODEL, STRUCTURED),
         {"messages": [{"role": "user", "content": "Hi"}]},
-        names_of(VLLM, VLLM_CHAT) | ChatCreateParams.__annotations__.keys(),
+        names_of(VLLM, VLLM_CHAT, FASTDEPLOY, FASTDEPLOY_CHAT)
+        | ChatCreateParams.__annotations__.keys(),
     ),
     "completion": Endpoint(
         CompletionRequest,
         unsupported.COMPLETION,
         lambda body: parse_completion(body, MODEL, STRUCTURED),
         {"prompt": "a"},
-        names_of(VLLM, VLLM_COMPLETION) | CompletionCreateParamsStreaming.__annotations__.keys(),
+        names_of(VLLM, VLLM_COMPLETION, FASTDEPLOY)
+        | CompletionCreateParamsStreaming.__annotations__.keys(),
     ),
     "response": Endpoint(
         ResponseRequest,
