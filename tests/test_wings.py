@@ -71,6 +71,23 @@ def test_the_core_imports_no_wing_and_no_wing_another() -> None:
     assert not found, "\n".join(found)
 
 
+def test_only_tests_of_a_wing_import_it() -> None:
+    found = [
+        f"{place} imports {name}"
+        for path in ROOT.glob("tests/**/*.py")
+        for place in [str(path.relative_to(ROOT))]
+        for name in imports_of(path)
+        for wing in WINGS.values()
+        if name.replace(".", "/").startswith((f"{wing.folder}/", *map(stem_of, wing.tests)))
+        and not place.startswith((*wing.tests, *TOGETHER))
+    ]
+    assert not found, "\n".join(found)
+
+
+def stem_of(test: str) -> str:
+    return f"{test.removesuffix('.py')}/"
+
+
 def wing_of(path: str) -> str | None:
     return next((name for name, wing in WINGS.items() if path.startswith(f"{wing.folder}/")), None)
 

@@ -11,7 +11,7 @@ from benchmarks.harness.engines import make_engine
 from shared.model_folder import EMBEDDED_MODEL
 from shared.wire.messages import SamplingParams
 from tests.cli.serving import serving
-from tests.cli.test_transformers_models import NUM_TOKENS, prompts_with_one_beginning, text_of
+from tests.cli.texts import NUM_TOKENS, prompts_with_one_beginning, text_of
 from tests.services.worker.stored_codes import save_made_for_codes
 
 

@@ -13,7 +13,7 @@ from benchmarks.harness.oracle import load_as_qwen2
 from services.worker.weights.online import Quantization
 from shared.model_folder import EMBEDDED_MODEL
 from tests.cli.serving import serving
-from tests.cli.test_transformers_models import (
+from tests.cli.texts import (
     NUM_TOKENS,
     prompts_with_one_beginning,
     save_with_tokenizer,

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 from cli.exit_codes import WRONG
 from tests.cli.serving import Serving, is_alive, serving
-from tests.cli.test_transformers_models import VOCAB_SIZE, save_with_tokenizer
+from tests.cli.texts import VOCAB_SIZE, save_with_tokenizer
 from tests.services.worker.checkpoints import assert_greedy
 
 FLAGS = ("--tensor-parallel-size", "2", "--dtype", "float32", "--max-model-len", "1024")
