@@ -332,7 +332,7 @@ def test_what_kernels_cannot_read_is_an_error(triton_device: torch.device) -> No
     with pytest.raises(ValueError, match="chosen must be int32"):
         experts(x, chosen.long(), weights, *layer)
     biases = Biases(list(torch.zeros(3, 32)), list(torch.zeros(3, 32)))
-    with pytest.raises(ValueError, match="the biases of all experts must be in one"):
+    with pytest.raises(ValueError, match="the experts' biases must be stacked"):
         experts(x, chosen, weights, *layer, biases=biases)
     with pytest.raises(ValueError, match="must be contiguous"):
         experts(x.T.contiguous().T, chosen, weights, *layer)

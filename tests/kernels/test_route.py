@@ -103,7 +103,7 @@ def test_nan_stays_with_its_token_and_chooses_experts_that_exist(device: torch.d
         ({"num_groups": 2, "num_kept_groups": 3}, "3 of 2 groups of 12 experts"),
         ({"num_groups": 12, "group_best": 2}, "not by 2 of 1"),
         ({"group_best": 3}, "not by 3 of 12"),
-        ({"score": "tanh"}, "score 'tanh' is none of"),
+        ({"score": "tanh"}, "score 'tanh' is not one of"),
     ],
 )
 def test_what_cannot_be_chosen_is_an_error(given: dict[str, Any], message: str) -> None:
