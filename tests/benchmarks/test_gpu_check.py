@@ -145,7 +145,7 @@ def test_a_section_that_fails_reports_why_and_keeps_what_it_measured(tmp_path: P
     payload = json.loads(results.path.read_text())["results"]
     assert payload["one"]["rows"] == [{"limit": 3}]
     assert payload["one"]["failed"] == "ValueError: no such card"
-    assert payload["two"]["left out"].endswith("s are left, and it takes 1000")
+    assert payload["two"]["left out"].endswith("s are left of 1000 needed")
     assert payload["three"]["rows"] == [{"ran": True}]
     text = results.path.with_suffix(".md").read_text()
     assert "failed: ValueError: no such card" in text
@@ -160,7 +160,7 @@ def test_ranks_are_left_out_by_name_where_there_is_one_card(
     results = Results(tmp_path, machine.describe(torch.device("cpu"), []))
     check.run(sections, results, time.monotonic() + 100, torch.device("cpu"))
     text = results.path.with_suffix(".md").read_text()
-    assert "left out: there is one card" in text
+    assert "left out: there is one GPU" in text
     assert "failed" not in text
 
 
