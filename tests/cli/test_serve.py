@@ -200,7 +200,7 @@ async def test_a_mesh_wants_a_port_of_its_own_before_it_starts_anything(tmp_path
         for flags, text in (
             (("--port", port), in_use),
             (("--port", port, "--gateways", "2"), in_use),
-            (("--port", "0", "--gateways", "2"), "port: 0 is any free port"),
+            (("--port", "0", "--gateways", "2"), "port: 0 takes a free port"),
             (("--host", "no.such.host.invalid"), "host, port: cannot listen on no.such.host"),
         ):
             process = await asyncio.create_subprocess_exec(

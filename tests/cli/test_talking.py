@@ -93,7 +93,7 @@ async def test_exit_codes_say_who_is_to_blame(
     assert 'model is "cat"' in capsys.readouterr().err
     assert await run(gateway, "chat", "hi", "--temperature", "7") == 2
     assert await run(gateway, "complete") == 2
-    assert "PROMPT: there is none" in capsys.readouterr().err
+    assert "PROMPT: missing" in capsys.readouterr().err
     assert await run(None, "chat", "hi", "--url", f"http://127.0.0.1:{unused_tcp_port}") == 2
     assert "does not answer" in capsys.readouterr().err
     running = asyncio.create_task(run(gateway, "complete", "x"))
@@ -124,7 +124,7 @@ async def test_tokens_are_shown_by_a_server_and_by_a_folder(
     assert await run(None, "tokenize", "--model", "/nowhere", "x") == 2
     capsys.readouterr()
     assert await run(None, "tokenize", "--model", folder) == 2
-    assert "TEXT: there is none" in capsys.readouterr().err
+    assert "TEXT: missing" in capsys.readouterr().err
 
 
 async def test_who_shows_no_key_is_told_how(tmp_path: Path, tokenizer: FakeTokenizer, capsys):

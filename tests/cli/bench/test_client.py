@@ -132,7 +132,7 @@ async def test_a_server_that_lists_no_model_is_a_config_error():
             return await target.model()
 
     async with fake_server() as server:
-        with pytest.raises(ConfigError, match=r"--model: .*/nowhere/v1/models names none: 404"):
+        with pytest.raises(ConfigError, match=r"--model: .*/nowhere/v1/models lists no model: 404"):
             await model(["--url", f"{server.url}/nowhere"])
     with pytest.raises(ConfigError, match=r"--url: .*/v1/models does not answer"):
         await model(["--url", server.url])

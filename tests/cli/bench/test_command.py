@@ -65,7 +65,7 @@ async def test_failures_are_counted_and_named_and_the_rest_is_measured(tmp_path:
     text = capsys.readouterr().out
     assert "5 whole, 3 failed" in text
     assert "2 × 429: too many\n1 × 200: lost it" in text
-    assert "warning: answers shorter than asked for: 1" in text
+    assert "warning: answers shorter than requested: 1" in text
     figures = json.loads(path.read_text())["figures"]
     assert figures["errors"] == {"429: too many": 2, "200: lost it": 1}
     assert "rows" not in json.loads(path.read_text())

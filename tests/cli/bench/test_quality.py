@@ -132,7 +132,7 @@ def test_a_terminal_gets_a_bar_that_counts(monkeypatch: pytest.MonkeyPatch, tmp_
         (["--model", "/no/such"], "model: no such folder: /no/such"),
         (["--reference", "/no/such"], "--reference: model: no such folder: /no/such"),
         (["--dtype", "int3"], "dtype: 'int3'"),
-        (["--json", "/no/such/file"], "--json: /no/such/file is no place for a file"),
+        (["--json", "/no/such/file"], "--json: /no/such/file is not a path for a file"),
         (["--lenght", "64"], "--lenght"),
     ],
 )

@@ -60,7 +60,7 @@ def test_making_keys_prints_which_machine_needs_which_files(tmp_path: Path, caps
 def test_a_second_time_changes_nothing(folder: Path, capsys):
     before = contents(folder)
     assert main([str(folder)]) == 0
-    assert "all keys are there already" in capsys.readouterr().out
+    assert "all keys exist already" in capsys.readouterr().out
     assert contents(folder) == before
 
 
