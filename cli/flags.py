@@ -70,18 +70,18 @@ def _bounded(kind: type, name: str, low: float, high: float) -> Callable[[str], 
         except ValueError:
             value = None
         if value is None or not low <= value <= high:
-            raise ValueError(f"'{text}' is not a {name} from {low:g} to {high:.10g}")
+            raise ValueError(f"'{text}' is not {name} from {low:g} to {high:.10g}")
         return value
 
     return argument_type(number)
 
 
 def whole(low: int, high: int) -> Callable[[str], Any]:
-    return _bounded(int, "whole number", low, high)
+    return _bounded(int, "an integer", low, high)
 
 
 def number(low: float, high: float) -> Callable[[str], Any]:
-    return _bounded(float, "number", low, high)
+    return _bounded(float, "a number", low, high)
 
 
 @argument_type

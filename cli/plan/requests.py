@@ -87,7 +87,7 @@ class Tokenizer:
             path = self._folder / TOKENIZER_FILE
             if not path.is_file():
                 raise ValueError(
-                    f"has a text, and {self._folder} no {TOKENIZER_FILE} to count with"
+                    f"has a text, and {self._folder} has no {TOKENIZER_FILE} to count its tokens"
                 )
             import tokenizers
 

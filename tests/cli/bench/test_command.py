@@ -137,7 +137,7 @@ async def test_a_server_that_is_not_there_is_an_error_of_one_line(unused_tcp_por
     [
         ([], 0, "usage: shoal bench serve"),
         (["swim"], 2, "no such command: swim"),
-        (["serve", "--num-requests", "0"], 2, "serve: --num-requests: '0' is not a whole number"),
+        (["serve", "--num-requests", "0"], 2, "serve: --num-requests: '0' is not an integer"),
         (["serve", "--trace", "/no/such"], 2, "serve: --trace: cannot read /no/such"),
     ],
 )

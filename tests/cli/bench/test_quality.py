@@ -123,8 +123,8 @@ def test_a_terminal_gets_a_bar_that_counts(monkeypatch: pytest.MonkeyPatch, tmp_
     ("words", "text"),
     [
         (["--length", "4096"], "--length: 4096 is more than max_position_embeddings = 2048 of"),
-        (["--length", "3"], "--length: '3' is not a whole number from 16 to"),
-        (["--pieces", "0"], "--pieces: '0' is not a whole number from 1 to"),
+        (["--length", "3"], "--length: '3' is not an integer from 16 to"),
+        (["--pieces", "0"], "--pieces: '0' is not an integer from 1 to"),
         (["--quantization", "wint8,wint5"], "'wint5' is not one of none, wint8, wint4, nf4"),
         (["--text", "/no/such"], "--text: cannot read /no/such: No such file"),
         (["--text", str(weight_files(EMBEDDED_MODEL)[0])], "is not UTF-8"),
