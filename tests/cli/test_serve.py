@@ -44,8 +44,7 @@ async def stream_text(client: AsyncOpenAI, num: int, started: asyncio.Event | No
 
 
 async def all_blocks_are_free(serving: Serving) -> None:
-    """Waits until the scheduler knows no sequence and no block that is taken; times out
-    otherwise."""
+    """Waits until the scheduler has no sequence and no used block; times out otherwise."""
     async with asyncio.timeout(10):
         while True:
             metrics = await serving.metrics("scheduler")
@@ -133,7 +132,7 @@ async def test_after_a_kill_of_the_supervisor_nothing_lives_and_the_next_start_w
 
 
 async def drain_too_long(shoal: Serving) -> None:
-    """Streams that do not end by themselves end with an error."""
+    """Unfinished streams end with an error."""
     async with client_of(shoal) as client:
         started = asyncio.Event()
         endless = [asyncio.create_task(stream_text(client, 2000, started)) for _ in range(8)]

@@ -38,7 +38,7 @@ def prompts_with_one_beginning() -> list[list[int]]:
 
 
 async def text_of(client: AsyncOpenAI, prompt: list[int]) -> tuple[list[int], int]:
-    """The ids of a greedy text, and how many of the prompt's were cached."""
+    """The ids of a greedy output, and the number of cached prompt tokens."""
     done: Any = await client.completions.create(
         model="any",
         prompt=prompt,
@@ -70,7 +70,7 @@ async def test_greedy_texts_are_those_of_transformers(tmp_path: Path, family: st
 async def test_greedy_texts_of_our_own_code_are_those_of_transformers(
     tmp_path: Path, family: str
 ) -> None:
-    """MiMo, which transformers has not, is the embedded model, and tested as such."""
+    """MiMo, unknown to transformers, is the embedded model and tested as such."""
     has_experts = any("experts" in name for name in OWN_FAMILIES[family])
     flags = (COUNTED,) if has_experts else ()
     await compare(tmp_path, family, 16, "shoal", "kernels: native code", *flags)
@@ -79,8 +79,8 @@ async def test_greedy_texts_of_our_own_code_are_those_of_transformers(
 async def compare(
     tmp_path: Path, family: str, block_size: int, model_impl: str, line: str, *more: str
 ) -> None:
-    """Alone, then eight at once in chunks of 7 tokens, with a common beginning that is cached, in a
-    KV cache so small that some are preempted, and with drafts. ``line`` is one of the log's,
+    """Alone, then eight at once in chunks of 7 tokens, with a common cached beginning, in a KV
+    cache so small that some are preempted, and with drafts. ``line`` is expected in the log,
     ``more`` are flags."""
     folder = tmp_path / "model"
     save_with_tokenizer(folder, family)
@@ -111,7 +111,7 @@ async def compare(
 
 
 async def check_what_happened(server: Serving, num_cached: list[int], line: str) -> None:
-    """The texts took the paths that they were to take."""
+    """Checks that outputs took the intended paths."""
     assert max(num_cached) >= 20
     values = await server.metrics("scheduler")
     preemptions = [value for name, value in values.items() if "num_preemptions_total" in name]
@@ -120,7 +120,7 @@ async def check_what_happened(server: Serving, num_cached: list[int], line: str)
 
 
 async def check_loads(server: Serving, are_counted: bool) -> None:
-    """Every expert's load was observed, if tokens were counted at all."""
+    """Every expert's load was observed, if tokens were counted."""
     values = await server.metrics("worker")
     nums = [value for name, value in values.items() if name.startswith("shoal_expert_load_count{")]
     assert bool(nums) == are_counted

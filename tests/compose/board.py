@@ -1,4 +1,4 @@
-"""The Grafana board, read as its parts."""
+"""The Grafana board, parsed."""
 
 import json
 from pathlib import Path

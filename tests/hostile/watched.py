@@ -1,7 +1,7 @@
 """Watches the event loop of a service.
 
-The longest time for which it stood still is in a file of the folder that SHOAL_TEST_STALLS names;
-a test that removes the file begins anew.
+A file in the folder SHOAL_TEST_STALLS holds the longest stall; a test that removes the file starts
+anew.
 """
 
 import asyncio
@@ -18,7 +18,7 @@ async def watch(instance: str) -> None:
     while True:
         await asyncio.sleep(TICK_S)
         now_s = time.monotonic()
-        if not path.exists():  # a test begins anew
+        if not path.exists():  # a test starts anew
             longest_s = 0.0
         if now_s - last_s - TICK_S > longest_s:
             longest_s = now_s - last_s - TICK_S

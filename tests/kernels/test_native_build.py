@@ -1,4 +1,4 @@
-"""How the native code is compiled and found."""
+"""Compilation and discovery of the native code."""
 
 from pathlib import Path
 

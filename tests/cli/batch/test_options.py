@@ -1,4 +1,4 @@
-"""The flags of ``shoal run-batch``, and what it refuses before it starts anything."""
+"""The flags of ``shoal run-batch``, and errors before anything starts."""
 
 import json
 from pathlib import Path

@@ -102,7 +102,8 @@ async def test_a_verdict_is_one_line_and_an_exit_code(tmp_path: Path, capsys):
 async def test_the_verdict_is_yes_where_nothing_speaks_against_it(
     monkeypatch: pytest.MonkeyPatch, capsys
 ):
-    monkeypatch.setattr("cli.bench.verdict.MAX_GROWTH", 1e9)  # this machine may stall, so do tests
+    # This machine may stall, and tests with it.
+    monkeypatch.setattr("cli.bench.verdict.MAX_GROWTH", 1e9)
     async with fake_server() as server:
         assert await bench(server.url, "--verdict", "40", "--duration", "0.5") == 0
     output = capsys.readouterr().out
@@ -171,7 +172,7 @@ async def test_ctrl_c_ends_it_at_once():
             *("bench", "serve", "--url", server.url),
             stderr=asyncio.subprocess.PIPE,
             cwd=ROOT,
-            # A shell lets what it runs in the background ignore it, tests included.
+            # A shell lets background processes, tests included, ignore it.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         while not server.bodies:

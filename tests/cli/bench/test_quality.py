@@ -35,7 +35,7 @@ def _threads():
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """Of the embedded model, to be changed."""
+    """A copy of the embedded model, to be changed."""
     return Path(shutil.copytree(EMBEDDED_MODEL, tmp_path / "copy"))
 
 
@@ -74,7 +74,7 @@ def test_codes_in_the_kv_cache_are_compared_with_numbers(tmp_path: Path):
 
 
 def test_the_figures_are_those_of_what_transformers_computes(tmp_path: Path):
-    """Of all forms, by default on what training held out."""
+    """All forms, by default on text held out of training."""
     figures = measured(tmp_path, "--dtype", "float32")["figures"]
     assert [*figures] == ["reference", *ONLINE]
     oracle = load_as_qwen2(EMBEDDED_MODEL)
@@ -96,7 +96,7 @@ def logprobs(oracle: Any, ids: np.ndarray) -> np.ndarray:
 
 
 def test_a_folder_is_compared_with_the_one_that_it_came_from(tmp_path: Path, copy: Path):
-    """Weights that are what codes stand for lose what the codes lose."""
+    """Dequantized weights lose as much as quantized ones."""
     for file in weight_files(copy):
         weights = {
             name: ONLINE["wint4"](each.float()).values if name.endswith("proj.weight") else each
