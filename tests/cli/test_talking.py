@@ -1,5 +1,5 @@
-"""`shoal chat`, `complete`, `tokenize` and `top` against a gateway over HTTP, whose tokenizer says
-what a test wants; and at a terminal."""
+"""`shoal chat`, `complete`, `tokenize` and `top` against a gateway over HTTP with a scripted
+tokenizer."""
 
 import asyncio
 import io
@@ -44,7 +44,7 @@ async def gateway(tmp_path: Path, tokenizer: FakeTokenizer) -> AsyncIterator[Gat
 
 
 async def run(gateway: GatewayService | None, name: str, *words: str) -> int:
-    """A command in a thread, as a program would run it: without a terminal."""
+    """Runs a command in a thread, without a terminal."""
     url = () if gateway is None else ("--url", f"http://127.0.0.1:{gateway.port}/v1")
     return await asyncio.to_thread(import_module(COMMANDS[name].module).main, [*url, *words])
 
@@ -157,7 +157,7 @@ async def test_a_table_in_a_pipe_has_whole_lines_and_every_figure(
 
 
 class Terminal:
-    """What a program on a terminal wrote so far."""
+    """The output of a program on a terminal so far."""
 
     def __init__(self, process: asyncio.subprocess.Process, descriptor: int) -> None:
         self.process = process
@@ -169,7 +169,7 @@ class Terminal:
         os.write(self._descriptor, text.encode())
 
     async def until(self, text: str) -> str:
-        """What was written before ``text``."""
+        """The output before ``text``."""
         async with asyncio.timeout(20):
             while text not in self.written:
                 try:

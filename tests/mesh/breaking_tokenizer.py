@@ -1,6 +1,6 @@
 """A real tokenizer with a defect: ``python -m tests.mesh.breaking_tokenizer``.
 
-A prompt with the id that SHOAL_TEST_POISON names breaks an invariant of it.
+A prompt with the id SHOAL_TEST_POISON breaks one of its invariants.
 """
 
 import os

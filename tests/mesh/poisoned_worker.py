@@ -1,7 +1,6 @@
-"""A real worker that dies of one token: ``python -m tests.mesh.poisoned_worker``.
+"""A real worker that one token kills: ``python -m tests.mesh.poisoned_worker``.
 
-It ends in the middle of a step that computes a sequence which knows the id that SHOAL_TEST_POISON
-names.
+It ends in the middle of a step that computes a sequence with the id SHOAL_TEST_POISON.
 """
 
 import os

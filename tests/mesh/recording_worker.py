@@ -1,6 +1,6 @@
-"""A real worker that writes down what it sends: ``python -m tests.mesh.recording_worker``.
+"""A real worker that records its results: ``python -m tests.mesh.recording_worker``.
 
-Each step's rows and arrays go to a file in the folder that SHOAL_TEST_RECORDS names.
+Each step's rows and arrays go to a file in the folder SHOAL_TEST_RECORDS.
 """
 
 import os

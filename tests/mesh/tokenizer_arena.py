@@ -69,11 +69,11 @@ TEMPLATE = ChatOptions(template="{{ messages[0].content }}")
 FORMAT = OutputFormat("json_schema", "response_format", '{"type": "integer"}', True, "[ ]?")
 OTHER = Submit("other~1/0", 1, "ids", PLAIN, TextOptions(), [ChoiceStart(0)])
 OTHER_IDS = np.array([70, 71, 72], np.int32)
-NUM_SUBMITS, IDS, TOKENS = 5, 4, 12  # among the examples
+NUM_SUBMITS, IDS, TOKENS = 5, 4, 12  # the examples' values
 
 
 class TokenizerArena:
-    """What it passes on must be right, whatever came; another gateway has a prompt there, too."""
+    """Its output must stay right for every input; another gateway has a prompt there, too."""
 
     def __init__(self, directory: Path) -> None:
         config = TokenizerConfig(
@@ -192,7 +192,7 @@ class TokenizerArena:
         return is_good
 
     def _open_requests(self, tasks: asyncio.TaskGroup, scheduler: FakePeer) -> Requests:
-        """New ones, but for the process that tries grammars."""
+        """New ones, except for the process that tries grammars."""
         requests = self._service._requests = Requests(
             self._service._text, None, 10, self._service._lanes, tasks, OneScheduler(scheduler)
         )

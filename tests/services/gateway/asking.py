@@ -1,4 +1,4 @@
-"""Requests with fields of a test's choice, as Jobs."""
+"""Requests with given fields, as Jobs."""
 
 import json
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from tests.services.gateway.fakes import LIMITS, MODEL
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 CALLER = msgspec.structs.replace(MODEL, tool_parser="hermes", reasoning_parser="qwen3")
-"""A model that calls tools and reasons."""
+"""A model with tool calls and reasoning."""
 
 
 def chat(model: ModelInfo = CALLER, **fields: Any) -> Job:
@@ -29,7 +29,7 @@ def completion(model: ModelInfo = CALLER, **fields: Any) -> Job:
 def check_refusals(
     wrong: Iterable[tuple[dict[str, Any], str, str]], subtests: pytest.Subtests
 ) -> None:
-    """Each of ``wrong``: fields of a chat, the field that its error names, and words of it."""
+    """Each of ``wrong``: fields of a chat, the field named in its error, and words of the error."""
     for fields, param, words in wrong:
         with subtests.test(fields=str(fields)[:80]), pytest.raises(InvalidRequest) as error:
             chat(**fields)

@@ -1,4 +1,4 @@
-"""What waits for a tokenizer: how often it is tried again, and who is woken."""
+"""Requests waiting for a tokenizer: retries and wake-ups."""
 
 import asyncio
 import time
@@ -44,7 +44,7 @@ TEXT = "/v1/completions"
 async def asked(
     mesh_dir: Path, tokenizer: FakeTokenizer, replay_s: float
 ) -> AsyncIterator[tuple[asyncio.Task[aiohttp.ClientResponse], Submitted]]:
-    """A request that its tokenizer has."""
+    """A request received by its tokenizer."""
     async with running_gateway(mesh_dir, replay_s=replay_s) as gateway:
         await until(lambda: gateway.status().state == State.READY)
         async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
@@ -53,7 +53,7 @@ async def asked(
 
 
 def lose(request: Submitted, is_explained: bool = False) -> None:
-    """As a tokenizer does whose scheduler is gone."""
+    """Acts like a tokenizer without a scheduler."""
     request.peer.send(Lost([RequestKey(*request.key)], is_explained))
 
 

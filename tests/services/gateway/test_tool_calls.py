@@ -1,4 +1,4 @@
-"""Chats that reason and call tools, through a gateway with OpenAI's own client."""
+"""Chats with reasoning and tool calls, through a gateway with OpenAI's own client."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -59,7 +59,7 @@ def accept(request: Submitted, start: OutputStart = OutputStart.REASONING) -> No
 
 
 def say(request: Submitted, *pieces: str, choice: int = 0, before: int = 0) -> None:
-    """One token for each piece; ``before`` counts those of ``REPLY`` that were sent in other
+    """One token for each piece; ``before`` counts the pieces of ``REPLY`` sent in earlier
     attempts."""
     position = sum(map(len, REPLY[:before]))
     for number, piece in enumerate(pieces, before):

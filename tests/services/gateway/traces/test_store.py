@@ -1,4 +1,4 @@
-"""What is kept of traces, for how long, and where other hosts' spans are placed."""
+"""Stored traces, their lifetimes, and the placement of other hosts' spans."""
 
 import time
 

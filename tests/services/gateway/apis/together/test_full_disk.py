@@ -1,4 +1,4 @@
-"""Files, batches and kept responses on a disk that is full: a small one of its own."""
+"""Files, batches and stored responses on a full disk, a small one of its own."""
 
 import subprocess
 from collections import Counter
