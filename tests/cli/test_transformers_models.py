@@ -1,5 +1,5 @@
-"""Architectures of transformers, from the HTTP request to the layers and back: by its own code, and
-by ours."""
+"""transformers' architectures, from the HTTP request to the layers and back: by transformers' code,
+and by Shoal's own."""
 
 import asyncio
 import shutil
@@ -17,7 +17,7 @@ from tests.cli.serving import Serving, serving
 from tests.services.worker.checkpoints import assert_greedy
 from tests.services.worker.foreign_checkpoints import FAMILIES, OWN_FAMILIES, save_family
 
-VOCAB_SIZE = 8192  # of the tokenizer beside it
+VOCAB_SIZE = 8192  # of the embedded model's tokenizer
 NUM_TOKENS = 24
 ALWAYS = ("GptOssForCausalLM",)  # experts, windows and sinks
 ALWAYS_OURS = ALWAYS
@@ -31,7 +31,7 @@ def save_with_tokenizer(folder: Path, family: str) -> None:
 
 
 def prompts_with_one_beginning() -> list[list[int]]:
-    """Eight, so long that not all fit in the KV cache at once."""
+    """Eight prompts, too long to fit in the KV cache all at once."""
     rng = np.random.default_rng(1)
     beginning = rng.integers(8, VOCAB_SIZE, 20).tolist()
     return [beginning + rng.integers(8, VOCAB_SIZE, num).tolist() for num in range(20, 60, 5)]

@@ -122,7 +122,7 @@ def test_sizes_and_ends_are_found_under_other_names_and_further_in(
     ],
 )
 def test_the_tokenizers_end_is_an_end_too(folder: Path, files: dict[str, object]) -> None:
-    """A chat model's configs may still name the end of its base model alone."""
+    """A chat model's configs may still name only its base model's end."""
     added = [{"id": 3, "content": "<|endoftext|>"}, {"id": 9, "content": "<|im_end|>"}]
     ends = {"config.json": {"eos_token_id": 3}, "generation_config.json": {"eos_token_id": [3, 4]}}
     for name, content in (ends | {"tokenizer.json": {"added_tokens": added}} | files).items():

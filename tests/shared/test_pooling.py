@@ -1,4 +1,4 @@
-"""What a folder and the settings say about pooling."""
+"""Pooling by folder and settings."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ TYPE = "sentence_transformers.models."
 
 
 def make_folder(folder: Path, *modules: str, **config: Any) -> Path:
-    """``modules`` are what comes behind the transformer, with what is on of the module Pooling."""
+    """``modules`` follow the transformer, with the enabled modes of the module Pooling."""
     shape = {"vocab_size": 99, "max_position_embeddings": 512, "hidden_size": 32}
     values = shape | {"architectures": ["Qwen3ForCausalLM"]} | config
     (folder / "config.json").write_text(json.dumps(values))

@@ -1,4 +1,4 @@
-"""How long a sequence waited, as its line in the log tells."""
+"""The waiting time of a sequence in its log line."""
 
 from typing import Any
 

@@ -59,7 +59,7 @@ def in_slots(core: Scheduler, worker_id: str = "w") -> set[str]:
 
 
 def computed(core: Scheduler, worker_id: str = "w") -> set[str]:
-    """Whom the plan in flight computes."""
+    """The sequences computed by the plan in flight."""
     worker = core.workers[worker_id]
     return {worker.running[slot].request for slot in worker.computed_slots()}
 
@@ -650,8 +650,8 @@ def test_nothing_of_a_seat_is_left_with_a_sequence_that_lost_its_worker():
 
 
 def steps_of_the_good_worker(deaths_every: int | None) -> tuple[int, int]:
-    """How many it needs for twelve requests, and how often a worker beside it died meanwhile, which
-    it does in its first step each time it is there."""
+    """Its steps for twelve requests, and the deaths of a second worker, which dies in each of its
+    first steps."""
     core, worker, num_steps, num_deaths = scheduler(), SimulatedWorker(CAPACITY), 0, 0
     add(core, "first", max_tokens=PROBATION_STEPS)
     while core.sequences:

@@ -1,4 +1,4 @@
-"""The files of `shoal keys`, and what a service makes of them."""
+"""The files of `shoal keys`, and their use by a service."""
 
 import os
 import tempfile

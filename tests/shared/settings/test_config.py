@@ -1,4 +1,4 @@
-"""File below environment below flags; one clear line for each thing that is wrong."""
+"""File below environment below flags; one clear line for each error."""
 
 import re
 from itertools import combinations
