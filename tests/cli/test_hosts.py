@@ -48,7 +48,7 @@ async def two_hosts(
 
 
 def pids_of(shoal: Serving, child: int | None = None) -> set[int]:
-    """The ranks of a host whose first rank has started rank ``child``."""
+    """The ranks of the host that started rank ``child``."""
     if child is None:
         return {services_of(shoal.directory)["worker"]}
     pid = rank_of(shoal, child)

@@ -82,7 +82,9 @@ async def test_a_stream_outlives_a_rank_that_is_killed(tmp_path: Path) -> None:
         text = await text_of(shoal)
         await lose(shoal, signal.SIGKILL, 1, text)
         follower = rank_of(shoal, 1)
-        assert len(list(tmp_path.glob("*/admin.worker-*.sock"))) == 2, "none of the lost group"
+        assert len(list(tmp_path.glob("*/admin.worker-*.sock"))) == 2, (
+            "the lost group's sockets are gone"
+        )
     assert follower is not None
     assert not is_alive(follower)
     assert "2 ranks" in "\n".join(shoal.lines)

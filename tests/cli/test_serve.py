@@ -67,7 +67,7 @@ async def test_it_serves_on_a_port_of_its_own_drains_and_leaves_nothing(tmp_path
             pids = shoal.children()
             assert set(pids) == SERVICES
             shoal.process.send_signal(signal.SIGINT)
-            assert await open_stream == 1, "a drain ends what is open"
+            assert await open_stream == 1, "a drain finishes open streams"
         assert await shoal.process.wait() == 0
         assert any("requests of 2,048 tokens at once" in line for line in shoal.lines)
         assert not any(is_alive(pid) for pid in pids.values())
@@ -101,7 +101,7 @@ async def kill_under_streams(shoal: Serving, client: AsyncOpenAI, service: str) 
     ends = [result for result in results if result == 1]
     errors = [each for each in results if isinstance(each, openai.APIError | HTTPError)]
     assert len(ends) + len(errors) == len(streams), (service, results)
-    assert not (service != "gateway" and errors), f"what the {service} loses is taken up again"
+    assert not (service != "gateway" and errors), f"requests of a lost {service} are resumed"
     assert not (service == "gateway" and ends), "this stream was not open any more"
     async with asyncio.timeout(60):
         while shoal.children().get(service) in (None, before[service]):

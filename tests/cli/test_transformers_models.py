@@ -70,7 +70,7 @@ async def test_greedy_texts_are_those_of_transformers(tmp_path: Path, family: st
 async def test_greedy_texts_of_our_own_code_are_those_of_transformers(
     tmp_path: Path, family: str
 ) -> None:
-    """MiMo, unknown to transformers, is the embedded model and tested as such."""
+    """MiMo, unknown to transformers, is tested as the embedded model."""
     has_experts = any("experts" in name for name in OWN_FAMILIES[family])
     flags = (COUNTED,) if has_experts else ()
     await compare(tmp_path, family, 16, "shoal", "kernels: native code", *flags)

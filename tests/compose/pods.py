@@ -64,7 +64,7 @@ def variables_of(template: Object, address: str) -> dict[str, str]:
 
 @dataclass
 class Pod:
-    """A pod whose container is restarted until the pod is deleted."""
+    """A pod: restarts its container until it is deleted."""
 
     name: str
     template: Object
@@ -156,7 +156,7 @@ class Cluster:
             self.start(name)
 
     def _names(self) -> Iterator[tuple[str, str]]:
-        """Names of headless Services by selected pods, and those of a group's first pod."""
+        """Names of headless Services by selected pods, and names of a group's first pod."""
         templates = dict(pods_of(self.objects))
         for each in self.objects:
             if each["kind"] == "Service" and each["spec"].get("clusterIP") == "None":

@@ -132,7 +132,7 @@ async def test_each_service_is_replaced_under_load_without_a_failed_request(stac
             assert caught, "no stream was open when the old one was stopped"
         there = await stack.compose("ps", "-q")
     await stack.compose("up", "-d", "--no-build", "--wait")
-    assert await stack.compose("ps", "-q") == there, "what is there suffices"
+    assert await stack.compose("ps", "-q") == there, "no container is replaced"
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ def test_the_largest_steps_fit_what_may_be_used() -> None:
     )
     capacity = engine.capacity
     num_wanted = capacity.max_num_seqs * -(-capacity.max_model_len // capacity.block_size)
-    assert capacity.num_blocks < num_wanted, "the budget is what limits the cache"
+    assert capacity.num_blocks < num_wanted, "the budget limits the cache"
     scheduled.run(engine, long_prompts(8, MAX_LEN - 50), PARAMS)
     scheduled.run(engine, long_prompts(1024, 8), PARAMS)
     torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""The cost of a body is bounded whatever it contains; ``test_stalls.py`` has the times."""
+"""The cost of every body is bounded; ``test_stalls.py`` has the times."""
 
 import json
 import tracemalloc

@@ -54,7 +54,7 @@ async def test_a_key_loses_nothing_to_one_that_does_its_worst(tmp_path: Path):
                 "completed",
                 NUM_LINES,
             )
-            assert has_open_batches > 1, "the batch came in turn, not after those of the other key"
+            assert has_open_batches > 1, "the batch ran in turn, before the other key's"
             assert await polite.num_lost([*stored, queued]) == 0
 
 

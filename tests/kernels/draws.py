@@ -14,7 +14,7 @@ DTYPES = {"top_k": np.int32, "choices": np.int32, "seeds": np.int64}
 
 
 def slot_params(rng: np.random.Generator, num_slots: int, **values: float) -> SlotParams:
-    """As many combinations as slots, in any order, with the given values fixed."""
+    """One combination per slot, in any order, with the given values fixed."""
     mixtures = rng.permutation(list(product(TEMPERATURES, TOP_K, TOP_P, MIN_P, TOP_N_SIGMA)))
     mixed = np.resize(mixtures, (num_slots, len(FILTERS)))
     drawn = {

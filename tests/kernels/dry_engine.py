@@ -47,7 +47,7 @@ class DryEngine:
         return DecodeStep(self.segments, *rows, 1 + max(depths), MAX_LEN)
 
     def mix(self, num_rows: int, depth: int, nums: list[int]) -> Step:
-        """Chunks of ``nums`` tokens, of which all but the second sample."""
+        """Chunks of ``nums`` tokens; all but the second sample."""
         slots, ints = np.arange(num_rows, dtype=np.int32), np.array(nums)
         chunk_slots = num_rows + np.arange(len(nums))
         starts = 7 * np.arange(len(nums))

@@ -91,7 +91,7 @@ def test_logprobs_of_prompts_and_many_likeliest_tokens_break_ties_alike_on_every
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
 def test_rows_that_are_not_finite_do_not_disturb_others(sampler: Sampler, wrong: float) -> None:
-    """Logprobs of such a row are meaningless, but its ids are valid."""
+    """Its own logprobs are meaningless, but its ids are valid."""
     logits = torch.from_numpy(np.random.default_rng(2).normal(size=(4, 2000)).astype(np.float32))
     tokens = np.array([5, 6, 7, 8])
     expected = sampler.logprobs(logits, np.arange(4), tokens, 30)

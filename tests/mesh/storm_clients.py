@@ -25,7 +25,7 @@ SLOW_READ_BYTES = 1 << 16
 
 
 class WrongAnswer(Exception):
-    """A reply no server may give, whatever happened to its services."""
+    """A reply no server may give, even after losses."""
 
 
 class Refused(Exception):

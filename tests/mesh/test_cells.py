@@ -100,7 +100,7 @@ async def test_prompts_are_shared_out_and_those_that_begin_alike_are_not(tmp_pat
         await streams.begun()
         nums = [len(core.sequences) for core in mesh.cores]
         assert sum(nums) == 8
-        assert min(nums) >= 2, "what the other tokenizer has sent is known a moment later"
+        assert min(nums) >= 2, "the other tokenizer's prompts are known a moment later"
         roles = await ask(mesh)
         assert [len(each["links"]) for each in roles["scheduler"]] == [1, 1]
         assert [len(each["links"]) for each in roles["tokenizer"]] == [2, 2]

@@ -122,7 +122,7 @@ async def serve_requests(mesh: Mesh) -> int:
 
 
 def expected_changes(num_prompt_tokens: int) -> Values:
-    """The last token of a sequence is never computed, but those of its prompt are."""
+    """The last token of a sequence is never computed, but all prompt tokens are."""
     num_tokens = NUM_REQUESTS * NUM_TOKENS
     of_model = '{model_name="shoal-tiny"}'
     return {

@@ -181,7 +181,7 @@ class TokenizerArena:
             try:
                 check_generate(generate, prompt, emitted, self._model.vocab_size, 2048, 0)
             except InvalidRequest:
-                assert index < NUM_SUBMITS, "what was right has become wrong"
+                assert index < NUM_SUBMITS, "a valid message was refused"
         if is_good or sender is gateway:
             self._check_other(beside, scheduler)
         else:

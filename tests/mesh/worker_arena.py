@@ -102,7 +102,7 @@ class WorkerArena:
         return True
 
     async def close(self) -> None:
-        """Whatever still runs belongs to the engine."""
+        """The engine keeps running sequences."""
 
     def _compile(self) -> None:
         """Synchronous, so that no result depends on its timing."""
@@ -154,5 +154,5 @@ class PoolingWorkerArena(WorkerArena):
         cached = StepPlan(1, [], [Admit(0, "a~1/0/0", 1, 0, 0, 4, 4, 2, mean, [0])], [], [], [])
         self.lies = {
             "a text of a model that pools": (0, text, [PROMPT]),
-            "a mean of which a part is cached": (0, cached, [PROMPT]),
+            "a mean with a cached part": (0, cached, [PROMPT]),
         }

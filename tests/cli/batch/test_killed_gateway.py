@@ -1,4 +1,4 @@
-"""A batch of ``/v1/batches`` whose gateway is killed."""
+"""A batch of ``/v1/batches``, and the death of its gateway."""
 
 import asyncio
 import json

@@ -54,7 +54,7 @@ async def test_a_run_ends_with_a_table_and_everything_as_json(tmp_path: Path, ca
     assert all(len(row["itls_s"]) == 3 and row["started_s"] >= 0 for row in payload["rows"])
     assert len(server.bodies) == 14
     prompts = [tuple(body["prompt"]) for body in server.bodies]
-    assert len(set(prompts)) == 14, "what warms up is not asked again"
+    assert len(set(prompts)) == 14, "warm-up prompts are not repeated"
 
 
 async def test_failures_are_counted_and_named_and_the_rest_is_measured(tmp_path: Path, capsys):

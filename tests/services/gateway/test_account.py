@@ -203,7 +203,7 @@ class TestTokens:
                 assert (await response.json())["choices"][0]["text"] == "carp"
             async with await post("ada") as response:
                 seconds = await retry_after_s(response, "max-tokens-per-minute-per-key")
-                assert seconds > 60, "what was used beyond the limit is made up for"
+                assert seconds > 60, "use beyond the limit is paid back"
             async with await post("ada", "/tokenize") as response:
                 assert response.status == 200
 

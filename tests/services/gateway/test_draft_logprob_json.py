@@ -1,4 +1,4 @@
-"""Drafts as JSON, and merging those of several steps."""
+"""Drafts as JSON, also merged over several steps."""
 
 import json
 from typing import Any

@@ -149,7 +149,7 @@ LARGE = msgspec.structs.replace(MODEL, vocab_size=20_000)
 async def large_mesh(
     tmp_path: Path, **settings: Any
 ) -> AsyncIterator[tuple[FakeTokenizer, GatewayService, aiohttp.ClientSession]]:
-    """Twenty thousand tokens, all of which may be requested."""
+    """Twenty thousand tokens, all available on request."""
     async with (
         fake_tokenizer(tmp_path, model=LARGE) as tokenizer,
         running_gateway(tmp_path, max_logprobs=-1, **settings) as gateway,

@@ -190,7 +190,7 @@ async def test_who_waits_for_a_tokenizer_is_woken_by_news_alone(
     for _ in range(3):
         peer.note_heartbeat(Heartbeat(State.NOT_READY, "still loading", 0, 0))
         await asyncio.sleep(0)
-    assert num < num_looks <= num + 2, "a look each, and one at what is lost"
+    assert num < num_looks <= num + 2, "a look each, and one at the loss"
     peer.note_heartbeat(Heartbeat(State.READY, "", 0, 0))
     assert await asyncio.gather(*waiting) == [MODEL] * num
     assert num_looks <= 2 * (num + 2)

@@ -178,7 +178,7 @@ class Mesh:
         return num_tokens <= min(MAX_LEN, max(rooms, default=0))
 
     def arrive(self) -> None:
-        """Prompts may share their first ids; those of one request are equal."""
+        """Prompts may share their first ids; prompts of one request are equal."""
         random = self.random
         shared, salt = random.choice(SHARED), random.choice(["", "", "mine"])
         for _ in range(random.randint(1, 4)):

@@ -152,7 +152,7 @@ class SimulatedWorker:
             if allocate < len(self.kv[block]):
                 assert self.capacity.num_speculative_tokens
                 owners = [each for each in self.slots.values() if block in each.blocks]
-                assert owners == [slot], "what is overwritten has two owners"
+                assert owners == [slot], "an overwritten block has two owners"
             else:
                 assert allocate == len(self.kv[block])
             self.kv[block][allocate : allocate + 1] = [context]

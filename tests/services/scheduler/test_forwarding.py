@@ -41,7 +41,7 @@ def step_of(rows: list[tuple[Sequence, TokenRun, str | None]], random: Random) -
 
 
 def random_steps(random: Random) -> list[StepEmissions]:
-    """Sequences with and without logprobs and drafts, some of which end."""
+    """Sequences with and without logprobs and drafts; some end."""
     widths = {sequence(str(number)): random.choice([0, 1, 3]) for number in range(3)}
     steps = []
     for _ in range(random.randint(1, 6)):
@@ -148,7 +148,7 @@ async def test_short_steps_are_forwarded_together_but_for_first_tokens_and_ends(
     await add()
     assert not nums_sent(peer)
     await add(who=sequence("b"))
-    assert nums_sent(peer) == [3], "what was held goes with another's first token"
+    assert nums_sent(peer) == [3], "held tokens are sent with another's first token"
     await add()
     await add("length")
     assert nums_sent(peer) == [2]

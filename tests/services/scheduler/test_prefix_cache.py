@@ -148,7 +148,7 @@ def test_a_preempted_sequence_finds_what_is_left_of_its_blocks_and_counts_no_hit
 
 
 def core_with_a_hit(max_tokens: int = 3) -> tuple[Scheduler, SimulatedWorker]:
-    """A core whose worker w has cached the first 96 ids of a just added prompt of 100."""
+    """A core; its worker w has cached the first 96 ids of a just added prompt of 100."""
     core, worker = scheduler(LARGE), SimulatedWorker(LARGE)
     add(core, "first", list(range(100)))
     finish(core, worker)

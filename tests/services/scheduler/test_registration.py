@@ -83,7 +83,7 @@ def test_workers_may_differ_in_size_and_in_what_they_do_not_tell(hello: Hello):
 )
 def test_what_requests_depend_on_must_be_the_same_everywhere(hello: Hello, reason: str):
     assert re.match(reason, why_refused(hello, [TOKENIZER, WORKER]) or "")
-    assert why_refused(hello, []) is None, "whoever comes first says what it is"
+    assert why_refused(hello, []) is None, "the first service defines the model"
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def test_a_worker_that_leaves_hands_over_one_sequence_when_the_one_before_has_ca
 
     for num_gone in (1, 2, 3):
         step(core, workers["w"])
-        assert len(running("w")) == 3 - num_gone, "those that are left are computed meanwhile"
+        assert len(running("w")) == 3 - num_gone, "the others are computed meanwhile"
         assert [each.request for each in core.queues.waiting] == ["first", "second", "third"][
             num_gone - 1 : num_gone
         ]
@@ -598,7 +598,7 @@ def test_a_long_context_in_few_blocks_and_many_blocks_of_short_context_are_both_
     add(core, "another", prompt_len=30)
     add(core, "small")
     core.plan("v", admits=True)
-    assert computed(core, "v") == {"small"}, "who cannot run here holds nobody up"
+    assert computed(core, "v") == {"small"}, "an unrunnable sequence delays no other"
     core.plan("w")
     assert "long" in computed(core, "w")
 

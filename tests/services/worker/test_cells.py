@@ -191,7 +191,7 @@ def test_of_schedulers_one_that_stays_is_chosen_and_left_is_one_that_does_not() 
     for peer in (first, second):
         worker.add(peer, 0.0)
     worker.look(0.1, is_idle=False)
-    assert worker.home is first, "what it has ends first"
+    assert worker.home is first, "its sequences end first"
     worker.look(0.2, is_idle=True)
     assert worker.home is second
 

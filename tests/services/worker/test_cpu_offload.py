@@ -107,7 +107,7 @@ def test_texts_and_logprobs_are_the_same_bits(
 def test_codes_made_at_the_start_are_offloaded(
     mimo: Path, tmp_path: Path, quantization: str
 ) -> None:
-    """They come from the code cache, with those of the embeddings, which are not offloaded."""
+    """They come from the code cache, like the embeddings', which are not offloaded."""
     forms = {"quantization": quantization, "embedding_quantization": quantization}
     _, wanted = run(mimo, **forms)
     for _ in range(2):

@@ -271,6 +271,6 @@ def test_processed_logprobs_are_those_of_the_scores(folder: Path, kernels: str) 
     expected = kept - np.log(np.exp(kept - kept.max()).sum()) - kept.max()
     random, greedy = (layout.part(index, index + 1) for index in range(2))
     np.testing.assert_allclose(random.values[1:4], expected, atol=1e-3)
-    assert random.values[4:].tolist() == [MIN_LOGPROB] * 2, "what is filtered cannot come"
+    assert random.values[4:].tolist() == [MIN_LOGPROB] * 2, "filtered tokens are never sampled"
     highest = np.sort(raw)[::-1][:5] - raw.max() - np.log(np.exp(raw - raw.max()).sum())
     np.testing.assert_allclose(greedy.values[1:], highest, atol=1e-3)

@@ -500,7 +500,7 @@ def test_heads_of_the_size_of_deepseek_v3(variant: str, dtype: torch.dtype) -> N
 
 
 def test_each_weight_is_freed_when_it_is_packed() -> None:
-    """Except untied embeddings, whose rows are read in place."""
+    """Except untied embeddings, which are read in place."""
     model = make_model(make_config("Qwen2, biases"), torch.float32)
     dense = [module for module in model.modules() if isinstance(module, Dense)]
     weights = [weakref.ref(each) for each in dense if each is not model.model.embed_tokens.weight]

@@ -197,7 +197,7 @@ def test_ranks_of_several_hosts_have_the_bits_of_those_of_one(
 def test_ranks_have_the_texts_of_every_form_of_weights(
     tmp_path: Path, shared: dict[str, Any], size: int
 ) -> None:
-    """Weights quantized at the start equal those of one process with whole layers."""
+    """Weights quantized at the start equal one process's with whole layers."""
     family, changes = CASES["qwen3 moe"]
     width = 128 * size  # every rank has whole groups
     sizes = {"hidden_size": width, "head_dim": width // 4, "moe_intermediate_size": width}

@@ -36,7 +36,7 @@ ENGINES_AND_NUMS = [
 
 
 def some_prompts(num: int) -> list[list[int]]:
-    """As many short ones as long ones."""
+    """Half of them short, half long."""
     middle = len(prompts()) // 2
     return prompts()[middle - num // 2 : middle + num // 2]
 

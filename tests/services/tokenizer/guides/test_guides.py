@@ -108,7 +108,7 @@ async def test_the_grammar_of_a_replay_is_not_tried_again(
 
 
 async def test_the_tokenizer_may_know_more_ids_than_the_model():
-    """Such folders have a tokenizer made for several models."""
+    """Some folders have a tokenizer made for several models."""
     text, lanes = TextModel(EMBEDDED_MODEL, 4096, NUM_IDS_OF_MODEL), Lanes(1)
     assert text.num_token_ids > NUM_IDS_OF_MODEL
     guides = guides_for(text, lanes)
@@ -122,7 +122,7 @@ async def test_the_tokenizer_may_know_more_ids_than_the_model():
 async def test_a_form_is_refused_where_workers_find_no_file_of_the_tokenizer(
     tmp_path: Path, tokenizer: Tokenizer
 ):
-    """transformers reads such a folder's older files; llguidance does not."""
+    """transformers reads the folder's older files; llguidance does not."""
     tokenizer.model.save(str(tmp_path))
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
     text, lanes = TextModel(tmp_path, 4096, tokenizer.get_vocab_size()), Lanes(1)

@@ -21,7 +21,7 @@ from tests.services.worker.foreign_checkpoints import save_family
 pytestmark = pytest.mark.usefixtures("_unwritten_memory")
 
 # Softcaps and windows; sinks, windows and experts; small values and experts; small values, windows
-# and experts; none of these.
+# and experts; no option.
 NAMES = [
     "Gemma2ForCausalLM",
     "GptOssForCausalLM",

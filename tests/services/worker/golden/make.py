@@ -472,7 +472,7 @@ def pack_bitsandbytes_int8(folder: str, shapes: Shapes) -> None:
 
 
 def skip_init(package: str) -> None:
-    """Imports its modules without the imports of ``package`` itself, some of which are missing."""
+    """Imports its modules without the imports of ``package`` itself, since some are missing."""
     if package not in sys.modules:
         stand_in = ModuleType(package)
         stand_in.__path__ = find_spec(package).submodule_search_locations

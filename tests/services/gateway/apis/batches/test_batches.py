@@ -121,7 +121,7 @@ async def test_a_batch_is_answered_as_openais_client_knows_it(
         assert failed["custom_id"] == "bad"
         assert failed["response"]["status_code"] == 404
         assert failed["response"]["body"]["error"]["code"] == "model_not_found"
-        assert {submit.priority for submit in seen} == {100}, "behind those of interactive clients"
+        assert {submit.priority for submit in seen} == {100}, "after interactive clients"
         files = [each async for each in client.files.list()]
         assert {each.id for each in files} == {
             batch.input_file_id,
@@ -415,7 +415,7 @@ async def test_another_gateway_goes_on_and_two_never_run_one_batch(
         good = await results(client, batch.output_file_id)
     assert batch.status == "completed"
     assert Counter(each["custom_id"] for each in good) == {f"line-{n}": 1 for n in range(150)}
-    assert len(seen) <= 150 + 2 + 16, "only what was open when the first ended is asked again"
+    assert len(seen) <= 150 + 2 + 16, "only requests open at the first end are repeated"
 
 
 async def test_without_a_folder_the_routes_name_the_setting(gateway: GatewayService):

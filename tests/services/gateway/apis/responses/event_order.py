@@ -19,7 +19,7 @@ TEXTS = {
 
 
 def parsed_events(data: str) -> list[dict[str, Any]]:
-    """The events of a stream, each of which is named twice."""
+    """The events of a stream, each named twice."""
     events = []
     blocks = [block for block in data.split("\n\n") if block and not block.startswith(":")]
     for block in blocks:
