@@ -121,7 +121,7 @@ def service_of(wing: Wing) -> str:
 
 
 def run(folder: Path, *arguments: str) -> str:
-    """The output of Python in ``folder``, whose modules it imports."""
+    """The output of Python in ``folder``, with that folder's modules."""
     command, environment = [sys.executable, *arguments], os.environ | {"PYTHONPATH": str(folder)}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False

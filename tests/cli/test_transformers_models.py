@@ -1,5 +1,5 @@
-"""Architectures of transformers, from the HTTP request to the layers and back: by its own code, and
-by ours."""
+"""transformers' architectures, from the HTTP request to the layers and back: by transformers' code,
+and by Shoal's own."""
 
 import asyncio
 from pathlib import Path
@@ -38,7 +38,7 @@ async def test_greedy_texts_are_those_of_transformers(tmp_path: Path, family: st
 async def test_greedy_texts_of_our_own_code_are_those_of_transformers(
     tmp_path: Path, family: str
 ) -> None:
-    """MiMo, which transformers has not, is the embedded model, and tested as such."""
+    """MiMo, unknown to transformers, is tested as the embedded model."""
     has_experts = any("experts" in name for name in OWN_FAMILIES[family])
     flags = (COUNTED,) if has_experts else ()
     await compare(tmp_path, family, 16, "shoal", "kernels: native code", *flags)
@@ -47,8 +47,8 @@ async def test_greedy_texts_of_our_own_code_are_those_of_transformers(
 async def compare(
     tmp_path: Path, family: str, block_size: int, model_impl: str, line: str, *more: str
 ) -> None:
-    """Alone, then eight at once in chunks of 7 tokens, with a common beginning that is cached, in a
-    KV cache so small that some are preempted, and with drafts. ``line`` is one of the log's,
+    """Alone, then eight at once in chunks of 7 tokens, with a common cached beginning, in a KV
+    cache so small that some are preempted, and with drafts. ``line`` is expected in the log,
     ``more`` are flags."""
     folder = tmp_path / "model"
     save_with_tokenizer(folder, family)
@@ -79,7 +79,7 @@ async def compare(
 
 
 async def check_what_happened(server: Serving, num_cached: list[int], line: str) -> None:
-    """The texts took the paths that they were to take."""
+    """Checks that outputs took the intended paths."""
     assert max(num_cached) >= 20
     values = await server.metrics("scheduler")
     preemptions = [value for name, value in values.items() if "num_preemptions_total" in name]
@@ -88,7 +88,7 @@ async def check_what_happened(server: Serving, num_cached: list[int], line: str)
 
 
 async def check_loads(server: Serving, are_counted: bool) -> None:
-    """Every expert's load was observed, if tokens were counted at all."""
+    """Every expert's load was observed, if tokens were counted."""
     values = await server.metrics("worker")
     nums = [value for name, value in values.items() if name.startswith("shoal_expert_load_count{")]
     assert bool(nums) == are_counted

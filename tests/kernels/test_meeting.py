@@ -1,4 +1,4 @@
-"""Processes that add up what each has in memory that they share."""
+"""Processes that sum their parts in shared memory."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ import torch
 from kernels.cpu.library import find_variant, load_library
 from kernels.cpu.meeting import Meeting, forget_name, meeting_bytes, open_memory
 
-SIZES = (1, 37, 70_000, 600_000)  # of which the last takes several exchanges
+SIZES = (1, 37, 70_000, 600_000)  # the last takes several exchanges
 ROUNDS = 3
 
 
@@ -52,7 +52,7 @@ def join_as_host(name: str, rank: int, size: int, folder: Path, wires: dict[int,
         with pytest.raises(ConnectionError, match="ranks of another host"):
             meeting.gather(torch.zeros(4))
     if rank == 1:
-        meeting.gather(torch.zeros(4))  # which another host has left: until it is killed
+        meeting.gather(torch.zeros(4))  # another host has left: this blocks until the kill
 
 
 def test_ranks_of_three_hosts_have_the_sum_in_the_order_of_ranks(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""With keys nothing but health is open, and a refusal reveals nothing."""
+"""With keys only health is open, and a refusal reveals nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator

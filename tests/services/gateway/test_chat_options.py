@@ -1,4 +1,4 @@
-"""Reasoning, the chat template and the messages: what of a chat goes to the tokenizer."""
+"""Reasoning, the chat template and the messages: the parts of a chat sent to the tokenizer."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Each parameter reaches the tokenizer as its client meant it; what is missing has a default."""
+"""Each parameter reaches the tokenizer unchanged; missing ones have defaults."""
 
 import json
 from typing import Any

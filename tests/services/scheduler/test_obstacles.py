@@ -1,4 +1,4 @@
-"""Why the first in the queue waits, as plans say it, and what becomes of that over time."""
+"""The reasons why the first waiting sequence waits, and their changes over time."""
 
 from typing import Any
 
@@ -95,7 +95,7 @@ def test_time_is_that_of_the_obstacle_that_was_there() -> None:
 
 
 class Traced:
-    """A core, a worker of one slot, and the reports that were sent; a second each time."""
+    """A core, a worker of one slot, and the sent reports; one second per step."""
 
     def __init__(self, **capacity: Any) -> None:
         self.core = core_of(**capacity)

@@ -1,4 +1,4 @@
-"""What becomes of a Submit before it goes to the scheduler."""
+"""From a Submit to the scheduler."""
 
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ CONTINUED = ChatOptions(adds_generation_prompt=False, continues_final_message=Tr
     ("chat", "text"), [(None, " ab"), (CONTINUED, " ab"), (ChatOptions(), "ab")]
 )
 def test_a_text_goes_on_from_its_prompt(llama: TextModel, chat: ChatOptions | None, text: str):
-    """The reply of a chat is a text of its own."""
+    """A chat's reply is a separate text."""
     word = llama.encode_exactly("ab")
     [choice] = prepared(llama, llama.encode_exactly("b"), chat=chat).choices
     assert choice.push(word, False) == text
