@@ -43,7 +43,7 @@ FOLDER_LIMITS = {
     "kernels": 2.5,
     "services": 25.8,
     "shared": 11.2,
-    "tests": 4.5,
+    "tests": 5.0,
 }
 LITERAL = re.compile(
     r"```.*?```|<!--.*?-->|`+[^`]*`+|\]\([^)]*\)|https?://\S+|\"[^\"\n]*\"", re.DOTALL
