@@ -56,7 +56,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"scheduler"},
         # What has a clock, counts or logs, and what the service asks before it asks the core.
         {"result_check", "tokens_message"},
-        {"metrics", "request_log", "sequence_spans", "watchdog"},
+        {"metrics", "request_log", "traces", "watchdog"},
         {"intake", "other_cells"},
         {"service"},
         {"__main__"},
@@ -70,7 +70,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
             "slots",
             "metrics",
             "slot_log",
-            "slot_spans",
+            "traces",
             "plan_check",
         },
         {"machine"},

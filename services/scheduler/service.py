@@ -21,8 +21,8 @@ from services.scheduler.request_log import RequestLog
 from services.scheduler.result_check import check_result
 from services.scheduler.scheduler import Refusal, Scheduler
 from services.scheduler.sequence import Arrival, Sequence, instance_of
-from services.scheduler.sequence_spans import SequenceSpans
 from services.scheduler.tokens_message import Forwarding
+from services.scheduler.traces.sequence_spans import SequenceSpans
 from services.scheduler.watchdog import LOOK_S, Watchdog
 from shared.errors import (
     NO_WORKER,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from services.tokenizer.open_choice import OpenChoice
-from services.tokenizer.prompt_spans import PromptSpans
+from services.tokenizer.traces.prompt_spans import PromptSpans
 from shared.link.peer import Peer
 from shared.process.log import log_end
 from shared.process.open_requests import OPEN_REQUESTS

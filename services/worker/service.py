@@ -25,8 +25,8 @@ from services.worker.plan_check import PlanCheck
 from services.worker.ranks.followers import Followers
 from services.worker.ranks.local_ranks import LocalRanks, RankLost
 from services.worker.ranks.rank_settings import with_share
-from services.worker.slot_spans import SlotSpans
 from services.worker.step_thread import StepThread, call_soon
+from services.worker.traces.slot_spans import SlotSpans
 from services.worker.weights.progress import ProgressLines
 from shared.link.keys import load_keys
 from shared.link.link import Link

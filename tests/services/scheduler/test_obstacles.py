@@ -9,7 +9,7 @@ from benchmarks.harness.sequences import add_one
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Ended, Obstacle
-from services.scheduler.sequence_spans import SequenceSpans, WaitTimes, difference
+from services.scheduler.traces.sequence_spans import SequenceSpans, WaitTimes, difference
 from services.scheduler.worker_state import PROBATION_STEPS
 from shared.wire.messages import Capacity, Grant, SamplingParams, Span, SpanReport
 from tests.services.scheduler.simulated_worker import SimulatedWorker

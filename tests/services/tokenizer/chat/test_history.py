@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from services.tokenizer.chat.history import FittedChat, fit
 from services.tokenizer.chat.normalize import Message
 from services.tokenizer.prepare import convert, encode
-from services.tokenizer.prompt_spans import Measure
 from services.tokenizer.text_model import TextModel
+from services.tokenizer.traces.prompt_spans import Measure
 from shared.errors import InvalidRequest
 from shared.model_folder import EMBEDDED_MODEL
 from shared.wire.codec import Array
