@@ -69,6 +69,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
             "guides",
             "slots",
             "metrics",
+            "observer",
             "slot_log",
             "traces",
             "plan_check",
