@@ -56,7 +56,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"scheduler"},
         # What has a clock, counts or logs, and what the service asks before it asks the core.
         {"result_check", "tokens_message"},
-        {"metrics", "request_log", "traces", "watchdog"},
+        {"metrics", "observer", "request_log", "traces", "watchdog"},
         {"intake", "other_cells"},
         {"service"},
         {"__main__"},
