@@ -1,53 +1,86 @@
-"""The spans of prompts: what preparing one took, and its decoding as one."""
+"""The spans of prompts: the steps of preparing one, and its decoding as one."""
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-from shared.wire.messages import Span, SpanReport, SpanValue, Submit
+from services.tokenizer.observer import UNOBSERVED, Attributes, Observer, PromptObserver
+from shared.link.peer import Peer
+from shared.wire.envelope import RequestOptions
+from shared.wire.messages import Span, SpanReport, Submit
 from shared.wire.spans import unix_s
 
-Attributes = dict[str, SpanValue]
-Measure = Callable[[str], AbstractContextManager[Attributes]]
+MAX_ENDED = 4096
+"""Prompts that have ended, but about which a scheduler or worker may still have to report."""
+
+Key = tuple[str, int]  # request, attempt
+Reports = list[tuple[Peer, SpanReport]]
 
 
-def unmeasured(name: str) -> AbstractContextManager[Attributes]:
-    """Measures nothing."""
-    return nullcontext({})
+class Prompts(Observer):
+    """Follows the prompts that are traced, and passes reports about them on."""
+
+    def __init__(self, instance: str = "") -> None:
+        self._instance = instance
+        self._open: dict[Key, Peer] = {}  # their gateways
+        self._ended: OrderedDict[Key, Peer] = OrderedDict()
+        self._reports: Reports = []
+
+    def begin(self, submit: Submit, options: RequestOptions, gateway: Peer) -> PromptObserver:
+        if not options.is_traced:
+            return UNOBSERVED
+        self._open[submit.request, submit.attempt] = gateway
+        return PromptSpans(submit, self)
+
+    def forward(self, report: SpanReport) -> None:
+        """One about a sequence of a prompt that is not known is dropped."""
+        key = report.request.rpartition("/")[0], report.attempt
+        if (gateway := self._open.get(key, self._ended.get(key))) is not None:
+            self._reports.append((gateway, report))
+
+    def take_reports(self) -> Reports:
+        reports, self._reports = self._reports, []
+        return reports
+
+    def end(self, request: str, attempt: int, spans: list[Span]) -> None:
+        key = request, attempt
+        gateway = self._ended[key] = self._open.pop(key)
+        if len(self._ended) > MAX_ENDED:
+            self._ended.popitem(last=False)
+        report = SpanReport(*key, "tokenizer", self._instance, spans)
+        self._reports.append((gateway, report))
 
 
-class PromptSpans:
-    """Those of one prompt, from now on."""
+class PromptSpans(PromptObserver):
+    """The spans of one prompt, from now on."""
 
-    def __init__(self, submit: Submit) -> None:
+    def __init__(self, submit: Submit, prompts: Prompts) -> None:
         self._submit = submit
+        self._prompts = prompts
         self._begun_s = time.monotonic()
         self._spans: list[Span] = []
         self._decodes_s: float | None = None
         self._num_deliveries = 0
 
     @contextmanager
-    def measure(self, name: str) -> Iterator[Attributes]:
-        """Measures what happens in the context, whose attributes it may add; on any thread."""
+    def measure(self, step: str) -> Iterator[Attributes]:
         started_s = time.monotonic()
         attributes: Attributes = {}
         try:
             yield attributes
         finally:
-            self._add(name, started_s, attributes)
+            self._add(step, started_s, attributes)
 
     def note_thread(self) -> None:
-        """A thread has begun to work on it."""
         self._add("queue", self._begun_s, {"reason": "threads"})
 
     def note_tokens(self) -> None:
-        """Some of its tokens have come."""
         if self._decodes_s is None:
             self._decodes_s = time.monotonic()
         self._num_deliveries += 1
 
-    def report(self, instance: str, reason: str, num_prompt_tokens: int) -> SpanReport:
-        """What became of it, now that it has ended."""
+    def end(self, reason: str, num_prompt_tokens: int) -> None:
         submit = self._submit
         if self._decodes_s is not None:
             self._add("decode", self._decodes_s, {"num_deliveries": self._num_deliveries})
@@ -62,8 +95,7 @@ class PromptSpans:
             attributes["num_resumed_tokens"] = num_resumed
         duration_s = time.monotonic() - self._begun_s
         whole = Span("prompt", unix_s(self._begun_s), duration_s, 0, attributes)
-        name = submit.request, submit.attempt
-        return SpanReport(*name, "tokenizer", instance, [whole, *self._spans])
+        self._prompts.end(submit.request, submit.attempt, [whole, *self._spans])
 
     def _add(self, name: str, started_s: float, attributes: Attributes) -> None:
         duration_s = time.monotonic() - started_s
