@@ -34,12 +34,12 @@ ONLY_IN = {
 }
 FLOORS: dict[str, list[set[str]]] = {  # lowest first
     "gateway": [
-        {"__init__", "metrics", "traces"},
+        {"__init__", "metrics"},
         {"mesh"},
-        {"http", "traces.tracing"},
+        {"http"},
         {"chat"},
         {"api"},
-        {"chat.endpoint", "traces.endpoint", "page", "apis", "text"},
+        {"chat.endpoint", "traces", "page", "apis", "text"},
         {"app"},
         {"service"},
         {"__main__"},
