@@ -8,4 +8,4 @@ OBSERVER = web.RequestKey("observer", RequestObserver)
 
 
 def observer_of(request: web.Request) -> RequestObserver:
-    return request[OBSERVER] if OBSERVER in request else UNOBSERVED
+    return request.get(OBSERVER) or UNOBSERVED
