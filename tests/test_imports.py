@@ -34,12 +34,12 @@ ONLY_IN = {
 }
 FLOORS: dict[str, list[set[str]]] = {  # lowest first
     "gateway": [
-        {"__init__", "metrics", "traces"},
+        {"__init__", "metrics"},
         {"mesh"},
-        {"http", "traces.tracing"},
+        {"http"},
         {"chat"},
         {"api"},
-        {"chat.endpoint", "traces.endpoint", "page", "apis", "text"},
+        {"chat.endpoint", "traces", "page", "apis", "text"},
         {"app"},
         {"service"},
         {"__main__"},
@@ -56,7 +56,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"scheduler"},
         # Modules with a clock, metrics or logs, and those the service uses before the core.
         {"result_check", "tokens_message"},
-        {"metrics", "request_log", "sequence_spans", "watchdog"},
+        {"metrics", "observer", "request_log", "traces", "watchdog"},
         {"intake", "other_cells"},
         {"service"},
         {"__main__"},
@@ -69,8 +69,9 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
             "guides",
             "slots",
             "metrics",
+            "observer",
             "slot_log",
-            "slot_spans",
+            "traces",
             "plan_check",
         },
         {"machine"},

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
+from aiohttp.typedefs import Handler, Middleware
 from msgspec import Struct
 
 from services.gateway.chat.completions import Completions
@@ -37,6 +37,8 @@ class Api:
     error_shape: ErrorShape | None = None
     prepare: Prepare | None = None
     """Changes each response before its head is sent."""
+    middleware: Middleware | None = None
+    """Surrounds each request, with its errors."""
 
     def routes(self) -> Iterable[web.RouteDef]:
         return ()
@@ -82,3 +84,5 @@ class Core:
     apis: list[Api] = field(default_factory=list)
     posted: dict[str, Handler] = field(default_factory=dict)
     """Handlers of POST, by path, of all APIs."""
+    loads: dict[str, Load] = field(default_factory=dict)
+    """Loads of routes, of all APIs."""

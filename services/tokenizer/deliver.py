@@ -28,9 +28,8 @@ def deliver(tokens: Tokens, arrays: TokenArrays, open_requests: RequestTable) ->
     for finished in tokens.finished:
         delivery.finish(finished)
     for report in tokens.spans:
-        if (gateway := open_requests.gateway_of(report)) is not None:
-            outbox.add_spans(gateway, report)
-    for gateway, report in open_requests.take_reports():
+        open_requests.observer.forward(report)
+    for gateway, report in open_requests.observer.take_reports():
         outbox.add_spans(gateway, report)
     outbox.send()
     DECODED_TOKENS.inc(delivery.num_tokens)
@@ -108,7 +107,7 @@ class _Delivery:
         if choice.index not in request.choices:  # a stop string has just ended it
             return
         choice.num_cached = row.num_cached
-        request.spans.note_tokens()
+        request.observer.note_tokens()
         match row.run.kind:
             case RunKind.PROMPT:
                 choice.num_prompt_scored += row.run.num_tokens

@@ -8,8 +8,8 @@ import numpy as np
 
 from services.tokenizer.chat.history import FittedChat, fit
 from services.tokenizer.detokenize import NO_SEAM, Seam
+from services.tokenizer.observer import Measure, unmeasured
 from services.tokenizer.open_choice import OpenChoice
-from services.tokenizer.prompt_spans import Measure, unmeasured
 from services.tokenizer.text_model import NO_OPTIONS, TextModel
 from services.tokenizer.text_stream import TextStream
 from services.tokenizer.truncation import Truncation, truncation_of

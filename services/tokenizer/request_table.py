@@ -1,14 +1,13 @@
 """The requests a tokenizer works on."""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from services.tokenizer.observer import UNOBSERVED, Observer, PromptObserver
 from services.tokenizer.open_choice import OpenChoice
-from services.tokenizer.prompt_spans import PromptSpans
 from shared.link.peer import Peer
 from shared.process.log import log_end
 from shared.process.open_requests import OPEN_REQUESTS
@@ -22,13 +21,10 @@ from shared.wire.messages import (
     Dropped,
     OutputStart,
     RequestKey,
-    SpanReport,
     Submit,
 )
 
 MAX_DIGITS = 10  # of the number of a choice
-MAX_ENDED = 4096
-"""Prompts that have ended, but about which a scheduler or worker may still have to report."""
 
 Key = tuple[str, int]  # request, attempt
 
@@ -55,14 +51,13 @@ class OpenRequest:
     dropped: Dropped = NOTHING_DROPPED
     left_out: list[str] = field(default_factory=list)
     choices: dict[int, OpenChoice] = field(default_factory=dict)
-    spans: PromptSpans = field(init=False)
+    observer: PromptObserver = UNOBSERVED
 
     def __post_init__(self) -> None:
         """Raises CodecError for bad options."""
         row = self.submit.options.copy()  # or it would keep the whole header
         self.submit = replace(self.submit, options=row)
         self.options = read_options(row)
-        self.spans = PromptSpans(self.submit)
 
     @property
     def request(self) -> str:
@@ -101,17 +96,17 @@ class OpenRequest:
 
 
 class RequestTable:
-    """The table of them, by the name the gateway gave. ``instance`` is what we are called;
-    ``on_pop`` is called with each that leaves."""
+    """The table of them, by the name the gateway gave. ``on_pop`` is called with each that
+    leaves."""
 
     def __init__(
-        self, instance: str = "", on_pop: Callable[[OpenRequest], None] = lambda request: None
+        self,
+        observer: Observer | None = None,
+        on_pop: Callable[[OpenRequest], None] = lambda request: None,
     ) -> None:
-        self._instance = instance
+        self.observer = observer or Observer()
         self._on_pop = on_pop
         self._table: dict[Key, OpenRequest] = {}
-        self._ended: OrderedDict[Key, Peer] = OrderedDict()  # traced ones and their gateways
-        self._reports: list[tuple[Peer, SpanReport]] = []
 
     def __len__(self) -> int:
         return len(self._table)
@@ -121,6 +116,7 @@ class RequestTable:
 
     def add(self, request: OpenRequest) -> None:
         self._table[request.request, request.attempt] = request
+        request.observer = self.observer.begin(request.submit, request.options, request.gateway)
         OPEN_REQUESTS.set(len(self))
 
     def get(self, request: str, attempt: int) -> OpenRequest | None:
@@ -146,24 +142,7 @@ class RequestTable:
             num_prompt_tokens=request.num_prompt_tokens,
             prepare_s=request.prepare_s,
         )
-
-        if request.options.is_traced:
-            report = request.spans.report(self._instance, reason, request.num_prompt_tokens)
-            self._reports.append((request.gateway, report))
-            self._ended[request.request, request.attempt] = request.gateway
-            if len(self._ended) > MAX_ENDED:
-                self._ended.popitem(last=False)
-
-    def take_reports(self) -> list[tuple[Peer, SpanReport]]:
-        """The reports on what has ended since the last call, each with its gateway."""
-        reports, self._reports = self._reports, []
-        return reports
-
-    def gateway_of(self, report: SpanReport) -> Peer | None:
-        """That of the prompt of a sequence that ``report`` is about, if it is or was open here."""
-        key = report.request.rpartition("/")[0], report.attempt
-        request = self._table.get(key)
-        return request.gateway if request is not None else self._ended.get(key)
+        request.observer.end(reason, request.num_prompt_tokens)
 
     def pop_all_of(self, peer: Peer) -> Iterator[OpenRequest]:
         """Removes what hangs on a gateway or a scheduler."""

@@ -16,8 +16,8 @@ from services.tokenizer.chat.template_files import read_json, read_special_token
 from services.tokenizer.chat.template_options import check_defaults
 from services.tokenizer.chat.templates import ChatTemplates
 from services.tokenizer.detokenize import NUM_SEAM_IDS, Seam, seam_of
+from services.tokenizer.observer import Measure, unmeasured
 from services.tokenizer.output_formats import AUTO, PromptEnd, find_formats
-from services.tokenizer.prompt_spans import Measure, unmeasured
 from services.tokenizer.truncation import Truncation
 from services.tokenizer.vocabulary import SPACE, partial_ids, token_bytes
 from shared.errors import ConfigError, InvalidRequest

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from benchmarks.harness.step_engine import run_step
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.plan_check import PlanCheck
-from services.worker.slot_spans import SlotSpans
+from services.worker.service import OBSERVERS
 from services.worker.slots.table import SlotTable
 from shared.errors import CodecError
 from shared.wire.codec import Array, decode, encode
@@ -98,7 +98,7 @@ class WorkerArena:
             self._prepare(index)
         try:
             copy.deepcopy(self._check).check(message, arrays[0])
-            SlotSpans("w").begin(message)
+            OBSERVERS[0]("w").begin(message)
         except CodecError:
             return False
         self._ready_for = None

@@ -14,12 +14,12 @@ from services.gateway.chat.serving import start_meter, warn
 from services.gateway.chat.structure import Structure
 from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Reservation
+from services.gateway.http.observed import observer_of
 from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.request_id import check_request_id, request_id, take_request_id
 from services.gateway.http.violations import client_names
 from services.gateway.mesh.job import Job
 from services.gateway.mesh.mesh import Mesh
-from services.gateway.traces.tracing import measured
 from shared.settings.gateway import GatewayConfig
 from shared.wire.messages import ModelInfo
 
@@ -93,7 +93,7 @@ class Completions:
         """Of the body only the prompts are kept, and what is to be done with them."""
         body, model = await self._intake.read(request, reservation)
         check_generates(model)
-        with measured(request, "parse"):
+        with observer_of(request).measure("parse"):
             job = await endpoint.job(body, model, self._limits, self._intake.parser)
         reservation.replace(len(body), job.prompt_bytes + job.option_bytes)
         return job, model

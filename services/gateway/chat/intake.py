@@ -9,9 +9,9 @@ from aiohttp import web
 from services.gateway.http.account import ACCOUNT, owner_of
 from services.gateway.http.admission import Admission, Reservation
 from services.gateway.http.body import Body, BodyParser, BodyReader
+from services.gateway.http.observed import observer_of
 from services.gateway.mesh.job import Job
 from services.gateway.mesh.mesh import Mesh
-from services.gateway.traces.tracing import measured
 from shared.wire.messages import ModelInfo
 
 Parsed = TypeVar("Parsed")
@@ -39,10 +39,11 @@ class Intake:
     async def read(self, request: web.Request, reservation: Reservation) -> tuple[Body, ModelInfo]:
         """Returns the body, which ``reservation`` holds, and the model, once there is one. Raises
         RequestError, and what ``BodyReader.read`` does."""
-        with measured(request, "read") as attributes:
+        observer = observer_of(request)
+        with observer.measure("read") as attributes:
             body = await self.bodies.read(request, reservation)
             attributes["num_bytes"] = len(body)
-        with measured(request, "ready"):
+        with observer.measure("ready"):
             model = await self._mesh.tokenizers.ready_model()
         return body, model
 
@@ -65,7 +66,7 @@ class Intake:
         """Returns what ``parse`` makes of the body, and the model. ``reservation`` then holds
         ``kept_bytes`` of that instead of the body's. Raises what ``read`` and ``parse`` do."""
         body, model = await self.read(request, reservation)
-        with measured(request, "parse"):
+        with observer_of(request).measure("parse"):
             parsed = await self.parser.parse(body, lambda body: parse(body, model))
         reservation.replace(len(body), kept_bytes(parsed))
         return parsed, model

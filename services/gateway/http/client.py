@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from aiohttp import hdrs, web
 
 from services.gateway.http.error_json import error_event
-from services.gateway.traces.request_trace import Attributes
+from services.gateway.mesh.observer import Attributes
 from shared.errors import RequestError
 
 WRITE_CHUNK_BYTES = 64 << 10

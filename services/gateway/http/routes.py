@@ -11,7 +11,7 @@ class Load(Enum):
     OPEN = "open"  # to monitoring, which has no key, and to the page, which asks for one
     CHEAP = "cheap"  # shows what is there, or makes room
     WORK = "work"
-    GENERATION = "generation"  # by the mesh: it is traced, and its tokens count
+    GENERATION = "generation"  # by the mesh: its tokens count
 
 
 UNKNOWN = "unknown"

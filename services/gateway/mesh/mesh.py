@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 
@@ -12,13 +12,12 @@ import numpy as np
 
 from services.gateway.mesh.conversions import Conversions
 from services.gateway.mesh.job import Job
+from services.gateway.mesh.observer import UNOBSERVED, RequestObserver
 from services.gateway.mesh.open_prompt import Failure, OpenPrompt
 from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
 from services.gateway.mesh.token_table import TokenTable
 from services.gateway.mesh.tokenizers import Tokenizer, Tokenizers
 from services.gateway.metrics import REPLAYS
-from services.gateway.traces.request_trace import RequestTrace
-from services.gateway.traces.store import NO_TRACES, TraceStore
 from shared.errors import (
     NO_SCHEDULER,
     NO_WORKER,
@@ -43,6 +42,7 @@ from shared.wire.messages import (
     Message,
     ModelInfo,
     RequestKey,
+    SpanReport,
     Vocabulary,
 )
 from shared.wire.token_arrays import Layout, TokenArrays
@@ -57,17 +57,12 @@ class Mesh:
 
     Messages about what is not open at the tokenizer that sent them, such as an old attempt, are
     ignored. A prompt whose tokenizer or scheduler is lost is replayed through any tokenizer that is
-    ready within ``replay_s``; a new request waits ``ready_wait_s`` for one.
+    ready within ``replay_s``; a new request waits ``ready_wait_s`` for one. ``on_report`` is called
+    with reports of the services about requests.
     """
 
-    def __init__(
-        self,
-        replay_s: float,
-        ready_wait_s: float,
-        accept_timeout_s: float,
-        traces: TraceStore = NO_TRACES,
-    ) -> None:
-        self.traces = traces
+    def __init__(self, replay_s: float, ready_wait_s: float, accept_timeout_s: float) -> None:
+        self.on_report: Callable[[SpanReport], None] = lambda report: None
         self._lost_changed = asyncio.Event()  # a prompt was lost, or a tokenizer has changed
         self.tokenizers = Tokenizers(ready_wait_s, self._lost_changed.set)
         self.conversions = Conversions(self.tokenizers, accept_timeout_s)
@@ -101,17 +96,16 @@ class Mesh:
 
     @contextmanager
     def generate(
-        self, name: str, job: Job, trace: RequestTrace | None = None
+        self, name: str, job: Job, observer: RequestObserver = UNOBSERVED
     ) -> Iterator[OutputCollector]:
-        """Submits the prompts of ``job``; leaving the context cancels what has not ended. What the
-        services report of it is added to ``trace``.
+        """Submits the prompts of ``job``; leaving the context cancels what has not ended.
 
         Raises Unavailable.
         """
         num_prompts = len(job.prompts)
         collector = OutputCollector(num_prompts, job.num_choices, job.has_prompt_logprobs)
-        if trace is not None and self.traces.begin(trace, name):
-            collector.trace = trace
+        observer.begin(name)
+        collector.observer = observer
         prompts = [
             OpenPrompt(f"{name}/{number}", number, job, collector) for number in range(num_prompts)
         ]
@@ -294,7 +288,7 @@ class Mesh:
                 if not prompt.choices:
                     self._end(prompt)
         for report in deltas.spans:
-            self.traces.add(report)
+            self.on_report(report)
 
     def _consumed(self, prompt: OpenPrompt, update: ChoiceUpdate) -> None:
         grant = prompt.take(update)

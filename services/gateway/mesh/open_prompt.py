@@ -10,8 +10,8 @@ import numpy as np
 from services.gateway.mesh.backoff import Backoff
 from services.gateway.mesh.job import Job, Prompt
 from services.gateway.mesh.losses import Losses
+from services.gateway.mesh.observer import UNOBSERVED, RequestObserver
 from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
-from services.gateway.traces.request_trace import RequestTrace
 from shared.errors import InternalError, RequestError
 from shared.link.peer import Peer
 from shared.wire.codec import Array
@@ -160,7 +160,7 @@ class OpenPrompt:
         job = self._job
         options = msgspec.structs.replace(
             job.options,
-            is_traced=self._trace is not None,
+            is_traced=self._observer.is_traced,
             num_worker_deaths=self.num_worker_deaths,
             left_scheduler=self._left_scheduler,
         )
@@ -203,14 +203,13 @@ class OpenPrompt:
         self.num_worker_deaths = max(self.num_worker_deaths, num_worker_deaths)
 
     def note_sent(self, now_s: float) -> None:
-        if self._trace is not None and self.peer is not None:
+        if self.peer is not None:
             tokenizer = self.peer.hello.instance
-            self._trace.begin_attempt(self._number, self.attempt, tokenizer, now_s)
+            self._observer.begin_attempt(self._number, self.attempt, tokenizer, now_s)
 
     def note_end(self, now_s: float, lost: str = "") -> None:
         """The attempt has ended, because of what was ``lost``, if anything was."""
-        if self._trace is not None:
-            self._trace.end_attempt(self._number, self.attempt, lost, now_s)
+        self._observer.end_attempt(self._number, self.attempt, lost, now_s)
 
     def begin_attempt(self) -> None:
         self.peer = None
@@ -220,9 +219,9 @@ class OpenPrompt:
             choice.begin_attempt()
 
     @property
-    def _trace(self) -> RequestTrace | None:
-        """Only the first prompts of a request are traced."""
-        return self._collector.trace if self._number < MAX_TRACED else None
+    def _observer(self) -> RequestObserver:
+        """Only the first prompts of a request are observed."""
+        return self._collector.observer if self._number < MAX_TRACED else UNOBSERVED
 
     def accept(
         self,

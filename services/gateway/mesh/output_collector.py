@@ -8,7 +8,7 @@ from typing import Self
 import msgspec
 
 from services.gateway.mesh.drafts import NO_DRAFTS, Drafts, drafts_of, joined
-from services.gateway.traces.request_trace import RequestTrace
+from services.gateway.mesh.observer import UNOBSERVED, RequestObserver
 from shared.errors import RequestError
 from shared.wire.codec import Array
 from shared.wire.messages import (
@@ -136,7 +136,7 @@ class OutputCollector:
     is raised. ``prompt_ids`` and ``starts`` are those of the prompts, once accepted, and
     ``dropped`` is what a chat's leaves out, and ``left_out`` names what is not held of the
     request's schemas; ``num_replays`` counts how often one of them was lost
-    and begun again, which a ``trace`` shows.
+    and begun again, which the ``observer`` learns.
 
     If it ``has_prompt_logprobs``, those of a prompt are read before what its choices bring, which
     is kept until all of them are there.
@@ -151,7 +151,7 @@ class OutputCollector:
         self.dropped = NOTHING_DROPPED
         self.left_out: Sequence[str] = ()
         self.num_replays = 0
-        self.trace: RequestTrace | None = None
+        self.observer: RequestObserver = UNOBSERVED
         self.on_consumed: Callable[[ChoiceUpdate], None] = lambda update: None
         self.on_cut: Callable[[int], None] = lambda index: None
         self._num_open = num_prompts * num_choices

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from services.tokenizer.chat.normalize import Message
 from services.tokenizer.chat.turns import Turns
-from services.tokenizer.prompt_spans import Measure, unmeasured
+from services.tokenizer.observer import Measure, unmeasured
 from shared.errors import InvalidRequest
 from shared.wire.codec import Array
 from shared.wire.messages import NOTHING_DROPPED, Dropped

@@ -23,6 +23,7 @@ from shared.wire.messages import (
     RequestKey,
     RunKind,
     SamplingParams,
+    SpanReport,
     Submit,
     TextOptions,
     TokenRow,
@@ -205,3 +206,10 @@ def test_nothing_goes_out_of_a_message_with_a_row_that_cannot_be(tokenizer: Toke
         deliver(message, TokenArrays(np.ones(2, np.int32)), table)
     assert gateway.sent == []
     assert table.get("a", 1).choices[0].num_tokens == 0
+
+
+def test_reports_are_dropped_where_nothing_observes(tokenizer: Tokenizer):
+    table, gateway = RequestTable(), FakePeer()
+    open_request(table, tokenizer, "a", gateway)
+    deliver(Tokens([], [], [SpanReport("a/0", 1, "scheduler", "s", [])]), TokenArrays(), table)
+    assert gateway.sent == []

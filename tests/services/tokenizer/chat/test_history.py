@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from services.tokenizer.chat.history import FittedChat, fit
 from services.tokenizer.chat.normalize import Message
+from services.tokenizer.observer import Measure
 from services.tokenizer.prepare import convert, encode
-from services.tokenizer.prompt_spans import Measure
 from services.tokenizer.text_model import TextModel
 from shared.errors import InvalidRequest
 from shared.model_folder import EMBEDDED_MODEL

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from services.worker.slot_spans import MAX_CHUNKS, NUM_STEPS, SlotSpans
+from services.worker.traces.slot_spans import MAX_CHUNKS, NUM_STEPS, SlotSpans
 from shared.wire.envelope import RequestOptions, write_options
 from shared.wire.messages import (
     Admit,
