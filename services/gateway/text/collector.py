@@ -14,8 +14,8 @@ class Over(Exception):
 
 
 class Collector:
-    """Blanks at the ends of the reasoning are dropped, and those between the content and what
-    stands before or after it. ``ids`` and ``seed`` make the ids of calls."""
+    """Drops blanks at the ends of the reasoning, and blanks between the content and the parts
+    before and after it. ``ids`` and ``seed`` make the ids of calls."""
 
     def __init__(self, ids: IdForm, seed: str, is_parallel: bool) -> None:
         self._ids = ids
@@ -110,7 +110,7 @@ class Collector:
             self._add(Arguments, text)
 
     def end_call(self) -> None:
-        """The call is complete; one of which no arguments came has an empty object of them."""
+        """The call is complete; without arguments it gets an empty object."""
         if not self._has_arguments:
             self.arguments("{}")
         self.has_open_call = False

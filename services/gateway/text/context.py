@@ -1,4 +1,4 @@
-"""What the parsers of calls have in common."""
+"""The context shared by the parsers of calls."""
 
 import re
 from collections.abc import Mapping

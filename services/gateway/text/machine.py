@@ -11,7 +11,7 @@
 
 The events of a whole reply are those of the stream, one after the other: the same text and marks
 make the same events, joined, wherever they are cut. ``seed`` gives calls their ids, where the model
-does not write them, so that a replay changes none.
+does not write them, so that a replay keeps them.
 """
 
 from collections import deque
@@ -45,13 +45,13 @@ class TokenMark(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class OutputRules:
-    """What is looked for in the output of a request.
+    """The parts to look for in the output of a request.
 
-    ``tools`` None: calls are not looked for, and what would be one is content; ``reasoning`` None:
-    nor is reasoning. A marker that is one of ``added_tokens`` is found by its Mark alone, any
-    other in the text; these may be all texts of the vocabulary, for only markers in brackets are
-    looked up. ``functions`` are the tools, by name, with the JSON schemas of their
-    parameters. Unless ``is_parallel``, what follows the first call is dropped.
+    Without ``tools`` calls are content; without ``reasoning`` reasoning is content too. A marker
+    among ``added_tokens`` is found only by its Mark, any other marker in the text. ``added_tokens``
+    may contain every text of the vocabulary: only markers in brackets are looked up. ``functions``
+    maps the names of tools to the JSON schemas of their parameters. Unless ``is_parallel``,
+    everything after the first call is dropped.
     """
 
     tools: ToolFormat | None = None
@@ -83,7 +83,7 @@ class OutputMachine:
         self._count = ReasoningCount()
         self._marks: deque[TokenMark] = deque()
         self._held = ""  # the text of a token that has not come as a whole
-        self._position = 0  # of what is held, or of what comes next
+        self._position = 0  # position of the held text, or of the next text
         self._tokens = rules.markers.tokens
         self._parser = self._parse(rules, start)
 
@@ -111,7 +111,7 @@ class OutputMachine:
         return self._out.take()
 
     def finish(self) -> list[Event]:
-        """What was held back."""
+        """The events of the held text."""
         if not self.is_over:
             self._source.put(self._held)
             self._source.end()
@@ -125,7 +125,7 @@ class OutputMachine:
         return self._count.total(num_tokens)
 
     def _put(self, text: str) -> None:
-        """Gives ``text`` to the parser, its tokens as such; one that is cut is held."""
+        """Gives ``text`` to the parser, tokens as tokens; an incomplete token is held."""
         begin = 0
         end = len(text)
         while self._marks and self._marks[0].position - self._position <= len(text):

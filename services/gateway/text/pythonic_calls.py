@@ -1,4 +1,4 @@
-"""Calls in Python's syntax, whose literals become JSON as they come."""
+"""Calls in Python's syntax; their literals become JSON as they come."""
 
 import re
 from contextlib import suppress

@@ -24,7 +24,7 @@ class RawArguments:
         self._num_values = 0
 
     def read_value(self, key: str, close: Markers) -> Waiting[None]:
-        """The value of parameter ``key``, and ``close`` behind it."""
+        """The value of parameter ``key``, and ``close`` after it."""
         self._out.arguments(", " if self._num_values else "{")
         self._out.arguments(json_string(key) + ": ")
         self._num_values += 1
@@ -88,7 +88,7 @@ class _String:
 
 
 class _Typed:
-    """Held until it has ended, for only then is it known what it is."""
+    """Held until it has ended: its type is unknown before."""
 
     def __init__(self, sink: Sink, padding: str, types: frozenset[str]) -> None:
         self._sink = sink

@@ -2,7 +2,7 @@
 
 
 class ReasoningCount:
-    """Places are those of tokens in the output; that of a marker which was text is None."""
+    """Places are positions of tokens in the output; the place of a marker in plain text is None."""
 
     def __init__(self) -> None:
         self._num_counted = 0

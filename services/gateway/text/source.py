@@ -20,11 +20,11 @@ _ADDED = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 
 
 class Broken(Exception):
-    """What comes next is not what the format says."""
+    """The next text does not follow the format."""
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):
-    """An added token; ``shown`` is what the client's text has of it."""
+    """An added token; ``shown`` is its part of the client's text."""
 
     text: str
     shown: str
@@ -32,9 +32,9 @@ class Token(msgspec.Struct, frozen=True, gc=False):
 
 
 class Markers:
-    """Texts to look for, those of ``added_tokens`` as tokens and the others as text.
+    """Texts to look for, ``added_tokens`` as tokens and the others as text.
 
-    A vocabulary may have any word as a token; only what stands in brackets is thought to be added.
+    A vocabulary may have any word as a token; only a text in brackets counts as an added token.
     """
 
     def __init__(self, texts: Iterable[str], added_tokens: Container[str]) -> None:
@@ -62,8 +62,8 @@ class MarkerTable:
 class Source:
     """Text and added tokens in their order.
 
-    What is read while it is recorded can be had again as it came. ``index`` is the place of the
-    last marker among the tokens of the output, None if it was text. ``num_chars`` were read.
+    A recorded part can be read again unchanged. ``index`` is the position of the last marker among
+    the tokens of the output, None if it was text. ``num_chars`` were read.
     """
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Source:
         self._recorded = [self._last_shown] if with_marker else []
 
     def recorded(self) -> str:
-        """What was read since ``record``, which is recorded no longer."""
+        """The text read since ``record``; the recording ends."""
         text, self._recorded = "".join(self._recorded or ()), None
         return text
 
@@ -137,7 +137,8 @@ class Source:
         return token
 
     def take_match(self, pattern: re.Pattern[str]) -> str:
-        """What ``pattern`` finds right here, as far as it has come; empty: nothing."""
+        """The text that ``pattern`` matches at this place, as far as it has come; empty: no
+        match."""
         if self.token is not None:
             return ""
         found = scan(pattern, self._text, self._position)
@@ -209,7 +210,8 @@ class Source:
         return "", (yield from self.try_take(markers))
 
     def _find(self, markers: Markers) -> tuple[int, bool]:
-        """How many characters come before a marker or what may become one, and whether it is."""
+        """The number of characters before a marker or a possible beginning of one, and whether it
+        is a whole marker."""
         num_left = len(self._text) - self._position
         if markers.pattern is None:
             return num_left, True

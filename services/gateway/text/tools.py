@@ -49,7 +49,7 @@ def _legacy(request: ChatRequest, functions: str, names: set[str], model: ModelI
 
 
 def _refuse(choice: object, param: str, reason: str) -> None:
-    """Lets pass what does not ask for a call: none and auto."""
+    """Refuses a choice that asks for a call; ``none`` and ``auto`` pass."""
     if choice not in (None, "none", "auto"):
         shown = show(choice if isinstance(choice, str) else msgspec.to_builtins(choice))
         raise InvalidRequest(f"{param} is {shown}; {reason}", param=param)

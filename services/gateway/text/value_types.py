@@ -82,7 +82,8 @@ def type_of(value: Any) -> str:
 
 
 def json_of(text: str, types: frozenset[str]) -> str:
-    """``text`` as JSON of one of ``types``: as it is if it is such a value, else as a string."""
+    """``text`` as JSON of one of ``types``: unchanged if it is a value of these types, otherwise a
+    string."""
     stripped = text.strip()
     stripped = _PYTHON_WORDS.get(stripped, stripped)
     try:
