@@ -1,4 +1,4 @@
-"""The gateway's end of the mesh: prompts go to tokenizers, what comes back goes to collectors."""
+"""The gateway's end of the mesh: sends prompts to tokenizers and their messages to collectors."""
 
 import asyncio
 import logging
@@ -53,10 +53,10 @@ TRANSIENT = {429, 503}
 
 
 class Mesh:
-    """Sends each prompt to one tokenizer and brings what comes back to its OutputCollector.
+    """Sends each prompt to one tokenizer and its messages to the prompt's OutputCollector.
 
-    Messages about what is not open at the tokenizer that sent them, such as an old attempt, are
-    ignored. A prompt whose tokenizer or scheduler is lost is replayed through any tokenizer that is
+    A message about an attempt that is not open at its sender, for example an old one, is ignored. A
+    prompt is replayed after the loss of its tokenizer or scheduler, through any tokenizer that is
     ready within ``replay_s``; a new request waits ``ready_wait_s`` for one.
     """
 
@@ -76,10 +76,10 @@ class Mesh:
         self._lost = LostPrompts()
         self._credits = CreditBatch()
         self._tokens: TokenTable | None = None
-        self._fingerprint = ""  # of the model whose tokens we know
+        self._fingerprint = ""  # of the model that the tokens belong to
 
     async def run(self) -> None:
-        """Replays what was lost, until cancelled."""
+        """Replays lost prompts until cancelled."""
         while True:
             self._lost_changed.clear()
             now_s, is_ready = time.monotonic(), bool(self.tokenizers.ready())
@@ -103,8 +103,8 @@ class Mesh:
     def generate(
         self, name: str, job: Job, trace: RequestTrace | None = None
     ) -> Iterator[OutputCollector]:
-        """Submits the prompts of ``job``; leaving the context cancels what has not ended. What the
-        services report of it is added to ``trace``.
+        """Submits the prompts of ``job``; leaving the context cancels the unfinished ones. Reports
+        of the services are added to ``trace``.
 
         Raises Unavailable.
         """
@@ -216,7 +216,7 @@ class Mesh:
         prompt.peer.send(*prompt.submit())
 
     def _note_accepted(self, prompt: OpenPrompt) -> None:
-        """What another tokenizer had failed was not the request's fault."""
+        """The prompt was accepted, so the earlier failure is the other tokenizer's fault."""
         failed, prompt.failure = prompt.failure, None
         if failed is not None and (tokenizer := self.tokenizers.get(failed.peer)):
             tokenizer.note_failure(failed.error)
@@ -251,10 +251,10 @@ class Mesh:
             prompt.losses.forgive(service)
 
     def _fail(self, prompt: OpenPrompt, error: RequestError, tokenizer: Tokenizer) -> None:
-        """Has another tokenizer try what this one may have failed by its own fault, once; else ends
-        the prompt, or submits it again later if the mesh is just putting itself together:
-        that is for replays, and for a request that came when the scheduler or the last worker was
-        lost before we knew of it."""
+        """Sends the prompt to another tokenizer, once, if this one may have failed by its own
+        fault. Otherwise ends the prompt, or submits it again later while the mesh is starting: this
+        applies to replays, and to requests from before the loss of the scheduler or the last worker
+        was known."""
         now_s = time.monotonic()
         other = self.tokenizers.other_for(tokenizer, error)
         if other is not None and prompt.failure is None and not prompt.is_accepted:
@@ -306,7 +306,7 @@ class Mesh:
             self._end(prompt)
 
     def _end(self, prompt: OpenPrompt) -> None:
-        """All of its choices have ended here; the tokenizer is still at those that were cut."""
+        """All choices have ended here; the tokenizer still works on the cut ones."""
         if prompt.has_cut:
             self._cancel([prompt])
         elif prompt.peer is not None:

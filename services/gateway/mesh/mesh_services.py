@@ -58,8 +58,8 @@ def list_services(
 ) -> list[MeshService]:
     """Returns the services of ``reports`` and their peers, in the order of the chain.
 
-    ``silent`` were asked and did not answer. Of ``earlier`` ones, those that nobody mentions any
-    more are still listed, unless they left.
+    ``silent`` services were asked and did not answer. ``earlier`` services without a current report
+    stay listed, unless they left.
     """
     connected: dict[Name, list[tuple[Name, ReportedPeer]]] = defaultdict(list)
     ended: dict[Name, ReportedPeer] = {}

@@ -42,7 +42,8 @@ class Spelling:
 
 class TokenTable:
     """``data`` [n] uint8 are the bytes of all tokens in order of ids, concatenated; ``lengths``
-    [vocab_size] int32 count those of each. A vocabulary is large, so all else is made lazily."""
+    [vocab_size] int32 are the numbers of bytes of the tokens. A vocabulary is large, so all else is
+    made lazily."""
 
     def __init__(self, data: Array, lengths: Array) -> None:
         self._data = data.tobytes()
@@ -73,7 +74,7 @@ class TokenTable:
         return self.written(token_id).decode(errors="replace")
 
     def text_or_bytes(self, token_id: int) -> str:
-        """As OpenAI writes what is only a part of a character: ``bytes:\\xe2\\x80``."""
+        """A part of a character as OpenAI writes it: ``bytes:\\xe2\\x80``."""
         written = self.written(token_id)
         try:
             return written.decode()

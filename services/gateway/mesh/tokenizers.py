@@ -67,14 +67,15 @@ class Tokenizer:
         return self.peer.hello.model
 
     def note_failure(self, error: RequestError) -> None:
-        """Puts it on probation for failing what another one has accepted: it may be broken."""
+        """Puts the tokenizer on probation after it failed a prompt that another one accepted: it
+        may be broken."""
         if self.probation.is_over:
             log.warning("%s failed a request (%s): it is on probation", self.peer, error.code)
         self.probation.fail(time.monotonic())
 
 
 class Tokenizers:
-    """Keeps the connected tokenizers and wakes those who wait for one. None is polled.
+    """Keeps the connected tokenizers and wakes waiting requests. No tokenizer is polled.
 
     ``ready_model`` and ``known_model`` wait up to ``ready_wait_s``; ``on_change`` is called when a
     tokenizer comes, goes or has another state.
@@ -147,8 +148,8 @@ class Tokenizers:
         return _least_loaded(ready)
 
     def other_for(self, failed: Tokenizer, error: RequestError) -> Tokenizer | None:
-        """Returns one that is to show whose fault an ``error`` is: the request's, or that of the
-        tokenizer that ``failed``. None where the error says it, or where there is no other."""
+        """Returns a tokenizer to find the cause of an ``error``: the request, or the tokenizer that
+        ``failed``. None if the error shows the cause, or without another tokenizer."""
         others = [each for each in self.ready() if each is not failed]
         is_telling = error.status != InternalError.status
         return None if is_telling or not others else _least_loaded(others)
