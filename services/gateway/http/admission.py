@@ -12,8 +12,8 @@ from shared.process.rate import Rate
 
 
 class Reservation:
-    """The room that one open request holds. ``is_served`` is true once it is more than a refusal:
-    the rate at which such requests end is the estimate of when there is room again."""
+    """The room held by one open request. ``is_served`` becomes true when it is accepted: the rate
+    at which accepted requests end is the estimate of the wait for room."""
 
     def __init__(self, admission: "Admission") -> None:
         self._admission = admission

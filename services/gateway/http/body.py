@@ -31,10 +31,10 @@ class BodyReader:
         self._max_bytes = max_bytes
 
     async def read(self, request: web.Request, reservation: Reservation | None = None) -> Body:
-        """``reservation`` holds what has arrived. Raises BodyTooLarge, before reading where the
-        client gave the length; InvalidRequest for a body that ends early or is badly compressed;
-        Overloaded; web.HTTPRequestTimeout; web.HTTPUnsupportedMediaType for what does not claim to
-        be JSON."""
+        """``reservation`` holds the bytes that have arrived. Raises BodyTooLarge, before reading if
+        the client gave the length; InvalidRequest for a body that ends early or is badly
+        compressed; Overloaded; web.HTTPRequestTimeout; web.HTTPUnsupportedMediaType for a content
+        type other than JSON."""
         known: Body | None = request.pop(READ_BODY, None)
         if known is not None:
             if reservation is not None:
@@ -65,8 +65,8 @@ class BodyReader:
 
 
 class BodyParser:
-    """Parses large bodies one after the other on a thread: what they become on the way, which is
-    more than they are, is there once."""
+    """Parses large bodies one after the other on a thread: the intermediate objects are larger than
+    the result, and exist only once at a time."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "parse")

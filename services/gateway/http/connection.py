@@ -31,12 +31,13 @@ TCP_CLOSE = 7  # of the kernel: also the state of a connection that was reset
 
 
 class HttpConnection(web.RequestHandler):
-    """A connection that brings no head of a request within ``header_timeout_s``, from its beginning
-    or from the first byte of a later request, is closed; one whose client is late by ``reading``
-    is aborted, whoever writes and whether or not it is to be closed.
+    """Closes a connection without a complete request head within ``header_timeout_s``, measured
+    from its beginning or from the first byte of a later request. Aborts one with a client that is
+    late by ``reading``, regardless of the writer and of a pending close.
 
-    A client may close its side when it has sent its request, and still gets its answer. That looks
-    as if it had left, until something is written to it: so something is, every ``probe_s``.
+    A client may close its side after sending its request, and still gets its answer. That looks
+    like a client that left, until something is written to it: so something is written, every
+    ``probe_s``.
     """
 
     __slots__ = (
@@ -147,7 +148,7 @@ class HttpConnection(web.RequestHandler):
             self._await_head()
 
     def _end_broken(self) -> None:
-        """Nothing that still comes can be understood; what was asked is answered."""
+        """Later bytes cannot be understood; requests received before are answered."""
         if self.is_idle and not self._messages:
             self.force_close()
         else:

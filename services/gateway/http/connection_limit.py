@@ -7,11 +7,13 @@ from services.gateway.metrics import CONNECTIONS, SHED_CONNECTIONS
 from shared.errors import RETRY_AFTER_S, Unavailable
 
 RESERVED_FILES = 256
-"""Kept for the mesh and the log; a quarter of what the process may open, where that is less."""
+"""Kept for the mesh and the log; a quarter of the process's limit of open files, if that is
+less."""
 
 
 class SheddableConnection(Protocol):
-    """What ``ConnectionLimit`` needs of one. With a ``refusal`` it answers nothing else."""
+    """The part of a connection used by ``ConnectionLimit``. With a ``refusal`` it answers nothing
+    else."""
 
     refusal: Unavailable | None
 
@@ -28,10 +30,10 @@ class SheddableConnection(Protocol):
 
 
 class ConnectionLimit:
-    """The open connections, first those that have been without a request for the longest time.
+    """The open connections, ordered by their time without a request, longest first.
 
-    The kernel gives a new file the lowest number that is free. So a high number means that the
-    process is about to run out of files, whatever holds them.
+    The kernel gives a new file the lowest free number. So a high number means that the process is
+    about to run out of files, regardless of their use.
     """
 
     def __init__(self) -> None:

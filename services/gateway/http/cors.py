@@ -22,7 +22,7 @@ class Cors:
 
     @web.middleware
     async def preflight(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answers what a browser asks before it sends a request: that one has no key yet."""
+        """Answers a browser's preflight request: it has no key yet."""
         is_asking = hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers
         if request.method != hdrs.METH_OPTIONS or not is_asking or not self._lets_in(request):
             return await handler(request)

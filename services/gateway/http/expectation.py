@@ -10,7 +10,7 @@ from services.gateway.http.violations import show
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 EXPECTED = web.RequestKey("expected", str)
-"""What the client expects, if anything."""
+"""The request's ``Expect`` value, if any."""
 
 
 def take_expectation(message: Any) -> tuple[Any, str]:

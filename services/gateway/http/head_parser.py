@@ -1,4 +1,4 @@
-"""aiohttp's parser of requests within a limit for heads, and what its faults are to a client."""
+"""aiohttp's parser of requests within a limit for heads, and its faults as client errors."""
 
 import re
 from collections.abc import Sequence
@@ -99,8 +99,8 @@ class HeadParser:
 
 
 def fault_of(error: BaseException | None) -> RequestError:
-    """What a client is told of an error that ended its request before a route had it: words of our
-    own, since those of the error quote the request and the keys in it."""
+    """The client's error for a request that failed before it reached a route. The text is our own:
+    aiohttp's quotes the request and the keys in it."""
     match error:
         case LineTooLong(args=(_, limit, *_)) if limit == MAX_URL_BYTES:
             text = f"the URL has more than {limit} bytes"

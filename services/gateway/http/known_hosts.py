@@ -1,7 +1,8 @@
-"""Names under which a server without keys is asked.
+"""Host names accepted by a server without keys.
 
 A page of any site can have its own name bound to 127.0.0.1 once it is loaded (DNS rebinding). For a
-browser the server then is that site, whose scripts read its answers; only ``Host`` tells.
+browser the server then is that site, and scripts of the site read its answers; only ``Host`` shows
+the difference.
 """
 
 import re

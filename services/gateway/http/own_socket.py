@@ -1,8 +1,7 @@
-"""The socket at which a gateway answers its own requests: those of batches, and those of responses
-that are made in the background.
+"""The socket for the gateway's own requests: batches, and responses made in the background.
 
-It lies in the mesh's directory, where no other user comes, and is not announced: who asks there may
-say for whom.
+It lies in the mesh's directory, closed to other users, and is not announced: a request on it may
+name any owner.
 """
 
 from pathlib import Path

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from services.gateway.http.fair_time import on_thread
 
 JSON_CHUNK_BYTES = 16 << 10
-"""What the thread makes, holding the GIL, before the event loop gets its turn."""
+"""Written by the thread, holding the GIL, before the event loop gets its turn."""
 
 
 class PieceMaker:

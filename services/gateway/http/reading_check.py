@@ -1,4 +1,4 @@
-"""Whether a client reads what is written to it."""
+"""The check that a client reads its response."""
 
 STEP_BYTES = 64 << 10
 """Too few in a period, so that a byte now and then does not keep a connection."""

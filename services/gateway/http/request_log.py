@@ -9,7 +9,7 @@ from services.gateway.http.routes import route_of
 from shared.process.log import log_end
 
 METER = web.RequestKey("meter", RequestMeter)
-"""What has become of a generation request."""
+"""The measurements of a generation request."""
 
 ERROR_CODE = web.RequestKey("error_code", str)
 """Why a request failed; a stream may fail after its status 200."""

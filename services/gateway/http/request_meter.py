@@ -1,4 +1,4 @@
-"""What one request contributes to the metrics and to its line in the log."""
+"""One request's contribution to the metrics, and to its line in the log."""
 
 import time
 from collections.abc import Callable
@@ -54,7 +54,7 @@ class RequestMeter:
         REQUEST_GENERATION_TOKENS.labels(self._model).observe(self._num_tokens)
 
     def facts(self) -> dict[str, Any]:
-        """What has become of it so far, for the log."""
+        """The request's state so far, for the log."""
         collector = self._collector
         return {
             "model": self._model,

@@ -9,7 +9,7 @@ class Load(Enum):
     """Work of a route, which decides about keys and their limits."""
 
     OPEN = "open"  # to monitoring, which has no key, and to the page, which asks for one
-    CHEAP = "cheap"  # shows what is there, or makes room
+    CHEAP = "cheap"  # shows existing data, or makes room
     WORK = "work"
     GENERATION = "generation"  # by the mesh: it is traced, and its tokens count
 

@@ -210,8 +210,8 @@ class Source:
         return "", (yield from self.try_take(markers))
 
     def _find(self, markers: Markers) -> tuple[int, bool]:
-        """The number of characters before a marker or a possible beginning of one, and whether it
-        is a whole marker."""
+        """The number of characters before the next marker or the possible beginning of one; False:
+        it is only a possible beginning."""
         num_left = len(self._text) - self._position
         if markers.pattern is None:
             return num_left, True
