@@ -26,7 +26,7 @@ Prepare = Callable[[web.BaseRequest, web.StreamResponse], Awaitable[None]]
 
 
 class Api:
-    """Endpoints, and work beside requests. An optional API is a folder and a line in ``app.py``."""
+    """Endpoints, and background work. An optional API is a folder and a line in ``app.py``."""
 
     open_routes: Sequence[str] = ()
     cheap_routes: Sequence[str] = ()

@@ -43,8 +43,8 @@ import ssl
 log = logging.getLogger(__name__)
 
 LAME_DUCK_S = 2.0
+"""A draining gateway still accepts for this time, so that its callers learn of it first."""
 TRACE_AGE_S = 3600.0
-"""How long a draining gateway still accepts, so that who sends here learns of it first."""
 
 
 class GatewayService:
