@@ -90,7 +90,7 @@ class Completions:
     async def _job(
         self, request: web.Request, endpoint: GenerationEndpoint, reservation: Reservation
     ) -> tuple[Job, ModelInfo]:
-        """Of the body only the prompts are kept, and what is to be done with them."""
+        """Of the body only the prompts and the parsed options are kept."""
         body, model = await self._intake.read(request, reservation)
         check_generates(model)
         with measured(request, "parse"):

@@ -1,4 +1,4 @@
-"""Says what an endpoint that generates texts has of its own; ``completions.py`` does the rest."""
+"""The parts of an endpoint that generates texts; ``completions.py`` has the common rest."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

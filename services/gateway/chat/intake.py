@@ -37,8 +37,8 @@ class Intake:
         self._shares_cache = shares_cache
 
     async def read(self, request: web.Request, reservation: Reservation) -> tuple[Body, ModelInfo]:
-        """Returns the body, which ``reservation`` holds, and the model, once there is one. Raises
-        RequestError, and what ``BodyReader.read`` does."""
+        """Returns the body, held by ``reservation``, and the model, once one is ready. Raises
+        RequestError, and the errors of ``BodyReader.read``."""
         with measured(request, "read") as attributes:
             body = await self.bodies.read(request, reservation)
             attributes["num_bytes"] = len(body)
@@ -62,8 +62,9 @@ class Intake:
         parse: Callable[[Body, ModelInfo], Parsed],
         kept_bytes: Callable[[Parsed], int],
     ) -> tuple[Parsed, ModelInfo]:
-        """Returns what ``parse`` makes of the body, and the model. ``reservation`` then holds
-        ``kept_bytes`` of that instead of the body's. Raises what ``read`` and ``parse`` do."""
+        """Returns the result of ``parse`` of the body, and the model. ``reservation`` then holds
+        the result's ``kept_bytes`` instead of the body's. Raises the errors of ``read`` and
+        ``parse``."""
         body, model = await self.read(request, reservation)
         with measured(request, "parse"):
             parsed = await self.parser.parse(body, lambda body: parse(body, model))

@@ -212,7 +212,7 @@ class OpenGeneration:
 
 
 def hold(reservation: Reservation, num_bytes: int, param: str) -> None:
-    """Holds bytes for what ``param`` asks for. Raises InvalidRequest, Overloaded."""
+    """Holds bytes requested by ``param``. Raises InvalidRequest, Overloaded."""
     limit = reservation.max_bytes
     if num_bytes > limit:
         remedy = "fewer logprobs, choices or max_tokens, or with stream=true"

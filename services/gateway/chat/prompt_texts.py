@@ -46,7 +46,8 @@ class PromptTexts:
         return prompt.data.tobytes().decode()
 
     async def _echo_of_ids(self, owner: str, ids: Array) -> str:
-        """Half a character at the end of a prompt is in the text behind it, which may end it."""
+        """An incomplete character at the end of a prompt is left out: the generated text may
+        complete it."""
         written = self._mesh.tokens.written
         num_half = num_half_bytes(b"".join(map(written, ids[-MAX_CHAR_BYTES:].tolist())))
         while num_half and (num_bytes := len(written(int(ids[-1])))) <= num_half:

@@ -1,4 +1,4 @@
-"""What a whole reply and a streamed one are made of."""
+"""The parts of a reply, whole or streamed."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ _NO_DETAILS = CompletionTokensDetails()
 
 @dataclass(frozen=True)
 class Head:
-    """What all objects of one reply have in common; ``created`` in Unix seconds."""
+    """The fields shared by all objects of one reply; ``created`` in Unix seconds."""
 
     id: str
     created: int
@@ -47,13 +47,14 @@ class Head:
 
 @dataclass(frozen=True)
 class Reply:
-    """All that is known of a reply before its first token.
+    """All known facts of a reply before its first token.
 
     ``spelling`` None: without any logprobs. ``echoes`` are the prompts' texts, or empty: not
     echoed.
+
     ``prompt_ids`` [prompt_len] int32 of each prompt; ``texts`` and ``offsets`` [2 prompt_len] int64
-    of each if the client wants them, None: the prompt came as ids. ``dropped`` is what of a chat is
-    not in its prompt. ``reasoning_field`` names the fields of reasoning.
+    of each if the client wants them, None: the prompt came as ids. ``dropped`` is the part of a
+    chat left out of its prompt. ``reasoning_field`` names the fields of reasoning.
     """
 
     format: Format
@@ -76,7 +77,7 @@ class Reply:
         return self.shows_logprobs or self.job.returns_ids
 
     def logprobs(self, index: int) -> LogprobWriter | None:
-        """For the tokens of choice ``index``, after those of an echoed prompt."""
+        """For the tokens of choice ``index``, after the tokens of an echoed prompt."""
         if self.spelling is None or not self.shows_logprobs:
             return None
         return self.format.logprobs(self.spelling, self.echoed_prompt(index))
@@ -127,7 +128,7 @@ class Reply:
         prompt: ShownPrompt = NOTHING_SHOWN,
         prompt_logprobs: Raw | UnsetType = UNSET,
     ) -> Completion:
-        """Leaves out what is of the prompt where that belongs to the choices."""
+        """Leaves out the prompt's fields if they belong to the choices."""
         head = self.head
         on_top = (*prompt, prompt_logprobs) if self.format.prompt_on_top else ()
         return Completion(
@@ -146,11 +147,11 @@ def _written(offsets: Array | None) -> Raw | None:
 
 
 class Tally:
-    """The tokens of a reply, added up as its choices end, and the drafts as they come; if the
-    client wants to see the usage in between, the tokens too.
+    """The tokens of a reply, added up as its choices end, and the drafts as they come; with usage
+    in every chunk, the tokens as they come too.
 
-    The first of a prompt's choices determines how much of the prompt was cached: what the others
-    found in the cache the first one had just computed.
+    A prompt's first choice determines its number of cached tokens: the other choices found in the
+    cache the blocks just computed for the first one.
     """
 
     def __init__(self, reply: Reply) -> None:

@@ -27,8 +27,8 @@ HEARTBEAT = b": waiting\n\n"  # a comment, which clients pass over
 
 _HOLE = b"\0"  # no JSON contains it
 _LOGPROBS = Raw(_HOLE)
-# The objects around a token are larger than what they hold, so that many become one; but for those
-# with many logprobs, of which a copy takes longer.
+# Objects around a token are larger than their content, so several become one; tokens with many
+# logprobs are not merged, since a copy of them takes longer.
 _NUM_MERGED = 32
 _MAX_MERGED_BYTES = 16 << 10
 
@@ -37,10 +37,10 @@ class BodyWriter(Protocol):
     """Progress to the body of a reply that is not streamed."""
 
     def add(self, update: ChoiceUpdate) -> None:
-        """Keeps what the reply will hold."""
+        """Keeps the update's part of the reply."""
 
     def is_over(self, update: ChoiceUpdate) -> bool:
-        """Whether what follows of the choice would not be in the reply."""
+        """Whether the reply ignores later output of the choice."""
 
     @property
     def is_large(self) -> bool: ...
@@ -67,7 +67,7 @@ class StreamWriter(Protocol):
         """Once every choice has ended."""
 
     def fail(self, error: RequestError) -> bytes:
-        """What ends the stream in place of all that has not been written."""
+        """The last event of the stream, in place of all unwritten ones."""
 
 
 class _WholeChoice:
@@ -111,7 +111,7 @@ class WholeWriter:
         self._num_entries = 0
 
     def add(self, update: ChoiceUpdate) -> None:
-        """Keeps what the reply will hold."""
+        """Keeps the update's part of the reply."""
         num_choices = self._reply.job.num_choices
         if update.of_prompt:
             self._num_entries += len(update.arrays.values) * num_choices
@@ -130,7 +130,7 @@ class WholeWriter:
             choice.keep_tokens(replace(update, text="", marks=()))
 
     def is_over(self, update: ChoiceUpdate) -> bool:
-        """Whether what follows of the choice would not be in the reply."""
+        """Whether the reply ignores later output of the choice."""
         return self._choices[update.index].parser.is_over
 
     @property

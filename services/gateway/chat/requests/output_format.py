@@ -1,4 +1,4 @@
-"""The many ways to say what a text must be, as one OutputFormat."""
+"""The many ways to constrain a text, as one OutputFormat."""
 
 from collections.abc import Iterator
 from typing import Any

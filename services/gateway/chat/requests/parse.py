@@ -32,7 +32,7 @@ from shared.wire.messages import ALL_TOKENS, ModelInfo, TextOptions
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request may ask: bounds of the settings, and the structure of chats."""
+    """Limits of one request, from the settings, and the structure of chats."""
 
     max_choices: int
     max_logprobs: int
@@ -88,8 +88,8 @@ def parse_completion(body: Body, model: ModelInfo, limits: Limits) -> Job:
 
 
 def _echoing(job: Job, logprobs: int | None) -> Job:
-    """The prompt's tokens have ``logprobs`` as those of the text; the mesh brings the larger number
-    of these and of what was asked for beside."""
+    """The prompt's tokens have ``logprobs`` like the text's tokens; the mesh sends the larger of
+    this number and ``prompt_logprobs``."""
     numbers = [num for num in (logprobs, job.params.prompt_logprobs) if num is not None]
     if logprobs is None:
         return replace(job, echoes=True)
@@ -163,7 +163,7 @@ def _check_stream(request: GenerationRequest) -> None:
 
 
 def _repeats_usage(request: GenerationRequest) -> bool:
-    """Beside include_usage, as vLLM does."""
+    """In addition to include_usage, as vLLM does."""
     options = request.stream_options
     return bool(options and options.include_usage and options.continuous_usage_stats)
 

@@ -1,4 +1,4 @@
-"""What clients give as a prompt, as Prompts for the mesh."""
+"""A client's prompts as Prompts for the mesh."""
 
 import re
 

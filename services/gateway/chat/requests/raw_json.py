@@ -8,7 +8,7 @@ from shared.wire.messages import MAX_FORMAT_CHARS
 NULL = Raw(b"null")
 
 MAX_FIELD_BYTES = 256 << 10
-"""Of what is no prompt, as JSON: a character may take 12 bytes of it."""
+"""The limit of a field other than a prompt, as JSON: a character may take 12 bytes."""
 
 
 def check_chars(text: str, param: str) -> str:

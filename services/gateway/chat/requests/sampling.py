@@ -96,8 +96,8 @@ def text_options(
 
 
 def max_prompt_tokens(asked: int | None, max_tokens: int, model: ModelInfo) -> int | None:
-    """What becomes of truncate_prompt_tokens; None: a prompt is not cut. Raises InvalidRequest for
-    more than leave room for a text of ``max_tokens``."""
+    """The value of truncate_prompt_tokens for the mesh; None: a prompt is not cut. Raises
+    InvalidRequest if it leaves no room for a text of ``max_tokens``."""
     limit = model.max_model_len - max_tokens
     if asked is None or 1 <= asked <= limit:
         return asked

@@ -22,9 +22,9 @@ _PIECE = msgspec.json.Decoder(list[TokenId])
 
 @json_errors()
 def read_ids(raw: Raw, model: ModelInfo, param: str, is_cut: bool = False) -> Array:
-    """[n] int32 of the list that ``param`` is. Raises InvalidRequest for more than the context
-    holds, which are counted first, unless it ``is_cut`` later, and for what is no id of the
-    model."""
+    """[n] int32 of the list in ``param``. Raises InvalidRequest for values other than ids of the
+    model, and for more ids than the context holds, unless the list ``is_cut`` later; these are
+    counted first."""
     if not is_list(raw):
         raise InvalidRequest(f"{param} is {show(plain(raw))}; expected a list of ids", param=param)
     text = memoryview(raw)[1:-1]
@@ -74,7 +74,7 @@ def known_ids(ids: Sequence[int] | Array, vocab_size: int, param: str) -> Array:
 
 
 def _pieces(text: memoryview) -> Iterator[bytes]:
-    """What stands between the brackets, cut at commas."""
+    """The text between the brackets, cut at commas."""
     start = 0
     while start < len(text):
         size = PARSE_CHUNK_BYTES
