@@ -224,7 +224,7 @@ class Batch:
 
 
 def _status_of(running: asyncio.Task[None]) -> BatchStatus:
-    """Raises what ended it, but for a key that is gone."""
+    """Raises the batch's error, except for a removed key."""
     status: BatchStatus = "completed"
     try:
         running.result()

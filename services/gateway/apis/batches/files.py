@@ -89,7 +89,8 @@ class Files:
     async def _received(
         self, request: web.Request, folder: BatchFolder, file_id: str, limit: asyncio.Timeout
     ) -> FileObject:
-        """The parts may come in any order; ``limit`` moves with what comes. Raises OSError."""
+        """The parts may come in any order; ``limit`` moves on with the received bytes. Raises
+        OSError."""
         if (request.content_length or 0) > self._max_bytes + MAX_NAME_CHARS + MAX_FIELD_BYTES:
             raise self._too_large(str(request.content_length))
         purpose, name, num_bytes = "", "", -1
@@ -186,7 +187,7 @@ class Files:
 
 
 def _extend(limit: asyncio.Timeout, num_bytes: int) -> None:
-    """By the time that so many bytes may take, but not beyond READ_TIMEOUT_S from now."""
+    """Extends ``limit`` by the longest time for ``num_bytes``, at most to READ_TIMEOUT_S ahead."""
     latest = asyncio.get_running_loop().time() + READ_TIMEOUT_S
     limit.reschedule(min((limit.when() or latest) + num_bytes / MIN_BYTES_PER_S, latest))
 

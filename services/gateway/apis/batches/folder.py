@@ -1,13 +1,13 @@
 """The folder of files and batches, which gateways may share.
 
-    files/OWNER/ID.json      what a file is; there once it is whole
+    files/OWNER/ID.json      the description of a file; exists once the file is whole
     files/OWNER/ID.data      its content
-    batches/OWNER/ID.json    how far a batch is; written by the gateway that runs it
+    batches/OWNER/ID.json    the progress of a batch; written by the gateway that runs it
     batches/OWNER/ID.lock    locked by that gateway while it lives
-    batches/OWNER/ID.cancel  there when a client has cancelled it
+    batches/OWNER/ID.cancel  exists once a client has cancelled the batch
     ended/OWNER/ID.json      a batch that has ended
 
-Each JSON file is replaced as a whole. All of it blocks: for threads, and for what is small.
+Each JSON file is replaced as a whole. All functions block: for threads, and for small files.
 """
 
 import fcntl
@@ -261,7 +261,7 @@ def _create(path: Path) -> BinaryIO:
 
 
 def _replace(path: Path, stored: Struct) -> None:
-    """After a crash of the machine too, ``path`` is what it was or what it shall be."""
+    """Even after a crash of the machine, ``path`` has its old or its new content."""
     new = path.with_suffix(f".{secrets.token_hex(4)}.new")
     try:
         with _create(new) as file:

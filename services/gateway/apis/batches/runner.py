@@ -132,7 +132,7 @@ class BatchRunner:
         return lock is not None
 
     async def _hold(self, key: BatchKey, lock: int, session: aiohttp.ClientSession) -> None:
-        """Runs it while we have its lock; what goes wrong ends nothing else."""
+        """Runs the batch while we have its lock; its errors end nothing else."""
         try:
             await self._run_batch(key, session)
         except* (BatchStopped, WrongResults, OSError) as errors:

@@ -1,4 +1,4 @@
-"""Which requests are of Anthropic's API, and what their responses have in common."""
+"""Recognizes requests of Anthropic's API, and the common parts of their responses."""
 
 from aiohttp import web
 

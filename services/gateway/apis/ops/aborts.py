@@ -15,7 +15,8 @@ from services.gateway.http.body import BodyReader
 from services.gateway.http.json_reply import json_response
 
 MAX_BODY_BYTES = 1 << 20
-"""Enough for all ids; such a request is not admitted, for it makes room where there is none."""
+"""Enough for all ids; an abort is not subject to admission, since it makes room when there is
+none."""
 
 ROUTE = "/abort_requests"
 

@@ -120,7 +120,7 @@ class PoolingEndpoints(Api):
     async def _parsed(
         self, request: web.Request, endpoint: PoolingEndpoint, reservation: Reservation
     ) -> tuple[PoolingJob, ModelInfo]:
-        """Of the body only the prompts are kept, and room is held for what becomes of them."""
+        """Of the body only the prompts are kept, and room is held for their results."""
         asked, model = await self._intake.parsed(
             request,
             reservation,
@@ -165,7 +165,7 @@ class PoolingEndpoints(Api):
                     error.message = f"{error.param}: {error.message}"
                 raise
             finally:
-                meter.accept()  # what was accepted counts, whatever becomes of the rest
+                meter.accept()  # accepted prompts count, even if others fail
             return vectors, collector.num_prompt_tokens
 
     async def _send(

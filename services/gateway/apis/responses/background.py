@@ -44,11 +44,10 @@ class _Head(msgspec.Struct):
 
 
 class Background:
-    """Asks the gateway itself, on its ``socket``, for each of them once more: so they are admitted,
-    limited, logged and made as any other. An owner has up to ``max_open`` of them with up to
-    ``max_bytes`` of bodies. ``making`` gives the response of an id as far as it has come, ``abort``
-    ends it; both know those alone whose request has come back here.
-    """
+    """Sends each background request once more to the gateway itself, on its ``socket``: so it is
+    admitted, limited, logged and made like any other. An owner has up to ``max_open`` of them with
+    up to ``max_bytes`` of bodies. ``making`` gives the response of an id so far, ``abort`` ends it;
+    both know only responses with a request that has come back here."""
 
     def __init__(
         self,
@@ -101,12 +100,12 @@ class Background:
             self._looking = asyncio.create_task(self._look())
 
     def created_s(self, response_id: str) -> int | None:
-        """When it was queued; None where it is none of ours any more."""
+        """The time it was queued; None if it is no longer ours."""
         entry = self._entries.get(response_id)
         return msgspec.json.decode(entry.response, type=_Head).created_at if entry else None
 
     async def close(self) -> None:
-        """What has not ended counts as failed from here on."""
+        """Unfinished responses count as failed from here on."""
         tasks = [*self._tasks.values(), *([self._looking] if self._looking is not None else [])]
         for task in tasks:
             task.cancel()
@@ -182,7 +181,7 @@ class Background:
             task.cancel()
 
     async def _note_begin(self, response_id: str) -> None:
-        """For those who ask other gateways."""
+        """Saves the begun response for clients of other gateways."""
         response = self._making(response_id)
         if response is not None and response_id not in self._is_begun:
             await self._store.update(response_id, encode(response))

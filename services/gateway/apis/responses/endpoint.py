@@ -1,4 +1,4 @@
-"""``/v1/responses``: makes responses, and gives back those that are kept."""
+"""``/v1/responses``: makes responses, and returns stored ones."""
 
 import asyncio
 import re
@@ -115,7 +115,7 @@ class Responses(Api):
         return found.response if found is not None else None
 
     def _abort(self, response_id: str) -> bool:
-        """Whether the mesh has such a one; it then ends."""
+        """Whether the mesh is making this response; it then ends."""
         found = self._open.get(response_id)
         if found is None or not found.request_id:
             return False
@@ -151,8 +151,8 @@ class Responses(Api):
         return json_response(Deleted(response_id))
 
     async def _cancel(self, request: web.Request) -> web.Response:
-        """Ends one that this gateway is making, or any gateway in the background, which then is
-        what it has come to."""
+        """Ends a response that this gateway is making, or any gateway in the background; returns
+        its state."""
         response_id, owner = _asked(request)
         found = self._running(response_id, owner)
         if found is None or found.response is None:

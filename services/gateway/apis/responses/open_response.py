@@ -41,10 +41,10 @@ NO_STORE = "there is no response-store (--response-store FILE)"
 
 
 class OpenResponse:
-    """A GenerationEndpoint. ``owner`` is whose API key came with it; in the mesh its name is
-    ``request_id``; ``has_ended`` is set when no more becomes of it. ``background`` makes later what
-    is asked for in the background; without it that is made now, with the ``response_id`` and the
-    time that it has already."""
+    """A GenerationEndpoint. ``owner`` is the owner of its API key; in the mesh its name is
+    ``request_id``; ``has_ended`` is set once it no longer changes. ``background`` makes background
+    responses later; without it a request that asks for the background is made now, with its
+    existing ``response_id`` and time."""
 
     format = ChatFormat()
 
@@ -68,7 +68,7 @@ class OpenResponse:
         self._key = response_id.removeprefix(RESPONSE_PREFIX) if response_id else uuid.uuid4().hex
         self._request: ItemRequest | None = None
         self._is_stored = False
-        self._input = b""  # what is kept of it
+        self._input = b""  # the stored part of the input
         self._maker: ResponseMaker | None = None
 
     @property
@@ -176,7 +176,7 @@ class OpenResponse:
         return self._cipher.decrypt(content, self.owner)
 
     def _check_store(self, request: ItemRequest) -> None:
-        """Raises InvalidRequest for what only a store has."""
+        """Raises InvalidRequest for fields that need a store."""
         fields = request.fields
         if fields.background:
             self._check_background(fields)

@@ -29,8 +29,8 @@ NO_INPUT = Raw(b"{}")
 
 
 class BlockStream:
-    """The events of a message's blocks, one block after the other. Those of thinking are signed
-    for the model ``fingerprint``; unless it ``shows_thinking`` they have no text."""
+    """The events of a message's blocks, one block after the other. Thinking blocks are signed for
+    the model ``fingerprint``; unless it ``shows_thinking`` they have no text."""
 
     def __init__(self, fingerprint: str, shows_thinking: bool) -> None:
         self._fingerprint = fingerprint
@@ -116,7 +116,7 @@ def _whole(block: Block, text: str) -> Block:
 
 
 def _input(arguments: str) -> Raw:
-    """An object in any case: what was cut within one is none."""
+    """Always a JSON object: incomplete arguments become an empty one."""
     try:
         return Raw(msgspec.json.encode(msgspec.json.decode(arguments, type=dict[str, Raw])))
     except (msgspec.DecodeError, RecursionError):

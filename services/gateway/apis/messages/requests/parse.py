@@ -84,7 +84,7 @@ def parse_prompt(body: Body, model: ModelInfo) -> ChatRequest:
 
 
 def prompt_of(request: PromptRequest, model: ModelInfo) -> tuple[ChatRequest, list[str]]:
-    """What of a chat makes its prompt, and the fields that change nothing here. Raises
+    """The chat of the prompt, and the names of fields without effect here. Raises
     InvalidRequest."""
     conversation = Conversation(model.fingerprint)
     conversation.add_system(request.system)

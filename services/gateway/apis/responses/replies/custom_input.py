@@ -14,9 +14,9 @@ _MAY_GO_ON = re.compile(rf"\\(u[0-9a-fA-F]{{0,3}})?|{_HIGH}({_CUT_LOW})?")
 
 
 class CustomInput:
-    r"""Gives the text piece by piece as it comes. A model that is held to nothing may write what is
-    no JSON: an escape that there is none of is text as it stands, as in ``grep \d``, and so are
-    arguments of another shape."""
+    r"""Gives the text piece by piece as it comes. A model without constraints may write invalid
+    JSON: an unknown escape is literal text, as in ``grep \d``, and so are arguments of another
+    shape."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -31,7 +31,7 @@ class CustomInput:
         return "".join(pieces)
 
     def finish(self) -> str:
-        """What was held because more of it could have come."""
+        """Returns the text held while its continuation was open."""
         if self._state == self._read_text:
             return self._taken(is_last=True)
         left, self._held = self._held, ""

@@ -20,7 +20,7 @@ from services.gateway.apis.responses.replies.objects import (
 from services.gateway.chat.replies.events import CallStart
 
 ItemEvent = tuple[str, dict[str, Any]]
-"""The type of an event, and its fields but for those that place it in the stream."""
+"""The type of an event, and its fields except the ones that place it in the stream."""
 
 ADDED, DONE = "response.output_item.added", "response.output_item.done"
 PART_ADDED, PART_DONE = "response.content_part.added", "response.content_part.done"
@@ -28,8 +28,8 @@ SUMMARY = "response.reasoning_summary"
 
 
 class OpenItem(Protocol):
-    """``id`` is that of the item; ``logprobs``, entries as JSON, are those of the text. The last
-    event is that of the whole item."""
+    """``id`` is the item's; ``logprobs``, entries as JSON, belong to the text. The last event is
+    the end of the whole item."""
 
     id: str
 

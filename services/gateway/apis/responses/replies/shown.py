@@ -1,4 +1,4 @@
-"""What a reply of ``/v1/responses`` repeats of its request."""
+"""The fields of a request repeated in a reply of ``/v1/responses``."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Updates of one token each, whatever came at once, so that each token's text is known."""
+"""Splits updates into one for each token, so that each token's text is known."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from shared.wire.token_arrays import TokenArrays
 
 class TokenUpdates:
     """Divides the text by its marks, and between them by the bytes of the tokens. A token comes out
-    when its text is there: a part of a character, or what may become a stop string, is there later
-    than its token."""
+    when its text is there: part of a character, or a possible beginning of a stop string, comes
+    later than its token."""
 
     def __init__(self, table: TokenTable) -> None:
         self._table = table
@@ -25,7 +25,7 @@ class TokenUpdates:
         self._num_spare = 0  # bytes of tokens that are out, of a character that is not
 
     def split(self, update: ChoiceUpdate) -> Iterator[ChoiceUpdate]:
-        """An update that ends the choice is the last, with what is left of the text."""
+        """An update that ends the choice is the last, with the rest of the text."""
         self._marks += update.marks
         self._tokens += _single(update)
         self._text += update.text

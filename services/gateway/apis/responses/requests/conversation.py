@@ -30,7 +30,7 @@ def chat_messages(instructions: str | None, items: Iterable[bytes], decrypt: Dec
 
 
 def chat_name(namespace: str | None, name: str) -> str:
-    """What a function is called in a chat, which has no namespaces."""
+    """The name of a function in a chat, which has no namespaces."""
     return name if namespace is None else f"{namespace}__{name}"
 
 
@@ -40,7 +40,8 @@ def _encoded(message: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Messages:
-    """What the assistant reasoned, said and called in a row is one message, as it was one reply."""
+    """Consecutive reasoning, texts and calls of the assistant are one message, as they were one
+    reply."""
 
     def __init__(self, decrypt: Decrypt) -> None:
         self.all: list[dict[str, Any]] = []

@@ -1,4 +1,4 @@
-"""What clients may send to ``/v1/responses``; null means the default."""
+"""The body of a request to ``/v1/responses``; null means the default."""
 
 from typing import Annotated, Any, Literal
 
@@ -24,7 +24,7 @@ ENCRYPTED_REASONING = "reasoning.encrypted_content"
 Included = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
-    # Of what no reply of ours has.
+    # Parts that no reply of ours has.
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
     "file_search_call.results",

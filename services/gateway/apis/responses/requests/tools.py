@@ -1,4 +1,4 @@
-"""The tools of a request to ``/v1/responses``, as those of a chat."""
+"""The tools of a request to ``/v1/responses``, as tools of a chat."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -53,7 +53,7 @@ class ItemTools:
 
     @property
     def field_names(self) -> dict[str, str]:
-        """What is ``tools[0].function`` in a chat may be called something else here."""
+        """The names here of a chat's fields like ``tools[0].function``."""
         return {
             f"tools[{index}].function": param for index, param in enumerate(self.params.values())
         }

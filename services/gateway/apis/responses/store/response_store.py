@@ -37,8 +37,8 @@ LOST = Failure("gateway_lost", "the gateway that made this response in the backg
 
 
 class RunnerLock:
-    """A file beside the store, ``token`` in its name, which is locked until ``close`` or the end of
-    our process. Raises OSError where it cannot be made."""
+    """A file next to the store, ``token`` in its name, locked until ``close`` or the end of our
+    process. Raises OSError if it cannot be made."""
 
     def __init__(self, store: Path) -> None:
         self._store = store
@@ -49,7 +49,7 @@ class RunnerLock:
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
 
     def is_alive(self, token: str) -> bool:
-        """Whether its process holds the lock; what a dead one has left is removed."""
+        """Whether its process holds the lock; the file of a dead process is removed."""
         if token == self.token:
             return True
         path = self._path(token)
@@ -99,7 +99,7 @@ class ResponseStore:
 
     @property
     def runner(self) -> str:
-        """Our name as one who makes responses in the background."""
+        """This gateway's name as a maker of background responses; empty without a lock."""
         return self._lock.token if self._lock is not None else ""
 
     async def save(self, entry: Entry) -> None:
@@ -116,19 +116,19 @@ class ResponseStore:
         await self.finish(replace(entry, response=ended(entry.response, status, error)))
 
     async def update(self, response_id: str, response: bytes) -> None:
-        """What there is of one that is made in the background."""
+        """Stores the state so far of a response that is made in the background."""
         await self._run(lambda database: database.update(response_id, response))
 
     async def cancel(self, response_id: str) -> None:
-        """Who makes it in the background will find it no more among those ``wanted``."""
+        """Removes the response from its maker's ``wanted`` ones."""
         await self._run(lambda database: database.cancel(response_id))
 
     async def wanted(self) -> set[str]:
-        """Those of our own that are neither cancelled nor deleted."""
+        """Our own responses that are neither cancelled nor deleted."""
         return await self._run(lambda database: database.wanted(self.runner))
 
     async def get(self, response_id: str, owner: str) -> Entry:
-        """One whose gateway has ended while it made it has failed. Raises NotFound."""
+        """A response fails if its gateway ended while making it. Raises NotFound."""
         entry = await self._get(response_id, owner)
         if entry.runner is None or self._lock is None or self._lock.is_alive(entry.runner):
             return entry
