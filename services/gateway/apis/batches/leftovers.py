@@ -44,7 +44,7 @@ def _leftovers(folder: BatchFolder) -> Iterator[Path]:
 
 
 def _named(folder: BatchFolder) -> set[str]:
-    """The files of batches that have not ended."""
+    """The files of unfinished batches."""
     found = [folder.open_batch(key) for key in folder.open_keys()]
     return {
         file_id

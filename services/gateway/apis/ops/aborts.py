@@ -1,8 +1,5 @@
-"""``/abort_requests``: ends requests by the ids that their clients know.
-
-A client ends only requests that came with its own API key; the answer for another client's request
-is the same as for one that does not exist.
-"""
+"""``/abort_requests``: ends requests by their public ids. A client ends only requests of its own
+API key; the answer for another key's request is the same as for an unknown one."""
 
 from aiohttp import web
 
@@ -42,6 +39,6 @@ class Aborts(Api):
         return json_response(AbortReply(aborted, forwarded))
 
     def _names(self, public_id: str) -> set[str]:
-        """Clients see ids with the prefix of their endpoint, and may have given them without."""
+        """Clients see ids with the prefix of their endpoint, and may have sent them without it."""
         prefixes = (prefix for api in self._apis for prefix in api.id_prefixes)
         return {public_id, *map(public_id.removeprefix, prefixes)}

@@ -72,7 +72,8 @@ ROUTES = {
 
 
 class PoolingEndpoints(Api):
-    """Body → Job → mesh → vectors → reply. Of many inputs some are in the mesh at once."""
+    """Body → Job → mesh → vectors → reply. Only some inputs of a large request are in the mesh at
+    once."""
 
     generating_routes = (*ROUTES,)
 
@@ -146,8 +147,8 @@ class PoolingEndpoints(Api):
         meter: RequestMeter,
         trace: RequestTrace,
     ) -> tuple[list[Array], int]:
-        """The vectors of all prompts, which have ``size`` numbers unless they are cut, and the
-        number of the prompts' tokens."""
+        """The vectors of all prompts, of ``size`` numbers unless they are cut, and the number of
+        the prompts' tokens."""
         wanted = asked.job.params.pooling
         size = (wanted and wanted.num_dims) or size
         mesh_id = f"{public_id}~{secrets.token_hex(4)}"

@@ -31,7 +31,8 @@ from shared.wire.messages import (
 
 MAX_INPUTS = 2048
 MAX_OPEN_INPUTS = 256
-"""Of a request that the mesh has at once: enough for a large step, and others have room."""
+"""The limit of one request's inputs in the mesh at once: enough for a large step, with room for
+other requests."""
 ALL_THAT_FIT = -1  # as truncate_prompt_tokens
 
 
@@ -153,7 +154,8 @@ def _activation(request: PoolingRequest, pooling: PoolingInfo) -> Activation:
 
 
 def _num_dims(asked: int | None, pooling: PoolingInfo) -> int:
-    """0: all. Raises InvalidRequest for a number that the model's embeddings cannot be cut to."""
+    """The requested number of dimensions; 0: all. Raises InvalidRequest for a number that the
+    model's embeddings cannot be cut to."""
     if asked is None or asked == pooling.size:
         return 0
     text = f"dimensions is {asked}; the model's embeddings have {pooling.size}"

@@ -54,7 +54,7 @@ class BlockStream:
                     yield from self._think(text)
 
     def end(self) -> Iterator[BlockEvent]:
-        """Ends the block that is open, if one is."""
+        """Ends the open block, if any."""
         if self._open is Reasoning:
             yield self._delta(SignatureDelta(self._signer.signature()))
         if self._open is not None:
@@ -80,7 +80,7 @@ class BlockStream:
 
 
 class BlockList:
-    """Puts the events of blocks together, as clients do."""
+    """Joins the events of blocks, as clients do."""
 
     def __init__(self) -> None:
         self._blocks: list[tuple[Block, StringIO]] = []

@@ -67,9 +67,9 @@ UNSUPPORTED = {
 
 
 class Conversation:
-    """The messages of a request for the model ``fingerprint``. ``is_prefilled``: the last one is
-    to be continued. ``num_foreign`` counts blocks of thinking that are not this model's, which are
-    left out."""
+    """The messages of a request for the model ``fingerprint``. ``is_prefilled``: the model
+    continues the last one. ``num_foreign`` counts thinking blocks of other models, which are left
+    out."""
 
     def __init__(self, fingerprint: str) -> None:
         self._messages: list[Message] = []  # texts in pieces, possibly many
@@ -104,11 +104,11 @@ class Conversation:
             )
 
     def chat(self) -> list[Message]:
-        """As a chat's template gets them."""
+        """The messages in the form of a chat template."""
         return [_joined(message) for message in self._messages]
 
     def _add_turn(self, index: int, raw: Raw) -> bool:
-        """Whether it ends in text."""
+        """Whether the turn ends in text."""
         param = f"messages[{index}]"
         turn: Turn = typed(raw, Turn, param)
         if turn.role not in KINDS_OF:
@@ -231,7 +231,7 @@ def _block(raw: Raw, param: str, kinds: set[str]) -> Block:
 
 
 def _texts(blocks: list[Any]) -> str:
-    """Each begins a line."""
+    """Texts, each on a line of its own."""
     return "\n".join(block.text for block in blocks if isinstance(block, Text) and block.text)
 
 

@@ -111,8 +111,7 @@ def _raw(value: Any) -> Raw:
 
 
 def _thinks(request: PromptRequest) -> bool:
-    """A client that asks for no thinking expects the answer first: at Anthropic, that is the
-    default."""
+    """Without a thinking request a client expects the answer first: that is Anthropic's default."""
     return isinstance(request.thinking, EnabledThinking | AdaptiveThinking)
 
 
@@ -134,7 +133,7 @@ def _set_budget(
 
 
 def _format(request: PromptRequest) -> tuple[JsonFormat | None, str]:
-    """And the field of its schema."""
+    """The format, and the field of its schema."""
     config = request.output_config
     if config is not None and config.format is not None:
         if request.output_format is not None:

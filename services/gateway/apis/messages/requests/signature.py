@@ -14,7 +14,7 @@ NUM_DIGEST_BYTES = 18
 
 
 class Signer:
-    """Signs one text that comes in pieces; ``holds_text``: the signature has it, too."""
+    """Signs one text that comes in pieces; ``holds_text``: the signature contains the text."""
 
     def __init__(self, fingerprint: str, holds_text: bool = False) -> None:
         self._digest = sha256(f"{fingerprint}\n".encode())
@@ -33,8 +33,7 @@ class Signer:
 
 
 def signed_text(fingerprint: str, thinking: str, signature: str) -> str | None:
-    """The text of a block that comes back; None: the signature is not one of this model's for the
-    text."""
+    """The text of a returned block; None: the signature is not this model's for the text."""
     parts = signature.split(".")
     if len(parts) != 3 or parts[0] != PREFIX:
         return None
