@@ -1,4 +1,4 @@
-"""The services of the mesh as clients see them, from the reports of those that answered. Pure."""
+"""The services of the mesh as clients see them, from the reports of answering services. Pure."""
 
 from collections import defaultdict
 from collections.abc import Set

@@ -205,14 +205,14 @@ class OutputCollector:
         self._changed.set()
 
     async def begun(self) -> None:
-        """Returns when one of the prompts will run, or has been aborted. Raises the RequestError
-        that refused one."""
+        """Returns when one of the prompts will run, or has been aborted. Raises the RequestError of
+        a refused prompt."""
         while all(ids is None for ids in self.prompt_ids):
             await self._change()
 
     async def accepted(self) -> None:
-        """Returns when all prompts will run, or have been aborted. Raises the RequestError that
-        refused one."""
+        """Returns when all prompts will run, or have been aborted. Raises the RequestError of a
+        refused prompt."""
         while any(ids is None for ids in self.prompt_ids):
             await self._change()
 

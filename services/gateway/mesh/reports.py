@@ -1,4 +1,4 @@
-"""Asks the services of the mesh how they fare, when somebody wants to know."""
+"""Asks the services of the mesh for their state, on demand."""
 
 import asyncio
 import time

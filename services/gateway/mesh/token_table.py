@@ -1,4 +1,4 @@
-"""How the tokens of the model are written, in text and in JSON."""
+"""The text of the model's tokens, plain and in JSON."""
 
 from collections.abc import Callable
 
@@ -58,12 +58,12 @@ class TokenTable:
         return self._by_id if by_id else self._by_text
 
     def written(self, token_id: int) -> bytes:
-        """May be a part of a character."""
+        """The bytes may be a part of a character."""
         start = int(self._ends[token_id - 1]) if token_id else 0
         return self._data[start : int(self._ends[token_id])]
 
     def __contains__(self, text: object) -> bool:
-        """Whether a token is written so."""
+        """Whether a token has this text."""
         if not isinstance(text, str):
             return False
         if text not in self._are_tokens:

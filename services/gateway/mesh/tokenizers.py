@@ -20,11 +20,10 @@ MAX_PAUSE_S = 30.0
 
 
 class Probation:
-    """A tokenizer is on probation until it accepts or converts something, and again when it fails
-    that. While others are not, it gets one request at a time, and after a failure none
-    until a pause is over: one that fails everything would always have the fewest open requests.
-    Times are monotonic. Pure.
-    """
+    """A tokenizer is on probation until it accepts or converts something, and again after a
+    failure. While other tokenizers are not on probation, it gets one request at a time, and after a
+    failure none until a pause is over: a tokenizer that fails everything would always have the
+    fewest open requests. Times are monotonic. Pure."""
 
     def __init__(self) -> None:
         self.is_over = False
@@ -43,13 +42,13 @@ class Probation:
         self._backoff.wait(now_s)
 
     def admits(self, num_open: int, now_s: float) -> bool:
-        """Whether it may have a request that others could have."""
+        """Whether it may have a request that other tokenizers could serve."""
         return self.is_over or (num_open == 0 and now_s >= self._backoff.retry_at_s)
 
 
 @dataclass(slots=True, eq=False)
 class Tokenizer:
-    """A connected tokenizer, and the prompts and conversions of ours that it works on."""
+    """A connected tokenizer, and our prompts and conversions that it works on."""
 
     peer: Peer
     prompts: dict[RequestKey, OpenPrompt] = field(default_factory=dict)
@@ -62,7 +61,7 @@ class Tokenizer:
 
     @property
     def model(self) -> ModelInfo:
-        """Its model, without which ``Tokenizers.refusal`` lets none in."""
+        """Its model; ``Tokenizers.refusal`` rejects a tokenizer without one."""
         assert self.peer.hello.model is not None
         return self.peer.hello.model
 
@@ -117,7 +116,7 @@ class Tokenizers:
 
     @property
     def model(self) -> ModelInfo:
-        """The model that is served. Raises Unavailable as long as no tokenizer is connected."""
+        """The served model. Raises Unavailable while no tokenizer is connected."""
         for tokenizer in self:
             return tokenizer.model
         raise self.unavailable()
@@ -128,11 +127,8 @@ class Tokenizers:
         return self.model
 
     async def ready_model(self) -> ModelInfo:
-        """Returns ``model`` once requests can be served. Raises Unavailable.
-
-        The wait is for a service that has just died, or has only begun to run: it is there in a
-        moment.
-        """
+        """Returns ``model`` once requests can be served. Raises Unavailable. The wait covers a
+        service that has just died or is starting: it is ready in a moment."""
         await self._wait_until(lambda: bool(self.ready()))
         return self.model
 
@@ -140,8 +136,8 @@ class Tokenizers:
         return [tokenizer for tokenizer in self if tokenizer.peer.is_ready]
 
     def least_loaded(self) -> Tokenizer:
-        """Returns the ready tokenizer with the fewest open requests, of ours first and then of all
-        gateways; one on probation only where there is no other. Raises Unavailable."""
+        """Returns the ready tokenizer with the fewest open requests, first ours, then of all
+        gateways; one on probation only if there is no other. Raises Unavailable."""
         ready = self.ready()
         if not ready:
             raise self.unavailable()
