@@ -98,7 +98,7 @@ class Calls:
                 yield from read_json_calls(self._context, not marker)
 
     def _read_closers(self) -> Waiting[None]:
-        """The closing markers that come at once, with the blanks before them."""
+        """The closing markers that come next, with the blanks before them."""
         while self._closers:
             self._source.record()
             yield from self._source.skip_blanks()
@@ -200,7 +200,7 @@ class PairCalls:
 
 
 class TaggedCalls:
-    """Also several functions between the markers of one call: each is a call."""
+    """Several functions may be between the markers of one call: each is a call."""
 
     def __init__(self, context: Context, layout: TaggedLayout) -> None:
         self._context = context

@@ -10,7 +10,7 @@ Kind = type[Reasoning] | type[Content] | type[Arguments]
 
 
 class Over(Exception):
-    """The first call of a choice that may have only one has ended."""
+    """The first call has ended in a choice that may have only one."""
 
 
 class Collector:
@@ -118,7 +118,7 @@ class Collector:
             raise Over
 
     def finish(self) -> None:
-        """No more comes: blanks that end the text belong to it, unless they end at another part."""
+        """The text has ended: blanks at its end belong to it, unless they end at another part."""
         if self._is_reasoning:
             self._add(Reasoning, "".join(self._blanks))
         elif not self._call_is_last and (self._has_content or not self._has_reasoned):

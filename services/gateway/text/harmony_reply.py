@@ -12,7 +12,7 @@ _RECIPIENT = re.compile(r"to=(\S+)")
 
 
 class HarmonyReply:
-    """``has_reasoning``, ``has_calls``: whether these are told from content."""
+    """``has_reasoning``, ``has_calls``: whether they are separated from content."""
 
     def __init__(
         self,

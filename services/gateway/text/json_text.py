@@ -101,7 +101,7 @@ class JsonText:
             raise Broken from None
 
     def copy_arguments(self, sink: Sink) -> Waiting[None]:
-        """An object; if it was written into a string, as it is in the string; null is none."""
+        """An object; an object written as a string is decoded; null is empty."""
         char = yield from self._source.next_char()
         if char == '"':
             yield from self._copy_decoded(sink)

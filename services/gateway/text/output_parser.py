@@ -1,4 +1,4 @@
-"""From the text of a chat to reasoning, content and calls."""
+"""Splits the text of a chat into reasoning, content and calls."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -122,7 +122,8 @@ class OutputParser:
         return finished.num_tokens - (is_ended and not self._includes_stop)
 
     def finish_reason(self, finished: Finished) -> str:
-        """A text that was cut, by its length or by a stop string within a call, ends in no call."""
+        """A text that was cut, by its length or by a stop string inside a call, does not end in a
+        call."""
         has_calls = self._machine.num_calls and not self._machine.has_open_call
         if finished.reason != "stop" or not has_calls or self._parsing.is_named:
             return finished.reason
@@ -172,8 +173,8 @@ class TextTokens:
         self._texts.append(update.text)
 
     def num_before(self, num_chars: int) -> int:
-        """How many tokens have written the first ``num_chars`` of the text, the last one maybe more
-        than that."""
+        """The number of tokens that wrote the first ``num_chars`` of the text; the last token may
+        have written more."""
         text = "".join(self._texts)
         num_bytes = len(text[:num_chars].encode())
         is_first = True

@@ -1,6 +1,6 @@
-"""The text that a parser reads, which may not have come yet.
+"""A parser's text, possibly incomplete.
 
-A parser is a generator: where it needs more text, it yields. Its parts wait for one another by
+A parser is a generator: when it needs more text, it yields. Its parts wait for one another by
 ``yield from``, so each reads as if all of the text were there.
 """
 
@@ -78,7 +78,7 @@ class Source:
         self.num_chars = 0
 
     def put(self, item: str | Token) -> None:
-        """More of the text; a token is never a part of the text around it."""
+        """Adds text; a token is never a part of the text around it."""
         if isinstance(item, Token):
             self._items.append(item)
         elif self._items and isinstance(self._items[-1], str):
@@ -92,7 +92,7 @@ class Source:
         self._is_ended = True
 
     def record(self, with_marker: bool = False) -> None:
-        """Records from here on, or from the marker that was read last."""
+        """Records from here on, or from the last marker read."""
         self._recorded = [self._last_shown] if with_marker else []
 
     def recorded(self) -> str:
@@ -145,7 +145,7 @@ class Source:
         return self.take(found - self._position)
 
     def next_char(self) -> Waiting[str]:
-        """The next character, which is not taken; empty: a token comes next, or nothing."""
+        """The next character, left in place; empty: a token comes next, or nothing."""
         is_there = yield from self.ready()
         return self._text[self._position] if is_there and self.token is None else ""
 
@@ -156,7 +156,7 @@ class Source:
         return "".join(blanks)
 
     def at(self, markers: Markers) -> Waiting[str | None]:
-        """The marker that comes next, which is not taken, if one does."""
+        """The next marker, left in place, if one comes next."""
         while (yield from self.ready()):
             if self.token is not None:
                 return self.token.text if self.token.text in markers.tokens else None
@@ -186,8 +186,8 @@ class Source:
             self._last_shown, self.index = self.take(len(marker)), None
 
     def until(self, markers: Markers) -> Waiting[str]:
-        """Text before the next marker, as much as is certain; none: a marker comes next, or nothing
-        more does."""
+        """Text before the next marker, as much as is certain; empty: a marker comes next, or the
+        text has ended."""
         while (yield from self.ready()):
             if self.token is not None:
                 if self.token.text in markers.tokens:
@@ -203,7 +203,7 @@ class Source:
 
     def read(self, markers: Markers) -> Waiting[tuple[str, str | None]]:
         """Either the text before the next marker, as much as is certain, or that marker; neither:
-        there is no more."""
+        the text has ended."""
         text = yield from self.until(markers)
         if text:
             return text, None
@@ -226,6 +226,6 @@ class Source:
 
 
 def scan(pattern: re.Pattern[str], text: str, start: int) -> int:
-    """Where the match of ``pattern`` at ``start`` ends."""
+    """The end of the match of ``pattern`` at ``start``."""
     found = pattern.match(text, start)
     return found.end() if found else start
