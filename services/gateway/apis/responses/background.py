@@ -1,4 +1,4 @@
-"""Responses that are made in the background: their clients have an answer already."""
+"""Responses made in the background: their clients have already got an answer."""
 
 import asyncio
 import logging
@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 log.addFilter(LogLimit())
 
 LOOK_S = 0.25
-"""How often we look whether somebody, at another gateway perhaps, has cancelled or deleted one."""
+"""The interval of the check for cancelled or deleted responses, possibly by another gateway."""
 RETRY_S = 3600.0
-"""For so long a refusal that may pass, as for a limit of its key, is waited for."""
+"""The longest wait after a temporary refusal, for example at a limit of the key."""
 PAUSE_S = 10.0
-"""After an end that could not be written, before it is tried again."""
+"""The pause after an end that could not be written, before the next try."""
 ROUTE = "/v1/responses"
 BROKEN = "the response broke inside the server"
 
@@ -71,7 +71,8 @@ class Background:
         self._looking: asyncio.Task[None] | None = None
 
     def check_room(self, owner: str, num_bytes: int) -> None:
-        """Raises Overloaded where ``owner`` may have no more, with a body of ``num_bytes``."""
+        """Raises Overloaded if ``owner`` may have no more responses, or none with a body of
+        ``num_bytes``."""
         if not self._places.has_room(owner, 1):
             raise Overloaded(
                 f"{self._places.held(owner)} responses are made in the background, of all clients"
@@ -86,7 +87,7 @@ class Background:
             )
 
     async def start(self, entry: Entry, request_id: str, body: bytes) -> None:
-        """``entry`` is the response as it is queued. Raises StoreFailed."""
+        """``entry`` is the queued response. Raises StoreFailed."""
         self._places.add(entry.owner, 1)
         self._bytes.add(entry.owner, len(body))
         self._entries[entry.id] = entry
@@ -128,7 +129,7 @@ class Background:
             self._forget(entry, body)
 
     async def _fail(self, entry: Entry, error: Failure) -> None:
-        """As soon as there is room for it."""
+        """Writes the failure as soon as there is room for it."""
         while True:
             try:
                 await self._store.end(entry, "failed", error)
@@ -145,7 +146,7 @@ class Background:
         del self._entries[entry.id]
 
     async def _error(self, entry: Entry, request_id: str, body: bytes) -> Failure | None:
-        """None where it was made, and is kept."""
+        """None if the response was made and stored."""
         headers = {OWNER_HEADER: entry.owner, RESPONSE_HEADER: entry.id, REQUEST_ID: request_id}
         try:
             reply = await Sender(self._own_session(), RETRY_S, None, headers).send(ROUTE, body)
@@ -154,7 +155,7 @@ class Background:
         return msgspec.json.decode(reply.body, type=_Body).error if reply.status >= 300 else None
 
     async def _look(self) -> None:
-        """While there are any."""
+        """Runs while there are background responses."""
         while self._tasks:
             await asyncio.sleep(LOOK_S)
             try:
@@ -174,7 +175,7 @@ class Background:
                 await self._end(response_id)
 
     async def _end(self, response_id: str) -> None:
-        """One that is not made yet is taken out of the queue."""
+        """Cancels the response; one that is still queued leaves the queue."""
         if not self._abort(response_id):
             task = self._tasks[response_id]
             await self._store.end(self._entries[response_id], "cancelled")
@@ -216,7 +217,7 @@ class FairRoom:
         return self._held[owner] + num <= min(self.part, 2 * self.part - self.total)
 
     def add(self, owner: str, num: int) -> None:
-        """A negative number takes away."""
+        """A negative number subtracts."""
         self._held[owner] += num
         if not self._held[owner]:
             del self._held[owner]

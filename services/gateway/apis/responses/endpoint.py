@@ -47,8 +47,8 @@ class InputTokens(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Listing:
-    """Which items of a list are asked for: ``limit`` of those after the one with the id ``after``,
-    the last first unless it ``ascends``."""
+    """The requested items of a list: ``limit`` items after the one with the id ``after``, the last
+    first unless it ``ascends``."""
 
     limit: int
     after: str | None
@@ -65,7 +65,7 @@ class Responses(Api):
     id_prefixes = (RESPONSE_PREFIX,)
 
     def __init__(self, core: Core) -> None:
-        """Raises ConfigError where the store cannot be opened."""
+        """Raises ConfigError if the store cannot be opened."""
         self._completions = core.completions
         self._mesh = core.mesh
         self._bodies = core.bodies
@@ -136,7 +136,7 @@ class Responses(Api):
         return json_response(InputTokens(num_tokens))
 
     async def _get(self, request: web.Request) -> web.Response:
-        """One that is being made is given as far as it is."""
+        """An unfinished response is returned in its present state."""
         if request.query.get("stream", "false") != "false":
             raise unsupported("stream", request.query["stream"], "false")
         response_id, owner = _asked(request)

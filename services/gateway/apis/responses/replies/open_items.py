@@ -1,4 +1,4 @@
-"""Output items that are being written, each with the events of a stream that tell of it. Pure."""
+"""Unfinished output items, each with its events of a stream. Pure."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -41,7 +41,7 @@ class OpenItem(Protocol):
 
 
 class OpenReasoning:
-    """Its text is its content, or the one part of its summary if the client asked for that."""
+    """Its text is its content, or the only part of its summary if the client asked for one."""
 
     def __init__(
         self, item_id: str, is_summary: bool, encrypt: Callable[[str], str] | None

@@ -51,7 +51,7 @@ class OutputItems:
         yield from self._placed(self._open.push(event.text, logprobs))
 
     def finish(self, is_cut: bool) -> Iterator[ItemEvent]:
-        """No more comes. A reply that is whole has an item, be it an empty message."""
+        """The text has ended. A whole reply has at least one item, possibly an empty message."""
         if not self.items and self._open is None and not is_cut:
             yield from self._begin(OpenMessage(self._new_id("msg")))
         yield from self._end("incomplete" if is_cut else "completed")

@@ -38,7 +38,7 @@ class TokenUpdates:
             yield self._take(last, len(self._text))
 
     def _next_chars(self, is_over: bool) -> int | None:
-        """How many characters the next token has written; None: that cannot be told yet."""
+        """The number of characters written by the next token; None: not known yet."""
         end = self._known_end()
         text = self._text[:end]
         if end is not None and (is_over or len(text) == end):
@@ -48,8 +48,8 @@ class TokenUpdates:
         return len(text) if num_chars is None and is_over else num_chars
 
     def _known_end(self) -> int | None:
-        """Where in the text that is left the next mark begins, or ends if the next token is its
-        own."""
+        """The position in the remaining text at which the next mark begins, or ends if the next
+        token is the mark's own."""
         if not self._marks:
             return None
         mark = self._marks[0]
@@ -89,7 +89,7 @@ class TokenUpdates:
 
 
 def _single(update: ChoiceUpdate) -> Iterator[ChoiceUpdate]:
-    """One for each token, without text."""
+    """One update for each token, without text."""
     run, arrays = update.run, update.arrays
     has_values = int(run.num_values > 0)
     for index in range(run.num_tokens):

@@ -1,6 +1,6 @@
 """Replies of ``/v1/responses``: whole ones, and the events of streamed ones. Pure.
 
-Both are made of the same items; a stream also has the events on the way to them.
+Both have the same items; a stream also has the events of their progress.
 """
 
 from collections.abc import Iterator

@@ -80,7 +80,7 @@ def read_request(body: Body) -> ItemRequest:
 
 
 def _check_usage(options: StreamOptions) -> None:
-    """The end of a stream has the usage, and nothing else has."""
+    """Only the end of a stream has the usage."""
     if options.include_usage is False:
         raise refusal("stream_options.include_usage", False, "null or true")
     if options.continuous_usage_stats:

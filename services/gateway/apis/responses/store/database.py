@@ -1,4 +1,4 @@
-"""Responses that are kept, in one file of SQLite's. No event loop: ``response_store`` has that."""
+"""Stored responses in one SQLite file, without an event loop: ``response_store`` has that."""
 
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -130,7 +130,7 @@ class Entry:
 
 
 class StoreFull(ShoalError):
-    """There is no room for a response that its owner may take."""
+    """The store has no more room that the owner of a response may use."""
 
 
 class ResponseDatabase:
@@ -181,13 +181,13 @@ class ResponseDatabase:
             raise
 
     def save(self, entry: Entry, now_s: float) -> None:
-        """Makes room for it. Raises StoreFull."""
+        """Makes room for the entry. Raises StoreFull."""
         with self._writing():
             self._insert(entry, now_s)
 
     def finish(self, entry: Entry, now_s: float) -> None:
-        """Saves the end of one that is made in the background, if it is still there and has
-        none. Raises StoreFull."""
+        """Saves the end of a background response, if it is still there and has not ended. Raises
+        StoreFull."""
         with self._writing():
             found = self._db.execute(
                 "DELETE FROM responses WHERE id IN (SELECT id FROM background WHERE id = ?)",
@@ -206,7 +206,7 @@ class ResponseDatabase:
             )
 
     def cancel(self, response_id: str) -> None:
-        """Its runner will find that nobody wants it."""
+        """Its runner will find that it is no longer wanted."""
         with self._writing():
             self._db.execute("UPDATE background SET is_wanted = 0 WHERE id = ?", (response_id,))
 
@@ -214,7 +214,7 @@ class ResponseDatabase:
         return {runner for [runner] in self._db.execute("SELECT runner FROM background")}
 
     def made_by(self, runner: str, now_s: float) -> list[Entry]:
-        """The responses that the runner makes, or made when it ended."""
+        """The responses of the runner, including the ones it was making when it ended."""
         rows = self._db.execute(
             "SELECT id, owner FROM responses JOIN background USING (id) WHERE runner = ?", (runner,)
         ).fetchall()
@@ -260,8 +260,8 @@ class ResponseDatabase:
     def outputs_with(
         self, item_ids: Collection[str], owner: str, max_bytes: int, now_s: float
     ) -> Iterator[bytes] | int:
-        """The JSON of each response with one of the items in its output, or the bytes of all where
-        these are more than ``max_bytes``."""
+        """The JSON of each response with one of the items in its output, or the bytes of all if
+        they exceed ``max_bytes``."""
         asked = {
             "ids": json.encode(item_ids).decode(),
             "owner": owner,
@@ -346,7 +346,7 @@ class Shares:
         return sum(num_bytes for _, num_bytes in self._shares.values())
 
     def add(self, owner: str, num: int, num_bytes: int) -> None:
-        """Negative numbers take away."""
+        """Negative numbers subtract."""
         share = self._shares.setdefault(owner, [0, 0])
         share[0] += num
         share[1] += num_bytes

@@ -1,4 +1,4 @@
-"""Responses that are kept, off the event loop."""
+"""Stored responses, off the event loop."""
 
 import fcntl
 import logging
@@ -75,11 +75,11 @@ class RunnerLock:
 
 
 class ResponseStore:
-    """A response belongs to the API key that made it: to any other it is not there. Methods raise
-    StoreFailed where the file cannot be read or written, a full disk among the reasons."""
+    """A response belongs to the API key that made it: other keys do not find it. Methods raise
+    StoreFailed if the file cannot be read or written, for example on a full disk."""
 
     def __init__(self, config: GatewayConfig) -> None:
-        """Raises ConfigError. Without ``response-store`` nothing can be kept."""
+        """Raises ConfigError. Without ``response-store`` no response can be stored."""
         self._limits = StoreLimits(
             config.response_store_bytes,
             MAX_RESPONSES,
@@ -107,12 +107,12 @@ class ResponseStore:
         await self._run(lambda database: database.save(entry, time.time()))
 
     async def finish(self, entry: Entry) -> None:
-        """Saves the end of one that was made in the background, unless it is gone or has one."""
+        """Saves the end of a background response, unless it is deleted or has ended."""
         self._check_size(entry)
         await self._run(lambda database: database.finish(replace(entry, runner=None), time.time()))
 
     async def end(self, entry: Entry, status: str, error: Failure | None = None) -> None:
-        """Finishes one that is made no further."""
+        """Ends a response that is made no further."""
         await self.finish(replace(entry, response=ended(entry.response, status, error)))
 
     async def update(self, response_id: str, response: bytes) -> None:
@@ -155,7 +155,7 @@ class ResponseStore:
             raise missing(response_id)
 
     async def conversation(self, response_id: str, owner: str) -> list[bytes]:
-        """The items of the response and of all that it follows, the first one first. Raises
+        """The items of the response and of all responses before it, the first one first. Raises
         InvalidRequest."""
         limit, param = self._max_conversation_bytes, "previous_response_id"
         found = await self._run(
@@ -179,7 +179,7 @@ class ResponseStore:
         return await self._run(lambda _: [item for entry in found for item in items_of(entry)])
 
     async def items(self, item_ids: Collection[str], owner: str) -> dict[str, bytes]:
-        """The items that are in the output of a stored response. Raises InvalidRequest."""
+        """The items in the output of a stored response. Raises InvalidRequest."""
         limit = self._max_conversation_bytes
         found = await self._run(lambda database: _items(database, item_ids, owner, limit))
         if isinstance(found, int):
@@ -219,7 +219,7 @@ class ResponseStore:
 def _items(
     database: ResponseDatabase, item_ids: Collection[str], owner: str, max_bytes: int
 ) -> dict[str, bytes] | int:
-    """The items, or the bytes of their responses where these are too many."""
+    """The items, or the bytes of their responses if these are too many."""
     responses = database.outputs_with(item_ids, owner, max_bytes, time.time())
     if isinstance(responses, int):
         return responses
@@ -231,7 +231,7 @@ def _items(
 
 
 def _end_lost(database: ResponseDatabase, lock: RunnerLock) -> None:
-    """Responses of gateways that have ended have failed, and may be pushed out again."""
+    """Ends responses of ended gateways as failed; they then count as removable again."""
     now_s = time.time()
     for runner in database.runners():
         if lock.is_alive(runner):
