@@ -27,7 +27,7 @@ def start_meter(request: web.Request, model: str, started_s: float) -> RequestMe
 
 
 def warn(response: web.StreamResponse, warnings: Sequence[str]) -> None:
-    """Puts them into a header of a reply that has not begun."""
+    """Puts the warnings into a header of a reply that has not begun."""
     if warnings:
         response.headers[WARNINGS] = ", ".join(warnings)
 

@@ -1,4 +1,4 @@
-"""How often a stream has chunks. Pure."""
+"""The interval of a stream's chunks. Pure."""
 
 from services.gateway.mesh.output_collector import ChoiceUpdate, merged
 

@@ -1,4 +1,4 @@
-"""How each of the two endpoints words its replies."""
+"""The reply formats of the two endpoints."""
 
 from typing import Protocol
 

@@ -24,7 +24,7 @@ class LogprobWriter(Protocol):
     """Writes the logprobs of one choice; ``updates`` are consecutive."""
 
     def write(self, updates: Sequence[ChoiceUpdate]) -> Iterator[bytes]:
-        """The ``logprobs`` of a choice that got these."""
+        """The ``logprobs`` of a choice with these updates."""
 
 
 class ChatLogprobs:
@@ -57,7 +57,7 @@ class ChatLogprobs:
 
 
 class EchoedPrompt(NamedTuple):
-    """Its first token, which has no logprob, and how many alternatives the others have."""
+    """The prompt's first token, without a logprob, and the number of alternatives of the others."""
 
     first_id: int
     num_top: int
@@ -225,8 +225,8 @@ class DraftLogprobs:
 
 
 class PromptLogprobs:
-    """An object by ids for each token, itself first; null for the first token, which follows
-    none."""
+    """An object by ids for each token, itself first; null for the first token, which has no
+    logprob."""
 
     def __init__(self, table: TokenTable, num_top: int) -> None:
         self._texts = table.json_texts

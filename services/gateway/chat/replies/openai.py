@@ -165,8 +165,8 @@ class PooledModel(Struct):
 
 
 class ModelTraits(Struct):
-    """The formats in which the model calls tools and reasons; empty: it does not. One that writes
-    texts has no ``pooling``."""
+    """The formats in which the model calls tools and reasons; empty: it does not. A model that
+    writes texts has no ``pooling``."""
 
     tool_parser: str
     reasoning_parser: str

@@ -96,7 +96,7 @@ class Reply:
         return PromptLogprobs(self.spelling.table, num_top)
 
     def echoed_prompt(self, index: int) -> EchoedPrompt | None:
-        """None without logprobs, and where the prompt was aborted before anything was known."""
+        """None without logprobs, and if the prompt was aborted before it was accepted."""
         ids, num_top = self.prompt_ids[index // self.job.num_choices], self.job.num_echoed_logprobs
         if num_top is None or not len(ids):
             return None
@@ -106,7 +106,7 @@ class Reply:
         return self.echoes[index // self.job.num_choices] if self.echoes else ""
 
     def shown_prompt(self, index: int) -> ShownPrompt:
-        """Of choice ``index``."""
+        """The prompt of choice ``index``."""
         prompt = index // self.job.num_choices
         return ShownPrompt(
             self.prompt_ids[prompt].tolist() if self.job.returns_ids else UNSET,
@@ -138,7 +138,7 @@ class Reply:
 
 
 def dropped_counts(dropped: Dropped) -> tuple[int, int] | tuple[()]:
-    """The tokens and the turns for a usage, which does not mention them where there are none."""
+    """The dropped tokens and turns for a usage, empty if there are none."""
     return (dropped.num_tokens, dropped.num_turns) if dropped.num_turns else ()
 
 
@@ -161,7 +161,7 @@ class Tally:
         self._num_drafts = self._num_accepted = 0
 
     def add(self, update: ChoiceUpdate, parser: ChoiceParser) -> None:
-        """``parser`` is that of the choice."""
+        """``parser`` is the choice's."""
         self._num_drafts += update.run.num_drafts
         self._num_accepted += update.run.num_accepted
         if self._reply.job.repeats_usage:

@@ -1,6 +1,6 @@
 """OpenAI's replies as bytes: whole ones, and the events of streamed ones. Pure.
 
-Writers yield pieces, for logprobs may make a reply large; see ``pieces.py``.
+Writers yield pieces, since logprobs may make a reply large; see ``pieces.py``.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -50,7 +50,7 @@ class BodyWriter(Protocol):
 
 
 class StreamWriter(Protocol):
-    """Progress to events; a ``heartbeat`` is sent where nothing else is for long."""
+    """Progress to events; a ``heartbeat`` is sent after a long silence."""
 
     heartbeat: bytes
 
@@ -58,7 +58,7 @@ class StreamWriter(Protocol):
         """Before the first update."""
 
     def write(self, update: ChoiceUpdate) -> Iterator[bytes]:
-        """All that ``update`` gives to send."""
+        """All events of ``update``."""
 
     def is_over(self, update: ChoiceUpdate) -> bool:
         """As in BodyWriter."""
@@ -220,8 +220,8 @@ class EventWriter:
         return self._parsers[update.index].is_over
 
     def write(self, update: ChoiceUpdate) -> Iterator[bytes]:
-        """All that ``update`` gives to send; nothing while no whole character is there. Logprobs of
-        a prompt go to each of its choices."""
+        """All events of ``update``; none while a character is incomplete. Logprobs of a prompt go
+        to each of its choices."""
         if update.of_prompt:
             for index in range(update.index, update.index + self._reply.job.num_choices):
                 yield from self._write(replace(update, index=index), [])
@@ -307,7 +307,7 @@ class EventWriter:
 
 
 def is_large(update: ChoiceUpdate) -> bool:
-    """Whether its events are better made in pieces."""
+    """Whether its events should be made in pieces."""
     return update.num_entries > PIECE_ENTRIES
 
 

@@ -40,7 +40,7 @@ _FIELD_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
 class _Key(str):
-    """The name of a field: msgspec hands us each key of a type of our own, so that we count."""
+    """The name of a field: msgspec calls a type of our own for each key, so that we count keys."""
 
     __slots__ = ()
 
@@ -125,12 +125,12 @@ def _unknown(fields: Fields, kind: type[msgspec.Struct], neutral: Neutral) -> li
 
 
 def plain(raw: Raw) -> Any:
-    """The value; of one that is large ``raw`` itself."""
+    """The value; of a large one ``raw`` itself."""
     return raw if memoryview(raw).nbytes > MAX_FIELD_BYTES else shown(raw)
 
 
 def shown(raw: Raw) -> Any:
-    """The value; of one with a number out of range ``raw`` itself."""
+    """The value; of a number out of range ``raw`` itself."""
     try:
         return msgspec.json.decode(raw)
     except msgspec.ValidationError:
@@ -150,7 +150,7 @@ def served_name(name: str | None, model: ModelInfo) -> str:
 
 
 class _Field:
-    """A field of a request: ``read`` makes a typed value of its JSON."""
+    """A field of a request: ``read`` makes a typed value from its JSON."""
 
     def __init__(self, info: structs.FieldInfo) -> None:
         self.name = info.name

@@ -1,4 +1,4 @@
-"""The lists of a request item by item, each as the JSON it is, within bounds on all of them."""
+"""The lists of a request item by item, each as raw JSON, within bounds on all of them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -86,7 +86,7 @@ def _set_apart(raw: Raw) -> tuple[Raw, dict[str, memoryview]]:
 
 
 def check_values(raw: Raw, param: str, max_values: int) -> None:
-    """Raises InvalidRequest for more names and values than that."""
+    """Raises InvalidRequest for more names and values than the limit."""
     with _bounded(param):
         num_values(memoryview(raw), max_values)
 

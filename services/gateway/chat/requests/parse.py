@@ -49,7 +49,7 @@ def parse_chat(body: Body, model: ModelInfo, limits: Limits) -> Job:
 
 
 def chat_job(request: ChatRequest, model: ModelInfo, limits: Limits) -> Job:
-    """Raises InvalidRequest (NotFound for the model), which names the fields of a chat."""
+    """Raises InvalidRequest (NotFound for the model) with the names of a chat's fields."""
     prompts = [chat_prompt(request.messages)]
     names = {"prompt": "messages"}
     if request.max_completion_tokens is not None:
@@ -99,7 +99,7 @@ def _echoing(job: Job, logprobs: int | None) -> Job:
 
 
 def _top_logprobs(request: ChatRequest) -> int | None:
-    """How many the client asked for, if any at all."""
+    """The number that the client asked for, or None."""
     if request.logprobs:
         return request.top_logprobs or 0
     if request.top_logprobs:

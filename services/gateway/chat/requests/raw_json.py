@@ -1,4 +1,4 @@
-"""Fields that stay the JSON they came as."""
+"""Fields that stay raw JSON."""
 
 from msgspec import Raw
 
@@ -12,7 +12,7 @@ MAX_FIELD_BYTES = 256 << 10
 
 
 def check_chars(text: str, param: str) -> str:
-    """``text``, which was made of the field ``param``, if it is one that the mesh takes."""
+    """``text``, made from the field ``param``, if the mesh accepts it."""
     if len(text) > MAX_FORMAT_CHARS:
         raise InvalidRequest(
             f"{param} becomes {len(text)} characters; the limit is {MAX_FORMAT_CHARS}", param=param

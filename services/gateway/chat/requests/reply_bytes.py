@@ -1,4 +1,4 @@
-"""Reckons how many bytes the gateway may hold of a job's reply before its client has them."""
+"""Estimates the bytes of a job's reply held by the gateway before its client reads them."""
 
 from collections.abc import Sequence
 

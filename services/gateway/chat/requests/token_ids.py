@@ -1,4 +1,4 @@
-"""Token ids that clients send, as arrays."""
+"""Token ids from clients, as arrays."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,7 +15,7 @@ from shared.wire.codec import Array
 from shared.wire.messages import ModelInfo
 
 PARSE_CHUNK_BYTES = 64 << 10
-"""Of a list that become numbers of Python's at a time, while the GIL is held."""
+"""The part of a list converted to Python integers at a time, while the GIL is held."""
 
 _PIECE = msgspec.json.Decoder(list[TokenId])
 
@@ -45,7 +45,7 @@ def read_ids(raw: Raw, model: ModelInfo, param: str, is_cut: bool = False) -> Ar
 
 
 def _find_wrong(rest: Raw, param: str, num_before: int) -> None:
-    """Raises InvalidRequest for the first of the list that is no id."""
+    """Raises InvalidRequest for the first item of the list that is not an id."""
 
     def check(number: int, value: Raw) -> None:
         typed(value, TokenId, f"{param}[{num_before + number}]")
