@@ -40,11 +40,11 @@ class OpenRequests:
         self._ends = Rate()
 
     def one(self) -> AbstractContextManager[None]:
-        """While it is open. Raises Overloaded at the limit."""
+        """Counts one while it is open. Raises Overloaded at the limit."""
         return self._counted(1, "")
 
     def more(self, num: int) -> AbstractContextManager[None]:
-        """While an open one counts for ``num`` more, or for all that there may be. Raises
+        """Counts an open one ``num`` more times, or as often as the limit allows at all. Raises
         Overloaded at the limit."""
         num = num if self._most is None else min(num, self._most - 1)
         return self._counted(num, f", this one counts for {num} more")
@@ -146,7 +146,7 @@ class TokenBucket:
         self._updated_s = now_s
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until there is a token in it."""
+        """Seconds until it holds a token."""
         return max(0.0, (1 - self._filled(now_s)) * 60 / self.per_minute)
 
     def _filled(self, now_s: float) -> float:

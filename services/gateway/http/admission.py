@@ -1,4 +1,4 @@
-"""How many requests are open, how many bytes they hold, and no more than the limits."""
+"""Limits the number of open requests and the bytes held by them."""
 
 import asyncio
 import time
@@ -41,7 +41,7 @@ class Reservation:
 
 
 class Admission:
-    """A request is open from before its body is read until its handler ends."""
+    """A request is open from the time before its body is read until its handler ends."""
 
     def __init__(self, max_open: int, max_bytes: int) -> None:
         self.num_open = 0

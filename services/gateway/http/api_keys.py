@@ -1,5 +1,5 @@
-"""Keys that clients must show, as OpenAI's or as Anthropic's do: ``Authorization: Bearer KEY`` or
-``x-api-key: KEY``."""
+"""API keys of clients, as OpenAI's or Anthropic's clients send them: ``Authorization: Bearer KEY``
+or ``x-api-key: KEY``."""
 
 import hmac
 import re
@@ -54,7 +54,7 @@ class Guard:
         return await self._turns.run(account.key_id, _handled(request, handler, account, load))
 
     def _account(self, keys: Sequence[bytes]) -> Account:
-        """That of any of ``keys``."""
+        """The account of any of ``keys``."""
         digests = [sha256(key).digest() for key in keys]
         pairs = [(digest, account) for digest in digests for account in self._accounts]
         found = [each for digest, each in pairs if hmac.compare_digest(digest, each.digest)]

@@ -21,7 +21,7 @@ MAX_INLINE_BYTES = 64 << 10
 JSON = "application/json"
 Body = bytes | bytearray
 READ_BODY: web.RequestKey[Body] = web.RequestKey("read_body")
-"""Key under which a request keeps its body, read to find the endpoint, until that reads it."""
+"""Holds a body that was read to find the endpoint, until the endpoint reads it."""
 
 Parsed = TypeVar("Parsed")
 
@@ -84,7 +84,7 @@ class BodyParser:
 
 
 def _check_content_type(request: web.Request) -> None:
-    """A page in a browser may send any other type, or none, anywhere without asking."""
+    """A page in a browser may send any other type, or none, to any server without a preflight."""
     given = request.headers.get(hdrs.CONTENT_TYPE, "")
     content_type = given.partition(";")[0].strip().lower()
     if content_type != JSON and (content_type or hdrs.ORIGIN in request.headers):

@@ -56,7 +56,7 @@ class Client:
         return self.response
 
     def cut_off(self) -> None:
-        """Closes the connection: the client learns by it that the reply is not whole."""
+        """Closes the connection: it shows the client that the reply is incomplete."""
         if self._request.transport is not None:
             self._request.transport.abort()
 
@@ -70,7 +70,7 @@ class Client:
 
     @contextmanager
     def counted(self, attributes: Attributes) -> Iterator[None]:
-        """Says in ``attributes`` how long writing took, which is as the client reads."""
+        """Puts the time of writing, which depends on the client's reading, into ``attributes``."""
         try:
             yield
         finally:
@@ -79,8 +79,8 @@ class Client:
 
     @asynccontextmanager
     async def commented(self, quiet_s: float, comment: bytes) -> AsyncIterator[None]:
-        """A stream to which nothing is written for ``quiet_s`` gets a ``comment``, while it
-        ``is_between_events``: proxies would take it for dead."""
+        """A stream without output for ``quiet_s`` gets a ``comment``, while it
+        ``is_between_events``: otherwise proxies would close it."""
         commenting = asyncio.create_task(self._comment_while_quiet(quiet_s, comment))
         self.is_between_events = True
         try:

@@ -1,4 +1,4 @@
-"""aiohttp's connection with deadlines, and for clients that close only their own side."""
+"""aiohttp's connection with deadlines, and support for clients that close only their own side."""
 
 import asyncio
 import logging
@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 log.addFilter(LogLimit())
 
 LOOKS_A_PERIOD = 4
-"""How often we look, in slow-client-s, whether a client reads."""
+"""The number of checks in slow-client-s that a client reads."""
 LOOK_S = 0.1
-"""How often we look whether a client that sends no more has left."""
+"""The interval of the check that a client which sends no more is still there."""
 TCP_CLOSE = 7  # of the kernel: also the state of a connection that was reset
 
 
@@ -101,7 +101,7 @@ class HttpConnection(web.RequestHandler):
             transport.abort()
 
     def begin_request(self, writer: AbstractStreamWriter) -> None:
-        """The answer of one will go to ``writer``."""
+        """The answer of a request will go to ``writer``."""
         if self._writer is not None:
             self._num_written_before += self._writer.output_size
         self._writer = writer
@@ -109,7 +109,7 @@ class HttpConnection(web.RequestHandler):
             self._look_again()
 
     def end_request(self) -> None:
-        """The answer of one is known."""
+        """The answer of a request is known."""
         self._connections.note_end_of_request(self)
         if self._is_half_closed and not self._messages:
             self.close()
@@ -155,7 +155,7 @@ class HttpConnection(web.RequestHandler):
             self.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """True keeps the connection open, until all that was asked is answered."""
+        """True keeps the connection open, until all requests are answered."""
         has_asked = not self.is_idle and self._payload is not None and self._payload.is_eof()
         is_tcp = self._socket is not None and self._socket.family != socket.AF_UNIX
         if not has_asked or not self._can_probe or self.ssl_context is not None or not is_tcp:

@@ -1,4 +1,4 @@
-"""How many connections clients may have, and which of them end when there are too many."""
+"""The limit of client connections; above it idle ones are closed."""
 
 import resource
 from typing import Protocol
@@ -40,8 +40,8 @@ class ConnectionLimit:
         self._open: dict[SheddableConnection, None] = {}
 
     def add(self, connection: SheddableConnection) -> None:
-        """Where files run out, the first that is idle makes room. If none is, the new one is
-        refused with an answer, or closed where few files are left even for that."""
+        """When files run out, the first idle connection makes room. If none is idle, the new one is
+        refused with an answer, or closed if too few files are left even for that."""
         self._open[connection] = None
         CONNECTIONS.set(len(self._open))
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

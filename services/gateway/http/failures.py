@@ -42,14 +42,14 @@ OUT_OF_MEMORY = Unavailable(
     "the gateway has no memory for this request", code="out_of_memory", retry_after_s=RETRY_AFTER_S
 )
 HINTS = (hdrs.ALLOW, hdrs.ACCEPT)
-"""Headers that tell which request would be taken."""
+"""Headers that describe an acceptable request."""
 SHOULD_RETRY = "X-Should-Retry"
 """OpenAI's clients obey this header; without it they try again after each 5xx."""
 
 
 class ErrorShape(NamedTuple):
-    """Errors of an API that is not OpenAI's: for which requests, with which status, and the body
-    of an error and the id of its request."""
+    """Errors of an API other than OpenAI's: the requests they apply to, their status, the body of
+    an error and the id of its request."""
 
     is_for: Callable[[web.BaseRequest], bool]
     status: Callable[[RequestError], int]
@@ -88,7 +88,7 @@ async def name_server(request: web.BaseRequest, response: web.StreamResponse) ->
 
 @web.middleware
 async def count_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Counts and logs each of them once, when it ends."""
+    """Counts and logs each request once, when it ends."""
     started_s, status = time.monotonic(), CLIENT_LEFT
     try:
         response = await handler(request)
@@ -101,7 +101,7 @@ async def count_requests(request: web.Request, handler: Handler) -> web.StreamRe
 
 @web.middleware
 async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The edge of one request: nothing but cancellation passes it."""
+    """The edge of one request: only cancellation passes it."""
     try:
         return await handler(request)
     except RequestError as error:

@@ -50,7 +50,7 @@ class KnownHosts:
 
 
 def known_hosts(config: GatewayConfig, own_socket: Path) -> KnownHosts | None:
-    """None where any name may be ours: names of a network are not known here."""
+    """None if any name may be ours: the names of a network are not known here."""
     is_local = config.uds is None and _is_loopback(config.host)
     if not is_local and not config.allowed_hosts:
         return None

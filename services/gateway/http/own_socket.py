@@ -9,9 +9,9 @@ from pathlib import Path
 from aiohttp import web
 
 OWNER_HEADER = "X-Shoal-Owner"
-"""The ``key_id`` of the API key for which it is asked."""
+"""The ``key_id`` of the request's API key."""
 RESPONSE_HEADER = "X-Shoal-Response"
-"""The id of the response that is made now, in the background."""
+"""The id of the background response that the request makes."""
 
 
 def is_own(request: web.BaseRequest, socket: Path) -> bool:

@@ -24,7 +24,7 @@ QUIET_ROUTES = {
     "/v1/mesh",
     "/page/{name}",
 }
-"""Machines ask these every few seconds, and browsers the page's for many files at once."""
+"""Polled by machines every few seconds, or requested by browsers for many files at once."""
 
 
 def log_request(request: web.Request, status: int, total_s: float) -> None:

@@ -19,8 +19,8 @@ from shared.wire.messages import RunKind
 
 
 class RequestMeter:
-    """Measures one request of ``model`` by the progress it makes; times are monotonic. ``charge``
-    is called with the number of its tokens as they are known."""
+    """Measures one request of ``model`` by its progress; times are monotonic. ``charge`` is called
+    with the number of its tokens as they are known."""
 
     def __init__(self, model: str, started_s: float) -> None:
         self._model = model
@@ -34,7 +34,7 @@ class RequestMeter:
         self._inter_token_latency = INTER_TOKEN_LATENCY.labels(model)
 
     def follow(self, collector: OutputCollector) -> None:
-        """The mesh works on it from here on."""
+        """From here on the mesh works on the request."""
         self._collector = collector
 
     def accept(self) -> None:

@@ -54,8 +54,8 @@ class HttpRunner(web.AppRunner):
 
 
 class HttpSite(web.TCPSite):
-    """Where ``runner`` listens. aiohttp's own leaves clients a minute for the handshake of TLS, and
-    on ``::`` serves no IPv4."""
+    """The address on which ``runner`` listens. aiohttp's own leaves clients a minute for the TLS
+    handshake, and on ``::`` serves no IPv4."""
 
     def __init__(
         self, runner: HttpRunner, config: GatewayConfig, tls: ssl.SSLContext | None
@@ -85,7 +85,7 @@ class HttpSite(web.TCPSite):
 
 
 class _Server(web.Server):
-    """``server``, with connections of our kind."""
+    """``server``, with our own connections."""
 
     def __init__(self, server: web.Server, config: GatewayConfig) -> None:
         super().__init__(

@@ -37,7 +37,7 @@ def violation(
 
 
 def _words(kind: Any) -> list[str]:
-    """The words that a value of ``kind`` may be, or have as its type."""
+    """The literal values of ``kind``, and the tags of its structs."""
     if kind is None:
         return []
     info = msgspec.inspect.type_info(kind)
@@ -89,7 +89,7 @@ def _named_part(param: str, names: Mapping[str, str]) -> str:
 
 
 def show(value: Any) -> str:
-    """``value``, or the JSON of one, in a few characters, for a client."""
+    """``value``, or its JSON, in a few characters, for a client."""
     match value:
         case {"type": str(kind)}:
             return f"an object of type {show(kind)}"
