@@ -104,7 +104,7 @@ def _is_answered(answer: asyncio.Future[Array]) -> bool:
 
 
 def _end(answer: asyncio.Future[Array], outcome: Array | RequestError) -> None:
-    """Does nothing where the call was cancelled."""
+    """Does nothing if the call was cancelled."""
     if answer.done():
         return
     if isinstance(outcome, RequestError):

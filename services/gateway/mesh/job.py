@@ -55,7 +55,7 @@ class Parsing:
 
     @property
     def splits_reasoning(self) -> bool:
-        """Whether the reply tells reasoning from content."""
+        """Whether the reply separates reasoning from content."""
         return bool(self.reasoning_parser) and self.separates_reasoning
 
 

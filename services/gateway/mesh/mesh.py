@@ -132,8 +132,8 @@ class Mesh:
             self._cancel(prompts)
 
     def abort(self, public_ids: set[str], owner: str) -> set[str]:
-        """Ends the requests that ``owner`` knows by ``public_ids``, and returns the ids of our
-        own. The other ids are sent to the tokenizers: other gateways may have them."""
+        """Ends ``owner``'s requests with these ``public_ids``, and returns the ids of our own. The
+        other ids are sent to the tokenizers: other gateways may have them."""
         prompts = [
             prompt
             for prompt in self._prompts()
@@ -208,7 +208,7 @@ class Mesh:
     # --- prompts -----------------------------------------------------------------------------
 
     def _submit(self, prompt: OpenPrompt, tokenizer: Tokenizer | None = None) -> None:
-        """Raises Unavailable where none is named and none is ready."""
+        """Raises Unavailable if no tokenizer is named and none is ready."""
         tokenizer = tokenizer or self.tokenizers.least_loaded()
         prompt.peer = tokenizer.peer
         prompt.note_sent(time.monotonic())
@@ -222,8 +222,8 @@ class Mesh:
             tokenizer.note_failure(failed.error)
 
     def _submit_next(self, waiting: deque[OpenPrompt]) -> None:
-        """Submits a further prompt of a request that the mesh works on: where there is no room, it
-        waits as a replay does."""
+        """Submits a further prompt of a request in the mesh: if there is no room, it waits like a
+        replay."""
         if not waiting:
             return
         prompt, now_s = waiting.popleft(), time.monotonic()
