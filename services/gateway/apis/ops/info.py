@@ -55,7 +55,7 @@ class Info(Api):
         raise unknown_model(name, [model.id for model in served])
 
     async def _health(self, request: web.Request) -> web.Response:
-        """Can what is open be served? So it stays good while we drain."""
+        """Can open requests be served? A draining gateway is still healthy."""
         return self._report({State.READY, State.DRAINING})
 
     async def _ready(self, request: web.Request) -> web.Response:

@@ -1,4 +1,4 @@
-"""The many ways to say what a text must be, as one OutputFormat."""
+"""The many ways to constrain a text, as one OutputFormat."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -48,7 +48,7 @@ def _refuse_second(params: list[str], both: str) -> None:
 
 
 def _whitespaces(request: FormatFields) -> Iterator[tuple[str, str]]:
-    """The expressions for blanks that are given, and the fields that give them."""
+    """The given expressions for blanks, and their fields."""
     if request.guided_whitespace_pattern is not None:
         yield "guided_whitespace_pattern", request.guided_whitespace_pattern
     if (outputs := request.structured_outputs) is not None:
@@ -144,7 +144,8 @@ def _json_object(raw: Raw, param: str) -> str:
 
 @json_errors()
 def _without_additional(schema: str) -> str:
-    """The schema with all objects closed that do not say themselves whether they are open."""
+    """The schema with every object closed, unless the object states ``additionalProperties``
+    itself."""
     root = msgspec.json.decode(schema)
     unseen: list[Any] = [root]
     while unseen:

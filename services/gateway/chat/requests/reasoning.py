@@ -7,7 +7,7 @@ from shared.errors import InvalidRequest
 from shared.wire.messages import ModelInfo
 
 SWITCHES = ("enable_thinking", "thinking")
-"""What chat templates call the variable that turns reasoning on or off."""
+"""Names in chat templates of the variable that turns reasoning on or off."""
 
 
 def reasoning_kwargs(request: ChatRequest) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What clients may send, with the limits; null means the default."""
+"""The body of a request, with limits; null means the default."""
 
 from typing import Annotated, Any, Literal
 
@@ -61,7 +61,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 
 class CustomParams(Struct, forbid_unknown_fields=True):
-    """What SGLang's clients give beside a custom logit processor."""
+    """The parameters of SGLang's custom logit processors."""
 
     thinking_budget: MinTokens | None = None
 
@@ -75,7 +75,7 @@ class RepetitionDetection(Struct, forbid_unknown_fields=True):
 
 
 class GenerationRequest(FormatFields, kw_only=True):
-    """What both endpoints have in common."""
+    """The fields shared by both endpoints."""
 
     model: str | None = None
     presence_penalty: Penalty | None = None
@@ -139,7 +139,7 @@ class PastCustom(Struct):
 
 
 class PastCall(Struct):
-    """Of a ``function``, or of a ``custom`` tool, whose input is a text."""
+    """A call of a ``function``, or of a ``custom`` tool with a text as its input."""
 
     function: PastFunction | None = None
     custom: PastCustom | None = None
@@ -159,8 +159,8 @@ class InputMessage(Struct):
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
-    """``echo``: the reply begins with the text of a last message that is the assistant's.
-    ``separate_reasoning`` false: what the model thinks is part of the content."""
+    """``echo``: the reply begins with the text of a last message from the assistant.
+    ``separate_reasoning`` false: the reasoning is part of the content."""
 
     messages: Raw
     max_completion_tokens: NumTokens | None = None

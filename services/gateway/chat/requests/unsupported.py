@@ -1,7 +1,7 @@
 """Parameters of OpenAI, vLLM, SGLang and FastDeploy without an implementation here.
 
-Each is accepted with null and with the neutral values written beside it, which change nothing, and
-refused otherwise: nothing a client asks for is ignored in silence.
+Each is accepted with null and with its listed neutral values, which change nothing, and refused
+otherwise: no parameter is ignored in silence.
 """
 
 from typing import Any
@@ -28,8 +28,8 @@ WITHOUT_EFFECT: Neutral = {
     "user": (),
     "verbosity": ("medium",),
 }
-"""Accepted with any value, though they change nothing; what differs from null and the values
-beside it is named in a header of the reply."""
+"""Accepted with any value, without effect; a value other than null and the listed ones is named in
+a header of the reply."""
 
 _COMMON: Neutral = {
     "best_of": (1,),
@@ -155,7 +155,7 @@ REASONS = {
 
 
 def refuse_unsupported(fields: dict[str, Any], neutral: Neutral) -> None:
-    """Raises InvalidRequest for the first field whose value would change something."""
+    """Raises InvalidRequest for the first field with a value other than a neutral one."""
     for name, value in fields.items():
         if not _is_neutral(value, neutral[name]):
             allowed = " or ".join(["null", *map(show, neutral[name])])
@@ -163,7 +163,7 @@ def refuse_unsupported(fields: dict[str, Any], neutral: Neutral) -> None:
 
 
 def warnings_of(fields: dict[str, Any]) -> tuple[str, ...]:
-    """Names those of WITHOUT_EFFECT that ask for something."""
+    """Names the fields of WITHOUT_EFFECT with a value other than a neutral one."""
     asked = [name for name, value in fields.items() if not _is_neutral(value, WITHOUT_EFFECT[name])]
     return tuple(f"{name}: it changes nothing here" for name in sorted(asked))
 
