@@ -27,8 +27,8 @@ class Cell(NamedTuple):
 
 
 def beginning_of(ids: Array, options: RequestOptions) -> bytes | None:
-    """What prompts have in common that should go to the same cell; None for one so short that
-    nothing is won by that. ``ids`` [n] int32."""
+    """The common beginning of prompts that should go to the same cell; None for a prompt too short
+    to gain from it. ``ids`` [n] int32."""
     if len(ids) < BEGINNING:
         return None
     return hash_root(options) + ids[:BEGINNING].tobytes()

@@ -30,9 +30,10 @@ from shared.wire.messages import (
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """``ids`` [prompt_len] int32 of the prompt; ``params`` completed by what only we know;
-    ``resumed`` [n] int32: what an attempt before this one had emitted of all ``choices``;
-    ``start``: what the first token of each belongs to; ``dropped``: what the prompt leaves out."""
+    """``ids`` [prompt_len] int32 of the prompt; ``params`` with the tokenizer's own values added;
+    ``resumed`` [n] int32: the ids that an earlier attempt had emitted for all ``choices``;
+    ``start``: the part of the output that each first token belongs to; ``dropped``: the part of
+    the chat that the prompt leaves out."""
 
     ids: Array
     params: SamplingParams
@@ -43,7 +44,7 @@ class Prepared:
 
 
 class EncodedPrompt(NamedTuple):
-    """``ids`` [prompt_len] int32, at least one, and what of a chat is not in them."""
+    """``ids`` [prompt_len] int32, at least one, and the part of a chat that they leave out."""
 
     ids: Array
     dropped: Dropped = NOTHING_DROPPED
@@ -209,7 +210,7 @@ def _text_of(model: TextModel, message: Convert, data: Array) -> str:
 
 
 def _messages_left(model: TextModel, message: Convert, data: Array) -> list[dict[str, Any]]:
-    """Those of a chat that are in its prompt."""
+    """The messages of a chat that are in its prompt."""
     options = message.chat
     if options is None or not options.history_limit:
         return chat_messages(data)

@@ -78,7 +78,7 @@ class Schedulers:
         return staying or ready or list(self)
 
     def _cell(self, peer: Peer) -> Cell:
-        """What other tokenizers have there is as old as the heartbeat."""
+        """The counts of other tokenizers' requests there are as old as the heartbeat."""
         overview, ours = peer.status.overview, self._ours_at(peer)
         if overview is None:
             return Cell(peer.hello.instance, 1, ours.num)

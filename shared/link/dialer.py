@@ -107,7 +107,7 @@ class Dialer:
 
 
 class _Attempts:
-    """What came of dialling one address since it was last up."""
+    """The results of dialling one address since it was last up."""
 
     def __init__(self) -> None:
         self.pause_until_s = 0.0

@@ -1,7 +1,7 @@
 """The CURVE keys of a mesh: one pair for each service, in a folder of small text files.
 
-``public/SERVICE.key`` is for all machines; ``SERVICE/SERVICE.secret`` only for those that run the
-service, and only for its user there. Each file holds one key as Z85 text, after lines of comment.
+``public/SERVICE.key`` is for all machines; ``SERVICE/SERVICE.secret`` only for the machines that
+run the service, and only for its user there. Each file holds one key as Z85 text, after comments.
 """
 
 import os
@@ -96,7 +96,7 @@ def _write(path: Path, mode: int, comment: str, key: bytes) -> None:
     part = path.with_suffix(".part")
     part.unlink(missing_ok=True)
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-        os.fchmod(file.fileno(), mode)  # whatever the umask is
+        os.fchmod(file.fileno(), mode)  # overrides the umask
         file.write(f"{COMMENT}{comment} of a Shoal mesh\n{key.decode()}\n")
     part.rename(path)
 

@@ -58,7 +58,7 @@ FLUSH_S = 0.01
 
 
 class EndedPeer(NamedTuple):
-    """Peers whose connection has ended, for a while."""
+    """A peer whose connection has ended, kept for a while."""
 
     peer: Peer
     is_lost: bool  # it said no Bye
@@ -126,7 +126,7 @@ class Link:
 
     @property
     def addresses(self) -> list[str]:
-        """What we listen on."""
+        """The addresses of all listeners."""
         return [listener.address for listener in self._listeners]
 
     def listen(
@@ -185,9 +185,9 @@ class Link:
 
     async def close(self, reason: str, is_planned: bool = True) -> None:
         """Ends all connections and accepts no more; nothing more is received. Peers get Bye only if
-        the end ``is_planned``: to them a service that broke is lost.
+        the end ``is_planned``: to them a failed service is lost.
 
-        zmq throws away what a peer has not read yet when the connection ends, so it ends a little
+        zmq discards messages that a peer has not read when the connection ends, so it ends a little
         later.
         """
         self._is_closing = True
@@ -304,7 +304,7 @@ class Link:
             self.send_status()
 
     def _forgive_silence(self, now_s: float, late_s: float) -> None:
-        """For so long we stood still ourselves, and what the peers sent may still be unread."""
+        """Discounts our own pause of ``late_s``: the peers' messages may still be unread."""
         for peer in self.peers:
             peer.last_seen_s = min(peer.last_seen_s + late_s, now_s)
 

@@ -1,4 +1,4 @@
-"""What a chat template wants messages to look like, read from its syntax tree."""
+"""The form of messages that a chat template expects, read from its syntax tree."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ _FIELDS_OF_TOOLS = {"description", "parameters", "properties"}
 @dataclass(frozen=True, slots=True)
 class TemplateTraits:
     """``knows_developer``: it names the role. ``takes_parts``: it goes through the parts of a
-    message's content; ``takes_parts_alone``: it does so without asking whether it is a text.
-    ``wants_null``: it takes null, and no empty text, for the content beside calls.
-    ``joins_arguments``: it writes the arguments of a call as they are, which are JSON then.
+    message's content; ``takes_parts_alone``: it does so without a check for a text.
+    ``wants_null``: next to calls it takes null for the content, and no empty text.
+    ``joins_arguments``: it writes the arguments of a call unchanged, so they must be JSON.
     ``knows_pairs``: it names the roles of a query and a document, which no chat has.
-    ``takes_for_granted``: the fields of tools that it reads without asking whether they are there.
+    ``takes_for_granted``: the fields of tools that it reads without a check for their presence.
     """
 
     knows_developer: bool = False
@@ -99,8 +99,8 @@ def _wants_null(tree: nodes.Template) -> bool:
 
 
 def _read_unasked(node: nodes.Node, asked: frozenset[str]) -> Iterator[str]:
-    """The fields of tools that it reads without asking for them first; ``asked``: those that the
-    tests around it ask for."""
+    """The fields of tools that are read without a check for their presence; ``asked``: the fields
+    that the surrounding tests check."""
     if isinstance(node, nodes.If | nodes.CondExpr):
         asked |= _asked_for(node.test)
     elif isinstance(node, nodes.And | nodes.Or):
@@ -128,7 +128,7 @@ def _asked_for(test: nodes.Node) -> set[str]:
 
 
 def _base(node: nodes.Node | None) -> nodes.Node | None:
-    """What filters and slices are applied to."""
+    """The operand of filters and slices."""
     while True:
         if isinstance(node, nodes.Filter) or (
             isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)

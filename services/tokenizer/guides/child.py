@@ -1,10 +1,11 @@
 """The process that tries grammars: ``python -m services.tokenizer.guides.child``.
 
 A grammar can overflow the stack of llguidance or keep it busy for minutes, and a call of it cannot
-be interrupted. So this process does nothing else, and dies of it; its parent starts another.
+be interrupted. So this process does nothing else and may die of a grammar; its parent then starts
+another.
 
-Over stdin and stdout go msgpack arrays, each after its length: the vocabulary, to which the answer
-is the verdict "", then Questions, to each of which the answer is a Verdict.
+Stdin and stdout carry msgpack arrays, each after its length: first the vocabulary, answered with
+the verdict "", then Questions, each answered with a Verdict.
 """
 
 import ctypes
@@ -91,7 +92,7 @@ def main() -> None:
 
 
 class _Trial:
-    """A thread with a large stack, and what watches the time of the processor that it takes."""
+    """A thread with a large stack, and a watch on its processor time."""
 
     def __init__(self, tokenizer: LLTokenizer, end_ids: set[int]) -> None:
         self._tokenizer = tokenizer
@@ -133,7 +134,7 @@ class _Trial:
         return Verdict("ok")
 
     def _tried(self, grammar: str, compiles_only: bool) -> Verdict:
-        """Each time anew: a copy of a matcher finds what another has made."""
+        """Makes a new matcher for each trial, because copies of a matcher share cached results."""
         end_s = time.thread_time() + MAX_WALK_S
         for _ in range(NUM_TRIALS):
             verdict = self._tried_once(grammar, compiles_only, end_s)

@@ -65,10 +65,10 @@ class GrammarCheck:
         read_parts: Callable[[], list[Part]] = _no_parts,
     ) -> None:
         """Raises InvalidRequest naming ``param`` for a grammar that is wrong or costs too much, or
-        the field of one of its parts, if that is wrong by itself; ``read_parts`` is called on a
-        thread. Raises Overloaded while too many of ``owner`` wait, if it has a name, and
-        Unavailable while too many do or where no verdict can be had now. Who is cancelled leaves
-        the queue."""
+        the field of one of its parts, if that part is wrong by itself; ``read_parts`` is called on
+        a thread. Raises Overloaded if too many grammars of ``owner`` wait, if it has a name, and
+        Unavailable if too many wait in all or no verdict is possible now. A cancelled caller
+        leaves the waiting queue."""
         key = blake2b(f"{param}\0{grammar}".encode(), digest_size=16).digest()
         found = self._verdicts.get(key) or await self._ask(key, grammar, owner, read_parts)
         self._verdicts.move_to_end(key)
@@ -83,8 +83,8 @@ class GrammarCheck:
             raise invalid(param, f"the grammar cannot be used: {error}")
 
     async def unheld(self, probes: Collection[str], owner: str = "") -> frozenset[str]:
-        """Those of ``probes``, JSON schemas, of which no grammar can be made, ``MAX_UNHELD`` of
-        them at most. Raises as ``check`` does while too many wait."""
+        """The JSON schemas of ``probes`` that no grammar can express, at most ``MAX_UNHELD`` of
+        them. Raises like ``check`` while too many wait."""
         keys = {probe: blake2b(probe.encode(), digest_size=16).digest() for probe in probes}
         unknown = sorted(probe for probe, key in keys.items() if key not in self._probes)
         found: dict[str, bool] = {}
@@ -101,8 +101,8 @@ class GrammarCheck:
         return frozenset(probe for probe, is_held in held.items() if not is_held)
 
     async def _try_probes(self, probes: list[str]) -> dict[str, bool]:
-        """What is known of them afterwards: a probe that is too complex, and all behind it, are
-        left to the trial of the whole grammar."""
+        """The known verdicts: a probe that is too complex, and all probes after it, are left to
+        the trial of the whole grammar."""
         found: dict[str, bool] = {}
         num_unheld = 0
         while len(found) < len(probes) and num_unheld < MAX_UNHELD:

@@ -26,12 +26,12 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def magnitude(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """The factor of cosines and sines."""
         return 1.0
 
     @property
     def temperature(self) -> float:
-        """What DeepSeek's scores are multiplied by beside their scale."""
+        """The extra factor of DeepSeek's attention scores."""
         return 1.0
 
 

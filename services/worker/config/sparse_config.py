@@ -1,4 +1,4 @@
-"""What families with experts read in config.json, each by names of its own."""
+"""The keys of config.json for experts, under each family's own names."""
 
 from typing import Annotated
 

@@ -35,7 +35,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """query [1, H, T, D], key [1, H_kv, T, D], value [1, H_kv, T, value_dim] → [1, T, H, value_dim]
 
-    The names are those of transformers.
+    The names are transformers'.
     """
     context = current_context()
     kv = context.kv_caches[module.layer_idx]
@@ -56,9 +56,9 @@ AttentionInterface.register(ATTENTION, attend)
 
 
 class TransformersLM(TorchCausalLM):
-    """``model`` taken apart: what makes hidden states, and its head, which may scale or cap logits.
+    """``model`` in two parts: the trunk, and its head, which may scale or cap logits.
 
-    The states are those behind the last norm. Raises ValueError where the head is no product.
+    The states come after the last norm. Raises ValueError if the head is not a GEMM.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -118,7 +118,7 @@ class _GivenStates(nn.Module):
 
 
 class _States(MoeModelOutputWithPast):
-    """States alone: what else a head passes on, such as that of images, is None."""
+    """States alone: the other inputs of a head, for example of images, are None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("_"):

@@ -1,4 +1,4 @@
-"""Token embedding and the output head, of which each rank has the rows of some tokens."""
+"""Token embedding and the output head; each rank has the rows of some tokens."""
 
 import torch
 from torch import Tensor, nn
@@ -47,9 +47,9 @@ class LMHead(TokenRows):
     """[S, hidden_size] → logits [S, vocab_size], accumulated and stored in float32: bfloat16 logits
     tie too often.
 
-    A CPU's products round to their operands' dtype, so there the weight is float32 whatever the
-    model's is; elsewhere it has the model's, as a copy twice as wide would be read in every step. A
-    head that is ``tied`` is made of what the embedding is, and has its weight where it can.
+    A CPU's GEMMs round to their operands' dtype, so there the weight is always float32; elsewhere
+    it has the model's dtype, because each step would read a copy twice as wide. A head that is
+    ``tied`` is made from the embedding's tensor, and shares its weight if possible.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Linear layers, and what of a checkpoint fills them."""
+"""Linear layers, and their parts in a checkpoint."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -13,9 +13,9 @@ META = torch.device("meta")
 
 
 class Piece(NamedTuple):
-    """The part of a checkpoint's tensor that fills ``destination``: along ``dim``, what begins at
-    ``start``. The whole tensor has ``size`` there; None: there is no more of it. ``num_ranks``
-    share its columns. ``offset`` is added to its numbers."""
+    """The part of a checkpoint's tensor that fills ``destination``: along ``dim``, the range from
+    ``start`` on. The whole tensor has ``size`` there; None: the range is the whole tensor.
+    ``num_ranks`` share its columns. ``offset`` is added to its numbers."""
 
     destination: Tensor
     dim: int = 0
@@ -43,8 +43,8 @@ class Columns(NamedTuple):
 class Linear(nn.Module):
     """[T, inputs] → [T, outputs]
 
-    ``outputs`` may be the sizes of several layers of a checkpoint that share their input, by their
-    names beside this one: they are one product. With ``columns`` it is a part of a layer. Ranks
+    ``outputs`` may be the sizes of several layers of a checkpoint with a common input, by their
+    names next to this one: they are one GEMM. With ``columns`` it is a part of a layer. Ranks
     share its outputs or its inputs; each has the bias of its outputs. Its weight is dense and on no
     device until it is filled.
     """

@@ -12,14 +12,14 @@ from shared.errors import ConfigError
 
 
 class Line(Protocol):
-    """By which stages reach each other. What one sends to another comes in the order in which it
-    was sent, of each ``kind`` by itself."""
+    """The connection between stages. Messages from one stage to another arrive in the order of
+    sending, separately for each ``kind``."""
 
     def send(self, tensor: Tensor, stage: int, kind: int) -> Sent:
         """Does not wait for the other side."""
 
     def receive(self, into: Tensor, stage: int, kind: int) -> None:
-        """Waits until ``into``, of the shape and type of what was sent, is filled."""
+        """Waits until ``into``, with the shape and dtype of the sent tensor, is filled."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The addresses of this host by which ranks on other hosts reach those that are here."""
+"""The addresses of this host for ranks on other hosts."""
 
 import socket
 

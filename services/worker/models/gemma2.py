@@ -1,5 +1,5 @@
-"""Gemma 2 (arXiv 2408.00118): layers norm what they take and what they give, every second one has a
-window, and scores and logits are bent below a cap."""
+"""Gemma 2 (arXiv 2408.00118): layers norm their inputs and outputs, every second layer has a
+window, and scores and logits are soft-capped."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -37,7 +37,7 @@ class GemmaConfig(WindowsConfig, frozen=True):
 
     @property
     def softcap(self) -> float | None:
-        """What scores are bent below."""
+        """The soft cap of attention scores."""
         return None
 
     def is_local(self, layer: int) -> bool:

@@ -1,5 +1,5 @@
 """Gemma 3 (arXiv 2503.19786): queries and keys are normed head by head, and most layers have a
-window, whose positions turn at a pace of their own."""
+window, with another frequency of the rotary positions."""
 
 from typing import Annotated, Any
 

@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 
 class Followers:
-    """Waits for them, sends them what the first rank does, and notices when one is lost. A worker
-    of one rank has none."""
+    """Waits for the follower ranks, sends them the first rank's steps, and notices the loss of one.
+    A worker of one rank has none."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
@@ -92,11 +92,11 @@ class Followers:
         await self._are_up.wait()
 
     async def until_one_leaves(self) -> None:
-        """One of them was told to stop, and waits until what is open has ended."""
+        """Returns once a follower was told to stop and waits for open requests to end."""
         await self._is_one_leaving.wait()
 
     def send(self, message: Message, *arrays: Array) -> None:
-        """To each; what comes first is done first."""
+        """Sends to each follower; messages are handled in order."""
         if self._link is not None:
             for peer in self._link.peers:
                 peer.send(message, *arrays)

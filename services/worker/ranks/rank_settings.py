@@ -1,4 +1,4 @@
-"""What each rank of a worker has of the machine, and the settings that its process starts with."""
+"""Each rank's part of the machine, and the settings that its process starts with."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""In which codes the KV cache is: in those asked for, or those that the checkpoint is made for."""
+"""The choice of KV cache codes: the requested ones, or the ones that the checkpoint is made for."""
 
 import logging
 

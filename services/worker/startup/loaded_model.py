@@ -82,9 +82,9 @@ def make_pooler(
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """``before`` is the memory that was there before the weights. A model that pools
-    has a ``pooler``, and one whose experts' tokens are counted ``expert_loads``. ``ranks`` are all
-    that the worker has, ``parallel`` those that this one shares layers with."""
+    """``before`` is the memory before the weights were loaded. A model that pools has a
+    ``pooler``, and a model with counts of its experts' tokens has ``expert_loads``. ``ranks`` are
+    all ranks of the worker, ``parallel`` the ranks that share layers with this one."""
 
     settings: WorkerConfig
     folder: Path
@@ -154,8 +154,8 @@ class LoadedModel:
 
 
 def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedModel:
-    """``choose`` picks what computes the model. ``progress`` gets what loading does and how far it
-    is, 0 … 1. Raises ConfigError where model, machine and settings do not go together."""
+    """``choose`` picks the backend. ``progress`` gets the current work of loading and its progress,
+    0 … 1. Raises ConfigError if model, machine and settings do not match."""
     location = locate_model(settings.model)
     folder = location.folder
     model_info = read_served_model(
@@ -222,7 +222,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
 
 
 def _described(model_info: ModelInfo, settings: WorkerConfig, dtype: torch.dtype) -> ModelInfo:
-    """With what the settings make of the model."""
+    """``model_info`` with the effects of the settings."""
     cache_dtype = settings.kv_cache_dtype
     return msgspec.structs.replace(
         model_info,

@@ -1,4 +1,4 @@
-"""How many KV blocks fit: what there is, less others, weights and what a step needs as it runs."""
+"""The number of KV blocks that fit: memory less other users, weights and a step's peak."""
 
 import logging
 import math
@@ -29,8 +29,8 @@ CPU_MAX_KV_BYTES = 4 << 30
 SAMPLER_BYTES = 64
 # For each logit of a piece: itself, its logprob, and both sorted with their ids.
 LOGPROB_BYTES = 32
-# For each score that torch's operators make by themselves: before and after what bends and masks
-# it, and its weight.
+# For each score that torch's operators compute separately: before and after cap and mask, and its
+# weight.
 SCORE_BYTES = 16
 
 
@@ -45,7 +45,7 @@ class MemoryRequirements:
     max_num_seqs: int
     max_model_len: int
     graphs: int | None = None  # None: the peak was estimated, and there are no graphs
-    slack: int = 0  # for what measuring the peak may have missed
+    slack: int = 0  # for bytes that the measurement of the peak may have missed
 
     @property
     def total(self) -> int:
@@ -65,7 +65,7 @@ class MemoryReport:
     budget: int
     others: int
     requirements: MemoryRequirements
-    num_ranks: int = 1  # of the worker, each of which has as much
+    num_ranks: int = 1  # of the worker, each with the same memory
 
     @property
     def kv_cache(self) -> int:
@@ -135,7 +135,7 @@ def _gathered_bytes(loaded: LoadedModel) -> int:
 
 
 def _score_bytes(loaded: LoadedModel) -> int:
-    """Of the scores that are there at once: those of one token are."""
+    """The scores that exist at once: the scores of one token."""
     num_heads = loaded.shape.num_scored_heads
     if not num_heads or not isinstance(loaded.model, TorchCausalLM):
         return 0
@@ -154,7 +154,7 @@ def _widest_codes(model: CausalLM) -> int:
 def requirements_with(
     loaded: LoadedModel, peak: int, graphs: int | None = None, slack: int = 0
 ) -> MemoryRequirements:
-    """With ``peak``, what a step takes beside weights and KV cache."""
+    """With ``peak``, the memory of a step apart from weights and KV cache."""
     settings = loaded.settings
     return MemoryRequirements(
         weights=weight_bytes(loaded.model),
@@ -178,8 +178,8 @@ def weight_bytes(model: CausalLM) -> int:
 
 
 def prompt_logprob_bytes(max_num_seqs: int, max_num_tokens: int, vocab_size: int) -> int:
-    """What the logprobs of prompts take, when those of a step's other tokens are there: the logits
-    of a piece, and all logprobs, which credit bounds, until they are joined."""
+    """The memory for the logprobs of prompts, next to the logprobs of a step's other tokens: the
+    logits of a piece, and all logprobs, which credit bounds, until they are joined."""
     num_logits = min(max(MAX_LOGITS_AT_ONCE, vocab_size), max_num_tokens * vocab_size)
     sampled_bytes = 2 * max_num_seqs * vocab_size * torch.float32.itemsize
     prompt_bytes = min(
@@ -189,15 +189,14 @@ def prompt_logprob_bytes(max_num_seqs: int, max_num_tokens: int, vocab_size: int
 
 
 def rule_bytes(num_slots: int, vocab_size: int) -> int:
-    """What a GPU holds of the changes that requests ask for in their logits, of the null slot
-    too."""
+    """The memory of the requests' logits rules on a GPU, the null slot's included."""
     tables = no_rules(num_slots + 1, vocab_size, torch.device("meta"))
     return sum(each.nbytes for each in tables)
 
 
 def plan_worker(loaded: LoadedModel, requirements: MemoryRequirements) -> MemoryReport:
-    """Plans with the other ranks: each has as many blocks as the one with the least memory. Raises
-    ConfigError on all of them where one request does not fit on one."""
+    """Plans with the other ranks: each has as many blocks as the rank with the least memory. Raises
+    ConfigError on all of them if a request does not fit on one."""
     ranks = loaded.ranks
     try:
         report = plan_memory(loaded.settings, requirements, loaded.before, loaded.device)

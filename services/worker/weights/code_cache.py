@@ -19,7 +19,7 @@ from shared.model_folder import CONFIG_FILE, weight_files
 
 log = logging.getLogger(__name__)
 
-VERSION = 1  # of what is in a file, and of how each form's codes are chosen
+VERSION = 1  # of the file format, and of each form's choice of codes
 ABOUT = "shoal"  # the key of metadata
 PARTS = ("codes", "scales", "table")
 
@@ -96,7 +96,7 @@ class CodeCache:
 
 @contextmanager
 def _replacing(file: Path) -> Iterator[Path]:
-    """A path beside ``file``, which what is written there becomes if nothing goes wrong."""
+    """A path next to ``file``; the file written there replaces ``file`` unless an error occurs."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as unfinished:
         path = Path(unfinished.name)

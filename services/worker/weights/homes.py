@@ -79,7 +79,7 @@ class Homes:
                 self._send(held)
 
     def _send(self, index: int) -> None:
-        """Brings a layer to where it was chosen to be."""
+        """Copies a layer to its chosen memory."""
         layer = self._layers[index]
         if index in self._on_host:
             try:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 LINE_S = 5.0
 
-Progress = Callable[[str, float], None]  # what is being done, the share that is done (0 to 1)
+Progress = Callable[[str, float], None]  # the current work, and the share done (0 to 1)
 
 
 class ProgressLines:

@@ -1,4 +1,4 @@
-"""Chooses what carries a connection by its address."""
+"""Chooses the transport of a connection by its address."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ IPC = "ipc://"
 
 
 class Context:
-    """All sockets of one process: those of its machine on the event loop, tcp by libzmq.
+    """All sockets of one process: local sockets on the event loop, tcp by libzmq.
 
     ``protect`` prepares a socket of tcp before it is bound or connected.
     """
