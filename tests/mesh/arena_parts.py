@@ -20,6 +20,7 @@ from shared.wire.messages import (
     PROTOCOL_MAJOR,
     Capacity,
     Guide,
+    Heartbeat,
     Hello,
     Message,
     ModelInfo,
@@ -27,6 +28,7 @@ from shared.wire.messages import (
     SamplingParams,
     ServiceName,
     Span,
+    State,
 )
 
 NO_IDS = np.zeros(0, np.int32)
@@ -86,10 +88,11 @@ def connect(
 
 
 class FakePeer(Peer):
-    """Keeps the messages sent to it, as they would arrive."""
+    """Is ready, and keeps the messages sent to it, as they would arrive."""
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello, self._keep)
+        self.status = Heartbeat(State.READY, "", 0, 0)
         self.got: list[tuple[Message, list[Array]]] = []
 
     def _keep(self, peer: Peer, message: Message, arrays: tuple[Array, ...]) -> None:

@@ -114,8 +114,8 @@ async def test_a_result_makes_no_plan_for_another_worker_while_the_waiting_queue
         plan = mesh.core.plan
         num_calls: Counter[str] = Counter()
 
-        def count(worker_id: str, admits: bool) -> Planned | None:
-            planned = plan(worker_id, admits)
+        def count(worker_id: str) -> Planned | None:
+            planned = plan(worker_id)
             num_calls[worker_id] += 1
             num_calls["steps"] += 0 if planned is None else planned.plan.num_steps
             return planned

@@ -119,6 +119,7 @@ def test_to_place_a_sequence_costs_no_more_where_other_workers_run_more() -> Non
             add_one(core, f"r{number}", [1] * SHORT, SamplingParams(seed=0))
         core.plan("busy")
         assert len(core.workers["busy"].running) == num_running
+        core.workers["idle"].admits = True
         add_one(core, "new", [1] * SHORT, SamplingParams(seed=0))
         return num_calls(lambda: core.plan("idle"))
 

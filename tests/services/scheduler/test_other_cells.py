@@ -95,7 +95,7 @@ async def test_prompts_go_whole_and_only_where_their_tokenizer_has_another_cell(
 async def test_what_has_a_worker_to_wait_for_is_not_stranded() -> None:
     cell = Cell(tokenizer(OURS, OTHER))
     assert not cell.core.stranded
-    cell.core.plan("w", admits=False)
+    cell.core.note_state("w", is_ready=False)
     assert {each.request for each in cell.core.stranded} == {"r0/0", "r0/1"}
     cell.core.add_worker("other", CAPACITY)
     assert not cell.core.stranded

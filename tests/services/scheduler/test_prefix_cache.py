@@ -175,6 +175,7 @@ def test_what_its_next_worker_has_counts():
     add(core, "second", list(range(50)))
     while ("second", 1) in core.sequences:
         step(core, other, "v")
+    core.workers["w"].admits = True
     add(core, "r", list(range(100)), max_tokens=3)
     core.plan("w")
     assert core.sequences["r", 1].num_cached == 96
@@ -328,6 +329,7 @@ def test_what_is_cached_is_weighed_against_load(num_busy: int, is_passed_over: b
     for number in range(num_busy):
         add(core, f"busy {number}", [200 + number, 1], max_tokens=50)
     core.plan("w")
+    core.workers["v"].admits = True
     add(core, "second", list(range(2 * SEQUENCE_TOKENS)))
     assert (core.plan("v") is not None) == is_passed_over
 

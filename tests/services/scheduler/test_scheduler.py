@@ -125,7 +125,9 @@ def test_suspects_and_others_take_turns_and_one_that_emitted_is_none_any_more():
     core.remove_worker("w", 0)
     core.add_worker("w", CAPACITY)
     add(core, "a")
-    core.plan("w", admits=False)
+    core.note_state("w", is_ready=False)
+    assert core.plan("w") is None
+    core.note_state("w", is_ready=True)
     assert core.plan("w") is not None
     assert computed(core) == {"suspect"}
     (planned,) = core.workers["w"].in_flight
@@ -439,7 +441,8 @@ def test_a_worker_that_leaves_ends_what_it_has_and_gets_nothing_new():
     add(core, "old")
     core.absorb("w", *worker.step(core.plan("w")))
     add(core, "new")
-    plan = core.plan("w", admits=False).plan
+    core.note_state("w", is_ready=False)
+    plan = core.plan("w").plan
     assert (len(plan.decode), len(plan.admit)) == (1, 0)
 
 
@@ -597,7 +600,7 @@ def test_a_long_context_in_few_blocks_and_many_blocks_of_short_context_are_both_
     core.add_worker("v", short)
     add(core, "another", prompt_len=30)
     add(core, "small")
-    core.plan("v", admits=True)
+    core.plan("v")
     assert computed(core, "v") == {"small"}, "an unrunnable sequence delays no other"
     core.plan("w")
     assert "long" in computed(core, "w")
@@ -688,6 +691,22 @@ def test_where_no_worker_has_proven_itself_all_get_what_there_is():
     core.remove_worker("w", 0)
     core.add_worker("w", CAPACITY)
     assert core.plan("w"), "a suspect runs, for there is nobody else to run it"
+
+
+def test_a_suspect_does_not_wait_for_a_proven_worker_that_is_not_ready():
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    add(core, "first", max_tokens=PROBATION_STEPS + 10)
+    for _ in range(PROBATION_STEPS):
+        step(core, worker)
+    core.add_worker("dies", CAPACITY)
+    add(core, "suspect")
+    assert core.plan("dies")
+    assert core.plan("w"), "it hangs"
+    assert not core.remove_worker("dies", 0)
+    core.add_worker("new", CAPACITY)
+    assert core.plan("new") is None
+    core.note_state("w", is_ready=False)
+    assert core.plan("new")
 
 
 def test_a_worker_that_has_finished_its_first_steps_gets_as_much_as_the_others():
