@@ -81,7 +81,7 @@ class OpenRequest:
         return RequestKey(f"{self.request}/{choice}", self.attempt)
 
     def choice(self, number: str) -> OpenChoice | None:
-        """The one that has this number at the end of its sequence's name, if it has not ended."""
+        """The open choice with this number at the end of its sequence's name."""
         is_number = number.isdecimal() and len(number) <= MAX_DIGITS
         return self.choices.get(int(number)) if is_number else None
 
@@ -160,7 +160,7 @@ class RequestTable:
         return reports
 
     def gateway_of(self, report: SpanReport) -> Peer | None:
-        """That of the prompt of a sequence that ``report`` is about, if it is or was open here."""
+        """The gateway of the sequence of ``report``, if its prompt is or was open here."""
         key = report.request.rpartition("/")[0], report.attempt
         request = self._table.get(key)
         return request.gateway if request is not None else self._ended.get(key)
