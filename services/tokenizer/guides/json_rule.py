@@ -255,7 +255,7 @@ def integers(low: int | None, high: int | None) -> str:
 
 
 def _naturals(low: int, high: int | None) -> str:
-    """One alternative for each number of digits; all numbers of the lengths in between."""
+    """A regex for the integers from ``low`` to ``high`` (None: no bound), by number of digits."""
     parts = ["0"] if low == 0 else []
     low = max(low, 1)
     if high is not None and high < low:
