@@ -1,8 +1,8 @@
-"""Chooses the cell that a prompt goes to: a scheduler with the workers that are its own. Pure.
+"""Chooses the cell of a prompt: a scheduler with its own workers. Pure.
 
-Prompts that begin alike go to the same cell, which may have computed the beginning already: that
-with the highest score for the beginning (rendezvous hashing, Thaler and Ravishankar 1998; with
-weights, Schindelhauer and Schomaker 2005), unless it has much more to do than the others (bounded
+Prompts that begin alike go to the same cell, which may have computed the beginning already: the
+cell with the highest score for the beginning (rendezvous hashing, Thaler and Ravishankar 1998; with
+weights, Schindelhauer and Schomaker 2005), unless it has much more work than the others (bounded
 loads, Mirrokni, Thorup and Zadimoghaddam 2018).
 """
 

@@ -66,7 +66,7 @@ class Detokenizer:
         return new if len(self._window) < MAX_WINDOW_TOKENS else new + self._shorten(text)
 
     def flush(self) -> str:
-        """The rest, with a replacement character where the last character stayed incomplete."""
+        """The rest, with a replacement character if the last character is incomplete."""
         return self._move_on(self._text_of(self._window))
 
     def _text_of(self, ids: Sequence[int]) -> str:

@@ -58,8 +58,8 @@ def prepare(
     max_tokens: int | None,
     measure: Measure = unmeasured,
 ) -> Prepared:
-    """``resumed`` holds the ids of all choices, one after the other; ``max_tokens`` counts where
-    the client sets no bound, as far as the context goes. Raises InvalidRequest."""
+    """``resumed`` holds the ids of all choices, one after the other; ``max_tokens`` applies if the
+    client sets no bound, as far as the context goes. Raises InvalidRequest."""
     _check_choices(model, submit, resumed)
     adds_special_tokens, truncation = submit.text.adds_special_tokens, truncation_of(submit.text)
     ids, dropped = encode(
@@ -115,7 +115,7 @@ def _check_choices(model: TextModel, submit: Submit, resumed: Array) -> None:
 
 
 def _bounded(params: SamplingParams, room: int, max_tokens: int | None) -> SamplingParams:
-    """With the bound that holds where the client sets none. Raises InvalidRequest."""
+    """Adds the default bound if the client sets none. Raises InvalidRequest."""
     bound = room if max_tokens is None else min(max_tokens, room)
     if params.min_tokens > bound:
         raise InvalidRequest(
@@ -225,7 +225,7 @@ def _text(prompt: Array) -> str:
 
 
 def chat_messages(prompt: Array) -> list[dict[str, Any]]:
-    """Of a prompt of kind ``chat``. Raises InvalidRequest."""
+    """The messages of a prompt of kind ``chat``. Raises InvalidRequest."""
     try:
         return msgspec.convert(long_json.decode(prompt.data), list[dict[str, Any]])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -76,7 +76,7 @@ class OpenRequest:
         return RequestKey(f"{self.request}/{choice}", self.attempt)
 
     def choice(self, number: str) -> OpenChoice | None:
-        """The one that has this number at the end of its sequence's name, if it has not ended."""
+        """The open choice with this number at the end of its sequence's name."""
         is_number = number.isdecimal() and len(number) <= MAX_DIGITS
         return self.choices.get(int(number)) if is_number else None
 

@@ -263,7 +263,7 @@ class Requests:
             request.prompt_ids = None
 
     def fail(self, failed: Failed) -> None:
-        """Without one of its choices a request is worth nothing, so the others end too."""
+        """Ends all choices, because a request without one of them is worthless."""
         error = RequestError.from_failed(failed)
         refused = self._open.get(failed.request, failed.attempt)
         if refused is not None:

@@ -187,7 +187,7 @@ class TextModel:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_words(self, words: list[str]) -> list[list[int]]:
-        """The ids of each word, at the start of a text and after a space, where they differ."""
+        """The ids of each word, at the start of a text and, if they differ, after a space."""
         variants = [variant for word in words for variant in (word, f" {word.lstrip()}")]
         encodings = self._tokenizer.encode_batch(variants, add_special_tokens=False)
         distinct = dict.fromkeys(tuple(encoding.ids) for encoding in encodings if encoding.ids)
@@ -220,7 +220,7 @@ class TextModel:
         return self._token_bytes
 
     def to_json(self) -> str:
-        """As in tokenizer.json."""
+        """The content of a tokenizer.json."""
         return str(self._tokenizer.to_str())
 
     def _encode(
@@ -247,7 +247,7 @@ class TextModel:
         return str(self._tokenizer.decode(ids, skip_special_tokens=skips_special_tokens))
 
     def decode_many(self, ids: Sequence[int]) -> str:
-        """With special tokens."""
+        """The text of ``ids``, special tokens included."""
         (text,) = self._tokenizer.decode_batch([ids], skip_special_tokens=False)
         return str(text)
 

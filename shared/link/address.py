@@ -42,7 +42,7 @@ def admin_path(directory: Path, service: ServiceName, instance: str) -> Path:
 
 
 def sockets_of(directory: Path, service: ServiceName, instance: str) -> set[Path]:
-    """All that one process has bound, and the other ranks of a worker with it."""
+    """All sockets bound by one process, and by the other ranks of a worker with it."""
     patterns = (
         f"{service}-{instance}.sock",
         f"{service}.*-{instance}.sock",

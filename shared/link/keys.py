@@ -33,7 +33,7 @@ class Keys:
         return self.publics[self.service]
 
     def public_of(self, service: ServiceName) -> bytes:
-        """Raises ConfigError where the folder does not hold it."""
+        """Raises ConfigError if the folder does not hold it."""
         if service not in self.publics:
             raise ConfigError(f"keys: no such file: {public_path(self.folder, service)}")
         return self.publics[service]
@@ -55,9 +55,9 @@ def load_keys(folder: Path | None, service: ServiceName) -> Keys | None:
 
 
 def write_keys(folder: Path) -> list[ServiceName]:
-    """Makes the pairs that are missing and returns their services; existing pairs stay.
+    """Makes the missing pairs and returns their services; existing pairs stay.
 
-    Raises ConfigError where a public key is there without its secret: that is elsewhere.
+    Raises ConfigError for a public key without its secret, because the secret is elsewhere.
     """
     for service in SERVICES:
         public, secret = public_path(folder, service), secret_path(folder, service)

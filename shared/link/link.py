@@ -159,9 +159,9 @@ class Link:
         tcp: Sequence[str] = (),
         takes_one: bool = False,
     ) -> None:
-        """Connects to all instances of ``service`` there are and there will be, with ``takes_one``
-        to one at a time, while ``run`` runs: at the addresses ``tcp`` where there are some, else in
-        ``directory``. Raises ConfigError for a key that is missing."""
+        """Connects to all present and future instances of ``service``, with ``takes_one`` to one at
+        a time, while ``run`` runs: at the addresses ``tcp`` if given, else in ``directory``. Raises
+        ConfigError for a missing key."""
         sources: list[Source] = [self._source(service, Endpoint.parse(each)) for each in tcp]
         key = self._key_for(service) if tcp else None
         sources = sources or [SocketDirectory(directory, service, role)]
@@ -213,8 +213,8 @@ class Link:
 
     @property
     def stood_still(self) -> bool:
-        """Whether peers may have given us up, as we sent no heartbeat for so long: until now, or a
-        moment ago. They connect again then, and were never gone."""
+        """True if peers may have dropped us for lack of heartbeats, until now or a moment ago. They
+        then connect again, and were never gone."""
         return time.monotonic() - self._still_until_s < SILENCE_S
 
     @property
@@ -343,7 +343,7 @@ class Link:
 
 
 def _has_outlived(hello: Hello, ended: EndedPeer | None, now_s: float) -> bool:
-    """Whether the process of the epoch that has ``ended`` stood still then, or later."""
+    """True if the process of the ``ended`` epoch stood still then, or later."""
     if ended is None or not ended.is_lost or hello.still_s is None:
         return False
     return now_s - hello.still_s >= ended.ended_s - HEARTBEAT_S

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 class Listener:
     """Accepts peers of ``service`` on ``address`` and passes their events to ``events``.
 
-    ``protect`` prepares the socket before it is bound. Raises ConfigError where it cannot be.
+    ``protect`` prepares the socket before it is bound. Raises ConfigError if it cannot be bound.
     """
 
     def __init__(

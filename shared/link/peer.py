@@ -74,7 +74,7 @@ class Peer:
 
     @property
     def round_trip_s(self) -> float | None:
-        """Of the last heartbeat that came back; None: none has."""
+        """The round-trip time of the last returned heartbeat; None before the first."""
         return self._round_trip.last_s
 
     def count(self, direction: Literal["in", "out"], num_bytes: int) -> None:

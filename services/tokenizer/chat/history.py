@@ -35,9 +35,9 @@ class FittedChat(NamedTuple):
 def fit(
     messages: list[Message], limit: int, encode: Encode, measure: Measure = unmeasured
 ) -> FittedChat:
-    """``messages`` with as few turns dropped as leave a prompt of at most ``limit`` tokens, and as
-    the places allow; 0: without a limit. The last turn always stays. Raises InvalidRequest where it
-    is too long by itself."""
+    """``messages`` without the fewest turns that the places allow, so that the prompt has at most
+    ``limit`` tokens; 0: no limit. The last turn always stays. Raises InvalidRequest if it is too
+    long by itself."""
     ids = encode(messages, measure)
     if not limit or len(ids) <= limit:
         return FittedChat(messages, ids)

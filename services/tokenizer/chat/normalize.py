@@ -86,7 +86,7 @@ def _call_id(index: int) -> str:
 
 
 def _normalized(message: Message, traits: TemplateTraits, param: str) -> Message:
-    # Templates ask whether a field is there, not whether it is null.
+    # Templates test for the presence of a field, not for null.
     found = {key: value for key, value in message.items() if value is not None}
     if found.get("role") == "developer" and not traits.knows_developer:
         found["role"] = "system"
@@ -140,7 +140,7 @@ def _calls(calls: Any, traits: TemplateTraits, param: str) -> list[Any]:
 
 
 def _call(call: Any, traits: TemplateTraits, param: str) -> Message:
-    """The call with its arguments as a dict, or as JSON where the template joins them."""
+    """The call with its arguments as a dict, or as JSON if the template joins them."""
     function = _function_of(call) if isinstance(call, dict) else None
     if not isinstance(function, dict):
         raise InvalidRequest(f"{param}.function is required", param=f"{param}.function")

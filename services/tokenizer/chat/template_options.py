@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def read_options(options: ChatOptions, special_tokens: Container[str]) -> dict[str, Any]:
-    """The variables of a template but for messages and special tokens. Raises InvalidRequest naming
+    """The variables of a template except messages and special tokens. Raises InvalidRequest naming
     the client's field."""
     if options.adds_generation_prompt and options.continues_final_message:
         raise InvalidRequest(

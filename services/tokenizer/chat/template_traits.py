@@ -53,7 +53,7 @@ def _takes_parts(tree: nodes.Template) -> bool:
 
 
 def _writes_content(node: nodes.Node, names: set[str]) -> bool:
-    """Whether it writes a content, or adds it to a text, without asking whether it is a text."""
+    """True if it writes a content, or adds it to a text, without a check for a text."""
     if isinstance(node, nodes.If | nodes.CondExpr) and _asks_for_text(node.test):
         return False
     children = list(node.iter_child_nodes())
@@ -84,7 +84,7 @@ def _is_content(node: nodes.Node, names: set[str]) -> bool:
 
 
 def _wants_null(tree: nodes.Template) -> bool:
-    """Whether it asks if a content is none, and never if it is an empty text."""
+    """True if it checks a content for none, and never for an empty text."""
     asks = any(
         test.name == "none" and _is_field(test.node, "content")
         for test in tree.find_all(nodes.Test)
@@ -152,7 +152,7 @@ def _field_of(node: nodes.Node | None) -> str | None:
 
 
 def _joins_arguments(tree: nodes.Template) -> bool:
-    """Whether it adds the arguments to a text, and nowhere looks into them."""
+    """True if it adds the arguments to a text, and never reads their fields."""
     uses = [use for use in _uses_of_arguments(tree) if not isinstance(use, _QUESTIONS)]
     joins = (nodes.Add, nodes.Concat, nodes.Output)
     return bool(uses) and all(isinstance(use, joins) for use in uses)

@@ -28,7 +28,7 @@ class ChatTemplates:
 
     @property
     def source(self) -> str:
-        """That of the model's template, of the one for tools if there are two; empty: none."""
+        """The source of the model's template, of the one for tools if there are two; else empty."""
         template = self._own.get(TOOL_USE) or self._own.get(DEFAULT)
         return template.source if template is not None else ""
 

@@ -92,7 +92,7 @@ class Calls:
         return f"{one} ({separator} {one})*" if is_parallel else one
 
     def _separator(self, text: str) -> str:
-        """Blanks alone may be left out or be one more; those after others may be left out."""
+        """Blanks alone may be absent or one more; blanks after other text may be absent."""
         if text.strip():
             return f"{self._lark.fixed(text.rstrip(' '))} {self._lark.terminal(SPACE)}?"
         return self._lark.terminal(r"/[ \n]{1,2}/") + "?"

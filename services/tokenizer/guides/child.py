@@ -59,8 +59,8 @@ class Question(msgspec.Struct, array_like=True):
 
 
 class Verdict(msgspec.Struct, array_like=True):
-    """On the grammar number ``index``, the first that is not ok; ``error`` is llguidance's own, if
-    it has one."""
+    """The verdict on grammar number ``index``, the first that is not ok; ``error`` is llguidance's
+    own, if it has one."""
 
     kind: Literal["ok", "wrong", "complex"]
     error: str = ""
@@ -115,7 +115,7 @@ class _Trial:
             if self._is_done in readable:
                 os.read(self._is_done, 1)
                 return self._verdicts.get()
-            if 0 in readable:  # nobody asks twice at once, so this is the end of the pipe
+            if 0 in readable:  # the parent sends one question at a time, so this is the pipe's end
                 os._exit(0)
             if time.clock_gettime(self._clock) > end_s:
                 _write(Verdict("complex"))
@@ -180,7 +180,7 @@ class _Trial:
 
 
 def _grow(costs: list[float]) -> bool:
-    """Whether the last ones cost more than twice as much as those before them."""
+    """True if the last costs are more than twice as high as the costs before them."""
     half = MIN_STEPS // 2
     return sum(costs[-half:]) > 2 * sum(costs[-2 * half : -half])
 
@@ -213,7 +213,7 @@ def _read() -> bytes:
 
 
 def _write(verdict: Verdict) -> None:
-    """Ends the process where nobody reads any more."""
+    """Ends the process if the pipe has no reader any more."""
     data = msgspec.msgpack.encode(verdict)
     try:
         os.write(sys.stdout.fileno(), LENGTH.pack(len(data)) + data)

@@ -143,7 +143,7 @@ def _limited(dialect: Dialect, gate: Guide, budget: int, start: OutputStart) -> 
 def _after_text_markers(
     lark: Lark, reasoning: ReasoningFormat | None, answer: str, start: OutputStart
 ) -> str:
-    """The grammar itself lets the model reason where no token would say that it has ended."""
+    """The grammar itself allows reasoning if no token marks its end."""
     if reasoning is None or start is OutputStart.ANSWER:
         return answer
     closed = lark.lazy(reasoning.close)

@@ -24,10 +24,10 @@ MAX_VERDICTS = 4096
 MAX_UNHELD = 64
 MAX_WAITING = 64
 MAX_WAITING_PER_OWNER = 8
-MAX_TRIAL_S = 60.0  # by the clock, for a child that hangs: it counts time of the processor itself
+MAX_TRIAL_S = 60.0  # wall-clock limit for a stuck child; the child itself counts processor time
 MAX_START_S = 60.0
 GRACE_S = 1.0
-GONE = (0, -signal.SIGKILL)  # it left after a grammar before this one, or somebody killed it
+GONE = (0, -signal.SIGKILL)  # it ended after an earlier grammar, or was killed from outside
 
 SLOW = "to compile it, or to find the tokens that it allows, takes too long"
 
@@ -50,7 +50,7 @@ class GrammarCheck:
     def __init__(self, read_vocabulary: Callable[[], Vocabulary]) -> None:
         self._read_vocabulary = read_vocabulary
         self._verdicts: OrderedDict[bytes, _Found] = OrderedDict()
-        self._probes: OrderedDict[bytes, bool] = OrderedDict()  # whether each is held
+        self._probes: OrderedDict[bytes, bool] = OrderedDict()  # True: a grammar can express it
         self._turn = asyncio.Lock()
         self._num_waiting = 0
         self._num_waiting_of: Counter[str] = Counter()
@@ -139,7 +139,7 @@ class GrammarCheck:
         return await asyncio.shield(self._trial)
 
     async def _wait_for_turn(self, owner: str) -> None:
-        """Without keys all clients have one name, which is empty."""
+        """Without keys all clients share one empty name."""
         if owner and self._num_waiting_of[owner] >= MAX_WAITING_PER_OWNER:
             raise Overloaded(
                 f"{MAX_WAITING_PER_OWNER} grammars of this API key wait to be checked",
@@ -158,7 +158,7 @@ class GrammarCheck:
                 del self._num_waiting_of[owner]
 
     def _end_turn(self, trial: asyncio.Task[Any]) -> None:
-        """A trial ends by itself, whether or not anybody waits for it."""
+        """A trial ends by itself, even without a waiting caller."""
         self._turn.release()
         if not trial.cancelled():
             trial.exception()
@@ -178,7 +178,7 @@ class GrammarCheck:
         return found
 
     async def _find_part(self, parts: list[Part]) -> _Found | None:
-        """The first that is wrong by itself; None also where that is not found in time."""
+        """The first part that is wrong by itself; None also if it is not found in time."""
         try:
             verdict = await self._ask_child(Question([each.grammar for each in parts], True))
         except Unavailable:
@@ -188,8 +188,8 @@ class GrammarCheck:
         return _Found(verdict, parts[verdict.index].param)
 
     async def _ask_child(self, question: Question) -> Verdict | None:
-        """None: the child is gone, which says nothing of this grammar: it had tried others before,
-        or somebody killed it. Raises Unavailable where the machine is too busy."""
+        """None: the child is gone, which does not depend on this grammar: it had tried others
+        before, or was killed from outside. Raises Unavailable if the machine is too busy."""
         is_fresh = self._child is None
         child = self._child or await self._start()
         try:

@@ -100,7 +100,7 @@ class Guides:
 
 
 def wants_guide(submit: Submit) -> bool:
-    """Whether anything is asked of the text that a grammar might hold it to."""
+    """True if a grammar might have to enforce a constraint on the text."""
     has_tools = submit.chat is not None and bool(submit.chat.tools)
     return submit.format is not None or has_tools or submit.reasoning_budget is not None
 

@@ -56,7 +56,7 @@ class _Writer:
         if not isinstance(schema, dict | list):
             return False
         if id(schema) not in self._leads:
-            self._leads[id(schema)] = False  # also where it refers to itself
+            self._leads[id(schema)] = False  # also for a reference to itself
             self._leads[id(schema)] = any(
                 is_large(each) or self.leads_to_large(each) for each in self._within(schema)
             )
@@ -182,7 +182,7 @@ class _Writer:
         return self._spaced(literal(begin), *separated, literal(end))
 
     def _spaced(self, *words: str, begins: bool = False) -> str:
-        """``words`` with blanks between them, and before where it ``begins`` with blanks."""
+        """``words`` with blanks between them, and also before them if it ``begins`` with blanks."""
         return f" {self._blanks} ".join(["", *words] if begins else words)
 
 
@@ -255,7 +255,7 @@ def integers(low: int | None, high: int | None) -> str:
 
 
 def _naturals(low: int, high: int | None) -> str:
-    """One alternative for each number of digits; all numbers of the lengths in between."""
+    """A regex for the integers from ``low`` to ``high`` (None: no bound), by number of digits."""
     parts = ["0"] if low == 0 else []
     low = max(low, 1)
     if high is not None and high < low:

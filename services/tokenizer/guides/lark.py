@@ -122,7 +122,7 @@ class Lark:
         return self.rule(f"%json {msgspec.json.encode(schema).decode()}")
 
     def fixed(self, text: str) -> str:
-        """This text: added tokens where it names some, characters between them."""
+        """This text: added tokens for their names, characters between them."""
         return " ".join(self._token(each) or literal(each) for each in self.added.split(text))
 
     def after_texts(self, rests: Mapping[str, str]) -> str:

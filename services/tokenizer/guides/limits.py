@@ -24,8 +24,8 @@ MAX_REPEATS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in a request; its path is written when it is asked for, since the names in it may be
-    long and many."""
+    """A place in a request; its path is written only on request, because its names may be long and
+    many."""
 
     parent: "Place | str"
     step: str

@@ -1,5 +1,5 @@
-"""Arguments of calls in formats that are no JSON: strings stand there as they are, and end where
-their marker does."""
+"""Arguments of calls in formats other than JSON: strings are written unquoted, and end at their
+marker."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class Parameter:
 
     @property
     def json(self) -> Schema:
-        """Of a value of JSON, with llguidance's options."""
+        """The schema of a JSON value, with llguidance's options."""
         definitions = {
             name: self.root[name] for name in ("$defs", "definitions") if name in self.root
         }
@@ -53,7 +53,7 @@ class Parameter:
 
     @property
     def values(self) -> list[Any] | None:
-        """All values that it may have, where the schema lists them."""
+        """All possible values, if the schema lists them."""
         listed: list[Any] = []
         for schema in self.schemas:
             if "const" in schema:
@@ -66,7 +66,7 @@ class Parameter:
 
 
 def parameters(tool: Tool) -> list[Parameter] | None:
-    """None where any are allowed."""
+    """None if any parameters are allowed."""
     root = tool.parameters
     (schema, *others) = _alternatives(root, root)
     properties, required = schema.get("properties"), schema.get("required")

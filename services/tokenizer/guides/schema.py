@@ -152,8 +152,8 @@ def _close(schemas: list[Schema]) -> None:
 
 
 def _check_chains(root: Schema, schemas: list[tuple[Param, Schema]]) -> None:
-    """Raises InvalidRequest where schemas refer to one another, without a property or an item
-    between, in a circle or in a chain that is too long."""
+    """Raises InvalidRequest if schemas refer to one another, without a property or an item between,
+    in a circle or in a chain that is too long."""
     lengths: dict[int, int] = {}
     for path, schema in schemas:
         open_ids: set[int] = set()

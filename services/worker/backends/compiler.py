@@ -41,7 +41,7 @@ class Compiler:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that the programs keep."""
+        """All tensors of the programs."""
         operators = [each for program in self._programs for each in program.operators]
         found = {tensor.data_ptr(): tensor for each in operators for tensor in each.tensors}
         return list(found.values())

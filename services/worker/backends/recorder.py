@@ -49,8 +49,7 @@ class Register:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """An operator before its weights are packed. Reads ``source``, and ``out`` where it adds to
-    it."""
+    """An operator before its weights are packed. Reads ``source``, and ``out`` if it adds to it."""
 
     kind: Kind
     source: int

@@ -1,7 +1,7 @@
 """A decoder by the operators of ``kernels``: torch's on CPUs, Triton's on GPUs.
 
-On a GPU they leave the host nothing to know but how many tokens there are, so that a graph of them
-can be captured.
+On a GPU the host needs to know only the number of tokens, so that a graph of the operators can be
+captured.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -258,7 +258,7 @@ def _operand(norm: RMSNorm | None) -> Norm | None:
 
 
 class TorchLM(TorchCausalLM):
-    """Computes ``model`` with its own weights. Raises NotSupported where ``check_model`` does."""
+    """Computes ``model`` with its own weights. Raises NotSupported like ``check_model``."""
 
     def __init__(self, model: DecoderLM, known: Known = HOST) -> None:
         super().__init__()

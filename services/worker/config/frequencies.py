@@ -126,7 +126,7 @@ class YarnRope(Rope, frozen=True, kw_only=True):
         return 0.1 * scale * math.log(max(self.factor, 1.0)) + 1.0
 
     def _blended(self, head_dim: int) -> tuple[float, float]:
-        """The pairs, as fractions between them, where blending begins and where it ends."""
+        """The fractional indices of the pairs at the beginning and the end of blending."""
         first = self._pair_of(self.beta_fast, head_dim)
         last = self._pair_of(self.beta_slow, head_dim)
         if self.truncate:

@@ -43,7 +43,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     @property
     def rotary_dim(self) -> int:
-        """How many of a head's numbers are rotated, from the first on."""
+        """The number of a head's rotated elements, from the first on."""
         factor = self.rope_values["partial_rotary_factor"] if self.rotates_partly else None
         return self.head_dim if factor is None else int(self.head_dim * factor)
 
@@ -53,12 +53,12 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     @property
     def rope(self) -> Rope:
-        """Raises ValueError where its keys do not go together."""
+        """Raises ValueError if its keys do not match."""
         return read_rope(self.rope_values)
 
     @property
     def local_rope(self) -> Rope | None:
-        """That of layers with a window, where they have their own. Raises ValueError."""
+        """The Rope of layers with a window, if they have their own. Raises ValueError."""
         return None
 
     @property

@@ -95,8 +95,8 @@ def load(
 
 
 def can_serve(folder: Path, max_model_len: int) -> bool:
-    """Whether transformers would compute the model, as far as its shapes say it: no weight is
-    read or made."""
+    """True if transformers would compute the model, judged by its shapes: no weight is read or
+    made."""
     try:
         config = _read_config(folder, max_model_len)
         with _errors_as_config_errors(), torch.device("meta"):
@@ -223,8 +223,8 @@ def _look(model: PreTrainedModel, config: Any, max_model_len: int) -> dict[int, 
 def _check_windows(
     name: str, config: Any, layers: dict[int, LayerAttention], max_model_len: int
 ) -> None:
-    """Raises ConfigError where a window is in transformers' mask alone, which we do not make: one
-    that is wider than the compared texts would not be missed there."""
+    """Raises ConfigError if a window is in transformers' mask alone, which we do not make: the
+    comparison would not notice a missing window that is wider than the compared texts."""
     window = getattr(config, "sliding_window", None)
     if not window or window >= max_model_len or not getattr(config, "use_sliding_window", True):
         return

@@ -84,7 +84,7 @@ class TransformersLM(TorchCausalLM):
 
 class _WideProduct(nn.Module):
     """``head`` with float32 results, as bfloat16 logits tie too often. On a CPU its weight is
-    float32 as well, since products round to their operands' dtype there; an embedding that shares
+    float32 as well, since GEMMs round to their operands' dtype there; an embedding that shares
     it keeps its own."""
 
     def __init__(self, head: nn.Linear) -> None:
@@ -111,7 +111,7 @@ def _replace_head(model: PreTrainedModel) -> _WideProduct:
 
 
 class _GivenStates(nn.Module):
-    """Stands for the part below a head, and returns the states that the head is asked about."""
+    """Replaces the trunk below a head, and returns the head's input states."""
 
     def forward(self, *args: Any, inputs_embeds: Tensor, **others: Any) -> "_States":
         return _States(last_hidden_state=inputs_embeds)

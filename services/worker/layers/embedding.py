@@ -23,7 +23,7 @@ class TokenRows(nn.Module):
         self._source = source
 
     def allocate(self, device: torch.device) -> None:
-        """Gives the weight memory, which holds nothing yet, and nobody else."""
+        """Gives the weight uninitialized memory of its own."""
         self.weight = Dense(self.outputs, self.inputs, self.weight.values.dtype, device)
 
     def leave(self) -> None:
@@ -32,7 +32,7 @@ class TokenRows(nn.Module):
 
     @property
     def is_here(self) -> bool:
-        """Whether it has not left its rows to another process."""
+        """False if its rows are left to another process."""
         return isinstance(self.weight, Quantized) or len(self.weight.values) == self.outputs
 
     def checkpoint_pieces(self, name: str) -> dict[str, Piece]:
@@ -61,7 +61,7 @@ class LMHead(TokenRows):
             self.weight = tied.weight
 
     def can_have(self, weight: Weight) -> bool:
-        """Whether ``weight`` is in codes, or has all rows in the dtype."""
+        """True if ``weight`` is in codes, or has all rows in the dtype."""
         if isinstance(weight, Quantized):
             return True
         is_whole = len(weight.values) == self.outputs

@@ -1,4 +1,4 @@
-"""The two products of a gated feed-forward network (arXiv 2002.05202)."""
+"""The two GEMMs of a gated feed-forward network (arXiv 2002.05202)."""
 
 from typing import NamedTuple
 

@@ -35,9 +35,9 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class LatentSpec:
-    """The same of a layer that keeps latents (arXiv 2405.04434). A token has ``rank`` numbers that
-    the keys and values of all heads are made of, and a rotated key of ``rope_dim``, which heads
-    share. A head's query is ``nope_dim`` numbers that are not rotated and ``rope_dim`` that are."""
+    """The requirements of a layer with latents (arXiv 2405.04434). A token has ``rank`` numbers,
+    the source of all heads' keys and values, and a rotated key of ``rope_dim`` common to all heads.
+    A head's query has ``nope_dim`` numbers without rotation and ``rope_dim`` with it."""
 
     num_heads: int
     rank: int

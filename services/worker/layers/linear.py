@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Some inputs of a checkpoint's ``layer``, which has ``total``: those from ``start`` on."""
+    """Some inputs of a checkpoint's ``layer`` with ``total`` inputs: from ``start`` on."""
 
     layer: str
     start: int
@@ -74,13 +74,12 @@ class Linear(nn.Module):
 
     @property
     def is_first(self) -> bool:
-        """Of the products that are added up over ranks this is the first rank's, or there is none
-        but this."""
+        """True on the first rank of a sum over ranks, and for a layer without a sum."""
         return self._input_shard.start == 0
 
     @property
     def is_empty(self) -> bool:
-        """It is another rank's: nothing of it is filled, and nobody multiplies with it."""
+        """It is another rank's: nothing of it is filled, and no GEMM uses it."""
         return not self.inputs or not self.outputs
 
     @property
@@ -89,7 +88,7 @@ class Linear(nn.Module):
         return self.is_partial or any(each.num < each.total for each in self._parts.values())
 
     def allocate(self, device: torch.device) -> None:
-        """Gives the weight memory, which holds nothing yet, and nobody else."""
+        """Gives the weight uninitialized memory of its own."""
         assert isinstance(self.weight, Dense)
         self.weight = Dense(self.outputs, self.inputs, self.weight.values.dtype, device)
 

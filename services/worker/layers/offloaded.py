@@ -17,7 +17,7 @@ NUM_BUFFERS = 2
 
 
 class _Place(NamedTuple):
-    """Of a weight, which ``module`` has by ``name``, in an arena."""
+    """The place in an arena of a weight, the attribute ``name`` of ``module``."""
 
     module: nn.Module
     name: str
@@ -89,7 +89,7 @@ class OffloadedLayers:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all tensors that are parts of the buffers."""
+        """The bytes of all tensors in the buffers."""
         return sum(tensor.nbytes for layer in self._turns for _, _, tensor in _weights(layer))
 
     def enter(self, layer: nn.Module) -> None:
@@ -122,7 +122,7 @@ class OffloadedLayers:
         return self._stream.copy(self._arenas[turn].memory, self._buffer(turn))
 
     def _buffer(self, turn: int) -> Tensor:
-        """As much of it as the layer takes."""
+        """The part of it that the layer takes."""
         return self._buffers[turn % NUM_BUFFERS][: len(self._arenas[turn].memory)]
 
     def _pin(self) -> str:
@@ -132,7 +132,7 @@ class OffloadedLayers:
 
 
 def num_bytes_of(layer: nn.Module) -> int:
-    """That its arena takes."""
+    """The bytes of its arena."""
     return _places(layer)[1]
 
 

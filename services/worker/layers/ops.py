@@ -51,7 +51,7 @@ class Ops(ABC, Generic[X]):
     ) -> X:
         """scale · linear(norm(x)) + residual: [T, inputs] → [T, outputs]
 
-        Where it ``is_partial``, the products of all ranks are added before bias and residual.
+        If it ``is_partial``, the outputs of all ranks are added before bias and residual.
         """
 
     @abstractmethod
@@ -68,7 +68,7 @@ class Ops(ABC, Generic[X]):
 
     @abstractmethod
     def open(self, x: X, gate: Scores, *, y: X, residual: X) -> X:
-        """sigmoid(gate(x)) · y + residual, where the gate gives one number of a token"""
+        """sigmoid(gate(x)) · y + residual; the gate gives one number of a token"""
 
     @abstractmethod
     def attend(self, x: X, heads: Heads) -> X:
@@ -99,8 +99,8 @@ class Ops(ABC, Generic[X]):
         scale: float = 1.0,
         softcap: float | None = None,
     ) -> X:
-        """scale · head(norm(x)) in float32, each y bent to softcap · tanh(y / softcap) if there is
-        one: [S, hidden] → [S, vocab_size]"""
+        """scale · head(norm(x)) in float32, each y capped to softcap · tanh(y / softcap) if there
+        is a softcap: [S, hidden] → [S, vocab_size]"""
 
 
 class NotSupported(Exception):

@@ -89,7 +89,7 @@ class Parallel:
         return int(self._meeting.gather(torch.tensor([number])).min())
 
     def num_alike(self, number: int) -> int:
-        """Returns how many ranks have the same, ourselves included."""
+        """Returns the number of ranks with the same ``number``, this one included."""
         if self.size == 1:
             return 1
         return int((self._meeting.gather(torch.tensor([number])) == number).sum())

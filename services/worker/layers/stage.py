@@ -45,8 +45,8 @@ class Stage:
         return (number for number in range(self.num) if number != self.number)
 
     def layers(self, num_layers: int) -> range:
-        """Its layers, neighbours. Where their number does not divide, the first stages have one
-        more: the last one has the heads. Raises ConfigError where some would have none."""
+        """Its layers, adjacent ones. If their number does not divide, the first stages have one
+        more, because the last one has the heads. Raises ConfigError if a stage would have none."""
         if self.num > num_layers:
             raise ConfigError(
                 f"pipeline-parallel-size: {self.num} stages, and the model has {num_layers} layers:"

@@ -1,4 +1,4 @@
-"""The forms that a product's weights [outputs, inputs] may have."""
+"""The forms that a GEMM's weights [outputs, inputs] may have."""
 
 from collections.abc import Callable, Sequence
 
@@ -87,7 +87,7 @@ class Quantized(nn.Module):
 
     @property
     def as_codes(self) -> Codes:
-        """As kernels take it."""
+        """The codes for kernels."""
         return Codes(
             *(self.codes, self.scales, self.zeros, self.table),
             *(self.shape[1], self.group, self.order, self._first),
@@ -99,7 +99,7 @@ class Quantized(nn.Module):
         return self.as_codes.values(self.dtype)
 
     def part(self, dim: int, start: int, num: int) -> "Quantized | None":
-        """``num`` outputs (``dim`` 0) or inputs (1) from ``start`` on, or None where these begin or
+        """``num`` outputs (``dim`` 0) or inputs (1) from ``start`` on, or None if these begin or
         end within one of several groups, or a byte."""
         if num == self.shape[dim]:
             return self
@@ -137,7 +137,7 @@ Weight = Dense | Quantized
 
 
 def are_alike(parts: Sequence[Quantized]) -> bool:
-    """Whether ``parts`` differ in nothing but outputs."""
+    """True if ``parts`` differ only in their outputs."""
     first = parts[0]
     kind = (first.codes.dtype, first.shape[1], first.group)
     return all(
@@ -149,7 +149,7 @@ def are_alike(parts: Sequence[Quantized]) -> bool:
 
 
 def joined(parts: Sequence[Quantized]) -> Quantized:
-    """Returns the outputs of all ``parts``, which are alike."""
+    """Returns the outputs of all ``parts``, which differ only in their outputs."""
     first = parts[0]
     zeros = None
     if any(each.zeros is not None for each in parts):

@@ -12,7 +12,7 @@ from shared.errors import ConfigError
 from shared.process.cores import NODES, cgroup_folders, read_text
 
 MEMINFO = Path("/proc/meminfo")
-# How many products oneDNN and torch's layer over it keep the machine code of, about 1 MB each.
+# The number of GEMMs with machine code in oneDNN's cache and in torch's, about 1 MB each.
 KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 
 
@@ -48,7 +48,7 @@ def gpu_name() -> str:
 
 
 def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
-    """auto is bfloat16 where the device computes it, else float32."""
+    """auto is bfloat16 if the device computes it, else float32."""
     if wanted != "auto":
         dtype: torch.dtype = getattr(torch, wanted)
         return dtype
@@ -58,7 +58,7 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
 def bound_kernel_caches() -> None:
     """In bfloat16 a CPU makes machine code for every number of tokens a step may have, and by
     default keeps 1024 of them in each of two caches: 0.9 GB that no memory plan counts. Must come
-    before the first product, when the caches are made; sizes that are already set stay."""
+    before the first GEMM, when the caches are made; sizes that are already set stay."""
     for name, size in KERNEL_CACHES.items():
         os.environ.setdefault(name, size)
 

@@ -119,7 +119,7 @@ class HostsGroup:
 
 
 def _store_of_hosts(first: str, port: int, *, is_first: bool) -> c10d.TCPStore:
-    """The first rank serves it, at its own address alone. Raises ConfigError where it cannot."""
+    """The first rank serves it, at its own address alone. Raises ConfigError if it cannot."""
     if not is_first:
         return c10d.TCPStore(first, port, timeout=TIMEOUT)
     address = address_of_first(first)

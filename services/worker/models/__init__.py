@@ -56,8 +56,8 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """[S, hidden], the states of some of the tokens → [S, vocab_size] float32; of a model that
-        pools those states after the last norm, [S, hidden] float32."""
+        """[S, hidden], the states of some of the tokens → [S, vocab_size] float32; for a model that
+        pools, the states after the last norm, [S, hidden] float32."""
 
 
 class TorchCausalLM(CausalLM):
@@ -69,4 +69,4 @@ class TorchCausalLM(CausalLM):
 
     @abstractmethod
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """In ``out`` [S, vocab_size] float32, if there is one."""
+        """Writes to ``out`` [S, vocab_size] float32, if given."""

@@ -147,15 +147,15 @@ class DecoderLayer(nn.Module):
 
 
 class LayerElsewhere(nn.Module):
-    """In the place of a layer that another stage has."""
+    """The placeholder of a layer on another stage."""
 
     def forward(self, _: Ops[X], x: X) -> X:
         return x
 
 
 class Trunk(nn.Module):
-    """ids [T] → hidden states [T, hidden], before the last norm. ``local_rotary`` is that of layers
-    with a window, where they have their own."""
+    """ids [T] → hidden states [T, hidden], before the last norm. ``local_rotary`` serves layers
+    with a window, if they have their own."""
 
     def __init__(self, config: ModelConfig, vocab: Shard, is_interleaved: bool) -> None:
         super().__init__()
@@ -249,8 +249,7 @@ class DecoderLM(nn.Module, ABC):
         self.draft_lm_head = self.mtp_head.lm_head = head
 
     def elsewhere(self) -> Iterator[nn.Module]:
-        """The parts that other stages have. Raises ConfigError where some stage would have no
-        layer."""
+        """The parts on other stages. Raises ConfigError if a stage would have no layer."""
         stage, layers = self.parallel.stage, self.model.layers
         own = stage.layers(len(layers))
         yield from (layer for number, layer in enumerate(layers) if number not in own)

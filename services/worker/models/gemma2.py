@@ -19,8 +19,8 @@ ACT = "gelu_pytorch_tanh"
 
 
 class GemmaConfig(WindowsConfig, frozen=True):
-    """Of Gemma 2 and 3. Without ``layer_types`` one layer in ``sliding_window_pattern`` sees all
-    keys."""
+    """The config of Gemma 2 and 3. Without ``layer_types`` one layer in ``sliding_window_pattern``
+    sees all keys."""
 
     norm_offset: ClassVar[float] = 1.0
 
@@ -41,7 +41,7 @@ class GemmaConfig(WindowsConfig, frozen=True):
         return None
 
     def is_local(self, layer: int) -> bool:
-        """Whether ``layer`` is one of those with a window."""
+        """True if ``layer`` has a window."""
         if self.layer_types:
             return self.layer_types[layer] == "sliding_attention"
         return (layer + 1) % self.sliding_window_pattern > 0

@@ -21,7 +21,7 @@ class Gemma3ForCausalLM(GemmaLM):
 
         @property
         def rope_values(self) -> dict[str, Any]:
-            """Of layers that see all keys."""
+            """The values of layers that see all keys."""
             nested = self.rope_scaling or self._nested(GLOBAL)
             return self.with_rope_defaults(nested, self.rope_theta or GLOBAL_THETA)
 

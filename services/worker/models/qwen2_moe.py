@@ -28,7 +28,7 @@ class StepConfig(SparseConfig, WindowsConfig, frozen=True, kw_only=True):
     norm_topk_prob: bool = False
     decoder_sparse_step: Num = 1
     mlp_only_layers: list[int] | None = None
-    sliding_window: Annotated[int, msgspec.Meta(ge=0)] | None = 4096  # 0 where it is not used
+    sliding_window: Annotated[int, msgspec.Meta(ge=0)] | None = 4096  # 0 if unused
 
     @property
     def num_routed_experts(self) -> int:

@@ -62,7 +62,7 @@ class Footprint:
         return replace(self.requirements, peak=self.requirements.peak + self.rules)
 
     def read_by(self, num_tokens: int) -> float:
-        """Of the weights, on average, if tokens choose their experts independently."""
+        """The bytes of weights, on average, if tokens choose their experts independently."""
         if not self.experts:
             return self.always
         missed = (1 - self.chosen / self.experts) ** num_tokens
@@ -110,8 +110,8 @@ def footprint_of(settings: WorkerConfig, device: torch.device) -> Footprint:
 
 
 def _build(folder: Path, dtype: torch.dtype, *, pools: bool) -> DecoderLM:
-    """On no device; with an MTP head where the config has one and the weights, if they are there,
-    do not lack it."""
+    """A model on no device; with an MTP head if the config has one and the weights, if present, do
+    not lack it."""
     config = read_model_config(folder, pools)
     is_quantised = config.quantization_config is not None
     if is_quantised and not has_weights(folder):
@@ -146,7 +146,7 @@ class _Sizes:
         return sum(rows.values()) // ROWS + sum(each.nbytes for each in tensors)
 
     def _row(self, layer: InForm) -> int:
-        """Of ``ROWS`` outputs."""
+        """The bytes of ``ROWS`` outputs."""
         inputs, form = layer.inputs, self._forms.of(layer)
         if form == "none":
             return ROWS * inputs * self._dtype.itemsize

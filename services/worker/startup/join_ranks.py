@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 
 def check_split(settings: WorkerConfig, config: ModelConfig | None) -> None:
-    """Raises ConfigError, before anything is read, where ranks cannot share the model; ``config``
-    is None where transformers computes it."""
+    """Raises ConfigError, before anything is read, if ranks cannot share the model; ``config`` is
+    None if transformers computes it."""
     if settings.num_ranks == 1:
         return
     if config is None:

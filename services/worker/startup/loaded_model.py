@@ -109,7 +109,7 @@ class LoadedModel:
 
     @property
     def num_outputs(self) -> int:
-        """Of the model for one token: logits, or the numbers of a state."""
+        """The model's outputs for one token: logits, or the elements of a state."""
         pooling = self.model_info.pooling
         return pooling.size if pooling is not None else self.model_info.vocab_size
 
@@ -119,7 +119,7 @@ class LoadedModel:
         return min(self.settings.max_num_seqs, self.max_num_batched_tokens)
 
     def make_kv_cache(self, num_blocks: int) -> KVCache:
-        """Raises ConfigError where the memory does not suffice."""
+        """Raises ConfigError if the memory does not suffice."""
         size = self.settings.block_size
         try:
             return KVCache(self.shape.kv_layouts, num_blocks, size, self.device)
@@ -131,7 +131,7 @@ class LoadedModel:
             ) from None
 
     def make_guides(self) -> Guides | None:
-        """None where nothing is sampled."""
+        """None if nothing is sampled."""
         if not self.parallel.stage.is_last:
             return None
         return Guides(self.folder, self.model_info.vocab_size, self.eos_ids)
@@ -238,7 +238,7 @@ def _described(model_info: ModelInfo, settings: WorkerConfig, dtype: torch.dtype
 
 
 def _show_parameters(model: DecoderLM, ranks: Parallel) -> None:
-    """In the log and in the metrics."""
+    """Shows them in the log and in the metrics."""
     parameters = count_parameters(model)
     log.info("weights: %s%s", parameters, " on this rank" if ranks.size > 1 else "")
     show_parameters(parameters.total, parameters.active)

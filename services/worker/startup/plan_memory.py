@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 CPU_MAX_KV_BYTES = 4 << 30
 # For each entry of the logits: scores, their filtered copies and indices, and the ids that requests
-# allow. Logprobs come when those are gone and take less: rows are worked on in pieces.
+# allow. Logprobs come after these are freed and take less: rows are processed in pieces.
 SAMPLER_BYTES = 64
 # For each logit of a piece: itself, its logprob, and both sorted with their ids.
 LOGPROB_BYTES = 32
@@ -79,7 +79,7 @@ class MemoryReport:
         show_memory(requirements.weights, self.kv_cache, requirements.peak, self.num_ranks)
 
     def lines(self) -> list[str]:
-        """For the start-up log, one per item."""
+        """The lines of the start-up log, one per item."""
         requirements = self.requirements
         num_tokens = self.num_blocks * requirements.block_size
         concurrency = num_tokens / requirements.max_model_len
@@ -125,8 +125,8 @@ def estimate_requirements(loaded: LoadedModel) -> MemoryRequirements:
 
 
 def _gathered_bytes(loaded: LoadedModel) -> int:
-    """Of a token's entry in the copy that attention makes. Torch's operators make numbers of codes,
-    in float32 and in the model's type."""
+    """The bytes of a token's entry in attention's copy. Torch's operators convert codes to float32
+    and to the model's dtype."""
     layouts = loaded.shape.kv_layouts
     if not isinstance(loaded.model, TorchCausalLM) or layouts[0].codes is None:
         return max(layout.num_bytes for layout in layouts)
@@ -144,7 +144,7 @@ def _score_bytes(loaded: LoadedModel) -> int:
 
 
 def _widest_codes(model: CausalLM) -> int:
-    """Of the quantised products that torch's operators compute, which make a weight's numbers anew
+    """The bytes of the largest weight of a quantized GEMM by torch's operators, which dequantize it
     in each step."""
     products = [module for module in model.modules() if isinstance(module, Linear | LMHead)]
     forms = [each.weight for each in products if isinstance(each.weight, Quantized)]
@@ -169,7 +169,7 @@ def requirements_with(
 
 
 def weight_bytes(model: CausalLM) -> int:
-    """On the device: of layers that are offloaded the buffers that they share."""
+    """The bytes on the device: for offloaded layers the buffers that they share."""
     num_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     offloaded = model.offloaded
     if offloaded is None:
@@ -212,9 +212,9 @@ def plan_worker(loaded: LoadedModel, requirements: MemoryRequirements) -> Memory
 def plan_memory(
     settings: WorkerConfig, requirements: MemoryRequirements, before: Memory, device: torch.device
 ) -> MemoryReport:
-    """``before`` is the memory that was there before the weights.
+    """``before`` is the memory before the weights were loaded.
 
-    Raises ConfigError where one request of ``max_model_len`` does not fit.
+    Raises ConfigError if one request of ``max_model_len`` does not fit.
     """
     budget = int(before.total * settings.gpu_memory_utilization)
     others = before.total - before.free

@@ -68,7 +68,7 @@ class Source(NamedTuple):
 
 
 class Checkpoint:
-    """``tensors`` in ``folder`` by their names there. A subclass knows where ours are others."""
+    """``tensors`` in ``folder`` by their names there. A subclass maps other names to ours."""
 
     def __init__(self, folder: Path, tensors: Tensors) -> None:
         self.folder = folder

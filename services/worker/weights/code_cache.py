@@ -31,8 +31,8 @@ class _About(msgspec.Struct):
 
 
 class CodeCache:
-    """A file in ``folder`` for forms and a type of the weights that ``model`` holds now. One that
-    is no good is made anew; where that fails, the log says so, and nothing else happens."""
+    """A file in ``folder`` for forms and a dtype of the weights that ``model`` holds now. An
+    invalid file is replaced; a failure to do so is only logged."""
 
     def __init__(self, folder: Path, model: Path, dtype: torch.dtype, forms: Forms) -> None:
         self._dtype = dtype
@@ -44,8 +44,8 @@ class CodeCache:
         self.file = folder / name
 
     def read(self) -> dict[str, Quantized]:
-        """Returns the codes by the paths of their layers in the model; none where there is no file,
-        or it is no good."""
+        """Returns the codes by the paths of their layers in the model; none without a valid
+        file."""
         if not self.file.is_file():
             return {}
         try:

@@ -109,8 +109,8 @@ def build_model(
     *,
     pools: bool = False,
 ) -> DecoderLM:
-    """The model of ``config`` with parameters that hold nothing yet, and no memory for the weights
-    of linear layers, so that there is none where they become codes."""
+    """The model of ``config`` with uninitialized parameters, and no memory for the weights of
+    linear layers, because these may become codes."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -149,7 +149,7 @@ def fill(
         _check_form(module, [found[name] for name in pieces], forms)
     num_bytes = sum(_num_bytes(stored, piece) for stored, piece in every)
     done_bytes = 0
-    tables: dict[str, Weight] = {}  # embeddings, by the tensor that they are made of
+    tables: dict[str, Weight] = {}  # embeddings, by their checkpoint tensor
 
     def read(name: str, piece: Piece) -> Tensor | Quantized:
         nonlocal done_bytes
@@ -196,8 +196,8 @@ def _fill_linear(
     device: torch.device,
     known: Quantized | None,
 ) -> None:
-    """Gives it codes where they are known, or all of its weight and of one kind; else the
-    numbers."""
+    """Fills it with known codes, or with stored codes if all parts have them in one form; else with
+    values."""
     pieces = dict(_pieces(path, linear))
     codes = {name: read(name, pieces[name]) for name in pieces if name in of_codes}
     parts = [each for each in codes.values() if isinstance(each, Quantized)]
@@ -221,7 +221,7 @@ def _rows(
     quantization: Quantization,
     known: Quantized | None,
 ) -> Weight:
-    """Codes where they are known, asked for or stored, else numbers."""
+    """Codes if they are known, requested or stored, else values."""
     ((_, piece),) = rows.checkpoint_pieces(name).items()
     if known is not None:
         return known.to(device)
@@ -291,7 +291,7 @@ def _read(stored: StoredTensor | StoredCodes, piece: Piece) -> Tensor | Quantize
 
 
 def _part(name: str, whole: Quantized, piece: Piece) -> Quantized:
-    """A rank's. Raises ConfigError where it would begin or end within a group."""
+    """A rank's part. Raises ConfigError if it would begin or end within a group."""
     part = whole.part(piece.dim, piece.start, piece.destination.shape[piece.dim])
     if part is not None:
         return part

@@ -108,8 +108,8 @@ def with_mtp_head(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
 
 
 def without_missing_head(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
-    """``config`` with no MTP head where ``checkpoint`` has none: tools that quantise a model, or
-    train it on, often leave it out, and its count stays in config.json."""
+    """``config`` without an MTP head if ``checkpoint`` has none: tools that quantize or train a
+    model often leave the head out, and its count stays in config.json."""
     wanted = getattr(config, "num_nextn_predict_layers", 0)
     if not wanted or checkpoint.find(f"{FIRST_LAYER}.hidden_layernorm.weight"):
         return config

@@ -25,7 +25,7 @@ class BareTrunk(Checkpoint):
 
 
 def open_pooled(folder: Path) -> Checkpoint:
-    """Without the head ``score``. Raises ConfigError."""
+    """The checkpoint without the head ``score``. Raises ConfigError."""
     checkpoint = open_checkpoint(weight_files(folder))
     tensors = {name: each for name, each in checkpoint.tensors.items() if name != SCORE}
     is_bare = not any(name.startswith(TRUNK) for name in tensors)

@@ -8,7 +8,7 @@ Progress = Callable[[str, float], None]  # the current work, and the share done 
 
 
 class ProgressLines:
-    """When to log it: now and then, and not at all where it is soon done."""
+    """Decides when to log progress: at intervals, and never for a short task."""
 
     def __init__(self, now_s: float) -> None:
         self._due_s = now_s + LINE_S

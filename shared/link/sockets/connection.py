@@ -29,7 +29,7 @@ class Connection(Protocol):
 
 
 class AcceptedConnection(Connection, Protocol):
-    """A connection that somebody made to us."""
+    """A connection made by another process."""
 
     def end(self) -> None:
         """Closes it, if it is not lost already; its loss is reported as any other."""
@@ -56,7 +56,7 @@ class Listening(Protocol):
     def close(self) -> None: ...
 
 
-# Each message; and the end of a connection, or that there is none, with why its handshake failed,
-# else "". All that a process sent before the end comes before it.
+# Each message; and the end or the failure of a connection, with the reason for a failed handshake,
+# else "". All messages that a process sent before the end come before it.
 OnFrames = Callable[[Any, list[Frame]], None]
 OnLost = Callable[[Any, str], None]

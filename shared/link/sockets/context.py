@@ -30,7 +30,7 @@ class Context:
     def dial(
         self, address: str, on_frames: OnFrames, on_lost: OnLost, protect: Protect | None = None
     ) -> DialedConnection:
-        """Raises OSError where there can be no connection, as far as that is known at once."""
+        """Raises OSError if a connection is impossible, as far as that is known at once."""
         if address.startswith(IPC):
             return local.dial(Path(address.removeprefix(IPC)), on_frames, on_lost)
         return ZmqConnection(self.zmq, address, on_frames, on_lost, protect)

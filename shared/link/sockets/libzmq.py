@@ -62,7 +62,7 @@ class ZmqContext:
         on_lost: Callable[[int, str], None],
         on_accepted: Callable[[int], None] | None = None,
     ) -> "Socket":
-        """Raises OSError where the process has too many open files."""
+        """Raises OSError if the process has too many open files."""
         try:
             if self._zmq is None:
                 # One IO thread: it reports a connection before it passes on messages that came
@@ -128,7 +128,7 @@ class Socket:
         self._zmq.curve_serverkey = server
 
     def bind(self, address: str) -> str:
-        """The address with its real port. Raises ConfigError where it cannot be listened on."""
+        """The address with its real port. Raises ConfigError if it cannot be listened on."""
         try:
             self._prepare(address)
             self._zmq.bind(address)
@@ -221,7 +221,7 @@ class _Reader:
         self._loop.remove_reader(self._descriptor)
 
     def read(self, max_messages: int) -> bool:
-        """Whether there may be more."""
+        """True if there may be more."""
         return all(self._read_one() for _ in range(max_messages))
 
     def _read(self) -> None:
@@ -284,7 +284,7 @@ class ZmqConnection:
 
 
 class ZmqListening:
-    """A bound ROUTER and its connections. Raises ConfigError where it cannot be bound."""
+    """A bound ROUTER and its connections. Raises ConfigError if it cannot be bound."""
 
     def __init__(
         self,

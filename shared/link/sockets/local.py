@@ -65,7 +65,7 @@ class LocalConnection:
     def send(self, frames: Sequence[Frame]) -> None:
         if self.is_closed:
             raise PeerGone
-        if self._is_broken:  # the loss is told when all that the peer had sent is read
+        if self._is_broken:  # the loss is reported after all messages of the peer are read
             return
         if self._held or not self._reader.is_open:
             self._held += pack(frames)
@@ -104,8 +104,8 @@ class LocalConnection:
         self._is_flushing = self._waits_for_room = bool(self._unsent)
 
     def _write(self) -> None:
-        """That a peer has gone is for the reader to say, after all that it had sent. Of one that is
-        there and takes no more it reads an end as well."""
+        """Leaves the loss of a peer to the reader, after all messages from it. A peer that is there
+        but reads no more also ends for the reader."""
         try:
             while self._unsent:
                 num_sent = self._socket.sendmsg(islice(self._unsent, MAX_PIECES_A_CALL))
@@ -158,7 +158,7 @@ class LocalConnection:
             self._loop.call_soon(self._read)
 
     def _end_silence(self) -> None:
-        """Reads first: where we stood still ourselves, it may have come."""
+        """Reads first: after a pause of our own, the message may have arrived."""
         if not self._has_spoken:
             self._read()
         if not self.is_closed and not self._has_spoken:
@@ -174,8 +174,8 @@ class LocalConnection:
 
 
 def dial(path: Path, on_frames: OnFrames, on_lost: OnLost) -> LocalConnection:
-    """Raises OSError where nobody listens, too many wait to be accepted, or the process has too
-    many open files."""
+    """Raises OSError without a listener, with too many connections waiting to be accepted, or with
+    too many open files in the process."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         made.connect(str(path))
@@ -186,7 +186,7 @@ def dial(path: Path, on_frames: OnFrames, on_lost: OnLost) -> LocalConnection:
 
 
 class LocalListening:
-    """A Unix socket that others connect to. Raises ConfigError where it cannot be bound."""
+    """A Unix socket that others connect to. Raises ConfigError if it cannot be bound."""
 
     def __init__(self, path: Path, on_frames: OnFrames, on_lost: OnLost) -> None:
         self.address = f"ipc://{path}"

@@ -21,7 +21,7 @@ Address = tuple[Any, ...]
 
 
 class RouterConnection:
-    """A connection that somebody made to our ROUTER; see ``Connection``. Its ``route``, which
+    """A connection made by another process to our ROUTER; see ``Connection``. Its ``route``, which
     ``send`` puts before a message, is known from its first message on."""
 
     def __init__(self, descriptor: int, address: Address | None) -> None:

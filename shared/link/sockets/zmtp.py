@@ -30,7 +30,7 @@ class ProtocolError(Exception):
 
 
 def handshake(socket_type: SocketType) -> bytes:
-    """All that our side says before its first message."""
+    """All bytes that our side sends before its first message."""
     value = socket_type.encode()
     body = READY + TYPE_NAME + struct.pack(">I", len(value)) + value
     return GREETING + bytes((COMMAND, len(body))) + body
@@ -147,7 +147,7 @@ class Reader:
         self._ends_message = not flags & MORE
 
     def _read_greeting(self, end: int) -> int:
-        """Returns the size of the greeting, 0 where it is not all there."""
+        """Returns the size of the greeting, 0 if it is incomplete."""
         found = bytes(self._buffer[:end])
         if found[:1] != SIGNATURE[:1] or found[9:10] not in (b"", SIGNATURE[9:]):
             raise ProtocolError("no greeting of ZMTP")

@@ -1,4 +1,4 @@
-"""How tools that quantise models store them, and our forms of weights made of that."""
+"""The formats of tools that quantize models, read into our forms of weights."""
 
 from collections.abc import Mapping
 from typing import Any

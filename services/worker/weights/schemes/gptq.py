@@ -27,7 +27,7 @@ class Gptq(Scheme):
         self._is_lower = format_ == "gptq"
 
     def ignores(self, tensor: StoredTensor) -> bool:
-        """Old files have biases of zeros where the architecture has none."""
+        """Old files have biases of zeros even if the architecture has none."""
         return tensor.name.endswith(".bias") and not tensor.read_all().any()
 
     def holds(self, stored: Stored) -> bool:

@@ -35,7 +35,7 @@ class Scheme(ABC):
         return str(self.config["quant_method"])
 
     def ignores(self, tensor: StoredTensor) -> bool:
-        """Whether ``tensor``, which no layer has, may be there."""
+        """True if ``tensor``, which belongs to no layer, is allowed."""
         return False
 
     def cache_dtype(self) -> str:
@@ -45,7 +45,7 @@ class Scheme(ABC):
 
     @abstractmethod
     def holds(self, stored: Stored) -> bool:
-        """Whether a layer with these tensors, by their suffixes, is quantised."""
+        """True if a layer with these tensors, by their suffixes, is quantized."""
 
     @abstractmethod
     def shape(self, stored: Stored) -> list[int]:
@@ -53,7 +53,7 @@ class Scheme(ABC):
 
     @abstractmethod
     def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Weight:
-        """``dtype`` is the model's. Raises ValueError where tensors do not go together."""
+        """``dtype`` is the model's. Raises ValueError if tensors do not match."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class StoredCodes:
 
     @property
     def shape(self) -> list[int]:
-        """[outputs, inputs]. Raises ConfigError where a tensor lacks."""
+        """[outputs, inputs]. Raises ConfigError if a tensor is missing."""
         with self._said():
             return self.scheme.shape(self.tensors)
 
@@ -85,7 +85,7 @@ class StoredCodes:
         return sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in each)
 
     def read(self, dtype: torch.dtype) -> Weight:
-        """Raises ConfigError where a tensor lacks, or tensors do not go together."""
+        """Raises ConfigError if a tensor is missing, or tensors do not match."""
         with self._said():
             whole = {suffix: tensor.read_all() for suffix, tensor in self.tensors.items()}
             return self.scheme.read(whole, dtype)
@@ -147,7 +147,7 @@ def dense(values: Tensor, dtype: torch.dtype) -> Dense:
 
 def blocks_of(scales: Tensor, shape: list[int], block: list[int]) -> Tensor:
     """scales of blocks [⌈outputs / rows⌉, ⌈inputs / columns⌉] → [outputs, ⌈inputs / columns⌉].
-    Raises ValueError where there are more or fewer."""
+    Raises ValueError if there are more or fewer."""
     wanted = [-(-size // each) for size, each in zip(shape, block, strict=True)]
     if list(scales.shape) != wanted:
         raise ValueError(f"scales {list(scales.shape)} for blocks of {block}, which are {wanted}")
