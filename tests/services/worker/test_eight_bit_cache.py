@@ -241,7 +241,7 @@ def test_a_cache_without_its_scales_is_an_error() -> None:
     config = make_config(SHAPES[0])
     layouts = [KVLayout((2, 2, 48), FLOAT32, torch.int8), KVLayout((2, 2, 48), FLOAT32)]
     native = make_native(config, FLOAT32, variants()[0], 16, 1)
-    with pytest.raises(ValueError, match="caches of types"):
+    with pytest.raises(ValueError, match="mixed KV caches"):
         run(native, config, FLOAT32, native_prompts(3), 3, layouts=layouts)
 
 
