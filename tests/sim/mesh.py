@@ -98,6 +98,7 @@ class Mesh:
             patch.object(logging.Logger, "isEnabledFor", lambda *_: False),
             patch("shared.link.link.Context", lambda: Sockets(self.network)),
             patch("services.gateway.service.REGISTRY", Mock()),
+            patch("services.scheduler.service.FORWARD_INTERVAL_S", self.shape.forward_interval_s),
             patch.object(TokenizerService, "_load", _load),
         ):
             try:
@@ -263,6 +264,7 @@ class Shape:
             stall_s=STALL_S,
         )
         self.is_small = draw(False, False, True)  # so that queues may be full
+        self.forward_interval_s = draw(0.01, 0.1)
         self.settings: dict[str, dict[str, Any]] = {
             "gateway": {"tokenizer_address": ("tcp://tokenizers",), "port": 0},
             "tokenizer": {
@@ -272,7 +274,6 @@ class Shape:
             "scheduler": {
                 "max_waiting": 6 if self.is_small else 256,
                 "pipeline_depth": draw(2, 1),
-                "forward_interval_s": draw(0.01, 0.0, 0.1),
                 "enable_prefix_caching": draw(True, True, False),
                 "later_priority_share": draw(0.2, 0.05, 0.8),
                 "worker_grace_s": draw(20.0, 60.0),
@@ -291,6 +292,7 @@ CONFIGS = {
 
 @cache
 def _config(kind: ServiceName, name: str, **settings: Any) -> Any:
+    assert settings.keys() <= CONFIGS[kind].model_fields.keys()
     return CONFIGS[kind](
         mesh_dir=NOWHERE,
         instance=name,
