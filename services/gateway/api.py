@@ -26,7 +26,7 @@ Prepare = Callable[[web.BaseRequest, web.StreamResponse], Awaitable[None]]
 
 
 class Api:
-    """Endpoints, and work beside requests. An optional API is a folder and a line in ``app.py``."""
+    """Endpoints, and background work. An optional API is a folder and a line in ``app.py``."""
 
     open_routes: Sequence[str] = ()
     cheap_routes: Sequence[str] = ()
@@ -51,19 +51,19 @@ class Api:
         }
 
     def models(self, request: web.Request, served: Sequence[Model]) -> Struct | None:
-        """The list of models in the API's own shape, for a request of one of its clients."""
+        """The list of models in the API's own shape, for requests of its clients."""
 
     def model(self, request: web.Request, model: Model) -> Struct | None:
-        """The same for one model."""
+        """One model in the API's own shape."""
 
     async def run(self) -> None:
         """Works until cancelled, or until ``drain``."""
 
     async def drain(self) -> None:
-        """Stops work that another gateway can go on with."""
+        """Stops work that another gateway can continue."""
 
     async def close(self) -> None:
-        """No request comes any more."""
+        """Called after the last request."""
 
 
 @dataclass(frozen=True)

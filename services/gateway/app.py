@@ -1,4 +1,4 @@
-"""The gateway as an application of aiohttp: a list of APIs, behind what all requests pass."""
+"""The gateway as an application of aiohttp: a list of APIs, and middleware for all requests."""
 
 from collections.abc import Callable
 from pathlib import Path

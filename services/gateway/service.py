@@ -64,12 +64,12 @@ class GatewayService:
 
     @property
     def port(self) -> int:
-        """The port we listen on, which the kernel chose where the setting is 0; 0: none."""
+        """The port we listen on, chosen by the kernel if the setting is 0; 0: none."""
         ports = [each[1] for each in self._runner.addresses if isinstance(each, tuple)]
         return ports[0] if ports else 0
 
     async def run(self) -> None:
-        """Serves until cancelled. Raises ConfigError where we cannot listen."""
+        """Serves until cancelled. Raises ConfigError if the port cannot be opened."""
         await self._runner.setup()
         mesh_metrics = MeshMetrics(self._mesh.tokenizers)
         REGISTRY.register(mesh_metrics)
@@ -156,7 +156,8 @@ class GatewayService:
 
 
 def tls_context(config: GatewayConfig) -> ssl.SSLContext | None:
-    """None without a certificate. Raises ConfigError for files that are none, or no pair."""
+    """None without a certificate. Raises ConfigError for files without a certificate and its
+    key."""
     certificate, key = config.ssl_certfile, config.ssl_keyfile
     if certificate is None:
         return None

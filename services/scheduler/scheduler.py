@@ -165,6 +165,11 @@ class Scheduler:
             if was_isolated:
                 self.queues.put(sequence)
 
+    def note_state(self, worker_id: str, is_ready: bool) -> None:
+        """A worker that leaves or hangs is not ready: it gets no new sequences."""
+        worker = self.workers[worker_id]
+        worker.admits = is_ready and not worker.is_leaving
+
     def release_worker(self, worker_id: str) -> None:
         """The worker leaves before its sequences have ended: they go to others, one at a time; the
         second call hands over all that are left."""
@@ -257,13 +262,9 @@ class Scheduler:
 
     # --- steps ----------------------------------------------------------------------------------
 
-    def plan(self, worker_id: str, admits: bool = True) -> Planned | None:
-        """The next step of a worker, or None while enough are in flight or there is nothing to do.
-
-        With ``admits`` False it ends what it has and gets nothing new.
-        """
+    def plan(self, worker_id: str) -> Planned | None:
+        """The next step of a worker, or None while it needs none or there is nothing to do."""
         worker = self.workers[worker_id]
-        worker.admits = admits and not worker.is_leaving
         if not self.planner.is_in_need(worker):
             self._in_need.pop(worker_id, None)
             return None

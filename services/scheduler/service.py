@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from functools import partial
 from itertools import count, groupby
 
 import numpy as np
@@ -10,11 +11,7 @@ from msgspec.structs import replace
 
 from services.scheduler.emission import Emission
 from services.scheduler.intake import Intake, why_refused
-from services.scheduler.metrics import (
-    STALLED_WORKERS,
-    CoreMetrics,
-    StepMetrics,
-)
+from services.scheduler.metrics import STALLED_WORKERS, CoreMetrics, StepMetrics
 from services.scheduler.observer import Observer
 from services.scheduler.other_cells import OtherCells
 from services.scheduler.prefills import PrefillLimits
@@ -198,7 +195,7 @@ class SchedulerService:
         if peer.hello.service == "tokenizer":
             self._routes[next(self._new_ids)] = Forwarding(peer, FORWARD_INTERVAL_S)
         else:
-            peer.on_state = self._plan_soon
+            peer.on_state = partial(self._note_state, peer)
             if peer.stood_still:
                 self._core.forgive(peer.hello.instance)
             if not _can_move(peer):
@@ -215,6 +212,12 @@ class SchedulerService:
         self._workers[worker_id] = worker
         self._worker_ids[worker] = worker_id
         self._core.add_worker(worker_id, capacity, worker.status.num_steps)
+        self._note_state(worker)
+
+    def _note_state(self, worker: Peer) -> None:
+        if (worker_id := self._worker_id_of(worker)) is not None:
+            self._core.note_state(worker_id, worker.is_ready)
+        self._plan_soon()
 
     def _detach(self, worker_id: str, is_explained: bool) -> None:
         del self._worker_ids[self._workers.pop(worker_id)]
@@ -381,11 +384,10 @@ class SchedulerService:
     def _plan_for(self, worker_id: str, peer: Peer) -> None:
         """Sends as many plans as may be in flight at once. A worker that has none begins with the
         first, while the others are made."""
-        admits = peer.status.state != State.DRAINING
         worker = self._core.workers[worker_id]
         is_idle = not worker.in_flight
         started_s = time.monotonic()
-        while planned := self._core.plan(worker_id, admits):
+        while planned := self._core.plan(worker_id):
             planned_s = time.monotonic()
             peer.send(planned.plan, planned.ids)
             self._observer.admit(instance_of(worker_id), planned.plan, planned_s)

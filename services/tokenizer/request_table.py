@@ -31,12 +31,12 @@ Key = tuple[str, int]  # request, attempt
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """One prompt of one gateway, with those of its choices that have not ended.
+    """One prompt of one gateway, with its choices that have not ended.
 
     ``choices`` is empty and ``scheduler`` None until the prompt is encoded and sent. ``prepare_s``
-    is the time that took, with the wait for a thread. ``prompt_ids`` are there from then until the
-    gateway gets them, with Accepted, and with ``start``, what the first token belongs to, what was
-    ``dropped``, and what its schemas say that is ``left_out``.
+    is the time for that, with the wait for a thread. From then until the gateway gets them with
+    Accepted there are ``prompt_ids``, ``start`` (the part of the output that the first token
+    belongs to), ``dropped``, and ``left_out`` (keywords of its schemas that are not enforced).
     """
 
     submit: Submit
@@ -76,7 +76,7 @@ class OpenRequest:
         return RequestKey(f"{self.request}/{choice}", self.attempt)
 
     def choice(self, number: str) -> OpenChoice | None:
-        """The one that has this number at the end of its sequence's name, if it has not ended."""
+        """The open choice with this number at the end of its sequence's name."""
         is_number = number.isdecimal() and len(number) <= MAX_DIGITS
         return self.choices.get(int(number)) if is_number else None
 
@@ -145,14 +145,14 @@ class RequestTable:
         request.observer.end(reason, request.num_prompt_tokens)
 
     def pop_all_of(self, peer: Peer) -> Iterator[OpenRequest]:
-        """Removes what hangs on a gateway or a scheduler."""
+        """Removes the requests of a gateway or a scheduler."""
         for request in list(self._table.values()):
             if peer in (request.gateway, request.scheduler):
                 self.pop(request, "gateway_lost" if peer is request.gateway else "scheduler_lost")
                 yield request
 
     def named(self, ids: set[str], owner: str) -> list[OpenRequest]:
-        """Those that ``owner`` knows by one of ``ids``."""
+        """The requests of ``owner`` with one of ``ids``."""
         return [
             each
             for each in self._table.values()

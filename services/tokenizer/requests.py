@@ -1,4 +1,4 @@
-"""What gateways ask of a tokenizer, from Submit to the end: prompts go down, text comes up."""
+"""The requests of gateways, from Submit to the end: prompts go down, text comes up."""
 
 import asyncio
 import logging
@@ -56,8 +56,8 @@ log = logging.getLogger(__name__)
 class Requests:
     """Encodes in ``lanes`` and decodes on the event loop; prompts go to ``schedulers``.
 
-    ``max_tokens`` bounds texts whose clients set no bound. Of requests and conversions at most
-    ``max_open`` are open.
+    ``max_tokens`` bounds texts without a bound from the client. At most ``max_open`` requests and
+    conversions are open.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class Requests:
         self._note_ends()
 
     def abort(self, ids: list[str], owner: str) -> None:
-        """Ends what ``owner`` knows by these ids, each choice with the text it has."""
+        """Ends the requests of ``owner`` with these ids, each choice with its text so far."""
         outbox = Outbox(Layout([], TokenArrays()))
         for request in self._open.named(set(ids), owner):
             request.cancel()
@@ -263,7 +263,7 @@ class Requests:
             request.prompt_ids = None
 
     def fail(self, failed: Failed) -> None:
-        """Without one of its choices a request is worth nothing, so the others end too."""
+        """Ends all choices, because a request without one of them is worthless."""
         error = RequestError.from_failed(failed)
         refused = self._open.get(failed.request, failed.attempt)
         if refused is not None:
@@ -275,7 +275,7 @@ class Requests:
             self._fail(request, error)
 
     def deliver(self, tokens: Tokens, arrays: TokenArrays) -> None:
-        """Raises CodecError for what no scheduler of ours sends."""
+        """Raises CodecError for a message that no scheduler of ours sends."""
         for ids in (arrays.ids, arrays.top_ids):
             if fault := ids_fault(ids, self._text.vocab_size):
                 raise CodecError(f"the tokens have {fault}")

@@ -243,12 +243,12 @@ class _GenerationConfig(SamplingFields):
 def read_defaults(
     model: Path, setting: str, override: dict[str, Any]
 ) -> tuple[SamplingDefaults, int | None]:
-    """What clients may leave out, and of how many tokens a text is then at most (None: no limit).
+    """The defaults for clients, and the default limit on tokens of a text (None: no limit).
 
     ``setting`` is ``auto`` for the model's own folder, ``none``, or another folder. Values of
-    ``override`` come before those of a folder.
+    ``override`` come before the folder's.
 
-    Raises ConfigError for a folder without the file, and for values that no client may send either.
+    Raises ConfigError for a folder without the file, and for values that are invalid in a request.
     """
     folder = model if setting == AUTO else Path(setting)
     path = folder / FILE

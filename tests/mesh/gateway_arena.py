@@ -57,7 +57,7 @@ OTHER = Job("m", [Prompt("ids", PROMPT)], 1, PLAIN, TextOptions(), RequestOption
 
 
 class GatewayArena:
-    """An open prompt of two choices, and messages of a tokenizer about it; another tokenizer has
+    """An open prompt of two choices, and a tokenizer's messages about it; another tokenizer has
     another prompt."""
 
     model = ModelInfo(["m"], "f", 100, 64, 1)
@@ -150,7 +150,7 @@ def _show(message: ServiceReport) -> None:
 
 
 def _check_other(mesh: Mesh, beside: FakePeer, collector: OutputCollector) -> None:
-    """What ``beside`` was asked for comes from it, and is there."""
+    """The request at ``beside`` still gets its output."""
     assert [submit.request for submit, _ in beside.take(Submit)] == ["other/0"]
     ids, finished = np.array([5, 6, 7], np.int32), Finished("other/0", 1, 0, "length", 3)
     mesh.on_message(beside, Accepted("other/0", 1), [PROMPT])

@@ -1,4 +1,4 @@
-"""Where the time of a request went, as ``/v1/traces`` shows it, over real sockets."""
+"""The time of a request in ``/v1/traces``, over real sockets."""
 
 import asyncio
 import json
@@ -51,7 +51,7 @@ async def trace_of(http: aiohttp.ClientSession, name: str, **headers: str) -> di
 
 
 async def whole_trace(mesh: Mesh, http: aiohttp.ClientSession, name: str) -> dict[str, Any]:
-    """A worker that learns of an end with the next plan reports after it."""
+    """A worker notified of an end by the next plan reports after it."""
     await mesh.until_idle()
     await asyncio.sleep(0.1)
     return await trace_of(http, name)
@@ -182,7 +182,7 @@ async def test_a_lost_worker_that_no_other_stands_in_for_is_what_its_sequence_wa
 
 
 async def test_a_killed_process_leaves_a_gap_and_no_hole(tmp_path: Path) -> None:
-    """Real processes: what the worker did not report is not there, all else is."""
+    """Real processes: only the killed worker's report is missing."""
     settings = {"DTYPE": "float32", "MAX_MODEL_LEN": "1024", "NUM_THREADS": "1"}
     async with running_fleet(tmp_path, settings, fork) as fleet:
         await fleet.start_all(scheduler=1, worker=2, tokenizer=1, gateway=1)

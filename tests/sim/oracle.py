@@ -13,8 +13,8 @@ from tests.sim.virtual_loop import START_S
 
 BEFORE_S = 15.0
 """For so long after a fault the mesh may refuse what it would serve without it."""
-MAX_WAIT_S = 2 * STALL_S + SILENCE_S
-"""A better worker may hang, which is known when twice its ``stall-s`` is over."""
+MAX_WAIT_S = max(STALL_S, SILENCE_S) + 1
+"""A better worker may hang or be gone, which is known by then."""
 AFTER_S, EARLY_S, MAX_READ_S, LASTS_S = 3.0, 1.5, 0.1, 5.0
 READY_WAIT_S, MIN_GAP_S = 5.0, 2.0
 """For so long a request waits before it fails, and of that without a mesh that could serve it."""

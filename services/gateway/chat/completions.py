@@ -1,4 +1,4 @@
-"""Generation: a request of any API to its reply."""
+"""Generation: from a request of any API to its reply."""
 
 import time
 
@@ -25,7 +25,8 @@ from shared.wire.messages import ModelInfo
 
 
 class Completions:
-    """Body → Job → mesh → reply. Nothing is sent to the client before the mesh has accepted."""
+    """Body → Job → mesh → reply. The client gets nothing before the mesh has accepted the
+    request."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class Completions:
                 return await generation.run()
 
     async def count(self, request: web.Request, endpoint: GenerationEndpoint) -> int:
-        """How many tokens the one prompt of the request has."""
+        """The number of tokens of the request's only prompt."""
         with self._intake.admission.admit() as reservation:
             job, _ = await self._job(request, endpoint, reservation)
             reservation.is_served = True
@@ -90,7 +91,7 @@ class Completions:
     async def _job(
         self, request: web.Request, endpoint: GenerationEndpoint, reservation: Reservation
     ) -> tuple[Job, ModelInfo]:
-        """Of the body only the prompts are kept, and what is to be done with them."""
+        """Of the body only the prompts and the parsed options are kept."""
         body, model = await self._intake.read(request, reservation)
         check_generates(model)
         with observer_of(request).measure("parse"):

@@ -1,4 +1,4 @@
-"""Reads requests that the mesh computes something for."""
+"""Reads requests with computations in the mesh."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -18,8 +18,7 @@ Parsed = TypeVar("Parsed")
 
 
 class Intake:
-    """Reads bodies within the room that ``admission`` has, and has them parsed for the model that
-    the mesh serves."""
+    """Reads bodies within the room of ``admission``, and has them parsed for the served model."""
 
     def __init__(
         self,
@@ -53,7 +52,7 @@ class Intake:
         return account.texts(num) if account is not None else nullcontext()
 
     def owned(self, request: web.Request, job: Job) -> Job:
-        """The job of the API key that came with the request."""
+        """The job of the request's API key."""
         return job.of_owner(owner_of(request), shares_cache=self._shares_cache)
 
     async def parsed(
@@ -63,8 +62,9 @@ class Intake:
         parse: Callable[[Body, ModelInfo], Parsed],
         kept_bytes: Callable[[Parsed], int],
     ) -> tuple[Parsed, ModelInfo]:
-        """Returns what ``parse`` makes of the body, and the model. ``reservation`` then holds
-        ``kept_bytes`` of that instead of the body's. Raises what ``read`` and ``parse`` do."""
+        """Returns the result of ``parse`` of the body, and the model. ``reservation`` then holds
+        the result's ``kept_bytes`` instead of the body's. Raises the errors of ``read`` and
+        ``parse``."""
         body, model = await self.read(request, reservation)
         with observer_of(request).measure("parse"):
             parsed = await self.parser.parse(body, lambda body: parse(body, model))

@@ -1,4 +1,4 @@
-"""One request that the mesh generates for, from its job to the end of its reply."""
+"""One generation request, from its job to the end of its reply."""
 
 import secrets
 import time
@@ -84,7 +84,7 @@ class OpenGeneration:
         self._echoes: Sequence[str] = ()
 
     async def run(self) -> web.StreamResponse:
-        """Raises RequestError; nothing is sent to the client before the mesh has accepted."""
+        """Raises RequestError; the client gets nothing before the mesh has accepted the request."""
         texts, offsets = await self._show_prompts()
         with self._tools.mesh.generate(self._mesh_id, self._job, self._observer) as collector:
             self._meter.follow(collector)
@@ -157,7 +157,7 @@ class OpenGeneration:
                 await self._whole(collector, self._endpoint.body_writer(reply, parsers))
 
     def _parsers(self, collector: OutputCollector) -> Sequence[ChoiceParser]:
-        """One for each choice."""
+        """One parser for each choice."""
         job = self._job
         if job.parsing is None:
             return [PlainParser()] * job.total_choices
@@ -212,7 +212,7 @@ class OpenGeneration:
 
 
 def hold(reservation: Reservation, num_bytes: int, param: str) -> None:
-    """Holds bytes for what ``param`` asks for. Raises InvalidRequest, Overloaded."""
+    """Holds bytes requested by ``param``. Raises InvalidRequest, Overloaded."""
     limit = reservation.max_bytes
     if num_bytes > limit:
         remedy = "fewer logprobs, choices or max_tokens, or with stream=true"

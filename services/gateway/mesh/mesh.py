@@ -1,4 +1,4 @@
-"""The gateway's end of the mesh: prompts go to tokenizers, what comes back goes to collectors."""
+"""The gateway's end of the mesh: sends prompts to tokenizers and their messages to collectors."""
 
 import asyncio
 import logging
@@ -53,7 +53,7 @@ TRANSIENT = {429, 503}
 
 
 class Mesh:
-    """Sends each prompt to one tokenizer and brings what comes back to its OutputCollector.
+    """Sends each prompt to one tokenizer and its messages to the prompt's OutputCollector.
 
     Messages about what is not open at the tokenizer that sent them, such as an old attempt, are
     ignored. A prompt whose tokenizer or scheduler is lost is replayed through any tokenizer that is
@@ -71,10 +71,10 @@ class Mesh:
         self._lost = LostPrompts()
         self._credits = CreditBatch()
         self._tokens: TokenTable | None = None
-        self._fingerprint = ""  # of the model whose tokens we know
+        self._fingerprint = ""  # of the model that the tokens belong to
 
     async def run(self) -> None:
-        """Replays what was lost, until cancelled."""
+        """Replays lost prompts until cancelled."""
         while True:
             self._lost_changed.clear()
             now_s, is_ready = time.monotonic(), bool(self.tokenizers.ready())
@@ -126,8 +126,8 @@ class Mesh:
             self._cancel(prompts)
 
     def abort(self, public_ids: set[str], owner: str) -> set[str]:
-        """Ends the requests that ``owner`` knows by ``public_ids``, and returns the ids of our
-        own. The other ids are sent to the tokenizers: other gateways may have them."""
+        """Ends ``owner``'s requests with these ``public_ids``, and returns the ids of our own. The
+        other ids are sent to the tokenizers: other gateways may have them."""
         prompts = [
             prompt
             for prompt in self._prompts()
@@ -202,7 +202,7 @@ class Mesh:
     # --- prompts -----------------------------------------------------------------------------
 
     def _submit(self, prompt: OpenPrompt, tokenizer: Tokenizer | None = None) -> None:
-        """Raises Unavailable where none is named and none is ready."""
+        """Raises Unavailable if no tokenizer is named and none is ready."""
         tokenizer = tokenizer or self.tokenizers.least_loaded()
         prompt.peer = tokenizer.peer
         prompt.note_sent(time.monotonic())
@@ -210,14 +210,14 @@ class Mesh:
         prompt.peer.send(*prompt.submit())
 
     def _note_accepted(self, prompt: OpenPrompt) -> None:
-        """What another tokenizer had failed was not the request's fault."""
+        """The prompt was accepted, so the earlier failure is the other tokenizer's fault."""
         failed, prompt.failure = prompt.failure, None
         if failed is not None and (tokenizer := self.tokenizers.get(failed.peer)):
             tokenizer.note_failure(failed.error)
 
     def _submit_next(self, waiting: deque[OpenPrompt]) -> None:
-        """Submits a further prompt of a request that the mesh works on: where there is no room, it
-        waits as a replay does."""
+        """Submits a further prompt of a request in the mesh: if there is no room, it waits like a
+        replay."""
         if not waiting:
             return
         prompt, now_s = waiting.popleft(), time.monotonic()
@@ -245,10 +245,10 @@ class Mesh:
             prompt.losses.forgive(service)
 
     def _fail(self, prompt: OpenPrompt, error: RequestError, tokenizer: Tokenizer) -> None:
-        """Has another tokenizer try what this one may have failed by its own fault, once; else ends
-        the prompt, or submits it again later if the mesh is just putting itself together:
-        that is for replays, and for a request that came when the scheduler or the last worker was
-        lost before we knew of it."""
+        """Sends the prompt to another tokenizer, once, if this one may have failed by its own
+        fault. Otherwise ends the prompt, or submits it again later while the mesh is starting: this
+        applies to replays, and to requests from before the loss of the scheduler or the last worker
+        was known."""
         now_s = time.monotonic()
         other = self.tokenizers.other_for(tokenizer, error)
         if other is not None and prompt.failure is None and not prompt.is_accepted:
@@ -300,7 +300,7 @@ class Mesh:
             self._end(prompt)
 
     def _end(self, prompt: OpenPrompt) -> None:
-        """All of its choices have ended here; the tokenizer is still at those that were cut."""
+        """All choices have ended here; the tokenizer still works on the cut ones."""
         if prompt.has_cut:
             self._cancel([prompt])
         elif prompt.peer is not None:

@@ -1,4 +1,4 @@
-"""Why the first in the queue waits, as plans say it."""
+"""The reason why the first waiting sequence waits."""
 
 from typing import Any
 

@@ -72,7 +72,8 @@ ROUTES = {
 
 
 class PoolingEndpoints(Api):
-    """Body → Job → mesh → vectors → reply. Of many inputs some are in the mesh at once."""
+    """Body → Job → mesh → vectors → reply. Only some inputs of a large request are in the mesh at
+    once."""
 
     generating_routes = (*ROUTES,)
 
@@ -120,7 +121,7 @@ class PoolingEndpoints(Api):
     async def _parsed(
         self, request: web.Request, endpoint: PoolingEndpoint, reservation: Reservation
     ) -> tuple[PoolingJob, ModelInfo]:
-        """Of the body only the prompts are kept, and room is held for what becomes of them."""
+        """Of the body only the prompts are kept, and room is held for their results."""
         asked, model = await self._intake.parsed(
             request,
             reservation,
@@ -146,8 +147,8 @@ class PoolingEndpoints(Api):
         meter: RequestMeter,
         observer: RequestObserver,
     ) -> tuple[list[Array], int]:
-        """The vectors of all prompts, which have ``size`` numbers unless they are cut, and the
-        number of the prompts' tokens."""
+        """The vectors of all prompts, of ``size`` numbers unless they are cut, and the number of
+        the prompts' tokens."""
         wanted = asked.job.params.pooling
         size = (wanted and wanted.num_dims) or size
         mesh_id = f"{public_id}~{secrets.token_hex(4)}"
@@ -165,7 +166,7 @@ class PoolingEndpoints(Api):
                     error.message = f"{error.param}: {error.message}"
                 raise
             finally:
-                meter.accept()  # what was accepted counts, whatever becomes of the rest
+                meter.accept()  # accepted prompts count, even if others fail
             return vectors, collector.num_prompt_tokens
 
     async def _send(

@@ -1,4 +1,4 @@
-"""What is kept of traces, for how long, and where other hosts' spans are placed."""
+"""Stored traces, their lifetimes, and the placement of other hosts' spans."""
 
 import time
 
@@ -33,7 +33,7 @@ def found(store: TraceStore, name: str, owner: str = "") -> Kept:
 
 
 def span_of(store: TraceStore, name: str) -> SpanObject:
-    """The last one of request ``a``."""
+    """The last span of request ``a``."""
     (span,) = (span for span in spans_of(found(store, "a")) if span.name == name)
     return span
 
