@@ -14,7 +14,6 @@ from openai import AsyncOpenAI, BadRequestError
 
 from benchmarks.harness.fleet import Fleet, running_fleet
 from shared.model_folder import EMBEDDED_MODEL
-from shared.wire.messages import MAX_TRACED
 from tests.mesh.forks import fork
 from tests.pooling_models import (
     NO,
@@ -95,27 +94,8 @@ async def test_embeddings_are_those_of_transformers_and_refusals_name_the_field(
         await check_raw_pooling(url, expected)
         await check_cosines(url, expected)
         await check_refusals(url)
-        await check_trace(url)
         await check_models_and_metrics(fleet, url)
         await fleet.until_idle()
-
-
-async def check_trace(url: str) -> None:
-    """The first prompts have spans of all services, the others none."""
-    reply = await ask(url, "/v1/embeddings", input=TEXTS, request_id="embedded")
-    path = f"{url}/v1/traces/embedded"
-    async with aiohttp.ClientSession() as session, session.get(path) as response:
-        spans = (await response.json())["spans"]
-    assert len(reply["data"]) == len(TEXTS) > MAX_TRACED
-    for role, name in (
-        ("gateway", "attempt"),
-        ("tokenizer", "prompt"),
-        ("scheduler", "sequence"),
-        ("scheduler", "run"),
-    ):
-        found = [span for span in spans if (span["service"]["role"], span["name"]) == (role, name)]
-        assert len(found) == MAX_TRACED, (role, name)
-    assert sum(span["name"] == "prefill" for span in spans) >= MAX_TRACED
 
 
 def ids_of(folder: Path, texts: list[str]) -> list[list[int]]:
