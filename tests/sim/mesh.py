@@ -20,6 +20,7 @@ from services.tokenizer.service import TokenizerService
 from services.worker.service import WorkerService
 from shared.model_folder import EMBEDDED_MODEL, read_model_info
 from shared.process.service import Service
+from shared.settings.base import Settings
 from shared.settings.gateway import GatewayConfig
 from shared.settings.scheduler import SchedulerConfig
 from shared.settings.tokenizer import TokenizerConfig
@@ -282,7 +283,7 @@ class Shape:
         }
 
 
-CONFIGS = {
+CONFIGS: dict[ServiceName, type[Settings]] = {
     "gateway": GatewayConfig,
     "tokenizer": TokenizerConfig,
     "scheduler": SchedulerConfig,
