@@ -1,4 +1,5 @@
 PORT ?= 8000
+SEEDS ?= 0..999
 ARGS ?=
 PYTHON ?= python3
 BIN := .venv/bin
@@ -17,7 +18,7 @@ BENCHMARKS := startup link wide_steps scheduler partial_prefills chain first_tok
 # Our modules are compiled once, not by each of the hundreds of processes that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup serve check test test-main test-interpreted images test-compose test-swarm test-clients test-page test-all lint docs bench gpu-pack gpu-check clean
+.PHONY: help setup serve check test test-main test-interpreted images test-compose test-swarm test-clients test-page test-all sim lint docs bench gpu-pack gpu-check clean
 .DEFAULT_GOAL := help
 
 help: ## print this
@@ -75,6 +76,9 @@ test-all: $(SETUP) ## everything that needs no card, the slow tests too
 	$(BIN)/pytest -m 'not compose and not gpu' --hypothesis-profile search $(if $(ARGS),,$(PARALLEL)) $(ARGS)
 	$(if $(ARGS),,$(INTERPRETED))
 	$(if $(ARGS),,$(MAKE) test-clients test-page test-compose test-swarm)
+
+sim: $(SETUP) ## the mesh in virtual time (SEEDS=0..999 searches, SEEDS=17 replays one with its messages)
+	$(BIN)/python -m tests.sim.run $(SEEDS)
 
 lint: $(SETUP) ## ruff, mypy and clang-format
 	$(BIN)/ruff check .

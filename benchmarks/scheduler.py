@@ -1,7 +1,7 @@
-"""What does the scheduler cost for each running sequence and step?
+"""The scheduler's cost per running sequence and step.
 
-The service's own work without sockets: the plan and its encoding, the result's decoding and
-absorption, and the messages for four tokenizers, while all sequences decode and 10,000 wait.
+Measures the service's work without sockets: planning and encoding, decoding and absorbing results,
+and the messages for four tokenizers, while all sequences decode and 10,000 wait.
 """
 
 import argparse
@@ -16,6 +16,7 @@ import numpy as np
 from benchmarks.report import spread, write
 from services.scheduler.emission import Emission
 from services.scheduler.scheduler import Planned, Scheduler
+from services.scheduler.sequence import Arrival
 from services.scheduler.tokens_message import StepEmissions, tokens_of
 from shared.wire.codec import decode, encode
 from shared.wire.messages import (
@@ -56,7 +57,7 @@ class Stopwatch:
 
 
 class Bench:
-    """A core with ``num_running`` sequences that decode on one worker, and others that wait."""
+    """A core with ``num_running`` sequences decoding on one worker, and others waiting."""
 
     def __init__(self, num_running: int) -> None:
         self._num_running = num_running
@@ -73,7 +74,15 @@ class Bench:
         params = SamplingParams(seed=number, max_tokens=MAX_TOKENS)
         generate = Generate(name, 1, params, [NewSequence(name)])
         ids = np.arange(PROMPT_LEN, dtype=np.int32)
-        self._core.add(generate, ids, ids[:0], number % NUM_ROUTES, float(number))
+        self._core.add(
+            Arrival(
+                generate=generate,
+                prompt=ids,
+                emitted=ids[:0],
+                route=number % NUM_ROUTES,
+                now_s=float(number),
+            )
+        )
         self._core.grant(Grant(name, 1, MAX_TOKENS, WINDOW_BYTES))
 
     def step(self, watch: Stopwatch) -> None:

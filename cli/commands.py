@@ -1,5 +1,5 @@
-"""All commands of ``shoal``, in one place. A command is a module with ``main(arguments)``, which
-returns the exit code; it is imported when it is asked for."""
+"""All commands of ``shoal``. A command is a module with ``main(arguments)``, which returns the exit
+code; it is imported on demand."""
 
 from typing import NamedTuple
 
@@ -17,15 +17,15 @@ COMMANDS = {
     "chat": Command("cli.talk.chat", "[PROMPT]", "talks with a model through a server"),
     "complete": Command("cli.talk.complete", "[PROMPT]", "continues a text through a server"),
     "tokenize": Command("cli.tokenize", "[TEXT]", "shows the tokens of a text"),
-    "models": Command("cli.models.command", "[FOLDER …]", "lists models, and which can be served"),
+    "models": Command("cli.models.command", "[FOLDER …]", "lists models and their support"),
     "top": Command("cli.top.command", "", "shows the services of a mesh and their load, live"),
-    "trace": Command("cli.trace.command", "[ID]", "draws where the time of a request went"),
-    "plan": Command("cli.plan.command", "[MODEL]", "says what serving a model takes"),
+    "trace": Command("cli.trace.command", "[ID]", "draws the timeline of a request"),
+    "plan": Command("cli.plan.command", "[MODEL]", "plans memory, settings and workers of a model"),
     "run-batch": Command("cli.batch.command", "-i IN -o OUT", "answers the requests in a file"),
     "bench": Command("cli.bench.command", "WHAT", "measures a server, the engine or quality"),
     "keys": Command("cli.keys", "DIR", "makes the keys of a mesh on several machines"),
     "probe": Command("cli.probe", "[PATH]", "checks the health of a service of this machine"),
-    "collect-env": Command("cli.collect_env", "", "prints what a report of a problem needs"),
+    "collect-env": Command("cli.collect_env", "", "prints versions and settings for a bug report"),
 }
 # One service alone, for a mesh directory or addresses shared with the others.
 SERVICES = ("gateway", "tokenizer", "scheduler", "worker")

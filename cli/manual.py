@@ -5,11 +5,9 @@ import io
 from importlib import import_module
 from pathlib import Path
 
-from cli.commands import COMMANDS, SERVICES
+from cli.commands import COMMANDS
 from cli.exit_codes import OK
 from cli.main import usage
-from shared.settings.help import help_text
-from shared.settings.page import SERVICES as SETTINGS
 
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 OPENING = """\
@@ -17,13 +15,15 @@ OPENING = """\
 
 <!-- Written by `make docs` from the commands' help; a test compares. -->
 
+The help of every command, as `shoal COMMAND --help` prints it. The services (`shoal gateway`,
+`tokenizer`, `scheduler` and `worker`) take their [settings](settings.md) as flags.
+
 With `--json` a command prints one object or one list for programs (`bench` and `run-batch` write it
-to the file that it names); errors go to standard error. Exit codes mean the same everywhere: 0: it
-went well; 1: the answer is no, or not all went well; 2: a wrong flag, setting or file, or a server
-that does not answer; 130: Ctrl-C. The settings that services have as flags are in
-[settings.md](settings.md).
+to the named file). Errors go to standard error. Exit codes are the same everywhere: 0: success; 1:
+a negative answer, or a partial failure; 2: a wrong flag, setting or file, or a server that does not
+answer; 130: Ctrl-C.
 """
-# Commands that have commands of their own.
+# Commands with subcommands.
 PARTS = {"bench": ("serve", "engine", "quality")}
 
 
@@ -32,19 +32,16 @@ def main() -> None:
 
 
 def page() -> str:
-    """Returns the whole text of docs/cli.md."""
+    """Returns the text of docs/cli.md."""
     parts = [OPENING, _block(usage())]
     for name in COMMANDS:
         parts.append(f"## shoal {name}\n\n{_block(help_of(name))}")
         parts += [_block(help_of(name, part)) for part in PARTS.get(name, ())]
-    for service in SERVICES:
-        text = help_text(SETTINGS[service], f"shoal {service}", "")
-        parts.append(f"## shoal {service}\n\n{_block(text)}")
     return "\n".join(parts)
 
 
 def help_of(name: str, *words: str) -> str:
-    """What ``shoal NAME WORDS --help`` prints, where no variable of ours says otherwise."""
+    """The output of ``shoal NAME WORDS --help`` without Shoal's environment variables."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         try:

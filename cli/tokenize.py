@@ -52,19 +52,19 @@ def _parser() -> Parser:
     parser = Parser(
         "shoal tokenize",
         usage="shoal tokenize [--flag VALUE …] [TEXT …]",
-        description="Shows the tokens of a text: of the model in a folder (--model), without a"
-        " server, or of the one that a server serves (--url).",
+        description="Shows the tokens of a text, by a model's folder (--model) without a server, or"
+        " by a server (--url).",
         epilog="Exit codes: 0; 1: the server refused it; 2: a wrong flag, no such model, or no"
         " server at --url.",
     )
     add = parser.add_argument
-    add("text", nargs="*", metavar="TEXT", help="standard input, or what comes from it is added")
+    add("text", nargs="*", metavar="TEXT", help="standard input is appended, or used alone")
     text = "a Hugging Face folder, or org/name of a model in the Hugging Face cache"
     add("--model", metavar="MODEL", help=text)
     add_server(add)
-    add("--chat", action="store_true", help="TEXT is what a user says, in the chat template")
+    add("--chat", action="store_true", help="TEXT is a user message in the chat template")
     add("--no-special", action="store_true", help="without the tokens that begin or end a text")
-    add("--decode", action="store_true", help="TEXT holds ids, of which the text is printed")
+    add("--decode", action="store_true", help="TEXT holds ids; prints their text")
     add("--ids", action="store_true", help="prints the ids alone, on one line")
     add("--json", action="store_true", help="prints count, tokens and token_strs")
     return parser
@@ -114,7 +114,7 @@ def _decode(options: argparse.Namespace, text: str) -> int:
 
 
 def _text_model(name: str) -> Any:
-    """The tokenizer service's own; imported only here, since a server needs none of it."""
+    """The tokenizer service's own class, imported only if no server is used."""
     from services.tokenizer.text_model import TextModel
 
     folder = locate_model(name).folder
@@ -127,7 +127,7 @@ def _messages(text: str) -> list[dict[str, Any]]:
 
 
 def _show(found: Tokenized) -> None:
-    """At a terminal the text with its tokens in turns of two colours; elsewhere a line for each
+    """At a terminal the text with its tokens in alternating colours; elsewhere a line for each
     token: its id and its text as JSON."""
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:

@@ -1,7 +1,8 @@
-"""Who may import whom: the walls of the house, read from the syntax tree."""
+"""Allowed imports between packages, read from the syntax tree."""
 
 import ast
 import importlib.metadata
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ SOURCES = sorted(
 )
 ONLY_IN = {
     "zmq": ("shared/link/sockets/libzmq.py",),
-    "torch": ("services/worker/", "kernels/", "cli/plan/footprint.py", "cli/plan/machine.py"),
+    "torch": ("services/worker/", "kernels/", "cli/plan/machine.py"),
     "huggingface_hub": ("shared/model_location.py",),
     "transformers": ("services/tokenizer/", "services/worker/", "shared/foreign_config.py"),
     "opentelemetry": ("services/gateway/traces/otlp.py",),
@@ -33,12 +34,12 @@ ONLY_IN = {
 }
 FLOORS: dict[str, list[set[str]]] = {  # lowest first
     "gateway": [
-        {"__init__", "metrics", "text", "traces"},
+        {"__init__", "metrics"},
         {"mesh"},
-        {"http", "traces.tracing"},
+        {"http"},
         {"chat"},
         {"api"},
-        {"chat.endpoint", "traces.endpoint", "page", "apis"},
+        {"chat.endpoint", "traces", "page", "apis", "text"},
         {"app"},
         {"service"},
         {"__main__"},
@@ -53,9 +54,9 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"emission", "giving_way", "handover", "placement", "plan_length", "prefills"},
         {"planner"},
         {"scheduler"},
-        # What has a clock, counts or logs, and what the service asks before it asks the core.
+        # Modules with a clock, metrics or logs, and those the service uses before the core.
         {"result_check", "tokens_message"},
-        {"metrics", "request_log", "sequence_spans", "watchdog"},
+        {"metrics", "observer", "request_log", "traces", "watchdog"},
         {"intake", "other_cells"},
         {"service"},
         {"__main__"},
@@ -68,8 +69,9 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
             "guides",
             "slots",
             "metrics",
+            "observer",
             "slot_log",
-            "slot_spans",
+            "traces",
             "plan_check",
         },
         {"machine"},
@@ -86,14 +88,15 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
 COMMANDS_MAY_IMPORT = {
     # Drives an engine without the services around it.
     "cli/bench/engine_loop.py": ("shared.", "services.scheduler.", "services.worker."),
-    # Ask a service's own code, without the service.
+    # Uses a service's own code, without the service.
     "cli/models/check.py": ("shared.", "services.worker."),
     "cli/tokenize.py": ("cli.", "shared.", "services.tokenizer."),
     "cli/collect_env.py": ("cli.", "shared.", "kernels.cpu."),
-    # The text that the embedded model was not trained on.
+    # The text held out of the embedded model's training.
     "cli/bench/pieces.py": ("shared.", "models.training.corpus."),
-    # What a worker takes is added up as it does that itself, and requests are played as it is done.
-    "cli/plan/footprint.py": ("shared.", "services.worker."),
+    # Uses the worker's memory calculation, and the scheduler's code for simulations.
+    "cli/plan/command.py": ("cli.", "shared.", "services.worker.startup.footprint."),
+    "cli/plan/speed.py": ("cli.", "shared.", "services.worker.startup.footprint."),
     "cli/plan/machine.py": ("cli.", "shared.", "services.worker."),
     "cli/plan/replay.py": ("cli.", "shared.", "services.scheduler."),
     "cli/plan/simulated_worker.py": ("cli.", "shared.", "services.scheduler."),
@@ -107,7 +110,7 @@ Imports = list[ast.Import | ast.ImportFrom]
 
 @cache
 def parsed(path: Path) -> tuple[Imports, list[ast.Call]]:
-    """The imports and the calls of a file, wherever in it they stand."""
+    """The imports and the calls of a file, anywhere in it."""
     nodes = [*ast.walk(ast.parse(path.read_text()))]
     return (
         [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)],
@@ -117,7 +120,7 @@ def parsed(path: Path) -> tuple[Imports, list[ast.Call]]:
 
 @cache
 def imports_of(path: Path) -> frozenset[str]:
-    """Absolute dotted names of what ``path`` imports."""
+    """Absolute dotted names of the imports of ``path``."""
     names: set[str] = set()
     for node in parsed(path)[0]:
         if isinstance(node, ast.Import):
@@ -174,12 +177,19 @@ def test_a_forbidden_import_is_found(name: str, place: str) -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    """What is imported for types alone, or in a function, counts too."""
+    """Includes imports for types only, and imports in functions."""
     modules = {module_name(path): path for path in SOURCES}
     graph = {
         name: modules_of(imports_of(path), set(modules)) - {name} for name, path in modules.items()
     }
     TopologicalSorter(graph).prepare()
+
+
+def test_messages_are_imported_from_their_package() -> None:
+    package = ROOT / "shared" / "wire" / "messages"
+    paths = [each for each in ROOT.glob("[!.]*/**/*.py") if package not in each.parents]
+    names = {name for path in paths for name in imports_of(path)}
+    assert not {name for name in names if re.match(r"shared\.wire\.messages\.[a-z]", name)}
 
 
 def module_name(path: Path) -> str:
@@ -200,13 +210,13 @@ def test_rooms_import_only_from_their_own_floor_and_those_below(service: str):
 
 
 def room_of(parts: tuple[str, ...], floors: dict[str, int]) -> str:
-    """The longest beginning of a module's name that is a room."""
+    """The longest prefix of a module's name that is a room."""
     names = [".".join(parts[:num]) for num in range(len(parts), 0, -1)]
     return next(name for name in names if name in floors)
 
 
 def modules_of(names: frozenset[str], modules: set[str]) -> set[str]:
-    """The modules in which ``names`` are, or which they are."""
+    """The modules of ``names``, which may be modules themselves."""
     return {name for name in names | {name.rpartition(".")[0] for name in names} if name in modules}
 
 
@@ -240,6 +250,18 @@ def test_what_unpickles_or_evaluates_is_found(tmp_path: Path, line: str) -> None
     file = tmp_path / "unsafe.py"
     file.write_text(line)
     assert [*unsafe(file)]
+
+
+def test_clocks_are_read_through_the_module_time():
+    """The simulator replaces them there (tests/sim)."""
+    found = [
+        str(path)
+        for path in SOURCES
+        if path.relative_to(ROOT).parts[0] in ("services", "shared")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ImportFrom) and node.module == "time"
+    ]
+    assert not found
 
 
 @pytest.mark.parametrize("service", ["gateway", "scheduler"])

@@ -1,9 +1,11 @@
-"""Identifiers are in the terms of docs/glossary.md: no second word for what has one there."""
+"""Identifiers are in the terms of docs/glossary.md, and prose is in short, direct sentences."""
 
 import re
 import tokenize
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parent.parent
 TERMS = {
@@ -25,6 +27,28 @@ SOURCES = sorted(
     for folder in ("cli", "kernels", "services", "shared")
     for path in ROOT.glob(f"{folder}/**/*.py")
 )
+
+RELATIVE = re.compile(
+    r"\b(what(ever)?|who(m|se|ever)?|those (of|that|which|who)|of which|so many|as many"
+    r"|such|beside|behind|brings?|none of)\b",
+    re.IGNORECASE,
+)
+"""Constructions that stand in for a noun; a sentence with a noun as its subject needs few."""
+PAGES = [*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGE_LIMIT = 5.0  # per 1,000 words
+# Per 1,000 words of docstrings, comments and messages. A lower figure replaces the recorded one.
+FOLDER_LIMITS = {
+    "benchmarks": 2.9,
+    "cli": 3.5,
+    "kernels": 2.5,
+    "services": 9.9,
+    "shared": 7.5,
+    "tests": 5.0,
+}
+LITERAL = re.compile(
+    r"```.*?```|<!--.*?-->|`+[^`]*`+|\]\([^)]*\)|https?://\S+|\"[^\"\n]*\"", re.DOTALL
+)
+PYTHON_TEXT = re.compile(r'"""(.*?)"""|#([^\n]*)|"((?:[^"\\\n]|\\.)*)"', re.DOTALL)
 
 
 def words_of(identifier: str) -> list[str]:
@@ -60,3 +84,41 @@ def test_an_identifier_is_split_into_its_words():
     assert words_of("num_told") == ["num", "told"]
     assert words_of("OpenTrip") == ["open", "trip"]
     assert words_of("MAX_COINS") == ["max", "coins"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_has_few_relative_constructions(page: Path) -> None:
+    rate, found = rate_of([LITERAL.sub(" ", page.read_text())])
+    assert rate <= PAGE_LIMIT, found
+
+
+def test_the_status_is_a_table_to_decide_by() -> None:
+    rows = [row for row in (ROOT / "docs/status.md").read_text().splitlines() if row[:2] == "| "]
+    assert len(rows) < 60
+    assert max(len(cell.strip()) for row in rows for cell in row.split("|")) <= 120
+
+
+@pytest.mark.parametrize("folder", FOLDER_LIMITS)
+def test_the_prose_of_a_folder_gets_no_worse(folder: str) -> None:
+    rate, _ = rate_of(prose_of(path.read_text()) for path in ROOT.glob(f"{folder}/**/*.py"))
+    assert rate <= FOLDER_LIMITS[folder], "write the new sentences with a noun as their subject"
+
+
+def rate_of(texts: Iterable[str]) -> tuple[float, list[str]]:
+    """Relative constructions per 1,000 words, and the constructions."""
+    text = " ".join(texts)
+    found = [match[0] for match in RELATIVE.finditer(text)]
+    return 1000 * len(found) / len(re.findall(r"[A-Za-z]+", text)), found
+
+
+def prose_of(source: str) -> str:
+    """Docstrings, comments and other strings of several words in a Python module."""
+    texts = ("".join(match.groups("")) for match in PYTHON_TEXT.finditer(source))
+    return LITERAL.sub(" ", "\n".join(text for text in texts if " " in text))
+
+
+def test_relative_constructions_are_counted_outside_literals() -> None:
+    page = 'Those of `what` and "who" stand behind it.\n```\nwhat\n```\n'
+    assert rate_of([LITERAL.sub(" ", page)])[1] == ["Those of", "behind"]
+    source = 'x = "what"  # Who runs "what".\nraise E("none of these")\n'
+    assert rate_of([prose_of(source)])[1] == ["Who", "none of"]

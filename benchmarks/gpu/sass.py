@@ -1,8 +1,9 @@
-"""The machine code of a compiled kernel."""
+"""Disassembly of a compiled kernel."""
 
 import re
 import subprocess
 import tempfile
+from functools import lru_cache
 from typing import NamedTuple
 
 from benchmarks.gpu.dry_card import CUOBJDUMP
@@ -16,8 +17,9 @@ class Instruction(NamedTuple):
     operands: str
 
 
-def read_code(cubin: bytes) -> list[Instruction]:
-    """In the order of addresses, up to the padding behind a jump to itself."""
+@lru_cache(maxsize=256)
+def read_code(cubin: bytes) -> tuple[Instruction, ...]:
+    """Instructions in the order of addresses, up to the padding after a jump to itself."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -29,4 +31,4 @@ def read_code(cubin: bytes) -> list[Instruction]:
         if name.startswith("BRA") and f"{where:#x}" in operands.split():
             break
         found.append(Instruction(where, name, operands))
-    return found
+    return tuple(found)

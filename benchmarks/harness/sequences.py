@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from services.scheduler.scheduler import Scheduler
+from services.scheduler.sequence import Arrival
+from shared.wire.envelope import RequestOptions, write_options
 from shared.wire.messages import Generate, NewSequence, SamplingParams
 
 
@@ -16,8 +18,13 @@ def generate_one(
     salt: str = "",
     num_emitted: int = 0,
 ) -> Generate:
-    new = NewSequence(name, num_emitted=num_emitted)
-    return Generate(name, attempt, params, [new], priority, salt)
+    return Generate(
+        request=name,
+        attempt=attempt,
+        params=params,
+        sequences=[NewSequence(name, num_emitted=num_emitted)],
+        options=write_options(RequestOptions(priority=priority, salt=salt)),
+    )
 
 
 def add_one(
@@ -32,4 +39,4 @@ def add_one(
 ) -> None:
     ids = np.array(prompt, np.int32)
     generate = generate_one(name, params, attempt, priority, salt)
-    core.add(generate, ids, ids[:0], 0, now_s)
+    core.add(Arrival(generate=generate, prompt=ids, emitted=ids[:0], route=0, now_s=now_s))

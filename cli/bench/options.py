@@ -44,19 +44,19 @@ def _parser() -> Parser:
 
 def _add_target(add: Callable[..., Any]) -> None:
     add("--url", type=server_url, default="http://127.0.0.1:8000", help="(default: %(default)s)")
-    add("--model", help="(default: the first that the server lists)")
+    add("--model", help="(default: the first the server lists)")
     add("--endpoint", choices=("completions", "chat"), default="completions")
     add("--api-key", metavar="KEY", help="(default: SHOAL_API_KEY)")
-    text = "a request fails when nothing comes for so many seconds (default: %(default)g)"
+    text = "seconds without data after which a request fails (default: %(default)g)"
     add("--timeout", type=number(0.001, MAX_S), default=600.0, metavar="S", help=text)
 
 
 def _add_load(add: Callable[..., Any]) -> None:
     text = f"(default: {DEFAULT_NUM_REQUESTS}, or all of the trace)"
     add("--num-requests", type=whole(1, MAX_COUNT), metavar="N", help=text)
-    text = f"open at once at most (default: {DEFAULT_CONCURRENCY}, or any number with a rate)"
+    text = f"most requests open at once (default: {DEFAULT_CONCURRENCY}; with a rate unlimited)"
     add("--concurrency", type=whole(1, 100_000), metavar="N", help=text)
-    text = "sent a second, whether answers come or not"
+    text = "sent per second, independent of the answers"
     add("--request-rate", type=number(1e-6, MAX_RATE), metavar="R", help=text)
     text = "shape of the gaps' gamma distribution: 1 is Poisson, less is burstier"
     shape = number(MIN_BURSTINESS, MAX_BURSTINESS)
@@ -64,7 +64,7 @@ def _add_load(add: Callable[..., Any]) -> None:
     add("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="(default: 0)")
     text = "sent before, not counted (default: 0)"
     add("--warmup", type=whole(0, MAX_COUNT), default=0, metavar="N", help=text)
-    text = "does it keep up with this rate? Loads it with 150 %% of it; exit code 0: yes, 1: no"
+    text = "tests this rate with 150 %% of it; exit code 0: the server keeps up, 1: it does not"
     add("--verdict", type=number(1e-6, MAX_RATE), metavar="RATE", help=text)
     text = "seconds of a verdict's load (default: 60)"
     add("--duration", type=number(0.1, MAX_S), metavar="S", help=text)
@@ -77,7 +77,7 @@ def _add_requests(add: Callable[..., Any]) -> None:
     add("--input-len", type=length, default=Lengths("fixed", 128), metavar="L", help=text)
     text = "the same for answers (default: 128)"
     add("--output-len", type=length, default=Lengths("fixed", 128), metavar="L", help=text)
-    text = "tokens before those of --input-len that prompts have in common (default: 0)"
+    text = "tokens of a common prefix, in addition to --input-len (default: 0)"
     add("--prefix-len", type=whole(0, MAX_LENGTH), default=0, metavar="N", help=text)
     text = "different common prefixes (default: 1)"
     add("--num-prefixes", type=whole(1, MAX_COUNT), default=1, metavar="N", help=text)
@@ -91,17 +91,19 @@ def _add_requests(add: Callable[..., Any]) -> None:
 
 
 def _add_sampling(add: Callable[..., Any]) -> None:
-    text = "answers are as long as asked for (default: yes)"
+    text = "answers have exactly the requested length (default: yes)"
     add("--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help=text)
     text = "(default: %(default)g)"
     add("--temperature", type=number(0, 100), default=0.0, metavar="T", help=text)
-    add("--logprobs", type=whole(0, MAX_LENGTH), metavar="K", help="asks for those of each token")
-    text = "fields that each request gets in addition"
+    add("--logprobs", type=whole(0, MAX_LENGTH), metavar="K", help="logprobs of each token")
+    text = "additional fields of each request"
     add("--extra-body", type=argument_type(_object), default={}, metavar="JSON", help=text)
 
 
 def _add_report(add: Callable[..., Any]) -> None:
-    text = "targets in ms, such as ttft=200,tpot=50 (also e2e); reports how many requests meet all"
+    text = (
+        "targets in ms, for example ttft=200,tpot=50 (also e2e); reports the share that meets all"
+    )
     add("--goodput", type=targets, default={}, metavar="TARGETS", help=text)
     add("--json", type=result_file, metavar="FILE", help="writes everything there")
     add("--rows", action="store_true", help="with a row for each request")

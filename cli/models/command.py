@@ -1,4 +1,4 @@
-"""``shoal models``: which models there are on this machine, and which of them can be served."""
+"""``shoal models``: the models on this machine and their support."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
 def _models(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     listed = []
-    with Console(stderr=True).status("looking …"):  # nothing where it is no terminal
+    with Console(stderr=True).status("looking …"):  # prints nothing without a terminal
         for model in find_models(options.folder):
             folder = model.folder
             listed.append(Listed(model.name, folder, num_bytes(folder), check(folder)))
@@ -51,11 +51,11 @@ def _models(arguments: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(
         "shoal models",
-        description="Lists the embedded model and those in the Hugging Face cache, or those in"
-        " FOLDERs: what they are, and whether a worker can serve them, by their config alone.",
+        description="Lists the embedded model and the models of the Hugging Face cache, or of"
+        " FOLDERs, with their type and support, judged by their config.",
         epilog="Exit codes: 0; 1: none that can be served; 2: a wrong flag or folder.",
     )
-    text = "a model's folder, or one with such folders in it"
+    text = "a model's folder, or a folder of models"
     parser.add_argument("folder", nargs="*", type=Path, metavar="FOLDER", help=text)
     parser.add_argument("--json", action="store_true", help="prints a list of objects")
     return parser
@@ -83,6 +83,6 @@ def _table(listed: list[Listed]) -> Table:
 
 
 def rounded(num: int, units: dict[str, int]) -> str:
-    """In the largest unit of which there is one."""
+    """A number in the largest unit not above it."""
     name, size = next(each for each in units.items() if num >= each[1] or each[1] == 1)
     return f"{num / size:.1f}{name}" if size > 1 else f"{num}{name}"

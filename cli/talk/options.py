@@ -10,23 +10,23 @@ EPILOG = "Exit codes: 0; 1: refused, or broken off; 2: a wrong flag, or no serve
 
 
 def make_parser(name: str, description: str) -> Parser:
-    """Has all flags that the two have in common."""
+    """A parser with the flags common to both."""
     usage = f"shoal {name} [--flag VALUE …] [PROMPT …]"
     parser = Parser(f"shoal {name}", usage=usage, description=description, epilog=EPILOG)
     add = parser.add_argument
-    text = "what comes from standard input is added"
+    text = "standard input is appended"
     add("prompt", nargs="*", metavar="PROMPT", help=text)
     add_server(add)
-    add("--model", help="(default: the first that the server lists)")
+    add("--model", help="(default: the first the server lists)")
     add("--max-tokens", type=whole(1, MAX_TOKENS), metavar="N", help="longest answer")
     add("--temperature", type=number(0, 2), metavar="T", help="(default: the server's)")
     add("--top-p", type=number(0, 1), metavar="P", help="(default: the server's)")
-    add("--seed", type=whole(0, 2**63 - 1), metavar="N", help="the same draws every time")
+    add("--seed", type=whole(0, 2**63 - 1), metavar="N", help="the same seed gives the same output")
     text = "colours tokens by probability: green: certain, red: not"
     add("--probabilities", action="store_true", help=text)
     for name in ("--colours", "--colors"):
         add(name, action="store_true", dest="probabilities", help=argparse.SUPPRESS)
-    add("--json", action="store_true", help="prints the server's whole reply when it is there")
+    add("--json", action="store_true", help="prints the server's complete reply at its end")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""``shoal trace``: where the time of a request went."""
+"""``shoal trace``: the timeline of a request."""
 
 import argparse
 import json
@@ -36,7 +36,7 @@ def _trace(arguments: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(
         "shoal trace",
-        description="Draws where the time of a request went, or lists the last requests.",
+        description="Draws the timeline of a request, or lists the last requests.",
         epilog="Exit codes: 0; 1: the server has no such trace, or refused; 2: a wrong flag, or no"
         " server at --url.",
     )
@@ -46,7 +46,7 @@ def _parser() -> Parser:
     add("--slowest", action="store_true", help="lists the slowest first, not the newest")
     text = "length of the list (default: %(default)s)"
     add("--limit", type=whole(1, MAX_LIMIT), default=20, metavar="N", help=text)
-    add("--json", action="store_true", help="prints what the server says")
+    add("--json", action="store_true", help="prints the server's reply")
     return parser
 
 

@@ -1,4 +1,4 @@
-"""The gateway as an application of aiohttp: a list of APIs, behind what all requests pass."""
+"""The gateway as an application of aiohttp: a list of APIs, and middleware for all requests."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,6 +18,7 @@ from services.gateway.apis.responses.endpoint import Responses
 from services.gateway.chat.completions import Completions
 from services.gateway.chat.endpoint import Chat
 from services.gateway.chat.intake import Intake
+from services.gateway.chat.structure import NoStructure, Structure
 from services.gateway.http.admission import Admission
 from services.gateway.http.api_keys import Guard, load_accounts
 from services.gateway.http.body import BodyParser, BodyReader
@@ -37,8 +38,8 @@ from services.gateway.http.server import check_head
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.reports import Reports
 from services.gateway.page.endpoint import Page
+from services.gateway.text.structure import TextStructure
 from services.gateway.traces.endpoint import Traces
-from services.gateway.traces.tracing import Tracing, answer_trace
 from shared.settings.gateway import GatewayConfig
 from shared.wire.messages import Heartbeat
 
@@ -56,6 +57,11 @@ MAKERS: tuple[Callable[[Core], Api], ...] = (
     MeshState,
     Page,
 )
+STRUCTURES: tuple[Callable[[], Structure], ...] = (
+    TextStructure,
+    NoStructure,
+)
+"""The first one serves."""
 APIS: web.AppKey[list[Api]] = web.AppKey("apis")
 
 
@@ -70,7 +76,8 @@ def make_app(
     """Raises ConfigError."""
     bodies, parser, pieces = BodyReader(config.max_body_bytes), BodyParser(), PieceMaker()
     intake = Intake(mesh, admission, bodies, parser, shares_cache=config.share_prefix_cache)
-    completions = Completions(mesh, intake, pieces, config)
+    structure = STRUCTURES[0]()
+    completions = Completions(mesh, intake, pieces, config, structure)
     core = Core(
         config=config,
         mesh=mesh,
@@ -82,15 +89,17 @@ def make_app(
         intake=intake,
         pieces=pieces,
         completions=completions,
+        structure=structure,
     )
     core.apis.extend(make(core) for make in MAKERS)
-    loads = {UNKNOWN: Load.CHEAP} | {
-        path: load for api in core.apis for path, load in api.loads().items()
-    }
-    cors, tracing = Cors(config.allowed_origins), Tracing(mesh.traces, loads)
-    middlewares = [tracing.trace, count_requests, answer_errors, check_head, cors.preflight]
+    core.loads[UNKNOWN] = Load.CHEAP
+    for api in core.apis:
+        core.loads.update(api.loads())
+    cors = Cors(config.allowed_origins)
+    middlewares = [each.middleware for each in core.apis if each.middleware is not None]
+    middlewares += [count_requests, answer_errors, check_head, cors.preflight]
     if accounts := load_accounts(config):
-        middlewares.append(Guard(accounts, loads, own_socket).check)
+        middlewares.append(Guard(accounts, core.loads, own_socket).check)
     else:
         hosts = known_hosts(config, own_socket)
         middlewares += [cors.check, *([hosts.check] if hosts is not None else [])]
@@ -98,7 +107,7 @@ def make_app(
     app = web.Application(middlewares=middlewares)
     app[APIS] = core.apis
     prepared = (each.prepare for each in core.apis if each.prepare is not None)
-    for prepare in (name_response, name_server, *prepared, answer_trace, cors.mark):
+    for prepare in (name_response, name_server, *prepared, cors.mark):
         app.on_response_prepare.append(prepare)
     for api in core.apis:
         routes = [*api.routes()]

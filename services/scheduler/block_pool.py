@@ -11,11 +11,11 @@ class BlockHashes:
     """Computes the block hashes of a sequence, each when it is first asked for.
 
     A block's KV depends on all ids before it too, so its hash is a chain: blake2b, 128 bits, of the
-    hash before it and its own ids; the first one follows the ``cache_salt``."""
+    hash before it and its own ids; the first one follows the ``root`` (``hash_root``)."""
 
-    def __init__(self, block_size: int, cache_salt: str) -> None:
+    def __init__(self, block_size: int, root: bytes) -> None:
         self.block_size = block_size
-        self._chain = [_digest(cache_salt.encode())]
+        self._chain = [root]
 
     def block_hash(self, number: int, ids: Callable[[int, int], bytes]) -> bytes:
         """``ids(start, end)`` returns the int32 ids between two positions as bytes; all ids of the

@@ -25,25 +25,29 @@ class FairOrder:
     def note(self, sequence: Sequence) -> None:
         """Call it at each admission."""
         self._num_admitted += 1
-        self._admitted[sequence.owner] = self._num_admitted
+        self._admitted[sequence.options.owner] = self._num_admitted
 
     def in_turn(
         self, lines: Iterable[list[Sequence]], running: Iterable[Sequence]
     ) -> Iterator[Sequence]:
         """Yields waiting sequences. ``lines`` [of an owner and a priority] are sorted, and may lose
         sequences meanwhile; sequences in ``running`` hold a slot."""
-        held = Counter(each.owner for each in running)
+        held = Counter(each.options.owner for each in running)
         admitted = self._admitted.copy()
         heads = {line[0]: line for line in lines}
         while heads:
-            level = min(heads, key=_order).priority
-            end = min((each.order for each in heads if each.priority < level), default=LAST)
+            level = min(heads, key=_order).options.priority
+            end = min((each.order for each in heads if each.options.priority < level), default=LAST)
             turn = min(
-                (each for each in heads if each.priority == level and each.order < end),
-                key=lambda each: (held[each.owner], admitted.get(each.owner, 0), each.order),
+                (each for each in heads if each.options.priority == level and each.order < end),
+                key=lambda each: (
+                    held[each.options.owner],
+                    admitted.get(each.options.owner, 0),
+                    each.order,
+                ),
             )
-            held[turn.owner] += 1
-            admitted[turn.owner] = self._num_admitted + held.total()
+            held[turn.options.owner] += 1
+            admitted[turn.options.owner] = self._num_admitted + held.total()
             yield turn
             line = heads.pop(turn)
             index = bisect_right(line, turn.order, key=_order)

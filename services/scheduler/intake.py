@@ -10,10 +10,11 @@ import numpy as np
 
 from services.scheduler.metrics import QUARANTINE_REFUSALS, QUARANTINED_REQUESTS
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.sequence import Sequence
+from services.scheduler.sequence import Arrival, Sequence
 from shared.errors import QUARANTINED, InvalidRequest, Overloaded, RequestError
 from shared.process.log import client_text
 from shared.process.rate import Rate
+from shared.wire.envelope import RequestOptions, hash_root
 from shared.wire.faults import ids_fault, params_fault, pooling_fault
 from shared.wire.messages import (
     MAX_BATCHED_TOKENS,
@@ -45,17 +46,16 @@ class Intake:
         self._quarantine = Quarantine(quarantine_s)
         self._ends = Rate()
 
-    def add(
-        self, generate: Generate, prompt: np.ndarray, emitted: np.ndarray, route: int, now_s: float
-    ) -> None:
+    def add(self, arrival: Arrival) -> None:
         """Adds the sequences as ``Scheduler.add`` does. Raises the RequestError that refuses
         them."""
+        now_s = arrival.now_s
         if not self._core.sequences:
             self._ends.start(now_s)
         try:
-            self._check(generate, prompt, emitted)
-            self._quarantine.check(prompt, generate.params, generate.cache_salt, now_s)
-            self._core.add(generate, prompt, emitted, route, now_s)
+            self._check(arrival)
+            self._quarantine.check(arrival.prompt, arrival.generate.params, arrival.options, now_s)
+            self._core.add(arrival)
         except RequestError as error:
             if error.code == QUARANTINED:
                 QUARANTINE_REFUSALS.inc()
@@ -72,16 +72,23 @@ class Intake:
         QUARANTINED_REQUESTS.inc()
         name = client_text(sequence.request)
         log.warning("workers died under request %s: it is quarantined", name)
-        self._quarantine.add(sequence.prompt, sequence.params, sequence.cache_salt, now_s)
+        self._quarantine.add(sequence.prompt, sequence.params, sequence.options, now_s)
 
-    def _check(self, generate: Generate, prompt: np.ndarray, emitted: np.ndarray) -> None:
+    def _check(self, arrival: Arrival) -> None:
         """Passes everything without workers: the core refuses it then."""
         capacities = self._core.capacities
         if capacities:
             vocab_size = max(each.vocab_size for each in capacities)
             max_model_len = max(each.max_model_len for each in capacities)
             pooled_size = max(each.pooled_size for each in capacities)
-            check_generate(generate, prompt, emitted, vocab_size, max_model_len, pooled_size)
+            check_generate(
+                arrival.generate,
+                arrival.prompt,
+                arrival.emitted,
+                vocab_size,
+                max_model_len,
+                pooled_size,
+            )
 
 
 def check_generate(
@@ -181,9 +188,9 @@ class Quarantine:
     """A client that repeats such a request would take two workers with each try. Times are
     monotonic. Pure.
 
-    Requests are the same if prompt, parameters and salt are. Left out are the seed, which differs
-    with each try unless the client sets one, and logprobs of the prompt, which only the first
-    choice brings. The oldest of ``MAX_QUARANTINED`` gives way to a new one.
+    Requests are the same if prompt, parameters and ``hash_root`` are. Left out are the seed, which
+    differs with each try unless the client sets one, and logprobs of the prompt, which only the
+    first choice brings. The oldest of ``MAX_QUARANTINED`` gives way to a new one.
     """
 
     def __init__(self, quarantine_s: float) -> None:
@@ -193,18 +200,22 @@ class Quarantine:
     def __len__(self) -> int:
         return len(self._until_s)
 
-    def add(self, prompt: np.ndarray, params: SamplingParams, salt: str, now_s: float) -> None:
-        digest = _digest(prompt, params, salt)
+    def add(
+        self, prompt: np.ndarray, params: SamplingParams, options: RequestOptions, now_s: float
+    ) -> None:
+        digest = _digest(prompt, params, options)
         self._until_s.pop(digest, None)
         self._until_s[digest] = now_s + self._quarantine_s
         self._drop_old(now_s)
 
-    def check(self, prompt: np.ndarray, params: SamplingParams, salt: str, now_s: float) -> None:
+    def check(
+        self, prompt: np.ndarray, params: SamplingParams, options: RequestOptions, now_s: float
+    ) -> None:
         """Raises InvalidRequest for one that is here."""
         self._drop_old(now_s)
         if not self._until_s:
             return
-        until_s = self._until_s.get(_digest(prompt, params, salt))
+        until_s = self._until_s.get(_digest(prompt, params, options))
         if until_s is None:
             return
         left_s = until_s - now_s
@@ -222,8 +233,8 @@ class Quarantine:
             del self._until_s[digest]
 
 
-def _digest(prompt: np.ndarray, params: SamplingParams, salt: str) -> bytes:
+def _digest(prompt: np.ndarray, params: SamplingParams, options: RequestOptions) -> bytes:
     """``prompt`` [prompt_len] int32."""
     params = msgspec.structs.replace(params, seed=0, prompt_logprobs=None)
-    header = msgspec.msgpack.encode((salt, params))
+    header = hash_root(options) + msgspec.msgpack.encode(params)
     return blake2b(header + prompt.tobytes(), digest_size=16).digest()

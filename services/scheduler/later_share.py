@@ -52,7 +52,7 @@ class Front:
         self.has_later = self.is_past = False
         leader = waiting.leader_of(running[-1]) if running else None
         self._heads = [leader] if leader is not None else []
-        if leader is None and len({each.priority for each in running}) <= 1:
+        if leader is None and len({each.options.priority for each in running}) <= 1:
             self.first, self._heads = running, running[:1]  # known without a look at each
             return
         for sequence in running:
@@ -66,7 +66,7 @@ class Front:
     def admit(self, sequence: Sequence) -> None:
         """It is computed, too."""
         if not self.is_past and not any(
-            each.priority <= sequence.priority and each.order < sequence.order
+            each.options.priority <= sequence.options.priority and each.order < sequence.order
             for each in self._heads
         ):
             self._heads.append(sequence)

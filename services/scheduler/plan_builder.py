@@ -77,6 +77,7 @@ class PlanBuilder:
         self._known.append(ids)
         self._num_id_bytes += ids.nbytes
         self._num_admit_bytes += 5 * len(allocation.blocks) + list_bytes(sequence.params)
+        self._num_admit_bytes += len(memoryview(sequence.option_row))
         self.plan.admit.append(
             Admit(
                 slot=allocation.slot,
@@ -90,7 +91,7 @@ class PlanBuilder:
                 params=sequence.params,
                 blocks=list(allocation.blocks),  # they grow while the plan may lie unread
                 num_prompt_scored=sequence.num_prompt_scored,
-                is_traced=sequence.is_traced,
+                options=sequence.option_row,
             )
         )
 

@@ -351,4 +351,4 @@ class Planner:
 
 def _are_later(sequences: Iterable[Sequence]) -> bool:
     """Whether all are of a later priority than 0, which is that of clients who say none."""
-    return all(each.priority > 0 for each in sequences)
+    return all(each.options.priority > 0 for each in sequences)

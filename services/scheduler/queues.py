@@ -74,7 +74,7 @@ class WaitingQueue:
     def add(self, sequence: Sequence) -> None:
         insort(self._sequences, sequence, key=_order)
         insort(self._lines.setdefault(_line(sequence), []), sequence, key=_order)
-        self._owners[sequence.owner] += 1
+        self._owners[sequence.options.owner] += 1
 
     def try_remove(self, sequence: Sequence) -> bool:
         """Returns False where the sequence does not wait here."""
@@ -84,9 +84,9 @@ class WaitingQueue:
         _try_remove(line, sequence)
         if not line:
             del self._lines[_line(sequence)]
-        self._owners[sequence.owner] -= 1
-        if not self._owners[sequence.owner]:
-            del self._owners[sequence.owner]
+        self._owners[sequence.options.owner] -= 1
+        if not self._owners[sequence.options.owner]:
+            del self._owners[sequence.options.owner]
         return True
 
     def admit(self, sequence: Sequence) -> None:
@@ -99,15 +99,15 @@ class Queues:
     """Holds every sequence without a slot in the one queue that its state calls for.
 
     ``paused``: it has no credit, so it is not computed; ``isolated``: a worker died under it, so it
-    is computed alone; ``waiting``: all others. ``returned`` collects the traced ones that had a
-    slot, with why they wait again.
+    is computed alone; ``waiting``: all others. ``on_return`` is called with each that had a
+    slot, and why it waits again.
     """
 
     def __init__(self) -> None:
         self.waiting = WaitingQueue()
         self.isolated = WaitingQueue()
         self.paused = WaitingQueue()
-        self.returned: list[tuple[Sequence, Obstacle]] = []
+        self.on_return: Callable[[Sequence, Obstacle], None] = lambda sequence, why: None
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.isolated) + len(self.paused)
@@ -132,8 +132,7 @@ class Queues:
         """Takes a sequence that had a slot."""
         self.put(sequence)
         sequence.num_passed_over, sequence.obstacle = 0, None
-        if sequence.is_traced:
-            self.returned.append((sequence, why))
+        self.on_return(sequence, why)
 
     def remove(self, sequence: Sequence) -> None:
         for queue in (self.waiting, self.isolated, self.paused):
@@ -147,7 +146,7 @@ class Queues:
 
 
 def _line(sequence: Sequence) -> tuple[str, int]:
-    return sequence.owner, sequence.priority
+    return sequence.options.owner, sequence.options.priority
 
 
 def _try_remove(sequences: list[Sequence], sequence: Sequence) -> bool:

@@ -32,7 +32,7 @@ from services.scheduler.placement import Placement
 from services.scheduler.planner import Planner
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.queues import Queues
-from services.scheduler.sequence import Ended, Obstacle, Sequence
+from services.scheduler.sequence import Arrival, Ended, Obstacle, Sequence
 from services.scheduler.worker_state import WorkerState
 from shared.errors import (
     NO_WORKER,
@@ -44,7 +44,6 @@ from shared.errors import (
     Unavailable,
 )
 from shared.wire.messages import (
-    MAX_TRACED,
     Capacity,
     Generate,
     Grant,
@@ -166,6 +165,11 @@ class Scheduler:
             if was_isolated:
                 self.queues.put(sequence)
 
+    def note_state(self, worker_id: str, is_ready: bool) -> None:
+        """A worker that leaves or hangs is not ready: it gets no new sequences."""
+        worker = self.workers[worker_id]
+        worker.admits = is_ready and not worker.is_leaving
+
     def release_worker(self, worker_id: str) -> None:
         """The worker leaves before its sequences have ended: they go to others, one at a time; the
         second call hands over all that are left."""
@@ -178,16 +182,12 @@ class Scheduler:
 
     # --- sequences ------------------------------------------------------------------------------
 
-    def add(
-        self, generate: Generate, prompt: np.ndarray, emitted: np.ndarray, route: int, now_s: float
-    ) -> None:
+    def add(self, arrival: Arrival) -> None:
         """Puts the sequences of a prompt in the waiting queue, or raises the RequestError that
-        refuses them.
-
-        ``prompt`` [prompt_len] int32, which they share; ``emitted`` [n] int32: what each had
-        emitted before, one after the other.
-        """
-        self._check(generate, len(prompt))
+        refuses them."""
+        generate, options = arrival.generate, arrival.options
+        self._check(generate, len(arrival.prompt))
+        due_s = arrival.now_s + options.priority * self._priority_step_s
         end = 0
         for new in generate.sequences:
             start, end = end, end + new.num_emitted
@@ -195,19 +195,15 @@ class Scheduler:
                 request=new.request,
                 attempt=generate.attempt,
                 choice=new.choice,
-                route=route,
-                order=(now_s + generate.priority * self._priority_step_s, self._num_added),
-                prompt=prompt,
+                route=arrival.route,
+                order=(due_s, self._num_added),
+                prompt=arrival.prompt,
                 params=_params_of(generate, new),
-                emitted=emitted[start:end].tolist(),
-                arrived_s=now_s,
-                cache_salt=generate.cache_salt,
-                priority=generate.priority,
-                owner=generate.owner,
+                emitted=arrival.emitted[start:end].tolist(),
+                arrived_s=arrival.now_s,
+                options=options,
+                option_row=arrival.option_row,
                 num_prompt_scored=new.num_prompt_scored,
-                is_traced=generate.is_traced and new.choice < MAX_TRACED,
-                is_isolated=generate.num_worker_deaths > 0,
-                num_worker_deaths=generate.num_worker_deaths,
                 hits=self._left_hits.pop(new.request, {}),
             )
             self._num_added += 1
@@ -252,11 +248,6 @@ class Scheduler:
         ended, self._ended = self._ended, []
         return ended
 
-    def take_returned(self) -> list[tuple[Sequence, Obstacle]]:
-        """Returns the traced sequences that have lost their slot since the last call, and why."""
-        returned, self.queues.returned = self.queues.returned, []
-        return returned
-
     @property
     def stranded(self) -> list[Sequence]:
         """Those that wait for a worker which is not here: to wait is all that they can do."""
@@ -271,13 +262,9 @@ class Scheduler:
 
     # --- steps ----------------------------------------------------------------------------------
 
-    def plan(self, worker_id: str, admits: bool = True) -> Planned | None:
-        """The next step of a worker, or None while enough are in flight or there is nothing to do.
-
-        With ``admits`` False it ends what it has and gets nothing new.
-        """
+    def plan(self, worker_id: str) -> Planned | None:
+        """The next step of a worker, or None while it needs none or there is nothing to do."""
         worker = self.workers[worker_id]
-        worker.admits = admits and not worker.is_leaving
         if not self.planner.is_in_need(worker):
             self._in_need.pop(worker_id, None)
             return None

@@ -7,13 +7,16 @@ from enum import IntEnum
 from math import ceil
 
 import numpy as np
+from msgspec import Raw
 
 from services.scheduler.block_pool import BlockHashes
+from shared.wire.envelope import RequestOptions, hash_root, read_options
 from shared.wire.faults import reads_all
 from shared.wire.messages import (
     ALL_TOKENS,
     WINDOW_BYTES,
     WINDOW_TOKENS,
+    Generate,
     Grant,
     ResultRow,
     SamplingParams,
@@ -89,6 +92,28 @@ class Allocation:
         self.num_computed -= num_expected - num_tokens
 
 
+@dataclass(slots=True)
+class Arrival:
+    """A Generate with its buffers: ``prompt`` [prompt_len] int32, which its sequences share, and
+    ``emitted`` [n] int32, the ids that each had emitted before, one after the other.
+
+    It came at ``now_s`` (monotonic) from the tokenizer ``route``. Raises CodecError for bad
+    options.
+    """
+
+    generate: Generate
+    prompt: np.ndarray
+    emitted: np.ndarray
+    route: int
+    now_s: float
+    options: RequestOptions = field(init=False)
+    option_row: Raw = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.option_row = self.generate.options.copy()  # or it would keep the whole header
+        self.options = read_options(self.option_row)
+
+
 MAX_WORKER_DEATHS = 2
 MAX_FORGIVEN = 8  # a sequence that makes workers stand still, again and again, must end
 
@@ -97,14 +122,14 @@ MAX_FORGIVEN = 8  # a sequence that makes workers stand still, again and again, 
 class Sequence:
     """What the scheduler knows of a sequence.
 
-    It came at ``arrived_s``; ``order`` is its place in queues, kept when it has to wait again, and
-    a higher ``priority`` is later; ``owner`` names its API key; ``route`` names the tokenizer that
-    it came from. It has an ``allocation`` while it has a slot.
+    It came at ``arrived_s``; ``order`` is its place in queues, kept when it has to wait again;
+    ``route`` names the tokenizer that it came from. It has an ``allocation`` while it has a slot.
     ``emitted`` begins with what an attempt before this one had emitted. ``last_worker_id`` is None
-    as long as no worker has had it. ``num_cached`` of the prompt's ids were in the prefix cache
-    (``note_hit``), and ``hits`` has as many for each worker. ``missing_blocks`` gives for each
-    worker the number of its first block that was not in the prefix cache at the last look. The
-    logprobs of ``num_prompt_scored`` of the prompt's tokens have come, from its second one on.
+    as long as no worker has had it. ``num_worker_deaths`` counts other cells' workers too.
+    ``num_cached`` of the prompt's ids were in the prefix cache (``note_hit``), and ``hits`` has as
+    many for each worker. ``missing_blocks`` gives for each worker the number of its first block
+    that was not in the prefix cache at the last look. The logprobs of ``num_prompt_scored`` of the
+    prompt's tokens have come, from its second one on.
     ``num_steps`` brought tokens. ``num_passed_over`` times a plan admitted, or might have, others
     first, the last time because of ``obstacle``. While it had a slot ``num_held_back`` plans were
     for those that it gives way to. ``lost_workers`` were lost while they computed it, and
@@ -120,15 +145,14 @@ class Sequence:
     params: SamplingParams
     emitted: list[int]
     arrived_s: float
-    cache_salt: str = ""
-    priority: int = 0
-    owner: str = ""
+    options: RequestOptions
+    option_row: Raw  # the same, as it goes to a worker
     has_run: bool = False
     allocation: Allocation | None = None
     num_cached: int = 0
     hits: dict[str, int] = field(default_factory=dict)
-    is_isolated: bool = False
-    num_worker_deaths: int = 0
+    is_isolated: bool = field(init=False)
+    num_worker_deaths: int = field(init=False)
     lost_workers: list[str] = field(default_factory=list)
     num_forgiven: int = 0
     num_preemptions: int = 0
@@ -137,7 +161,6 @@ class Sequence:
     max_emitted: int = 0
     max_bytes: int = WINDOW_BYTES
     num_prompt_scored: int = 0
-    is_traced: bool = False
     num_steps: int = 0
     num_drafts: int = 0
     num_accepted: int = 0
@@ -149,6 +172,8 @@ class Sequence:
 
     def __post_init__(self) -> None:
         self.max_emitted = len(self.emitted) + WINDOW_TOKENS
+        self.num_worker_deaths = self.options.num_worker_deaths
+        self.is_isolated = self.num_worker_deaths > 0
 
     @property
     def key(self) -> tuple[str, int]:
@@ -156,7 +181,8 @@ class Sequence:
 
     def gives_way_to(self, other: "Sequence") -> bool:
         """Whether ``other`` is of an earlier priority, and stands before it."""
-        return self.priority > other.priority and self.order > other.order
+        later = self.options.priority > other.options.priority
+        return later and self.order > other.order
 
     def is_of(self, row: ResultRow) -> bool:
         return row.request == self.request and row.attempt == self.attempt
@@ -303,7 +329,7 @@ class Sequence:
         """Returns the block hash of block ``number``; blocks of another worker may have another
         size."""
         if self._hashes is None or self._hashes.block_size != block_size:
-            self._hashes = BlockHashes(block_size, self.cache_salt)
+            self._hashes = BlockHashes(block_size, hash_root(self.options))
         return self._hashes.block_hash(number, self._id_bytes)
 
     def _id_bytes(self, start: int, end: int) -> bytes:

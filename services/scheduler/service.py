@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from functools import partial
 from itertools import count, groupby
 
 import numpy as np
@@ -10,19 +11,16 @@ from msgspec.structs import replace
 
 from services.scheduler.emission import Emission
 from services.scheduler.intake import Intake, why_refused
-from services.scheduler.metrics import (
-    STALLED_WORKERS,
-    CoreMetrics,
-    StepMetrics,
-)
+from services.scheduler.metrics import STALLED_WORKERS, CoreMetrics, StepMetrics
+from services.scheduler.observer import Observer
 from services.scheduler.other_cells import OtherCells
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.request_log import RequestLog
 from services.scheduler.result_check import check_result
 from services.scheduler.scheduler import Refusal, Scheduler
-from services.scheduler.sequence import Sequence, instance_of
-from services.scheduler.sequence_spans import SequenceSpans
+from services.scheduler.sequence import Arrival, Sequence, instance_of
 from services.scheduler.tokens_message import Forwarding
+from services.scheduler.traces.sequence_spans import SequenceSpans
 from services.scheduler.watchdog import LOOK_S, Watchdog
 from shared.errors import (
     NO_WORKER,
@@ -66,8 +64,15 @@ from shared.wire.token_arrays import Layout, TokenArrays
 
 log = logging.getLogger(__name__)
 
+FORWARD_INTERVAL_S = 0.01  # tokens wait for those of the next steps; first ones and ends do not
 HANDOVER_SHARE = 1 / 2  # of drain-timeout-s
 LOOK_ROUND_S = 1.0  # after which tokenizers that are stopped together with us have said so
+
+OBSERVERS: tuple[type[Observer], ...] = (
+    SequenceSpans,
+    Observer,
+)
+"""The first one serves."""
 
 
 class SchedulerService:
@@ -96,7 +101,7 @@ class SchedulerService:
         self._metrics = CoreMetrics(self._core)
         self._log = RequestLog()
         now_s = time.monotonic()
-        self._spans = SequenceSpans(self._core, config.instance, self._send_spans, now_s)
+        self._observer = OBSERVERS[0](self._core, config.instance, self._send_report, now_s)
         self._steps = StepMetrics(self._core)
         self._watchdog = Watchdog(self._core.workers)
         self._routes: dict[int, Forwarding] = {}  # to tokenizers
@@ -188,9 +193,9 @@ class SchedulerService:
 
     def on_up(self, peer: Peer) -> None:
         if peer.hello.service == "tokenizer":
-            self._routes[next(self._new_ids)] = Forwarding(peer, self._config.forward_interval_s)
+            self._routes[next(self._new_ids)] = Forwarding(peer, FORWARD_INTERVAL_S)
         else:
-            peer.on_state = self._plan_soon
+            peer.on_state = partial(self._note_state, peer)
             if peer.stood_still:
                 self._core.forgive(peer.hello.instance)
             if not _can_move(peer):
@@ -207,6 +212,12 @@ class SchedulerService:
         self._workers[worker_id] = worker
         self._worker_ids[worker] = worker_id
         self._core.add_worker(worker_id, capacity, worker.status.num_steps)
+        self._note_state(worker)
+
+    def _note_state(self, worker: Peer) -> None:
+        if (worker_id := self._worker_id_of(worker)) is not None:
+            self._core.note_state(worker_id, worker.is_ready)
+        self._plan_soon()
 
     def _detach(self, worker_id: str, is_explained: bool) -> None:
         del self._worker_ids[self._workers.pop(worker_id)]
@@ -289,17 +300,21 @@ class SchedulerService:
     def _add(self, peer: Peer, generate: Generate, prompt: np.ndarray, emitted: np.ndarray) -> None:
         route = self._route_of(peer)
         assert route is not None
+        arrival = Arrival(
+            generate=generate,
+            prompt=prompt,
+            emitted=emitted,
+            route=route,
+            now_s=time.monotonic(),
+        )
         try:
-            self._intake.add(generate, prompt, emitted, route, time.monotonic())
+            self._intake.add(arrival)
         except RequestError as error:
             peer.send(error.to_failed(generate.request, generate.attempt))
             self._log.refuse(generate, error)
         else:
             peer.send(Accepted(generate.request, generate.attempt), prompt[:0])
-            if generate.is_traced:
-                now_s = time.monotonic()
-                for each in generate.sequences:
-                    self._spans.begin(each.request, generate.attempt, now_s)
+            self._observer.begin(arrival)
 
     def _absorb(self, peer: Peer, result: StepResult, arrays: TokenArrays) -> None:
         worker_id = self._attached(peer)
@@ -310,14 +325,14 @@ class SchedulerService:
         self._num_steps += result.num_steps
         self._steps.end(worker_id, result, time.monotonic())
         for report in result.spans:
-            self._spans.forward(report)
+            self._observer.forward(report)
         for route, group in groupby(emissions, key=lambda each: each.sequence.route):
             self._forward(route, list(group), layout)
         self._account()
         if self._core.may_change_other_plans:
             self._plan_soon()
 
-    def _send_spans(self, route: int, report: SpanReport) -> None:
+    def _send_report(self, route: int, report: SpanReport) -> None:
         if (forwarding := self._routes.get(route)) is not None:
             forwarding.add_spans(report)
 
@@ -359,24 +374,23 @@ class SchedulerService:
             self._idle.set()
         self._metrics.count()
         now_s = time.monotonic()
-        self._spans.account(now_s)
+        self._observer.account(now_s)
         if all_ended := self._core.take_ended():
             self._intake.note_ends(len(all_ended), now_s)
             for ended in all_ended:
                 self._log.end(ended, now_s)
-                self._spans.end(ended, now_s)
+                self._observer.end(ended, now_s)
 
     def _plan_for(self, worker_id: str, peer: Peer) -> None:
         """Sends as many plans as may be in flight at once. A worker that has none begins with the
         first, while the others are made."""
-        admits = peer.status.state != State.DRAINING
         worker = self._core.workers[worker_id]
         is_idle = not worker.in_flight
         started_s = time.monotonic()
-        while planned := self._core.plan(worker_id, admits):
+        while planned := self._core.plan(worker_id):
             planned_s = time.monotonic()
             peer.send(planned.plan, planned.ids)
-            self._spans.admit(instance_of(worker_id), planned.plan, planned_s)
+            self._observer.admit(instance_of(worker_id), planned.plan, planned_s)
             self._log.begin(planned.newcomers, planned_s)
             self._steps.begin(worker_id, planned, started_s, planned_s)
             if is_idle and self._core.planner.is_in_need(worker):

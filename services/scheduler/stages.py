@@ -32,7 +32,8 @@ def with_share(
     runnable = list(runnable)
     num_decoding = sum(_decodes(each) and each.has_credit for each in running)
     decoding = sorted(
-        filter(_decodes, runnable), key=lambda each: (each.priority, each.allocated.last_step)
+        filter(_decodes, runnable),
+        key=lambda each: (each.options.priority, each.allocated.last_step),
     )
     late = set(decoding[-(-num_decoding // num_stages) :])
     return [each for each in runnable if each not in late]

@@ -1,8 +1,8 @@
-"""Chooses the cell that a prompt goes to: a scheduler with the workers that are its own. Pure.
+"""Chooses the cell of a prompt: a scheduler with its own workers. Pure.
 
-Prompts that begin alike go to the same cell, which may have computed the beginning already: that
-with the highest score for the beginning (rendezvous hashing, Thaler and Ravishankar 1998; with
-weights, Schindelhauer and Schomaker 2005), unless it has much more to do than the others (bounded
+Prompts that begin alike go to the same cell, which may have computed the beginning already: the
+cell with the highest score for the beginning (rendezvous hashing, Thaler and Ravishankar 1998; with
+weights, Schindelhauer and Schomaker 2005), unless it has much more work than the others (bounded
 loads, Mirrokni, Thorup and Zadimoghaddam 2018).
 """
 
@@ -12,6 +12,7 @@ from math import log
 from typing import NamedTuple
 
 from shared.wire.codec import Array
+from shared.wire.envelope import RequestOptions, hash_root
 
 BEGINNING = 64  # tokens: more than templates have before the first message. Chosen
 MAX_EXCESS = 1.25  # of a cell's fair share of all sequences, as long as it has a slot. Chosen
@@ -25,12 +26,12 @@ class Cell(NamedTuple):
     load: int
 
 
-def beginning_of(ids: Array, cache_salt: str) -> bytes | None:
-    """What prompts have in common that should go to the same cell; None for one so short that
-    nothing is won by that. ``ids`` [n] int32."""
+def beginning_of(ids: Array, options: RequestOptions) -> bytes | None:
+    """The common beginning of prompts that should go to the same cell; None for a prompt too short
+    to gain from it. ``ids`` [n] int32."""
     if len(ids) < BEGINNING:
         return None
-    return cache_salt.encode() + ids[:BEGINNING].tobytes()
+    return hash_root(options) + ids[:BEGINNING].tobytes()
 
 
 def choose_cell(cells: Sequence[Cell], num_new: int, beginning: bytes | None, name: str) -> Cell:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from services.tokenizer.cells import Cell, beginning_of, choose_cell
 from shared.link.peer import Peer
 from shared.wire.codec import Array
+from shared.wire.envelope import RequestOptions
 from shared.wire.messages import MAX_CELLS, Generate, Heartbeat, Overview
 
 
@@ -47,12 +48,14 @@ class Schedulers:
         known = [each for peer in self if (each := peer.status.overview) is not None]
         return known[: MAX_CELLS + 1]
 
-    def choose(self, generate: Generate, ids: Array, left: str = "") -> Peer | None:
-        """Returns the scheduler for a prompt of ``ids`` [n] int32, which it will be sent; None
-        where none is connected. One without workers only where all are, one that leaves only where
-        all that are ready do, and the one that it ``left`` only where there is no other of these.
+    def choose(self, generate: Generate, options: RequestOptions, ids: Array) -> Peer | None:
+        """Returns the scheduler for a prompt of ``ids`` [n] int32, which is then sent there; None
+        if none is connected. A scheduler without workers is chosen only if all are without, a
+        leaving one only if all ready ones are leaving, and the one that it left only if no other of
+        these exists.
         """
         usable = self._usable()
+        left = options.left_scheduler
         peers = [peer for peer in usable if peer.hello.instance != left] or usable
         if not peers:
             return None
@@ -60,7 +63,7 @@ class Schedulers:
         chosen = peers[0]
         if len(peers) > 1:
             cells = {self._cell(peer): peer for peer in peers}
-            beginning = beginning_of(ids, generate.cache_salt)
+            beginning = beginning_of(ids, options)
             chosen = cells[choose_cell(list(cells), num_new, beginning, generate.request)]
         self._ours_at(chosen).num += num_new
         return chosen
@@ -76,7 +79,7 @@ class Schedulers:
         return staying or ready or list(self)
 
     def _cell(self, peer: Peer) -> Cell:
-        """What other tokenizers have there is as old as the heartbeat."""
+        """The counts of other tokenizers' requests there are as old as the heartbeat."""
         overview, ours = peer.status.overview, self._ours_at(peer)
         if overview is None:
             return Cell(peer.hello.instance, 1, ours.num)

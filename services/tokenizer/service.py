@@ -4,16 +4,18 @@ import asyncio
 import logging
 import time
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
 from msgspec import Meta
 
 from services.tokenizer.lanes import Lanes
+from services.tokenizer.observer import Observer
 from services.tokenizer.requests import Requests
 from services.tokenizer.schedulers import Schedulers
 from services.tokenizer.text_model import ChatSettings, TextModel
+from services.tokenizer.traces.prompt_spans import Prompts
 from shared.errors import ConfigError
 from shared.link.keys import load_keys
 from shared.link.link import Link
@@ -52,6 +54,12 @@ from shared.wire.token_arrays import TokenArrays
 
 log = logging.getLogger(__name__)
 
+OBSERVERS: tuple[type[Observer], ...] = (
+    Prompts,
+    Observer,
+)
+"""The first one serves."""
+
 
 class TokenizerService:
     """Encodes off the event loop, decodes on it; one message to each gateway for each step."""
@@ -79,17 +87,23 @@ class TokenizerService:
                     lanes=self._lanes,
                     tasks=tasks,
                     schedulers=self._schedulers,
-                    instance=self._config.instance,
+                    observer=OBSERVERS[0](self._config.instance),
                 )
-                directory, addresses = self._config.mesh_dir, self._config.scheduler_address
-                self._link.listen(directory, "gateway", tcp=self._config.listen_address)
-                self._link.dial("scheduler", directory, role="tokenizers", tcp=addresses)
-                await self._link.run()
+                await self._run_link(self._link)
         finally:
             if self._requests is not None:
                 await self._requests.close()
-            await self._link.close("the tokenizer leaves", is_planned=self._is_draining)
             self._lanes.close()
+
+    async def _run_link(self, link: Link) -> None:
+        """It is closed before the group of tasks that prompts begin ends."""
+        directory, addresses = self._config.mesh_dir, self._config.scheduler_address
+        try:
+            link.listen(directory, "gateway", tcp=self._config.listen_address)
+            link.dial("scheduler", directory, role="tokenizers", tcp=addresses)
+            await link.run()
+        finally:
+            await link.close("the tokenizer leaves", is_planned=self._is_draining)
 
     def _load(self) -> ModelInfo:
         config = self._config
@@ -104,6 +118,7 @@ class TokenizerService:
             config.tool_call_parser,
             config.reasoning_parser,
             config.pooler_config.classifier_from_token is not None,
+            config.default_chat_template_kwargs,
         )
         self._text = TextModel(location.folder, model.max_model_len, model.vocab_size, settings)
         written = self._text.token_bytes()
@@ -111,7 +126,9 @@ class TokenizerService:
             np.frombuffer(b"".join(written), np.uint8),
             np.array([len(each) for each in written], np.int32),
         )
-        defaults, self._max_tokens = read_defaults(location.folder, config.generation_config)
+        defaults, self._max_tokens = read_defaults(
+            location.folder, config.generation_config, config.override_generation_config
+        )
         return msgspec.structs.replace(
             model,
             defaults=defaults,
@@ -214,6 +231,7 @@ class TokenizerService:
 
 FILE = "generation_config.json"
 AUTO, NONE = "auto", "none"
+OVERRIDE = "override-generation-config"
 
 
 class _GenerationConfig(SamplingFields):
@@ -222,18 +240,41 @@ class _GenerationConfig(SamplingFields):
     max_new_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
 
 
-def read_defaults(model: Path, setting: str) -> tuple[SamplingDefaults, int | None]:
-    """What clients may leave out, and of how many tokens a text is then at most (None: no limit).
+def read_defaults(
+    model: Path, setting: str, override: dict[str, Any]
+) -> tuple[SamplingDefaults, int | None]:
+    """The defaults for clients, and the default limit on tokens of a text (None: no limit).
 
-    ``setting`` is ``auto`` for the model's own folder, ``none``, or another folder.
+    ``setting`` is ``auto`` for the model's own folder, ``none``, or another folder. Values of
+    ``override`` come before the folder's.
 
-    Raises ConfigError for a folder without the file, and for values that no client may send either.
+    Raises ConfigError for a folder without the file, and for values that are invalid in a request.
     """
     folder = model if setting == AUTO else Path(setting)
     path = folder / FILE
     if setting == NONE or (setting == AUTO and not path.is_file()):
-        return SamplingDefaults(), None
+        return _joined(SamplingDefaults(), None, _override(override))
     if not path.is_file():
         raise ConfigError(f"generation-config: {setting} is auto, none, or a folder with {FILE}")
     config = decode_json(path, _GenerationConfig)
-    return with_fields(SamplingDefaults(), config), config.max_new_tokens
+    sampling, max_tokens = with_fields(SamplingDefaults(), config), config.max_new_tokens
+    return _joined(sampling, max_tokens, _override(override))
+
+
+def _joined(
+    sampling: SamplingDefaults, max_tokens: int | None, config: _GenerationConfig
+) -> tuple[SamplingDefaults, int | None]:
+    return with_fields(sampling, config), config.max_new_tokens or max_tokens
+
+
+def _override(values: dict[str, Any]) -> _GenerationConfig:
+    """Raises ConfigError for a value that is wrong or has no effect."""
+    names = _GenerationConfig.__struct_fields__
+    for name in values.keys() - set(names):
+        raise ConfigError(
+            f"{OVERRIDE}: {name} is no default of sampling; there are {', '.join(names)}"
+        )
+    try:
+        return msgspec.convert(values, _GenerationConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{OVERRIDE}: {error}") from None

@@ -46,6 +46,7 @@ from shared.wire.messages import (
     ServiceName,
     State,
 )
+from shared.wire.older import from_older
 
 log = logging.getLogger(__name__)
 MEMORY_S = 30.0
@@ -57,7 +58,7 @@ FLUSH_S = 0.01
 
 
 class EndedPeer(NamedTuple):
-    """Peers whose connection has ended, for a while."""
+    """A peer whose connection has ended, kept for a while."""
 
     peer: Peer
     is_lost: bool  # it said no Bye
@@ -100,7 +101,7 @@ class Link:
     def __init__(self, hello: Hello, handler: Handler, keys: Keys | None = None) -> None:
         self._hello = hello
         self.handler = handler
-        self.peers: set[Peer] = set()
+        self.peers: dict[Peer, None] = {}  # in the order of their Hellos
         self.ended = EndedPeers()
         self.was_ready = False
         self.loading_silence_s = SILENCE_S
@@ -125,7 +126,7 @@ class Link:
 
     @property
     def addresses(self) -> list[str]:
-        """What we listen on."""
+        """The addresses of all listeners."""
         return [listener.address for listener in self._listeners]
 
     def listen(
@@ -158,9 +159,9 @@ class Link:
         tcp: Sequence[str] = (),
         takes_one: bool = False,
     ) -> None:
-        """Connects to all instances of ``service`` there are and there will be, with ``takes_one``
-        to one at a time, while ``run`` runs: at the addresses ``tcp`` where there are some, else in
-        ``directory``. Raises ConfigError for a key that is missing."""
+        """Connects to all present and future instances of ``service``, with ``takes_one`` to one at
+        a time, while ``run`` runs: at the addresses ``tcp`` if given, else in ``directory``. Raises
+        ConfigError for a missing key."""
         sources: list[Source] = [self._source(service, Endpoint.parse(each)) for each in tcp]
         key = self._key_for(service) if tcp else None
         sources = sources or [SocketDirectory(directory, service, role)]
@@ -184,9 +185,9 @@ class Link:
 
     async def close(self, reason: str, is_planned: bool = True) -> None:
         """Ends all connections and accepts no more; nothing more is received. Peers get Bye only if
-        the end ``is_planned``: to them a service that broke is lost.
+        the end ``is_planned``: to them a failed service is lost.
 
-        zmq throws away what a peer has not read yet when the connection ends, so it ends a little
+        zmq discards messages that a peer has not read when the connection ends, so it ends a little
         later.
         """
         self._is_closing = True
@@ -212,8 +213,8 @@ class Link:
 
     @property
     def stood_still(self) -> bool:
-        """Whether peers may have given us up, as we sent no heartbeat for so long: until now, or a
-        moment ago. They connect again then, and were never gone."""
+        """True if peers may have dropped us for lack of heartbeats, until now or a moment ago. They
+        then connect again, and were never gone."""
         return time.monotonic() - self._still_until_s < SILENCE_S
 
     @property
@@ -239,7 +240,7 @@ class Link:
         return None if reason is None else peer_text(reason)
 
     def up(self, peer: Peer) -> None:
-        self.peers.add(peer)
+        self.peers[peer] = None
         peer.stood_still = _has_outlived(peer.hello, self.ended.pop(peer), time.monotonic())
         PEERS.labels(peer.hello.service).inc()
         PEERS_LOST.labels(peer.hello.service)  # exported as 0 from here on
@@ -250,12 +251,15 @@ class Link:
         peer.send_heartbeat(self.handler.status())
 
     def received(self, peer: Peer, message: Message, arrays: list[Array], num_bytes: int) -> None:
+        if self._is_closing:
+            return
         peer.last_seen_s = time.monotonic()
         try:
             if isinstance(message, Heartbeat):
                 self._on_heartbeat(peer, message)
             else:
                 peer.count("in", num_bytes)
+                message = from_older(message) if peer.is_older else message
                 self.handler.on_message(peer, message, arrays)
         except CodecError as error:
             count_bad(repr(peer), error)
@@ -266,7 +270,7 @@ class Link:
             self.send_status(only_changes=True)
 
     def down(self, peer: Peer, reason: str, is_lost: bool) -> None:
-        self.peers.discard(peer)
+        self.peers.pop(peer, None)
         if not peer.is_up:  # we sent Bye
             return
         peer.is_up, peer.is_explained = False, not is_lost or self.stood_still
@@ -300,7 +304,7 @@ class Link:
             self.send_status()
 
     def _forgive_silence(self, now_s: float, late_s: float) -> None:
-        """For so long we stood still ourselves, and what the peers sent may still be unread."""
+        """Discounts our own pause of ``late_s``: the peers' messages may still be unread."""
         for peer in self.peers:
             peer.last_seen_s = min(peer.last_seen_s + late_s, now_s)
 
@@ -339,7 +343,7 @@ class Link:
 
 
 def _has_outlived(hello: Hello, ended: EndedPeer | None, now_s: float) -> bool:
-    """Whether the process of the epoch that has ``ended`` stood still then, or later."""
+    """True if the process of the ``ended`` epoch stood still then, or later."""
     if ended is None or not ended.is_lost or hello.still_s is None:
         return False
     return now_s - hello.still_s >= ended.ended_s - HEARTBEAT_S

@@ -19,7 +19,7 @@ KEYS_OR_NOT = (
 
 
 class Settings(BaseSettings):
-    """The settings that every service has."""
+    """The settings of every service."""
 
     model_config = SettingsConfigDict(
         env_prefix="SHOAL_",
@@ -51,10 +51,10 @@ class Settings(BaseSettings):
         description="tcp admin port (none: a unix socket in the mesh directory)",
     )
     admin_token: ApiKey | None = Field(
-        None, description="token without which the admin port does nothing that changes something"
+        None, description="token for requests to the admin port that change state"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="least grave lines that are logged"
+        "info", description="least severe lines that are logged"
     )
     log_format: Literal["text", "json"] = Field(
         "text", description="text, or json: one object a line"
@@ -65,13 +65,13 @@ class Settings(BaseSettings):
     drain_timeout_s: float = Field(30.0, ge=0, description="seconds to end open work after SIGTERM")
     keys: Path | None = Field(
         None,
-        description="folder with the mesh's keys for tcp, as `shoal keys` writes it; under serve"
-        " for nnodes alone",
+        description="folder with the mesh's tcp keys, written by `shoal keys`; under serve for"
+        " nnodes only",
     )
     insecure_tcp: bool = Field(
         False,
-        description="allow tcp without keys: anyone who reaches a port can read and forge traffic;"
-        " under serve for nnodes alone",
+        description="allow tcp without keys: anyone who reaches a port can read and forge"
+        " traffic; under serve for nnodes only",
     )
 
     @model_validator(mode="after")
@@ -83,6 +83,6 @@ class Settings(BaseSettings):
         return self
 
     def describe(self) -> str:
-        """Writes all settings that have a value in one line, for the start-up log."""
+        """All settings with a value, in one line for the start-up log."""
         settings = [(name.replace("_", "-"), value) for name, value in self if value is not None]
         return " ".join(f"{name}={value}" for name, value in settings)

@@ -14,34 +14,32 @@ ReasoningField = Literal["both", "reasoning", "reasoning_content"]
 class GatewayConfig(Settings):
     tokenizer_address: Addresses = Field(
         [],
-        description="tokenizers on other machines, tcp://HOST or tcp://HOST:PORT with commas"
-        " between; every address of a name is dialled (default port: 5570)",
+        description="tokenizers on other machines, tcp://HOST or tcp://HOST:PORT, separated by"
+        " commas; every address of a name is dialled (default port: 5570)",
     )
-    host: str = Field(
-        "127.0.0.1", description="address to serve HTTP on; with :: every one, of IPv4 too"
-    )
-    port: int = Field(8000, ge=0, le=65535, description="port to serve HTTP on")
+    host: str = Field("127.0.0.1", description="HTTP address; with :: every one, of IPv4 too")
+    port: int = Field(8000, ge=0, le=65535, description="HTTP port")
     uds: Path | None = Field(
-        None, description="unix socket to serve HTTP on, without TLS, instead of host and port"
+        None, description="Unix socket for HTTP, without TLS, instead of host and port"
     )
-    page: bool = Field(
-        True, description="serve a page at /, to talk to the model and to see the mesh"
-    )
+    page: bool = Field(True, description="serve a page at / with a chat and the live mesh")
     api_key: ApiKeys = Field(
         [],
-        description="keys of which a client must show one, with commas between; flags can be seen"
-        " by others on the machine, so better in the environment or in api-key-file",
+        description="accepted API keys, separated by commas; flags are visible to others on the"
+        " machine, so prefer the environment or api-key-file",
     )
     api_key_file: Path | None = Field(
-        None, description="file with one key a line; blank lines and # comments are passed over"
+        None,
+        description="file with the accepted API keys, one a line; blank lines and # comments"
+        " are skipped",
     )
     allowed_origins: Origins = Field(
         [], description="origins whose pages may use the API from a browser; *: all"
     )
     allowed_hosts: HostNames = Field(
         [],
-        description="names under which a server without keys answers, besides localhost and IP"
-        " addresses; *: any (default: any, on the loopback none)",
+        description="names under which a server without API keys answers, in addition to"
+        " localhost and IP addresses; *: any (default: any, on the loopback none)",
     )
     ssl_certfile: Path | None = Field(
         None, description="PEM file with a certificate and its chain: HTTPS instead of HTTP"
@@ -55,17 +53,14 @@ class GatewayConfig(Settings):
     max_body_bytes: int = Field(16 << 20, gt=0, description="largest request body; above it 413")
     max_open_requests: int = MAX_OPEN_REQUESTS
     accept_timeout_s: float = Field(
-        60.0, gt=0, description="seconds to wait until a request is accepted; then 503"
+        60.0, gt=0, description="seconds until a request must be accepted; then 503"
     )
     max_buffered_bytes: int = Field(
         256 << 20,
         gt=0,
-        description="bytes of bodies, replies and logprobs that all open requests"
-        " may hold; above it 429",
+        description="bytes of bodies, replies and logprobs of all open requests; above it 429",
     )
-    max_logprobs: int = Field(
-        20, ge=-1, description="most logprobs of a token that clients may ask; -1: the vocabulary"
-    )
+    max_logprobs: int = Field(20, ge=-1, description="most logprobs of a token; -1: the vocabulary")
     max_choices: int = Field(
         128,
         gt=0,
@@ -75,93 +70,84 @@ class GatewayConfig(Settings):
     max_open_requests_per_key: int | None = Field(
         None,
         gt=0,
-        description="texts that an API key may have generated at once, and as many other requests"
-        " that cost work; above it 429",
+        description="texts generated at once for an API key; separately, by the same number,"
+        " its other requests that cost work; above it 429",
     )
     max_tokens_per_minute_per_key: int | None = Field(
         None,
         gt=0,
-        description="tokens, of prompts and generated, that an API key may use in a minute; when"
-        " they are used up 429",
+        description="prompt and generated tokens of an API key per minute; beyond them 429",
     )
     share_prefix_cache: bool = Field(
         False,
-        description="API keys share the cached prefixes of prompts; then cached_tokens and times"
-        " reveal to one key what others have asked",
+        description="API keys share cached prefixes; cached_tokens and times then reveal one"
+        " key's prompts to another",
     )
     history_limit: int = Field(
         0,
         ge=-1,
-        description="tokens of a chat's prompt above which its oldest turns are dropped, unless the"
-        " request says otherwise; -1: those for which the context has no room; 0: none",
+        description="tokens of a chat's prompt above which its oldest turns are dropped, unless"
+        " the request sets its own limit; -1: above the context; 0: never",
     )
     reasoning_field: ReasoningField = Field(
-        "both", description="field of a reply that holds what a model reasoned, or both of them"
+        "both", description="the field of a reply with the reasoning, or both"
     )
     response_store: Path | None = Field(
         None,
-        description="SQLite file that keeps the responses of /v1/responses; the gateways of one"
-        " machine may share it (default: none are kept)",
+        description="SQLite file for the responses of /v1/responses, shared by the gateways of"
+        " one machine (default: none are stored)",
     )
     response_store_bytes: int = Field(
-        256 << 20, gt=0, description="bytes of responses and their input that are kept"
-    )
-    response_store_entries: int = Field(
-        100_000, gt=0, description="responses that are kept; those used last stay"
+        256 << 20, gt=0, description="most bytes of stored responses and their input"
     )
     response_store_age_s: float = Field(
-        7 * 24 * 3600.0, gt=0, description="seconds for which a response is kept"
+        7 * 24 * 3600.0, gt=0, description="seconds until a stored response expires"
     )
     max_background_responses: int = Field(
         64,
         gt=0,
-        description="responses with background: true that a gateway makes or has waiting for an API"
-        " key, and twice as many for all keys; above it 429",
+        description="background responses of an API key, running or queued, and twice that for"
+        " all keys; above it 429",
     )
     trace_store_bytes: int = Field(
         16 << 20,
         ge=0,
-        description="bytes of traces of the last requests that are kept for /v1/traces; 0: nothing"
-        " is traced",
-    )
-    trace_store_age_s: float = Field(
-        3600.0, gt=0, description="seconds for which the trace of a request is kept"
+        description="bytes of traces kept for /v1/traces; 0: no tracing",
     )
     otlp_traces_endpoint: str | None = Field(
         None,
         pattern="^https?://[^/]+",
-        description="URL of a collector of OpenTelemetry that gets all traces, by OTLP over HTTP,"
-        " such as http://127.0.0.1:4318/v1/traces; needs shoal[otel]",
+        description="URL of an OpenTelemetry collector for all traces, by OTLP over HTTP, for"
+        " example http://127.0.0.1:4318/v1/traces; needs shoal[otel]",
     )
     reasoning_key: ReasoningKey | None = Field(
         None,
-        description="secret with which reasoning is encrypted for clients that keep it, the same"
-        " for all gateways; better in the environment than in a flag (default: one for each"
-        " process)",
+        description="secret that encrypts reasoning for stateless clients, the same for all"
+        " gateways; prefer the environment over a flag (default: one per process)",
     )
     max_priority_boost: int = Field(
         0,
         ge=0,
         le=MAX_PRIORITY,
-        description="how far below 0, which is sooner, clients may set a request's priority",
+        description="the range below 0 (sooner) that clients may use in a request's priority",
     )
     slow_client_s: float = Field(
         60.0,
         gt=0,
-        description="seconds for which a client may not read what it was sent; then its connection"
-        " is cut off",
+        description="seconds without reading after which a client is disconnected",
     )
     stream_heartbeat_s: float = Field(
         15.0,
         gt=0,
-        description="seconds without a token after which a stream gets a comment, so that proxies"
-        " keep it",
+        description="seconds without a token after which a stream gets a comment, so that"
+        " proxies keep it",
     )
     header_timeout_s: float = Field(
         20.0,
         gt=0,
-        description="seconds to send the head of a request, from the connection or from the first"
-        " byte of a later one, and for the handshake of TLS; then the connection is closed",
+        description="seconds for the head of a request, from the connection or from the first"
+        " byte of a later one, and for the TLS handshake; then the connection is"
+        " closed",
     )
     keep_alive_timeout_s: float = Field(
         75.0, gt=0, description="seconds without a request after which a connection is closed"
@@ -169,23 +155,22 @@ class GatewayConfig(Settings):
     replay_s: float = Field(
         30.0,
         ge=0,
-        description="seconds that a request waits for another tokenizer or scheduler when its own"
-        " is lost",
+        description="seconds that a request waits for another tokenizer or scheduler after a loss",
     )
     ready_wait_s: float = Field(
         5.0,
         ge=0,
-        description="seconds that a new request waits while nothing is ready to serve it; then 503",
+        description="seconds that a new request waits for a ready mesh; then 503",
     )
     enable_tokenizer_info_endpoint: bool = Field(
         False,
-        description="GET /tokenizer_info: what the model's folder says of its tokenizer, the chat"
-        " template included, for every client",
+        description="GET /tokenizer_info: the tokenizer's configuration with the chat template,"
+        " for every client",
     )
     batch_dir: Path | None = Field(
         None,
-        description="folder of /v1/files and /v1/batches, which gateways may share; without one"
-        " they are refused",
+        description="folder of /v1/files and /v1/batches, shared by gateways; without it they"
+        " are refused",
     )
     max_file_bytes: int = Field(
         200 << 20, gt=0, description="largest file that clients may upload; above it 413"
@@ -196,17 +181,16 @@ class GatewayConfig(Settings):
     max_batches_per_key: int = Field(
         100,
         gt=0,
-        description="batches that have not ended of an API key, or of a server without keys; above"
-        " it 429",
+        description="open batches of an API key, or of a server without keys; above it 429",
     )
     max_open_batch_requests: int = Field(
-        16, gt=0, description="requests of all batches that a gateway has open at once"
+        16, gt=0, description="open requests of all batches of a gateway"
     )
     batch_priority: int = Field(
         100,
         ge=0,
         le=MAX_PRIORITY,
-        description="priority of batches' requests; higher is later, and gives way",
+        description="priority of batch requests; higher is later, and is preempted",
     )
     reuse_port: bool = Field(False, description="share the port with other gateways on the machine")
 

@@ -1,5 +1,5 @@
-"""The help of a command whose flags are settings: what matters first on one screen, the rest by
-service, by word, or all."""
+"""Help of commands with settings as flags: the common ones on one screen, the others by service, by
+word, or all."""
 
 import os
 import sys
@@ -12,33 +12,33 @@ from shared.settings.serve import SETTINGS_OF_ONE_SERVICE, ServeConfig
 
 WIDTH = 80
 INDENT = 26
-# What most people set, in words that fit a line.
+# The most common settings, in texts of one line.
 FIRST = {
     "model": "a Hugging Face folder, or org/name in its cache",
-    "served_model_name": "names that clients may use",
-    "host": "address of HTTP (127.0.0.1)",
-    "port": "port of HTTP (8000)",
-    "api_key_file": "file with keys of which clients must show one",
+    "served_model_name": "model names for clients",
+    "host": "HTTP address (127.0.0.1)",
+    "port": "HTTP port (8000)",
+    "api_key_file": "file with the accepted API keys",
     "max_model_len": "longest prompt plus output, in tokens",
     "max_num_seqs": "sequences that run at once (128)",
     "quantization": "weights in 8 or 4 bits: wint8, wint4, nf4, fp8 …",
     "kv_cache_dtype": "KV cache in 8 bits: int8, fp8",
-    "gpu_memory_utilization": "share of the memory to use (0.9)",
+    "gpu_memory_utilization": "share of the device's memory (0.9)",
     "speculative_config": "how tokens are drafted (JSON)",
-    "workers": "workers, or auto: one for each GPU or NUMA node (1)",
+    "workers": "workers, or auto: one per GPU or NUMA node (1)",
     "scheduler_address": "schedulers on other machines, tcp://HOST",
     "tokenizer_address": "tokenizers on other machines, tcp://HOST",
     "listen_address": "address for services on other machines, tcp://HOST",
-    "keys": "folder of keys that `shoal keys` wrote",
+    "keys": "folder of mesh keys, written by `shoal keys`",
     "config": "YAML file with any of these",
     "log_level": "debug, info, warning or error (info)",
 }
 EVERYTHING = "all"
-COMMON = "every"  # the section that every service has, which docs/settings.md calls all
+COMMON = "every"  # the section of all services, called all in docs/settings.md
 
 
 def wanted_help(arguments: Sequence[str]) -> str | None:
-    """Returns the word after ``--help``, empty where there is none; None: no help is asked for."""
+    """The word after ``--help``, or empty; None without ``--help``."""
     for index, each in enumerate(arguments):
         if each.startswith("--help="):
             return each.partition("=")[2]
@@ -48,7 +48,7 @@ def wanted_help(arguments: Sequence[str]) -> str | None:
 
 
 def print_help(cls: type[Settings], prog: str, word: str) -> None:
-    """Prints ``help_text``; who reads it through `head` may leave before the end."""
+    """Prints ``help_text``; the reader may close the pipe early, as `head` does."""
     try:
         print(help_text(cls, prog, word), flush=True)
     except BrokenPipeError:
@@ -84,7 +84,7 @@ def _first(cls: type[Settings], prog: str) -> str:
 
 
 def _has(cls: type[Settings], name: str) -> bool:
-    """Whether ``cls`` has it as a flag: a whole mesh has none of those that are for one service."""
+    """True if ``cls`` has the flag; a whole mesh lacks the flags of single services."""
     is_of_one = cls is ServeConfig and name in SETTINGS_OF_ONE_SERVICE
     return name in cls.model_fields and not is_of_one
 

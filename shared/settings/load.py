@@ -1,5 +1,5 @@
-"""Reads the settings of one process: a YAML file, the environment (``SHOAL_…``) over it, flags
-over that. The keys are those of vLLM and FastDeploy where the meaning is the same."""
+"""Reads the settings of one process: flags override the environment (``SHOAL_…``), which overrides
+a YAML file. Keys are those of vLLM and FastDeploy if the meaning is the same."""
 
 import sys
 from collections.abc import Iterable
@@ -12,7 +12,8 @@ from shared.errors import ConfigError
 from shared.settings.base import Settings
 from shared.settings.help import print_help, wanted_help
 from shared.settings.serve import ServeConfig
-from shared.settings.sources import advised, merging, one_line, warn_of_unread_variables
+from shared.settings.sources import advised, merging, one_line
+from shared.settings.translate import our_flags
 
 Config = TypeVar("Config", bound=Settings)
 
@@ -22,17 +23,16 @@ def load_settings(
 ) -> Config:
     """Merges file, environment and ``argv``; ConfigError has one line per wrong setting.
 
-    ``others`` are what a command has as flags besides, for advice alone. Prints the help and exits
-    where ``argv`` asks for it.
+    ``others`` are further flags of a command, used for suggestions only. Prints the help and exits
+    if ``argv`` asks for it.
     """
     if (word := wanted_help(argv)) is not None:
         print_help(cls, prog, word)
         sys.exit(0)
     known = ServeConfig.model_fields.keys()
-    warn_of_unread_variables(known)
     try:
         flags: CliSettingsSource[Any] = CliSettingsSource(
-            cls, cli_parse_args=argv, cli_prog_name=prog
+            cls, cli_parse_args=our_flags(argv, cls.model_fields.keys()), cli_prog_name=prog
         )
         settings: Config = merging(cls, flags, known)()
         return settings

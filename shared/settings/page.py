@@ -1,4 +1,4 @@
-"""Writes docs/settings.md from the settings as they are declared (``make docs``)."""
+"""Writes docs/settings.md from the declared settings (``make docs``)."""
 
 import types
 from pathlib import Path
@@ -31,27 +31,26 @@ TITLES = {
 }
 SEE = {
     "activation_dtype": "quantization.md#activations-in-eight-bits",
-    "api_key_file": "operate.md#keys",
-    "batch_dir": "operate.md#batches",
+    "api_key_file": "keys.md#api-keys",
+    "batch_dir": "batches.md",
     "cpu_offload_gb": "gpu.md#layers-in-the-hosts-memory",
     "embedding_quantization": "quantization.md#the-embeddings",
     "enable_expert_distribution_metrics": "operate.md#loads-of-experts",
     "enable_expert_parallel": "parallel.md#whole-experts",
-    "forward_interval_s": "decisions/026-short-steps.md",
-    "keys": "operate.md#keys",
+    "keys": "keys.md#mesh-keys",
     "kv_cache_dtype": "decisions/029-eight-bit-kv-cache.md",
-    "later_priority_share": "decisions/062-a-share-for-later-priorities.md",
+    "later_priority_share": "decisions/062-time-share-for-low-priority.md",
     "lm_head_quantization": "quantization.md#the-output-head",
-    "max_tokens_per_minute_per_key": "operate.md#keys",
-    "num_threads": "operate.md#workers-on-cpus",
+    "max_tokens_per_minute_per_key": "keys.md#api-keys",
+    "num_threads": "cpu.md#threads-and-numa",
     "otlp_traces_endpoint": "traces.md#opentelemetry",
     "nnodes": "parallel.md#several-hosts",
-    "numa_node": "operate.md#workers-on-cpus",
+    "numa_node": "cpu.md#threads-and-numa",
     "pipeline_parallel_size": "parallel.md#pipelines",
     "pooler_config": "pooling.md",
     "quantization": "quantization.md",
     "quarantine_s": "operate.md#requests-that-break-services",
-    "response_store": "operate.md#responses-that-are-kept",
+    "response_store": "operate.md#stored-responses",
     "runner": "pooling.md",
     "speculative_config": "speculation.md",
     "tensor_parallel_size": "parallel.md",
@@ -63,12 +62,16 @@ OPENING = """\
 
 <!-- Written by `make docs` from shared/settings; a test compares. -->
 
-One YAML file (`--config FILE`), the environment over it (`SHOAL_MAX_MODEL_LEN=4096`), flags over
-that (`--max-model-len 4096`). Names are vLLM's where the meaning is the same. A wrong value is
-refused with the value and the limit; an unknown key of the file is logged by name, an unknown flag
-or `SHOAL_` variable with the nearest known one. `shoal serve` takes all of them but those marked †,
-which are for a service that is started alone. `--no-` before a flag that is true or false turns it
-off.
+All settings of the services, with values, defaults and meaning. `shoal serve` takes all of them
+except the ones marked †, which are for a single service.
+
+A setting is a line of a YAML file (`--config FILE`), an environment variable
+(`SHOAL_MAX_MODEL_LEN=4096`) or a flag (`--max-model-len 4096`); variables override the file, flags
+override both. `--no-` turns a boolean flag off. Lists have commas between their parts. Names are
+vLLM's where the meaning is the same. A wrong value is refused with the value and the limit, an
+unknown name with the nearest known one. Other settings of vLLM, SGLang and FastDeploy are taken
+under our names, or ignored with the reason in one line ([coming from another
+server](coming_from.md)).
 """
 
 
@@ -77,7 +80,7 @@ def main() -> None:
 
 
 def page() -> str:
-    """Returns the whole text of docs/settings.md."""
+    """The text of docs/settings.md."""
     return "\n".join([OPENING, *(_section(name) for name in TITLES)])
 
 
@@ -88,7 +91,7 @@ def _section(name: str) -> str:
 
 
 def fields_of(section: str) -> dict[str, FieldInfo]:
-    """Returns the settings of a section; one that several services have is in the first's."""
+    """The settings of a section; a setting of several services is in the first one's."""
     common = Settings.model_fields
     if section == "all":
         return common
@@ -128,10 +131,10 @@ def values_of(annotation: Any) -> str:
     if origin in (Union, types.UnionType):
         return ", ".join(values_of(kind) for kind in arguments if kind is not type(None))
     if origin is list:
-        return f"{values_of(arguments[0])}, with commas between"
+        return f"{values_of(arguments[0])} list"
     return {
-        bool: "true, false",
-        int: "whole number",
+        bool: "boolean",
+        int: "integer",
         float: "number",
         Path: "path",
         str: "text",

@@ -9,50 +9,43 @@ from shared.settings.shared_fields import LISTEN_ADDRESS
 
 class SchedulerConfig(Settings):
     listen_address: ListenAddress | None = LISTEN_ADDRESS
-    max_waiting: int = Field(1024, gt=0, description="requests that wait for a slot; above it 429")
+    max_waiting: int = Field(1024, gt=0, description="requests in the waiting queue; above it 429")
     pipeline_depth: int = Field(
         2,
         ge=1,
         le=2,
-        description="plans in flight per worker: with 2 it never waits for the scheduler",
-    )
-    forward_interval_s: float = Field(
-        0.01,
-        ge=0,
-        le=1,
-        description="seconds for which tokens wait for those of the next steps, so that they are"
-        " forwarded together; first tokens and ends do not wait",
+        description="plans in flight per worker; with 2 a worker never waits for the scheduler",
     )
     max_num_partial_prefills: int = Field(
-        2, ge=1, description="sequences on a worker in the middle of their prompt at once"
+        2, ge=1, description="sequences of a worker in the middle of their prompt"
     )
     max_long_partial_prefills: int = Field(
-        1, ge=1, description="how many of these may be long; others that are long wait"
+        1, ge=1, description="long ones among these; further long prompts wait"
     )
     long_prefill_token_threshold: int = Field(
         0,
         ge=0,
-        description="tokens to compute beyond which a prompt is long, and gives shorter ones a part"
-        " of each step (0: as many as a step computes)",
+        description="tokens to compute above which a prompt is long and yields a part of each"
+        " step to shorter ones (0: the tokens of a step)",
     )
     enable_prefix_caching: bool = Field(True, description="reuse the KV cache of shared prefixes")
     priority_step_s: float = Field(
-        10.0, gt=0, description="seconds of waiting that one step of priority is worth"
+        10.0, gt=0, description="seconds of waiting that equal one step of priority"
     )
     later_priority_share: float = Field(
         0.2,
         gt=0,
         lt=1,
-        description="share of a worker's time for sequences of later priorities, such as batches',"
-        " while earlier ones are computed; alone they have all of it",
+        description="share of a worker's time for lower priorities (for example batches) while"
+        " higher ones run; alone they get all of it",
     )
     worker_grace_s: float = Field(
-        60.0, ge=0, description="seconds that requests wait for a lost worker's replacement"
+        60.0, ge=0, description="seconds that requests wait for the replacement of a lost worker"
     )
     quarantine_s: float = Field(
         600.0,
         ge=0,
-        description="seconds for which a request that workers died under is refused; 0: not at all",
+        description="seconds for which requests that workers died under are refused; 0: never",
     )
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ from shared.settings.scheduler import SchedulerConfig
 from shared.settings.tokenizer import TokenizerConfig
 from shared.settings.worker import RANK_SETTINGS, WorkerConfig
 
-# Each process needs its own of these, so that one value for a whole mesh is a mistake.
+# Settings that differ per process, so that one value for a whole mesh is a mistake.
 SETTINGS_OF_ONE_SERVICE = {
     *("instance", "admin_host", "admin_port"),
     *RANK_SETTINGS,
@@ -22,27 +22,23 @@ class ServeConfig(GatewayConfig, TokenizerConfig, SchedulerConfig, WorkerConfig)
     """Serves a model from a mesh of processes on this machine."""
 
     gateways: int = Field(1, ge=1, le=64, description="gateways, which share the port")
-    tokenizers: int = Field(
-        1, ge=1, le=64, description="tokenizers, among which requests are shared"
-    )
+    tokenizers: int = Field(1, ge=1, le=64, description="tokenizers, which share the requests")
     schedulers: int = Field(
         2,
         ge=1,
         le=64,
-        description="schedulers, each with workers of its own, no more than one without, which"
-        " stands by",
+        description="schedulers, each with its own workers; one without workers may stand by",
     )
     workers: NumWorkers = Field(
         1,
-        description="workers, each with the whole model; auto: one for each GPU, else for each NUMA"
-        " node",
+        description="workers, each with the whole model; auto: one per GPU, else one per NUMA node",
     )
 
     liveness_timeout_s: float = Field(
         10.0,
         gt=0,
-        description="seconds that a service may leave unanswered whether it is alive, six times"
-        " as many while it is starting; then it is killed and started again",
+        description="seconds without an answer after which a service is killed and restarted;"
+        " six times as long during its start",
     )
 
     instance: CliSuppress[str] = ""

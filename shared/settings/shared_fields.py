@@ -1,5 +1,4 @@
-"""Fields of several services. ``ServeConfig`` inherits from all of them, so each field is declared
-once."""
+"""Fields of several services, declared once, since ``ServeConfig`` inherits from all of them."""
 
 from pydantic import Field
 
@@ -12,13 +11,14 @@ LISTEN_ADDRESS = Field(
 )
 SCHEDULER_ADDRESS: list[str] = Field(
     [],
-    description="schedulers on other machines, tcp://HOST or tcp://HOST:PORT with commas"
-    " between; every address of a name is dialled (default ports: 5571, workers 5572)",
+    description="schedulers on other machines, tcp://HOST or tcp://HOST:PORT, separated by"
+    " commas; every address of a name is dialled (default ports: 5571, workers"
+    " 5572)",
 )
 MODEL = Field(
     str(EMBEDDED_MODEL),
-    description="a Hugging Face model folder, or org/name or org/name@revision of a model in"
-    " the Hugging Face cache; nothing is downloaded",
+    description="a Hugging Face folder, or org/name or org/name@revision in the Hugging"
+    " Face cache; nothing is downloaded",
 )
 MAX_MODEL_LEN = Field(
     None, gt=0, description="longest prompt plus output, in tokens (default: the model's)"

@@ -6,7 +6,17 @@ from pydantic_settings import CliSuppress
 
 from shared.link.endpoint import FIRST_PORTS, MAX_PORT
 from shared.settings.base import KEYS_OR_NOT, Settings
-from shared.settings.fields import Addresses, HostName, KVCacheDtype, Model, Sizes, WeightForm
+from shared.settings.fields import (
+    Addresses,
+    Dtype,
+    HostName,
+    KVCacheDtype,
+    LoadFormat,
+    Model,
+    NumTokens,
+    Sizes,
+    WeightForm,
+)
 from shared.settings.pooler import POOLER_CONFIG, RUNNER, Pooler
 from shared.settings.shared_fields import MAX_MODEL_LEN, MODEL, SCHEDULER_ADDRESS
 from shared.settings.speculative import Speculative, SpeculativeConfig
@@ -20,94 +30,96 @@ from shared.wire.messages import (
 )
 
 MAX_RANKS = 64
-RANK_SETTINGS = {"rank", "leader"}  # which the first rank gives the others
+RANK_SETTINGS = {"rank", "leader"}  # passed from the first rank to the others
 
 
 class WorkerConfig(Settings):
     scheduler_address: Addresses = SCHEDULER_ADDRESS
     model: Model = MODEL
-    max_model_len: int | None = MAX_MODEL_LEN
+    max_model_len: NumTokens = MAX_MODEL_LEN
     runner: Literal["auto", "generate", "pooling"] = RUNNER
     pooler_config: Pooler = POOLER_CONFIG
-    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
-        "auto", description="auto: bfloat16 where the machine computes it, else float32"
+    dtype: Dtype = Field(
+        "auto", description="auto: bfloat16 if the machine computes it, else float32"
     )
     model_impl: Literal["auto", "shoal", "transformers"] = Field(
         "auto",
         description="shoal: our own architectures; transformers: any decoder that transformers"
-        " knows, computed by it; auto: our own where we have the architecture",
+        " supports; auto: our own if there is one",
     )
-    load_format: Literal["auto", "safetensors", "dummy"] = Field(
+    load_format: LoadFormat = Field(
         "auto",
-        description="auto, safetensors: the weights in the folder; dummy: random ones, for"
-        " measurements",
+        description="auto, safetensors: the weights in the folder; dummy: random weights, for"
+        " benchmarks",
     )
     quantization: WeightForm = Field(
         "none",
-        description="quantise the weights of linear layers as they are loaded; wint8, fp8: 8 bits"
-        " with a scale for each output; fp8_block: for each 128 inputs of 128 outputs; wint4, nf4:"
-        " 4 bits with a scale for each 32, 64 inputs of an output; for our own architectures;"
-        " a model that is quantised already needs no setting",
+        description="format of the weights of linear layers, quantized as they are loaded;"
+        " wint8, fp8: 8 bits, a scale per output channel; fp8_block: 8 bits, a scale"
+        " per block of 128 × 128; wint4, nf4: 4 bits, a scale per 32 or 64 inputs of"
+        " a channel; for our own architectures; quantized checkpoints need no"
+        " setting",
     )
     lm_head_quantization: WeightForm = Field(
         "none",
-        description="the same for the output head, which quantization leaves as it is; where it"
-        " shares the embeddings' weights, these keep their own; for our own architectures",
+        description="the same for the output head; embeddings with the same weights keep their"
+        " own copy; for our own architectures",
     )
     embedding_quantization: WeightForm = Field(
         "none",
-        description="the same for the embeddings, of which a step reads its tokens' rows; an output"
-        " head that shares their weights is in the same codes; for our own architectures",
+        description="the same for the embeddings; an output head with the same weights is"
+        " quantized with them; for our own architectures",
     )
     quantization_cache: Path | None = Field(
         None,
-        description="folder that keeps weights as quantization made them, so that later starts with"
-        " the same files read them (default: made at every start)",
+        description="folder for quantized weights, read by later starts with the same files"
+        " (default: quantized at every start)",
     )
     activation_dtype: Literal["auto", "int8"] = Field(
         "auto",
-        description="on a CPU with AVX512-VNNI: what quantised weights are multiplied with; auto:"
-        " numbers of the model's dtype; int8: these rounded to whole numbers of 8 bits with a scale"
-        " for each 128 of them or less: faster for many tokens at once, and a little less exact",
+        description="on a CPU with AVX512-VNNI: inputs of GEMMs with quantized weights; auto:"
+        " the model's dtype; int8: quantized to 8 bits, with a scale per 128"
+        " elements or fewer; faster for many tokens at once, slightly less exact",
     )
     kv_cache_dtype: KVCacheDtype = Field(
         "auto",
-        description="the KV cache; none: numbers of the model's dtype; int8, fp8: codes of 8 bits"
-        " (whole numbers, or float8_e4m3fn), with a scale for each head's key and value of a token;"
-        " auto: what a checkpoint of compressed-tensors asks for (kv_cache_scheme), else none;"
-        " vLLM's int8_per_token_head, fp8_e4m3 and fp8_per_token_head are these too",
+        description="the KV cache; none: the model's dtype; int8, fp8: 8 bits (integers, or"
+        " float8_e4m3fn), with a scale for each head's key and value of a token;"
+        " auto: the kv_cache_scheme of a compressed-tensors checkpoint, else none;"
+        " vLLM's int8_per_token_head, fp8_e4m3 and fp8_per_token_head are synonyms",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
-        "auto", description="auto: a GPU where there is one, else the CPU"
+        "auto", description="auto: a GPU if there is one, else the CPU"
     )
     tensor_parallel_size: int = Field(
         1,
         ge=1,
         le=MAX_RANKS,
-        description="processes that compute the model together, each with its share of the weights"
-        " and of the KV cache: one worker, of this machine unless there is nnodes; for our own"
-        " architectures; ranks on GPUs, one for each, were not tried yet",
+        description="processes (ranks) of one worker, each with a share of the weights and of"
+        " the KV cache, on this machine or on nnodes hosts; for our own"
+        " architectures; not tried on GPUs",
     )
     pipeline_parallel_size: int = Field(
         1,
         ge=1,
         le=MAX_STAGES,
-        description="processes that have the model's layers one after the other, each with its own"
-        " and their KV cache, and work on different sequences at a time: one worker, of this"
-        " machine unless there is nnodes; for our own architectures; on CPUs only",
+        description="processes (stages) of one worker, each with some of the layers and their"
+        " KV cache, computing different sequences at a time, on this machine or on"
+        " nnodes hosts; for our own architectures; on CPUs only",
     )
     nnodes: int = Field(
         1,
         ge=1,
         le=MAX_RANKS,
-        description="hosts that the ranks of tensor-parallel-size or pipeline-parallel-size are"
-        " divided among, each with as many; a worker is started on each of them; on CPUs only",
+        description="hosts of the ranks of tensor-parallel-size or pipeline-parallel-size, with"
+        " equal numbers each; a worker is started on each host; on CPUs only",
     )
     node_rank: int = Field(
         0,
         ge=0,
         lt=MAX_RANKS,
-        description="which of the nnodes hosts this is; 0 has the first rank, and its scheduler",
+        description="the number of this host among the nnodes hosts; 0 has the first rank and"
+        " its scheduler",
     )
     master_addr: HostName | None = Field(
         None, description="with nnodes: the name or address of the host with node-rank 0"
@@ -116,60 +128,64 @@ class WorkerConfig(Settings):
         FIRST_PORTS["worker"],
         gt=0,
         le=MAX_PORT,
-        description="with nnodes: a port of that host for the other ranks; they take the next too",
+        description="with nnodes: the port of that host for the other ranks; they take the next"
+        " one too",
     )
     enable_expert_parallel: bool = Field(
         False,
-        description="with tensor-parallel-size: each expert is whole on one rank, instead of a part"
-        " of each on every rank",
+        description="with tensor-parallel-size: whole experts on each rank, instead of a part"
+        " of each expert",
     )
     enable_expert_distribution_metrics: bool = Field(
         False,
-        description="count the tokens that go to each expert, for the metric shoal_expert_load; for"
-        " our own architectures",
+        description="count the tokens of each expert for the metric shoal_expert_load; for our"
+        " own architectures",
     )
     rank: CliSuppress[int] = Field(
-        0, ge=0, lt=MAX_RANKS, description="which of them this is; the first one starts the others"
+        0,
+        ge=0,
+        lt=MAX_RANKS,
+        description="the number of this rank; the first one starts the others",
     )
-    leader: CliSuppress[str] = Field("", description="the instance of the first of them")
+    leader: CliSuppress[str] = Field("", description="the instance of the first rank")
     gpu_claims: Path | None = Field(
         None,
-        description="folder in which the workers of a machine take a GPU each (default: torch's"
-        " current GPU; under serve: a folder of its own)",
+        description="folder in which the workers of a machine claim one GPU each (default:"
+        " torch's current GPU; under serve: its own folder)",
     )
     cpu_offload_gb: float = Field(
         0.0,
         ge=0,
         allow_inf_nan=False,
-        description="on a GPU: GiB of a worker's weights that are in the host's memory; they are"
-        " whole layers with all their experts, each copied to the GPU in every step, while those"
-        " before it are computed; for our own architectures",
+        description="on a GPU: GiB of weights in host memory, as whole layers that each step"
+        " copies to the GPU while earlier layers are computed; for our own"
+        " architectures",
     )
     native_kernels: bool = Field(
-        True, description="on a CPU: compute with our native code where it can run the model"
+        True, description="on a CPU: use native code if it supports the model"
     )
     enforce_eager: bool = Field(False, description="on a GPU: no CUDA graphs")
     cudagraph_mode: Literal["full", "full_decode_only"] = Field(
         "full",
-        description="on a GPU: which steps are captured as CUDA graphs; full_decode_only: those"
-        " that only decode; full: the forward passes of those with prompts, too",
+        description="on a GPU: steps captured as CUDA graphs; full_decode_only: decode steps;"
+        " full: also forward passes with prompts",
     )
     cudagraph_capture_sizes: Sizes = Field(
         [1, 4, 16, 32, 64, 96, 128, 256],
-        description="on a GPU: numbers of sequences whose steps are captured as CUDA graphs, with"
-        " commas between, up to max-num-seqs; a step that only decodes takes the next larger one;"
-        " with cudagraph-mode full also the numbers of tokens of steps with prompts",
+        description="on a GPU: numbers of sequences captured as CUDA graphs, separated by"
+        " commas, up to max-num-seqs; a decode step uses the next larger one; with"
+        " cudagraph-mode full also numbers of tokens of steps with prompts",
     )
     draft_acceptance: float | None = Field(
         None,
         ge=0,
         le=1,
-        description="for measurements on a GPU: how likely a draft counts as right if those before"
-        " it did, whatever it is; the output is not meaningful",
+        description="benchmarks on a GPU only: accept each draft with this probability,"
+        " unverified; the output is meaningless",
     )
     block_size: int = Field(16, gt=0, le=MAX_BLOCK_SIZE, description="tokens in one KV block")
     max_num_seqs: int = Field(128, gt=0, le=MAX_SEQS, description="sequences that run at once")
-    max_num_batched_tokens: int | None = Field(
+    max_num_batched_tokens: NumTokens = Field(
         None,
         gt=0,
         le=MAX_BATCHED_TOKENS,
@@ -180,15 +196,16 @@ class WorkerConfig(Settings):
     )
     speculative_config: Speculative = Field(
         SpeculativeConfig(),
-        description='JSON object: "method" mtp (the model\'s own head; the default where it has'
-        ' one), ngram (prompt lookup) or none; "num_speculative_tokens" (3); "adaptive" (true: as'
-        ' many of these as pay); "prompt_lookup_min" (2) and "prompt_lookup_max" (4);'
-        ' "draft_vocab_size" (all) and "draft_vocab_file": which tokens mtp drafts',
+        description='JSON object: "method" mtp (the model\'s own head, the default if it has'
+        ' one), ngram (prompt lookup) or none; "num_speculative_tokens" (3);'
+        ' "adaptive" (true: as many of these as pay); "prompt_lookup_min" (2) and'
+        ' "prompt_lookup_max" (4); "draft_vocab_size" (all) and "draft_vocab_file":'
+        " the tokens that mtp drafts",
     )
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = Field(
         "raw_logprobs",
-        description="raw: as the model computes them; processed: after penalties, temperature and"
-        " truncation, of the scores that are sampled from",
+        description="raw: of the model's logits; processed: of the scores, after penalties,"
+        " temperature and truncation",
     )
     num_gpu_blocks_override: int | None = Field(
         None, gt=0, le=MAX_BLOCKS, description="KV blocks, instead of profiling"
@@ -199,29 +216,30 @@ class WorkerConfig(Settings):
     num_threads: int | None = Field(
         None,
         gt=0,
-        description="CPU threads (default: the cores we may use; but one for torch's operators)",
+        description="CPU threads (default: all usable cores, one less for torch's operators)",
     )
     numa_node: int | None = Field(
         None,
         ge=0,
-        description="on a CPU: the NUMA node on whose cores and in whose memory this worker runs"
-        " (default: all; under serve, several workers take the nodes in turn)",
+        description="on a CPU: the NUMA node for this worker's threads and memory (default:"
+        " all; under serve, several workers take the nodes in turn)",
     )
     stall_s: float = Field(
         60.0,
         gt=0,
         le=MAX_STALL_S,
-        description="work pending and no step for so long: not ready; twice: exit",
+        description="seconds without a step while work is pending: then not ready; after twice"
+        " that: exit",
     )
 
     @property
     def num_ranks(self) -> int:
-        """Processes that are the worker together."""
+        """The number of processes of one worker."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def ranks_setting(self) -> str:
-        """The setting that there are ranks by."""
+        """The name of the setting that creates the ranks."""
         is_pipeline = self.pipeline_parallel_size > 1
         return "pipeline-parallel-size" if is_pipeline else "tensor-parallel-size"
 

@@ -1,4 +1,4 @@
-"""The bodies of every endpoint to what the mesh gets of them, without a server."""
+"""From bodies of every endpoint to the mesh's input, without a server."""
 
 from typing import Any
 
@@ -13,7 +13,8 @@ from services.gateway.chat.requests.parse import parse_chat, parse_completion
 from services.gateway.mesh.job import Prompt
 from shared.wire.messages import ModelInfo, PoolingInfo
 from tests.hostile import shapes
-from tests.services.gateway.fakes import LIMITS, MODEL
+from tests.services.gateway.fakes import MODEL
+from tests.services.gateway.text.asking import STRUCTURED
 
 WRITER = msgspec.structs.replace(MODEL, tool_parser="hermes", max_model_len=1 << 20)
 POOLER = msgspec.structs.replace(
@@ -25,13 +26,13 @@ def parse(path: str, body: bytes) -> Any:
     """Raises InvalidRequest."""
     match path:
         case shapes.CHAT:
-            return parse_chat(body, WRITER, LIMITS)
+            return parse_chat(body, WRITER, STRUCTURED)
         case shapes.TEXT:
-            return parse_completion(body, WRITER, LIMITS)
+            return parse_completion(body, WRITER, STRUCTURED)
         case shapes.RESPONSES | shapes.COUNT_ITEMS:
             return _response(body, WRITER)
         case shapes.MESSAGES:
-            return parse_messages(body, WRITER, LIMITS)
+            return parse_messages(body, WRITER, STRUCTURED)
         case shapes.COUNT_TURNS:
             return parse_prompt(body, WRITER)
         case shapes.TOKENIZE:
@@ -41,21 +42,21 @@ def parse(path: str, body: bytes) -> Any:
         case shapes.EMBEDDINGS:
             embedding = PoolingInfo("embed", "last", "none", 8)
             return parse_embeddings(
-                body, msgspec.structs.replace(POOLER, pooling=embedding), LIMITS
+                body, msgspec.structs.replace(POOLER, pooling=embedding), STRUCTURED
             )
         case shapes.SCORE:
-            return parse_score(body, POOLER, LIMITS)
+            return parse_score(body, POOLER, STRUCTURED)
         case shapes.RERANK:
-            return parse_rerank(body, POOLER, LIMITS)
+            return parse_rerank(body, POOLER, STRUCTURED)
     raise ValueError(path)
 
 
 def prompts_of(asked: Any) -> list[Prompt]:
-    """Of whatever ``parse`` returns."""
+    """The prompts in any result of ``parse``."""
     asked = getattr(asked, "job", asked)
     return [asked.prompt] if hasattr(asked, "prompt") else getattr(asked, "prompts", [])
 
 
 def _response(body: bytes, model: ModelInfo) -> Any:
     request = read_request(body)
-    return response_job(request, request.items, lambda text: None, model, LIMITS)
+    return response_job(request, request.items, lambda text: None, model, STRUCTURED)

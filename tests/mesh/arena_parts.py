@@ -1,22 +1,26 @@
-"""Each receiver of messages by itself, without sockets: what a bad message may do there is to be
-refused, or to fail its own request.
+"""Each receiver of messages by itself, without sockets: a bad message may only be refused, or fail
+its own request.
 
-An arena has ``examples``, messages that are right, and takes a bad one in place of one of them; it
-returns whether it was let through. Beside its sender, somebody is served whose traffic must go on
-rightly. ``lies`` are bad in more than one place, by what is wrong. What does not decode reaches no
-receiver (``shared.link.peer.try_decode``), so arenas take what did.
+An arena has valid messages, ``examples``, and takes a bad one in place of one of them; it returns
+True if the message was accepted. Traffic of another sender must continue correctly. ``lies`` are
+messages with several faults, by their description. Undecodable messages reach no receiver
+(``shared.link.peer.try_decode``), so arenas take decoded ones.
 """
 
 from typing import Any, Protocol
 
 import numpy as np
+from msgspec import Raw
+from msgspec.msgpack import encode as encode_msgpack
 
 from shared.link.peer import Peer
 from shared.wire.codec import Array, decode, encode
+from shared.wire.envelope import MAX_OPTION_BYTES, RequestOptions, write_options
 from shared.wire.messages import (
     PROTOCOL_MAJOR,
     Capacity,
     Guide,
+    Heartbeat,
     Hello,
     Message,
     ModelInfo,
@@ -24,12 +28,13 @@ from shared.wire.messages import (
     SamplingParams,
     ServiceName,
     Span,
+    State,
 )
 
 NO_IDS = np.zeros(0, np.int32)
 NO_ARRAYS = [NO_IDS, np.zeros(0, np.float32), NO_IDS, NO_IDS]
 PROMPT = np.array([5, 6, 7, 8], np.int32)
-# All that can be asked, so that all of it is there to be made odd.
+# All options, so that every field can be made odd.
 PARAMS = SamplingParams(
     seed=3,
     temperature=0.5,
@@ -58,6 +63,10 @@ SPANS = [
     Span("part", 1e9, 1.0, 1, {"worker": "w"}),
 ]
 PLAIN = SamplingParams(seed=0, temperature=0.0, max_tokens=6)
+TRACED = write_options(RequestOptions(is_traced=True))
+SALTED = write_options(RequestOptions(priority=1, salt="salt", owner="me"))
+NO_ROW = Raw(encode_msgpack("salt"))
+LONG_ROW = Raw(encode_msgpack([0, "", "", False, 0, "", "x" * MAX_OPTION_BYTES]))
 
 Example = tuple[Message, list[np.ndarray]]
 Lies = dict[str, tuple[int, Message, list[np.ndarray]]]
@@ -79,10 +88,11 @@ def connect(
 
 
 class FakePeer(Peer):
-    """Keeps what is sent to it, as it would have arrived."""
+    """Is ready, and keeps the messages sent to it, as they would arrive."""
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello, self._keep)
+        self.status = Heartbeat(State.READY, "", 0, 0)
         self.got: list[tuple[Message, list[Array]]] = []
 
     def _keep(self, peer: Peer, message: Message, arrays: tuple[Array, ...]) -> None:

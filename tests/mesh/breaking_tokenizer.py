@@ -1,6 +1,6 @@
 """A real tokenizer with a defect: ``python -m tests.mesh.breaking_tokenizer``.
 
-A prompt with the id that SHOAL_TEST_POISON names breaks an invariant of it.
+A prompt with the id that TEST_POISON names breaks an invariant of it.
 """
 
 import os
@@ -12,7 +12,7 @@ from shared.settings.tokenizer import TokenizerConfig
 from shared.wire.codec import Array
 from shared.wire.messages import Message, Submit
 
-POISON = int(os.environ.get("SHOAL_TEST_POISON", "-1"))
+POISON = int(os.environ.get("TEST_POISON", "-1"))
 
 
 class BreakingTokenizer(TokenizerService):

@@ -1,4 +1,4 @@
-"""Messages that no service of ours sends: every field at odd values, or with bits turned over."""
+"""Invalid messages: every field at odd values, or with flipped bits."""
 
 import math
 import random
@@ -35,7 +35,7 @@ ODD_THINGS: tuple[object, ...] = (None, [], {}, "text", 1.5, -1)
 
 @dataclass(frozen=True)
 class Odd:
-    """Frames, and what is odd about them."""
+    """Frames, and their oddity."""
 
     name: str
     frames: list[bytes]
@@ -44,7 +44,7 @@ class Odd:
 def odd_versions(message: Message, arrays: list[np.ndarray]) -> Iterator[Odd]:
     """``message`` with one field or one array changed, for each of them and each odd value."""
     kind = type(message).__name__
-    plain = msgspec.to_builtins(message)
+    plain = _plain(message)
     for path, value in _paths(plain, ()):
         for odd in _odd_values(value):
             label = repr(odd)[:40]
@@ -57,7 +57,7 @@ def odd_versions(message: Message, arrays: list[np.ndarray]) -> Iterator[Odd]:
 
 
 def with_turned_bits(message: Message, arrays: list[np.ndarray], dice: random.Random) -> Odd:
-    frames = [bytearray(frame) for frame in _frames(msgspec.to_builtins(message), arrays)]
+    frames = [bytearray(frame) for frame in _frames(_plain(message), arrays)]
     flipped = []
     for _ in range(dice.choice((1, 1, 1, 2, 8))):
         frame = dice.randrange(len(frames))
@@ -68,6 +68,11 @@ def with_turned_bits(message: Message, arrays: list[np.ndarray], dice: random.Ra
     return Odd(f"{type(message).__name__} bits {flipped}", [bytes(frame) for frame in frames])
 
 
+def _plain(message: Message) -> Any:
+    """Lists and scalars, with what is inside of rows that travel undecoded."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(message))
+
+
 def _frames(plain: Any, arrays: list[np.ndarray]) -> list[bytes]:
     specs = [ArraySpec(array.dtype.str.lstrip("<|"), list(array.shape)) for array in arrays]
     header = msgspec.msgpack.encode([plain, specs])
@@ -76,7 +81,7 @@ def _frames(plain: Any, arrays: list[np.ndarray]) -> list[bytes]:
 
 
 def _paths(value: Any, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Any]]:
-    """All that is inside, at its path; the tag of the message is left out."""
+    """All nested values by path; without the tag of the message."""
     if path:
         yield path, value
     if isinstance(value, list | tuple):

@@ -1,7 +1,7 @@
-"""A worker without a model, as slow as a test wants it: ``python -m tests.mesh.paced_worker``.
+"""A worker without a model at a controlled speed: ``python -m tests.mesh.paced_worker``.
 
 It checks every plan, and each token depends on all ids before it. In the folder that
-SHOAL_TEST_PACE names, a step takes ``STEP_S`` while there is a file ``slow``, and none begins while
+TEST_PACE names, a step takes ``STEP_S`` while there is a file ``slow``, and none begins while
 there is a file ``hold``.
 """
 
@@ -39,7 +39,7 @@ class PacedEngine(StepEngine):
             max_model_len=self.model_info.max_model_len,
             vocab_size=self.model_info.vocab_size,
         )
-        self._folder = Path(os.environ["SHOAL_TEST_PACE"])
+        self._folder = Path(os.environ["TEST_PACE"])
         self.reset()
 
     @property

@@ -1,6 +1,6 @@
-"""A real worker that dies of one token: ``python -m tests.mesh.poisoned_worker``.
+"""A real worker that one token kills: ``python -m tests.mesh.poisoned_worker``.
 
-It ends in the middle of a step that computes a sequence which knows the id that SHOAL_TEST_POISON
+It ends in the middle of a step that computes a sequence which knows the id that TEST_POISON
 names.
 """
 
@@ -15,7 +15,7 @@ from services.worker.weights.progress import Progress
 from shared.process.service import main
 from shared.settings.worker import WorkerConfig
 
-POISON = int(os.environ.get("SHOAL_TEST_POISON", "-1"))
+POISON = int(os.environ.get("TEST_POISON", "-1"))
 
 
 class PoisonedEngine(HostEngine):

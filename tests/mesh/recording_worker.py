@@ -1,6 +1,6 @@
-"""A real worker that writes down what it sends: ``python -m tests.mesh.recording_worker``.
+"""A real worker that records its results: ``python -m tests.mesh.recording_worker``.
 
-Each step's rows and arrays go to a file in the folder that SHOAL_TEST_RECORDS names.
+Each step's rows and arrays go to a file in the folder that TEST_RECORDS names.
 """
 
 import os
@@ -34,7 +34,7 @@ class RecordingEngine(HostEngine):
             )
             for index, row in enumerate(result.rows)
         }
-        folder = Path(os.environ["SHOAL_TEST_RECORDS"])
+        folder = Path(os.environ["TEST_RECORDS"])
         np.savez(folder / f"{plan.step:06}.npz", **parts)
         return result, arrays
 

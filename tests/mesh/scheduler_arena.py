@@ -36,12 +36,16 @@ from shared.wire.messages import (
     Tokens,
 )
 from tests.mesh.arena_parts import (
+    LONG_ROW,
     NO_ARRAYS,
     NO_IDS,
+    NO_ROW,
     PARAMS,
     PLAIN,
     PROMPT,
+    SALTED,
     SPANS,
+    TRACED,
     Example,
     FakePeer,
     Lies,
@@ -55,7 +59,7 @@ OTHER = Generate("other~1/0", 1, PLAIN, [NewSequence(OTHER_SEQUENCE)])
 
 @dataclass
 class _Ends:
-    """The peers of a scheduler; nothing bad comes from the tokenizer ``beside``."""
+    """A scheduler's peers; nothing bad comes from the tokenizer ``beside``."""
 
     tokenizer: FakePeer
     beside: FakePeer
@@ -64,14 +68,14 @@ class _Ends:
 
 
 class SchedulerArena:
-    """Requests go in above, a simulated worker that believes no plan computes them below."""
+    """Requests go in above, a simulated worker that checks every plan computes them below."""
 
     model = ModelInfo(["m"], "f", 1000, 64, 1)
     capacity = Capacity(32, 4, 4, 16, 64, 1000)
 
     def __init__(self, directory: Path) -> None:
         self._service = SchedulerService(SchedulerConfig(mesh_dir=directory, instance="s"))
-        self.generate = Generate("r~1/0", 1, PARAMS, [NewSequence("r~1/0/0")], is_traced=True)
+        self.generate = Generate("r~1/0", 1, PARAMS, [NewSequence("r~1/0/0")], options=TRACED)
         two = [NewSequence("q~1/0/0", 0, 2), NewSequence("q~1/0/1", 1, 1, 1)]
         emitted = np.array([5, 6, 7], np.int32)
         key = RequestKey("r~1/0/0", 1)
@@ -88,7 +92,7 @@ class SchedulerArena:
         )
         self.examples: list[Example] = [
             (self.generate, [PROMPT, NO_IDS]),
-            (Generate("q~1/0", 1, PLAIN, two, 1, "salt"), [PROMPT, emitted]),
+            (Generate("q~1/0", 1, PLAIN, two, options=SALTED), [PROMPT, emitted]),
             (Cancel([key]), []),
             (Credit([Grant("r~1/0/0", 1, 300, 1 << 22)]), []),
             (StepResult(1, rows, 0.1, 0.1, reports), [ids, values, top_ids, ranks]),
@@ -143,6 +147,16 @@ class SchedulerArena:
                 Generate("r~1/0", 1, PARAMS, [NewSequence("r~1/0/0", 0, 1)]),
                 [PROMPT, PROMPT[:1] + 1000],
             ),
+            "options that are no row": (
+                0,
+                msgspec.structs.replace(self.generate, options=NO_ROW),
+                [PROMPT, NO_IDS],
+            ),
+            "long options": (
+                0,
+                msgspec.structs.replace(self.generate, options=LONG_ROW),
+                [PROMPT, NO_IDS],
+            ),
             "long lists": (
                 0,
                 msgspec.structs.replace(
@@ -168,7 +182,7 @@ class SchedulerArena:
         except CodecError:
             is_good = False
             self._service.on_down(sender, "a bad message")
-        else:  # the scheduler may accept it, though the simulated worker never sent it
+        else:  # a result the simulated worker never sent may still be accepted
             is_good = is_of_worker or not ends.tokenizer.take(Failed)
             if is_of_worker:
                 self._service.on_down(sender, "it has lied")
@@ -194,7 +208,7 @@ class SchedulerArena:
         return worker
 
     async def _run(self, ends: _Ends) -> None:
-        """Until there are no plans."""
+        """Runs until there are no plans."""
         await asyncio.sleep(0)
         while plans := ends.worker.take(StepPlan):
             for plan, arrays in plans:
@@ -205,7 +219,7 @@ class SchedulerArena:
 
 
 def _check_other(tokenizer: FakePeer) -> None:
-    """Its prompt was accepted, and has the text that the simulated worker writes."""
+    """Its prompt was accepted, and has the simulated worker's output."""
     ids, end = PROMPT.tolist(), [Finished(OTHER_SEQUENCE, 1, 0, "length", PLAIN.max_tokens or 0)]
     for _ in range(PLAIN.max_tokens or 0):
         ids.append(next_token(ids))

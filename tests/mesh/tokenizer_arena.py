@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from services.scheduler.intake import check_generate
 from services.tokenizer.guides.guides import Guides
@@ -49,12 +50,16 @@ from shared.wire.messages import (
     ToolChoice,
 )
 from tests.mesh.arena_parts import (
+    LONG_ROW,
     NO_ARRAYS,
     NO_IDS,
+    NO_ROW,
     PARAMS,
     PLAIN,
     PROMPT,
+    SALTED,
     SPANS,
+    TRACED,
     Example,
     FakePeer,
     Lies,
@@ -69,11 +74,11 @@ TEMPLATE = ChatOptions(template="{{ messages[0].content }}")
 FORMAT = OutputFormat("json_schema", "response_format", '{"type": "integer"}', True, "[ ]?")
 OTHER = Submit("other~1/0", 1, "ids", PLAIN, TextOptions(), [ChoiceStart(0)])
 OTHER_IDS = np.array([70, 71, 72], np.int32)
-NUM_SUBMITS, IDS, TOKENS = 5, 4, 12  # among the examples
+NUM_SUBMITS, IDS, TOKENS = 5, 4, 12  # the examples' values
 
 
 class TokenizerArena:
-    """What it passes on must be right, whatever came; another gateway has a prompt there, too."""
+    """Its output must stay right for every input; another gateway has a prompt there, too."""
 
     def __init__(self, directory: Path) -> None:
         config = TokenizerConfig(
@@ -92,7 +97,7 @@ class TokenizerArena:
         chat = np.frombuffer(b'[{"role": "user", "content": "Hi"}]', np.uint8)
         options = TextOptions(["end"], ["bad"], max_prompt_tokens=3)
         starts = [ChoiceStart(0, 2, 3, 1), ChoiceStart(1)]
-        self.submit = Submit("r~1/0", 1, "text", PARAMS, options, starts, is_traced=True)
+        self.submit = Submit("r~1/0", 1, "text", PARAMS, options, starts, options=TRACED)
         two, name = np.array([5, 6], np.int32), "r~1/0/1"
         rows = [
             TokenRow(name, 1, 0, TokenRun(2, 2, 1, kind=RunKind.PROMPT), 1),
@@ -145,6 +150,8 @@ class TokenizerArena:
                 Submit("s~1/0", 1, "ids", PLAIN, TextOptions(), again),
                 [PROMPT, NO_IDS],
             ),
+            "options that are no row": (0, replace(self.submit, options=NO_ROW), [text, two]),
+            "long options": (0, replace(self.submit, options=LONG_ROW), [text, two]),
             "resumed ids that the model does not have": (
                 0,
                 self.submit,
@@ -153,9 +160,8 @@ class TokenizerArena:
         }
 
     def _chat(self, **options: Any) -> Submit:
-        return Submit(
-            "s~1/0", 1, "chat", PLAIN, TextOptions(), [ChoiceStart(0)], 1, "salt", "me", **options
-        )
+        starts = [ChoiceStart(0)]
+        return Submit("s~1/0", 1, "chat", PLAIN, TextOptions(), starts, options=SALTED, **options)
 
     async def take(self, index: int, message: Message, arrays: list[Array]) -> bool:
         gateway, beside = connect("gateway", None), connect("gateway", None, name="beside")
@@ -181,7 +187,7 @@ class TokenizerArena:
             try:
                 check_generate(generate, prompt, emitted, self._model.vocab_size, 2048, 0)
             except InvalidRequest:
-                assert index < NUM_SUBMITS, "what was right has become wrong"
+                assert index < NUM_SUBMITS, "a valid message was refused"
         if is_good or sender is gateway:
             self._check_other(beside, scheduler)
         else:
@@ -192,7 +198,7 @@ class TokenizerArena:
         return is_good
 
     def _open_requests(self, tasks: asyncio.TaskGroup, scheduler: FakePeer) -> Requests:
-        """New ones, but for the process that tries grammars."""
+        """New ones, except for the process that tries grammars."""
         requests = self._service._requests = Requests(
             self._service._text, None, 10, self._service._lanes, tasks, OneScheduler(scheduler)
         )

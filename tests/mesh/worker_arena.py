@@ -1,4 +1,4 @@
-"""A worker by itself: an engine takes the plans that the worker's check lets pass."""
+"""A worker by itself: an engine takes the plans accepted by the worker's check."""
 
 import copy
 from typing import Any
@@ -9,6 +9,7 @@ from msgspec.structs import replace
 from benchmarks.harness.step_engine import run_step
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.plan_check import PlanCheck
+from services.worker.service import OBSERVERS
 from services.worker.slots.table import SlotTable
 from shared.errors import CodecError
 from shared.wire.codec import Array, decode, encode
@@ -23,14 +24,14 @@ from shared.wire.messages import (
     SamplingParams,
     StepPlan,
 )
-from tests.mesh.arena_parts import NO_IDS, PARAMS, PLAIN, PROMPT, Example, Lies
+from tests.mesh.arena_parts import NO_IDS, NO_ROW, PARAMS, PLAIN, PROMPT, TRACED, Example, Lies
 
 COMPILE_S = 60
 
 
 class WorkerArena:
-    """What the examples before it left in the engine is used again, until a plan has reached it:
-    then the engine is reset, and must compute the same results of the examples as at first."""
+    """The engine's state after earlier examples is reused, until a plan has reached it: then the
+    engine is reset, and must compute the examples' first results again."""
 
     def __init__(self, engine: Any, is_fast: bool = False) -> None:
         """``engine`` is an AnyEngine."""
@@ -44,7 +45,7 @@ class WorkerArena:
             1,
             [],
             [
-                Admit(0, "a~1/0/0", 1, 0, 0, 4, 4, 0, PARAMS, blocks),
+                Admit(0, "a~1/0/0", 1, 0, 0, 4, 4, 0, PARAMS, blocks, options=TRACED),
                 Admit(1, "b~1/0/0", 1, 0, 0, 3, 4, 0, PLAIN, [4, 5]),
             ],
             [],
@@ -75,10 +76,12 @@ class WorkerArena:
         long = Admit(1, "c~1/0/0", 1, 1, 0, 4, max_len + 1, 0, PLAIN, [7, 8])
         twice = StepPlan(2, [], [], [], [Prefill(1, 1)], [Decode(0), Decode(1)])
         many = StepPlan(2, [], [], [Extend(0, [6] * max_len)], [], [Decode(0), Decode(1)])
+        no_row = replace(first, admit=[replace(first.admit[0], options=NO_ROW), first.admit[1]])
         longer = np.ones(max_len + 1, np.int32)
         too_many = StepPlan(2, [], [], [], [], [Decode(0)], 2, most + 1)
         self.lies: Lies = {
             "more ids than a slot holds": (2, StepPlan(3, [1], [long], [], [], []), [longer]),
+            "options that are no row": (0, no_row, [two]),
             "two rows for a slot": (1, twice, [NO_IDS]),
             "more blocks than a slot holds": (1, many, [NO_IDS]),
             "more steps than a plan may have": (1, too_many, [NO_IDS]),
@@ -95,6 +98,7 @@ class WorkerArena:
             self._prepare(index)
         try:
             copy.deepcopy(self._check).check(message, arrays[0])
+            OBSERVERS[0]("w").begin(message)
         except CodecError:
             return False
         self._ready_for = None
@@ -102,10 +106,10 @@ class WorkerArena:
         return True
 
     async def close(self) -> None:
-        """What still runs is the engine's."""
+        """The engine keeps running sequences."""
 
     def _compile(self) -> None:
-        """So that no result depends on when that is done."""
+        """Synchronous, so that no result depends on its timing."""
         engine = self._engine
         table: SlotTable = engine._table if isinstance(engine, DeviceEngine) else engine._slots
         assert table._guides is not None
@@ -131,7 +135,7 @@ class WorkerArena:
 
 
 class PoolingWorkerArena(WorkerArena):
-    """Its model pools: one prompt in two chunks, beside one that is there at once."""
+    """Its model pools: one prompt in two chunks, next to one in a single chunk."""
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine, is_fast=True)
@@ -154,5 +158,5 @@ class PoolingWorkerArena(WorkerArena):
         cached = StepPlan(1, [], [Admit(0, "a~1/0/0", 1, 0, 0, 4, 4, 2, mean, [0])], [], [], [])
         self.lies = {
             "a text of a model that pools": (0, text, [PROMPT]),
-            "a mean of which a part is cached": (0, cached, [PROMPT]),
+            "a mean with a cached part": (0, cached, [PROMPT]),
         }

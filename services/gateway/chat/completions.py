@@ -1,4 +1,4 @@
-"""Generation: a request of any API to its reply."""
+"""Generation: from a request of any API to its reply."""
 
 import time
 
@@ -11,23 +11,30 @@ from services.gateway.chat.requests.parse import Limits
 from services.gateway.chat.requests.reply_bytes import token_bytes
 from services.gateway.chat.requests.runner import check_generates
 from services.gateway.chat.serving import start_meter, warn
+from services.gateway.chat.structure import Structure
 from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Reservation
+from services.gateway.http.observed import observer_of
 from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.request_id import check_request_id, request_id, take_request_id
 from services.gateway.http.violations import client_names
 from services.gateway.mesh.job import Job
 from services.gateway.mesh.mesh import Mesh
-from services.gateway.traces.tracing import measured
 from shared.settings.gateway import GatewayConfig
 from shared.wire.messages import ModelInfo
 
 
 class Completions:
-    """Body → Job → mesh → reply. Nothing is sent to the client before the mesh has accepted."""
+    """Body → Job → mesh → reply. The client gets nothing before the mesh has accepted the
+    request."""
 
     def __init__(
-        self, mesh: Mesh, intake: Intake, pieces: PieceMaker, config: GatewayConfig
+        self,
+        mesh: Mesh,
+        intake: Intake,
+        pieces: PieceMaker,
+        config: GatewayConfig,
+        structure: Structure,
     ) -> None:
         self._mesh = mesh
         self._intake = intake
@@ -36,8 +43,9 @@ class Completions:
             config.max_logprobs,
             config.max_priority_boost,
             config.history_limit,
+            structure,
         )
-        self._tools = GenerationTools(mesh, pieces, config)
+        self._tools = GenerationTools(mesh, pieces, config, structure)
 
     async def serve(self, request: web.Request, endpoint: GenerationEndpoint) -> web.StreamResponse:
         started_s = time.monotonic()
@@ -68,7 +76,7 @@ class Completions:
                 return await generation.run()
 
     async def count(self, request: web.Request, endpoint: GenerationEndpoint) -> int:
-        """How many tokens the one prompt of the request has."""
+        """The number of tokens of the request's only prompt."""
         with self._intake.admission.admit() as reservation:
             job, _ = await self._job(request, endpoint, reservation)
             reservation.is_served = True
@@ -83,10 +91,10 @@ class Completions:
     async def _job(
         self, request: web.Request, endpoint: GenerationEndpoint, reservation: Reservation
     ) -> tuple[Job, ModelInfo]:
-        """Of the body only the prompts are kept, and what is to be done with them."""
+        """Of the body only the prompts and the parsed options are kept."""
         body, model = await self._intake.read(request, reservation)
         check_generates(model)
-        with measured(request, "parse"):
+        with observer_of(request).measure("parse"):
             job = await endpoint.job(body, model, self._limits, self._intake.parser)
         reservation.replace(len(body), job.prompt_bytes + job.option_bytes)
         return job, model

@@ -1,16 +1,20 @@
-"""Says what an endpoint that generates texts has of its own; ``completions.py`` does the rest."""
+"""The parts of an endpoint that generates texts; ``completions.py`` has the common rest."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from aiohttp import web
 
+from services.gateway.chat.replies.choice_parser import ChoiceParser
 from services.gateway.chat.replies.formats import ChatFormat, Format, TextFormat
-from services.gateway.chat.replies.output_parser import OutputParser
-from services.gateway.chat.replies.parsed_writers import event_writer, whole_writer
 from services.gateway.chat.replies.reply import Reply
-from services.gateway.chat.replies.writers import BodyWriter, StreamWriter
+from services.gateway.chat.replies.writers import (
+    BodyWriter,
+    EventWriter,
+    StreamWriter,
+    WholeWriter,
+)
 from services.gateway.chat.requests.parse import Limits, parse_chat, parse_completion
 from services.gateway.http.body import Body, BodyParser
 from services.gateway.mesh.job import Job
@@ -28,18 +32,17 @@ class GenerationEndpoint(Protocol):
     async def job(self, body: Body, model: ModelInfo, limits: Limits, parser: BodyParser) -> Job:
         """Raises RequestError."""
 
-    def stream_writer(self, reply: Reply, parser: OutputParser | None) -> StreamWriter: ...
+    def stream_writer(self, reply: Reply, parsers: Sequence[ChoiceParser]) -> StreamWriter: ...
 
-    def body_writer(self, reply: Reply, parser: OutputParser | None) -> BodyWriter: ...
+    def body_writer(self, reply: Reply, parsers: Sequence[ChoiceParser]) -> BodyWriter: ...
 
     async def answer_early(
         self, request_id: str, job: Job, model: ModelInfo
     ) -> web.Response | None:
-        """The whole answer, where the reply is made later. Raises RequestError."""
+        """The whole answer, if the reply is made later. Raises RequestError."""
 
     async def keep(self) -> None:
-        """All has been generated, and the end of the reply has not been sent. Raises
-        RequestError."""
+        """Called after the last token, before the end of the reply is sent. Raises RequestError."""
 
 
 @dataclass(frozen=True)
@@ -56,11 +59,11 @@ class CompletionEndpoint:
     async def job(self, body: Body, model: ModelInfo, limits: Limits, parser: BodyParser) -> Job:
         return await parser.parse(body, lambda body: self.parse(body, model, limits))
 
-    def stream_writer(self, reply: Reply, parser: OutputParser | None) -> StreamWriter:
-        return event_writer(reply, parser)
+    def stream_writer(self, reply: Reply, parsers: Sequence[ChoiceParser]) -> StreamWriter:
+        return EventWriter(reply, parsers)
 
-    def body_writer(self, reply: Reply, parser: OutputParser | None) -> BodyWriter:
-        return whole_writer(reply, parser)
+    def body_writer(self, reply: Reply, parsers: Sequence[ChoiceParser]) -> BodyWriter:
+        return WholeWriter(reply, parsers)
 
     async def answer_early(self, request_id: str, job: Job, model: ModelInfo) -> None:
         """Its replies are made at once."""

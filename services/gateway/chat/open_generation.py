@@ -1,4 +1,4 @@
-"""One request that the mesh generates for, from its job to the end of its reply."""
+"""One generation request, from its job to the end of its reply."""
 
 import secrets
 import time
@@ -9,14 +9,16 @@ from aiohttp import web
 
 from services.gateway.chat.generation import GenerationEndpoint
 from services.gateway.chat.prompt_texts import PromptTexts
+from services.gateway.chat.replies.choice_parser import ChoiceParser, PlainParser
 from services.gateway.chat.replies.chunk_pace import ChunkPace
-from services.gateway.chat.replies.output_parser import OutputParser, output_parser
 from services.gateway.chat.replies.reply import Head, Reply
 from services.gateway.chat.replies.writers import BodyWriter, StreamWriter, is_large
 from services.gateway.chat.requests.reply_bytes import TOKEN_BYTES, prompt_bytes
 from services.gateway.chat.serving import accepting, send_json, warn
+from services.gateway.chat.structure import Structure
 from services.gateway.http.admission import Reservation
 from services.gateway.http.client import EVENT_STREAM, Client
+from services.gateway.http.observed import observer_of
 from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.request_id import request_id
 from services.gateway.http.request_meter import RequestMeter
@@ -24,7 +26,6 @@ from services.gateway.http.violations import not_held
 from services.gateway.mesh.job import Job, Prompt
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
-from services.gateway.traces.tracing import TRACE
 from shared.errors import InvalidRequest, RequestError
 from shared.settings.gateway import GatewayConfig
 from shared.wire.codec import Array
@@ -44,13 +45,16 @@ _NO_IDS = np.zeros(0, np.int32)
 class GenerationTools:
     """Parts of the gateway that every generation uses."""
 
-    def __init__(self, mesh: Mesh, pieces: PieceMaker, config: GatewayConfig) -> None:
+    def __init__(
+        self, mesh: Mesh, pieces: PieceMaker, config: GatewayConfig, structure: Structure
+    ) -> None:
         self.mesh = mesh
         self.pieces = pieces
         self.prompt_texts = PromptTexts(mesh, config.accept_timeout_s)
         self.accept_timeout_s = config.accept_timeout_s
         self.heartbeat_s = config.stream_heartbeat_s
         self.reasoning_field = config.reasoning_field
+        self.structure = structure
 
 
 class OpenGeneration:
@@ -75,14 +79,14 @@ class OpenGeneration:
         self._head = Head(reply_id, int(time.time()), job.model, model.fingerprint)
         self._client = Client(request)
         self._mesh_id = f"{public_id}~{secrets.token_hex(4)}"
-        self._trace = request[TRACE]
-        self._trace.ids = {public_id, reply_id}
+        self._observer = observer_of(request)
+        self._observer.note_ids({public_id, reply_id})
         self._echoes: Sequence[str] = ()
 
     async def run(self) -> web.StreamResponse:
-        """Raises RequestError; nothing is sent to the client before the mesh has accepted."""
+        """Raises RequestError; the client gets nothing before the mesh has accepted the request."""
         texts, offsets = await self._show_prompts()
-        with self._tools.mesh.generate(self._mesh_id, self._job, self._trace) as collector:
+        with self._tools.mesh.generate(self._mesh_id, self._job, self._observer) as collector:
             self._meter.follow(collector)
             prompt_ids = await self._accept(collector)
             reply = self._reply(collector, prompt_ids, texts, offsets)
@@ -104,7 +108,7 @@ class OpenGeneration:
     async def _accept(self, collector: OutputCollector) -> list[Array]:
         """Returns the ids of all prompts, empty for aborted ones: enough for a replay."""
         job = self._job
-        with self._trace.measure("accept"):
+        with self._observer.measure("accept"):
             async with accepting(self._tools.accept_timeout_s):
                 await collector.accepted()
         ids = [_NO_IDS if each is None else each for each in collector.prompt_ids]
@@ -141,21 +145,24 @@ class OpenGeneration:
             texts=texts,
             offsets=offsets,
             dropped=collector.dropped,
+            reasoning_field=self._tools.reasoning_field,
         )
 
     async def _send_reply(self, collector: OutputCollector, reply: Reply) -> None:
-        parser = self._output_parser(collector)
-        with self._trace.measure("reply") as attributes, self._client.counted(attributes):
+        parsers = self._parsers(collector)
+        with self._observer.measure("reply") as attributes, self._client.counted(attributes):
             if self._job.is_stream:
-                await self._stream(collector, self._endpoint.stream_writer(reply, parser))
+                await self._stream(collector, self._endpoint.stream_writer(reply, parsers))
             else:
-                await self._whole(collector, self._endpoint.body_writer(reply, parser))
+                await self._whole(collector, self._endpoint.body_writer(reply, parsers))
 
-    def _output_parser(self, collector: OutputCollector) -> OutputParser | None:
-        if (parsing := self._job.parsing) is None:
-            return None
-        table, field = self._tools.mesh.tokens, self._tools.reasoning_field
-        return output_parser(parsing, table, collector.starts, self._mesh_id, field)
+    def _parsers(self, collector: OutputCollector) -> Sequence[ChoiceParser]:
+        """One parser for each choice."""
+        job = self._job
+        if job.parsing is None:
+            return [PlainParser()] * job.total_choices
+        table, starts = self._tools.mesh.tokens, collector.starts
+        return self._tools.structure.parsers(job, job.parsing, table, starts, self._mesh_id)
 
     async def _stream(self, collector: OutputCollector, writer: StreamWriter) -> None:
         client = self._client
@@ -205,7 +212,7 @@ class OpenGeneration:
 
 
 def hold(reservation: Reservation, num_bytes: int, param: str) -> None:
-    """Holds bytes for what ``param`` asks for. Raises InvalidRequest, Overloaded."""
+    """Holds bytes requested by ``param``. Raises InvalidRequest, Overloaded."""
     limit = reservation.max_bytes
     if num_bytes > limit:
         remedy = "fewer logprobs, choices or max_tokens, or with stream=true"

@@ -1,18 +1,18 @@
-"""Bounds what one API key takes of the gateway's time beside others.
+"""Bounds one API key's share of the gateway's time while other keys are active.
 
-Every request costs time, a refused one too, and all requests share one event loop and one
+Every request costs time, even a refused one, and all requests share one event loop and one
 interpreter. Each key is charged with the time of its requests, on the loop and on threads. While
 other keys are active and the loop is late, a key above its share starts its next request later.
 A key without neighbours never waits.
 """
 
 import asyncio
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Coroutine, Generator
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from dataclasses import dataclass
-from time import monotonic, thread_time
 from types import coroutine
 from typing import Any, TypeVar
 
@@ -86,7 +86,7 @@ class FairTurns:
         except BaseException:
             handling.close()
             raise
-        token = _charge.set(lambda spent_s: self._time.charge(key, spent_s, monotonic()))
+        token = _charge.set(lambda spent_s: self._time.charge(key, spent_s, time.monotonic()))
         try:
             return await _timed(handling, _charge.get())
         finally:
@@ -94,20 +94,20 @@ class FairTurns:
 
     async def _wait(self, key: str) -> None:
         line = self._lines.setdefault(key, asyncio.Lock())
-        if not line.locked() and not self._time.wait_s(key, monotonic()):
+        if not line.locked() and not self._time.wait_s(key, time.monotonic()):
             return
         async with line:
             while (  # noqa: ASYNC110, no event ends it
-                wait_s := self._time.wait_s(key, monotonic())
+                wait_s := self._time.wait_s(key, time.monotonic())
             ) and await _is_late():
                 await asyncio.sleep(wait_s)
 
 
 async def _is_late() -> bool:
     """True if a turn of the loop takes over ``LATE_S``."""
-    started_s = monotonic()
+    started_s = time.monotonic()
     await asyncio.sleep(0)
-    return monotonic() - started_s > LATE_S
+    return time.monotonic() - started_s > LATE_S
 
 
 async def on_thread(
@@ -118,11 +118,11 @@ async def on_thread(
 
     def timed() -> Result:
         nonlocal spent_s
-        started_s = thread_time()
+        started_s = time.thread_time()
         try:
             return call(*arguments)
         finally:
-            spent_s = thread_time() - started_s
+            spent_s = time.thread_time() - started_s
 
     try:
         return await asyncio.get_running_loop().run_in_executor(threads, timed)
@@ -143,13 +143,13 @@ def _timed(work: Coroutine[Any, Any, Result], charge: Charge) -> Generator[Any, 
     step: Callable[[Any], Any] = work.send
     argument: Any = None
     while True:
-        started_s = thread_time()
+        started_s = time.thread_time()
         try:
             future = step(argument)
         except StopIteration as end:
             return end.value  # type: ignore[no-any-return]
         finally:
-            charge(thread_time() - started_s)
+            charge(time.thread_time() - started_s)
         try:
             step, argument = work.send, (yield future)
         except BaseException as error:

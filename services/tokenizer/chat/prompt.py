@@ -1,6 +1,7 @@
 """A chat as the text that the model reads."""
 
 import secrets
+from collections.abc import Mapping
 from typing import Any
 
 from services.tokenizer.chat.bounded import TooMuchTime
@@ -12,7 +13,7 @@ from services.tokenizer.chat.tool_fields import readable_tools
 from shared.errors import InvalidRequest
 from shared.wire.messages import ChatOptions
 
-# Stands behind the text that the model is to continue while a template renders it. Unknown to
+# Follows the text that the model is to continue while a template renders it. Unknown to
 # clients, so none can write it; with a blank at its end, so that a template that strips shows.
 END_OF_MESSAGE = f"END-OF-MESSAGE-{secrets.token_hex(8)} "
 CONTINUES = "continue_final_message"
@@ -25,8 +26,10 @@ def render_prompt(
     messages: list[Message],
     options: ChatOptions,
     max_chars: int,
+    defaults: Mapping[str, Any],
 ) -> str:
-    """Raises InvalidRequest naming the client's field, TooMuchText above ``max_chars``."""
+    """Renders a prompt; ``defaults`` are variables that a request may leave out. Raises
+    InvalidRequest naming the client's field, TooMuchText above ``max_chars``."""
     variables = read_options(options, special_tokens)
     tools = variables["tools"]
     template = templates.find(options.template, tools is not None)
@@ -36,7 +39,7 @@ def render_prompt(
     if options.continues_final_message:
         has_text = bool(messages) and messages[-1].get("content") is not None
         _mark_end(normalized, has_text)
-    variables = {**special_tokens, **variables, "messages": normalized}
+    variables = {**special_tokens, **defaults, **variables, "messages": normalized}
     try:
         prompt = template.render(variables, max_chars)
     except TooMuchTime as error:

@@ -1,4 +1,4 @@
-"""What an API key may have open and use, and what its holder may end."""
+"""An API key's limits on open requests and use, and its holder's rights to end requests."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -17,6 +17,7 @@ from pydantic import SecretStr, ValidationError
 from services.gateway.app import APIS
 from services.gateway.http.account import Account, KeyLimits, TokenBucket
 from shared.settings.gateway import GatewayConfig
+from shared.wire.envelope import read_options
 from shared.wire.messages import State
 from tests.services.gateway.fakes import (
     NUM_PROMPT_TOKENS,
@@ -36,7 +37,7 @@ COUNTS: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"messages": MESSAGES, "model": "fish"},
     "/v1/responses/input_tokens": {"input": "a"},
 }
-"""Requests that a tokenizer works for and that generate nothing."""
+"""Requests that cost a tokenizer work and generate nothing."""
 
 Post = Callable[..., asyncio.Task[aiohttp.ClientResponse]]
 
@@ -57,7 +58,7 @@ async def posting(mesh_dir: Path, **settings: Any) -> AsyncIterator[Post]:
 
 
 async def retry_after_s(response: aiohttp.ClientResponse, limit: str) -> int:
-    """The seconds after which a refused client may come back."""
+    """The seconds after which a refused client may retry."""
     assert response.status == 429
     error = await error_of(response)
     assert error["code"] == "rate_limit_exceeded"
@@ -203,7 +204,7 @@ class TestTokens:
                 assert (await response.json())["choices"][0]["text"] == "carp"
             async with await post("ada") as response:
                 seconds = await retry_after_s(response, "max-tokens-per-minute-per-key")
-                assert seconds > 60, "what was used beyond the limit is made up for"
+                assert seconds > 60, "use beyond the limit is paid back"
             async with await post("ada", "/tokenize") as response:
                 assert response.status == 200
 
@@ -280,7 +281,7 @@ class TestAborts:
         async with posting(tmp_path) as post:
             tasks = [post(key, prompt="a", request_id="same") for key in KEYS]
             requests = [await tokenizer.accepted() for _ in KEYS]
-            assert len({request.submit.owner for request in requests}) == 2
+            assert len({read_options(request.submit.options).owner for request in requests}) == 2
             theirs = post("bob", prompt="a", request_id="of-bob")
             request = await tokenizer.accepted()
             async with await post(
@@ -291,6 +292,6 @@ class TestAborts:
             async with await tasks[0] as response:
                 assert (await response.json())["choices"][0]["finish_reason"] == "abort"
             await until(lambda: tokenizer.aborted == ["of-bob", "of-nobody"])
-            assert tokenizer.abort_owners == [requests[0].submit.owner]
+            assert tokenizer.abort_owners == [read_options(requests[0].submit.options).owner]
             await finish(theirs, request)
             await finish(tasks[1], requests[1])

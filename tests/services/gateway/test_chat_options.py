@@ -1,4 +1,4 @@
-"""Reasoning, the chat template and the messages: what of a chat goes to the tokenizer."""
+"""Reasoning, the chat template and the messages: the parts of a chat sent to the tokenizer."""
 
 import json
 from typing import Any
@@ -62,18 +62,12 @@ def test_a_budget_of_reasoning_reaches_the_tokenizer(subtests: pytest.Subtests) 
         ({"thinking_token_budget": 9}, 9),
         ({"custom_params": {"thinking_budget": 9}}, 9),
         ({"custom_params": {}}, None),
+        ({"reasoning_max_tokens": 9}, 9),
     ]:
         with subtests.test(fields=fields):
             assert chat(**fields).reasoning_budget == expected
             assert completion(**fields).reasoning_budget == expected
     assert chat(thinking_token_budget=0, reasoning_effort="none").reasoning_budget == 0
-
-
-def test_reasoning_is_shown_unless_the_client_does_not_want_it() -> None:
-    for asked, expected in [(None, True), (True, True), (False, False)]:
-        parsing = chat(include_reasoning=asked).parsing
-        assert parsing is not None
-        assert parsing.shows_reasoning == expected
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
@@ -87,6 +81,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"thinking_token_budget": 5, "custom_params": {"thinking_budget": 5}},
         "thinking_token_budget",
+        "both",
+    ),
+    (
+        {"reasoning_max_tokens": 5, "custom_params": {"thinking_budget": 5}},
+        "reasoning_max_tokens",
         "both",
     ),
     ({"custom_params": {"x": 5}}, "custom_params.x", "not a field"),
@@ -127,11 +126,8 @@ def test_what_is_wrong_is_refused_and_its_field_named(subtests: pytest.Subtests)
 
 
 def test_an_error_of_the_mesh_names_the_clients_field() -> None:
-    asked = chat(functions=[{"name": "f"}], custom_params={"thinking_budget": 1})
-    assert asked.field_names == {
+    assert chat(custom_params={"thinking_budget": 1}).field_names == {
         "prompt": "messages",
-        "tools": "functions",
-        "tool_choice": "function_call",
         "reasoning_budget": "custom_params.thinking_budget",
     }
     assert completion(thinking_token_budget=1).field_names == {
@@ -176,13 +172,8 @@ def test_a_stream_repeats_its_usage_beside_the_usage_at_its_end() -> None:
 
 
 def test_what_a_request_holds_beside_its_prompts_is_counted() -> None:
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    fields: dict[str, Any] = {
-        "tools": tools,
-        "documents": [{"a": "ä"}],
-        "chat_template": "x" * 1000,
-    }
+    fields: dict[str, Any] = {"documents": [{"a": "ä"}], "chat_template": "x" * 1000}
     job = chat(**fields, chat_template_kwargs={"k": "v"}, guided_regex="a" * 500)
-    texts = (json.dumps(tools), '[{"a": "\\u00e4"}]', '{"k":"v"}')
+    texts = ('[{"a": "\\u00e4"}]', '{"k":"v"}')
     assert job.option_bytes == sum(map(len, texts)) + 1500
     assert chat().option_bytes == completion().option_bytes == 0

@@ -1,13 +1,17 @@
-"""One prompt over several attempts: what is submitted anew, and what its client may get more."""
+"""One prompt over several attempts: its resubmission, and the client's further tokens."""
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec import structs
 
 from services.gateway.mesh.job import Job, Prompt
 from services.gateway.mesh.losses import MAX_REPLAYS, MAX_SPARED, SAME_HANG_S
 from services.gateway.mesh.open_prompt import OpenPrompt
 from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
 from shared.errors import InternalError
+from shared.wire.envelope import RequestOptions, read_options
 from shared.wire.messages import (
     WINDOW_BYTES,
     WINDOW_TOKENS,
@@ -25,7 +29,7 @@ from shared.wire.messages import (
     ToolChoice,
 )
 from shared.wire.token_arrays import TokenArrays
-from tests.services.gateway.asking import chat, tool
+from tests.services.gateway.asking import chat
 
 PROMPT = Prompt("text", np.frombuffer(b"Once", np.uint8))
 IDS = np.array([7, 8, 9], np.int32)
@@ -38,7 +42,7 @@ def new_open_prompt(num_choices: int = 1) -> tuple[OpenPrompt, OutputCollector]:
         num_choices=num_choices,
         params=SamplingParams(seed=1),
         text=TextOptions(),
-        priority=3,
+        options=RequestOptions(priority=3),
         is_stream=False,
         includes_usage=False,
     )
@@ -74,7 +78,8 @@ def test_a_replay_asks_for_what_is_missing_of_the_choices_that_have_not_ended():
     open_prompt.finish(Finished("a~b/0", 1, 2, "stop", 1))
     open_prompt.begin_replay(0)
     submit, prompt, resumed = open_prompt.submit()
-    assert (submit.attempt, submit.kind, submit.priority) == (2, "ids", 3)
+    assert (submit.attempt, submit.kind) == (2, "ids")
+    assert read_options(submit.options).priority == 3
     assert submit.choices == [ChoiceStart(0, 2, 2), ChoiceStart(1, 0, 0)]
     assert prompt.tolist() == IDS.tolist()
     assert resumed.tolist() == [1, 2]
@@ -310,9 +315,9 @@ def test_drafts_for_other_tokens_than_the_next_ones_are_an_error():
 
 
 def test_all_that_a_job_wants_of_its_text_is_submitted_and_again_with_a_replay() -> None:
-    job = chat(
-        tools=[tool("f")], guided_regex="a", thinking_token_budget=5, documents=[{"text": "d"}]
-    )
+    asked = chat(guided_regex="a", thinking_token_budget=5, documents=[{"text": "d"}])
+    text = structs.replace(asked.text, has_marks=True)
+    job = replace(asked, text=text, tool_choice=ToolChoice("auto"))
     collector = OutputCollector(1, 1)
     open_prompt = OpenPrompt("a~b/0", 0, job, collector)
     open_prompt.accept(IDS, OutputStart.UNDECIDED)
@@ -325,7 +330,7 @@ def test_all_that_a_job_wants_of_its_text_is_submitted_and_again_with_a_replay()
         assert (submit.attempt, submit.choices[0].num_marks) == (attempt, marks_before)
         assert submit.text.has_marks
         assert (submit.chat, submit.format, submit.tool_choice, submit.reasoning_budget) == (
-            ChatOptions('[{"type": "function", "function": {"name": "f"}}]', '[{"text": "d"}]'),
+            ChatOptions(documents='[{"text": "d"}]'),
             OutputFormat("regex", "guided_regex", "a"),
             ToolChoice("auto"),
             5,

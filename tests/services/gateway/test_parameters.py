@@ -1,4 +1,4 @@
-"""Each parameter reaches the tokenizer as its client meant it; what is missing has a default."""
+"""Each parameter reaches the tokenizer unchanged; missing ones have defaults."""
 
 import json
 from typing import Any
@@ -53,6 +53,13 @@ def test_sampling_is_as_the_client_asks(name: str, value: object) -> None:
     for job in (completion(**{name: value}), chat(**{name: value})):
         expected = msgspec.structs.replace(SamplingParams(job.params.seed), **{name: value})
         assert job.params == expected
+
+
+def test_names_of_fastdeploy_mean_the_same() -> None:
+    for parse in (completion, chat):
+        assert parse(bad_words_token_ids=[3, 9]).params.bad_words == [[3], [9]]
+        assert parse(max_streaming_response_tokens=7).stream_interval == 7
+        assert parse(model="default").model == MODEL.names[0]
 
 
 @pytest.mark.parametrize(
@@ -173,8 +180,8 @@ def test_the_rest_of_a_request_is_kept_beside_its_sampling() -> None:
         priority=3, n=2, echo=True, return_token_ids=True, return_tokens_as_token_ids=True,
         request_id="r-1", cache_salt="mine",
     )  # fmt: skip
-    assert (job.priority, job.num_choices, job.request_id) == (3, 2, "r-1")
-    assert (job.cache_salt, completion().cache_salt) == ("mine", "")
+    assert (job.options.priority, job.num_choices, job.request_id) == (3, 2, "r-1")
+    assert (job.options.salt, completion().options.salt) == ("mine", "")
     assert (job.echoes, job.returns_ids, job.names_by_id) == (True, True, True)
 
 
@@ -182,7 +189,7 @@ def test_a_priority_may_be_lowered_and_raised_as_far_as_the_setting_allows() -> 
     limits = Limits(max_choices=1, max_logprobs=0, max_priority_boost=5)
     for priority in (1000, 0, -5):
         body = json.dumps(TEXT | {"priority": priority}).encode()
-        assert parse_completion(body, MODEL, limits).priority == priority
+        assert parse_completion(body, MODEL, limits).options.priority == priority
     with pytest.raises(InvalidRequest, match=r"-6; the lowest is -5.*max-priority-boost = 5"):
         parse_completion(json.dumps(TEXT | {"priority": -6}).encode(), MODEL, limits)
 

@@ -5,6 +5,8 @@ import numpy as np
 
 from benchmarks.harness.sequences import generate_one
 from services.scheduler.scheduler import Scheduler
+from services.scheduler.sequence import Arrival
+from shared.wire.envelope import RequestOptions, write_options
 from shared.wire.messages import Capacity, SamplingParams
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
@@ -32,10 +34,11 @@ class Bench:
         for _ in range(num):
             self._num += 1
             params = SamplingParams(0, max_tokens=max_tokens)
-            generate = generate_one(f"{owner}{self._num}", params, priority=priority)
+            generate = generate_one(f"{owner}{self._num}", params)
+            options = write_options(RequestOptions(priority=priority, owner=owner))
             prompt = np.arange(20 * self._num, 20 * self._num + 10, dtype=np.int32)
-            generate = msgspec.structs.replace(generate, owner=owner)
-            self.core.add(generate, prompt, NO_IDS, 0, float(self._num))
+            generate = msgspec.structs.replace(generate, options=options)
+            self.core.add(Arrival(generate, prompt, NO_IDS, 0, float(self._num)))
 
     def step(self) -> None:
         planned = self.core.plan("w")

@@ -1,4 +1,4 @@
-"""What a scheduler hands over to other cells, and what it keeps."""
+"""Sequences a scheduler hands over to other cells, and sequences it keeps."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,9 @@ import pytest
 from services.scheduler import other_cells
 from services.scheduler.other_cells import OtherCells
 from services.scheduler.scheduler import Scheduler
+from services.scheduler.sequence import Arrival
 from services.scheduler.tokens_message import Forwarding
+from shared.wire.envelope import RequestOptions, write_options
 from shared.wire.messages import (
     CELLS_MINOR,
     PROTOCOL_MAJOR,
@@ -61,8 +63,9 @@ class Cell:
     ) -> None:
         sequences = [NewSequence(f"{name}/{choice}", choice) for choice in range(2)]
         params = SamplingParams(seed=0, max_tokens=5)
-        generate = Generate(name, attempt, params, sequences, num_worker_deaths=num_worker_deaths)
-        self.core.add(generate, np.arange(3, dtype=np.int32), NO_IDS, route, now_s)
+        options = write_options(RequestOptions(num_worker_deaths=num_worker_deaths))
+        generate = Generate(name, attempt, params, sequences, options=options)
+        self.core.add(Arrival(generate, np.arange(3, dtype=np.int32), NO_IDS, route, now_s))
 
     @property
     def lost(self) -> list[list[Lost]]:
@@ -92,7 +95,7 @@ async def test_prompts_go_whole_and_only_where_their_tokenizer_has_another_cell(
 async def test_what_has_a_worker_to_wait_for_is_not_stranded() -> None:
     cell = Cell(tokenizer(OURS, OTHER))
     assert not cell.core.stranded
-    cell.core.plan("w", admits=False)
+    cell.core.note_state("w", is_ready=False)
     assert {each.request for each in cell.core.stranded} == {"r0/0", "r0/1"}
     cell.core.add_worker("other", CAPACITY)
     assert not cell.core.stranded
@@ -134,7 +137,7 @@ async def test_all_is_handed_over_in_time_what_waits_at_once(
 
 
 def busy(num_running: int, num_waiting: int = 0, num_free_blocks: int = 16) -> Overview:
-    """Another cell, of one worker."""
+    """Another cell, with one worker."""
     return Overview("other", 1, num_running, num_waiting, 16, num_free_blocks, num_slots=8)
 
 

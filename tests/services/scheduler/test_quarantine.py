@@ -1,4 +1,4 @@
-"""What workers died of is refused for a while, and nothing else."""
+"""Requests that killed workers are refused for a while, and no others."""
 
 import msgspec
 import numpy as np
@@ -7,16 +7,18 @@ import pytest
 from services.scheduler import intake as module
 from services.scheduler.intake import Quarantine
 from shared.errors import InvalidRequest
+from shared.wire.envelope import RequestOptions
 from shared.wire.messages import SamplingParams
 
 PROMPT = np.array([5, 6, 7], np.int32)
 PARAMS = SamplingParams(seed=3, temperature=0.5)
+PLAIN, SALTED = RequestOptions(), RequestOptions(salt="salt")
 
 
 @pytest.fixture
 def quarantine() -> Quarantine:
     quarantine = Quarantine(600)
-    quarantine.add(PROMPT, PARAMS, "salt", now_s=1000)
+    quarantine.add(PROMPT, PARAMS, SALTED, now_s=1000)
     return quarantine
 
 
@@ -24,19 +26,24 @@ def quarantine() -> Quarantine:
 def test_the_same_request_is_refused_with_the_time_that_is_left(quarantine: Quarantine, seed: int):
     params = msgspec.structs.replace(PARAMS, seed=seed)
     with pytest.raises(InvalidRequest, match=r"for 588 s \(quarantine-s = 600\)") as caught:
-        quarantine.check(PROMPT.copy(), params, "salt", now_s=1012.5)
+        quarantine.check(PROMPT.copy(), params, SALTED, now_s=1012.5)
     assert (caught.value.code, caught.value.retry_after_s) == ("quarantined", 587.5)
 
 
 def test_it_may_come_again_when_the_time_is_over(quarantine: Quarantine):
-    quarantine.check(PROMPT, PARAMS, "salt", now_s=1600)
+    quarantine.check(PROMPT, PARAMS, SALTED, now_s=1600)
     assert len(quarantine) == 0
 
 
 def test_others_are_not_refused(quarantine: Quarantine):
-    quarantine.check(PROMPT[:2], PARAMS, "salt", now_s=1000)
-    quarantine.check(PROMPT, msgspec.structs.replace(PARAMS, temperature=0.6), "salt", now_s=1000)
-    quarantine.check(PROMPT, PARAMS, "", now_s=1000)
+    quarantine.check(PROMPT[:2], PARAMS, SALTED, now_s=1000)
+    quarantine.check(PROMPT, msgspec.structs.replace(PARAMS, temperature=0.6), SALTED, now_s=1000)
+    quarantine.check(PROMPT, PARAMS, PLAIN, now_s=1000)
+
+
+def test_the_same_request_at_another_priority_is_refused(quarantine: Quarantine):
+    with pytest.raises(InvalidRequest):
+        quarantine.check(PROMPT, PARAMS, RequestOptions(salt="salt", priority=3), now_s=1000)
 
 
 def test_the_oldest_give_way_and_one_that_comes_again_is_new(
@@ -44,16 +51,16 @@ def test_the_oldest_give_way_and_one_that_comes_again_is_new(
 ):
     monkeypatch.setattr(module, "MAX_QUARANTINED", 3)
     for number in range(2):
-        quarantine.add(np.array([number], np.int32), PARAMS, "", now_s=1001)
-    quarantine.add(PROMPT, PARAMS, "salt", now_s=1002)
-    quarantine.add(np.array([2], np.int32), PARAMS, "", now_s=1003)
+        quarantine.add(np.array([number], np.int32), PARAMS, PLAIN, now_s=1001)
+    quarantine.add(PROMPT, PARAMS, SALTED, now_s=1002)
+    quarantine.add(np.array([2], np.int32), PARAMS, PLAIN, now_s=1003)
     assert len(quarantine) == 3
-    quarantine.check(np.array([0], np.int32), PARAMS, "", now_s=1003)
+    quarantine.check(np.array([0], np.int32), PARAMS, PLAIN, now_s=1003)
     with pytest.raises(InvalidRequest, match="for 599 s"):
-        quarantine.check(PROMPT, PARAMS, "salt", now_s=1003)
+        quarantine.check(PROMPT, PARAMS, SALTED, now_s=1003)
 
 
 def test_without_time_nothing_is_refused():
     quarantine = Quarantine(0)
-    quarantine.add(PROMPT, PARAMS, "", now_s=1)
-    quarantine.check(PROMPT, PARAMS, "", now_s=1)
+    quarantine.add(PROMPT, PARAMS, PLAIN, now_s=1)
+    quarantine.check(PROMPT, PARAMS, PLAIN, now_s=1)

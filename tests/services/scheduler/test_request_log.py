@@ -1,4 +1,4 @@
-"""How long a sequence waited, as its line in the log tells."""
+"""The waiting time of a sequence in its log line."""
 
 from typing import Any
 
@@ -9,7 +9,8 @@ from benchmarks.harness.sequences import generate_one
 from services.scheduler.request_log import RequestLog
 from services.scheduler.sequence import Ended, Sequence
 from shared.errors import Overloaded
-from shared.wire.messages import SamplingParams
+from shared.wire.envelope import RequestOptions
+from shared.wire.messages import EMPTY_ROW, SamplingParams
 
 NAME = "mine~0a1b/0/0"
 PARAMS = SamplingParams(seed=0)
@@ -22,6 +23,8 @@ def sequence(attempt: int = 1, arrived_s: float = 10.0) -> Sequence:
         params=PARAMS,
         emitted=[],
         arrived_s=arrived_s,
+        options=RequestOptions(),
+        option_row=EMPTY_ROW,
     )
 
 
@@ -70,7 +73,7 @@ def test_two_attempts_are_two(told: Any) -> None:
         log.end(Ended(each, "stop"), 50.0)
         fields = told()
         assert (fields["attempt"], fields["queued_s"]) == (each.attempt, queued_s)
-    assert not log._queued_s, "nothing is kept of what has ended"
+    assert not log._queued_s, "ended sequences are forgotten"
 
 
 def test_a_refusal_is_told_by_its_code(told: Any) -> None:

@@ -10,7 +10,7 @@ from benchmarks.harness.sequences import add_one
 from services.scheduler.emission import Emission
 from services.scheduler.placement import MAX_LAG_STEPS
 from services.scheduler.scheduler import Planned, Scheduler
-from services.scheduler.sequence import MAX_FORGIVEN, MAX_WORKER_DEATHS
+from services.scheduler.sequence import MAX_FORGIVEN, MAX_WORKER_DEATHS, Arrival
 from services.scheduler.worker_state import PROBATION_STEPS
 from shared.errors import CodecError, InternalError, InvalidRequest, Overloaded, Unavailable
 from shared.wire.messages import (
@@ -59,7 +59,7 @@ def in_slots(core: Scheduler, worker_id: str = "w") -> set[str]:
 
 
 def computed(core: Scheduler, worker_id: str = "w") -> set[str]:
-    """Whom the plan in flight computes."""
+    """The sequences computed by the plan in flight."""
     worker = core.workers[worker_id]
     return {worker.running[slot].request for slot in worker.computed_slots()}
 
@@ -125,7 +125,9 @@ def test_suspects_and_others_take_turns_and_one_that_emitted_is_none_any_more():
     core.remove_worker("w", 0)
     core.add_worker("w", CAPACITY)
     add(core, "a")
-    core.plan("w", admits=False)
+    core.note_state("w", is_ready=False)
+    assert core.plan("w") is None
+    core.note_state("w", is_ready=True)
     assert core.plan("w") is not None
     assert computed(core) == {"suspect"}
     (planned,) = core.workers["w"].in_flight
@@ -197,7 +199,7 @@ def test_a_worker_that_leaves_hands_over_one_sequence_when_the_one_before_has_ca
 
     for num_gone in (1, 2, 3):
         step(core, workers["w"])
-        assert len(running("w")) == 3 - num_gone, "those that are left are computed meanwhile"
+        assert len(running("w")) == 3 - num_gone, "the others are computed meanwhile"
         assert [each.request for each in core.queues.waiting] == ["first", "second", "third"][
             num_gone - 1 : num_gone
         ]
@@ -439,7 +441,8 @@ def test_a_worker_that_leaves_ends_what_it_has_and_gets_nothing_new():
     add(core, "old")
     core.absorb("w", *worker.step(core.plan("w")))
     add(core, "new")
-    plan = core.plan("w", admits=False).plan
+    core.note_state("w", is_ready=False)
+    plan = core.plan("w").plan
     assert (len(plan.decode), len(plan.admit)) == (1, 0)
 
 
@@ -597,8 +600,8 @@ def test_a_long_context_in_few_blocks_and_many_blocks_of_short_context_are_both_
     core.add_worker("v", short)
     add(core, "another", prompt_len=30)
     add(core, "small")
-    core.plan("v", admits=True)
-    assert computed(core, "v") == {"small"}, "who cannot run here holds nobody up"
+    core.plan("v")
+    assert computed(core, "v") == {"small"}, "an unrunnable sequence delays no other"
     core.plan("w")
     assert "long" in computed(core, "w")
 
@@ -650,8 +653,8 @@ def test_nothing_of_a_seat_is_left_with_a_sequence_that_lost_its_worker():
 
 
 def steps_of_the_good_worker(deaths_every: int | None) -> tuple[int, int]:
-    """How many it needs for twelve requests, and how often a worker beside it died meanwhile, which
-    it does in its first step each time it is there."""
+    """Its steps for twelve requests, and the deaths of a second worker, which dies in each of its
+    first steps."""
     core, worker, num_steps, num_deaths = scheduler(), SimulatedWorker(CAPACITY), 0, 0
     add(core, "first", max_tokens=PROBATION_STEPS)
     while core.sequences:
@@ -690,6 +693,22 @@ def test_where_no_worker_has_proven_itself_all_get_what_there_is():
     assert core.plan("w"), "a suspect runs, for there is nobody else to run it"
 
 
+def test_a_suspect_does_not_wait_for_a_proven_worker_that_is_not_ready():
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    add(core, "first", max_tokens=PROBATION_STEPS + 10)
+    for _ in range(PROBATION_STEPS):
+        step(core, worker)
+    core.add_worker("dies", CAPACITY)
+    add(core, "suspect")
+    assert core.plan("dies")
+    assert core.plan("w"), "it hangs"
+    assert not core.remove_worker("dies", 0)
+    core.add_worker("new", CAPACITY)
+    assert core.plan("new") is None
+    core.note_state("w", is_ready=False)
+    assert core.plan("new")
+
+
 def test_a_worker_that_has_finished_its_first_steps_gets_as_much_as_the_others():
     core, workers = scheduler(), {"w": SimulatedWorker(CAPACITY), "v": SimulatedWorker(CAPACITY)}
     add(core, "first", max_tokens=PROBATION_STEPS)
@@ -711,7 +730,8 @@ def test_the_choices_of_a_prompt_share_its_ids_and_only_the_first_brings_their_l
     core, prompt = scheduler(), np.arange(3, dtype=np.int32)
     asking = SamplingParams(seed=0, max_tokens=5, prompt_logprobs=3, logprobs=2)
     choices = [NewSequence("r/0", 0, 2), NewSequence("r/1", 1), NewSequence("r/2", 2, 1)]
-    core.add(Generate("r", 1, asking, choices), prompt, np.array([7, 8, 9], np.int32), 0, 0.0)
+    generate, emitted = Generate("r", 1, asking, choices), np.array([7, 8, 9], np.int32)
+    core.add(Arrival(generate, prompt, emitted, 0, 0.0))
     first, *others = (core.sequences[each.request, 1] for each in choices)
     assert first.params is asking
     assert [each.params.prompt_logprobs for each in others] == [None, None]
@@ -724,7 +744,22 @@ def test_of_the_choices_of_a_prompt_all_are_taken_or_none():
     choices = [NewSequence(f"r/{number}", number) for number in range(15)]
     params = SamplingParams(seed=0, max_tokens=5)
     with pytest.raises(Overloaded, match="15 sequences would wait for 4 free slots"):
-        core.add(Generate("r", 1, params, choices), prompt, prompt[:0], 0, 0.0)
+        core.add(Arrival(Generate("r", 1, params, choices), prompt, prompt[:0], 0, 0.0))
     assert not core.sequences
-    core.add(Generate("r", 1, params, choices[:14]), prompt, prompt[:0], 0, 0.0)
+    core.add(Arrival(Generate("r", 1, params, choices[:14]), prompt, prompt[:0], 0, 0.0))
     assert len(core.sequences) == 14
+
+
+def test_a_worker_gets_the_options_as_they_came():
+    core, prompt = scheduler(), np.arange(3, dtype=np.int32)
+    row = msgspec.Raw(msgspec.msgpack.encode([3, "salt", "ann", True, 1, "", {"of": "later"}]))
+    params = SamplingParams(seed=0, max_tokens=5)
+    generate = Generate("r", 1, params, [NewSequence("r/0")], options=row)
+    core.add(Arrival(generate, prompt, prompt[:0], 0, 0.0))
+    (sequence,) = core.sequences.values()
+    assert (sequence.options.owner, sequence.num_worker_deaths) == ("ann", 1)
+    assert sequence.is_isolated, "a worker died in another cell"
+    planned = core.plan("w")
+    assert planned is not None
+    (admit,) = planned.plan.admit
+    assert bytes(admit.options) == bytes(row)

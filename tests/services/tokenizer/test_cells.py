@@ -1,4 +1,4 @@
-"""Which cell a prompt goes to."""
+"""The cell of a prompt."""
 
 from collections import Counter
 
@@ -15,6 +15,7 @@ from services.tokenizer.cells import (
     choose_cell,
 )
 from services.tokenizer.schedulers import Schedulers
+from shared.wire.envelope import RequestOptions
 from shared.wire.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -31,6 +32,7 @@ from tests.mesh.arena_parts import FakePeer
 SLOTS = st.lists(st.integers(1, 64), min_size=1, max_size=6)
 PROMPTS = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 3)), max_size=150)
 IDS = np.arange(2 * BEGINNING, dtype=np.int32)
+PLAIN = RequestOptions()
 
 
 def cells_of(slots: list[int], loads: list[int]) -> list[Cell]:
@@ -42,7 +44,7 @@ def cells_of(slots: list[int], loads: list[int]) -> list[Cell]:
 def test_no_cell_has_much_more_than_its_part_and_none_waits_while_others_have_slots(
     slots: list[int], prompts: list[tuple[int, int]]
 ) -> None:
-    """Some begin alike, some are short (0)."""
+    """Some share a beginning, some are short (0)."""
     loads = [0] * len(slots)
     for number, (kind, num_new) in enumerate(prompts):
         cells = cells_of(slots, loads)
@@ -83,11 +85,11 @@ def test_beginnings_are_shared_out_by_the_slots_of_the_cells() -> None:
 def test_prompts_have_a_beginning_in_common_with_the_same_salt_and_first_ids_alone() -> None:
     other = IDS.copy()
     other[BEGINNING] = 7
-    assert beginning_of(IDS, "") == beginning_of(other, "")
+    assert beginning_of(IDS, PLAIN) == beginning_of(other, PLAIN)
     other[0] = 7
-    assert beginning_of(IDS, "") != beginning_of(other, "")
-    assert beginning_of(IDS, "") != beginning_of(IDS, "salt")
-    assert beginning_of(IDS[: BEGINNING - 1], "") is None
+    assert beginning_of(IDS, PLAIN) != beginning_of(other, PLAIN)
+    assert beginning_of(IDS, PLAIN) != beginning_of(IDS, RequestOptions(salt="salt"))
+    assert beginning_of(IDS[: BEGINNING - 1], PLAIN) is None
 
 
 def scheduler(name: str, num_waiting: int = 0, state: State = State.READY) -> FakePeer:
@@ -104,19 +106,19 @@ def prompt(number: int, num: int = 1) -> Generate:
 
 
 def test_what_was_sent_counts_until_it_has_ended() -> None:
-    """Also before a heartbeat says so."""
+    """Also before a heartbeat confirms it."""
     schedulers, first, second = Schedulers(), scheduler("a"), scheduler("b", num_waiting=3)
     for peer in (first, second):
         schedulers.add(peer)
-    assert [schedulers.choose(prompt(number), IDS[:1]) for number in range(3)] == [first] * 3
-    assert schedulers.choose(prompt(3, num=3), IDS[:1]) in (first, second)
-    assert schedulers.choose(prompt(4), IDS[:1]) in (first, second)
+    assert [schedulers.choose(prompt(number), PLAIN, IDS[:1]) for number in range(3)] == [first] * 3
+    assert schedulers.choose(prompt(3, num=3), PLAIN, IDS[:1]) in (first, second)
+    assert schedulers.choose(prompt(4), PLAIN, IDS[:1]) in (first, second)
     schedulers.note_end(first, 3)
-    assert schedulers.choose(prompt(5), IDS[:1]) is first
+    assert schedulers.choose(prompt(5), PLAIN, IDS[:1]) is first
     assert second.status.overview is not None
     second.status = replace(second.status, overview=replace(second.status.overview, num_waiting=0))
     first.status = replace(first.status)
-    chosen = [schedulers.choose(prompt(number), IDS[:1]) for number in range(6, 12)]
+    chosen = [schedulers.choose(prompt(number), PLAIN, IDS[:1]) for number in range(6, 12)]
     assert 0 < sum(peer is first for peer in chosen) < 6
     schedulers.remove(first)
     schedulers.note_end(first, 1)
@@ -128,10 +130,19 @@ def test_a_scheduler_without_workers_or_that_leaves_gets_nothing_while_there_is_
     assert leaving.status.overview is not None
     overview = replace(leaving.status.overview, is_leaving=True)
     leaving.status = replace(leaving.status, overview=overview)
-    assert schedulers.choose(prompt(0), IDS) is None
+    assert schedulers.choose(prompt(0), PLAIN, IDS) is None
     for peer, expected in ((empty, empty), (leaving, leaving), (staying, staying)):
         schedulers.add(peer)
         for ids in (IDS, IDS[:1]):
-            assert schedulers.choose(prompt(1), ids) is expected
+            assert schedulers.choose(prompt(1), PLAIN, ids) is expected
     schedulers.remove(staying)
-    assert schedulers.choose(prompt(2), IDS) is leaving
+    assert schedulers.choose(prompt(2), PLAIN, IDS) is leaving
+
+
+def test_a_scheduler_that_handed_a_prompt_over_gets_it_only_where_there_is_no_other() -> None:
+    schedulers, first = Schedulers(), scheduler("a")
+    has_left = RequestOptions(left_scheduler="a")
+    schedulers.add(first)
+    assert schedulers.choose(prompt(0), has_left, IDS) is first
+    schedulers.add(other := scheduler("b", num_waiting=100))
+    assert schedulers.choose(prompt(1), has_left, IDS) is other

@@ -1,10 +1,12 @@
-"""What becomes of a request that a tokenizer cannot send down whole."""
+"""Requests a tokenizer cannot send down completely."""
 
 import asyncio
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec import Raw
+from msgspec.msgpack import encode
 from msgspec.structs import replace
 
 from services.tokenizer.lanes import Lanes
@@ -136,7 +138,7 @@ async def test_ids_of_a_prompt_are_held_until_the_gateway_gets_them():
     assert request is not None
     assert (gateway.sent, request.prompt_ids is None) == ([], False)
     requests.accept(Accepted("r", 1))
-    requests.accept(Accepted("r", 1))  # twice, as no scheduler of ours does
+    requests.accept(Accepted("r", 1))  # twice, unlike a real scheduler
     ((accepted, arrays),) = gateway.sent
     assert accepted == Accepted("r", 1)
     assert text.decode(arrays.ids.tolist()) == "Who leads?"
@@ -145,12 +147,14 @@ async def test_ids_of_a_prompt_are_held_until_the_gateway_gets_them():
     requests.lose(gateway)
 
 
-async def test_a_scheduler_learns_whose_prompt_it_is():
+async def test_options_are_passed_on_as_they_came():
+    """Also those of a newer release, which we do not know."""
     text, scheduler = TextModel(EMBEDDED_MODEL, 100, 8192), FakePeer()
     async with asyncio.TaskGroup() as tasks:
         requests = Requests(text, None, 10, Lanes(1), tasks, OneScheduler(scheduler))
         submit, *arrays = submitted("r")
-        requests.submit(FakePeer(), replace(submit, owner="ann"), *arrays)
+        options = Raw(encode([0, "salt", "ann", False, 0, "", {"of": "later"}]))
+        requests.submit(FakePeer(), replace(submit, options=options), *arrays)
     ((generate, _),) = scheduler.sent
     assert isinstance(generate, Generate)
-    assert generate.owner == "ann"
+    assert bytes(generate.options) == bytes(options)

@@ -1,5 +1,4 @@
-"""The logprobs of a prompt are the model's, however it is cut into steps and whatever sequences
-share them."""
+"""Prompt logprobs are the model's, for any division into steps and shared by any sequences."""
 
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from benchmarks.harness.oracle import true_logits
 from benchmarks.harness.step_engine import run_step
 from kernels.logprobs.reference import logprobs_row
 from services.scheduler.scheduler import Scheduler
+from services.scheduler.sequence import Arrival
 from services.worker.step import logprobs
 from shared.wire.messages import ALL_TOKENS, Generate, NewSequence, RunKind, SamplingParams
 from shared.wire.token_arrays import Layout, TokenArrays, join
@@ -32,12 +32,12 @@ def asking(num: int, max_tokens: int = 3) -> SamplingParams:
 
 
 def prompt_logprobs_of(job: Job) -> TokenArrays:
-    """All that came of its prompt, in one piece."""
+    """All results of its prompt, joined."""
     return join([part for _, part in job.prompt_parts])
 
 
 def assert_true(oracle: Qwen2ForCausalLM, job: Job) -> None:
-    """The logprobs are those of transformers and the reference, of all tokens that lacked them."""
+    """The logprobs equal transformers' and the reference's, for all unscored tokens."""
     ids, num = job.prompt[1:], job.params.prompt_logprobs
     num_top = VOCAB_SIZE if num in (None, ALL_TOKENS) else num
     got, first = prompt_logprobs_of(job), job.num_prompt_scored
@@ -189,12 +189,13 @@ def test_logits_that_are_no_numbers_fail_their_prompt_alone(
 
 
 def run_scheduled(engine: AnyEngine, core: Scheduler, jobs: list[Job]) -> None:
-    """Three choices of each of ``jobs``, of which the first asks, all at once."""
+    """Three choices of each of ``jobs``, the first with prompt logprobs, all at once."""
     core.add_worker("w", engine.capacity)
     for number, job in enumerate(jobs):
         ids = np.array(job.prompt, np.int32)
         choices = [NewSequence(f"{number}/{choice}", choice) for choice in range(3)]
-        core.add(Generate(str(number), 1, job.params, choices), ids, ids[:0], 0, 0.0)
+        generate = Generate(str(number), 1, job.params, choices)
+        core.add(Arrival(generate, ids, ids[:0], 0, 0.0))
     while core.sequences:
         planned = core.plan("w")
         assert planned is not None

@@ -135,6 +135,13 @@ async def test_bye_is_no_loss_and_a_new_instance_is_dialled(pair: Pair):
     assert (await got(pair.upper.ups)).hello.instance == "t1"
 
 
+async def test_a_link_that_closes_takes_no_more_messages(pair: Pair):
+    down, _ = await pair.up()
+    down.send(Cancel([RequestKey("r", 1)]))
+    await pair.lower.link.close("done")
+    assert pair.lower.messages.empty()
+
+
 async def test_a_service_that_broke_is_lost_to_its_peers(pair: Pair):
     down, _ = await pair.up()
     await pair.lower.link.close("broken", is_planned=False)
@@ -329,7 +336,7 @@ async def test_a_connection_that_closes_is_a_loss_at_once(pair: Pair, raw):
 
 
 async def test_descriptors_used_again_never_end_the_wrong_peer(pair: Pair):
-    """Connections come and go, so the kernel gives their descriptors out anew."""
+    """Connections come and go, so the kernel reuses their descriptors."""
     _, first = await pair.up()
     address = f"ipc://{pair.directory / 'tokenizer-t0.sock'}"
     context = zmq.Context()
@@ -470,7 +477,7 @@ async def test_while_we_stand_still_ourselves_no_peer_counts_as_silent(pair: Pai
 async def test_who_stood_still_when_it_was_lost_says_so_when_it_is_back(
     pair: Pair, still_s: float | None, has_outlived: bool
 ):
-    """``still_s`` after its loss the gateway's stall ended."""
+    """The gateway's stall ended ``still_s`` after its loss."""
     _, gateway = await pair.up()
     pair.lower.link.drop(gateway, "silent for 2 s")
     if still_s is not None:

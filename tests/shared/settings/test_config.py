@@ -1,4 +1,4 @@
-"""File below environment below flags; one clear line for each thing that is wrong."""
+"""File below environment below flags; one clear line for each error."""
 
 import re
 from itertools import combinations
@@ -9,11 +9,11 @@ import pytest
 
 from cli.supervisor import child_environment
 from shared.errors import ConfigError
+from shared.settings.environment import unread_variables
 from shared.settings.gateway import GatewayConfig
 from shared.settings.load import load_settings
 from shared.settings.scheduler import SchedulerConfig
 from shared.settings.serve import ServeConfig
-from shared.settings.sources import unread_variables
 from shared.settings.speculative import SpeculativeConfig
 from shared.settings.tokenizer import TokenizerConfig
 from shared.settings.worker import WorkerConfig
@@ -51,9 +51,9 @@ def test_the_file_can_be_named_in_the_environment(file: str, monkeypatch):
     assert load_settings(GatewayConfig, [], "shoal gateway").port == 7000
 
 
-def test_an_unknown_key_is_logged_by_name(file: str, caplog):
+def test_a_foreign_key_is_logged_by_name(file: str, caplog):
     load_settings(ServeConfig, ["--config", file], "shoal serve")
-    assert "all2all-backend is not supported" in caplog.text
+    assert "all2all-backend has no effect: kernels are not a choice" in caplog.text
     assert "max-model-len" not in caplog.text
 
 
@@ -98,7 +98,6 @@ def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path):
             r"unrecognized arguments: --max-modl-len 5; did you mean --max-model-len\?",
         ),
         (["--dtyp=x", "--blok-size=3"], r".*; did you mean --dtype, --block-size\?"),
-        (["--swap-space", "2"], r"unrecognized arguments: --swap-space 2\."),
         (["/models/qwen"], r".*; did you mean --model /models/qwen\?"),
         (["--port"], r"argument --port: expected one argument\."),
     ],
@@ -111,19 +110,32 @@ def test_a_flag_that_does_not_exist_is_an_error_of_one_line_with_one_that_does(
     assert capsys.readouterr() == ("", "")
 
 
-def test_an_unknown_variable_is_logged_with_the_nearest_known_one(caplog, monkeypatch):
-    monkeypatch.setenv("SHOAL_MAX_NUM_SEQ", "4")
-    monkeypatch.setenv("SHOAL_REPLICATE", "8000")
-    monkeypatch.setenv("SHOAL_WORKERS", "2")
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("SHOAL_MAX_NUM_SEQ", "is not a setting; did you mean SHOAL_MAX_NUM_SEQS\\?"),
+        ("SHOAL_REPLICATE", "is not a setting"),
+    ],
+)
+def test_an_unknown_variable_is_an_error_with_the_nearest_known_one(monkeypatch, name, text):
+    monkeypatch.setenv(name, "4")
+    with pytest.raises(ConfigError, match=f"^{name} {text}$"):
+        load_settings(GatewayConfig, [], "shoal gateway")
+
+
+def test_a_foreign_variable_is_logged_by_serve_alone(caplog, monkeypatch):
+    monkeypatch.setenv("SHOAL_SWAP_SPACE", "4")
+    monkeypatch.setenv("SHOAL_DATA_PARALLEL_SIZE", "2")
     monkeypatch.setenv("SHOAL_SUPERVISOR_FD", "9")
-    environment = child_environment(load_settings(ServeConfig, [], "shoal serve"))
-    load_settings(GatewayConfig, [], "shoal gateway")
-    warnings = [
-        "SHOAL_MAX_NUM_SEQ is no setting and has no effect; did you mean SHOAL_MAX_NUM_SEQS?",
-        "SHOAL_REPLICATE is no setting and has no effect",
+    monkeypatch.setenv("SHOAL_GATEWAY_SERVICE_HOST", "10.0.0.1")
+    config = load_settings(ServeConfig, [], "shoal serve")
+    assert config.workers == 2
+    assert caplog.messages == [
+        "SHOAL_DATA_PARALLEL_SIZE is workers here",
+        "SHOAL_SWAP_SPACE has no effect: KV blocks stay on the worker; a preempted sequence is"
+        " computed again",
     ]
-    assert caplog.messages == 2 * warnings
-    assert not {"SHOAL_MAX_NUM_SEQ", "SHOAL_REPLICATE"} & environment.keys(), "else children log it"
+    assert not {"SHOAL_SWAP_SPACE", "SHOAL_DATA_PARALLEL_SIZE"} & child_environment(config).keys()
 
 
 def test_no_service_of_the_stack_warns_of_the_variables_of_the_stack(monkeypatch):
@@ -151,15 +163,15 @@ def test_what_serve_was_given_reaches_its_services_and_nothing_else(file: str, m
 @pytest.mark.parametrize("key", ["ssl-ca-certs", "ssl_ca_certs"])
 def test_a_setting_that_protects_is_refused_while_it_would_protect_nothing(tmp_path: Path, key):
     (tmp_path / "config.yaml").write_text(f"{key}: secret\n")
-    with pytest.raises(ConfigError, match="not supported yet") as caught:
+    with pytest.raises(ConfigError, match="remove it to serve without") as caught:
         load_settings(ServeConfig, ["--config", str(tmp_path / "config.yaml")], "shoal serve")
     assert "secret" not in str(caught.value)
 
 
-def test_a_key_of_a_file_that_is_no_setting_is_logged_with_the_nearest(tmp_path: Path, caplog):
+def test_a_key_of_a_file_that_is_no_setting_is_an_error_with_the_nearest(tmp_path: Path):
     (tmp_path / "config.yaml").write_text("prot: 3\n")
-    load_settings(ServeConfig, ["--config", str(tmp_path / "config.yaml")], "shoal serve")
-    assert "prot is not supported and has no effect; did you mean port?" in caplog.text
+    with pytest.raises(ConfigError, match="prot is not a setting; did you mean port\\?"):
+        load_settings(ServeConfig, ["--config", str(tmp_path / "config.yaml")], "shoal serve")
 
 
 @pytest.mark.parametrize("num", ["two", "0", "65", "-1"])
@@ -170,7 +182,7 @@ def test_a_wrong_number_of_workers_is_one_error(num: str):
 
 def test_a_file_that_is_no_yaml_is_refused(tmp_path: Path):
     (tmp_path / "bad.yaml").write_text("a: [1\n")
-    with pytest.raises(ConfigError, match="no YAML"):
+    with pytest.raises(ConfigError, match="not YAML"):
         load_settings(ServeConfig, ["--config", str(tmp_path / "bad.yaml")], "shoal serve")
 
 
@@ -263,7 +275,7 @@ def test_keys_that_would_guard_nothing_are_refused_and_not_quoted(tmp_path: Path
 @pytest.mark.parametrize("written", ["[secret", "*secret", "!secret", "'secret"])
 def test_a_key_that_breaks_the_yaml_is_not_quoted(tmp_path: Path, written: str):
     (tmp_path / "config.yaml").write_text(f"port: 7000\napi-key: {written}\n")
-    with pytest.raises(ConfigError, match=r"no YAML: line [23], column \d+$"):
+    with pytest.raises(ConfigError, match=r"not YAML: line [23], column \d+$"):
         load_settings(ServeConfig, ["--config", str(tmp_path / "config.yaml")], "shoal serve")
 
 
@@ -289,14 +301,14 @@ def test_a_switch_that_is_on_is_turned_off_by_its_no():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"method": "eagle"}', "method: Input should be 'mtp', 'ngram' or 'none'"),
+        ('{"method": "eagel"}', "method: Input should be 'mtp', 'ngram' or 'none'"),
         ('{"num_speculative_tokens": 17}', "num_speculative_tokens: Input should be less than"),
         ('{"num_speculative_tokens": true}', "num_speculative_tokens: Input should be a valid int"),
         ('{"prompt_lookup_min": 5, "prompt_lookup_max": 4}', "prompt_lookup_min 5 is above"),
         ('{"draft_vocab_size": 0}', "draft_vocab_size: Input should be greater than or equal to 1"),
         ('{"method": "ngram", "draft_vocab_size": 9}', "draft_vocab_… is for method mtp; method"),
         ('{"method": "none", "draft_vocab_file": "f"}', "draft_vocab_… is for method mtp; method"),
-        ('{"model": "x"}', "model: there is no such key; those there are: method, num_spec"),
+        ('{"modle": "x"}', "modle: no such key; known keys: method, num_spec"),
         ("mtp", 'expected a JSON object (in a file a mapping), such as {"method": "ngram"}'),
         ("null", "expected a JSON object"),
     ],

@@ -12,15 +12,14 @@ from services.gateway.apis.messages.replies.errors import anthropic_error, anthr
 from services.gateway.apis.messages.replies.objects import TokenCount
 from services.gateway.apis.messages.replies.writers import ID_PREFIX, MessageEvents, WholeMessage
 from services.gateway.apis.messages.requests.parse import parse_messages, parse_prompt
+from services.gateway.chat.replies.choice_parser import ChoiceParser
 from services.gateway.chat.replies.formats import ChatFormat
 from services.gateway.chat.replies.openai import Model
-from services.gateway.chat.replies.output_parser import OutputParser
 from services.gateway.chat.replies.reply import Reply
 from services.gateway.chat.requests.chat_options import chat_options
 from services.gateway.chat.requests.json_body import served_name
 from services.gateway.chat.requests.parse import Limits
 from services.gateway.chat.requests.prompts import chat_prompt
-from services.gateway.chat.requests.tools import requested_tools
 from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Reservation
 from services.gateway.http.body import Body, BodyParser
@@ -47,12 +46,12 @@ class MessagesEndpoint:
         self._shows_thinking = parsed.shows_thinking
         return parsed.job
 
-    def stream_writer(self, reply: Reply, parser: OutputParser | None) -> MessageEvents:
-        assert parser is not None
+    def stream_writer(self, reply: Reply, parsers: Sequence[ChoiceParser]) -> MessageEvents:
+        [parser] = parsers
         return MessageEvents(reply, parser, self._shows_thinking)
 
-    def body_writer(self, reply: Reply, parser: OutputParser | None) -> WholeMessage:
-        assert parser is not None
+    def body_writer(self, reply: Reply, parsers: Sequence[ChoiceParser]) -> WholeMessage:
+        [parser] = parsers
         return WholeMessage(reply, parser, self._shows_thinking)
 
     async def answer_early(self, request_id: str, job: Job, model: ModelInfo) -> None:
@@ -72,6 +71,7 @@ class Messages(Api):
         self._mesh = core.mesh
         self._intake = core.intake
         self._completions = core.completions
+        self._structure = core.structure
 
     def models(self, request: web.Request, served: Sequence[Model]) -> objects.ModelList | None:
         if not is_anthropic(request):
@@ -92,7 +92,7 @@ class Messages(Api):
         return await self._completions.serve(request, MessagesEndpoint())
 
     async def _count_tokens(self, request: web.Request) -> web.Response:
-        """What the same prompt counts as when a message is made of it."""
+        """The number of tokens that the same prompt has in a message."""
         check_request_id(request)
         with self._intake.admission.admit() as reservation:
             prompt, options = await self._prompt(request, reservation)
@@ -107,22 +107,21 @@ class Messages(Api):
         (prompt, options), _ = await self._intake.parsed(
             request,
             reservation,
-            counted_prompt,
+            self._counted_prompt,
             lambda counted: counted[0].data.nbytes + chat_bytes(counted[1]),
         )
         reservation.is_served = True
         return prompt, options
+
+    def _counted_prompt(self, body: Body, model: ModelInfo) -> tuple[Prompt, ChatOptions]:
+        """Raises InvalidRequest (NotFound for the model)."""
+        chat = parse_prompt(body, model)
+        served_name(chat.model, model)
+        tools = self._structure.tools(chat, model)
+        return chat_prompt(chat.messages), chat_options(chat, tools.tools)
 
 
 def _model(model: Model) -> objects.Model:
     created_at = datetime.fromtimestamp(model.created, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     limit = model.max_model_len
     return objects.Model(model.id, model.id, created_at, limit, limit)
-
-
-def counted_prompt(body: Body, model: ModelInfo) -> tuple[Prompt, ChatOptions]:
-    """Raises InvalidRequest (NotFound for the model)."""
-    chat = parse_prompt(body, model)
-    served_name(chat.model, model)
-    tools = requested_tools(chat, model)
-    return chat_prompt(chat.messages), chat_options(chat, tools.tools)

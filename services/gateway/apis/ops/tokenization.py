@@ -18,7 +18,7 @@ from services.gateway.chat.requests.raw_json import NULL
 from services.gateway.chat.requests.sampling import max_prompt_tokens
 from services.gateway.chat.requests.schema import DetokenizeRequest, TokenizeRequest
 from services.gateway.chat.requests.token_ids import check_length
-from services.gateway.chat.requests.tools import offered_tools
+from services.gateway.chat.requests.tool_list import listed_tools
 from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Reservation
 from services.gateway.http.body import Body
@@ -32,8 +32,8 @@ from shared.wire.messages import ChatOptions, ConvertedTo, ModelInfo
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A text or ids that a client wants converted; ``param`` is the field that holds them. What
-    becomes of them is cut to ``max_prompt_tokens``, the last unless it ``keeps_prompt_start``."""
+    """A text or ids to convert; ``param`` is the field that holds them. The result is cut to
+    ``max_prompt_tokens``, the last unless it ``keeps_prompt_start``."""
 
     prompt: Prompt
     param: str
@@ -60,7 +60,7 @@ class Tokenization(Api):
         return [*routes, web.get("/tokenizer_info", self._info)] if self._shows_info else routes
 
     async def _info(self, request: web.Request) -> web.Response:
-        """What the model's folder says of its tokenizer, as in tokenizer_config.json."""
+        """The model's own description of its tokenizer, as in tokenizer_config.json."""
         with self._intake.admission.admit() as reservation:
             await self._mesh.tokenizers.ready_model()
             reservation.is_served = True
@@ -135,7 +135,8 @@ def parse_tokenize(body: Body, model: ModelInfo) -> Conversion:
     if is_text == (request.prompt == NULL):
         raise InvalidRequest("either prompt or messages is required", param="prompt")
     history = requested_limit(request, NO_LIMIT, None, model)
-    options = chat_options(request, offered_tools(request), history_limit=history)
+    tools, _ = listed_tools(request.tools)
+    options = chat_options(request, tools, history_limit=history)
     if is_text and options != ChatOptions():
         raise InvalidRequest(
             "a prompt goes through no chat template; what it gets is allowed with messages only",

@@ -3,7 +3,7 @@
 import asyncio
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from aiohttp import web
@@ -23,8 +23,8 @@ from services.gateway.apis.responses.requests.reasoning_cipher import ReasoningC
 from services.gateway.apis.responses.requests.schema import ENCRYPTED_REASONING, ResponseRequest
 from services.gateway.apis.responses.store.database import Entry
 from services.gateway.apis.responses.store.response_store import ResponseStore
+from services.gateway.chat.replies.choice_parser import ChoiceParser
 from services.gateway.chat.replies.formats import ChatFormat
-from services.gateway.chat.replies.output_parser import OutputParser
 from services.gateway.chat.replies.reply import Head, Reply
 from services.gateway.chat.replies.writers import BodyWriter, StreamWriter
 from services.gateway.chat.requests.parse import Limits
@@ -41,10 +41,10 @@ NO_STORE = "there is no response-store (--response-store FILE)"
 
 
 class OpenResponse:
-    """A GenerationEndpoint. ``owner`` is whose API key came with it; in the mesh its name is
-    ``request_id``; ``has_ended`` is set when no more becomes of it. ``background`` makes later what
-    is asked for in the background; without it that is made now, with the ``response_id`` and the
-    time that it has already."""
+    """A GenerationEndpoint. ``owner`` is the owner of its API key; in the mesh its name is
+    ``request_id``; ``has_ended`` is set once it no longer changes. ``background`` makes background
+    responses later; without it a request that asks for the background is made now, with its
+    existing ``response_id`` and time."""
 
     format = ChatFormat()
 
@@ -68,7 +68,7 @@ class OpenResponse:
         self._key = response_id.removeprefix(RESPONSE_PREFIX) if response_id else uuid.uuid4().hex
         self._request: ItemRequest | None = None
         self._is_stored = False
-        self._input = b""  # what is kept of it
+        self._input = b""  # the stored part of the input
         self._maker: ResponseMaker | None = None
 
     @property
@@ -77,11 +77,11 @@ class OpenResponse:
 
     @property
     def response(self) -> ResponseObject | None:
-        """As it is now; None before it is accepted."""
+        """The response in its present state; None before it is accepted."""
         return self._maker.response if self._maker is not None else None
 
     def reply_id(self, request_id: str) -> str:
-        """Never the client's own word for it, which may come twice."""
+        """Never the client's own id, which may come twice."""
         self.request_id = request_id
         return self.id
 
@@ -110,16 +110,16 @@ class OpenResponse:
             keeps_logprobs=True,
         )
 
-    def stream_writer(self, reply: Reply, parser: OutputParser | None) -> StreamWriter:
-        return ResponseStream(self._new_maker(reply, parser))
+    def stream_writer(self, reply: Reply, parsers: Sequence[ChoiceParser]) -> StreamWriter:
+        return ResponseStream(self._new_maker(reply, *parsers))
 
-    def body_writer(self, reply: Reply, parser: OutputParser | None) -> BodyWriter:
-        return ResponseBody(self._new_maker(reply, parser))
+    def body_writer(self, reply: Reply, parsers: Sequence[ChoiceParser]) -> BodyWriter:
+        return ResponseBody(self._new_maker(reply, *parsers))
 
     async def answer_early(
         self, request_id: str, job: Job, model: ModelInfo
     ) -> web.Response | None:
-        """With the response as it is queued, if it is for the background."""
+        """A background request is answered with the queued response."""
         if not self._is_later:
             return None
         assert self._background is not None
@@ -154,7 +154,7 @@ class OpenResponse:
         is_asked = self._request is not None and self._request.fields.background
         return bool(is_asked) and self._background is not None
 
-    def _new_maker(self, reply: Reply, parser: OutputParser | None) -> ResponseMaker:
+    def _new_maker(self, reply: Reply, parser: ChoiceParser) -> ResponseMaker:
         request = self._request
         assert request is not None
         encrypts = request.fields.includes(ENCRYPTED_REASONING)
@@ -176,7 +176,7 @@ class OpenResponse:
         return self._cipher.decrypt(content, self.owner)
 
     def _check_store(self, request: ItemRequest) -> None:
-        """Raises InvalidRequest for what only a store has."""
+        """Raises InvalidRequest for fields that need a store."""
         fields = request.fields
         if fields.background:
             self._check_background(fields)
@@ -212,7 +212,7 @@ class OpenResponse:
         return await self._store.conversation(previous_id, self.owner)
 
     async def _referred(self, asked: Mapping[int, str]) -> dict[str, bytes]:
-        """The items that are only referred to, by their ids. Raises InvalidRequest."""
+        """The items given only by reference, by their ids. Raises InvalidRequest."""
         known: dict[str, bytes] = {}
         if asked and self._store.is_there:
             known = await self._store.items({*asked.values()}, self.owner)
@@ -226,7 +226,7 @@ class OpenResponse:
 
 
 def _read(body: Body) -> tuple[ItemRequest, dict[int, str]]:
-    """The request, and the ids of the items that are only referred to, by their places."""
+    """The request, and the ids of the items given only by reference, by their places."""
     request = read_request(body)
     return request, references(request.items)
 

@@ -1,10 +1,11 @@
 """Reasoning, content and calls in OpenAI's shapes: deltas of a stream and a whole message."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Sequence
 from itertools import groupby
 
 from msgspec import UNSET, UnsetType
 
+from services.gateway.chat.replies.events import Arguments, CallStart, Content, Event, Reasoning
 from services.gateway.chat.replies.openai import (
     Call,
     CallDelta,
@@ -13,37 +14,43 @@ from services.gateway.chat.replies.openai import (
     ChatMessage,
     FunctionDelta,
 )
-from services.gateway.text.events import Arguments, CallStart, Content, Event, Reasoning
+from services.gateway.mesh.job import Parsing
 from shared.settings.gateway import ReasoningField
 
 
 class ChatParts:
-    """``field``: the fields that hold reasoning. ``is_legacy``: calls are OpenAI's older ones, of
-    which a message has one."""
+    """``field`` names the fields of reasoning. Without ``parsing`` all events are content. A legacy
+    one has OpenAI's older calls, one in a message."""
 
-    def __init__(self, field: ReasoningField, is_legacy: bool) -> None:
+    def __init__(self, field: ReasoningField, parsing: Parsing | None) -> None:
         self._has_reasoning = field in ("both", "reasoning")
         self._has_reasoning_content = field in ("both", "reasoning_content")
-        self._is_legacy = is_legacy
+        self._is_legacy = parsing is not None and parsing.is_legacy
+        self._shows_reasoning = (
+            parsing is not None and parsing.splits_reasoning and parsing.shows_reasoning
+        )
+        self._no_content = "" if parsing is None else None
 
-    def deltas(self, events: Iterable[Event]) -> Iterator[ChatDelta]:
-        """Of one kind each; consecutive texts of a kind are one."""
-        for event in merged_events(events):
-            match event:
-                case Reasoning(text):
-                    yield ChatDelta(
-                        reasoning=text if self._has_reasoning else None,
-                        reasoning_content=text if self._has_reasoning_content else None,
-                    )
-                case Content(text):
-                    yield ChatDelta(content=text)
-                case CallStart():
-                    yield self._call_start(event)
-                case Arguments(index, text):
-                    yield self._arguments(index, text)
+    def deltas(self, events: Sequence[Event]) -> list[ChatDelta]:
+        """Each delta is of one kind; consecutive texts of a kind are one."""
+        return [self._delta(event) for event in merged_events(events)]
 
-    def message(self, events: Iterable[Event], shows_reasoning: bool) -> ChatMessage:
-        """Of all events of a choice."""
+    def _delta(self, event: Event) -> ChatDelta:
+        match event:
+            case Content(text):
+                return ChatDelta(content=text)
+            case Reasoning(text):
+                return ChatDelta(
+                    reasoning=text if self._has_reasoning else None,
+                    reasoning_content=text if self._has_reasoning_content else None,
+                )
+            case CallStart():
+                return self._call_start(event)
+            case Arguments(index, text):
+                return self._arguments(index, text)
+
+    def message(self, events: Iterable[Event]) -> ChatMessage:
+        """The message of all events of a choice."""
         texts: dict[type[Event], list[str]] = {Reasoning: [], Content: []}
         calls: dict[int, CalledFunction] = {}
         ids: dict[int, str] = {}
@@ -59,10 +66,10 @@ class ChatParts:
                     texts[type(event)].append(event.text)
         for index, function in calls.items():
             function.arguments = "".join(arguments[index])
-        reasoning = ("".join(texts[Reasoning]) or None) if shows_reasoning else UNSET
+        reasoning = ("".join(texts[Reasoning]) or None) if self._shows_reasoning else UNSET
         return ChatMessage(
             "assistant",
-            "".join(texts[Content]) or None,
+            "".join(texts[Content]) or self._no_content,
             tool_calls=self._calls(ids, calls),
             function_call=calls[0] if self._is_legacy and calls else UNSET,
             reasoning=reasoning if self._has_reasoning else UNSET,
@@ -89,8 +96,10 @@ class ChatParts:
         return ChatDelta(tool_calls=[CallDelta(index, function)])
 
 
-def merged_events(events: Iterable[Event]) -> list[Event]:
-    """The same with consecutive texts of a kind as one."""
+def merged_events(events: Sequence[Event]) -> Sequence[Event]:
+    """The same events with consecutive texts of a kind merged."""
+    if len(events) < 2:
+        return events
     merged: list[Event] = []
     for (kind, index), group in groupby(events, _kind):
         if kind is CallStart:

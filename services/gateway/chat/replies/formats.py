@@ -1,9 +1,8 @@
-"""How each of the two endpoints words its replies."""
+"""The reply formats of the two endpoints."""
 
-from dataclasses import dataclass
 from typing import Protocol
 
-from msgspec import UNSET, Raw, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 from services.gateway.chat.replies.logprob_json import (
     ChatLogprobs,
@@ -26,13 +25,10 @@ from services.gateway.mesh.token_table import Spelling
 from shared.wire.messages import Finished
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
-    """What one object of a reply holds of choice ``index``: ``text``, or a ``delta`` or ``message``
-    that was made of it."""
+class Output(Struct):
+    """The fields of choice ``index`` in one object of a reply, apart from its text."""
 
     index: int
-    text: str
     logprobs: Raw | None
     finished: Finished | None
     finish_reason: str | None
@@ -40,8 +36,6 @@ class Output:
     prompt: ShownPrompt
     draft_logprobs: Raw | UnsetType
     prompt_logprobs: Raw | UnsetType = UNSET
-    delta: ChatDelta | None = None
-    message: ChatMessage | None = None
 
     @property
     def stop_reason(self) -> StopReason:
@@ -49,20 +43,20 @@ class Output:
 
 
 class Format(Protocol):
-    """``prompt_on_top``: a reply has one prompt, and what is shown of it stands beside its choices,
-    not in them."""
+    """``prompt_on_top``: a reply has one prompt; its fields are next to the choices, not in
+    them."""
 
     object: str
     chunk_object: str
     prompt_on_top: bool
 
     def opening(self, index: int, content: str | None = "") -> Choice | None:
-        """The choice of a chunk before the first text, if there is one; ``content`` None: what
-        comes first is no text."""
+        """The choice of a chunk before the first text, if there is one; ``content`` None: the first
+        output is no content."""
 
-    def chunk(self, output: Output) -> Choice: ...
+    def chunk(self, output: Output, delta: ChatDelta) -> Choice: ...
 
-    def whole(self, output: Output) -> Choice: ...
+    def whole(self, output: Output, message: ChatMessage) -> Choice: ...
 
     def logprobs(self, spelling: Spelling, echo: EchoedPrompt | None) -> LogprobWriter: ...
 
@@ -75,10 +69,10 @@ class ChatFormat:
     def opening(self, index: int, content: str | None = "") -> Choice | None:
         return ChunkChoice(index, ChatDelta(role="assistant", content=content))
 
-    def chunk(self, output: Output) -> Choice:
+    def chunk(self, output: Output, delta: ChatDelta) -> Choice:
         return ChunkChoice(
             index=output.index,
-            delta=output.delta or ChatDelta(content=output.text or None),
+            delta=delta,
             logprobs=output.logprobs,
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
@@ -86,10 +80,10 @@ class ChatFormat:
             draft_logprobs=output.draft_logprobs,
         )
 
-    def whole(self, output: Output) -> Choice:
+    def whole(self, output: Output, message: ChatMessage) -> Choice:
         return ChatChoice(
             index=output.index,
-            message=output.message or ChatMessage("assistant", output.text),
+            message=message,
             logprobs=output.logprobs,
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
@@ -108,10 +102,19 @@ class TextFormat:
     def opening(self, index: int, content: str | None = "") -> Choice | None:
         return None
 
-    def chunk(self, output: Output) -> Choice:
+    def chunk(self, output: Output, delta: ChatDelta) -> Choice:
+        return self._choice(output, delta.content)
+
+    def whole(self, output: Output, message: ChatMessage) -> Choice:
+        return self._choice(output, message.content)
+
+    def logprobs(self, spelling: Spelling, echo: EchoedPrompt | None) -> LogprobWriter:
+        return TextLogprobs(spelling, echo)
+
+    def _choice(self, output: Output, text: str | None) -> Choice:
         return TextChoice(
             index=output.index,
-            text=output.text,
+            text=text or "",
             logprobs=output.logprobs,
             finish_reason=output.finish_reason,
             stop_reason=output.stop_reason,
@@ -121,9 +124,3 @@ class TextFormat:
             prompt_logprobs=output.prompt_logprobs,
             token_offsets=output.prompt.offsets,
         )
-
-    def whole(self, output: Output) -> Choice:
-        return self.chunk(output)
-
-    def logprobs(self, spelling: Spelling, echo: EchoedPrompt | None) -> LogprobWriter:
-        return TextLogprobs(spelling, echo)

@@ -1,4 +1,4 @@
-"""What a whole reply and a streamed one are made of."""
+"""The parts of a reply, whole or streamed."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,6 +6,7 @@ from itertools import chain
 
 from msgspec import UNSET, Raw, UnsetType
 
+from services.gateway.chat.replies.choice_parser import ChoiceParser
 from services.gateway.chat.replies.formats import Format
 from services.gateway.chat.replies.logprob_json import (
     DraftLogprobs,
@@ -27,6 +28,7 @@ from services.gateway.chat.replies.tokenize_json import write_offsets
 from services.gateway.mesh.job import Job
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import Spelling
+from shared.settings.gateway import ReasoningField
 from shared.wire.codec import Array
 from shared.wire.messages import NOTHING_DROPPED, Dropped, Finished
 
@@ -35,7 +37,7 @@ _NO_DETAILS = CompletionTokensDetails()
 
 @dataclass(frozen=True)
 class Head:
-    """What all objects of one reply have in common; ``created`` in Unix seconds."""
+    """The fields shared by all objects of one reply; ``created`` in Unix seconds."""
 
     id: str
     created: int
@@ -45,13 +47,14 @@ class Head:
 
 @dataclass(frozen=True)
 class Reply:
-    """All that is known of a reply before its first token.
+    """All known facts of a reply before its first token.
 
     ``spelling`` None: without any logprobs. ``echoes`` are the prompts' texts, or empty: not
     echoed.
+
     ``prompt_ids`` [prompt_len] int32 of each prompt; ``texts`` and ``offsets`` [2 prompt_len] int64
-    of each if the client wants them, None: the prompt came as ids. ``dropped`` is what of a chat is
-    not in its prompt.
+    of each if the client wants them, None: the prompt came as ids. ``dropped`` is the part of a
+    chat left out of its prompt. ``reasoning_field`` names the fields of reasoning.
     """
 
     format: Format
@@ -63,6 +66,7 @@ class Reply:
     texts: Sequence[str] = ()
     offsets: Sequence[Array | None] = ()
     dropped: Dropped = NOTHING_DROPPED
+    reasoning_field: ReasoningField = "both"
 
     @property
     def shows_logprobs(self) -> bool:
@@ -73,7 +77,7 @@ class Reply:
         return self.shows_logprobs or self.job.returns_ids
 
     def logprobs(self, index: int) -> LogprobWriter | None:
-        """For the tokens of choice ``index``, after those of an echoed prompt."""
+        """For the tokens of choice ``index``, after the tokens of an echoed prompt."""
         if self.spelling is None or not self.shows_logprobs:
             return None
         return self.format.logprobs(self.spelling, self.echoed_prompt(index))
@@ -92,7 +96,7 @@ class Reply:
         return PromptLogprobs(self.spelling.table, num_top)
 
     def echoed_prompt(self, index: int) -> EchoedPrompt | None:
-        """None without logprobs, and where the prompt was aborted before anything was known."""
+        """None without logprobs, and if the prompt was aborted before it was accepted."""
         ids, num_top = self.prompt_ids[index // self.job.num_choices], self.job.num_echoed_logprobs
         if num_top is None or not len(ids):
             return None
@@ -102,7 +106,7 @@ class Reply:
         return self.echoes[index // self.job.num_choices] if self.echoes else ""
 
     def shown_prompt(self, index: int) -> ShownPrompt:
-        """Of choice ``index``."""
+        """The prompt of choice ``index``."""
         prompt = index // self.job.num_choices
         return ShownPrompt(
             self.prompt_ids[prompt].tolist() if self.job.returns_ids else UNSET,
@@ -124,7 +128,7 @@ class Reply:
         prompt: ShownPrompt = NOTHING_SHOWN,
         prompt_logprobs: Raw | UnsetType = UNSET,
     ) -> Completion:
-        """Leaves out what is of the prompt where that belongs to the choices."""
+        """Leaves out the prompt's fields if they belong to the choices."""
         head = self.head
         on_top = (*prompt, prompt_logprobs) if self.format.prompt_on_top else ()
         return Completion(
@@ -134,7 +138,7 @@ class Reply:
 
 
 def dropped_counts(dropped: Dropped) -> tuple[int, int] | tuple[()]:
-    """The tokens and the turns for a usage, which does not mention them where there are none."""
+    """The dropped tokens and turns for a usage, empty if there are none."""
     return (dropped.num_tokens, dropped.num_turns) if dropped.num_turns else ()
 
 
@@ -143,11 +147,11 @@ def _written(offsets: Array | None) -> Raw | None:
 
 
 class Tally:
-    """The tokens of a reply, added up as its choices end, and the drafts as they come; if the
-    client wants to see the usage in between, the tokens too.
+    """The tokens of a reply, added up as its choices end, and the drafts as they come; with usage
+    in every chunk, the tokens as they come too.
 
-    The first of a prompt's choices determines how much of the prompt was cached: what the others
-    found in the cache the first one had just computed.
+    A prompt's first choice determines its number of cached tokens: the other choices found in the
+    cache the blocks just computed for the first one.
     """
 
     def __init__(self, reply: Reply) -> None:
@@ -156,17 +160,17 @@ class Tally:
         self._nums_reasoning: list[int | None] = []
         self._num_drafts = self._num_accepted = 0
 
-    def add(self, update: ChoiceUpdate) -> None:
+    def add(self, update: ChoiceUpdate, parser: ChoiceParser) -> None:
+        """``parser`` is the choice's."""
         self._num_drafts += update.run.num_drafts
         self._num_accepted += update.run.num_accepted
-        if self._reply.job.repeats_usage and not update.of_prompt:
+        if self._reply.job.repeats_usage:
             self._num_received += update.num_tokens
         if update.finished is not None:
             self._add_end(update.index, update.finished)
-
-    def add_reasoning(self, num_tokens: int | None) -> None:
-        """Of a choice that has ended; None: that cannot be told, and so not of the reply."""
-        self._nums_reasoning.append(num_tokens)
+            parsing = self._reply.job.parsing
+            if parsing is not None and parsing.splits_reasoning:
+                self._nums_reasoning.append(parser.num_reasoning_tokens)
 
     def _add_end(self, index: int, finished: Finished) -> None:
         self._num_tokens += finished.num_tokens

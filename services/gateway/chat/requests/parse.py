@@ -1,6 +1,6 @@
 """The body of a request to a Job, or InvalidRequest (NotFound for the model)."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
@@ -8,6 +8,7 @@ from services.gateway.chat.requests import unsupported
 from services.gateway.chat.requests.chat_options import chat_options
 from services.gateway.chat.requests.history import NO_LIMIT, requested_limit
 from services.gateway.chat.requests.json_body import check, decode, in_vain, served_name
+from services.gateway.chat.requests.options import request_options
 from services.gateway.chat.requests.output_format import output_format
 from services.gateway.chat.requests.prompts import (
     chat_prompt,
@@ -22,21 +23,22 @@ from services.gateway.chat.requests.sampling import (
     text_options,
 )
 from services.gateway.chat.requests.schema import ChatRequest, CompletionRequest, GenerationRequest
-from services.gateway.chat.requests.tools import Tools, requested_tools
+from services.gateway.chat.structure import NoStructure, Structure
 from services.gateway.http.body import Body
-from services.gateway.mesh.job import Job, Parsing, Prompt
+from services.gateway.mesh.job import Job, Prompt
 from shared.errors import InvalidRequest
 from shared.wire.messages import ALL_TOKENS, ModelInfo, TextOptions
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Settings that bound what one request may ask."""
+    """Limits of one request, from the settings, and the structure of chats."""
 
     max_choices: int
     max_logprobs: int
     max_priority_boost: int = 0
     history_limit: int = NO_LIMIT
+    structure: Structure = field(default_factory=NoStructure)
 
 
 def parse_chat(body: Body, model: ModelInfo, limits: Limits) -> Job:
@@ -47,15 +49,15 @@ def parse_chat(body: Body, model: ModelInfo, limits: Limits) -> Job:
 
 
 def chat_job(request: ChatRequest, model: ModelInfo, limits: Limits) -> Job:
-    """Raises InvalidRequest (NotFound for the model), which names the fields of a chat."""
+    """Raises InvalidRequest (NotFound for the model) with the names of a chat's fields."""
     prompts = [chat_prompt(request.messages)]
     names = {"prompt": "messages"}
     if request.max_completion_tokens is not None:
         request.max_tokens = request.max_completion_tokens
         names["max_tokens"] = "max_completion_tokens"
     logprobs = num_logprobs(_top_logprobs(request), "top_logprobs", limits.max_logprobs, model)
-    tools = requested_tools(request, model)
-    parsing = _parsing(request, tools, model)
+    tools = limits.structure.tools(request, model)
+    parsing = limits.structure.parsing(request, tools, model)
     options = text_options(request, model, adds_special_tokens=False, has_marks=parsing is not None)
     history = requested_limit(request, limits.history_limit, request.max_tokens, model)
     job = _job(request, prompts, model, limits, logprobs, options)
@@ -85,28 +87,9 @@ def parse_completion(body: Body, model: ModelInfo, limits: Limits) -> Job:
     return _echoing(job, logprobs) if request.echo else job
 
 
-def _parsing(request: ChatRequest, tools: Tools, model: ModelInfo) -> Parsing | None:
-    """None: of this text nothing is looked for."""
-    calls = tools.choice is not None and tools.choice.kind != "none"
-    separates = request.separate_reasoning is not False or request.include_reasoning is False
-    parsing = Parsing(
-        tool_parser=model.tool_parser if calls else "",
-        # What is in the reasoning is no call, wherever the reasoning goes.
-        reasoning_parser=model.reasoning_parser if separates or calls else "",
-        tools=tools.tools,
-        separates_reasoning=separates,
-        shows_reasoning=request.include_reasoning is not False,
-        is_parallel=tools.choice is None or tools.choice.is_parallel,
-        is_held=tools.choice is not None and tools.choice.kind == "required",
-        is_named=tools.is_named,
-        is_legacy=tools.is_legacy,
-    )
-    return parsing if parsing.tool_parser or parsing.reasoning_parser else None
-
-
 def _echoing(job: Job, logprobs: int | None) -> Job:
-    """The prompt's tokens have ``logprobs`` as those of the text; the mesh brings the larger number
-    of these and of what was asked for beside."""
+    """The prompt's tokens have ``logprobs`` like the text's tokens; the mesh sends the larger of
+    this number and ``prompt_logprobs``."""
     numbers = [num for num in (logprobs, job.params.prompt_logprobs) if num is not None]
     if logprobs is None:
         return replace(job, echoes=True)
@@ -116,7 +99,7 @@ def _echoing(job: Job, logprobs: int | None) -> Job:
 
 
 def _top_logprobs(request: ChatRequest) -> int | None:
-    """How many the client asked for, if any at all."""
+    """The number that the client asked for, or None."""
     if request.logprobs:
         return request.top_logprobs or 0
     if request.top_logprobs:
@@ -146,21 +129,20 @@ def _job(
         num_choices=_num_choices(request.n, len(prompts), limits.max_choices),
         params=sampling_params(request, model, logprobs, prompt_logprobs),
         text=text,
-        priority=check_priority(request.priority or 0, limits.max_priority_boost),
+        options=request_options(request, limits.max_priority_boost),
         is_stream=bool(request.stream),
         includes_usage=bool(request.stream_options and request.stream_options.include_usage),
         returns_ids=bool(request.return_token_ids),
         returns_offsets=bool(request.return_token_offsets),
         names_by_id=bool(request.return_tokens_as_token_ids),
         num_prompt_logprobs=prompt_logprobs,
-        cache_salt=request.cache_salt or "",
         is_seeded=client_seed(request) is not None,
         request_id=request.request_id,
         format=output_format(request),
         reasoning_budget=budget,
         field_names={"reasoning_budget": budget_param} if budget_param else {},
         repeats_usage=_repeats_usage(request),
-        stream_interval=request.stream_interval or 1,
+        stream_interval=request.stream_interval or request.max_streaming_response_tokens or 1,
     )
 
 
@@ -181,7 +163,7 @@ def _check_stream(request: GenerationRequest) -> None:
 
 
 def _repeats_usage(request: GenerationRequest) -> bool:
-    """Beside include_usage, as vLLM does."""
+    """In addition to include_usage, as vLLM does."""
     options = request.stream_options
     return bool(options and options.include_usage and options.continuous_usage_stats)
 
@@ -192,17 +174,6 @@ def _check_drafts(request: GenerationRequest, logprobs: int | None) -> None:
             "include_draft_logprobs is true; it is allowed with logprobs only",
             param="include_draft_logprobs",
         )
-
-
-def check_priority(priority: int, max_boost: int) -> int:
-    """Returns it. Raises InvalidRequest."""
-    if priority < -max_boost:
-        raise InvalidRequest(
-            f"priority is {priority}; the lowest is {-max_boost}, since lower is sooner"
-            f" (max-priority-boost = {max_boost})",
-            param="priority",
-        )
-    return priority
 
 
 def _num_choices(n: int | None, num_prompts: int, max_choices: int) -> int:

@@ -1,4 +1,4 @@
-"""A chat becomes the text that transformers makes of it."""
+"""The text of a chat equals transformers'."""
 
 import copy
 import json
@@ -9,8 +9,9 @@ import pytest
 from services.tokenizer.chat import bounded
 from services.tokenizer.chat.prompt import render_prompt
 from services.tokenizer.chat.template import TooMuchText
+from services.tokenizer.chat.template_options import check_defaults
 from services.tokenizer.chat.templates import ChatTemplates
-from shared.errors import InvalidRequest
+from shared.errors import ConfigError, InvalidRequest
 from shared.wire.messages import ChatOptions
 from tests.services.tokenizer.chat.samples import (
     CALL,
@@ -35,16 +36,30 @@ def prompt(
     chosen: ChatOptions | None = None,
     max_chars: int = 10_000,
     trusts_requests: bool = False,
+    defaults: dict[str, Any] | None = None,
 ) -> str:
     sources = source if isinstance(source, dict) else {"default": source}
-    templates = ChatTemplates(sources, trusts_requests)
-    return render_prompt(templates, SPECIAL_TOKENS, messages, chosen or ChatOptions(), max_chars)
+    templates, chosen = ChatTemplates(sources, trusts_requests), chosen or ChatOptions()
+    return render_prompt(templates, SPECIAL_TOKENS, messages, chosen, max_chars, defaults or {})
 
 
 def refusal(*arguments: Any, **more: Any) -> InvalidRequest:
     with pytest.raises(InvalidRequest) as raised:
         prompt(*arguments, **more)
     return raised.value
+
+
+def test_a_setting_gives_variables_that_a_request_leaves_out():
+    source = "{{ enable_thinking }} {{ effort }}"
+    defaults = {"enable_thinking": False, "effort": "low"}
+    assert prompt(source, HELLO, defaults=defaults) == "False low"
+    asked = ChatOptions(template_kwargs='{"effort": "high"}')
+    assert prompt(source, HELLO, asked, defaults=defaults) == "False high"
+
+
+def test_a_setting_gives_no_variable_of_ours():
+    with pytest.raises(ConfigError, match=r"^default-chat-template-kwargs: tools is set by Shoal$"):
+        check_defaults({"tools": []}, SPECIAL_TOKENS)
 
 
 def test_messages_that_keep_a_template_busy_are_refused_and_others_are_not(
@@ -110,7 +125,7 @@ def test_the_text_of_the_last_message_is_where_the_prompt_ends(subtests: pytest.
     parts = [{"type": "text", "text": "One."}, {"type": "text", "text": "Two. "}]
     for source, content, end in (
         (QWEN, "The answer is ", "<|im_start|>assistant\nThe answer is "),
-        (LLAMA, "The answer is ", "\n\nThe answer is"),  # it strips, so we do
+        (LLAMA, "The answer is ", "\n\nThe answer is"),  # its strip is reproduced
         (QWEN, parts, "<|im_start|>assistant\nOne.Two. "),
         (GLM, parts, "<|assistant|>\nOne.Two. "),
         (QWEN, "", "<|im_start|>assistant\n"),

@@ -17,7 +17,7 @@ from services.gateway.apis.messages.replies.objects import (
     Ping,
     Usage,
 )
-from services.gateway.chat.replies.output_parser import ChoiceParser, OutputParser
+from services.gateway.chat.replies.choice_parser import ChoiceParser
 from services.gateway.chat.replies.reply import Reply, dropped_counts
 from services.gateway.http.json_reply import encode
 from services.gateway.mesh.output_collector import ChoiceUpdate
@@ -32,11 +32,11 @@ def message_event(data: Any) -> bytes:
 
 
 class _Writer:
-    """What a whole message and a streamed one have in common."""
+    """The common part of a whole message and a streamed one."""
 
-    def __init__(self, reply: Reply, parser: OutputParser, shows_thinking: bool) -> None:
+    def __init__(self, reply: Reply, parser: ChoiceParser, shows_thinking: bool) -> None:
         self._reply = reply
-        self._choice = ChoiceParser(parser, 0, 0, includes_stop=False)
+        self._choice = parser
         self._stream = BlockStream(reply.head.system_fingerprint, shows_thinking)
 
     def is_over(self, update: ChoiceUpdate) -> bool:
@@ -57,7 +57,7 @@ class _Writer:
         )
 
     def _usage(self, finished: Finished | None) -> Usage:
-        """So far as it is known: what is cached is known at the end."""
+        """The usage so far: the number of cached tokens is known at the end."""
         num_prompt = sum(map(len, self._reply.prompt_ids))
         dropped = dropped_counts(self._reply.dropped)
         if finished is None:
@@ -74,8 +74,8 @@ class _Writer:
             *dropped,
         )
 
-    def _end(self, update: ChoiceUpdate, finished: Finished) -> MessageEnd:
-        reason = self._choice.finish_reason(update)
+    def _end(self, finished: Finished) -> MessageEnd:
+        reason = self._choice.finish_reason(finished)
         if reason == "tool_calls":
             return MessageEnd("tool_use", None)
         if reason == "length":
@@ -95,7 +95,7 @@ class WholeMessage(_Writer):
 
     is_large = False
 
-    def __init__(self, reply: Reply, parser: OutputParser, shows_thinking: bool) -> None:
+    def __init__(self, reply: Reply, parser: ChoiceParser, shows_thinking: bool) -> None:
         super().__init__(reply, parser, shows_thinking)
         self._blocks = BlockList()
         self._body = b""
@@ -105,8 +105,8 @@ class WholeMessage(_Writer):
         self._blocks.add(self._stream.push(events))
         if (finished := update.finished) is not None:
             self._blocks.add(self._stream.end())
-            end = self._end(update, finished)
-            self._body = encode(self._message(self._blocks.blocks(), end, finished))
+            message = self._message(self._blocks.blocks(), self._end(finished), finished)
+            self._body = encode(message)
 
     def write(self) -> Iterator[bytes]:
         yield self._body
@@ -126,7 +126,7 @@ class MessageEvents(_Writer):
         yield from _encoded(self._stream.push(events))
         if (finished := update.finished) is not None:
             yield from _encoded(self._stream.end())
-            yield message_event(MessageDelta(self._end(update, finished), self._usage(finished)))
+            yield message_event(MessageDelta(self._end(finished), self._usage(finished)))
             yield message_event(MessageStop())
 
     def close(self) -> bytes:

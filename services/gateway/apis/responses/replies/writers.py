@@ -1,6 +1,6 @@
 """Replies of ``/v1/responses``: whole ones, and the events of streamed ones. Pure.
 
-Both are made of the same items; a stream also has the events on the way to them.
+Both have the same items; a stream also has the events of their progress.
 """
 
 from collections.abc import Iterator
@@ -22,13 +22,12 @@ from services.gateway.apis.responses.replies.open_items import ItemEvent
 from services.gateway.apis.responses.replies.output_items import ItemShape, OutputItems
 from services.gateway.apis.responses.replies.token_updates import TokenUpdates
 from services.gateway.chat.replies.chat_parts import merged_events
+from services.gateway.chat.replies.choice_parser import ChoiceParser
 from services.gateway.chat.replies.logprob_json import ChatLogprobs, tokens_of
-from services.gateway.chat.replies.output_parser import ChoiceParser, OutputParser
 from services.gateway.chat.replies.reply import Reply, Tally
 from services.gateway.chat.replies.writers import HEARTBEAT
 from services.gateway.http.json_reply import encode
 from services.gateway.mesh.output_collector import ChoiceUpdate
-from services.gateway.text.events import Content, Event
 from shared.errors import RequestError
 from shared.wire.messages import FinishReason
 
@@ -47,26 +46,25 @@ _DETAILS: dict[FinishReason, IncompleteDetails] = {
 
 
 class ResponseMaker:
-    """``response`` is what there is of it: in progress, with the items that have ended, until all
-    updates have come."""
+    """``response`` is the response so far: in progress, with the ended items, until all updates
+    have come."""
 
     def __init__(
-        self, reply: Reply, parser: OutputParser | None, shape: ItemShape, response: ResponseObject
+        self, reply: Reply, parser: ChoiceParser, shape: ItemShape, response: ResponseObject
     ) -> None:
         self._items = OutputItems(shape)
         self.response = structs.replace(response, output=self._items.items)
         self._tally = Tally(reply)
-        includes_stop = reply.job.text.includes_stop
-        self._choice = ChoiceParser(parser, 0, 0, includes_stop) if parser is not None else None
+        self._choice = parser
         self._tokens: TokenUpdates | None = None
         if reply.shows_logprobs and reply.spelling is not None:
             self._tokens = TokenUpdates(reply.spelling.table)
             self._logprobs = ChatLogprobs(reply.spelling)
-        self._waiting: list[bytes] = []  # logprobs of tokens of which no text has come
+        self._waiting: list[bytes] = []  # logprobs of tokens without text so far
 
     @property
     def is_over(self) -> bool:
-        return self._choice is not None and self._choice.is_over
+        return self._choice.is_over
 
     def add(self, update: ChoiceUpdate) -> Iterator[ItemEvent]:
         if self._tokens is None:
@@ -76,7 +74,7 @@ class ResponseMaker:
             yield from self._add(each)
 
     def fail(self, error: RequestError) -> None:
-        """It ends with what there is."""
+        """Ends the response with its items so far."""
         for _ in self._items.finish(is_cut=True):
             pass
         self.response = structs.replace(
@@ -84,10 +82,8 @@ class ResponseMaker:
         )
 
     def _add(self, update: ChoiceUpdate) -> Iterator[ItemEvent]:
-        events: list[Event] = [Content(update.text)] if update.text else []
-        if self._choice is not None:
-            events, update = self._choice.push(update)
-        self._tally.add(update)
+        events, update = self._choice.push(update)
+        self._tally.add(update, self._choice)
         if self._tokens is not None and (events or not update.marks):
             self._waiting += [b"".join(self._logprobs.entry(each)) for each in tokens_of([update])]
         for event in merged_events(events):
@@ -100,8 +96,7 @@ class ResponseMaker:
         assert update.finished is not None
         reason = update.finished.reason
         is_cut = reason != "stop"
-        has_open_call = self._choice is not None and self._choice.has_open_call
-        yield from self._items.finish(is_cut or has_open_call)
+        yield from self._items.finish(is_cut or self._choice.has_open_call)
         self.response = structs.replace(
             self.response,
             status=_STATUSES[reason],
@@ -112,7 +107,6 @@ class ResponseMaker:
     def _usage(self) -> ResponseUsage:
         usage = self._tally.usage()
         of_prompt = usage.prompt_tokens_details
-        num_reasoning = self._choice.num_reasoning_tokens if self._choice is not None else None
         return ResponseUsage(
             usage.prompt_tokens,
             InputDetails(
@@ -121,7 +115,7 @@ class ResponseMaker:
                 dropped_turns=of_prompt.dropped_turns,
             ),
             usage.completion_tokens,
-            OutputDetails(num_reasoning or 0),
+            OutputDetails(self._choice.num_reasoning_tokens or 0),
             usage.total_tokens,
         )
 
@@ -168,7 +162,7 @@ class ResponseStream:
         return self._maker.is_over
 
     def close(self) -> bytes:
-        """What was aborted ends as incomplete: no event is for that."""
+        """An aborted response ends as incomplete: there is no event for an abort."""
         response = self._maker.response
         kind = "completed" if response.status == "completed" else "incomplete"
         return self._event(f"response.{kind}", {"response": response})

@@ -1,9 +1,10 @@
-"""Requests for messages with fields of a test's choice, as Jobs and as chats."""
+"""Requests for messages with given fields, as Jobs and as chats."""
 
 import json
 from typing import Any
 
 from services.gateway.apis.messages.requests.parse import ParsedMessages, parse_messages
+from services.gateway.chat.requests.parse import Limits
 from shared.wire.messages import ModelInfo
 from tests.services.gateway.asking import CALLER
 from tests.services.gateway.fakes import LIMITS
@@ -16,13 +17,13 @@ WEATHER: dict[str, Any] = {
 }
 
 
-def parsed(served: ModelInfo = CALLER, **fields: Any) -> ParsedMessages:
+def parsed(served: ModelInfo = CALLER, limits: Limits = LIMITS, /, **fields: Any) -> ParsedMessages:
     body = {"model": "fish", "max_tokens": 16, "messages": [HELLO]} | fields
-    return parse_messages(json.dumps(body).encode(), served, LIMITS)
+    return parse_messages(json.dumps(body).encode(), served, limits)
 
 
 def chat_of(*turns: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
-    """The messages that the tokenizer gets."""
+    """The messages sent to the tokenizer."""
     job = parsed(messages=list(turns) or [HELLO], **fields).job
     chat: list[dict[str, Any]] = json.loads(job.prompts[0].data.tobytes())
     return chat

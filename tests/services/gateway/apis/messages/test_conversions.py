@@ -1,4 +1,4 @@
-"""What clients of the Messages API send, as the mesh gets it."""
+"""Requests to the Messages API, as the mesh gets them."""
 
 import json
 from typing import Any
@@ -7,10 +7,8 @@ import msgspec
 import pytest
 
 from services.gateway.apis.messages.requests.signature import Signer, signed_text
-from shared.wire.messages import ToolChoice
 from tests.services.gateway.apis.messages.asking import (
     HELLO,
-    WEATHER,
     assistant,
     chat_of,
     parsed,
@@ -163,43 +161,6 @@ def test_a_last_message_of_the_assistant_is_continued():
     assert job.chat.continues_final_message
     assert not job.chat.adds_generation_prompt
     assert not parsed().job.chat.continues_final_message
-
-
-def test_tools_are_functions_of_a_chat():
-    tools = [
-        WEATHER | {"type": "custom", "strict": True, "eager_input_streaming": True} | CACHED,
-        {"name": "clock", "input_schema": {}, "allowed_callers": ["direct"]},
-    ]
-    job = parsed(tools=tools).job
-    assert json.loads(job.chat.tools) == [
-        {
-            "type": "function",
-            "function": {
-                "name": "weather",
-                "description": WEATHER["description"],
-                "parameters": WEATHER["input_schema"],
-                "strict": True,
-            },
-        },
-        {"type": "function", "function": {"name": "clock", "parameters": {}}},
-    ]
-    assert job.parsing.tool_parser == "hermes"
-
-
-@pytest.mark.parametrize(
-    ("given", "choice"),
-    [
-        (None, ToolChoice("auto")),
-        ({"type": "auto"}, ToolChoice("auto")),
-        ({"type": "auto", "disable_parallel_tool_use": True}, ToolChoice("auto", [], False)),
-        ({"type": "any"}, ToolChoice("required")),
-        ({"type": "any", "disable_parallel_tool_use": True}, ToolChoice("required", [], False)),
-        ({"type": "tool", "name": "weather"}, ToolChoice("required", ["weather"], False)),
-        ({"type": "none"}, ToolChoice("none")),
-    ],
-)
-def test_which_tools_may_be_called(given: Any, choice: ToolChoice):
-    assert parsed(tools=[WEATHER], tool_choice=given).job.tool_choice == choice
 
 
 @pytest.mark.parametrize(

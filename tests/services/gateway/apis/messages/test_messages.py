@@ -10,21 +10,18 @@ from typing import Any
 import aiohttp
 import pytest
 
-from services.gateway.apis.messages.requests.signature import signed_text
 from services.gateway.service import GatewayService
 from shared.wire.messages import OutputStart, State
-from tests.services.gateway.apis.messages.asking import HELLO, WEATHER, text, user
+from tests.services.gateway.apis.messages.asking import HELLO, text, user
 from tests.services.gateway.apis.messages.events import PING, StreamFailed, read_message
 from tests.services.gateway.asking import CALLER
 from tests.services.gateway.fakes import (
-    NUM_PROMPT_TOKENS,
     FakeTokenizer,
     Submitted,
-    fake_tokenizer,
     running_gateway,
     until,
 )
-from tests.services.gateway.test_tool_calls import FIRST_MARKER, MARKERS, REPLY, accept, say
+from tests.services.gateway.marked import accept, marking_tokenizer, say
 
 PATH = "/v1/messages"
 COUNT = "/v1/messages/count_tokens"
@@ -35,8 +32,7 @@ ENDS = {"reason", "stop_reason", "num_cached"}
 
 @pytest.fixture
 async def tokenizer(tmp_path: Path) -> AsyncIterator[FakeTokenizer]:
-    async with fake_tokenizer(tmp_path, model=CALLER) as fake:
-        fake.vocabulary[FIRST_MARKER:] = [marker.encode() for marker in MARKERS]
+    async with marking_tokenizer(tmp_path) as fake:
         yield fake
 
 
@@ -49,7 +45,7 @@ async def post(http: aiohttp.ClientSession, path: str = PATH, **fields: Any) -> 
 async def ask(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer, pieces: list[str], **fields: Any
 ) -> Any:
-    """The message to which a model makes ``pieces``."""
+    """The message made from a model's ``pieces``."""
     end = {
         name: fields.pop(name) for name in ("reason", "stop_reason", "num_cached") if name in fields
     }
@@ -68,58 +64,6 @@ async def ask(
 
 
 STREAMED = pytest.mark.parametrize("stream", [False, True])
-
-
-@STREAMED
-async def test_a_message_thinks_speaks_and_calls(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, stream: bool
-):
-    message = await ask(
-        http,
-        tokenizer,
-        REPLY,
-        stream=stream,
-        thinking=ADAPTIVE,
-        tools=[WEATHER],
-        start=OutputStart.REASONING,
-        num_cached=3,
-    )
-    thinking, said, *calls = message["content"]
-    signature = thinking["signature"]
-    assert thinking == {"type": "thinking", "thinking": "Hm", "signature": signature}
-    assert signed_text(CALLER.fingerprint, "Hm", signature) == "Hm"
-    assert said == {"type": "text", "text": "So:"}
-    assert [call | {"id": ""} for call in calls] == [
-        {"type": "tool_use", "id": "", "name": "weather", "input": {"city": "Ulm"}}
-    ] * 2
-    assert calls[0]["id"] != calls[1]["id"]
-    assert (message["role"], message["model"]) == ("assistant", "fish")
-    assert (message["stop_reason"], message["stop_sequence"]) == ("tool_use", None)
-    assert message["usage"] == {
-        "input_tokens": NUM_PROMPT_TOKENS - 3,
-        "cache_read_input_tokens": 3,
-        "cache_creation_input_tokens": 0,
-        "output_tokens": len(REPLY),
-        "output_tokens_details": {"thinking_tokens": 1},
-    }
-
-
-@STREAMED
-async def test_thinking_that_is_omitted_is_in_its_signature_alone(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, stream: bool
-):
-    message = await ask(
-        http,
-        tokenizer,
-        ["Hm", ", well", "</think>", "So."],
-        stream=stream,
-        thinking=ADAPTIVE | {"display": "omitted"},
-        start=OutputStart.REASONING,
-    )
-    thinking, said = message["content"]
-    assert thinking["thinking"] == ""
-    assert said["text"] == "So."
-    assert signed_text(CALLER.fingerprint, "", thinking["signature"]) == "Hm, well"
 
 
 @STREAMED
@@ -145,27 +89,6 @@ async def test_why_a_message_ends(
     message = await ask(http, tokenizer, ["Hi", " there"], stream=stream, **end)
     assert message["content"] == [{"type": "text", "text": "Hi there"}]
     assert (message["stop_reason"], message["stop_sequence"]) == (reason, sequence)
-
-
-@STREAMED
-async def test_a_call_that_is_cut_has_no_input_and_the_reason_says_so(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, stream: bool
-):
-    cut = ["<tool_call>", '\n{"name": "weather", "arguments": ', '{"city": "U']
-    more: Any = {"tools": [WEATHER], "reason": "length", "max_tokens": 3}
-    message = await ask(http, tokenizer, cut, stream=stream, **more)
-    (call,) = message["content"]
-    assert (call["name"], call["input"]) == ("weather", {})
-    assert message["stop_reason"] == "max_tokens"
-
-
-@STREAMED
-async def test_a_call_of_a_named_tool_is_a_use_of_it(
-    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, stream: bool
-):
-    named: Any = {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "weather"}}
-    message = await ask(http, tokenizer, REPLY[3:8], stream=stream, **named)
-    assert message["stop_reason"] == "tool_use"
 
 
 @STREAMED
@@ -221,7 +144,7 @@ async def test_an_error_ends_a_stream_in_anthropics_words(
 
 
 async def error_of(response: aiohttp.ClientResponse) -> tuple[int, str, str]:
-    """Its status, type and message, after a look at its shape."""
+    """Its status, type and message, after a check of its shape."""
     body = await response.json()
     assert body.keys() == {"type", "error", "request_id"}
     assert body["type"] == "error"
@@ -314,7 +237,10 @@ async def test_a_message_can_be_aborted_by_its_id(
 async def test_tokens_are_counted_of_the_same_prompt(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer
 ):
-    more: Any = {"system": "Be kind.", "tools": [WEATHER], "thinking": ADAPTIVE}
+    await check_count(http, tokenizer, system="Be kind.", thinking=ADAPTIVE)
+
+
+async def check_count(http: aiohttp.ClientSession, tokenizer: FakeTokenizer, **more: Any) -> None:
     asking = asyncio.create_task(post(http, **more))
     request = await tokenizer.answer("Hi")
     await asking

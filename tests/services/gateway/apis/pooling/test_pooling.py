@@ -1,4 +1,4 @@
-"""Requests of many inputs: how many the mesh has, what waits, what ends them all."""
+"""Requests of many inputs: the number in the mesh, waiting inputs, and ends of all."""
 
 import asyncio
 import base64
@@ -19,6 +19,7 @@ from services.gateway.apis.pooling.scoring import parse_score
 from services.gateway.chat.requests import unsupported
 from services.gateway.service import GatewayService
 from shared.errors import InvalidRequest
+from shared.wire.envelope import read_options
 from shared.wire.messages import Delta, Deltas, Finished, PoolingInfo, RunKind, State, TokenRun
 from shared.wire.token_arrays import TokenArrays
 from tests.services.gateway.fakes import (
@@ -60,7 +61,7 @@ def number_of(request: Submitted) -> int:
 
 
 def pool(request: Submitted) -> None:
-    """Its vector has the number of the prompt, and comes with the end."""
+    """Its vector holds the prompt's number, and arrives with the end."""
     run = TokenRun(1, 3, kind=RunKind.POOLED)
     row, end = Delta(*request.key, 0, 0, run), Finished(*request.key, 0, "length", 0)
     values = np.array([number_of(request), 0.5, -1], np.float32)
@@ -69,7 +70,7 @@ def pool(request: Submitted) -> None:
 
 
 async def answer(tokenizer: FakeTokenizer, num: int) -> list[Submitted]:
-    """Of the next ``num``, one after the other: further ones come when these have ended."""
+    """Answers the next ``num`` prompts in order: later ones arrive when these have ended."""
     requests = []
     for _ in range(num):
         requests.append(await tokenizer.accepted())
@@ -235,7 +236,7 @@ async def test_api_keys_are_checked_and_their_limits_hold(tmp_path: Path) -> Non
         http.headers["Authorization"] = "Bearer secret"
         asked = asyncio.create_task(embed(http, 2))
         requests = await answer(tokenizer, 2)
-        assert requests[0].submit.owner
+        assert read_options(requests[0].submit.options).owner
         assert (await asked)[0] == 200
         status, reply = await embed(http, 1)
         assert (status, reply["error"]["code"]) == (429, "rate_limit_exceeded")

@@ -1,4 +1,4 @@
-"""Fields of /v1/responses: what becomes of each, and what is refused."""
+"""Fields of /v1/responses: their effects, and refusals."""
 
 import json
 from typing import Any
@@ -7,13 +7,13 @@ import msgspec
 import pytest
 
 from services.gateway.apis.responses.requests.parse import FIELD_NAMES, read_request, response_job
+from services.gateway.chat.requests.parse import Limits
 from services.gateway.chat.requests.unsupported import RESPONSES, WITHOUT_EFFECT
-from services.gateway.http.violations import client_names
 from services.gateway.mesh.job import Job
 from shared.errors import InvalidRequest, NotFound
-from shared.wire.messages import ModelInfo, OutputFormat, ToolChoice
+from shared.wire.messages import ModelInfo, OutputFormat
 from tests.services.gateway.asking import CALLER
-from tests.services.gateway.fakes import LIMITS, MODEL
+from tests.services.gateway.fakes import LIMITS
 
 WEATHER = {"type": "function", "name": "weather", "parameters": {"type": "object"}}
 RUN = {"type": "custom", "name": "run", "description": "Runs it."}
@@ -23,9 +23,9 @@ OBFUSCATED = {"include_obfuscation": True}
 SCHEMA = {"type": "json_schema", "name": "fish", "schema": {"type": "object"}}
 
 
-def ask(served: ModelInfo = CALLER, /, **fields: Any) -> Job:
+def ask(served: ModelInfo = CALLER, limits: Limits = LIMITS, /, **fields: Any) -> Job:
     request = read_request(json.dumps({"input": "Hi"} | fields).encode())
-    return response_job(request, request.items, decrypted, served, LIMITS)
+    return response_job(request, request.items, decrypted, served, limits)
 
 
 def decrypted(content: str) -> str | None:
@@ -132,45 +132,6 @@ def test_reasoning_comes_back_from_what_was_encrypted_or_from_its_text() -> None
     assert "reasoning_content" not in reply
 
 
-def test_tools_are_those_of_a_chat() -> None:
-    pattern = {"type": "grammar", "syntax": "regex", "definition": "a+"}
-    lark = {"type": "grammar", "syntax": "lark", "definition": 'start: "a"'}
-    chat = ask(tools=[WEATHER, RUN | {"format": pattern}, RUN | {"name": "patch", "format": lark}])
-    assert chat.chat
-    weather, run, patch = (tool["function"] for tool in json.loads(chat.chat.tools))
-    assert weather == {"name": "weather", "parameters": {"type": "object"}}
-    assert run["strict"]
-    assert run["parameters"]["properties"]["input"]["pattern"] == "^(?:a+)$"
-    assert 'start: "a"' in patch["description"]
-    assert not patch["strict"]
-    assert chat.warnings == ("tools[2].format: the model sees the grammar and is not held to it",)
-
-
-def test_a_choice_of_tools_is_that_of_a_chat(subtests: pytest.Subtests) -> None:
-    asked: Any
-    for asked, expected in [
-        (None, ToolChoice("auto")),
-        ("none", ToolChoice("none")),
-        ("required", ToolChoice("required")),
-        (
-            {"type": "function", "name": "weather"},
-            ToolChoice("required", ["weather"], is_parallel=False),
-        ),
-        ({"type": "custom", "name": "run"}, ToolChoice("required", ["run"], is_parallel=False)),
-        (
-            {
-                "type": "allowed_tools",
-                "mode": "auto",
-                "tools": [{"type": "custom", "name": "run"}],
-            },
-            ToolChoice("auto", ["run"]),
-        ),
-    ]:
-        with subtests.test(asked=asked):
-            assert ask(tools=TOOLS, tool_choice=asked).tool_choice == expected
-    assert not ask(tools=TOOLS, parallel_tool_calls=False).tool_choice.is_parallel
-
-
 def test_a_text_format_is_a_response_format() -> None:
     form = ask(text={"format": SCHEMA | {"strict": True}}).format
     assert form == OutputFormat("json_schema", "text.format.schema", '{"type": "object"}', True)
@@ -218,7 +179,6 @@ def test_what_is_refused_is_named(subtests: pytest.Subtests) -> None:
             "tool_choice.name",
             "no custom tool",
         ),
-        ({"tool_choice": "required"}, "tool_choice", "with tools only"),
         ({"text": {"format": {"type": "grammar"}}}, "text.format.type", "grammar"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "huge"),
         ({"include": ["fish"]}, "include[0]", "fish"),
@@ -272,26 +232,9 @@ def test_what_changes_nothing_is_named() -> None:
     assert names == ["service_tier", "session_id", "text.verbosity"]
 
 
-def test_tools_need_a_model_that_calls_them_and_a_model_its_name() -> None:
-    with pytest.raises(InvalidRequest, match="tool-call-parser"):
-        ask(MODEL, tools=TOOLS)
+def test_a_model_needs_its_name() -> None:
     with pytest.raises(NotFound):
         ask(msgspec.structs.replace(CALLER, names=["other"]), model="fish")
-
-
-def test_an_error_of_the_mesh_names_the_field_as_it_is_here() -> None:
-    names = ask(tools=[WEATHER, {"type": "namespace", "name": "n", "tools": [WEATHER]}]).field_names
-    for param, expected in [
-        ("messages", "input"),
-        ("max_tokens", "max_output_tokens"),
-        ("tools[0].function.parameters.type", "tools[0].parameters.type"),
-        ("tools[1].function.parameters", "tools[1].tools[0].parameters"),
-        ("text.format.schema.type", "text.format.schema.type"),
-    ]:
-        with pytest.raises(InvalidRequest) as error, client_names(names):
-            raise InvalidRequest(f"{param} is wrong", param=param)
-        assert error.value.param == expected
-        assert error.value.message == f"{expected} is wrong"
 
 
 def test_no_field_is_neutral_and_without_effect_and_renamed() -> None:

@@ -1,4 +1,4 @@
-"""Whose cached prefixes a request may find."""
+"""Sharing of cached prefixes between requests."""
 
 import asyncio
 from pathlib import Path
@@ -9,6 +9,7 @@ from openai import AsyncOpenAI
 from pydantic import SecretStr
 
 from services.gateway.http.account import Account, KeyLimits
+from shared.wire.envelope import read_options
 from tests.services.gateway.apis.batches.test_batches import (
     batch_file,
     body,
@@ -49,7 +50,7 @@ async def test_each_way_of_asking_has_the_salt_of_its_key(
                 asking = asyncio.create_task(ask(client, way))
                 submitted = await tokenizer.answer("x")
                 await asking
-            assert submitted.submit.cache_salt == f"{key_id} s"
+            assert read_options(submitted.submit.options).salt == f"{key_id} s"
 
 
 async def test_a_request_for_vectors_has_the_salt_of_its_key(tmp_path: Path):
@@ -60,7 +61,7 @@ async def test_a_request_for_vectors_has_the_salt_of_its_key(tmp_path: Path):
         submitted = await tokenizer.submitted.get()
         submitted.fail(400, "some_code", "no vector")
         (await asking).release()
-        assert submitted.submit.cache_salt == f"{IDS[0]} "
+        assert read_options(submitted.submit.options).salt == f"{IDS[0]} "
 
 
 @pytest.mark.parametrize(
@@ -68,4 +69,4 @@ async def test_a_request_for_vectors_has_the_salt_of_its_key(tmp_path: Path):
 )
 def test_a_salt_is_changed_for_keys_that_do_not_share(owner: str, shares_cache: bool, salt: str):
     job = completion(cache_salt="s").of_owner(owner, shares_cache=shares_cache)
-    assert (job.owner, job.cache_salt) == (owner, salt)
+    assert (job.options.owner, job.options.salt) == (owner, salt)

@@ -1,4 +1,4 @@
-"""Whatever bytes come, the parser gives a Job that the mesh can send or an InvalidRequest."""
+"""For all bytes the parser returns a valid Job or raises InvalidRequest."""
 
 import json
 import re
@@ -18,7 +18,8 @@ from services.gateway.mesh.open_prompt import OpenPrompt
 from services.gateway.mesh.output_collector import OutputCollector
 from shared.errors import InvalidRequest, NotFound
 from shared.wire.codec import decode, encode
-from tests.services.gateway.fakes import LIMITS, MODEL
+from tests.services.gateway.fakes import MODEL
+from tests.services.gateway.text.asking import STRUCTURED
 
 COMPACT = (",", ":")
 
@@ -33,14 +34,14 @@ def test_prompts_are_what_they_are_however_their_json_is_laid_out(
     prompt: Any, kinds: list[str], style: dict[str, Any]
 ) -> None:
     body = json.dumps({"prompt": prompt}, **style).encode()
-    job = parse_completion(body, MODEL, LIMITS)
+    job = parse_completion(body, MODEL, STRUCTURED)
     assert [each.kind for each in job.prompts] == kinds
 
 
 @pytest.mark.parametrize("prompt", ["[]", "[ ]", "[\n]"])
 def test_an_empty_list_is_no_prompt(prompt: str) -> None:
     with pytest.raises(InvalidRequest, match=r"prompt is \[\]"):
-        parse_completion(b'{"prompt": %b}' % prompt.encode(), MODEL, LIMITS)
+        parse_completion(b'{"prompt": %b}' % prompt.encode(), MODEL, STRUCTURED)
 
 
 SCALARS = (
@@ -71,7 +72,7 @@ PROMPTS = st.text(min_size=1) | IDS
 
 def check(parse: Any, body: bytes) -> None:
     try:
-        job = parse(body, MODEL, LIMITS)
+        job = parse(body, MODEL, STRUCTURED)
     except (InvalidRequest, NotFound):
         return
     for index in range(len(job.prompts)):
@@ -106,7 +107,7 @@ def test_any_json_beside_a_good_prompt(body: dict[str, Any], prompt: Any) -> Non
 
 @given(prompt=PROMPTS)
 def test_a_good_prompt_arrives_unchanged(prompt: str | list[int]) -> None:
-    job = parse_completion(json.dumps({"prompt": prompt}).encode(), MODEL, LIMITS)
+    job = parse_completion(json.dumps({"prompt": prompt}).encode(), MODEL, STRUCTURED)
     [sent] = job.prompts
     if isinstance(prompt, str):
         assert sent.data.tobytes().decode() == prompt
@@ -122,7 +123,7 @@ def test_deep_nesting_never_breaks_the_parser(depth: int) -> None:
 
 def test_a_number_too_large_for_a_float_is_refused() -> None:
     with pytest.raises(InvalidRequest):
-        parse_completion(b'{"prompt":"a","temperature":1e999}', MODEL, LIMITS)
+        parse_completion(b'{"prompt":"a","temperature":1e999}', MODEL, STRUCTURED)
 
 
 ASKED = b'"messages":[{"role":"user","content":"HALF"}]'
@@ -157,10 +158,10 @@ BLOCK = b'{"type":"tool_use","id":"c","name":"f","input":{"HALF":"HALF"}}'
     ],
 )
 def test_half_a_character_is_a_replacement_character(parse: Any, body: bytes) -> None:
-    """Wherever it is: a cut text leaves such halves in histories."""
+    """In any place: truncated texts leave such halves in histories."""
     arguments: dict[Any, tuple[Any, ...]] = {parse_tokenize: (MODEL,), read_request: ()}
     parsed = [
-        parse(body.replace(b"HALF", half), *arguments.get(parse, (MODEL, LIMITS)))
+        parse(body.replace(b"HALF", half), *arguments.get(parse, (MODEL, STRUCTURED)))
         for half in (rb"half \ud83d", rb"half \ufffd")
     ]
     mended, expected = (re.sub(r"seed=\d+", "", repr(each)) for each in parsed)  # drawn for each

@@ -1,5 +1,5 @@
-"""What a reply may be in the types of OpenAI's client is a history that we take, and so is what a
-reply may be at Anthropic."""
+"""Every reply in the types of OpenAI's client is valid history, and so is every reply of
+Anthropic's."""
 
 import json
 from typing import Any
@@ -20,7 +20,8 @@ from services.gateway.apis.responses.requests.parse import read_request
 from services.gateway.chat.requests.parse import parse_chat
 from services.tokenizer.chat.normalize import normalize
 from services.tokenizer.chat.template_traits import TemplateTraits
-from tests.services.gateway.fakes import LIMITS, MODEL
+from tests.services.gateway.fakes import MODEL
+from tests.services.gateway.text.asking import STRUCTURED
 
 FUNCTION = {"name": "now", "arguments": '{"zone": "UTC"}'}
 CALL = {"id": "c1", "type": "function", "function": FUNCTION}
@@ -43,7 +44,7 @@ def in_a_chat(message: dict[str, Any]) -> dict[str, Any]:
     """The message as a template gets it."""
     user = {"role": "user", "content": "x"}
     body = json.dumps({"messages": [user, message, user]}).encode()
-    [prompt] = parse_chat(body, MODEL, LIMITS).prompts
+    [prompt] = parse_chat(body, MODEL, STRUCTURED).prompts
     return normalize(msgspec.json.decode(prompt.data.tobytes()), TemplateTraits())[1]
 
 
@@ -155,4 +156,4 @@ def test_a_messages_reply_may_have_every_field():
         {"role": "user", "content": [result]},
     ]
     body = json.dumps({"max_tokens": 1, "messages": turns}).encode()
-    assert parse_messages(body, MODEL, LIMITS)
+    assert parse_messages(body, MODEL, STRUCTURED)

@@ -1,0 +1,238 @@
+"""The spans of sequences: how long each waited and why, where it ran, and what became of it."""
+
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from services.scheduler.observer import Observer
+from services.scheduler.scheduler import Scheduler
+from services.scheduler.sequence import Arrival, Ended, Obstacle, Sequence
+from shared.wire.messages import Admit, Span, SpanReport, SpanValue, StepPlan
+from shared.wire.spans import unix_s
+
+Sums = list[float]  # seconds, by obstacle
+MAX_STAYS = 60
+"""Waits and stays of a sequence that have a span each; there are more where it is preempted again
+and again."""
+MAX_ENDED = 4096
+"""Sequences that have ended, but whose worker may still have something to report."""
+SHOWN_S = 0.001
+Key = tuple[str, int]
+
+
+class WaitTimes:
+    """Adds up the time for which each obstacle was the one of the first that waits; times are
+    monotonic. What a sequence waited for is the difference of two sums."""
+
+    def __init__(self, now_s: float) -> None:
+        self._sums = [0.0] * len(Obstacle)
+        self._obstacle = Obstacle.PLANS_IN_FLIGHT
+        self._since_s = now_s
+
+    def note(self, obstacle: Obstacle, now_s: float) -> None:
+        """``obstacle`` is the one from now on."""
+        self._sums[self._obstacle] += now_s - self._since_s
+        self._obstacle, self._since_s = obstacle, now_s
+
+    def sums(self, now_s: float) -> Sums:
+        self.note(self._obstacle, now_s)
+        return self._sums.copy()
+
+
+def difference(before: Sums, after: Sums) -> list[tuple[float, Obstacle]]:
+    """Returns the seconds that were added between, and to which, the most first."""
+    added = [
+        (last - first, Obstacle(number))
+        for number, (first, last) in enumerate(zip(before, after, strict=True))
+        if last > first
+    ]
+    return sorted(added, reverse=True)
+
+
+@dataclass(slots=True)
+class _Wait:
+    """The time without a slot: from ``since_s``, when so much had been waited for each obstacle,
+    ``num_tries`` plans had been made and ``num_admitted`` sequences admitted, and ``num_before``
+    waited in front."""
+
+    why: Obstacle | None
+    since_s: float
+    sums: Sums
+    num_tries: int
+    num_admitted: int
+    num_before: int
+
+
+@dataclass(slots=True)
+class _Stay:
+    worker: str
+    since_s: float
+    row: Admit
+    num_emitted: int
+
+
+@dataclass(slots=True)
+class _Trace:
+    sequence: Sequence
+    state: _Wait | _Stay
+    spans: list[Span] = field(default_factory=list)
+    num_left_out: int = 0
+
+
+class SequenceSpans(Observer):
+    """Follows the sequences of ``core`` that are traced, and calls ``send`` with their route and
+    the report of each. Times are monotonic."""
+
+    def __init__(
+        self,
+        core: Scheduler,
+        instance: str,
+        send: Callable[[int, SpanReport], None],
+        now_s: float,
+    ) -> None:
+        self._core = core
+        self._instance = instance
+        self._send = send
+        self._waits = WaitTimes(now_s)
+        self._open: dict[Key, _Trace] = {}
+        self._ended: OrderedDict[Key, int] = OrderedDict()  # their routes
+        self._returned: list[tuple[Sequence, Obstacle]] = []  # that have lost their slots
+        core.queues.on_return = self._note_return
+
+    def begin(self, arrival: Arrival) -> None:
+        if not arrival.options.is_traced:
+            return
+        generate, now_s = arrival.generate, arrival.now_s
+        for each in generate.sequences:
+            if arrival.options.traces(each.choice):
+                sequence = self._core.sequences[each.request, generate.attempt]
+                self._open[sequence.key] = _Trace(sequence, self._wait(sequence, None, now_s))
+
+    def admit(self, worker: str, plan: StepPlan, now_s: float) -> None:
+        if not plan.admit:
+            return
+        self._note_returned(now_s)
+        for row in plan.admit if self._open else ():
+            if trace := self._open.get((row.request, row.attempt)):
+                self._close(trace, now_s)
+                num_emitted = len(trace.sequence.emitted)
+                trace.state = _Stay(worker, now_s, row, num_emitted)
+
+    def account(self, now_s: float) -> None:
+        self._waits.note(self._core.obstacle, now_s)
+        self._note_returned(now_s)
+
+    def end(self, ended: Ended, now_s: float) -> None:
+        sequence = ended.sequence
+        trace = self._open.pop(sequence.key, None)
+        if trace is None:
+            return
+        self._close(trace, now_s, ended.reason)
+        self._ended[sequence.key] = sequence.route
+        if len(self._ended) > MAX_ENDED:
+            self._ended.popitem(last=False)
+        attributes: dict[str, SpanValue] = {
+            "reason": ended.reason,
+            "attempt": sequence.attempt,
+            "choice": sequence.choice,
+            "num_prompt_tokens": len(sequence.prompt),
+            "num_cached_tokens": sequence.num_cached,
+            "num_output_tokens": len(sequence.emitted),
+            "num_steps": sequence.num_steps,
+            "num_drafts": sequence.num_drafts,
+            "num_accepted_drafts": sequence.num_accepted,
+            "num_preemptions": sequence.num_preemptions,
+            "num_held_back": sequence.num_held_back,
+            "num_worker_deaths": sequence.num_worker_deaths,
+        }
+        if trace.num_left_out:
+            attributes["num_left_out"] = trace.num_left_out
+        whole = _span("sequence", sequence.arrived_s, now_s, 0, attributes)
+        self._send(sequence.route, self._report(sequence.key, [whole, *trace.spans]))
+
+    def forward(self, report: SpanReport) -> None:
+        """One about a sequence that is not known is dropped."""
+        key = report.request, report.attempt
+        trace = self._open.get(key)
+        route = trace.sequence.route if trace is not None else self._ended.get(key)
+        if route is not None:
+            self._send(route, report)
+
+    def _note_return(self, sequence: Sequence, why: Obstacle) -> None:
+        if sequence.key in self._open:
+            self._returned.append((sequence, why))
+
+    def _note_returned(self, now_s: float) -> None:
+        """The core knows no time; a sequence in ``_returned`` may have ended since."""
+        for sequence, why in self._returned:
+            if trace := self._open.get(sequence.key):
+                self._close(trace, now_s, why.label)
+                trace.state = self._wait(sequence, why, now_s)
+        self._returned.clear()
+
+    def _report(self, key: Key, spans: list[Span]) -> SpanReport:
+        return SpanReport(*key, "scheduler", self._instance, spans)
+
+    def _wait(self, sequence: Sequence, why: Obstacle | None, now_s: float) -> _Wait:
+        planner, waiting = self._core.planner, self._core.queues.waiting
+        sums = self._waits.sums(now_s)
+        num_before = waiting.num_before(sequence)
+        return _Wait(why, now_s, sums, planner.num_tries, planner.num_admitted, num_before)
+
+    def _close(self, trace: _Trace, now_s: float, why: str = "") -> None:
+        """Ends the wait or the stay that a sequence is in."""
+        if len(trace.spans) == MAX_STAYS:
+            trace.num_left_out += 1
+            return
+        match trace.state:
+            case _Wait() as wait:
+                attributes = self._why_it_waited(trace.sequence, wait, now_s)
+                trace.spans.append(_span("queue", wait.since_s, now_s, 1, attributes))
+            case _Stay() as stay:
+                trace.spans.append(_span("run", stay.since_s, now_s, 1, _of_stay(trace, stay, why)))
+
+    def _why_it_waited(self, sequence: Sequence, wait: _Wait, now_s: float) -> dict[str, SpanValue]:
+        """The reason, and the milliseconds of each obstacle that the first in the queue had."""
+        planner = self._core.planner
+        waited = difference(wait.sums, self._waits.sums(now_s))
+        num_admitted = planner.num_admitted - wait.num_admitted
+        num_sooner = max(0, num_admitted - 1 - wait.num_before)
+        reason = waited[0][1] if waited else Obstacle.PLANS_IN_FLIGHT
+        if wait.why in (Obstacle.CREDIT, Obstacle.ISOLATED):
+            reason = wait.why
+        elif sequence.is_isolated and reason != Obstacle.NO_WORKER:
+            reason = Obstacle.ISOLATED
+        elif (
+            sequence.obstacle and 2 * sequence.num_passed_over > planner.num_tries - wait.num_tries
+        ):
+            reason = sequence.obstacle
+        elif num_sooner > wait.num_before:
+            reason = Obstacle.PRIORITY
+        attributes: dict[str, SpanValue] = {
+            "reason": reason.label,
+            "num_before": wait.num_before,
+            "num_sooner": num_sooner,
+        }
+        if wait.why is not None:
+            attributes["after"] = wait.why.label
+        for seconds, obstacle in waited:
+            if seconds >= SHOWN_S:
+                attributes[f"{obstacle.label}_ms"] = round(1000 * seconds, 3)
+        return attributes
+
+
+def _of_stay(trace: _Trace, stay: _Stay, why: str) -> dict[str, SpanValue]:
+    return {
+        "worker": stay.worker,
+        "slot": stay.row.slot,
+        "num_known_tokens": stay.row.num_ids,
+        "num_cached_tokens": stay.row.num_cached,
+        "num_output_tokens": len(trace.sequence.emitted) - stay.num_emitted,
+        "ends_with": why,
+    }
+
+
+def _span(
+    name: str, start_s: float, end_s: float, parent: int, attributes: dict[str, SpanValue]
+) -> Span:
+    return Span(name, unix_s(start_s), max(0.0, end_s - start_s), parent, attributes)

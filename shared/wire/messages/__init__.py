@@ -1,0 +1,73 @@
+"""Every message of the mesh, grouped by the link it travels on.
+
+On the wire a message is a msgpack array ``[tag, field, …]``. Tags are written out and never reused;
+fields are only ever appended, with a default, so that a decoder of the same protocol major accepts
+fewer or more trailing fields. Arrays of tokens travel beside the header as raw buffers
+(``codec.py``); each docstring names them. Messages going down are verbs, messages coming up nouns.
+
+    Submit →           Generate →            StepPlan →
+    gateway    ⇄    tokenizer     ⇄     scheduler     ⇄     worker
+    ← Deltas           ← Tokens              ← StepResult
+    Cancel and Credit walk down. Accepted, then Finished (in Tokens and Deltas) or Failed, comes up.
+
+Every number and every name has its range here, and ``decode`` refuses what is outside: a receiver
+compares ids and counts only with what it holds itself.
+
+A request of a client is named ``id~nonce``, each of its prompts ``id~nonce/prompt``, and each
+choice of a prompt, which is one sequence, ``id~nonce/prompt/choice``.
+
+Each link has a file here, and all names are imported from this package.
+"""
+
+from shared.wire.messages.every_link import *
+from shared.wire.messages.gateway_tokenizer import *
+from shared.wire.messages.ranges import *
+from shared.wire.messages.rows import *
+from shared.wire.messages.scheduler_worker import *
+from shared.wire.messages.tokenizer_scheduler import *
+from shared.wire.messages.upper_links import *
+
+Message = (
+    Hello
+    | Heartbeat
+    | Bye
+    | Refused
+    | Submit
+    | Generate
+    | Cancel
+    | StepPlan
+    | Reset
+    | Assemble
+    | Credit
+    | Convert
+    | Abort
+    | Inquire
+    | Accepted
+    | Tokens
+    | Deltas
+    | StepResult
+    | Failed
+    | Release
+    | Attach
+    | Detach
+    | Lost
+    | Converted
+    | Vocabulary
+    | ServiceReport
+)
+
+TOKEN_ARRAYS = ({"i4"}, {"f4"}, {"i4"}, {"i4"})
+
+# The arrays of a message, each of one dimension: the dtypes that each may have. Others have none.
+ARRAYS: dict[type, tuple[set[str], ...]] = {
+    Submit: ({"u1", "i4"}, {"i4"}),
+    Generate: ({"i4"}, {"i4"}),
+    StepPlan: ({"i4"},),
+    Convert: ({"u1", "i4"},),
+    Accepted: ({"i4"},),
+    Tokens: TOKEN_ARRAYS,
+    Deltas: TOKEN_ARRAYS,
+    StepResult: TOKEN_ARRAYS,
+    Converted: ({"u1", "i4", "i8"},),
+    Vocabulary: ({"u1"}, {"i4"}),
+}

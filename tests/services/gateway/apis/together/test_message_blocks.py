@@ -1,0 +1,101 @@
+"""Anthropic's messages that think and call tools, whole and streamed."""
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from services.gateway.apis.messages.requests.signature import signed_text
+from shared.wire.messages import OutputStart
+from tests.services.gateway.apis.messages.asking import WEATHER
+from tests.services.gateway.apis.messages.test_messages import ADAPTIVE, STREAMED, ask, check_count
+from tests.services.gateway.asking import CALLER
+from tests.services.gateway.fakes import NUM_PROMPT_TOKENS, FakeTokenizer
+from tests.services.gateway.marked import REPLY, marking_tokenizer
+
+
+@pytest.fixture
+async def tokenizer(tmp_path: Path) -> AsyncIterator[FakeTokenizer]:
+    async with marking_tokenizer(tmp_path) as fake:
+        yield fake
+
+
+@STREAMED
+async def test_a_message_thinks_speaks_and_calls(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, stream: bool
+):
+    message = await ask(
+        http,
+        tokenizer,
+        REPLY,
+        stream=stream,
+        thinking=ADAPTIVE,
+        tools=[WEATHER],
+        start=OutputStart.REASONING,
+        num_cached=3,
+    )
+    thinking, said, *calls = message["content"]
+    signature = thinking["signature"]
+    assert thinking == {"type": "thinking", "thinking": "Hm", "signature": signature}
+    assert signed_text(CALLER.fingerprint, "Hm", signature) == "Hm"
+    assert said == {"type": "text", "text": "So:"}
+    assert [call | {"id": ""} for call in calls] == [
+        {"type": "tool_use", "id": "", "name": "weather", "input": {"city": "Ulm"}}
+    ] * 2
+    assert calls[0]["id"] != calls[1]["id"]
+    assert (message["role"], message["model"]) == ("assistant", "fish")
+    assert (message["stop_reason"], message["stop_sequence"]) == ("tool_use", None)
+    assert message["usage"] == {
+        "input_tokens": NUM_PROMPT_TOKENS - 3,
+        "cache_read_input_tokens": 3,
+        "cache_creation_input_tokens": 0,
+        "output_tokens": len(REPLY),
+        "output_tokens_details": {"thinking_tokens": 1},
+    }
+
+
+@STREAMED
+async def test_thinking_that_is_omitted_is_in_its_signature_alone(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, stream: bool
+):
+    message = await ask(
+        http,
+        tokenizer,
+        ["Hm", ", well", "</think>", "So."],
+        stream=stream,
+        thinking=ADAPTIVE | {"display": "omitted"},
+        start=OutputStart.REASONING,
+    )
+    thinking, said = message["content"]
+    assert thinking["thinking"] == ""
+    assert said["text"] == "So."
+    assert signed_text(CALLER.fingerprint, "", thinking["signature"]) == "Hm, well"
+
+
+@STREAMED
+async def test_a_call_that_is_cut_has_no_input_and_the_reason_says_so(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, stream: bool
+):
+    cut = ["<tool_call>", '\n{"name": "weather", "arguments": ', '{"city": "U']
+    more: Any = {"tools": [WEATHER], "reason": "length", "max_tokens": 3}
+    message = await ask(http, tokenizer, cut, stream=stream, **more)
+    (call,) = message["content"]
+    assert (call["name"], call["input"]) == ("weather", {})
+    assert message["stop_reason"] == "max_tokens"
+
+
+@STREAMED
+async def test_a_call_of_a_named_tool_is_a_use_of_it(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, stream: bool
+):
+    named: Any = {"tools": [WEATHER], "tool_choice": {"type": "tool", "name": "weather"}}
+    message = await ask(http, tokenizer, REPLY[3:8], stream=stream, **named)
+    assert message["stop_reason"] == "tool_use"
+
+
+async def test_tools_are_counted_with_the_prompt(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+):
+    await check_count(http, tokenizer, tools=[WEATHER])

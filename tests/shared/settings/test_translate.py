@@ -1,0 +1,126 @@
+"""Settings of vLLM, SGLang and FastDeploy, as flags, variables and keys of a file."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shared.errors import ConfigError
+from shared.settings.gateway import GatewayConfig
+from shared.settings.known_elsewhere import FOREIGN, PROTECTING, SAME, SHORT, SWITCHED
+from shared.settings.load import load_settings
+from shared.settings.serve import ServeConfig
+from shared.settings.translate import our_flags
+
+KNOWN = ServeConfig.model_fields.keys()
+
+
+def settings_of(*flags: str) -> dict[str, Any]:
+    config = load_settings(ServeConfig, [*flags], "shoal serve")
+    return {name: getattr(config, name) for name in config.model_fields_set}
+
+
+@pytest.mark.parametrize(
+    ("flags", "settings"),
+    [
+        ("-tp 2", {"tensor_parallel_size": 2}),
+        ("--tp-size=2", {"tensor_parallel_size": 2}),
+        ("-dp 2", {"workers": 2}),
+        ("--max_num_seqs 4", {"max_num_seqs": 4}),
+        ("--context-length 32k", {"max_model_len": 32_000}),
+        ("--max-num-batched-tokens 1K", {"max_num_batched_tokens": 1024}),
+        ("--max-model-len auto", {"max_model_len": None}),
+        ("--disable-radix-cache", {"enable_prefix_caching": False}),
+        ("--no-enable-prefix-caching", {"enable_prefix_caching": False}),
+        ("--served-model-name a b --port 1", {"served_model_name": ["a", "b"], "port": 1}),
+        ("--cuda-graph-bs 1 2 4", {"cudagraph_capture_sizes": [1, 2, 4]}),
+        ("--dtype half", {"dtype": "float16"}),
+        ("--kv-cache-dtype bfloat16", {"kv_cache_dtype": "none"}),
+        ("--generation-config vllm", {"generation_config": "none"}),
+    ],
+)
+def test_a_foreign_flag_is_ours(flags: str, settings: dict[str, Any]):
+    assert settings_of(*flags.split()) == settings
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        ("--enable-auto-tool-choice", "--enable-auto-tool-choice has no effect: tools are on"),
+        ("--swap-space 4", "--swap-space has no effect: KV blocks stay on the worker"),
+        ("--no-async-scheduling", "--no-async-scheduling has no effect: steps are always"),
+        ("--async-scheduling=false", "--async-scheduling has no effect: steps are always"),
+        ("--lora-modules a=b c=d", "--lora-modules has no effect: adapters are not supported"),
+        ("-O3", "-O3 has no effect: kernels are not a choice"),
+        ("-cc.use_inductor=True", "-cc.use_inductor has no effect: kernels are not a choice"),
+        ("--seed -1", "--seed has no effect: a request's seed decides"),
+        ("--load-format runai_streamer", "runai_streamer has no effect: safetensors are read"),
+        ("--quantization modelopt", "modelopt has no effect: a quantized checkpoint says so"),
+        ("--attention-backend FLASHINFER", "--attention-backend has no effect: kernels are not"),
+    ],
+)
+def test_a_foreign_flag_without_effect_is_one_line_and_nothing_else(caplog, flags: str, text: str):
+    assert settings_of("--port", "1", *flags.split(), "--host", "a")["host"] == "a"
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith(text)
+
+
+def test_an_object_may_be_given_key_by_key():
+    flags = [
+        *("--speculative-config.method", "mtp", "--port", "1"),
+        "--speculative-config.num_speculative_tokens=2",
+    ]
+    translated = our_flags(flags, KNOWN)
+    assert translated[:3] == ["--port", "1", "--speculative-config"]
+    assert json.loads(translated[3]) == {"method": "mtp", "num_speculative_tokens": 2}
+
+
+@pytest.mark.parametrize("method", ["mtp", "qwen3_next_mtp", "ernie_mtp"])
+def test_an_mtp_head_has_the_name_of_its_family(method: str):
+    given = json.dumps({"method": method, "num_speculative_tokens": 1, "model": "a/b"})
+    found = settings_of("--speculative-config", given)["speculative_config"]
+    assert (found.method, found.num_speculative_tokens) == ("mtp", 1)
+
+
+def test_a_model_is_served_without_its_draft_model(caplog):
+    given = json.dumps({"method": "eagle3", "num_speculative_tokens": 1, "model": "a/b"})
+    assert settings_of("--speculative-config", given)["speculative_config"].method == "none"
+    assert caplog.messages == ["speculative-config has no effect: draft models are not supported"]
+
+
+def test_a_file_follows_the_same_rule(tmp_path: Path, caplog):
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "async-scheduling: true\nno-enable-prefix-caching: true\ndisable_log_requests: true\n"
+        "disable-radix-cache: false\ndata-parallel-size: 2\nswap_space: 20\n"
+    )
+    found = settings_of("--config", str(path))
+    del found["config"]
+    assert found == {"enable_prefix_caching": False, "log_requests": False, "workers": 2}
+    assert len(caplog.messages) == 4
+
+
+@pytest.mark.parametrize("name", PROTECTING)
+def test_a_setting_that_protects_is_refused(name: str):
+    with pytest.raises(ConfigError, match=f"^--{name.replace('_', '-')}: "):
+        settings_of(f"--{name.replace('_', '-')}", "secret")
+
+
+def test_a_key_of_vllm_in_the_environment_is_refused_and_not_quoted(monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    with pytest.raises(ConfigError, match=r"^VLLM_API_KEY has no effect here: use SHOAL_API_KEY$"):
+        load_settings(GatewayConfig, [], "shoal gateway")
+
+
+def test_each_foreign_name_has_one_meaning_and_ours_come_first():
+    ours = {*SAME.values(), *(name for name, _ in SWITCHED.values())}
+    assert ours <= KNOWN
+    assert not FOREIGN.keys() & KNOWN
+    assert {*SHORT.values()} <= FOREIGN.keys() | KNOWN
+
+
+@pytest.mark.parametrize("flags", ["--swap-spaec 4", "-x 3", "--no-such", "--no-swap-space 3"])
+def test_a_flag_that_nobody_knows_is_an_error(flags: str):
+    with pytest.raises(ConfigError, match="unrecognized arguments"):
+        settings_of(*flags.split())

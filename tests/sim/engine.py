@@ -1,0 +1,99 @@
+"""The model of the simulator: each token is a hash of all ids before it, and each block is checked
+for the ids that its KV was computed from."""
+
+from collections import Counter
+from dataclasses import dataclass
+from zlib import crc32
+
+import numpy as np
+from msgspec.structs import replace
+
+from benchmarks.harness.step_engine import StepEngine
+from services.scheduler.scheduler import Planned
+from services.worker.engine.protocol import StepOutput
+from shared.wire.messages import Capacity, ModelInfo, ResultRow, RunKind, StepPlan, TokenRun
+from shared.wire.token_arrays import Layout, TokenArrays, join
+from tests.services.scheduler.simulated_worker import SimulatedWorker, Slot
+
+STOP = 251
+"""Every so many tokens a text ends by itself."""
+STEP_S = 2e-3
+
+
+def token_of(seed: int, ids: list[int], vocab_size: int) -> int:
+    return crc32(np.array([seed % 2**31, *ids], np.int32).tobytes()) % vocab_size
+
+
+def arrays_of(token: int, position: int, vocab_size: int, num: int | None) -> TokenArrays:
+    """The buffers of one token whose request asked for ``num`` logprobs."""
+    ids = np.array([token], np.int32)
+    if num is None:
+        return TokenArrays(ids)
+    top_ids = (token + np.arange(num, dtype=np.int32)) % vocab_size
+    values = -(np.float32(1 + position % 7) + np.arange(1 + num, dtype=np.float32) / 8)
+    return TokenArrays(ids, values, top_ids, np.array([1 + token % 5], np.int32))
+
+
+@dataclass
+class _Worker(SimulatedWorker):
+    """Drafts of three in four tokens are right."""
+
+    def _draft(self, slot: Slot, num: int) -> None:
+        ids, vocab_size = list(slot.ids), self.capacity.vocab_size
+        for _ in range(min(num, self._num_left(slot) - 1)):
+            right = token_of(slot.admit.params.seed, ids, vocab_size)
+            ids.append(right if len(ids) % 4 else (right + 1) % vocab_size)
+        slot.drafts = ids[len(slot.ids) :]
+
+
+class SimulatedEngine(StepEngine):
+    """Checks every plan. ``fails_next``: memory runs out in the next step."""
+
+    def __init__(self, model_info: ModelInfo, capacity: Capacity) -> None:
+        self.model_info = model_info
+        self.capacity = capacity
+        self.fails_next = False
+        self.reset()
+
+    @property
+    def num_running(self) -> int:
+        return sum(not slot.has_finished for slot in self.worker.slots.values())
+
+    def reset(self) -> None:
+        self.worker = _Worker(self.capacity, STOP, write=self._write)
+
+    def _write(self, slot: Slot) -> int:
+        return token_of(slot.admit.params.seed, slot.ids, self.capacity.vocab_size)
+
+    def step(self, plan: StepPlan, ids: np.ndarray) -> StepOutput:
+        if self.fails_next:
+            raise MemoryError("out of memory in a step")
+        result, emitted = self.worker.step(Planned(plan, ids))
+        layout = Layout(result.rows, emitted)
+        num_left: Counter[int] = Counter()
+        for row in result.rows:
+            num_left[row.slot] += row.run.num_tokens * (row.run.kind == RunKind.OUTPUT)
+        rows, parts = [], []
+        for index, row in enumerate(result.rows):
+            own: list[int] = layout.part(index, index + 1).ids.tolist()
+            part = self._arrays(row, own, num_left)
+            rows.append(replace(row, run=_widened(row.run, part)))
+            parts.append(part)
+        result = replace(result, rows=rows, step_s=STEP_S * result.num_steps)
+        return result, join(parts) if parts else TokenArrays()
+
+    def _arrays(self, row: ResultRow, ids: list[int], num_left: Counter[int]) -> TokenArrays:
+        slot, vocab_size = self.worker.slots[row.slot], self.capacity.vocab_size
+        params, prompt_len = slot.admit.params, slot.admit.prompt_len
+        if row.run.kind == RunKind.PROMPT:
+            num, first = params.prompt_logprobs, slot.num_prompt_scored - len(ids) + 1
+        else:
+            num, first = params.logprobs, len(slot.ids) - num_left[row.slot] - prompt_len
+            num_left[row.slot] -= len(ids)
+        each = [arrays_of(token, at, vocab_size, num) for at, token in enumerate(ids, first)]
+        return join(each) if each else TokenArrays()
+
+
+def _widened(run: TokenRun, part: TokenArrays) -> TokenRun:
+    num = max(1, run.num_tokens)
+    return replace(run, num_values=len(part.values) // num, num_top_ids=len(part.top_ids) // num)

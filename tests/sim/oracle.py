@@ -1,0 +1,145 @@
+"""What must hold of every run: of each request, and of a mesh at rest."""
+
+from math import inf
+from typing import Any
+
+from services.scheduler.service import SchedulerService
+from shared.errors import QUARANTINED, TOO_MANY_REPLAYS, WORKER_DIED
+from shared.link.peer import SILENCE_S
+from tests.sim.clients import Choice, Request
+from tests.sim.faults import Faults
+from tests.sim.mesh import LOOK_S, STALL_S, Host, Mesh
+from tests.sim.virtual_loop import START_S
+
+BEFORE_S = 15.0
+"""For so long after a fault the mesh may refuse what it would serve without it."""
+MAX_WAIT_S = max(STALL_S, SILENCE_S) + 1
+"""A better worker may hang or be gone, which is known by then."""
+AFTER_S, EARLY_S, MAX_READ_S, LASTS_S = 3.0, 1.5, 0.1, 5.0
+READY_WAIT_S, MIN_GAP_S = 5.0, 2.0
+"""For so long a request waits before it fails, and of that without a mesh that could serve it."""
+MIN_FAULTS = {TOO_MANY_REPLAYS: 3, WORKER_DIED: 2, QUARANTINED: 2}
+
+
+def check_request(request: Request, expected: Request, faults: Faults, mesh: Mesh) -> None:
+    """``expected`` is the request when it was alone."""
+    assert request.fault is None, f"{request.name}: {request.fault!r}"
+    assert request.num_ends == 1, f"{request.name} has {request.num_ends} ends"
+    check_time(request, faults)
+    if request.error is not None:
+        check_error(request, faults, mesh)
+    elif not request.has_left:
+        for index, (choice, whole) in enumerate(
+            zip(request.choices, expected.choices, strict=True)
+        ):
+            check_choice(f"{request.name}, choice {index}", choice, whole, request)
+        if request.aborts_s is None:
+            assert request.prompt_ids == expected.prompt_ids
+
+
+def check_time(request: Request, faults: Faults) -> None:
+    """A request that no fault was near of ends soon."""
+    ended_s, since_s = request.ended_s, request.begun_s - AFTER_S
+    assert ended_s is not None
+    is_near = any(since_s <= at_s <= ended_s for at_s, _ in faults.hits)
+    is_early = request.begun_s < START_S + EARLY_S
+    if not (is_near or is_early or request.read_s > MAX_READ_S):
+        lasted_s = ended_s - request.begun_s
+        assert lasted_s < LASTS_S, f"{request.name} lasted {lasted_s:.1f} s"
+
+
+def check_choice(name: str, choice: Choice, whole: Choice, request: Request) -> None:
+    """It is ``whole``, or a part of it that was aborted."""
+    if request.aborts_s is not None and choice.reason == "abort None":
+        assert whole.text.startswith(choice.text), f"{name}: {choice}, alone {whole}"
+        assert whole.ids.startswith(choice.ids), f"{name}: {choice}, alone {whole}"
+    else:
+        assert choice == whole, f"{name}: {choice}, alone {whole}"
+
+
+def check_error(request: Request, faults: Faults, mesh: Mesh) -> None:
+    error, ended_s = request.error, request.ended_s
+    assert error is not None
+    assert ended_s is not None
+    hits = [
+        is_loss for at_s, is_loss in faults.hits if request.begun_s - BEFORE_S <= at_s <= ended_s
+    ]
+    gap_s = LOOK_S * sum(request.begun_s <= at_s <= ended_s for at_s in mesh.gaps)
+    text = (
+        f"{request.name} failed with {error.status} {error.code}: {error}; it had {len(hits)}"
+        f" faults, {sum(hits)} losses, and no service for {gap_s:.1f} s"
+    )
+    if error.status == 429:
+        assert mesh.shape.is_small, text
+    elif error.status == 503:
+        gap_s += SILENCE_S * any(hits)  # half of a connection may be left for as long
+        has_waited = ended_s - request.begun_s >= READY_WAIT_S and gap_s >= MIN_GAP_S
+        assert has_waited or "stops" in error.message, text
+    else:
+        assert len(hits) >= MIN_FAULTS.get(error.code, 1000), text
+        assert any(hits), text
+
+
+def check_progress(mesh: Mesh) -> None:
+    """No sequence waits for long while a worker of its scheduler has nothing to do."""
+    now_s = mesh.loop.now_s
+    for host in mesh.live("scheduler"):
+        is_idle = host.service is not None and host.free_s <= now_s and lets_wait(host.service)
+        host.waits_since_s = min(host.waits_since_s, now_s) if is_idle else inf
+        waited_s = now_s - host.waits_since_s
+        assert waited_s < MAX_WAIT_S, f"{host.name} lets sequences wait beside an idle worker"
+
+
+def lets_wait(service: SchedulerService) -> bool:
+    workers = service._core.workers
+    idle = [each for each in workers.values() if not each.running and not each.in_flight]
+    return service._core.queues.num_runnable > 0 and any(
+        service._workers[each.worker_id].is_ready for each in idle
+    )
+
+
+def left_in(mesh: Mesh) -> list[str]:
+    """What is there of requests that have ended."""
+    return [
+        f"{num} {what} at {host.name}"
+        for host in mesh.live()
+        if host.service is not None
+        for what, num in left_at(host).items()
+        if num
+    ]
+
+
+def left_at(host: Host) -> dict[str, Any]:
+    service = host.service
+    match host.kind:
+        case "gateway":
+            tokenizers = list(service._mesh.tokenizers)
+            return {
+                "prompts": sum(len(each.prompts) for each in tokenizers),
+                "lost prompts": len(list(service._mesh._lost)),
+                "bytes": service._admission._num_bytes,
+                "requests": service._admission.num_open,
+            }
+        case "tokenizer":
+            if (requests := service._requests) is None:
+                return {}
+            lanes = service._lanes
+            return {
+                "requests": len(requests),
+                "grants": len(requests._credits._grants),
+                "sequences": sum(each.num for each in service._schedulers._ours.values()),
+                "threads": sum(lane._slots._held.total() for lane in (lanes._short, lanes._long)),
+            }
+        case "scheduler":
+            core = service._core
+            pools = [each.pool for each in core.workers.values()]
+            return {
+                "sequences": len(core.sequences),
+                "waiting": len(list(core.queues)),
+                "running": sum(len(each.running) for each in core.workers.values()),
+                "plans": sum(len(each.in_flight) for each in core.workers.values()),
+                "blocks": sum(each.num_blocks - each.num_free for each in pools),
+                "tokens": sum(len(each._held) for each in service._routes.values()),
+            }
+        case "worker":
+            return {"steps": service._num_pending, "sequences": service._load}

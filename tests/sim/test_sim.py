@@ -1,0 +1,84 @@
+"""A thousand runs of the mesh in virtual time, each with faults of its own."""
+
+import os
+import subprocess
+import sys
+from unittest.mock import patch
+
+import pytest
+
+from shared.link.link import Link
+from tests.sim import engine
+from tests.sim.run import Run, alone, fails, search
+
+FAILED = {
+    "a worker whose step hung attached again": 2612,
+    "and lost the request of the step two workers": 2726,
+    "a tokenizer that stopped took prompts": 2900,
+}
+"""Seeds that have failed, by what was mended."""
+DIGEST = (
+    "from tests.sim.run import Run\n"
+    "run = Run({seed})\n"
+    "run.run()\n"
+    "print(run.mesh.network.num_messages, run.mesh.network.digest)"
+)
+
+
+@pytest.mark.seconds
+@pytest.mark.timeout(900)
+def test_requests_are_served_exactly_whatever_befalls_the_services():
+    assert not search(range(1000))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_requests_are_served_exactly_in_many_more_runs():
+    assert not search(range(1000, 10_000))
+
+
+@pytest.mark.parametrize("what", FAILED)
+def test_a_seed_that_has_failed_passes(what: str):
+    assert not fails(FAILED[what])
+
+
+@pytest.mark.seconds
+@pytest.mark.parametrize("seed", [4, 17])
+def test_a_seed_is_the_same_run_in_every_process(seed: int):
+    digests = {digest_of(seed, hash_seed) for hash_seed in ("1", "2")}
+    assert len(digests) == 1
+
+
+def digest_of(seed: int, hash_seed: str) -> str:
+    environment = {**os.environ, "PYTHONHASHSEED": hash_seed}
+    command = [sys.executable, "-c", DIGEST.format(seed=seed)]
+    return subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True
+    ).stdout
+
+
+def test_a_run_says_how_it_is_replayed():
+    alone()
+    with patch.object(engine, "token_of", lambda seed, ids, vocab_size: len(ids) * 7 % vocab_size):
+        assert "replay: python -m tests.sim.run 17" in fails(17)
+
+
+def test_a_message_that_is_lost_is_found():
+    real = Link.received
+    num = 0
+
+    def received(self: Link, *arguments: object) -> None:
+        nonlocal num
+        num += 1
+        if num % 100:
+            real(self, *arguments)  # type: ignore[arg-type]
+
+    with patch.object(Link, "received", received):
+        assert any(map(fails, range(5)))
+
+
+def test_the_log_of_a_run_has_its_messages():
+    run = Run(17, is_logged=True)
+    run.run()
+    assert any(" Submit(" in line for line in run.mesh.network.log)
+    assert any(" StepPlan(" in line for line in run.mesh.network.log)
