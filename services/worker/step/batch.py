@@ -1,4 +1,4 @@
-"""A plan's rows as tensors of the host: one flat batch of tokens, drafts and prompt chunks."""
+"""A plan's rows as tensors of the host: decodes, drafts and prompt chunks in one flat batch."""
 
 from dataclasses import dataclass
 
@@ -16,22 +16,20 @@ from shared.wire.messages import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """T tokens of ``rows``. The rows that sample are ordered by (route, slot), as the rows of the
-    result are."""
+    """T tokens of ``rows``. Sampling rows are ordered by (route, slot), like rows of the result."""
 
     rows: Rows
     token_rows: np.ndarray  # [T] int64
-    logits_slots: np.ndarray  # [S] int64, S = sum of 1 + num_drafts of the rows that sample
-    logits_positions: np.ndarray  # [S] int64, of the tokens that are sampled
+    logits_slots: np.ndarray  # [S] int64; S is the sum of 1 + num_drafts of sampling rows
+    logits_positions: np.ndarray  # [S] int64, of the sampled tokens
     input_ids: Tensor  # [T] int32
     positions: Tensor  # [T] int64
-    host_positions: np.ndarray  # the same
+    host_positions: np.ndarray  # [T] int64: ``positions`` as an array
     sampling_tokens: Tensor  # [S] int64, indices into T
     context: ForwardContext
 
     def kv_slots_of(self, is_chosen: np.ndarray) -> Tensor:
-        """Returns the KV slots of the tokens of the sampling rows that ``is_chosen`` [Q] bool
-        selects."""
+        """Returns the KV slots of all tokens of the sampling rows in ``is_chosen`` [Q] bool."""
         tokens = np.isin(self.token_rows, self.rows.sampling_rows[is_chosen])
         return self.context.slot_mapping[torch.from_numpy(tokens)]
 
@@ -39,7 +37,7 @@ class Batch:
 def prepare_batch(
     table: SlotTable, plan: StepPlan, kv_cache: KVCache, recomputes_states: bool = False
 ) -> Batch:
-    """Lays the plan's rows whose sequences still run end to end; see ``plan_rows``."""
+    """Concatenates the plan's rows with open slots; see ``plan_rows``."""
     planned = plan_rows(table, table, plan, recomputes_states, _attention_order)
     sampling = planned.sampling_rows
     if len(sampling) > 1:
@@ -53,7 +51,7 @@ def prepare_batch(
     positions = np.arange(len(rows)) + (planned.ends - token_ends)[rows]
     sampling_tokens = _last_tokens(token_ends[sampling], 1 + planned.num_drafts[sampling])
     slot_mapping = table.slot_mapping(token_slots, positions)
-    if recomputes_states:  # what is in the cache already
+    if recomputes_states:  # recomputed tokens have their KV in the cache
         offsets = np.arange(len(rows)) - (token_ends - num_tokens)[rows]
         is_cached = offsets < planned.num_recomputed[rows]
         slot_mapping[is_cached] = table.null_block * table.block_size
@@ -83,8 +81,8 @@ def make_context(
     kv_cache: KVCache,
     first_keys: np.ndarray | None = None,
 ) -> ForwardContext:
-    """Makes the context of rows [R] in the order attention wants: one token first, then by length.
-    ``slot_mapping`` [T] is of their tokens; keys before ``first_keys`` [R] are hidden."""
+    """Makes the context of R rows in the order of attention: one-token rows first, then by number
+    of keys. ``slot_mapping`` [T] covers their tokens; keys before ``first_keys`` [R] are hidden."""
     return ForwardContext(
         kv_cache.layers,
         torch.from_numpy(slot_mapping).to(kv_cache.device),
@@ -101,13 +99,13 @@ def make_context(
 
 
 def _attention_order(slots: np.ndarray, num_tokens: np.ndarray, num_keys: np.ndarray) -> np.ndarray:
-    """One token first, then by length."""
+    """One-token rows first, then by number of keys."""
     order: np.ndarray = np.lexsort((num_keys, num_tokens > 1))
     return order
 
 
 def _last_tokens(ends: np.ndarray, nums: np.ndarray) -> np.ndarray:
-    """Returns the last ``nums`` [Q] of the tokens before ``ends`` [Q], one after the other."""
+    """Returns the indices of the last ``nums`` [Q] tokens before ``ends`` [Q], concatenated."""
     starts = np.cumsum(nums) - nums
     tokens: np.ndarray = np.arange(int(nums.sum())) + np.repeat(ends - nums - starts, nums)
     return tokens

@@ -1,4 +1,4 @@
-"""The logprobs that sequences asked for, as the buffers of a StepResult."""
+"""The requested logprobs of sampled tokens, as buffers of a StepResult."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -12,7 +12,7 @@ from services.worker.step.results import StepLogprobs, TokenLogprobs
 from services.worker.step.step import Backend, PendingResult, Sampled, Step, StepPart
 from shared.wire.messages import ALL_TOKENS, MIN_LOGPROB
 
-# Logits that are worked on at a time, so that what stays on the device for it is bounded.
+# Logits per piece; bounds the device memory that logprobs need.
 MAX_LOGITS_AT_ONCE = 1 << 22
 
 
@@ -20,12 +20,12 @@ class _Piece(NamedTuple):
     """Logprobs of N rows of the logits, on their way to the host."""
 
     rows: np.ndarray  # [N] int64, ascending
-    nums: np.ndarray  # [N] int64: how many of the likeliest are wanted, or NO_LOGPROBS
+    nums: np.ndarray  # [N] int64: requested number of likeliest tokens, or NO_LOGPROBS
     fetched: Fetched  # values, top ids and ranks
-    is_named: bool = False  # of ids that the requests name
+    is_named: bool = False  # of requested ids instead of the likeliest tokens
 
     def of(self, indices: np.ndarray) -> list[TokenLogprobs]:
-        """``indices`` [n] into ``rows``. Waits."""
+        """Waits for the arrays; ``indices`` [n] index ``rows``."""
         values, top_ids, ranks = (each[indices] for each in self.fetched.wait())
         np.maximum(values, MIN_LOGPROB, out=values)
         make = by_likelihood if self.is_named else TokenLogprobs
@@ -37,8 +37,8 @@ class _Piece(NamedTuple):
 
 
 class Logprobs(StepPart[list[_Piece]]):
-    """A step that has logprobs of its own gives those of few likeliest tokens; others are computed
-    for every row whose token may be emitted."""
+    """Up to MAX_TOP likeliest tokens are read from ``Sampled.narrow`` if the step has it. Other
+    logprobs are computed for every row of the logits that may emit its token."""
 
     def __init__(self, table: SlotTable, backend: Backend) -> None:
         self._table = table
@@ -80,7 +80,7 @@ class Logprobs(StepPart[list[_Piece]]):
         result.logprobs = StepLogprobs(found)
 
     def _ask(self, sampled: Sampled, rows: np.ndarray, slots: np.ndarray) -> _Piece:
-        """All or none of ``slots`` [n] name ids, or want the whole vocabulary."""
+        """``slots`` [n] all request ids, or all the whole vocabulary, or all likeliest tokens."""
         table, vocab_size = self._table, sampled.scores.shape[-1]
         is_named = bool(table.has_logprob_ids[slots[0]])
         nums = num_top_of(table.num_logprobs[slots], vocab_size)
@@ -95,27 +95,26 @@ class Logprobs(StepPart[list[_Piece]]):
 
 
 def logprob_ids(table: SlotTable, slots: np.ndarray) -> np.ndarray:
-    """Returns the ids whose logprobs ``slots`` [n] ask for by name: [n, the most] int64, filled up
-    with 0."""
+    """Returns ``logprob_token_ids`` of ``slots`` [n]: [n, longest list] int64, padded with 0."""
     ids = [table.params[slot].logprob_token_ids for slot in slots.tolist()]
     num = max(map(len, ids))
     return np.array([[*each, *[0] * (num - len(each))] for each in ids], np.int64)
 
 
 def by_likelihood(values: np.ndarray, ids: np.ndarray, rank: int) -> TokenLogprobs:
-    """``values`` [1 + k] are the token's own and those of ``ids`` [k], in any order."""
+    """Sorts ``ids`` [k] by logprob. ``values`` [1 + k]: the token's own logprob, then theirs."""
     order = np.lexsort((ids, -values[1:]))
     return TokenLogprobs(np.concatenate((values[:1], values[1:][order])), ids[order], rank)
 
 
 def num_top_of(asked: np.ndarray, vocab_size: int) -> np.ndarray:
-    """Returns how many of the likeliest tokens [n] get a logprob where requests ask for ``asked``
-    [n]: V for all; NO_LOGPROBS stays what it is."""
+    """Returns the number of likeliest tokens [n] for the requested ``asked`` [n]: at most V, and V
+    for ALL_TOKENS; NO_LOGPROBS is unchanged."""
     nums: np.ndarray = np.where(asked == ALL_TOKENS, vocab_size, np.minimum(asked, vocab_size))
     return nums
 
 
 def pieces_of(rows: np.ndarray, vocab_size: int) -> Iterator[np.ndarray]:
-    """Splits ``rows`` [n] of logits into pieces that fit the scratch memory."""
+    """Splits ``rows`` [n] into pieces of at most MAX_LOGITS_AT_ONCE logits, or of one row."""
     num = max(1, MAX_LOGITS_AT_ONCE // vocab_size)
     return (rows[start : start + num] for start in range(0, len(rows), num))

@@ -1,4 +1,4 @@
-"""The optional parts of a step, in the order in which every engine runs them."""
+"""The optional parts of a step, in the order of both engines."""
 
 from typing import Any, NamedTuple
 
@@ -21,8 +21,8 @@ from shared.wire.token_arrays import TokenArrays
 def make_parts(
     table: SlotTable, backend: Backend, rules: Rules, model: CausalLM, pooler: Pooler | None
 ) -> list[StepPart[Any]]:
-    """A model with a ``pooler`` samples nothing. Repetitions come before logprobs, which are of the
-    tokens that stay."""
+    """A model with a ``pooler`` does not sample. Repetitions precede logprobs, because tokens after
+    a repetition are dropped."""
     if pooler is not None:
         return [PooledPrompts(table, backend, pooler)]
     return [
@@ -40,7 +40,7 @@ class _Scores(NamedTuple):
 
 
 class VerifiedDrafts(StepPart[_Scores]):
-    """The drafts that a step verified, for requests that want to know them."""
+    """Reports the drafts verified in a step, for requests with ``draft_logprobs``."""
 
     def __init__(self, table: SlotTable, backend: Backend) -> None:
         self._table = table

@@ -1,8 +1,7 @@
-"""Pools the states of prompts, chunk by chunk, as rows of a StepResult.
+"""Pools the hidden states of prompts, chunk by chunk, as rows of a StepResult.
 
-Everything is computed in float32 for each prompt by itself, so that what else is in the step
-changes nothing. A mean is summed up token after token in float64: where its chunks were cut
-changes nothing either.
+Each prompt is computed separately in float32, so other sequences of the step do not change its
+result. A mean is accumulated token by token in float64, so chunk boundaries do not change it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from services.worker.step.step import Backend, PendingResult, Step, StepPart
 from shared.wire.messages import NO_TOKENS, Activation, Pooling, ResultRow, RunKind, TokenRun
 from shared.wire.token_arrays import TokenArrays
 
-SUM_PIECE = 512  # states that are summed up at once
+SUM_PIECE = 512  # states per cumulative sum
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "none": lambda x: x,
@@ -35,12 +34,12 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 class _Pooled(NamedTuple):
     slots: list[int]
-    fetched: Fetched  # what their prompts were pooled to, [n, num_values]
+    fetched: Fetched  # [n, num_values]: the pooled prompts
 
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """States ``first`` to ``last`` − 1 of a step, of a prompt's tokens from ``start`` on."""
+    """States ``first`` to ``last`` − 1 of a step: tokens of a prompt from position ``start`` on."""
 
     slot: int
     pooling: Pooling
@@ -51,19 +50,18 @@ class _Chunk:
 
 
 class Pooler:
-    """``normed`` puts states [n, hidden_size] through the last norm, to float32. ``head``
-    [size, hidden_size] float32 makes the logits of classes of a state; None: states are what is
-    wanted."""
+    """``normed`` applies the last norm to states [n, hidden_size], in float32. ``head`` [size,
+    hidden_size] float32 maps a state to class logits; None: pooled states are the result."""
 
     def __init__(self, normed: Callable[[Tensor], Tensor], head: Tensor | None) -> None:
         self._normed = normed
         self._head = head
-        # By slot, of prompts that are not computed to their end: a sum, or the first state.
+        # By slot, for prompts in progress: the sum of a mean, or the first state.
         self._partial: dict[int, Tensor] = {}
 
     def pool(self, table: SlotTable, rows: Rows, hidden: Tensor) -> list[tuple[Tensor, list[int]]]:
-        """Takes the chunks of a step, which have the states ``hidden`` [T, hidden_size]. Returns
-        what the prompts that they end are pooled to, [n, num_values], and the slots of these."""
+        """Takes the chunks of a step with their states ``hidden`` [T, hidden_size]. Returns the
+        vectors [n, num_values] and slots of prompts that end in it, grouped by Pooling."""
         starts, nums = rows.starts, rows.num_tokens
         lasts, is_end = rows.token_ends, rows.ends == table.prompt_lens[rows.slots]
         columns = rows.slots, starts, lasts - nums, lasts, is_end
@@ -89,7 +87,7 @@ class Pooler:
         ]
 
     def _single_states(self, chunks: Sequence[_Chunk], hidden: Tensor) -> dict[int, Tensor]:
-        """The states that stand for a whole prompt, by slot; first ones are kept."""
+        """The normed states of "last" and "cls" pooling, by slot. Keeps "cls" states to the end."""
         rows: dict[int, int] = {}
         for chunk in chunks:
             if chunk.pooling.pooling_type == "last" and chunk.ends_prompt:
@@ -136,7 +134,7 @@ class Pooler:
 
 
 class PooledPrompts(StepPart[list[_Pooled]]):
-    """Their slots are closed when they are pooled."""
+    """Pools prompts that end in a step and closes their slots."""
 
     is_of_every_step = True
 

@@ -1,7 +1,7 @@
-"""Computes the logprobs of prompts, of the chunks that a step computes, as rows of a StepResult.
+"""Computes the logprobs of a step's prompt chunks, as rows of a StepResult.
 
-They are those of the model, also where those of sampled tokens are processed: nothing is sampled
-from them. Logits of all positions never exist at once.
+Prompt logprobs are always raw, even if a worker returns processed logprobs for sampled tokens.
+Their logits are computed in pieces, never for all positions at once.
 """
 
 from collections.abc import Iterable
@@ -31,17 +31,17 @@ from shared.wire.token_arrays import TokenArrays, join
 
 
 class _Chunk(NamedTuple):
-    """What a chunk brings the result: logprobs of the tokens ``ids`` [n], if asked for, or the end
-    of a sequence that emits nothing."""
+    """A chunk's part of the result: logprobs of its tokens ``ids`` [n], if requested, and the end
+    of a sequence without output."""
 
     slot: int
     is_over: bool
     ids: np.ndarray
-    last: int  # number of the last token, counted from the prompt's second
+    last: int  # scored tokens of the prompt, this chunk included
     pieces: list[Fetched]  # values, top ids and ranks
 
     def arrays(self) -> TokenArrays:
-        """Waits until they are there."""
+        """Waits for the logprobs."""
         start, found = 0, []
         for piece in self.pieces:
             values, top_ids, ranks = piece.wait()
@@ -66,7 +66,7 @@ class PromptLogprobs(StepPart[list[_Chunk]]):
         is_over = (chunks.ends == prompt_lens) & (table.end[slots] == prompt_lens)
         if not (asks | is_over).any():
             return None
-        # Tokens before a chunk were scored by the chunks before it, whose results may be under way.
+        # Earlier chunks have scored the tokens before this one; their results may be in flight.
         firsts = np.maximum(table.num_prompt_scored[slots], chunks.starts)
         lasts = np.minimum(chunks.ends, prompt_lens - 1)
         asks &= firsts < lasts
@@ -82,7 +82,7 @@ class PromptLogprobs(StepPart[list[_Chunk]]):
         return found
 
     def rows_of(self, result: PendingResult, note: list[_Chunk]) -> list[RowPart]:
-        """Closes sequences that end with their prompt."""
+        """Also closes sequences that end with their prompt."""
         table, parts = self._table, []
         for chunk in note:
             arrays = TokenArrays()
@@ -95,7 +95,7 @@ class PromptLogprobs(StepPart[list[_Chunk]]):
         return parts
 
     def _score(self, slot: int, states: Tensor, ids: np.ndarray) -> list[Fetched]:
-        """Begins to fetch the logprobs of ``ids`` [n], which follow ``states`` [n, hidden_size]."""
+        """Fetches the logprobs of ``ids`` [n], the ids that follow ``states`` [n, hidden_size]."""
         num_top = int(num_top_of(self._table.num_prompt_logprobs[slot], self._table.vocab_size))
         is_narrow = num_top < self._table.vocab_size
         wanted = num_top if is_narrow else None
@@ -104,14 +104,14 @@ class PromptLogprobs(StepPart[list[_Chunk]]):
             self._score_piece(states[piece[0] : piece[-1] + 1], ids[piece], wanted)
             for piece in pieces
         )
-        if is_narrow:  # little, so that one copy takes all
+        if is_narrow:  # few values, so one copy takes all pieces
             scored = [tuple(torch.cat(each) for each in zip(*scored, strict=True))]
         return [self._backend.fetch(*each) for each in scored]
 
     def _score_piece(
         self, states: Tensor, ids: np.ndarray, num_top: int | None
     ) -> tuple[Tensor, ...]:
-        """Returns values, top ids and ranks; values of logits that are not finite are NaN."""
+        """Returns values, top ids and ranks; rows of non-finite logits have NaN values."""
         logits = self._model.logits(states)
         tokens = self._backend.upload(ids.astype(np.int64))
         found = self._backend.sampler.logprobs(logits, tokens, num_top)
@@ -126,7 +126,7 @@ def _part(table: SlotTable, slot: int, arrays: TokenArrays, is_over: bool) -> Ro
     if is_over or is_wrong:
         table.is_open[slot] = False
     if is_wrong:
-        table.num_prompt_logprobs[slot] = NO_LOGPROBS  # steps may be under way
+        table.num_prompt_logprobs[slot] = NO_LOGPROBS  # later steps may be in flight
         error = ERRORS[NOT_FINITE]
         return RowPart(ResultRow(slot, request, attempt, NO_TOKENS, error=error), TokenArrays())
     num = len(arrays.ids)

@@ -1,4 +1,4 @@
-"""Ends texts that repeat themselves, where their requests ask for it."""
+"""Ends outputs that repeat a pattern, for requests with a ``repetition`` rule."""
 
 from dataclasses import replace
 
@@ -26,8 +26,8 @@ class Repetitions(StepPart[bool]):
 
 
 def end_repetitions(table: SlotTable, slots: np.ndarray, outcome: AcceptOutcome) -> AcceptOutcome:
-    """Cuts what is emitted behind the first token with which a text of ``slots`` [Q] repeats
-    itself; a text that stops or is full with that token ends so. The step is not recorded yet."""
+    """Drops the tokens of ``slots`` [Q] after the first token that completes a repetition. A stop
+    or a full slot at that token stays the finish reason. The step must not be recorded yet."""
     rows = np.flatnonzero(table.ends_repetition[slots] & (outcome.num_emitted > 0)).tolist()
     ends = {row: end for row in rows if (end := _first_end(table, slots[row], outcome, row))}
     if not ends:
@@ -49,7 +49,7 @@ def end_repetitions(table: SlotTable, slots: np.ndarray, outcome: AcceptOutcome)
 
 
 def _first_end(table: SlotTable, slot: int, outcome: AcceptOutcome, row: int) -> int | None:
-    """Returns how many of the row's tokens are emitted if one of them ends a repetition."""
+    """Returns the number of tokens the row emits if one of them completes a repetition."""
     params = table.params[slot]
     assert params.repetition is not None
     known = table.ids[slot, table.prompt_lens[slot] : table.num_tokens[slot]]
@@ -65,8 +65,7 @@ def _first_end(table: SlotTable, slot: int, outcome: AcceptOutcome, row: int) ->
 
 
 def repeats(ids: np.ndarray, rule: Repetition) -> bool:
-    """Whether ``ids`` [n] end in a pattern that is there ``min_count`` times, one after the
-    other."""
+    """True if ``ids`` [n] end with ``min_count`` consecutive copies of a pattern."""
     longest = min(rule.max_pattern_size, len(ids) // rule.min_count)
     if longest < rule.min_pattern_size:
         return False

@@ -1,4 +1,4 @@
-"""Records a step in the slot table, as the result that goes to the scheduler."""
+"""Records a step in the slot table and makes the rows of its StepResult."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -28,7 +28,7 @@ _NO_IDS = np.zeros(0, np.int32)
 
 
 class TokenLogprobs(NamedTuple):
-    """The logprobs of one row: its token's own and those of the likeliest, their ids, its rank."""
+    """Logprobs of a token and of the likeliest tokens, the ids of these, and the token's rank."""
 
     values: np.ndarray  # [1 + k or 1 + V] float32
     top_ids: np.ndarray  # [k or 0] int32
@@ -36,18 +36,18 @@ class TokenLogprobs(NamedTuple):
 
 
 class StepLogprobs:
-    """Logprobs by index of the token, only of those for which the request asked."""
+    """The requested logprobs, by index of the token among the emitted tokens of a step."""
 
     def __init__(self, tokens: dict[int, TokenLogprobs]) -> None:
         self._tokens = tokens
 
     def widths(self, index: int) -> tuple[int, int]:
-        """Returns ``num_values`` and ``num_top_ids`` of the run that begins with a token."""
+        """Returns ``num_values`` and ``num_top_ids`` of the run that begins at ``index``."""
         by_token = self._tokens.get(index)
         return (len(by_token.values), len(by_token.top_ids)) if by_token is not None else (0, 0)
 
     def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns values, ids of the likeliest and ranks of all tokens in order, concatenated."""
+        """Returns values, top ids and ranks of all tokens, concatenated in order."""
         by_token = [self._tokens[index] for index in sorted(self._tokens)]
         if not by_token:
             return _NO_FLOATS, _NO_IDS, _NO_IDS
@@ -60,7 +60,7 @@ NO_LOGPROBS = StepLogprobs({})
 
 
 class RowPart(NamedTuple):
-    """A row and its part of the buffers."""
+    """A result row and its part of the buffers."""
 
     row: ResultRow
     arrays: TokenArrays
@@ -69,10 +69,9 @@ class RowPart(NamedTuple):
 def record(
     table: SlotTable, computed: Rows, outcome: AcceptOutcome, logprobs: StepLogprobs
 ) -> tuple[list[ResultRow], np.ndarray]:
-    """Adds what is emitted to the slots, which lose their drafts, and closes those that ended.
-    ``logprobs`` is of the emitted tokens in order.
+    """Appends the emitted tokens to the slots, drops their drafts and closes ended slots.
 
-    Returns one row per sampling slot, and the int32 ids of all of them.
+    Returns one row per sampling slot, and the int32 ids of all emitted tokens.
     """
     slots, num_drafts = computed.sampling_slots, computed.num_drafts[computed.sampling_rows]
     num_computed = computed.num_tokens - computed.num_drafts - computed.num_recomputed
@@ -98,7 +97,7 @@ def result_row(
     num_accepted: int,
     code: int,
 ) -> ResultRow:
-    """Returns the row of a slot whose first token is number ``start`` of all emitted ones."""
+    """Returns the row of a slot; its first token has index ``start`` in the emitted tokens."""
     request, attempt = table.requests[slot]
     if code < 0:
         why, of_client = _why(table.guide_of(slot), code)
@@ -111,15 +110,14 @@ def result_row(
 
 
 def _why(guide: SlotGuide | None, code: int) -> tuple[str, str]:
-    """What to say of ``code``, and a name for what is the client's to mend."""
+    """Returns the error text of ``code``, and the API's error code if the request is at fault."""
     if guide is not None and guide.error is not None:
         return guide.error, GRAMMAR_TOO_COMPLEX if guide.is_too_complex else ""
     return ERRORS[code], NO_TOKEN_ALLOWED if code == NOTHING_LEFT else ""
 
 
 def join_steps(table: SlotTable, steps: Sequence[StepRows]) -> StepRows:
-    """Returns the rows and buffers of all ``steps``: those of a slot side by side, in the order of
-    the steps."""
+    """Merges the rows and buffers of ``steps``; rows of a slot are adjacent, in step order."""
     if len(steps) == 1:
         return steps[0]
     parts = [part for step in steps for part in _parts_of(*step)]

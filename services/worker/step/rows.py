@@ -1,4 +1,4 @@
-"""The rows of a plan whose sequences still run."""
+"""The rows of a plan with open slots."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -8,32 +8,32 @@ import numpy as np
 from services.worker.slots.table import SlotTable
 from shared.wire.messages import StepPlan
 
-# Returns the order of rows from their slots, their tokens and their keys, each [R] int64.
+# (slots, numbers of tokens, numbers of keys), each [R] int64 → the order of the rows [R].
 Order = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 
 
 class Lengths(Protocol):
-    """Lengths of slots when a plan comes, each [N] int64: exact ones, or upper bounds where only a
-    device knows more."""
+    """Lengths of slots when a plan arrives, each [N] int64: exact, or upper bounds if only a device
+    knows the exact ones."""
 
     num_tokens: np.ndarray  # known ids
-    num_computed: np.ndarray  # of them, with their KV in the cache
-    num_drafts: np.ndarray  # behind them
+    num_computed: np.ndarray  # known ids with KV in the cache
+    num_drafts: np.ndarray  # after the known ids
 
 
 class Rows(NamedTuple):
-    """R rows, of which Q sample: they have computed all known ids and may get more. Each samples a
-    token after its last known id, and one after each of its drafts.
+    """R rows. The Q sampling rows reach the last known id and have room for another token. Each
+    samples a token after its last known id and one after each of its drafts.
 
-    The first ``num_decoding`` decode on a device that alone knows their lengths: the host has upper
-    bounds of their starts and drafts.
+    The first ``num_decoding`` rows decode on a device, and only the device knows their lengths:
+    ``starts`` and ``num_drafts`` are upper bounds.
     """
 
     slots: np.ndarray  # [R] int64
     starts: np.ndarray  # [R] int64: positions of the first tokens
     num_tokens: np.ndarray  # [R] int64
-    num_drafts: np.ndarray  # [R] int64, among the tokens, at the end
-    num_recomputed: np.ndarray  # [R] int64, among the tokens, at the start: for their states alone
+    num_drafts: np.ndarray  # [R] int64: the last tokens
+    num_recomputed: np.ndarray  # [R] int64: the first tokens, for their hidden states only
     sampling_rows: np.ndarray  # [Q] int64, indices into R
     num_decoding: int = 0
 
@@ -45,13 +45,13 @@ class Rows(NamedTuple):
 
     @property
     def ends(self) -> np.ndarray:
-        """[R] int64: positions behind the last tokens."""
+        """[R] int64: positions after the last tokens."""
         ends: np.ndarray = self.starts + self.num_tokens
         return ends
 
     @property
     def token_ends(self) -> np.ndarray:
-        """[R] int64, of the rows' tokens among all of the step."""
+        """[R] int64: ends of the rows in the flat batch of tokens."""
         ends: np.ndarray = np.cumsum(self.num_tokens)
         return ends
 
@@ -61,14 +61,14 @@ class Rows(NamedTuple):
 
     @property
     def chunks(self) -> "Rows":
-        """The rows whose lengths the host knows."""
+        """The rows after the first ``num_decoding``: the host knows their lengths."""
         if not self.num_decoding:
             return self
         return self.kept(np.arange(len(self.slots)) >= self.num_decoding)
 
     @property
     def decoding(self) -> "Rows":
-        """The others."""
+        """The first ``num_decoding`` rows."""
         return self.kept(np.arange(len(self.slots)) < self.num_decoding)
 
     def kept(self, is_kept: np.ndarray) -> "Rows":
@@ -90,11 +90,11 @@ class Rows(NamedTuple):
 def plan_rows(
     table: SlotTable, lengths: Lengths, plan: StepPlan, recomputes_states: bool, order: Order
 ) -> Rows:
-    """Returns the rows of ``plan`` whose sequences still run, in the given ``order``. Raises
-    ValueError for a plan that gives a slot more tokens than it lacks.
+    """Returns the rows of ``plan`` with open slots, in the given ``order``. Raises ValueError if
+    the plan has more tokens for a slot than known ids are left to compute.
 
-    ``recomputes_states``: where the ids before the first one of a row were cached, the last of them
-    is computed once more, since its hidden state is needed.
+    ``recomputes_states``: the first row of a sequence with cached ids recomputes the last of these,
+    because a drafter needs its hidden state.
     """
     rows = [(row.slot, 1, row.verify_depth) for row in plan.decode]
     rows += [(row.slot, row.num_tokens, 0) for row in plan.prefill]
@@ -105,7 +105,7 @@ def plan_rows(
     num_known, starts = lengths.num_tokens[slots], lengths.num_computed[slots]
     num_keys = starts + num_tokens
     if (num_keys > num_known).any():
-        raise ValueError(f"plan {plan.step} gives a slot more tokens than it lacks")
+        raise ValueError(f"plan {plan.step} has more tokens for a slot than are left to compute")
     samples = (num_keys == num_known) & (num_known < table.end[slots])
     num_drafts = np.minimum(num_drafts, lengths.num_drafts[slots])
     num_recomputed = (table.lacks_state[slots] & recomputes_states).astype(np.int64)
@@ -122,7 +122,6 @@ def plan_rows(
 
 
 def by_route(table: SlotTable, slots: np.ndarray) -> np.ndarray:
-    """Returns the order [Q] of rows in a result: that of the routes of ``slots`` [Q], then of the
-    slots."""
+    """Returns the order [Q] of rows in a result: by route of ``slots`` [Q], then by slot."""
     order: np.ndarray = np.lexsort((slots, table.routes[slots]))
     return order

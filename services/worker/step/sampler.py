@@ -15,27 +15,27 @@ class Adjusted(NamedTuple):
     """Logits with the changes of logits rules."""
 
     logits: Tensor  # [S, V]
-    waiting: np.ndarray  # [W] int64: rows from which nothing is sampled: grammars are compiled
+    waiting: np.ndarray  # [W] int64: rows without a sample, their grammar is being compiled
 
 
 class Sampler(Protocol):
     """Logits are [S, V] float32."""
 
     def sample(self, logits: Tensor, adjusted: Tensor, random: RandomRows | None) -> np.ndarray:
-        """Samples token ids [S] int64 from ``adjusted``, which may be ``logits`` themselves; those
-        may be of some tokens only [S, W].
+        """Samples token ids [S] int64 from ``adjusted``, which may be ``logits`` itself; ``logits``
+        may cover only the first tokens [S, W].
 
-        In place of a token NOT_FINITE where the row of ``logits`` has a NaN or an infinity, or
-        NOTHING_LEFT where all of ``adjusted`` is −inf.
+        A row has NOT_FINITE in place of a token if its ``logits`` have a NaN or an infinity, or
+        NOTHING_LEFT if all of its ``adjusted`` is −inf.
         """
         ...
 
     def adjust(self, logits: Tensor, adjustments: Adjustments) -> Tensor:
-        """Returns a copy with what requests ask to be changed; what is hidden is −inf."""
+        """Returns a copy with the requests' changes; hidden tokens are −inf."""
         ...
 
     def process(self, logits: Tensor, random: RandomRows | None) -> Tensor:
-        """Returns the scores that are sampled from, [S, V]; what is filtered is −inf."""
+        """Returns the scores [S, V] that ``sample`` draws from; filtered tokens are −inf."""
         ...
 
     def logprobs(
@@ -46,14 +46,14 @@ class Sampler(Protocol):
         rows: np.ndarray | None = None,
         ids: np.ndarray | None = None,
     ) -> RowLogprobs:
-        """Returns the logprobs of ``tokens`` [S] int64, of ``rows`` [N] int64, ascending, alone if
-        given. ``num_top`` < V, or None: the whole vocabulary; or of ``ids`` [N, num_top] int64
-        instead of the likeliest. The own logprob of a token below 0 may be anything."""
+        """Returns the logprobs of ``tokens`` [S] int64, only for ``rows`` [N] int64, ascending, if
+        given; and of the ``num_top`` < V likeliest tokens (None: the whole vocabulary), or of
+        ``ids`` [N, num_top] int64 instead. The logprob of a token below 0 is undefined."""
         ...
 
 
 class TorchSampler:
-    """Samples by torch's operators, on every device."""
+    """Samples with torch's operators, on every device."""
 
     def sample(self, logits: Tensor, adjusted: Tensor, random: RandomRows | None) -> np.ndarray:
         """Copies to the host once."""

@@ -1,4 +1,4 @@
-"""How the tokens of a step are sampled: what is drawn at random, and what logits rules change."""
+"""Prepares the sampling of a step: rows drawn at random, and the changes of logits rules."""
 
 import time
 from concurrent.futures import FIRST_COMPLETED, wait
@@ -22,21 +22,21 @@ from services.worker.slots.table import SlotTable
 from services.worker.step.sampler import Adjusted
 from services.worker.step.step import Backend, Places, Step, StepPart
 
-MAX_WAIT_S = 0.02  # of a step that could but wait for grammars
+MAX_WAIT_S = 0.02  # of a step, for a grammar, if every row waits for one
 
 
 class _Place(NamedTuple):
-    """A row of logits whose slot has logits rules."""
+    """A row of the logits with logits rules."""
 
     row: int
     slot: int
-    position: int  # of the token that it is for
-    num_known: int  # ids of the slot; those from there to the position are drafts
+    position: int  # of the token to sample
+    num_known: int  # known ids of the slot; ids between these and the position are drafts
 
 
 class Rules(StepPart[None]):
-    """Applies logits rules. These depend on the ids before a token, so a step with any catches up
-    with all before it."""
+    """Applies logits rules. Rules depend on the ids before a token, so a step with rules waits for
+    the results of all earlier steps."""
 
     def __init__(self, table: SlotTable, backend: Backend, eos_ids: np.ndarray) -> None:
         self._table = table
@@ -49,8 +49,8 @@ class Rules(StepPart[None]):
             step.adjusted = self.adjust(step.logits, step.computation.places())
 
     def adjust(self, logits: Tensor, places: Places) -> Adjusted | None:
-        """Returns a copy of ``logits`` [S, V] with what the rules of ``places`` change, if they
-        change any."""
+        """Returns ``logits`` [S, V] as changed by the rules of ``places``, with the rows that wait
+        for a grammar, or None if there is no change and no waiting row."""
         table, has_rules = self._table, self._backend.has_rules[places.slots]
         if not has_rules.any():
             return None
@@ -79,7 +79,7 @@ class Rules(StepPart[None]):
 def random_rows_of(
     table: SlotTable, slots: np.ndarray, positions: np.ndarray, device: torch.device
 ) -> RandomRows | None:
-    """Returns those of ``slots`` [S] that are drawn at random for ``positions`` [S], if any are."""
+    """Returns the rows of ``slots``, ``positions`` [S] to draw at random. None: all are greedy."""
     if (table.sampling.temperature[slots] < MIN_TEMPERATURE).all():
         return None
     params = SlotParams(*(column[slots] for column in table.sampling))
@@ -87,8 +87,8 @@ def random_rows_of(
 
 
 def await_grammars(table: SlotTable, slots: np.ndarray) -> None:
-    """Where none of ``slots`` [S] can go on since their grammars are not compiled, waits a little
-    for the first of these, so that steps that bring nothing do not follow one another at once."""
+    """If all ``slots`` [S] wait for a grammar, waits up to ``MAX_WAIT_S`` for the first one: steps
+    without output shall not follow each other at once."""
     if not table.has_logits_rules[slots].all():
         return
     futures = []
@@ -101,7 +101,7 @@ def await_grammars(table: SlotTable, slots: np.ndarray) -> None:
 
 
 def _guide_masks(table: SlotTable, places: list[_Place]) -> tuple[dict[int, np.ndarray], list[int]]:
-    """Returns the masks of guides by row, and the rows that wait for their grammar."""
+    """Returns the masks of guides by row, and the rows with a grammar not compiled yet."""
     masks: dict[int, np.ndarray] = {}
     waiting: list[int] = []
     started_s = time.perf_counter()

@@ -1,8 +1,8 @@
-"""A step, for every engine: lay out → forward → parts → sample → accept → parts → draft.
+"""A step of either engine: lay out → forward → parts → sample → accept → parts → draft.
 
-An engine lays the rows of a plan out as a ``Computation`` and runs it with a ``StepRunner``. Its
-backend says where arrays live and when the host can read them: at once on a CPU; on a device when
-it has come so far, so that ``forward`` and ``sample`` wait for nothing and ``finish`` runs later.
+An engine lays out the rows of a plan as a ``Computation`` and runs it with a ``StepRunner``. Its
+``Backend`` defines the place of arrays and the moment the host can read them. A CPU has the results
+at once. On a device ``forward`` and ``sample`` launch work, and ``finish`` waits for it later.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,62 +32,61 @@ Note = TypeVar("Note")
 
 @dataclass(frozen=True)
 class Backend:
-    """Where the arrays of steps live, and when the host can read them."""
+    """The place of a step's arrays, and the moment the host can read them."""
 
     sampler: Sampler
-    has_rules: np.ndarray  # [N] bool: slots whose logits rules the computation does not apply
-    upload: Callable[[np.ndarray], Tensor]  # to where the model computes
-    fetch: Callable[..., Fetched]  # begins to bring tensors, as they are now, to the host
+    has_rules: np.ndarray  # [N] bool: slots with logits rules for the host to apply
+    upload: Callable[[np.ndarray], Tensor]  # to the model's device
+    fetch: Callable[..., Fetched]  # starts to copy tensors, as they are now, to the host
     # The logprobs and ranks [n, most drafts] of the drafts of slots [n].
     fetch_draft_scores: Callable[[np.ndarray], Fetched]
-    catch_up: Callable[[], None]  # waits until the results of all earlier steps are in the table
+    catch_up: Callable[[], None]  # waits until the table has the results of all earlier steps
 
 
 class Acceptance(Protocol):
-    """What becomes of sampled tokens, on its way to the host."""
+    """The outcome for sampled tokens, on its way to the host."""
 
     def candidates(self) -> tuple[np.ndarray, np.ndarray]:
-        """Returns the rows [N] int64 of the logits, ascending, whose tokens are emitted, or may be
-        where that is not known yet; and for each its index among the rows that sample."""
+        """Returns the rows [N] int64 of the logits with emitted tokens, ascending, or all rows if
+        the outcome is not known yet; and the index of each among the sampling rows."""
         ...
 
     def read(self, table: SlotTable, rows: Rows) -> tuple[Rows, AcceptOutcome]:
-        """Waits. Returns the step's ``rows`` as they were computed, without those of sequences that
-        ended before, and the outcome."""
+        """Waits. Returns ``rows`` as they were computed, without sequences that had ended before,
+        and the outcome."""
         ...
 
 
 class Sampled(NamedTuple):
     tokens: Tensor  # [S] int64, by row of the logits
-    scores: Tensor  # [S, V] float32: logprobs are computed from them
+    scores: Tensor  # [S, V] float32, for logprobs
     acceptance: Acceptance
-    # Values, ids and ranks of MAX_TOP of the likeliest tokens of each row, if there are such
-    # already.
+    # Logprobs of the MAX_TOP likeliest tokens of each row, if computed: values, ids and ranks.
     narrow: tuple[Tensor, ...] = ()
 
 
 class Places(NamedTuple):
-    """The logits of sequences that still run. The ids before a position are those of the table,
-    drafts included."""
+    """The rows of the logits with open slots. The table has the ids before each position, drafts
+    included."""
 
     rows: np.ndarray  # [n] int64
     slots: np.ndarray  # [n] int64
-    positions: np.ndarray  # [n] int64, of the tokens that they are for
+    positions: np.ndarray  # [n] int64, of the tokens to sample
 
 
 class Computation(Protocol):
-    """A step that is laid out. The methods are called in this order."""
+    """A laid out step. Its methods are called in this order."""
 
     def forward(self) -> Tensor:
-        """Returns logits [S, V] of the rows that sample."""
+        """Returns logits [S, V] of the sampling rows."""
         ...
 
     def places(self) -> "Places":
-        """Where the table has the results of all earlier steps."""
+        """Called only if the table has the results of all earlier steps."""
         ...
 
     def sample(self, adjusted: Adjusted | None) -> Sampled:
-        """Samples from ``adjusted``, or from the logits, and accepts."""
+        """Samples from ``adjusted``, or from the logits, and accepts drafts."""
         ...
 
     def chunk_states(self) -> Tensor:
@@ -97,52 +96,54 @@ class Computation(Protocol):
 
 @dataclass(eq=False)
 class Step:
-    """A step until its tokens are sampled."""
+    """A step up to sampling."""
 
     rows: Rows
-    depth: int  # drafts to make of each sequence
+    depth: int  # drafts to make per sequence
     computation: Computation = field(init=False)
     logits: Tensor = field(init=False)
-    adjusted: Adjusted | None = None  # to sample from, if not the logits
-    sampled: Sampled | None = None  # None where no row samples
+    adjusted: Adjusted | None = None  # None: sample from the logits
+    sampled: Sampled | None = None  # None if no row samples
 
 
 @dataclass(eq=False)
 class PendingResult:
-    """A step from then on, without the memory that it was computed in."""
+    """A step after sampling, without the tensors of its computation."""
 
     rows: Rows
     depth: int
-    acceptance: Acceptance | None  # None where no row samples
+    acceptance: Acceptance | None  # None if no row samples
     notes: list[tuple["StepPart[Any]", Any]]
     outcome: AcceptOutcome = NOTHING_SAMPLED
     logprobs: StepLogprobs = NO_LOGPROBS
 
 
 class StepPart(Generic[Note]):
-    """An optional part of steps, such as logprobs. The engines have the same parts in the same
-    order; a step calls the methods in the order below. Steps of sequences of which nothing but
-    tokens is wanted have only the parts that ``is_of_every_step``."""
+    """An optional part of a step, for example logprobs. Its methods are called in the order below.
+
+    If all sequences of a step want only tokens (``SlotTable.wants_more``), it skips the parts
+    without ``is_of_every_step``.
+    """
 
     is_of_every_step = False
 
     def before_forward(self, step: Step) -> None:
-        """The step is laid out."""
+        """Called after the layout, before the forward pass."""
 
     def before_sampling(self, step: Step) -> None:
-        """There are logits; may set ``adjusted``."""
+        """Called with the logits, if a row samples; may set ``adjusted``."""
 
     def after_sampling(self, step: Step) -> Note | None:
-        """Tokens are sampled, if any row samples, and a device may be busy with them. Returns what
-        the methods below need, or None if they have nothing to do in this step."""
+        """Called once sampling is launched, or at once if no row samples. Returns a note for the
+        methods below, or None to skip them in this step."""
         return None
 
     def after_acceptance(self, result: PendingResult, note: Note) -> None:
-        """The host has the outcome, and the table is as before the step; may change ``outcome`` and
-        set ``logprobs``."""
+        """Called with the outcome, before the step is recorded in the table; may change ``outcome``
+        and set ``logprobs``."""
 
     def rows_of(self, result: PendingResult, note: Note) -> list[RowPart]:
-        """The step is recorded in the table. Returns further rows of the result."""
+        """Called after the step is recorded in the table. Returns further rows of the result."""
         return []
 
 
@@ -160,7 +161,7 @@ class StepRunner:
         step.logits = step.computation.forward()
 
     def sample(self, step: Step) -> PendingResult:
-        """Samples and accepts, and begins what the host has to read."""
+        """Samples, accepts drafts and starts the copies to the host."""
         acceptance, parts = None, self._parts_of(step)
         if len(step.rows.sampling_rows):
             for part in parts:

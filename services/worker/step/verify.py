@@ -15,28 +15,28 @@ NO_TOKEN = -1
 
 @dataclass(frozen=True, slots=True)
 class AcceptOutcome:
-    """The outcome of the Q rows that sample; w is one more than the most drafts of a row."""
+    """The outcome of Q sampling rows; w is one more than the most drafts of a row."""
 
-    tokens: np.ndarray  # [Q, w] int64: what was sampled, or below 0 why nothing was
-    drafts: np.ndarray  # [Q, w - 1] int64, NO_TOKEN where there is none
-    num_emitted: np.ndarray  # [Q] int64: the first of the tokens
-    num_accepted: np.ndarray  # [Q] int64: the first of the drafts, which are emitted
+    tokens: np.ndarray  # [Q, w] int64: sampled ids, or error codes below 0
+    drafts: np.ndarray  # [Q, w - 1] int64, padded with NO_TOKEN
+    num_emitted: np.ndarray  # [Q] int64: number of leading tokens that are emitted
+    num_accepted: np.ndarray  # [Q] int64: number of leading drafts that are accepted and emitted
     codes: np.ndarray  # [Q] int64, as in ``kernels.accept``
-    emitted: np.ndarray  # [E] int64: all tokens that are emitted, in order
-    rows: np.ndarray  # [E] int64: the rows of the logits that they are from
+    emitted: np.ndarray  # [E] int64: all emitted tokens, in order
+    rows: np.ndarray  # [E] int64: their rows of the logits
 
     @classmethod
     def of(
         cls, tokens: np.ndarray, drafts: np.ndarray, accepted: Accepted, first_logits: np.ndarray
     ) -> "AcceptOutcome":
-        """``first_logits`` [Q] are the rows of the logits that the first tokens are from."""
+        """``first_logits`` [Q]: the row of the logits of each first token."""
         columns = np.arange(tokens.shape[1])
         is_emitted = columns < accepted.num_emitted[:, None]
         rows = first_logits[:, None] + columns
         return cls(tokens, drafts, *accepted, tokens[is_emitted], rows[is_emitted])
 
     def candidates(self) -> tuple[np.ndarray, np.ndarray]:
-        """See ``Acceptance``: an outcome of the host is known at once."""
+        """See ``Acceptance``; on the host the outcome is known at once."""
         return self.rows, np.repeat(np.arange(len(self.codes)), self.num_emitted)
 
     def read(self, table: SlotTable, rows: Rows) -> "tuple[Rows, AcceptOutcome]":
@@ -44,7 +44,7 @@ class AcceptOutcome:
 
     @property
     def has_bad_drafts(self) -> np.ndarray:
-        """[Q] bool: the row is computed again, since logits at its drafts were not finite."""
+        """[Q] bool: rows recomputed without drafts because of non-finite logits."""
         bad: np.ndarray = (self.codes == RETRIED) & (self.tokens[:, 0] == NOT_FINITE)
         return bad
 
@@ -63,11 +63,11 @@ NOTHING_SAMPLED = AcceptOutcome.of(
 def verify(
     table: SlotTable, computed: Rows, sampled: np.ndarray, eos_ids: np.ndarray
 ) -> AcceptOutcome:
-    """``sampled`` [S] int64: token ids, or below 0 what is wrong with the row."""
+    """``sampled`` [S] int64: token ids, or error codes below 0."""
     slots, num_valid = computed.sampling_slots, 1 + computed.num_drafts[computed.sampling_rows]
     columns = np.arange(int(num_valid.max(initial=1)))
     first_logits = np.cumsum(num_valid) - num_valid
-    # Beyond its valid ones a row has others' tokens.
+    # After its valid tokens a row has tokens of other rows.
     tokens = sampled.take(first_logits[:, None] + columns, mode="clip")
     drafts = _drafts(table, slots, num_valid - 1, columns[:-1])
     accepted = accept_rows(
@@ -92,7 +92,7 @@ def _drafts(
 
 
 def has_ended(codes: np.ndarray) -> np.ndarray:
-    """codes, [Q] bool"""
+    """codes [Q] → [Q] bool"""
     ended: np.ndarray = (codes != RUNS) & (codes != RETRIED)
     return ended
 
@@ -100,7 +100,7 @@ def has_ended(codes: np.ndarray) -> np.ndarray:
 def ends_text(
     table: SlotTable, slots: np.ndarray, tokens: np.ndarray, eos_ids: np.ndarray
 ) -> np.ndarray:
-    """Returns which of ``tokens`` [Q, w] are the last of a text of ``slots`` [Q]."""
+    """Returns [Q, w] bool: a token of ``tokens`` [Q, w] ends the output of ``slots`` [Q]."""
     is_end = (tokens[:, :, None] == eos_ids).any(2) & ~table.ignore_eos[slots, None]
     for row in np.flatnonzero(table.has_stop_ids[slots]):
         is_end[row] |= np.isin(tokens[row], table.params[slots[row]].stop_token_ids)

@@ -296,7 +296,7 @@ def test_kv_that_a_failed_sequence_left_in_its_blocks_harms_no_other_sequence(
 
 
 def test_a_plan_that_gives_more_than_a_row_lacks_is_an_error(engine: AnyEngine) -> None:
-    with pytest.raises(ValueError, match="more tokens than it lacks"):
+    with pytest.raises(ValueError, match="more tokens for a slot than are left"):
         step(engine, plan(admit=[admit(0, 3)], prefill=[Prefill(0, 4)]), ids(3))
 
 
