@@ -12,13 +12,12 @@ from shared.settings.worker import WorkerConfig
 
 
 def build_engine(settings: WorkerConfig, progress: Progress) -> Engine:
-    """Raises ConfigError as they do."""
+    """Raises ConfigError if model, machine and settings do not fit together."""
     is_on_gpu = settings.device != "cpu" and torch.cuda.is_available()
     if settings.pipeline_parallel_size > 1:
         if is_on_gpu:
             raise ConfigError(
-                "pipeline-parallel-size: stages are for CPUs; on GPUs none was tried: set device to"
-                " cpu"
+                "pipeline-parallel-size: stages are supported on CPUs only; set device to cpu"
             )
         return StageEngine(settings, progress)
     if is_on_gpu:

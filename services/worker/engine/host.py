@@ -1,7 +1,6 @@
-"""The engine on a CPU: one step after another, from a plan to the tokens it brought. No sockets.
+"""The engine on a CPU: runs one step after another, from a plan to its result. No sockets.
 
-It has nothing to do meanwhile, so that a plan may ask for several steps, each of which begins with
-what the one before it has sampled.
+A plan may ask for several steps; each begins with the tokens sampled in the step before.
 """
 
 import time
@@ -41,7 +40,7 @@ from shared.wire.messages import StepPlan, StepResult
 
 @dataclass(eq=False)
 class HostComputation:
-    """``compute`` makes the hidden states [T, hidden_size] of ``batch``."""
+    """A step of ``batch``; ``compute`` returns its hidden states [T, hidden_size]."""
 
     loaded: LoadedModel
     table: SlotTable
@@ -80,21 +79,21 @@ class HostComputation:
 
 
 class HostEngine:
-    """A model with its KV cache and the slots of its sequences.
+    """A model with its KV cache and slots.
 
-    ``progress`` gets what loading does and how far it is, 0 … 1. Raises ConfigError where model,
-    machine and settings do not go together. A plan that breaks the contract raises ValueError.
+    ``progress`` gets the activity of loading and its completed share, 0 … 1. Raises ConfigError if
+    model, machine and settings do not fit together. An invalid plan raises ValueError.
     """
 
     max_num_steps = 16  # of a plan
 
     def __init__(self, settings: WorkerConfig, progress: Progress) -> None:
         if settings.draft_acceptance is not None:
-            raise ConfigError("draft-acceptance: a CPU's engine has no such thing, a GPU's has")
+            raise ConfigError("draft-acceptance: supported on GPUs only")
         if settings.cpu_offload_gb:
             raise ConfigError(
-                f"cpu-offload-gb: {settings.cpu_offload_gb:g}: it is for workers on GPUs; one on a"
-                " CPU has all weights in the host's memory"
+                f"cpu-offload-gb: {settings.cpu_offload_gb:g}: supported on GPUs only; a worker on"
+                " a CPU has all weights in host memory"
             )
         loaded = load(settings, progress, partial(choose_kernels, progress=progress))
         report = plan_worker(loaded, estimate_requirements(loaded))
@@ -112,7 +111,7 @@ class HostEngine:
             upload=torch.from_numpy,
             fetch=OnHost,
             fetch_draft_scores=self._fetch_draft_scores,
-            catch_up=lambda: None,  # there is one step at a time
+            catch_up=lambda: None,  # steps run one at a time
         )
         rules = Rules(self._slots, backend, loaded.eos_ids)
         parts = make_parts(self._slots, backend, rules, loaded.model, loaded.pooler)
@@ -128,7 +127,7 @@ class HostEngine:
         EXPERT_LOADS.source = loaded.expert_loads
 
     def _choose_plain_steps(self, loaded: LoadedModel) -> PlainSteps | None:
-        """None where a step has a part that native code has not: drafts, other ranks, pooling."""
+        """None if steps need more than native code computes: drafts, several ranks or pooling."""
         decoder = self._model.decoder(self._eos_ids)
         is_alone = loaded.ranks.size == 1 and self._pooler is None
         if decoder is None or self._speculation.num_drafts or not is_alone:
@@ -137,7 +136,7 @@ class HostEngine:
 
     @property
     def num_running(self) -> int:
-        """Sequences that are admitted and have not ended."""
+        """Number of admitted sequences without an end."""
         return int(self._slots.is_open.sum())
 
     def reset(self) -> None:
@@ -147,8 +146,8 @@ class HostEngine:
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
-        """Runs ``plan``, and makes the drafts for the next one when ``output`` is on its way. The
-        time that a step took includes that of the drafts that it verified."""
+        """Runs ``plan``, sets ``output``, then makes the drafts for the next plan. The time of a
+        step includes that of the drafts it verified."""
         started_s = time.perf_counter()
         idle_s = self._idle_time.begin_step(started_s)
         self._apply(plan, ids)
@@ -173,8 +172,7 @@ class HostEngine:
         self._drafter.begin(self._slots, plan, fresh_blocks)
 
     def _run_steps(self, plan: StepPlan) -> tuple[list[StepRows], int, RecordedStep | None]:
-        """Returns what the steps brought, how many they were, and the last one if its drafts are
-        still to be made."""
+        """Returns the rows and the number of steps, and the last step if it has no drafts yet."""
         brought: list[StepRows] = []
         num_done = 0
         recorded: RecordedStep | None = None
@@ -226,15 +224,15 @@ class HostEngine:
         return hidden
 
     def _given(self, batch: Batch) -> Tensor:
-        """What the model computes hidden states of."""
+        """The input of the model: token ids, or hidden states on a later stage."""
         return batch.input_ids
 
 
 class IdleTime:
-    """Counts the time between steps; times are those of one clock.
+    """Measures the time between steps. All times are of one clock.
 
-    A plan is to be expected while the last step left sequences open, even if all of these wait for
-    clients who do not read: only the scheduler knows.
+    A plan is expected if the last step left sequences open, even if all of them are paused: only
+    the scheduler knows.
     """
 
     def __init__(self) -> None:
@@ -244,9 +242,9 @@ class IdleTime:
         self._since_s = now_s if num_open else None
 
     def forget(self) -> None:
-        """The sequences are gone, so no plan is to be expected."""
+        """All sequences are gone, so no plan is expected."""
         self._since_s = None
 
     def begin_step(self, now_s: float) -> float:
-        """Returns the seconds since the last step, or 0 where no plan was to be expected."""
+        """Returns the seconds since the last step, or 0 if no plan was expected."""
         return 0.0 if self._since_s is None else now_s - self._since_s

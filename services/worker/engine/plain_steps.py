@@ -1,5 +1,4 @@
-"""Steps of sequences of which nothing but tokens is wanted: native code computes one after the
-other, without a way back between them."""
+"""Decode steps of sequences that want only tokens: native code runs several of them in one call."""
 
 import numpy as np
 
@@ -18,7 +17,7 @@ ONE_TOKEN = TokenRun(1)
 
 
 class PlainSteps:
-    """They bring what the engine's other steps bring, to the bit."""
+    """The results equal those from the engine's other steps, bit for bit."""
 
     def __init__(self, table: SlotTable, decoder: NativeDecoder, eos_ids: np.ndarray) -> None:
         self._table = table
@@ -26,14 +25,15 @@ class PlainSteps:
         self._eos_ids = eos_ids
 
     def may_run(self, plan: StepPlan, batch: Batch) -> bool:
-        """Whether each row of ``batch``, which is ``plan``'s, has one token and samples one."""
+        """True if ``batch``, made from ``plan``, has only decode rows without drafts, of sequences
+        that want only tokens."""
         slots, num_sampling = batch.rows.slots, len(batch.rows.sampling_rows)
         is_one_each = len(batch.token_rows) == len(slots) == num_sampling
         return is_one_each and not plan.prefill and not self._table.wants_more[slots].any()
 
     def run(self, batch: Batch, num_steps: int) -> tuple[StepRows, int]:
-        """Runs at most ``num_steps``, and none after one with which a sequence ends. Returns what
-        they brought, and how many they were."""
+        """Runs at most ``num_steps`` steps, and none after the end of a sequence. Returns their
+        rows and their number."""
         table, slots = self._table, batch.rows.slots
         num_known = batch.host_positions + 1
         context = batch.context
@@ -53,8 +53,8 @@ class PlainSteps:
         return self._record(slots[ordered], tokens.T[ordered]), len(tokens)
 
     def _record(self, slots: np.ndarray, tokens: np.ndarray) -> StepRows:
-        """Does what ``record`` does, with ``tokens`` [Q, n] of n steps for each of ``slots`` [Q],
-        of which the last may end a sequence."""
+        """Like ``record``, for ``tokens`` [Q, n] of n steps of ``slots`` [Q]. Only the last step
+        may end a sequence."""
         table, num_before = self._table, tokens.shape[1] - 1
         last = tokens[:, num_before:]
         outcome = accept_rows(

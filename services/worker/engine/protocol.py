@@ -1,4 +1,4 @@
-"""What the worker asks of an engine, whichever device it computes on."""
+"""The interface of all engines, used by the worker."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -15,26 +15,25 @@ StepOutput = tuple[StepResult, TokenArrays]
 
 
 class Engine(Protocol):
-    """A model with its KV cache and the slots of its sequences. One thread builds it and calls
-    it."""
+    """A model with its KV cache and slots. One thread builds it and calls it."""
 
     model_info: ModelInfo
     capacity: Capacity
 
     @property
     def num_running(self) -> int:
-        """Sequences that are admitted and have not ended, as far as results have come."""
+        """Number of admitted sequences without an end in the results so far."""
 
     def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
-        """Runs the step of a plan, or its several steps, of which there are no more than
-        ``capacity`` says; ``ids`` [sum of num_ids] int32 are the known ids of the admitted rows.
+        """Runs the steps of a plan, at most ``capacity.max_num_steps``. ``ids`` [sum of num_ids]
+        int32 are the known ids of the admitted rows.
 
-        ``output`` gets the rows that emitted or ended and their buffers, on any thread, during the
-        call or after it, in the order of calls; an error before that may be raised here instead.
+        ``output`` gets the rows that emitted or ended, with their buffers. It is set on any thread,
+        during the call or later, in the order of calls. An error may be raised here instead.
         """
 
     def reset(self) -> None:
-        """Forgets all sequences, once their steps have run."""
+        """Waits for steps in flight and forgets all sequences."""
 
 
 BuildEngine = Callable[[WorkerConfig, Progress], Engine]

@@ -1,4 +1,4 @@
-"""What the stages of a pipeline send each other."""
+"""Messages between the stages of a pipeline."""
 
 from collections import deque
 
@@ -14,29 +14,29 @@ from shared.wire.codec import decode, encode
 from shared.wire.messages import StepResult
 from shared.wire.token_arrays import TokenArrays
 
-STATES, RESULTS = 1, 2  # kinds: the one goes forward, the other back
+STATES, RESULTS = 1, 2  # kinds of messages: forward to the next stage, and back
 DTYPES = torch.float32, torch.bfloat16, torch.float16
-MAX_UNREAD = 8  # tensors that may be under way to others; chosen
+MAX_UNREAD = 8  # unreceived tensors; chosen, not measured
 
 
 class StageLine:
-    """States go to the next stage; what became of a step goes from the last stage to all others.
-    What is received is waited for, by one thread for each kind; to send waits only where another
-    stage is several steps behind."""
+    """Hidden states go to the next stage. Results go from the last stage to the first, slot copies
+    to all others. Receiving blocks; each kind of message has its own thread. Sending blocks only
+    if a receiver is several steps late."""
 
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._sent: deque[Sent] = deque()
 
     def send_states(self, states: Tensor) -> None:
-        """states [T, hidden]"""
+        """Sends ``states`` [T, hidden] to the next stage."""
         shape = torch.tensor([*states.shape, DTYPES.index(states.dtype)])
         self._send(shape, self._stage.number + 1, STATES)
         if states.numel():
             self._send(states.contiguous(), self._stage.number + 1, STATES)
 
     def receive_states(self) -> Tensor:
-        """[T, hidden]"""
+        """Returns states [T, hidden] of the previous stage."""
         before, shape = self._stage.number - 1, torch.zeros(3, dtype=torch.int64)
         self._line.receive(shape, before, STATES)
         num_tokens, size, kind = shape.tolist()
@@ -46,7 +46,7 @@ class StageLine:
         return states
 
     def send_result(self, output: StepOutput) -> None:
-        """To the first stage."""
+        """Sends a result to the first stage."""
         result, arrays = output
         header, *body = encode(result, arrays)
         parts = [np.frombuffer(frame, np.uint8) for frame in body]
@@ -70,7 +70,7 @@ class StageLine:
         return result, TokenArrays(*arrays)
 
     def send_copies(self, copies: np.ndarray) -> None:
-        """Of slots, [n, width] int64: to all other stages."""
+        """Sends copies of slots [n, width] int64 to all other stages."""
         for stage in self._stage.others if len(copies) else ():
             self._send(torch.from_numpy(copies), stage, RESULTS)
 

@@ -1,15 +1,15 @@
-"""One stage of a pipeline, the processes that have a model's layers one after the other, on CPUs.
+"""The engine of one stage of a pipeline on CPUs.
 
 All stages get the same plans in the same order and keep the same slots. A stage computes its layers
-on the states of the stage before, and sends its own on; the last one samples, drafts, and makes the
-result. What it has made of the step's slots goes to all others.
+on the hidden states from the stage before and sends its own states to the next. The last stage
+samples, drafts and makes the result. Then it sends copies of the step's slots to all others.
 
-**Waiting.** A stage begins a step when it knows what became of the slots that the plan names, and
-of no others: plans that have no sequence in common are computed at the same time. What follows a
-chunk of a prompt of which nothing is sampled need not wait for it.
+**Waiting.** A stage begins a step once it knows the outcome of earlier steps for the slots in the
+plan. Plans without a common sequence are therefore computed at the same time. A step after a prompt
+chunk that samples nothing does not wait for the chunk.
 
-**Agreement.** Which rows a step has, and how many tokens, follows from the slots that it names, and
-these are the same on all stages when each begins it.
+**Agreement.** The rows of a step and their numbers of tokens follow from the slots in its plan.
+These slots are equal on all stages when the step begins.
 """
 
 import time
@@ -40,8 +40,8 @@ NO_STATES = torch.zeros(0, 0)
 
 
 class _Undecided(NamedTuple):
-    """A step of which this stage has done its part. ``slots`` [n] int64 are what the last stage may
-    make something of that no other knows."""
+    """A step computed by this stage. Only the last stage knows the outcome for ``slots`` [n]
+    int64."""
 
     number: int
     batch: Batch
@@ -50,9 +50,9 @@ class _Undecided(NamedTuple):
 
 
 class StageEngine(HostEngine):
-    """The engine of one stage. ``output`` of a step comes to the first and the last one."""
+    """The engine of one stage. ``output`` is set on the first and on the last stage only."""
 
-    max_num_steps = 1  # the next one begins at the first stage
+    max_num_steps = 1  # the next step begins at the first stage
 
     def __init__(self, settings: WorkerConfig, progress: Progress) -> None:
         super().__init__(settings, progress)
@@ -61,7 +61,7 @@ class StageEngine(HostEngine):
         self._states = NO_STATES
         self._touched = np.zeros(0, np.int64)
         self._num_steps = 0
-        # The last step of each slot of which another stage decides.
+        # By slot: number of the latest step that the last stage decides.
         self._waits_for = np.zeros(self.capacity.max_num_seqs, np.int64)
         self._undecided: deque[_Undecided] = deque()
         self._expected: SimpleQueue[_Undecided] = SimpleQueue()
@@ -89,7 +89,7 @@ class StageEngine(HostEngine):
         STAGE_BUSY_SECONDS.inc(time.perf_counter() - started_s)
 
     def _pass_on(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
-        """The part of a stage before the last one."""
+        """Runs a step on any stage but the last."""
         STAGE_STEPS_AHEAD.inc(len(self._undecided) > self._decided.qsize())
         self._apply(plan, ids)
         batch = self._prepare(plan)
@@ -111,14 +111,14 @@ class StageEngine(HostEngine):
         return batch
 
     def _given(self, batch: Batch) -> Tensor:
-        """States are given away: layers add to them, or put others in their place."""
+        """Keeps no reference to the received states: layers change or replace them."""
         if self._stage.is_first:
             return batch.input_ids
         states, self._states = self._states, NO_STATES
         return states
 
     def _last_step_of(self, plan: StepPlan) -> int:
-        """The last step that the slots of ``plan`` wait for."""
+        """Number of the last step that the slots of ``plan`` wait for."""
         slots = np.array(
             [
                 *plan.release,
@@ -131,7 +131,7 @@ class StageEngine(HostEngine):
         return int(self._waits_for[slots].max(initial=0))
 
     def _decide(self, number: int) -> None:
-        """Waits for what became of the steps up to ``number``."""
+        """Waits for the outcomes of all steps up to ``number`` and puts them into the slots."""
         while self._undecided and self._undecided[0].number <= number:
             found, step = self._decided.get(), self._undecided.popleft()
             if isinstance(found, Exception):
@@ -145,15 +145,14 @@ class StageEngine(HostEngine):
                 self._clear_drafts(step.batch, step.slots[is_retried])
 
     def _clear_drafts(self, batch: Batch, slots: np.ndarray) -> None:
-        """Takes the KV of drafts out of the cache whose rows are computed again: it may have
-        numbers that are not finite."""
+        """Clears the KV of recomputed rows with drafts: it may have non-finite values."""
         has_drafts = batch.rows.num_drafts[batch.rows.sampling_rows] > 0
         is_bad = np.isin(batch.rows.sampling_slots, slots) & has_drafts
         if is_bad.any():
             self._kv_cache.clear_slots(batch.kv_slots_of(is_bad))
 
     def _take_results(self) -> None:
-        """On a thread of its own: takes what the last stage sends of each step."""
+        """Receives the outcome of each step from the last stage; runs on its own thread."""
         width = copy_width(self._slots)
         while True:
             step = self._expected.get()
@@ -161,14 +160,14 @@ class StageEngine(HostEngine):
                 if self._stage.is_first:
                     self._take_result(step.output)
                 self._decided.put(self._line.receive_copies(len(step.slots), width))
-            except Exception as error:  # raised where steps are computed
+            except Exception as error:  # raised on the step thread
                 self._decided.put(error)
                 if not step.output.done():
                     step.output.set_exception(error)
                 return
 
     def _take_result(self, output: Future[StepOutput]) -> None:
-        """Ended sequences count as such at once: the step thread may have nothing more to do."""
+        """Closes ended slots at once: the step thread may have no further step."""
         result, arrays = self._line.receive_result()
         ended = [row.slot for row in result.rows if row.finish or row.error is not None]
         self._slots.is_open[ended] = False
@@ -176,9 +175,8 @@ class StageEngine(HostEngine):
 
 
 def _touched_slots(table: SlotTable, rows: Rows) -> np.ndarray:
-    """The slots [n] int64 of ``rows`` of which the last stage may emit something, or which it may
-    close: all that it samples of, that are read to the end of what is known, or whose prompts are
-    scored or pooled."""
+    """The slots [n] int64 of ``rows`` that the last stage may emit for or close: rows that reach
+    the last known id, for sampling or pooling, and prompts with logprobs."""
     slots = rows.slots
     is_read = rows.ends - rows.num_drafts == table.num_tokens[slots]
     is_scored = table.num_prompt_logprobs[slots] != NO_LOGPROBS

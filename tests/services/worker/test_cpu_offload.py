@@ -156,8 +156,8 @@ def test_the_log_says_what_a_step_copies_and_what_that_bounds(
 ) -> None:
     with caplog.at_level(logging.INFO):
         engine = make_engine(mimo, "device", cpu_offload_gb=ALL)
-    assert f"cpu-offload-gb: {NUM_LAYERS} of {NUM_LAYERS} layers are in the host's" in caplog.text
-    assert "what helps: weights of 4 bits (quantization), more sequences in a step, a smaller" in (
+    assert f"cpu-offload-gb: {NUM_LAYERS} of {NUM_LAYERS} layers are in host memory" in caplog.text
+    assert "remedies: weights of 4 bits (quantization), more sequences in a step, a smaller" in (
         caplog.text
     )
     assert engine.copies_s > 0
@@ -234,7 +234,7 @@ def test_no_launch_begins_early_beside_copies(mimo: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.parametrize("kernels", ["torch", "native"])
 def test_workers_on_cpus_refuse_it(mimo: Path, kernels: str) -> None:
-    with pytest.raises(ConfigError, match=r"cpu-offload-gb: 0\.5: it is for workers on GPUs"):
+    with pytest.raises(ConfigError, match=r"cpu-offload-gb: 0\.5: supported on GPUs only"):
         make_engine(mimo, kernels, cpu_offload_gb=0.5)
 
 
@@ -262,7 +262,7 @@ def test_memory_that_cannot_be_pinned_costs_the_graphs(
     monkeypatch.setattr(OffloadedLayers, "__init__", unpinned)
     engine, found = run(mimo, cpu_offload_gb=ALL)
     assert len(engine._graphs) == 0
-    assert "cannot be pinned (out of memory): copies hold up the host" in caplog.text
+    assert "cannot be pinned (out of memory): copies block the host" in caplog.text
     assert_same(found, run(mimo, enforce_eager=True)[1])
 
 

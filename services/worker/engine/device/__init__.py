@@ -1,2 +1,2 @@
-"""The engine of GPUs: what a step needs of the one before stays on the device, so that the next
-one is launched while it runs, and steps that only decode are replayed as CUDA graphs."""
+"""The engine of GPUs. The state that steps share stays on the device, so a step is launched while
+the step before runs. Decode steps are replayed as CUDA graphs."""

@@ -1,4 +1,4 @@
-"""Chunks of prompts as tensors: what the host knows of them is all there is to know."""
+"""Prompt chunks as tensors; the host knows their ids and lengths."""
 
 from dataclasses import dataclass, replace
 
@@ -14,21 +14,21 @@ from services.worker.step.rows import Rows
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """C chunks with T tokens, P of which sample a token after their last."""
+    """C chunks with T tokens. P chunks reach the end of the known ids and sample a token."""
 
     slots: Tensor  # [C] int32
-    nums: Tensor  # [C] int32: tokens of each
+    nums: Tensor  # [C] int32: number of tokens
     input_ids: Tensor  # [T] int32
     positions: Tensor  # [T] int64
     slot_mapping: Tensor  # [T] int64: block * block_size + offset that a token's KV goes to
-    next_ids: Tensor  # [T] int32: what follows each token, as far as it is known
+    next_ids: Tensor  # [T] int32: the id after each token, if known
     next_slot_mapping: Tensor  # [T] int64
     rows: ChunkRows
     sampling_slots: Tensor  # [P] int32
-    last_tokens: Tensor  # [P] int64, indices into T: those that tokens are sampled after
+    last_tokens: Tensor  # [P] int64, indices into T: last tokens of sampling chunks
 
     def pair_rows(self, state: SlotState) -> ChunkRows:
-        """The rows of the MTP head's pairs, each at the position after its token's."""
+        """The rows of the MTP head's pairs; each pair is one position after its token."""
         first_keys = state.mtp_starts[self.slots.long()]
         return replace(
             self.rows,
@@ -39,8 +39,8 @@ class Chunks:
 
 
 def prepare_chunks(table: SlotTable, chunks: Rows, tables: Tensor, num_decoded: int) -> Chunks:
-    """``tables`` [N, max_blocks] int32 are those on the device. The step has ``num_decoded`` tokens
-    before these."""
+    """``tables`` [N, max_blocks] int32: block tables on the device. The chunks follow
+    ``num_decoded`` tokens of decode rows."""
     device = tables.device
     slots, nums, starts, ends = chunks.slots, chunks.num_tokens, chunks.starts, chunks.token_ends
     rows = np.repeat(np.arange(len(slots)), nums)  # [T]

@@ -1,4 +1,4 @@
-"""Steps on a device, whose arrays the host can read when the device has come so far."""
+"""Steps on a device; the host reads their arrays after the device has computed them."""
 
 import numpy as np
 from torch import Tensor
@@ -24,7 +24,7 @@ from services.worker.step.verify import NO_TOKEN, AcceptOutcome
 
 
 class DeviceComputation:
-    """A step of ``rows``, recorded or as it comes."""
+    """A step of ``rows``, as recorded graphs or eager."""
 
     def __init__(self, table: SlotTable, step: DecodeStep | MixedStep, rows: Rows) -> None:
         self.step = step
@@ -59,8 +59,8 @@ class DeviceComputation:
 
 
 class DeviceAcceptance:
-    """Of the first ``num`` rows of ``output``: graphs have more. All have as many tokens as the
-    widest."""
+    """Acceptance of the first ``num`` rows of ``output``; rows after these pad a graph. All rows
+    have the width of the widest."""
 
     def __init__(self, output: AcceptOutput, num: int) -> None:
         self._packed = Download(output.packed[:num])
@@ -91,7 +91,7 @@ class DeviceAcceptance:
 
 
 def _as_computed(table: SlotTable, rows: Rows, packed: np.ndarray) -> Rows:
-    """With the true lengths of the rows that decode, which are the first of ``packed``."""
+    """Returns ``rows`` with the true lengths of decode rows, the first rows of ``packed``."""
     num = rows.num_decoding
     starts, num_drafts, num_tokens = (
         each.copy() for each in (rows.starts, rows.num_drafts, rows.num_tokens)

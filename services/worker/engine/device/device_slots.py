@@ -1,4 +1,4 @@
-"""Copies to the device what changes in the host's slot table: sequences admitted, blocks added."""
+"""Copies changes of the host's slot table to the device: admitted sequences, added blocks."""
 
 from itertools import count, repeat
 
@@ -20,7 +20,7 @@ OWN_ONLY = 0
 
 
 class DeviceSlots:
-    """``state`` is changed by steps, and here in between."""
+    """``state`` is changed by steps on the device, and between steps by the methods below."""
 
     def __init__(
         self, capacity: Capacity, table: SlotTable, eos_ids: np.ndarray, device: torch.device
@@ -28,11 +28,11 @@ class DeviceSlots:
         """``eos_ids`` [E] int64."""
         self._device = device
         self._eos_ids = eos_ids
-        # Whose logits the host changes: by what the device does not hold.
+        # Slots with logits rules that the host applies.
         self.has_host_rules = np.zeros(capacity.max_num_seqs, bool)
         self.state: SlotState = empty_slots(
             capacity.max_num_seqs,
-            0 if capacity.pooled_size else capacity.vocab_size,  # a prompt's states have no rules
+            0 if capacity.pooled_size else capacity.vocab_size,  # pooling has no logits rules
             capacity.num_speculative_tokens,
             table.block_tables.shape[1],
             table.null_block,
@@ -41,7 +41,7 @@ class DeviceSlots:
         )
 
     def update(self, table: SlotTable, plan: StepPlan) -> None:
-        """``plan`` was applied to ``table``."""
+        """``plan`` must be applied to ``table`` already."""
         if plan.admit:
             self._admit(table, np.array([row.slot for row in plan.admit]))
         if plan.extend:
@@ -51,13 +51,13 @@ class DeviceSlots:
         self.state.is_open.zero_()
 
     def set_pairs(self, slots: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> None:
-        """Which pairs of an MTP head ``slots`` [A] have."""
+        """Sets the ranges of the MTP head's pairs of ``slots`` [A]."""
         rows = upload(slots, self._device)
         self._put(self.state.mtp_starts, rows, starts)
         self._put(self.state.mtp_ends, rows, ends)
 
     def set_drafts(self, table: SlotTable, slots: np.ndarray) -> None:
-        """The host made the drafts of ``slots`` [B]."""
+        """Uploads the host's drafts of ``slots`` [B]."""
         rows = upload(slots, self._device)
         columns = table.num_tokens[slots][:, None] + np.arange(self.state.max_drafts)
         drafts = table.ids[slots[:, None], np.minimum(columns, table.max_len)]
@@ -67,7 +67,7 @@ class DeviceSlots:
         self._put(self.state.draft_ranks, rows, table.draft_ranks[slots])
 
     def fetch_drafts(self, slots: np.ndarray) -> Fetched:
-        """Fetches the drafts [n, most drafts] of ``slots`` [n], and how many each has."""
+        """Fetches the drafts [n, most drafts] of ``slots`` [n], and their numbers [n]."""
         rows = upload(slots, self._device)
         return Download(self.state.ids[rows, 1:], self.state.num_drafts[rows])
 
@@ -118,7 +118,7 @@ class DeviceSlots:
         target[rows] = upload(values, self._device).to(target.dtype)
 
     def _extend(self, table: SlotTable, plan: StepPlan) -> None:
-        """What was added to the table last; a slot may occur more than once."""
+        """Uploads the new blocks, the last of each table; a slot may occur more than once."""
         ends = {row.slot: int(table.num_blocks[row.slot]) for row in plan.extend}
         entries: list[tuple[int, int, int]] = []
         for row in reversed(plan.extend):
@@ -129,8 +129,8 @@ class DeviceSlots:
 
 
 class SlotBounds:
-    """What the host knows of the lengths of slots when a plan comes, see ``Lengths``: the lengths
-    themselves until the ids that a slot was admitted with are computed, then upper bounds."""
+    """The ``Lengths`` of slots as the host knows them when a plan arrives: exact until the ids at
+    admission are computed, then upper bounds."""
 
     def __init__(self, capacity: Capacity) -> None:
         self.num_tokens = np.zeros(capacity.max_num_seqs, np.int64)
@@ -147,8 +147,8 @@ class SlotBounds:
             self._decodes[row.slot] = False
 
     def rows_of(self, table: SlotTable, plan: StepPlan, recomputes_states: bool) -> Rows:
-        """The rows of ``plan``, which was applied to ``table``, as if the steps before it had
-        run: rows that decode, then prompt chunks."""
+        """The rows of ``plan``, as if all earlier steps had run: decode rows, then prompt chunks.
+        ``plan`` must be applied to ``table`` already."""
         rows = plan_rows(table, self, plan, recomputes_states, self._decoding_first)
         rows = rows._replace(num_decoding=int(self._decodes[rows.slots].sum()))
         table.lacks_state[rows.slots] = False
@@ -172,15 +172,15 @@ Value = np.ndarray | float
 
 
 def is_for_device(rules: LogitsRules) -> bool:
-    """Whether the device can do without the host: grammars are the host's, and so are bad words of
-    several ids, for which one has to know what was emitted last."""
+    """True if the device can apply all rules. The host applies grammars, and bad words of several
+    ids, because these depend on the emitted ids."""
     return rules.guide is None and not rules.word_starts.shape[1]
 
 
 def rule_row(
     rules: LogitsRules, ids: np.ndarray, prompt_len: int, eos_ids: np.ndarray, vocab_size: int
 ) -> SlotRules[Value]:
-    """Of a sequence with ``ids`` [n] int32, of which ``prompt_len`` are the prompt."""
+    """The device's rules of a sequence: ``ids`` [n] int32, the first ``prompt_len`` its prompt."""
     params = rules.params
     seen = EMITTED * np.bincount(ids[prompt_len:], minlength=vocab_size)
     seen[ids[:prompt_len]] |= IN_PROMPT

@@ -1,5 +1,5 @@
-"""Drafts of steps on a device: its MTP head makes them behind each step, or the host looks them up
-when the result has come."""
+"""Drafts on a device: the MTP head makes them after each step, or the host looks them up with the
+result."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -22,14 +22,14 @@ class NoDrafts(StepPart[Any]):
     recomputes_states = False
 
     def begin(self, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
-        """``plan`` was applied to the table; ``fresh_blocks`` [N] int64 have new owners."""
+        """``plan`` is applied to the table; ``fresh_blocks`` [N] int64 have new owners."""
 
     def draft(self, step: Step, result: PendingResult) -> None:
-        """The step has sampled and accepted."""
+        """Called after sampling and acceptance."""
 
 
 class _Made(NamedTuple):
-    """The drafts of ``slots`` [n], where the host wants to know them."""
+    """The drafts of ``slots`` [n], not fetched if the host has no logits rules for these slots."""
 
     slots: np.ndarray
     fetched: Fetched | None
@@ -51,7 +51,7 @@ class MtpDrafts(NoDrafts):
             self._slots.set_pairs(slots, coverage.starts[slots], coverage.ends[slots])
 
     def before_forward(self, step: Step) -> None:
-        """Notes the pairs of chunks, for sequences that find them in the prefix cache."""
+        """Notes the pairs of chunks, for sequences that reuse them from the prefix cache."""
         if not step.depth or not step.rows.has_chunks:
             return
         chunks = step.rows.chunks
@@ -68,7 +68,7 @@ class MtpDrafts(NoDrafts):
         result.notes.append((self, _Made(slots, fetched)))
 
     def rows_of(self, result: PendingResult, note: _Made) -> list[RowPart]:
-        """Notes the pairs of rows that decode, and the drafts."""
+        """Notes the pairs of decode rows, and the drafts."""
         table, rows = self._table, result.rows.decoding
         first, last = rows.starts + 1, rows.ends
         self._coverage.note(table, rows.slots, first, last, table.num_tokens[rows.slots])
@@ -78,7 +78,7 @@ class MtpDrafts(NoDrafts):
 
 
 class NgramDrafts(NoDrafts):
-    """A step with drafts catches up with the results of all before it."""
+    """A step with drafts first waits for the results of all earlier steps."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class NgramDrafts(NoDrafts):
         result.notes.append((self, None))
 
     def rows_of(self, result: PendingResult, note: None) -> list[RowPart]:
-        """Looks the next ones up."""
+        """Looks up the next drafts."""
         outcome, slots = result.outcome, result.rows.sampling_slots
         goes_on = ~outcome.has_ended & (outcome.num_emitted > 0)
         self._drafter.look_up(self._table, slots[goes_on], result.depth)
@@ -110,7 +110,7 @@ class NgramDrafts(NoDrafts):
 
 
 def _note(table: SlotTable, slots: np.ndarray, drafts: np.ndarray, nums: np.ndarray) -> None:
-    """Writes ``drafts`` [R, max drafts] of ``slots`` [R], ``nums`` [R] of each, into the table."""
+    """Puts the first ``nums`` [R] of ``drafts`` [R, max drafts] of ``slots`` [R] into the table."""
     for slot, row, num in zip(slots.tolist(), drafts, nums.tolist(), strict=True):
         if table.is_open[slot]:
             start = table.num_tokens[slot]

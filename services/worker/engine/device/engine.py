@@ -1,4 +1,4 @@
-"""The engine on a device: launches steps without waiting for the ones before. No sockets."""
+"""The engine on a device: launches steps without waiting for earlier ones. No sockets."""
 
 import logging
 import threading
@@ -47,8 +47,7 @@ log = logging.getLogger(__name__)
 
 
 def report_offload(loaded: LoadedModel) -> float:
-    """Measures the seconds that a step's copies to the device take, 0 where all weights are
-    there."""
+    """Measures and logs the seconds of a step's weight copies; 0 if no layer is offloaded."""
     offloaded = loaded.model.offloaded
     if offloaded is None:
         return 0.0
@@ -57,8 +56,8 @@ def report_offload(loaded: LoadedModel) -> float:
         log.info(line)
     if offloaded.why_not_pinned:
         log.warning(
-            "cpu-offload-gb: the host's memory cannot be pinned (%s): copies hold up the host, and"
-            " there are no CUDA graphs",
+            "cpu-offload-gb: host memory cannot be pinned (%s): copies block the host, and there"
+            " are no CUDA graphs",
             offloaded.why_not_pinned,
         )
     return seconds
@@ -67,14 +66,14 @@ def report_offload(loaded: LoadedModel) -> float:
 def offload_lines(
     offloaded: OffloadedLayers, seconds: float, remedies: list[str]
 ) -> tuple[str, str]:
-    """``seconds`` are those of a step's copies."""
+    """``seconds``: the time of a step's copies."""
     layers = f"{offloaded.num_layers} of {offloaded.num_trunk_layers} layers"
     copied, rate = mib(offloaded.step_bytes), offloaded.step_bytes / seconds / 1e9
     return (
-        f"cpu-offload-gb: {layers} are in the host's memory ({copied}), {NUM_BUFFERS} at a time on"
-        f" the device ({mib(offloaded.buffer_bytes)})",
+        f"cpu-offload-gb: {layers} are in host memory ({copied}), {NUM_BUFFERS} at a time on the"
+        f" device ({mib(offloaded.buffer_bytes)})",
         f"each step copies {copied}: {seconds:.3g} s at the link's {rate:.3g} GB/s (measured), so"
-        f" there are at most {1 / seconds:.3g} steps/s; what helps: {', '.join(remedies)}",
+        f" there are at most {1 / seconds:.3g} steps/s; remedies: {', '.join(remedies)}",
     )
 
 
@@ -89,22 +88,22 @@ def _remedies(loaded: LoadedModel) -> list[str]:
 
 @dataclass
 class LaunchedStep:
-    """A step that is on the device."""
+    """A step launched on the device."""
 
     plan: StepPlan
     result: PendingResult
     begins: DeviceEvent
     decided: DeviceEvent
-    ends: DeviceEvent  # with its drafts
+    ends: DeviceEvent  # after its drafts
 
 
 class DeviceEngine:
-    """A model with its KV cache and the slots of its sequences, on a device that works by itself.
+    """A model with its KV cache and slots, on a device that runs asynchronously.
 
-    ``submit`` launches a step, and a thread of the engine's own collects its result. The table of
-    slots is the launching thread's where a sequence is admitted and gets blocks, and the collecting
-    one's where it runs on and ends: the scheduler gives a slot to no other sequence before the
-    results of all plans that name it have come.
+    ``submit`` launches a step, and the thread "results" collects its result. Both threads write the
+    slot table: the launching thread admits sequences and adds blocks, the collecting thread appends
+    tokens and closes slots. A slot is safe to reuse because the scheduler first waits for the
+    results of all plans with it.
     """
 
     def __init__(self, settings: WorkerConfig, progress: Progress) -> None:
@@ -118,7 +117,7 @@ class DeviceEngine:
         )
         report = plan_worker(loaded, requirements)
         report.publish()
-        self.copies_s = report_offload(loaded)  # of weights, in each step
+        self.copies_s = report_offload(loaded)  # of weights, per step
         self.model_info, self.capacity = loaded.model_info, loaded.capacity(report.num_blocks)
         self._device = loaded.device
         self._parallel = loaded.parallel
@@ -141,12 +140,12 @@ class DeviceEngine:
         self._failed_prompts = FailedPrompts(self._table)
         self._drafts = self._make_drafts(loaded)
         self._runner = StepRunner(self._table, [*common, self._failed_prompts, self._drafts])
-        self._last: LaunchedStep | None = None  # that was collected
-        self._has_more = False  # sequences were open then
+        self._last: LaunchedStep | None = None  # the last one collected
+        self._has_more = False  # sequences were open after it
         self._results = ThreadPoolExecutor(1, "results")
         self._num_in_flight = 0
         self._is_collected = threading.Condition()
-        self._error: Exception | None = None  # of the first step that broke: what follows is void
+        self._error: Exception | None = None  # of the first failed step; later steps are void
         EXPERT_LOADS.source = loaded.expert_loads
 
     def _make_drafts(self, loaded: LoadedModel) -> NoDrafts:
@@ -170,16 +169,16 @@ class DeviceEngine:
         self._last = None
 
     def accept_drafts(self, share: float) -> None:
-        """Sets the share of drafts that count as accepted, from the next step on. Raises
-        ValueError where ``draft-acceptance`` is not set."""
+        """Sets the share of drafts accepted unverified, from the next step on. Raises ValueError
+        without ``draft-acceptance``."""
         if self._segments.acceptance is None:
-            raise ValueError("only with draft-acceptance are drafts accepted without a look")
+            raise ValueError("drafts are accepted unverified only with draft-acceptance")
         self._segments.acceptance.fill_(share)
 
     @torch.inference_mode()
     def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
-        """Puts ``plan`` on the device. A step that needs results of earlier ones waits for them.
-        Raises the error of an earlier step."""
+        """Launches ``plan``. A step that needs the results of earlier steps waits for them. Raises
+        the error of an earlier step."""
         if self._error is not None:
             raise self._error
         launched = self._launch(plan, ids)
@@ -189,7 +188,7 @@ class DeviceEngine:
 
     def _launch(self, plan: StepPlan, ids: np.ndarray) -> LaunchedStep:
         if self._parallel.size > 1:
-            self._wait_for_results()  # which slots are open must be the same for all ranks
+            self._wait_for_results()  # all ranks must have the same open slots
         fresh_blocks = self._table.apply(plan, ids)
         self._bounds.admit(plan)
         self._slots.update(self._table, plan)
@@ -208,11 +207,11 @@ class DeviceEngine:
 
     @torch.inference_mode()
     def _collect(self, launched: LaunchedStep, output: Future[StepOutput]) -> None:
-        """Waits for the result, on the thread of the results."""
+        """Waits for the result; runs on the thread "results"."""
         if self._error is None:
             try:
                 if self._device.type == "cuda":
-                    torch.cuda.set_device(self._device)  # of this thread
+                    torch.cuda.set_device(self._device)  # per thread
                 found = self._result_of(launched)
             except Exception as error:
                 self._error = error
@@ -232,9 +231,9 @@ class DeviceEngine:
         return StepResult(launched.plan.step, rows, step_s, idle_s), arrays
 
     def _times(self, launched: LaunchedStep) -> tuple[float, float]:
-        """Returns the seconds that the step took, with the drafts that it verified, which the
-        device made after the result of the step before; and the seconds for which the device had
-        nothing to do before it, while sequences were open."""
+        """Returns the seconds of the step, and the idle seconds of the device before it, 0 if no
+        sequence was open. A step includes the drafts it verified, made after the previous
+        result."""
         launched.decided.wait()
         step_s = launched.decided.since(launched.begins)
         last = self._last
@@ -244,13 +243,13 @@ class DeviceEngine:
         return step_s, launched.begins.since(last.ends) if self._has_more else 0.0
 
     def _forward(self, step: Step) -> None:
-        """Runs the forward pass. Where memory is short, fails the step's prompt chunks and runs the
-        rest; steps that only decode need no more than was reserved."""
+        """Runs the forward pass. If memory runs out, the step's prompt chunks fail and its decode
+        rows run; these need no more than the reserved memory."""
         try:
             self._try_forward(step)
             return
         except torch.OutOfMemoryError as error:
-            if self._parallel.size > 1:  # the others wait for this step
+            if self._parallel.size > 1:  # other ranks wait for this step
                 raise
             problem = why_out_of_memory(error)
         self._failed_prompts.fail_chunks(step, problem)
@@ -290,7 +289,7 @@ class DeviceEngine:
         )
 
     def _wait_for_results(self) -> None:
-        """Waits until the results of all steps that were launched have come."""
+        """Waits for the results of all launched steps."""
         with self._is_collected:
             self._is_collected.wait_for(lambda: not self._num_in_flight)
         if self._error is not None:
@@ -298,7 +297,7 @@ class DeviceEngine:
 
 
 def _warn_of_acceptance(loaded: LoadedModel) -> None:
-    """Warns where ``draft-acceptance`` is set. Raises ConfigError where there are no drafts."""
+    """Warns if ``draft-acceptance`` is set. Raises ConfigError if there are no drafts."""
     share = loaded.settings.draft_acceptance
     if share is None:
         return
@@ -310,20 +309,20 @@ def _warn_of_acceptance(loaded: LoadedModel) -> None:
 
 
 def _check_ranks(loaded: LoadedModel) -> None:
-    """Raises ConfigError for drafts that ranks could not agree on: those of prompt lookup follow
-    grammars, which are ready on one rank earlier than on another."""
+    """Raises ConfigError for prompt lookup, because ranks could have different drafts: lookup
+    follows grammars, and a grammar is compiled earlier on one rank than on another."""
     if loaded.parallel.size == 1:
         return
     if loaded.speculation.method == "ngram":
         raise ConfigError(
-            "speculative-config: method ngram is not for several ranks on GPUs; mtp and none are"
+            "speculative-config: several ranks on GPUs support the methods mtp and none, not ngram"
         )
-    log.warning("tensor-parallel-size: ranks on GPUs were never tried")
+    log.warning("tensor-parallel-size: several ranks on GPUs have never been tested")
 
 
 def _wanted_graphs(loaded: LoadedModel) -> WantedGraphs:
-    """Returns the shapes of what to record. A model that is not written in operators may not be
-    recordable, which is logged, nor are copies of memory that is not pinned."""
+    """Returns the shapes to record. Copies from unpinned memory cannot be recorded. A model not
+    written in operators is tried, and the reason is logged if it cannot be recorded."""
     settings, offloaded = loaded.settings, loaded.model.offloaded
     if loaded.pooler is not None or settings.enforce_eager:
         return WantedGraphs()

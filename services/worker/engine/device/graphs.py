@@ -1,8 +1,8 @@
-"""Steps that only decode, as CUDA graphs: the host replays hundreds of kernels with one call.
+"""Decode steps as CUDA graphs: the host replays hundreds of kernels with one call.
 
-There is one set of graphs for each number of rows and either number of tokens of a row: one, or as
-many as the most drafts want. A step takes the next larger set; surplus rows are padding (the
-null slot), and drafts too many are masked.
+Each recorded number of rows has a set of graphs with one token per row, and one with the most
+drafts. A step takes the next larger set. Surplus rows are padding (the null slot), and surplus
+drafts are masked.
 """
 
 from collections.abc import Sequence
@@ -20,16 +20,16 @@ from shared.errors import ConfigError
 
 class Shape(NamedTuple):
     num_rows: int
-    width: int  # tokens of a row
+    width: int  # tokens per row
 
     def __str__(self) -> str:
         return f"{self.num_rows} sequences of {self.width} tokens"
 
 
 def shapes(sizes: Sequence[int], max_rows: int, max_tokens: int, max_drafts: int) -> list[Shape]:
-    """Those to record, the largest first: they need most memory, which the others then share.
+    """Returns the shapes to record, the largest first: smaller ones share its memory.
 
-    None has more than ``max_tokens``, which no step has.
+    No step has more than ``max_tokens``, so no shape does.
     """
     found = {
         Shape(num_rows, 1 + depth)
@@ -41,24 +41,24 @@ def shapes(sizes: Sequence[int], max_rows: int, max_tokens: int, max_drafts: int
 
 
 class StepGraphs:
-    """Decode steps of several shapes, recorded, that run with any slots."""
+    """Recorded decode steps of several shapes, for any slots."""
 
     def __init__(
         self, segments: Segments, wanted: Sequence[Shape], max_rows: int, max_keys: int
     ) -> None:
-        """``wanted`` are the shapes that may be recorded, of ``max_rows`` at most."""
+        """``wanted``: the shapes that may be recorded, with at most ``max_rows`` rows."""
         device = segments.eos_ids.device
         self._segments = segments
         self._max_keys = max_keys
         self._device = device
         self._null_slot = len(segments.state.is_open) - 1
-        # Slots and depths of the rows, for all shapes in the same place.
+        # Slots and depths of the rows; all shapes read the same memory.
         self._rows = np.zeros((2, -(-max_rows // ALIGNED) * ALIGNED), np.int32)
         self._rows[0] = self._null_slot
         self._inputs = upload(self._rows, device)
         max_tokens = max((shape.num_rows * shape.width for shape in wanted), default=0)
         model = segments.model
-        # Of one step at a time; what graphs have of their own is small.
+        # Shared by all shapes, because steps run one at a time.
         self._logits = torch.empty(max_tokens, model.vocab_size, device=device)
         dtype = segments.kv_cache.dtype
         self._out = torch.empty(max_rows, model.hidden_size, dtype=dtype, device=device)
@@ -68,7 +68,7 @@ class StepGraphs:
         return len(self._steps)
 
     def record(self, shape: Shape, record: Record) -> None:
-        """Raises torch.OutOfMemoryError, and ConfigError where a step cannot be recorded."""
+        """Raises torch.OutOfMemoryError, and ConfigError if a step cannot be recorded."""
         try:
             self._record(shape, record)
         except CaptureError as error:
@@ -87,7 +87,7 @@ class StepGraphs:
         self._steps[shape] = step
 
     def find(self, slots: np.ndarray, depths: np.ndarray) -> DecodeStep | None:
-        """A step that is to run with ``slots`` and ``depths`` [B] int64 next."""
+        """Returns a step ready to run with ``slots`` and ``depths`` [B] int64, if a shape fits."""
         width = 1 + int(depths.max(initial=0))
         fitting = (
             shape for shape in self._steps if shape.num_rows >= len(slots) and shape.width >= width
@@ -99,7 +99,7 @@ class StepGraphs:
         return self._steps[shape]
 
     def _fill(self, slots: np.ndarray, depths: np.ndarray) -> None:
-        """Only what is new goes to the device: mostly the same rows decode as before."""
+        """Uploads only changes: consecutive steps mostly decode the same rows."""
         rows = np.zeros_like(self._rows)
         rows[0] = self._null_slot
         rows[:, : len(slots)] = slots, depths

@@ -1,4 +1,4 @@
-"""What the largest steps of a model take on a GPU, by running them."""
+"""Measures the memory of a model's largest steps on a GPU by running them."""
 
 from collections.abc import Sequence
 
@@ -21,15 +21,15 @@ from services.worker.weights.progress import Progress
 from shared.errors import ConfigError
 
 NO_BLOCKS = 0
-MIN_SLACK_BYTES, SLACK_SHARE = 256 << 20, 0.02  # of the card's memory; not measured yet
+MIN_SLACK_BYTES, SLACK_SHARE = 256 << 20, 0.02  # of the GPU's memory; not measured yet
 
 
 @torch.inference_mode()
 def measure(loaded: LoadedModel, wanted: WantedGraphs, progress: Progress) -> MemoryRequirements:
-    """Over a cache that has only the null block. Of each kind of the graphs to come the first and
-    the last one are captured. What was taken is given back.
+    """Runs the steps over a cache with only the null block, and captures the first and the last of
+    each kind of graph. All memory is freed afterwards.
 
-    Raises ConfigError where the memory does not suffice.
+    Raises ConfigError if the memory does not suffice.
     """
     capacity = loaded.capacity(NO_BLOCKS)
     table = SlotTable(capacity)
@@ -42,11 +42,11 @@ def measure(loaded: LoadedModel, wanted: WantedGraphs, progress: Progress) -> Me
     except torch.OutOfMemoryError as error:
         raise ConfigError(
             f"max-num-batched-tokens: a step of {capacity.max_num_batched_tokens} tokens and"
-            f" {capacity.max_num_seqs} sequences does not fit beside the weights:"
+            f" {capacity.max_num_seqs} sequences does not fit in memory with the weights:"
             f" {why_out_of_memory(error)}; {REMEDIES}"
         ) from None
     requirements = requirements_with(loaded, 0)
-    pieces = MAX_LOGITS_AT_ONCE * LOGPROB_BYTES  # of wide logprobs and those of prompts
+    pieces = MAX_LOGITS_AT_ONCE * LOGPROB_BYTES  # of wide logprobs and prompt logprobs
     del slots, segments
     torch.cuda.empty_cache()
     slack = max(MIN_SLACK_BYTES, int(loaded.before.total * SLACK_SHARE))
@@ -54,7 +54,7 @@ def measure(loaded: LoadedModel, wanted: WantedGraphs, progress: Progress) -> Me
 
 
 def _num_used(loaded: LoadedModel) -> int:
-    """Bytes since before the weights, with all that torch keeps for the next time."""
+    """Bytes taken since before the weights were loaded, torch's cached memory included."""
     torch.cuda.synchronize()
     return loaded.before.free - read_memory(loaded.device).free
 
@@ -62,7 +62,7 @@ def _num_used(loaded: LoadedModel) -> int:
 def _measure_graphs(
     loaded: LoadedModel, segments: Segments, wanted: WantedGraphs, progress: Progress
 ) -> int:
-    """Bytes of all: the largest ones' memory is shared by the others, which add what they are."""
+    """Bytes of all graphs. Smaller ones share the largest one's memory and add their own size."""
     if not wanted.shapes:
         return 0
     num_bytes, before = 0, _num_used(loaded)
@@ -82,5 +82,5 @@ def _measure_graphs(
 def _samples(
     shapes: Sequence[Shape] | Sequence[TrunkShape],
 ) -> list[tuple[Shape | TrunkShape, int]]:
-    """The first and the last, and for how many each stands."""
+    """The first and the last shape, each with the number of shapes it represents."""
     return [(shapes[0], 1), (shapes[-1], len(shapes) - 1)] if shapes else []

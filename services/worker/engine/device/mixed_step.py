@@ -1,4 +1,4 @@
-"""A step with prompt chunks: its forward pass is a graph where one has room for it."""
+"""A step with prompt chunks; its forward pass is a graph if one has room for it."""
 
 from dataclasses import dataclass, field
 
@@ -18,9 +18,9 @@ from services.worker.step.sampler import Adjusted
 
 @dataclass(eq=False)
 class MixedStep:
-    """Rows that decode, ``decoding`` [B] int32 with ``depths`` [B] int32 and ``width`` tokens each,
-    if any, and prompt chunks. All but its forward pass is run as it comes. A ``trunk`` has room for
-    all tokens."""
+    """Decode rows, if any, then prompt chunks. ``decoding`` [B] int32 are the slots of decode rows,
+    with ``depths`` [B] int32 drafts and ``width`` tokens each. ``trunk``, a graph of the forward
+    pass, has room for all tokens; the rest of the step runs eagerly."""
 
     segments: Segments
     decoding: Tensor
@@ -29,7 +29,7 @@ class MixedStep:
     max_keys: int
     chunks: Chunks
     trunk: RecordedTrunk | None = None
-    slots: Tensor = field(init=False)  # [R] int32, of the rows that sample
+    slots: Tensor = field(init=False)  # [R] int32, of sampling rows
     hidden: Tensor = field(init=False)  # [B * width + T, hidden]
     _inputs: DecodeInputs = field(init=False)
     _logits: Tensor = field(init=False)
@@ -40,7 +40,7 @@ class MixedStep:
 
     @property
     def num_decoded(self) -> int:
-        """Tokens of rows that decode."""
+        """Tokens of decode rows."""
         return len(self.decoding) * self.width
 
     def forward(self) -> Tensor:
@@ -59,7 +59,7 @@ class MixedStep:
         return self._logits
 
     def _compute(self, inputs: DecodeInputs) -> Tensor:
-        """The states of all tokens."""
+        """Hidden states of all tokens."""
         segments, chunks = self.segments, self.chunks
         rows = segments.decode_rows(self.decoding, inputs.starts, self.width)
         attention = segments.attention(self._if_any(rows), self.max_keys, chunks.rows)
@@ -85,7 +85,7 @@ class MixedStep:
         return self._sampler_output
 
     def draft(self, depth: int) -> None:
-        """Where no row samples, the pairs alone are computed."""
+        """If no row samples, only the pairs are computed."""
         pairs, out = self._pair()
         if not len(self.slots):
             return
@@ -98,7 +98,7 @@ class MixedStep:
             self.segments.next_draft(self.slots, last, self.max_keys)
 
     def _pair(self) -> tuple[Pairs, Tensor]:
-        """The pairs of the rows that decode, and what the head makes of those of all tokens of the
+        """The pairs of decode rows, and the MTP head's output for the pairs of all tokens of the
         step [B * w + T, hidden]."""
         segments, chunks, num_rows = self.segments, self.chunks, len(self.decoding)
         tokens = self._sampled()
@@ -120,7 +120,7 @@ class MixedStep:
         return pairs, out
 
     def _sampled(self) -> Tensor:
-        """Tokens [R, w], of which there may be none."""
+        """Tokens [R, w]; R may be 0."""
         if len(self.slots):
             return self._sampler_output.tokens
         return self.chunks.last_tokens.new_zeros(0, self.width)

@@ -1,4 +1,4 @@
-"""Fails sequences and plans for which a GPU's memory does not suffice."""
+"""Fails sequences if a GPU's memory does not suffice."""
 
 import logging
 
@@ -18,29 +18,29 @@ REMEDIES = "lower gpu-memory-utilization, max-num-batched-tokens or max-num-seqs
 
 
 class FailedPrompts(StepPart[list[RowPart]]):
-    """The sequences that fail in a step get a row with an error each."""
+    """Each sequence that fails in a step gets a row with an error."""
 
     is_of_every_step = True
 
     def __init__(self, table: SlotTable) -> None:
         self._table = table
         self._failed: list[RowPart] = []
-        self._has_failed = False  # prompts of the step before
+        self._has_failed = False  # prompts of the previous step
 
     def fail_chunks(self, step: Step, problem: str) -> None:
-        """Fails the prompt chunks of ``step`` and takes them out of it. Raises
-        torch.OutOfMemoryError where there are none."""
+        """Fails the prompt chunks of ``step`` and removes them. Raises torch.OutOfMemoryError if it
+        has none."""
         slots = step.rows.chunks.slots
         if not len(slots):
-            raise torch.OutOfMemoryError(f"a step that only decodes: {problem}; {REMEDIES}")
+            raise torch.OutOfMemoryError(f"a decode step: {problem}; {REMEDIES}")
         log.error("a step with %d prompts: %s; %s", len(slots), problem, REMEDIES)
         self._fail(slots, problem)
         step.rows = step.rows.decoding
 
     def fail_hits(self, plan: StepPlan) -> None:
-        """Fails the sequences of ``plan`` with a cached prefix if prompts of the step before
-        failed: the plan was made before the scheduler learnt of it, so their blocks may be part of
-        such a prefix."""
+        """Fails the sequences of ``plan`` with a cached prefix if prompts of the previous step
+        failed. The scheduler did not know of the failure yet, so the prefix may have blocks of a
+        failed prompt."""
         if self._has_failed:
             slots = np.array([row.slot for row in plan.admit if row.num_cached], np.int64)
             self._fail(slots, "a prefix of its prompt was not computed")
@@ -57,7 +57,7 @@ class FailedPrompts(StepPart[list[RowPart]]):
         """Closes ``slots`` [n]."""
         table = self._table
         table.is_open[slots] = False
-        table.num_prompt_logprobs[slots] = NO_LOGPROBS  # nor do more come of the step before
+        table.num_prompt_logprobs[slots] = NO_LOGPROBS  # results in flight return none
         error = f"the GPU's memory does not suffice: {problem}; {REMEDIES}"
         for slot in slots.tolist():
             request, attempt = table.requests[slot]

@@ -25,14 +25,14 @@ log = logging.getLogger(__name__)
 
 
 class WantedGraphs(NamedTuple):
-    """Of each kind the largest first."""
+    """Shapes of each kind, the largest first."""
 
     steps: Sequence[Shape] = ()
     trunks: Sequence[TrunkShape] = ()
 
     @property
     def shapes(self) -> list[Shape | TrunkShape]:
-        """In the order in which they are to be recorded."""
+        """All shapes, in the order of recording."""
         return [*self.steps, *self.trunks]
 
 
@@ -41,7 +41,7 @@ class Graphs(NamedTuple):
     trunks: TrunkGraphs
 
     def record(self, shape: Shape | TrunkShape, record: Record) -> None:
-        """Raises torch.OutOfMemoryError, and ConfigError where it cannot be recorded."""
+        """Raises torch.OutOfMemoryError, and ConfigError if it cannot be recorded."""
         if isinstance(shape, TrunkShape):
             self.trunks.record(shape, record)
         else:
@@ -49,7 +49,7 @@ class Graphs(NamedTuple):
 
 
 def make_graphs(segments: Segments, wanted: WantedGraphs, capacity: Capacity) -> Graphs:
-    """With room for those that are wanted, of which none is recorded."""
+    """Returns graphs with room for the ``wanted`` shapes; no shape is recorded yet."""
     limits = capacity.max_num_seqs, capacity.max_model_len
     return Graphs(
         StepGraphs(segments, wanted.steps, *limits), TrunkGraphs(segments, wanted.trunks, *limits)
@@ -60,7 +60,7 @@ def make_graphs(segments: Segments, wanted: WantedGraphs, capacity: Capacity) ->
 def record_graphs(
     segments: Segments, wanted: WantedGraphs, capacity: Capacity, progress: Progress
 ) -> Graphs:
-    """Records what is ``wanted``, as much as the memory of each rank allows, and logs what."""
+    """Records the ``wanted`` graphs as far as the memory of all ranks allows, and logs them."""
     device, shapes = segments.eos_ids.device, wanted.shapes
     graphs = make_graphs(segments, wanted, capacity)
     is_cuda = device.type == "cuda"
@@ -75,7 +75,7 @@ def record_graphs(
                 why = why_out_of_memory(error)
                 log.warning("CUDA graphs: none for %s, which run eagerly: %s", shape, why)
     if is_cuda:
-        torch.cuda.empty_cache()  # of what ran before each capture, on a stream that is not used
+        torch.cuda.empty_cache()  # memory of the recorder's stream, which is not used again
     if shapes:
         seconds, taken = time.perf_counter() - started_s, free - read_memory(device).free
         num_kinds = len(graphs.steps) + len(graphs.trunks)

@@ -1,5 +1,5 @@
-"""Finds out by trying whether a model's steps can be recorded: a graph repeats what the device did,
-so the host must not look at what is computed."""
+"""Runs a trial step to find out if a model can be recorded. A graph replays the device's work only,
+so the host must not read computed values."""
 
 import traceback
 from collections.abc import Iterator
@@ -22,28 +22,28 @@ INDEXES = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default}
 MASKS = {torch.bool, torch.uint8}
 
 
-@torch.no_grad()  # in inference mode operators that are made of others are not seen as these
+@torch.no_grad()  # inference mode does not decompose composite operators
 def why_not_recordable(loaded: LoadedModel) -> str:
-    """Runs a step of one row over a cache that has only the null block. Returns what the host
-    asks of it, or nothing."""
+    """Runs a step of one row over a cache with only the null block. Returns the first read of the
+    host, or an empty string."""
     capacity = loaded.capacity(NO_BLOCKS)
     slots = DeviceSlots(capacity, SlotTable(capacity), loaded.eos_ids, loaded.device)
     step = padding_step(make_segments(loaded, slots.state, NO_BLOCKS), 1, 1)
-    step.forward()  # what is compiled or set up once may look
+    step.forward()  # compilation and one-time set-up may read values
     try:
         with _looking_is_an_error(loaded.device):
             step.forward()
     except RuntimeError as error:
         return str(error).partition("\n")[0]
     finally:
-        torch.cuda.empty_cache()  # what is measured next begins without it
+        torch.cuda.empty_cache()  # later measurements must not include it
     return ""
 
 
 @contextmanager
 def _looking_is_an_error(device: torch.device) -> Iterator[None]:
-    """RuntimeError where the host waits for a value: of an operator's name, or on a GPU wherever
-    torch waits."""
+    """Raises RuntimeError if an operator reads a value on the host; on a GPU, at any point where
+    torch synchronizes."""
     if device.type == "cuda":
         torch.cuda.set_sync_debug_mode("error")
     try:
@@ -55,8 +55,8 @@ def _looking_is_an_error(device: torch.device) -> Iterator[None]:
 
 
 class _Watch(TorchDispatchMode):
-    """Sees every operator that is called. Those of torch that stand for our kernels on a CPU may
-    read: the kernels do not."""
+    """Checks every operator call. On a CPU torch's operators replace our kernels and may read
+    values; the kernels do not."""
 
     def __torch_dispatch__(
         self, operator: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -67,7 +67,7 @@ class _Watch(TorchDispatchMode):
 
 
 def _reads(operator: Any, args: Any) -> bool:
-    """An index that is a mask is read to know how many numbers it picks."""
+    """An index with a mask reads the number of elements it selects."""
     if operator in INDEXES:
         indices = [each for each in args[1] if isinstance(each, Tensor)]
         return any(each.dtype in MASKS for each in indices)
@@ -75,6 +75,6 @@ def _reads(operator: Any, args: Any) -> bool:
 
 
 def _is_called_by(prefix: str) -> bool:
-    """A function of a module of that name is running."""
+    """True if a function of a module with this prefix is running."""
     frames = traceback.walk_stack(None)
     return any(frame.f_globals.get("__name__", "").startswith(prefix) for frame, _ in frames)

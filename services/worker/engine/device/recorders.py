@@ -1,4 +1,4 @@
-"""What records a function, so that it can be run again with one call of the host."""
+"""Recorders of a function: the host repeats it with one call."""
 
 import gc
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ from shared.errors import ConfigError
 
 
 class CaptureError(Exception):
-    """What ran by itself cannot be captured, and this is why."""
+    """The reason why a function that runs eagerly cannot be captured."""
 
 
 class CpuRecorder:
-    """Runs functions where there are no graphs."""
+    """Repeats functions on a CPU, without graphs."""
 
     def __init__(self) -> None:
         self.num_recorded = 0
@@ -30,8 +30,8 @@ class CpuRecorder:
 
 
 class CudaRecorder:
-    """Captures functions as graphs that share their memory: they run one after the other. Ranks
-    capture the same functions, and have the same graphs."""
+    """Captures functions as graphs that share memory, because they run one after the other. All
+    ranks capture the same functions and have the same graphs."""
 
     def __init__(self, device: torch.device, parallel: Parallel) -> None:
         self.num_recorded = 0
@@ -40,8 +40,8 @@ class CudaRecorder:
         self._stream = torch.cuda.Stream(device)
 
     def __call__(self, run: Run) -> Run:
-        """Runs it before: kernels are compiled then, and libraries get their memory. And after, so
-        that the tensors that the next capture reads are filled."""
+        """Runs the function before the capture, to compile kernels and give libraries their memory.
+        Replays it after the capture, to fill the tensors that the next capture reads."""
         graph = torch.cuda.CUDAGraph()
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
@@ -55,15 +55,15 @@ class CudaRecorder:
         return graph.replay
 
     def _run(self, run: Run) -> None:
-        """Raises ConfigError where it finds no memory and other ranks wait for this one."""
+        """Raises ConfigError if memory runs out while other ranks wait for this one."""
         try:
             run()
         except torch.OutOfMemoryError as error:
             if self._parallel.size == 1:
                 raise
             raise ConfigError(
-                "gpu-memory-utilization: what is to be a graph finds no memory on a rank, and the"
-                f" others wait for it: {why_out_of_memory(error)}; {REMEDIES}"
+                "gpu-memory-utilization: a rank has no memory for a CUDA graph, and the other ranks"
+                f" wait for it: {why_out_of_memory(error)}; {REMEDIES}"
             ) from error
 
     def _capture(self, graph: torch.cuda.CUDAGraph, run: Run) -> None:
@@ -76,7 +76,7 @@ class CudaRecorder:
             raise CaptureError(str(error).partition("\n")[0]) from error
 
     def _run_captured(self, graph: torch.cuda.CUDAGraph, run: Run) -> None:
-        """What other threads do meanwhile does not end it."""
+        """CUDA calls of other threads do not end the capture."""
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             run()
@@ -89,8 +89,8 @@ class CudaRecorder:
 
 @contextmanager
 def on_all_ranks(parallel: Parallel) -> Iterator[None]:
-    """Within, ranks do nothing together. Where one of them finds no memory, all of them raise
-    torch.OutOfMemoryError at the end."""
+    """If one rank runs out of memory in the block, all ranks raise torch.OutOfMemoryError at its
+    end. The block must have no collective operation."""
     problem = None
     try:
         yield
@@ -105,7 +105,7 @@ def on_all_ranks(parallel: Parallel) -> Iterator[None]:
 
 @contextmanager
 def without_garbage_collection() -> Iterator[None]:
-    """An old engine that is found then would free its graphs and memory inside a capture."""
+    """The collection of an old engine would free its graphs and memory inside a capture."""
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()

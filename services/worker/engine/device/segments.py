@@ -1,7 +1,7 @@
-"""The parts of a step that graphs are made of, as functions of tensors on the device.
+"""The segments of a step, each recorded as a graph: functions of tensors on the device.
 
-forward → logits; judge: sample → accept; draft: the MTP head over what was computed → a draft, and
-then one draft more at a time. None of them makes the host wait, nor allocates for ever.
+forward → logits; judge: sample → accept; draft: the MTP head over the step's tokens → a draft, then
+one more draft at a time. No segment blocks the host or allocates permanent memory.
 """
 
 from dataclasses import dataclass, field
@@ -35,7 +35,7 @@ from services.worker.startup.loaded_model import LoadedModel
 
 
 class ForwardOutput(NamedTuple):
-    """The states and logits of B rows of w tokens."""
+    """Hidden states and logits of B rows of w tokens."""
 
     inputs: DecodeInputs
     hidden: Tensor  # [B * w, hidden]
@@ -47,16 +47,16 @@ class SampledRows(NamedTuple):
 
     slots: Tensor  # [R] int32
     token_slots: Tensor  # [R * w] int32
-    positions: Tensor  # [R * w] int64, in the whole sequence
-    num_valid: Tensor  # [R] int32: the tokens that count
+    positions: Tensor  # [R * w] int64, in the sequence
+    num_valid: Tensor  # [R] int32: leading tokens that are valid
 
 
 class SamplerOutput(NamedTuple):
-    """What was sampled for R rows with up to w tokens each."""
+    """The sampled tokens of R rows with up to w tokens each."""
 
     tokens: Tensor  # [R, w] int64
     accepted: AcceptOutput
-    scores: Tensor  # [R * w, V]: logprobs are computed from them
+    scores: Tensor  # [R * w, V], for logprobs
     logprobs: tuple[Tensor, Tensor, Tensor]  # of the R * w tokens, see ``logprobs_slots``
 
 
@@ -68,15 +68,15 @@ class Segments:
     state: SlotState
     kv_cache: KVCache
     eos_ids: Tensor  # [E] int32
-    drafts: bool  # the model's MTP head does
+    drafts: bool  # by the model's MTP head
     returns_processed: bool
     acceptance: Tensor | None = None  # [1] float32
     parallel: Parallel = ALONE
-    arrivals: Tensor = field(init=False)  # of programs, in attention of rows that decode
+    arrivals: Tensor = field(init=False)  # see ``paged_attention.DecodeRows``
 
     def __post_init__(self) -> None:
         num_heads = max(layer.entries.shape[3] for layer in self.kv_cache.layers)
-        # Steps that warm up may have more rows than there are slots.
+        # Warm-up steps may have more rows than there are slots.
         num_rows = max(len(self.state.is_open), FEW_TOKENS)
         device = self.kv_cache.device
         zeros = torch.zeros(num_rows * num_heads, dtype=torch.int32, device=device)
@@ -84,7 +84,7 @@ class Segments:
 
     @property
     def draft_head(self) -> DraftHead:
-        """To be asked for where it drafts."""
+        """Only for models with an MTP head."""
         assert self.model.draft_head is not None
         return self.model.draft_head
 
@@ -105,8 +105,8 @@ class Segments:
         max_keys: int,
         logits: Tensor | None = None,
     ) -> ForwardOutput:
-        """Of rows that decode; none has more than ``max_keys`` keys. The logits come to ``logits``
-        [B * width, V], if there is such."""
+        """The forward pass of decode rows with at most ``max_keys`` keys each. It writes its logits
+        to ``logits`` [B * width, V], if given."""
         inputs = self.inputs(slots, depths, width)
         attention = self.attention(self.decode_rows(slots, inputs.starts, width), max_keys)
         with forward_context(ForwardContext(self.kv_cache.layers, inputs.slot_mapping, attention)):
@@ -120,8 +120,8 @@ class Segments:
         adjusted: Tensor,
         waiting: np.ndarray | None = None,
     ) -> SamplerOutput:
-        """logits and adjusted [R * w, V] float32; from the rows ``waiting`` [W] int64 nothing is
-        sampled."""
+        """logits and adjusted [R * w, V] float32. Rows in ``waiting`` [W] int64 get NOT_COMPILED in
+        place of a token."""
         _, token_slots, positions, num_valid = sampled
         sampling, changed = self.state.sampling, self._changed(adjusted, token_slots, positions)
         tokens = sample_slots(logits, adjusted, sampling, token_slots, positions, changed)
@@ -146,8 +146,8 @@ class Segments:
         max_keys: int,
         into: Tensor | None = None,
     ) -> Tensor:
-        """The pairs of all tokens of rows that decode, and a draft of each: what the head made of
-        the last pair of each [B, hidden], in ``into``, if there is such."""
+        """Runs the MTP head on the pairs of all tokens of decode rows and adds a draft to each row.
+        Returns its output for the last pair of each row [B, hidden], in ``into`` if given."""
         tokens, num_emitted = sampler_output.tokens, sampler_output.accepted.num_emitted
         pairs = self.pairs(slots, inputs, tokens, num_emitted)
         state = self.draft_head.first_state(hidden)
@@ -159,22 +159,22 @@ class Segments:
     def pairs(
         self, slots: Tensor, inputs: DecodeInputs, tokens: Tensor, num_emitted: Tensor
     ) -> Pairs:
-        """Of rows that decode, of which ``tokens`` [B, w] were sampled and ``num_emitted`` [B]
-        int32 emitted."""
+        """The pairs of decode rows; ``tokens`` [B, w] were sampled, and the first ``num_emitted``
+        [B] int32 of them emitted."""
         size = self.kv_cache.block_size
         rows = self.state, slots, inputs.starts, inputs.num_valid, tokens, num_emitted
         return step_pairs(*rows, size, self.null_block)
 
     def next_draft(self, slots: Tensor, out: Tensor, max_keys: int) -> None:
-        """A draft more for each of ``slots`` [R] int32 that has one; ``out`` [R, hidden] is what
-        the head made of the last pair, and then of this one."""
+        """Adds a draft to each of ``slots`` [R] int32 that has one. ``out`` [R, hidden], the MTP
+        head's output for the last pair, is overwritten with that for the new pair."""
         pairs = draft_pairs(self.state, slots, self.kv_cache.block_size, self.null_block)
         out.copy_(self._mtp(slots, out, pairs, 1, max_keys))
         self.add_draft(slots, out, pairs.targets, pairs.counts)
 
     def add_draft(self, slots: Tensor, out: Tensor, targets: Tensor, counts: Tensor) -> None:
-        """Puts a draft more, for the positions ``targets`` [R] int64, into each of ``slots`` [R]
-        int32 that ``counts`` [R] int32."""
+        """Samples a draft at the positions ``targets`` [R] int64 for each of ``slots`` [R] int32
+        with a positive count in ``counts`` [R] int32."""
         state = self.state
         computed, logits = self.draft_head.logits(out)
         changed = self._changed(logits, slots, targets)
@@ -183,7 +183,7 @@ class Segments:
         store_drafts(state, slots, counts, tokens, values[:, 0], ranks)
 
     def _changed(self, logits: Tensor, slots: Tensor, positions: Tensor) -> Changed:
-        """By the rules that the device holds of ``slots`` [S] int32."""
+        """Applies the device's rules of ``slots`` [S] int32 to the logits."""
         state = self.state
         changed = change_logits(logits, state, slots, positions)
         return Changed(changed, state.rules.is_changed)
@@ -209,7 +209,7 @@ class Segments:
 
 
 def make_segments(loaded: LoadedModel, state: SlotState, num_blocks: int) -> Segments:
-    """With a KV cache of ``num_blocks``."""
+    """Makes segments with a KV cache of ``num_blocks`` blocks."""
     share = loaded.settings.draft_acceptance
     return Segments(
         model=cast(TorchCausalLM, loaded.model),

@@ -1,4 +1,4 @@
-"""A step that only decodes, recorded or as it comes."""
+"""A decode step, recorded or eager."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,14 +15,14 @@ from services.worker.engine.device.segments import (
 from services.worker.step.sampler import Adjusted
 
 Run = Callable[[], None]
-Record = Callable[[Run], Run]  # runs it; what is given back runs it again, on the same tensors
+Record = Callable[[Run], Run]  # runs it; returns a call that repeats it on the same tensors
 
 
 @dataclass(eq=False)
 class DecodeStep:
-    """B rows of ``width`` tokens that decode. ``slots`` and ``depths`` [B] int32 are read anew each
-    time. ``logits`` [B * width, V] and ``out`` [B, hidden], what the MTP head makes of the last
-    pair of each row, are where these come, if that matters."""
+    """B decode rows of ``width`` tokens. Each run reads ``slots`` and ``depths`` [B] int32 again.
+    ``logits`` [B * width, V] and ``out`` [B, hidden], the MTP head's output for the last pair of
+    each row, are optional buffers for these results."""
 
     segments: Segments
     slots: Tensor
@@ -33,13 +33,13 @@ class DecodeStep:
     out: Tensor | None = None
     _forwarded: ForwardOutput = field(init=False)
     _sampler_output: SamplerOutput = field(init=False)
-    # By name. A part that is not there is run: if it were kept as it is, the step would know
-    # itself, and its tensors would wait for the garbage collector.
+    # By name; a part not recorded runs eagerly. Bound methods are not kept here: the step would
+    # refer to itself, and only the garbage collector would free its tensors.
     _recorded: dict[str, Run] = field(default_factory=dict)
 
     def record(self, record: Record, next_draft: Run | None = None) -> None:
-        """From now on its parts are replayed. ``next_draft``, if there is such, was recorded by a
-        step with the same ``slots`` and ``out``: it does not depend on the tokens of a row."""
+        """Records the step's parts; later runs replay them. ``next_draft``, if given, was recorded
+        by a step with the same ``slots`` and ``out``: it does not depend on ``width``."""
         parts = [self._forward, self._sample_and_accept]
         if self.segments.drafts:
             parts.append(self._first_draft)
@@ -50,23 +50,23 @@ class DecodeStep:
 
     @property
     def next_draft(self) -> Run | None:
-        """If it was recorded."""
+        """The recorded part, if any."""
         return self._recorded.get(self._next_draft.__name__)
 
     def forward(self) -> Tensor:
-        """logits [B * width, V]"""
+        """Returns logits [B * width, V]."""
         self._run(self._forward)
         return self._forwarded.logits
 
     def sample_and_accept(self, adjusted: Adjusted | None) -> SamplerOutput:
-        """From ``adjusted``, or from the logits."""
+        """Samples from ``adjusted``, or from the logits."""
         if adjusted is None:
             self._run(self._sample_and_accept)
             return self._sampler_output
         sampler_output = self.segments.sample_and_accept(
             self._sampled(), self._forwarded.logits, *adjusted
         )
-        if self._recorded:  # what was recorded goes on with its own tensors
+        if self._recorded:  # recorded parts read their own tensors
             for ours, theirs in zip(
                 _tensors(self._sampler_output), _tensors(sampler_output), strict=True
             ):
@@ -76,7 +76,7 @@ class DecodeStep:
         return self._sampler_output
 
     def draft(self, depth: int) -> None:
-        """``depth`` drafts of each row, by the MTP head."""
+        """Makes ``depth`` drafts for each row with the MTP head."""
         self._run(self._first_draft)
         for _ in range(depth - 1):
             self._run(self._next_draft)

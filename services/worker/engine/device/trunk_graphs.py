@@ -1,9 +1,9 @@
-"""Forward passes of steps with prompt chunks, as CUDA graphs: one call in place of those of every
+"""Forward passes of steps with prompt chunks, as CUDA graphs: one launch instead of one for every
 operator of every layer.
 
-A graph is for a number of tokens, and takes any mixture of as many or fewer: rows that decode,
-then chunks, then padding. Where one ends and the next begins only tensors say, which are filled
-before; grids are as large as the worst mixture wants, and programs without work leave at once.
+A graph has a fixed number of tokens and takes any mix of decode rows, chunks and padding, in this
+order. The boundaries are in tensors, filled before each replay. Grids are sized for the largest
+mix of rows, and programs without work return at once.
 """
 
 from collections.abc import Sequence
@@ -27,14 +27,14 @@ from shared.errors import ConfigError
 
 class TrunkShape(NamedTuple):
     num_tokens: int
-    width: int  # tokens of a row that decodes
+    width: int  # tokens per decode row
 
     def __str__(self) -> str:
         return f"steps with prompts of up to {self.num_tokens} tokens"
 
     def takes(self, num_rows: int, width: int, num_chunk_tokens: int) -> bool:
-        """Whether it has room for such a step, whose few tokens are not to become many: these have
-        other products, and texts would depend on what is recorded."""
+        """True if the step fits. Small steps must not be padded past ``FEW_TOKENS``: cuBLAS rounds
+        differently, and outputs would depend on the recorded shapes."""
         num_tokens = num_rows * self.width + num_chunk_tokens
         has_room = num_tokens <= self.num_tokens and width <= self.width
         is_few = num_rows * width + num_chunk_tokens <= FEW_TOKENS
@@ -42,8 +42,8 @@ class TrunkShape(NamedTuple):
 
 
 def trunk_shapes(sizes: Sequence[int], max_tokens: int, max_drafts: int) -> list[TrunkShape]:
-    """Those to record, the largest first. Each has room for a row that decodes and one token of a
-    prompt."""
+    """Returns the shapes to record, the largest first. Each has room for a decode row and a prompt
+    token."""
     found = {
         TrunkShape(num_tokens, 1 + depth)
         for num_tokens in {min(size, max_tokens) for size in sizes}
@@ -53,26 +53,26 @@ def trunk_shapes(sizes: Sequence[int], max_tokens: int, max_drafts: int) -> list
 
 
 class TrunkGraphs:
-    """Forward passes of several shapes, recorded."""
+    """Recorded forward passes of several shapes."""
 
     def __init__(
         self, segments: Segments, wanted: Sequence[TrunkShape], max_rows: int, max_keys: int
     ) -> None:
-        """``wanted`` are the shapes that may be recorded. A step has ``max_rows`` rows at most, of
-        ``max_keys`` keys."""
+        """``wanted``: the shapes that may be recorded. A step has at most ``max_rows`` rows with at
+        most ``max_keys`` keys each."""
         self._segments = segments
         self._max_rows, self._max_keys = max_rows, max_keys
         max_tokens = max((shape.num_tokens for shape in wanted), default=0)
         size = max_tokens, segments.model.hidden_size
         dtype, device = segments.kv_cache.dtype, segments.kv_cache.device
-        self._hidden = torch.empty(size, dtype=dtype, device=device)  # of one step at a time
+        self._hidden = torch.empty(size, dtype=dtype, device=device)  # steps run one at a time
         self._trunks: dict[TrunkShape, RecordedTrunk] = {}
 
     def __len__(self) -> int:
         return len(self._trunks)
 
     def record(self, shape: TrunkShape, record: Record) -> None:
-        """Raises torch.OutOfMemoryError, and ConfigError where it cannot be recorded."""
+        """Raises torch.OutOfMemoryError, and ConfigError if it cannot be recorded."""
         hidden = self._hidden[: shape.num_tokens]
         with on_all_ranks(self._segments.parallel):
             trunk = RecordedTrunk(self._segments, shape, self._max_rows, self._max_keys, hidden)
@@ -86,7 +86,7 @@ class TrunkGraphs:
         self._trunks[shape] = trunk
 
     def find(self, num_rows: int, width: int, num_chunk_tokens: int) -> "RecordedTrunk | None":
-        """The smallest that takes so many rows that decode ``width`` tokens each, and chunks."""
+        """The smallest trunk with room for these decode rows of ``width`` tokens and chunks."""
         fitting = (
             shape for shape in self._trunks if shape.takes(num_rows, width, num_chunk_tokens)
         )
@@ -97,15 +97,15 @@ class TrunkGraphs:
 class RecordedTrunk:
     """A forward pass over ``shape.num_tokens`` tokens.
 
-    The first rows are those that decode; of those that are left none has a key, so that attention
-    computes nothing of them, and what it writes the chunks' tokens behind take for theirs. Chunks
-    follow, then one of the null slot with all tokens that are left, and empty ones.
+    The decode rows come first. Unused decode rows have no keys: attention skips them, and the chunk
+    rows overwrite their output. The chunks follow, then a chunk of the null slot with all remaining
+    tokens, then empty chunks.
     """
 
     def __init__(
         self, segments: Segments, shape: TrunkShape, max_rows: int, max_keys: int, hidden: Tensor
     ) -> None:
-        """The states come to ``hidden`` [num_tokens, hidden]."""
+        """The hidden states are written to ``hidden`` [num_tokens, hidden]."""
         self.width = shape.width
         self._segments = segments
         self._max_keys = max_keys
@@ -136,12 +136,12 @@ class RecordedTrunk:
         self._replay: Run
 
     def record(self, record: Record) -> None:
-        """With padding alone."""
+        """Records a pass over padding only."""
         self._replay = record(self._compute)
 
     def run(self, slots: Tensor, inputs: DecodeInputs, chunks: Chunks) -> Tensor:
-        """The states of rows that decode, ``slots`` [B] int32, and of ``chunks``: [B * w + T,
-        hidden], to be read before the next step is run."""
+        """Returns the hidden states of the decode rows ``slots`` [B] int32 and of ``chunks``:
+        [B * w + T, hidden], overwritten by the next step."""
         self._fill_tokens(inputs, chunks)
         self._fill_rows(slots, inputs, chunks)
         self._replay()
@@ -175,7 +175,7 @@ class RecordedTrunk:
         self._fill_tiles()
 
     def _fill_tiles(self) -> None:
-        """Those that are left are of the last chunk, which is empty."""
+        """Unused tiles belong to the last chunk, which is empty."""
         tiles = np.zeros(self._tiles.shape, np.int32)
         tiles[0] = len(self._chunks.host_starts) - 1
         found = make_tiles(np.diff(self._chunks.host_token_starts))
@@ -184,15 +184,15 @@ class RecordedTrunk:
 
 
 class _Pads(NamedTuple):
-    """What tensors are filled up with."""
+    """The padding of the input tensors."""
 
     ids: Tensor  # [N] int32
     positions: Tensor  # [N] int64
-    places: Tensor  # [N] int64: of the null block
+    places: Tensor  # [N] int64: an entry of the null block
     slots: Tensor  # [R] int32: the null slot
     starts: Tensor  # [R] int32
     no_keys: Tensor  # [R] int32: starts of rows that end before their first key
-    ends: Tensor  # [R] int32: where tokens end
+    ends: Tensor  # [R] int32: the number of tokens
 
     @classmethod
     def make(cls, segments: Segments, num_tokens: int, width: int, num_rows: int) -> "_Pads":
@@ -211,7 +211,7 @@ class _Pads(NamedTuple):
 
 
 def _fill(target: Tensor, *parts: Tensor) -> None:
-    """Puts ``parts`` into it one behind the other, of the last as much as there is room for."""
+    """Concatenates ``parts`` into ``target``; the last part is cut to the remaining room."""
     *given, pad = parts
     room = len(target) - sum(map(len, given))
     torch.cat((*given, pad[:room]), out=target)

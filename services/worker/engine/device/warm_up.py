@@ -1,5 +1,5 @@
-"""Steps of all kinds before there is work, so that no kernel is left to compile: a step that meets
-one holds all sequences up for a second or more."""
+"""Runs steps of all kinds before the first request, to compile all kernels: a compilation during a
+step would delay all sequences by a second or more."""
 
 import numpy as np
 import torch
@@ -26,8 +26,8 @@ def warm_up(
     progress: Progress,
     pooler: Pooler | None = None,
 ) -> None:
-    """``table`` has only the null block. Of the steps the first is the largest there may be. With a
-    ``pooler`` nothing is sampled."""
+    """The first step is the largest possible. ``table`` has only the null block. With a ``pooler``
+    no step samples."""
     progress("measuring the largest step", 0.0)
     if pooler is None:
         _run_largest(segments, table, capacity)
@@ -40,15 +40,15 @@ def warm_up(
 
 
 def _small_shapes(max_drafts: int) -> list[tuple[int, int]]:
-    """Rows and tokens of each: products of few tokens are compiled for powers of two of them, and
-    what looks at a row's tokens for each number of these, for one row and for more."""
+    """(rows, tokens per row). GEMMs of few tokens are compiled for powers of two of tokens; kernels
+    that loop over a row's tokens for each number of these, for one row and for several."""
     widths = [(num_rows, 1 + depth) for depth in range(1, 1 + max_drafts) for num_rows in (1, 2)]
     powers = [(1 << power, 1) for power in range(FEW_TOKENS.bit_length())]
     return powers + widths
 
 
 def padding_step(segments: Segments, num_rows: int, width: int) -> DecodeStep:
-    """Of padding rows (the null slot)."""
+    """A step of padding rows (the null slot)."""
     null_slot = len(segments.state.is_open) - 1
     slots = torch.full_like(segments.state.is_open[:1], null_slot).repeat(num_rows)
     return DecodeStep(segments, slots, torch.zeros_like(slots), width, width)
@@ -65,7 +65,7 @@ def _decode(segments: Segments, num_rows: int, width: int, samples: bool) -> Non
 
 
 def _run_largest(segments: Segments, table: SlotTable, capacity: Capacity) -> None:
-    """Runs a prefill chunk of every sequence, then samples with every parameter, and drafts."""
+    """Runs a prefill chunk of every sequence, samples from masked logits, and drafts."""
     state = segments.state
     nums = _nums_of_largest(segments, table, capacity)
     step = _largest(segments, table, _rows_of(nums, np.arange(len(nums))))
