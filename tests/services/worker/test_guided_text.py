@@ -16,9 +16,11 @@ from benchmarks.harness import scheduled
 from benchmarks.harness.engines import AnyEngine
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.protocol import StepOutput
+from services.worker.guides.grammars import Grammars
 from shared.wire.messages import Guide, RunKind, SamplingParams, StepPlan
 from shared.wire.token_arrays import Layout
 from tests.services.worker.driver import Driver, Job
+from tests.services.worker.test_engine_contract import poisoned
 from tests.services.worker.test_slot_guide import GRAMMARS, OPEN, encode, held, tokenizer
 from tests.services.worker.test_speculation import engine_of, prompts
 
@@ -200,15 +202,20 @@ def test_min_tokens_gives_way_to_a_complete_text_and_ignore_eos_repeats_its_end(
     assert len(text) > 12, "here more may come, so that the minimum holds"
 
 
+def grammars_of(used: AnyEngine) -> Grammars:
+    table = used._table if isinstance(used, DeviceEngine) else used._slots
+    return table._guides.grammars
+
+
 class Held:
     """An engine that compiles no grammar before this number of steps has begun."""
 
     def __init__(self, used: AnyEngine, num_steps: int) -> None:
-        table = used._table if isinstance(used, DeviceEngine) else used._slots
+        grammars = grammars_of(used)
         self.waited: set[int] = set()
         self.prompts: dict[int, list[float]] = {}
-        self._used, self._num_left, self._held = used, num_steps, held(table._guides.grammars)
-        table._guides.grammars._compiled.clear()
+        self._used, self._num_left, self._held = used, num_steps, held(grammars)
+        grammars._compiled.clear()
         self._held.__enter__()
 
     def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
@@ -254,6 +261,18 @@ def test_what_waits_for_its_grammar_goes_on_when_that_is_compiled_and_nothing_el
     assert slow.waited == needs
     for index, values in prompt_logprobs().items():
         assert slow.prompts[index] == pytest.approx(values, abs=1e-3)
+
+
+@pytest.mark.parametrize("kernels", ["torch", "device"])
+def test_bad_logits_fail_a_sequence_that_waits_for_its_grammar(kernels: str) -> None:
+    used, prompt = engine(kernels, "none"), prompts()[0]
+    job = Job(prompt, SamplingParams(seed=1, guide=Guide(GRAMMARS["choice"])))
+    grammars = grammars_of(used)
+    grammars._compiled.clear()
+    with held(grammars), poisoned(used, int(prompt[-1])):
+        Driver(used).run([job])
+    used.reset()
+    assert "not finite" in str(job.end.error)
 
 
 OPTIONAL = "\n".join(f'r{number}: "a"? r{number + 1} "b"?' for number in range(600))

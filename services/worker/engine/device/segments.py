@@ -21,7 +21,7 @@ from kernels.logprobs import logprobs_slots
 from kernels.mtp_inputs import draft_pairs, step_pairs
 from kernels.mtp_inputs.pairs import Pairs
 from kernels.paged_attention import ChunkRows, DecodeRows, DeviceAttention
-from kernels.sample import NOT_COMPILED
+from kernels.sample import NOT_COMPILED, NOT_FINITE
 from kernels.sample.slot_rules import Changed
 from kernels.sample.slots import process_slots, sample_slots
 from kernels.slot_state import SlotState
@@ -130,7 +130,8 @@ class Segments:
             scores = process_slots(adjusted, sampling, token_slots, changed)
         logprobs = logprobs_slots(scores, tokens, self.state.num_logprobs, token_slots)
         if waiting is not None:
-            tokens.index_fill_(0, upload(waiting, tokens.device), NOT_COMPILED)
+            rows = upload(waiting, tokens.device)
+            tokens[rows] = tokens[rows].masked_fill(tokens[rows] != NOT_FINITE, NOT_COMPILED)
         tokens = self.parallel.first(tokens)
         tokens = tokens.view(len(num_valid), -1)
         ends = self.eos_ids, self.acceptance
