@@ -266,8 +266,7 @@ class SchedulerService:
         self._plan_soon()
 
     def _route_of(self, peer: Peer) -> int | None:
-        routes = self._routes.items()
-        return next((route for route, forwarding in routes if forwarding.peer is peer), None)
+        return next((route for route, each in self._routes.items() if each.peer is peer), None)
 
     def _worker_id_of(self, peer: Peer) -> str | None:
         return self._worker_ids.get(peer)
