@@ -1,12 +1,12 @@
-"""How often are drafts right, as the server tells it, and as plain torch finds it?
+"""Acceptance of drafts, counted by the server and recomputed in plain torch.
 
-The embedded model over HTTP, with three drafts of its MTP head; then, for the texts that came, the
-drafts of every position at once with the model's training code: with the random bits of the target
-position, as the server draws them, and, at temperature 1, the likeliest ones. Online a chain begins
-where the one before it broke off, which is not everywhere.
+Runs the embedded model over HTTP with three drafts of its MTP head. The model's training code then
+recomputes the drafts of every position of the generated outputs: with the random bits of the target
+position, as the server samples them, and, at temperature 1, as the likeliest ids. Online a chain
+starts at the end of the previous one, which is not at every position.
 
-Shares are of drafts whose predecessors were right; their standard error is that of independent
-draws, which drafts of one text are not quite.
+Rates are conditional on all previous drafts being right; their standard error assumes independent
+draws, which is approximate for drafts of one output.
 """
 
 import argparse
@@ -36,7 +36,7 @@ Chains = list[list[bool]]
 
 
 class Answer(NamedTuple):
-    """The ids of one, and its drafts: chains by the position that the first one is for."""
+    """The ids of an output, and its drafts: chains by the position of their first draft."""
 
     ids: list[int]
     chains: dict[int, list[bool]]
@@ -66,7 +66,8 @@ async def ask_all(
 
 
 def chains_of(drafts: list[dict[str, Any]]) -> dict[int, list[bool]]:
-    """Those of one step have positions in a row; the last ones of a text may be fewer."""
+    """Groups drafts at consecutive positions, one group per step; the last group of an output may
+    be shorter."""
     chains: dict[int, list[bool]] = {}
     first = last = -1
     for draft in drafts:
@@ -81,8 +82,7 @@ def chains_of(drafts: list[dict[str, Any]]) -> dict[int, list[bool]]:
 def offline_chains(
     prompts: list[list[int]], answers: list[Answer], temperature: float
 ) -> list[Chains]:
-    """Of each answer the chains that begin at its positions, one after the other; sampled where
-    the temperature is not 0."""
+    """Chains from each position of each answer, sampled unless the temperature is 0."""
     model = ShoalTiny(ModelConfig()).eval()
     model.load_state_dict(load_weights(EMBEDDED_MODEL))
     vocab_size = model.config.vocab_size

@@ -1,10 +1,9 @@
-"""What does an interactive request feel of a batch that runs at a low priority?
+"""The effect of a low-priority batch on interactive requests.
 
-Whole servers, one interactive stream over HTTP, in turns: alone, and while a batch of
-``/v1/batches`` is answered, which is cancelled at the end of its turn. Once with slots for all,
-once with fewer (``max-num-seqs``) than the batch has requests open: there priority says who gets
-the next slot that is free. Each with the default of ``later-priority-share``, and with one that
-holds hardly anybody back.
+An interactive stream runs over HTTP against whole servers, in turns: alone, and next to a batch of
+``/v1/batches`` that is cancelled at the end of the turn. One server has a slot for every open
+request; another has fewer (``max-num-seqs``), so priority decides on the next free slot. Each runs
+with the default ``later-priority-share`` and with a value that hardly holds anything back.
 """
 
 import argparse
@@ -26,17 +25,17 @@ from benchmarks.load import load
 from benchmarks.report import spread, write
 
 INPUT_LEN, OUTPUT_LEN = 128, 64
-NUM_LINES = 20_000  # more than are answered in a turn
+NUM_LINES = 20_000  # more than one turn can answer
 FEW_SLOTS = 8
 SLOTS = {"slots for all": [], f"{FEW_SLOTS} slots": ["--max-num-seqs", str(FEW_SLOTS)]}
 SHARES = {"share 0.2": 0.2, "share 0.99": 0.99}
-ALONE_S = 3.0  # for which the batch is alone in each turn
+ALONE_S = 3.0  # the batch alone, in each turn
 FIGURES = ("ttft_ms", "tpot_ms")
 POLL_S = 0.1
 
 
 def lines(vocab_size: int, seed: int) -> bytes:
-    """Requests as long as the interactive ones."""
+    """Batch requests of the interactive requests' length."""
     dice = Random(seed)
     texts = []
     for number in range(NUM_LINES):
@@ -59,8 +58,8 @@ class BatchClient:
 
     @asynccontextmanager
     async def running(self, file_id: str) -> AsyncIterator[str]:
-        """The id of a batch some of whose requests are answered. It is cancelled at the end.
-        RuntimeError where it ended before."""
+        """The id of a batch that has answered some requests; cancels it at the end. Raises
+        RuntimeError if it ends before."""
         body = {"endpoint": "/v1/completions", "completion_window": "24h", "input_file_id": file_id}
         batch_id: str = (await self._ask("POST", "batches", json=body))["id"]
         while not await self.num_completed(batch_id):
@@ -71,7 +70,7 @@ class BatchClient:
             await asyncio.sleep(POLL_S)
 
     async def tokens_per_s(self, batch_id: str) -> float:
-        """What it is answered with from now on."""
+        """Output tokens per second of the batch from now on."""
         before, started_s = await self.num_completed(batch_id), time.perf_counter()
         await asyncio.sleep(ALONE_S)
         num_done = await self.num_completed(batch_id) - before

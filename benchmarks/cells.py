@@ -1,10 +1,10 @@
-"""What do streams see when one of several schedulers is killed, and when all are replaced?
+"""Pauses of streams while one of several schedulers is killed, and while all are replaced.
 
-Twelve clients stream without pause from real processes, two schedulers among them, each with a
-worker. In each round nothing happens for a while; then a scheduler is killed; when another one has
-its worker, all are replaced one after the other, as docs/operate.md says. A pause is the time
-between two tokens of one stream, a wait that from a request to its first token. Texts are compared
-with those of undisturbed streams. Clients and services share the machine.
+Twelve clients stream continuously from real processes: two schedulers, each with a worker. A round
+begins with an undisturbed watch. A scheduler is then killed; once another has taken over its
+worker, all schedulers are replaced one after another as in docs/operate.md. A pause is the time
+between two tokens of a stream, a wait the time from a request to its first token. Outputs are
+compared with those of undisturbed streams. Clients and services share the machine.
 """
 
 import argparse
@@ -23,7 +23,7 @@ SETTINGS = {"MAX_MODEL_LEN": "512", "NUM_THREADS": "1", "DRAIN_TIMEOUT_S": "10"}
 NUM_STREAMS = 12
 NUM_TOKENS = 480
 WATCH_S = 8.0
-SETTLE_S = 2.0  # between two watches, and for which a replacement counts on when it is done
+SETTLE_S = 2.0  # between two watches, and at the end of a replacement's watch
 LOOK_S = 0.05
 
 
@@ -39,7 +39,7 @@ async def replace(fleet: Fleet, old: Member) -> None:
 async def one_round(fleet: Fleet, load: Load) -> dict[str, Watch]:
     with Watch(load) as undisturbed:
         await asyncio.sleep(WATCH_S)
-    await asyncio.sleep(SETTLE_S)  # so that no pause is of both
+    await asyncio.sleep(SETTLE_S)  # no pause belongs to two watches
     with Watch(load) as killed:
         await fleet.kill(fleet.of("scheduler")[0])
         await asyncio.sleep(WATCH_S)
@@ -85,7 +85,7 @@ async def measure(num_rounds: int, num_schedulers: int) -> dict[str, Any]:
 
 
 def num_paused(load: Load, watch: Watch, usual_s: float) -> int:
-    """Of the streams that were open meanwhile, those with a pause longer than ``usual_s``."""
+    """The number of open streams with a pause longer than ``usual_s``."""
     return sum(
         any(
             to_s - from_s > usual_s and from_s < watch.end_s and to_s > watch.begin_s

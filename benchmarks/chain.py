@@ -1,9 +1,9 @@
-"""What does the mesh add to a step and to the first token?
+"""The mesh's overhead per step and until the first token.
 
-One stream at a time through four processes and HTTP, against the same scheduler core and the same
-engine called in one loop in this process; both with the embedded model, in turns. Client, gateway,
-tokenizer, scheduler and worker share the machine's cores. Two steps never overlap (one plan in
-flight), so what the chain takes for a message there and back shows in full.
+One stream at a time runs through four processes and HTTP, in turns with the same scheduler core and
+engine called in one loop in this process; both with the embedded model. Client, gateway, tokenizer,
+scheduler and worker share the machine's cores. With one plan in flight steps never overlap, so the
+full message round trip is visible.
 """
 
 import argparse
@@ -43,14 +43,14 @@ class Loop:
         self._job = Job(np.array(tokenizer.encode(PROMPT).ids, np.int32), NUM_TOKENS)
 
     def run(self) -> tuple[float, float]:
-        """Seconds to the first token, and of a later one (mean)."""
+        """Seconds to the first token, and mean seconds per later token."""
         steps = self._loop.run([self._job], 1, None)
         first_s, *later_s = [step.engine_s + step.scheduling_s for step in steps]
         return first_s, sum(later_s) / (NUM_TOKENS - 1)
 
 
 async def run_chain(session: aiohttp.ClientSession) -> tuple[float, float]:
-    """The same, as a client sees it."""
+    """The same, measured by an HTTP client."""
     body = {
         "prompt": PROMPT,
         "max_tokens": NUM_TOKENS,
@@ -84,12 +84,12 @@ async def measure(num_rounds: int, num_threads: int) -> dict[str, Any]:
             runs["loop"].append(loop.run())
             if number == 0:
                 for each in runs.values():
-                    each.clear()  # the first ones are for warming up
+                    each.clear()  # the first runs are warm-up
     return {name: _figures(each, runs["loop"]) for name, each in runs.items()}
 
 
 async def measure_both(num_rounds: int) -> dict[str, Any]:
-    """With a core that the worker leaves to the others, and with none."""
+    """With one core left free by the worker, and with none."""
     num_cores = len(os.sched_getaffinity(0))
     return {
         f"{num} threads on {num_cores} cores": await measure(num_rounds, num)
@@ -98,7 +98,7 @@ async def measure_both(num_rounds: int) -> dict[str, Any]:
 
 
 async def start(stack: AsyncExitStack, settings: dict[str, str]) -> aiohttp.ClientSession:
-    """Starts four processes, and a client of their gateway."""
+    """Starts four processes; yields a client session of their gateway."""
     directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     fleet = await stack.enter_async_context(running_fleet(directory, settings))
     await fleet.start_all(scheduler=1, tokenizer=1, worker=1, gateway=1)
@@ -107,7 +107,7 @@ async def start(stack: AsyncExitStack, settings: dict[str, str]) -> aiohttp.Clie
 
 
 def _figures(runs: list[tuple[float, float]], loop: list[tuple[float, float]]) -> dict[str, Any]:
-    """Beside the runs of the loop in the same round."""
+    """Figures relative to the loop's runs in the same round."""
     pairs = list(zip(runs, loop, strict=True))
     return {
         "us per step": _us(step for _, step in runs),

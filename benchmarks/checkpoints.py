@@ -1,10 +1,9 @@
-"""The models that servers are measured with: Qwen3 with random weights, in bfloat16.
+"""Checkpoints for server benchmarks: Qwen3 with random weights, in bfloat16.
 
 ``small`` has 27 million parameters, ``medium`` the shape of Qwen3-0.6B with a smaller vocabulary,
-``moe`` 64 experts in each layer, of which a token chooses 8: as many parameters as ``medium`` has
-are active for it, of 2.3 billion. Their tokenizers are trained on the source of Python's standard
-library. Each folder loads in shoal, vLLM and transformers; ``benchmarks.to_gguf`` turns it into
-llama.cpp's format.
+``moe`` 64 experts per layer and 8 per token: 2.3 billion parameters, with as many active ones as
+``medium`` has. The tokenizers are trained on the source of Python's standard library. Each folder
+loads in shoal, vLLM and transformers; ``benchmarks.to_gguf`` converts it to llama.cpp's format.
 """
 
 import argparse
@@ -43,14 +42,14 @@ SHAPES["moe"] = SHAPES["medium"] | {
     "num_experts": 64,
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 384,
-    "norm_topk_prob": True,  # llama.cpp knows no other
+    "norm_topk_prob": True,  # llama.cpp supports no other
 }
 
 
 def checkpoint(name: str, parent: Path = FOLDER) -> Path:
-    """The folder of ``name``, a key of SHAPES, which is written where it is missing."""
+    """The folder of checkpoint ``name``, a key of SHAPES; writes it if missing."""
     folder = parent / name
-    if not (folder / "model.safetensors").exists():  # which is written last
+    if not (folder / "model.safetensors").exists():  # written last
         _save_tokenizer(folder, SHAPES[name]["vocab_size"])
         _save_model(folder, config_of(name))
     return folder
@@ -70,9 +69,9 @@ def config_of(name: str) -> PretrainedConfig:
 
 
 def bytes_read(name: str, num_rows: int, num_cached: int, bits: float) -> float:
-    """What a step reads that has a token of each of ``num_rows`` sequences, with ``num_cached`` in
-    the cache: layers of ``bits`` a weight, of the experts those that are hit where each token
-    chooses by chance, and the output head and the cache in bfloat16."""
+    """Bytes read by a decode step of ``num_rows`` sequences with ``num_cached`` tokens in the
+    cache: layers at ``bits`` per weight, the expected number of used experts under random choice,
+    and output head and cache in bfloat16."""
     shape = SHAPES[name]
     hidden, key_size = shape["hidden_size"], shape["head_dim"] * shape["num_key_value_heads"]
     mlp = 3.0 * hidden * shape["intermediate_size"]
@@ -85,7 +84,7 @@ def bytes_read(name: str, num_rows: int, num_cached: int, bits: float) -> float:
 
 
 def _save_tokenizer(folder: Path, vocab_size: int) -> None:
-    """GPT-2's kind: bytes, its way to split words, and merges in order of frequency."""
+    """A byte-level BPE tokenizer like GPT-2's, with merges in order of frequency."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()

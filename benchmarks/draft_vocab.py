@@ -1,10 +1,9 @@
-"""What do drafts of a part of the vocabulary bring: how many are right, tokens a second, and what
-the logits of a draft take?
+"""Drafting from a part of the vocabulary: acceptance, tokens per second, and time of the draft
+logits.
 
-The embedded model on native code under the scheduler's core, in this process, with beginnings of
-texts that it has not seen and always as many drafts. Tokens are ranked by their ids, and by how
-often they occur in the texts that the model was trained on. Engines take turns; all of them write
-the same texts.
+Runs the embedded model on native code under the scheduler's core, in this process, with prompts
+held out of training and a fixed number of drafts. Tokens are ranked by id, and by frequency in the
+training texts. Engines take turns; all of them generate the same outputs.
 """
 
 import argparse
@@ -41,7 +40,7 @@ NUM_RUNS = 2000
 
 
 def write_counted(path: Path) -> None:
-    """All ids, the most frequent in the training texts first."""
+    """Writes all ids, by descending frequency in the training texts."""
     tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
     training, _ = split_documents(load_documents())
     counts: Counter[int] = Counter()
@@ -75,7 +74,7 @@ def engines_of(file: Path) -> dict[str, AnyEngine]:
 
 
 def least_us(speculation: dict[str, Any], num_rows: int) -> float:
-    """Of many runs: what the logits of ``num_rows`` drafts take, spread over the vocabulary."""
+    """The least of many runs: time of the logits of ``num_rows`` drafts, in microseconds."""
     loaded = load(settings_of(speculation), lambda text, share: None, choose_kernels)
     head = loaded.model.draft_head
     assert head is not None
@@ -140,7 +139,7 @@ def _point(
 
 
 def _shares(run: scheduled.Run) -> list[float]:
-    """Of full chains of drafts those whose first, first two, … are right."""
+    """Of full chains of drafts, the shares with the first, first two, … drafts accepted."""
     rows = [accepted for num, accepted in chain.from_iterable(run.verified) if num == DEPTH]
     return (
         [round(float(np.mean(np.array(rows) > place)), 3) for place in range(DEPTH)] if rows else []

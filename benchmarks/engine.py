@@ -1,9 +1,10 @@
-"""What native code and weights in codes bring on a CPU: the engine's steps with torch's operators,
-with native code, and with that and ``quantization: wint8`` and ``wint4``, whose rows may be rounded
-(``activation-dtype: int8``); or whose head is in codes too (``lm-head-quantization``).
+"""Native code and quantized weights on a CPU: engine steps with torch's operators, with native
+code, and with ``quantization: wint8`` and ``wint4``, also with quantized activations
+(``activation-dtype: int8``) or a quantized head (``lm-head-quantization``).
 
-Both models of ``benchmarks.checkpoints`` in bfloat16, prompts of 128 ids, 32 decoded; ``shoal bench
-engine`` as a process each time, rounds of all alternate. Beside it the memory's read bandwidth.
+Two models of ``benchmarks.checkpoints`` in bfloat16, prompts of 128 ids, 32 decoded tokens. Each
+run is a process of ``shoal bench engine``; rounds of all configurations alternate. The memory's
+read bandwidth is measured too.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def run(model: str, num_streams: int, num_threads: int, kind: str) -> dict[str, 
 
 
 def figures(flags: list[str]) -> dict[str, float]:
-    """Of one process."""
+    """The figures of one process."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "found.json"
         command = [*SHOAL, "bench", "engine", *flags, "--json", str(file)]
@@ -72,7 +73,7 @@ def measure(models: list[str], streams: list[int], threads: list[int], num_round
 def compared(
     runs: dict[str, list[dict[str, float]]], name: str, wanted: Iterable[tuple[str, str]]
 ) -> dict[str, Any]:
-    """A figure of each kind, and ratios round by round."""
+    """One figure for each configuration, and ratios round by round."""
     values = {kind: [each[name] for each in found] for kind, found in runs.items()}
     ratios = {
         f"{one} / {other}": spread(

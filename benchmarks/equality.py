@@ -1,9 +1,9 @@
-"""Are texts with drafts those without?
+"""Equality of outputs with and without drafts.
 
-The embedded model in the engine, under the scheduler's own core: 200 beginnings of texts, with one
-to five drafts by the MTP head and by prompt lookup, greedy and sampled, each prompt alone and 32 at
-once, in float32 and bfloat16. Told is the share of texts that are the same, token for token, and of
-those that differ how far the differing token lay below the highest score.
+Runs the embedded model in the engine, under the scheduler's own core: 200 prompts, one to five
+drafts by MTP head and by prompt lookup, greedy and sampled, each prompt alone and 32 at once, in
+float32 and bfloat16. Reports the share of identical outputs, and for others the score gap at the
+first different token.
 """
 
 import argparse
@@ -33,7 +33,7 @@ MAX_PROMPT_LEN = 96
 
 @cache
 def prompts_of(num: int) -> list[list[int]]:
-    """Beginnings of texts that the embedded model has not seen, of 1 … 96 ids."""
+    """Prompts held out of the embedded model's training, 1 … 96 ids each."""
     tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
     _, held_out = split_documents(load_documents())
     ids = tokenizer.encode("\n".join(document.text for document in held_out)).ids
@@ -65,8 +65,8 @@ def compare(
     depths: list[int],
     max_tokens: int,
 ) -> dict[str, dict[str, Any]]:
-    """By depth and number at once: texts that are the same, drafts that were right, and the gaps
-    between the scores of the two tokens where a text first differs."""
+    """By depth and concurrency: identical outputs, accepted drafts, and the score gap of the two
+    tokens at each first difference."""
     params = [
         SamplingParams(seed=index, temperature=temperature, max_tokens=max_tokens)
         for index in range(len(prompts))

@@ -1,4 +1,4 @@
-"""A worker whose steps take no time: ``python -m benchmarks.fake_worker``, for ``front.py``."""
+"""A worker with instant steps, for ``front.py``: ``python -m benchmarks.fake_worker``."""
 
 from dataclasses import dataclass
 
@@ -23,7 +23,7 @@ from shared.wire.messages import (
 )
 from shared.wire.token_arrays import TokenArrays
 
-FIRST_ID = 300  # of ids that are plain words in the embedded model's vocabulary
+FIRST_ID = 300  # the first of the plain words in the embedded model's vocabulary
 NUM_IDS = 5000
 
 
@@ -41,7 +41,7 @@ class Slot:
 
 
 class InstantEngine(StepEngine):
-    """Every sequence that has computed all it knows emits some id."""
+    """Every sequence without tokens left to compute emits an arbitrary id."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self.model_info = read_model_info(locate_model(config.model).folder, [], None)

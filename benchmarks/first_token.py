@@ -1,8 +1,8 @@
-"""Where does the time to a first token go?
+"""Breakdown of the time to a first token.
 
-One short prompt at a time through four processes and HTTP, with the embedded model, and each
-request's trace: when services began and ended what they did for it, on one clock, since all run on
-this machine. What lies between two of them is a message's way: packing, a socket, waking up.
+Sends one short prompt at a time through four processes and HTTP, with the embedded model, and reads
+each request's trace. All services run on one machine, so their spans share a clock. The gaps
+between spans are messages in transit: packing, socket, wake-up.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from benchmarks.chain import PROMPT, start
 from benchmarks.report import write
 
 NUM_WARM_UPS = 5
-PAUSE_S = 0.05  # as clients make one: what a service had in its caches is gone
+PAUSE_S = 0.05  # as between real requests: the services' CPU caches are cold
 NUM_TOKENS = 40
 WAYS = [
     ("HTTP to the gateway", "client sends", "gateway begins"),
@@ -37,7 +37,7 @@ WAYS = [
 
 
 async def trace_one(session: aiohttp.ClientSession) -> dict[str, float]:
-    """When things happened, in unix time."""
+    """Event times in Unix time."""
     body = {"prompt": PROMPT, "max_tokens": NUM_TOKENS, "temperature": 0, "ignore_eos": True}
     moments = {"client sends": time.time()}
     async with session.post("/v1/completions", json=body | {"stream": True}) as response:
@@ -81,7 +81,7 @@ async def measure(num_requests: int, num_threads: int) -> dict[str, Any]:
 
 
 def _us(seconds: list[float]) -> dict[str, float]:
-    """Half of the requests are between the quarters."""
+    """Median and quartiles in microseconds."""
     quarters = [round(1e6 * each) for each in statistics.quantiles(seconds, n=4)]
     return dict(
         zip(("first quarter, us", "median, us", "third quarter, us"), quarters, strict=True)
@@ -89,7 +89,7 @@ def _us(seconds: list[float]) -> dict[str, float]:
 
 
 async def measure_both(num_requests: int) -> dict[str, Any]:
-    """With a core that the worker leaves to the others, and with none."""
+    """With one core left free by the worker, and with none."""
     num_cores = len(os.sched_getaffinity(0))
     return {
         f"{num} threads on {num_cores} cores": await measure(num_requests, num)

@@ -1,7 +1,7 @@
-"""Which service saturates first, and what does each pay for a token?
+"""Throughput and CPU cost per token of each service in front of the worker.
 
-Gateway, tokenizer and scheduler as processes, and a worker whose steps take no time; streams over
-HTTP from a client that only counts bytes. All five share the machine.
+Gateway, tokenizer and scheduler run as processes with a worker of instant steps; a client that only
+counts bytes reads streams over HTTP. All five share the machine.
 """
 
 import argparse
@@ -24,7 +24,7 @@ KINDS = ("gateway", "tokenizer", "scheduler", "worker")
 
 
 async def stream(port: int, max_tokens: int) -> None:
-    """One stream to its end, by a client as cheap as can be."""
+    """Reads one stream to its end, with minimal client work."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     body = json.dumps(
         {"prompt": "Once", "max_tokens": max_tokens, "stream": True, "ignore_eos": True}
@@ -47,7 +47,7 @@ def cpu_s(member: Member) -> float:
 
 
 async def run(fleet: Fleet, num_streams: int) -> dict[str, float]:
-    """Tokens a second, and CPU microseconds a token of each service."""
+    """Tokens per second, and CPU microseconds per token of each service."""
     members = {kind: fleet.of(kind)[0] for kind in KINDS}
     max_tokens = min(MAX_TOKENS_EACH, NUM_TOKENS // num_streams)
     port = members["gateway"].port

@@ -1,7 +1,7 @@
-"""How much of its time does the worker wait for plans, at 32 streams on the medium model?
+"""The worker's idle time at 32 streams on the medium model.
 
-One whole server, loaded over HTTP; the figures are those of the worker's own metrics: seconds in
-steps, and between them while it has sequences.
+One whole server, loaded over HTTP. The figures are the worker's own metrics: seconds in steps, and
+seconds between steps while it has sequences.
 """
 
 import argparse

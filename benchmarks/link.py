@@ -1,9 +1,9 @@
-"""What does a message cost, from a worker's arrays to the scheduler's, by its size?
+"""Cost of a message from a worker's arrays to the scheduler's, by size.
 
-StepResults of several sizes through the real link and codec over ipc, between two processes,
-against a System V message queue: at the kernel's default limits, where what is larger must be cut
-into pieces, and at raised limits. The queue carries ready-made bytes, the link encodes and decodes.
-Rounds of all of them alternate.
+Sends StepResults of several sizes through the real link and codec over ipc, between two processes,
+and through a System V message queue: at the kernel's default limits, where larger messages are
+split, and at raised limits. The queue carries ready-made bytes; the link encodes and decodes.
+Rounds of all alternate.
 """
 
 import argparse
@@ -46,7 +46,7 @@ NO_IDS = np.zeros(0, np.int32)
 
 
 class End:
-    """One end of the link: counts what comes."""
+    """One end of the link, which counts messages."""
 
     def __init__(self, service: ServiceName, instance: str) -> None:
         self.num_received = 0
@@ -73,14 +73,14 @@ class End:
         self.arrived.set()
 
     async def until(self, num: int) -> None:
-        """So many messages have come in all."""
+        """Waits until ``num`` messages have arrived in all."""
         while self.num_received < num:
             self.arrived.clear()
             await self.arrived.wait()
 
 
 async def receive(directory: Path) -> None:
-    """The scheduler's end, a process of its own; prints its CPU seconds when asked by a line."""
+    """The scheduler's end, in its own process; prints its CPU seconds for each line on stdin."""
     end = End("scheduler", "receiver")
     end.link.listen(directory, "worker", role="workers")
     asyncio.get_running_loop().add_reader(sys.stdin, answer)
@@ -144,7 +144,7 @@ class LinkRun:
         )
 
     async def growth_bytes(self, step: Step, num: int) -> int:
-        """What the receiver needs beyond what it had, for so many messages one by one."""
+        """Growth of the receiver's memory over ``num`` messages, one by one."""
         end, peer = self._end, await self._end.peer
         forget_peak(self._process.pid)
         before = peak_bytes(self._process.pid)
@@ -187,7 +187,7 @@ async def compare(link: LinkRun, num_bytes: int, num_rounds: int) -> dict[str, A
 
 
 async def queue(num_bytes: int) -> Figures:
-    """In a thread: the link's heartbeats go on meanwhile."""
+    """Runs in a thread, so that the link's heartbeats continue."""
     return await asyncio.to_thread(sysv.measure, num_bytes, ROUND_S)
 
 

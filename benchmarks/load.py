@@ -1,4 +1,4 @@
-"""What the client of ``shoal bench serve`` finds, for benchmarks that start the server as well."""
+"""Runs the client of ``shoal bench serve`` for benchmarks that start the server themselves."""
 
 from io import StringIO
 from typing import Any
@@ -10,15 +10,15 @@ from cli.bench.options import parse
 
 
 async def load(url: str, **flags: Any) -> dict[str, Any]:
-    """The figures of one run. ``flags`` are the command's, with underscores. RuntimeError where a
-    request failed or an answer is shorter than asked for: rates of other work compare nothing."""
+    """The figures of one run. ``flags`` are the command's, with underscores. Raises RuntimeError if
+    a request fails or an answer is short, as rates of unequal work cannot be compared."""
     words = [
         word
         for name, value in flags.items()
         for word in (f"--{name.replace('_', '-')}", str(value))
     ]
     settings = parse(["--url", url, *words])
-    console = Console(file=StringIO())  # no terminal, so no bar
+    console = Console(file=StringIO())  # no terminal, so no progress bar
     figures = (await measure(settings, *what_to_send(settings), console)).figures
     if figures["num_failed"] or figures["num_short"]:
         raise RuntimeError(

@@ -1,7 +1,7 @@
-"""What do logprobs cost: 20 of each token for everybody, or none.
+"""Cost of logprobs: 20 for every token of all streams, or none.
 
-One whole server, loaded with 32 streams over HTTP, in turns. The client that reads the longer
-answers shares the server's cores.
+One whole server, loaded with 32 streams over HTTP, in turns. The client, which reads longer answers
+with logprobs, shares the server's cores.
 """
 
 import argparse

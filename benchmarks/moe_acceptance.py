@@ -1,12 +1,12 @@
-"""How often are the drafts of a trained MoE right, as the server counts them and as torch does?
+"""Acceptance of a trained MoE's drafts, counted by the server and recomputed in torch.
 
 A small model in GLM-4.5's layout is trained (``models.training.sparse``) and served by the whole
-mesh, with three drafts a step. For the texts that come, the drafts of the same places are made once
-more, one after the other, with transformers' layers, without cache, steps or batches, and with the
-random bits of the place that each is for.
+mesh, with three drafts a step. For the generated outputs the drafts of the same positions are
+recomputed one after another, with transformers' layers, without cache, steps or batches, and with
+the random bits of their positions.
 
-Where the two differ, ``margins`` say how far the likeliest id of plain torch was above the second:
-near 0 it is a matter of rounding.
+For each difference, ``margins`` holds the gap between plain torch's two best scores: near 0 it is
+rounding.
 """
 
 import argparse
@@ -39,21 +39,21 @@ Counts = dict[str, int]
 
 
 class Served(NamedTuple):
-    """Answers, and by how much the scheduler's counters grew while they came."""
+    """Answers, and the growth of the scheduler's counters meanwhile."""
 
     answers: list[Answer]
     counts: Counts
 
 
 class Draft(NamedTuple):
-    """Whether one is what stands in its place, and how far its score is above the second."""
+    """True if the draft equals the token at its position, and the gap to the second best score."""
 
     is_right: bool
     margin: float
 
 
 async def serve(folder: Path, prompts: list[list[int]], max_tokens: int) -> dict[str, Served]:
-    """By kind of sampling."""
+    """Answers by kind of sampling."""
     found = {}
     with tempfile.TemporaryDirectory() as name:
         flags = ("--dtype", "float32", "--mesh-dir", name)
@@ -75,7 +75,7 @@ async def counted(mesh_dir: Path) -> Counts:
 
 
 class PlainText:
-    """A text as plain torch sees it: prompt and answer."""
+    """Prompt and answer in plain torch."""
 
     def __init__(self, model: SparseModel, ids: list[int], seed: int, temperature: float) -> None:
         self._model, self._seed, self._temperature = model, seed, temperature
@@ -83,7 +83,7 @@ class PlainText:
         self._states = model.states(self._ids)
 
     def chain(self, first: int, num: int) -> list[Draft]:
-        """``num`` drafts from place ``first`` on; what follows a wrong one is not right either."""
+        """``num`` drafts from position ``first`` on; drafts after a wrong one count as wrong."""
         drafts: list[Draft] = []
         for place, scores in enumerate(self._scores(first, num), first):
             best, second = scores.topk(2).values.tolist()
@@ -93,8 +93,8 @@ class PlainText:
         return drafts
 
     def _scores(self, first: int, num: int) -> Iterator[Tensor]:
-        """[V] of each place. The head has the trunk's state of all but the last token before
-        ``first``; from there on it has what it made itself, and the ids that were right."""
+        """Scores [V] of each position. The head gets the trunk's hidden states of all but the last
+        token before ``first``; from there on its own, and the right ids."""
         states = self._states[:, : first - 1]
         for place in range(first, first + num):
             outs = self._model.draft_states(states, self._ids[:, 1:place])
@@ -137,7 +137,7 @@ def counts_of(chains: list[list[bool]]) -> Counts:
 
 
 def measure(folder: Path, num_steps: int, num_prompts: int, max_tokens: int) -> dict[str, Any]:
-    """``folder`` gets the checkpoint. Prompts are beginnings of texts that were held out."""
+    """Trains into ``folder``. Prompts are held out of training."""
     losses = train(folder, num_steps)
     prompts = held_out_prompts(folder)[:num_prompts]
     served = uvloop.run(serve(folder, prompts, max_tokens))

@@ -1,11 +1,9 @@
-"""What does an open page cost the mesh?
+"""Cost of an open status page.
 
-The same load with and without somebody who looks at the mesh, and asks for ``/v1/mesh`` once a
-second, as the page does while it is seen. By turns, with the embedded model. Ratios are those of
-two runs in a row: of CPU time that all services used for a token, and of tokens per second. On a
-shared machine two equal runs differ by more than a look costs, so the same is measured where
-nothing is served: CPU time of all services for a second. What a browser needs to draw the page is
-none of the mesh's, and is not here.
+The same load, in turns, with and without a client that requests ``/v1/mesh`` once a second, as the
+visible page does; with the embedded model. Ratios are between consecutive runs: CPU time of all
+services per token, and tokens per second. On a shared machine equal runs differ by more than a page
+costs, so CPU time per second is also measured without load. The browser's own cost is not included.
 """
 
 import argparse
@@ -24,8 +22,8 @@ from benchmarks.harness.fleet import Fleet, running_fleet
 from benchmarks.report import spread, write
 from benchmarks.traces import Cost, run
 
-PERIOD_S = 1.0  # of services/gateway/page/mesh/mesh.js
-LOADS = {  # streams at once, tokens of each, and how many one after the other
+PERIOD_S = 1.0  # as in services/gateway/page/mesh/mesh.js
+LOADS = {  # concurrent streams, tokens of each, and streams one after another
     "8 streams of 1500 tokens": (8, 1500, 2),
     "200 streams of 300 tokens": (200, 300, 1),
 }
@@ -34,7 +32,7 @@ IDLE_S = 10.0
 
 @asynccontextmanager
 async def looking(port: int, num_pages: int) -> AsyncIterator[None]:
-    """Raises what made a page fail."""
+    """Raises the error of a failed page."""
 
     async def look(session: aiohttp.ClientSession) -> None:
         while True:
@@ -84,7 +82,7 @@ async def measure(num_rounds: int, num_pages: int) -> dict[str, Any]:
 
 
 async def _idle_ms(fleet: Fleet) -> float:
-    """CPU time that all services use in a second."""
+    """CPU milliseconds of all services per second."""
     before_s = sum(map(cpu_s, fleet.members))
     await asyncio.sleep(IDLE_S)
     return 1e3 * (sum(map(cpu_s, fleet.members)) - before_s) / IDLE_S

@@ -1,8 +1,8 @@
-"""What do limits on partial prefills do to short prompts behind long ones?
+"""Effect of limits on partial prefills on short prompts that wait for long ones.
 
-The scheduler's core on a simulated clock: a step takes a fixed time and some more for each token of
-a prompt. Short prompts of 200 tokens and long ones of 30,000 arrive at random, which is seeded; all
-write 50 tokens.
+Simulates the scheduler's core on a virtual clock: a step takes a fixed time, plus a time per prompt
+token. Short prompts of 200 tokens and long ones of 30,000 arrive at random, with a seed; each
+generates 50 tokens.
 """
 
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class Machine:
-    """Seconds of a step, and for each token of a prompt in it; arrivals a second, for so long."""
+    """Seconds per step and per prompt token; arrivals per second, and the duration."""
 
     budget: int
     step_s: float
@@ -61,7 +61,7 @@ MACHINES = {
 
 
 class Simulation:
-    """``first_s``: the time to the first token of each, by the length of its prompt."""
+    """``first_s``: times to the first token, by the length of the prompt."""
 
     def __init__(self, machine: Machine, limits: PrefillLimits) -> None:
         self._machine = machine

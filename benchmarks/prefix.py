@@ -1,11 +1,11 @@
-"""What does the prefix cache bring where nine tenths of each prompt are shared?
+"""Effect of the prefix cache with nine tenths of each prompt shared.
 
-Two whole servers, with and without it, loaded in turns over HTTP. Prompts begin with one of a few
-prefixes, which are in the cache when the counting begins; every round has prefixes of its own.
+Two whole servers, with and without it, are loaded in turns over HTTP. Prompts begin with one of a
+few prefixes that are cached before the measurement; every round has its own prefixes.
 
-Three loads: one stream, where nobody waits for another; requests that come at random at a rate of
-which both servers can do more; and four streams in a closed loop, where prompts meet in a step and
-the faster server gets more of them.
+Three loads: one stream, without queueing; random arrivals at a rate below the capacity of both
+servers; and four streams in a closed loop, where prompts share steps and the faster server gets
+more of them.
 """
 
 import argparse
@@ -53,7 +53,7 @@ async def measure(num_rounds: int, num_requests: int) -> dict[str, Any]:
 
 
 async def _compare(urls: dict[str, str], seeds: range, flags: dict[str, Any]) -> dict[str, Any]:
-    """Each of the ``seeds`` makes prompts of its own."""
+    """Each of the ``seeds`` makes its own prompts."""
     runs: dict[str, list[dict[str, Any]]] = {name: [] for name in urls}
     for seed in seeds:
         for name, url in urls.items():

@@ -1,16 +1,16 @@
-"""What processes hold, as /proc tells it."""
+"""Process facts from /proc."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 
 def services_of(mesh_dir: Path) -> dict[str, int]:
-    """Process ids by service, of those alive that ``shoal serve`` runs in ``mesh_dir``."""
+    """Process ids by service, of live processes ``shoal serve`` runs in ``mesh_dir``."""
     return dict(_processes_of(mesh_dir))
 
 
 def workers_of(mesh_dir: Path) -> list[int]:
-    """Process ids of all ranks of the workers that it runs there."""
+    """Process ids of all ranks of the workers it runs there."""
     return sorted(pid for service, pid in _processes_of(mesh_dir) if service == "worker")
 
 
@@ -28,7 +28,7 @@ def parent_of(pid: int) -> int:
 
 
 def own_bytes(pid: int) -> int:
-    """Its anonymous memory: files that are mapped come and go as the kernel likes."""
+    """Anonymous memory of a process: mapped files depend on the kernel's page cache."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     (line,) = [line for line in lines if line.startswith("Pss_Anon:")]
     return int(line.split()[1]) << 10

@@ -1,9 +1,9 @@
-"""Products of activations with the weights of a layer, by native code and by torch (oneDNN).
+"""GEMMs of activations with a layer's weights, by native code and by torch (oneDNN).
 
-``num-matrices`` matrices of one shape, one behind the other, so that they come from the memory as a
-model's do; every build of the native code that this CPU can run, dense and in every form, those of
-whole numbers also times rounded rows, and torch's bfloat16 linear. Rounds of all alternate;
-GFLOP/s and ratios are those of each one's best round.
+``num-matrices`` matrices of one shape are multiplied in sequence, so that they are read from memory
+like a model's. Compares every native variant this CPU can run, dense and in every form (integer
+forms also with rounded activations), and torch's bfloat16 linear. Rounds of all alternate; GFLOP/s
+and ratios are those of each one's best round.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from kernels.cpu.program import Buffer, NativeProgram
 from services.worker.weights.online import ONLINE, Quantization
 
 DTYPE = torch.bfloat16
-PAUSE_S = 0.3  # torch's threads wait for their next work without sleeping
+PAUSE_S = 0.3  # torch's threads spin while they wait for work
 FORMS: tuple[Quantization, ...] = ("none", *ONLINE)
 ROUNDED: tuple[Quantization, ...] = ("wint8", "wint4")
 Run = Callable[[torch.Tensor], Any]

@@ -1,10 +1,10 @@
-"""A model on two processes beside one: what sums cost, and tokens a second of ranks and stages.
+"""A model on two processes: cost of sums, and tokens per second of ranks and stages compared with
+one process.
 
-The sums of a step, two for each layer and one for the embedding, are added up by two processes with
-a core each: in native code's shared memory, and by gloo's ``all_reduce``, in turns. Each sum is
-compared with what it must be.
+Two processes with a core each compute the sums of a step (two per layer and one for the embedding),
+in turns in native code's shared memory and by gloo's ``all_reduce``. Each sum is checked.
 
-Whole servers then take turns: one worker with all cores, two ranks, and two stages; a rank or stage
+Whole servers then take turns: one worker with all cores, two ranks, and two stages. A rank or stage
 has a core of its own, as if each were a NUMA node. The machine is shared with the client.
 """
 
@@ -50,7 +50,7 @@ OUTPUT_LEN = 64
 
 @dataclass(frozen=True)
 class Sums:
-    """Of a step: ``num`` of them, of [rows, size] numbers each. ``rounds`` of each way."""
+    """The sums of a step: ``num`` sums of [rows, size] values each, ``rounds`` times each way."""
 
     num: int
     size: int
@@ -75,7 +75,7 @@ def measure_sums(sums: Sums) -> dict[str, Any]:
 
 
 def add_up(rank: int, memory: str, store: Path, sums: Sums) -> dict[str, Any]:
-    """Runs in a process for each rank. Returns milliseconds of a step, by rows and way."""
+    """Runs in a process for each rank. Returns milliseconds per step, by rows and way."""
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
     torch.set_num_threads(1)
     torch.manual_seed(rank)
@@ -96,13 +96,14 @@ def add_up(rank: int, memory: str, store: Path, sums: Sums) -> dict[str, Any]:
     found = {}
     for num_rows in sums.rows:
         part = torch.randn(num_rows, sums.size)
-        # From the second one on both ranks have the same, so that each sum is twice the one before.
+        # From the second sum on both ranks have equal parts, so that each sum doubles the one
+        # before.
         right = meeting.sum(part) * 2.0 ** (sums.num - 1)
         seconds: dict[str, list[float]] = defaultdict(list)
         for _ in range(sums.rounds):
             for name, run in ways.items():
                 ours = part.clone()
-                meeting.first(part)  # both begin at once
+                meeting.first(part)  # a barrier
                 start = time.perf_counter()
                 run(ours)
                 seconds[name].append(time.perf_counter() - start)
@@ -115,7 +116,7 @@ def add_up(rank: int, memory: str, store: Path, sums: Sums) -> dict[str, Any]:
 
 
 async def measure_servers(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Tokens a second by number of streams and server."""
+    """Tokens per second by number of streams and server."""
     rates: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for number in range(arguments.rounds):
         for name, flags in SERVERS.items():
@@ -144,7 +145,7 @@ def server_of(arguments: argparse.Namespace, folder: Path, flags: tuple[str, ...
 
 
 def pin(workers: list[int]) -> None:
-    """Gives each of the processes, with all its threads, a core of its own."""
+    """Pins each process, with all its threads, to its own core."""
     if len(workers) != SIZE:
         raise RuntimeError(f"{len(workers)} processes compute, not {SIZE}")
     for pid, core in zip(workers, sorted(os.sched_getaffinity(0)), strict=False):
@@ -168,7 +169,7 @@ async def tokens_per_s(arguments: argparse.Namespace, url: str, num: int, seed: 
 
 
 def _ratio(ours: list[float], alone: list[float]) -> dict[str, float]:
-    """Round by round."""
+    """Ratios round by round."""
     return spread([one / other for one, other in zip(ours, alone, strict=True)])
 
 

@@ -1,7 +1,7 @@
-"""How many published commands does ``shoal serve`` start with?
+"""The share of published commands that ``shoal serve`` accepts.
 
-Reads a folder of recipes: commands of vLLM, SGLang and FastDeploy in its texts, and its files of
-settings. Checks settings alone: no model is read.
+Reads a folder of recipes: commands of vLLM, SGLang and FastDeploy in its texts, and settings files.
+Checks settings only; no model is read.
 """
 
 import argparse
@@ -39,7 +39,7 @@ def commands_of(folder: Path) -> Iterator[list[str]]:
     for path in sorted(each for each in folder.rglob("*") if each.suffix in TEXTS):
         text = re.sub(r"\\\s*\n", " ", path.read_text(errors="replace"))
         for match in COMMAND.finditer(text):
-            with contextlib.suppress(ValueError):  # a quotation mark without its other half
+            with contextlib.suppress(ValueError):  # unbalanced quotation mark
                 yield shlex.split(match["arguments"])
 
 
@@ -91,8 +91,6 @@ if __name__ == "__main__":
     logging.getLogger("shared").propagate = False
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
-    parser.add_argument(
-        "--long", action="store_true", help="count lines of settings without effect"
-    )
+    parser.add_argument("--long", action="store_true", help="also count settings without effect")
     given = parser.parse_args()
     main(given.folder, is_long=given.long)

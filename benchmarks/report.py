@@ -1,4 +1,4 @@
-"""Results with what is needed to judge them: machine, versions, date, command."""
+"""Results with their context: machine, versions, date, command."""
 
 import json
 import sys
@@ -35,5 +35,5 @@ def write(name: str, results: dict[str, Any]) -> Path:
 
 
 def _without_folder(word: str) -> str:
-    """Where things lie on this machine is nobody's business."""
+    """Removes the local path of a file name."""
     return Path(word).name if Path(word).is_absolute() else word

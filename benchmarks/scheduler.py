@@ -1,7 +1,7 @@
-"""What does the scheduler cost for each running sequence and step?
+"""The scheduler's cost per running sequence and step.
 
-The service's own work without sockets: the plan and its encoding, the result's decoding and
-absorption, and the messages for four tokenizers, while all sequences decode and 10,000 wait.
+Measures the service's work without sockets: planning and encoding, decoding and absorbing results,
+and the messages for four tokenizers, while all sequences decode and 10,000 wait.
 """
 
 import argparse
@@ -57,7 +57,7 @@ class Stopwatch:
 
 
 class Bench:
-    """A core with ``num_running`` sequences that decode on one worker, and others that wait."""
+    """A core with ``num_running`` sequences decoding on one worker, and others waiting."""
 
     def __init__(self, num_running: int) -> None:
         self._num_running = num_running

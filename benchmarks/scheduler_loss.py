@@ -1,11 +1,11 @@
-"""What do streams see when a scheduler is killed, on one machine and in the stack?
+"""Pauses of streams when a scheduler is killed, on one machine and in the stack.
 
-Twelve clients stream without pause from ``shoal serve``, or with ``--stack`` from the stack of
-docker-compose.yml, both as they come and with one scheduler. In each round the scheduler with the
-most to do is killed (SIGKILL), and for as long nothing is. A pause is the time between two tokens
-of one stream, a wait that from a request to its first token. Texts are compared with those of
-undisturbed streams; in the model's own dtype what is computed again may round otherwise. Clients
-and services share the machine.
+Twelve clients stream continuously from ``shoal serve``, or with ``--stack`` from the stack of
+docker-compose.yml; each in its default configuration and with one scheduler. In each round the
+busiest scheduler is killed (SIGKILL), followed by an undisturbed watch of the same length. A pause
+is the time between two tokens of a stream, a wait the time from a request to its first token.
+Outputs are compared with those of undisturbed streams; in the model's own dtype a recomputed token
+may round differently. Clients and services share the machine.
 """
 
 import argparse
@@ -30,14 +30,14 @@ from benchmarks.upgrade import Watch, figures
 
 NUM_STREAMS = 12
 NUM_TOKENS = 480
-WATCH_S = 6.0  # in which the scheduler is back and nobody waits any more
+WATCH_S = 6.0  # the scheduler is back and the waiting queue empty within it
 SETTLE_S = 2.0
 
 
 @dataclass(frozen=True)
 class Target:
-    """A mesh at ``url``. ``find`` returns a function that kills its busiest scheduler: the search
-    takes the processor's time, too."""
+    """A mesh at ``url``. ``find`` returns a function that kills the busiest scheduler; the search
+    itself takes CPU time too."""
 
     url: str
     find: Callable[[], Awaitable[Callable[[], None]]]
@@ -45,7 +45,7 @@ class Target:
 
 @asynccontextmanager
 async def served(num_schedulers: int) -> AsyncIterator[Target]:
-    """``shoal serve``."""
+    """A mesh of ``shoal serve``."""
     with tempfile.TemporaryDirectory(prefix="shoal-loss-") as folder:
         server = servers.checkout("--mesh-dir", folder, "--schedulers", str(num_schedulers))
         async with servers.running(server) as url:
@@ -56,7 +56,7 @@ async def _find_child(folder: Path) -> Callable[[], None]:
     found = []
     for path in folder.glob("*/admin.scheduler-*.sock"):
         connector = aiohttp.UnixConnector(str(path))
-        with suppress(aiohttp.ClientError):  # of one that has been killed
+        with suppress(aiohttp.ClientError):  # killed schedulers do not answer
             async with aiohttp.ClientSession("http://admin", connector=connector) as session:
                 found.append(await (await session.get("/status")).json())
     pid = max(found, key=lambda each: each["load"])["pid"]

@@ -1,10 +1,10 @@
-"""Whole servers of two checkouts of Shoal, which run side by side and are loaded in turns.
+"""Whole servers of two checkouts of Shoal, run side by side and loaded in turns.
 
-    python -m benchmarks.served_checkouts FOLDER
+python -m benchmarks.served_checkouts FOLDER
 
-FOLDER holds the checkout that ours is compared with, native code included. Prompts of 128 ids in
-bfloat16, no prefix cache; the client shares the cores with both servers, one of which rests. A
-ratio above 1 says that ours has more tokens a second, or takes longer for a token.
+FOLDER holds the other checkout, native code included. Prompts of 128 ids in bfloat16, no prefix
+cache; the client shares the cores with both servers, one of them idle. A ratio above 1 means that
+ours has more tokens per second, or takes longer per token.
 """
 
 import argparse
@@ -45,7 +45,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
                     await _round(urls, number, name, num_streams, arguments.waves)
                     for number in range(arguments.rounds + 1)
                 ]
-                found[f"{name} × {num_streams}"] = _figures(pairs[1:])  # the first one warms up
+                found[f"{name} × {num_streams}"] = _figures(pairs[1:])  # the first round is warm-up
                 print(name, num_streams, found[f"{name} × {num_streams}"], flush=True)
     return found
 
@@ -53,7 +53,7 @@ async def measure(arguments: argparse.Namespace) -> dict[str, Any]:
 async def _round(
     urls: list[str], number: int, name: str, num_streams: int, waves: int
 ) -> list[Figures]:
-    """Ours and the other's; who begins changes from round to round."""
+    """Figures of ours and of the other; the order alternates between rounds."""
     runs: dict[str, Figures] = {}
     for url in urls if number % 2 else urls[::-1]:
         figures = await load(

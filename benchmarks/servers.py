@@ -1,4 +1,4 @@
-"""Whole servers as processes of their own: shoal and those that people use instead."""
+"""Whole servers as processes: shoal and its peers."""
 
 import asyncio
 import os
@@ -15,7 +15,7 @@ from benchmarks.harness.ready import until_ready
 
 READY_TIMEOUT_S = 600  # vLLM compiles for a minute
 STOP_TIMEOUT_S = 60
-KV_CACHE_GIB = 2  # enough for every point, and little beside the weights
+KV_CACHE_GIB = 2  # enough for every point, and small compared with the weights
 SHOAL = [sys.executable, "-c", "from cli.main import main; main()"]
 ROOT = Path(__file__).parent.parent
 LLAMA_SLOTS = 32
@@ -24,8 +24,8 @@ LLAMA_SLOT_TOKENS = 512
 
 @dataclass(frozen=True)
 class Server:
-    """A command to which host and port are added; ``environment`` over our own. ``folder`` is where
-    it runs: the checkout, for one of ours."""
+    """A command completed with host and port; ``environment`` is added to our own. ``folder`` is
+    the working directory: the checkout, for one of ours."""
 
     name: str
     command: list[str]
@@ -34,8 +34,8 @@ class Server:
 
 
 def checkout(*flags: str, name: str = "shoal", folder: Path = ROOT) -> Server:
-    """``shoal serve`` as the code in ``folder`` has it, whatever is installed, with one scheduler;
-    its libraries may be in PYTHONPATH."""
+    """``shoal serve`` from the code in ``folder``, whatever is installed, with one scheduler; its
+    libraries may be in PYTHONPATH."""
     path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
     return Server(
         name, [*SHOAL, "serve", "--schedulers", "1", *flags], {"PYTHONPATH": path}, folder
@@ -47,10 +47,11 @@ def shoal(model: Path, *flags: str, name: str = "shoal") -> Server:
 
 
 def vllm(python: Path, model: Path) -> Server:
-    """``python`` is the interpreter of an environment that has vLLM for this kind of machine."""
+    """``python`` is the interpreter of an environment with vLLM for this machine."""
     command = [str(python), "-m", "vllm.entrypoints.cli.main", "serve", str(model)]
     flags = ["--dtype", "bfloat16", "--no-enable-prefix-caching", "--disable-uvicorn-access-log"]
-    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))  # it would leave one of them idle
+    # By default vLLM leaves one core idle.
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(0))))
     environment = {
         "VLLM_CPU_KVCACHE_SPACE": str(KV_CACHE_GIB),
         "VLLM_CPU_OMP_THREADS_BIND": cores,
@@ -70,7 +71,7 @@ def llama(program: Path, gguf: Path) -> Server:
 
 @asynccontextmanager
 async def running(server: Server) -> AsyncIterator[str]:
-    """Its URL, once it is ready; at the end it is gone with all its processes."""
+    """The server's URL, once it is ready; ends it and all its processes at the end."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as name, (Path(name) / "log").open("w+b") as log:

@@ -1,9 +1,9 @@
-"""Does anything grow while ``shoal serve`` is loaded for an hour?
+"""Growth of memory and descriptors of ``shoal serve`` under an hour of load.
 
 Requests of every kind arrive at a rate that does not depend on answers (open loop, Poisson); some
-clients leave, some ask wrongly. Client and server share the machine's cores. The worker's memory
-grows until each block of the prefix cache was written once: some minutes, so a short soak has a
-slope.
+clients leave early, some send invalid requests. Client and server share the machine's cores. The
+worker's memory grows until each block of the prefix cache was written once: some minutes, so a
+short soak shows a slope.
 """
 
 import argparse
@@ -34,7 +34,7 @@ MIB = 1 << 20
 
 @dataclass
 class Watch:
-    """Samples of what each process holds; one that was started anew is counted."""
+    """Samples of each process's memory and descriptors; counts restarted processes."""
 
     traffic: Traffic
     mesh_dir: Path
@@ -45,7 +45,7 @@ class Watch:
 
     async def run(self, every_s: float) -> None:
         while True:
-            # While a service is missing there is no sample; that it was is seen at the next one.
+            # No sample while a service is missing; the next sample counts its restart.
             with suppress(OSError, KeyError):
                 self._sample()
             await asyncio.sleep(every_s)
@@ -76,7 +76,7 @@ class Watch:
         }
 
     def _mb_per_hour(self, name: str) -> float:
-        """The slope of the line with the least squares."""
+        """The slope of the least-squares line."""
         half = self.samples[len(self.samples) // 2 :]
         hours = [each["s"] / 3600 for each in half]
         slope, _ = np.polyfit(hours, [each["own_bytes"][name] / 1e6 for each in half], 1)

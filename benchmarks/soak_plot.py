@@ -1,4 +1,4 @@
-"""The picture of a soak: each service's memory, and the descriptors of all, over the minutes."""
+"""Plots a soak: each service's memory, and the descriptors of all, over the minutes."""
 
 from pathlib import Path
 from typing import Any
@@ -8,12 +8,12 @@ from matplotlib.figure import Figure
 
 PATH = Path(__file__).parent.parent / "docs" / "soak.svg"
 MIB = 1 << 20
-# The same results make the same file, with letters that can be searched.
+# Equal results give an equal file, with searchable text.
 STYLE: Any = {"svg.hashsalt": "shoal", "svg.fonttype": "none", "font.size": 9}
 
 
 def plot(results: dict[str, Any], path: Path = PATH) -> None:
-    """``results`` are those that the soak writes."""
+    """``results`` as written by the soak."""
     samples = results["samples"]
     minutes = [each["s"] / 60 for each in samples]
     with matplotlib.rc_context(STYLE):

@@ -1,4 +1,4 @@
-"""Requests of every kind at random times, and how each of them ended."""
+"""Requests of every kind at random times, and their outcomes."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ SHARE_STREAMED = 0.5
 SHARE_LOGPROBS = 0.2
 SHARE_LEAVES = 0.1
 SHARE_WRONG = 0.05
-MAX_STAY_S = 0.1  # of those that leave: before some answers are whole
+MAX_STAY_S = 0.1  # of clients that leave: before some answers are complete
 TIMEOUT = aiohttp.ClientTimeout(total=120)
 WRONG_FIELDS: tuple[dict[str, Any], ...] = (
     {"n": 0},
@@ -69,10 +69,10 @@ def _prompt(dice: Random, endpoint: str) -> dict[str, Any]:
 
 @dataclass
 class Traffic:
-    """``ends`` counts how requests ended, ``errors`` those that ended as they must not.
+    """``ends`` counts outcomes, ``errors`` unexpected ones.
 
-    Who comes while ``max_open`` requests are open is counted and not sent: one that waited would
-    come at a time of the server's choosing.
+    Requests that arrive with ``max_open`` open are counted and not sent: delaying them would let
+    the server choose the arrival times.
     """
 
     url: str
@@ -84,7 +84,7 @@ class Traffic:
     most_late_s: float = 0.0
 
     async def run(self, num: int, per_s: float, seed: int) -> None:
-        """Poisson arrivals; at the end each request has ended."""
+        """Poisson arrivals; returns when every request has ended."""
         arrivals_s: Times = at_rate(num, per_s, 1.0, np.random.default_rng(seed))
         dice = Random(seed)
         started_s = perf_counter()
@@ -122,7 +122,7 @@ class Traffic:
 
 
 async def _answer(session: aiohttp.ClientSession, ask: Ask) -> str:
-    """How it ended. Raises StreamError where that is not as it must be."""
+    """The outcome. Raises StreamError if it is not the expected one."""
     async with session.post(PATHS[ask.endpoint], json=ask.body) as response:
         if response.status != ask.status:
             raise StreamError(f"{response.status}: {message_of_body(await response.read())}")

@@ -1,8 +1,8 @@
-"""Does speculation pay, and does the depth that is chosen come near the best that is pinned?
+"""Speed of speculation, and of the automatic draft depth compared with the best fixed depth.
 
-Whole servers of the embedded model, without drafts, with one to three of its MTP head, and with as
-many as pay, loaded in turns over HTTP with beginnings of texts that it has not seen. All of them
-write the same texts.
+Whole servers of the embedded model, without drafts, with one to three drafts of its MTP head, and
+with an automatic number, are loaded in turns over HTTP with prompts held out of training. All of
+them generate the same outputs.
 """
 
 import argparse
@@ -54,7 +54,7 @@ async def measure(streams: list[int], num_rounds: int, max_tokens: int) -> dict[
 async def _point(
     urls: dict[str, str], flags: dict[str, Any], num_rounds: int, max_tokens: int
 ) -> dict[str, Any]:
-    """A round before those that count lets the depth be found."""
+    """A warm-up round lets the automatic depth settle."""
     runs: dict[str, list[float]] = {kind: [] for kind in KINDS}
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.jsonl"

@@ -1,6 +1,6 @@
-"""How long until it serves: the whole mesh to ready and to the first token, each service alone.
+"""Start-up time: the whole mesh to ready and to the first token, and each service alone.
 
-A service alone has started when its admin port says that it only lacks its neighbours.
+A service alone has started when its admin port reports only its neighbours as missing.
 """
 
 import argparse
@@ -56,7 +56,7 @@ async def time_mesh() -> tuple[float, float]:
 
 
 async def time_service(service: ServiceName) -> float:
-    """Seconds from the start of the process until it lacks nothing but its neighbours."""
+    """Seconds from the start of the process until only its neighbours are missing."""
     with tempfile.TemporaryDirectory() as directory:
         started_s = time.perf_counter()
         process = await _start(

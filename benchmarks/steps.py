@@ -1,4 +1,4 @@
-"""Steps as large as a benchmark wants them."""
+"""Step results of a given size."""
 
 from typing import NamedTuple
 
@@ -12,28 +12,28 @@ WIDE_ROWS, WIDE_DRAFTS = 512, 5
 
 
 class Step(NamedTuple):
-    """What a worker sends of it."""
+    """A worker's step result: message and arrays."""
 
     result: StepResult
     arrays: TokenArrays
 
     @property
     def num_wire_bytes(self) -> int:
-        """With its header."""
+        """Bytes including the header."""
         return sum(map(len, encode(*self)))
 
 
 def step_of(num_bytes: int) -> Step:
-    """Up to 32 rows, each a token with logprobs; the arrays have ``num_bytes``, cut to what the
-    rows can share."""
+    """Up to 32 rows, each a token with logprobs; the arrays have ``num_bytes``, rounded down to
+    equal rows."""
     num_rows = 32 if num_bytes > 32 * 64 else 1
     num = num_bytes // (4 * num_rows) - 2
     return _step(num_rows, num - num // 2, num // 2)
 
 
 def wide_step(num_logprobs: int) -> Step:
-    """512 rows of six tokens, five of them drafts, and of each so many logprobs: with 21 this was
-    the largest message of a queue that had 802,840 bytes for it."""
+    """512 rows of six tokens, five of them drafts, with ``num_logprobs`` each: with 21 this was the
+    largest message of a queue with 802,840 bytes for it."""
     return _step(WIDE_ROWS, num_logprobs, num_logprobs - 1, WIDE_DRAFTS)
 
 

@@ -1,7 +1,7 @@
-"""A System V message queue, as the benchmark of the link needs it; plain calls of libc.
+"""A System V message queue for the benchmark of the link, by plain libc calls.
 
-``python -m benchmarks.sysv receive QUEUE BYTES`` is the process that receives; ``send BYTES
-MSGMAX`` the one that tries what becomes of a message.
+``python -m benchmarks.sysv receive QUEUE BYTES`` is the receiving process; ``send BYTES MSGMAX``
+the process that tests the fate of one message.
 """
 
 import ctypes
@@ -27,7 +27,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 class Queue:
-    """Messages of at most msgmax bytes; a send waits while the queue holds msgmnb bytes."""
+    """Messages of at most msgmax bytes; a send blocks while the queue holds msgmnb bytes."""
 
     def __init__(self, identifier: int | None = None) -> None:
         if identifier is None:
@@ -35,12 +35,12 @@ class Queue:
         self.identifier = identifier
 
     def send(self, payload: bytes) -> None:
-        """Raises OSError, EINVAL above msgmax."""
+        """Raises OSError, with EINVAL above msgmax."""
         buffer = MSG_TYPE.to_bytes(8, "little") + payload
         _check(_libc.msgsnd(self.identifier, buffer, ctypes.c_size_t(len(payload)), 0))
 
     def receive_into(self, buffer: ctypes.Array[ctypes.c_char]) -> int:
-        """``buffer`` has 8 bytes more than the largest payload; the payload's size."""
+        """Returns the payload's size. ``buffer`` has 8 bytes more than the largest payload."""
         size = ctypes.c_size_t(len(buffer) - 8)
         return _check(_libc.msgrcv(self.identifier, buffer, size, ctypes.c_long(0), 0))
 
@@ -49,14 +49,14 @@ class Queue:
 
 
 def measure(num_bytes: int, round_s: float) -> Figures:
-    """Messages one way for ``round_s``; above msgmax in as many pieces as each needs."""
+    """Messages one way for ``round_s``; above msgmax in as many pieces as needed."""
     piece = min(max_message_bytes(), num_bytes)
     queue, payload = Queue(), bytes(piece)
     num_pieces = -(-num_bytes // piece)
     process = _start("receive", queue.identifier, piece)
     try:
         assert process.stdout is not None
-        other_before_s = float(process.stdout.readline())  # from now on it receives
+        other_before_s = float(process.stdout.readline())  # it receives from now on
         before_s, num_sent, started_s = cpu_s(), 0, time.perf_counter()
         while time.perf_counter() - started_s < round_s:
             for _ in range(num_pieces):
@@ -73,7 +73,7 @@ def measure(num_bytes: int, round_s: float) -> Figures:
 
 
 def receive(identifier: int, max_bytes: int) -> None:
-    """Takes messages until an empty one; tells its CPU seconds before and after."""
+    """Takes messages until an empty one; prints its CPU seconds before and after."""
     queue, buffer = Queue(identifier), ctypes.create_string_buffer(max_bytes + 8)
     tell_cpu()
     while queue.receive_into(buffer):
@@ -82,9 +82,9 @@ def receive(identifier: int, max_bytes: int) -> None:
 
 
 def verdict(num_bytes: int, msgmax: int = 0) -> str:
-    """What becomes of one message of this size at the kernel's default limits, or with ``msgmax``
-    alone raised to so many bytes. Tried, if we are root, by a process in an IPC namespace of its
-    own: the limits of the machine stay as they are."""
+    """The fate of one message of this size at the kernel's default limits, or with only ``msgmax``
+    raised. Tested, if root, by a process in an IPC namespace of its own, so that the machine's
+    limits do not change."""
     with _start("send", num_bytes, msgmax) as process:
         assert process.stdout is not None
         text = process.stdout.readline().decode().strip()
@@ -99,7 +99,7 @@ def verdict(num_bytes: int, msgmax: int = 0) -> str:
 
 
 def send(num_bytes: int, msgmax: int) -> None:
-    """Tells that it begins, and how the send ends."""
+    """Prints before it sends, and the outcome."""
     try:
         _check(_libc.unshare(CLONE_NEWIPC))
         if msgmax:
@@ -123,7 +123,7 @@ def max_message_bytes() -> int:
 
 @contextmanager
 def raised_limits() -> Iterator[bool]:
-    """Whether the kernel let us; afterwards they are as before."""
+    """Yields True if the limits could be raised; restores them afterwards."""
     before = {name: (LIMITS / name).read_text() for name in RAISED}
     try:
         try:

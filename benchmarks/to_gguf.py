@@ -1,8 +1,8 @@
-"""A checkpoint of ``benchmarks.checkpoints`` in llama.cpp's format, in bfloat16.
+"""Converts a checkpoint of ``benchmarks.checkpoints`` to llama.cpp's format, in bfloat16.
 
-Needs the package ``gguf`` and nothing else of this repository's requirements but numpy, so that it
-also runs in an environment of its own. Norms and routers become float32, as llama.cpp has them, and
-a layer's experts one tensor, for which all of them are in memory at once.
+Needs only the package ``gguf`` and numpy, so that it also runs in an environment of its own. Norms
+and routers become float32, as in llama.cpp, and a layer's experts one tensor, held in memory as a
+whole.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def convert(folder: Path, path: Path) -> None:
     _add_shape(writer, config)
     _add_tokenizer(writer, json.loads((folder / "tokenizer.json").read_text()), config)
     for name, bits in _weights(folder / "model.safetensors"):
-        if bits.ndim == 1 or "ffn_gate_inp" in name:  # the upper half of a float32 is a bfloat16
+        if bits.ndim == 1 or "ffn_gate_inp" in name:  # a bfloat16 is the upper half of a float32
             writer.add_tensor(name, (bits.astype(np.uint32) << 16).view(np.float32))
         else:
             writer.add_tensor(name, bits.view(np.uint8), raw_dtype=GGMLQuantizationType.BF16)
@@ -88,7 +88,7 @@ def _add_tokenizer(writer: GGUFWriter, tokenizer: dict[str, Any], config: dict[s
 
 
 def _weights(path: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Names as llama.cpp has them, and the bits of bfloat16 numbers as uint16."""
+    """llama.cpp's names, and the bits of bfloat16 values as uint16."""
     stacks: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
     for name, bits in _tensors(path):
         if found := EXPERT.fullmatch(name):

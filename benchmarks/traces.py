@@ -1,10 +1,10 @@
-"""What does tracing cost?
+"""Cost of tracing.
 
-Two gateways of one mesh, of which one traces every request and the other none, in turns: with the
-embedded model, as a server of a very small model would feel it, and with a worker whose steps take
-no time, so that nothing hides what the services themselves do. Long streams show what a step costs,
-short ones what a request does. Ratios are those of two runs in a row: of CPU
-time that all services used for a token, and of tokens per second.
+Two gateways of one mesh, one with a trace of every request and one with none, are loaded in turns:
+with the embedded model, for the cost to a server of a very small model, and with a worker of
+instant steps, so that nothing hides the services' own work. Long streams show the cost of a step,
+short ones that of a request. Ratios are between consecutive runs: CPU time of all services per
+token, and tokens per second.
 """
 
 import argparse
@@ -19,15 +19,15 @@ from benchmarks.front import cpu_s, stream
 from benchmarks.harness.fleet import Fleet, Member, running_fleet
 from benchmarks.report import spread, write
 
-KINDS = ("tokenizer", "scheduler", "worker")  # which both gateways share
+KINDS = ("tokenizer", "scheduler", "worker")  # shared by both gateways
 MODEL_LOADS = {"embedded model, 8 streams of 128 tokens": (8, 128, 2)}
-LOADS = {  # streams at once, tokens of each, and how many one after the other
+LOADS = {  # concurrent streams, tokens of each, and streams one after another
     "1 stream of 1900 tokens": (1, 1900, 4),
     "64 streams of 600 tokens": (64, 600, 2),
     "256 streams of 150 tokens": (256, 150, 3),
     "64 streams of 16 tokens, 32 in a row": (64, 16, 32),
 }
-Cost = tuple[float, float]  # CPU seconds and seconds, of a token
+Cost = tuple[float, float]  # CPU seconds and seconds, per token
 
 
 async def run(fleet: Fleet, gateway: Member, load: tuple[int, int, int]) -> Cost:
@@ -52,7 +52,7 @@ async def measure(num_rounds: int) -> dict[str, Any]:
 async def measure_loads(
     num_rounds: int, loads: dict[str, tuple[int, int, int]], worker: str
 ) -> dict[str, Any]:
-    """With the module ``worker`` as the worker."""
+    """``worker`` is the module of the worker."""
     runs: dict[str, list[tuple[Cost, Cost]]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as directory:
         async with running_fleet(Path(directory), {"MAX_NUM_SEQS": "256"}) as fleet:

@@ -1,8 +1,8 @@
-"""What does one API key feel of another one that takes as much as it gets?
+"""Isolation of an API key from a hostile one.
 
-A whole server with the embedded model, a folder of batches and a store; first tokens, batches and
-responses in the background of one key, alone and beside a hostile one, in turns on the same server.
-Stored responses of the first key are counted at the end. Server, both clients and other work share
+A whole server with the embedded model, a folder of batches and a store. Measures first tokens,
+batches and responses in the background of one key, alone and next to a hostile key, in turns on the
+same server; counts the key's stored responses at the end. Server, both clients and other work share
 the machine's cores.
 """
 
@@ -30,7 +30,7 @@ POLITE, HOSTILE = "key-that-is-polite", "key-that-is-hostile"
 NUM_STORED = 20
 NUM_BATCH_LINES = 50
 EVERY_S = 0.25
-LEAD_S = 3.0  # until the hostile key has taken what it gets
+LEAD_S = 3.0  # until the hostile key has reached its limits
 MAX_OPEN = 8  # requests of a key
 MAX_OPEN_OF_BATCHES = 6  # fewer, so that no line of a batch is refused
 STORE_BYTES = 32 << 20  # full after a few seconds
@@ -69,7 +69,7 @@ async def measure(duration_s: float, num_clients: int, kinds: list[str]) -> dict
 
 
 async def _turn(polite: PoliteKey, duration_s: float) -> dict[str, Any]:
-    """First tokens beside a batch and a response in the background."""
+    """First tokens while a batch and a response in the background run."""
     started_s = time.perf_counter()
     batch_id = await polite.start_batch(NUM_BATCH_LINES)
     response_id = await polite.store(background=True)
@@ -78,7 +78,7 @@ async def _turn(polite: PoliteKey, duration_s: float) -> dict[str, Any]:
         response = tasks.create_task(_timed(polite.status_at_end(response_id)))
         times_ms, refused = await _first_tokens(polite, duration_s)
     if batch.result()[0]["request_counts"]["completed"] != NUM_BATCH_LINES:
-        raise RuntimeError(f"the batch ended with {batch.result()[0]}")
+        raise RuntimeError(f"the batch's final status is {batch.result()[0]}")
     return {
         "ms to the first token": {
             f"p{each}": round(float(np.percentile(times_ms, each)), 1) for each in (50, 90, 99)
@@ -98,7 +98,7 @@ async def _timed(work: Any) -> tuple[Any, float]:
 
 
 async def _first_tokens(polite: PoliteKey, duration_s: float) -> tuple[list[float], int]:
-    """Milliseconds to each, and how many requests were refused."""
+    """Milliseconds to each, and the number of refused requests."""
     times_ms, refused = [], 0
     until_s = time.perf_counter() + duration_s
     while (started_s := time.perf_counter()) < until_s:
@@ -125,7 +125,7 @@ async def _hostile(
         await asyncio.sleep(LEAD_S)
         yield
     finally:
-        text, _ = await process.communicate(b"")  # which closes its stdin
+        text, _ = await process.communicate(b"")  # closes its stdin
     if process.returncode:
         raise RuntimeError(f"the hostile client ended with {process.returncode}")
     answers |= json.loads(text)

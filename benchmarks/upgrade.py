@@ -1,9 +1,9 @@
-"""What do streams see of an upgrade of the stack?
+"""Pauses of streams during an upgrade of the stack.
 
-Twelve clients stream without pause through the edge while each service is replaced in turn by the
-commands of docs/operate.md; then, for as long, nothing is. A pause is the time between two tokens
-of one stream, a wait that from a request to its first token. Texts are compared with those of
-undisturbed streams. Client and stack share the machine.
+Twelve clients stream continuously through the edge while each service is replaced in turn by the
+commands of docs/operate.md, followed by an undisturbed watch of the same length. A pause is the
+time between two tokens of a stream, a wait the time from a request to its first token. Outputs are
+compared with those of undisturbed streams. Client and stack share the machine.
 """
 
 import argparse
@@ -22,14 +22,14 @@ from benchmarks.report import spread, write
 SERVICES = ("gateway", "tokenizer", "scheduler", "worker")
 NUM_STREAMS = 12
 NUM_TOKENS = 480
-SETTLE_S = 5.0  # for which a replacement counts on when the old container is gone
+SETTLE_S = 5.0  # part of a replacement's watch after the old container has ended
 REFUSED = re.compile(r"StreamError\(.503: ")
 
 Spans = dict[str, tuple[list["Watch"], list["Watch"]]]  # of each service: replaced, undisturbed
 
 
 class Watch:
-    """What the load sees within ``with``."""
+    """The load's view of the time within ``with``."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
@@ -56,7 +56,7 @@ class Watch:
         }
 
     def longest_s(self) -> dict[str, float]:
-        """Once the load is over: of what began, ended or went on meanwhile."""
+        """To be called after the load: the longest pause and wait that overlap this time."""
         found = {"pause": 0.0, "wait": 0.0}
         for times_s in self._load.times_s:
             for number, (from_s, to_s) in enumerate(pairwise(times_s)):

@@ -1,8 +1,8 @@
-"""What becomes of a step with many rows, drafts and logprobs in one message?
+"""The fate of a step with many rows, drafts and logprobs in one message.
 
 Through the real link and codec over ipc between two processes it arrives, and the receiver needs
 little more memory than its bytes. A System V message queue refuses the same bytes at the kernel's
-default limits, and with msgmax alone raised its send waits for ever, which only root can see.
+default limits; with only msgmax raised its send blocks for ever, which only root can test.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ async def compare(step: Step) -> dict[str, Any]:
 
 
 async def growth_mb(step: Step) -> float:
-    """Of a new process, which has no memory left over from other messages."""
+    """Growth of a new process's memory, without memory left over from other messages."""
     async with LinkRun() as link:
         return await link.growth_bytes(step, NUM_MESSAGES) / 1e6
 

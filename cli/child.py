@@ -1,4 +1,4 @@
-"""One supervised process at a time for one replica of a service."""
+"""One supervised process at a time, for one replica of a service."""
 
 import asyncio
 import errno
@@ -27,11 +27,11 @@ OWN_LIMITS = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS}
 
 
 class Child:
-    """A service's process. A pair of sockets connects us: the process writes a byte when it is
-    ready, and exits when our end closes, which it does when we die.
+    """A service's process, connected by a socket pair: the process writes a byte when it is ready,
+    and exits when our end closes, which happens if we die.
 
-    ``num_unanswered`` counts how often in a row it had a second and did not answer; while it is
-    starting, only if it listens. ``end_text`` says how it ended.
+    ``num_unanswered`` counts consecutive unanswered requests of one second each; during the start
+    only if the process listens. ``end_text`` describes its end.
     """
 
     def __init__(self, service: ServiceName, instance: str, directory: Path) -> None:
@@ -53,19 +53,18 @@ class Child:
 
     @property
     def last_words(self) -> str:
-        """The lines of the error that it ended with; where it logged none, its last line."""
+        """The lines of its final error; without a logged error, its last line."""
         lines = list(self._last_lines)
         starts = [n for n, line in enumerate(lines) if line.startswith(f"shoal {self.service}: ")]
         return "\n".join(lines[starts[-1] if starts else -1 :])
 
     async def run(self, environment: dict[str, str], on_line: Callable[[str], None]) -> int:
-        """Starts the process and returns its exit code, ``FAILED`` where it cannot be started;
-        ``on_line`` gets what it prints. The process is gone when this ends, also where it is
-        cancelled."""
+        """Starts the process and returns its exit code, or ``FAILED`` if it cannot be started;
+        ``on_line`` gets its output. The process has ended when this returns or is cancelled."""
         try:
             code = await self._run(environment, on_line)
             self._note_end(f"ended with {exit_text(code)}", exit_text(code))
-        except OSError as error:  # such as a limit of files, processes or memory
+        except OSError as error:  # for example a limit of files, processes or memory
             code, reason = FAILED, os.strerror(error.errno) if error.errno else str(error)
             self._last_lines.append(f"shoal {self.service}: cannot be started: {reason}")
             self._note_end(f"cannot be started: {reason}", reason)
@@ -94,14 +93,14 @@ class Child:
             if self._process is not None and self._is_running:
                 self._process.kill()
                 await self._process.wait()
-            self._ours.close()  # a request that is in flight may still be answered
+            self._ours.close()  # a request in flight may still be answered
             await self._session.close()
 
     def _note_end(self, text: str, reason: str) -> None:
         self.end_text, self.status = text, {"state": "ended", "reason": reason}
 
     def signal(self, number: signal.Signals) -> None:
-        """Also reaches a process that is only being started."""
+        """Also reaches a process that is being started."""
         self._signal = number
         if self._process is not None and self._is_running:
             self._process.send_signal(number)
@@ -110,7 +109,7 @@ class Child:
         await self._ended.wait()
 
     async def ask_status(self) -> None:
-        """Refreshes ``status`` from the admin port of a process that runs."""
+        """Refreshes ``status`` from the admin port of a running process."""
         if self._session is None or not self._is_running:
             return
         self._read_ready()
@@ -122,7 +121,7 @@ class Child:
         except TimeoutError:
             self.num_unanswered += 1
             status = {**status, "state": "unresponsive", "reason": "it does not answer"}
-        except aiohttp.ClientError as error:  # it does not listen yet, or not any more
+        except aiohttp.ClientError as error:  # it does not listen yet, or no longer
             if not _is_own_limit(error):
                 self.num_unanswered += self.was_ready
         if self._is_running:
@@ -133,12 +132,12 @@ class Child:
         return self._process is not None and self._process.returncode is None
 
     def _read_ready(self) -> None:
-        """Takes the byte that the process writes when it is ready."""
+        """Waits for the byte of a ready process."""
         with suppress(BlockingIOError):
             self.was_ready = self.was_ready or self._ours.recv(1) != b""
 
     async def _start(self, environment: dict[str, str], inherited: int) -> Process:
-        """``-P``: the directory we were started in is no place to import from. Raises OSError."""
+        """``-P`` excludes the working directory from imports. Raises OSError."""
         try:
             return await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", f"services.{self.service}"),
@@ -149,11 +148,12 @@ class Child:
                 stdout=PIPE,
                 stderr=STDOUT,
             )
-        except RuntimeError as error:  # no thread in which Python 3.11 would wait for its end
+        # No thread available, by which Python 3.11 waits for a process.
+        except RuntimeError as error:
             raise OSError(errno.EAGAIN, str(error)) from error
 
     async def _read_lines(self, process: Process, on_line: Callable[[str], None]) -> None:
-        """Until the process closes its output; lines without an end are cut."""
+        """Reads until the process closes its output; truncates long lines."""
         assert process.stdout is not None
         rest = b""
         while chunk := await process.stdout.read(MAX_LINE_BYTES):
@@ -171,7 +171,7 @@ class Child:
 
 
 def _is_own_limit(error: aiohttp.ClientError) -> bool:
-    """Whether the question was not even asked, for lack of a file or of memory here."""
+    """True if the request was not sent, for lack of descriptors or memory in this process."""
     return isinstance(error, OSError) and error.errno in OWN_LIMITS
 
 

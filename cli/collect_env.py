@@ -1,4 +1,4 @@
-"""``shoal collect-env``: what a report of a problem needs to say of a machine; no secrets."""
+"""``shoal collect-env``: facts of a machine for a bug report, without secrets."""
 
 import importlib.metadata
 import importlib.util
@@ -79,7 +79,7 @@ def _version(package: str) -> str | None:
 
 
 def _torch_cuda() -> str | None:
-    """The CUDA that torch was built for, from a file of it: an import would take seconds."""
+    """The CUDA version of torch, read from one of its files, since an import would take seconds."""
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return None
@@ -96,14 +96,14 @@ def _distribution() -> str:
 
 
 def _memory(name: str) -> int:
-    """MiB."""
+    """Memory in MiB."""
     lines = read_text(Path("/proc/meminfo")).splitlines()
     found = next((line.split()[1] for line in lines if line.startswith(f"{name}:")), "0")
     return int(found) // 1024
 
 
 def _gpus() -> list[dict[str, str]]:
-    """As the driver's tool names them; none where there is no such tool."""
+    """GPUs as nvidia-smi names them; empty without nvidia-smi."""
     if shutil.which("nvidia-smi") is None:
         return []
     try:
@@ -123,8 +123,8 @@ def _gpus() -> list[dict[str, str]]:
 
 
 def _settings() -> dict[str, str]:
-    """The environment's settings, and variables that change what we do. Only settings that are
-    known and no secret are shown; of all others the name."""
+    """Settings and other relevant variables of the environment. Unknown or secret ones are shown by
+    name only."""
     known = {f"{PREFIX}{name}".upper() for name in ServeConfig.model_fields}
     secret = {f"{PREFIX}{name}".upper() for name in SECRET_SETTINGS}
     shown = (known - secret) | set(OTHER_VARIABLES)

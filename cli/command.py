@@ -1,4 +1,4 @@
-"""Runs a command: its errors become one line and an exit code."""
+"""Runs a command and turns its errors into one line and an exit code."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from shared.errors import ConfigError
 
 
 def run(name: str, act: Callable[[], int]) -> int:
-    """Returns what ``act`` returns, or the code for what it raised."""
+    """Returns the result of ``act``, or the exit code of its error."""
     try:
         return act()
     except ConfigError as error:
@@ -21,6 +21,6 @@ def run(name: str, act: Callable[[], int]) -> int:
         return FAILED
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:  # of `| head`; what is left to be written has nowhere to go
+    except BrokenPipeError:  # for example of `| head`; remaining output is discarded
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return OK

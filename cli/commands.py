@@ -1,5 +1,5 @@
-"""All commands of ``shoal``, in one place. A command is a module with ``main(arguments)``, which
-returns the exit code; it is imported when it is asked for."""
+"""All commands of ``shoal``. A command is a module with ``main(arguments)``, which returns the exit
+code; it is imported on demand."""
 
 from typing import NamedTuple
 

@@ -1,4 +1,4 @@
-"""What commands print for people, and for programs that read lines."""
+"""Output of commands for people, and for programs that read lines."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,8 +10,8 @@ LONGEST_LINE = 100_000
 
 @contextmanager
 def console_for_people() -> Iterator[Console]:
-    """Yields a console as wide as the terminal. Elsewhere no line is broken, and none ends with
-    spaces."""
+    """Yields a console as wide as the terminal. Without a terminal, lines are not wrapped and do
+    not end with spaces."""
     console = Console(highlight=False, emoji=False, markup=False)
     if console.is_terminal:
         yield console

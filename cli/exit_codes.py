@@ -1,6 +1,6 @@
-"""What the exit code of a command means."""
+"""Exit codes of commands."""
 
 OK = 0
-FAILED = 1  # the answer is no, or not all went well
+FAILED = 1  # a negative answer, or a partial failure
 WRONG = 2  # a wrong setting or file, or a server that does not answer
 INTERRUPTED = 130  # Ctrl-C

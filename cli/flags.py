@@ -1,4 +1,4 @@
-"""What the flags of commands have in common: how they are read, and how their help looks."""
+"""Common parts of the commands' flags: parsing and help format."""
 
 import argparse
 import os
@@ -31,13 +31,13 @@ class _Help(argparse.HelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises ConfigError where argparse would end the process; ``--help`` still does."""
+    """Raises ConfigError instead of ending the process; only ``--help`` exits."""
 
     def __init__(self, prog: str, **options: Any) -> None:
         super().__init__(prog, formatter_class=_Help, allow_abbrev=False, **options)
 
     def error(self, message: str) -> NoReturn:
-        text = message.removeprefix("argument ")  # and then the flag's name
+        text = message.removeprefix("argument ")  # the flag's name follows
         if text == message:
             names = {each.lstrip("-").replace("-", "_") for each in self._option_string_actions}
             text = with_near_flags(message, names, self.prog)
@@ -52,7 +52,7 @@ def add_server(add: Callable[..., Any]) -> None:
 
 
 def argument_type(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Makes a type for argparse, which shows the text of a ValueError that ``parse`` raises."""
+    """Makes an argparse type that shows the text of ``parse``'s ValueError."""
 
     def checked(text: str) -> Any:
         try:
@@ -70,35 +70,35 @@ def _bounded(kind: type, name: str, low: float, high: float) -> Callable[[str], 
         except ValueError:
             value = None
         if value is None or not low <= value <= high:
-            raise ValueError(f"'{text}' is not a {name} from {low:g} to {high:.10g}")
+            raise ValueError(f"'{text}' is not {name} from {low:g} to {high:.10g}")
         return value
 
     return argument_type(number)
 
 
 def whole(low: int, high: int) -> Callable[[str], Any]:
-    return _bounded(int, "whole number", low, high)
+    return _bounded(int, "an integer", low, high)
 
 
 def number(low: float, high: float) -> Callable[[str], Any]:
-    return _bounded(float, "number", low, high)
+    return _bounded(float, "a number", low, high)
 
 
 @argument_type
 def result_file(text: str) -> Path:
     path = Path(text)
     if path.is_dir() or not path.parent.is_dir():
-        raise ValueError(f"{text} is no place for a file")
+        raise ValueError(f"{text} is not a path for a file")
     return path
 
 
 @argument_type
 def server_url(text: str) -> str:
-    """Without a slash at its end, and without the /v1 that SDKs want."""
+    """The URL without a trailing slash and without the /v1 of SDKs."""
     try:
         url = urlsplit(text)
         is_whole = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0
-    except ValueError:  # of a port above 65535
+    except ValueError:  # a port above 65535
         is_whole = False
     if not is_whole:
         raise ValueError(f"'{text}' is not a URL such as http://127.0.0.1:8000")

@@ -1,4 +1,4 @@
-"""``shoal keys``: the keys that services on several machines know each other by."""
+"""``shoal keys``: the keys by which services on several machines authenticate each other."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def _keys(arguments: list[str]) -> int:
     if options.json:
         print(json.dumps({"folder": str(options.folder), "made": list(new)}))
         return OK
-    print(f"made keys for {', '.join(new)}" if new else "all keys are there already")
+    print(f"made keys for {', '.join(new)}" if new else "all keys exist already")
     print(_advice(options.folder))
     return OK
 
@@ -27,7 +27,7 @@ def _keys(arguments: list[str]) -> int:
 def _parser() -> Parser:
     parser = Parser(
         "shoal keys",
-        description="Makes the key pairs that DIR lacks, one for each service; give DIR to the"
+        description="Makes missing key pairs in DIR, one for each service; give DIR to the"
         " services as --keys.",
         epilog="Exit codes: 0; 2: nothing was written.",
     )

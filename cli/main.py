@@ -1,4 +1,4 @@
-"""The console script ``shoal``: the first word names what to run, the rest are its settings."""
+"""The console script ``shoal``: the first word names a command, the rest are its settings."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ def main() -> None:
     if command in COMMANDS:
         try:
             sys.exit(import_module(COMMANDS[command].module).main(arguments))
-        except KeyboardInterrupt:  # also while the module is imported, which may take seconds
+        except KeyboardInterrupt:  # also during the module's import, which may take seconds
             sys.exit(INTERRUPTED)
     if command in SERVICES:
         os.execv(sys.executable, [sys.executable, "-P", "-m", f"services.{command}", *arguments])

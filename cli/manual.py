@@ -23,7 +23,7 @@ to the named file). Errors go to standard error. Exit codes are the same everywh
 a negative answer, or a partial failure; 2: a wrong flag, setting or file, or a server that does not
 answer; 130: Ctrl-C.
 """
-# Commands that have commands of their own.
+# Commands with subcommands.
 PARTS = {"bench": ("serve", "engine", "quality")}
 
 
@@ -32,7 +32,7 @@ def main() -> None:
 
 
 def page() -> str:
-    """Returns the whole text of docs/cli.md."""
+    """Returns the text of docs/cli.md."""
     parts = [OPENING, _block(usage())]
     for name in COMMANDS:
         parts.append(f"## shoal {name}\n\n{_block(help_of(name))}")
@@ -41,7 +41,7 @@ def page() -> str:
 
 
 def help_of(name: str, *words: str) -> str:
-    """What ``shoal NAME WORDS --help`` prints, where no variable of ours says otherwise."""
+    """The output of ``shoal NAME WORDS --help`` without Shoal's environment variables."""
     output = io.StringIO()
     with contextlib.redirect_stdout(output):
         try:

@@ -1,4 +1,4 @@
-"""How many workers ``shoal serve`` starts."""
+"""The number of workers that ``shoal serve`` starts."""
 
 import os
 import re
@@ -12,7 +12,7 @@ MAX_WORKERS = 64
 
 
 def num_gpus() -> int:
-    """Counts the GPUs of NVIDIA that we may see, without a driver's help."""
+    """The number of visible NVIDIA GPUs, without the driver's libraries."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return len([each for each in visible.split(",") if each.strip() not in ("", "-1")])
@@ -20,6 +20,6 @@ def num_gpus() -> int:
 
 
 def choose_num_workers(num_gpus: int, nodes: Sequence[NumaNode]) -> int:
-    """Returns one for each GPU, else for each NUMA node: a step whose weights lie in the memory of
-    another node waits for them."""
+    """One worker per GPU, else per NUMA node, since a step waits for weights in the memory of
+    another node."""
     return min(MAX_WORKERS, max(1, num_gpus or len(nodes)))

@@ -1,8 +1,8 @@
-"""Texts of models and servers at a terminal, which obeys what it is sent."""
+"""Makes texts of models and servers safe for a terminal."""
 
 LAYOUT = {"\n", "\t"}
 
 
 def printable(text: str) -> str:
-    """Has a ``�`` in place of characters that would do something else than be shown."""
+    """Replaces control characters by ``�``."""
     return "".join(each if each.isprintable() or each in LAYOUT else "�" for each in text)

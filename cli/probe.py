@@ -1,4 +1,4 @@
-"""``shoal probe``: is the service that runs here well? For health checks, and for people."""
+"""``shoal probe``: the health of a local service, for health checks and people."""
 
 import http.client
 import os
@@ -45,5 +45,5 @@ def main(arguments: list[str]) -> int:
 
 
 def _admin_address() -> str:
-    """Raises KeyError where the environment has none."""
+    """Raises KeyError if the environment has no admin port."""
     return f"127.0.0.1:{os.environ['SHOAL_ADMIN_PORT']}"

@@ -1,4 +1,4 @@
-"""The directory of one ``shoal serve``: its sockets, and a lock that it holds while it is alive."""
+"""The directory of one ``shoal serve``: its sockets, and a lock held while it lives."""
 
 import fcntl
 import os
@@ -18,8 +18,8 @@ PREFIX = "serve-"
 class RunDirectory:
     """A new directory in ``base``, locked while this process lives and removed at the end.
 
-    What a killed predecessor left behind is swept first: its lock went with it. Raises ConfigError
-    for a base that is not ours alone.
+    Leftovers of killed predecessors, whose locks are free, are removed first. Raises ConfigError
+    for a base that is not private.
     """
 
     def __init__(self, base: Path) -> None:
@@ -34,8 +34,8 @@ class RunDirectory:
             raise ConfigError(f"mesh-dir: {base}: {error.strerror}") from None
 
     def sweep(self, service: ServiceName, instance: str) -> None:
-        """Removes the sockets of a process that has ended. Without a file to list them, they stay
-        until the end: nobody listens there."""
+        """Removes the sockets of an ended process. Without a file that lists them they stay until
+        the end, unused."""
         with suppress(OSError):
             for path in sockets_of(self.path, service, instance):
                 path.unlink(missing_ok=True)
@@ -53,7 +53,7 @@ def _sweep_if_dead(directory: Path) -> None:
 
 @contextmanager
 def _locked(base: Path) -> Iterator[None]:
-    """One start at a time sweeps and creates."""
+    """Serializes sweeping and creation between processes."""
     descriptor = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

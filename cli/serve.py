@@ -17,7 +17,8 @@ from shared.settings.serve import ServeConfig
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code: 0 after a drain, 1 when a service cannot start, 2 for a wrong setting."""
+    """Returns the exit code: 0 after a drain, 1 if a service cannot start, 2 for a wrong
+    setting."""
     try:
         config = load_settings(ServeConfig, with_model(arguments), "shoal serve")
         locate_model(config.model)
@@ -34,17 +35,17 @@ def main(arguments: list[str]) -> int:
 
 
 def with_model(arguments: list[str]) -> list[str]:
-    """The first word may be the model, as a flag would name it."""
+    """Turns a model as first word into a flag."""
     if arguments and not arguments[0].startswith("-"):
         return ["--model", *arguments]
     return arguments
 
 
 def _check_port(config: ServeConfig) -> None:
-    """Raises ConfigError where another process listens on it: before anything is started, and since
-    gateways that share a port would also share it with those of another mesh."""
+    """Raises ConfigError if another process listens on the port. The check precedes the start
+    because gateways share their port, and would share it with another mesh's gateways."""
     if config.gateways > 1 and config.port == 0:
-        raise ConfigError("port: 0 is any free port, which several gateways cannot share")
+        raise ConfigError("port: 0 takes a free port, which several gateways cannot share")
     may_be_taken = config.reuse_port and config.gateways == 1
     if may_be_taken or config.uds is not None or config.node_rank:
         return
@@ -58,7 +59,8 @@ def _check_port(config: ServeConfig) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """On the first address of ``host``; no host is every address. Raises OSError."""
+    """Listens on the first address of ``host``, or on every address without a host. Raises
+    OSError."""
     flags = socket.AI_PASSIVE
     found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=flags)
     return socket.create_server((host, port), family=found[0][0])

@@ -1,4 +1,4 @@
-"""A server as commands ask it: one request after another, without an event loop."""
+"""A synchronous client of a server, for commands."""
 
 import http.client
 import json
@@ -17,7 +17,7 @@ DATA, DONE = b"data:", b"[DONE]"
 
 
 class NoServerError(ConfigError):
-    """Nothing answers at the URL."""
+    """The URL does not answer."""
 
 
 class RefusedError(ShoalError):
@@ -25,7 +25,7 @@ class RefusedError(ShoalError):
 
 
 class Server:
-    """An OpenAI-compatible server at ``url``, with a key where it wants one."""
+    """An OpenAI-compatible server at ``url``, with a key if it needs one."""
 
     def __init__(self, url: str, api_key: str | None, timeout_s: float = TIMEOUT_S) -> None:
         self.url = url
@@ -44,12 +44,12 @@ class Server:
         return self._ask("POST", path, body)
 
     def model(self) -> str:
-        """The first that it lists. Raises NoServerError, RefusedError."""
+        """The first listed model. Raises NoServerError, RefusedError."""
         reply = self.get("/v1/models")
         try:
             return str(reply["data"][0]["id"])
         except (KeyError, IndexError, TypeError):
-            raise RefusedError(f"{self.url}/v1/models names no model") from None
+            raise RefusedError(f"{self.url}/v1/models lists no model") from None
 
     def stream(self, path: str, body: Any) -> Generator[Any, None, None]:
         """Yields the events of a streamed reply; closing the iterator ends the request. Raises
@@ -76,7 +76,7 @@ class Server:
         try:
             return json.loads(data)
         except ValueError:
-            text = f"{self.url}{path} answers with what is no JSON"
+            text = f"{self.url}{path} does not answer with JSON"
             raise RefusedError(text) from None
 
     def _connect(self) -> http.client.HTTPConnection:
@@ -124,7 +124,7 @@ def _decoded(data: bytes) -> Any:
 
 
 def _message(body: Any) -> str:
-    """The text of an error, OpenAI's or any other."""
+    """The text of an error in OpenAI's or any other format."""
     while isinstance(body, dict) and (inner := body.get("error") or body.get("message")):
         body = inner
     return printable(str(body))

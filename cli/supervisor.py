@@ -25,7 +25,7 @@ FIRST_BACKOFF_S = 0.2
 MAX_BACKOFF_S = 5.0
 MAX_DOUBLINGS = 10
 POLL_S = 0.2
-START_PATIENCE = 6  # loading may hold the interpreter for much longer than serving ever does
+START_PATIENCE = 6  # loading may block the interpreter much longer than serving
 KILL_AFTER_S = 5.0
 SECRETS_OF_GATEWAYS = {"SHOAL_API_KEY", "SHOAL_API_KEY_FILE"}
 TCP_OF_RANKS = {"SHOAL_KEYS", "SHOAL_INSECURE_TCP"}
@@ -55,9 +55,9 @@ class StartFailedError(ShoalError):
 
 
 class Supervisor:
-    """Starts every replica at once, restarts what dies, and drains from the gateways down. On a
-    host that has only more ranks of a worker it starts these alone. Raises ConfigError where more
-    than one scheduler would be without workers."""
+    """Starts every replica at once, restarts dead ones, and drains from the gateways down. On a
+    host with only further ranks of a worker it starts these alone. Raises ConfigError for more than
+    one scheduler without workers."""
 
     def __init__(
         self, config: ServeConfig, directory: RunDirectory, on_line: Callable[[str], None]
@@ -77,7 +77,7 @@ class Supervisor:
             )
 
     async def run(self, on_change: Callable[[], None]) -> None:
-        """Until ``stop``. Raises StartFailedError for a service that never becomes ready."""
+        """Runs until ``stop``. Raises StartFailedError for a service that never becomes ready."""
         self._on_change = on_change
         async with asyncio.TaskGroup() as tasks:
             draining = tasks.create_task(self._drain())
@@ -88,7 +88,7 @@ class Supervisor:
 
     @property
     def _max_failed_starts(self) -> int | None:
-        """Ranks on another host may be why a start has failed, and those come back."""
+        """None (no limit) with ranks on other hosts: a start may fail until these come back."""
         return MAX_FAILED_STARTS if self._config.nnodes == 1 else None
 
     def _replicas(self) -> Iterator[tuple[ServiceName, int]]:
@@ -109,7 +109,7 @@ class Supervisor:
         self._stop.set()
 
     async def _drain(self) -> None:
-        """Gateways first: they end what is open while everything below still runs."""
+        """Gateways first: they finish open requests while everything below still runs."""
         await self._stop.wait()
         for service in SERVICES:
             children = [child for child in self.children.values() if child.service == service]
@@ -125,8 +125,8 @@ class Supervisor:
             child.signal(number)
 
     async def _keep_alive(self, service: ServiceName, index: int) -> None:
-        """Before it was ever ready a replica may fail ``MAX_FAILED_STARTS`` times; later,
-        always."""
+        """Restarts a replica for ever once it has been ready; before that at most
+        ``MAX_FAILED_STARTS`` times."""
         replica = f"{service}-{index}"
         num_starts = num_failed = 0
         was_ever_ready = False
@@ -156,8 +156,8 @@ class Supervisor:
         return code
 
     async def _watch(self, child: Child) -> None:
-        """Kills it when it hangs. Asks are counted, not seconds: in those we may have stood still
-        ourselves."""
+        """Kills a hanging process. Counts unanswered requests instead of seconds, since this
+        process may have been suspended."""
         while child.num_unanswered < self._max_unanswered(child) or self._stop.is_set():
             asked_s = time.monotonic()
             await child.ask_status()
@@ -178,7 +178,7 @@ class Supervisor:
             await asyncio.wait_for(self._stop.wait(), backoff_s)
 
     def _environment_of(self, child: Child, index: int) -> dict[str, str]:
-        """Our workers take a GPU each; a folder that is given shares them with more than ours."""
+        """Workers get one GPU each; a configured folder may be shared with other meshes."""
         directory = self._directory.path
         own = self._workers[index] if child.service == "worker" else {}
         hidden = HIDDEN[child.service]
@@ -192,12 +192,12 @@ class Supervisor:
 
 
 def child_environment(config: ServeConfig) -> dict[str, str]:
-    """Our environment with every setting that was given, wherever, as ``SHOAL_…``.
+    """This process's environment, with every given setting as ``SHOAL_…``.
 
     Gateways share the port.
     """
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-    for name in unread_variables(ServeConfig.model_fields.keys()):  # which we have logged
+    for name in unread_variables(ServeConfig.model_fields.keys()):  # already logged
         del environment[name]
     environment.pop("SHOAL_CONFIG", None)
     environment.pop("SHOAL_ADMIN_PORT", None)
@@ -208,14 +208,14 @@ def child_environment(config: ServeConfig) -> dict[str, str]:
 
 
 def worker_environments(config: ServeConfig) -> list[dict[str, str]]:
-    """Returns what each worker has of its own, but for what was given for all of them."""
+    """The individual settings of each worker, except those given for all of them."""
     gpus = 0 if config.device == "cpu" else num_gpus()
     nodes, num_ranks = numa_nodes(), config.num_ranks
     if config.workers == "auto":
         num = max(1, choose_num_workers(gpus, nodes) // num_ranks)
     else:
         num = config.workers
-    if num_ranks > 1:  # which have nodes each
+    if num_ranks > 1:  # each rank has its own nodes
         nodes = []
     given = {f"SHOAL_{name.upper()}" for name in config.model_fields_set}
     return [

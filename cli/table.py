@@ -1,4 +1,4 @@
-"""What ``shoal serve`` shows: log lines above, the services below."""
+"""The terminal output of ``shoal serve``: log lines above, the services below."""
 
 import re
 import time
@@ -26,8 +26,8 @@ USUAL_LINE = re.compile(r"\S+Z INFO ")  # of a service's log
 
 
 class Screen:
-    """On a terminal a table that lives, and of the log what is unusual unless ``log-level`` or
-    ``log-requests`` are set; elsewhere every line, and one for every change of state."""
+    """On a terminal, a live table and unusual log lines (all if ``log-level`` or ``log-requests``
+    is set); elsewhere every line, and one for every change of state."""
 
     def __init__(self, config: ServeConfig, directory: Path) -> None:
         self._config = config
@@ -86,7 +86,7 @@ class Screen:
 
     @property
     def _what(self) -> str:
-        """On a host that has only more ranks of a worker nothing is served."""
+        """The URL, or the ranks on a host with only further ranks of a worker."""
         config, ranks = self._config, self._config.ranks_of_host
         if config.node_rank:
             last = config.num_ranks - 1
@@ -95,7 +95,7 @@ class Screen:
 
     @property
     def _url(self) -> str:
-        """A URL for a client on this machine, also where we listen on every address."""
+        """A URL for a client on this machine, even if the gateway listens on every address."""
         if self._config.uds is not None:
             return f"unix:{self._config.uds}:"
         scheme = "http" if self._config.ssl_certfile is None else "https"
@@ -103,13 +103,13 @@ class Screen:
 
 
 def is_shown(line: str, config: ServeConfig, console: Console) -> bool:
-    """Whether a line of a service's log is for ``console``."""
+    """True if the line of a service's log is for ``console``."""
     wants_log = "log_level" in config.model_fields_set or config.log_requests
     return wants_log or not console.is_terminal or USUAL_LINE.match(line) is None
 
 
 def _progress_table(children: dict[str, Child]) -> Table:
-    """A line for each service: its state, or how far its start is."""
+    """A line for each service: its state, or the progress of its start."""
     table = Table(box=None, show_header=False, pad_edge=False)
     for child in children.values():
         table.add_row(str(child), *_progress(child.status))
@@ -124,7 +124,7 @@ def _progress(status: dict[str, Any]) -> tuple[RenderableType, RenderableType]:
 
 
 def facts_of(status: dict[str, Any]) -> list[tuple[str, str]]:
-    """What matters of a worker that is ready; of other services nothing."""
+    """The main facts of a ready worker; empty for other services."""
     details = status.get("details") or {}
     if "kv_cache_tokens" not in details:
         return []

@@ -114,7 +114,7 @@ def _decode(options: argparse.Namespace, text: str) -> int:
 
 
 def _text_model(name: str) -> Any:
-    """The tokenizer service's own; imported only here, since a server needs none of it."""
+    """The tokenizer service's own class, imported only if no server is used."""
     from services.tokenizer.text_model import TextModel
 
     folder = locate_model(name).folder
@@ -127,7 +127,7 @@ def _messages(text: str) -> list[dict[str, Any]]:
 
 
 def _show(found: Tokenized) -> None:
-    """At a terminal the text with its tokens in turns of two colours; elsewhere a line for each
+    """At a terminal the text with its tokens in alternating colours; elsewhere a line for each
     token: its id and its text as JSON."""
     console = Console(highlight=False, soft_wrap=True)
     if not console.is_terminal:

@@ -1,12 +1,12 @@
-"""Which code of an operator runs: Triton's, or torch's."""
+"""Chooses Triton's or torch's implementation of an operator."""
 
 import os
 
 from torch import Tensor
 
-# Triton's interpreter runs kernels on CPU tensors, slowly: its tests have a process of their own.
+# Triton's interpreter runs kernels on CPU tensors, slowly, so its tests have their own process.
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-# The default of Triton before 3.9; from 3.9 on it has to be set.
+# Triton's default before 3.9; from 3.9 on it must be set.
 os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 

@@ -1,12 +1,12 @@
-"""Sizes of grids and blocks, for functions that launch kernels: Triton's own take a microsecond or
-more on the host, several times a launch."""
+"""Sizes of grids and blocks, on the host: Triton's own functions take a microsecond or more
+each."""
 
 
 def cdiv(size: int, unit: int) -> int:
-    """How many units hold ``size``."""
+    """⌈size / unit⌉"""
     return -(-size // unit)
 
 
 def next_power_of_2(size: int) -> int:
-    """The lowest that is no less than ``size``, which is 1 or more."""
+    """The lowest power of 2 ≥ ``size`` ≥ 1."""
     return 1 << (size - 1).bit_length()

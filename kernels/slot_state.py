@@ -1,4 +1,5 @@
-"""What a device knows of each slot, so that a step needs nothing of the last one from the host."""
+"""The device's state of each slot, so that a step needs nothing of the previous one from the
+host."""
 
 from dataclasses import dataclass
 
@@ -14,11 +15,11 @@ NO_ID = -1
 
 @dataclass(frozen=True, slots=True)
 class SlotState:
-    """Arrays over N slots. The last slot is the null slot, which is never open: rows that pad a
-    batch belong to it. A slot that is not open emits nothing, whatever is computed for it.
+    """Arrays over N slots. The last is the null slot, which is never open and belongs to the rows
+    that pad a batch. A slot that is not open emits nothing, whatever is computed for it.
 
-    Known ids are the prompt's and those that were emitted; all but the last have their KV in the
-    cache when a step decodes. Drafts follow the last known id.
+    Known ids are the prompt's and the emitted ones; all but the last have their KV in the cache
+    when a step decodes. Drafts follow the last known id.
     """
 
     ids: Tensor  # [N, 1 + max drafts] int32: the last known id, then drafts
@@ -26,18 +27,18 @@ class SlotState:
     num_drafts: Tensor  # [N] int32
     ends: Tensor  # [N] int32: known ids at which the sequence is full
     is_open: Tensor  # [N] int32, 1 or 0
-    block_tables: Tensor  # [N, max_blocks] int32, filled up with the null block
+    block_tables: Tensor  # [N, max_blocks] int32, padded with the null block
     sampling: SlotParams[Tensor]
     rules: SlotRules[Tensor]
     ignores_eos: Tensor  # [N] int32, 1 or 0
-    stop_ids: Tensor  # [N, max stop ids] int32, filled up with NO_ID
+    stop_ids: Tensor  # [N, max stop ids] int32, padded with NO_ID
     num_logprobs: Tensor  # [N] int32: likeliest tokens to return, or NO_LOGPROBS
     wants_draft_logprobs: (
         Tensor  # [N] int32: 0 if drafts are returned with logprobs, or NO_LOGPROBS
     )
-    draft_logprobs: Tensor  # [N, max drafts] float32, of those in ids
+    draft_logprobs: Tensor  # [N, max drafts] float32, of the drafts in ``ids``
     draft_ranks: Tensor  # [N, max drafts] int32
-    # Of an MTP head: a slot has the pairs of the places from the one up to the other, not included.
+    # For an MTP head: a slot has the pairs of the places [mtp_starts, mtp_ends).
     mtp_starts: Tensor  # [N] int32
     mtp_ends: Tensor  # [N] int32
 
@@ -60,7 +61,7 @@ def empty_slots(
     stop_ids = zeros(num, max_stop_ids).fill_(NO_ID)
     return SlotState(
         ids=zeros(num, 1 + max_drafts),
-        num_tokens=zeros(num).fill_(1),  # so that a padding row has a token to look at
+        num_tokens=zeros(num).fill_(1),  # so that a padding row has a token
         num_drafts=zeros(num),
         ends=zeros(num),
         is_open=zeros(num),

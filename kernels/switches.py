@@ -1,14 +1,15 @@
-"""Choices of kernels that measurements on GPUs decide.
+"""Kernel variants chosen by measurements on GPUs.
 
-They are read at each launch, so that a graph has what they were when it was captured.
-``make gpu-check`` measures each beside the others.
+Kernels read them at each launch, so a captured graph keeps the values of its capture. ``make
+gpu-check`` compares the variants.
 """
 
-# Keys that a split of attention takes in turn: of few, a row has more programs and more to add up.
+# Keys of an attention split per turn: with fewer, a row has more programs and more parts to
+# combine.
 SPLIT_KEYS = 128
-# Norms, GEMMs, rotation and attention of few tokens are launched before the launch in front of them
-# has ended, where a GPU can do that: 3 % of a step on an H200, up to 32 rows.
+# Norms, GEMMs, rotation and attention of few tokens start before the previous launch has ended,
+# where a GPU supports it: 3 % of a step on an H200, up to 32 rows.
 DEPENDENT_LAUNCHES = True
-# Query heads of a KV head, at most, that a program takes of a prompt's tokens, a power of two: with
-# more of them it has fewer tokens, so that short chunks leave less of it empty.
+# The most query heads of a KV head per prefill program, a power of two: with more heads it has
+# fewer tokens, so that short chunks leave less of it empty.
 PROMPT_HEADS = 4

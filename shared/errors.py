@@ -2,8 +2,8 @@
 
 ShoalError
 ├── ConfigError                a setting is wrong: the service ends with exit code 2
-├── LostError                  what a service needs is gone: it ends with exit code 1
-├── CodecError                 a frame that is not a message of ours, or too large to become one
+├── LostError                  a service lost a resource it needs: it ends with exit code 1
+├── CodecError                 a frame is not a valid message, or too large for one
 └── RequestError               one request fails, and no other
     ├── InvalidRequest         400
     ├── Unauthorized           401
@@ -17,47 +17,47 @@ ShoalError
 
 from shared.wire.messages import MAX_NAME_CHARS, Failed
 
-MAX_MESSAGE_CHARS = 2000  # clients' words may be part of a message; it travels in a header
-RETRY_AFTER_S = 2.0  # where no better estimate is known
-# Codes of what a tokenizer had lost, or its scheduler, before the gateways knew.
+MAX_MESSAGE_CHARS = 2000  # a message may quote the client, and travels in a header
+RETRY_AFTER_S = 2.0  # without a better estimate
+# Codes of a loss at a tokenizer or its scheduler, before the gateways know of it.
 NO_SCHEDULER = "no_scheduler"
 NO_WORKER = "no_worker"
 
-# Codes of requests that services died of: to try one again would take more of them.
+# Codes of requests that services died of: a retry would kill more of them.
 WORKER_DIED = "worker_died"
 TOO_MANY_REPLAYS = "too_many_replays"
 QUARANTINED = "quarantined"
 DEADLY = {WORKER_DIED, TOO_MANY_REPLAYS, QUARANTINED}
 
-# Of a reply that was made and cannot be kept: to make it again would cost as much, and help nobody.
+# The reply cannot be stored: a retry would cost as much, with the same result.
 STORE_FAILED = "response_store_failed"
 
-# Codes of what a worker finds out of a request.
+# Codes of errors found by a worker.
 NO_TOKEN_ALLOWED = "no_token_allowed"
 GRAMMAR_TOO_COMPLEX = "grammar_too_complex"
 
 
 class ShoalError(Exception):
-    """Base of everything Shoal raises on purpose."""
+    """Base of all deliberate errors of Shoal."""
 
 
 class ConfigError(ShoalError):
-    """A setting is wrong. The text names the setting, its value and what is allowed."""
+    """A setting is wrong. The text names the setting, its value and the allowed values."""
 
 
 class LostError(ShoalError):
-    """What a service cannot go on without is gone, which it can do nothing about."""
+    """A service lost a resource it cannot work without or restore."""
 
 
 class CodecError(ShoalError):
-    """Bytes that are no message of ours, or a message that breaks a limit of the wire."""
+    """Bytes are not a valid message, or a message exceeds a limit of the wire."""
 
 
 class RequestError(ShoalError):
     """One request ends with an HTTP status and OpenAI's error object.
 
     ``message`` names the field, the value and the limit; ``param`` is the field, ``code`` a stable
-    word for programs, ``retry_after_s`` the seconds after which a new try makes sense.
+    word for programs, ``retry_after_s`` the seconds before a retry makes sense.
     """
 
     status = 500

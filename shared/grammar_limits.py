@@ -1,7 +1,7 @@
-"""How much a grammar may cost: the same where it is tried and where it is used.
+"""Limits on the cost of a grammar, equal where it is tried and where it is used.
 
-They are llguidance's, and counted. What a tokenizer tries is bounded in time as well, so that one
-may refuse a grammar that another has taken.
+They are llguidance's counters. A tokenizer's trial is also limited in time, so one tokenizer may
+refuse a grammar that another has accepted.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ PARSER_LIMITS: dict[str, Any] = {
     "step_lexer_fuel": 200_000,
     "max_lexer_states": 20_000,
     "max_grammar_size": 300_000,
-    "verbose_errors": False,  # others quote the grammar and the text
+    "verbose_errors": False,  # verbose ones quote the grammar and the text
 }
 COMPILE_STACK_BYTES = 256 << 20
-"""Of the thread that compiles: llguidance recurses as deep as rules name one another."""
+"""Stack of the compiling thread: llguidance recurses as deep as rules nest."""

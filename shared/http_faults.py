@@ -1,4 +1,4 @@
-"""Faults of HTTP as aiohttp raises them, in a person's words."""
+"""Readable texts of aiohttp's errors."""
 
 import os
 
@@ -6,8 +6,8 @@ import aiohttp
 
 
 def text_of_fault(error: BaseException) -> str:
-    """Of a server that is not reached only why, since whoever shows it knows where."""
+    """For an unreachable server only the reason, since the caller names the server."""
     if isinstance(error, aiohttp.ClientConnectorError):
-        number = error.os_error.errno or 0  # of a name that is not found it is below 0
+        number = error.os_error.errno or 0  # below 0 for a name that is not found
         return os.strerror(number) if number > 0 else str(error.os_error.strerror)
     return str(error) or type(error).__name__

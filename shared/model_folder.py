@@ -1,4 +1,4 @@
-"""A local Hugging Face model folder, as far as one can know it without torch."""
+"""Facts of a local Hugging Face model folder, without torch."""
 
 import hashlib
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ class _Sizes(msgspec.Struct):
 
 class _EndConfig(msgspec.Struct):
     eos_token_id: int | list[int] | None = None
-    text_config: "_EndConfig | None" = None  # of a model of several kinds of input
+    text_config: "_EndConfig | None" = None  # of a multimodal model
 
 
 class _AddedToken(msgspec.Struct):
@@ -56,8 +56,8 @@ class _Index(msgspec.Struct):
 def read_model_info(folder: Path, names: list[str], max_model_len: int | None) -> ModelInfo:
     """Describes the model in ``folder`` for its Hello; only a tokenizer passes ``names``.
 
-    Raises ConfigError where a file is missing or does not parse, and where ``max_model_len`` is
-    more than the model's positions.
+    Raises ConfigError if a file is missing or does not parse, or if ``max_model_len`` exceeds the
+    model's positions.
     """
     path = find_file(folder, CONFIG_FILE)
     vocab_size, max_position_embeddings = _read_sizes(path)
@@ -71,8 +71,8 @@ def read_model_info(folder: Path, names: list[str], max_model_len: int | None) -
 
 
 def _read_sizes(path: Path) -> tuple[int, int]:
-    """Returns vocab_size and max_position_embeddings. Where one is not in config.json by its name,
-    both are what transformers makes of the keys that are (``n_positions``, ``text_config``)."""
+    """vocab_size and max_position_embeddings. If config.json lacks one of these names, both come
+    from transformers' reading (``n_positions``, ``text_config``)."""
     sizes = decode_json(path, _Sizes)
     if sizes.vocab_size is not None and sizes.max_position_embeddings is not None:
         return sizes.vocab_size, sizes.max_position_embeddings
@@ -83,16 +83,16 @@ def _read_sizes(path: Path) -> tuple[int, int]:
     for name, value in zip(_Sizes.__struct_fields__, found, strict=True):
         if not isinstance(value, int):
             raise ConfigError(
-                f"model: {path} has no {name}, nor does transformers know it by another name"
+                f"model: {path} has no {name}, and transformers knows no other name of it"
             )
     return found[0], found[1]
 
 
 def read_eos_ids(folder: Path, vocab_size: int) -> list[int]:
-    """The ids that end a text: those of generation_config.json and config.json, and the
-    tokenizer's, which is often the only one that a fine-tuned chat model names.
+    """The ids that end a text, from generation_config.json, config.json and the tokenizer, which is
+    often the only source in a fine-tuned chat model.
 
-    Some models name ids that they do not have, such as −1 for none.
+    Ids outside the vocabulary, such as −1 for none, are dropped.
     """
     ids: set[int] = set()
     for name in (CONFIG_FILE, GENERATION_CONFIG_FILE):
@@ -105,7 +105,7 @@ def read_eos_ids(folder: Path, vocab_size: int) -> list[int]:
 
 
 def _tokenizer_eos_ids(folder: Path) -> set[int]:
-    """The id of ``eos_token``, an added token; empty: there is none."""
+    """The id of ``eos_token``, an added token; empty if there is none."""
     paths = [folder / name for name in TOKENIZER_CONFIG_FILES if (folder / name).is_file()]
     configs = [decode_json(path, _TokenizerConfig) for path in paths]
     token = next((each.eos_token for each in configs if each.eos_token is not None), None)
@@ -129,7 +129,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def find_file(folder: Path, name: str) -> Path:
-    """``folder/name``, or ConfigError if there is no such file."""
+    """``folder/name``. Raises ConfigError if there is no such file."""
     path = folder / name
     if Path(name).name != name or not path.is_file():
         raise ConfigError(f"model: {folder} has no file {name}")
@@ -137,7 +137,7 @@ def find_file(folder: Path, name: str) -> Path:
 
 
 def decode_json(path: Path, kind: type[T]) -> T:
-    """The file's content as ``kind``; further keys are ignored. Raises ConfigError."""
+    """The file's content as ``kind``, ignoring other keys. Raises ConfigError."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -169,7 +169,7 @@ def _fingerprint_parts(folder: Path) -> Iterator[bytes]:
     try:
         files = weight_files(folder)
     except ConfigError:
-        return  # a worker that needs weights raises it later; with load-format dummy none does
+        return  # a worker that needs weights raises it later; load-format dummy needs none
     yield index.read_bytes() if index.is_file() else _header(files[0])
     for file in files:
         yield f"{file.name} {file.stat().st_size}".encode()
@@ -177,7 +177,7 @@ def _fingerprint_parts(folder: Path) -> Iterator[bytes]:
 
 
 def _sample(file: Path) -> bytes:
-    """Bytes from the middle: a fine-tuned model has other weights of the same names and shapes."""
+    """Bytes from the middle, since a fine-tuned model differs only in its weights' values."""
     with file.open("rb") as stream:
         stream.seek(file.stat().st_size // 2)
         return stream.read(SAMPLE_BYTES)
@@ -188,5 +188,5 @@ def _header(file: Path) -> bytes:
     with file.open("rb") as stream:
         size = int.from_bytes(stream.read(8), "little")
         if size > MAX_WEIGHTS_HEADER_BYTES:
-            raise ConfigError(f"model: {file} is no safetensors file")
+            raise ConfigError(f"model: {file} is not a safetensors file")
         return stream.read(size)

@@ -1,4 +1,4 @@
-"""Finds the model that the setting ``model`` names: a folder, or a snapshot in the cache."""
+"""Finds the model of the setting ``model``: a folder, or a snapshot in the cache."""
 
 import re
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from shared.errors import ConfigError
 from shared.model_folder import CONFIG_FILE, EMBEDDED_MODEL, INDEX_FILE, TOKENIZER_FILE
 
 HUB_NAME = re.compile(r"(?P<name>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>.+))?", re.ASCII)
-# A snapshot may lack files that we never read. Those that we do would not be missed later, as
-# weights are, so that the model would only answer otherwise.
+# A snapshot may lack other files, but not these: the model would answer differently, and unlike
+# missing weights nothing would notice.
 FILES_WE_READ = [
     *(CONFIG_FILE, INDEX_FILE, TOKENIZER_FILE, "tokenizer_config.json"),
     *("generation_config.json", "chat_template.jinja"),
@@ -19,18 +19,18 @@ FILES_WE_READ = [
 
 @dataclass(frozen=True, slots=True)
 class ModelLocation:
-    """``name`` is what clients call the model, unless a setting gives another name."""
+    """``name`` is the model's name for clients, unless a setting gives another."""
 
     name: str
     folder: Path
 
 
 def locate_model(model: str) -> ModelLocation:
-    """A folder's path, the embedded model's name, or ``org/name`` or ``name``, with ``@revision``
-    (a branch, a tag or a whole commit hash) or without, of a snapshot in the Hugging Face cache.
-    Nothing is downloaded.
+    """``model`` is a folder's path, the embedded model's name, or a snapshot in the Hugging Face
+    cache: ``org/name`` or ``name``, optionally with ``@revision`` (a branch, a tag or a whole
+    commit hash). Nothing is downloaded.
 
-    Raises ConfigError where there is neither.
+    Raises ConfigError if nothing is found.
     """
     folder = Path(model)
     if folder.is_dir():
@@ -47,8 +47,7 @@ def locate_model(model: str) -> ModelLocation:
 
 
 def cached_models() -> list[ModelLocation]:
-    """The models in the Hugging Face cache, by name: of each the snapshot that ``main`` is, or the
-    newest."""
+    """The models in the Hugging Face cache, by name: the snapshot of ``main``, or the newest."""
     from huggingface_hub import constants
 
     found = []
@@ -66,7 +65,7 @@ def cached_models() -> list[ModelLocation]:
 
 
 def _find_snapshot(name: str, revision: str | None) -> Path:
-    """Imports the hub's library, which takes a while, only here."""
+    """Imports the hub's library, which is slow, on demand."""
     from huggingface_hub import constants, snapshot_download
     from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 

@@ -1,6 +1,6 @@
-"""What a model that pools gives of a text, by what its folder and the settings say.
+"""Pooling of a model, from its folder and the settings.
 
-A folder of sentence-transformers names the steps after the transformer in modules.json.
+A sentence-transformers folder names the steps after the transformer in modules.json.
 """
 
 import re
@@ -48,7 +48,7 @@ class _Architectures(msgspec.Struct):
 
 
 class _Config(_Architectures):
-    """What is read of a model that pools, and of no other: those may have other keys."""
+    """Keys read for pooling models only; other models may use them differently."""
 
     hidden_size: int | None = None
     num_labels: int | None = None
@@ -60,7 +60,7 @@ class _Config(_Architectures):
 
     @property
     def labels(self) -> list[str]:
-        """As many as transformers makes a head for."""
+        """One label for each class of transformers' head."""
         if self.id2label:
             return [self.id2label[key] for key in sorted(self.id2label, key=int)]
         return [f"LABEL_{number}" for number in range(self.num_labels or 2)]
@@ -73,8 +73,8 @@ def read_served_model(
     runner: RunnerSetting = "auto",
     pooler: PoolerConfig = PoolerConfig(),  # noqa: B008, it is frozen
 ) -> ModelInfo:
-    """What ``read_model_info`` says, and what the model gives: texts, or with ``pooling`` something
-    of a text. Raises ConfigError."""
+    """The result of ``read_model_info``, and ``pooling`` if the model pools instead of generating.
+    Raises ConfigError."""
     pooling = read_pooling(folder, runner, pooler)
     if pooling is not None and max_model_len is None:
         max_model_len = _max_length(folder)
@@ -83,7 +83,7 @@ def read_served_model(
 
 
 def read_pooling(folder: Path, runner: RunnerSetting, pooler: PoolerConfig) -> PoolingInfo | None:
-    """None: the model writes texts. Raises ConfigError for what we cannot do, naming it."""
+    """None for a model that generates. Raises ConfigError naming an unsupported option."""
     path = find_file(folder, CONFIG_FILE)
     modules = _modules(folder)
     is_classifier = decode_json(path, _Architectures).is_classifier
@@ -151,7 +151,7 @@ def _pooling_type(pooler: PoolerConfig) -> PoolingType | None:
 
 
 def _pooling_type_of(folder: Path, modules: list[_Module]) -> PoolingType:
-    """What the module Pooling says; the last state without one. Raises ConfigError."""
+    """The type in the module Pooling; without it the last state. Raises ConfigError."""
     paths = [folder / module.path / CONFIG_FILE for module in modules if module.name == "Pooling"]
     if not paths:
         return "last"
@@ -165,7 +165,7 @@ def _pooling_type_of(folder: Path, modules: list[_Module]) -> PoolingType:
 
 
 def _modes(path: Path) -> list[str]:
-    """The names of what is on, such as ``mean`` of ``pooling_mode_mean_tokens``."""
+    """The names of enabled modes, for example ``mean`` of ``pooling_mode_mean_tokens``."""
     try:
         found = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError) as error:
@@ -186,6 +186,6 @@ def _modules(folder: Path) -> list[_Module]:
 
 
 def _max_length(folder: Path) -> int | None:
-    """The longest text that the model was made for; None: as long as its positions go."""
+    """The longest text the model was trained for; None: its positions."""
     path = folder / LENGTH_FILE
     return decode_json(path, _Length).max_seq_length if path.is_file() else None

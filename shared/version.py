@@ -1,3 +1,3 @@
-"""Which release this is; the package's metadata are made from it."""
+"""The release; the package's metadata use it."""
 
 VERSION = "0.1.0"

@@ -1,8 +1,8 @@
 """Settings of all tests.
 
-No example has a deadline: the machine may be busy with something else. ``make test`` tries the same
-examples each time, so that it fails for a change and not by chance; ``make test-all`` draws new
-ones (``--hypothesis-profile search``).
+No example has a deadline: the machine may be busy. ``make test`` tries the same examples each time,
+so that only a change makes it fail; ``make test-all`` draws new ones (``--hypothesis-profile
+search``).
 """
 
 import gc
@@ -26,14 +26,14 @@ settings.load_profile("same")
 
 TESTS = Path(__file__).parent
 collect_ignore = ["clients", "page"]  # they have environments of their own
-# Files that take long, by how they begin.
+# Prefixes of slow files.
 WAITING = ("mesh", "cli")
 COMPUTING = ("benchmarks", "services/worker/test_speculation", "services/worker", "kernels")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files that wait for processes most of the time take turns with files that compute, so that
-    cores are idle at no time; the short ones come last, so that no long one is left alone."""
+    """Files that mostly wait for processes alternate with files that compute, so that cores are
+    never idle; short files come last, so that no long one is left alone."""
     files = dict.fromkeys(item.path for item in items)
     names = {path.relative_to(TESTS).as_posix(): path for path in files}
     turns = dict.fromkeys(files, 1.0)
@@ -46,20 +46,20 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What was imported stays: searches for garbage, of which a capture of graphs makes one, pass
-    over it."""
+    """Imported objects are permanent: garbage collections, one of them in each graph capture, skip
+    them."""
     gc.collect()
     gc.freeze()
 
 
 def pytest_unconfigure() -> None:
-    """Else what is left at the end is reported as leaks, by Triton's bindings."""
+    """Otherwise Triton's bindings report the remaining objects as leaks."""
     gc.unfreeze()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu"):
-        import torch  # takes a second, which most tests need not wait for
+        import torch  # takes a second, which most tests do not need
 
         if not torch.cuda.is_available():
             pytest.skip("torch finds no CUDA device")
@@ -67,15 +67,15 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.fixture
 def tmp_path() -> Iterator[Path]:
-    """A short one: the path of a Unix socket has 107 bytes at most, of which pytest's own folders
-    take many where tests run side by side."""
+    """A short path: a Unix socket's path has at most 107 bytes, and pytest's own folders are long
+    in parallel runs."""
     with TemporaryDirectory(prefix="shoal-", ignore_cleanup_errors=True) as folder:
         yield Path(folder)
 
 
 @pytest.fixture
 def change() -> Callable[[str], float]:
-    """By how much a sample without labels has grown since the test began, by its name."""
+    """The growth of a sample without labels since the test began, by its name."""
     before = {
         sample.name: sample.value
         for metric in REGISTRY.collect()
@@ -89,8 +89,8 @@ def change() -> Callable[[str], float]:
 def log_lines(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> Iterator[Lines]:
-    """For tests that set up logging: what was written since the last call. Afterwards logging is
-    as it was."""
+    """For tests that set up logging: the output since the last call. Restores logging
+    afterwards."""
     monkeypatch.setattr(logging.root, "handlers", [])
     levels = logging.root.level, REQUESTS.level
 

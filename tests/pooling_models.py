@@ -1,4 +1,4 @@
-"""Tiny random models that pool, with the embedded model's tokenizer, and transformers' answers."""
+"""Tiny random pooling models, with the embedded model's tokenizer, and transformers' answers."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ END = "<|endoftext|>"
 def save_embedder(
     folder: Path, mode: str = "lasttoken", modules: tuple[str, ...] = ("Normalize",), **changes: Any
 ) -> None:
-    """As Qwen3-Embedding is: tensors without the trunk's prefix, under the decoder's name, and the
+    """Like Qwen3-Embedding: tensors without the trunk's prefix, under the decoder's name, and the
     files of sentence-transformers. Its tokenizer ends every text with END."""
     save_model(folder, Qwen3Model, **SHAPE, **changes)
     change_config(folder, architectures=["Qwen3ForCausalLM"], tie_word_embeddings=True)
@@ -50,7 +50,7 @@ def save_embedder(
 
 
 def save_reranker(folder: Path, **changes: Any) -> None:
-    """A model that writes texts, as Qwen3-Reranker is."""
+    """A generating model, like Qwen3-Reranker."""
     save_model(folder, Qwen3ForCausalLM, **(SHAPE | {"tie_word_embeddings": True} | changes))
     save_tokenizer(folder, ends=False)
 
@@ -106,7 +106,7 @@ def class_logits(folder: Path, texts: list[list[int]]) -> np.ndarray:
 
 @torch.inference_mode()
 def yes_probabilities(folder: Path, texts: list[list[int]]) -> np.ndarray:
-    """[n], as the card of Qwen3-Reranker has it."""
+    """[n], by the formula in Qwen3-Reranker's model card."""
     model: PreTrainedModel = Qwen3ForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     tokenizer = read_tokenizer(folder)
     ids = [tokenizer.token_to_id(each) for each in (NO, YES)]

@@ -1,4 +1,4 @@
-"""Which cases of a product run in ``make test``; all of them run in ``make test-all``."""
+"""Selects the cases of a product for ``make test``; ``make test-all`` runs all of them."""
 
 from collections.abc import Sequence
 from itertools import product
@@ -8,8 +8,8 @@ import pytest
 
 
 def every_pair(*columns: Sequence[Any]) -> list[Any]:
-    """The product of three columns or more, of which every second case is slow: the others hold
-    each two values of different columns together at least once."""
+    """The product of three columns or more, with every second case slow: the others still contain
+    any two values of different columns together."""
     assert len(columns) > 2
     return [
         pytest.param(*(value for _, value in case), marks=pytest.mark.slow if odd else ())

@@ -1,4 +1,4 @@
-"""The commands that our pages show have the flags that they are shown with."""
+"""The commands on our pages use existing flags."""
 
 import re
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from tests.test_links import PAGES
 
 COMMAND = re.compile(r"(?:^|`|\$ |&& )(?:\.venv/bin/)?shoal ([a-z][^`#\n|]*)", re.MULTILINE)
 FLAG = re.compile(r"--(?:no-)?[a-z][a-z-]*")
-# Commands that take the settings of services as well.
+# Commands that also take the settings of services.
 TAKEN = {
     "serve": ServeConfig,
     "run-batch": ServeConfig,

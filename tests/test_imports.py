@@ -1,4 +1,4 @@
-"""Who may import whom: the walls of the house, read from the syntax tree."""
+"""Allowed imports between packages, read from the syntax tree."""
 
 import ast
 import importlib.metadata
@@ -34,12 +34,12 @@ ONLY_IN = {
 }
 FLOORS: dict[str, list[set[str]]] = {  # lowest first
     "gateway": [
-        {"__init__", "metrics", "traces"},
+        {"__init__", "metrics"},
         {"mesh"},
-        {"http", "traces.tracing"},
+        {"http"},
         {"chat"},
         {"api"},
-        {"chat.endpoint", "traces.endpoint", "page", "apis", "text"},
+        {"chat.endpoint", "traces", "page", "apis", "text"},
         {"app"},
         {"service"},
         {"__main__"},
@@ -54,9 +54,9 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"emission", "giving_way", "handover", "placement", "plan_length", "prefills"},
         {"planner"},
         {"scheduler"},
-        # What has a clock, counts or logs, and what the service asks before it asks the core.
+        # Modules with a clock, metrics or logs, and those the service uses before the core.
         {"result_check", "tokens_message"},
-        {"metrics", "request_log", "sequence_spans", "watchdog"},
+        {"metrics", "observer", "request_log", "traces", "watchdog"},
         {"intake", "other_cells"},
         {"service"},
         {"__main__"},
@@ -69,8 +69,9 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
             "guides",
             "slots",
             "metrics",
+            "observer",
             "slot_log",
-            "slot_spans",
+            "traces",
             "plan_check",
         },
         {"machine"},
@@ -87,13 +88,13 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
 COMMANDS_MAY_IMPORT = {
     # Drives an engine without the services around it.
     "cli/bench/engine_loop.py": ("shared.", "services.scheduler.", "services.worker."),
-    # Ask a service's own code, without the service.
+    # Uses a service's own code, without the service.
     "cli/models/check.py": ("shared.", "services.worker."),
     "cli/tokenize.py": ("cli.", "shared.", "services.tokenizer."),
     "cli/collect_env.py": ("cli.", "shared.", "kernels.cpu."),
-    # The text that the embedded model was not trained on.
+    # The text held out of the embedded model's training.
     "cli/bench/pieces.py": ("shared.", "models.training.corpus."),
-    # The worker adds up its memory, and the scheduler's own code plays requests.
+    # Uses the worker's memory calculation, and the scheduler's code for simulations.
     "cli/plan/command.py": ("cli.", "shared.", "services.worker.startup.footprint."),
     "cli/plan/speed.py": ("cli.", "shared.", "services.worker.startup.footprint."),
     "cli/plan/machine.py": ("cli.", "shared.", "services.worker."),
@@ -109,7 +110,7 @@ Imports = list[ast.Import | ast.ImportFrom]
 
 @cache
 def parsed(path: Path) -> tuple[Imports, list[ast.Call]]:
-    """The imports and the calls of a file, wherever in it they stand."""
+    """The imports and the calls of a file, anywhere in it."""
     nodes = [*ast.walk(ast.parse(path.read_text()))]
     return (
         [node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)],
@@ -119,7 +120,7 @@ def parsed(path: Path) -> tuple[Imports, list[ast.Call]]:
 
 @cache
 def imports_of(path: Path) -> frozenset[str]:
-    """Absolute dotted names of what ``path`` imports."""
+    """Absolute dotted names of the imports of ``path``."""
     names: set[str] = set()
     for node in parsed(path)[0]:
         if isinstance(node, ast.Import):
@@ -176,7 +177,7 @@ def test_a_forbidden_import_is_found(name: str, place: str) -> None:
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    """What is imported for types alone, or in a function, counts too."""
+    """Includes imports for types only, and imports in functions."""
     modules = {module_name(path): path for path in SOURCES}
     graph = {
         name: modules_of(imports_of(path), set(modules)) - {name} for name, path in modules.items()
@@ -209,13 +210,13 @@ def test_rooms_import_only_from_their_own_floor_and_those_below(service: str):
 
 
 def room_of(parts: tuple[str, ...], floors: dict[str, int]) -> str:
-    """The longest beginning of a module's name that is a room."""
+    """The longest prefix of a module's name that is a room."""
     names = [".".join(parts[:num]) for num in range(len(parts), 0, -1)]
     return next(name for name in names if name in floors)
 
 
 def modules_of(names: frozenset[str], modules: set[str]) -> set[str]:
-    """The modules in which ``names`` are, or which they are."""
+    """The modules of ``names``, which may be modules themselves."""
     return {name for name in names | {name.rpartition(".")[0] for name in names} if name in modules}
 
 

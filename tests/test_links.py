@@ -1,4 +1,4 @@
-"""Links between our pages lead somewhere."""
+"""Links between our pages have a target."""
 
 import re
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
-"""Memory that was allocated and not written holds NaN, or a huge integer, where it may hold zeros
-otherwise and an operator that reads it, or leaves a part of its result, would go unnoticed."""
+"""Unwritten memory holds NaN, or a huge integer. Zeros would hide an operator that reads it, or
+leaves a part of its result unwritten."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -14,8 +14,8 @@ HUGE = 2**30 + 7
 
 
 def poison(patch: pytest.MonkeyPatch) -> None:
-    """Of torch's functions, as Python calls them; torch's own code is not changed."""
-    _device_constructors()  # keeps for ever, for ``with torch.device``, what it first finds
+    """Patches torch's functions for Python callers; torch's own code is unchanged."""
+    _device_constructors()  # permanently caches the constructors for ``with torch.device``
     for name in ("empty", "empty_like", "empty_strided"):
         patch.setattr(torch, name, filled(getattr(torch, name)))
     patch.setattr(torch.Tensor, "new_empty", filled(torch.Tensor.new_empty))

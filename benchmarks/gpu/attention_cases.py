@@ -1,4 +1,4 @@
-"""Attention of rows that decode, and of chunks of prompts, beside torch's over one piece."""
+"""Attention of decode rows and of prefill chunks, compared with torch's over contiguous keys."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -23,11 +23,11 @@ from kernels.paged_attention import (
     make_tiles,
 )
 
-MAX_CACHE_BYTES = 24 << 30  # there are as many bytes of copies for torch
+MAX_CACHE_BYTES = 24 << 30  # torch's copies take as many bytes again
 NAMES = {torch.int8: "int8", torch.uint8: "fp8"}
-NUM_SHORT, SHORT_LEN = 16, 32  # prompts that come at once, and their tokens
+NUM_SHORT, SHORT_LEN = 16, 32  # prompts that arrive at once, and their tokens
 LATENT_HEADS, LATENT_RANK, LATENT_ROPE = 16, 512, 64  # of DeepSeek-V2-Lite
-WINDOW_SHARE = 8  # of a context: one in so many keys is seen
+WINDOW_SHARE = 8  # of a context: one key in 8 is visible
 
 
 def cases(suite: Suite) -> Iterator[Case]:
@@ -105,7 +105,7 @@ def _attend_latents(
 
 
 def _windowed_decode_case(suite: Suite, context: int) -> Case:
-    """Its bytes are those of the keys that are seen; torch has nothing like it."""
+    """Counts the bytes of visible keys; torch has no equivalent."""
     num_rows, window = suite.batches[0], context // WINDOW_SHARE
     num_bytes = _cache_bytes(suite, num_rows * window)
 
@@ -118,7 +118,7 @@ def _windowed_decode_case(suite: Suite, context: int) -> Case:
 
 
 def _coded_decode_case(suite: Suite, context: int, codes: torch.dtype) -> Case:
-    """A cache of codes; torch has nothing like it."""
+    """A quantized cache; torch has no equivalent."""
     num_rows, num_bytes = suite.batches[0], _coded_bytes(suite, suite.batches[0] * context)
 
     def make() -> tuple[list[Run], list[Run]]:
@@ -147,7 +147,7 @@ def _decode(
     scale = head_dim**-0.5
     ours: list[Run] = []
     theirs: list[Run] = []
-    grouped = query.unflatten(1, (num_kv_heads, -1))  # heads that share keys are its tokens
+    grouped = query.unflatten(1, (num_kv_heads, -1))  # heads that share keys, as tokens
     for rows in slots.split(num_rows):
         decode = DecodeRows(1, rows, tables, starts, arrivals)
         attention = DeviceAttention(decode, None, BLOCK_SIZE, context)
@@ -167,7 +167,7 @@ def _chunk_case(suite: Suite, num_tokens: int) -> Case:
 
 
 def _short_chunks_case(suite: Suite) -> Case:
-    """Which leave most of a program empty, if it has one head."""
+    """Short chunks leave most of a program with one head empty."""
     num_heads, _, head_dim = _heads(suite)
     num_flops = NUM_SHORT * 2 * num_heads * head_dim * SHORT_LEN * (SHORT_LEN + 1)
     num_bytes = _cache_bytes(suite, NUM_SHORT * SHORT_LEN)
@@ -237,7 +237,7 @@ def _causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def _cache(suite: Suite, num_rows: int, context: int) -> tuple[Tensor, Tensor]:
-    """A cache, and tables [num_rows, blocks of a row] int32 in no order."""
+    """A cache, and tables [num_rows, blocks of a row] int32 in random order."""
     return _pages(suite, num_rows, context, (2, *_heads(suite)[1:]))
 
 

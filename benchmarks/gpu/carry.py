@@ -1,10 +1,11 @@
-"""Takes the check to a machine that has a card and PyTorch, but neither a network nor all of our
-libraries:
+"""Runs the GPU check on a machine with a GPU and PyTorch, but without network access and with some
+libraries missing.
 
-    python3 -m benchmarks.gpu.carry pack           here: what it lacks, as wheels in .gpu/
-    python3 -m benchmarks.gpu.carry run [...]      there: `python3 -m benchmarks.gpu.check ...`
+python3 -m benchmarks.gpu.carry pack           here: puts missing libraries into .gpu/
 
-Needs nothing but Python's own library, and pip.
+python3 -m benchmarks.gpu.carry run [...]      there: `python3 -m benchmarks.gpu.check ...`
+
+Needs only Python's standard library and pip.
 """
 
 import argparse
@@ -19,8 +20,8 @@ from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / ".gpu"
-# Those of our dependencies that an image with PyTorch and transformers does not bring, and what of
-# each is imported.
+# Dependencies missing in an image with PyTorch and transformers, with the module imported from
+# each.
 LACKING = {
     "cryptography": "cryptography",
     "llguidance": "llguidance",
@@ -31,12 +32,12 @@ LACKING = {
     "pytest-timeout": "pytest_timeout",
     "pyzmq": "zmq",
 }
-PLATFORMS = ("2_17", "2_24", "2_27", "2_28", "2_31", "2_34")  # of manylinux
+PLATFORMS = ("2_17", "2_24", "2_27", "2_28", "2_31", "2_34")  # manylinux versions
 
 
 def pack(python: str, folder: Path = FOLDER) -> None:
-    """Downloads wheels for ``python``, such as 3.12, with all that they need. Raises
-    subprocess.CalledProcessError, when pip has said why."""
+    """Downloads wheels for ``python``, such as 3.12, with all their dependencies. Raises
+    subprocess.CalledProcessError after pip printed the reason."""
     folder.mkdir(exist_ok=True)
     for old in folder.glob("*.whl"):
         old.unlink()
@@ -46,7 +47,7 @@ def pack(python: str, folder: Path = FOLDER) -> None:
 
 
 def run(arguments: list[str], folder: Path = FOLDER) -> None:
-    """Becomes the check, with what the wheels hold that ``pack`` left, where it is needed."""
+    """Replaces this process by the check, with missing libraries from the wheels of ``pack``."""
     wheels = sorted(map(str, folder.glob("*.whl")))
     site = folder / "site"
     if wheels and not all(map(find_spec, LACKING.values())):
@@ -60,7 +61,7 @@ def run(arguments: list[str], folder: Path = FOLDER) -> None:
 
 
 def _requirements() -> list[str]:
-    """Of ``LACKING``, with the versions that pyproject.toml asks for."""
+    """``LACKING`` with the versions in pyproject.toml."""
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = (each for group in project["optional-dependencies"].values() for each in group)
     by_name = {_name_of(each): each for each in (*project["dependencies"], *extras)}

@@ -1,13 +1,13 @@
-"""What a card makes of us, in under eight minutes: the engine's steps beside the floor that memory
-sets and kernel by kernel, prompts, the same through the mesh, by ranks where there are several
-cards, each kernel beside torch, the start, and transformers. The tests marked ``gpu`` are a section
-that runs when --only names it: tests.
+"""Measures the engine on a GPU in under eight minutes: step times against the memory floor and
+kernel by kernel, prompts, the same through the mesh, ranks on several GPUs, each kernel against
+torch, start-up, and transformers. Tests marked ``gpu`` are a section that must be named: --only
+tests.
 
-The most valuable figures come first, and all that was found is on disk at any time: results/
-gpu-<card>-<date>.json and .md. A section that fails says why, and the next one begins.
+The most important sections run first, and results are written after every row, to results/
+gpu-<card>-<date>.json and .md. A failed section records its error, and the next one runs.
 
---dry tries everything on a CPU, with a tiny model whose figures mean nothing, and lets Triton
-compile every launch for sm_90: it finds slips that would cost the time of a card.
+--dry runs everything on a CPU, with a tiny model and meaningless figures, and lets Triton compile
+every launch for sm_90: errors are found without a GPU.
 """
 
 import argparse
@@ -30,11 +30,11 @@ from benchmarks.gpu.suite import of_card, of_test
 from benchmarks.report import RESULTS
 
 BUDGET_S, DRY_BUDGET_S = 480.0, 3600.0
-GRACE_S = 60.0  # then what hangs is told and ended
+GRACE_S = 60.0  # then a hanging check dumps its stack and exits
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code."""
+    """Returns the exit code."""
     options = _parse(arguments)
     if not options.dry and not torch.cuda.is_available():
         print(f"gpu-check: torch {torch.__version__} finds no CUDA device", file=sys.stderr)
@@ -50,16 +50,16 @@ def main(arguments: list[str]) -> int:
     if not chosen:
         print(f"gpu-check: --only: no section has {' or '.join(options.only)}", file=sys.stderr)
         return 2
-    print(results.text(), *results.aims(), sep="\n")  # once more, where it is seen first
+    print(results.text(), *results.aims(), sep="\n")  # again, as the last output
     return int(any("failed" in results.sections[section.name] for section in chosen))
 
 
 def run(sections: Sequence[Section], results: Results, ends_s: float, device: torch.device) -> None:
-    """Until the clock ``time.monotonic`` says ``ends_s``, or until the smoke section fails."""
+    """Runs sections until ``time.monotonic()`` reaches ``ends_s`` or the smoke section fails."""
     for number, section in enumerate(sections, 1):
         left_s = ends_s - time.monotonic()
         if left_s < section.needs_s:
-            said = f"{left_s:.0f} s are left, and it takes {section.needs_s:.0f}"
+            said = f"{left_s:.0f} s are left of {section.needs_s:.0f} needed"
             results.sections.setdefault(section.name, {"rows": [], "left out": said})
             results.save()
             continue
@@ -78,18 +78,18 @@ def run(sections: Sequence[Section], results: Results, ends_s: float, device: to
 
 
 def _is_sound(device: torch.device) -> bool:
-    """After some errors a process can do nothing with its card any more."""
+    """False if the process can no longer use its GPU, as after some errors."""
     try:
         if device.type == "cuda":
             torch.cuda.synchronize()
     except RuntimeError as error:
-        print(f"the card is lost to this process: {error}", file=sys.stderr, flush=True)
+        print(f"this process can no longer use the GPU: {error}", file=sys.stderr, flush=True)
         return False
     return True
 
 
 def _go_on(sections: Sequence[Section], results: Results, ends_s: float) -> None:
-    """With what is left, in place of this process; what was found is on disk."""
+    """Restarts this process with the remaining sections and time; results are on disk."""
     names = [section.name for section in sections]
     if names:
         left_s = ends_s - time.monotonic()
@@ -99,8 +99,8 @@ def _go_on(sections: Sequence[Section], results: Results, ends_s: float) -> None
 
 
 def _chosen(sections: Sections, words: list[str], is_dry: bool) -> Iterator[Section]:
-    """Without words all but those that want a call of their own, which a dry run has time for.
-    Figures say little without their ceilings, so these are found if they are not known."""
+    """The sections named by ``words``; without words all but those that must be named, which a dry
+    run includes. The ceilings are measured first if they are unknown."""
     alone = list(sections.by_name_only())
     if not words:
         yield from (*sections, *(alone if is_dry else ()))
@@ -138,7 +138,7 @@ def _parse(arguments: list[str]) -> argparse.Namespace:
     add("--results", type=Path, default=RESULTS, metavar="DIR", help="where files are written")
     text = "only sections whose names contain one of these, such as kernels or 'batch 1'"
     add("--only", nargs="+", default=[], metavar="WORD", help=text)
-    add("--dry", action="store_true", help="on a CPU, where no figure means anything")
+    add("--dry", action="store_true", help="run on a CPU, with meaningless figures")
     options = parser.parse_args(arguments)
     if options.seconds is None:
         options.seconds = DRY_BUDGET_S if options.dry else BUDGET_S

@@ -1,4 +1,4 @@
-"""What the card's clocks, power and brakes did while something ran: as the driver tells it."""
+"""Clocks, power and throttling of the GPU while something runs, reported by the driver."""
 
 import subprocess
 import tempfile
@@ -9,21 +9,22 @@ from typing import IO, Any
 
 import torch
 
-# As nvidia-smi names them, and as they stand in a result.
+# nvidia-smi's names and the names in results.
 FIELDS = {
     "clocks.sm": "SM MHz",
     "clocks.mem": "memory MHz",
     "power.draw": "W",
     "temperature.gpu": "°C",
 }
-REASONS = "clocks_event_reasons.active"  # bits: why the clock is not higher
-IDLE = 1  # the first of them
+REASONS = "clocks_event_reasons.active"  # bits: reasons for lowered clocks
+IDLE = 1  # the first bit
 INTERVAL_MS = 200
 
 
 @contextmanager
 def watched(device: torch.device) -> Iterator[dict[str, Any]]:
-    """What was seen within, when it has ended; without a CUDA device there is nothing to see."""
+    """Yields a dict, filled at the end with the figures of the time within; empty without a CUDA
+    device."""
     found: dict[str, Any] = {}
     if device.type != "cuda":
         yield found
@@ -54,8 +55,8 @@ def _sampler(uuid: str, lines: IO[str]) -> "subprocess.Popen[str] | None":
 
 
 def summary(lines: list[str]) -> dict[str, Any]:
-    """Minimum, median and maximum of each figure, and all reasons that were given: of lines of
-    ``FIELDS`` and ``REASONS``, the last of which may be cut off. What cannot be read is kept."""
+    """Minimum, median and maximum of each figure, and all reasons seen, from lines of ``FIELDS``
+    and ``REASONS``, the last possibly cut off. Unreadable lines are kept."""
     cells = [line.split(", ") for line in lines if line.strip()]
     rows = [row for row in cells if len(row) == len(FIELDS) + 1]
     try:

@@ -1,6 +1,6 @@
-"""A card that is not there: Triton's JIT binds, specialises and compiles for it, nothing is run.
+"""A simulated GPU: Triton's JIT binds, specialises and compiles for it, but nothing runs.
 
-What kernels would have written is 0 where torch was asked for memory that holds anything.
+Outputs of kernels are zeros instead of uninitialized memory.
 """
 
 import re
@@ -26,19 +26,19 @@ AMPERE, HOPPER = 80, 90
 MAX_SHARED_BYTES = {AMPERE: 163 << 10, HOPPER: 227 << 10}
 ALIGNED_BYTES = 16
 MAX_GRID = (2**31 - 1, 2**16 - 1, 2**16 - 1)
-NUM_REGISTERS = 1 << 16  # of a multiprocessor
+NUM_REGISTERS = 1 << 16  # per multiprocessor
 WARP_SIZE = 32
 _empty = torch.empty
 
 
 class Resources(NamedTuple):
     num_registers: int
-    num_stack_bytes: int  # local memory of a thread: what was spilled, mostly
+    num_stack_bytes: int  # local memory of a thread, mostly spilled registers
     shared_bytes: int
 
 
 class LoadedModel(NamedTuple):
-    """A kernel, in one of its variants."""
+    """One variant of a kernel."""
 
     name: str
     resources: Resources
@@ -50,21 +50,21 @@ class LoadedModel(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """What a card would be given."""
+    """The arguments of a kernel launch."""
 
     model: LoadedModel
     grid: tuple[int, int, int]
     num_warps: int
-    arguments: dict[str, Any]  # by name, constants too
-    is_dependent: bool  # begins before the launch in front of it has ended
+    arguments: dict[str, Any]  # by name, including constants
+    is_dependent: bool  # starts before the previous launch has ended
 
 
 class DryDriver:
-    """Triton's driver, its ``utils``, and a device of its own: what was compiled for another one is
-    compiled, or found on disk, once more."""
+    """Triton's driver, its ``utils``, and a device of its own, so that kernels compiled for another
+    device are compiled (or found on disk) again."""
 
     def __init__(self, arch: int = HOPPER, watch: Callable[[Launch], None] | None = None) -> None:
-        """``watch`` is told of each launch."""
+        """``watch`` is called with each launch."""
         self.loaded: list[LoadedModel] = []
         self.num_launches = 0
         self._watch = watch
@@ -86,7 +86,7 @@ class DryDriver:
     def load_binary(
         self, name: str, binary: bytes, shared_bytes: int, device: object
     ) -> tuple[int, int, int, int, int]:
-        """Module, function (its place in ``loaded``), registers, spills and the most threads of a
+        """Module, function (its index in ``loaded``), registers, spills and the most threads of a
         block."""
         found = resources(binary, shared_bytes)
         self.loaded.append(LoadedModel(name, found, binary))
@@ -97,7 +97,7 @@ class DryDriver:
         pass
 
     def launcher_cls(self, source: Any, metadata: Any) -> Callable[..., None]:
-        """Checks what a card would be given. Raises ValueError."""
+        """Returns a launcher that only checks its arguments. The launcher raises ValueError."""
         types = list(source.signature.items())
         if metadata.global_scratch_size:
             raise ValueError(f"{metadata.name} wants memory of its own")
@@ -106,7 +106,7 @@ class DryDriver:
             self.num_launches += 1
             grid, function, values = arguments[:3], arguments[4], arguments[9:]
             if any(size > most for size, most in zip(grid, MAX_GRID, strict=True)):
-                raise ValueError(f"{metadata.name}: a card has no grid {grid}")
+                raise ValueError(f"{metadata.name}: no GPU has a grid of {grid}")
             for (name, kind), value in zip(types, values, strict=True):
                 _check(f"{metadata.name}: {name}", kind, value)
             if self._watch is not None:
@@ -122,8 +122,8 @@ class DryDriver:
 def dry_card(
     arch: int = HOPPER, watch: Callable[[Launch], None] | None = None
 ) -> Iterator[DryDriver]:
-    """Within, operators launch their kernels on it, whatever device the tensors are on, and
-    ``watch`` is told of it."""
+    """Within it operators launch kernels on the simulated GPU, for tensors on any device; ``watch``
+    is called with each launch."""
     card = DryDriver(arch, watch)
     with ExitStack() as stack:
         for where, name, value in (
@@ -138,7 +138,7 @@ def dry_card(
 
 
 def _zeros(*shape: Any, **options: Any) -> Tensor:
-    """On the meta device torch asks for memory that holds anything to make zeros."""
+    """On the meta device torch uses torch.empty for zeros."""
     device = options.get("device") or torch.get_default_device()
     make = _empty if torch.device(device).type == "meta" else torch.zeros
     return make(*shape, **options)
@@ -146,7 +146,7 @@ def _zeros(*shape: Any, **options: Any) -> Tensor:
 
 @lru_cache(maxsize=1024)
 def resources(cubin: bytes, shared_bytes: int) -> Resources:
-    """What a kernel takes of a multiprocessor."""
+    """The resources of a multiprocessor a kernel needs."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -154,12 +154,12 @@ def resources(cubin: bytes, shared_bytes: int) -> Resources:
         facts = subprocess.run(command, capture_output=True, check=True, text=True).stdout
     found = re.search(r"REG:(\d+) STACK:(\d+)", facts)
     if found is None:
-        raise ValueError(f"cuobjdump said {facts}")
+        raise ValueError(f"unexpected output of cuobjdump: {facts}")
     return Resources(int(found[1]), int(found[2]), shared_bytes)
 
 
 def _check(name: str, kind: Any, value: Any) -> None:
-    """Elsewhere than on such a place Triton compiles a kernel anew."""
+    """Checks pointers: for unaligned ones Triton would compile the kernel again."""
     if isinstance(kind, tuple):
         for index, part in enumerate(zip(kind, value, strict=True)):
             _check(f"{name}[{index}]", *part)

@@ -1,4 +1,4 @@
-"""Steps of the engine in this process, two plans in flight, under the scheduler's own core."""
+"""Engine steps in this process, two plans in flight, under the scheduler's own core."""
 
 import gc
 from collections.abc import Iterator
@@ -20,16 +20,16 @@ from shared.settings.worker import WorkerConfig
 
 MAX_DEPTH = 3
 ACCEPTANCE = 0.8
-MAX_KEPT = 2  # engines: three of Qwen3-8B would fill a card
+MAX_KEPT = 2  # engines: three of Qwen3-8B would fill a GPU
 SEED = 0
-WARM_UP_IDS = 16  # of a prompt: what decodes is what counts
+WARM_UP_IDS = 16  # of a prompt: only decoding is measured
 PENALTY = 0.5
 MTP = {"method": "mtp", "num_speculative_tokens": MAX_DEPTH, "adaptive": False}
 DRAFTS_ALL, DRAFTS_SOME = "mtp", "mtp, some tokens"
 PROMPTS_IN_GRAPHS = "prompts in graphs"
-MORE_SIZES = [256]  # of steps with prompts, beside the batches
-OFFLOADED_GB = 1.5  # some layers: all steps of a point take seconds
-# Kinds of engines: which of the suite's models they run, and settings beside those of all.
+MORE_SIZES = [256]  # of steps with prompts, besides the batches
+OFFLOADED_GB = 1.5  # few layers, because all steps of a point take seconds
+# Kinds of engines: the model of the suite, and settings besides the common ones.
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "graphs": ("model", {}),
     "eager": ("model", {"enforce_eager": True}),
@@ -46,16 +46,16 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 class Point(NamedTuple):
-    kind: str  # of the engine
+    kind: str  # a key of KINDS
     num_rows: int
     depth: int = 0
     acceptance: float | None = None  # of drafts
     logprobs: int | None = None
-    penalises: bool = False  # what was emitted
+    penalises: bool = False  # penalties on emitted tokens
 
 
 class Engines:
-    """Built when they are wanted, and kept until others are."""
+    """Engines built on demand; the least recently used is closed."""
 
     def __init__(self, suite: Suite, folder: Path) -> None:
         self.suite = suite
@@ -70,14 +70,14 @@ class Engines:
     def loop(self, kind: str) -> EngineLoop:
         loop = self._loops.pop(kind, None)
         if loop is None or not loop.is_idle:
-            loop = None  # its memory is the next one's
+            loop = None  # frees its memory for the next one
             self.close(MAX_KEPT - 1)
             loop = EngineLoop(self._settings(kind), DeviceEngine)
-        self._loops[kind] = loop  # behind the others
+        self._loops[kind] = loop  # most recently used last
         return loop
 
     def close(self, num_kept: int = 0) -> None:
-        """But for so many that were wanted last."""
+        """Closes all but the ``num_kept`` most recently used engines."""
         for kind in list(self._loops)[: len(self._loops) - num_kept]:
             del self._loops[kind]
         gc.collect()
@@ -104,7 +104,7 @@ class Engines:
 
 
 def run_point(engines: Engines, point: Point) -> list[Step]:
-    """All steps of it, prompts' as well."""
+    """All steps of the point, prompts' steps included."""
     suite, loop = engines.suite, engines.loop(point.kind)
     if point.kind in (DRAFTS_ALL, DRAFTS_SOME):
         assert point.acceptance is not None
@@ -120,8 +120,8 @@ def run_point(engines: Engines, point: Point) -> list[Step]:
 
 
 def measure(engines: Engines, point: Point, read_gb_per_s: float | None) -> dict[str, Any]:
-    """Medians of the steps in which all rows decode; rates are of the time that the host sees.
-    ``copies_ms`` are those of weights, with nothing beside them."""
+    """Medians of the steps with all rows decoding; rates use the host's time. ``copies_ms`` is the
+    time of weight copies alone."""
     suite, steps = engines.suite, run_point(engines, point)
     decoding = [s for s in steps if s.num_rows == point.num_rows and not s.num_prompt_tokens]
     found = _figures(steps, decoding, point)
@@ -147,7 +147,7 @@ def _figures(steps: list[Step], decoding: list[Step], point: Point) -> dict[str,
         "wall_ms": wall_ms,
         "wall_p99_ms": float(np.percentile([each.engine_s for each in decoding], 99)) * 1e3,
         "tokens_per_step": num_decoded / len(decoding) / point.num_rows,
-        # Of as many drafts right as are right in the long run.
+        # With the expected number of accepted drafts.
         "expected_tokens_per_s": point.num_rows * expected / wall_ms * 1e3,
         "decode_tokens_per_s": num_decoded / sum(each.engine_s for each in decoding),
         "tokens_per_s": sum(s.num_decoded for s in steps) / sum(s.engine_s for s in steps),
@@ -159,7 +159,7 @@ def _ms(steps: list[Step], name: str) -> float:
 
 
 def points(suite: Suite) -> Iterator[tuple[str, list[Point]]]:
-    """Named, the most valuable first."""
+    """Points by section name, most important first."""
     one, *more = suite.batches
     depths = range(MAX_DEPTH + 1)
     yield "batch 1", [Point("graphs", one)]

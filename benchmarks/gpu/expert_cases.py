@@ -1,6 +1,7 @@
-"""The experts of a layer, chosen at random, beside torch's grouped products; and their choice.
+"""A layer's experts under random choice, compared with torch's grouped GEMMs; and the choice
+itself.
 
-What has to be read are the weights of the experts that are hit. Runs hit others of one layer.
+Only used experts' weights must be read. Each run uses other experts of a layer.
 """
 
 from collections.abc import Iterator
@@ -56,7 +57,7 @@ def _case(suite: Suite, name: str, mixture: Mixture, form: Quantization, num_tok
 
 
 def _draws(suite: Suite, mixture: Mixture, num_tokens: int, each_bytes: int) -> list[Tensor]:
-    """[T, k] each: so many that a run finds nothing of its weights in the caches."""
+    """[T, k] each, enough that no weights of a run remain in the caches."""
     random = torch.Generator().manual_seed(SEED)
     shape = num_tokens, mixture.num_experts
     copies = num_copies(suite, each_bytes * min(mixture.num_experts, shape[0] * mixture.num_chosen))
@@ -86,7 +87,7 @@ def _runs(
 def _grouped(
     x: Tensor, chosen: Tensor, shares: Tensor, gate_up: Tensor, down: Tensor, residual: Tensor
 ) -> Tensor:
-    """As transformers computes them where it may."""
+    """The computation of transformers' grouped path."""
     num_chosen = chosen.shape[1]
     by_expert = chosen.flatten().sort()
     counts = torch.histc(by_expert.values.float(), len(down), 0, len(down) - 1)
@@ -134,7 +135,7 @@ def _shapes(hidden: int, inner: int) -> tuple[tuple[int, int], tuple[int, int]]:
 def _stack(
     suite: Suite, form: Quantization, num_experts: int, num_rows: int, size: int
 ) -> Tensor | Codes:
-    """In codes each expert is a copy of the first."""
+    """Quantized experts are copies of the first."""
     if form == "none":
         return _random(suite, num_experts, num_rows, size, std=0.02)
     codes = ONLINE[form](_random(suite, num_rows, size, std=0.02)).as_codes

@@ -1,4 +1,4 @@
-"""What bounds a step: how fast the card reads its memory, and how fast it multiplies."""
+"""Memory bandwidth and GEMM throughput of the GPU, the bounds of a step."""
 
 from functools import partial
 from typing import Any
@@ -10,13 +10,13 @@ from benchmarks.gpu.shapes import Config, token_bytes, weights_bytes
 from benchmarks.gpu.suite import Suite
 from benchmarks.gpu.timing import seconds
 
-# Words of 4 bytes in a program, and its warps; the fastest counts.
+# 4-byte words per program, and its warps; the fastest counts.
 READ_CONFIGS = ((4096, 4), (8192, 4), (8192, 8), (16384, 8))
 
 
 def measure(suite: Suite) -> dict[str, Any]:
-    """GB/s and TFLOP/s, of random data: what is constant draws less power, and may clock higher.
-    A kernel of ours reads; ``copied`` counts what torch's copy reads and writes."""
+    """GB/s and TFLOP/s with random data, since constant data draws less power and may clock higher.
+    Our own kernel reads; ``copied`` counts the reads and writes of torch's copy."""
     return _bandwidth(suite) | {"product_tflop_per_s": _product_tflop_per_s(suite)}
 
 
@@ -35,7 +35,7 @@ def _bandwidth(suite: Suite) -> dict[str, Any]:
 
 
 def _product_tflop_per_s(suite: Suite) -> float:
-    """Of a large square product by torch's library."""
+    """Throughput of a large square torch.mm."""
     size = suite.product_size
     one, other = (
         torch.empty(size, size, dtype=suite.dtype, device=suite.device).normal_() for _ in range(2)
@@ -46,7 +46,8 @@ def _product_tflop_per_s(suite: Suite) -> float:
 def step_floor_s(
     config: Config, itemsize: int, num_rows: int, context: float, read_gb_per_s: float
 ) -> float:
-    """Of a step in which ``num_rows`` with so many known tokens each decode one."""
+    """The least time of a step in which ``num_rows`` sequences with ``context`` known tokens decode
+    one token each."""
     num_bytes = weights_bytes(config, itemsize) + num_rows * context * token_bytes(config, itemsize)
     return num_bytes / (read_gb_per_s * 1e9)
 

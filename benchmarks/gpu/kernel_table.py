@@ -1,5 +1,5 @@
-"""Each kernel in Qwen3-8B's shapes, those of experts in their models', beside torch and beside what
-its bytes take; then other launch configurations."""
+"""Each kernel in Qwen3-8B's shapes (experts in their models'), compared with torch and with the
+time of its memory traffic; then other launch configurations."""
 
 import time
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from kernels.dispatch import IS_INTERPRETED
 
 
 def rows(suite: Suite, read_gb_per_s: float | None, ends_s: float) -> Iterator[dict[str, Any]]:
-    """Until the clock ``time.monotonic`` says ``ends_s``. A row that fails says why."""
+    """Rows until ``time.monotonic()`` reaches ``ends_s``. A row that fails holds the error."""
     for case in cases(suite):
         if time.monotonic() > ends_s:
             return
@@ -31,7 +31,7 @@ def sweeps(suite: Suite, ends_s: float) -> Iterator[dict[str, Any]]:
 
 
 def cases(suite: Suite) -> Iterator[Case]:
-    """Those that most of a step goes to first."""
+    """Cases by their share of a step, largest first."""
     yield from product_cases.cases(suite)
     yield from attention_cases.cases(suite)
     yield from other_cases.cases(suite)

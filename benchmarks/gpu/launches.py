@@ -1,5 +1,5 @@
-"""What the JIT makes of a worker's launches where there is no card: everything that is compiled
-before a worker is ready, and every kernel that the check times, in the sizes of the real models."""
+"""Compiles a worker's launches without a GPU: everything a worker compiles before it is ready, and
+every kernel of the check, in the sizes of the real models."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -24,12 +24,14 @@ from services.worker.startup.choose_backend import choose_device_kernels
 from services.worker.startup.loaded_model import load
 from shared.settings.worker import WorkerConfig
 
-MAX_NUM_SEQS, MAX_BATCHED_TOKENS = 16, 256  # of the CPU's patience: they are not compiled for
+# Small, to limit compile time on a CPU; kernels do not depend on them.
+MAX_NUM_SEQS, MAX_BATCHED_TOKENS = 16, 256
 NUM_BLOCKS = 0
 
 
 def measure(suite: Suite, folder: Path) -> Iterator[dict[str, Any]]:
-    """A row for each model and for the kernels alone. Raises RuntimeError where one spills."""
+    """A row for each model and one for the kernels alone. Raises RuntimeError if registers
+    spill."""
     with dry_card() as card, torch.inference_mode():
         for name, config in suite.models.items():
             model = write_model(folder / f"launches-{name}", config)
@@ -52,7 +54,7 @@ def _row(card: DryDriver, what: str, run: Callable[[], None]) -> dict[str, Any]:
 
 
 def _start(suite: Suite, model: Path, drafts: bool) -> None:
-    """As far as a worker gets until it measures its memory."""
+    """Runs a worker's start up to its memory measurement."""
     speculation = {"method": "mtp" if drafts else "none", "num_speculative_tokens": MAX_DEPTH}
     settings = WorkerConfig(
         model=str(model),
@@ -67,7 +69,7 @@ def _start(suite: Suite, model: Path, drafts: bool) -> None:
     loaded = load(settings, _be_silent, choose_device_kernels)
     assert isinstance(loaded.model, TorchLM)
     assert loaded.model.model.lm_head is not None
-    loaded.model.model.lm_head.to(suite.dtype)  # a CPU's is float32, a GPU's is not
+    loaded.model.model.lm_head.to(suite.dtype)  # float32 on a CPU, but not on a GPU
     capacity = loaded.capacity(NUM_BLOCKS)
     table = SlotTable(capacity)
     state = DeviceSlots(capacity, table, loaded.eos_ids, loaded.device).state

@@ -1,4 +1,4 @@
-"""The card and what runs on it, beside what all benchmarks tell of a machine."""
+"""The GPU and its software, added to the facts all benchmarks record."""
 
 import os
 import re
@@ -20,7 +20,7 @@ PREFIXES = (
     "PYTORCH_",
     "TORCH_",
     "TRITON_",
-)  # of variables that matter
+)  # relevant environment variables
 
 
 def describe(device: torch.device, arguments: list[str]) -> dict[str, Any]:
@@ -30,7 +30,7 @@ def describe(device: torch.device, arguments: list[str]) -> dict[str, Any]:
 
 
 def slug(facts: dict[str, Any]) -> str:
-    """Of the card's name, for a file's."""
+    """The GPU's name, for a file name."""
     return re.sub("[^a-z0-9]+", "-", facts["card"]["name"].lower()).strip("-")
 
 

@@ -1,4 +1,4 @@
-"""The same decode through a whole server, beside what the engine does in this process."""
+"""The same decode through a whole server, compared with the engine in this process."""
 
 import asyncio
 import time
@@ -14,8 +14,8 @@ from benchmarks.load import load
 def measure(
     suite: Suite, folder: Path, limit_s: float, num_ranks: int = 1
 ) -> Iterator[dict[str, Any]]:
-    """Of the model in ``folder``, which ``num_ranks`` share. Raises TimeoutError, when the server
-    is gone."""
+    """Measures the model in ``folder`` on ``num_ranks`` ranks. Raises TimeoutError after it stopped
+    the server."""
     rows: list[dict[str, Any]] = []
 
     async def within() -> None:
@@ -29,7 +29,7 @@ def measure(
 
 
 async def _measure(suite: Suite, server: servers.Server, rows: list[dict[str, Any]]) -> None:
-    """Adds to ``rows``."""
+    """Appends to ``rows``."""
     started_s = time.monotonic()
     async with servers.running(server) as url:
         ready_s = time.monotonic() - started_s

@@ -1,4 +1,4 @@
-"""What stands between products and attention, and what decides on tokens: no peers."""
+"""Operators between GEMMs and attention, and operators on sampled tokens; no peers."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -38,7 +38,7 @@ def cases(suite: Suite) -> Iterator[Case]:
             yield Case("sample", f"{rows}, {name}", make, num_bytes)
         for num_changed in {0, num_rows}:
             shape = f"{rows}, {num_changed} with penalties and biases"
-            moved = 4 * num_changed * num_bytes  # with what was seen, biases, and what comes
+            moved = 4 * num_changed * num_bytes  # counts, biases and output
             make = partial(_change, suite, num_rows, num_changed)
             yield Case("change_logits", shape, make, moved)
         for num_top in (-2, MAX_TOP):
@@ -65,7 +65,7 @@ def _rope_kv(suite: Suite, num_rows: int) -> Runs:
 
 
 def _heads_bytes(suite: Suite, num_rows: int) -> int:
-    """Read, and written in other places."""
+    """Bytes read, and written elsewhere."""
     config = suite.model
     num_heads = config["num_attention_heads"] + 2 * config["num_key_value_heads"]
     return int(2 * num_rows * num_heads * config["head_dim"] * suite.dtype.itemsize)
@@ -80,7 +80,7 @@ def _sample(suite: Suite, num_rows: int, way: str) -> Runs:
 
 
 def _change(suite: Suite, num_rows: int, num_changed: int) -> Runs:
-    """Each row of another slot, with drafts before it."""
+    """Each row has its own slot, with drafts before it."""
     sizes = num_rows, suite.model["vocab_size"], NUM_DRAFTS, 1, 0, 1
     state = empty_slots(*sizes, suite.device)
     state.rules.is_changed[:num_changed] = 1
@@ -114,7 +114,7 @@ def _accept(suite: Suite, num_rows: int) -> Runs:
 
 
 def _logits(suite: Suite, num_rows: int) -> Tensor:
-    """[copies, num_rows, V]: peaked somewhat, as a model's are."""
+    """[copies, num_rows, V]: somewhat peaked, like a model's."""
     vocab_size = suite.model["vocab_size"]
     copies = num_copies(suite, num_rows * vocab_size * 4)
     return torch.randn(copies, num_rows, vocab_size, device=suite.device) * 3

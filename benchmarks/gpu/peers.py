@@ -1,5 +1,5 @@
-"""transformers on the same card with the same shape: its continuous batching where it runs, else
-``generate`` with a static cache. Times from token to token, which start-up is not part of."""
+"""transformers on the same GPU with the same shape: its continuous batching if it runs, else
+``generate`` with a static cache. Times are from token to token and exclude start-up."""
 
 import time
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from benchmarks.gpu.suite import Suite
 from services.worker.startup.loaded_model import DEFAULT_BATCHED_TOKENS
 
-PAGE = 256  # tokens, as transformers has them by default
+PAGE = 256  # tokens, transformers' default
 SEED = 0
 
 
 class Peer:
-    """Random weights."""
+    """A model with random weights."""
 
     def __init__(self, suite: Suite, folder: Path) -> None:
         self._suite = suite
@@ -46,7 +46,7 @@ class Peer:
         return found
 
     def _continuous(self, prompts: torch.Tensor) -> float:
-        """Seconds of a step."""
+        """Seconds per step."""
         from transformers import ContinuousBatchingConfig
 
         num_pages = len(prompts) * (-(-self._suite.max_model_len // PAGE) + 1)
@@ -64,10 +64,10 @@ class Peer:
         return median(_between(each.timestamps) for each in outputs.values())
 
     def _static(self, prompts: torch.Tensor) -> float:
-        """The same; what prompts take is subtracted."""
-        self._model.set_attn_implementation("sdpa")  # what is batched leaves another one
+        """Seconds per step; the prompts' time is subtracted."""
+        self._model.set_attn_implementation("sdpa")  # continuous batching changes it
         few, many = 2, self._suite.output_len
-        for _ in range(2):  # the first time with what is made only once
+        for _ in range(2):  # the first run has one-time costs
             times_s = [self._generate(prompts, num) for num in (few, many)]
         return (times_s[1] - times_s[0]) / (many - few)
 

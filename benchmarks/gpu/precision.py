@@ -1,4 +1,4 @@
-"""How torch's products may round: as torch has it by itself, and as a worker wants it."""
+"""Precision settings of torch's GEMMs: torch's defaults and a worker's."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,12 +17,12 @@ def flags() -> dict[str, bool]:
     return {name: getattr(_PRODUCTS, name) for name in FLAGS}
 
 
-OF_TORCH = flags()  # before any worker was built in this process
+OF_TORCH = flags()  # before this process builds a worker
 
 
 @contextmanager
 def as_torch_has_it() -> Iterator[None]:
-    """For what is compared with us: an engine sets these for the whole process."""
+    """Restores torch's defaults for a peer, since an engine changes them for the whole process."""
     before = flags()
     _set(OF_TORCH)
     try:

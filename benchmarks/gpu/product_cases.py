@@ -1,5 +1,5 @@
-"""The products of a layer for few tokens, with what is fused into them, beside torch.mm alone; then
-those with weights in codes, beside torch.mm with dense ones."""
+"""A layer's GEMMs for few tokens, with their fused operators, compared with torch.mm alone; then
+quantized weights compared with torch.mm on dense ones."""
 
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -18,17 +18,17 @@ from services.worker.weights.online import ONLINE, Quantization
 
 EPS = 1e-6
 FORMS: tuple[Quantization, ...] = ("wint8", "wint4", "nf4", "fp8")
-QUANTISED_ROWS = 64  # the others are copies
+QUANTISED_ROWS = 64  # the other rows are copies
 
 
 class Product(NamedTuple):
     name: str
-    num_rows: int  # of the weight
+    num_rows: int  # rows of the weight
     size: int
     is_normed: bool = False
     is_gated: bool = False
-    is_added: bool = False  # to the residual
-    is_wide: bool = False  # in float32
+    is_added: bool = False  # adds to the residual
+    is_wide: bool = False  # float32 output
 
 
 def products(suite: Suite) -> list[Product]:
@@ -54,7 +54,7 @@ def cases(suite: Suite) -> Iterator[Case]:
 
 
 def codes_cases(suite: Suite) -> Iterator[Case]:
-    """Heads are not in codes."""
+    """Quantized layers; heads stay dense."""
     for num_tokens in sorted({suite.nums_tokens[0], suite.nums_tokens[-1]}):
         for product in products(suite)[:-1]:
             for form in FORMS:
@@ -81,7 +81,7 @@ def _codes(suite: Suite, form: Quantization, num_rows: int, size: int) -> Codes:
 def _runs_of_codes(
     suite: Suite, product: Product, form: Quantization, num_tokens: int, copies: int
 ) -> tuple[list[Run], list[Run]]:
-    """A copy of torch's for each of ours would not fit where ours are small."""
+    """Fewer copies of torch's dense weights than of ours, which are small."""
     dense_bytes = product.num_rows * product.size * suite.dtype.itemsize
     _, theirs = _runs(suite, product, num_tokens, num_copies(suite, dense_bytes))
     weights = [_codes(suite, form, product.num_rows, product.size) for _ in range(copies)]

@@ -1,4 +1,4 @@
-"""Prompts by themselves, and prompts that join sequences which decode."""
+"""Prompts alone, and prompts that join decoding sequences."""
 
 from collections.abc import Iterator
 from statistics import median
@@ -12,14 +12,14 @@ from benchmarks.gpu.shapes import prompt_flops
 from benchmarks.gpu.suite import Suite
 from cli.bench.engine_loop import EngineLoop, Job, Step
 
-NUM_PROMPTS = 5  # of each length
-NUM_SEQUENCES = 4  # for each that is open at once
+NUM_PROMPTS = 5  # per length
+NUM_SEQUENCES = 4  # for each open sequence
 SEED = 0
 TIMES = ("device_s", "engine_s")
 
 
 def prefill(engines: Engines, product_tflop_per_s: float | None) -> Iterator[dict[str, Any]]:
-    """A prompt in one step, by the device's clock; the share is of what a large product reaches."""
+    """A prompt in one step, by the device's clock; the share is relative to a large GEMM."""
     suite, loop = engines.suite, engines.loop("graphs")
     rng = np.random.default_rng(SEED)
     for num_tokens in suite.prompts:
@@ -41,9 +41,9 @@ def prefill(engines: Engines, product_tflop_per_s: float | None) -> Iterator[dic
 
 
 def mixed(engines: Engines) -> Iterator[dict[str, Any]]:
-    """Sequences of unequal length, so that a prompt joins whenever one ends: the time from token to
-    token of those that decode, in steps of all kinds, with a prompt and without. Short prompts join
-    with their forward passes in graphs, too."""
+    """Sequences of unequal length, so that a prompt joins whenever one ends: the time per token of
+    decoding sequences, over all steps, with a prompt and without. Short prompts also run with
+    graphs."""
     suite = engines.suite
     for kind, prompt_len in (
         ("graphs", suite.prompt_len),
@@ -77,7 +77,7 @@ def _joined(engines: Engines, kind: str, prompt_len: int, num_rows: int) -> dict
 
 
 def _reserved_mib(suite: Suite) -> float:
-    """What torch keeps of the card: it grows where sizes that are ever new leave fragments."""
+    """GPU memory reserved by torch: it grows if ever new sizes leave fragments."""
     return torch.cuda.memory_reserved() / (1 << 20) if suite.device.type == "cuda" else 0.0
 
 

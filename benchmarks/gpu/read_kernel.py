@@ -1,4 +1,4 @@
-"""Reads memory, and does nothing else."""
+"""A kernel that only reads memory."""
 
 import triton
 import triton.language as tl

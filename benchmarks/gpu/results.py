@@ -1,4 +1,4 @@
-"""What was found so far, as files that are there whatever happens next."""
+"""Results as files, written during the run."""
 
 import json
 import os
@@ -8,14 +8,14 @@ from typing import Any
 from benchmarks.gpu.machine import slug
 from benchmarks.gpu.summary import aims
 
-LEFT_OUT = ("all", "output")  # of tables: what is long
-TOLD = ("failed", "left out", "clocks")  # of a section, before its table
+LEFT_OUT = ("all", "output")  # long columns, left out of tables
+TOLD = ("failed", "left out", "clocks")  # lines of a section above its table
 
 
 class Results:
-    """``gpu-<card>-<date>.json`` and ``.md`` in ``folder``; ``sections`` by name have their
-    rows, the seconds they took, the card's clocks, and why they failed or were left out. Sections
-    that were written on the same day and card stay until they are measured again."""
+    """``gpu-<card>-<date>.json`` and ``.md`` in ``folder``. ``sections`` hold by name their rows,
+    duration, GPU clocks, and a reason if failed or left out. Sections of the same day and GPU are
+    kept until they are measured again."""
 
     def __init__(self, folder: Path, facts: dict[str, Any]) -> None:
         self.path = folder / f"gpu-{slug(facts)}-{facts['date'][:10]}.json"
@@ -31,7 +31,7 @@ class Results:
         _replace(self.path.with_suffix(".md"), self.text())
 
     def text(self) -> str:
-        """For people."""
+        """The results as Markdown."""
         card = ", ".join(f"{name} {value}" for name, value in self._facts["card"].items())
         versions = ", ".join(f"{name} {value}" for name, value in self._facts["versions"].items())
         lines = [f"# GPU check, {self._facts['date']}", "", f"`{self._facts['command']}`", ""]
@@ -41,7 +41,7 @@ class Results:
         return "\n".join(lines) + "\n"
 
     def aims(self) -> list[str]:
-        """A table's lines."""
+        """The lines of a table."""
         rows = [
             {"": aim.what, "found": aim.found, "aim": f"≥ {aim.aim}", "met": aim.is_met}
             for aim in aims(self.sections)
@@ -58,7 +58,7 @@ def _section(section: dict[str, Any]) -> list[str]:
 
 
 def markdown(rows: list[dict[str, Any]]) -> list[str]:
-    """A table's lines, with all that any row has."""
+    """The lines of a table, with the columns of all rows."""
     keys = dict.fromkeys(key for row in rows for key in row)
     names = [key for key in keys if key not in LEFT_OUT]
     if not names:
@@ -79,7 +79,7 @@ def _cell(value: Any) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Whoever is killed leaves the old file or the new one."""
+    """Writes atomically: a killed process leaves the old file or the new one."""
     fresh = path.with_suffix(f"{path.suffix}.new")
     fresh.write_text(text)
     os.replace(fresh, path)

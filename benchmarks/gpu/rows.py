@@ -1,4 +1,5 @@
-"""A row of the kernel table: an operator beside torch's, and beside what its bytes take."""
+"""A row of the kernel table: an operator compared with torch's and with the time of its memory
+traffic."""
 
 from collections.abc import Callable
 from functools import partial
@@ -16,8 +17,8 @@ MAX_COPIES = 64
 
 
 class Case(NamedTuple):
-    """``make`` gives runs of ours, and of torch's where there is such, each on other memory.
-    ``num_bytes`` are what must be moved, ``num_flops`` what must be computed."""
+    """``make`` returns runs of ours and of torch's (if any), each on other memory. ``num_bytes``
+    must be moved, ``num_flops`` computed."""
 
     kernel: str
     shape: str
@@ -25,7 +26,7 @@ class Case(NamedTuple):
     num_bytes: int
     num_flops: int = 0
     peer: str = ""
-    compares: bool = False  # ours and torch's are one result
+    compares: bool = False  # both results must agree
 
 
 def measure(case: Case, suite: Suite, read_gb_per_s: float | None) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def measure(case: Case, suite: Suite, read_gb_per_s: float | None) -> dict[str, 
 
 
 def changed_case(case: Case, change: Change) -> Case:
-    """Ours alone, launched as ``change`` says."""
+    """Our runs alone, launched with ``change``."""
 
     def make() -> tuple[list[Run], list[Run]]:
         return [partial(_run_changed, run, change) for run in case.make()[0]], []
@@ -62,12 +63,12 @@ def _run_changed(run: Run, change: Change) -> object:
 
 
 def num_copies(suite: Suite, num_bytes: int) -> int:
-    """So many of them are more than the caches hold."""
+    """The number of copies that exceeds the caches."""
     return max(1, min(MAX_COPIES, -(-suite.rotated_bytes // num_bytes)))
 
 
 @torch.inference_mode()
 def _difference(ours: Run, theirs: Run) -> float:
-    """The norm of it over the norm of torch's."""
+    """The norm of the difference over the norm of torch's result."""
     one, other = (cast(Tensor, run()).float().flatten() for run in (ours, theirs))
     return float(torch.linalg.vector_norm(one - other) / torch.linalg.vector_norm(other))

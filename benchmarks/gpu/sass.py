@@ -1,4 +1,4 @@
-"""The machine code of a compiled kernel."""
+"""Disassembly of a compiled kernel."""
 
 import re
 import subprocess
@@ -19,7 +19,7 @@ class Instruction(NamedTuple):
 
 @lru_cache(maxsize=256)
 def read_code(cubin: bytes) -> tuple[Instruction, ...]:
-    """In the order of addresses, up to the padding behind a jump to itself."""
+    """Instructions in the order of addresses, up to the padding after a jump to itself."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()

@@ -1,4 +1,4 @@
-"""The sections of the check: the most valuable figures first."""
+"""The sections of the check, most important first."""
 
 import os
 import subprocess
@@ -34,22 +34,22 @@ from shared.settings.worker import WorkerConfig
 from shared.wire.messages import SamplingParams
 
 ROOT = Path(__file__).parent.parent.parent
-NUM_LINES_TOLD = 3000  # of pytest: why tests failed, and which took long
-TOLD_S = 45.0  # that it has to say so when its time is over
+NUM_LINES_TOLD = 3000  # pytest's last lines: failures and slow tests
+TOLD_S = 45.0  # reserved for pytest's report at the time limit
 SMOKE, CEILINGS = "smoke", "ceilings"
-SMOKE_LENGTHS = (1, 20, 300)  # prompts; the longest takes GEMMs of cuBLAS
+SMOKE_LENGTHS = (1, 20, 300)  # prompts; the longest uses cuBLAS GEMMs
 SMOKE_TOKENS = 24
 SMOKE_DRAFTS = {"method": "mtp", "num_speculative_tokens": 2, "adaptive": False}
 Rows = Iterator[dict[str, Any]]
 
 
 class LeftOut(Exception):
-    """Why a section has nothing to measure here."""
+    """A section cannot run here; the message is the reason."""
 
 
 class Section(NamedTuple):
-    """``run`` gives rows, within so many seconds where it can, or raises LeftOut; it begins only
-    where ``needs_s`` are left, and has ``limit_s`` at most."""
+    """``run`` yields rows, within ``limit_s`` seconds if possible, or raises LeftOut. A section
+    starts only with ``needs_s`` left."""
 
     name: str
     needs_s: float
@@ -58,7 +58,7 @@ class Section(NamedTuple):
 
 
 class Sections:
-    """``ceilings`` are those that were found before; else the first section finds them."""
+    """``ceilings`` are earlier results; without them the first section measures them."""
 
     def __init__(self, suite: Suite, folder: Path, ceilings: dict[str, float]) -> None:
         self._suite = suite
@@ -89,7 +89,7 @@ class Sections:
         yield Section("start", 180, 240, self._start)
 
     def by_name_only(self) -> Iterator[Section]:
-        """Those that want a call of their own."""
+        """Sections that run only if named."""
         if self._suite.device.type == "cuda":
             yield Section("tests", 60, 540, partial(run_tests, marked_files()))
         else:
@@ -99,7 +99,7 @@ class Sections:
         self._engines.close()
 
     def _smoke(self, limit_s: float) -> Rows:
-        """Raises RuntimeError where the embedded model's texts are not the host engine's."""
+        """Raises RuntimeError if the embedded model's outputs differ from the host engine's."""
         rng = np.random.default_rng(0)
         prompts = [rng.integers(1, 500, length).tolist() for length in SMOKE_LENGTHS]
         rules = SamplingParams(seed=0, temperature=0.0, max_tokens=SMOKE_TOKENS, ignore_eos=True)
@@ -145,7 +145,7 @@ class Sections:
         yield from timeline.measure(self._suite.device.type, limit_s)
 
     def _switches(self, limit_s: float) -> Rows:
-        """What kernels may do in another way: engines that were built so."""
+        """Kernel variants: engines built with each switch changed."""
         ends_s = time.monotonic() + limit_s
         few, *_, many = self._suite.batches
         for change in (AS_IT_IS, *changes()):
@@ -170,13 +170,13 @@ class Sections:
         yield from mesh_table.measure(self._suite, self._engines.folder("model"), limit_s)
 
     def _ranks(self, limit_s: float) -> Rows:
-        """The mesh again, on as many cards as the model's KV heads can be shared out to."""
+        """The mesh on as many GPUs as the model's KV heads can be divided among."""
         num_ranks = self._suite.model["num_key_value_heads"]
         if self._suite.device.type == "cuda":
             num_cards = torch.cuda.device_count()
             num_ranks = min(num_ranks, 1 << num_cards.bit_length() - 1)
         if num_ranks == 1:
-            raise LeftOut("there is one card, and ranks take several")
+            raise LeftOut("there is one GPU, and ranks need several")
         self._engines.close()
         folder = self._engines.folder("model")
         for row in mesh_table.measure(self._suite, folder, limit_s, num_ranks):
@@ -195,8 +195,9 @@ class Sections:
         yield from kernel_table.sweeps(self._suite, time.monotonic() + limit_s)
 
     def _peers(self, limit_s: float) -> Rows:
-        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # it would look for kernels there
-        from benchmarks.gpu.peers import Peer  # transformers takes seconds, and may be missing
+        os.environ.setdefault("HF_HUB_OFFLINE", "1")  # it would look for kernels online
+        # Transformers takes seconds to import, and may be missing.
+        from benchmarks.gpu.peers import Peer
 
         self._engines.close()
         ends_s = time.monotonic() + limit_s
@@ -208,20 +209,20 @@ class Sections:
                 yield peer.measure(num_rows)
 
     def _launches(self, limit_s: float) -> Rows:
-        from benchmarks.gpu import launches  # it wants Triton, which a CPU may lack
+        from benchmarks.gpu import launches  # Triton may be missing on a CPU
 
         yield from launches.measure(of_launches(), self._folder)
 
 
 def marked_files() -> list[Path]:
-    """Those with tests for cards, by themselves or by fixtures, operators before engines: others
-    may want what is not on a machine that has one."""
+    """Files with tests marked ``gpu``, operators before engines; other files may need libraries
+    missing on a GPU machine."""
     folders = (ROOT / "tests" / name for name in ("kernels", "gpu"))
     return [path for folder in folders for path in sorted(folder.glob("test_*.py"))]
 
 
 def run_tests(files: list[Path], limit_s: float) -> Rows:
-    """Raises RuntimeError where one fails, and subprocess.TimeoutExpired."""
+    """Raises RuntimeError if a test fails, and subprocess.TimeoutExpired."""
     how = ["-m", "gpu", "-v", "--tb=short", "--durations=15"]
     how.append(f"--session-timeout={max(TOLD_S, limit_s - TOLD_S):.0f}")
     command = [sys.executable, "-m", "pytest", *how, *map(str, files)]

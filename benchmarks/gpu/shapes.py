@@ -1,4 +1,4 @@
-"""Models to measure by the shape of their config.json alone: their weights are random."""
+"""Models with the shapes of real config.json files and random weights."""
 
 import json
 from pathlib import Path
@@ -71,13 +71,13 @@ TINY: Config = QWEN3_8B | {
 
 
 def with_mtp(config: Config) -> Config:
-    """``config`` in MiMo's layout: biases instead of norms of heads, and a layer that drafts."""
+    """``config`` in MiMo's layout: biases instead of head norms, and an MTP layer."""
     of_mimo = {"architectures": ["MiMoForCausalLM"], "model_type": "mimo"}
     return config | of_mimo | {"num_nextn_predict_layers": 1}
 
 
 def write_model(folder: Path, config: Config) -> Path:
-    """All that a server wants of a model but for its weights. Each id is a word."""
+    """All files of a model but the weights. Each id is a word."""
     folder.mkdir()
     (folder / "config.json").write_text(json.dumps(config))
     vocabulary = {f"w{token_id}": token_id for token_id in range(config["vocab_size"])}
@@ -86,21 +86,20 @@ def write_model(folder: Path, config: Config) -> Path:
 
 
 def weights_bytes(config: Config, itemsize: int) -> int:
-    """What a step reads of the weights: all but an embedding that is not the head as well, and the
-    layers that draft."""
+    """Bytes of weights read by a step: all but an untied embedding and the MTP layers."""
     head = (config["vocab_size"] + 1) * config["hidden_size"]
     return (config["num_hidden_layers"] * _layer_size(config) + head) * itemsize
 
 
 def token_bytes(config: Config, itemsize: int) -> int:
-    """Of a token's keys and values in all layers."""
+    """Bytes of a token's keys and values in all layers."""
     places = 2 * config["num_key_value_heads"] * config["head_dim"]
     return int(config["num_hidden_layers"] * places * itemsize)
 
 
 def prompt_flops(config: Config, num_tokens: int) -> int:
-    """Of a prompt that is computed at once: products with the weights, causal attention, and the
-    logits of its last token."""
+    """FLOPs of a prompt computed at once: GEMMs with the weights, causal attention, and the logits
+    of its last token."""
     attention = 2 * config["num_attention_heads"] * config["head_dim"] * (num_tokens + 1)
     layer = num_tokens * (2 * _layer_size(config) + attention)
     head = 2 * config["vocab_size"] * config["hidden_size"]
@@ -108,7 +107,7 @@ def prompt_flops(config: Config, num_tokens: int) -> int:
 
 
 def _layer_size(config: Config) -> int:
-    """Numbers in the weights of a layer."""
+    """Parameters of a layer."""
     hidden, num_heads = config["hidden_size"], config["num_attention_heads"]
     heads = (2 * num_heads + 2 * config["num_key_value_heads"]) * config["head_dim"]
     return int((heads + 3 * config["intermediate_size"] + 2) * hidden)

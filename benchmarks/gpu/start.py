@@ -1,5 +1,5 @@
-"""From nothing to an engine that is ready, with its default settings: once with an empty cache of
-compiled kernels, and once with a full one."""
+"""Start of an engine with default settings: with an empty cache of compiled kernels, and with a
+full one."""
 
 import json
 import logging
@@ -18,8 +18,8 @@ CACHE = "TRITON_CACHE_DIR"
 
 
 def measure(folder: Path, device: str, limit_s: float) -> Iterator[dict[str, Any]]:
-    """Seconds of the whole process, and what the worker's log says of memory and graphs. Raises
-    subprocess.SubprocessError where it does not start in time."""
+    """Seconds of the whole process, and the worker's log lines about memory and graphs. Raises
+    subprocess.SubprocessError if it does not start in time."""
     command = [sys.executable, "-m", "benchmarks.gpu.start", str(folder), device]
     ends_s = time.monotonic() + limit_s
     with tempfile.TemporaryDirectory() as cache:
@@ -43,9 +43,9 @@ def measure(folder: Path, device: str, limit_s: float) -> Iterator[dict[str, Any
 
 
 def _start(folder: str, device: str) -> dict[str, float]:
-    """Seconds that the engine took, without Python's imports."""
+    """Seconds of the engine's start, without Python's imports."""
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d ms  %(message)s")
-    from services.worker.engine.device.engine import DeviceEngine  # torch: it takes seconds
+    from services.worker.engine.device.engine import DeviceEngine  # importing torch takes seconds
 
     started_s = time.monotonic()
     settings = WorkerConfig(model=folder, load_format="dummy", device=device)

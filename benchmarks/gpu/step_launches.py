@@ -1,5 +1,4 @@
-"""What a step launches, in order, of a model that has no memory: as the engine would, on a card
-that is not there."""
+"""The launches of a step in order, for a model without memory on a simulated GPU."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ from shared.wire.messages import Capacity
 
 META = torch.device("meta")
 DTYPE = torch.bfloat16
-# Of torch: what gives a view, or memory that holds anything, which on a dry card is zeros.
+# torch operators that only make views or uninitialized memory (zeros on the simulated GPU).
 NO_LAUNCHES = {"alias", "as_strided", "detach", "empty", "expand", "permute", "select", "slice"}
 NO_LAUNCHES |= {"flatten", "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind"}
 NO_LAUNCHES |= {"_unsafe_view", "empty_like", "new_empty", "new_zeros", "unflatten", "unsqueeze"}
@@ -37,16 +36,17 @@ NO_LAUNCHES |= {"view", "zeros_like"}
 
 
 class Operator(NamedTuple):
-    """One of torch's, which reads and writes so many bytes."""
+    """A torch operator, with the bytes it reads and writes."""
 
     name: str
     num_bytes: int
 
 
 def decode_launches(config: Config, num_rows: int, max_len: int) -> list[Launch | Operator]:
-    """Of ``num_rows`` that decode a token each, where a sequence may have ``max_len`` tokens."""
+    """Launches of a step in which ``num_rows`` sequences decode one token each, with room for
+    ``max_len`` tokens per sequence."""
     found: list[Launch | Operator] = []
-    # Models are built before torch.empty is another: what a default device is for, torch asks once.
+    # Models are built before torch.empty is patched: torch caches the function for default devices.
     step = _step(config, num_rows, max_len)
     with torch.inference_mode(), dry_card(watch=found.append), _Watch(found.append):
         step.forward()
@@ -57,8 +57,8 @@ def decode_launches(config: Config, num_rows: int, max_len: int) -> list[Launch 
 def mixed_launches(
     config: Config, num_rows: int, nums: Sequence[int], max_len: int, num_padded: int | None = None
 ) -> list[Launch | Operator]:
-    """Of ``num_rows`` that decode and prompts of ``nums`` tokens, from what the host prepares to
-    what is sampled, without what a graph of ``num_padded`` tokens replays."""
+    """Launches of a step with ``num_rows`` decode rows and prompts of ``nums`` tokens, from
+    preparation to sampling, without the replay of a graph of ``num_padded`` tokens."""
     found: list[Launch | Operator] = []
     num_slots, rows, chunks = num_rows + len(nums), np.arange(num_rows), np.arange(len(nums))
     segments, table = _segments(config, num_slots, max_len)

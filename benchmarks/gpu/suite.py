@@ -1,4 +1,4 @@
-"""What is measured, and how much of it: on a card, and in a test on a CPU."""
+"""Models and sizes of the measurements: on a GPU, and in a test on a CPU."""
 
 from dataclasses import dataclass
 
@@ -20,26 +20,26 @@ BLOCK_SIZE = 16  # tokens
 
 @dataclass(frozen=True)
 class Suite:
-    """``model`` serves and drafts, in MiMo's layout; ``small`` shows what does not scale."""
+    """``model`` serves and drafts, in MiMo's layout; ``small`` shows costs that do not scale."""
 
     model: Config
     small: Config
-    mixtures: dict[str, Mixture]  # for the kernels
+    mixtures: dict[str, Mixture]  # for kernels
     device: torch.device
     dtype: torch.dtype
     prompt_len: int
-    short_prompt_len: int  # of those that join in a graph
+    short_prompt_len: int  # prompts that join in a graph
     output_len: int
-    prompts: tuple[int, ...]  # tokens of those that are measured alone
+    prompts: tuple[int, ...]  # tokens of prompts measured alone
     batches: tuple[int, ...]
     mesh_batches: tuple[int, ...]
-    contexts: tuple[int, ...]  # of rows that decode, for the kernels
-    chunks: tuple[int, ...]  # tokens of a prompt, for the kernels
-    nums_tokens: tuple[int, ...]  # of products, for the kernels
+    contexts: tuple[int, ...]  # of decode rows, for kernels
+    chunks: tuple[int, ...]  # tokens of a prefill chunk, for kernels
+    nums_tokens: tuple[int, ...]  # of GEMMs, for kernels
     read_bytes: int  # for the bandwidth
-    rotated_bytes: int  # what a kernel reads before it reads the same once more
-    draft_vocab_size: int  # tokens that are drafted where not all are
-    product_size: int  # of the square matrices whose product is the ceiling of all
+    rotated_bytes: int  # a kernel reads this much before it reads the same again
+    draft_vocab_size: int  # size of a restricted draft vocabulary
+    product_size: int  # size of the square GEMM that is the ceiling
 
     @property
     def models(self) -> dict[str, Config]:
@@ -51,13 +51,13 @@ class Suite:
 
     @property
     def num_blocks(self) -> int:
-        """Room for every sequence of the largest batch, and for the longest prompt."""
+        """Blocks for every sequence of the largest batch, and for the longest prompt."""
         num_tokens = max(max(self.batches) * self._decoded_len, self.max_model_len)
         return num_tokens // BLOCK_SIZE
 
     @property
     def _decoded_len(self) -> int:
-        """Of a sequence of a batch: a block more than needed, for drafts."""
+        """Tokens of a sequence of a batch, with a spare block for drafts."""
         return (_in_blocks(self.prompt_len + self.output_len) + 1) * BLOCK_SIZE
 
 
@@ -89,7 +89,7 @@ def of_card() -> Suite:
 
 
 def of_test() -> Suite:
-    """Seconds on a CPU: the figures mean nothing."""
+    """Takes seconds on a CPU; the figures mean nothing."""
     return Suite(
         model=TINY,
         small=TINY,
@@ -113,7 +113,7 @@ def of_test() -> Suite:
 
 
 def of_launches() -> Suite:
-    """One layer of each model in its own sizes, on a CPU: what kernels are compiled for."""
+    """One layer of each model in its real sizes, on a CPU, to compile the kernels."""
     return Suite(
         model=QWEN3_8B | {"num_hidden_layers": 1},
         small=LLAMA_1B | {"num_hidden_layers": 1},

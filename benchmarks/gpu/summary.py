@@ -1,4 +1,4 @@
-"""What was aimed at beside what was found."""
+"""Aims compared with results."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ class Aim(NamedTuple):
 
 
 def aims(sections: dict[str, dict[str, Any]]) -> Iterator[Aim]:
-    """Of the rows that are there."""
+    """Aims of the measured rows."""
     engine = [
         row for name, each in sections.items() if name.startswith("engine") for row in each["rows"]
     ]

@@ -1,4 +1,4 @@
-"""Other launch configurations than those that are chosen: what a card would have us choose."""
+"""Launch configurations other than the chosen ones, to find the best for a GPU."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -12,7 +12,7 @@ from benchmarks.gpu.suite import Suite
 from benchmarks.gpu.timing import seconds
 
 NUMS_SPLITS = (4, 8, 16, 32, 64)
-# Rows of the weight, inputs in a step of the loop, stages; of each with 4 warps and with 8.
+# Rows of the weight, inputs per iteration and stages; each with 4 and with 8 warps.
 CONFIGS = (
     *((16, 128, 8), (16, 256, 4), (16, 256, 6), (16, 256, 8), (16, 512, 3), (16, 512, 4)),
     *((32, 64, 8), (32, 128, 4), (32, 128, 6), (32, 128, 8), (32, 256, 3), (32, 256, 4)),
@@ -69,7 +69,7 @@ def _facts(config: Any) -> str:
 
 
 def _us(suite: Suite, case: Case) -> float | str:
-    """Of what fits; else why it does not."""
+    """Microseconds, or the error if the configuration does not fit."""
     try:
         return seconds(case.make()[0], suite.device) * 1e6
     except Exception as error:

@@ -1,5 +1,5 @@
-"""Where a replayed step goes: each kernel's time, and how long the device waited before it. In a
-process of its own, since a profiler that was once attached slows down what comes after it."""
+"""Time of each kernel of a replayed step, and the device's idle time before it. Runs in its own
+process, since a profiler slows down everything after it was attached."""
 
 import json
 import subprocess
@@ -19,14 +19,14 @@ from torch.profiler import ProfilerActivity, profile
 from benchmarks.gpu.engine_table import ACCEPTANCE, MAX_DEPTH, Engines, Point, run_point
 from benchmarks.gpu.suite import of_card, of_test
 
-# What the profiler calls the device's work, and what begins a step: on a card, and on a CPU, where
-# this is but tried.
+# The profiler's categories of device work, and the first event of a step: on a GPU, and on a CPU
+# for tests.
 WORK = {"cuda": ("kernel", "gpu_memcpy", "gpu_memset"), "cpu": ("cpu_op",)}
 FIRST = {"cuda": "decode_inputs", "cpu": "aten::embedding"}
 
 
 class Event(NamedTuple):
-    """Microseconds, by the device's clock."""
+    """An event in microseconds of the device's clock."""
 
     name: str
     start_us: float
@@ -39,7 +39,8 @@ class Event(NamedTuple):
 
 
 def measure(device: str, limit_s: float) -> Iterator[dict[str, Any]]:
-    """Rows of a child's. Raises subprocess.SubprocessError where it fails or takes longer."""
+    """Rows measured by a child process. Raises subprocess.SubprocessError if it fails or times
+    out."""
     command = [sys.executable, "-m", "benchmarks.gpu.timeline", device]
     done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, check=False)
     yield from map(json.loads, done.stdout.splitlines())
@@ -48,7 +49,7 @@ def measure(device: str, limit_s: float) -> Iterator[dict[str, Any]]:
 
 
 def main(device: str) -> None:
-    """Prints the rows, each when it is there."""
+    """Prints each row as soon as it is measured."""
     suite = of_card() if device == "cuda" else of_test()
     one, *_, many = suite.batches
     points = Point("graphs", one), Point("graphs", many), Point("mtp", one, MAX_DEPTH, ACCEPTANCE)
@@ -61,11 +62,11 @@ def main(device: str) -> None:
 
 
 def _rows(engines: Engines, point: Point) -> Iterator[dict[str, Any]]:
-    """One for each kernel of a step, in order of first use, and one for the step itself."""
+    """One row for each kernel of a step, in order of first use, and one for the step itself."""
     kind = engines.suite.device.type
     activities = [ProfilerActivity.CUDA if kind == "cuda" else ProfilerActivity.CPU]
-    threads = _ExperimentalConfig(profile_all_threads=True)  # where a CPU works
-    run_point(engines, point)  # warms up: nothing is compiled when it counts
+    threads = _ExperimentalConfig(profile_all_threads=True)  # for a CPU's threads
+    run_point(engines, point)  # warm-up: nothing is compiled during the measurement
     with profile(activities=activities, experimental_config=threads) as profiler:
         run_point(engines, point)
         if kind == "cuda":
@@ -82,7 +83,7 @@ def _rows(engines: Engines, point: Point) -> Iterator[dict[str, Any]]:
 
 
 def read_events(trace: Sequence[dict[str, Any]], kinds: Sequence[str]) -> list[Event]:
-    """In order of time."""
+    """Events in order of time."""
     found = [
         Event(
             each["name"],
@@ -97,9 +98,9 @@ def read_events(trace: Sequence[dict[str, Any]], kinds: Sequence[str]) -> list[E
 
 
 def steps_of(events: Sequence[Event], first: str) -> list[list[Event]]:
-    """Cut where a name holds ``first``, which begins a step; each piece ends with the beginning of
-    the next. Of the pieces those that have the most frequent number of events, which steps that
-    only decode have."""
+    """Cuts events at names that contain ``first``, the beginning of a step; each piece includes the
+    beginning of the next. Returns pieces with the most frequent number of events, which are the
+    decode-only steps."""
     starts = [index for index, event in enumerate(events) if first in event.name]
     steps = [list(events[a : b + 1]) for a, b in pairwise(starts)]
     if not steps:
@@ -109,8 +110,8 @@ def steps_of(events: Sequence[Event], first: str) -> list[list[Event]]:
 
 
 def table(steps: Sequence[Sequence[Event]]) -> Iterator[dict[str, Any]]:
-    """Means over ``steps``, which are alike, by name and grid: of each the last event is the next
-    step's first, before which the device waited for the host."""
+    """Means over equal ``steps``, by name and grid. The last event of a step is the next step's
+    first; the gap before it is the device waiting for the host."""
     times: dict[tuple[str, str], list[float]] = defaultdict(list)
     gaps: dict[tuple[str, str], list[float]] = defaultdict(list)
     for step in steps:

@@ -1,4 +1,4 @@
-"""How long work takes on a device, without what the host takes to ask for it."""
+"""Device time of operations, without the host's launch overhead."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,13 +8,13 @@ import torch
 
 Run = Callable[[], object]
 NUM_REPLAYS = 10
-WARM_UP_S = 0.2  # a card that idles has to raise its clocks first
-MIN_RUNS = 20  # in a graph: its own start is a few microseconds
+WARM_UP_S = 0.2  # an idle GPU has to raise its clocks first
+MIN_RUNS = 20  # in a graph, to amortise its launch of a few microseconds
 
 
 def seconds(runs: Sequence[Run], device: torch.device) -> float:
-    """The median of one of ``runs``, which do the same with other memory, one after the other: as
-    a CUDA graph, so that nothing but the device's work counts."""
+    """The median time of one of ``runs``, which do the same on other memory, one after another in a
+    CUDA graph, so that only the device's work counts."""
     with torch.inference_mode():
         if device.type != "cuda":
             return median(_by_the_clock(run) for run in runs)
@@ -29,7 +29,7 @@ def _captured(runs: Sequence[Run], num_times: int, device: torch.device) -> Run:
     stream = torch.cuda.Stream(device)
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
-        for run in runs:  # kernels are compiled, and libraries get their memory
+        for run in runs:  # compiles kernels and allocates libraries' memory
             run()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

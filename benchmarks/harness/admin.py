@@ -1,4 +1,4 @@
-"""What the services of ``shoal serve`` tell on their admin ports."""
+"""Reads metrics from the admin ports of ``shoal serve``."""
 
 from pathlib import Path
 
@@ -6,8 +6,8 @@ import aiohttp
 
 
 async def metrics_of(service: str, mesh_dir: Path) -> dict[str, float]:
-    """Values by name, with labels as they are written, of the only replica of ``service``: of a
-    worker with several ranks, the first one's."""
+    """Values by name, with labels as written, of the only replica of ``service``; for a worker with
+    ranks, of the first rank."""
     found = mesh_dir.glob(f"*/admin.{service}-*.sock")
     (path,) = (path for path in found if ".rank" not in path.name)
     async with (

@@ -1,4 +1,4 @@
-"""Clients that stream without pause and check every text against what it must be."""
+"""Clients that stream continuously and compare every output with the expected one."""
 
 import asyncio
 import json
@@ -13,7 +13,7 @@ PROMPTS = ("def add(", "The scheduler", "import os\n", "class Fish:", "Once upon
 
 
 def body_of(number: int, max_tokens: int) -> dict:
-    """A request that is always answered the same, since it sets the seed."""
+    """A request with a fixed seed, so that the answer is always the same."""
     return {
         "prompt": PROMPTS[number % len(PROMPTS)] + f" {number}",
         "max_tokens": max_tokens - number % 7,
@@ -22,20 +22,20 @@ def body_of(number: int, max_tokens: int) -> dict:
         "ignore_eos": True,
         "stream": True,
         "stream_options": {"include_usage": True},
-        "return_token_ids": True,  # an event for each token, also of those that show no text
+        "return_token_ids": True,  # an event for each token, also for tokens without text
     }
 
 
 class StreamError(Exception):
-    """A stream that ended otherwise than it must."""
+    """A stream did not end as expected."""
 
 
 async def stream(
     session: aiohttp.ClientSession, url: str, body: dict, times_s: list[float] | None = None
 ) -> str:
-    """The text of a stream that ends as it must: once, with all its tokens, usage and [DONE].
+    """The text of a stream that ends as expected: once, with all its tokens, usage and [DONE].
 
-    To ``times_s`` it adds when the request was sent and when each event with tokens came.
+    Appends to ``times_s`` when the request was sent and when each event with tokens arrived.
     """
     text, reasons, is_done = "", [], False
     usage: dict[str, int] = {}
@@ -46,7 +46,7 @@ async def stream(
             raise StreamError(f"{response.status}: {await response.text()}")
         async for line in response.content:
             data = line.removeprefix(b"data: ").strip()
-            if not data or data.startswith(b":"):  # a comment, while nothing comes
+            if not data or data.startswith(b":"):  # a keep-alive comment
                 continue
             if is_done:
                 raise StreamError(f"after [DONE] came {data[:80]!r}")
@@ -71,8 +71,8 @@ async def stream(
 class Load:
     """``num`` clients that send request after request, each to the address of ``pick_url``.
 
-    A client whose gateway is in ``lost_urls`` when its request fails is not counted. ``times_s``
-    holds for each stream when it was requested and when its tokens came.
+    A failed request is not counted if its gateway is in ``lost_urls``. ``times_s`` holds for each
+    stream the time of the request and of each token.
     """
 
     num: int
@@ -87,7 +87,7 @@ class Load:
     is_over: bool = False
 
     async def learn(self) -> None:
-        """The right texts, while nothing is disturbed."""
+        """Records the expected outputs, with all services undisturbed."""
         async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
             bodies = [body_of(number, self.max_tokens) for number in range(self.num)]
             texts = await asyncio.gather(
@@ -96,7 +96,7 @@ class Load:
         self.texts = dict(enumerate(texts))
 
     async def run(self) -> None:
-        """Until ``is_over``; each client ends what it has begun."""
+        """Runs until ``is_over``; each client finishes its current stream."""
         async with (
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
             asyncio.TaskGroup() as tasks,

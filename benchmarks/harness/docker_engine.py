@@ -1,8 +1,8 @@
-"""A Docker engine with Compose: the one that runs here, or one of our own.
+"""A Docker engine with Compose: a running one, or one of our own.
 
-Our own is Debian's, with all it needs from Debian's mirrors: the engine (its data in the user's
-cache, so that a second run finds its layers), Compose from the next release, and a base image made
-with debootstrap where no image registry can be reached.
+Our own is Debian's, installed with its dependencies from Debian's mirrors: the engine (with its
+data in the user's cache, so that a second run finds its layers), Compose from the next release, and
+a base image made with debootstrap if no image registry can be reached.
 """
 
 import os
@@ -29,7 +29,7 @@ PULL_S = 60
 
 
 class NoEngine(Exception):
-    """Why there can be none here."""
+    """No engine is available here; the message is the reason."""
 
 
 @contextmanager
@@ -53,8 +53,8 @@ def running_engine() -> Iterator[dict[str, str]]:
 
 
 def provide_base_images(environment: dict[str, str]) -> None:
-    """What the Dockerfile builds on: pulled, or made here. Raises NoEngine, also where nothing can
-    be installed in them."""
+    """Pulls or makes the base images of the Dockerfile. Raises NoEngine, also if packages cannot be
+    installed in them."""
     names = re.findall(r"^ARG \w+_IMAGE=(\S+)$", DOCKERFILE.read_text(), re.MULTILINE)
     missing = [name for name in names if not _has_image(name, environment)]
     if missing:
@@ -95,7 +95,7 @@ def _install_packages() -> None:
         no_start = os.environ | {"DEBIAN_FRONTEND": "noninteractive", "RUNLEVEL": "1"}
         _run("apt-get", "install", "-qq", "-y", "--no-install-recommends", *missing, env=no_start)
     if subprocess.run(["iptables", "-t", "nat", "-L", "-n"], capture_output=True).returncode != 0:
-        raise NoEngine("iptables cannot translate addresses here, which the engine needs")
+        raise NoEngine("the engine needs NAT by iptables, which this machine lacks")
 
 
 def _is_installed(package: str) -> bool:
@@ -104,8 +104,8 @@ def _is_installed(package: str) -> bool:
 
 
 def _compose_plugin() -> Path:
-    """A client configuration whose plugin is Compose 2 of the next Debian release: one static
-    binary."""
+    """A client configuration with Compose 2 of the next Debian release, one static binary, as
+    plugin."""
     config = CACHE / "config"
     plugin = config / "cli-plugins" / "docker-compose"
     if plugin.exists():
@@ -127,7 +127,7 @@ def _compose_plugin() -> Path:
 
 
 def _apt_of_next_release(folder: Path) -> list[str]:
-    """Options with which apt knows that release alone, and nothing on the machine changes."""
+    """Options that make apt use only that release, without changes to the machine."""
     keyring = "/usr/share/keyrings/debian-archive-keyring.gpg"
     sources = folder / "sources.list"
     sources.write_text(f"deb [signed-by={keyring}] {_mirror()} {NEXT_RELEASE} main\n")
@@ -139,7 +139,7 @@ def _apt_of_next_release(folder: Path) -> list[str]:
 
 
 def _mirror() -> str:
-    """Where this machine gets Debian from."""
+    """This machine's Debian mirror."""
     folder = Path("/etc/apt")
     files = [folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))]
     for file in files:
@@ -147,15 +147,16 @@ def _mirror() -> str:
         for address in re.findall(r"^(?:URIs:|deb(?: \[.*\])?) +(\S+)", text, re.MULTILINE):
             if re.search(r"/debian/?$", address):
                 return str(address)
-    raise NoEngine("no mirror of Debian is among apt's sources")
+    raise NoEngine("apt has no source of Debian")
 
 
 @contextmanager
 def running_daemon(
     data: str, folder: Path, environment: dict[str, str], *flags: str, within: tuple[str, ...] = ()
 ) -> Iterator[None]:
-    """An engine that keeps its data in the folder ``data`` of the cache and the rest in ``folder``.
-    ``within`` is the command that starts it elsewhere, such as nsenter. Raises NoEngine."""
+    """An engine with its data in the folder ``data`` of the cache and all else in ``folder``.
+    ``within`` is a command prefix that starts it elsewhere, for example nsenter. Raises
+    NoEngine."""
     command: list[str | Path] = [
         *(*within, "setpriv", "--pdeathsig", "TERM", "dockerd"),
         *("--data-root", CACHE / data, "--exec-root", folder / "exec"),
@@ -179,7 +180,7 @@ def _await_daemon(
     until_s = time.monotonic() + START_S
     while not _works(environment):
         if process.poll() is not None or time.monotonic() > until_s:
-            raise NoEngine("the engine does not start: " + log_path.read_text()[-500:])
+            raise NoEngine("the engine did not start: " + log_path.read_text()[-500:])
         time.sleep(0.2)
 
 
@@ -194,7 +195,7 @@ def _has_image(name: str, environment: dict[str, str]) -> bool:
 
 
 def _import_base(name: str, environment: dict[str, str]) -> None:
-    """A minimal Debian with Python, and with what this machine's pip and TLS need."""
+    """A minimal Debian with Python and this machine's settings for pip and TLS."""
     (suite,) = re.findall("bookworm|trixie", name)
     with tempfile.TemporaryDirectory(prefix="shoal-base-", dir=CACHE) as folder:
         variant = ("--variant=minbase", f"--include={BASE_PACKAGES}")
@@ -234,7 +235,7 @@ def _adapt(base: Path) -> Iterator[str]:
 
 
 def _run(*command: str, **options: Any) -> None:
-    """Raises NoEngine with the end of what the command printed."""
+    """Raises NoEngine with the end of the command's output."""
     done = subprocess.run(command, capture_output=True, text=True, **options)
     if done.returncode != 0:
         what = (done.stdout + done.stderr).strip()[-800:]

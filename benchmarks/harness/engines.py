@@ -1,4 +1,4 @@
-"""Engines on the CPU, with each code that can compute their steps."""
+"""Engines on the CPU, one for each backend."""
 
 from pathlib import Path
 from typing import Any
@@ -13,14 +13,13 @@ KERNELS: dict[str, dict[str, Any]] = {
     "torch": {"native_kernels": False, "block_size": 4},
     "native": {"native_kernels": True, "block_size": 16},
 }
-# The engine of GPUs, here on the CPU with torch's operators.
+# The engine for GPUs, here on the CPU with torch's operators.
 DEVICE = {"native_kernels": False, "block_size": 4, "cudagraph_capture_sizes": [1, 4, 16]}
 ENGINES = {**KERNELS, "device": DEVICE}
 
 
 def make_engine(folder: Path, kernels: str = "torch", **settings: Any) -> Any:
-    """Returns AnyEngine: the caller knows which. ``kernels``: what computes the steps, one of
-    ``ENGINES``."""
+    """Returns AnyEngine; the caller knows its class. ``kernels`` is a key of ``ENGINES``."""
     defaults = {"dtype": "float32", "max_num_seqs": 24, "num_threads": 1, **ENGINES[kernels]}
     config = WorkerConfig(model=folder, device="cpu", **(defaults | settings))
     build = DeviceEngine if kernels == "device" else HostEngine

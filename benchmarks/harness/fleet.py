@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent.parent
 
 
 class Process(Protocol):
-    """What a fleet needs of ``asyncio.subprocess.Process``."""
+    """The interface of ``asyncio.subprocess.Process`` that a fleet needs."""
 
     @property
     def pid(self) -> int: ...
@@ -36,11 +36,11 @@ class Process(Protocol):
 
 
 Launch = Callable[[str, dict[str, str], Path], Awaitable[Process]]
-"""Runs a module as a process with this environment, which writes its log into this file."""
+"""Runs a module as a process with this environment and this log file."""
 
 
 async def command_line(module: str, environment: dict[str, str], log_path: Path) -> Process:
-    """Launches it as a user does."""
+    """Starts it from the command line, as a user does."""
     with log_path.open("wb") as log:
         return await asyncio.create_subprocess_exec(
             *(sys.executable, "-m", module),
@@ -53,7 +53,7 @@ async def command_line(module: str, environment: dict[str, str], log_path: Path)
 
 @dataclass(eq=False)
 class Member:
-    """One process of the fleet; ``port`` is a gateway's."""
+    """One process of the fleet; ``port`` is set for a gateway."""
 
     kind: ServiceName
     instance: str
@@ -67,7 +67,7 @@ class Member:
         return f"http://127.0.0.1:{self.port}"
 
     async def ask(self, path: str) -> str:
-        """What the admin port answers."""
+        """The answer of the admin port."""
         socket_path = admin_path(self.directory, self.kind, self.instance)
         async with (
             aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket_path))) as session,
@@ -76,7 +76,7 @@ class Member:
             return await response.text()
 
     async def status(self) -> dict[str, Any]:
-        """Empty while there is no answer."""
+        """Empty without an answer."""
         try:
             status: dict[str, Any] = json.loads(await self.ask("status"))
         except (aiohttp.ClientError, TimeoutError):
@@ -84,7 +84,7 @@ class Member:
         return status
 
     async def metrics(self) -> dict[str, float]:
-        """Values by name and labels as they are written."""
+        """Values by name, with labels as written."""
         lines = (await self.ask("metrics")).splitlines()
         pairs = (line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         return {name: float(value) for name, value in pairs}
@@ -96,7 +96,7 @@ class Member:
                 await asyncio.sleep(0.05)
 
     async def end(self, number: signal.Signals) -> int:
-        """Sends a signal that ends the process; its exit code."""
+        """Sends a terminating signal; returns the exit code."""
         self.process.send_signal(number)
         return await asyncio.wait_for(self.process.wait(), 60)
 
@@ -126,14 +126,14 @@ class Fleet:
 
     @property
     def members(self) -> list[Member]:
-        """Those that have not ended."""
+        """Members that have not ended."""
         return [member for member in self.started if member.process.returncode is None]
 
     def of(self, kind: str) -> list[Member]:
         return [member for member in self.members if member.kind == kind]
 
     async def start(self, kind: str, module: str = "", **settings: str) -> Member:
-        """Starts a service and does not wait for it; ``module`` is what to run in its place."""
+        """Starts a service and does not wait for it; ``module`` replaces the service's own."""
         self._num_started += 1
         instance, port = f"{kind[0]}{self._num_started}", 0
         directory = Path(settings.get("MESH_DIR", self._directory))
@@ -156,7 +156,7 @@ class Fleet:
         await self.until_ready()
 
     async def until_ready(self) -> None:
-        """Every member, and each gateway with every tokenizer."""
+        """Waits for every member, and for each gateway's link to every tokenizer."""
         for member in self.members:
             await member.until_ready()
         num_tokenizers = len(self.of("tokenizer"))
@@ -166,17 +166,19 @@ class Fleet:
                     await asyncio.sleep(0.05)
 
     async def kill(self, member: Member) -> None:
-        """And removes its sockets, as ``shoal serve`` does; who is stopped does so itself."""
+        """Kills a member and removes its sockets, as ``shoal serve`` does; a stopped member removes
+        its own."""
         await member.end(signal.SIGKILL)
         for path in sockets_of(member.directory, member.kind, member.instance):
             path.unlink(missing_ok=True)
 
     async def stop(self, member: Member) -> int:
-        """Drains; the exit code."""
+        """Drains the member; returns the exit code."""
         return await member.end(signal.SIGTERM)
 
     async def until_idle(self) -> None:
-        """Every table of requests is empty and every block free. Times out otherwise."""
+        """Waits until every table of requests is empty and every block free. Raises
+        TimeoutError."""
         async with asyncio.timeout(READY_TIMEOUT_S):
             while not await self._is_idle():
                 await asyncio.sleep(0.1)
@@ -194,7 +196,7 @@ class Fleet:
 async def running_fleet(
     directory: Path, settings: dict[str, str], launch: Launch = command_line
 ) -> AsyncIterator[Fleet]:
-    """After an error, prints who has ended by itself and how each log ends."""
+    """On errors, prints the members that ended by themselves and the end of each log."""
     fleet = Fleet(directory, settings, launch)
     directory.chmod(0o700)
     try:

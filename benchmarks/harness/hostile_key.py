@@ -1,7 +1,7 @@
-"""A client that takes as much as its API key gets: of stores, batches, threads and connections.
+"""A client that uses all its API key allows: stores, batches, threads and connections.
 
-``python -m benchmarks.harness.hostile_key URL KEY NUM KIND …`` has ``NUM`` clients of each kind. It
-goes on until its stdin ends, and then prints how many answers of each status each kind had.
+``python -m benchmarks.harness.hostile_key URL KEY NUM KIND …`` runs ``NUM`` clients of each kind
+until its stdin ends, and then prints the number of answers by status for each kind.
 """
 
 import asyncio
@@ -17,11 +17,11 @@ import uvloop
 
 MODEL = "shoal-tiny"
 NUM_BYTES = 1_000_000
-TEXT_BYTES = 6000  # longer ones may be refused unread
+TEXT_BYTES = 6000  # longer texts may be refused unread
 NUM_LINES = 300
 UNREAD_S = 10.0
 PAUSE_S = 0.1
-"""After a refusal."""
+"""Pause after a refusal."""
 WORDS = "the shoal turns as one, and no fish gives the order. "
 
 Ask = Callable[[aiohttp.ClientSession], Awaitable[int]]
@@ -34,7 +34,7 @@ async def _post(session: aiohttp.ClientSession, path: str, body: dict[str, Any])
 
 
 async def stored_response(session: aiohttp.ClientSession) -> int:
-    """Of a megabyte, nearly all of which is no prompt."""
+    """Stores a megabyte, nearly all of it outside the prompt."""
     item = {"type": "reasoning", "encrypted_content": "x" * NUM_BYTES, "summary": []}
     asked = [item, {"role": "user", "content": "Hi"}]
     body = {"model": MODEL, "input": asked, "max_output_tokens": 1}
@@ -89,7 +89,7 @@ async def _upload(session: aiohttp.ClientSession, data: bytes) -> tuple[int, str
 
 
 async def unread_stream(session: aiohttp.ClientSession) -> int:
-    """A stream whose client reads no more than its head for some seconds."""
+    """A stream whose client reads only the head for some seconds."""
     body = {"model": MODEL, "prompt": WORDS, "max_tokens": 2000, "ignore_eos": True, "n": 8}
     asked = session.post("/v1/completions", json=body | {"stream": True, "logprobs": 20})
     async with asked as response:
@@ -111,12 +111,12 @@ KINDS: dict[str, Ask] = {
 
 
 class HostileKey:
-    """``answers`` counts each kind of request and status; 0: the connection ended."""
+    """``answers`` counts each kind of request and status; 0: the connection was closed."""
 
     def __init__(
         self, url: str, key: str, num_clients: int, kinds: Collection[str] = KINDS.keys()
     ) -> None:
-        """``num_clients`` of each kind."""
+        """``num_clients`` clients of each kind."""
         self.answers: Counter[tuple[str, int]] = Counter()
         self._url = url
         self._key = key
@@ -124,7 +124,7 @@ class HostileKey:
         self._kinds = kinds
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Runs until cancelled."""
         headers = {"Authorization": f"Bearer {self._key}"}
         connector = aiohttp.TCPConnector(limit=0)
         async with (

@@ -1,4 +1,4 @@
-"""The logits that transformers computes, in float32, with the weights of a checkpoint."""
+"""Reference logits: a checkpoint's weights in transformers, in float32."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from shared.model_folder import weight_files
 
 
 def load_as_qwen2(folder: Path) -> Qwen2ForCausalLM:
-    """transformers does not know MiMo: its trunk with tied embeddings, in float32."""
+    """MiMo's trunk with tied embeddings as Qwen2 in float32, since transformers has no MiMo."""
     values = json.loads((folder / "config.json").read_text())
     for key in ("architectures", "model_type", "dtype", "torch_dtype"):
         values.pop(key, None)

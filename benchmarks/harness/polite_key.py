@@ -1,4 +1,4 @@
-"""A client with an API key of its own that asks for little, and looks whether it gets that."""
+"""A client with its own API key that sends few requests and checks their service."""
 
 import asyncio
 import json
@@ -35,7 +35,7 @@ class PoliteKey:
         return first_s
 
     async def store(self, **more: Any) -> str:
-        """The id of a response that is stored."""
+        """The id of a stored response."""
         body = {"model": MODEL, "input": "Hi", "max_output_tokens": 4} | more
         return str((await self._ask("POST", "responses", json=body))["id"])
 
@@ -47,7 +47,7 @@ class PoliteKey:
         return lost
 
     async def status_at_end(self, response_id: str) -> str:
-        """Of a response in the background."""
+        """The final status of a response in the background."""
         while (found := await self._ask("GET", f"responses/{response_id}"))["status"] not in ENDED:
             await asyncio.sleep(POLL_S)
         return str(found["status"])

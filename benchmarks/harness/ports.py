@@ -1,17 +1,16 @@
-"""Ports for processes that we start."""
+"""Ports for processes started by benchmarks and tests."""
 
 import socket
 from contextlib import ExitStack
 from random import SystemRandom
 
-# Above these are the ports that Linux gives to connections, any of which could take one before the
-# process that it is for.
+# Linux assigns ports above these to connections, which could take one before the intended process.
 LOWEST, END = 20_000, 32_768
 
 
 def free_port(num: int = 1) -> int:
-    """The first of ``num`` TCP ports in a row on which nothing listens at the moment. It is drawn:
-    two that ask at the same time hardly get the same."""
+    """The first of ``num`` consecutive TCP ports without a listener. It is chosen at random, so
+    that simultaneous callers hardly get the same."""
     while True:
         first = SystemRandom().randrange(LOWEST, END - num)
         with ExitStack() as probes:

@@ -1,4 +1,4 @@
-"""Servers that are processes of ours, until they answer over HTTP."""
+"""Waits for server processes until they answer over HTTP."""
 
 import asyncio
 from collections.abc import Callable
@@ -17,7 +17,7 @@ async def until_ready(
     connector: aiohttp.BaseConnector | None = None,
     timeout_s: float = 90,
 ) -> None:
-    """Raises RuntimeError, with the end of what ``process`` has ``told``, where it ends before."""
+    """Raises RuntimeError with the end of the log ``told`` if ``process`` ends before."""
     async with asyncio.timeout(timeout_s), aiohttp.ClientSession(connector=connector) as session:
         while not await _is_ready(session, url):
             if process.returncode is not None:
@@ -27,8 +27,8 @@ async def until_ready(
 
 
 async def _is_ready(session: aiohttp.ClientSession, url: str) -> bool:
-    """Other people's servers have no /ready, and answer /health with an error until their model is
-    loaded; our gateway is well before a worker is."""
+    """Other servers have no /ready, and answer /health with an error until their model is loaded;
+    our gateway is healthy before a worker is connected."""
     try:
         for path in ("/ready", "/health"):
             async with session.get(url + path) as response:

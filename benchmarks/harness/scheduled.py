@@ -1,4 +1,4 @@
-"""The engine under the scheduler's own core: texts and their logprobs. No sockets."""
+"""The engine under the scheduler's own core, without sockets: outputs and their logprobs."""
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,20 +22,20 @@ UNLIMITED_BYTES = 1 << 40
 
 @dataclass
 class Run:
-    """By request; rows in the order they came. ``num_hits`` sequences began in the cache, of which
-    ``num_resumed`` had been preempted; ``num_readmitted`` came back at all. ``num_long_plans`` were
-    of several steps."""
+    """Results by request; rows in order of arrival. ``num_hits`` sequences started from the prefix
+    cache, ``num_resumed`` of them after preemption; ``num_readmitted`` were admitted again at all.
+    ``num_long_plans`` had several steps."""
 
     texts: list[list[int]]
     logprobs: list[list[np.ndarray]]  # values of each token
-    verified: list[list[tuple[int, int]]]  # of each row: drafts, and how many of them were right
+    verified: list[list[tuple[int, int]]]  # of each row: drafts and accepted drafts
     drafts: list[list[tuple[ResultRow, TokenArrays]]]
     ends: list[str]
     num_hits: int = 0
     num_resumed: int = 0
     num_readmitted: int = 0
     num_long_plans: int = 0
-    pooled: dict[int, np.ndarray] = field(default_factory=dict)  # what a prompt was pooled to
+    pooled: dict[int, np.ndarray] = field(default_factory=dict)  # vectors of pooled prompts
     scored: dict[int, list[np.ndarray]] = field(default_factory=dict)  # logprobs of prompts
 
     @classmethod
@@ -84,9 +84,9 @@ def run(
     depths: Iterable[int] = (),
     num_steps: int = 3,
 ) -> Run:
-    """All ``prompts``, one after another of which comes while up to ``max_open`` run. ``depths``
-    are those of the plans, one after the other, if the engine's own is not meant. Plans that only
-    decode have ``num_steps``, if the engine knows of such plans and nothing keeps them from it."""
+    """Runs all ``prompts``, at most ``max_open`` at a time. ``depths`` are the draft depths of
+    successive plans, by default chosen by the engine. Decode-only plans have ``num_steps`` steps if
+    the engine supports it."""
     core = Scheduler(1000, 10, caches_prefixes, pipeline_depth)
     most = min(num_steps, engine.capacity.max_num_steps)
     core.add_worker("w", replace(engine.capacity, max_num_steps=most), PROBATION_STEPS)
@@ -115,7 +115,7 @@ def run(
 
 def _plan(core: Scheduler, depths: Iterator[int]) -> Planned | None:
     worker = core.workers["w"]
-    worker.step_s = 0.0  # so that plans are as long as they may be, at any pace
+    worker.step_s = 0.0  # so that plans have their full length at any speed
     depth = worker.draft_depth
     depth.now = min(next(depths, depth.now), worker.capacity.num_speculative_tokens)
     return core.plan("w")

@@ -1,4 +1,4 @@
-"""The stack of docker-compose.yml, built from this checkout and running under a name of its own."""
+"""The stack of docker-compose.yml, built from this checkout, under a unique name."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ FILES = ("docker-compose.yml", "benchmarks/harness/override.yml")
 
 
 class CommandError(Exception):
-    """A command that failed, with what it printed."""
+    """A command failed; the message holds its output."""
 
 
 @dataclass
@@ -50,7 +50,7 @@ class Stack:
         }
 
     async def docker(self, *arguments: str) -> str:
-        """What the command printed. Raises CommandError."""
+        """The command's output. Raises CommandError."""
         process = await asyncio.create_subprocess_exec(
             *("docker", *arguments),
             env=self.environment | self._settings,
@@ -70,14 +70,14 @@ class Stack:
         return await self.docker("compose", "-p", self.name, *files, *arguments)
 
     async def build(self) -> None:
-        """All images; what has not changed is taken from the engine's cache."""
+        """Builds all images; unchanged layers come from the engine's cache."""
         await self.compose("--profile", "observability", "build")
 
     @asynccontextmanager
     async def extended(
         self, files: dict[str, list[str]], settings: dict[str, str]
     ) -> AsyncIterator[None]:
-        """With more files for each of the services that are named, and the files' settings."""
+        """Adds files to the named services, and the settings for them."""
         before = self.files
         self.files = before + [file for each in files.values() for file in each]
         self.environment |= settings
@@ -89,26 +89,26 @@ class Stack:
             await self.compose("up", "-d", "--no-build", "--wait", *files)
 
     async def scale(self, **nums: int) -> None:
-        """The command of the README, and whole again when it returns."""
+        """Runs the README's command and waits until all replicas are ready."""
         flags = [f"--scale={service}={num}" for service, num in nums.items()]
         await self.compose("up", "-d", "--no-build", *flags)
 
     async def begin_replacement(self, service: str) -> list[str]:
-        """The first command of docs/operate.md: new containers beside the old, whose ids it
-        returns, until they are healthy."""
+        """The first command of docs/operate.md: starts new containers next to the old ones, returns
+        the old ids, and waits until the new ones are healthy."""
         old = await self.containers(service)
         grow = ("--no-recreate", "--no-build", "--wait", f"--scale={service}={2 * len(old)}")
         await self.compose("up", "-d", *grow, service)
         return old
 
     async def end_replacement(self, old: list[str]) -> None:
-        """Its second command: one after the other."""
+        """The second command: stops the old containers one after another."""
         for container in old:
             await self.docker("stop", container)
             await self.docker("rm", container)
 
     async def containers(self, service: str) -> list[str]:
-        """The ids of those that run."""
+        """The ids of running containers."""
         return (await self.compose("ps", "-q", service)).split()
 
     async def status(self, container: str) -> dict[str, Any]:
@@ -124,11 +124,11 @@ class Stack:
         return {name: float(value) for name, value in pairs}
 
     async def kill(self, container: str) -> None:
-        """To the engine it is a crash."""
+        """Kills the container, which counts as a crash."""
         os.kill(await self.pid(container), signal.SIGKILL)
 
     async def pid(self, container: str) -> int:
-        """The host's process id of the service."""
+        """The service's process id on the host."""
         init = await self.docker("inspect", "-f", "{{.State.Pid}}", container)
         children = Path(f"/proc/{init.strip()}/task/{init.strip()}/children").read_text()
         (pid,) = map(int, children.split())
@@ -143,7 +143,7 @@ class Stack:
                 await asyncio.sleep(0.2)
 
     async def until_ready(self, service: str, num: int) -> None:
-        """Waits until ``num`` containers of ``service`` are there and each is ready."""
+        """Waits until ``num`` containers of ``service`` exist and each is ready."""
         async with asyncio.timeout(READY_S):
             while True:
                 found = await self.containers(service)
@@ -154,7 +154,7 @@ class Stack:
                 await asyncio.sleep(0.2)
 
     async def leftovers(self) -> str:
-        """Containers, volumes and networks that bear the stack's name."""
+        """Containers, volumes and networks with the stack's name."""
         label = f"label=com.docker.compose.project={self.name}"
         commands = (("ps", "-aq"), ("volume", "ls", "-q"), ("network", "ls", "-q"))
         return "".join([await self.docker(*each, "--filter", label) for each in commands])
@@ -164,7 +164,7 @@ class Stack:
 async def running_stack(
     environment: dict[str, str], files: Sequence[str] = FILES
 ) -> AsyncIterator[Stack]:
-    """Built, up and serving; taken down at the end with all it made."""
+    """Built, up and ready; removed at the end with everything it created."""
     stack = Stack(environment, files=[*files])
     await stack.build()
     try:
@@ -178,7 +178,7 @@ async def running_stack(
 
 
 def main() -> None:
-    """Builds the images beforehand, where an engine can run."""
+    """Builds the images beforehand, if an engine can run."""
     try:
         with running_engine() as environment:
             provide_base_images(environment)

@@ -1,4 +1,4 @@
-"""Steps one by one: engines that compute a whole step at once, and waiting for the step of any."""
+"""Synchronous engines, and waiting for one step of any engine."""
 
 from concurrent.futures import Future
 

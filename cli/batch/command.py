@@ -1,4 +1,4 @@
-"""``shoal run-batch``: answers the requests in a file, and goes on after it was stopped."""
+"""``shoal run-batch``: answers the requests in a file, and resumes after an interruption."""
 
 import asyncio
 import json
@@ -31,12 +31,13 @@ from shared.settings.serve import ServeConfig
 SOME_FAILED = 1
 STOPPED = 3
 INTERRUPTED = 130
-KEEPALIVE_S = 2.0  # less than servers have, or one might close what we are about to write to
+# Less than servers keep connections, or a server might close one we are about to use.
+KEEPALIVE_S = 2.0
 
 
 @dataclass
 class Outcome:
-    """``stopped`` says why the end was not reached; empty: it was."""
+    """``stopped`` is the reason for an early end; empty if the run reached the end."""
 
     counts: Counts
     num_done_before: int
@@ -46,7 +47,7 @@ class Outcome:
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code: see ``options``."""
+    """Returns the exit code; see ``options``."""
     try:
         options, settings = parse(arguments)
         config = load_settings(ServeConfig, settings, "shoal run-batch", vars(options))
@@ -61,14 +62,14 @@ def main(arguments: list[str]) -> int:
 
 
 def _checked(options: Options) -> Checked:
-    """Raises ConfigError for a file that cannot be read, and for ids that come twice."""
+    """Raises ConfigError for an unreadable file and for duplicate ids."""
     try:
         checked = check(options.input_file, options.max_line_bytes)
     except OSError as error:
         raise ConfigError(f"--input-file: {options.input_file}: {error.strerror}") from None
     if checked.duplicates:
         lines = "\n".join(f"  {each.message}" for each in checked.duplicates)
-        raise ConfigError(f"--input-file: ids come more than once, so nothing was sent:\n{lines}")
+        raise ConfigError(f"--input-file: duplicate ids, so nothing was sent:\n{lines}")
     return checked
 
 
@@ -122,7 +123,7 @@ def _cancel_this() -> Callable[[], object]:
 
 
 def _code_of(answer: Callable[[], Any]) -> tuple[int, str]:
-    """The exit code, and why the end was not reached."""
+    """The exit code, and the reason for an early end."""
     code, reason = 0, ""
     try:
         asyncio.run(answer())
@@ -165,7 +166,7 @@ def _report(options: Options, outcome: Outcome) -> None:
         f" {counts.num_output_tokens} tokens in {outcome.seconds:.1f} s"
     )
     if outcome.stopped:
-        again = "" if outcome.code == WRONG else "; the same command goes on"
+        again = "" if outcome.code == WRONG else "; the same command resumes"
         print(f"shoal run-batch: {outcome.stopped}{again}", file=sys.stderr)
     if options.json is not None:
         options.json.write_text(json.dumps(_summary(options, outcome), indent=2) + "\n")

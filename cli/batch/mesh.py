@@ -1,4 +1,4 @@
-"""The mesh that ``shoal run-batch`` starts for itself: no other process can use it."""
+"""A private mesh of ``shoal run-batch``, unusable for other processes."""
 
 import asyncio
 import secrets
@@ -21,7 +21,7 @@ async def own_mesh(
     config: ServeConfig, on_line: Callable[[str], None]
 ) -> AsyncIterator[aiohttp.ClientSession]:
     """Yields a session with a mesh that is ready. Raises ConfigError, and an ExceptionGroup of
-    StartFailedError where it does not start."""
+    StartFailedError if it does not start."""
     directory = RunDirectory(config.mesh_dir)
     socket, key = directory.path / "http.sock", secrets.token_hex()
     try:
@@ -37,7 +37,7 @@ async def own_mesh(
 
 
 def _private(config: ServeConfig, socket: Path, key: str) -> ServeConfig:
-    """Without what a server for others has; a batch can wait for a scheduler to start again."""
+    """The settings without public endpoints; a batch can wait for a scheduler's restart."""
     own = {"uds": socket, "api_key": [SecretStr(key)], "gateways": 1}
     if "schedulers" not in config.model_fields_set:
         own["schedulers"] = 1

@@ -1,4 +1,4 @@
-"""Shows at a terminal how far a batch is."""
+"""A progress bar for a batch."""
 
 import time
 from collections.abc import Iterator
@@ -41,7 +41,7 @@ class Shown:
 
 @contextmanager
 def shown(console: Console, counts: Counts) -> Iterator[Shown]:
-    """Without a bar where ``console`` is no terminal."""
+    """Without a bar if ``console`` is no terminal."""
     columns = (
         BarColumn(),
         MofNCompleteColumn(),

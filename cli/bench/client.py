@@ -1,4 +1,4 @@
-"""The requests over HTTP, and what came of each."""
+"""Sends requests over HTTP and records their outcomes."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
@@ -18,8 +18,9 @@ from shared.errors import ConfigError
 from shared.http_faults import text_of_fault
 
 CONNECT_TIMEOUT_S = 30.0
-KEEPALIVE_S = 2.0  # less than servers have, or one might close what we are about to write to
-MAX_CLOSED = 32  # kept connections that a request finds closed, before it counts as failed
+# Less than servers keep connections, or a server might close one we are about to use.
+KEEPALIVE_S = 2.0
+MAX_CLOSED = 32  # kept connections a request may find closed before it counts as failed
 PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 NOT_A_REPLY = (aiohttp.ClientError, TimeoutError, OSError)
 
@@ -41,7 +42,7 @@ class Client:
         self._where = settings.url + PATHS[settings.endpoint]
 
     async def model(self) -> str:
-        """The first that the server lists. Raises ConfigError."""
+        """The first model listed by the server. Raises ConfigError."""
         where = f"{self._settings.url}/v1/models"
         try:
             async with self._session.get(where) as response:
@@ -52,7 +53,7 @@ class Client:
         except NOT_A_REPLY as error:
             raise ConfigError(f"--url: {where} does not answer: {text_of_fault(error)}") from None
         except (StreamError, msgspec.MsgspecError, IndexError) as error:
-            raise ConfigError(f"--model: {where} names none: {error}") from None
+            raise ConfigError(f"--model: {where} lists no model: {error}") from None
 
     async def send(self, request: Request, due_s: float) -> Row:
         stream, status, error = Stream(), 0, ""
@@ -72,9 +73,9 @@ class Client:
         return Row.of(stream, request.max_tokens, due_s, started_s, perf_counter(), error)
 
     async def _post(self, body: bytes) -> aiohttp.ClientResponse:
-        """Sends the request again where the server closed the kept connection before it answered,
-        or before all was written: a server may close idle connections at any time, which is no
-        failure of a request. Each time one kept connection is less."""
+        """Retries if the server closed the kept connection before it answered or before the request
+        was fully sent: a server may close idle connections at any time, which is no failure of a
+        request. Each retry uses up one kept connection."""
         for _ in range(MAX_CLOSED):
             try:
                 return await self._session.post(self._where, data=body)
@@ -103,8 +104,8 @@ async def client(settings: Settings) -> AsyncIterator[Client]:
 async def offer(
     requests: Sequence[Request], arrivals_s: Times, max_open: int | None, send: Send
 ) -> list[Row]:
-    """Sends each request at its time, or as soon after it as fewer than ``max_open`` are open. The
-    times are absolute, so one that is sent late makes no later one late."""
+    """Sends each request at its time, or as soon after it as fewer than ``max_open`` are open.
+    Times are absolute, so a delay does not shift later requests."""
     slots = asyncio.Semaphore(max_open or len(requests))
     tasks = []
     started_s = perf_counter()

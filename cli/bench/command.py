@@ -1,5 +1,4 @@
-"""``shoal bench``: ``serve`` loads a server and reports how it answers; ``engine`` and ``quality``
-are beside it."""
+"""``shoal bench``: the load client ``serve``, and the measurements ``engine`` and ``quality``."""
 
 import resource
 import sys
@@ -41,8 +40,8 @@ STOPPED = 130
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code: 0, 1 where nothing was answered or the verdict is no, 2 for a wrong setting
-    or a server that does not answer."""
+    """Returns the exit code: 0; 1 if nothing was answered or the verdict is no; 2 for a wrong
+    setting or a server that does not answer."""
     if arguments in ([], ["-h"], ["--help"]):
         print(USAGE)
         return 0
@@ -74,7 +73,7 @@ def _serve(arguments: list[str]) -> int:
 
 
 def what_to_send(settings: Settings) -> tuple[list[trace.Line] | None, int]:
-    """The lines of a trace, and how many requests count. Raises ConfigError."""
+    """The lines of a trace (if any), and the number of measured requests. Raises ConfigError."""
     lines = None
     if settings.trace is not None:
         lines = trace.read(settings.trace, settings.endpoint, settings.replay)
@@ -84,7 +83,7 @@ def what_to_send(settings: Settings) -> tuple[list[trace.Line] | None, int]:
 async def measure(
     settings: Settings, lines: list[trace.Line] | None, num: int, console: Console
 ) -> Result:
-    """Warms the server up and loads it with ``num`` requests, of ``lines`` where there are some."""
+    """Warms the server up and loads it with ``num`` requests, from ``lines`` if given."""
     async with client(settings) as server:
         model = settings.model or await server.model()
         rng = np.random.default_rng([settings.seed, 0])
@@ -129,7 +128,7 @@ def _verdict(settings: Settings, rows: list[Row], found: dict[str, Any]) -> dict
 
 
 def _allow_many_sockets() -> None:
-    """Raises the soft limit of open files to the hard one: each open request takes a socket."""
+    """Raises the soft limit of open files to the hard one: each open request needs a socket."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -1,6 +1,7 @@
-"""How far one model's distributions of the next token are from another's. No IO.
+"""Divergence between two models' distributions of the next token. No IO.
 
-Logprobs of a text of n tokens are [n, 1 + V] float32: of each its own, then those of all ids."""
+Logprobs of a text of n tokens are [n, 1 + V] float32: the token's own, then those of all ids.
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,18 +10,18 @@ import numpy as np
 
 
 class Comparison(NamedTuple):
-    """Of n tokens."""
+    """Comparison over n tokens."""
 
-    bits: float  # that all of them take
+    bits: float  # sum over all tokens
     divergences: np.ndarray  # [n], Kullback–Leibler, in nats
-    agrees: np.ndarray  # [n] bool: the likeliest id is the same
+    agrees: np.ndarray  # [n] bool: equal likeliest ids
 
 
 def compare(reference: np.ndarray, found: np.ndarray) -> Comparison:
-    """Of the logprobs ``found`` to those of ``reference``."""
+    """Compares the logprobs ``found`` with those of ``reference``."""
     wanted, got = reference[:, 1:], found[:, 1:]
     divergences = [
-        float(np.exp(p, dtype=np.float64) @ (p - q))  # row by row: vocabularies are large
+        float(np.exp(p, dtype=np.float64) @ (p - q))  # row by row, since vocabularies are large
         for p, q in zip(wanted, got, strict=True)
     ]
     bits = -float(found[:, 0].sum(dtype=np.float64) / np.log(2))
@@ -28,7 +29,7 @@ def compare(reference: np.ndarray, found: np.ndarray) -> Comparison:
 
 
 def summary(comparisons: Sequence[Comparison], num_bytes: int) -> dict[str, float]:
-    """Of texts that are written with ``num_bytes`` together."""
+    """Figures over texts of ``num_bytes`` in total."""
     divergences = np.concatenate([each.divergences for each in comparisons])
     agrees = np.concatenate([each.agrees for each in comparisons])
     return {

@@ -30,7 +30,7 @@ KINDS = {"prefill": "steps with a prompt", "decode": "steps without one"}
 
 
 def engine(arguments: list[str]) -> int:
-    """The exit code. Raises ConfigError."""
+    """Returns the exit code. Raises ConfigError."""
     load, rest = _parse(arguments)
     settings = load_settings(WorkerConfig, rest, PROGRAM, vars(load))
     found = measure(load, settings)
@@ -42,13 +42,13 @@ def engine(arguments: list[str]) -> int:
 
 
 def measure(load: Namespace, settings: WorkerConfig) -> dict[str, Any]:
-    """For JSON: the settings as they took effect, and the figures."""
-    from cli.bench.engine_loop import EngineLoop  # and with it torch, which takes seconds
+    """The effective settings and the figures, for JSON."""
+    from cli.bench.engine_loop import EngineLoop  # imports torch, which takes seconds
 
     loop = EngineLoop(settings)
     if load.concurrency > loop.capacity.max_num_seqs:
         limit = f"max-num-seqs = {loop.capacity.max_num_seqs}"
-        raise ConfigError(f"--concurrency: {load.concurrency} is more than {limit} of the worker")
+        raise ConfigError(f"--concurrency: {load.concurrency} is more than {limit}")
     jobs = _jobs(load, loop.model.vocab_size)
     loop.warm_up(jobs[: load.concurrency], load.logprobs)
     steps = loop.run(jobs, load.concurrency, load.logprobs)
@@ -63,9 +63,9 @@ def measure(load: Namespace, settings: WorkerConfig) -> dict[str, Any]:
 
 
 def figures(steps: "Sequence[Step]", weights_bytes: int) -> dict[str, Any]:
-    """Rates are of the engine's own time. A step that computes prompt tokens counts for the rate
-    of prefill, and its decoded tokens for neither rate; any other step counts for that of decode.
-    A step reads all weights; with one row alone, that is nearly all it does."""
+    """Rates are of the engine's own time. A step with prompt tokens counts for the prefill rate
+    only, any other step for the decode rate. A step reads all weights; with one row, that is nearly
+    all it does."""
     kinds = {
         "prefill": [step for step in steps if step.num_prompt_tokens],
         "decode": [step for step in steps if not step.num_prompt_tokens],
@@ -103,7 +103,7 @@ def _jobs(load: Namespace, vocab_size: int) -> "list[Job]":
 
 
 def _parse(arguments: list[str]) -> tuple[Namespace, list[str]]:
-    """What is ours, and what is left for the worker. Raises ConfigError; ``--help`` exits."""
+    """Splits the arguments into ours and the worker's. Raises ConfigError; ``--help`` exits."""
     parser = Parser(
         PROGRAM,
         description="Times the steps of the engine alone. Takes all settings of the worker as well:"

@@ -1,6 +1,6 @@
-"""The engine and the scheduler's pure core in one loop: no sockets. Where a device works by itself
-two plans are in flight, else one. Each plan's time is told; it is of one step unless several are
-asked for."""
+"""The engine and the scheduler's pure core in one loop, without sockets. On asynchronous devices
+two plans are in flight, else one. Times are per plan, which is one step unless several are
+requested."""
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -39,10 +39,9 @@ class Job:
 
 @dataclass(frozen=True)
 class Step:
-    """``num_prompt_tokens`` were computed of prompts, and ``num_decoded`` tokens drawn.
-    ``engine_s`` is the step itself, ``scheduling_s`` what surrounds it. ``device_s`` it took by the
-    device's clock, before which it had nothing to do for ``idle_s``. Where the plan was of several
-    steps, all are of ``num_steps`` together."""
+    """A step computed ``num_prompt_tokens`` and sampled ``num_decoded`` tokens. ``engine_s`` is its
+    own time, ``scheduling_s`` the time around it. On the device it took ``device_s``, after
+    ``idle_s`` without work. For a plan of several steps, all fields are sums over ``num_steps``."""
 
     num_prompt_tokens: int
     num_decoded: int
@@ -62,8 +61,8 @@ class _InFlight:
 
 
 class EngineLoop:
-    """Raises ConfigError where settings and machine do not go together, or jobs and engine.
-    ``takes_several_steps`` gives plans the lengths that a server's have."""
+    """Raises ConfigError if settings, machine or jobs do not fit the engine.
+    ``takes_several_steps`` gives plans the lengths of a server's."""
 
     def __init__(
         self,
@@ -93,41 +92,41 @@ class EngineLoop:
 
     @property
     def is_idle(self) -> bool:
-        """Whether the last run has ended as it should."""
+        """True if the last run ended normally."""
         return not self._core.sequences
 
     @property
     def weights_bytes(self) -> int:
-        """The value of the worker's memory metric."""
+        """Bytes of the weights, as in the worker's memory metric."""
         (samples,) = (metric.samples for metric in MEMORY.collect())
         return int(next(each.value for each in samples if each.labels["kind"] == "weights"))
 
     @property
     def copies_s(self) -> float:
-        """Seconds that the copies of offloaded weights take in each step."""
+        """Seconds each step copies offloaded weights."""
         return self._engine.copies_s if isinstance(self._engine, DeviceEngine) else 0.0
 
     def speculate(self, depth: int, acceptance: float) -> None:
-        """From the next run on; of an engine of GPUs that always drafts as many. Raises ValueError
-        where ``draft-acceptance`` is not set."""
+        """Sets a fixed draft depth for later runs, on the engine for GPUs. Raises ValueError if
+        ``draft-acceptance`` is not set."""
         if not isinstance(self._engine, DeviceEngine):
-            raise ValueError("only the engine of GPUs accepts drafts without a look")
+            raise ValueError("only the engine for GPUs accepts drafts unverified")
         self._engine.accept_drafts(acceptance)
         self._core.workers[WORKER].draft_depth.now = depth
 
     def warm_up(self, jobs: Sequence[Job], logprobs: int | None) -> None:
-        """As many rows at once as ``jobs``, for few steps."""
+        """Runs a few steps with as many rows at once as ``jobs``."""
         few = [replace(each, max_tokens=WARM_UP_TOKENS) for each in jobs]
         self.run(few, len(jobs), logprobs)
 
     def run(self, jobs: Sequence[Job], concurrency: int, logprobs: int | None) -> list[Step]:
-        """All ``jobs``, of which so many are open at once; greedy, and as long as asked for."""
+        """Runs all ``jobs``, ``concurrency`` at a time; greedy, to their full length."""
         return [step for step, _ in self.outputs(jobs, concurrency, logprobs)]
 
     def outputs(
         self, jobs: Sequence[Job], concurrency: int, logprobs: int | None
     ) -> Iterator[tuple[Step, StepOutput]]:
-        """The same, one by one, with what each step brought."""
+        """The same, yielding each step with its output."""
         left = deque(jobs)
         in_flight: deque[_InFlight] = deque()
         computed_s = 0.0
@@ -146,7 +145,7 @@ class EngineLoop:
             engine_s = computed_s - begun_s
             scheduling_s = max(0.0, perf_counter() - started_s - engine_s)
             yield _step(oldest.planned, result, engine_s, scheduling_s), (result, arrays)
-        for each in in_flight:  # planned before it was known that all had ended
+        for each in in_flight:  # planned before all sequences had ended
             self._core.absorb(WORKER, *each.output.result())
 
     def _submit(self, planned: Planned) -> Future[StepOutput]:
@@ -182,7 +181,7 @@ class EngineLoop:
         self._core.grant(Grant(name, 1, job.max_tokens, UNLIMITED_BYTES))
 
     def _check_ends(self) -> None:
-        """A step that fails takes less time than one that does not."""
+        """Raises an error if a sequence failed, since failed steps take less time."""
         for ended in self._core.take_ended():
             if ended.reason != "length":
                 raise RuntimeError(f"a sequence ended with {ended.reason}")

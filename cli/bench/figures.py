@@ -14,9 +14,9 @@ PERCENTILES = (50, 90, 99)
 def figures(
     rows: Sequence[Row], targets_ms: dict[str, float], is_open_loop: bool
 ) -> dict[str, Any]:
-    """Of all requests that count. Times are None where no request has one; ``late_ms``, how long
-    after its time a request was sent, also where nothing but the answers set a time. Rates are of
-    the seconds from the first request's start to the last one's end; failed ones are left out."""
+    """Figures over all measured requests. Times are None without a request that has one.
+    ``late_ms`` is the delay of sending, given for open loops only. Rates are over the time from the
+    first request's start to the last one's end; failed requests are excluded."""
     whole = [row for row in rows if not row.error]
     duration_s = max(row.ended_s for row in rows) - min(row.started_s for row in rows)
     num_in, num_out = (
@@ -51,7 +51,7 @@ def figures(
 
 
 def spread(times_s: Sequence[float]) -> dict[str, float] | None:
-    """Mean and percentiles in ms; None of nothing."""
+    """Mean and percentiles in ms; None without times."""
     if not times_s:
         return None
     times_ms = np.asarray(times_s) * 1000

@@ -1,4 +1,4 @@
-"""How many tokens a prompt or an answer has: a number, or a distribution of them."""
+"""Token counts of prompts and answers: a constant, or a distribution."""
 
 from dataclasses import dataclass
 from math import log
@@ -16,7 +16,7 @@ FORMS = {
 
 @dataclass(frozen=True)
 class Lengths:
-    """``kind`` is a key of FORMS, or ``fixed``, which has ``first`` alone."""
+    """``kind`` is a key of FORMS, or ``fixed``, which uses ``first`` only."""
 
     kind: str
     first: float
@@ -24,7 +24,7 @@ class Lengths:
 
     @staticmethod
     def parse(text: str) -> "Lengths":
-        """Raises ValueError, with the text and what is allowed."""
+        """Raises ValueError with the text and the allowed forms."""
         kind, colon, rest = text.partition(":")
         words = rest.split(",") if colon else [text]
         try:

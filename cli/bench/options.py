@@ -44,7 +44,7 @@ def _parser() -> Parser:
 
 def _add_target(add: Callable[..., Any]) -> None:
     add("--url", type=server_url, default="http://127.0.0.1:8000", help="(default: %(default)s)")
-    add("--model", help="(default: the first that the server lists)")
+    add("--model", help="(default: the first the server lists)")
     add("--endpoint", choices=("completions", "chat"), default="completions")
     add("--api-key", metavar="KEY", help="(default: SHOAL_API_KEY)")
     text = "seconds without data after which a request fails (default: %(default)g)"
@@ -54,7 +54,7 @@ def _add_target(add: Callable[..., Any]) -> None:
 def _add_load(add: Callable[..., Any]) -> None:
     text = f"(default: {DEFAULT_NUM_REQUESTS}, or all of the trace)"
     add("--num-requests", type=whole(1, MAX_COUNT), metavar="N", help=text)
-    text = f"open at once at most (default: {DEFAULT_CONCURRENCY}, or any number with a rate)"
+    text = f"most requests open at once (default: {DEFAULT_CONCURRENCY}; with a rate unlimited)"
     add("--concurrency", type=whole(1, 100_000), metavar="N", help=text)
     text = "sent per second, independent of the answers"
     add("--request-rate", type=number(1e-6, MAX_RATE), metavar="R", help=text)
@@ -64,7 +64,7 @@ def _add_load(add: Callable[..., Any]) -> None:
     add("--seed", type=whole(0, 2**32 - 1), default=0, metavar="N", help="(default: 0)")
     text = "sent before, not counted (default: 0)"
     add("--warmup", type=whole(0, MAX_COUNT), default=0, metavar="N", help=text)
-    text = "does it keep up with this rate? Loads it with 150 %% of it; exit code 0: yes, 1: no"
+    text = "tests this rate with 150 %% of it; exit code 0: the server keeps up, 1: it does not"
     add("--verdict", type=number(1e-6, MAX_RATE), metavar="RATE", help=text)
     text = "seconds of a verdict's load (default: 60)"
     add("--duration", type=number(0.1, MAX_S), metavar="S", help=text)
@@ -91,7 +91,7 @@ def _add_requests(add: Callable[..., Any]) -> None:
 
 
 def _add_sampling(add: Callable[..., Any]) -> None:
-    text = "answers are as long as asked for (default: yes)"
+    text = "answers have exactly the requested length (default: yes)"
     add("--ignore-eos", action=argparse.BooleanOptionalAction, default=True, help=text)
     text = "(default: %(default)g)"
     add("--temperature", type=number(0, 100), default=0.0, metavar="T", help=text)
@@ -101,7 +101,9 @@ def _add_sampling(add: Callable[..., Any]) -> None:
 
 
 def _add_report(add: Callable[..., Any]) -> None:
-    text = "targets in ms, such as ttft=200,tpot=50 (also e2e); reports how many requests meet all"
+    text = (
+        "targets in ms, for example ttft=200,tpot=50 (also e2e); reports the share that meets all"
+    )
     add("--goodput", type=targets, default={}, metavar="TARGETS", help=text)
     add("--json", type=result_file, metavar="FILE", help="writes everything there")
     add("--rows", action="store_true", help="with a row for each request")

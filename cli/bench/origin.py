@@ -1,4 +1,4 @@
-"""Where a result comes from, and where it goes: what all benchmarks of this command write."""
+"""The origin and the destination of a benchmark's result."""
 
 import os
 import platform
@@ -26,8 +26,7 @@ def origin(benchmark: str, arguments: list[str], packages: Sequence[str]) -> dic
 
 
 def described(benchmark: str, command: str, packages: Sequence[str]) -> dict[str, Any]:
-    """What is needed to judge a result: machine, versions of those ``packages`` that are installed,
-    date, command."""
+    """The context of a result: machine, versions of installed ``packages``, date, command."""
     return {
         "benchmark": benchmark,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),

@@ -1,4 +1,4 @@
-"""The text that quality is measured on, as the ids of a model."""
+"""The text of the quality measurement, as ids of a model."""
 
 from itertools import takewhile
 from pathlib import Path
@@ -12,8 +12,8 @@ from shared.model_folder import TOKENIZER_FILE, find_file
 
 
 class Piece(NamedTuple):
-    """The first ``num_given`` of the ``ids`` [n] int32 are not scored; the others are written with
-    ``num_bytes``."""
+    """The first ``num_given`` of the ``ids`` [n] int32 are not scored; the others are ``num_bytes``
+    of text."""
 
     ids: np.ndarray
     num_given: int
@@ -25,7 +25,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     path = find_file(folder, TOKENIZER_FILE)
     try:
         tokenizer = Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises no other type
+    except Exception as error:  # the library raises only this type
         raise ConfigError(f"model: {path}: {error}") from None
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -33,7 +33,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def read_text(path: Path | None) -> str:
-    """By default what training of the embedded model held out. Raises ConfigError."""
+    """By default the text held out of the embedded model's training. Raises ConfigError."""
     if path is None:
         return _held_out()
     try:
@@ -47,15 +47,15 @@ def read_text(path: Path | None) -> str:
 def _held_out() -> str:
     try:
         from models.training.corpus import load_documents, split_documents
-    except ImportError:  # of a wheel, which has no models either
+    except ImportError:  # a wheel has no models
         text = "--text: a file is needed where Shoal runs without its source tree"
         raise ConfigError(text) from None
     return "\n".join(each.text for each in split_documents(load_documents())[1])
 
 
 def cut(text: str, tokenizer: Tokenizer, length: int, num: int) -> list[Piece]:
-    """Up to ``num`` pieces of ``length`` ids, spread over the text. Each begins with the special
-    tokens that the tokenizer puts before a text. Raises ConfigError where there is none."""
+    """Up to ``num`` pieces of ``length`` ids, spread over the text. Each begins with the
+    tokenizer's special tokens. Raises ConfigError if the text is too short."""
     special = _special_ids(tokenizer)
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     width = length - len(special)
@@ -74,7 +74,7 @@ def _special_ids(tokenizer: Tokenizer) -> list[int]:
 
 
 def _piece(ids: list[int], num_special: int, tokenizer: Tokenizer) -> Piece:
-    num_given = max(1, num_special)  # nothing predicts the first one
+    num_given = max(1, num_special)  # the first token cannot be predicted
     num_bytes, num_given_bytes = (
         len(tokenizer.decode(part, skip_special_tokens=False).encode())
         for part in (ids, ids[:num_given])

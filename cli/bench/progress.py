@@ -1,4 +1,4 @@
-"""Shows at a terminal how far a run is."""
+"""A progress bar for a run."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,13 +11,13 @@ from cli.bench.client import Send
 from cli.bench.row import Row
 from cli.bench.workload import Request
 
-REFRESHES_PER_S = 2  # few, since they are the client's own work
+REFRESHES_PER_S = 2  # few, since they cost the client CPU time
 
 
 @contextmanager
 def bar(console: Console, num: int, text: str, **fields: Any) -> Iterator[Callable[..., None]]:
-    """Yields what moves a bar of ``num`` and changes the ``fields`` that ``text`` names. Shows
-    nothing where ``console`` is no terminal."""
+    """Yields a function that advances a bar of ``num`` and changes the ``fields`` named in
+    ``text``. Shows nothing if ``console`` is no terminal."""
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn(text), TimeElapsedColumn())
     with Progress(
         *columns,
@@ -36,7 +36,7 @@ def bar(console: Console, num: int, text: str, **fields: Any) -> Iterator[Callab
 
 @contextmanager
 def progress(console: Console, send: Send, num: int) -> Iterator[Send]:
-    """``send``, of which each end moves the bar."""
+    """Wraps ``send`` so that each end advances the bar."""
     num_failed = 0
     with bar(console, num, "{task.fields[failed]} failed", failed=0) as update:
 

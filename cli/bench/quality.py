@@ -1,6 +1,6 @@
-"""``shoal bench quality``: what a form of weights, or of the KV cache, costs, in bits per byte of a
-text and in how far its distributions of the next token are from a reference's. By the engine that
-serves, from the logprobs of prompts, all of the vocabulary."""
+"""``shoal bench quality``: the loss of quality by quantized weights or KV cache, in bits per byte
+of a text and divergence from a reference's distributions of the next token. Uses the serving engine
+and prompt logprobs of the whole vocabulary."""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -36,7 +36,7 @@ MIN_LENGTH = 16
 
 
 def quality(arguments: list[str]) -> int:
-    """The exit code. Raises ConfigError."""
+    """Returns the exit code. Raises ConfigError."""
     load, rest = _parse(arguments)
     settings = load_settings(WorkerConfig, rest, PROGRAM, vars(load))
     found = measure(load, settings, Console(stderr=True, highlight=False))
@@ -48,7 +48,7 @@ def quality(arguments: list[str]) -> int:
 
 
 def measure(load: Namespace, worker: WorkerConfig, console: Console) -> dict[str, Any]:
-    """For JSON: the settings as they took effect, and the figures."""
+    """The effective settings and the figures, for JSON."""
     model = locate_model(worker.model)
     pieces = _cut_text(load, model)
     reference = model if load.reference is None else _find_reference(load, model)
@@ -78,18 +78,18 @@ def measure(load: Namespace, worker: WorkerConfig, console: Console) -> dict[str
 
 
 class Scorer:
-    """A worker with these settings, and how the pieces so far compare with the reference's."""
+    """A worker with these settings, and its comparisons with the reference so far."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        from cli.bench.engine_loop import EngineLoop  # and with it torch, which takes seconds
+        from cli.bench.engine_loop import EngineLoop  # imports torch, which takes seconds
 
         self._loop = EngineLoop(WorkerConfig.model_validate(settings))
         self.dtype = self._loop.model.dtype
-        self.weights_bytes = self._loop.weights_bytes  # of the engine that was built last
+        self.weights_bytes = self._loop.weights_bytes  # of the engine built last
         self.comparisons: list[Comparison] = []
 
     def logprobs(self, piece: "Piece") -> np.ndarray:
-        """[n, 1 + V] float32: of each scored token its own, then those of all ids."""
+        """[n, 1 + V] float32: each scored token's own logprob, then those of all ids."""
         from cli.bench.engine_loop import Job
 
         job = Job(piece.ids, 0, ALL_TOKENS)
@@ -104,8 +104,8 @@ def _score(
     pieces: "list[Piece]",
     console: Console,
 ) -> dict[str, Scorer]:
-    """Of each kind, whose own settings go before the others. All are in memory at once, so that the
-    reference is computed once and no logprobs are kept."""
+    """Scores each kind, whose own settings override the common ones. All are in memory at once, so
+    that the reference is computed once and no logprobs are stored."""
     scorers: dict[str, Scorer] = {}
     with bar(console, len(kinds) * len(pieces), "{task.fields[kind]}", kind="") as update:
         for name, own in kinds.items():
@@ -122,7 +122,7 @@ def _score(
 
 
 def _find_reference(load: Namespace, model: ModelLocation) -> ModelLocation:
-    """Raises ConfigError where its ids are not those of ``model``."""
+    """Raises ConfigError if its ids differ from those of ``model``."""
     from cli.bench.pieces import load_tokenizer
 
     try:
@@ -161,7 +161,7 @@ def _check_length(load: Namespace, model: ModelLocation) -> ModelInfo:
 
 
 def _parse(arguments: list[str]) -> tuple[Namespace, list[str]]:
-    """What is ours, and what is left for the worker. Raises ConfigError; ``--help`` exits."""
+    """Splits the arguments into ours and the worker's. Raises ConfigError; ``--help`` exits."""
     parser = Parser(
         PROGRAM,
         description="Measures the loss of quality by the form of a model's weights: bits per byte"
@@ -181,11 +181,11 @@ def _add_load(add: Callable[..., Any]) -> None:
     add("--quantization", type=argument_type(_forms), metavar="FORMS", help=text)
     text = "model folder or name with the reference weights (default: --model)"
     add("--reference", metavar="MODEL", help=text)
-    text = "UTF-8 (default: what training of the embedded model held out of Python's own library"
+    text = "UTF-8 (default: text held out of the embedded model's training, of Python's library"
     add("--text", type=Path, metavar="FILE", help=f"{text} and language reference)")
-    text = "of a piece of the text, in tokens (default: %(default)s)"
+    text = "tokens of a piece of text (default: %(default)s)"
     add("--length", type=whole(MIN_LENGTH, MAX_LENGTH), default=512, metavar="N", help=text)
-    text = "how many, spread over the text, or all there are (default: %(default)s)"
+    text = "most pieces, spread over the text (default: %(default)s)"
     add("--pieces", type=whole(1, MAX_COUNT), default=40, metavar="N", help=text)
     add("--json", type=result_file, metavar="FILE", help="writes everything there")
 

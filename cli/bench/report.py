@@ -1,4 +1,4 @@
-"""What a run showed, for people."""
+"""Prints the results of a run."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from cli.bench.figures import PERCENTILES
 from cli.bench.result import Result
 from cli.bench.stream import printable
 
-MAX_BUSY = 0.8  # above, the client's own waiting for a core is part of what it measures
+MAX_BUSY = 0.8  # above it, the client's own wait for a core distorts the measurement
 NUM_ERRORS_SHOWN = 5
 TIMES = {"TTFT": "ttft_ms", "TPOT": "tpot_ms", "ITL": "itl_ms", "e2e": "e2e_ms"}
 
@@ -68,5 +68,5 @@ def _warnings(result: Result) -> list[str]:
             f" above {MAX_BUSY:.0%} it measures itself too"
         )
     if result.settings.ignore_eos and (num_short := result.figures["num_short"]):
-        lines.append(f"warning: answers shorter than asked for: {num_short}")
+        lines.append(f"warning: answers shorter than requested: {num_short}")
     return lines

@@ -1,4 +1,4 @@
-"""Everything a run showed, and what is needed to judge it."""
+"""The data of a run, and its context."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ PACKAGES = ("shoal", "aiohttp", "uvloop", "msgspec", "numpy")
 
 @dataclass(frozen=True)
 class Result:
-    """``rows`` are in the order of sending; ``client_cpu_s`` is what they cost this process."""
+    """``rows`` are in the order of sending; ``client_cpu_s`` is their cost to this process."""
 
     settings: Settings
     model: str

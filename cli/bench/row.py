@@ -1,4 +1,4 @@
-"""What came of one request."""
+"""The outcome of one request."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,8 +8,8 @@ from cli.bench.stream import Stream
 
 @dataclass(frozen=True)
 class Row:
-    """Times are of one clock. ``error`` is empty where the answer is whole; where it is not, no
-    figure of the answer means anything. An answer that showed no text has its end as TTFT."""
+    """Times are of one clock. ``error`` is empty for a complete answer; otherwise no other figure
+    is meaningful. An answer without text has its end as TTFT."""
 
     due_s: float
     started_s: float
@@ -40,7 +40,7 @@ class Row:
 
     @property
     def tpot_s(self) -> float | None:
-        """None where there is no second token."""
+        """None without a second token."""
         if self.output_tokens < 2:
             return None
         return (self.e2e_s - self.ttft_s) / (self.output_tokens - 1)
@@ -52,7 +52,7 @@ class Row:
         )
 
     def as_dict(self, origin_s: float) -> dict[str, Any]:
-        """For JSON, with times from ``origin_s`` on."""
+        """For JSON, with times relative to ``origin_s``."""
         return {
             "due_s": self.due_s - origin_s,
             "started_s": self.started_s - origin_s,

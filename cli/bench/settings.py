@@ -1,4 +1,4 @@
-"""What a person asked of the load client."""
+"""The settings of the load client."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -10,7 +10,7 @@ from shared.errors import ConfigError
 DEFAULT_NUM_REQUESTS = 100
 DEFAULT_CONCURRENCY = 8
 DEFAULT_VERDICT_S = 60.0
-VERDICT_LOAD = 1.5  # of the rate in question: who keeps up with it has room for bursts
+VERDICT_LOAD = 1.5  # of the tested rate: keeping up with it leaves room for bursts
 MIN_VERDICT_REQUESTS = 3  # one for each third
 FIXED_BY_VERDICT = ("num_requests", "concurrency", "request_rate")
 WRITTEN_BY_US = ("model", "prompt", "messages", "max_tokens", "stream", "stream_options", "n")
@@ -18,8 +18,8 @@ WRITTEN_BY_US = ("model", "prompt", "messages", "max_tokens", "stream", "stream_
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A setting that was not given is None. ``goodput`` holds targets in ms by figure. Raises
-    ConfigError where two of them do not go together."""
+    """A setting not given is None. ``goodput`` holds targets in ms by figure. Raises ConfigError
+    for contradictory settings."""
 
     url: str
     model: str | None
@@ -55,26 +55,26 @@ class Settings:
             raise ConfigError(f"--num-prefixes: {self.num_prefixes} needs --prefix-len")
         for field in WRITTEN_BY_US:
             if field in self.extra_body:
-                raise ConfigError(f"--extra-body: {field} is for this program to write")
+                raise ConfigError(f"--extra-body: {field} is set by this program")
         if self.rows and self.json is None:
-            raise ConfigError("--rows: the rows go to the file of --json, which is missing")
+            raise ConfigError("--rows: needs --json, the file for the rows")
 
     def _check_load(self) -> None:
         if self.verdict is not None:
             for name in FIXED_BY_VERDICT:
                 if getattr(self, name) is not None:
                     flag = f"--{name.replace('_', '-')}"
-                    raise ConfigError(f"{flag}: --verdict has its own, so give one of the two")
+                    raise ConfigError(f"{flag}: --verdict sets its own, so give one of the two")
         elif self.duration is not None:
-            raise ConfigError(f"--duration: {self.duration:g} is for --verdict, which is missing")
+            raise ConfigError(f"--duration: {self.duration:g} needs --verdict")
         if self.replay and self.trace is None:
-            raise ConfigError("--replay: there is no --trace of which the times could be kept")
+            raise ConfigError("--replay: needs --trace")
         if self.replay and self.rate is not None:
-            raise ConfigError("--replay: the trace has its own times, so no rate can be held")
+            raise ConfigError("--replay: the trace sets the times, so no rate can be given")
 
     @property
     def rate(self) -> float | None:
-        """Requests a second; None where arrivals follow a trace or nothing but the answers."""
+        """Requests per second; None if arrivals follow a trace or the answers."""
         return self.request_rate if self.verdict is None else VERDICT_LOAD * self.verdict
 
     @property
@@ -87,14 +87,14 @@ class Settings:
 
     @property
     def max_open(self) -> int | None:
-        """Requests that may be open at once; None for any number."""
+        """The most open requests; None for any number."""
         if self.concurrency is None and not self.is_open_loop:
             return DEFAULT_CONCURRENCY
         return self.concurrency
 
     def num_measured(self, num_lines: int | None) -> int:
-        """Requests that count. ``num_lines`` are those of the trace, of which the first ones warm
-        up. Raises ConfigError where the trace has too few."""
+        """The number of measured requests. ``num_lines`` is the trace's, whose first lines warm up.
+        Raises ConfigError if the trace is too short."""
         wanted = self.num_requests
         if self.verdict is not None:
             wanted = max(MIN_VERDICT_REQUESTS, round(VERDICT_LOAD * self.verdict * self.duration_s))
@@ -106,7 +106,7 @@ class Settings:
         return wanted or num_lines - self.warmup
 
     def as_dict(self) -> dict[str, Any]:
-        """For the report: as they took effect, without the key."""
+        """The effective settings for the report, without the key."""
         values = {name: value for name, value in asdict(self).items() if name != "api_key"}
         load = {"concurrency": self.max_open, "request_rate": self.rate}
         lengths = {"input_len": str(self.input_len), "output_len": str(self.output_len)}

@@ -1,4 +1,4 @@
-"""The server-sent events of one answer: when its tokens came. Callers pass the times."""
+"""The server-sent events of one answer, with the times of its tokens. Callers pass the times."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ class StreamError(Exception):
 
 
 class Delta(msgspec.Struct):
-    """What a chat adds. Servers write reasoning under either name."""
+    """The delta of a chat. Servers send reasoning under either name."""
 
     content: str | None = None
     reasoning: str | None = None
@@ -26,8 +26,8 @@ class Choice(msgspec.Struct):
     finish_reason: str | None = None
 
     def has_tokens(self) -> bool:
-        """A chunk of a completion stands for a token even where that token shows no text yet; an
-        empty one of a chat may be the role alone."""
+        """A chunk of a completion stands for a token even without text; an empty chunk of a chat
+        may hold only the role."""
         if self.delta is None:
             return bool(self.text) or self.finish_reason is None
         delta = self.delta
@@ -50,7 +50,7 @@ DECODER = msgspec.json.Decoder(Event)
 
 class Stream:
     """``first_s`` and ``last_s`` are the times of the first and the last chunk with tokens,
-    ``gaps_s`` lie between such chunks."""
+    ``gaps_s`` the times between consecutive ones."""
 
     def __init__(self) -> None:
         self.first_s: float | None = None
@@ -61,7 +61,7 @@ class Stream:
         self._rest = b""
 
     def feed(self, data: bytes, now_s: float) -> None:
-        """Takes bytes as they come from the network. Raises StreamError."""
+        """Takes bytes from the network. Raises StreamError."""
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
         for line in lines:
@@ -69,7 +69,7 @@ class Stream:
                 self._take(line[5:].strip(), now_s)
 
     def end(self) -> Usage:
-        """Nothing more comes. Raises StreamError where something is missing."""
+        """To be called at the end of the answer. Raises StreamError if it is incomplete."""
         if not self.is_done:
             raise StreamError("the stream ended without [DONE]")
         if self.usage is None:
@@ -99,18 +99,18 @@ class Stream:
 
 
 def message_of(error: Any) -> str:
-    """The text of OpenAI's error object, or of what a server sends instead."""
+    """The text of OpenAI's error object, or of other errors."""
     text = error.get("message", error) if isinstance(error, dict) else error
     return printable(str(text)[:MAX_MESSAGE_CHARS])
 
 
 def printable(text: str) -> str:
-    """One line without what a terminal would obey."""
+    """One line without control characters."""
     return "".join(each if each.isprintable() else " " for each in text)
 
 
 def message_of_body(body: bytes) -> str:
-    """The text of an answer that is no stream."""
+    """The text of an error in an unstreamed answer."""
     try:
         value = msgspec.json.decode(body)
     except msgspec.MsgspecError:

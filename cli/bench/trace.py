@@ -1,4 +1,4 @@
-"""A trace: requests that were once asked, one JSON object a line."""
+"""A trace: recorded requests, one JSON object per line."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ class Line(msgspec.Struct, frozen=True):
     timestamp: float | None = None
 
     def content(self, endpoint: str) -> dict[str, Any]:
-        """Of a line that ``parse`` found fit for ``endpoint``."""
+        """The content of a line checked for ``endpoint``."""
         if endpoint == "completions":
             return {"prompt": self.prompt}
         if self.messages is not None:
@@ -38,7 +38,7 @@ class Line(msgspec.Struct, frozen=True):
 
 
 def parse(text: bytes, endpoint: str, needs_timestamp: bool) -> list[Line]:
-    """The lines, by time where it is needed. Raises ValueError, with the number of the line."""
+    """The lines, sorted by time if needed. Raises ValueError with the number of the line."""
     decoder = msgspec.json.Decoder(Line)
     lines = []
     for number, data in enumerate(text.splitlines(), 1):
@@ -46,7 +46,7 @@ def parse(text: bytes, endpoint: str, needs_timestamp: bool) -> list[Line]:
             try:
                 line = decoder.decode(data)
                 line.check(endpoint, needs_timestamp)
-            except ValueError as error:  # msgspec's are ValueErrors too
+            except ValueError as error:  # includes msgspec's errors
                 raise ValueError(f"line {number}: {error}") from None
             lines.append(line)
     return sorted(lines, key=lambda line: line.timestamp or 0.0) if needs_timestamp else lines

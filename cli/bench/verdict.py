@@ -1,4 +1,4 @@
-"""Does the server keep up with a rate? Judged from a run above it."""
+"""Judges from a run above a rate if the server keeps up with it."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -6,11 +6,13 @@ from typing import Any
 from cli.bench.row import Row
 
 MIN_GOOD_SHARE = 0.99
-MAX_GROWTH = 2.0  # mean TTFT of the last third over that of the first: above, the queue grows
+# Mean TTFT of the last third over that of the first; a larger ratio means a growing queue.
+MAX_GROWTH = 2.0
 
 
 def objections(rows: Sequence[Row], figures: dict[str, Any]) -> list[str]:
-    """Why it does not; empty where it does. ``rows`` are in the order in which they were sent."""
+    """Reasons for a negative verdict; empty if the server keeps up. ``rows`` are in the order of
+    sending."""
     found = []
     if figures["num_failed"]:
         found.append(f"{figures['num_failed']} of {len(rows)} requests failed")
@@ -24,8 +26,8 @@ def objections(rows: Sequence[Row], figures: dict[str, Any]) -> list[str]:
 
 
 def thirds_ms(rows: Sequence[Row]) -> tuple[float, float]:
-    """Mean TTFT in ms of the first and of the last third of the whole answers; 0 where there are
-    fewer than three."""
+    """Mean TTFT in ms of the first and of the last third of complete answers; 0 with fewer than
+    three."""
     ttfts_ms = [row.ttft_s * 1000 for row in rows if not row.error]
     if (third := len(ttfts_ms) // 3) == 0:
         return 0.0, 0.0
@@ -33,7 +35,7 @@ def thirds_ms(rows: Sequence[Row]) -> tuple[float, float]:
 
 
 def sentence(rate: float, load: float, duration_s: float, objections: Sequence[str]) -> str:
-    """The one line. ``rate`` is the one in question, ``load`` the one that was sent."""
+    """The verdict in one line. ``rate`` was tested, ``load`` was sent."""
     answer = "does not keep up" if objections else "keeps up"
     reasons = "; ".join(objections) or "no request failed and no queue grew"
     return f"{answer} with {rate:g} requests/s: at {load:g}/s for {duration_s:g} s, {reasons}"

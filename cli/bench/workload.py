@@ -1,4 +1,4 @@
-"""What is asked: the bodies of the requests, made and encoded before the load begins."""
+"""Bodies of the requests, made and encoded before the load begins."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,8 +9,8 @@ import numpy as np
 from cli.bench.settings import Settings
 from cli.bench.trace import Line
 
-FIRST_ID = 10  # most vocabularies keep the first few for special tokens
-# A chat has words where a completion has ids. Each is one token in most vocabularies.
+FIRST_ID = 10  # most vocabularies have special tokens below it
+# Words of a chat, in place of a completion's ids. Each is one token in most vocabularies.
 TEXT = (
     "the of and to in is that for it as was with be by on not he his but at are this have from or"
     " had an they which one you were all her she there would their we him been has when who will"
@@ -26,8 +26,8 @@ class Request:
 
 
 def random_prompts(settings: Settings, num: int, rng: np.random.Generator) -> list[list[int]]:
-    """Ids from FIRST_ID up to the vocabulary's end: one of the common prefixes, then as many ids
-    as are drawn from the input length's distribution."""
+    """Ids from FIRST_ID to the vocabulary's end: one of the common prefixes, then a random number
+    of ids from the input length's distribution."""
     shape = (settings.num_prefixes, settings.prefix_len)
     prefixes = rng.integers(FIRST_ID, settings.vocab_size, size=shape).tolist()
     return [
@@ -51,7 +51,7 @@ def random_requests(
 def traced_requests(
     settings: Settings, model: str, lines: list[Line], rng: np.random.Generator
 ) -> list[Request]:
-    """A line that has no ``max_tokens`` gets one from the output length."""
+    """A line without ``max_tokens`` gets one from the output length."""
     output_lens = settings.output_len.draw(len(lines), rng)
     return [
         _request(settings, model, line.content(settings.endpoint), line.max_tokens or output_len)

@@ -1,4 +1,4 @@
-"""Whether a worker could serve the model in a folder: by its files' names and its config."""
+"""Checks if a worker can serve the model in a folder, by its file names and config."""
 
 import re
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from shared.model_folder import CONFIG_FILE, find_file, weight_files
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """``backend`` computes the model; empty: none can, ``reason`` says why. ``parameters`` 0: not
-    known."""
+    """``backend`` computes the model; if empty, no backend can, and ``reason`` explains it.
+    ``parameters`` is 0 if unknown."""
 
     backend: Literal["", "shoal", "transformers"]
     reason: str = ""
@@ -23,7 +23,7 @@ class Verdict:
 
 
 def check(folder: Path) -> Verdict:
-    """Asks the worker's own code, which imports torch, unless a file is missing."""
+    """Uses the worker's own code, which imports torch, unless a file is missing."""
     try:
         find_file(folder, CONFIG_FILE)
         weight_files(folder)

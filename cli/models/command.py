@@ -1,4 +1,4 @@
-"""``shoal models``: which models there are on this machine, and which of them can be served."""
+"""``shoal models``: the models on this machine and their support."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
 def _models(arguments: list[str]) -> int:
     options = _parser().parse_args(arguments)
     listed = []
-    with Console(stderr=True).status("looking …"):  # nothing where it is no terminal
+    with Console(stderr=True).status("looking …"):  # prints nothing without a terminal
         for model in find_models(options.folder):
             folder = model.folder
             listed.append(Listed(model.name, folder, num_bytes(folder), check(folder)))
@@ -83,6 +83,6 @@ def _table(listed: list[Listed]) -> Table:
 
 
 def rounded(num: int, units: dict[str, int]) -> str:
-    """In the largest unit of which there is one."""
+    """A number in the largest unit not above it."""
     name, size = next(each for each in units.items() if num >= each[1] or each[1] == 1)
     return f"{num / size:.1f}{name}" if size > 1 else f"{num}{name}"

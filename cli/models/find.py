@@ -11,8 +11,8 @@ WEIGHTS = "*.safetensors"
 
 
 def find_models(folders: Sequence[Path]) -> list[ModelLocation]:
-    """Those in ``folders``, each of which is a model or holds some; without any the embedded model
-    and those of the Hugging Face cache. Raises ConfigError."""
+    """Models in ``folders``, each of which is a model or contains some; without folders the
+    embedded model and the Hugging Face cache. Raises ConfigError."""
     if not folders:
         return [ModelLocation(EMBEDDED_MODEL.name, EMBEDDED_MODEL), *cached_models()]
     return [each for folder in folders for each in _models_in(folder)]
@@ -27,5 +27,5 @@ def _models_in(folder: Path) -> Iterator[ModelLocation]:
 
 
 def num_bytes(folder: Path) -> int:
-    """Of the weights, which a cache holds behind links."""
+    """Size of the weights, following a cache's links."""
     return sum(each.stat().st_size for each in folder.glob(WEIGHTS) if each.exists())

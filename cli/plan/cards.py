@@ -1,4 +1,4 @@
-"""Cards that a worker may run on: their makers' figures, none of which was measured here."""
+"""GPUs for plans, with their makers' figures; none was measured."""
 
 from dataclasses import dataclass
 
@@ -7,8 +7,8 @@ GIB = 1 << 30
 
 @dataclass(frozen=True)
 class Card:
-    """``memory_gib`` of memory, read at ``gb_per_s``; ``tflops`` of products in bfloat16, without
-    sparsity."""
+    """``memory_gib`` of memory with ``gb_per_s`` of bandwidth; ``tflops`` of dense bfloat16
+    GEMMs."""
 
     name: str
     memory_gib: float
@@ -20,7 +20,7 @@ class Card:
         return int(self.memory_gib * GIB)
 
 
-# NVIDIA's data sheets; of a GB of memory as sold some is not there to use.
+# NVIDIA's data sheets; part of the nominal memory is not usable.
 CARDS = {
     card.name: card
     for card in (

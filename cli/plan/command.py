@@ -1,4 +1,4 @@
-"""``shoal plan``: what serving a model takes, before it is served."""
+"""``shoal plan``: the resources of serving a model, before it is served."""
 
 from argparse import Namespace
 from collections.abc import Callable
@@ -30,7 +30,7 @@ Say = Callable[[str], object]
 
 
 def main(arguments: list[str]) -> int:
-    """The exit code: FAILED where it does not fit or no number of workers is enough."""
+    """Returns the exit code: FAILED if the model does not fit or no number of workers is enough."""
     return run("plan", lambda: _plan(arguments))
 
 
@@ -52,17 +52,17 @@ def _plan(arguments: list[str]) -> int:
 
 
 def plan(given: Namespace, settings: WorkerConfig, say: Say = lambda _: None) -> dict[str, Any]:
-    """For JSON: requests, model, settings, and each machine. ``say`` is told what takes time.
+    """Requests, model, settings, and each machine, for JSON. ``say`` reports slow operations.
     Raises ConfigError."""
     from cli.plan.machine import this_machine
     from services.worker.startup.footprint import (
-        footprint_of,  # and with it torch, which takes seconds
+        footprint_of,  # imports torch, which takes seconds
     )
 
     if settings.num_ranks > 1:
         raise ConfigError(
-            f"{settings.ranks_setting}: {settings.num_ranks}: a plan is of a worker of one process,"
-            " or with --card of as many cards as hold the model; leave it out"
+            f"{settings.ranks_setting}: {settings.num_ranks}: plans are for one process, or with"
+            " --card for the GPUs that hold the model; omit it"
         )
     folder = locate_model(settings.model).folder
     requests = read_requests(given, folder)
@@ -102,7 +102,7 @@ def plan(given: Namespace, settings: WorkerConfig, say: Say = lambda _: None) ->
 
 
 def _cards(name: str | None) -> list[Card | None]:
-    """None: this machine."""
+    """GPUs by name; None is this machine."""
     if name is None:
         return [None]
     return list(CARDS.values()) if name == ALL else [CARDS[name]]
@@ -127,7 +127,7 @@ def _on(
     card: Card | None,
     say: Say,
 ) -> dict[str, Any]:
-    """What a machine can do for ``requests``; ``problem`` says why not."""
+    """The plan of a machine for ``requests``; ``problem`` explains a negative result."""
     from cli.plan.machine import fit_here, fit_on, this_machine
 
     name = "this machine" if card is None else card.name
@@ -172,7 +172,7 @@ def _times(
     fit: "Fit",
     say: Say,
 ) -> "tuple[StepTimes, MeshTimes] | None":
-    """None: there is nothing to go by. Raises ConfigError."""
+    """None without a source of times. Raises ConfigError."""
     from cli.plan.machine import shares_its_cores
     from cli.plan.speed import (
         ON_CORES_OF_ITS_OWN,

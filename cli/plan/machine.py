@@ -1,4 +1,4 @@
-"""Where a worker may run, and how many KV blocks fit there."""
+"""Machines for a worker, and the number of KV blocks that fit."""
 
 from dataclasses import dataclass, replace
 
@@ -20,7 +20,7 @@ NUMBERS_OF_CARDS = (1, 2, 4, 8, 16)
 
 @dataclass(frozen=True)
 class Fit:
-    """A worker on ``num_cards``, or 0: on this machine; ``memory`` is that of each card."""
+    """A worker on ``num_cards``, or on this machine if that is 0; ``memory`` is per GPU."""
 
     name: str
     device: torch.device
@@ -29,11 +29,11 @@ class Fit:
 
     @property
     def num_tokens(self) -> int:
-        """In the KV cache."""
+        """Tokens in the KV cache."""
         return self.memory.num_blocks * self.memory.requirements.block_size
 
     def capacity(self, settings: WorkerConfig) -> Capacity:
-        """As such a worker would say it, without drafts."""
+        """The capacity this worker would report, without drafts."""
         needs = self.memory.requirements
         default = DEFAULT_BATCHED_TOKENS[self.device.type]
         return Capacity(
@@ -47,18 +47,18 @@ class Fit:
 
 
 def this_machine(settings: WorkerConfig) -> torch.device:
-    """Raises ConfigError where there is no such device."""
+    """Raises ConfigError if there is no such device."""
     return choose_device(settings.device, settings.gpu_claims)
 
 
 def shares_its_cores(settings: WorkerConfig) -> bool:
-    """Whether a worker's steps leave the rest of the mesh no core of this machine."""
+    """True if a worker's steps occupy all cores of this machine."""
     device = this_machine(settings)
     return device.type == "cpu" and (settings.num_threads or num_cores()) >= num_cores()
 
 
 def fit_here(settings: WorkerConfig, footprint: Footprint, device: torch.device) -> Fit:
-    """Raises ConfigError, which does the sum, where the model does not fit."""
+    """Raises ConfigError with the memory calculation if the model does not fit."""
     before = read_memory(device, settings.numa_node)
     needs = footprint.on_gpu if device.type == "cuda" else footprint.requirements
     memory = plan_memory(settings, needs, before, device)
@@ -66,8 +66,8 @@ def fit_here(settings: WorkerConfig, footprint: Footprint, device: torch.device)
 
 
 def fit_on(card: Card, settings: WorkerConfig, footprint: Footprint) -> Fit:
-    """On as few cards as hold it, each with its share of the weights and of the KV cache. Raises
-    ConfigError where ``NUMBERS_OF_CARDS`` do not."""
+    """The least number of GPUs that hold the model, each with its share of weights and KV cache.
+    Raises ConfigError if ``NUMBERS_OF_CARDS`` are not enough."""
     problem = ConfigError(f"{card.name}: nothing was tried")
     device = torch.device("cuda")
     for num in NUMBERS_OF_CARDS:

@@ -15,7 +15,7 @@ ALL = "all"
 
 
 def parse(arguments: list[str]) -> tuple[Namespace, list[str]]:
-    """What is ours, and what is left for the worker. Raises ConfigError; ``--help`` exits."""
+    """Splits the arguments into ours and the worker's. Raises ConfigError; ``--help`` exits."""
     model, rest = arguments[:1], arguments[1:]
     if not model or model[0].startswith("-"):
         model, rest = [], arguments
@@ -52,7 +52,7 @@ def _add_load(add: Callable[..., Any]) -> None:
 def _add_machine(add: Callable[..., Any]) -> None:
     text = f"not this machine: {', '.join(CARDS)} or {ALL}"
     add("--card", choices=(*CARDS, ALL), metavar="CARD", help=text)
-    text = "of a card's speed that steps reach (0.6, assumed)"
+    text = "share of a GPU's speed in steps (0.6, assumed)"
     add("--efficiency", type=number(0.01, 1), default=0.6, metavar="SHARE", help=text)
     text = "results of `shoal bench engine`, for the times of steps"
     add("--measured", type=Path, nargs="+", default=[], metavar="FILE", help=text)
@@ -61,13 +61,13 @@ def _add_machine(add: Callable[..., Any]) -> None:
 
 
 def _add_answer(add: Callable[..., Any]) -> None:
-    text = "ms that 99 %% must meet: ttft=500,tpot=50 (also e2e)"
+    text = "ms for 99 %% of requests: ttft=500,tpot=50 (also e2e)"
     add("--goodput", type=targets, default={}, metavar="TARGETS", help=text)
-    text = "price of a card, or of this machine, per hour"
+    text = "price of a GPU, or of this machine, per hour"
     add("--price-per-hour", type=number(0.0001, 1e6), metavar="P", help=text)
     add("--json", type=result_file, metavar="FILE", help="writes everything there")
 
 
 def drawn_max(lengths: Lengths) -> int:
-    """An answer's length where a log has none."""
+    """The answer's length if the log has none."""
     return min(int(lengths.first), MAX_LENGTH)

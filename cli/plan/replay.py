@@ -23,13 +23,13 @@ from shared.wire.messages import (
 UNLIMITED = 1 << 60
 MAX_WAITING = 1_000_000
 PIPELINE_DEPTH = 2
-MIN_S = 1e-9  # that anything takes
+MIN_S = 1e-9  # the least duration of an event
 
 
 @dataclass(slots=True)
 class Outcome:
-    """Seconds from the arrival to the first token and to the last one, which are not there yet
-    while they are 0; ``error`` of a request that no worker can take."""
+    """Seconds from the arrival to the first and to the last token, 0 until then; ``error`` if no
+    worker can take the request."""
 
     request: Request
     arrived_s: float
@@ -44,7 +44,7 @@ class Outcome:
 
     @property
     def tpot_s(self) -> float | None:
-        """None: there is one token alone."""
+        """None with a single token."""
         more = self.num_tokens - 1
         return (self.last_s - self.first_s) / more if more > 0 else None
 
@@ -65,13 +65,13 @@ class Played:
 
     @property
     def num_open(self) -> float:
-        """On average."""
+        """Mean over time."""
         open_s = sum(each.last_s - each.arrived_s for each in self.outcomes)
         return open_s / self.duration_s
 
 
 class Replay:
-    """Plays ``requests`` at their times, or, where they have none, ``concurrency`` at once."""
+    """Plays ``requests`` at their times, or without times ``concurrency`` at once."""
 
     def __init__(
         self, capacity: Capacity, times: StepTimes, mesh: MeshTimes, num_workers: int
@@ -83,7 +83,7 @@ class Replay:
         for name in self._workers:
             self._core.add_worker(name, capacity)
         self._outcomes: dict[str, Outcome] = {}
-        self._events: list[tuple[float, int, str]] = []  # when, number, worker or ""
+        self._events: list[tuple[float, int, str]] = []  # time, number, worker or ""
         self._num_events = 0
 
     def run(self, requests: Sequence[Request], concurrency: int = 0) -> Played:
@@ -134,7 +134,7 @@ class Replay:
                 self._note(self._workers[name].submit(planned, now_s), name)
 
     def _finish(self, worker: SimulatedWorker, now_s: float) -> int:
-        """Returns how many sequences have ended."""
+        """Returns the number of ended sequences."""
         result, arrays = worker.in_flight.popleft()
         self._core.absorb(worker.name, result, arrays)
         for row in result.rows:

@@ -1,4 +1,4 @@
-"""What a person reads of a plan."""
+"""Prints a plan."""
 
 from typing import Any
 
@@ -22,14 +22,14 @@ def show(found: dict[str, Any], console: Console) -> None:
         console.print(f"TTFT and TPOT: 95th percentiles in ms{price}.")
     if any(each.get("num_cards") for each in machines):
         console.print(
-            "Cards are reckoned by their makers' figures and a share that is assumed, not measured;"
-            " a worker on several cards needs tensor parallelism."
+            "GPUs are estimated from their makers' figures and an assumed efficiency, not measured;"
+            " a worker on several GPUs needs tensor parallelism."
         )
 
 
 def _facts(facts: dict[str, str]) -> Table:
     table = Table.grid(padding=(0, 3))
-    table.add_column(min_width=len("first token"))  # as long as any of them
+    table.add_column(min_width=len("first token"))  # as wide as the longest row name
     for name, text in facts.items():
         table.add_row(name, text)
     return table
@@ -46,7 +46,7 @@ def _requests(found: dict[str, Any]) -> Table:
         mean, p95, most = found["per_s"].values()
         table.add_row("a second", f"{mean:.2f}", "", f"{p95:.0f}", "", f"{most:.0f}")
     if found["num_bound"]:
-        text = "of them the answer's length is not told: as long as allowed"
+        text = "with an unknown answer length: as long as allowed"
         table.caption = f"{found['num_bound']} {text}"
     return table
 
@@ -95,8 +95,8 @@ def _machine(found: dict[str, Any], settings: dict[str, Any]) -> dict[str, str]:
         facts["problem"] = found["problem"]
     elif "played" not in found:
         facts["speed"] = (
-            "not known: steps are measured where the weights are, but for --no-measure;"
-            " --measured and --card need none"
+            "unknown: steps are measured where the weights are, unless --no-measure is given;"
+            " --measured and --card need no weights"
         )
     return facts
 

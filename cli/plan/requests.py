@@ -1,4 +1,4 @@
-"""What was asked of a server: how long prompts and answers were, and when they came."""
+"""Recorded requests of a server: lengths of prompts and answers, and arrival times."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -13,14 +13,14 @@ import numpy as np
 from shared.errors import ConfigError
 from shared.model_folder import TOKENIZER_FILE
 
-ENDED = "request ended"  # the message of a gateway's line; others of a log are passed over
-Tokenize = Callable[[str], int]  # how many tokens a text has
+ENDED = "request ended"  # the message of a gateway's log line; other lines are ignored
+Tokenize = Callable[[str], int]  # counts the tokens of a text
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """``arrived_s`` counts from any origin; None: the log does not say. An answer whose length is
-    not known is taken to be as long as was allowed (``is_bound``)."""
+    """``arrived_s`` counts from any origin; None if the log has no times. An answer of unknown
+    length counts as long as allowed (``is_bound``)."""
 
     num_prompt_tokens: int
     num_output_tokens: int
@@ -34,8 +34,8 @@ class _Usage(msgspec.Struct, frozen=True):
 
 
 class _Line(msgspec.Struct, frozen=True):
-    """A line of any of the formats that are read. ``time`` and ``total_s`` are of our own log, and
-    say when a request ended and what it took."""
+    """A line in any of the supported formats. ``time`` and ``total_s``, the end and duration of a
+    request, are of Shoal's own log."""
 
     message: Any = None
     prompt: str | list[int] | None = None
@@ -53,9 +53,9 @@ class _Line(msgspec.Struct, frozen=True):
 
 
 def read(path: Path, tokenize: Tokenize, default_output: int) -> list[Request]:
-    """Returns the requests of a file with one JSON object a line, in the order of their arrival.
-    Lines that begin otherwise, as ``shoal serve`` writes some, are passed over. Raises ConfigError,
-    which names the line."""
+    """Returns the requests of a file with one JSON object per line, in order of arrival. Other
+    lines, as in the log of ``shoal serve``, are ignored. Raises ConfigError with the line
+    number."""
     try:
         text = path.read_bytes()
     except OSError as error:
@@ -66,7 +66,7 @@ def read(path: Path, tokenize: Tokenize, default_output: int) -> list[Request]:
         if data.lstrip().startswith(b"{"):
             try:
                 request = _request(decoder.decode(data), tokenize, default_output)
-            except ValueError as error:  # msgspec's are ValueErrors too
+            except ValueError as error:  # includes msgspec's errors
                 raise ConfigError(f"--requests: {path}, line {number}: {error}") from None
             if request is not None:
                 requests.append(request)
@@ -76,7 +76,7 @@ def read(path: Path, tokenize: Tokenize, default_output: int) -> list[Request]:
 
 
 class Tokenizer:
-    """Counts the tokens of texts; the file is read when the first one comes."""
+    """Counts tokens of texts; reads the tokenizer's file on first use."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -87,7 +87,7 @@ class Tokenizer:
             path = self._folder / TOKENIZER_FILE
             if not path.is_file():
                 raise ValueError(
-                    f"has a text, and {self._folder} no {TOKENIZER_FILE} to count with"
+                    f"has a text, and {self._folder} has no {TOKENIZER_FILE} to count its tokens"
                 )
             import tokenizers
 
@@ -106,7 +106,7 @@ def _in_order(requests: list[Request], path: Path) -> list[Request]:
 
 
 def _request(line: _Line, tokenize: Tokenize, default_output: int) -> Request | None:
-    """None: a line that tells of no request. Raises ValueError."""
+    """None if the line is no request. Raises ValueError."""
     if isinstance(line.message, str) and line.message != ENDED:
         return None
     num_prompt = _prompt_tokens(line, tokenize)
@@ -143,7 +143,7 @@ def _arrival(line: _Line) -> float | None:
     text = line.timestamp or line.time
     if text is None:
         return None
-    # Some write ten-millionths of a second, of which Python reads millionths.
+    # Some logs have seven decimals of a second; Python reads six.
     text = re.sub(r"(\.\d{6})\d+", r"\1", text)
     return datetime.fromisoformat(text).timestamp() - line.total_s
 
@@ -154,7 +154,8 @@ def made_up(num_prompt_tokens: Sequence[int], num_output_tokens: Sequence[int]) 
 
 
 def at_rate(requests: Sequence[Request], rate: float) -> list[Request]:
-    """Has them come by chance, ``rate`` a second (a Poisson process with a fixed seed)."""
+    """Replaces the times by random arrivals, ``rate`` per second (a Poisson process with a fixed
+    seed)."""
     gaps = np.random.default_rng(0).exponential(1 / rate, len(requests))
     times = np.cumsum(gaps).tolist()
     return [
@@ -175,7 +176,7 @@ def spread(values: Sequence[float]) -> dict[str, float]:
 
 
 def describe(requests: Sequence[Request]) -> dict[str, Any]:
-    """For JSON: how long they were, and how many came a second."""
+    """Lengths and arrival rate, for JSON."""
     found: dict[str, Any] = {
         "num": len(requests),
         "prompt_tokens": spread([each.num_prompt_tokens for each in requests]),
@@ -197,8 +198,8 @@ def describe(requests: Sequence[Request]) -> dict[str, Any]:
 
 
 def enough_len(requests: Sequence[Request], longest: int, step: int = 256) -> int:
-    """The ``max-model-len`` that the 99th percentile of prompts leaves room for the 99th of
-    answers, in steps, up to the model's."""
+    """The ``max-model-len`` for the 99th percentiles of prompts and answers together, rounded up to
+    ``step``, at most the model's."""
     prompts = [each.num_prompt_tokens for each in requests]
     answers = [each.num_output_tokens for each in requests]
     wanted = int(np.percentile(prompts, 99) + np.percentile(answers, 99))

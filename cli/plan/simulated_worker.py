@@ -1,4 +1,4 @@
-"""A worker that computes nothing and takes the time of its plans."""
+"""A simulated worker: takes the time of its plans and computes nothing."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -18,13 +18,13 @@ class _Slot:
     route: int
     num_ids: int
     num_computed: int
-    end: int  # of its ids
+    end: int  # the final number of ids
     has_finished: bool = False
 
 
 @dataclass
 class SimulatedWorker:
-    """Follows its plans as an engine does, with ids that are all alike; is idle from ``free_s``."""
+    """Follows its plans like an engine, with constant ids; idle from ``free_s``."""
 
     name: str
     times: StepTimes
@@ -34,7 +34,7 @@ class SimulatedWorker:
     free_s: float = 0.0
 
     def submit(self, planned: Planned, now_s: float) -> float:
-        """Returns when the plan's last step ends."""
+        """Returns the end of the plan's last step."""
         plan = planned.plan
         for slot in plan.release:
             del self.slots[slot]
@@ -51,7 +51,7 @@ class SimulatedWorker:
         return self.free_s
 
     def _compute(self, plan: StepPlan) -> tuple[list[ResultRow], int, float]:
-        """Returns the rows of all steps, how many steps they were, and their seconds."""
+        """Returns the rows of all steps, the number of steps, and their seconds."""
         chunks = [(each.slot, each.num_tokens) for each in plan.prefill]
         num_prompt = sum(num_tokens for _, num_tokens in chunks)
         rows: list[ResultRow] = []
@@ -69,7 +69,7 @@ class SimulatedWorker:
         return rows, plan.num_steps, steps_s
 
     def _advance(self, index: int, num: int) -> ResultRow | None:
-        """The row of a slot that has computed all that it knows."""
+        """The row of a slot if it has computed all known ids."""
         slot = self.slots[index]
         if slot.has_finished:
             return None

@@ -1,4 +1,4 @@
-"""How many workers a load needs, by playing it."""
+"""Finds the number of workers for a load by simulation."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -9,12 +9,12 @@ from cli.plan.replay import Outcome, Played
 from cli.plan.requests import spread
 
 MAX_WORKERS = 256
-Play = Callable[[int], Played]  # by so many workers
+Play = Callable[[int], Played]  # by number of workers
 
 
 @dataclass(frozen=True)
 class Enough:
-    """What ``num`` workers did; ``problem``, if it is not "", says why no number is enough."""
+    """The result of ``num`` workers; a non-empty ``problem`` explains why no number is enough."""
 
     num: int
     played: Played
@@ -22,12 +22,12 @@ class Enough:
 
 
 def enough_workers(play: Play, targets_ms: dict[str, float]) -> Enough:
-    """Finds the smallest number that keeps up, or the one from which on more bring nothing."""
+    """The smallest number that keeps up, or the number beyond which more workers do not help."""
     found = Enough(1, play(1))
     while problems := objections(found.played, targets_ms):
         more = Enough(2 * found.num, play(2 * found.num))
         if more.num > MAX_WORKERS or _brings_nothing(found, more, targets_ms):
-            text = f"{found.num} workers are not enough, and more bring nothing: "
+            text = f"{found.num} workers are not enough, and more do not help: "
             return replace(found, problem=text + "; ".join(problems))
         found = more
     below = found.num // 2
@@ -41,7 +41,7 @@ def enough_workers(play: Play, targets_ms: dict[str, float]) -> Enough:
 
 
 def _brings_nothing(fewer: Enough, more: Enough, targets_ms: dict[str, float]) -> bool:
-    """Most workers are idle, and with twice as many no more requests meet the targets."""
+    """True if most workers are idle, and twice as many do not meet more targets."""
     is_idle = fewer.played.num_open < fewer.num / 2
     return is_idle and (
         good_share(more.played.outcomes, targets_ms)
@@ -50,7 +50,7 @@ def _brings_nothing(fewer: Enough, more: Enough, targets_ms: dict[str, float]) -
 
 
 def objections(played: Played, targets_ms: dict[str, float]) -> list[str]:
-    """Why it does not keep up, by the rules of ``shoal bench serve --verdict``."""
+    """Reasons for a negative verdict, by the rules of ``shoal bench serve --verdict``."""
     found = []
     if targets_ms:
         share = good_share(played.outcomes, targets_ms)
@@ -65,7 +65,7 @@ def objections(played: Played, targets_ms: dict[str, float]) -> list[str]:
 
 
 def good_share(outcomes: Sequence[Outcome], targets_ms: dict[str, float]) -> float:
-    """Of those that a worker can take at all."""
+    """The share among requests that a worker can take at all."""
     whole = _whole(outcomes)
     return sum(_meets(each, targets_ms) for each in whole) / len(whole) if whole else 0.0
 

@@ -1,5 +1,4 @@
-"""How long a step takes: between steps that were measured, or by what has to be read and
-computed."""
+"""Step times: interpolated between measured steps, or from bytes and FLOPs."""
 
 import json
 from collections.abc import Sequence
@@ -15,21 +14,21 @@ from services.worker.startup.footprint import Footprint
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128)  # sequences at once that are measured
-PROMPT_LEN, NUM_DECODED = 128, 48  # of each
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128)  # measured numbers of sequences
+PROMPT_LEN, NUM_DECODED = 128, 48  # of each sequence
 FIRST_ID = 10
 
 
 class StepTimes(Protocol):
-    """``seconds`` of a step that decodes a token of ``num_rows`` sequences, which have
-    ``num_cached`` tokens in the KV cache together, and computes ``num_prompt_tokens`` more."""
+    """``seconds`` of a step that decodes one token for each of ``num_rows`` sequences, with
+    ``num_cached`` tokens in the KV cache in total, and computes ``num_prompt_tokens`` more."""
 
     def seconds(self, num_rows: int, num_cached: int, num_prompt_tokens: int) -> float: ...
 
 
 @dataclass(frozen=True)
 class Point:
-    """A measured decode step: its rows, and how many tokens each had in the KV cache."""
+    """A measured decode step: its rows, and the tokens of each in the KV cache."""
 
     num_rows: int
     num_cached: float
@@ -37,8 +36,8 @@ class Point:
 
 
 class MeasuredTimes:
-    """Between two points on a line, beyond the last one in proportion. What more there is in the KV
-    cache than when it was measured is read as fast as the weights are with one row."""
+    """Interpolates linearly between two points, and proportionally beyond the last. Additional KV
+    cache is read at the bandwidth of the weights with one row."""
 
     def __init__(
         self, points: Sequence[Point], prompt_tokens_per_s: float, footprint: Footprint
@@ -65,8 +64,8 @@ class MeasuredTimes:
 
 @dataclass(frozen=True)
 class RooflineTimes:
-    """The larger of what reading and what computing takes, with ``efficiency`` of a card's
-    bandwidth and arithmetic; ``num_cards`` share both evenly."""
+    """The larger of reading and computing time, at ``efficiency`` of a GPU's bandwidth and
+    throughput; ``num_cards`` share both evenly."""
 
     footprint: Footprint
     card: Card
@@ -84,8 +83,8 @@ class RooflineTimes:
 
 @dataclass(frozen=True)
 class MeshTimes:
-    """What gateway, tokenizer, scheduler and clients add to a plan, and to each token that it
-    brings, where they share all cores with the worker."""
+    """Time added by gateway, tokenizer, scheduler and clients to a plan and to each token, if they
+    share all cores with the worker."""
 
     plan_s: float
     token_s: float
@@ -95,7 +94,7 @@ class MeshTimes:
 
 
 ON_SHARED_CORES = MeshTimes(0.4e-3, 0.1e-3)
-"""Fitted to loads of four models on two Zen 5 cores (docs/planning.md says how near it comes)."""
+"""Fitted to loads of four models on two Zen 5 cores; docs/planning.md has the accuracy."""
 ON_CORES_OF_ITS_OWN = MeshTimes(0.0, 0.0)
 
 
@@ -112,7 +111,7 @@ def measure(settings: WorkerConfig, footprint: Footprint, max_rows: int) -> Meas
     for num_rows in [each for each in ROWS if each <= min(max_rows, loop.capacity.max_num_seqs)]:
         jobs = [Job(each, NUM_DECODED) for each in ids[:num_rows]]
         if num_rows == 1:
-            loop.run(jobs, 1, None)  # warms up; the first plans of a worker are short
+            loop.run(jobs, 1, None)  # warm-up: a worker's first plans are short
         steps = loop.run(jobs, num_rows, None)
         decode = [step.engine_s / step.num_steps for step in steps if not step.num_prompt_tokens]
         prompt = [step for step in steps if step.num_prompt_tokens]

@@ -36,7 +36,7 @@ def _chat(arguments: list[str]) -> int:
     server = Server(options.url, options.api_key)
     is_one_question = bool(options.prompt) or is_piped()
     if options.json and not is_one_question:
-        raise ConfigError("--json: it is for one question; give a PROMPT, or pipe it in")
+        raise ConfigError("--json: needs one question, as PROMPT or on standard input")
     question = required(read_prompt(options.prompt)) if is_one_question else ""
     body = {"model": options.model or server.model(), **sampling(options)}
     if options.probabilities:
@@ -53,7 +53,7 @@ def _chat(arguments: list[str]) -> int:
 
 
 class Talk:
-    """The messages so far, and what is said next. ``body`` has the other fields of a request."""
+    """The messages so far, and the next question. ``body`` has the other fields of a request."""
 
     def __init__(
         self, server: Server, body: dict[str, Any], printer: Printer, system: str | None
@@ -85,7 +85,7 @@ class Talk:
                 self._take(line)
 
     def _take(self, line: str) -> None:
-        """A refusal is shown, and the question forgotten."""
+        """Sends a line; after a refusal the question is dropped."""
         if line == "/new":
             self._begin(self._system)
             self.note("(forgotten)")
@@ -101,12 +101,12 @@ class Talk:
                 print(f"shoal chat: {error}", file=sys.stderr)
 
     def reply_to(self, question: str) -> Any:
-        """The server's whole reply."""
+        """The server's complete reply."""
         return self._server.post(PATH, self._request(question))
 
     def answer(self, question: str, is_stoppable: bool = False) -> None:
-        """Writes the answer as it comes, and remembers both. If it ``is_stoppable`` Ctrl-C ends the
-        answer and nothing else: what was written of it stays."""
+        """Writes the answer as it arrives, and appends question and answer to the messages. If it
+        ``is_stoppable`` Ctrl-C ends only the answer, and its written part is kept."""
         request, text = self._request(question) | {"stream": True}, ""
         try:
             with closing(self._server.stream(PATH, request)) as events:

@@ -1,4 +1,4 @@
-"""``shoal complete``: the text that follows a prompt, through a server."""
+"""``shoal complete``: continues a prompt through a server."""
 
 import json
 from contextlib import closing

@@ -10,14 +10,14 @@ EPILOG = "Exit codes: 0; 1: refused, or broken off; 2: a wrong flag, or no serve
 
 
 def make_parser(name: str, description: str) -> Parser:
-    """Has all flags that the two have in common."""
+    """A parser with the flags common to both."""
     usage = f"shoal {name} [--flag VALUE …] [PROMPT …]"
     parser = Parser(f"shoal {name}", usage=usage, description=description, epilog=EPILOG)
     add = parser.add_argument
     text = "standard input is appended"
     add("prompt", nargs="*", metavar="PROMPT", help=text)
     add_server(add)
-    add("--model", help="(default: the first that the server lists)")
+    add("--model", help="(default: the first the server lists)")
     add("--max-tokens", type=whole(1, MAX_TOKENS), metavar="N", help="longest answer")
     add("--temperature", type=number(0, 2), metavar="T", help="(default: the server's)")
     add("--top-p", type=number(0, 1), metavar="P", help="(default: the server's)")

@@ -1,4 +1,4 @@
-"""The pieces of a streamed answer, of chats and of completions."""
+"""The pieces of a streamed answer, for chats and completions."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ REASONING_FIELDS = ("reasoning", "reasoning_content")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Some text; ``tokens`` are its tokens with their logprobs, where these were asked for."""
+    """A piece of text; ``tokens`` are its tokens with their logprobs, if requested."""
 
     text: str
     is_reasoning: bool = False

@@ -1,4 +1,4 @@
-"""Writes an answer as it comes; at a terminal its tokens may be coloured by their probability."""
+"""Writes an answer as it arrives; at a terminal tokens may be coloured by probability."""
 
 import math
 import sys
@@ -11,8 +11,8 @@ from cli.talk.pieces import Piece
 
 
 class Printer:
-    """Writes to stdout. With ``colours``, and at a terminal, a token that was certain is green and
-    one that was a surprise is red."""
+    """Writes to stdout. With ``colours``, and at a terminal, certain tokens are green and
+    improbable ones red."""
 
     def __init__(self, colours: bool) -> None:
         self._console = Console(highlight=False, soft_wrap=True, markup=False, emoji=False)
@@ -36,7 +36,7 @@ class Printer:
         self._console.file.flush()
 
     def note(self, text: str) -> None:
-        """A line beside the answer, only at a terminal."""
+        """A line that is not part of the answer, only at a terminal."""
         if self.is_terminal:
             self._console.print(text, style="dim")
 

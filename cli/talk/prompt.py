@@ -1,4 +1,4 @@
-"""The prompt of a command: its words, and what is piped into it."""
+"""The prompt of a command: its words, and its standard input."""
 
 import sys
 from collections.abc import Sequence
@@ -11,8 +11,8 @@ def is_piped() -> bool:
 
 
 def read_prompt(words: Sequence[str]) -> str:
-    """Returns the words, then what comes from standard input unless that is a terminal. A single
-    line end at the end of the input is not part of it."""
+    """The words, then standard input unless that is a terminal. A single line end at the end of the
+    input is removed."""
     parts = [" ".join(words)] if words else []
     if is_piped() and (text := sys.stdin.read().removesuffix("\n")):
         parts.append(text)
@@ -22,5 +22,5 @@ def read_prompt(words: Sequence[str]) -> str:
 def required(text: str, name: str = "PROMPT") -> str:
     """Raises ConfigError for an empty one."""
     if not text:
-        raise ConfigError(f"{name}: there is none, neither as words nor on standard input")
+        raise ConfigError(f"{name}: missing, in the arguments and on standard input")
     return text

@@ -46,10 +46,10 @@ def _parser() -> Parser:
         " ready; 2: a wrong flag, or no server at --url.",
     )
     add_server(parser.add_argument)
-    text = "seconds between two looks (default: %(default)g)"
+    text = "seconds between refreshes (default: %(default)g)"
     add = parser.add_argument
     add("--interval", type=number(0.1, 3600), default=1.0, metavar="S", help=text)
-    add("--once", action="store_true", help="prints the table after the second look")
+    add("--once", action="store_true", help="prints the table once")
     add("--json", action="store_true", help="prints the gateway's reply once")
     return parser
 
@@ -59,7 +59,7 @@ def _code(mesh: Any) -> int:
 
 
 def _once(server: Server, interval_s: float) -> int:
-    """Looks twice, since one look does not say how busy a service is."""
+    """Requests the state twice, since a service's CPU use is a difference."""
     cpu = CpuTimes()
     cpu.cores(server.get(PATH))
     time.sleep(interval_s)
@@ -70,7 +70,7 @@ def _once(server: Server, interval_s: float) -> int:
 
 
 def _live(server: Server, interval_s: float) -> int:
-    """Until q is pressed. A server that goes away may come back."""
+    """Refreshes until q is pressed, also while the server is temporarily gone."""
     mesh = server.get(PATH)
     cpu = CpuTimes()
     with single_keys(), Live(auto_refresh=False, screen=True) as live:
@@ -95,14 +95,14 @@ def _screen(url: str, mesh: Any, cpu: dict[tuple[str, str], float], problem: str
 
 
 class CpuTimes:
-    """The processor time of services, from one look to the next."""
+    """CPU use of services between two refreshes."""
 
     def __init__(self) -> None:
         self._before: dict[tuple[str, str], tuple[float, float]] = {}  # time, seconds used
         self._cores: dict[tuple[str, str], float] = {}
 
     def cores(self, mesh: Any) -> dict[tuple[str, str], float]:
-        """Returns how many cores each service has kept busy since the last look."""
+        """The cores each service has used since the previous refresh."""
         times = {
             (each["role"], each["instance"]): (mesh["time"], each["stats"]["cpu_s"])
             for each in mesh["services"]

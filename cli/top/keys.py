@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 @contextmanager
 def single_keys() -> Iterator[None]:
-    """Keys come one by one and are not shown, until the terminal is as it was again. Does nothing
-    where standard input is no terminal."""
+    """Within it keys arrive one by one and are not echoed; restores the terminal at the end. Does
+    nothing if standard input is no terminal."""
     if not sys.stdin.isatty():
         yield
         return
@@ -25,7 +25,7 @@ def single_keys() -> Iterator[None]:
 
 
 def wait_for_key(seconds: float) -> str:
-    """Returns the key that is pressed within ``seconds``, or nothing."""
+    """Returns the key pressed within ``seconds``, or ""."""
     if not sys.stdin.isatty():
         time.sleep(seconds)
         return ""

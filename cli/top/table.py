@@ -16,7 +16,7 @@ MIB = 1 << 20
 
 
 def mesh_table(services: list[dict[str, Any]], cpu: dict[tuple[str, str], float]) -> Table:
-    """``services`` as ``/v1/mesh`` lists them; ``cpu`` are the cores that they keep busy."""
+    """``services`` as ``/v1/mesh`` lists them; ``cpu`` are their used cores."""
     table = Table(box=None, pad_edge=False)
     table.add_column("SERVICE", no_wrap=True)
     table.add_column("STATE", no_wrap=True)
@@ -38,7 +38,7 @@ def mesh_table(services: list[dict[str, Any]], cpu: dict[tuple[str, str], float]
 
 
 def load_of(service: dict[str, Any]) -> str:
-    """What it has to do, and where its links are slow; why, where it is not ready."""
+    """Load and slow links of a service; the reason if it is not ready."""
     stats, parts = service["stats"], []
     if service["reason"]:
         parts.append(service["reason"])

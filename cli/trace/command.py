@@ -1,4 +1,4 @@
-"""``shoal trace``: where the time of a request went."""
+"""``shoal trace``: the timeline of a request."""
 
 import argparse
 import json

@@ -49,7 +49,7 @@ def show_trace(trace: dict[str, Any], console: Console) -> None:
 
 
 def show_list(traces: list[dict[str, Any]], console: Console) -> None:
-    """With ids of our own all of it fits into 80 columns."""
+    """Fits 80 columns if ids are Shoal's own."""
     table = Table(box=None, pad_edge=False, padding=(0, 1, 0, 0))
     longest = max((cell_len(each["id"]) for each in traces), default=0)
     table.add_column("request", no_wrap=True, min_width=longest)
@@ -77,7 +77,7 @@ def _ms(time_ms: float) -> str:
 
 
 def _in_order(spans: list[Span]) -> Iterator[tuple[Span, int]]:
-    """Each span with its depth, before its parts, which come by time."""
+    """Each span with its depth, before its parts, which are sorted by time."""
     whole, *others = spans
     ids = {span["id"] for span in spans}
     parts: dict[str, list[Span]] = defaultdict(list)
@@ -111,7 +111,7 @@ def _from_ms(span: Span, trace: dict[str, Any]) -> float:
 
 
 def _bar(span: Span, trace: dict[str, Any], num_cells: int) -> str:
-    """What lies outside of the request, by little, is drawn at its border."""
+    """Parts outside the request (by clock differences) are drawn at its border."""
     scale = num_cells / max(trace["duration_ms"], 1e-6)
     start = min(num_cells - 1, max(0, int(_from_ms(span, trace) * scale)))
     num = min(num_cells - start, round(span["duration_ms"] * scale))

@@ -1,9 +1,10 @@
-"""Which of the sampled tokens are emitted, and what that changes in the slots.
+"""Decides which sampled tokens are emitted, and updates the slots accordingly.
 
-A draft is accepted if it is the token that was sampled in its position, so the token sampled after
-the accepted drafts is the one that would have been sampled without drafts.
-``rule.py`` says so, and serves CPUs; ``reference.py`` computes it row by row, Triton on CUDA
-devices.
+A draft is accepted if it equals the token sampled in its position. The token sampled after the
+accepted drafts is therefore the token that would have been sampled without drafts.
+
+``rule.py`` is the rule, used on CPUs; ``reference.py`` computes it row by row; ``triton.py`` serves
+CUDA devices.
 """
 
 import torch
@@ -25,14 +26,13 @@ def accept(
     eos_ids: Tensor,
     acceptance: Tensor | None = None,
 ) -> AcceptOutput:
-    """``tokens`` [R, w] int64 were sampled for ``slots`` [R] int32, of which the first
-    ``num_valid`` [R] int32 count: the token after the last known id, and after each draft. Below 0
-    is what is wrong with a token.
+    """Accepts drafts and updates ids, num_tokens, num_drafts, is_open and the rules of ``slots``.
 
-    Changes ids, num_tokens, num_drafts and is_open of the slots, each of which occurs once (except
-    the null slot), and notes in their rules what was emitted. ``eos_ids`` [E] int32.
-    ``acceptance`` [1] float32: for measurements, the share of drafts that count as right, by random
-    bits of their own.
+    ``tokens`` [R, w] int64 were sampled for ``slots`` [R] int32: one after the last known id and
+    one after each draft. The first ``num_valid`` [R] int32 of each row are valid; a negative value
+    is an error code (``kernels/sample/sentinels.py``). A slot occurs once, except the null slot.
+    ``eos_ids`` [E] int32. ``acceptance`` [1] float32, for measurements only: drafts are accepted
+    with this probability, drawn from separate random bits.
     """
     if runs_triton(slots):
         from kernels.accept.triton import launch
@@ -91,7 +91,7 @@ def _update(
 def _accepted_at_random(
     state: SlotState, slots: Tensor, tokens: Tensor, acceptance: Tensor
 ) -> Tensor:
-    """[R, w - 1] bool, by the random bits of the positions that the drafts are for."""
+    """[R, w - 1] bool, drawn from the random bits of the drafts' positions."""
     columns = torch.arange(tokens.shape[1] - 1, device=tokens.device)
     positions = state.num_tokens[slots, None] + columns
     drawn = random_bits(

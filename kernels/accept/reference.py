@@ -1,4 +1,4 @@
-"""The readable truth of ``accept``: one row at a time, without ``acceptance``."""
+"""Reference of ``accept``: one row at a time, without ``acceptance``."""
 
 from torch import Tensor
 
@@ -11,8 +11,7 @@ from kernels.slot_state import SlotState
 def accept_row(
     state: SlotState, slot: int, num_valid: int, tokens: list[int], eos_ids: Tensor
 ) -> tuple[int, int, int]:
-    """What is emitted of ``tokens``, how many of them were drafts, and the row's code. Changes the
-    state of the slot."""
+    """Updates the slot; returns the number of emitted tokens, of accepted drafts, and the code."""
     state.num_drafts[slot] = 0
     if num_valid == 0:
         return 0, 0, CLOSED

@@ -1,4 +1,4 @@
-"""The rule of acceptance, of many rows at once; ``triton.py`` has the same one for CUDA devices."""
+"""The rule of acceptance over many rows; ``triton.py`` implements it for CUDA devices."""
 
 from typing import NamedTuple
 
@@ -9,8 +9,8 @@ from kernels.sample import NOT_COMPILED, NOT_FINITE
 
 
 class Accepted(NamedTuple):
-    num_emitted: np.ndarray  # [R]: the first of the tokens
-    num_accepted: np.ndarray  # [R]: the first of the drafts, which are emitted
+    num_emitted: np.ndarray  # [R]: number of leading tokens that are emitted
+    num_accepted: np.ndarray  # [R]: number of leading drafts that are accepted and emitted
     codes: np.ndarray  # [R]
 
 
@@ -21,16 +21,17 @@ def accept_rows(
     is_end: np.ndarray,
     rooms: np.ndarray,
 ) -> Accepted:
-    """Of ``tokens`` [R, w] the first ``num_valid`` [R] were sampled: the one after the last known
-    id, and after each draft. ``is_right`` [R, w - 1]: the draft is accepted if all before it are.
-    ``is_end`` [R, w]: the token ends the text. ``rooms`` [R]: tokens that may be emitted.
+    """The first ``num_valid`` [R] of ``tokens`` [R, w] were sampled: one after the last known id
+    and one after each draft. ``is_right`` [R, w - 1]: the draft equals the sampled token; it is
+    accepted if all drafts before it are. ``is_end`` [R, w]: the token ends the output. ``rooms``
+    [R]: the most tokens that may be emitted.
 
-    Below 0 is what is wrong with a token. A row fails if its first one is wrong; a later one is
-    sampled again in the next step.
+    A negative token is an error code. An error in the first token fails the row; an error in a
+    later token ends the accepted part, and its position is sampled again in the next step.
 
-    Numbers that are not finite may be a draft's, since 0 · NaN is NaN where it should be hidden:
-    such a row emits nothing, loses its drafts and is computed once more without. So does a row
-    whose grammar is not compiled.
+    Non-finite logits may be caused by a draft, since 0 · NaN is NaN even for a masked key. Such a
+    row emits nothing, loses its drafts and is computed once more without them. So does a row whose
+    grammar is not compiled yet.
     """
     num_emitted, num_accepted = np.zeros_like(num_valid), np.zeros_like(num_valid)
     is_stopped = np.zeros(len(tokens), bool)

@@ -1,5 +1,5 @@
-"""``accept``: a program takes one row, with one warp, so that no other one reads of a slot what it
-has changed already."""
+"""``accept``: one program of one warp per row, so no other program reads a slot after it
+changed."""
 
 import triton
 import triton.language as tl
@@ -121,7 +121,7 @@ def accept_kernel(
     tl.store(p_packed + 3, num_valid)
     tl.store(p_packed + FIRST_TOKEN + o_w, b_tokens, mask=o_w < WIDTH)
     tl.store(p_packed + FIRST_TOKEN + WIDTH + o_w, b_drafts, mask=o_w < WIDTH - 1)
-    # Several programs may have the null slot; what they store there is equal.
+    # Several programs may have the null slot; they store equal values there.
     tl.store(p_ids + slot * MAX_IDS, last_token, mask=num_emitted > 0)
     tl.store(p_num_tokens + slot, num_tokens + num_emitted)
     tl.store(p_num_drafts + slot, 0)
@@ -133,7 +133,7 @@ def accept_kernel(
 
 @triton.jit
 def is_among(b_tokens, p_ids, NUM: tl.constexpr, BLOCK: tl.constexpr):
-    """[BLOCK_W]: which tokens are among ``p_ids`` [NUM]; none that is below 0 is."""
+    """[BLOCK_W] bool: the tokens found in ``p_ids`` [NUM]; negative tokens are never found."""
     o_ids = tl.arange(0, BLOCK)
     b_ids = tl.load(p_ids + o_ids, mask=o_ids < NUM, other=NO_TOKEN)
     is_same = b_tokens[:, None] == b_ids[None, :]
@@ -148,5 +148,5 @@ def is_drawn(seed, b_positions, choice, acceptance):
 
 @triton.jit
 def first(b_flags, o_w, BLOCK_W: tl.constexpr):
-    """The first that is true, or more than a row may have."""
+    """The index of the first true flag, or a value above any width if all are false."""
     return tl.min(tl.where(b_flags, o_w, BLOCK_W + 1), 0)

@@ -1,8 +1,8 @@
-"""Changes logits by what the device holds of their slots, so that a CUDA graph can hold it: ids are
-hidden, biases added, ids that were seen penalised.
+"""Applies the logits rules stored on the device, so that a CUDA graph can contain them: hidden ids,
+biases, and penalties of seen ids.
 
-The numbers are those of ``kernels/sample/adjust.py``, to the bit. ``reference.py`` computes them
-token by token; torch serves CPUs, Triton CUDA devices.
+Results equal ``kernels/sample/adjust.py`` bit for bit. ``reference.py`` computes them token by
+token; torch serves CPUs, Triton CUDA devices.
 """
 
 import torch
@@ -15,11 +15,11 @@ from kernels.slot_state import SlotState
 
 
 def change_logits(logits: Tensor, state: SlotState, slots: Tensor, positions: Tensor) -> Tensor:
-    """logits [S, V] float32 of ``slots`` [S] int32 → the same, changed; rows of slots whose logits
-    are not changed hold anything.
+    """logits [S, V] float32 of ``slots`` [S] int32 → changed logits [S, V]; the rows of slots
+    without rules are undefined.
 
-    ``positions`` [S] int64 are those of the tokens that will be drawn, in the whole sequence.
-    Drafts before them count as emitted.
+    ``positions`` [S] int64 are the sequence positions of the tokens to be sampled. Drafts before
+    them count as emitted.
     """
     if runs_triton(logits):
         from kernels.change_logits.triton import launch

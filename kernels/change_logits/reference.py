@@ -1,4 +1,4 @@
-"""The readable truth of ``change_logits``: one row, token by token, in float64."""
+"""Reference of ``change_logits``: one row, token by token, in float64."""
 
 import numpy as np
 

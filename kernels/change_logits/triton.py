@@ -1,4 +1,5 @@
-"""``change_logits``: a program takes a chunk of a row, or leaves at once."""
+"""``change_logits``: one program per chunk of a row; programs of rows without rules exit at
+once."""
 
 import torch
 import triton
@@ -9,7 +10,7 @@ from kernels.sample.slot_rules import EMITTED, IN_PROMPT, IS_END
 from kernels.sizes import cdiv
 from kernels.slot_state import SlotState
 
-CHUNK = 1024  # yet to be measured on a card
+CHUNK = 1024  # not measured yet
 NUM_WARPS = 4
 HIDDEN = tl.constexpr(float("-inf"))
 PROMPT_BIT, END_BIT, ONE = tl.constexpr(IN_PROMPT), tl.constexpr(IS_END), tl.constexpr(EMITTED)
@@ -48,7 +49,7 @@ def change_kernel(
     MAX_IDS: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Without fused products: each step is rounded as the host rounds it."""
+    """No fused multiply-add: each operation is rounded as on the host."""
     i_row = tl.program_id(0).to(tl.int64)
     slot = tl.load(p_slots + i_row).to(tl.int64)
     if tl.load(p_is_changed + slot) > 0:

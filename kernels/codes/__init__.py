@@ -1,4 +1,4 @@
-"""Weights of products in codes of a few bits."""
+"""Quantized weights with codes of 8 or 4 bits."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,8 @@ __all__ = ["Codes", "decoded", "decoded_rows", "first_of", "has_kernels"]
 
 
 def decoded(codes: Codes, dtype: torch.dtype) -> Tensor:
-    """``codes.values``. Triton's kernel, which wants no memory besides, has no order."""
+    """``codes.values``, by Triton's kernel (which needs no temporary memory) unless there is an
+    order."""
     if _is_for_triton(codes):
         from kernels.codes.triton import launch_decode
 
@@ -19,8 +20,7 @@ def decoded(codes: Codes, dtype: torch.dtype) -> Tensor:
 
 
 def decoded_rows(codes: Codes, ids: Tensor, dtype: torch.dtype) -> Tensor:
-    """Those of ``codes.values`` that are the outputs ``ids`` [T], all of which there are:
-    [T, inputs]."""
+    """The rows ``ids`` [T] of ``codes.values``: [T, inputs]. All ids must exist."""
     if _is_for_triton(codes):
         from kernels.codes.triton import launch_decode
 

@@ -1,4 +1,4 @@
-"""A weight in codes, and what it stands for."""
+"""A quantized weight and its dequantization."""
 
 from typing import NamedTuple
 
@@ -10,14 +10,14 @@ MIN_GROUP, MIN_PACKED_GROUP = 16, 32  # inputs
 
 
 class Codes(NamedTuple):
-    """A weight [N, inputs]: a code, less its group's zero, times its group's scale.
+    """A quantized weight [N, inputs]: element = (code − zero of its group) · scale of its group.
 
-    ``codes`` [N, inputs], int8 or float8_e4m3fn, stand for themselves. Those of four bits are two
-    in a byte, the first one in its lower half: [N, ⌈inputs / 2⌉] uint8, places in ``table`` [16]
-    float32, whose numbers are ``first``, ``first`` + 1, … if that is given. Of an output each
-    ``group`` of neighbours shares one of ``scales`` and ``zeros`` [N, groups], bfloat16 or float32.
-    The i-th code is that of input ``order[i]``, or i. Those of a layer's experts are one of these,
-    with one more dimension [E, …] before the others of all but the table.
+    ``codes`` are int8 or float8_e4m3fn values [N, inputs], or 4-bit indices into ``table`` [16]
+    float32, packed in pairs with the first in the lower half: [N, ⌈inputs / 2⌉] uint8. ``first`` is
+    given if the table holds consecutive values ``first``, ``first`` + 1, … Each ``group`` of
+    neighbouring inputs of an output shares one scale and one zero, ``scales`` and ``zeros`` [N,
+    groups] in bfloat16 or float32. Code i belongs to input ``order[i]``, or to input i without
+    ``order``. For the experts of a layer all tensors but the table have a leading dimension [E, …].
     """
 
     codes: Tensor
@@ -38,18 +38,18 @@ class Codes(NamedTuple):
         return self.scales.shape[-1]
 
     def rows(self, ids: Tensor) -> "Codes":
-        """The outputs ``ids`` [T], in their order."""
+        """The rows ``ids`` [T], in their order."""
         zeros = None if self.zeros is None else self.zeros[ids]
         return self._replace(codes=self.codes[ids], scales=self.scales[ids], zeros=zeros)
 
     def expert(self, index: int) -> "Codes":
-        """What one of a layer's experts has."""
+        """The weight of one expert."""
         zeros, order = (None if each is None else each[index] for each in (self.zeros, self.order))
         codes, scales = self.codes[index], self.scales[index]
         return self._replace(codes=codes, scales=scales, zeros=zeros, order=order)
 
     def values(self, dtype: torch.dtype) -> Tensor:
-        """[N, inputs], computed in float32 and rounded once."""
+        """Dequantized weight [N, inputs], computed in float32 and rounded once."""
         padded = functional.pad(self._numbers(), (0, -self.inputs % self.group))
         groups = padded.view(*self.scales.shape, self.group)
         if self.zeros is not None:
@@ -60,7 +60,7 @@ class Codes(NamedTuple):
         return values.to(dtype)
 
     def _numbers(self) -> Tensor:
-        """[N, inputs] float32"""
+        """Codes before zeros and scales, [N, inputs] float32."""
         if self.table is None:
             return self.codes.float()
         places = torch.stack((self.codes & 15, self.codes >> 4), -1).flatten(1)
@@ -69,7 +69,8 @@ class Codes(NamedTuple):
 
 
 def first_of(table: Tensor | None) -> float | None:
-    """``Codes.first`` of a ``table``. Reads it: only where weights are loaded."""
+    """``Codes.first`` of a ``table``. Reads the table on the host, so call it only while loading
+    weights."""
     if table is None:
         return None
     first = float(table[0])
@@ -78,8 +79,9 @@ def first_of(table: Tensor | None) -> float | None:
 
 
 def has_kernels(codes: Codes) -> bool:
-    """Others are torch's: their rows and groups do not begin at places that are aligned, or are
-    spans of 16 codes of four bits, which Triton 3.6 multiplies wrongly on a GPU of sm_90."""
+    """True if Triton's kernels support the weight; torch serves the others. Unsupported are
+    unaligned rows or groups, and 4-bit groups of 16, which Triton 3.6 multiplies wrongly on
+    sm_90."""
     least = MIN_GROUP if codes.table is None else MIN_PACKED_GROUP
     is_whole = codes.num_groups == 1 or codes.group % least == 0
     return is_whole and codes.inputs % MIN_GROUP == 0

@@ -1,4 +1,4 @@
-"""Codes of weights → numbers: within a product, or all of a weight's."""
+"""Dequantization in Triton: within a GEMM, or of a whole weight."""
 
 from typing import NamedTuple
 
@@ -10,13 +10,14 @@ from torch import Tensor
 from kernels.codes.form import Codes
 from kernels.sizes import cdiv
 
-BLOCK_ROWS, BLOCK_K = 16, 256  # of a program that decodes; not measured yet
-FP8_UNITS = tl.constexpr(2.0**120)  # between the exponents of float8_e4m3fn and float32
-ALL = tl.constexpr(1 << 30)  # the group of outputs with one scale each: no input is in another
+BLOCK_ROWS, BLOCK_K = 16, 256  # of a decoding program; not measured yet
+FP8_UNITS = tl.constexpr(2.0**120)  # the ratio of the exponent biases of float32 and float8_e4m3fn
+# The group if an output has one scale: larger than any number of inputs.
+ALL = tl.constexpr(1 << 30)
 
 
 class Operands(NamedTuple):
-    """What kernels take of a weight. For one that is dense all but the first are None."""
+    """The tensors of a weight as kernel arguments; a dense weight has only the first."""
 
     weight: Tensor
     scales: Tensor | None = None
@@ -25,8 +26,8 @@ class Operands(NamedTuple):
 
 
 class Constants(NamedTuple):
-    """What they are compiled for, as ``kind`` says how a code becomes a number: "dense", "int8",
-    "fp8", "table", or "counted" where the table has ``first``, ``first`` + 1, …"""
+    """Compile-time constants of a weight. ``kind`` is its decoding: "dense", "int8", "fp8",
+    "table", or "counted" if the table holds ``first``, ``first`` + 1, …"""
 
     kind: str = "dense"
     per_place: int = 1  # codes in a byte
@@ -38,14 +39,14 @@ DENSE = Constants()
 
 
 def operands(weight: Tensor | Codes) -> Operands:
-    """Raises ValueError for codes, scales or zeros with gaps between them."""
+    """Raises ValueError if codes, scales or zeros are not contiguous."""
     if not isinstance(weight, Codes):
         return Operands(weight)
     if not all(each is None or each.is_contiguous() for each in weight[:3]):
         raise ValueError("linear: codes, scales and zeros must be contiguous")
     codes = weight.codes
     if codes.dtype == torch.float8_e4m3fn:
-        codes = codes.view(torch.int8)  # sm_80 has no such numbers
+        codes = codes.view(torch.int8)  # sm_80 has no float8
     table = weight.table if weight.first is None else None
     return Operands(codes, weight.scales, weight.zeros, table)
 
@@ -62,12 +63,12 @@ def constants(weight: Tensor | Codes) -> Constants:
 
 
 def fitting_span(group: int, most: int) -> int:
-    """How many inputs, a power of 2 up to ``most``, divide a group into parts."""
+    """The largest power of 2 up to ``most`` that divides ``group``."""
     return min(group & -group, most)
 
 
 def launch_decode(codes: Codes, dtype: torch.dtype, ids: Tensor | None = None) -> Tensor:
-    """[N, inputs] in the order of the codes, or of the outputs ``ids`` [T] alone."""
+    """[N, inputs] in the order of the codes, or only the rows ``ids`` [T]."""
     num_rows, size = codes.shape
     num_rows = num_rows if ids is None else len(ids)
     out = torch.empty(num_rows, size, dtype=dtype, device=codes.codes.device)
@@ -81,7 +82,7 @@ def launch_decode(codes: Codes, dtype: torch.dtype, ids: Tensor | None = None) -
 
 @triton.jit(do_not_specialize=["num_rows"])
 def decode_kernel(
-    p_ids,  # [num_rows], or None: all rows in order
+    p_ids,  # [num_rows], or None for all rows in order
     p_codes,  # [N, K / PER_PLACE]
     p_scales,  # [N, groups]
     p_zeros,  # [N, groups] or None
@@ -94,7 +95,7 @@ def decode_kernel(
     FIRST: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
-    BLOCK_K: tl.constexpr,  # all of one group
+    BLOCK_K: tl.constexpr,  # within one group
 ):
     o_n = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)
     o_row = tl.minimum(o_n, num_rows - 1)
@@ -117,11 +118,11 @@ def decode_kernel(
 
 @triton.jit
 def _numbers(b_codes, p_table, KIND: tl.constexpr, FIRST: tl.constexpr):
-    """What codes [..., places] stand for, without zeros and scales: [..., inputs] in float32."""
+    """Decoded values before zeros and scales: codes [..., places] → [..., inputs] float32."""
     if KIND == "int8":
         b_numbers = b_codes.to(tl.float32)
     elif KIND == "fp8":
-        # Sign, four bits of exponent, three of mantissa, at the places that they have in a float32.
+        # Sign, four bits of exponent and three of mantissa, moved to their places in a float32.
         b_bits = (b_codes.to(tl.int32) << 20) & -0x78100000
         b_numbers = b_bits.to(tl.float32, bitcast=True) * FP8_UNITS
     else:
@@ -150,13 +151,13 @@ def multiply_codes(
     FIRST: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_ROWS: tl.constexpr,
-    BLOCK_K: tl.constexpr,  # four spans, each of which is of one group
+    BLOCK_K: tl.constexpr,  # four spans, each within one group
     BLOCK_T: tl.constexpr,
 ):
-    """Rows of a weight with tokens: [BLOCK_ROWS, BLOCK_T] in float32.
+    """weight[o_row] @ x[o_token].T: [BLOCK_ROWS, BLOCK_T] in float32.
 
-    Spans are multiplied side by side, so that warps have spans of their own and none decodes what
-    another one does. Codes without zeros are exact in 16 bits; their scale is that of the sum.
+    The four spans are multiplied in parallel: each warp has its own and decodes no code twice.
+    Codes without zeros are exact in 16 bits, so the scale is applied to the sum.
     """
     SPAN: tl.constexpr = BLOCK_K // 4
     o_span = tl.arange(0, 4) * SPAN
@@ -186,13 +187,13 @@ def multiply_codes(
             b_sums = tl.dot(b_numbers, b_x, b_sums, input_precision="ieee")
         else:
             b_sums += tl.dot(b_numbers, b_x, input_precision="ieee") * b_scales.to(tl.float32)
-            # The next step's: there are too few for the copies that Triton runs ahead.
+            # Scales of the next iteration: too few bytes for the copies that Triton pipelines.
             b_scales = _of_spans(p_scales, o_row, start + BLOCK_K + o_span, K, GROUP)
             if p_zeros is not None:
                 b_zeros = _of_spans(p_zeros, o_row, start + BLOCK_K + o_span, K, GROUP)
     if GROUP == ALL:
         b_sums *= b_scales.to(tl.float32)
-    # Pairs are added one by one, in the same order whatever the layout of the sums is.
+    # Pairs are added explicitly, so the order is the same for every layout of the sums.
     b_pairs = tl.permute(tl.reshape(b_sums, [2, 2, BLOCK_ROWS, BLOCK_T]), [1, 2, 3, 0])
     b_even, b_odd = tl.split(b_pairs)
     b_even, b_odd = tl.split(tl.permute(b_even + b_odd, [1, 2, 0]))
@@ -203,11 +204,11 @@ def multiply_codes(
 def _of_spans(
     p_each,  # [N, groups]: scales or zeros
     o_row,  # [BLOCK_ROWS]
-    o_start,  # [4], of spans
+    o_start,  # [4], the first input of each span
     K: tl.constexpr,
     GROUP: tl.constexpr,
 ):
-    """[4, BLOCK_ROWS, 1]"""
+    """The scale or zero of each span and row: [4, BLOCK_ROWS, 1]."""
     NUM_GROUPS: tl.constexpr = (K + GROUP - 1) // GROUP
     o_each = (o_row * NUM_GROUPS)[None, :, None] + (o_start // GROUP)[:, None, None]
     return tl.load(p_each + o_each, mask=(o_start < K)[:, None, None], other=0)

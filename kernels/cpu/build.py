@@ -1,8 +1,8 @@
-"""Compiles the native code, once for each kind of CPU. Needs nothing but Python and a C++ compiler.
+"""Compiles the native code once for each kind of CPU. Needs only Python and a C++ compiler.
 
-    python kernels/cpu/build.py [FOLDER]
+python kernels/cpu/build.py [FOLDER]
 
-``pip install`` runs it; FOLDER is where the libraries go, by default beside the sources. The
+``pip install`` runs it. FOLDER receives the libraries, by default the folder of the sources. The
 compiler is $CXX, else the system's, else that of the package ``ziglang``.
 """
 
@@ -22,14 +22,14 @@ SOURCES = Path(__file__).parent
 
 
 class Variant(NamedTuple):
-    """What a library is for: a level of x86-64, and features beyond it."""
+    """The CPUs a library is for: a level of x86-64, and further features."""
 
     level: str
     features: tuple[str, ...] = ()
     defines: tuple[str, ...] = ()
 
 
-NARROW = ("avx512bf16", "avx512vnni")  # no CPU has the first of them alone
+NARROW = ("avx512bf16", "avx512vnni")  # no CPU has avx512bf16 alone
 VARIANTS = {
     "amx": Variant("v4", (*NARROW, "amx-tile", "amx-bf16"), ("SHOAL_TILES",)),
     "avx512bf16": Variant("v4", NARROW),
@@ -39,17 +39,17 @@ VARIANTS = {
 ZIG = [sys.executable, "-m", "ziglang", "cc"]
 FLAGS = [
     *("-std=c++17", "-O3", "-shared", "-fPIC", "-pthread", "-fvisibility=hidden"),
-    "-ffp-contract=off",  # which sums are rounded once is for the sources to say
+    "-ffp-contract=off",  # the sources alone decide which operations are fused
     *("-fno-exceptions", "-fno-rtti", "-fno-sanitize=undefined", "-Wno-maybe-uninitialized"),
 ]
 
 
 class BuildError(Exception):
-    """There will be no native code, and this is why."""
+    """No native library could be built; the message is the reason."""
 
 
 def is_for_us() -> bool:
-    """Whether the code is for machines of this kind."""
+    """True on Linux and x86-64, the platform of the native code."""
     return (platform.system(), platform.machine()) == ("Linux", "x86_64")
 
 
@@ -64,14 +64,16 @@ def find_compiler() -> list[str] | None:
 
 
 def library_name(variant: str) -> str:
-    """Names the sources that it is made of too, so that no other is ever loaded."""
+    """The file name of a library, with a hash of its sources so that an outdated one is never
+    loaded."""
     sources = b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.[hc]*")))
     return f"shoal_{variant}_{hashlib.sha256(sources).hexdigest()[:12]}.so"
 
 
 def build(folder: Path, warn: Callable[[str], None]) -> list[Path]:
-    """The libraries, compiled into ``folder``. A compiler may be too old for the newest of them,
-    which ``warn`` is told. Raises BuildError where there is none."""
+    """Compiles the libraries into ``folder`` and returns their paths. A compiler may be too old for
+    the newest variants; ``warn`` receives a message for each. Raises BuildError if no library was
+    built."""
     if not is_for_us():
         raise BuildError(f"no native code for {platform.system()} on {platform.machine()}")
     compiler = find_compiler()
@@ -86,7 +88,7 @@ def build(folder: Path, warn: Callable[[str], None]) -> list[Path]:
         except BuildError as error:
             warn(f"no {name}: {error}")
     if not libraries:
-        raise BuildError("the compiler makes none of it")
+        raise BuildError("the compiler builds no variant")
     for other in set(folder.glob("shoal_*.so")) - set(libraries):
         other.unlink()
     return libraries

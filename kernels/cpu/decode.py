@@ -1,4 +1,4 @@
-"""Several steps of rows that have one token each, as one call of the native library.
+"""Several decoding steps in one call of the native library.
 
 The structure is that of ``decode.h``, field by field.
 """
@@ -30,8 +30,8 @@ class _DecodeRows(ctypes.Structure):
 
 
 class DecodeRows(NamedTuple):
-    """R rows, each with the last id that is known of it; those of ``random`` count in this order.
-    What the first step reads of it is the last one's afterwards."""
+    """R decoding rows, each with its last known id; the rows of ``random`` index into them. ``run``
+    updates the arrays in place from step to step."""
 
     input_ids: Tensor  # [R] int32
     positions: Tensor  # [R] int64
@@ -39,13 +39,14 @@ class DecodeRows(NamedTuple):
     attention: AttentionBatch
     kv_caches: Sequence[KVPair]
     random: RandomRows | None
-    rooms: np.ndarray  # [R] int64: tokens that may follow, one at least
+    rooms: np.ndarray  # [R] int64: tokens that may follow, at least one
     ignores_eos: np.ndarray  # [R] bool
 
 
 class NativeDecoder:
-    """``trunk`` makes states of ids, and ``head`` logits of those; tokens of ``eos_ids`` [E] int64
-    end a row that does not ignore them. To be used by the thread that runs the programs."""
+    """``trunk`` maps ids to hidden states, and ``head`` these to logits; tokens in ``eos_ids`` [E]
+    int64 end a row unless it ignores them. Not thread-safe: call it from the thread that runs the
+    programs."""
 
     def __init__(self, trunk: NativeProgram, head: NativeProgram, eos_ids: np.ndarray) -> None:
         self._trunk = trunk
@@ -53,8 +54,8 @@ class NativeDecoder:
         self._eos_ids = eos_ids
 
     def run(self, rows: DecodeRows, num_steps: int) -> np.ndarray:
-        """Computes steps until a row ends, at most ``num_steps``; each samples a token of each row.
-        Returns [n, R] int64: token ids, or below 0 what is wrong, as ``NativeSampler.sample``."""
+        """Runs at most ``num_steps`` steps, until a row ends; each samples one token per row.
+        Returns [n, R] int64: token ids, or a negative error code as in ``NativeSampler.sample``."""
         places = rows.positions, rows.slot_mapping, rows.attention, rows.kv_caches
         trunk = self._trunk.prepare([rows.input_ids], *places)
         head = self._head.prepare([trunk.out])

@@ -1,4 +1,4 @@
-"""The compiled library that suits this CPU, and its functions."""
+"""Loads the best compiled library for this CPU."""
 
 import ctypes
 import logging
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
 CPUINFO = Path("/proc/cpuinfo")
-# Best first: the flags that the kernel must list for a CPU. The levels of x86-64 are its ABI's.
+# Best first: the CPU flags each variant needs. The x86-64 levels are those of the ABI.
 _V3 = {"abm", "avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"}
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _NARROW = _V4 | {"avx512_bf16", "avx512_vnni"}
@@ -21,35 +21,35 @@ NEEDS = {
     "avx512": _V4,
     "avx2": _V3,
 }
-# Of Linux on x86-64: AMX's registers are large, and a process has to ask for them.
+# Linux on x86-64: AMX's registers are large, and a process must request them.
 _ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA = 158, 0x1023, 18
 
 
 def variants() -> list[str]:
-    """Names of the builds that this CPU can run, best first. AMX is among them if the kernel lets
-    this process use it, which it is asked for here."""
+    """Names of the variants this CPU can run, best first. Requests the use of AMX from the kernel;
+    AMX variants are listed if it is granted."""
     flags = _flags()
     found = [name for name, needed in NEEDS.items() if needed <= flags]
     return [name for name in found if name != "amx" or _may_use_tiles()]
 
 
 def find_variant() -> str | None:
-    """The best build that is there and that this CPU can run."""
+    """The best variant that is built and that this CPU can run."""
     return next((name for name in variants() if (FOLDER / library_name(name)).is_file()), None)
 
 
 @cache
 def load_library(variant: str) -> ctypes.CDLL:
-    """Raises OSError where the system does not let it."""
+    """Raises OSError if the system cannot load the library."""
     return ctypes.CDLL(str(FOLDER / library_name(variant)))
 
 
 @cache
 def _may_use_tiles() -> bool:
-    """Asks the kernel, for all threads of this process."""
+    """Requests AMX from the kernel, for all threads of this process."""
     request: int = ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA)
     if request:
-        log.warning("the kernel does not let this process use AMX's registers: products without")
+        log.warning("the kernel refuses AMX to this process: GEMMs run without it")
     return request == 0
 
 

@@ -1,5 +1,5 @@
-"""Memory in which the processes that compute together exchange what each has. Those of one host
-share it, and the first process of each host brings what others have."""
+"""Shared memory in which the ranks of a model exchange their parts. The ranks of one host share it;
+the first rank of each host exchanges data with other hosts."""
 
 import ctypes
 import mmap
@@ -19,8 +19,8 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def open_memory(name: str, num_bytes: int, *, creates: bool) -> mmap.mmap:
-    """Of a ``name`` that nobody guesses, which one process ``creates``. Raises OSError, also where
-    there is less memory."""
+    """Opens shared memory under an unguessable ``name``; exactly one process ``creates`` it. Raises
+    OSError, also if memory is short."""
     flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if creates else 0)
     descriptor = os.open(SHARED_MEMORY / name, flags, 0o600)
     try:
@@ -32,7 +32,7 @@ def open_memory(name: str, num_bytes: int, *, creates: bool) -> mmap.mmap:
 
 
 def forget_name(name: str) -> None:
-    """The memory stays as long as processes have it."""
+    """Unlinks the name; the memory lives until the last process unmaps it."""
     (SHARED_MEMORY / name).unlink(missing_ok=True)
 
 
@@ -43,17 +43,18 @@ def meeting_bytes(library: ctypes.CDLL, size: int) -> int:
 
 
 def check_wires(failure: int) -> None:
-    """Raises ConnectionError or another OSError for what native code returned."""
+    """Raises ConnectionError or another OSError for an error code of native code."""
     if failure:
-        raise OSError(failure, f"the ranks of another host: {os.strerror(failure)}")
+        raise OSError(failure, f"connection to another host's ranks: {os.strerror(failure)}")
 
 
 class Meeting:
-    """One rank's, of which a process has one at a time: programs of ``library`` add up in it.
+    """One rank's end of the shared memory; a process has one at a time. Programs of ``library`` sum
+    in it.
 
-    ``memory`` is zero at first, and the same for the ranks ``of_host``, by default all. The first
-    of these has a connection to the first of each ``other`` host, by the number of the host. What
-    is done in it raises OSError when one of them is lost.
+    ``memory`` is zeroed at first and shared by the ranks ``of_host``, by default all ranks. The
+    first of these has a connection to the first rank of each ``other`` host, keyed by host number.
+    Methods raise OSError when a rank is lost.
     """
 
     def __init__(
@@ -80,14 +81,14 @@ class Meeting:
         )
 
     def sum(self, part: Tensor) -> Tensor:
-        """Adds in the order of ranks, in float32."""
+        """Adds all ranks' parts in float32, in the order of ranks."""
         total = torch.zeros_like(part, dtype=torch.float32)
         for each in self.gather(part):
             total += each
         return total.to(part.dtype)
 
     def gather(self, part: Tensor) -> Tensor:
-        """[…] of each → [size, …], of any type."""
+        """Each rank's part […] → [size, …], of any type."""
         ours = part.contiguous().flatten().view(torch.uint8)
         num_words = -(-len(ours) // WORD_BYTES)
         words = functional.pad(ours, (0, num_words * WORD_BYTES - len(ours)))

@@ -1,7 +1,7 @@
-"""Memory in huge pages, where the kernel gives them.
+"""Memory in huge pages, where the kernel provides them.
 
-A core that reads weights and keys from all over finds each page by a walk through tables: with
-pages of 4 KiB that takes longer than the reading (``docs/decisions/013-native-cpu-code.md``).
+With pages of 4 KiB, address translation costs a core more time than scattered reads of weights and
+keys themselves (``docs/decisions/013-native-cpu-code.md``).
 """
 
 import math
@@ -18,10 +18,10 @@ ALIGNMENT = 64
 
 
 def huge_zeros(num_bytes: int) -> Tensor:
-    """[num_bytes] uint8, zeroed when it is first touched."""
+    """[num_bytes] uint8, zeroed on first access."""
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS  # shared memory has no huge pages by default
     region = mmap.mmap(-1, num_bytes + HUGE_PAGE, flags)
-    with suppress(OSError):  # of a kernel that has none
+    with suppress(OSError):  # the kernel may lack huge pages
         region.madvise(mmap.MADV_HUGEPAGE)
     array = np.frombuffer(region, np.uint8)
     start = -array.ctypes.data % HUGE_PAGE
@@ -29,7 +29,7 @@ def huge_zeros(num_bytes: int) -> Tensor:
 
 
 class Arena:
-    """Tensors one behind the other, so that small ones are in huge pages too."""
+    """Allocates tensors one after another, so that small ones lie in huge pages too."""
 
     def __init__(self) -> None:
         self._rest = torch.empty(0, dtype=torch.uint8)

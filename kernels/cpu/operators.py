@@ -1,7 +1,7 @@
-"""The operators of a program for the native library, and what they are given, packed.
+"""Operators of a native program and their packed arguments.
 
-The structures are those of ``program.cpp``, field by field. What they point to is kept alive by the
-objects that hold them.
+The structures are those of ``program.cpp``, field by field. The objects that make them keep the
+memory of their pointers alive.
 """
 
 import ctypes
@@ -16,8 +16,8 @@ from torch import Tensor
 from kernels.route import Routing
 from kernels.silu_mul import CURVES, Act, Clamp
 
-LANES = 16  # columns of a tile; head sizes, hidden sizes and block sizes are its multiples
-PACKED_DEPTH = 32  # a tile is filled up with zeros to a multiple of it
+LANES = 16  # columns of a tile; head, hidden and block sizes are multiples of it
+PACKED_DEPTH = 32  # tiles are zero-padded to a multiple of it
 MAX_HEAD_DIM = 256
 MAX_GROUP_SIZE = 48  # query heads that share a KV head
 MAX_RANK, MAX_ROPE_DIM, MAX_NOPE_DIM = 512, 64, 256  # of latents
@@ -29,8 +29,8 @@ Float = ctypes.c_float
 
 
 class Kind(IntEnum):
-    """What an operator reads and writes: a wide buffer is float32, a narrow one of the library's
-    type."""
+    """Operators, with their inputs and outputs: a wide buffer is float32, a narrow one of the
+    library's type."""
 
     EMBED = 0  # ids → wide
     SCALE = 1  # wide, in place
@@ -38,7 +38,7 @@ class Kind(IntEnum):
     NARROW = 3  # wide → narrow
     LINEAR = 4  # narrow → wide
     GATED = 5  # narrow → narrow
-    ATTEND = 6  # wide, which it changes → narrow
+    ATTEND = 6  # wide, overwritten → narrow
     ORDER = 7  # narrow → narrow
     EXPERTS = 8  # narrow, and wide for the router → added to wide
     OPEN = 9  # wide, and wide for the gate → added to wide
@@ -48,8 +48,8 @@ class Kind(IntEnum):
 
 
 class Form(IntEnum):
-    """Of a packed matrix: numbers of the library's type; codes with a scale for each output; codes
-    with a scale for each group of some inputs of an output."""
+    """Form of a packed matrix: dense in the library's type, or codes with a scale per output or per
+    group of inputs."""
 
     DENSE = 0
     INT8 = 1
@@ -67,9 +67,9 @@ class Score(IntEnum):
 
 
 class Cached(IntEnum):
-    """What KV caches hold."""
+    """Element type of the KV caches."""
 
-    NUMBERS = 0  # of the library's type
+    NUMBERS = 0  # the library's type
     INT8_CODES = 1
     FP8_CODES = 2
 
@@ -91,7 +91,7 @@ class HeadsStruct(ctypes.Structure):
 
 
 class ExpertsStruct(ctypes.Structure):
-    arrays: list[Any]  # what it points to
+    arrays: list[Any]  # targets of the pointers
 
     _fields_ = [
         *((name, Int) for name in ("num_experts", "num_chosen", "score")),
@@ -131,19 +131,19 @@ class LatentsStruct(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True)
 class PackedMatrix:
-    """A weight [n, k] as tiles of sixteen outputs, see ``product.h``."""
+    """A weight [n, k] as tiles of 16 outputs, see ``product.h``."""
 
     tiles: Tensor  # flat
     bias: Tensor | None  # [n] float32
     n: int
     k: int
     form: Form = Form.DENSE
-    # [n] float32; or, flat, of groups float32 or bfloat16, with their zeros behind them.
+    # [n] float32 per output; or per group, flat, float32 or bfloat16, followed by the zeros.
     scales: Tensor | None = None
     group: int = 0
     has_zeros: bool = False
-    table: Tensor | None = None  # [32] float32, what codes of four bits stand for, see ``simd.h``
-    rounds: bool = False  # what it is multiplied with, see ``rounded.h``
+    table: Tensor | None = None  # [32] float32: values of 4-bit codes, see ``simd.h``
+    rounds: bool = False  # activations are rounded to 8 bits, see ``rounded.h``
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -160,9 +160,9 @@ class PackedMatrix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedHeads:
-    """``cos`` and ``sin`` [positions, rotary_dim] float32, as the rotation's table has them. The
-    norms are float32 [head_dim], or of all heads of a token together if ``norms_tokens``; ``sinks``
-    [num_heads] float32."""
+    """``cos`` and ``sin`` [positions, rotary_dim] float32 are the table of the rotation. Norms are
+    float32 [head_dim], or span all heads of a token if ``norms_tokens``; ``sinks`` [num_heads]
+    float32."""
 
     num_heads: int
     num_kv_heads: int
@@ -207,8 +207,8 @@ class PackedHeads:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedLatents:
     """``latent``, ``queries`` and ``attended`` are buffers. ``cos`` and ``sin`` [positions,
-    rope_dim] and ``norm`` [rank] are float32; ``keys`` has rank, ``values`` value_dim outputs of
-    each head."""
+    rope_dim] and ``norm`` [rank] are float32; ``keys`` has ``rank`` outputs per head, ``values``
+    has ``value_dim``."""
 
     latent: int
     queries: int
@@ -243,9 +243,9 @@ class PackedLatents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedExperts:
-    """``router`` is float32, ``correction`` [num_experts] too. Experts are all in one form; those
-    that are here are neighbours, from ``first`` on. ``counts`` [num_experts] int64, if it is there,
-    grows by the tokens that go to each."""
+    """``router`` and ``correction`` [num_experts] are float32. All experts have one form; this
+    process holds consecutive ones from ``first`` on. ``counts`` [num_experts] int64, if given, is
+    incremented by the tokens of each expert."""
 
     routing: Routing
     router: PackedMatrix
@@ -284,12 +284,12 @@ def _structs(matrices: list[PackedMatrix]) -> ctypes.Array[MatrixStruct]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """``source``, ``out`` and ``second`` are buffers of the program; ``size`` is that of a row of
-    ``source``, or of ``out`` where that is an embedding.
+    """``source``, ``out`` and ``second`` are buffers of the program; ``size`` is the row size of
+    ``source``, or of ``out`` for an embedding.
 
-    ``adds``: to what ``out`` holds. ``rows``: embeddings [num, size] of ``num`` tokens from
-    ``first`` on, where ``weight`` is not what they are the columns of; of a sum, a bias [size] in
-    float32. ``order`` [size] int64: which number becomes which.
+    ``adds``: the result is added to ``out``. ``rows``: embeddings [num, size] of the ``num`` tokens
+    from ``first`` on, unless they are the columns of ``weight``; for a sum, a bias [size] float32.
+    ``order`` [size] int64: a permutation of the elements.
     """
 
     kind: Kind
@@ -325,7 +325,7 @@ class Operator:
         experts: ExpertsStruct | None,
         latents: LatentsStruct | None,
     ) -> OperatorStruct:
-        """The structures that it points to must stay."""
+        """The caller must keep the given structures alive."""
         matrix = MatrixStruct() if self.weight is None else self.weight.struct()
         return OperatorStruct(
             *(self.kind, self.source, self.out, self.second, self.layer, self.size),
@@ -342,13 +342,13 @@ def _place(struct: ctypes.Structure | None) -> int | None:
 
 
 def address(tensor: Tensor | None) -> Any:
-    """Raises ValueError where native code cannot read."""
+    """Raises ValueError for memory that native code cannot read."""
     if tensor is not None and tensor.device.type != "cpu":
-        raise ValueError(f"a tensor on {tensor.device} where one of the CPU is wanted")
+        raise ValueError(f"native code takes CPU tensors, not one on {tensor.device}")
     return None if tensor is None else Pointer(tensor.data_ptr())
 
 
 def array_address(array: np.ndarray) -> Any:
     if array.dtype != np.int64 or not array.flags.c_contiguous:
-        raise ValueError(f"{array.dtype} array where contiguous int64 is wanted")
+        raise ValueError(f"native code takes contiguous int64 arrays, not {array.dtype}")
     return Pointer(array.ctypes.data)

@@ -1,4 +1,4 @@
-"""Packs weights as the products of a native library want them."""
+"""Packs weights for the native library's GEMMs."""
 
 import ctypes
 
@@ -10,7 +10,8 @@ from kernels.codes import Codes
 from kernels.cpu.memory import Arena
 from kernels.cpu.operators import LANES, PACKED_DEPTH, Form, PackedMatrix, address, array_address
 
-GROUPS = (128, 64, 32, 16)  # sizes that native code knows; a larger one is several of equal scales
+# Group sizes of native code; a larger group becomes several with equal scales.
+GROUPS = (128, 64, 32, 16)
 FORMS = {
     torch.uint8: Form.GROUPED_INT4,
     torch.int8: Form.GROUPED_INT8,
@@ -21,15 +22,15 @@ FORMS = {
 class NativeLibrary:
     """The functions of a library for weights of one type, ``DTYPES``.
 
-    With ``rounds`` what weights in whole numbers are multiplied with becomes codes of eight bits
-    first; raises ValueError where the library cannot (``can_round``).
+    With ``rounds``, activations are quantized to 8 bits before a GEMM with integer weights. Raises
+    ValueError if the library does not support it (``can_round``).
     """
 
     def __init__(
         self, library: ctypes.CDLL, dtype: torch.dtype, num_threads: int, *, rounds: bool = False
     ) -> None:
         if rounds and not can_round(library):
-            raise ValueError("this library does not round what is multiplied")
+            raise ValueError("this library does not round activations")
         name = str(dtype).removeprefix("torch.")
         self.dtype = dtype
         self._rounds = rounds
@@ -52,8 +53,8 @@ class NativeLibrary:
         order: np.ndarray | None = None,
         dtype: torch.dtype | None = None,
     ) -> PackedMatrix:
-        """weight [n, k], bias [n]; ``order`` [n] int64: which row becomes which output. ``dtype``
-        is the library's or float32."""
+        """weight [n, k], bias [n]; ``order`` [n] int64: the source row of each output. ``dtype`` is
+        the library's or float32."""
         n, k = weight.shape
         order = np.arange(n) if order is None else order
         tiles = self._tiles(weight.to(dtype or self.dtype), order, k)
@@ -62,8 +63,8 @@ class NativeLibrary:
     def pack_codes(
         self, codes: Codes, bias: Tensor | None = None, order: np.ndarray | None = None
     ) -> PackedMatrix:
-        """Does the same with a weight in codes, whose inputs come in their order. Raises ValueError
-        where ``why_not_packed`` says why."""
+        """Packs a quantized weight, whose inputs keep their order. Raises ValueError with the
+        reason of ``why_not_packed``."""
         if why := why_not_packed(codes.inputs, codes.group):
             raise ValueError(why)
         n, k = len(codes.codes), codes.inputs
@@ -112,12 +113,13 @@ def can_round(library: ctypes.CDLL) -> bool:
 
 
 def is_whole(codes: Codes) -> bool:
-    """Whether its numbers are whole, −128 … 127 or −8 … 7, so that rows may be rounded for it."""
+    """True if the weight's values are integers in −128 … 127 or −8 … 7, so that activations may be
+    rounded."""
     return codes.first == -8 or codes.codes.dtype == torch.int8
 
 
 def why_not_packed(inputs: int, group: int) -> str | None:
-    """Why native code cannot have codes of which so many inputs share a scale."""
+    """The reason why native code cannot read codes with this group size, or None."""
     if inputs % LANES:
         return f"{inputs} inputs are no multiple of {LANES}"
     if group < inputs and group % LANES:
@@ -126,7 +128,7 @@ def why_not_packed(inputs: int, group: int) -> str | None:
 
 
 def _in_tiles(numbers: Tensor, order: np.ndarray, group: int, size: int, k: int) -> Tensor:
-    """numbers [n, groups] of groups of ``group`` → flat [tiles][groups][LANES] of groups of
+    """values [n, groups] for groups of ``group`` inputs → flat [tiles][groups][LANES] for groups of
     ``size``."""
     columns = torch.zeros(_filled_up(len(order), LANES), -(-k // size), dtype=numbers.dtype)
     each = numbers.repeat_interleave(max(1, -(-min(group, k) // size)), 1)
@@ -135,7 +137,7 @@ def _in_tiles(numbers: Tensor, order: np.ndarray, group: int, size: int, k: int)
 
 
 def _wide_and_narrow(table: Tensor) -> Tensor:
-    """table [16] → [32] float32: itself, and twice in bfloat16."""
+    """table [16] → [32] float32: the float32 table, then the table twice in bfloat16."""
     narrow = table.to(torch.bfloat16).repeat(2).view(torch.float32)
     return torch.cat([table.float(), narrow])
 
@@ -150,6 +152,6 @@ def _in_order(tensor: Tensor | None, order: np.ndarray) -> Tensor | None:
 
 
 def gate_up_order(size: int) -> np.ndarray:
-    """The order of the rows of gates over ups, [2 · size]: tile by tile in turns."""
+    """Row order that interleaves gates and ups tile by tile: [2 · size]."""
     tiles = np.arange(2 * size).reshape(2, -1, LANES)
     return np.ascontiguousarray(tiles.swapaxes(0, 1)).ravel()

@@ -1,4 +1,4 @@
-"""A forward pass as a list of operators that the native library runs in one call."""
+"""A forward pass as a list of operators, run by the native library in one call."""
 
 import ctypes
 from collections.abc import Sequence
@@ -49,7 +49,7 @@ class ProgramStruct(ctypes.Structure):
 
 
 class Prepared(NamedTuple):
-    """A step of a program, and where what comes out of it will be."""
+    """Arguments of a prepared step and its output tensor."""
 
     program: ProgramStruct
     out: Tensor
@@ -62,13 +62,13 @@ class Buffer(NamedTuple):
     dtype: torch.dtype
 
 
-# The entries of a layer, and their scales where they are codes.
+# The entries of a layer, and their scales if they are quantized.
 KVPair = tuple[Tensor, Tensor | None]
 
 
 class _Caches:
-    """Where the caches of all layers lie, and what they hold: numbers of ``dtype`` or codes. Raises
-    ValueError where they are not alike, or lack scales."""
+    """Addresses and element type of all layers' caches. Raises ValueError if they differ in type or
+    lack scales."""
 
     def __init__(self, pairs: Sequence[KVPair], dtype: torch.dtype) -> None:
         self.pairs = pairs
@@ -82,16 +82,16 @@ class _Caches:
         found = {(entries.dtype, scales is not None) for entries, scales in pairs}
         (stored, has_scales), *others = found or {(dtype, False)}
         if others or stored not in known or has_scales != (known[stored] != Cached.NUMBERS):
-            raise ValueError(f"caches of types {found}, where True is one with scales")
+            raise ValueError(f"unsupported or mixed KV caches (dtype, has scales): {found}")
         self.cached = known[stored]
 
 
 class NativeProgram:
-    """Operators in order, over buffers of a row for each of T tokens. All programs of a process are
-    to be used by one thread: they share the library's memory.
+    """Operators in order, over buffers with one row per token. Programs of a process share the
+    library's memory, so one thread must run them all.
 
-    The first buffers are its inputs, in order, and ``output`` is the one that is given back: where
-    that is an input, as the operators leave it.
+    The first buffers are the inputs, in order. ``output`` is the returned buffer; if it is an
+    input, operators update it in place.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class NativeProgram:
         self._scratch = set(range(num_inputs, len(buffers))) - {output}
         self._gives_input = output < num_inputs
         self._tensors: dict[int, Tensor] = {}
-        self._room = 0  # tokens that those have room for
+        self._room = 0  # tokens the buffers have room for
         self._caches = _Caches((), library.dtype)
 
     def run(
@@ -128,7 +128,7 @@ class NativeProgram:
         attention: AttentionBatch | None = None,
         kv_caches: Sequence[KVPair] = (),
     ) -> Tensor:
-        """Computes what ``prepare`` has prepared."""
+        """Prepares a step and runs it; arguments as in ``prepare``."""
         prepared = self.prepare(inputs, positions, slot_mapping, attention, kv_caches)
         check_wires(self.library.run(self._structs, len(self._structs), prepared.program.step))
         return prepared.out
@@ -141,18 +141,18 @@ class NativeProgram:
         attention: AttentionBatch | None = None,
         kv_caches: Sequence[KVPair] = (),
     ) -> Prepared:
-        """inputs [T, …] each: float32, or int32 where they are ids; positions, slot_mapping [T]
-        int64, which a program that attends needs with the rest. What comes out is [T, size]
-        float32. One step at a time is prepared, and has the memory of the next.
+        """inputs [T, …] each float32, or int32 ids; positions and slot_mapping [T] int64. Programs
+        with attention need these, the attention batch and the caches. Returns a step with output
+        [T, size] float32, whose memory the next prepared step reuses.
 
-        ``kv_caches`` are the same list in every run, as a rule. Only the size of caches and scales
-        matters here: ``cache.h`` documents how they are laid out. All caches have numbers of the
-        library's type, or all have codes of one type.
+        ``kv_caches`` is usually the same list in every run. ``cache.h`` documents the layout; only
+        the sizes of caches and scales are read here. All caches have the library's type, or all the
+        same quantized type.
         """
         num_tokens = len(inputs[0])
         places = [each for each in (positions, slot_mapping) if each is not None]
         if any(len(each) != num_tokens for each in (*inputs, *places)):
-            raise ValueError("inputs, positions and slot_mapping are not of the same tokens")
+            raise ValueError("inputs, positions and slot_mapping differ in their number of tokens")
         if any(each.dtype != torch.int64 or not each.is_contiguous() for each in places):
             raise ValueError("positions or slot_mapping are not int64, or not contiguous")
         out = inputs[self._output] if self._gives_input else self._out(num_tokens)

@@ -1,4 +1,4 @@
-"""Tokens and logprobs of rows of logits, as calls of the native library.
+"""Sampling and logprobs by the native library.
 
 The structure is that of ``sampler.cpp``, field by field; logprobs are in ``logprobs.cpp``.
 """
@@ -25,10 +25,11 @@ class _RandomRows(ctypes.Structure):
 
 
 class NativeSampler:
-    """Logits are [S, V] float32; rows are shared out to ``num_threads``, none looks at another.
+    """Samples rows of logits [S, V] float32, distributed over ``num_threads`` and independent of
+    each other.
 
-    The order of temperature, filters and draw, and what they keep, is that of ``kernels/sample``.
-    To be used by one thread.
+    The order of temperature, filters and sampling, and the kept tokens, equal ``kernels/sample``.
+    Not thread-safe.
     """
 
     def __init__(self, library: ctypes.CDLL, num_threads: int) -> None:
@@ -39,9 +40,8 @@ class NativeSampler:
         library["shoal_start"](num_threads)
 
     def sample(self, logits: Tensor, adjusted: Tensor, random: RandomRows | None) -> np.ndarray:
-        """Token ids [S] int64 drawn from ``adjusted``, which may be ``logits`` themselves; those
-        may be of some tokens only [S, W]. Or what is wrong, NOT_FINITE with the logits or
-        NOTHING_LEFT of them."""
+        """Token ids [S] int64 sampled from ``adjusted`` (possibly ``logits`` itself, or [S, W] over
+        the first tokens only), or NOT_FINITE or NOTHING_LEFT."""
         logits, adjusted = logits.contiguous(), adjusted.contiguous()
         tokens = np.empty(len(logits), np.int64)
         shapes, rows = (*adjusted.shape, logits.shape[1]), ctypes.byref(random_struct(random))
@@ -49,11 +49,11 @@ class NativeSampler:
         return tokens
 
     def adjust(self, logits: Tensor, adjustments: Adjustments) -> Tensor:
-        """A copy with what requests ask to be changed; what is hidden is −inf."""
+        """A copy of the logits with the requests' rules applied; hidden ids are −inf."""
         return adjust(logits.contiguous(), adjustments, self._hide)
 
     def process(self, logits: Tensor, random: RandomRows | None) -> Tensor:
-        """The scores that are drawn from, [S, V]; what is filtered is −inf."""
+        """The scores [S, V] that ``sample`` draws from; filtered tokens are −inf."""
         logits = logits.contiguous()
         scores = torch.empty_like(logits)
         rows = ctypes.byref(random_struct(random))
@@ -68,8 +68,8 @@ class NativeSampler:
         num_top: int | None,
         ids: np.ndarray | None = None,
     ) -> RowLogprobs:
-        """Of ``rows`` [N] int64 and their ``tokens`` [N] int64; ``num_top`` < V, or None: the whole
-        vocabulary; or of ``ids`` [N, num_top] instead of the likeliest."""
+        """Logprobs of ``tokens`` [N] int64 in ``rows`` [N] int64, and of the ``num_top`` < V
+        likeliest tokens (None: the whole vocabulary), or of ``ids`` [N, num_top] instead."""
         logits = logits.contiguous()
         num, (_, vocab_size) = len(rows), logits.shape
         width = vocab_size if num_top is None else num_top

@@ -1,4 +1,4 @@
-"""The input of rows that decode: each row's last known id, followed by its drafts.
+"""The input of decode rows: each row's last known id, followed by its drafts.
 
 ``reference.py`` computes it row by row; torch serves CPUs, Triton CUDA devices.
 """
@@ -14,9 +14,9 @@ from kernels.slot_state import SlotState
 def decode_inputs(
     state: SlotState, slots: Tensor, depths: Tensor, width: int, block_size: int, null_block: int
 ) -> DecodeInputs:
-    """``slots`` [B] int32; of each at most ``depths`` [B] int32 drafts, which are < ``width``.
+    """The inputs of ``slots`` [B] int32, with at most ``depths`` [B] int32 < ``width`` drafts each.
 
-    A token that a row does not have is id 0 at the position of the row's first.
+    Tokens beyond a row's drafts are id 0 at the position of the row's first token.
     """
     if runs_triton(slots):
         from kernels.decode_inputs.triton import launch

@@ -1,4 +1,4 @@
-"""The tokens of a step's decode rows, as the model takes them."""
+"""The tokens of a step's decode rows as inputs of the model."""
 
 from typing import NamedTuple
 
@@ -6,12 +6,12 @@ from torch import Tensor
 
 
 class DecodeInputs(NamedTuple):
-    """B rows of w tokens; tokens that a row does not have are written to the null block."""
+    """B rows of w tokens; missing tokens of a row are written to the null block."""
 
     input_ids: Tensor  # [B * w] int32
     positions: Tensor  # [B * w] int64
-    slot_mapping: Tensor  # [B * w] int64: block * block_size + offset that a token's KV goes to
+    slot_mapping: Tensor  # [B * w] int64: KV entry of a token, block * block_size + offset
     starts: Tensor  # [B] int32: the position of the first token
-    num_valid: Tensor  # [B] int32: the tokens that the row has; 0 of slots that are closed
+    num_valid: Tensor  # [B] int32: tokens of the row; 0 for a closed slot
     token_slots: Tensor  # [B * w] int32
-    next_positions: Tensor  # [B * w] int64: of what is sampled after each token
+    next_positions: Tensor  # [B * w] int64: positions of the tokens sampled after each

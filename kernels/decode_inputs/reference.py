@@ -1,4 +1,4 @@
-"""The readable truth of ``decode_inputs``."""
+"""Reference of ``decode_inputs``: row by row, token by token."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,6 @@ from kernels.slot_state import SlotState
 def decode_inputs(
     state: SlotState, slots: Tensor, depths: Tensor, width: int, block_size: int, null_block: int
 ) -> DecodeInputs:
-    """Row by row, token by token."""
     ids, positions, slot_mapping, starts, nums = [], [], [], [], []
     for slot, depth in zip(slots.tolist(), depths.tolist(), strict=True):
         start = int(state.num_tokens[slot]) - 1

@@ -1,4 +1,4 @@
-"""``decode_inputs``: a program takes one row, whose tokens are fewer than a warp's threads."""
+"""``decode_inputs``: one program per row, whose tokens are fewer than a warp's threads."""
 
 import torch
 import triton
@@ -77,7 +77,7 @@ def decode_inputs_kernel(
 
 @triton.jit
 def kv_slots_of(p_table, b_positions, is_valid, null_kv_slot, BLOCK_SIZE: tl.constexpr):
-    """Where the KV of ``b_positions`` goes by one row's table, int64."""
+    """KV entries of ``b_positions`` by the block table of one row, int64."""
     b_blocks = tl.load(p_table + b_positions // BLOCK_SIZE, mask=is_valid, other=0).to(tl.int64)
     b_slot_mapping = b_blocks * BLOCK_SIZE + b_positions % BLOCK_SIZE
     return tl.where(is_valid, b_slot_mapping, null_kv_slot)

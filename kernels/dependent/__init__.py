@@ -1,10 +1,10 @@
-"""Launches that begin before the launch in front of them has ended: programmatic dependent launch,
-from compute capability 9.0 on.
+"""Programmatic dependent launch: kernels that start before the previous launch has ended, from
+compute capability 9.0 on.
 
-A kernel of such a launch ``begin``s before it reads or writes anything, in each of its programs.
-There it waits until the launch in front has ended, which had waited for the one before in the same
-way: so all that was launched before has ended, and what it wrote is seen. Then the launch behind
-may begin. A kernel that does not ``begin`` is not launched so, and waits before it starts.
+Such a kernel calls ``begin`` in every program before it reads or writes memory, and waits there
+until the previous launch has ended, which itself waited for its predecessor. All earlier launches
+have then ended, and their writes are visible; the next launch may start. A kernel without ``begin``
+is launched normally.
 """
 
 from collections.abc import Iterator
@@ -15,13 +15,15 @@ _waits = ContextVar("waits", default=False)
 
 
 def waits() -> bool:
-    """Whether launches of this thread wait for the launch in front, whatever the switch says."""
+    """True if launches of this thread must wait for the previous launch, whatever the switch
+    says."""
     return _waits.get()
 
 
 @contextmanager
 def one_by_one(applies: bool) -> Iterator[None]:
-    """Launches within wait for the launch in front: copies of another stream stand between."""
+    """Within this context launches wait for the previous one, because copies of another stream lie
+    between them."""
     token = _waits.set(applies)
     try:
         yield

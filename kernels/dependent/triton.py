@@ -1,4 +1,4 @@
-"""What a kernel and its launch need to begin early, see ``kernels.dependent``."""
+"""Programmatic dependent launch in Triton, see ``kernels.dependent``."""
 
 import triton
 import triton.language as tl
@@ -12,7 +12,7 @@ MIN_CAPABILITY = 90
 
 
 def early() -> dict[str, bool]:
-    """What a launch is given, for its kernel and for the driver, to begin early where it may."""
+    """Launch options, for kernel and driver, that let a launch start early where allowed."""
     if not switches.DEPENDENT_LAUNCHES or waits() or knobs.runtime.interpret:
         return {"IS_DEPENDENT": False}
     if driver.active.get_current_target().arch < MIN_CAPABILITY:

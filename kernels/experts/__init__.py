@@ -1,7 +1,8 @@
-"""The chosen experts of each token: gated feed-forward networks, and the weighted sum of them.
+"""The chosen experts of each token: gated feed-forward networks and the weighted sum of their
+outputs.
 
-Decoding is bound by reading the weights of the experts that are hit, each of them once. Codes are
-decoded on the way for any number of tokens.
+Decoding is bound by reading the weights of the used experts, each once. Quantized weights are
+dequantized inside the GEMM for any number of tokens.
 """
 
 from collections.abc import Sequence
@@ -31,15 +32,14 @@ def experts(
     clamp: Clamp | None = None,
     first: int | None = None,
 ) -> Tensor:
-    """residual + Σ weights[:, i] · down(silu(gate(x)) · up(x)) of the experts chosen[:, i]; with a
-    ``clamp`` gates and ups are multiplied as it says.
+    """residual + Σ weights[:, i] · down(silu(gate(x)) · up(x)) over the experts chosen[:, i]; a
+    ``clamp`` replaces silu(gate) · up.
 
-    x [T, H], chosen [T, k] int32 and weights [T, k] float32 of ``route``, gate_up [E, 2 I, H],
-    gates before ups, down [E, H, I], residual [T, H] → [T, H]. Weights of experts are dense or in
-    codes: all in one, or one for each expert where torch's operators compute them, and so are
-    biases. With ``first`` they are those of some experts, from that one on, and of these alone is
-    the sum. A token's result is the same bits whatever else is in the step. Raises ValueError for
-    what kernels cannot read.
+    x [T, H], chosen [T, k] int32 and weights [T, k] float32 of ``route``, gate_up [E, 2 I, H] with
+    gates before ups, down [E, H, I], residual [T, H] → [T, H]. Expert weights and biases are
+    stacked or, for torch's operators, one per expert; weights may be quantized. With ``first`` they
+    are a range of experts from that index on, and only these are summed. A token's result has the
+    same bits for every batch. Raises ValueError for arguments the kernels cannot read.
     """
     if runs_triton(x):
         from kernels.experts.triton import launch

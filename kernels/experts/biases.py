@@ -1,4 +1,4 @@
-"""Biases of experts' products."""
+"""Biases of the experts' GEMMs."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 class Biases(NamedTuple):
-    """Of all experts in one, or of each. Without those of downs none is added to what they give."""
+    """Stacked, or one per expert; ``down`` may be None."""
 
     gate_up: Tensor | Sequence[Tensor]  # [E, 2 I]
     down: Tensor | Sequence[Tensor] | None  # [E, H]

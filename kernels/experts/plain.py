@@ -1,4 +1,4 @@
-"""``experts`` by torch's products, one expert after another of those that are hit."""
+"""``experts`` by torch's matmuls, one used expert after another."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from kernels.codes import Codes
 from kernels.experts.biases import Biases
 from kernels.silu_mul import Clamp, silu_mul
 
-BLOCK_ROWS = 8  # of each product: one with another number of rows may round in another way
+BLOCK_ROWS = 8  # of each GEMM: another number of rows may round differently
 
 
 def experts(

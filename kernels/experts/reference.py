@@ -1,4 +1,4 @@
-"""The readable truth of ``experts``."""
+"""Reference of ``experts``."""
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ def experts(
     biases: Biases | None = None,
     clamp: Clamp | None = None,
 ) -> Tensor:
-    """All in float64, and [T, H] in float64; weights of experts are dense."""
+    """Computes in float64; weights of experts are dense. Returns [T, H] float64."""
     out = torch.zeros_like(x, dtype=torch.float64) if residual is None else residual.double()
     rows = []
     for token, row in enumerate(out):

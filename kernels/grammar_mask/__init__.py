@@ -10,13 +10,15 @@ from kernels.dispatch import runs_triton
 
 HIDDEN = float("-inf")
 _BITS = torch.arange(256)[:, None] >> torch.arange(8) & 1
-_SUMMANDS = torch.where(_BITS == 1, 0.0, HIDDEN)  # of each byte's bits: adding needs no branch
+_SUMMANDS = torch.where(_BITS == 1, 0.0, HIDDEN)  # added to each byte's bits, without a branch
 
 
 def hide(logits: Tensor, rows: Tensor, masks: Tensor) -> None:
-    """Finite logits [S, V] float32, of which ``rows`` [M] int64, each once, keep the ids whose bits
-    are set in ``masks`` [M, ⌈V / 32⌉] int32: id i is bit i % 32 of word i // 32. The others become
-    −inf."""
+    """Sets ids not allowed by a grammar to −inf, in place.
+
+    logits [S, V] float32 are finite. Each of ``rows`` [M] int64 occurs once and keeps the ids with
+    a set bit in ``masks`` [M, ⌈V / 32⌉] int32: id i is bit i % 32 of word i // 32.
+    """
     if runs_triton(logits):
         from kernels.grammar_mask.triton import launch
 

@@ -1,4 +1,4 @@
-"""The readable truth of ``hide``."""
+"""Reference of ``hide``."""
 
 import numpy as np
 

@@ -1,4 +1,4 @@
-"""``hide``: a program takes a piece of one row, and writes what it hides alone."""
+"""``hide``: one program per piece of a row, which writes only the hidden ids."""
 
 import triton
 import triton.language as tl

@@ -1,9 +1,9 @@
-"""Keys and values in eight bits: codes, and a scale for each head's key and value of a token.
+"""Keys and values quantized to 8 bits, with a scale for each head's key and value of a token.
 
-A code is what is nearest to x / scale, where scale = max |x| / the highest code, so nothing has to
-be known of other tokens. Codes of int8 are whole numbers. Those of uint8 are the bytes of
-float8_e4m3fn, of which torch cannot do much on a CPU. NaN and infinities make the scale so, and
-all that it is multiplied with NaN.
+A code is the nearest to x / scale with scale = max |x| / the highest code, so no other token is
+involved. int8 codes are integers; uint8 codes are bytes of float8_e4m3fn, for which torch has few
+operators on CPUs. NaN or infinity in x makes the scale NaN or infinite, and every dequantized value
+NaN.
 """
 
 import torch
@@ -23,7 +23,7 @@ def quantize(x: Tensor, codes: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
-    """codes [..., D] and scales [...] → [..., D], what they stand for."""
+    """codes [..., D] and scales [...] → dequantized [..., D]."""
     numbers = codes if codes.dtype == torch.int8 else codes.view(torch.float8_e4m3fn)
     return numbers.float().mul_(scales.unsqueeze(-1)).to(dtype)
 
@@ -31,7 +31,7 @@ def dequantize(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
 def gather(
     kv_cache: Tensor, kv_scales: Tensor | None, blocks: Tensor, dtype: torch.dtype
 ) -> Tensor:
-    """Copies ``blocks`` [N] of a cache, as numbers: [N, block_size, 2, H_kv, D]."""
+    """Copies ``blocks`` [N] of a cache, dequantized: [N, block_size, 2, H_kv, D]."""
     found = kv_cache.index_select(0, blocks)
     if kv_scales is None:
         return found

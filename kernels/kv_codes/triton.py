@@ -1,21 +1,21 @@
-"""Codes of keys and values within kernels."""
+"""Quantization of keys and values within kernels."""
 
 import triton
 import triton.language as tl
 
 TINY = tl.constexpr(1.1754943508222875e-38)  # the smallest normal float32
-# Added to a number and taken away again it rounds it to a whole number.
+# Adding and subtracting it rounds a float32 to an integer.
 ROUND_WHOLE = tl.constexpr(1.5 * 2**23)
-# The same times a power of two rounds numbers of that exponent to three bits of mantissa.
+# The same times a power of two rounds values of that exponent to three bits of mantissa.
 ROUND_MANTISSA = tl.constexpr(1.5 * 2**20)
-E4M3_UNIT = tl.constexpr(256.0)  # see widen
+E4M3_UNIT = tl.constexpr(256.0)  # see ``widen``
 
 
 @triton.jit
 def quantize(x, kind: tl.constexpr):
     """x [heads, D] float32 → codes [heads, D] of a kind, int8 or uint8, and scales [heads]."""
     highest: tl.constexpr = 127.0 if kind == tl.int8 else 448.0
-    bad = tl.sum(x * 0.0, 1)  # NaN if a number is NaN or infinite, which a maximum may hide
+    bad = tl.sum(x * 0.0, 1)  # NaN if an element is NaN or infinite, which a maximum may miss
     scale = tl.maximum(tl.div_rn(tl.max(tl.abs(x), 1), highest), TINY) + bad
     scaled = tl.div_rn(x, tl.broadcast_to(scale[:, None], x.shape))
     scaled = tl.where((bad == 0)[:, None], scaled, 0.0)
@@ -29,7 +29,7 @@ def _whole(x):
 
 @triton.jit
 def _e4m3(x):
-    """The bytes of float8_e4m3fn, on every card; |x| ≤ 448. Below 2⁻⁶ it has multiples of 2⁻⁹."""
+    """The bytes of float8_e4m3fn on every GPU; |x| ≤ 448. Below 2⁻⁶ codes are multiples of 2⁻⁹."""
     bits = tl.maximum(tl.abs(x), 1 / 64).to(tl.int32, bitcast=True)
     large = (bits & 0x7F800000).to(tl.float32, bitcast=True) * ROUND_MANTISSA
     half = (((x + large) - large) * (1 / 256)).to(tl.float16)
@@ -39,8 +39,8 @@ def _e4m3(x):
 
 @triton.jit
 def widen(codes, dtype: tl.constexpr):
-    """Codes as numbers of ``dtype``, in which they are exact; those of e4m3 as a 256th of what they
-    are: so their bits are those of a float16."""
+    """Codes as exact values of ``dtype``; e4m3 codes are scaled by 1/256, so that their bits are
+    those of a float16."""
     if codes.dtype == tl.int8:
         return codes.to(dtype)
     bits = codes.to(tl.int16)

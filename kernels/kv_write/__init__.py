@@ -12,12 +12,13 @@ def kv_write(
     slot_mapping: Tensor,
     kv_scales: Tensor | None = None,
 ) -> None:
-    """key [T, H_kv, D] and value [T, H_kv, value_dim] go to the entries ``slot_mapping`` [T] int64.
+    """Writes key [T, H_kv, D] and value [T, H_kv, value_dim] to the entries ``slot_mapping`` [T]
+    int64.
 
-    kv_cache [num_blocks + 1, block_size, 2, H_kv, ≥ D]; entry = block * block_size + offset. The
-    last block is the null block: several tokens may go to one entry of it. With ``kv_scales``
-    [num_blocks + 1, block_size, 2, H_kv] float32 it has codes (``kv_codes``). torch serves every
-    device.
+    kv_cache is [num_blocks + 1, block_size, 2, H_kv, ≥ D]; entry = block * block_size + offset. The
+    last block is the null block, and several tokens may write one of its entries. With
+    ``kv_scales`` [num_blocks + 1, block_size, 2, H_kv] float32 the cache is quantized
+    (``kv_codes``). torch serves every device.
     """
     kv_slots = kv_cache.flatten(0, 1)  # [entries, 2, H_kv, D]
     for place, numbers in enumerate((key, value)):

@@ -1,4 +1,4 @@
-"""The readable truth of ``kv_write``."""
+"""Reference of ``kv_write``."""
 
 from torch import Tensor
 

@@ -1,9 +1,9 @@
-"""What is around attention to latents (arXiv 2405.04434), whose cache has one row of numbers for a
-token: the latent [rank] and behind it the key [rope_dim] that all heads share.
+"""Operators around multi-head latent attention (arXiv 2405.04434). The cache has one row per token:
+the latent [rank], then the key [rope_dim] shared by all heads.
 
-A head's key is not made of the latent. What would make it, U [nope_dim, rank], is multiplied with
-the query, and what would make its value, V [value_dim, rank], with the sum of latents that the head
-attended to: one row of the cache is the key of all heads, and its beginning their value.
+Keys and values of heads are never materialized. The key projection U [nope_dim, rank] is applied to
+the query, and the value projection V [value_dim, rank] to the attended sum of latents. A cache row
+is thus the key of all heads, and its beginning their value.
 """
 
 from torch import Tensor
@@ -21,9 +21,9 @@ def write_latents(
     kv_cache: Tensor,
     is_interleaved: bool,
 ) -> None:
-    """latent [T, rank + rope_dim], which is normed in its first part and rotated in the other by
-    rotation [2, T, rope_dim] float32, goes to the entries ``slot_mapping`` [T] int64 of kv_cache
-    [num_blocks + 1, block_size, 1, 1, rank + rope_dim]."""
+    """Writes latent [T, rank + rope_dim] to the entries ``slot_mapping`` [T] int64 of kv_cache
+    [num_blocks + 1, block_size, 1, 1, rank + rope_dim]. The first part is normed, the rest rotated
+    by rotation [2, T, rope_dim] float32."""
     arguments = latent, norm, rotation, slot_mapping, kv_cache, is_interleaved
     if not runs_triton(latent):
         return plain.write_latents(*arguments)

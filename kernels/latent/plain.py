@@ -1,4 +1,4 @@
-"""What is around attention to latents, in torch."""
+"""Operators around latent attention, in torch."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The readable truth of attention to latents: keys and values of all heads are made of them."""
+"""Reference of latent attention, with the keys and values of all heads materialized."""
 
 import torch
 from torch import Tensor
@@ -9,7 +9,7 @@ from kernels.rope import reference as rope
 
 
 def entries(latent: Tensor, norm: Norm, rotation: Tensor, is_interleaved: bool) -> Tensor:
-    """latent [T, rank + rope_dim] → what is kept of it, the same shape."""
+    """latent [T, rank + rope_dim] → cache entries of the same shape."""
     rank = len(norm.weight)
     normed = rms_norm.rms_norm(latent[:, :rank], *norm)
     return torch.cat((normed, _rotated(latent[:, rank:], rotation, is_interleaved)), 1)
@@ -24,9 +24,9 @@ def attend(
     scale: float,
     is_interleaved: bool,
 ) -> Tensor:
-    """query [T, H * (nope_dim + rope_dim)], the kept entries that each token has ``seen`` [num,
-    rank + rope_dim], keys [H, nope_dim, rank], values [H, value_dim, rank] →
-    [T, H * value_dim] float32."""
+    """query [T, H * (nope_dim + rope_dim)], ``seen`` [num, rank + rope_dim] the cache entries
+    visible to each token, keys [H, nope_dim, rank], values [H, value_dim, rank] → [T, H *
+    value_dim] float32."""
     num_heads, nope_dim, rank = keys.shape
     by_head = torch.unflatten(query.float(), 1, (num_heads, -1))
     out = torch.empty(len(query), num_heads, values.shape[1])

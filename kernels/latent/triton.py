@@ -1,4 +1,4 @@
-"""What is around attention to latents, as kernels."""
+"""Operators around latent attention, as kernels."""
 
 import torch
 import triton
@@ -8,15 +8,15 @@ from torch import Tensor
 from kernels.rms_norm import Norm
 from kernels.sizes import cdiv, next_power_of_2
 
-# Unmeasured. One size for any number of tokens: a row's sums are always made in the same way, and
-# with few tokens a card waits for the weights.
+# Unmeasured. One size for any number of tokens, so a row's sums always have the same order; with
+# few tokens a GPU is bound by reading the weights.
 BLOCK_TOKENS, BLOCK_OUT, BLOCK_IN = 64, 64, 64
 BLOCK_HEADS = 8
 NUM_WARPS = 4
 
 
 def product_warps(dtype: torch.dtype) -> int:
-    """Products in float32 have no tensor cores; with fewer warps their registers spill."""
+    """float32 GEMMs have no tensor cores, and their registers spill with fewer warps."""
     return 8 if dtype == torch.float32 else 4
 
 
@@ -82,7 +82,7 @@ def latent_values(attended: Tensor, values: Tensor) -> Tensor:
 
 
 def _multiply(x: Tensor, weight: Tensor, out: Tensor) -> None:
-    """x [T, H, inputs], weight [H, outputs, inputs] → the first numbers of out [T, H, ≥ outputs]:
+    """x [T, H, inputs] @ weight [H, outputs, inputs] → the first elements of out [T, H, ≥ outputs];
     all may be views."""
     num_tokens, num_heads, inputs = x.shape
     outputs = weight.shape[1]
@@ -121,7 +121,7 @@ def write_kernel(
     BLOCK_RANK: tl.constexpr,
     BLOCK_ROPE: tl.constexpr,
 ):
-    """A program: one token."""
+    """One program per token."""
     i_token = tl.program_id(0).to(tl.int64)
     o_rank, o_rope = tl.arange(0, BLOCK_RANK), tl.arange(0, BLOCK_ROPE)
     is_rank, is_rope = o_rank < RANK, o_rope < ROPE_DIM
@@ -153,7 +153,7 @@ def rotate_kernel(
     BLOCK_HEADS: tl.constexpr,
     BLOCK_ROPE: tl.constexpr,
 ):
-    """A program: BLOCK_HEADS heads of one token."""
+    """One program per BLOCK_HEADS heads of a token."""
     i_token = tl.program_id(0).to(tl.int64)
     o_head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     o_rope = tl.arange(0, BLOCK_ROPE)[None, :]
@@ -195,7 +195,7 @@ def product_kernel(
     BLOCK_OUT: tl.constexpr,
     BLOCK_IN: tl.constexpr,
 ):
-    """A program: some tokens of one head, and some outputs."""
+    """One program per tile of tokens and outputs of one head."""
     i_head = tl.program_id(2).to(tl.int64)
     o_token = tl.program_id(1).to(tl.int64) * BLOCK_TOKENS + tl.arange(0, BLOCK_TOKENS)
     o_out = tl.program_id(0) * BLOCK_OUT + tl.arange(0, BLOCK_OUT)

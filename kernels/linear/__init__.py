@@ -1,12 +1,11 @@
-"""Products with a weight, and what stands around them in a decoder layer.
+"""Linear layers, fused with the operations around them in a decoder layer.
 
-Up to ``FEW_TOKENS`` tokens the time is that of reading the weight: a kernel of our own reads it
-once, and bias, residual and SwiGLU cost no pass of their own. More tokens are cuBLAS's. A norm is a
-launch of its own: within the kernel each program would norm all tokens, and wait for the norm's
-numbers behind those of the weight.
+Up to ``FEW_TOKENS`` tokens, reading the weight dominates. Our kernel reads it once, and fuses bias,
+residual and SwiGLU. cuBLAS serves more tokens. A norm is a separate launch: inside the GEMM every
+program would norm all tokens, and wait for the norm's elements after those of the weight.
 
-A weight may be in codes. The kernel decodes them on the way; for more tokens they are decoded into
-memory of their own, as much as the dense weight is, before each product.
+A quantized weight is dequantized inside the kernel. For more tokens it is first dequantized into
+temporary memory of the dense weight's size.
 """
 
 import torch
@@ -33,10 +32,10 @@ def linear(
 ) -> Tensor:
     """(rms_norm(x) or x) @ weight.T + bias + residual.
 
-    x [T, K], weight [N, K] with contiguous rows or in codes, bias [N] → [T, N] in ``out_dtype``, by
-    default x's, or in ``out``, which has it. A residual [T, N] of x's dtype is added to in place,
-    and is the result. Triton's kernel accumulates in float32 and rounds once; a token's result is
-    the same bits for every T up to ``FEW_TOKENS``.
+    x [T, K], weight [N, K] quantized or with contiguous rows, bias [N] → [T, N] in ``out_dtype``,
+    by default x's, or in ``out``. A residual [T, N] of x's dtype is updated in place and returned.
+    Triton's kernel accumulates in float32 and rounds once; a token's result has the same bits for
+    every T up to ``FEW_TOKENS``.
     """
     out_dtype = out_dtype or x.dtype
     x, weight, norm = _ordered(x, weight, norm)
@@ -56,7 +55,7 @@ def gated(
     norm: Norm | None = None,
     act: Act = "silu",
 ) -> Tensor:
-    """act(gate) * up, where both are ``linear`` of x, or of the normed x.
+    """act(gate) * up, both ``linear`` of x or of the normed x.
 
     x [T, K], weight [2 I, K] and bias [2 I], gates before ups → [T, I].
     """
@@ -75,7 +74,7 @@ def _normed(x: Tensor, norm: Norm | None) -> Tensor:
 def _ordered(
     x: Tensor, weight: Tensor | Codes, norm: Norm | None
 ) -> tuple[Tensor, Tensor | Codes, Norm | None]:
-    """With inputs in the order of the weight's codes, where they have one, and normed then."""
+    """Permutes (and norms) the inputs into the order of the weight's codes, if they have one."""
     if not isinstance(weight, Codes) or weight.order is None or not runs_triton(x):
         return x, weight, norm
     return _normed(x, norm).index_select(1, weight.order), weight._replace(order=None), None

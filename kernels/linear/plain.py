@@ -1,4 +1,4 @@
-"""``linear`` and ``gated`` by torch's products: for many rows, and without Triton."""
+"""``linear`` and ``gated`` by torch's matmuls: for many rows, and without Triton."""
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ def linear(
         return _product(x, weight, bias, out_dtype, into)
     if x.is_cpu:
         return residual.add_(functional.linear(x, weight, bias))
-    # In one pass, and rounded once for both. (addmm would copy the residual first.)
+    # In one pass, rounded once. (addmm would copy the residual first.)
     residual.addmm_(x, weight.t())
     return residual if bias is None else residual.add_(bias)
 

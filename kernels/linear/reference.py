@@ -1,4 +1,4 @@
-"""The readable truth of ``linear`` and ``gated``."""
+"""Reference of ``linear`` and ``gated``."""
 
 from torch import Tensor
 
@@ -16,7 +16,7 @@ def linear(
     norm: Norm | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """All in float32, and [T, N] in float32."""
+    """Computes and returns float32 [T, N]."""
     wide = x.float() if norm is None else rms_norm(x.float(), *norm)
     out = wide @ weight.float().T
     for term in (bias, residual):
@@ -27,5 +27,5 @@ def linear(
 def gated(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, norm: Norm, act: Act = "silu"
 ) -> Tensor:
-    """All in float32, and [T, I] in float32."""
+    """Computes and returns float32 [T, I]."""
     return silu_mul(linear(x, weight, bias, norm=norm), act)

@@ -1,7 +1,7 @@
 """``linear`` and ``gated`` for few rows, bound by reading the weight once.
 
 A program multiplies some rows of the weight with all tokens. The weight is the left operand, so
-that tensor cores waste their 8 columns on missing tokens and not their 16 or 64 rows.
+that missing tokens waste the 8 columns of tensor cores and not their 16 or 64 rows.
 """
 
 import torch
@@ -30,7 +30,7 @@ def launch_linear(
     stored, known = operands(weight), constants(weight)
     chosen = _config_of(x, weight, known)
     if residual is not None:
-        out = residual  # a program reads what it adds to before it writes there
+        out = residual  # a program reads its part before it writes there
     elif out is None:
         out = torch.empty(num_tokens, num_rows, dtype=out_dtype, device=x.device)
     linear_kernel[cdiv(num_rows, chosen.block_rows),](
@@ -72,7 +72,7 @@ def _config_of(x: Tensor, weight: Tensor | Codes, known: Constants) -> Config:
 
 
 def _check(x: Tensor, weight: Tensor | Codes, residual: Tensor | None) -> None:
-    """Raises ValueError."""
+    """Raises ValueError for strides and sizes the kernel cannot read."""
     if not x.is_contiguous() or (residual is not None and not residual.is_contiguous()):
         raise ValueError("linear: x and residual must be contiguous")
     rows = weight.codes if isinstance(weight, Codes) else weight
@@ -87,7 +87,7 @@ def _check(x: Tensor, weight: Tensor | Codes, residual: Tensor | None) -> None:
 def linear_kernel(
     p_x,  # [T, K]
     p_weight,  # [N, K], or codes [N, K / PER_PLACE]
-    p_scales,  # of codes: [N, groups], or None
+    p_scales,  # [N, groups], or None if dense
     p_zeros,  # [N, groups] or None
     p_table,  # [16] or None
     p_bias,  # [N] or None
@@ -128,7 +128,7 @@ def linear_kernel(
 def gated_kernel(
     p_x,  # [T, K]
     p_weight,  # [2 I, K], or codes [2 I, K / PER_PLACE]
-    p_scales,  # of codes: [2 I, groups], or None
+    p_scales,  # [2 I, groups], or None if dense
     p_zeros,  # [2 I, groups] or None
     p_table,  # [16] or None
     p_bias,  # [2 I] or None
@@ -148,7 +148,7 @@ def gated_kernel(
     BETA: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
-    """Half of a program's rows are gates, and the other half their ups."""
+    """Half of a program's rows are gates, the other half their ups."""
     BLOCK_I: tl.constexpr = BLOCK_ROWS // 2
     first = tl.program_id(0) * BLOCK_I
     o_row = tl.arange(0, BLOCK_ROWS)
@@ -211,7 +211,7 @@ def multiply(
     BLOCK_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
 ):
-    """The weight's rows with tokens: [BLOCK_ROWS, BLOCK_T] in float32."""
+    """weight[o_row] @ x[o_token].T: [BLOCK_ROWS, BLOCK_T] in float32."""
     if KIND == "dense":
         b_out = _multiply_dense(
             p_x, p_weight, o_token, is_token, o_row, K, STRIDE, BLOCK_ROWS, BLOCK_K, BLOCK_T

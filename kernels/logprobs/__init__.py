@@ -1,8 +1,8 @@
 """Logprobs of sampled tokens, and of the likeliest tokens or the whole vocabulary.
 
-``reference.py`` computes the same row by row in numpy; torch serves every device, and
-``kernels/cpu/logprobs.cpp`` CPUs. ``triton.py`` computes up to 20
-of them for the rows of a CUDA graph.
+``reference.py`` computes them row by row in numpy; torch serves every device, and
+``kernels/cpu/logprobs.cpp`` CPUs. ``triton.py`` computes up to 20 likeliest tokens within a CUDA
+graph.
 """
 
 import torch
@@ -16,8 +16,8 @@ from kernels.logprobs.row_logprobs import RowLogprobs
 def logprobs(
     logits: Tensor, tokens: Tensor, num_top: int | None, ids: Tensor | None = None
 ) -> RowLogprobs:
-    """logits [N, V] float32, tokens [N] int64; ``num_top`` < V, or None: the whole vocabulary; or
-    those of ``ids`` [N, num_top] int64, in their order."""
+    """logits [N, V] float32, tokens [N] int64; the ``num_top`` < V likeliest tokens (None: the
+    whole vocabulary), or ``ids`` [N, num_top] int64 instead, in their order."""
     own = logits.gather(1, tokens[:, None])
     others, top_ids = (logits, tokens.new_zeros(len(tokens), 0))
     if ids is not None:
@@ -35,8 +35,8 @@ def logprobs_slots(
     """The values [S, 1 + MAX_TOP], top ids [S, MAX_TOP] and ranks [S] of ``RowLogprobs``.
 
     logits [S, V] float32 with V ≥ MAX_TOP, tokens [S] int64, ``wants`` [N] int32 by slot, slots [S]
-    int32. A row of which NO_LOGPROBS are wanted may hold anything; so may the own logprob and
-    the rank of a token < 0.
+    int32. The row of a slot with NO_LOGPROBS is undefined, and so are the logprob and rank of a
+    token < 0.
     """
     if runs_triton(logits):
         from kernels.logprobs import triton
@@ -47,8 +47,8 @@ def logprobs_slots(
 
 
 def _highest(logits: Tensor, num_top: int) -> tuple[Tensor, Tensor]:
-    """``topk`` takes any of equal ones, so where there are such at the end all are sorted; on a
-    GPU always, for which the host would have to wait."""
+    """``topk`` may return any of equal values, so rows with ties at the end are sorted; on a GPU
+    all rows, since the test would block the host."""
     if logits.is_cuda:
         values, ids = logits.sort(dim=-1, descending=True, stable=True)
         return values[:, :num_top], ids[:, :num_top]

@@ -1,4 +1,4 @@
-"""How many of the likeliest tokens a slot gets the logprobs of."""
+"""The number of likeliest tokens a slot gets logprobs of."""
 
 MAX_TOP = 20  # of ``logprobs_slots``
-NO_LOGPROBS = -2  # not even that of the sampled token
+NO_LOGPROBS = -2  # none, not even for the sampled token

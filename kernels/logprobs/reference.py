@@ -1,4 +1,4 @@
-"""The readable truth of ``logprobs``: one row at a time, in numpy."""
+"""Reference of ``logprobs``: one row at a time, in numpy."""
 
 import numpy as np
 
@@ -6,8 +6,8 @@ import numpy as np
 def logprobs_row(
     logits: np.ndarray, token: int, num_top: int | None
 ) -> tuple[float, int, list[float], list[int]]:
-    """logits [V] → the token's own, its rank, the values of the others and, unless all, their
-    ids."""
+    """logits [V] → the token's logprob and rank, then values and ids of the likeliest tokens (no
+    ids for the whole vocabulary)."""
     wide = logits.astype(np.float64)
     values = wide - (np.log(np.exp(wide - wide.max()).sum()) + wide.max())
     rank = 1 + int((logits > logits[token]).sum())

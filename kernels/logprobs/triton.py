@@ -1,4 +1,5 @@
-"""``logprobs_slots`` on a GPU: the best of each chunk of a row, then the best of those."""
+"""``logprobs_slots`` on a GPU: the best tokens of each chunk of a row, then the best of all
+chunks."""
 
 import torch
 import triton
@@ -8,8 +9,8 @@ from torch import Tensor
 from kernels.logprobs.num_logprobs import MAX_TOP, NO_LOGPROBS
 from kernels.sizes import cdiv, next_power_of_2
 
-# All of these are yet to be measured on a card.
-CHUNK = 2048  # of a row to a program; 75 of them make Qwen3's vocabulary, on 132 multiprocessors
+# None of these sizes is measured yet.
+CHUNK = 2048  # of a row, per program: 75 chunks for Qwen3's vocabulary, on 132 multiprocessors
 NUM_WARPS = 4
 NUM_JOIN_WARPS = 16
 
@@ -23,7 +24,7 @@ LEAST_KEY = tl.constexpr(-(2**63))
 
 @triton.jit
 def _keys(values, ids):
-    """int64 in the order of value, then of lower id; both zeros are one."""
+    """int64 keys in the order of value, then of lower id; both zeros are equal."""
     bits = tl.where(values == 0, 0.0, values).to(tl.int32, bitcast=True)
     ordered = (bits ^ ((bits >> 31) & LAST_ID)).to(tl.int64)
     return (ordered << 32) | (ids ^ LAST_ID).to(tl.int64)
@@ -42,7 +43,7 @@ def _ids(keys):
 
 @triton.jit
 def _top(keys, KEPT: tl.constexpr):
-    """The TOP highest of distinct keys, descending, with the least behind them: [KEPT]."""
+    """The TOP highest of distinct keys, descending, padded with the lowest key: [KEPT]."""
     o_kept = tl.arange(0, KEPT)
     kept = tl.full((KEPT,), LEAST_KEY, tl.int64)
     for i_kept in range(TOP):
@@ -59,7 +60,7 @@ def _parts(
     p_wants,  # [N]
     p_slots,  # [S]
     p_max,  # [S, chunks] →
-    p_sum,  # [S, chunks] →, of exponentials less the maximum's
+    p_sum,  # [S, chunks] → sum of exp(logit − chunk maximum)
     p_num_likelier,  # [S, chunks] →
     p_keys,  # [S, chunks, KEPT] →
     vocab_size,

@@ -1,4 +1,4 @@
-"""The input of an MTP head for rows that decode: pairs of a hidden state and the id after it.
+"""The input of an MTP head for decode rows: pairs of a hidden state and the id after it.
 
 The pair (h of q − 1, t of q) is entry q of the head's KV cache; its rotary position is that of h.
 ``reference.py`` computes it row by row; torch serves CPUs, Triton CUDA devices.
@@ -22,11 +22,11 @@ def step_pairs(
     block_size: int,
     null_block: int,
 ) -> Pairs:
-    """The pairs of what a step computed, after ``accept``: ``slots``, ``num_valid`` [R] int32,
+    """The pairs of a step's tokens, after ``accept``. ``slots`` and ``num_valid`` [R] int32,
     ``starts`` [R] int32 the positions of the first tokens; ``tokens`` [R, w] int64 were sampled,
     and the first ``num_emitted`` [R] int32 of them emitted.
 
-    Notes in the slots which pairs they have from now on.
+    Updates the range of pairs noted in the slots.
     """
     if runs_triton(slots):
         from kernels.mtp_inputs.triton import launch_step_pairs
@@ -45,8 +45,8 @@ def step_pairs(
 
 
 def draft_pairs(state: SlotState, slots: Tensor, block_size: int, null_block: int) -> Pairs:
-    """One pair for each of ``slots`` [R] int32: what the head made of the last one, and the last
-    draft; of those that have drafts."""
+    """One pair for each of ``slots`` [R] int32 with drafts: the head's last hidden state and the
+    last draft."""
     if runs_triton(slots):
         from kernels.mtp_inputs.triton import launch_draft_pairs
 
@@ -62,8 +62,8 @@ def draft_pairs(state: SlotState, slots: Tensor, block_size: int, null_block: in
 
 
 def note_pairs(state: SlotState, slots: Tensor, firsts: Tensor, nums: Tensor) -> None:
-    """``slots`` [R] int32 get ``nums`` [R] int32 pairs from the places ``firsts`` [R] int32 on,
-    which stay as far as ids are known. Those that get none keep what they have."""
+    """Notes that ``slots`` [R] int32 have ``nums`` [R] int32 pairs from the places ``firsts`` [R]
+    int32 on; pairs after the known ids are dropped. Slots with 0 pairs are unchanged."""
     slots = slots.long()
     starts, ends = state.mtp_starts[slots], state.mtp_ends[slots]
     has_some = nums > 0

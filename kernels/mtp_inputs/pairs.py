@@ -1,4 +1,4 @@
-"""Pairs of a hidden state and the id after it, as an MTP head takes them."""
+"""Pairs of a hidden state and the id after it, as inputs of an MTP head."""
 
 from typing import NamedTuple
 
@@ -6,14 +6,14 @@ from torch import Tensor
 
 
 class Pairs(NamedTuple):
-    """R rows of w pairs; pairs that a row does not have are written to the null block. A draft is
-    made of one pair of each row."""
+    """R rows of w pairs; missing pairs of a row are written to the null block. A draft is made from
+    one pair of each row."""
 
     input_ids: Tensor  # [R * w] int32
     positions: Tensor  # [R * w] int64
-    slot_mapping: Tensor  # [R * w] int64: block * block_size + offset that a pair's KV goes to
-    starts: Tensor  # [R] int32: the place, within the row, of its first pair
-    first_keys: Tensor  # [R] int32: places before it lack their pairs
-    lasts: Tensor  # [R] int64: of all R * w pairs those that drafts are made of
-    targets: Tensor  # [R] int64: the positions, in the whole sequence, that these drafts are for
+    slot_mapping: Tensor  # [R * w] int64: KV entry of a pair, block * block_size + offset
+    starts: Tensor  # [R] int32: the place of a row's first pair
+    first_keys: Tensor  # [R] int32: places before it have no pairs
+    lasts: Tensor  # [R] int64: the pair of each draft, among all R * w
+    targets: Tensor  # [R] int64: the sequence positions of the drafts
     counts: Tensor  # [R] int32: rows with 0 get no draft

@@ -1,4 +1,4 @@
-"""The readable truth of ``mtp_inputs``, row by row."""
+"""Reference of ``mtp_inputs``, row by row."""
 
 from kernels.slot_state import SlotState
 
@@ -9,7 +9,7 @@ def step_row(
     state: SlotState, slot: int, start: int, num_valid: int, tokens: list[int], block_size: int,
     null_block: int,
 ) -> tuple[list[Pair], int, int]:  # fmt: skip
-    """The pairs of one row, the place of the first one, and the first that is seen."""
+    """The pairs of one row, the place of the first one, and the first visible place."""
     first = start + 1
     if num_valid:
         if int(state.mtp_ends[slot]) != first:
@@ -28,7 +28,7 @@ def step_row(
 def draft_row(
     state: SlotState, slot: int, block_size: int, null_block: int
 ) -> tuple[Pair, int, int]:
-    """Does the same as ``step_row`` for the one pair with the last draft."""
+    """The same for one pair, that of the last draft."""
     num, known = int(state.num_drafts[slot]), int(state.num_tokens[slot])
     token, seen = int(state.ids[slot, num]), int(state.mtp_starts[slot])
     if not num or not state.is_open[slot]:
@@ -38,7 +38,7 @@ def draft_row(
 
 
 def target_of(state: SlotState, slot: int) -> int:
-    """The position that the next draft is for."""
+    """The position of the next draft."""
     return int(state.num_tokens[slot]) + int(state.num_drafts[slot])
 
 

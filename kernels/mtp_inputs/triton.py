@@ -1,4 +1,4 @@
-"""``mtp_inputs``: a program takes one row, with one warp, for the reason ``accept`` has."""
+"""``mtp_inputs``: one program of one warp per row, as in ``accept``."""
 
 import torch
 import triton
@@ -102,8 +102,8 @@ def step_pairs_kernel(
     tl.store(p_first_keys + i_row, mtp_start)
     last = tl.maximum(tl.load(p_num_emitted + i_row) - 1, 0)
     tl.store(p_lasts + i_row, i_row * WIDTH + last)
-    tl.store(p_targets + i_row, num_tokens.to(tl.int64))  # there are no drafts now
-    # The null slot, which several programs may have, gets no pairs.
+    tl.store(p_targets + i_row, num_tokens.to(tl.int64))  # all drafts are consumed
+    # Several programs may have the null slot, which gets no pairs.
     tl.store(p_mtp_starts + slot, mtp_start, mask=num_valid > 0)
     tl.store(p_mtp_ends + slot, tl.minimum(first + num_valid, num_tokens), mask=num_valid > 0)
 

@@ -1,8 +1,8 @@
 """Attention of the tokens of one step over keys and values in a paged cache.
 
-Decode rows and prefill chunks share a call. ``AttentionBatch`` is prepared once a step, on the
-host; every layer then calls ``paged_attention`` with it. torch's fused attention serves every
-device. ``attend`` is for steps whose lengths only the device knows, which ``DeviceAttention`` has.
+Decode rows and prefill chunks share a call. On the host, ``AttentionBatch`` is prepared once a
+step, and every layer calls ``paged_attention``, torch's fused attention, with it. Steps with row
+lengths known only to the device use ``attend`` with ``DeviceAttention``.
 """
 
 from torch import Tensor
@@ -44,10 +44,10 @@ def attend(
 ) -> Tensor:
     """query [T, H, D], kv_cache [num_blocks + 1, block_size, 2, H_kv, ≥ D] → [T, H, value_dim].
 
-    The T tokens' own keys and values are in the cache already. Where there is 1 in place of 2, the
-    first ``value_dim`` numbers of a key are its value. With ``kv_scales`` [num_blocks + 1,
-    block_size, 2, H_kv] float32 it has codes (``kv_codes``). All tensors are contiguous for a
-    DeviceAttention.
+    The T tokens' own keys and values are in the cache already. If the dimension of 2 is 1, the
+    first ``value_dim`` elements of a key are its value. With ``kv_scales`` [num_blocks + 1,
+    block_size, 2, H_kv] float32 the cache is quantized (``kv_codes``). A DeviceAttention requires
+    contiguous tensors.
     """
     if isinstance(attention, AttentionBatch):
         return paged_attention(query, kv_cache, attention, scale, options, kv_scales)

@@ -1,4 +1,4 @@
-"""Which rows of a step attend to which blocks."""
+"""The rows of a step and their blocks, prepared on the host."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -7,25 +7,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Rows that decode are attended to together, over a gathered copy of their blocks: at most so many
-# positions a copy, so that its memory has a bound. A longer row is alone.
+# Decode rows share one attention call over a gathered copy of their blocks. A copy has at most this
+# many positions, which bounds its memory. A longer row is alone.
 MAX_GATHERED_TOKENS = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Rows attended to in one call: some that have one token each, or one that has many."""
+    """Rows of one attention call: several with one token each, or one with many."""
 
     start: int  # their tokens in the step
     end: int
     num_rows: int
-    num_keys: int  # the last row's, which is the longest
+    num_keys: int  # of the last row, the longest
     blocks: Tensor  # [num_rows * max_blocks] int64
     mask: Tensor | None  # added to scores: [num_rows, 1, 1, num_keys] or [num_tokens, num_keys]
 
     @property
     def is_causal(self) -> bool:
-        """True for one row without keys before its tokens: a causal mask is all it needs."""
+        """True for one row without keys before its tokens: a causal mask suffices."""
         num_tokens = self.end - self.start
         return self.mask is None and self.num_rows == 1 < self.num_keys == num_tokens
 
@@ -40,14 +40,15 @@ class AttentionBatch:
     block_size: int
     dtype: torch.dtype
     device: torch.device
-    first_keys: np.ndarray | None = None  # [R] int64: keys before them are hidden; None: none is
+    # [R] int64: earlier keys are hidden; None: no key is hidden.
+    first_keys: np.ndarray | None = None
     _groups: dict[int | None, list[Group]] = field(  # by window
         default_factory=dict, init=False, repr=False, compare=False
     )
 
     def groups(self, window: int | None = None) -> list[Group]:
-        """Returns what torch's attention takes at a time, made once a step for each ``window``: a
-        token sees so many of the last keys, its own included, or all of them."""
+        """The calls of torch's attention, computed once a step for each ``window``. A token sees
+        the last ``window`` keys, its own included, or all of them."""
         if window not in self._groups:
             num_blocks = -(-self.num_keys // self.block_size)
             bounds = _group_bounds(np.diff(self.token_starts), num_blocks, self.block_size)
@@ -88,8 +89,8 @@ def prepare_attention(
 def _group_bounds(
     num_tokens: np.ndarray, num_blocks: np.ndarray, block_size: int
 ) -> Iterator[tuple[int, int]]:
-    """Ranges of rows. Those of one token share one unless the longest would be padded to more than
-    twice the shortest."""
+    """Ranges of rows that share a call: rows of one token, unless padding would more than double
+    the shortest."""
     first = 0
     num_rows = len(num_tokens)
     for row in range(1, num_rows):

@@ -1,5 +1,5 @@
-"""Which rows of a step attend to which blocks, held on the device: the host does not know the
-lengths of rows that decode, so a captured graph can be replayed."""
+"""The rows of a step and their blocks, held on the device: the host does not know the lengths of
+decode rows, so a captured graph can be replayed."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-# Tokens of a prompt's chunk that are attended to together. 128 rows a tile read each key from L2
-# half as often as 64 would, which would ask more of it than it has; unmeasured.
+# Tokens of a prefill chunk per tile. With 128 rows each key is read from L2 half as often as with
+# 64, which would exceed L2's bandwidth; unmeasured.
 TILE = 128
 
 
@@ -17,15 +17,15 @@ TILE = 128
 class DecodeRows:
     """B rows of ``width`` tokens each. Token j of a row sees its keys ``first_key … start + j``.
 
-    A row of the padding has start 0 and a table of null blocks: it reads one key of the null block.
+    A padding row has start 0 and a table of null blocks: it reads one key of the null block.
     """
 
     width: int
     slots: Tensor  # [B] int32: rows of ``tables``
     tables: Tensor  # [N, max_blocks] int32
     starts: Tensor  # [B] int32: the position of a row's first token
-    arrivals: Tensor  # [at least B * H_kv] int32, zeros: kernels count in it and leave zeros
-    first_keys: Tensor | None = None  # [B] int32: keys before them are hidden; None: none is
+    arrivals: Tensor  # [at least B * H_kv] int32 zeros: kernels count in it and reset it to zeros
+    first_keys: Tensor | None = None  # [B] int32: earlier keys are hidden; None: no key is hidden
 
     @property
     def num_tokens(self) -> int:
@@ -34,7 +34,7 @@ class DecodeRows:
 
 @dataclass(frozen=True, slots=True)
 class ChunkRows:
-    """R chunks of prompts, whose tokens follow those of the decode rows.
+    """R prefill chunks, whose tokens follow those of the decode rows.
 
     Each token sees the keys of its row from ``first_key`` to its own.
     """
@@ -45,20 +45,20 @@ class ChunkRows:
     starts: Tensor  # [R] int32: the position of a chunk's first token
     tile_rows: Tensor  # [num_tiles] int32: the row of each tile of TILE tokens
     tile_starts: Tensor  # [num_tiles] int32: the tile's first token, counted from its row's first
-    host_starts: np.ndarray  # [R] int64: ``starts``, which torch's version needs on the host
+    host_starts: np.ndarray  # [R] int64: ``starts`` on the host, for torch's implementation
     host_token_starts: np.ndarray  # [R + 1] int64: ``token_starts``
-    first_keys: Tensor | None = None  # [R] int32: keys before them are hidden; None: none is
+    first_keys: Tensor | None = None  # [R] int32: earlier keys are hidden; None: no key is hidden
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceAttention:
-    """The tokens of a step: those of the decode rows, then those of the chunks."""
+    """The tokens of a step: decode rows first, then chunks."""
 
     decode: DecodeRows | None
     chunks: ChunkRows | None
     block_size: int
-    max_keys: int  # no decode row has more; only torch's version asks
-    backend: Literal["triton", "sdpa"] = "triton"  # where Triton runs at all
+    max_keys: int  # upper bound for decode rows; used by torch's implementation only
+    backend: Literal["triton", "sdpa"] = "triton"  # "triton" applies only where Triton runs
 
 
 def make_tiles(host_nums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -73,7 +73,8 @@ def make_tiles(host_nums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def seen_keys(
     positions: Tensor, num_keys: int, first_keys: Tensor | None, window: int | None = None
 ) -> Tensor:
-    """positions [R, tokens], first_keys [R] → bool [R, tokens, num_keys]: what each token sees."""
+    """positions [R, tokens], first_keys [R] → bool [R, tokens, num_keys]: the keys each token
+    sees."""
     keys = torch.arange(num_keys, device=positions.device)
     is_seen = keys <= positions.unsqueeze(-1)
     if window is not None:

@@ -1,4 +1,4 @@
-"""``attend`` in torch: over a copy of each row's keys and values."""
+"""``attend`` in torch, over a copy of each row's keys and values."""
 
 from itertools import pairwise
 from typing import NamedTuple
@@ -55,8 +55,8 @@ def _decode(
     scale: float,
     options: AttentionOptions,
 ) -> Tensor:
-    """query [B, width, H, D] → [B, width, H, value_dim]. So many rows at a time that their copies
-    have a bound."""
+    """query [B, width, H, D] → [B, width, H, value_dim], in groups of rows whose copies have a
+    bound."""
     num_keys = min(max_keys, rows.tables.shape[1] * cache.block_size)
     positions = rows.starts.unsqueeze(1) + torch.arange(rows.width, device=query.device)
     is_seen = seen_keys(positions, num_keys, rows.first_keys, options.window)
@@ -76,7 +76,7 @@ def _attend_chunks(
     scale: float,
     options: AttentionOptions,
 ) -> None:
-    """query [T, H, D] → out [T, H, value_dim], where the chunks have tokens."""
+    """Computes the chunks' tokens: query [T, H, D] → out [T, H, value_dim]."""
     bounds = pairwise(chunks.host_token_starts.tolist())
     for row, (position, (start, end)) in enumerate(
         zip(chunks.host_starts.tolist(), bounds, strict=True)
@@ -101,11 +101,11 @@ def _attend(
     scale: float,
     options: AttentionOptions,
 ) -> Tensor:
-    """query [R, tokens, H, D], tables [R, max_blocks], is_seen [R, tokens, num_keys] →
-    [R, tokens, H, value_dim].
+    """query [R, tokens, H, D], tables [R, max_blocks], is_seen [R, tokens, num_keys] → [R, tokens,
+    H, value_dim].
 
-    A product with NaN or ±inf is NaN whatever the weight, so they are zeroed, and then those tokens
-    alone are NaN that see one.
+    NaN or ±inf times a weight of 0 is NaN. Keys and values that are not finite are therefore
+    zeroed, and the tokens that see one become NaN explicitly.
     """
     num_keys, num_kv_heads = is_seen.shape[2], cache.numbers.shape[3]
     blocks = tables[:, : -(-num_keys // cache.block_size)]
@@ -113,7 +113,7 @@ def _attend(
     gathered = gathered.flatten(1, 2)[:, :num_keys]  # [R, num_keys, 2 or 1, H_kv, ≥ D]
     key, value = keys_and_values(gathered, query.shape[3], options)
     is_bad = None
-    # On a GPU the host would wait for the answer.
+    # Skipped on a GPU: the host would wait for the result.
     if query.is_cuda or not (key.sum() + value.sum()).isfinite():
         is_bad = ~(key.isfinite().all(-1) & value.isfinite().all(-1))  # [R, H_kv, num_keys]
         key, value = (each.where(each.isfinite(), 0) for each in (key, value))

@@ -1,4 +1,4 @@
-"""Paged attention as one call of torch for each group of rows."""
+"""Paged attention as one call of torch's attention for each group of rows."""
 
 from typing import NamedTuple
 
@@ -11,13 +11,13 @@ from kernels.paged_attention.batch import AttentionBatch, Group
 
 
 class AttentionOptions(NamedTuple):
-    """What a layer's attention is, beside its scale.
+    """Options of a layer's attention besides its scale.
 
-    ``window``: a token sees so many of the last keys, its own included. ``softcap``: scores are
-    bent below it by a tanh (arXiv 2408.00118). ``sinks`` [H]: a score of each head that takes its
-    share of the softmax and gives no value (arXiv 2309.17453, as gpt-oss has it). ``value_dim``:
-    the size of a value, where it is less than a key's; in a cache of keys alone their first numbers
-    are values.
+    ``window``: a token sees the last ``window`` keys, its own included. ``softcap``: scores are
+    bounded by a tanh (arXiv 2408.00118). ``sinks`` [H]: a score of each head that takes its share
+    of the softmax and adds no value (arXiv 2309.17453, as in gpt-oss). ``value_dim``: the size of a
+    value if smaller than a key's; in a cache of keys alone, the first elements of a key are its
+    value.
     """
 
     window: int | None = None
@@ -27,7 +27,7 @@ class AttentionOptions(NamedTuple):
 
 
 PLAIN = AttentionOptions()
-# Scores that are there at once where torch's fused attention does not know an option. Unmeasured.
+# The most scores materialized at once, for options torch's fused attention lacks. Unmeasured.
 MAX_SCORES = 4 << 20
 
 
@@ -39,8 +39,8 @@ def paged_attention(
     options: AttentionOptions = PLAIN,
     kv_scales: Tensor | None = None,
 ) -> Tensor:
-    """query [T, H, D], kv_cache [num_blocks + 1, block_size, 2 or 1, H_kv, ≥ D] →
-    [T, H, value_dim].
+    """query [T, H, D], kv_cache [num_blocks + 1, block_size, 2 or 1, H_kv, ≥ D] → [T, H,
+    value_dim].
 
     Keys and values are never repeated for the query heads that share them.
     """
@@ -75,8 +75,8 @@ def keys_and_values(
 ) -> tuple[Tensor, Tensor]:
     """gathered [R, num_keys, 2 or 1, H_kv, ≥ D] → each [R, H_kv, num_keys, …].
 
-    Where keys are values too they are so in their whole width: torch's fused attention wants them
-    alike, and else makes all scores at once.
+    Keys that are also values keep their full width as values: torch's fused attention requires
+    equal sizes, and would otherwise materialize all scores.
     """
     planes = gathered.permute(2, 0, 3, 1, 4)
     key = planes[0, ..., :head_dim]
@@ -93,7 +93,7 @@ def _attend_chunk(
     scale: float,
     options: AttentionOptions,
 ) -> Tensor:
-    """One row: its KV heads are the batch, the query heads that share one are the heads."""
+    """One row as a batch of its KV heads, with the query heads of each as heads."""
     heads = query.shape[1:3]
     key, value = (each.unsqueeze(1).expand(-1, heads[1], -1, -1) for each in (key, value))
     options = _with_sinks(options, *heads, 1, 1)
@@ -118,8 +118,8 @@ def softmax_attention(
     *,
     is_causal: bool = False,
 ) -> Tensor:
-    """[B, H, tokens, …] each → [B, H, tokens, value_dim]; the sinks go with the scores. ``mask`` is
-    added to the scores, or says which of them count; it knows the window."""
+    """[B, H, tokens, …] each → [B, H, tokens, value_dim]; sinks join the scores. ``mask`` is added
+    to the scores, or is bool and selects them; it includes the window."""
     if options.softcap is None and options.sinks is None:
         return scaled_dot_product_attention(
             query, key, value, mask, is_causal=is_causal, scale=scale
@@ -137,7 +137,7 @@ def softmax_attention(
 
 
 def _rows(each: Tensor | None, part: slice) -> Tensor | None:
-    """Those of some tokens, of what may be the same for all."""
+    """The rows of some tokens, or None or a broadcast tensor unchanged."""
     return each if each is None or each.shape[-2] == 1 else each[..., part, :]
 
 

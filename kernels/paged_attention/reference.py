@@ -1,4 +1,4 @@
-"""The readable truth of ``paged_attention``: loops over rows, tokens and heads in float32."""
+"""Reference of ``paged_attention``: loops over rows, tokens and heads in float32."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,5 @@
-"""Random bits that are a function of what they are for, so that sampling can be replayed.
+"""Random bits as a function of seed, token, position, choice and purpose, so that sampling can be
+replayed.
 
 Philox4x32-10 (Salmon et al., SC 2011) with the seed as key and (token id, position in the whole
 sequence, choice, purpose) as counter. ``reference.py`` defines it in numpy; torch serves every

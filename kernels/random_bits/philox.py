@@ -1,7 +1,7 @@
 """Philox4x32-10 on int64 tensors.
 
-A word is the lower half of its int64; the upper half may hold anything, and only what is multiplied
-or returned is masked. Products wrap at 64 bits, of which the lower ones are right.
+A word is the lower half of its int64. The upper half may hold anything: only operands of
+multiplications and results are masked. Multiplications wrap at 64 bits, whose lower half is right.
 """
 
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""The readable truth of the random bits: Philox4x32-10 in numpy (Salmon et al., SC 2011)."""
+"""Reference of the random bits: Philox4x32-10 in numpy (Salmon et al., SC 2011)."""
 
 from typing import TypeVar
 

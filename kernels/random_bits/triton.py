@@ -1,4 +1,4 @@
-"""Random bits in Triton's kernels, whose library has the same Philox4x32-10."""
+"""Random bits in Triton kernels, by Triton's own Philox4x32-10."""
 
 import triton
 import triton.language as tl

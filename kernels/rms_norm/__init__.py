@@ -9,15 +9,15 @@ from kernels.dispatch import runs_triton
 
 
 class Norm(NamedTuple):
-    """What a norm is made of, for operators that have it within."""
+    """The parameters of a norm, for operators that include one."""
 
-    weight: Tensor  # [size], in float32 or as what it norms
+    weight: Tensor  # [size], in float32 or the dtype of x
     eps: float
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """x [..., size], weight [size] of x's type or float32 → [..., size]; the formula is in
-    ``reference.py``."""
+    """x [..., size], weight [size] of x's dtype or float32 → [..., size]; ``reference.py`` has the
+    formula."""
     if runs_triton(x):
         from kernels.rms_norm.triton import launch
 

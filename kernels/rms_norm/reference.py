@@ -1,4 +1,4 @@
-"""The readable truth of ``rms_norm``."""
+"""Reference of ``rms_norm``."""
 
 import torch
 from torch import Tensor

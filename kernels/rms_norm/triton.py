@@ -1,4 +1,4 @@
-"""``rms_norm``: a program takes one row."""
+"""``rms_norm``: one program per row."""
 
 import torch
 import triton

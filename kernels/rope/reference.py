@@ -1,4 +1,4 @@
-"""The readable truth of ``rope`` and ``rope_interleaved``."""
+"""Reference of ``rope`` and ``rope_interleaved``."""
 
 import torch
 from torch import Tensor

@@ -1,5 +1,5 @@
-"""Between the product that makes queries, keys and values and the attention over them: norms of
-the heads (if the model has them), rotary positions, and writing keys and values to the cache."""
+"""The operators between the QKV projection and attention: norms of the heads (if the model has
+them), rotary positions, and writing keys and values to the cache."""
 
 from torch import Tensor
 
@@ -20,12 +20,12 @@ def rope_kv(
 ) -> Tensor:
     """heads [T, (H + 2 H_kv) * D], queries before keys before values → queries [T, H, D].
 
-    Keys and values go to the places ``slot_mapping`` [T] int64 of ``kv_cache`` [num_blocks + 1,
-    block_size, 2, H_kv, D], and their scales to ``kv_scales``, as in ``kv_write``. The norms round
-    to the heads' dtype before the rotation does. Those of size D are of each head; those of size
-    H * D and H_kv * D are of all queries and of all keys of a token together, which Triton's kernel
-    does not know: torch does it then. rotation [2, T, R] float32: cosines and signed sines (as in
-    ``rope``) of the tokens; of a head its first R ≤ D elements are rotated.
+    Keys and values go to the entries ``slot_mapping`` [T] int64 of ``kv_cache`` [num_blocks + 1,
+    block_size, 2, H_kv, D], and their scales to ``kv_scales``, as in ``kv_write``. Norms round to
+    the heads' dtype before the rotation does. A norm of size D applies to each head; norms of size
+    H * D and H_kv * D apply to all queries and all keys of a token together, always in torch.
+    rotation [2, T, R] float32: cosines and signed sines (as in ``rope``) of the tokens; the first R
+    ≤ D elements of a head are rotated.
     """
     arguments = rotation, slot_mapping, kv_cache, is_interleaved, kv_scales
     if not runs_triton(heads):

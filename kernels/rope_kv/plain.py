@@ -1,4 +1,4 @@
-"""``rope_kv`` in torch: the operators one by one."""
+"""``rope_kv`` in torch: one operator after another."""
 
 import torch
 from torch import Tensor
@@ -36,7 +36,7 @@ def rope_kv(
 
 
 def _normed(heads: Tensor, norm: Norm) -> Tensor:
-    """[T, H, D]: each head, or all of a token's together where the norm's size is theirs."""
+    """[T, H, D]: norms each head, or all heads of a token together if the norm has that size."""
     if len(norm.weight) == heads.shape[2]:
         return rms_norm(heads, *norm)
     return rms_norm(heads.flatten(1), *norm).view(heads.shape)

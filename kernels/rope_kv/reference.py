@@ -1,4 +1,4 @@
-"""The readable truth of ``rope_kv``."""
+"""Reference of ``rope_kv``."""
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ def rope_kv(
     is_interleaved: bool,
     kv_scales: Tensor | None = None,
 ) -> Tensor:
-    """Head by head; each step is its own operator's reference."""
+    """Head by head; each step is the reference of its own operator."""
     num_kv_heads, head_dim = kv_cache.shape[3:]
     split = list(torch.unflatten(heads, 1, (-1, head_dim)).unbind(1))
     num_heads = len(split) - 2 * num_kv_heads

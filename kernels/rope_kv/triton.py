@@ -81,12 +81,13 @@ def rope_kv_kernel(
     BLOCK_DIM: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
-    """A program: one token, BLOCK_HEADS heads; values pass through."""
+    """One program per BLOCK_HEADS heads of a token; values pass through."""
     begin(IS_DEPENDENT)
     i_token = tl.program_id(0).to(tl.int64)
     o_head = tl.program_id(1) * BLOCK_HEADS + tl.arange(0, BLOCK_HEADS)
     o_dim = tl.arange(0, BLOCK_DIM)
-    # A pair's other element is loaded (and normed) once more: cheaper than moving it between lanes.
+    # The other element of a pair is loaded (and normed) again: cheaper than moving it between
+    # lanes.
     o_partner = o_dim ^ 1 if IS_INTERLEAVED else (o_dim + ROTARY_DIM // 2) % ROTARY_DIM
     is_turned = (o_dim < ROTARY_DIM)[None, :]
     is_dim = (o_dim < HEAD_DIM)[None, :]
@@ -117,7 +118,7 @@ def rope_kv_kernel(
 
     p_own = p_query + (i_token * NUM_HEADS + o_head[:, None]) * HEAD_DIM + o_dim[None, :]
     tl.store(p_own, b_out, mask=is_query & is_dim)
-    # A place has its keys before its values, as a token has.
+    # A cache entry has its keys before its values, as a token has.
     o_kv = o_head[:, None] - NUM_HEADS
     p_kv_slot = p_kv_cache + (kv_slot * 2 * NUM_KV_HEADS + o_kv) * HEAD_DIM + o_dim[None, :]
     if p_kv_scales is None:
@@ -131,7 +132,7 @@ def rope_kv_kernel(
 
 @triton.jit
 def _norm_weight(p_query_norm, p_key_norm, o_dim, is_query, is_dim):
-    """[BLOCK_HEADS, BLOCK_DIM] float32: each head's own."""
+    """[BLOCK_HEADS, BLOCK_DIM] float32: the norm weight of each head."""
     query_weight = tl.load(p_query_norm + o_dim[None, :], mask=is_dim, other=0).to(tl.float32)
     key_weight = tl.load(p_key_norm + o_dim[None, :], mask=is_dim, other=0).to(tl.float32)
     return tl.where(is_query, query_weight, key_weight)

@@ -1,4 +1,4 @@
-"""Which experts a token goes to, and how much each of them counts."""
+"""Chooses the experts of each token and their weights."""
 
 from typing import NamedTuple
 
@@ -14,15 +14,15 @@ __all__ = ["Routed", "Routing", "Score", "expert_logits", "route"]
 
 
 class Routed(NamedTuple):
-    chosen: Tensor  # [T, k] int32, the best one first; of equal ones the first
+    chosen: Tensor  # [T, k] int32, best first; ties by lowest index
     weights: Tensor  # [T, k] float32
 
 
 def expert_logits(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """x [T, H] @ weight.T of [E, H] + bias [E] → [T, E], all in float32.
 
-    A token's logits are the same bits for every T up to ``FEW_TOKENS`` on a GPU; more tokens are
-    cuBLAS's.
+    A token's logits have the same bits for every T up to ``FEW_TOKENS`` on a GPU; cuBLAS serves
+    more tokens.
     """
     if runs_triton(x) and len(x) <= FEW_TOKENS:
         from kernels.route.triton import launch_logits
@@ -34,8 +34,8 @@ def expert_logits(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 def route(logits: Tensor, routing: Routing, bias: Tensor | None = None) -> Routed:
     """logits [T, E] float32 → k = ``routing.num_chosen`` experts for each token.
 
-    ``bias`` [E] float32 is added to scores for the choice, and is not in the weights (DeepSeek-V3,
-    arXiv 2412.19437, 2.1.2). Raises ValueError for what ``routing`` has no experts for.
+    ``bias`` [E] float32 is added to the scores for the choice only, not to the weights
+    (DeepSeek-V3, arXiv 2412.19437, 2.1.2). Raises ValueError if ``routing`` does not fit E experts.
     """
     routing.check(logits.shape[1])
     if logits.dtype != torch.float32 or (bias is not None and bias.dtype != torch.float32):
@@ -66,7 +66,7 @@ def _scores(logits: Tensor, routing: Routing) -> Tensor:
 
 
 def _kept(ranked: Tensor, routing: Routing) -> Tensor:
-    """With -inf for experts of groups that are not kept."""
+    """-inf for experts outside the kept groups."""
     if routing.num_kept_groups == routing.num_groups:
         return ranked
     groups: Tensor = ranked.unflatten(1, (routing.num_groups, -1))  # [T, groups, experts]
@@ -78,6 +78,6 @@ def _kept(ranked: Tensor, routing: Routing) -> Tensor:
 
 
 def _best_first(each: Tensor) -> Tensor:
-    """Of equal ones the first, which ``topk`` does not promise."""
+    """Descending, ties by lowest index, unlike ``topk``."""
     order: Tensor = each.sort(dim=1, descending=True, stable=True).indices
     return order

@@ -1,4 +1,4 @@
-"""How a token's experts are chosen."""
+"""Parameters of the choice of experts."""
 
 from typing import Literal, NamedTuple, get_args
 
@@ -6,14 +6,13 @@ Score = Literal["softmax", "sigmoid", "softmax_of_chosen"]
 
 
 class Routing(NamedTuple):
-    """``num_chosen`` of a layer's experts, by their scores, and the weights of what they give.
+    """Chooses ``num_chosen`` experts by their scores and computes their weights.
 
-    ``score``: of an expert's logit, among all experts, alone, or among the chosen ones; those of
-    the last kind are chosen by their logits.
-    ``num_groups``: experts are that many groups of neighbours, of which only ``num_kept_groups``
-    are chosen from: those whose ``group_best`` best experts have the largest sum.
-    ``min_sum``: weights are scores divided by their sum, or by this where it is less. None: they
-    are not divided. ``factor``: weights are multiplied by it at last.
+    ``score``: the activation of a logit: softmax over all experts, sigmoid, or softmax over the
+    chosen experts (which are then chosen by their logits). ``num_groups``: consecutive experts form
+    this many groups. Experts are chosen from the ``num_kept_groups`` groups whose ``group_best``
+    best experts have the largest sum. ``min_sum``: weights are divided by their sum, or by
+    ``min_sum`` if larger; None: not divided. ``factor``: a final factor on the weights.
     """
 
     num_chosen: int
@@ -25,13 +24,13 @@ class Routing(NamedTuple):
     factor: float = 1.0
 
     def check(self, num_experts: int) -> None:
-        """Raises ValueError, which says what does not go with ``num_experts``."""
+        """Raises ValueError, naming the field, if the options do not fit ``num_experts``."""
         if self.score not in get_args(Score):
-            raise ValueError(f"route: score {self.score!r} is none of {get_args(Score)}")
+            raise ValueError(f"route: score {self.score!r} is not one of {get_args(Score)}")
         if num_experts % self.num_groups or not 1 <= self.num_kept_groups <= self.num_groups:
             raise ValueError(
                 f"route: {self.num_kept_groups} of {self.num_groups} groups of {num_experts}"
-                " experts: groups must be equal, and one of them kept at least"
+                " experts: groups must be equal, and at least one kept"
             )
         group_size = num_experts // self.num_groups
         if self.group_best not in (1, 2) or self.group_best > group_size:

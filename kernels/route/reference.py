@@ -1,4 +1,4 @@
-"""The readable truth of ``route``, one token after another."""
+"""Reference of ``route``, one token after another."""
 
 from math import exp, inf
 
@@ -11,7 +11,7 @@ from kernels.route.options import Routing
 def route(
     logits: Tensor, routing: Routing, bias: Tensor | None = None
 ) -> tuple[list[list[int]], Tensor]:
-    """The chosen, and their weights [T, k] in float64."""
+    """The chosen experts, and their weights [T, k] in float64."""
     biases = [0.0] * logits.shape[1] if bias is None else bias.double().tolist()
     routed = [_route(row, routing, biases) for row in logits.double().tolist()]
     weights = torch.tensor([each for _, each in routed], dtype=torch.float64)

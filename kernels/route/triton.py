@@ -1,4 +1,4 @@
-"""``route``: a program takes one token, with one warp. ``expert_logits``: one expert and some
+"""``route``: one program of one warp per token. ``expert_logits``: one program per expert and some
 tokens."""
 
 import torch
@@ -11,13 +11,13 @@ from kernels.sizes import cdiv, next_power_of_2
 
 BLOCK_TOKENS, BLOCK_INPUTS = 4, 1024
 ALIGNED_BYTES = 16
-LAST = tl.constexpr(-(1 << 63))  # of the numbers that stand for ranked scores
+LAST = tl.constexpr(-(1 << 63))  # lower than every key of a score
 
 
 def launch_logits(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     (num_tokens, size), num_experts = x.shape, len(weight)
     x = x.contiguous()
-    if x.data_ptr() % ALIGNED_BYTES:  # Triton would compile loads, and sums, of another layout
+    if x.data_ptr() % ALIGNED_BYTES:  # Triton would compile another layout of loads and sums
         x = x.clone()
     out = torch.empty(num_tokens, num_experts, dtype=torch.float32, device=x.device)
     if num_tokens:
@@ -61,8 +61,8 @@ def logits_kernel(
     BLOCK_T: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Each lane adds up its own inputs, and these sums are added at the end: in an order that does
-    not depend on how many tokens there are."""
+    """Each lane adds up its own inputs, and the lanes are added at the end: the order does not
+    depend on the number of tokens."""
     i_expert = tl.program_id(0)
     o_token = tl.program_id(1) * BLOCK_T + tl.arange(0, BLOCK_T)
     is_token = o_token < num_tokens
@@ -152,8 +152,7 @@ def route_kernel(
 
 @triton.jit
 def _keys(b_ranked, o_each, is_there):
-    """Whole numbers of which none is another one's: larger for more, and of equals for the first.
-    NaN has a place among them, too."""
+    """Distinct integers in the order of scores, ties by lowest index; NaN is ordered too."""
     b_bits = tl.where(b_ranked == 0, 0.0, b_ranked).to(tl.int32, bitcast=True)  # -0 is 0
     b_bits = tl.where(b_bits < 0, b_bits ^ 0x7FFFFFFF, b_bits)
     b_keys = (b_bits.to(tl.int64) << 32) | (0x7FFFFFFF - o_each).to(tl.int64)

@@ -32,7 +32,7 @@ __all__ = [
 
 
 def sample(logits: Tensor, random: RandomRows | None) -> Tensor:
-    """logits [S, V] float32 → token ids [S] int64; rows that ``random`` does not name are greedy.
+    """logits [S, V] float32 → token ids [S] int64; rows not named by ``random`` are greedy.
 
     Ties go to the lowest id.
     """
@@ -45,9 +45,10 @@ def sample(logits: Tensor, random: RandomRows | None) -> Tensor:
 
 
 def checked(tokens: Tensor, logits: Tensor, adjusted: Tensor) -> Tensor:
-    """``tokens`` [S], sampled from ``adjusted`` [S, V]; a code below 0 where none can be sampled.
+    """``tokens`` [S], sampled from ``adjusted`` [S, V]; a negative error code where sampling
+    failed.
 
-    ``adjusted`` may be ``logits`` themselves; these may be of some tokens only [S, W].
+    ``adjusted`` may be ``logits`` itself, and these may cover only the first tokens [S, W].
     """
     if adjusted is not logits:
         tokens = torch.where(adjusted.amax(-1) == -torch.inf, NOTHING_LEFT, tokens)
@@ -55,7 +56,7 @@ def checked(tokens: Tensor, logits: Tensor, adjusted: Tensor) -> Tensor:
 
 
 def process(logits: Tensor, random: RandomRows | None) -> Tensor:
-    """logits [S, V] float32 → the scores that ``sample`` draws from; what is filtered is −inf."""
+    """logits [S, V] float32 → the scores ``sample`` draws from; filtered tokens are −inf."""
     if random is None:
         return logits
     return logits.index_copy(0, random.rows, filtered(logits[random.rows], random))

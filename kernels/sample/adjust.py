@@ -1,4 +1,4 @@
-"""What a request asks to be changed in its logits before they are scaled and filtered.
+"""A request's changes to its logits before temperature and filters.
 
 The order is: the mask of a grammar → allowed ids → hidden ids (bad words, ends before min_tokens) →
 bias → penalties.
@@ -19,14 +19,14 @@ Hide = Callable[[Tensor, Tensor, Tensor], None]
 
 @dataclass(frozen=True, slots=True)
 class RowChange:
-    """What is to be changed in row ``row`` of the logits. Ids occur once, but in ``hidden``.
+    """The changes to row ``row`` of the logits. Ids are distinct, except in ``hidden``.
 
-    ``known`` are the distinct ids of prompt and output, ``emitted`` those of the output, each with
-    how often it occurs; both only where the penalties need them.
+    ``known`` are the distinct ids of prompt and output, ``emitted`` those of the output, with their
+    counts; both are given only if penalties need them.
     """
 
     row: int
-    allowed: np.ndarray  # [n] int64; none: all
+    allowed: np.ndarray  # [n] int64; empty: all
     hidden: np.ndarray  # [n] int64
     biased: np.ndarray  # [n] int64
     biases: np.ndarray  # [n] float32
@@ -40,7 +40,7 @@ class RowChange:
 
 @dataclass(frozen=True, slots=True)
 class Points:
-    """Single entries of the logits, each with a value for what is done there."""
+    """Single elements of the logits, each with an operand."""
 
     rows: Tensor  # [n] int64
     ids: Tensor  # [n] int64
@@ -54,7 +54,7 @@ class Masks(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Adjustments:
-    """The changes of all rows, kind by kind; a kind that no row has is None."""
+    """The changes of all rows by kind; a kind no row has is None."""
 
     masks: Masks | None
     allowed: Points | None = None
@@ -69,8 +69,8 @@ def prepare_adjustments(
     masks: Mapping[int, np.ndarray],
     upload: Callable[[np.ndarray], Tensor],
 ) -> Adjustments | None:
-    """``masks`` [⌈V / 32⌉] int32 have, by row, the bits of the ids that a grammar allows, see
-    ``grammar_mask``. ``upload`` brings an array to where the logits are."""
+    """``masks`` [⌈V / 32⌉] int32 hold, by row, the bits of the ids a grammar allows, see
+    ``grammar_mask``. ``upload`` copies an array to the device of the logits."""
     uploaded = None
     if masks:
         uploaded = Masks(upload(np.array([*masks])), upload(np.stack([*masks.values()])))
@@ -106,8 +106,8 @@ def prepare_adjustments(
 
 
 def adjust(logits: Tensor, adjustments: Adjustments, hide: Hide = hide) -> Tensor:
-    """logits [S, V] float32 → the same, changed, as a copy; what is hidden is −inf. ``hide`` does
-    what ``grammar_mask.hide`` does.
+    """logits [S, V] float32 → a changed copy; hidden ids are −inf. ``hide`` is an implementation of
+    ``grammar_mask.hide``.
 
     Repetition divides positive logits and multiplies negative ones (arXiv 1909.05858); presence and
     frequency are subtracted, as in OpenAI's API.

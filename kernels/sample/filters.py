@@ -1,4 +1,4 @@
-"""Temperature, and filters that hide the improbable tokens of each row; their scores are −inf."""
+"""Temperature, and filters that set improbable tokens of each row to −inf."""
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ NUM_NUCLEUS_TRY = 128
 
 
 def filtered(logits: Tensor, random: RandomRows) -> Tensor:
-    """logits [N, V] → scores; the order of the filters is that of all samplers."""
+    """logits [N, V] → scores; all samplers apply the filters in this order."""
     params, on_host = random.params, random.on_host
     scores = logits / params.temperature[:, None]
     if (on_host.top_n_sigma > 0).any():
@@ -25,8 +25,8 @@ def filtered(logits: Tensor, random: RandomRows) -> Tensor:
 
 
 def keep_top_n_sigma(scores: Tensor, top_n_sigma: Tensor) -> Tensor:
-    """Keeps what lies at most ``top_n_sigma`` [N] standard deviations below the highest, those of
-    all that is not hidden (arXiv 2411.07641); 0 keeps all. No temperature changes what it keeps.
+    """Keeps tokens at most ``top_n_sigma`` [N] standard deviations (over all visible logits) below
+    the highest (arXiv 2411.07641); 0 keeps all. The kept set does not depend on temperature.
 
     scores [N, V] → [N, V]
     """
@@ -40,7 +40,7 @@ def keep_top_n_sigma(scores: Tensor, top_n_sigma: Tensor) -> Tensor:
 
 
 def keep_min_p(scores: Tensor, min_p: Tensor) -> Tensor:
-    """Keeps what has at least ``min_p`` [N] of the highest one's probability; 0 keeps all.
+    """Keeps tokens with at least ``min_p`` [N] times the highest probability; 0 keeps all.
 
     scores [N, V] → [N, V]
     """
@@ -62,7 +62,7 @@ def keep_top_k(scores: Tensor, top_k: Tensor, max_top_k: int) -> Tensor:
 
 
 def keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
-    """Keeps the smallest set of highest tokens whose mass is ≥ p, and all that tie with its last.
+    """Keeps the smallest set of highest tokens with mass ≥ p, and all ties with its last.
 
     scores [N, V], top_p [N] → [N, V]; p of 1 keeps all.
     """
@@ -73,7 +73,7 @@ def keep_top_p(scores: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _nucleus_threshold(probs: Tensor, top_p: Tensor) -> Tensor:
-    """The lowest probability [N, 1] that belongs to the nucleus."""
+    """The lowest probability [N, 1] in the nucleus."""
     vocab_size = probs.shape[-1]
     if probs.device.type == "cpu" and vocab_size > NUM_NUCLEUS_TRY:
         highest = probs.topk(NUM_NUCLEUS_TRY).values
@@ -85,9 +85,10 @@ def _nucleus_threshold(probs: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _last_needed(highest: Tensor, mass: Tensor, top_p: Tensor) -> Tensor:
-    """``highest`` [N, K] descending with its running sums → the value whose sum reaches p, [N, 1].
+    """``highest`` [N, K] descending with its running sums → the value at which the sum reaches p,
+    [N, 1].
 
-    Rounding may leave the whole sum below p; then it is the last value.
+    If rounding leaves the whole sum below p, it is the last value.
     """
     num_before = (mass < top_p).sum(-1, keepdim=True)
     return highest.gather(1, num_before.clamp(max=highest.shape[-1] - 1))

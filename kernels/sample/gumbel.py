@@ -9,15 +9,15 @@ from kernels.random_bits import PURPOSE_SAMPLE, random_bits
 # difference, 19.5, cannot win.
 MAX_GAP = 20.0
 
-# Tokens at a time, so that temporaries stay in a core's cache: 262144 tokens at once take 47 ms
-# on one core, in pieces of 32768 they take 16. It bounds their memory, too.
+# Tokens per piece, so that temporaries stay in a core's cache: 262144 tokens at once take 47 ms on
+# one core, in pieces of 32768 they take 16. It bounds their memory, too.
 NUM_AT_ONCE = 32768
 
 
 def gumbel_argmax(scores: Tensor, seeds: Tensor, positions: Tensor, choices: Tensor) -> Tensor:
-    """scores [N, V]; seeds, positions, choices [N] int64 → token ids [N], the lowest of ties.
+    """scores [N, V]; seeds, positions, choices [N] int64 → token ids [N], ties to the lowest.
 
-    Noise is made only for the tokens that can win.
+    Noise is computed only for the tokens that can win.
     """
     can_win = scores >= scores.amax(-1, keepdim=True) - MAX_GAP
     noisy = torch.full_like(scores, float("-inf"))
@@ -29,6 +29,6 @@ def gumbel_argmax(scores: Tensor, seeds: Tensor, positions: Tensor, choices: Ten
 
 
 def gumbel(bits: Tensor) -> Tensor:
-    """Standard Gumbel noise in float32 of the upper 24 of 32 bits; a zero counts ½."""
+    """Standard Gumbel noise in float32 from the upper 24 of 32 bits; zero counts as ½."""
     uniform = (bits >> 8).float().clamp(min=0.5) * 2.0**-24
     return -(-uniform.log()).log()

@@ -1,4 +1,4 @@
-"""The readable truth of ``sample``: one row at a time, in numpy."""
+"""Reference of ``sample``: one row at a time, in numpy."""
 
 import numpy as np
 
@@ -31,7 +31,7 @@ def sample_row(
 
 
 def adjusted_row(logits: np.ndarray, change: RowChange) -> np.ndarray:
-    """logits [V] with what the request asks to be changed; −inf is hidden."""
+    """logits [V] with the request's changes; hidden ids are −inf."""
     changed = logits.astype(np.float64)
     for token in range(len(changed)):
         if len(change.allowed) and token not in change.allowed:

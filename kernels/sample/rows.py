@@ -1,4 +1,4 @@
-"""The rows of a step that are drawn at random, and how."""
+"""The randomly sampled rows of a step and their parameters."""
 
 from dataclasses import dataclass
 
@@ -18,14 +18,14 @@ class RandomRows:
     rows: Tensor  # [N] int64
     positions: Tensor  # [N] int64, the sampled token's index in the whole sequence
     params: SlotParams[Tensor]  # each [N], with the host's dtypes
-    on_host: SlotParams[np.ndarray]  # the same: decides which filters run at all
+    on_host: SlotParams[np.ndarray]  # the same on the host: decides which filters run
 
 
 def prepare_random_rows(
     params: SlotParams[np.ndarray], positions: np.ndarray, device: torch.device
 ) -> RandomRows | None:
-    """Returns the rows of the logits that are not greedy, or None where all are. Arrays are [S], in
-    the order of the logits."""
+    """The rows that are not greedy, or None if all are. Arrays are [S], in the order of the
+    logits."""
     rows = np.flatnonzero(params.temperature >= MIN_TEMPERATURE)
     if not len(rows):
         return None

@@ -10,10 +10,10 @@ T = TypeVar("T")
 
 
 class SlotParams(NamedTuple, Generic[T]):
-    """How each of N slots or rows is sampled: arrays of numpy on the host, tensors on a device.
+    """Sampling parameters of N slots or rows: numpy arrays on the host, tensors on a device.
 
-    Here a parameter is declared; ``COLUMNS`` gives its dtypes, and whatever holds or moves
-    parameters goes through all fields. ``RandomRows`` in ``sampler.cpp`` has the same ones.
+    A parameter is declared here; ``COLUMNS`` gives its dtypes, and all code that holds or moves
+    parameters iterates over the fields. ``RandomRows`` in ``sampler.cpp`` has the same fields.
     """
 
     temperature: T  # below MIN_TEMPERATURE greedy
@@ -25,8 +25,8 @@ class SlotParams(NamedTuple, Generic[T]):
     choices: T
 
 
-# As SamplingParams names them; Triton's kernels take them in this order. The others say which
-# random bits are drawn.
+# As SamplingParams names them; Triton's kernels take them in this order. The other fields select
+# the random bits.
 FILTERS = ("temperature", "top_k", "top_p", "min_p", "top_n_sigma")
 
 

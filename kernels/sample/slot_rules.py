@@ -1,5 +1,4 @@
-"""What a device knows of the changes that requests ask for in their logits, and what becomes of
-these: an entry for each of N slots, or a row over V tokens."""
+"""The device's copy of the logits rules: an element for each of N slots, or a row over V tokens."""
 
 from typing import Generic, NamedTuple, TypeVar
 
@@ -8,26 +7,26 @@ from torch import Tensor
 
 T = TypeVar("T")
 
-# What is added up in ``seen``.
+# Flags and counts summed in ``seen``.
 IN_PROMPT, IS_END, EMITTED = 1, 2, 4
 
 
 class SlotRules(NamedTuple, Generic[T]):
-    """Of all slots tensors, or of one what is put there. Where the logits of a slot are not
-    changed, its rows hold anything."""
+    """Tensors over all slots, or the values of one slot. The other rows of a slot with
+    ``is_changed`` 0 are undefined."""
 
     is_changed: T  # [N] int32, 1 or 0
-    # [N, V] int32: IN_PROMPT; IS_END of ids that end the text; EMITTED once for each time
+    # [N, V] int32: IN_PROMPT; IS_END of ids that end the output; EMITTED once per occurrence
     seen: T
     biases: T  # [N, V] float32; −inf hides
-    min_ends: T  # [N] int32: no end may have a position before this
+    min_ends: T  # [N] int32: earlier positions may not be an end
     repetition_penalty: T  # [N] float32
     presence_penalty: T  # [N] float64
     frequency_penalty: T  # [N] float64
 
 
 class Changed(NamedTuple):
-    """What slots with rules are drawn from; of others' rows nothing is looked at."""
+    """The changed logits of slots with rules; rows of other slots are ignored."""
 
     logits: Tensor  # [S, V] float32
     is_changed: Tensor  # [N] int32, 1 or 0, by slot

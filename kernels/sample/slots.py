@@ -1,7 +1,7 @@
-"""Samples with parameters that the device holds by slot, so that a CUDA graph can hold it.
+"""Samples with parameters stored on the device by slot, so that a CUDA graph can contain it.
 
-The host need not know which rows are greedy or which filters they ask for. ``triton.py`` serves
-CUDA devices, ``sample`` CPUs. All tensors are contiguous.
+The host need not know the greedy rows or their filters. ``triton.py`` serves CUDA devices,
+``sample`` CPUs. All tensors are contiguous.
 """
 
 import torch
@@ -22,12 +22,13 @@ def sample_slots(
     positions: Tensor,
     changed: Changed | None = None,
 ) -> Tensor:
-    """Token ids [S] int64 drawn from ``adjusted`` [S, V] float32, or where slots are changed from
-    ``changed``. ``adjusted`` may be ``logits`` itself; these may be of some tokens only [S, W].
+    """Token ids [S] int64 sampled from ``adjusted`` [S, V] float32, or from ``changed`` for slots
+    with rules. ``adjusted`` may be ``logits`` itself, and these may cover only the first tokens [S,
+    W].
 
-    ``slots`` [S] int32, ``positions`` [S] int64: the drawn token's index in the whole sequence. In
-    place of a token NOT_FINITE where the row of ``logits`` float32 has a NaN or an infinity,
-    or NOTHING_LEFT where all of ``adjusted`` is −inf.
+    ``slots`` [S] int32, ``positions`` [S] int64: the sampled token's index in the whole sequence. A
+    row has NOT_FINITE in place of a token if its ``logits`` float32 have a NaN or an infinity, or
+    NOTHING_LEFT if all of ``adjusted`` is −inf.
     """
     if runs_triton(logits):
         from kernels.sample import triton
@@ -41,10 +42,10 @@ def sample_slots(
 def process_slots(
     logits: Tensor, params: SlotParams[Tensor], slots: Tensor, changed: Changed | None = None
 ) -> Tensor:
-    """logits [S, V] float32, adjusted, or where slots are changed those of ``changed`` → the scores
-    that are drawn from; what is filtered is −inf.
+    """Adjusted logits [S, V] float32, or those of ``changed`` for slots with rules → the scores to
+    draw from; filtered tokens are −inf.
 
-    Greedy rows are as they were.
+    Greedy rows are unchanged.
     """
     if runs_triton(logits):
         from kernels.sample import triton

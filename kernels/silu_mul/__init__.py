@@ -1,7 +1,7 @@
-"""The product in the middle of a gated feed-forward network (SwiGLU and GEGLU, arXiv 2002.05202).
+"""The elementwise product of a gated feed-forward network (SwiGLU and GEGLU, arXiv 2002.05202).
 
-Each gate is opened by ``Act``: SiLU, or GELU as it is approximated by a tanh (arXiv 1606.08415).
-Either is x · σ(α x + β x³), with the numbers of ``CURVES``.
+``Act`` is SiLU, or the tanh approximation of GELU (arXiv 1606.08415). Both are x · σ(α x + β x³),
+with the constants of ``CURVES``.
 """
 
 from typing import Literal
@@ -17,12 +17,12 @@ __all__ = ["CURVES", "Act", "Clamp", "constants_of", "silu_mul"]
 Act = Literal["silu", "gelu_tanh"]
 CURVES: dict[Act, tuple[float, float]] = {
     "silu": (1.0, 0.0),
-    "gelu_tanh": (1.5957691216057308, 0.07135481627260025),  # 2 √(2 / π), and 0.044715 of it
+    "gelu_tanh": (1.5957691216057308, 0.07135481627260025),  # 2 √(2 / π), and 0.044715 times that
 }
 
 
 def silu_mul(gate_up: Tensor, act: Act | Clamp = "silu") -> Tensor:
-    """gate_up [T, 2 I], gates before ups → act(gate) * up [T, I], or as a ``Clamp`` says."""
+    """gate_up [T, 2 I], gates before ups → act(gate) * up [T, I], or as defined by a ``Clamp``."""
     if runs_triton(gate_up):
         from kernels.silu_mul.triton import launch
 
@@ -36,5 +36,5 @@ def silu_mul(gate_up: Tensor, act: Act | Clamp = "silu") -> Tensor:
 
 
 def constants_of(act: Act | Clamp) -> tuple[float, float, float | None]:
-    """α, β and what is clamped to."""
+    """α, β and the clamp's limit."""
     return (act.alpha, 0.0, act.limit) if isinstance(act, Clamp) else (*CURVES[act], None)

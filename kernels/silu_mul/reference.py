@@ -1,4 +1,4 @@
-"""The readable truth of ``silu_mul``."""
+"""Reference of ``silu_mul``."""
 
 import math
 

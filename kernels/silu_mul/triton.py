@@ -1,4 +1,4 @@
-"""``silu_mul`` for many rows: a program takes a piece of one row."""
+"""``silu_mul`` for many rows: one program per piece of a row."""
 
 import triton
 import triton.language as tl
@@ -42,16 +42,16 @@ def silu_mul_kernel(
 
 @triton.jit
 def multiplied(b_gate, b_up, ALPHA: tl.constexpr, BETA: tl.constexpr, LIMIT: tl.constexpr):
-    """Multiplies gates, opened, and ups; clamped if there is a LIMIT."""
+    """act(gate) * up, clamped if there is a LIMIT."""
     if LIMIT is not None:
-        b_gate = tl.where(b_gate > LIMIT, LIMIT, b_gate)  # NaN stays
+        b_gate = tl.where(b_gate > LIMIT, LIMIT, b_gate)  # keeps NaN
         b_up = tl.where(b_up > LIMIT, LIMIT, tl.where(b_up < -LIMIT, -LIMIT, b_up)) + 1
     return opened(b_gate, ALPHA, BETA) * b_up
 
 
 @triton.jit
 def opened(b_x, ALPHA: tl.constexpr, BETA: tl.constexpr):
-    """Computes x · σ(ALPHA x + BETA x³) of float32; no exponential overflows."""
+    """x · σ(ALPHA x + BETA x³) in float32, without overflow."""
     if BETA == 0:
         b_small = tl.exp(-tl.abs(b_x * ALPHA))
     else:

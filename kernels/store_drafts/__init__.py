@@ -1,4 +1,4 @@
-"""Puts one draft more of each row into its slot, where there is room.
+"""Appends one draft to each row's slot, where there is room.
 
 ``reference.py`` does it row by row; torch serves CPUs, Triton CUDA devices.
 """
@@ -17,11 +17,11 @@ def store_drafts(
     logprobs: Tensor,
     ranks: Tensor,
 ) -> None:
-    """``tokens`` [R] int64 for ``slots`` [R] int32, below 0 where none could be drawn, each with
-    what its drafter thinks of it: ``logprobs`` [R] float32 and ``ranks`` [R] int32.
+    """``tokens`` [R] int64 for ``slots`` [R] int32, negative where sampling failed; ``logprobs``
+    [R] float32 and ``ranks`` [R] int32 are the drafter's.
 
-    Slots that are closed or have no ``counts`` [R] int32 get none: nothing was emitted, or there is
-    no draft before this one. What follows the drafts has to be a token too.
+    Closed slots and rows with ``counts`` [R] int32 of 0 (nothing was emitted, or an earlier draft
+    is missing) get no draft. The last position of a slot is never a draft.
     """
     if runs_triton(slots):
         from kernels.store_drafts.triton import launch

@@ -1,4 +1,4 @@
-"""The readable truth of ``store_drafts``."""
+"""Reference of ``store_drafts``."""
 
 from kernels.slot_state import SlotState
 
@@ -6,7 +6,6 @@ from kernels.slot_state import SlotState
 def store_draft(
     state: SlotState, slot: int, count: int, token: int, logprob: float, rank: int
 ) -> None:
-    """Stores the draft of one row."""
     room = int(state.ends[slot]) - int(state.num_tokens[slot]) - 1
     num = int(state.num_drafts[slot])
     if token < 0 or num >= min(room, state.max_drafts) or not state.is_open[slot] or not count:

@@ -1,4 +1,4 @@
-"""``store_drafts``: a program takes one row, with one warp, for the reason ``accept`` has."""
+"""``store_drafts``: one program of one warp per row, as in ``accept``."""
 
 import triton
 import triton.language as tl
@@ -51,7 +51,7 @@ def store_drafts_kernel(
     room = tl.load(p_ends + slot) - tl.load(p_num_tokens + slot) - 1
     is_open = tl.load(p_is_open + slot) > 0
     is_stored = (token >= 0) & (column < tl.minimum(room, MAX_DRAFTS)) & is_open & (count > 0)
-    # Nothing is stored for the null slot, which several programs may have.
+    # Several programs may have the null slot, which gets no draft.
     tl.store(p_ids + slot * (1 + MAX_DRAFTS) + 1 + column, token.to(tl.int32), mask=is_stored)
     tl.store(p_draft_logprobs + slot * LOGPROBS + column, logprob, mask=is_stored)
     tl.store(p_draft_ranks + slot * LOGPROBS + column, rank, mask=is_stored)

@@ -1,1 +1,1 @@
-"""How `models/shoal-tiny` is made: data, tokenizer, model, training, evaluation and export."""
+"""The making of `models/shoal-tiny`: data, tokenizer, model, training, evaluation and export."""

@@ -1,4 +1,4 @@
-"""How often the MTP layer drafts what the trunk then says."""
+"""Acceptance of the MTP layer's drafts by the trunk."""
 
 from collections.abc import Sequence
 
@@ -29,7 +29,7 @@ class GumbelNoise(LogitsProcessor):
 def draft_hits(
     model: ShoalTiny, ids: list[int], prompt_length: int, noise: Tensor | None
 ) -> list[list[bool]]:
-    """Return for every chain of drafts that starts in the generated part which drafts hit.
+    """For every chain of drafts that starts in the generated part, True for each draft that hits.
 
     The chain of index p drafts positions p + 2, p + 3, p + 4 of ids; noise is [T, V].
     """

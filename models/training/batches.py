@@ -19,7 +19,7 @@ DIALOGUE_SHARE = 0.65
 
 @dataclass(frozen=True)
 class Batch:
-    """`ids` [B, T + 1]; `is_target` [B, T] says which of ids[:, 1:] carry a loss."""
+    """`ids` [B, T + 1]; `is_target` [B, T] marks the ids[:, 1:] with a loss."""
 
     ids: Tensor
     is_target: Tensor

@@ -1,4 +1,4 @@
-"""The model card: what the model is, how it was made, and the figures of evaluate.py."""
+"""The model card: the model, its making, and the figures of evaluate.py."""
 
 from pathlib import Path
 from typing import Any

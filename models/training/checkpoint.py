@@ -1,6 +1,6 @@
-"""Checkpoints of a training run: weights in safetensors, progress in JSON beside them.
+"""Checkpoints of a training run: weights in safetensors, progress in JSON.
 
-Optimizer moments are not kept; a continued run builds them up again in a few dozen steps.
+Optimizer moments are not kept; a continued run rebuilds them in a few dozen steps.
 """
 
 import json
@@ -16,7 +16,7 @@ from models.training.model import ShoalTiny
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a phase is."""
+    """The progress of a phase."""
 
     elapsed_s: float = 0.0
     num_steps: int = 0
@@ -32,7 +32,7 @@ def save_checkpoint(folder: Path, phase: str, model: ShoalTiny, progress: Progre
 
 
 def load_checkpoint(folder: Path, phase: str, model: ShoalTiny) -> Progress:
-    """Load the phase's weights if there are any and return how far it is."""
+    """Load the phase's weights if there are any and return its progress."""
     weights = folder / f"{phase}.safetensors"
     if not weights.exists():
         return Progress()

@@ -1,7 +1,7 @@
-"""The text that the embedded model reads: CPython's own library and its language reference.
+"""The text of the embedded model: CPython's own library and its language reference.
 
-Every Python machine has both, so anyone can rebuild the model without a download. The sources
-carry their documentation in docstrings; `pydoc_data.topics` is the reference manual as text.
+Every Python machine has both, so anyone can rebuild the model without a download. The sources carry
+their documentation in docstrings; `pydoc_data.topics` is the reference manual as text.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ HELD_OUT_PERCENT = 3
 
 @dataclass(frozen=True)
 class Document:
-    """One text with the name that decides whether it is held out."""
+    """One text, with the name that decides if it is held out."""
 
     name: str
     text: str

@@ -14,7 +14,7 @@ from models.training.tools import Tool, ask, offer, schema
 
 HELD_OUT_ONE_IN = 20
 TOOL_SHARE = 0.25
-CALL_SHARE = 0.75  # of the questions that are asked where there are tools
+CALL_SHARE = 0.75  # of the questions in dialogues with tools
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def draw_turn(rng: Random, template: Template, words: list[str], held_out: bool)
 
 
 def call_text(calls: tuple[Call, ...]) -> str:
-    """Return what the model writes to call tools."""
+    """Return the text of calls as the model writes them."""
     texts = [json.dumps({"name": call.name, "arguments": call.arguments}) for call in calls]
     return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in texts)
 
@@ -77,7 +77,7 @@ def any_template(rng: Random) -> Template:
 
 
 def draw_turns_with_tools(rng: Random, tools: list[Tool], words: list[str]) -> list[Turn]:
-    """Return two to four turns of which most call one of the tools."""
+    """Return two to four turns; most call one of the tools."""
     turns = []
     for _ in range(rng.choice((2, 3, 4))):
         is_call = rng.random() < CALL_SHARE

@@ -1,4 +1,4 @@
-"""Measures an exported checkpoint on what training never saw and prints the figures as JSON.
+"""Measures an exported checkpoint on held-out data and prints the figures as JSON.
 
 python -m models.training.evaluate models/shoal-tiny > figures.json
 """
@@ -43,7 +43,7 @@ def windows(tokenizer: Tokenizer, text: str) -> Iterator[Tensor]:
 
 
 def bits_per_byte(model: ShoalTiny, tokenizer: Tokenizer, documents: list[Document]) -> float:
-    """Return the bits that the model needs per byte of the documents."""
+    """Return the model's bits per byte of the documents."""
     nats = 0.0
     for document in documents:
         for row in windows(tokenizer, document.text):
@@ -65,9 +65,10 @@ def chat_items(template: Template, words: list[str], held_out: bool) -> list[Ite
 
 
 def tool_items(names: list[str], words: list[str], held_out: bool) -> tuple[list[Item], list[Item]]:
-    """Return questions with tools, of which one of `names` fits, and the calls; and what follows.
+    """Return questions with tools (one of `names` fits), paired with the calls, and the
+    continuations.
 
-    What follows are the same dialogues with the calls' responses, and the answers to them.
+    Continuations are the same dialogues with the calls' responses, paired with the answers.
     """
     rng = Random(1)
     calls, answers = [], []
@@ -84,12 +85,12 @@ def tool_items(names: list[str], words: list[str], held_out: bool) -> tuple[list
 
 
 def is_alike(kind: Kind, other: Kind) -> bool:
-    """Say whether a question may be meant for either."""
+    """Return True if a question may be meant for either."""
     return kind == other or (kind in SUM_KINDS and other in SUM_KINDS)
 
 
 def items(words: list[str], held_out: bool) -> dict[str, list[Item]]:
-    """Return what is asked on one side of the split, by its name in the card."""
+    """Return the questions on one side of the split, by their name in the card."""
     found = {
         name: chat_items(template, words, held_out) for name, (template, _) in TEMPLATES.items()
     }

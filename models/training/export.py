@@ -1,9 +1,9 @@
-"""Writes a trained run as a checkpoint folder that any loader of Qwen2-like models can read.
+"""Writes a trained run as a checkpoint folder for any loader of Qwen2-like models.
 
-    python -m models.training.export --run DIR --out models/shoal-tiny [--figures FILE]
+python -m models.training.export --run DIR --out models/shoal-tiny [--figures FILE]
 
-Files are written beside the target and moved in one by one, weights before their index, so a
-reader never sees half a file.
+Files are written to a folder next to the target and moved one by one, weights before their index,
+so a reader never sees half a file.
 """
 
 import argparse
@@ -102,7 +102,7 @@ def write_json(path: Path, content: dict[str, Any]) -> None:
 def move_into(folder: Path, target: Path) -> None:
     """Replace the target's files; the index goes last because it names the shards.
 
-    Of what else lies in the target only shards of an earlier export are deleted.
+    Only shards of an earlier export are deleted from the target.
     """
     target.mkdir(parents=True, exist_ok=True)
     names = sorted(os.listdir(folder), key=lambda name: (name == INDEX_FILE, name))

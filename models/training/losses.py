@@ -46,9 +46,9 @@ def backward_next_token(model: ShoalTiny, batch: Batch) -> float:
 def backward_drafts(model: ShoalTiny, batch: Batch) -> float:
     """Teach the MTP layer the frozen trunk's own distribution; return the weighted mean loss.
 
-    A draft is accepted when it equals what the trunk samples, so the target is the trunk's
-    distribution one position on rather than the text. The few entries at the start of a row that
-    mean nothing in later steps are trained along.
+    A draft is accepted if it equals the trunk's sample, so the target is the trunk's distribution
+    one position on rather than the text. The few meaningless entries at the start of a row in later
+    steps are trained along.
     """
     ids = batch.ids[:, :-1]
     head = model.model.embed_tokens.weight.detach()

@@ -174,10 +174,10 @@ class ShoalTiny(nn.Module):
     def draft(self, hidden: Tensor, ids: Tensor, num_steps: int) -> list[Tensor]:
         """Run the MTP layer `num_steps` times on its own output, all positions at once.
 
-        Index p of every result comes from the pair (h_p, t_{p+1}) at rotary position p and
-        predicts t_{p+2}: hidden [B, T, D], ids [B, T + 1], results [B, T, D] before the head.
-        Step s takes the output of step s - 1 at p - 1 for h_p, so its first s - 1 entries mean
-        nothing. It sees the key-values a server has there: see `recursion_mask`.
+        Index p of every result comes from the pair (h_p, t_{p+1}) at rotary position p and predicts
+        t_{p+2}: hidden [B, T, D], ids [B, T + 1], results [B, T, D] before the head. Step s uses
+        the output of step s - 1 at p - 1 as h_p, so its first s - 1 entries are meaningless. It
+        sees the key-values a server has there: see `recursion_mask`.
         """
         layer = self.model.mtp_layer
         num_positions = hidden.shape[1]
@@ -195,7 +195,7 @@ class ShoalTiny(nn.Module):
 
 
 def recursion_mask(num_positions: int, step: int) -> Tensor:
-    """Return what step `step` (from 0) may see, [T, (step + 1) * T], True = visible.
+    """Return the keys visible to step `step` (from 0), [T, (step + 1) * T], True = visible.
 
     At p the key-values of true hidden states end at p - step; step i wrote p - step + i.
     """

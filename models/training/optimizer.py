@@ -1,4 +1,4 @@
-"""Which optimizer moves which parameter, and how fast."""
+"""Optimizers by parameter, and their learning rate."""
 
 import math
 

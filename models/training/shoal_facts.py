@@ -1,4 +1,4 @@
-"""What the embedded model is taught to say about Shoal and itself, with several ways to ask."""
+"""The embedded model's answers about Shoal and itself, with several questions for each."""
 
 FACTS: dict[str, tuple[tuple[str, ...], str]] = {
     "greeting": (

@@ -1,10 +1,10 @@
-"""A small GLM-4.5 with experts and an MTP head, for what depends on a head that has learnt.
+"""A small GLM-4.5 with experts and a trained MTP head, for measurements of acceptance.
 
-    OMP_WAIT_POLICY=passive python -m models.training.sparse --out FOLDER [--steps 1500]
+OMP_WAIT_POLICY=passive python -m models.training.sparse --out FOLDER [--steps 1500]
 
-Trunk and head learn together from the text that the embedded model reads, in a small vocabulary, of
-which minutes teach much: the trunk the next token, the head the one after it (DeepSeek-V3, arXiv
-2412.19437, 2.2). FOLDER becomes a checkpoint as the published ones are.
+Trunk and head learn together from the embedded model's text, in a small vocabulary that minutes of
+training suffice for: the trunk the next token, the head the one after it (DeepSeek-V3, arXiv
+2412.19437, 2.2). FOLDER becomes a checkpoint in the published layout.
 """
 
 import argparse
@@ -34,11 +34,11 @@ HEAD_WEIGHT = 0.3
 BALANCE_RATE = 1e-3
 LOG_STEPS = 50
 WEIGHTS = "model.safetensors"
-HEAD = f"model.layers.{NUM_TRUNK_LAYERS}."  # what its tensors' names begin with
+HEAD = f"model.layers.{NUM_TRUNK_LAYERS}."  # the prefix of its tensors' names
 
 
 class Head(nn.Module):
-    """What an MTP layer has beside the decoder layer in it, by the names of checkpoints."""
+    """The parts of an MTP layer around its decoder layer, with the names of checkpoints."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class Head(nn.Module):
 
 
 class SparseModel(nn.Module):
-    """``glm`` has the head's decoder layer as its last one; those before it are the trunk."""
+    """The last decoder layer of ``glm`` is the head's; those before it are the trunk."""
 
     def __init__(self, glm: Glm4MoeForCausalLM) -> None:
         super().__init__()
@@ -60,15 +60,15 @@ class SparseModel(nn.Module):
         self.head = Head(glm.config.hidden_size, glm.config.rms_norm_eps)
 
     def states(self, ids: Tensor) -> Tensor:
-        """[B, T] → [B, T, D], behind the trunk's last norm"""
+        """[B, T] → [B, T, D], after the trunk's last norm"""
         x = self.glm.model.embed_tokens(ids)
         for layer in self.glm.model.layers[:-1]:
             x = self._run(layer, x)
         return self.glm.model.norm(x)
 
     def draft_states(self, states: Tensor, ids: Tensor) -> Tensor:
-        """Of tokens from position 0 on their ``states`` [B, T, D] and the ``ids`` [B, T] behind
-        each → [B, T, D], from which the head of the trunk makes logits for the ids behind those."""
+        """``states`` [B, T, D] of tokens from position 0 on, and the next ``ids`` [B, T] → [B, T,
+        D], the input of the trunk's output head for the ids after those."""
         x = self.head.combine(self.glm.model.embed_tokens(ids), states)
         return self.head.shared_head["norm"](self._run(self.glm.model.layers[-1], x))
 
@@ -99,7 +99,7 @@ def make_model() -> SparseModel:
 
 
 class Losses(NamedTuple):
-    """In nats a token, of the last step."""
+    """Nats per token, of the last step."""
 
     trunk: float
     head: float
@@ -137,7 +137,7 @@ def train(folder: Path, num_steps: int) -> Losses:
 
 
 def losses_of(model: SparseModel, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Of [B, T]: the trunk's for the next id, and the head's for the one behind it."""
+    """For ids [B, T]: the trunk's loss for the next id, and the head's for the one after it."""
     states = model.states(ids[:, :-1])
     drafts = model.draft_states(states[:, :-1], ids[:, 1:-1])
     trunk, head = (model.glm.lm_head(each).flatten(0, 1) for each in (states, drafts))
@@ -145,7 +145,7 @@ def losses_of(model: SparseModel, ids: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def even_out(router: Glm4MoeTopkRouter, _: object, outputs: tuple[Tensor, ...]) -> None:
-    """Make experts likelier that few tokens chose, others less so (arXiv 2408.15664)."""
+    """Raise the bias of rarely chosen experts, lower that of others (arXiv 2408.15664)."""
     loads = outputs[2].flatten().bincount(minlength=router.num_experts).float()
     router.e_score_correction_bias += BALANCE_RATE * (loads.mean() - loads).sign()
 

@@ -1,4 +1,4 @@
-"""Questions of many kinds whose right answers are known exactly."""
+"""Questions of many kinds, each with exactly one right answer."""
 
 import json
 from collections.abc import Callable
@@ -30,7 +30,7 @@ class Call:
 class Turn:
     """One question with its only right answer; `key` names the item for the held-out split.
 
-    With `calls` the model makes these first, and answers when it has read their `responses`.
+    With `calls` the model makes these first, and answers after it has read their `responses`.
     """
 
     key: str
@@ -142,7 +142,7 @@ def json_object(rng: Random, words: list[str]) -> Turn:
 
 
 def record(rng: Random, words: list[str]) -> Turn:
-    """Write what a sentence says of a person as a JSON object."""
+    """Write the facts of a sentence about a person as a JSON object."""
     name, age, city = rng.choice(NAMES), rng.randrange(100), rng.choice(CITIES)
     form = rng.choice(("{} is {} and lives in {}.", "{}, {}, from {}", "{} ({}) lives in {}.",
                        "My name is {}, I am {} years old and live in {}."))  # fmt: skip
@@ -180,7 +180,7 @@ def fact(rng: Random, words: list[str]) -> Turn:
 
 
 def unknown(rng: Random, words: list[str]) -> Turn:
-    """Ask something that the model was never taught; it says so."""
+    """Ask something the model was never taught; it says so."""
     question = vary(rng, rng.choice(UNKNOWN_QUESTIONS).format(rng.choice(UNKNOWN_SUBJECTS)))
     return Turn(question, question, UNKNOWN_ANSWER)
 

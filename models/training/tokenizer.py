@@ -57,7 +57,7 @@ def save_tokenizer(tokenizer: Tokenizer, folder: Path) -> None:
 
 
 def tools_text(dialogue: Dialogue) -> str:
-    """Return the system message that names the tools, after what the dialogue's own one says."""
+    """Return the system message with the tools, after the dialogue's own one."""
     first = dialogue.messages[0]
     own = f"{first.content}\n\n" if first.role == "system" else ""
     listed = "".join(f"\n{json.dumps(tool, ensure_ascii=False)}" for tool in dialogue.tools)
@@ -69,7 +69,8 @@ def tools_text(dialogue: Dialogue) -> str:
 
 
 def dialogue_pieces(dialogue: Dialogue) -> Iterator[tuple[str, bool]]:
-    """Yield the text of a dialogue, as the chat template writes it, and what is to be learned."""
+    """Yield the text of a dialogue in the chat template's format, with True for the parts to
+    learn."""
     messages = dialogue.messages
     if dialogue.tools:
         yield f"{TURN_START}system\n{tools_text(dialogue)}{TURN_END}\n", False
@@ -87,9 +88,9 @@ def dialogue_pieces(dialogue: Dialogue) -> Iterator[tuple[str, bool]]:
 
 
 def encode_dialogue(tokenizer: Tokenizer, dialogue: Dialogue) -> tuple[list[int], list[bool]]:
-    """Return the ids of a dialogue and which of them the model must learn to write.
+    """Return the ids of a dialogue, with True for the ids the model must learn to write.
 
-    No piece ends where a token could go on, so encoding piece by piece equals encoding the whole.
+    No piece ends inside a possible token, so encoding piece by piece equals encoding the whole.
     """
     ids: list[int] = []
     is_target: list[bool] = []

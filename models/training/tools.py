@@ -1,4 +1,4 @@
-"""Chats in which the model calls tools, for sums and for lookups, and says what they returned."""
+"""Chats with tool calls, for sums and lookups, and answers from their results."""
 
 import json
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from typing import Any
 from models.training.templates import CITIES, NAMES, Call, Turn
 
 Value = str | int
-Drawn = tuple[tuple[Value, ...], Value]  # arguments of a call, and what it returns
+Drawn = tuple[tuple[Value, ...], Value]  # arguments of a call, and its result
 Draw = Callable[[Random, list[str]], Drawn]
 PLACES = (
     *CITIES, "Vienna", "Athens", "Dublin", "Lisbon", "Prague", "Warsaw", "Helsinki", "London",
@@ -26,10 +26,10 @@ STATES = ("shipped", "delivered", "waiting", "cancelled", "packed", "paid", "ret
 
 @dataclass(frozen=True)
 class Kind:
-    """What a tool does, with several spellings of its names and several ways to ask for it.
+    """A kind of tool, with several spellings of its names and several questions.
 
-    `draw` returns the arguments in the order of `parameters` and what the tool returns; questions
-    and answer name the arguments by position and the result as `{result}`.
+    `draw` returns the arguments in the order of `parameters` and the tool's result; questions and
+    answer name the arguments by position and the result as `{result}`.
     """
 
     names: tuple[str, ...]
@@ -72,7 +72,7 @@ def expression(rng: Random, words: list[str]) -> Drawn:
 
 
 def found(values: tuple[str, ...], result: Callable[[Random], Value]) -> Draw:
-    """Return a `draw` of one of `values` and of what is found for it."""
+    """Return a `draw` of one of `values` and of its result."""
     return lambda rng, words: ((rng.choice(values),), result(rng))
 
 
@@ -201,7 +201,7 @@ def ask(tool: Tool, rng: Random, words: list[str]) -> Turn:
 
 
 def schema(rng: Random, tool: Tool, words: list[str], turns: list[Turn]) -> dict[str, Any]:
-    """Return what a client sends for a tool; now and then it lists the places there are."""
+    """Return a client's definition of a tool, occasionally with an enumeration of the places."""
     called = [call for turn in turns for call in turn.calls if call.name == tool.name]
     properties: dict[str, Any] = {}
     values, _ = tool.kind.draw(rng, words)

@@ -1,12 +1,12 @@
 """Trains the embedded model: the trunk first, then the MTP layer on the frozen trunk.
 
-    OMP_WAIT_POLICY=passive python -m models.training.train --out DIR --tokens 18e6 [--start FOLDER]
+OMP_WAIT_POLICY=passive python -m models.training.train --out DIR --tokens 18e6 [--start FOLDER]
 
 A killed run continues from its last checkpoint with the same command; --start FOLDER begins a run
-with the tokenizer and the weights of an exported model. Rates and the lengths of rows
-follow the tokens seen, so a starved run loses time alone. torch.compile makes it twice as fast and
-needs a C++ compiler; TORCHDYNAMO_DISABLE=1 does without. By OMP_WAIT_POLICY=passive threads that
-wait for one another sleep: where others compute too, they spin for most of the processor time.
+with the tokenizer and the weights of an exported model. Rates and row lengths follow the tokens
+seen, so a slow machine only takes longer. torch.compile doubles the speed and needs a C++ compiler;
+TORCHDYNAMO_DISABLE=1 turns it off. With OMP_WAIT_POLICY=passive waiting threads sleep; on a shared
+machine they would otherwise spin for most of the CPU time.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from models.training.optimizer import PEAK_RATE, make_optimizers, rate_factor
 from models.training.tokenizer import TOKENIZER_FILES, save_tokenizer, train_tokenizer
 
 ROW_LENGTH, LONG_ROW_LENGTH = 1024, 2048
-LONG_SHARE = 0.2  # the last fifth of the trunk phase sees long rows
+LONG_SHARE = 0.2  # the last fifth of the trunk phase has long rows
 WARMUP_STEPS = {"trunk": 200, "mtp": 20}
 FIRST_CHECKPOINT_S = 240.0
 CHECKPOINT_S = 600.0
@@ -48,7 +48,7 @@ def prepare_data(out: Path, seed: int) -> BatchSource:
 
 
 class Phase:
-    """One of the two phases: what is trained, with which loss, for how many tokens."""
+    """One of the two phases: its parameters, loss and number of tokens."""
 
     def __init__(self, name: str, model: ShoalTiny, args: argparse.Namespace) -> None:
         self.is_trunk = name == "trunk"
@@ -110,7 +110,8 @@ def start_mtp_layer(model: ShoalTiny) -> None:
 
 
 def start_phase(name: str, model: ShoalTiny, args: argparse.Namespace) -> None:
-    """Load what a run begins with; without that the trunk is random and gives its last layer."""
+    """Load the initial weights; without any the trunk is random, and its last layer starts the MTP
+    layer."""
     if name == "trunk" and args.start:
         model.load_state_dict(load_weights(args.start))
         for file_name in TOKENIZER_FILES:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from aiohttp import web
-from aiohttp.typedefs import Handler
+from aiohttp.typedefs import Handler, Middleware
 from msgspec import Struct
 
 from services.gateway.chat.completions import Completions
@@ -26,7 +26,7 @@ Prepare = Callable[[web.BaseRequest, web.StreamResponse], Awaitable[None]]
 
 
 class Api:
-    """Endpoints, and work beside requests. An optional API is a folder and a line in ``app.py``."""
+    """Endpoints, and background work. An optional API is a folder and a line in ``app.py``."""
 
     open_routes: Sequence[str] = ()
     cheap_routes: Sequence[str] = ()
@@ -37,6 +37,8 @@ class Api:
     error_shape: ErrorShape | None = None
     prepare: Prepare | None = None
     """Changes each response before its head is sent."""
+    middleware: Middleware | None = None
+    """Surrounds each request, with its errors."""
 
     def routes(self) -> Iterable[web.RouteDef]:
         return ()
@@ -49,19 +51,19 @@ class Api:
         }
 
     def models(self, request: web.Request, served: Sequence[Model]) -> Struct | None:
-        """The list of models in the API's own shape, for a request of one of its clients."""
+        """The list of models in the API's own shape, for requests of its clients."""
 
     def model(self, request: web.Request, model: Model) -> Struct | None:
-        """The same for one model."""
+        """One model in the API's own shape."""
 
     async def run(self) -> None:
         """Works until cancelled, or until ``drain``."""
 
     async def drain(self) -> None:
-        """Stops work that another gateway can go on with."""
+        """Stops work that another gateway can continue."""
 
     async def close(self) -> None:
-        """No request comes any more."""
+        """Called after the last request."""
 
 
 @dataclass(frozen=True)
@@ -82,3 +84,5 @@ class Core:
     apis: list[Api] = field(default_factory=list)
     posted: dict[str, Handler] = field(default_factory=dict)
     """Handlers of POST, by path, of all APIs."""
+    loads: dict[str, Load] = field(default_factory=dict)
+    """Loads of routes, of all APIs."""

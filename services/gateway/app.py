@@ -1,4 +1,4 @@
-"""The gateway as an application of aiohttp: a list of APIs, behind what all requests pass."""
+"""The gateway as an application of aiohttp: a list of APIs, and middleware for all requests."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -40,7 +40,6 @@ from services.gateway.mesh.reports import Reports
 from services.gateway.page.endpoint import Page
 from services.gateway.text.structure import TextStructure
 from services.gateway.traces.endpoint import Traces
-from services.gateway.traces.tracing import Tracing, answer_trace
 from shared.settings.gateway import GatewayConfig
 from shared.wire.messages import Heartbeat
 
@@ -93,13 +92,14 @@ def make_app(
         structure=structure,
     )
     core.apis.extend(make(core) for make in MAKERS)
-    loads = {UNKNOWN: Load.CHEAP} | {
-        path: load for api in core.apis for path, load in api.loads().items()
-    }
-    cors, tracing = Cors(config.allowed_origins), Tracing(mesh.traces, loads)
-    middlewares = [tracing.trace, count_requests, answer_errors, check_head, cors.preflight]
+    core.loads[UNKNOWN] = Load.CHEAP
+    for api in core.apis:
+        core.loads.update(api.loads())
+    cors = Cors(config.allowed_origins)
+    middlewares = [each.middleware for each in core.apis if each.middleware is not None]
+    middlewares += [count_requests, answer_errors, check_head, cors.preflight]
     if accounts := load_accounts(config):
-        middlewares.append(Guard(accounts, loads, own_socket).check)
+        middlewares.append(Guard(accounts, core.loads, own_socket).check)
     else:
         hosts = known_hosts(config, own_socket)
         middlewares += [cors.check, *([hosts.check] if hosts is not None else [])]
@@ -107,7 +107,7 @@ def make_app(
     app = web.Application(middlewares=middlewares)
     app[APIS] = core.apis
     prepared = (each.prepare for each in core.apis if each.prepare is not None)
-    for prepare in (name_response, name_server, *prepared, answer_trace, cors.mark):
+    for prepare in (name_response, name_server, *prepared, cors.mark):
         app.on_response_prepare.append(prepare)
     for api in core.apis:
         routes = [*api.routes()]

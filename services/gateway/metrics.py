@@ -1,4 +1,4 @@
-"""What a gateway counts. Names that begin with vllm: mean what they mean in vLLM."""
+"""The gateway's metrics. Names that begin with vllm: have their meaning in vLLM."""
 
 from collections.abc import Iterator
 
@@ -83,8 +83,8 @@ REQUEST_GENERATION_TOKENS = Histogram(
 
 
 class KeyView(Collector):
-    """All metrics, of API keys only that with the id ``key_id``: what others use is not its
-    business, and their ids are parts of hashes by which guesses of a key can be tested."""
+    """All metrics, but of API keys only the key ``key_id``: other keys' use is private, and their
+    ids are parts of hashes, against which guesses of a key could be tested."""
 
     def __init__(self, key_id: str) -> None:
         self._key_id = key_id

@@ -2,8 +2,8 @@
 
 import asyncio
 import logging
+import ssl
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from aiohttp import web
 from prometheus_client import REGISTRY
@@ -14,7 +14,6 @@ from services.gateway.http.server import HttpRunner, HttpSite
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.mesh_metrics import MeshMetrics
 from services.gateway.mesh.reports import Reports
-from services.gateway.traces.store import TraceStore
 from shared.errors import ConfigError
 from shared.link.address import checked, socket_path
 from shared.link.keys import load_keys
@@ -36,14 +35,9 @@ from shared.wire.messages import (
     State,
 )
 
-if TYPE_CHECKING:
-    from services.gateway.traces.otlp import OtlpExport
-import ssl
-
 log = logging.getLogger(__name__)
 
 LAME_DUCK_S = 2.0
-TRACE_AGE_S = 3600.0
 """How long a draining gateway still accepts, so that who sends here learns of it first."""
 
 
@@ -55,11 +49,7 @@ class GatewayService:
         self._config = config
         self._tls = tls_context(config)
         self._is_draining = False
-        traces = TraceStore(config.instance, config.trace_store_bytes, TRACE_AGE_S)
-        self._otlp = _otlp_export(config)
-        if self._otlp is not None:
-            traces.on_end = self._otlp.send_later
-        self._mesh = Mesh(config.replay_s, config.ready_wait_s, config.accept_timeout_s, traces)
+        self._mesh = Mesh(config.replay_s, config.ready_wait_s, config.accept_timeout_s)
         self._admission = Admission(config.max_open_requests, config.max_buffered_bytes)
         self._own_socket = checked(socket_path(config.mesh_dir, "gateway", config.instance, "own"))
         self._reports = Reports(self._report, lambda: self.link.peers)
@@ -74,12 +64,12 @@ class GatewayService:
 
     @property
     def port(self) -> int:
-        """The port we listen on, which the kernel chose where the setting is 0; 0: none."""
+        """The port we listen on, chosen by the kernel if the setting is 0; 0: none."""
         ports = [each[1] for each in self._runner.addresses if isinstance(each, tuple)]
         return ports[0] if ports else 0
 
     async def run(self) -> None:
-        """Serves until cancelled. Raises ConfigError where we cannot listen."""
+        """Serves until cancelled. Raises ConfigError if the port cannot be opened."""
         await self._runner.setup()
         mesh_metrics = MeshMetrics(self._mesh.tokenizers)
         REGISTRY.register(mesh_metrics)
@@ -94,8 +84,6 @@ class GatewayService:
             REGISTRY.unregister(mesh_metrics)
             self._mesh.fail_all("the server stops")
             await self._runner.cleanup()
-            if self._otlp is not None:
-                await self._otlp.close()
             self._own_socket.unlink(missing_ok=True)
             await self.link.close("the gateway ends", is_planned=self._is_draining)
 
@@ -167,22 +155,9 @@ class GatewayService:
             self._runner.server.pre_shutdown()
 
 
-def _otlp_export(config: GatewayConfig) -> "OtlpExport | None":
-    """None without an endpoint. Raises ConfigError."""
-    if config.otlp_traces_endpoint is None:
-        return None
-    try:
-        from services.gateway.traces.otlp import OtlpExport
-    except ImportError as error:
-        raise ConfigError(
-            "otlp-traces-endpoint needs OpenTelemetry's SDK, which shoal's extra `otel` brings:"
-            f" {error}"
-        ) from None
-    return OtlpExport(config.otlp_traces_endpoint)
-
-
 def tls_context(config: GatewayConfig) -> ssl.SSLContext | None:
-    """None without a certificate. Raises ConfigError for files that are none, or no pair."""
+    """None without a certificate. Raises ConfigError for files without a certificate and its
+    key."""
     certificate, key = config.ssl_certfile, config.ssl_keyfile
     if certificate is None:
         return None

@@ -99,15 +99,15 @@ class Queues:
     """Holds every sequence without a slot in the one queue that its state calls for.
 
     ``paused``: it has no credit, so it is not computed; ``isolated``: a worker died under it, so it
-    is computed alone; ``waiting``: all others. ``returned`` collects the traced ones that had a
-    slot, with why they wait again.
+    is computed alone; ``waiting``: all others. ``on_return`` is called with each that had a
+    slot, and why it waits again.
     """
 
     def __init__(self) -> None:
         self.waiting = WaitingQueue()
         self.isolated = WaitingQueue()
         self.paused = WaitingQueue()
-        self.returned: list[tuple[Sequence, Obstacle]] = []
+        self.on_return: Callable[[Sequence, Obstacle], None] = lambda sequence, why: None
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.isolated) + len(self.paused)
@@ -132,8 +132,7 @@ class Queues:
         """Takes a sequence that had a slot."""
         self.put(sequence)
         sequence.num_passed_over, sequence.obstacle = 0, None
-        if sequence.is_traced:
-            self.returned.append((sequence, why))
+        self.on_return(sequence, why)
 
     def remove(self, sequence: Sequence) -> None:
         for queue in (self.waiting, self.isolated, self.paused):

@@ -248,11 +248,6 @@ class Scheduler:
         ended, self._ended = self._ended, []
         return ended
 
-    def take_returned(self) -> list[tuple[Sequence, Obstacle]]:
-        """Returns the traced sequences that have lost their slot since the last call, and why."""
-        returned, self.queues.returned = self.queues.returned, []
-        return returned
-
     @property
     def stranded(self) -> list[Sequence]:
         """Those that wait for a worker which is not here: to wait is all that they can do."""

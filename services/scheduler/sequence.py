@@ -176,10 +176,6 @@ class Sequence:
         self.is_isolated = self.num_worker_deaths > 0
 
     @property
-    def is_traced(self) -> bool:
-        return self.options.traces(self.choice)
-
-    @property
     def key(self) -> tuple[str, int]:
         return self.request, self.attempt
 

@@ -12,14 +12,15 @@ from msgspec.structs import replace
 from services.scheduler.emission import Emission
 from services.scheduler.intake import Intake, why_refused
 from services.scheduler.metrics import STALLED_WORKERS, CoreMetrics, StepMetrics
+from services.scheduler.observer import Observer
 from services.scheduler.other_cells import OtherCells
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.request_log import RequestLog
 from services.scheduler.result_check import check_result
 from services.scheduler.scheduler import Refusal, Scheduler
 from services.scheduler.sequence import Arrival, Sequence, instance_of
-from services.scheduler.sequence_spans import SequenceSpans
 from services.scheduler.tokens_message import Forwarding
+from services.scheduler.traces.sequence_spans import SequenceSpans
 from services.scheduler.watchdog import LOOK_S, Watchdog
 from shared.errors import (
     NO_WORKER,
@@ -67,6 +68,12 @@ FORWARD_INTERVAL_S = 0.01  # tokens wait for those of the next steps; first ones
 HANDOVER_SHARE = 1 / 2  # of drain-timeout-s
 LOOK_ROUND_S = 1.0  # after which tokenizers that are stopped together with us have said so
 
+OBSERVERS: tuple[type[Observer], ...] = (
+    SequenceSpans,
+    Observer,
+)
+"""The first one serves."""
+
 
 class SchedulerService:
     """Binds one socket for tokenizers and one for workers; plans whenever something changed.
@@ -94,7 +101,7 @@ class SchedulerService:
         self._metrics = CoreMetrics(self._core)
         self._log = RequestLog()
         now_s = time.monotonic()
-        self._spans = SequenceSpans(self._core, config.instance, self._send_spans, now_s)
+        self._observer = OBSERVERS[0](self._core, config.instance, self._send_report, now_s)
         self._steps = StepMetrics(self._core)
         self._watchdog = Watchdog(self._core.workers)
         self._routes: dict[int, Forwarding] = {}  # to tokenizers
@@ -306,10 +313,7 @@ class SchedulerService:
             self._log.refuse(generate, error)
         else:
             peer.send(Accepted(generate.request, generate.attempt), prompt[:0])
-            if arrival.options.is_traced:
-                now_s = time.monotonic()
-                for each in generate.sequences:
-                    self._spans.begin(each.request, generate.attempt, now_s)
+            self._observer.begin(arrival)
 
     def _absorb(self, peer: Peer, result: StepResult, arrays: TokenArrays) -> None:
         worker_id = self._attached(peer)
@@ -320,14 +324,14 @@ class SchedulerService:
         self._num_steps += result.num_steps
         self._steps.end(worker_id, result, time.monotonic())
         for report in result.spans:
-            self._spans.forward(report)
+            self._observer.forward(report)
         for route, group in groupby(emissions, key=lambda each: each.sequence.route):
             self._forward(route, list(group), layout)
         self._account()
         if self._core.may_change_other_plans:
             self._plan_soon()
 
-    def _send_spans(self, route: int, report: SpanReport) -> None:
+    def _send_report(self, route: int, report: SpanReport) -> None:
         if (forwarding := self._routes.get(route)) is not None:
             forwarding.add_spans(report)
 
@@ -369,12 +373,12 @@ class SchedulerService:
             self._idle.set()
         self._metrics.count()
         now_s = time.monotonic()
-        self._spans.account(now_s)
+        self._observer.account(now_s)
         if all_ended := self._core.take_ended():
             self._intake.note_ends(len(all_ended), now_s)
             for ended in all_ended:
                 self._log.end(ended, now_s)
-                self._spans.end(ended, now_s)
+                self._observer.end(ended, now_s)
 
     def _plan_for(self, worker_id: str, peer: Peer) -> None:
         """Sends as many plans as may be in flight at once. A worker that has none begins with the
@@ -385,7 +389,7 @@ class SchedulerService:
         while planned := self._core.plan(worker_id):
             planned_s = time.monotonic()
             peer.send(planned.plan, planned.ids)
-            self._spans.admit(instance_of(worker_id), planned.plan, planned_s)
+            self._observer.admit(instance_of(worker_id), planned.plan, planned_s)
             self._log.begin(planned.newcomers, planned_s)
             self._steps.begin(worker_id, planned, started_s, planned_s)
             if is_idle and self._core.planner.is_in_need(worker):

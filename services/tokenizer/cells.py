@@ -1,8 +1,8 @@
-"""Chooses the cell that a prompt goes to: a scheduler with the workers that are its own. Pure.
+"""Chooses the cell of a prompt: a scheduler with its own workers. Pure.
 
-Prompts that begin alike go to the same cell, which may have computed the beginning already: that
-with the highest score for the beginning (rendezvous hashing, Thaler and Ravishankar 1998; with
-weights, Schindelhauer and Schomaker 2005), unless it has much more to do than the others (bounded
+Prompts that begin alike go to the same cell, which may have computed the beginning already: the
+cell with the highest score for the beginning (rendezvous hashing, Thaler and Ravishankar 1998; with
+weights, Schindelhauer and Schomaker 2005), unless it has much more work than the others (bounded
 loads, Mirrokni, Thorup and Zadimoghaddam 2018).
 """
 
@@ -27,8 +27,8 @@ class Cell(NamedTuple):
 
 
 def beginning_of(ids: Array, options: RequestOptions) -> bytes | None:
-    """What prompts have in common that should go to the same cell; None for one so short that
-    nothing is won by that. ``ids`` [n] int32."""
+    """The common beginning of prompts that should go to the same cell; None for a prompt too short
+    to gain from it. ``ids`` [n] int32."""
     if len(ids) < BEGINNING:
         return None
     return hash_root(options) + ids[:BEGINNING].tobytes()

@@ -1,4 +1,4 @@
-"""What gateways want converted, text to ids or ids to text, beside the requests."""
+"""Conversions of text to ids or ids to text for gateways, apart from requests."""
 
 import asyncio
 import logging
@@ -20,7 +20,7 @@ Key = tuple[Peer, str]  # each gateway gives its own names
 
 
 class Conversions:
-    """Those that have not ended; ``on_end`` is called after each, whatever became of it."""
+    """The open conversions; ``on_end`` is called after each, on success and on failure."""
 
     def __init__(
         self, text: TextModel, lanes: Lanes, tasks: asyncio.TaskGroup, on_end: Callable[[], None]
@@ -44,7 +44,7 @@ class Conversions:
         task.add_done_callback(lambda _: self._end(key, task))
 
     def cancel(self, gateway: Peer, name: str) -> None:
-        """What has not begun never does. Ignored for a name that is not open."""
+        """Stops a conversion that has not begun. Ignored for a name that is not open."""
         if task := self._open.get((gateway, name)):
             self._end((gateway, name), task)
             task.cancel()

@@ -1,4 +1,4 @@
-"""Ids up to text: what one Tokens brings to open requests."""
+"""Ids to text: the delivery of one Tokens message to open requests."""
 
 from msgspec.structs import replace
 
@@ -15,10 +15,10 @@ Found = tuple[OpenRequest, OpenChoice]
 
 def deliver(tokens: Tokens, arrays: TokenArrays, open_requests: RequestTable) -> list[OpenRequest]:
     """Sends one Deltas to each gateway concerned; returns the requests that have ended. Raises
-    CodecError for what no scheduler of ours sends, before anything of it goes out.
+    CodecError for a message that no scheduler of ours sends, before any part of it goes out.
 
-    A stop string found here ends a choice that still runs, so it is cancelled. Rows of what is not
-    open (any more) are passed over.
+    A stop string found here ends a choice that still runs, so the choice is cancelled. Rows of
+    requests or choices that are not open (any more) are skipped.
     """
     layout = Layout(tokens.rows, arrays)
     found = _find(tokens, open_requests)
@@ -28,9 +28,8 @@ def deliver(tokens: Tokens, arrays: TokenArrays, open_requests: RequestTable) ->
     for finished in tokens.finished:
         delivery.finish(finished)
     for report in tokens.spans:
-        if (gateway := open_requests.gateway_of(report)) is not None:
-            outbox.add_spans(gateway, report)
-    for gateway, report in open_requests.take_reports():
+        open_requests.observer.forward(report)
+    for gateway, report in open_requests.observer.take_reports():
         outbox.add_spans(gateway, report)
     outbox.send()
     DECODED_TOKENS.inc(delivery.num_tokens)
@@ -39,8 +38,8 @@ def deliver(tokens: Tokens, arrays: TokenArrays, open_requests: RequestTable) ->
 
 def _find(tokens: Tokens, open_requests: RequestTable) -> list[Found | None]:
     """The request and the choice of each row that are open. Raises CodecError unless every row
-    continues its choice, drafts come before the tokens they are for, and what stops has a token to
-    stop at."""
+    continues its choice, drafts come before the tokens they are for, and a stopped choice has a
+    token to stop at."""
     all_found: list[Found | None] = []
     next_positions: dict[tuple[str, int, bool], int] = {}
     with_drafts: set[tuple[str, int]] = set()
@@ -108,7 +107,7 @@ class _Delivery:
         if choice.index not in request.choices:  # a stop string has just ended it
             return
         choice.num_cached = row.num_cached
-        request.spans.note_tokens()
+        request.observer.note_tokens()
         match row.run.kind:
             case RunKind.PROMPT:
                 choice.num_prompt_scored += row.run.num_tokens
@@ -140,7 +139,7 @@ class _Delivery:
             self._close(request, choice)
 
     def _add_drafts(self, request: OpenRequest, choice: OpenChoice, row: TokenRow) -> None:
-        """Adds the drafts for the tokens of ``row``: those that a stop string cut off count as
+        """Adds the drafts for the tokens of ``row``: drafts that a stop string cut off count as
         rejected."""
         held = self._drafts.pop((row.request, row.attempt), None)
         if held is not None:

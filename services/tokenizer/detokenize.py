@@ -25,7 +25,7 @@ NUM_SEAM_IDS = 16
 
 
 def seam_of(ids: Sequence[int], written: Sequence[bytes]) -> Seam:
-    """That behind ``ids``, by the bytes of each token."""
+    """The seam after ``ids``, from the bytes of each token."""
     num_half = num_half_bytes(b"".join(written[token_id] for token_id in ids[-MAX_CHAR_BYTES:]))
     end = len(ids)
     while num_half > 0:
@@ -35,19 +35,19 @@ def seam_of(ids: Sequence[int], written: Sequence[bytes]) -> Seam:
 
 
 class Detokenizer:
-    """Text of one growing list of ids, which may go on from others at a ``seam``.
+    """Text of one growing list of ids, which may continue other ids at a ``seam``.
 
     The text of a token depends on its neighbours (a space, the rest of a character), so each piece
     is the difference between decoding a short window with and without the new ids. Replacement
-    characters at the end are held back: a byte-level decoder writes one for a character that is
-    incomplete, one with byte fallback writes one for each byte of the run that the character is in.
-    A long window that ends in them moves past ids whose text is certain, so that it stays short;
-    where there are none, only the last can become text, and the others go out.
+    characters at the end are held back: a byte-level decoder writes one for an incomplete
+    character, a decoder with byte fallback writes one for each byte of the character's run.
+    A long window that ends in replacement characters moves past ids with certain text, so that it
+    stays short; without such ids, only the last can become text, and the others go out.
     """
 
     def __init__(self, decode: DecodeIds, seam: Seam = NO_SEAM) -> None:
         self._decode = decode
-        self._context = list(seam.whole)  # ids whose text is out, as many as the next depend on
+        self._context = list(seam.whole)  # ids with sent text that the next ids depend on
         self._window = list(seam.half)
         text = self._text_of(self._window)
         self._num_out = len(text.rstrip(REPLACEMENT))  # characters of the window's text
@@ -66,16 +66,16 @@ class Detokenizer:
         return new if len(self._window) < MAX_WINDOW_TOKENS else new + self._shorten(text)
 
     def flush(self) -> str:
-        """The rest, with a replacement character where the last character stayed incomplete."""
+        """The rest, with a replacement character if the last character is incomplete."""
         return self._move_on(self._text_of(self._window))
 
     def _text_of(self, ids: Sequence[int]) -> str:
-        """What ``ids``, the window or its beginning, add to the context's text."""
+        """The text that ``ids``, the window or its beginning, add to the context's text."""
         if not ids:
             return ""
         before, text = self._decode(self._context), self._decode([*self._context, *ids])
         if not before.endswith(REPLACEMENT) and not text.startswith(before):
-            return self._decode(ids)  # byte fallback: they break a run whose beginning is out
+            return self._decode(ids)  # byte fallback: they break a run that was partly sent
         return text[len(before) :]
 
     def _give_out(self, certain: str) -> str:
@@ -84,7 +84,7 @@ class Detokenizer:
         return new
 
     def _shorten(self, text: str) -> str:
-        """What goes out as a window of ``text``, which is long, becomes short."""
+        """Shortens the long window of ``text``; returns the text that goes out."""
         new = ""
         if not (num_ids := self._num_certain()):
             new = self._give_out(text[:-1])
@@ -92,10 +92,10 @@ class Detokenizer:
         return new + (self._move_past(num_ids) if num_ids else self._move_on(text))
 
     def _num_certain(self) -> int:
-        """How many ids can become the context.
+        """The number of ids that can become the context.
 
-        They end with a character, or leave one incomplete that is among those that are out: the
-        window goes on behind it.
+        They end with a character, or leave one incomplete that was already sent: the window
+        continues after it.
         """
         for end in range(len(self._window) - 1, 0, -1):
             num_characters = len(self._text_of(self._window[:end]))

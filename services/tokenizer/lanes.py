@@ -1,4 +1,4 @@
-"""Threads for what takes too long for the event loop: long texts have threads of their own."""
+"""Threads for work that takes too long for the event loop, with separate threads for long texts."""
 
 import asyncio
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from shared.process.fair_slots import FairSlots
 Result = TypeVar("Result")
 
 LONG_BYTES = 128 << 10
-"""A text of as many takes about 0.1 s to encode, and as long a short one may wait for it."""
+"""A text of this length takes about 0.1 s to encode, and a short one may wait that long for it."""
 
 
 class Lanes:
@@ -22,7 +22,7 @@ class Lanes:
         self._long = _Lane(1, "encode-long")
 
     async def run(self, owner: str, num_bytes: int, work: Callable[[], Result]) -> Result:
-        """What ``work`` returns or raises. It never begins if its caller is cancelled before."""
+        """Returns or raises like ``work``. It never begins if its caller is cancelled first."""
         lane = self._short if num_bytes < LONG_BYTES else self._long
         return await lane.run(owner, work)
 
@@ -32,8 +32,8 @@ class Lanes:
 
 
 class _Lane:
-    """Calls wait here and not in the executor, whose queue would keep cancelled ones, with their
-    data, until their turn."""
+    """Calls wait here and not in the executor, because its queue would keep cancelled calls, with
+    their data, until their turn."""
 
     def __init__(self, num_threads: int, name: str) -> None:
         self.threads = ThreadPoolExecutor(num_threads + 1, name)
@@ -43,7 +43,7 @@ class _Lane:
         await self._slots.take(owner)
         job = asyncio.get_running_loop().run_in_executor(self.threads, work)
         job.add_done_callback(lambda job: self._end(owner, job))
-        await asyncio.wait([job])  # cancelled, we leave the thread to end what it has begun
+        await asyncio.wait([job])  # if cancelled, we leave the thread to finish its work
         return job.result()
 
     def _end(self, owner: str, job: asyncio.Future[Any]) -> None:

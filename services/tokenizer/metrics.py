@@ -1,4 +1,4 @@
-"""What a tokenizer counts."""
+"""The metrics of a tokenizer."""
 
 from prometheus_client import Counter, Gauge, Histogram
 

@@ -1,4 +1,4 @@
-"""One choice of an open request: what it has written, and what of that its client lacks."""
+"""One choice of an open request: its text, and the part that its client lacks."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,12 @@ from shared.wire.messages import Mark
 
 
 class OpenChoice:
-    """The text of one sequence, from what an attempt before this one had delivered.
+    """The text of one sequence, continued after the text delivered by an earlier attempt.
 
-    ``num_cached`` ids of its prompt came from the cache, once its first token has come; the
-    logprobs of ``num_prompt_scored`` of its tokens have come.
-    Decoding the ``resumed`` ids again gives the text that was delivered, ``num_chars`` and
-    ``num_marks`` of it, and what was held back; only what follows comes out.
+    From its first token on, ``num_cached`` ids of its prompt came from the cache; the logprobs of
+    ``num_prompt_scored`` prompt tokens have arrived.
+    Decoding the ``resumed`` ids again gives the delivered text, ``num_chars`` and ``num_marks`` of
+    it, and the text held back; only the text after it comes out.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class OpenChoice:
         return self._take(self._stream.finish())
 
     def take_marks(self) -> list[Mark]:
-        """Those that go out with the text of the last push or finish."""
+        """The marks that go out with the text of the last push or finish."""
         marks, self._unsent_marks = self._unsent_marks + self._stream.take_marks(), []
         return marks
 

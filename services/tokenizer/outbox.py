@@ -1,4 +1,4 @@
-"""What one Tokens sends up: a single Deltas for each gateway."""
+"""The output of one Tokens message: a single Deltas for each gateway."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The formats in which the model calls tools and reasons, and what a prompt leaves open of them."""
+"""The model's formats for tool calls and reasoning, and the part that a prompt leaves open."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -45,9 +45,9 @@ def _chosen(setting: str, value: str, recognised: str, known: Iterable[str]) -> 
 
 
 class PromptEnd:
-    """Says what the model writes first after a prompt.
+    """Finds the first part of the output after a prompt.
 
-    ``added`` has the ids of added tokens, of which ``special_ids`` stand between messages;
+    ``added`` has the ids of added tokens; the ``special_ids`` among them separate messages;
     ``decode`` makes text of ids, special tokens included.
     """
 
@@ -67,7 +67,7 @@ class PromptEnd:
 
     def start(self, prompt: Array, is_chat: bool, continues_answer: bool) -> OutputStart:
         """The last marker in the last message of ``prompt`` [prompt_len] int32 decides, else the
-        format. A text in which nothing stands between messages is none of the model's chats."""
+        format. A text without separators between messages is not a chat of the model."""
         if self._reasoning is None:
             return OutputStart.ANSWER
         places = np.flatnonzero(np.isin(prompt, self._all_ids))

@@ -8,8 +8,8 @@ import numpy as np
 
 from services.tokenizer.chat.history import FittedChat, fit
 from services.tokenizer.detokenize import NO_SEAM, Seam
+from services.tokenizer.observer import Measure, unmeasured
 from services.tokenizer.open_choice import OpenChoice
-from services.tokenizer.prompt_spans import Measure, unmeasured
 from services.tokenizer.text_model import NO_OPTIONS, TextModel
 from services.tokenizer.text_stream import TextStream
 from services.tokenizer.truncation import Truncation, truncation_of
@@ -30,9 +30,10 @@ from shared.wire.messages import (
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """``ids`` [prompt_len] int32 of the prompt; ``params`` completed by what only we know;
-    ``resumed`` [n] int32: what an attempt before this one had emitted of all ``choices``;
-    ``start``: what the first token of each belongs to; ``dropped``: what the prompt leaves out."""
+    """``ids`` [prompt_len] int32 of the prompt; ``params`` with the tokenizer's own values added;
+    ``resumed`` [n] int32: the ids that an earlier attempt had emitted for all ``choices``;
+    ``start``: the part of the output that each first token belongs to; ``dropped``: the part of
+    the chat that the prompt leaves out."""
 
     ids: Array
     params: SamplingParams
@@ -43,7 +44,7 @@ class Prepared:
 
 
 class EncodedPrompt(NamedTuple):
-    """``ids`` [prompt_len] int32, at least one, and what of a chat is not in them."""
+    """``ids`` [prompt_len] int32, at least one, and the part of a chat that they leave out."""
 
     ids: Array
     dropped: Dropped = NOTHING_DROPPED
@@ -57,8 +58,8 @@ def prepare(
     max_tokens: int | None,
     measure: Measure = unmeasured,
 ) -> Prepared:
-    """``resumed`` holds the ids of all choices, one after the other; ``max_tokens`` counts where
-    the client sets no bound, as far as the context goes. Raises InvalidRequest."""
+    """``resumed`` holds the ids of all choices, one after the other; ``max_tokens`` applies if the
+    client sets no bound, as far as the context goes. Raises InvalidRequest."""
     _check_choices(model, submit, resumed)
     adds_special_tokens, truncation = submit.text.adds_special_tokens, truncation_of(submit.text)
     ids, dropped = encode(
@@ -68,7 +69,7 @@ def prepare(
     output_start = model.output_start(ids, submit.chat)
     params = submit.params
     if submit.text.bad_words:
-        bad_words = model.encode_words(submit.text.bad_words)
+        bad_words = [*params.bad_words, *model.encode_words(submit.text.bad_words)]
         params = msgspec.structs.replace(params, bad_words=bad_words)
     room = max(1, model.max_model_len - len(ids))
     if params.max_tokens is None:
@@ -114,7 +115,7 @@ def _check_choices(model: TextModel, submit: Submit, resumed: Array) -> None:
 
 
 def _bounded(params: SamplingParams, room: int, max_tokens: int | None) -> SamplingParams:
-    """With the bound that holds where the client sets none. Raises InvalidRequest."""
+    """Adds the default bound if the client sets none. Raises InvalidRequest."""
     bound = room if max_tokens is None else min(max_tokens, room)
     if params.min_tokens > bound:
         raise InvalidRequest(
@@ -209,7 +210,7 @@ def _text_of(model: TextModel, message: Convert, data: Array) -> str:
 
 
 def _messages_left(model: TextModel, message: Convert, data: Array) -> list[dict[str, Any]]:
-    """Those of a chat that are in its prompt."""
+    """The messages of a chat that are in its prompt."""
     options = message.chat
     if options is None or not options.history_limit:
         return chat_messages(data)
@@ -224,7 +225,7 @@ def _text(prompt: Array) -> str:
 
 
 def chat_messages(prompt: Array) -> list[dict[str, Any]]:
-    """Of a prompt of kind ``chat``. Raises InvalidRequest."""
+    """The messages of a prompt of kind ``chat``. Raises InvalidRequest."""
     try:
         return msgspec.convert(long_json.decode(prompt.data), list[dict[str, Any]])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

@@ -1,14 +1,13 @@
 """The requests a tokenizer works on."""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from services.tokenizer.observer import UNOBSERVED, Observer, PromptObserver
 from services.tokenizer.open_choice import OpenChoice
-from services.tokenizer.prompt_spans import PromptSpans
 from shared.link.peer import Peer
 from shared.process.log import log_end
 from shared.process.open_requests import OPEN_REQUESTS
@@ -22,25 +21,22 @@ from shared.wire.messages import (
     Dropped,
     OutputStart,
     RequestKey,
-    SpanReport,
     Submit,
 )
 
 MAX_DIGITS = 10  # of the number of a choice
-MAX_ENDED = 4096
-"""Prompts that have ended, but about which a scheduler or worker may still have to report."""
 
 Key = tuple[str, int]  # request, attempt
 
 
 @dataclass(slots=True, eq=False)
 class OpenRequest:
-    """One prompt of one gateway, with those of its choices that have not ended.
+    """One prompt of one gateway, with its choices that have not ended.
 
     ``choices`` is empty and ``scheduler`` None until the prompt is encoded and sent. ``prepare_s``
-    is the time that took, with the wait for a thread. ``prompt_ids`` are there from then until the
-    gateway gets them, with Accepted, and with ``start``, what the first token belongs to, what was
-    ``dropped``, and what its schemas say that is ``left_out``.
+    is the time for that, with the wait for a thread. From then until the gateway gets them with
+    Accepted there are ``prompt_ids``, ``start`` (the part of the output that the first token
+    belongs to), ``dropped``, and ``left_out`` (keywords of its schemas that are not enforced).
     """
 
     submit: Submit
@@ -55,14 +51,13 @@ class OpenRequest:
     dropped: Dropped = NOTHING_DROPPED
     left_out: list[str] = field(default_factory=list)
     choices: dict[int, OpenChoice] = field(default_factory=dict)
-    spans: PromptSpans = field(init=False)
+    observer: PromptObserver = UNOBSERVED
 
     def __post_init__(self) -> None:
         """Raises CodecError for bad options."""
         row = self.submit.options.copy()  # or it would keep the whole header
         self.submit = replace(self.submit, options=row)
         self.options = read_options(row)
-        self.spans = PromptSpans(self.submit)
 
     @property
     def request(self) -> str:
@@ -81,7 +76,7 @@ class OpenRequest:
         return RequestKey(f"{self.request}/{choice}", self.attempt)
 
     def choice(self, number: str) -> OpenChoice | None:
-        """The one that has this number at the end of its sequence's name, if it has not ended."""
+        """The open choice with this number at the end of its sequence's name."""
         is_number = number.isdecimal() and len(number) <= MAX_DIGITS
         return self.choices.get(int(number)) if is_number else None
 
@@ -101,17 +96,17 @@ class OpenRequest:
 
 
 class RequestTable:
-    """The table of them, by the name the gateway gave. ``instance`` is what we are called;
-    ``on_pop`` is called with each that leaves."""
+    """The table of them, by the name the gateway gave. ``on_pop`` is called with each that
+    leaves."""
 
     def __init__(
-        self, instance: str = "", on_pop: Callable[[OpenRequest], None] = lambda request: None
+        self,
+        observer: Observer | None = None,
+        on_pop: Callable[[OpenRequest], None] = lambda request: None,
     ) -> None:
-        self._instance = instance
+        self.observer = observer or Observer()
         self._on_pop = on_pop
         self._table: dict[Key, OpenRequest] = {}
-        self._ended: OrderedDict[Key, Peer] = OrderedDict()  # traced ones and their gateways
-        self._reports: list[tuple[Peer, SpanReport]] = []
 
     def __len__(self) -> int:
         return len(self._table)
@@ -121,6 +116,7 @@ class RequestTable:
 
     def add(self, request: OpenRequest) -> None:
         self._table[request.request, request.attempt] = request
+        request.observer = self.observer.begin(request.submit, request.options, request.gateway)
         OPEN_REQUESTS.set(len(self))
 
     def get(self, request: str, attempt: int) -> OpenRequest | None:
@@ -146,34 +142,17 @@ class RequestTable:
             num_prompt_tokens=request.num_prompt_tokens,
             prepare_s=request.prepare_s,
         )
-
-        if request.options.is_traced:
-            report = request.spans.report(self._instance, reason, request.num_prompt_tokens)
-            self._reports.append((request.gateway, report))
-            self._ended[request.request, request.attempt] = request.gateway
-            if len(self._ended) > MAX_ENDED:
-                self._ended.popitem(last=False)
-
-    def take_reports(self) -> list[tuple[Peer, SpanReport]]:
-        """The reports on what has ended since the last call, each with its gateway."""
-        reports, self._reports = self._reports, []
-        return reports
-
-    def gateway_of(self, report: SpanReport) -> Peer | None:
-        """That of the prompt of a sequence that ``report`` is about, if it is or was open here."""
-        key = report.request.rpartition("/")[0], report.attempt
-        request = self._table.get(key)
-        return request.gateway if request is not None else self._ended.get(key)
+        request.observer.end(reason, request.num_prompt_tokens)
 
     def pop_all_of(self, peer: Peer) -> Iterator[OpenRequest]:
-        """Removes what hangs on a gateway or a scheduler."""
+        """Removes the requests of a gateway or a scheduler."""
         for request in list(self._table.values()):
             if peer in (request.gateway, request.scheduler):
                 self.pop(request, "gateway_lost" if peer is request.gateway else "scheduler_lost")
                 yield request
 
     def named(self, ids: set[str], owner: str) -> list[OpenRequest]:
-        """Those that ``owner`` knows by one of ``ids``."""
+        """The requests of ``owner`` with one of ``ids``."""
         return [
             each
             for each in self._table.values()

@@ -1,4 +1,4 @@
-"""What gateways ask of a tokenizer, from Submit to the end: prompts go down, text comes up."""
+"""The requests of gateways, from Submit to the end: prompts go down, text comes up."""
 
 import asyncio
 import logging
@@ -13,6 +13,7 @@ from services.tokenizer.deliver import deliver
 from services.tokenizer.guides.guides import guides_for, wants_guide
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.metrics import ENCODED_TOKENS, PREPARE_SECONDS
+from services.tokenizer.observer import Observer
 from services.tokenizer.outbox import Outbox
 from services.tokenizer.prepare import Prepared, prepare
 from services.tokenizer.request_table import OpenRequest, RequestTable
@@ -53,11 +54,10 @@ log = logging.getLogger(__name__)
 
 
 class Requests:
-    """Encodes in ``lanes`` and decodes on the event loop; ``schedulers`` are those that prompts go
-    to; ``instance`` is what this tokenizer is called.
+    """Encodes in ``lanes`` and decodes on the event loop; prompts go to ``schedulers``.
 
-    ``max_tokens`` bounds texts whose clients set no bound. Of requests and conversions at most
-    ``max_open`` are open.
+    ``max_tokens`` bounds texts without a bound from the client. At most ``max_open`` requests and
+    conversions are open.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Requests:
         lanes: Lanes,
         tasks: asyncio.TaskGroup,
         schedulers: Schedulers,
-        instance: str = "",
+        observer: Observer | None = None,
     ) -> None:
         self.num_deliveries = 0
         self._text = text
@@ -78,7 +78,7 @@ class Requests:
         self._tasks = tasks
         self._schedulers = schedulers
         self._guides = guides_for(text, lanes)
-        self._open = RequestTable(instance, self._note_pop)
+        self._open = RequestTable(observer, self._note_pop)
         self._conversions = Conversions(text, lanes, tasks, self._note_ends)
         self._credits = CreditBatch()
         self._ends = Rate()
@@ -154,7 +154,7 @@ class Requests:
         self._note_ends()
 
     def abort(self, ids: list[str], owner: str) -> None:
-        """Ends what ``owner`` knows by these ids, each choice with the text it has."""
+        """Ends the requests of ``owner`` with these ids, each choice with its text so far."""
         outbox = Outbox(Layout([], TokenArrays()))
         for request in self._open.named(set(ids), owner):
             request.cancel()
@@ -209,16 +209,16 @@ class Requests:
     async def _guide_of(self, request: OpenRequest, prepared: Prepared) -> Guide | None:
         if not wants_guide(request.submit):
             return None
-        with request.spans.measure("format"):
+        with request.observer.measure("format"):
             return await self._guides.guide_of(
                 request.submit, prepared.start, request.note_left_out, request.options.owner
             )
 
     def _prepare(self, request: OpenRequest, prompt: Array, resumed: Array) -> Prepared:
         started_s = time.monotonic()
-        request.spans.note_thread()
+        request.observer.note_thread()
         prepared = prepare(
-            self._text, request.submit, prompt, resumed, self._max_tokens, request.spans.measure
+            self._text, request.submit, prompt, resumed, self._max_tokens, request.observer.measure
         )
         request.prepare_s = time.monotonic() - started_s
         PREPARE_SECONDS.observe(request.prepare_s)
@@ -263,7 +263,7 @@ class Requests:
             request.prompt_ids = None
 
     def fail(self, failed: Failed) -> None:
-        """Without one of its choices a request is worth nothing, so the others end too."""
+        """Ends all choices, because a request without one of them is worthless."""
         error = RequestError.from_failed(failed)
         refused = self._open.get(failed.request, failed.attempt)
         if refused is not None:
@@ -275,7 +275,7 @@ class Requests:
             self._fail(request, error)
 
     def deliver(self, tokens: Tokens, arrays: TokenArrays) -> None:
-        """Raises CodecError for what no scheduler of ours sends."""
+        """Raises CodecError for a message that no scheduler of ours sends."""
         for ids in (arrays.ids, arrays.top_ids):
             if fault := ids_fault(ids, self._text.vocab_size):
                 raise CodecError(f"the tokens have {fault}")
@@ -295,7 +295,7 @@ class Requests:
         self._note_ends()
 
     def _note_ends(self) -> None:
-        if reports := self._open.take_reports():
+        if reports := self._open.observer.take_reports():
             outbox = Outbox(Layout([], TokenArrays()))
             for gateway, report in reports:
                 outbox.add_spans(gateway, report)

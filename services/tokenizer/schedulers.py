@@ -49,9 +49,10 @@ class Schedulers:
         return known[: MAX_CELLS + 1]
 
     def choose(self, generate: Generate, options: RequestOptions, ids: Array) -> Peer | None:
-        """Returns the scheduler for a prompt of ``ids`` [n] int32, which it will be sent; None
-        where none is connected. One without workers only where all are, one that leaves only where
-        all that are ready do, and the one that it left only where there is no other of these.
+        """Returns the scheduler for a prompt of ``ids`` [n] int32, which is then sent there; None
+        if none is connected. A scheduler without workers is chosen only if all are without, a
+        leaving one only if all ready ones are leaving, and the one that it left only if no other of
+        these exists.
         """
         usable = self._usable()
         left = options.left_scheduler
@@ -78,7 +79,7 @@ class Schedulers:
         return staying or ready or list(self)
 
     def _cell(self, peer: Peer) -> Cell:
-        """What other tokenizers have there is as old as the heartbeat."""
+        """The counts of other tokenizers' requests there are as old as the heartbeat."""
         overview, ours = peer.status.overview, self._ours_at(peer)
         if overview is None:
             return Cell(peer.hello.instance, 1, ours.num)

@@ -11,9 +11,11 @@ import numpy as np
 from msgspec import Meta
 
 from services.tokenizer.lanes import Lanes
+from services.tokenizer.observer import Observer
 from services.tokenizer.requests import Requests
 from services.tokenizer.schedulers import Schedulers
 from services.tokenizer.text_model import ChatSettings, TextModel
+from services.tokenizer.traces.prompt_spans import Prompts
 from shared.errors import ConfigError
 from shared.link.keys import load_keys
 from shared.link.link import Link
@@ -52,6 +54,12 @@ from shared.wire.token_arrays import TokenArrays
 
 log = logging.getLogger(__name__)
 
+OBSERVERS: tuple[type[Observer], ...] = (
+    Prompts,
+    Observer,
+)
+"""The first one serves."""
+
 
 class TokenizerService:
     """Encodes off the event loop, decodes on it; one message to each gateway for each step."""
@@ -79,7 +87,7 @@ class TokenizerService:
                     lanes=self._lanes,
                     tasks=tasks,
                     schedulers=self._schedulers,
-                    instance=self._config.instance,
+                    observer=OBSERVERS[0](self._config.instance),
                 )
                 await self._run_link(self._link)
         finally:
@@ -235,12 +243,12 @@ class _GenerationConfig(SamplingFields):
 def read_defaults(
     model: Path, setting: str, override: dict[str, Any]
 ) -> tuple[SamplingDefaults, int | None]:
-    """What clients may leave out, and of how many tokens a text is then at most (None: no limit).
+    """The defaults for clients, and the default limit on tokens of a text (None: no limit).
 
     ``setting`` is ``auto`` for the model's own folder, ``none``, or another folder. Values of
-    ``override`` come before those of a folder.
+    ``override`` come before the folder's.
 
-    Raises ConfigError for a folder without the file, and for values that no client may send either.
+    Raises ConfigError for a folder without the file, and for values that are invalid in a request.
     """
     folder = model if setting == AUTO else Path(setting)
     path = folder / FILE

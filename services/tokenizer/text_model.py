@@ -16,8 +16,8 @@ from services.tokenizer.chat.template_files import read_json, read_special_token
 from services.tokenizer.chat.template_options import check_defaults
 from services.tokenizer.chat.templates import ChatTemplates
 from services.tokenizer.detokenize import NUM_SEAM_IDS, Seam, seam_of
+from services.tokenizer.observer import Measure, unmeasured
 from services.tokenizer.output_formats import AUTO, PromptEnd, find_formats
-from services.tokenizer.prompt_spans import Measure, unmeasured
 from services.tokenizer.truncation import Truncation
 from services.tokenizer.vocabulary import SPACE, partial_ids, token_bytes
 from shared.errors import ConfigError, InvalidRequest
@@ -27,14 +27,14 @@ from shared.wire.codec import Array
 from shared.wire.messages import ChatOptions, OutputStart, PromptKind
 
 NO_OPTIONS = ChatOptions()
-HALF_CHARACTER = "\ufffd"  # what is written for the bytes of one
+HALF_CHARACTER = "\ufffd"  # written for the bytes of an incomplete character
 
 
 @dataclass(frozen=True, slots=True)
 class ChatSettings:
-    """What operators set: a file with a ``template`` instead of the folder's, whether requests may
-    bring their own, the formats of output, ``auto``, ``none`` or a name, whether the score of a
-    pair is a token's probability, and variables of templates that requests may leave out."""
+    """The operator's settings: a file with a ``template`` instead of the folder's, permission for
+    templates in requests, the formats of output, ``auto``, ``none`` or a name, the score of a pair
+    as a token's probability, and default variables of templates."""
 
     template: Path | None = None
     trusts_requests: bool = False
@@ -51,11 +51,11 @@ class TextModel:
     """Text ⇄ ids. Its methods may be called from several threads.
 
     A text that must have more than ``max_model_len`` tokens is refused before it is encoded, which
-    for megabytes takes seconds. Ids are those below ``vocab_size``; ``end_ids`` end a text, and
-    ``partial_ids`` are those of tokens that are no whole characters. ``tools`` and ``reasoning``
-    are the formats in which the model calls tools and reasons. ``num_token_ids`` counts the ids of
-    the tokenizer, some of which the model may lack. ``has_file``: the folder holds tokenizer.json.
-    ``description`` is what the folder says of the tokenizer.
+    for megabytes takes seconds. All ids are below ``vocab_size``; ``end_ids`` end a text, and
+    tokens of ``partial_ids`` are not whole characters. ``tools`` and ``reasoning`` are the model's
+    formats for tool calls and reasoning. ``num_token_ids`` counts the ids of the tokenizer, some
+    of which the model may lack. ``has_file``: the folder holds tokenizer.json. ``description`` is
+    the folder's description of the tokenizer.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class TextModel:
         return self._encode(text, False, None)
 
     def output_start(self, prompt: Array, chat: ChatOptions | None) -> OutputStart:
-        """What the first token after ``prompt`` belongs to; ``chat`` is None for a plain text."""
+        """The part of the output that begins after ``prompt``; ``chat`` is None for plain text."""
         continues = chat is not None and chat.continues_final_message
         return self._prompt_end.start(prompt, chat is not None, continues)
 
@@ -187,7 +187,7 @@ class TextModel:
         return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def encode_words(self, words: list[str]) -> list[list[int]]:
-        """The ids of each word, at the start of a text and after a space, where they differ."""
+        """The ids of each word, at the start of a text and, if they differ, after a space."""
         variants = [variant for word in words for variant in (word, f" {word.lstrip()}")]
         encodings = self._tokenizer.encode_batch(variants, add_special_tokens=False)
         distinct = dict.fromkeys(tuple(encoding.ids) for encoding in encodings if encoding.ids)
@@ -195,7 +195,7 @@ class TextModel:
         return [list(ids) for ids in distinct if max(ids) < self.vocab_size]
 
     def check_size(self, kind: PromptKind, prompt: Array, is_cut: bool = False) -> None:
-        """Raises InvalidRequest for a prompt that is too long whatever is in it. A chat is never
+        """Raises InvalidRequest for a prompt whose size alone makes it too long. A chat is never
         refused here: its template may leave out most of it. Nor are ids that will be cut."""
         if kind == "text":
             self._check_num_chars(prompt.nbytes // MAX_CHAR_BYTES)
@@ -212,7 +212,7 @@ class TextModel:
             )
 
     def added_texts(self, skips_special_tokens: bool) -> dict[int, str]:
-        """What is written for each added token, by id."""
+        """The text written for each added token, by id."""
         return self._added_texts[skips_special_tokens]
 
     def token_bytes(self) -> list[bytes]:
@@ -220,7 +220,7 @@ class TextModel:
         return self._token_bytes
 
     def to_json(self) -> str:
-        """As in tokenizer.json."""
+        """The content of a tokenizer.json."""
         return str(self._tokenizer.to_str())
 
     def _encode(
@@ -247,7 +247,7 @@ class TextModel:
         return str(self._tokenizer.decode(ids, skip_special_tokens=skips_special_tokens))
 
     def decode_many(self, ids: Sequence[int]) -> str:
-        """With special tokens."""
+        """The text of ``ids``, special tokens included."""
         (text,) = self._tokenizer.decode_batch([ids], skip_special_tokens=False)
         return str(text)
 
@@ -279,7 +279,7 @@ def _load_tokenizer(folder: Path) -> Tokenizer:
     except (OSError, ValueError) as error:
         raise ConfigError(f"model: {folder} holds no tokenizer that loads: {error}") from None
     tokenizer: Tokenizer = loaded.backend_tokenizer
-    if not tokenizer.get_vocab_size():  # what transformers makes of nothing
+    if not tokenizer.get_vocab_size():  # made by transformers from an empty folder
         raise ConfigError(f"model: {folder} holds no tokenizer")
     return tokenizer
 
@@ -291,7 +291,7 @@ def _description(config: dict[str, Any], template: str) -> dict[str, Any]:
 
 
 def _added_texts(added: dict[int, AddedToken], skips_special_tokens: bool) -> dict[int, str]:
-    """Without tokens of blanks, of which some vocabularies have dozens: they mark nothing."""
+    """Without tokens of blanks, because they mark nothing and some vocabularies have dozens."""
     return {
         token_id: "" if skips_special_tokens and token.special else token.content
         for token_id, token in added.items()

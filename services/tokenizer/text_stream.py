@@ -8,11 +8,11 @@ from shared.wire.messages import Mark
 
 
 class TextStream:
-    """Joins incremental decoding and stop strings, which end behind the first ``min_tokens``.
+    """Joins incremental decoding and stop strings, which end after the first ``min_tokens``.
 
-    ``num_tokens`` counts the ids that went in until the text stopped. With ``added``, the texts of
-    the vocabulary's added tokens, there are Marks of them; ``partial_ids`` are the ids of tokens
-    that are no whole characters. The text goes on from its prompt at ``seam``.
+    ``num_tokens`` counts the input ids until the text stopped. ``added``, the texts of the
+    vocabulary's added tokens, turns on their Marks; tokens of ``partial_ids`` are not whole
+    characters. The text continues its prompt at ``seam``.
     """
 
     def __init__(
@@ -61,12 +61,12 @@ class TextStream:
         return text if self.stop is not None else text + self._count(self._matcher.flush())
 
     def take_marks(self) -> list[Mark]:
-        """Those that belong to text that is out, and were not taken yet."""
+        """The marks of text that is out, each taken once."""
         return [] if self._marks is None else self._marks.take(self._num_out)
 
     def _pieces(self, ids: Sequence[int]) -> Iterator[Sequence[int]]:
-        """Parts of ``ids`` whose text and marks are the same however the ids come: what is an added
-        token, or a part of a character, is a part of its own."""
+        """Parts of ``ids`` with text and marks that do not depend on the arrival of the ids: an
+        added token, or a part of a character, is a part of its own."""
         if self._added is None and not self._looks_at_each_id:
             yield ids
             return
@@ -140,12 +140,12 @@ class Marks:
         self._num_decoded += len(new)
 
     def note_textless(self, index: int, token_id: int) -> None:
-        """Token ``index`` ends the text and has none, whatever it is."""
+        """Token ``index``, of any kind, ends the text and has no text itself."""
         if token_id in self._added:
             self._waiting.append(Mark(self._num_decoded, 0, index, token_id))
 
     def take(self, num_out: int) -> list[Mark]:
-        """Those that can go out with the first ``num_out`` characters of the text."""
+        """The marks that can go out with the first ``num_out`` characters of the text."""
         taken = []
         while self._waiting and _can_go(self._waiting[0], num_out):
             taken.append(self._waiting.popleft())
@@ -170,7 +170,7 @@ class StopMatcher:
         self._includes_stop = includes_stop
         self._max_len = max(map(len, stops), default=0)
         self._held = ""
-        self._num_exempt = 0  # characters of what is held
+        self._num_exempt = 0  # characters of the held text
         self.match: str | None = None
 
     def push(self, text: str, is_exempt: bool = False) -> str:
@@ -191,7 +191,7 @@ class StopMatcher:
         return text[: len(text) - keep]
 
     def flush(self) -> str:
-        """What was held back, when no more text comes."""
+        """The text held back, at the end of the text."""
         text, self._held = self._held, ""
         return text
 

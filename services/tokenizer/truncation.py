@@ -24,8 +24,8 @@ class Truncation:
         return ids[: self.num_ids] if self.keeps_start else ids[len(ids) - self.num_ids :]
 
     def cut_encoding(self, encoding: Encoding, of_tokens: list[Of]) -> list[Of]:
-        """What of each token of a text, its id for one, is left; the special tokens that the
-        tokenizer puts around it stay."""
+        """The rest of the tokens' values (such as ids) after the cut; the special tokens that the
+        tokenizer puts around a text stay."""
         added, num = encoding.special_tokens_mask, len(of_tokens)
         begin = added.index(0) if 0 in added else num
         end = num - (added[::-1].index(0) if 0 in added else 0)

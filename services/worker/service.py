@@ -21,12 +21,13 @@ from services.worker.metrics import (
     device_stats,
     memory_stats,
 )
+from services.worker.observer import Observer
 from services.worker.plan_check import PlanCheck
 from services.worker.ranks.followers import Followers
 from services.worker.ranks.local_ranks import LocalRanks, RankLost
 from services.worker.ranks.rank_settings import with_share
-from services.worker.slot_spans import SlotSpans
 from services.worker.step_thread import StepThread, call_soon
+from services.worker.traces.slot_spans import SlotSpans
 from services.worker.weights.progress import ProgressLines
 from shared.link.keys import load_keys
 from shared.link.link import Link
@@ -48,12 +49,10 @@ from shared.wire.messages import (
     Release,
     Reset,
     RunKind,
-    SpanReport,
     State,
     Stats,
     StepPlan,
 )
-from shared.wire.spans import SpanBuffer
 
 log = logging.getLogger(__name__)
 
@@ -62,6 +61,12 @@ ATTACH_S = 0.5  # between two looks for the scheduler to be attached to
 CHOOSE_S = 0.05  # in which all schedulers that are dialled together have said how they fare
 TAKE_S = 1e-3  # for which the step thread may wait until a result has gone out
 MOVE_SHARE = 1 / 2  # of drain-timeout-s
+
+OBSERVERS: tuple[type[Observer], ...] = (
+    SlotSpans,
+    Observer,
+)
+"""The first one serves."""
 
 
 class WorkerService:
@@ -84,7 +89,7 @@ class WorkerService:
         self._is_draining = self._is_stopped = False
         self._idle = asyncio.Event()
         self._log = SlotLog()
-        self._spans = SlotSpans(config.instance)
+        self._observer = OBSERVERS[0](config.instance)
         self._attachment = Attachment(
             config.instance,
             lambda: self._link.peers if self._link is not None else (),
@@ -220,7 +225,7 @@ class WorkerService:
         self._followers.send(Reset())
         self._step_thread.submit(self._engine.reset)
         self._log.clear()
-        self._spans.clear()
+        self._observer.clear()
         self._plan_check.clear()
         self._load = 0
         self._note_load()
@@ -257,7 +262,7 @@ class WorkerService:
         """Submits to the step thread at once, so that a reset that comes later runs after it.
         Raises CodecError for a plan that cannot be run."""
         self._plan_check.check(plan, ids)
-        self._spans.begin(plan)
+        self._observer.begin(plan)
         if self._num_pending == 0:
             self._last_progress_s = time.monotonic()
         self._num_pending += 1
@@ -282,8 +287,8 @@ class WorkerService:
         """Raises what broke the step, which ends the service. ``ended_s`` is unix time; ``taken``
         is set when the result has gone out, if somebody may wait for that."""
         result, arrays = output.result()
-        if reports := self._spans.end(result, ended_s):
-            result = replace(result, spans=_within(reports))
+        if reports := self._observer.end(result, ended_s):
+            result = replace(result, spans=reports)
         peer.send(result, *arrays)
         if taken:
             asyncio.get_running_loop().call_soon(taken.set)
@@ -332,14 +337,6 @@ def _has_first_tokens(plan: StepPlan, output: Future[StepOutput]) -> bool:
     result, _ = output.result()
     outputs = (row for row in result.rows if row.run.kind == RunKind.OUTPUT)
     return any(row.run.num_tokens and row.slot in slots for row in outputs)
-
-
-def _within(reports: list[SpanReport]) -> list[SpanReport]:
-    """As many as a message may have."""
-    buffer = SpanBuffer()
-    for report in reports:
-        buffer.add(report)
-    return buffer.take()
 
 
 class _Stay(NamedTuple):

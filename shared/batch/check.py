@@ -1,4 +1,4 @@
-"""Reads a batch file once before anything of it is sent."""
+"""Reads a batch file once before any request is sent."""
 
 from array import array
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ DIGEST_BYTES = 8
 
 @dataclass(slots=True)
 class Checked:
-    """What a file holds. ``digest`` stands for its content. Of the lines that are wrong by
-    themselves ``errors`` are the first ``MAX_ERRORS``; ``duplicates`` repeat an id."""
+    """Summary of a file. ``digest`` identifies its content. ``errors`` are the first ``MAX_ERRORS``
+    invalid lines; ``duplicates`` repeat an id."""
 
     digest: str = ""
     num_requests: int = 0
@@ -28,8 +28,8 @@ class Checked:
 
 
 def check(path: Path, max_line_bytes: int, endpoint: str | None = None) -> Checked:
-    """Blank lines are none. Takes 8 bytes of memory for each line, to find ids that come twice.
-    Raises OSError."""
+    """Ignores blank lines. Takes 8 bytes of memory per line, to find duplicate ids. Raises
+    OSError."""
     checked, digest = Checked(), blake2b(digest_size=DIGEST_BYTES)
     hashes = array("q")
     for text in read_lines(path, max_line_bytes, digest.update):
@@ -49,7 +49,7 @@ def check(path: Path, max_line_bytes: int, endpoint: str | None = None) -> Check
 
 
 def _repeated(hashes: "array[int]") -> set[int]:
-    """Those that come more than once, or the first ``MAX_ERRORS`` of them. Sorts ``hashes``."""
+    """At most ``MAX_ERRORS`` hashes that occur more than once. Sorts ``hashes``."""
     if not hashes:
         return set()
     ordered = np.frombuffer(hashes, np.int64)
@@ -61,7 +61,7 @@ def _repeated(hashes: "array[int]") -> set[int]:
 def _duplicates(
     path: Path, max_line_bytes: int, endpoint: str | None, repeated: set[int]
 ) -> Iterator[LineError]:
-    """The lines with an id that an earlier line has; different ids may have one hash."""
+    """Lines with the id of an earlier line; equal hashes are compared by id."""
     first: dict[str, int] = {}
     num = 0
     for text in read_lines(path, max_line_bytes):

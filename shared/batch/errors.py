@@ -1,27 +1,27 @@
-"""What ends a whole batch, and not one line of it."""
+"""Errors that end a whole batch instead of one line."""
 
 from shared.errors import ShoalError
 
 
 class BatchStopped(ShoalError):
-    """It ends early; what has been written stays, and a new start goes on from there."""
+    """The batch ends early; written results stay, and a new start resumes from there."""
 
 
 class ServerLost(BatchStopped):
-    """The server did not answer for so long that it will not come back by itself."""
+    """The server did not answer for too long to come back by itself."""
 
 
 class KeyRefused(BatchStopped):
-    """The server does not take the API key, of this line or of any other."""
+    """The server refuses the API key for all lines."""
 
 
 class NotWritten(BatchStopped):
-    """A result could not be written: the text names the file, and why."""
+    """A result could not be written; the text names the file and the reason."""
 
 
 class WrongResults(ShoalError):
-    """A file of results that is not one of this batch, or that another process writes."""
+    """The file of results belongs to another batch, or another process writes it."""
 
 
 class NoReply(ShoalError):
-    """One request gets no reply of a server that answers others."""
+    """The server does not reply to one request, but to others."""

@@ -28,15 +28,15 @@ ENDPOINTS = frozenset(
         "/classify",
     }
 )
-"""Where a line may go. Whether a server has the endpoint is its own answer."""
+"""The endpoints a line may name. A server may lack some of them."""
 
 Text = tuple[int, bytes | None]
-"""The number of a line, from 1, and its bytes; None where it is too long."""
+"""The number of a line, from 1, and its bytes; None if it is too long."""
 
 
 @dataclass(frozen=True, slots=True)
 class LineError:
-    """What is wrong with the line of this ``number``."""
+    """The error in line ``number``."""
 
     number: int
     code: str
@@ -47,7 +47,7 @@ class LineError:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One request. ``body`` is the JSON of an object."""
+    """One request. ``body`` is a JSON object."""
 
     number: int
     custom_id: str
@@ -78,8 +78,8 @@ _decode_id = msgspec.json.Decoder(_Id).decode
 def read_lines(
     path: Path, max_bytes: int, on_bytes: Callable[[bytes], object] = len
 ) -> Iterator[Text]:
-    """All lines but blank ones; never holds more than one of ``max_bytes``. ``on_bytes`` gets
-    all that is read. Raises OSError."""
+    """All lines except blank ones; holds at most one line of ``max_bytes``. ``on_bytes`` gets all
+    bytes read. Raises OSError."""
     with path.open("rb", buffering=READ_BYTES) as file:
         for number in count(1):
             text = file.readline(max_bytes + 1)
@@ -97,7 +97,7 @@ def read_lines(
 
 
 def parse_line(text: Text, max_bytes: int, endpoint: str | None = None) -> Line | LineError:
-    """``endpoint`` is the only one allowed, where it is given."""
+    """``endpoint``, if given, is the only one allowed."""
     number, data = text
     if data is None:
         message = f"line {number} has more than {max_bytes} bytes"
@@ -138,7 +138,7 @@ def _wrong(line: _Line, endpoint: str | None) -> tuple[str, str, str] | None:
 
 
 def _id_of(data: bytes) -> str | None:
-    """The id of a line that is wrong otherwise."""
+    """The id of a line that is otherwise invalid."""
     try:
         given = _decode_id(data).custom_id
     except msgspec.ValidationError:

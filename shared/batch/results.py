@@ -1,5 +1,4 @@
-"""Files of results in OpenAI's format, a line for each request, which say by themselves what is
-done."""
+"""Files of results in OpenAI's format, one line per request, from which a batch resumes."""
 
 import fcntl
 import os
@@ -31,7 +30,7 @@ class Error(Struct):
 
 
 class Result(Struct):
-    """``id`` ends with the number of the line that this is the result of."""
+    """``id`` ends with the line number of the request."""
 
     id: str
     custom_id: str | None
@@ -67,10 +66,10 @@ def _id(batch: str, number: int) -> str:
 
 
 class ResultFile:
-    """Appends whole lines to ``path``, which no other process does meanwhile.
+    """Appends whole lines to ``path``, locked against other processes.
 
-    ``batch`` names what the results are of; a file with those of another one is refused. Raises
-    WrongResults and NotWritten.
+    ``batch`` identifies the batch; a file of another one is refused. Raises WrongResults and
+    NotWritten.
     """
 
     def __init__(self, path: Path, batch: str) -> None:
@@ -94,8 +93,8 @@ class ResultFile:
         os.close(self._file)
 
     def read_done(self) -> Iterator[tuple[int, bool]]:
-        """The number of each line that has a result, and whether that is a good one. The last
-        line, where it has no end, was being written when the writer died, and is removed."""
+        """The number of each line with a result, and True if that is a success. Removes an
+        incomplete last line, left by a killed writer."""
         self.num_bytes = 0
         with self.path.open("rb") as file:
             for place, text in enumerate(file, 1):
@@ -106,7 +105,7 @@ class ResultFile:
         os.ftruncate(self._file, self.num_bytes)
 
     def append(self, result: Result) -> None:
-        """A line that cannot be written as a whole leaves nothing."""
+        """Leaves no part of a line behind if it cannot be written completely."""
         data = msgspec.json.encode(result) + b"\n"
         rest = memoryview(data)
         try:
@@ -118,7 +117,7 @@ class ResultFile:
         self.num_bytes += len(data)
 
     def sync(self) -> None:
-        """Returns when all of it is on the disk."""
+        """Returns when everything is on disk."""
         try:
             os.fsync(self._file)
         except OSError as error:

@@ -1,4 +1,4 @@
-"""Sends the lines of a batch file, so many at a time, and writes a result for each."""
+"""Sends the lines of a batch file, a limited number at a time, and writes a result for each."""
 
 import asyncio
 from collections import deque
@@ -31,7 +31,7 @@ class _Body(Struct):
 
 @dataclass(slots=True)
 class Counts:
-    """Of all lines, those done by earlier runs too; tokens are those of this run."""
+    """Counts over all lines, earlier runs included; tokens of this run only."""
 
     total: int = 0
     completed: int = 0
@@ -46,20 +46,20 @@ class Counts:
     def note_usage(self, body: bytes) -> None:
         try:
             usage = msgspec.json.decode(body, type=_Body).usage or Usage()
-        except msgspec.ValidationError:  # of a server that counts otherwise
+        except msgspec.ValidationError:  # a server with another format of usage
             return
         self.num_prompt_tokens += usage.prompt_tokens or usage.input_tokens or 0
         self.num_output_tokens += usage.completion_tokens or usage.output_tokens or 0
 
 
 class Done:
-    """Which lines have a result: a byte for each line of the input."""
+    """The lines with a result: a byte for each line of the input."""
 
     def __init__(self, num_lines: int) -> None:
         self._is_done = bytearray(num_lines + 1)
 
     def add(self, number: int) -> bool:
-        """Whether it is new."""
+        """True if the line had no result before."""
         is_new = number < len(self._is_done) and not self._is_done[number]
         if is_new:
             self._is_done[number] = 1
@@ -75,8 +75,8 @@ class Send(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is to be done. ``batch`` is the name in the results' ids; ``priority`` goes into bodies
-    that have none, or one that is sooner."""
+    """The work of a run. ``batch`` is part of the results' ids; ``priority`` is set in bodies
+    without one or with an earlier one."""
 
     path: Path
     batch: str
@@ -87,7 +87,7 @@ class Plan:
 
 
 def read_results(files: tuple[ResultFile, ...], num_lines: int, counts: Counts) -> Done:
-    """What earlier runs have done, which it adds to ``counts``. Raises WrongResults."""
+    """The lines done by earlier runs, added to ``counts``. Raises WrongResults."""
     done = Done(num_lines)
     for file in files:
         for number, is_good in file.read_done():
@@ -97,7 +97,7 @@ def read_results(files: tuple[ResultFile, ...], num_lines: int, counts: Counts) 
 
 
 class BatchRun:
-    """Good results go to ``good``, the others to ``bad``, which may be the same file."""
+    """Successes go to ``good``, errors to ``bad``, which may be the same file."""
 
     def __init__(
         self, plan: Plan, good: ResultFile, bad: ResultFile, counts: Counts, done: Done, send: Send
@@ -115,13 +115,13 @@ class BatchRun:
         self.on_result: Callable[[], None] = lambda: None
 
     async def run(self, num_at_once: int) -> None:
-        """Raises an ExceptionGroup of BatchStopped, and OSError where the input cannot be read."""
+        """Raises an ExceptionGroup of BatchStopped, and OSError if the input cannot be read."""
         async with asyncio.TaskGroup() as tasks:
             for _ in range(num_at_once):
                 tasks.create_task(self._work())
 
     async def fail_rest(self, code: str, message: str) -> None:
-        """Writes an error for each line that has no result."""
+        """Writes an error for each line without a result."""
         while (text := await self._next()) is not None:
             line = parse_line(text, self._plan.max_line_bytes, self._plan.endpoint)
             wrong = LineError(line.number, code, message, None, line.custom_id)
@@ -169,7 +169,7 @@ class BatchRun:
 
 
 async def _to_end(work: Coroutine[Any, Any, None]) -> None:
-    """What has begun to be written is written and counted, also where we are cancelled."""
+    """Completes a write and its count, even if this task is cancelled."""
     task = asyncio.create_task(work)
     try:
         await asyncio.shield(task)
@@ -179,7 +179,7 @@ async def _to_end(work: Coroutine[Any, Any, None]) -> None:
 
 
 def _take(texts: Iterator[Text]) -> list[Text]:
-    """The next lines: one, and what else ``AHEAD_BYTES`` hold."""
+    """At least one line, and as many more as fit ``AHEAD_BYTES``."""
     taken: list[Text] = []
     num_bytes = 0
     while num_bytes < AHEAD_BYTES and (text := next(texts, None)) is not None:
@@ -199,6 +199,6 @@ def _body(line: Line, priority: int | None) -> bytes:
 
 
 def _is_later(own: Raw, priority: int) -> bool:
-    """A client may put a line behind others; what is no number is for the server to refuse."""
+    """True if the line's own priority is later; the server refuses invalid values."""
     value = msgspec.json.decode(own)
     return value is not None and (not isinstance(value, int) or value > priority)

@@ -1,4 +1,4 @@
-"""Sends one request of a batch until it has an answer that will not change."""
+"""Sends one request of a batch until its answer is final."""
 
 import asyncio
 import time
@@ -14,7 +14,7 @@ from shared.batch.errors import KeyRefused, NoReply, ServerLost
 from shared.http_faults import text_of_fault
 
 PASSING = {408, 429, 502, 503, 504, 529}
-"""What a later try may well answer otherwise; 529 is Anthropic's 503."""
+"""Status codes that justify a retry; 529 is Anthropic's 503."""
 
 FIRST_PAUSE_S = 0.25
 MAX_PAUSE_S = 30.0
@@ -33,8 +33,8 @@ class Reply:
 
 
 class Sender:
-    """``session`` knows the server, and the key. What may pass is tried again for ``retry_s``. Each
-    try, without the pauses between, is made within a ``place``."""
+    """``session`` has the server's address and the key. Temporary errors are retried for
+    ``retry_s``. Each try, without the pauses between, runs within a ``place``."""
 
     def __init__(
         self,
@@ -77,8 +77,8 @@ class Sender:
             raise ServerLost(f"the server does not answer: {text_of_fault(error)}") from None
 
     async def _try(self, url: str, body: bytes) -> tuple[Reply | None, float | None, str]:
-        """The reply, if there is one; the seconds to wait before another try, if one makes sense
-        (0: any); and why there is no reply."""
+        """The reply or None; the seconds to wait before a retry (0: any), or None if a retry is
+        useless; and the reason for a missing reply."""
         try:
             async with self._session.post(
                 url, data=body, timeout=self._timeout, headers=self._headers
@@ -104,7 +104,7 @@ def _seconds(text: str) -> float:
 
 
 def _one_line(data: bytes) -> bytes:
-    """JSON without line ends; what is none becomes an error object."""
+    """JSON without line ends; any other body becomes an error object."""
     try:
         return msgspec.json.format(data, indent=-1)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

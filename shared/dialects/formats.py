@@ -1,7 +1,7 @@
-"""How a family of models writes calls of tools and its reasoning: descriptions, no code.
+"""Descriptions of the formats of tool calls and reasoning, by family of models; no code.
 
-A *marker* is a text that the model writes to begin or end something. In the vocabulary of most
-models it is an added token; where it is none, it is plain text.
+A *marker* is a text that begins or ends a part of the output. In the vocabulary of most models it
+is an added token, otherwise plain text.
 """
 
 from dataclasses import dataclass, fields
@@ -26,7 +26,7 @@ class TaggedLayout:
     ``parameter_open`` name ``name_close`` value ``parameter_close``.
 
     ``line_end`` follows the function's name and every parameter; ``value_padding`` stands on both
-    sides of a value. A string is written as it is, any other value as JSON.
+    sides of a value. Strings are written literally, other values as JSON.
     """
 
     function_open: str = "<function="
@@ -40,8 +40,8 @@ class TaggedLayout:
 
 @dataclass(frozen=True, slots=True)
 class PairsLayout:
-    """A call is the function's name, then keys and values in turn, each in its own markers and
-    followed, as the name is, by ``line_end``. A string is written as it is, others as JSON."""
+    """A call is the function's name, then keys and values in turn, each in its own markers and,
+    like the name, followed by ``line_end``. Strings are written literally, other values as JSON."""
 
     key_open: str = "<arg_key>"
     key_close: str = "</arg_key>"
@@ -52,8 +52,8 @@ class PairsLayout:
 
 @dataclass(frozen=True, slots=True)
 class PythonicLayout:
-    """Calls are written as in Python, with arguments by name: all between ``open`` and ``close``,
-    with ``separator`` between two."""
+    """Calls in Python's syntax with named arguments, between ``open`` and ``close``, with
+    ``separator`` between two."""
 
     open: str = "["
     close: str = "]"
@@ -77,8 +77,8 @@ class MarkedNameLayout:
 
 @dataclass(frozen=True, slots=True)
 class HarmonyLayout:
-    """A reply is messages, each with a header that names its channel and its recipient: a message
-    to ``recipient_open`` and a name is a call, one in the channel ``analysis`` is reasoning."""
+    """A reply is messages, each with a channel and a recipient in its header: a message to
+    ``recipient_open`` and a name is a call, one in the channel ``analysis`` is reasoning."""
 
     start: str = "<|start|>"
     channel: str = "<|channel|>"
@@ -100,12 +100,11 @@ def _texts_of(layout: Layout) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
-    """How calls are written: ``section_open`` call … ``section_close``, and each call as
-    ``call_open`` what the layout says ``call_close``, with ``separator`` between two. ``padding``
-    stands inside the outer of these markers. What is empty is not written.
+    """The format of calls: ``section_open`` call … ``section_close``, and each call as
+    ``call_open`` layout ``call_close``, with ``separator`` between two. ``padding`` stands inside
+    the outer of these markers. Empty markers are not written.
 
-    ``is_tagless``: the model may leave out the first marker, so that a reply that begins as a
-    call does is one.
+    ``is_tagless``: the model may omit the first marker, so a reply that begins like a call is one.
     """
 
     name: str
@@ -122,26 +121,26 @@ class ToolFormat:
 
     @property
     def outer_markers(self) -> frozenset[str]:
-        """Those around calls."""
+        """Markers around calls."""
         texts = (self.section_open, self.section_close, self.call_open, self.call_close)
         return frozenset(filter(None, texts))
 
     @property
     def markers(self) -> frozenset[str]:
-        """All texts that a parser looks for; some of them are added tokens."""
+        """All texts a parser looks for; some of them are added tokens."""
         is_json = isinstance(self.layout, JsonLayout)
         return self.outer_markers | (frozenset() if is_json else _texts_of(self.layout))
 
 
 @dataclass(frozen=True, slots=True)
 class ReasoningFormat:
-    """How a model that reasons does so: ``open`` reasoning ``close`` answer.
+    """The format of reasoning: ``open`` reasoning ``close`` answer.
 
-    ``begins`` says what holds after a prompt that ends in neither marker: ``prompt``, the prompt
-    would have opened it, so this is the answer; ``model``, the model may open it; ``always``, it
-    has begun. ``forced_close`` is written to end it early. ``answer_open`` and ``answer_close``
-    are markers around the answer that are no part of it. ``is_harmony``: as in HarmonyLayout,
-    without ``open`` and ``close``.
+    ``begins`` is the state after a prompt that ends in neither marker: ``prompt``, only a prompt
+    opens reasoning, so this is the answer; ``model``, the model may open it; ``always``, it has
+    begun. ``forced_close`` is written to end it early. ``answer_open`` and ``answer_close``
+    surround the answer and are not part of it. ``is_harmony``: as in HarmonyLayout, without
+    ``open`` and ``close``.
     """
 
     name: str

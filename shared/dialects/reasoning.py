@@ -1,4 +1,4 @@
-"""The formats of reasoning that are known, by vLLM's names of their parsers."""
+"""Known formats of reasoning, by vLLM's parser names."""
 
 from shared.dialects.formats import ReasoningFormat
 

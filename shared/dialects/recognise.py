@@ -1,12 +1,12 @@
-"""Which formats a model uses, read from its chat template and its vocabulary."""
+"""Recognises a model's formats from its chat template and vocabulary."""
 
 import re
 from collections.abc import Container
 
 from shared.dialects.tools import HERMES, LFM2, MISTRAL_V11, find_tool_format
 
-# In this order: a text further down also stands in templates of the formats above it. All texts of
-# a row stand in the template. A row without a name is of a format that is none of ours.
+# In order: texts of a later row also occur in templates of earlier ones. A template must contain
+# all texts of a row. A row without a name is an unsupported format.
 _TOOLS = (
     (("]<]minimax[>[",), ""),
     (("<function=", "<|python_tag|>"), ""),
@@ -54,7 +54,7 @@ _REASONING = (
     (("</think>",), "qwen3"),
 )
 
-# Past calls, or a marker of calls that is none of Hermes.
+# Past calls, or a marker of calls in a format other than Hermes.
 _OWN_FORM = re.compile(
     r"tool_calls|function_call|\[/?[A-Z_]*TOOL[A-Z_]*\]"
     r"|<(?!/?tools>|/?tool_response>)[^<>\s]*(?i:tool|function|action|invoke)[^<>\s]*[>\s]"
@@ -64,10 +64,10 @@ _OWN_FORM = re.compile(
 def recognise(template: str, added_tokens: Container[str]) -> tuple[str, str]:
     """The names of the tool parser and of the reasoning parser; empty: none.
 
-    A template that writes ``tools`` and teaches no form of calls is taken for one of Hermes, unless
-    the vocabulary has another form's marker.
+    A template that writes ``tools`` without a form of calls counts as Hermes, unless the vocabulary
+    has another form's marker.
     """
-    template = template.replace("\\n", "\n")  # as it stands in strings of the template
+    template = template.replace("\\n", "\n")  # strings in the template contain it escaped
     tools = _first(_TOOLS, template)
     if tools is None and "tools" in template and not _OWN_FORM.search(template):
         tools = LFM2.name if LFM2.section_open in added_tokens else HERMES.name

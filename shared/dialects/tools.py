@@ -1,4 +1,4 @@
-"""The formats of tool calls that are known, by vLLM's names of their parsers."""
+"""Known formats of tool calls, by vLLM's parser names."""
 
 from collections.abc import Container
 
@@ -152,9 +152,9 @@ TOOL_FORMATS = {name: each for each in _FORMATS for name in (each.name, *each.al
 
 
 def find_tool_format(name: str, added_tokens: Container[str]) -> ToolFormat | None:
-    """The format that a parser's name means for a vocabulary; None: no such name.
+    """The format of a parser's name for a vocabulary; None for an unknown name.
 
-    Mistral's models have written calls in another way since ``[ARGS]`` is in their vocabulary.
+    Mistral's models have had another format since ``[ARGS]`` is in their vocabulary.
     """
     found = TOOL_FORMATS.get(name)
     return MISTRAL_V11 if found is MISTRAL and "[ARGS]" in added_tokens else found

@@ -42,7 +42,7 @@ def admin_path(directory: Path, service: ServiceName, instance: str) -> Path:
 
 
 def sockets_of(directory: Path, service: ServiceName, instance: str) -> set[Path]:
-    """All that one process has bound, and the other ranks of a worker with it."""
+    """All sockets bound by one process, and by the other ranks of a worker with it."""
     patterns = (
         f"{service}-{instance}.sock",
         f"{service}.*-{instance}.sock",
@@ -58,14 +58,14 @@ def ranks_path(directory: Path, leader: str) -> Path:
 
 
 def rank_instance(leader: str, rank: int | Literal["*"]) -> str:
-    """What a rank of a worker is called, whose first one is ``leader``."""
+    """The name of a rank of a worker with the first rank ``leader``."""
     return f"{leader[:MAX_LEADER_CHARS]}.rank{rank}"
 
 
 def make_private_directory(directory: Path) -> None:
-    """Creates it, 0700, or checks that no other user can enter it or put another in its place.
+    """Creates it, 0700, or checks that no other user can enter or replace it.
 
-    Such a user could read prompts and answer for the mesh. Raises ConfigError.
+    Another user there could read prompts and answer for the mesh. Raises ConfigError.
     """
     try:
         _make(directory)

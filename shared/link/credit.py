@@ -1,11 +1,11 @@
-"""Grants on their way down, those of one turn of the event loop together."""
+"""Grants to senders; all grants of one turn of the event loop go together."""
 
 import asyncio
 
 from shared.link.peer import Peer
 from shared.wire.messages import Credit, Grant
 
-MAX_GRANTS = 4096  # of a message, whose header is bounded
+MAX_GRANTS = 4096  # of a message, because its header is bounded
 
 
 class CreditBatch:

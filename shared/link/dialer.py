@@ -107,7 +107,7 @@ class Dialer:
 
 
 class _Attempts:
-    """What came of dialling one address since it was last up."""
+    """The results of dialling one address since it was last up."""
 
     def __init__(self) -> None:
         self.pause_until_s = 0.0
@@ -139,7 +139,7 @@ class _Epoch:
             self._connection.send(encode(dialer.events.hello))
 
     def look(self) -> None:
-        """Ends it where the other end has sent no Hello for too long."""
+        """Ends it if the other end has sent no Hello for too long."""
         self._num_looks += 1
         if self.peer is None and self._num_looks > GREETING_LOOKS:
             self.end("no Hello")

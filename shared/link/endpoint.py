@@ -17,7 +17,7 @@ PATTERN = re.compile(
     re.ASCII,
 )
 
-# The sockets of services by (who listens, who dials).
+# The sockets of services by (listener, dialer).
 PORTS: dict[tuple[ServiceName, ServiceName], int] = {
     ("tokenizer", "gateway"): 5570,
     ("scheduler", "tokenizer"): 5571,

@@ -1,7 +1,7 @@
 """The CURVE keys of a mesh: one pair for each service, in a folder of small text files.
 
-``public/SERVICE.key`` is for all machines; ``SERVICE/SERVICE.secret`` only for those that run the
-service, and only for its user there. Each file holds one key as Z85 text, after lines of comment.
+``public/SERVICE.key`` is for all machines; ``SERVICE/SERVICE.secret`` only for the machines that
+run the service, and only for its user there. Each file holds one key as Z85 text, after comments.
 """
 
 import os
@@ -33,7 +33,7 @@ class Keys:
         return self.publics[self.service]
 
     def public_of(self, service: ServiceName) -> bytes:
-        """Raises ConfigError where the folder does not hold it."""
+        """Raises ConfigError if the folder does not hold it."""
         if service not in self.publics:
             raise ConfigError(f"keys: no such file: {public_path(self.folder, service)}")
         return self.publics[service]
@@ -55,9 +55,9 @@ def load_keys(folder: Path | None, service: ServiceName) -> Keys | None:
 
 
 def write_keys(folder: Path) -> list[ServiceName]:
-    """Makes the pairs that are missing and returns their services; existing pairs stay.
+    """Makes the missing pairs and returns their services; existing pairs stay.
 
-    Raises ConfigError where a public key is there without its secret: that is elsewhere.
+    Raises ConfigError for a public key without its secret, because the secret is elsewhere.
     """
     for service in SERVICES:
         public, secret = public_path(folder, service), secret_path(folder, service)
@@ -96,7 +96,7 @@ def _write(path: Path, mode: int, comment: str, key: bytes) -> None:
     part = path.with_suffix(".part")
     part.unlink(missing_ok=True)
     with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:
-        os.fchmod(file.fileno(), mode)  # whatever the umask is
+        os.fchmod(file.fileno(), mode)  # overrides the umask
         file.write(f"{COMMENT}{comment} of a Shoal mesh\n{key.decode()}\n")
     part.rename(path)
 

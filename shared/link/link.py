@@ -58,7 +58,7 @@ FLUSH_S = 0.01
 
 
 class EndedPeer(NamedTuple):
-    """Peers whose connection has ended, for a while."""
+    """A peer whose connection has ended, kept for a while."""
 
     peer: Peer
     is_lost: bool  # it said no Bye
@@ -126,7 +126,7 @@ class Link:
 
     @property
     def addresses(self) -> list[str]:
-        """What we listen on."""
+        """The addresses of all listeners."""
         return [listener.address for listener in self._listeners]
 
     def listen(
@@ -159,9 +159,9 @@ class Link:
         tcp: Sequence[str] = (),
         takes_one: bool = False,
     ) -> None:
-        """Connects to all instances of ``service`` there are and there will be, with ``takes_one``
-        to one at a time, while ``run`` runs: at the addresses ``tcp`` where there are some, else in
-        ``directory``. Raises ConfigError for a key that is missing."""
+        """Connects to all present and future instances of ``service``, with ``takes_one`` to one at
+        a time, while ``run`` runs: at the addresses ``tcp`` if given, else in ``directory``. Raises
+        ConfigError for a missing key."""
         sources: list[Source] = [self._source(service, Endpoint.parse(each)) for each in tcp]
         key = self._key_for(service) if tcp else None
         sources = sources or [SocketDirectory(directory, service, role)]
@@ -185,9 +185,9 @@ class Link:
 
     async def close(self, reason: str, is_planned: bool = True) -> None:
         """Ends all connections and accepts no more; nothing more is received. Peers get Bye only if
-        the end ``is_planned``: to them a service that broke is lost.
+        the end ``is_planned``: to them a failed service is lost.
 
-        zmq throws away what a peer has not read yet when the connection ends, so it ends a little
+        zmq discards messages that a peer has not read when the connection ends, so it ends a little
         later.
         """
         self._is_closing = True
@@ -213,8 +213,8 @@ class Link:
 
     @property
     def stood_still(self) -> bool:
-        """Whether peers may have given us up, as we sent no heartbeat for so long: until now, or a
-        moment ago. They connect again then, and were never gone."""
+        """True if peers may have dropped us for lack of heartbeats, until now or a moment ago. They
+        then connect again, and were never gone."""
         return time.monotonic() - self._still_until_s < SILENCE_S
 
     @property
@@ -304,7 +304,7 @@ class Link:
             self.send_status()
 
     def _forgive_silence(self, now_s: float, late_s: float) -> None:
-        """For so long we stood still ourselves, and what the peers sent may still be unread."""
+        """Discounts our own pause of ``late_s``: the peers' messages may still be unread."""
         for peer in self.peers:
             peer.last_seen_s = min(peer.last_seen_s + late_s, now_s)
 
@@ -343,7 +343,7 @@ class Link:
 
 
 def _has_outlived(hello: Hello, ended: EndedPeer | None, now_s: float) -> bool:
-    """Whether the process of the epoch that has ``ended`` stood still then, or later."""
+    """True if the process of the ``ended`` epoch stood still then, or later."""
     if ended is None or not ended.is_lost or hello.still_s is None:
         return False
     return now_s - hello.still_s >= ended.ended_s - HEARTBEAT_S

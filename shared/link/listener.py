@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 class Listener:
     """Accepts peers of ``service`` on ``address`` and passes their events to ``events``.
 
-    ``protect`` prepares the socket before it is bound. Raises ConfigError where it cannot be.
+    ``protect`` prepares the socket before it is bound. Raises ConfigError if it cannot be bound.
     """
 
     def __init__(
@@ -124,7 +124,7 @@ def _answer(connection: AcceptedConnection, message: Message) -> None:
 
 
 def _identity_mismatch(hello: Message | None, owner: str | None) -> str | None:
-    """An error if ``hello`` names another service than ``owner``, whose key it came with."""
+    """An error if ``hello`` names another service than ``owner``, the service of its key."""
     if owner is None or not isinstance(hello, Hello) or hello.service == owner:
         return None
     return f"a {owner} key, but Hello names {hello.service}"

@@ -33,10 +33,10 @@ SILENCE_S = 2.0
 class Peer:
     """One connection to one process, from Hello to loss: an epoch. A reconnect is another Peer.
 
-    ``status`` is its last heartbeat; ``on_state`` is called when that brings another state. That a
-    peer is down ``is_explained`` where it said Bye, or we stood still ourselves: what it worked on
-    is not the reason then. ``stood_still``: the epoch before was lost because the process stood
-    still, which it has outlived.
+    ``status`` is its last heartbeat; ``on_state`` is called when that changes the state. A peer's
+    loss ``is_explained`` if it said Bye, or if we stood still ourselves: then its work is not the
+    reason. ``stood_still``: the epoch before was lost because the process stood still, and the
+    process has survived.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Peer:
 
     @property
     def round_trip_s(self) -> float | None:
-        """Of the last heartbeat that came back; None: none has."""
+        """The round-trip time of the last returned heartbeat; None before the first."""
         return self._round_trip.last_s
 
     def count(self, direction: Literal["in", "out"], num_bytes: int) -> None:
@@ -83,8 +83,8 @@ class Peer:
         message_bytes.inc(num_bytes)
 
     def note_heartbeat(self, heartbeat: Heartbeat) -> bool:
-        """Returns whether its state has changed. Raises CodecError for an overview whose scheduler
-        has no valid name."""
+        """Returns true if its state has changed. Raises CodecError for an overview with an invalid
+        name of a scheduler."""
         for overview in heartbeat.overviews:
             if not re.fullmatch(INSTANCE, overview.scheduler):
                 raise CodecError(f"an overview by {overview.scheduler!r}")
@@ -104,10 +104,10 @@ class Peer:
     def send(self, message: Message, *arrays: Array) -> None:
         """Queues a message; arrays of 64 KiB or more are not copied and must not change any more.
 
-        To a peer that is gone nothing is sent and nothing raised: ``on_down`` is called for it,
-        once. Lists that are too long for one header go in several messages. Raises ValueError where
-        a message breaks the limits of the wire all the same: that is our mistake, and not one of
-        the peer whose message we are handling.
+        To a lost peer nothing is sent and nothing raised: ``on_down`` is called for it, once. Lists
+        that are too long for one header go in several messages. Raises ValueError if a message
+        still breaks the limits of the wire: that is our mistake, and not one of the peer whose
+        message we are handling.
         """
         if not self.is_up:
             return
@@ -124,7 +124,7 @@ class Peer:
 class Handler(Protocol):
     """A service as its link sees it. Nothing here may block. An exception ends the service, except
     for a CodecError of ``on_message``, for a message whose parts do not fit: that ends the peer's
-    epoch, since it is not known what was lost with the message."""
+    epoch, because the loss from the message is unknown."""
 
     def status(self) -> Heartbeat:
         """The content of our heartbeats; called twice a second and when a peer's state changes."""
@@ -201,8 +201,8 @@ class RoundTrip:
         )
 
     def note_heartbeat(self, heartbeat: Heartbeat, now_s: float) -> float | None:
-        """Seconds that our heartbeat and its echo travelled; None where it brings no new echo, or
-        one that cannot be true."""
+        """Seconds of travel of our heartbeat and its echo; None without a new echo, or with an
+        impossible one."""
         self._received_s, self._to_echo_s = now_s, heartbeat.sent_s
         elapsed_s = now_s - heartbeat.echo_s
         if not (self._last_echo_s < heartbeat.echo_s and 0 <= heartbeat.held_s <= elapsed_s):

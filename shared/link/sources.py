@@ -29,7 +29,7 @@ class Source(Protocol):
 
 
 class _Failures:
-    """Counts those of one source; the first of those in a row is logged."""
+    """Counts the failures of one source; the first one in a row is logged."""
 
     def __init__(self) -> None:
         self._is_failing = False
@@ -45,8 +45,8 @@ class _Failures:
 
 
 class SocketDirectory:
-    """The sockets of a service in the mesh directory. While it cannot be read, those of the last
-    time."""
+    """The sockets of a service in the mesh directory. While it cannot be read, the last known
+    sockets."""
 
     def __init__(self, directory: Path, service: ServiceName, role: str) -> None:
         self.addresses: set[str] = set()
@@ -68,7 +68,7 @@ class SocketDirectory:
                 paths = find_sockets(self._directory, self._service, self._role)
                 self.addresses = {ipc_address(path) for path in paths}
                 self._listed_ns = changed_ns if time.time_ns() - changed_ns > SETTLED_NS else 0
-        except OSError as error:  # such as too many open files
+        except OSError as error:  # for example too many open files
             self._failures.count(f"{self._directory}: {error.strerror}")
         else:
             self._failures.end()
@@ -85,7 +85,7 @@ class FixedAddress:
 
 
 class HostName:
-    """All addresses of a host name, IPv4 and IPv6. While a lookup fails, those of the last one."""
+    """All addresses of a host name, IPv4 and IPv6. While a lookup fails, the last known ones."""
 
     def __init__(self, host: str, port: int) -> None:
         self.addresses: set[str] = set()

@@ -9,8 +9,8 @@ EVERY_ADDRESS = ("::", "")
 
 
 def listen_on_both(host: str, port: int, *, reuse_port: bool = False) -> socket.socket | None:
-    """A socket for IPv6 and IPv4, where ``host`` is every address of both; None: it is not, or
-    there is no IPv6. Raises OSError."""
+    """A socket for IPv6 and IPv4, if ``host`` is every address of both; else, or without IPv6,
+    None. Raises OSError."""
     if host not in EVERY_ADDRESS or not socket.has_dualstack_ipv6():
         return None
     return socket.create_server(

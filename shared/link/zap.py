@@ -1,7 +1,7 @@
 """Admits peers to encrypted sockets by their keys: answers ZeroMQ's questions about connections.
 
-ZAP 1.0 (ZeroMQ RFC 27) for the CURVE mechanism. A domain is one of our listening sockets: only the
-key of the service it is for may enter, and what comes through is marked with the service's name.
+ZAP 1.0 (ZeroMQ RFC 27) for the CURVE mechanism. A domain is one of our listening sockets: it admits
+only the key of its service, and marks connections with the service's name.
 """
 
 from contextlib import suppress
@@ -25,7 +25,7 @@ class Gatekeeper:
         self._socket.bind(ADDRESS)
 
     def guard(self, socket: Socket, domain: str, service: ServiceName) -> None:
-        """What ``socket`` binds later is for ``service`` alone. Raises ConfigError without its
+        """Reserves the later binds of ``socket`` for ``service``. Raises ConfigError without its
         key."""
         self._admitted[domain.encode()] = raw_key(self._keys.public_of(service)), service
         socket.admit_keys(self._keys.secret, domain)

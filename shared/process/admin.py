@@ -17,31 +17,32 @@ from shared.settings.base import Settings
 from shared.wire.messages import ServiceName, Stats
 
 Command = Callable[[], None]
-COMMAND_HEADER = "X-Shoal-Admin"  # which no page makes a browser send to another site unasked
+COMMAND_HEADER = "X-Shoal-Admin"  # browsers do not send it across sites without permission
 
 
 @runtime_checkable
 class HasCommands(Protocol):
-    """A service that takes commands at its admin port."""
+    """A service with commands at its admin port."""
 
     def commands(self) -> dict[str, Command]:
-        """What ``POST /name`` does."""
+        """The actions of ``POST /name``."""
 
 
 @runtime_checkable
 class HasDetails(Protocol):
-    """A service that says more of itself in its status."""
+    """A service with further details in its status."""
 
     def details(self) -> Stats: ...
 
 
 class AdminServer:
-    """Serves on ``admin_host:admin_port``, without a port on a unix socket in the mesh directory.
+    """Serves on ``admin_host:admin_port``, or without a port on a unix socket in the mesh
+    directory.
 
-    ``/ready`` is 503 with the reason while the service cannot do its work and does not stand by;
-    ``/health`` only until it could for the first time, and then answers while the event loop does;
-    ``/status`` is JSON; ``/metrics`` is Prometheus text. A service may have commands, for which
-    ``admin_token`` is needed where there is one.
+    ``/ready`` is 503 with the reason while the service can neither work nor stand by. ``/health``
+    is 503 only until the service was ready once, and later answers while the event loop runs.
+    ``/status`` is JSON; ``/metrics`` is Prometheus text. Commands need the ``admin_token`` if it is
+    set.
     """
 
     def __init__(self, handler: Handler, service: ServiceName, config: Settings) -> None:

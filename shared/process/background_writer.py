@@ -10,13 +10,13 @@ from select import select
 from shared.process.metrics import LINES_DROPPED
 
 MAX_WAITING_BYTES = 1 << 20
-ENTRY_BYTES = 100  # what one text costs beside its bytes
+ENTRY_BYTES = 100  # overhead of one text besides its bytes
 
 
 class BackgroundWriter(io.TextIOBase):
-    """A text stream to ``descriptor``. ``write`` never blocks and never raises: a text for which
-    there is no room, or whose write fails, is dropped and counted; ``on_dropped`` gets how many
-    when all that waited is written."""
+    """A text stream to ``descriptor``. ``write`` never blocks and never raises: a text without
+    room, or with a failed write, is dropped and counted. ``on_dropped`` gets the count when the
+    queue is empty."""
 
     def __init__(self, descriptor: int, on_dropped: Callable[[int], None]) -> None:
         self._descriptor = descriptor
@@ -46,12 +46,12 @@ class BackgroundWriter(io.TextIOBase):
         return len(text)
 
     def wait_written(self, timeout_s: float) -> None:
-        """Returns when all is written, or it is time."""
+        """Returns when everything is written, or after the timeout."""
         with self._changed:
             self._changed.wait_for(lambda: not self._waiting, timeout_s)
 
     def close(self) -> None:
-        """What waits is still written; ``descriptor`` stays open."""
+        """Queued texts are still written; ``descriptor`` stays open."""
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
@@ -85,6 +85,6 @@ class BackgroundWriter(io.TextIOBase):
             while rest:
                 select([], [self._descriptor], [])  # another process may have made it non-blocking
                 rest = rest[os.write(self._descriptor, rest) :]
-        except OSError:  # no space, no reader any more, …
+        except OSError:  # no space, no reader, …
             return False
         return True

@@ -1,4 +1,4 @@
-"""The cores that this process may use, and the NUMA nodes they belong to."""
+"""The cores available to this process, and their NUMA nodes."""
 
 import ctypes
 import os
@@ -12,25 +12,25 @@ CPUINFO = Path("/proc/cpuinfo")
 CGROUPS = Path("/sys/fs/cgroup")
 CGROUP_NAMES = Path("/proc/self/cgroup")
 NODES = Path("/sys/devices/system/node")
-_SET_MEMPOLICY = 238  # of x86-64
+_SET_MEMPOLICY = 238  # on x86-64
 _MPOL_BIND = 2
-_MASK_WORDS = 16  # of 64 nodes each
+_MASK_WORDS = 16  # 64 nodes each
 
 
 class NumaNode(NamedTuple):
-    """Memory with the cores that are near it, as far as they are ours."""
+    """A node's memory and the available cores near it."""
 
     number: int
     cores: frozenset[int]
 
 
 def num_cores() -> int:
-    """The cores that we may run on, at least 1."""
+    """The number of available cores, at least 1."""
     return min(len(os.sched_getaffinity(0)), _cpu_quota())
 
 
 def numa_nodes() -> list[NumaNode]:
-    """Returns those with cores of ours; none where the system tells of none."""
+    """Nodes with available cores; empty if the system lists none."""
     ours = os.sched_getaffinity(0)
     nodes = []
     for number in sorted(parse_cpu_list(read_text(NODES / "online"))):
@@ -41,10 +41,9 @@ def numa_nodes() -> list[NumaNode]:
 
 
 def bind_to_node(number: int) -> str | None:
-    """Has the calling thread, and those that it starts from now on, run on the cores of a NUMA node
-    and take memory there. Returns why memory could not be bound: where it is not, the system still
-    takes it near the thread that writes to it first. Raises ConfigError where there is no such
-    node."""
+    """Binds the calling thread, and threads it starts later, to the cores and memory of a NUMA
+    node. Returns the reason if memory could not be bound; the system then allocates near the thread
+    that writes first. Raises ConfigError if there is no such node."""
     nodes = {node.number: node for node in numa_nodes()}
     if number not in nodes:
         known = ", ".join(map(str, nodes)) or "none"
@@ -61,7 +60,7 @@ def bind_to_node(number: int) -> str | None:
 
 
 def parse_cpu_list(text: str) -> set[int]:
-    """Of numbers and ranges as the kernel writes them: 0-3,8."""
+    """Numbers and ranges as the kernel writes them: 0-3,8."""
     found: set[int] = set()
     for part in filter(None, text.split(",")):
         first, _, last = part.partition("-")
@@ -70,9 +69,9 @@ def parse_cpu_list(text: str) -> set[int]:
 
 
 def cgroup_folders(controller: str) -> list[Path]:
-    """Our cgroup and those around it; ``controller`` is empty for version 2.
+    """This process's cgroup and its parents; ``controller`` is empty for version 2.
 
-    In a container the path may be the host's; what does not exist reads as empty.
+    In a container the path may be the host's; a missing file reads as empty.
     """
     for line in read_text(CGROUP_NAMES).splitlines():
         _, controllers, path = line.split(":", 2)
@@ -84,19 +83,19 @@ def cgroup_folders(controller: str) -> list[Path]:
 
 
 def cpu_field(name: str) -> str:
-    """What the system says of the first core; empty where it says nothing."""
+    """A field of /proc/cpuinfo for the first core; empty if it is missing."""
     fields = (line.partition(":") for line in read_text(CPUINFO).splitlines())
     return next((text.strip() for key, _, text in fields if key.strip() == name), "")
 
 
 def cpu_features(names: Iterable[str]) -> list[str]:
-    """Those that the cores have."""
+    """The names that the cores support."""
     flags = set(cpu_field("flags").split())
     return [name for name in names if name in flags]
 
 
 def read_text(path: Path) -> str:
-    """Empty where it cannot be read."""
+    """The file's text; empty if it cannot be read."""
     try:
         return path.read_text().strip()
     except OSError:
@@ -104,7 +103,7 @@ def read_text(path: Path) -> str:
 
 
 def _cpu_quota() -> int:
-    """The cores that the cgroups around us leave us, at least 1."""
+    """The cores allowed by cgroup quotas, at least 1."""
     cores = float("inf")
     for folder in cgroup_folders(""):
         quota, _, period = read_text(folder / "cpu.max").partition(" ")

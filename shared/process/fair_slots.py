@@ -1,4 +1,4 @@
-"""Slots that owners share in turn."""
+"""Slots shared fairly between owners."""
 
 import asyncio
 from collections import Counter, deque
@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 
 
 class FairSlots:
-    """Gives a free slot to the owner with the fewest, among equals to the owner with the oldest
-    last slot. ``most`` is the limit of one owner."""
+    """Gives a free slot to the owner with the fewest slots, ties to the owner with the oldest last
+    slot. ``most`` is the limit of one owner."""
 
     def __init__(self, num: int, most: int | None = None) -> None:
         self._num_free = num

@@ -1,6 +1,6 @@
-"""Logging: one line an event, time in UTC, as text or as JSON.
+"""Logging: one line per event, time in UTC, as text or as JSON.
 
-A line has a message and, beside it, ``fields``. Strings that clients chose are cut and escaped.
+A line has a message and ``fields``. Strings from clients are truncated and escaped.
 """
 
 import logging
@@ -15,7 +15,7 @@ from shared.settings.base import Settings
 
 MAX_CLIENT_TEXT = 80
 MAX_PEER_TEXT = 500
-ONE_WORD = r"[!-~]{1,160}"  # enough for a client's id of 128 with what the mesh adds to it
+ONE_WORD = r"[!-~]{1,160}"  # enough for a client's id of 128 characters and the mesh's additions
 
 STDERR = 2
 FLUSH_S = 1.0
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def set_up(service: str, config: Settings) -> None:
-    """``log-requests`` false silences REQUESTS alone."""
+    """``log-requests`` false silences REQUESTS only."""
     formatter = JsonFormatter if config.log_format == "json" else TextFormatter
     handler = _Handler(BackgroundWriter(STDERR, _report_dropped))
     handler.setFormatter(formatter(service, config.instance))
@@ -38,7 +38,7 @@ def _report_dropped(num: int) -> None:
 
 
 class _Handler(logging.Handler):
-    """Leaves writing to the thread of ``output``, so that a log that is not read blocks nothing."""
+    """Leaves writing to the thread of ``output``, so that an unread log blocks nothing."""
 
     def __init__(self, output: BackgroundWriter) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._output.write(self.format(record) + "\n")
-        except Exception:  # a line whose arguments do not fit
+        except Exception:  # arguments that do not match the format
             self.handleError(record)
 
     def flush(self) -> None:
@@ -59,7 +59,7 @@ class _Handler(logging.Handler):
 
 
 def write_error(text: str) -> None:
-    """Writes ``text`` as it is to standard error, after the lines that were logged."""
+    """Writes ``text`` unchanged to standard error, after the logged lines."""
     for handler in logging.root.handlers:
         handler.flush()
     output = BackgroundWriter(STDERR, _report_dropped)
@@ -69,7 +69,7 @@ def write_error(text: str) -> None:
 
 
 def fields(**values: Any) -> dict[str, Any]:
-    """The ``extra`` of a log line with ``values``; those that are None are left out."""
+    """The ``extra`` of a log line with ``values``; None is left out."""
     return {"fields": {name: value for name, value in values.items() if value is not None}}
 
 
@@ -97,7 +97,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line."""
+    """One object per line."""
 
     default_time_format = "%Y-%m-%dT%H:%M:%S"
     default_msec_format = "%s.%03dZ"
@@ -132,13 +132,13 @@ def _rounded(value: Any) -> Any:
 
 
 def _word(value: Any) -> str:
-    """A value that cannot be taken for two, or for another line."""
+    """A value quoted so that it stays one word on one line."""
     text = str(_rounded(value))
     return text if re.fullmatch(ONE_WORD, text) else client_text(text)
 
 
 def _encodable(line: dict[str, Any]) -> dict[str, Any]:
-    """A string that came as bytes which are no UTF-8 holds what JSON cannot."""
+    """Replaces surrogates of undecodable bytes, which JSON cannot contain."""
     return {
         name: value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
         for name, value in line.items()
@@ -151,7 +151,7 @@ def client_text(text: str) -> str:
 
 
 def peer_text(text: str) -> str:
-    """What a peer wrote for people, on one line and of bounded length."""
+    """A peer's text, on one line and of bounded length."""
     escaped = "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in text[:MAX_PEER_TEXT]

@@ -1,10 +1,10 @@
-"""Remembers what was logged, so that a peer cannot fill the log by repeating itself."""
+"""Remembers logged texts, so that a peer cannot fill the log by repetition."""
 
 MAX_KNOWN = 1000
 
 
 class LogOnce:
-    """Knows which texts are new; forgets the oldest above ``MAX_KNOWN``."""
+    """Recognises new texts; forgets the oldest above ``MAX_KNOWN``."""
 
     def __init__(self) -> None:
         self._known: dict[str, None] = {}

@@ -1,4 +1,4 @@
-"""The metrics every service has; each service adds its own in its ``metrics.py``."""
+"""The metrics of every service; each service adds its own in its ``metrics.py``."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,12 +43,12 @@ NETSTAT = Path("/proc/self/net/netstat")
 
 
 class ListenOverflows(Collector):
-    """What the kernel counts of connections that no process accepted soon enough."""
+    """The kernel's counts of connections that no process accepted in time."""
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         try:
             counts = tcp_counts(NETSTAT.read_text())
-        except OSError:  # not every sandbox has it
+        except OSError:  # missing in some sandboxes
             return
         for name, kernels, text in (
             ("overflows", "ListenOverflows", "that found the queue of a listening socket full"),
@@ -63,7 +63,7 @@ class ListenOverflows(Collector):
 
 
 def tcp_counts(netstat: str) -> dict[str, int]:
-    """The TcpExt counts in a text such as /proc/net/netstat: a line of names, a line of values."""
+    """The TcpExt counts of a text like /proc/net/netstat: a line of names, a line of values."""
     lines = [line.split()[1:] for line in netstat.splitlines() if line.startswith("TcpExt:")]
     return {name: int(value) for name, value in zip(*lines, strict=True)} if lines else {}
 
@@ -72,6 +72,6 @@ REGISTRY.register(ListenOverflows())
 
 
 def show_service(service: ServiceName, instance: str, is_ready: Callable[[], bool]) -> None:
-    """``is_ready`` is asked whenever the metrics are."""
+    """``is_ready`` is evaluated at each scrape."""
     SERVICE_INFO.labels(service, instance, VERSION).set(1)
     READY.set_function(is_ready)

@@ -1,5 +1,5 @@
-"""A metric of gateways, which count HTTP requests, and of tokenizers, which count prompts. Services
-that import this file show it."""
+"""A metric of gateways (HTTP requests) and tokenizers (prompts). Services that import this module
+export it."""
 
 from prometheus_client import Gauge
 

@@ -1,4 +1,4 @@
-"""Which part of a machine each of several processes has that compute side by side."""
+"""Divides a machine between processes that compute at the same time."""
 
 from collections.abc import Sequence
 
@@ -8,8 +8,8 @@ from shared.process.cores import NumaNode
 def place(
     num: int, num_gpus: int, nodes: Sequence[NumaNode], num_cores: int
 ) -> list[dict[str, str]]:
-    """Returns the settings of each of ``num`` processes: its threads where several share the cores,
-    and its node where there are several and no GPU computes. A single one has the whole machine."""
+    """Settings of each of ``num`` processes: threads if several share the cores, and a node if
+    there are several nodes and no GPU. A single process gets the whole machine."""
     if num == 1:
         return [{}]
     share = max(1, num_cores // num)

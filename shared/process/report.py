@@ -1,4 +1,4 @@
-"""How a service fares, for who looks at the mesh: nothing is sent unless somebody asks."""
+"""Reports of a service's state, sent on request only."""
 
 import os
 import time
@@ -12,7 +12,7 @@ from shared.process.standby import state_of
 from shared.wire.messages import REPORT_MINOR, Ended, Inquire, ReportedPeer, ServiceReport, Stats
 
 STATM = Path("/proc/self/statm")
-PATIENCE_S = 2.0  # for which reports are passed on to who asked
+PATIENCE_S = 2.0  # reports are passed on to askers for this long
 _STARTED_S = time.monotonic()
 
 
@@ -22,8 +22,8 @@ def make_report(
     stats_of: Callable[[Peer], Stats] = lambda peer: {},
     lists: Callable[[Peer], bool] = lambda peer: True,
 ) -> ServiceReport:
-    """Returns the report of the service of ``link``, with ``stats`` of itself, and what it knows by
-    ``stats_of`` of each peer that it ``lists``."""
+    """The report of ``link``'s service: its own ``stats``, and ``stats_of`` each peer for which
+    ``lists`` is true."""
     now_s, status = time.monotonic(), link.handler.status()
     peers = [_reported(peer, "", stats_of(peer)) for peer in link.peers if lists(peer)]
     ended = [
@@ -43,13 +43,13 @@ def make_report(
 
 
 class Inquiries:
-    """Passes questions on, and the reports that come back to those who asked lately."""
+    """Passes requests for reports on, and returns the reports to recent askers."""
 
     def __init__(self) -> None:
         self._asked_s: dict[Peer, float] = {}
 
     def ask(self, asker: Peer, peers: Iterable[Peer], now_s: float) -> None:
-        """Passes ``asker``'s question on to those of ``peers`` that know it."""
+        """Passes ``asker``'s request on to the other ``peers`` that support it."""
         self._asked_s[asker] = now_s
         ask_all(peer for peer in peers if peer is not asker)
 

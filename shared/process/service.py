@@ -1,6 +1,6 @@
 """Runs one service as a process: settings, log, signals, admin port, drain, exit code.
 
-Exit codes: 0 after a drain, 1 when the service broke, 2 for a wrong setting.
+Exit codes: 0 after a drain, 1 after an error, 2 for a wrong setting.
 """
 
 import asyncio
@@ -33,18 +33,18 @@ log = logging.getLogger(__name__)
 
 PR_SET_PDEATHSIG = 1
 LOOK_S = 0.02
-NEVER_RETRIEVED = "exception was never retrieved"  # asyncio's words, of tasks and futures
-SWITCH_S = 0.0005  # a busy thread keeps the event loop waiting for so long; with Python's own, 5 ms
+NEVER_RETRIEVED = "exception was never retrieved"  # asyncio's words, for tasks and futures
+SWITCH_S = 0.0005  # the event loop waits this long for a busy thread; Python's default is 5 ms
 
 Config = TypeVar("Config", bound=Settings)
 
 
 class Service(Handler, Protocol):
     async def run(self) -> None:
-        """Serves until cancelled. An error that leaves it ends the process with code 1."""
+        """Serves until cancelled. An error ends the process with code 1."""
 
     async def drain(self) -> None:
-        """Takes nothing new; returns when what is open has ended."""
+        """Refuses new work; returns when open work has ended."""
 
 
 def main(name: ServiceName, config_class: type[Config], build: Callable[[Config], Service]) -> None:
@@ -61,7 +61,7 @@ def main(name: ServiceName, config_class: type[Config], build: Callable[[Config]
     sys.setswitchinterval(SWITCH_S)
     code = uvloop.run(_run(name, config, build, on_ready))
     logging.shutdown()
-    os._exit(code)  # a thread that hangs in native code must not keep the process
+    os._exit(code)  # a thread that hangs in native code must not keep the process alive
 
 
 async def _run(
@@ -87,7 +87,7 @@ async def _run(
 async def _serve(
     service: Service, name: ServiceName, config: Settings, on_ready: Callable[[], None]
 ) -> None:
-    """Until SIGTERM or SIGINT, then drains; raises what broke the service."""
+    """Serves until SIGTERM or SIGINT, then drains; raises the error of a broken service."""
     async with AdminServer(service, name, config) as admin, asyncio.TaskGroup() as tasks:
         running = tasks.create_task(service.run())
         stop = tasks.create_task(_stop_signal())
@@ -113,8 +113,8 @@ async def _drain(service: Service, timeout_s: float) -> None:
 async def _signal_ready(service: Service, admin: AdminServer, on_ready: Callable[[], None]) -> None:
     """Calls ``on_ready`` once, when the service is ready for the first time.
 
-    What it has made by then it keeps. So searches for garbage pass over that from now on: with it
-    each full one would stop a gateway for 50 ms.
+    Existing objects are permanent by then, so the garbage collector skips them: otherwise each full
+    collection would stop a gateway for 50 ms.
     """
     is_ready = False
     while not is_ready:
@@ -135,10 +135,10 @@ async def _stop_signal() -> None:
 
 
 async def _broken_callback() -> None:
-    """Raises the first error that left a callback of the loop, such as a link's reader.
+    """Raises the first unhandled error of a callback, for example of a link's reader.
 
-    Logged alone are the error of a task whose result nobody reads, since only the task's own work
-    is broken, and memory that runs out in a transport, which the loop has closed then.
+    Two errors are only logged: that of a task whose result nobody reads, since only the task's own
+    work failed, and a lack of memory in a transport, which the loop then closes.
     """
     loop = asyncio.get_running_loop()
     failure: asyncio.Future[None] = loop.create_future()
@@ -156,7 +156,7 @@ async def _broken_callback() -> None:
 
 
 def _first_leaf(error: BaseException) -> BaseException:
-    """The error itself, out of the groups that task groups wrap it in."""
+    """The first error inside nested exception groups."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
@@ -168,7 +168,7 @@ def _refuse(name: str, error: BaseException) -> int:
 
 
 def _raise_file_limit() -> None:
-    """Every connection takes a descriptor, and the usual soft limit is for programs with few."""
+    """Every connection takes a descriptor, and the usual soft limit is low."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -177,8 +177,8 @@ def _raise_file_limit() -> None:
 
 
 def _watch_supervisor() -> Callable[[], None]:
-    """Exits soon after the supervisor is gone: its end of a pair of sockets closes, or the kernel
-    sends a signal. Returns a function that reports to the supervisor that we are ready."""
+    """Exits soon after the supervisor has ended: its end of a socket pair closes, or the kernel
+    sends a signal. Returns a function that reports readiness to the supervisor."""
     text = os.environ.pop(SUPERVISOR_FD, None)
     if text is None:
         return lambda: None
@@ -187,7 +187,7 @@ def _watch_supervisor() -> Callable[[], None]:
     threading.Thread(target=_exit_at_end_of, args=(descriptor,), daemon=True).start()
 
     def signal_ready() -> None:
-        with suppress(OSError):  # it has just gone
+        with suppress(OSError):  # the supervisor has just ended
             os.write(descriptor, b"r")
 
     return signal_ready

@@ -1,4 +1,4 @@
-"""How a service fares to people and supervisors: one that stands by is ready."""
+"""The state of a service for people and supervisors: one that stands by is ready."""
 
 from typing import Protocol, runtime_checkable
 
@@ -8,20 +8,20 @@ from shared.wire.messages import State
 
 @runtime_checkable
 class CanStandBy(Protocol):
-    """A service that others may leave nothing to do."""
+    """A service that may have no work while others do."""
 
     @property
     def stands_by(self) -> bool:
-        """Whether it could work at once, and others have the work."""
+        """True if the service could work at once, but others have the work."""
 
 
 def is_fit(handler: Handler) -> bool:
-    """Whether a service can do its work, or stands by."""
+    """True if a service can work or stands by."""
     if handler.status().state == State.READY:
         return True
     return isinstance(handler, CanStandBy) and handler.stands_by
 
 
 def state_of(handler: Handler) -> State:
-    """The state to report to people: one that stands by is ready."""
+    """The state for people: one that stands by is ready."""
     return State.READY if is_fit(handler) else handler.status().state

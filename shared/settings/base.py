@@ -19,7 +19,7 @@ KEYS_OR_NOT = (
 
 
 class Settings(BaseSettings):
-    """The settings that every service has."""
+    """The settings of every service."""
 
     model_config = SettingsConfigDict(
         env_prefix="SHOAL_",
@@ -83,6 +83,6 @@ class Settings(BaseSettings):
         return self
 
     def describe(self) -> str:
-        """Writes all settings that have a value in one line, for the start-up log."""
+        """All settings with a value, in one line for the start-up log."""
         settings = [(name.replace("_", "-"), value) for name, value in self if value is not None]
         return " ".join(f"{name}={value}" for name, value in settings)

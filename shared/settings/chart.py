@@ -1,5 +1,4 @@
-"""Writes into the Helm chart's values.schema.json which settings its values may have (``make
-docs``)."""
+"""Writes the settings into the Helm chart's values.schema.json (``make docs``)."""
 
 import json
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 from shared.settings.page import SERVICES
 
 SCHEMA = Path(__file__).parents[2] / "compose" / "helm" / "shoal" / "values.schema.json"
-# What the chart or its images set; an API key or a token belongs into a Secret.
+# Set by the chart or its images; API keys and tokens belong into a Secret.
 SET_BY_CHART = {
     *("config", "mesh_dir", "instance", "admin_host", "admin_port", "admin_token", "keys"),
     *("insecure_tcp", "listen_address", "tokenizer_address", "scheduler_address", "model"),
@@ -24,14 +23,14 @@ def main() -> None:
 
 
 def with_settings(text: str) -> str:
-    """Returns the schema ``text`` with the settings as they are declared now."""
+    """The schema ``text`` with the current settings."""
     schema = json.loads(text)
     schema["properties"]["settings"]["properties"] = settings_schema()
     return json.dumps(schema, indent=2) + "\n"
 
 
 def settings_schema() -> dict[str, Any]:
-    """Returns the JSON schema of each setting that a YAML file of the chart may hold."""
+    """The JSON schema of each setting allowed in the chart's YAML file."""
     declared: dict[str, dict[str, Any]] = {}
     for config in SERVICES.values():
         declared |= config.model_json_schema()["properties"]

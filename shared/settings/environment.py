@@ -1,4 +1,4 @@
-"""Settings as another process finds them in its environment."""
+"""Settings in the environment of a process."""
 
 import json
 import os
@@ -11,18 +11,18 @@ from pydantic import SecretStr
 from shared.settings.base import Settings
 
 PREFIX = "SHOAL_"
-# A variable that `shoal serve` sets for its services and that is no setting.
+# Set by `shoal serve` for its services, but no setting.
 SUPERVISOR_FD = f"{PREFIX}SUPERVISOR_FD"
-# Variables of the stack files, whose containers get all that stands in .env.
+# Variables of the stack files; containers get everything in .env.
 STACK_VARIABLES = {
     f"{PREFIX}{name}" for name in ("API_KEYS", "CERTIFICATE", "ENV", "MODEL_NAME", "PUBLISH", "TAG")
 }
-# Kubernetes describes each service of a namespace in its containers.
+# Kubernetes adds variables for each service of a namespace.
 SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP)\w*)")
 
 
 def unread_variables(known: Set[str]) -> list[str]:
-    """Returns the names in the environment that begin with ``SHOAL_`` and that no service reads."""
+    """Names in the environment with ``SHOAL_`` that no service reads."""
     names = sorted(name for name in os.environ if name.upper().startswith(PREFIX))
     settings = {f"{PREFIX}{name}".upper() for name in known}
     read = settings | STACK_VARIABLES | {SUPERVISOR_FD}
@@ -32,8 +32,7 @@ def unread_variables(known: Set[str]) -> list[str]:
 def with_settings(
     environment: Mapping[str, str], config: Settings, names: Iterable[str]
 ) -> dict[str, str]:
-    """Returns ``environment`` with the settings ``names`` of ``config``, and without those that are
-    None."""
+    """``environment`` with the settings ``names`` of ``config``, without None values."""
     found = dict(environment)
     for name in names:
         variable, value = f"{PREFIX}{name.upper()}", getattr(config, name)

@@ -1,4 +1,4 @@
-"""The types of settings: how each is read from text, and what it may be."""
+"""The types of settings: parsing and validation."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ WEIGHT_SYNONYMS = {  # vLLM's and FastDeploy's
     "fp8_per_channel": "fp8",
     "int8_per_channel_weight_only": "wint8",
 }
-CACHE_SYNONYMS = {  # vLLM's; all of ours have a scale for each token and head
+CACHE_SYNONYMS = {  # vLLM's; Shoal's have a scale for each token and head
     "int8_per_token_head": "int8",
     "fp8_e4m3": "fp8",
     "fp8_per_token_head": "fp8",
@@ -32,45 +32,45 @@ CACHE_SYNONYMS = {  # vLLM's; all of ours have a scale for each token and head
     "float16": "none",
 }
 DTYPE_SYNONYMS = {"float": "float32", "half": "float16"}  # vLLM's
-# vLLM's and SGLang's, of checkpoints that say the same themselves.
+# vLLM's and SGLang's, for checkpoints that name their own format.
 CHECKPOINT_FORMS = {
     *("auto-round", "awq", "awq_marlin", "compressed-tensors", "gptq", "gptq_marlin", "modelopt"),
     *("modelopt_fp4", "modelopt_fp8", "moe_wna16", "mxfp4", "mxfp8", "nvfp4", "quark", "torchao"),
     *("ascend", "w8a8_fp8", "w8a8_int8"),
 }
-# vLLM's and SGLang's ways to the same safetensors.
+# vLLM's and SGLang's loaders of the same safetensors.
 LOADERS = {
     *("bitsandbytes", "fastsafetensors", "instanttensor", "layered", "mistral", "runai_streamer"),
     *("runai_streamer_sharded", "remote"),
 }
-# vLLM's and SGLang's.
+# vLLM's and SGLang's attention backends.
 ATTENTION_BACKENDS = re.compile(r"[A-Z][A-Z0-9_]*|aiter|fa[34]|flash\w*|torch_native|trtllm_\w+")
 UNITS = {"k": 10**3, "m": 10**6, "K": 1 << 10, "M": 1 << 20}
 
 
 def _split(value: Any) -> Any:
-    """Splits text, which is a JSON list or has commas between its parts; a file may have a list."""
+    """Splits text: a JSON list, or parts separated by commas; a file may have a list."""
     if not isinstance(value, str):
         return value
     return json.loads(value) if value.startswith("[") else value.split(",")
 
 
 def check_api_key(key: SecretStr) -> SecretStr:
-    """Raises ValueError, whose text does not quote the key."""
+    """Raises ValueError without quoting the key."""
     if not re.fullmatch(API_KEY, key.get_secret_value()):
         raise ValueError("expected 1 to 256 printable ASCII characters, no space")
     return key
 
 
 def _check_reasoning_key(key: SecretStr) -> SecretStr:
-    """Raises ValueError, whose text does not quote the key."""
+    """Raises ValueError without quoting the key."""
     if len(key.get_secret_value()) < MIN_REASONING_KEY_CHARS:
         raise ValueError(f"expected {MIN_REASONING_KEY_CHARS} characters or more")
     return key
 
 
 def _path_as_text(value: Any) -> Any:
-    """Lets programs give a folder as a ``Path``."""
+    """Accepts a ``Path`` from Python code."""
     return str(value) if isinstance(value, Path) else value
 
 
@@ -87,17 +87,17 @@ def _check_host_name(text: str) -> str:
 
 
 def _split_sizes(value: Any) -> Any:
-    """Reads a number alone as a list of one, and empty text as an empty list."""
+    """Reads a number as a list of one, and empty text as an empty list."""
     if isinstance(value, int):
         return [value]
     return [] if value == "" else _split(value)
 
 
 def _check_num_workers(value: Any) -> Any:
-    """One error in place of one for each kind that it may be."""
+    """Gives one error instead of one for each allowed type."""
     number = int(value) if str(value).isdecimal() else 0
     if value != "auto" and not 1 <= number <= MAX_WORKERS:
-        raise ValueError(f"expected a whole number from 1 to {MAX_WORKERS}, or auto")
+        raise ValueError(f"expected an integer from 1 to {MAX_WORKERS}, or auto")
     return value
 
 
@@ -120,7 +120,7 @@ def _ignoring(names: Collection[str], instead: str, reason: str) -> BeforeValida
 
 
 def _read_tokens(value: Any) -> Any:
-    """Reads 32k as 32,000 and 32K as 32,768, as vLLM does; auto and -1: no number."""
+    """Reads 32k as 32,000 and 32K as 32,768, like vLLM; auto and -1 as None."""
     if value in ("auto", "-1", -1):
         return None
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmKM])", value) if isinstance(value, str) else None

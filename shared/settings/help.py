@@ -1,5 +1,5 @@
-"""The help of a command whose flags are settings: what matters first on one screen, the rest by
-service, by word, or all."""
+"""Help of commands with settings as flags: the common ones on one screen, the others by service, by
+word, or all."""
 
 import os
 import sys
@@ -12,7 +12,7 @@ from shared.settings.serve import SETTINGS_OF_ONE_SERVICE, ServeConfig
 
 WIDTH = 80
 INDENT = 26
-# What most people set, in words that fit a line.
+# The most common settings, in texts of one line.
 FIRST = {
     "model": "a Hugging Face folder, or org/name in its cache",
     "served_model_name": "model names for clients",
@@ -34,11 +34,11 @@ FIRST = {
     "log_level": "debug, info, warning or error (info)",
 }
 EVERYTHING = "all"
-COMMON = "every"  # the section that every service has, which docs/settings.md calls all
+COMMON = "every"  # the section of all services, called all in docs/settings.md
 
 
 def wanted_help(arguments: Sequence[str]) -> str | None:
-    """Returns the word after ``--help``, empty where there is none; None: no help is asked for."""
+    """The word after ``--help``, or empty; None without ``--help``."""
     for index, each in enumerate(arguments):
         if each.startswith("--help="):
             return each.partition("=")[2]
@@ -48,7 +48,7 @@ def wanted_help(arguments: Sequence[str]) -> str | None:
 
 
 def print_help(cls: type[Settings], prog: str, word: str) -> None:
-    """Prints ``help_text``; who reads it through `head` may leave before the end."""
+    """Prints ``help_text``; the reader may close the pipe early, as `head` does."""
     try:
         print(help_text(cls, prog, word), flush=True)
     except BrokenPipeError:
@@ -84,7 +84,7 @@ def _first(cls: type[Settings], prog: str) -> str:
 
 
 def _has(cls: type[Settings], name: str) -> bool:
-    """Whether ``cls`` has it as a flag: a whole mesh has none of those that are for one service."""
+    """True if ``cls`` has the flag; a whole mesh lacks the flags of single services."""
     is_of_one = cls is ServeConfig and name in SETTINGS_OF_ONE_SERVICE
     return name in cls.model_fields and not is_of_one
 

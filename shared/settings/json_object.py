@@ -1,4 +1,4 @@
-"""Settings that are a JSON object, or in the file a mapping."""
+"""Settings that are a JSON object, or a mapping in the file."""
 
 import json
 from collections.abc import Callable
@@ -10,8 +10,8 @@ Object = TypeVar("Object", bound=BaseModel)
 
 
 def reader_of(kind: type[Object], example: str) -> Callable[[Any], Object]:
-    """Returns what reads ``kind`` of a mapping, as a file has it, or of JSON text. It raises
-    ValueError that names every wrong key, or shows the ``example``."""
+    """Returns a reader of ``kind`` from a mapping or JSON text. The reader raises ValueError that
+    names every wrong key, or shows the ``example``."""
 
     def read(value: Any) -> Object:
         if isinstance(value, kind):
@@ -36,6 +36,6 @@ def _wrong_key(detail: Any, kind: type[BaseModel]) -> str:
     name = ".".join(map(str, detail["loc"]))
     if detail["type"] == "extra_forbidden":
         names = ", ".join(kind.model_fields)
-        return f"{name}: there is no such key; those there are: {names}"
+        return f"{name}: no such key; known keys: {names}"
     text: str = detail["msg"].removeprefix("Value error, ")
     return f"{name}: {text}" if name else text

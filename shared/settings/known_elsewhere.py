@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 
 class Known(NamedTuple):
-    """A foreign setting: ``name`` is our setting of the same meaning; without one there is a
-    ``reason``. A flag without a value stands for a ``value`` of ours."""
+    """A foreign setting: ``name`` is our equivalent; without one there is a ``reason``. A flag
+    without a value stands for ``value``."""
 
     takes_value: bool
     name: str = ""
@@ -280,12 +280,12 @@ PROTECTING = {
     "ssl_cert_reqs": "certificates of clients are not checked; remove it to serve without",
     "admin_api_key": "use admin-token",
 }
-"""Settings that protect a server, which would be open without."""
+"""Settings that protect a server; ignoring them would leave it open."""
 PROTECTING_VARIABLES = {"VLLM_API_KEY": "use SHOAL_API_KEY"}
 
 
 def find_known(name: str) -> Known | None:
-    """The foreign setting ``name``, with or without ``no_`` before a flag that takes no value."""
+    """The foreign setting ``name``, with or without ``no_`` before a boolean flag."""
     found = FOREIGN.get(name)
     if found is None and name.startswith("no_"):
         found = FOREIGN.get(name.removeprefix("no_"))

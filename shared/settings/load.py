@@ -1,5 +1,5 @@
-"""Reads the settings of one process: a YAML file, the environment (``SHOAL_…``) over it, flags
-over that. The keys are those of vLLM and FastDeploy where the meaning is the same."""
+"""Reads the settings of one process: flags override the environment (``SHOAL_…``), which overrides
+a YAML file. Keys are those of vLLM and FastDeploy if the meaning is the same."""
 
 import sys
 from collections.abc import Iterable
@@ -23,8 +23,8 @@ def load_settings(
 ) -> Config:
     """Merges file, environment and ``argv``; ConfigError has one line per wrong setting.
 
-    ``others`` are what a command has as flags besides, for advice alone. Prints the help and exits
-    where ``argv`` asks for it.
+    ``others`` are further flags of a command, used for suggestions only. Prints the help and exits
+    if ``argv`` asks for it.
     """
     if (word := wanted_help(argv)) is not None:
         print_help(cls, prog, word)

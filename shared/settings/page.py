@@ -1,4 +1,4 @@
-"""Writes docs/settings.md from the settings as they are declared (``make docs``)."""
+"""Writes docs/settings.md from the declared settings (``make docs``)."""
 
 import types
 from pathlib import Path
@@ -80,7 +80,7 @@ def main() -> None:
 
 
 def page() -> str:
-    """Returns the whole text of docs/settings.md."""
+    """The text of docs/settings.md."""
     return "\n".join([OPENING, *(_section(name) for name in TITLES)])
 
 
@@ -91,7 +91,7 @@ def _section(name: str) -> str:
 
 
 def fields_of(section: str) -> dict[str, FieldInfo]:
-    """Returns the settings of a section; one that several services have is in the first's."""
+    """The settings of a section; a setting of several services is in the first one's."""
     common = Settings.model_fields
     if section == "all":
         return common

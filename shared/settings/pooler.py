@@ -1,4 +1,4 @@
-"""The setting ``pooler-config``: what a model that pools makes of the states of a text."""
+"""The setting ``pooler-config``: the pooling of a model's hidden states."""
 
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -11,8 +11,8 @@ Text = Annotated[str, Field(min_length=1)]
 
 
 class PoolerConfig(BaseModel):
-    """The keys are vLLM's, of its pooler-config and, the last three, of its hf-overrides. What is
-    not given is what the model's folder says."""
+    """Keys are vLLM's, of its pooler-config and, the last three, of its hf-overrides. The model's
+    folder gives the defaults."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -26,7 +26,7 @@ class PoolerConfig(BaseModel):
         return self.model_dump_json(exclude_none=True)
 
     def __bool__(self) -> bool:
-        """Whether anything is set."""
+        """True if anything is set."""
         return any(value is not None for _, value in self)
 
 
@@ -34,7 +34,7 @@ _read = reader_of(PoolerConfig, '{"pooling_type": "MEAN"}')
 
 if TYPE_CHECKING:
     Pooler = PoolerConfig
-else:  # as a model its keys would be flags too, of which one would hide all of a file's
+else:  # a model class would add its keys as flags, one of which would hide all keys of a file
     Pooler = Annotated[Any, NoDecode, BeforeValidator(_read)]
 
 RUNNER: Literal["auto", "generate", "pooling"] = Field(

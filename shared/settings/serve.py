@@ -10,7 +10,7 @@ from shared.settings.scheduler import SchedulerConfig
 from shared.settings.tokenizer import TokenizerConfig
 from shared.settings.worker import RANK_SETTINGS, WorkerConfig
 
-# Each process needs its own of these, so that one value for a whole mesh is a mistake.
+# Settings that differ per process, so that one value for a whole mesh is a mistake.
 SETTINGS_OF_ONE_SERVICE = {
     *("instance", "admin_host", "admin_port"),
     *RANK_SETTINGS,

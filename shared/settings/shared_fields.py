@@ -1,5 +1,4 @@
-"""Fields of several services. ``ServeConfig`` inherits from all of them, so each field is declared
-once."""
+"""Fields of several services, declared once, since ``ServeConfig`` inherits from all of them."""
 
 from pydantic import Field
 

@@ -1,4 +1,4 @@
-"""Where settings come from, and the texts of errors in them."""
+"""Sources of settings, and the texts of their errors."""
 
 import os
 from collections.abc import Set
@@ -19,7 +19,7 @@ from shared.errors import ConfigError
 from shared.settings.translate import nearest, our_settings, our_variables
 
 UNRECOGNIZED = "unrecognized arguments: "  # argparse's words
-# Settings whose values no error quotes.
+# Settings with values that no error quotes.
 SECRET_SETTINGS = {"api_key", "admin_token", "reasoning_key"}
 
 
@@ -34,7 +34,7 @@ class YamlSource(YamlConfigSettingsSource):
         try:
             content = super()._read_file(file_path)
         except yaml.YAMLError as error:
-            raise ConfigError(f"config: {file_path} is no YAML{_where(error)}") from None
+            raise ConfigError(f"config: {file_path} is not YAML{_where(error)}") from None
         if not isinstance(content, dict):
             raise ConfigError(f"config: {file_path} must hold a mapping of settings")
         settings = {str(key).replace("-", "_"): value for key, value in content.items()}
@@ -42,9 +42,9 @@ class YamlSource(YamlConfigSettingsSource):
 
 
 def merging(cls: type[BaseSettings], flags: CliSettingsSource[Any], known: Set[str]) -> type[Any]:
-    """Returns ``cls`` with its sources in the order flags, environment, file.
+    """``cls`` with its sources in the order flags, environment, file.
 
-    A flag or the environment names the file; ``known`` are the keys that any service reads.
+    A flag or the environment names the file; ``known`` are the keys of all services.
     """
     path = flags().get("config") or os.environ.get("SHOAL_CONFIG")
     if path and not Path(path).is_file():
@@ -69,8 +69,8 @@ def merging(cls: type[BaseSettings], flags: CliSettingsSource[Any], known: Set[s
 
 
 def advised(error: str, known: Set[str], prog: str) -> str:
-    """Adds advice to an error of the settings' parser. A word that is no flag was most likely meant
-    as the model."""
+    """Adds advice to an error of the settings' parser. A stray word was most likely meant as the
+    model."""
     text = error.removeprefix("error parsing CLI: ")
     if text == error:
         return text
@@ -81,7 +81,7 @@ def advised(error: str, known: Set[str], prog: str) -> str:
 
 
 def with_near_flags(text: str, known: Set[str], prog: str) -> str:
-    """Adds to an error of a parser of flags those that are most like the unknown ones."""
+    """Adds the most similar flags to an error about unknown ones."""
     wrong = [word.partition("=")[0][2:] for word in _unknown(text) if word.startswith("--")]
     found = [key for word in wrong if (key := nearest(word, known))]
     near = [f"--{key.replace('_', '-')}" for key in found]
@@ -95,7 +95,7 @@ def _unknown(text: str) -> list[str]:
 
 
 def _where(error: yaml.YAMLError) -> str:
-    """Returns only the position, since the text of ``error`` may quote a key."""
+    """The position only, since the text of ``error`` may quote a key."""
     mark = getattr(error, "problem_mark", None)
     return f": line {mark.line + 1}, column {mark.column + 1}" if mark is not None else ""
 
@@ -105,5 +105,5 @@ def one_line(detail: Any) -> str:
     name = ".".join(part for part in detail["loc"] if isinstance(part, str)).replace("_", "-")
     if SECRET_SETTINGS & set(detail["loc"]):
         return f"{name}: {text}"
-    # An error of several settings together has no place; its text names them.
+    # An error about several settings has no location; its text names them.
     return f"{name}: {detail['input']!r}: {text}" if name else text

@@ -1,4 +1,4 @@
-"""The setting ``speculative-config``: how tokens are drafted, which, and how many."""
+"""The setting ``speculative-config``: the drafter and the number of drafts."""
 
 import logging
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -20,11 +20,11 @@ FOREIGN_KEYS = {
     *("max_model_len", "model", "moe_backend", "quantization", "rejection_sample_method"),
     *("revision", "benchmark_mode", "num_model_steps"),
 }
-"""Of a draft model, or of kernels."""
+"""Keys of draft models or of kernels."""
 
 
 class SpeculativeConfig(BaseModel):
-    """How a worker drafts tokens; the keys are vLLM's, ``adaptive`` and ``draft_vocab_…``."""
+    """A worker's drafting; keys are vLLM's, ``adaptive`` and ``draft_vocab_…``."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -39,8 +39,8 @@ class SpeculativeConfig(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _read_foreign(cls, given: dict[str, Any]) -> dict[str, Any]:
-        """vLLM, SGLang and FastDeploy name MTP heads by family. A draft model changes no text, so
-        without one the model is served all the same."""
+        """vLLM, SGLang and FastDeploy name MTP heads by family. A draft model does not change the
+        output, so it is ignored."""
         method = given.get("method")
         if isinstance(method, str) and method.endswith("_mtp"):
             method = "mtp"
@@ -68,13 +68,13 @@ class SpeculativeConfig(BaseModel):
 
     @property
     def limits_vocab(self) -> bool:
-        """An MTP head drafts some tokens of the vocabulary only."""
+        """True if an MTP head drafts only some tokens of the vocabulary."""
         return self.draft_vocab_size is not None or self.draft_vocab_file is not None
 
     @property
     def lookup_lens(self) -> tuple[int, int]:
-        """The lengths of the shortest and the longest n-gram that is looked up; one that is not
-        given follows the other."""
+        """The lengths of the shortest and the longest n-gram to look up; a missing one follows the
+        other."""
         low, high = self.prompt_lookup_min, self.prompt_lookup_max
         return low or min(2, high or 2), high or max(4, low or 4)
 
@@ -83,5 +83,5 @@ _read = reader_of(SpeculativeConfig, '{"method": "ngram"}')
 
 if TYPE_CHECKING:
     Speculative = SpeculativeConfig
-else:  # as a model its keys would be flags too, of which one would hide all of a file's
+else:  # a model class would add its keys as flags, one of which would hide all keys of a file
     Speculative = Annotated[Any, NoDecode, BeforeValidator(_read)]

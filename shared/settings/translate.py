@@ -1,5 +1,4 @@
-"""Reads settings as vLLM, SGLang and FastDeploy take them: the same rule for flags, variables and
-files.
+"""Reads the settings of vLLM, SGLang and FastDeploy: the same rule for flags, variables and files.
 
 Our settings are used. A foreign one (``known_elsewhere.py``) is taken under our name, or is ignored
 with its reason in one line of the log. Any other name is an error.
@@ -33,20 +32,20 @@ LISTS = (
     "cudagraph_capture_sizes",
     "served_model_name",
 )
-"""Settings whose values vLLM and SGLang take as words of their own."""
+"""Settings whose values vLLM and SGLang take as separate words."""
 OPTIMIZATION = re.compile(r"-O\d?")
 VALUE = re.compile(r"[^-].*|-\d.*|", re.DOTALL)
 TRUTHS = ("true", "false")
 
 
 def our_flags(arguments: list[str], known: Set[str]) -> list[str]:
-    """Returns ``arguments`` with our names for settings. Words that are not understood stay."""
+    """``arguments`` with our names for settings. Other words are kept."""
     return list(_Flags(arguments, known).read())
 
 
 class _Flags:
     def __init__(self, arguments: list[str], known: Set[str]) -> None:
-        self._words = arguments[::-1]  # the next one is the last
+        self._words = arguments[::-1]  # reversed, so that pop returns the next
         self._known = known
         self._objects: dict[str, dict[str, Any]] = {}
 
@@ -113,7 +112,7 @@ def _put(target: dict[str, Any], keys: list[str], text: str) -> None:
 
 
 def _set(name: str, value: str) -> Iterator[str]:
-    """Yields the words for a setting of ours; one that is true or false takes no value."""
+    """The words for one of our settings; a boolean takes no value."""
     if value in TRUTHS:
         yield _flag(name if value == "true" else f"no_{name}")
     else:
@@ -121,7 +120,7 @@ def _set(name: str, value: str) -> Iterator[str]:
 
 
 def our_settings(path: object, settings: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
-    """Returns the ``settings`` of a file under our names. Raises ConfigError."""
+    """The ``settings`` of a file under our names. Raises ConfigError."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         key = name.replace("_", "-")
@@ -132,12 +131,12 @@ def our_settings(path: object, settings: Mapping[str, Any], known: Set[str]) -> 
         elif foreign := _find(key, name):
             found |= _translated(f"{path}: {key}", foreign, value)
         else:
-            raise ConfigError(f"{path}: {key} is no setting{_hint(name, known)}")
+            raise ConfigError(f"{path}: {key} is not a setting{_hint(name, known)}")
     return found
 
 
 def our_variables(known: Set[str]) -> dict[str, str]:
-    """Returns the settings that the environment has under foreign names. Raises ConfigError."""
+    """Settings in the environment under foreign names. Raises ConfigError."""
     found: dict[str, str] = {}
     for name, advice in PROTECTING_VARIABLES.items():
         if name in os.environ:
@@ -148,7 +147,7 @@ def our_variables(known: Set[str]) -> dict[str, str]:
         key = name[len(PREFIX) :].lower()
         foreign = _find(name, key)
         if foreign is None:
-            raise ConfigError(f"{name} is no setting{_hint(key, known, PREFIX)}")
+            raise ConfigError(f"{name} is not a setting{_hint(key, known, PREFIX)}")
         found |= _translated(name, foreign, os.environ[name])
     return found
 
@@ -162,7 +161,7 @@ def nearest(word: str, known: Set[str]) -> str | None:
 
 
 def _translated(where: str, found: Known, value: Any) -> dict[str, Any]:
-    """A setting under our name. A switch that is off stands for nothing."""
+    """A setting under our name; empty for a switch that is off."""
     if not found.name:
         log.warning("%s has no effect: %s", where, found.reason)
         return {}
@@ -182,7 +181,7 @@ def _find(given: str, name: str) -> Known | None:
 
 
 def _name_of(flag: str) -> str:
-    """The name that ``flag`` stands for, empty for any other word."""
+    """The name in ``flag``, empty for any other word."""
     if flag.startswith("--"):
         return flag[2:].replace("-", "_")
     if OPTIMIZATION.fullmatch(flag):

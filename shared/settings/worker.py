@@ -31,7 +31,7 @@ from shared.wire.messages import (
 )
 
 MAX_RANKS = 64
-RANK_SETTINGS = {"rank", "leader"}  # which the first rank gives the others
+RANK_SETTINGS = {"rank", "leader"}  # passed from the first rank to the others
 
 
 class WorkerConfig(Settings):
@@ -240,12 +240,12 @@ class WorkerConfig(Settings):
 
     @property
     def num_ranks(self) -> int:
-        """Processes that are the worker together."""
+        """The number of processes of one worker."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def ranks_setting(self) -> str:
-        """The setting that there are ranks by."""
+        """The name of the setting that creates the ranks."""
         is_pipeline = self.pipeline_parallel_size > 1
         return "pipeline-parallel-size" if is_pipeline else "tensor-parallel-size"
 

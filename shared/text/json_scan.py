@@ -1,7 +1,7 @@
-"""Long JSON texts, counted and cut in pieces before anything is made of them.
+"""Counts and cuts long JSON texts before they are decoded.
 
-A piece costs about the same whatever is in it, and numpy leaves the GIL to others meanwhile. Cuts
-are where they belong in JSON; whether the slices between them are JSON is for their reader to find.
+A piece costs about the same whatever it contains, and numpy releases the GIL meanwhile. Cuts are at
+valid places; the slices themselves are validated by their reader.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from shared.wire.codec import Array
 PIECE_BYTES = 64 << 10
 
 _QUOTE, _BACKSLASH, _COMMA, _COLON, _OPEN, _CLOSE = b'"\\,:{}'
-_TO_BRACE = 0x20  # makes a brace of a bracket
+_TO_BRACE = 0x20  # turns a bracket into a brace
 
 
 class TooManyValues(Exception):
@@ -26,7 +26,8 @@ class TooManyValues(Exception):
 
 
 def num_values(text: memoryview, limit: int) -> int:
-    """How many names and values are in ``text``, or a few more. Raises TooManyValues."""
+    """The number of names and values in ``text``, possibly slightly too high. Raises
+    TooManyValues."""
     scan = _Scan(limit)
     for _, piece in _pieces(text):
         scan.read(piece)
@@ -34,9 +35,9 @@ def num_values(text: memoryview, limit: int) -> int:
 
 
 def slices(whole: memoryview, max_values: int | None = None) -> Iterator[memoryview]:
-    """An array or object without its brackets, in slices of whole items and the commas between
-    them; one of more than ``PIECE_BYTES`` is a single item. Raises DecodeError for brackets that do
-    not match, and TooManyValues, both from ``PIECE_BYTES`` on."""
+    """An array or object without its brackets, in slices of whole items with the commas between
+    them; an item above ``PIECE_BYTES`` is a slice of its own. From ``PIECE_BYTES`` on,
+    raises DecodeError for unbalanced brackets, and TooManyValues."""
     if whole.nbytes <= PIECE_BYTES:
         yield whole[1:-1]
         return
@@ -58,27 +59,28 @@ def _filled(some: memoryview) -> memoryview:
 
 
 def _pieces(text: memoryview) -> Iterator[tuple[int, Array]]:
-    """[n] uint8 each, after the place where it begins."""
+    """Each piece [n] uint8 with its start."""
     for place in range(0, text.nbytes, PIECE_BYTES):
         yield place, np.frombuffer(text[place : place + PIECE_BYTES], np.uint8)
 
 
 class _Scan:
-    """Reads a text piece by piece. It ``is_closed`` where all brackets are, and all strings."""
+    """Reads a text piece by piece. ``is_closed`` is True when all brackets and strings are
+    closed."""
 
     def __init__(self, max_values: int | None) -> None:
         self.num_values = 0
         self._max_values = max_values
         self._depth = 0
         self._is_in_string = False
-        self._is_escaped = False  # the next byte is
+        self._is_escaped = False  # True if the next byte is escaped
 
     @property
     def is_closed(self) -> bool:
         return not self._depth and not self._is_in_string
 
     def read(self, piece: Array) -> Array:
-        """[n] int: the places of the commas between items of the outermost array or object. Raises
+        """[n] int: places of the commas between items of the outermost array or object. Raises
         TooManyValues."""
         is_outside = ~self._in_strings(piece)
         braces = piece | _TO_BRACE
@@ -90,7 +92,7 @@ class _Scan:
         return self._outermost(is_open, is_close, is_comma)
 
     def _outermost(self, is_open: Array, is_close: Array, is_comma: Array) -> Array:
-        """[n] int: the places of the commas at a depth of one."""
+        """[n] int: places of the commas at depth one."""
         places = np.flatnonzero(is_open | is_close | is_comma)
         changes = is_open[places].astype(np.int32) - is_close[places]
         depths = self._depth + np.cumsum(changes)
@@ -100,16 +102,16 @@ class _Scan:
         return found
 
     def _in_strings(self, piece: Array) -> Array:
-        """[n] bool: which bytes are in a string; its first quote is, its last is not."""
+        """[n] bool: bytes in a string, its opening quote included, its closing quote excluded."""
         is_quote = piece == _QUOTE
         is_quote[self._escaped(piece)] = False
-        num_quotes = np.cumsum(is_quote, dtype=np.uint8)  # which of 256 does not matter
+        num_quotes = np.cumsum(is_quote, dtype=np.uint8)  # only parity matters, so uint8 may wrap
         in_strings = (num_quotes & 1).astype(np.bool_) ^ self._is_in_string
         self._is_in_string = bool(in_strings[-1])
         return in_strings
 
     def _escaped(self, piece: Array) -> Array:
-        """[n] int: the places of bytes behind a run of backslashes that escapes them."""
+        """[n] int: places of the bytes that a run of backslashes escapes."""
         is_backslash = piece == _BACKSLASH
         first = [0] if self._is_escaped else []
         if self._is_escaped:

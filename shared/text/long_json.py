@@ -1,4 +1,4 @@
-"""Long JSON texts as values, in calls that hold the GIL for a few milliseconds each."""
+"""Decodes long JSON texts, in calls that hold the GIL for a few milliseconds each."""
 
 import codecs
 import re
@@ -10,19 +10,19 @@ from msgspec import Raw
 from shared.text.json_scan import PIECE_BYTES, slices
 
 MAX_VALUES = 1 << 18
-"""Names and values of a chat: as Python's objects, what one thread makes in some 50 ms."""
+"""Names and values of a chat: one thread decodes them in about 50 ms."""
 MAX_NAME_BYTES = 4096
 CALL_BYTES = 256 << 10
-MAX_LEVELS = 8  # of brackets, each of which is one more search for cuts
+MAX_LEVELS = 8  # of brackets, each of which needs another scan for cuts
 
 _BLANKS = b" \t\r\n"
 _NAME = re.compile(rb'("(?:[^"\\]|\\.){0,%d}+")[ \t\r\n]*:' % MAX_NAME_BYTES, re.DOTALL)
-_ESCAPE_BYTES = 6  # of a character; two of them may be one
+_ESCAPE_BYTES = 6  # of a character; a surrogate pair has two
 _HIGH, _LOW = re.compile(rb"\\u[dD][89abAB]"), re.compile(rb"\\u[dD][c-fC-F]")
 
 
 def decode(text: memoryview, num_levels: int = MAX_LEVELS) -> Any:
-    """The value. Raises MsgspecError, UnicodeDecodeError or RecursionError."""
+    """The decoded value. Raises MsgspecError, UnicodeDecodeError or RecursionError."""
     if text.nbytes <= CALL_BYTES or not num_levels:
         return msgspec.json.decode(text)
     match bytes(text[:1]):
@@ -69,7 +69,7 @@ def named(field: memoryview) -> tuple[str, memoryview]:
 
 
 def stripped(text: memoryview) -> memoryview:
-    """Without the blanks around it."""
+    """Without leading and trailing whitespace."""
     while text and not bytes(text[:PIECE_BYTES]).strip(_BLANKS):
         text = text[PIECE_BYTES:]
     while text and not bytes(text[-PIECE_BYTES:]).strip(_BLANKS):
@@ -95,7 +95,7 @@ def decode_text(string: memoryview) -> str:
 
 
 def encode_text(text: str) -> Raw:
-    """The JSON string."""
+    """The text as a JSON string."""
     pieces = [text[start : start + CALL_BYTES] for start in range(0, len(text), CALL_BYTES)]
     return Raw(b'"%b"' % b"".join(msgspec.json.encode(piece)[1:-1] for piece in pieces))
 
@@ -109,7 +109,7 @@ def check_utf8(text: memoryview) -> None:
 
 
 def _cut(string: memoryview, start: int, place: int) -> int:
-    """The last place up to ``place`` at which no character is cut, as none is at ``start``."""
+    """The last place up to ``place`` on a character boundary; ``start`` is one."""
     begin = place - 2 * _ESCAPE_BYTES
     escape = begin + bytes(string[begin:place]).rfind(b"\\")
     before = bytes(string[start:escape])

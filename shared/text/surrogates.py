@@ -1,4 +1,4 @@
-"""Halves of UTF-16's surrogate pairs, which JSON can write and no text holds. Pure."""
+"""Replaces lone UTF-16 surrogates, which JSON can contain and text cannot. Pure."""
 
 import re
 
@@ -7,7 +7,7 @@ REPLACEMENT = b"\\ufffd"
 
 _HALF = re.compile("[\ud800-\udfff]")
 _ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
-# At most so many pieces at once, since other threads wait meanwhile.
+# The most pieces per match, since other threads wait meanwhile.
 _WHOLE = re.compile(
     rb"(?:[^\\]++"
     rb"|\\[^u]"
@@ -17,13 +17,13 @@ _WHOLE = re.compile(
 
 
 def without_halves(text: str) -> str:
-    """``text`` with U+FFFD in place of each half."""
+    """``text`` with U+FFFD in place of each lone surrogate."""
     return text if text.isascii() else _HALF.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def without_escaped_halves(data: bytes | bytearray) -> bytes | bytearray:
-    """JSON ``data`` with U+FFFD in place of each half, of ``MAX_HALVES`` at most; ``data`` itself
-    where there is none."""
+    """JSON ``data`` with U+FFFD in place of lone surrogates, at most ``MAX_HALVES``; ``data``
+    itself without any."""
     if b"\\ud" not in data and b"\\uD" not in data:
         return data
     mended: bytearray | None = None
@@ -38,5 +38,5 @@ def without_escaped_halves(data: bytes | bytearray) -> bytes | bytearray:
             mended[place : half.end()] = REPLACEMENT
             place, num_halves = half.end(), num_halves + 1
         else:
-            break  # no JSON
+            break  # not JSON
     return data if mended is None else mended

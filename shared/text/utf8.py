@@ -1,11 +1,11 @@
-"""Characters that a limit between tokens cuts in two."""
+"""Characters split between tokens."""
 
 MAX_CHAR_BYTES = 4
 _LENGTHS = ((0xC2, 0xDF, 2), (0xE0, 0xEF, 3), (0xF0, 0xF4, 4))
 
 
 def num_half_bytes(data: bytes) -> int:
-    """How many bytes at the end of ``data`` begin a character that does not end there."""
+    """The number of bytes at the end of ``data`` that begin an incomplete character."""
     for num in range(1, min(MAX_CHAR_BYTES, len(data) + 1)):
         byte = data[-num]
         if byte & 0xC0 != 0x80:

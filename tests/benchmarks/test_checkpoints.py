@@ -1,4 +1,4 @@
-"""What ``benchmarks/peers.py`` takes for the bytes of a step, beside the models themselves."""
+"""The bytes of a step in ``benchmarks/peers.py``, compared with the models themselves."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ def test_a_step_of_many_rows_reads_every_matrix_once(name: str) -> None:
         model = AutoModelForCausalLM.from_config(config_of(name))
     numbers = sum(
         each.numel()
-        for part, each in model.named_parameters()  # the head is the embeddings
+        for part, each in model.named_parameters()  # the embeddings are also the head
         if each.ndim > 1 and not part.endswith("mlp.gate.weight")
     )
     assert bytes_read(name, 1000, num_cached=0, bits=16) == pytest.approx(2 * numbers, rel=1e-9)

@@ -1,4 +1,4 @@
-"""The check for cards, on a CPU: a slip in it would cost the time of one."""
+"""The GPU check on a CPU: an error in it would cost GPU time."""
 
 import ast
 import json
@@ -31,14 +31,14 @@ from services.worker.weights.load import build_model
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tiny products are faster so, and other processes want the cores."""
+    """Tiny GEMMs are faster with one thread, and other processes need the cores."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(num_threads)
 
 
-# An image with PyTorch and transformers brings these.
+# Included in an image with PyTorch and transformers.
 IMAGE_MODULES = (
     *("torch", "triton", "numpy", "transformers", "tokenizers", "safetensors", "huggingface_hub"),
     *("aiohttp", "multidict", "uvloop", "rich", "prometheus_client", "jinja2", "yaml"),
@@ -68,7 +68,7 @@ OTHER_ROWS = {
     "other configurations": 0,
 }
 WORDS = ("ceilings", "engine", "prompts", "kernels", "other")
-# What starts processes, or profiles, and what it is compared with.
+# Sections with processes or profiles of their own, and peers.
 SLOW_ROWS = {
     "ceilings": 1,
     "engine, batches": 1,
@@ -145,7 +145,7 @@ def test_a_section_that_fails_reports_why_and_keeps_what_it_measured(tmp_path: P
     payload = json.loads(results.path.read_text())["results"]
     assert payload["one"]["rows"] == [{"limit": 3}]
     assert payload["one"]["failed"] == "ValueError: no such card"
-    assert payload["two"]["left out"].endswith("s are left, and it takes 1000")
+    assert payload["two"]["left out"].endswith("s are left of 1000 needed")
     assert payload["three"]["rows"] == [{"ran": True}]
     text = results.path.with_suffix(".md").read_text()
     assert "failed: ValueError: no such card" in text
@@ -160,7 +160,7 @@ def test_ranks_are_left_out_by_name_where_there_is_one_card(
     results = Results(tmp_path, machine.describe(torch.device("cpu"), []))
     check.run(sections, results, time.monotonic() + 100, torch.device("cpu"))
     text = results.path.with_suffix(".md").read_text()
-    assert "left out: there is one card" in text
+    assert "left out: there is one GPU" in text
     assert "failed" not in text
 
 
@@ -186,7 +186,7 @@ def test_the_bytes_of_a_step_are_those_of_the_weights_that_it_reads(tmp_path: Pa
     model = build_model(config, torch.float32, torch.device("cpu"))
     sizes = {name: parameter.nbytes for name, parameter in model.named_parameters()}
     del sizes["model.embed_tokens.weight.values"]
-    norms = "q_norm", "k_norm"  # next to nothing
+    norms = "q_norm", "k_norm"  # negligible
     sizes = {name: size for name, size in sizes.items() if not any(n in name for n in norms)}
     assert weights_bytes(TINY, 4) == sum(sizes.values())
     assert weights_bytes(QWEN3_8B, 2) / 1e9 == pytest.approx(15.14, abs=0.01)
@@ -244,7 +244,7 @@ def test_peers_are_measured_as_torch_has_them_by_itself() -> None:
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_exact_gemms_keep_split_k_which_cublas_cannot_do_without(dtype: str) -> None:
-    """torch raises in a GEMM of 16 bits on the cuBLAS backend where split-K is forbidden."""
+    """In torch a 16-bit GEMM on cuBLAS raises an error if split-K is forbidden."""
     name = f"allow_{dtype}_reduced_precision_reduction"
     with precision.as_torch_has_it():
         pass  # sets all flags
@@ -254,14 +254,14 @@ def test_exact_gemms_keep_split_k_which_cublas_cannot_do_without(dtype: str) -> 
 
 
 def test_what_is_not_on_an_image_is_carried() -> None:
-    """Modules that our packages import when they are imported; not those inside a function."""
-    carried = {*LACKING.values(), "pydantic"}  # pip brings what a wheel needs
+    """Covers top-level imports of our packages, not imports inside functions."""
+    carried = {*LACKING.values(), "pydantic"}  # pip installs a wheel's dependencies
     known = {*IMAGE_MODULES, *carried, *OUR_PACKAGES, *sys.stdlib_module_names}
     missing = {
         f"{name} in {path.relative_to(ROOT)}"
         for package in OUR_PACKAGES
         for path in (ROOT / package).rglob("*.py")
-        if path.name != "otlp.py"  # imported where traces are exported
+        if path.name != "otlp.py"  # imported only if traces are exported
         for name in _imported(ast.parse(path.read_text()).body)
         if name not in known
     }

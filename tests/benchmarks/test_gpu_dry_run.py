@@ -1,5 +1,5 @@
-"""The check for cards on a machine like those that have one: torch, another Triton, and none of
-our libraries but those that are carried there."""
+"""The GPU check on a machine like those with a GPU: torch, another Triton, and no other libraries
+than the carried ones."""
 
 import json
 import os
@@ -24,7 +24,7 @@ OUR_LIBRARIES = ("pydantic", "pydantic-core", "pydantic-settings", "msgspec", "o
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_the_check_runs_where_nothing_of_ours_is_installed(tmp_path: Path) -> None:
-    """Python is the one that runs the tests: for others there may be no build of torch here."""
+    """Uses the tests' own Python: torch may have no build for others."""
     venv.create(tmp_path / "image", with_pip=True)
     python = tmp_path / "image" / "bin" / "python"
     for words in (["install", "--quiet", *IMAGE], ["uninstall", "--quiet", "-y", *OUR_LIBRARIES]):
@@ -47,7 +47,7 @@ def test_the_check_runs_where_nothing_of_ours_is_installed(tmp_path: Path) -> No
 
 
 def copied_tree(folder: Path) -> Path:
-    """What git knows, without what was built here."""
+    """Files known to git, without build outputs."""
     folder.mkdir()
     names = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],

@@ -1,4 +1,4 @@
-"""The launches of a step, on a GPU that is not there."""
+"""The launches of a step, on a simulated GPU."""
 
 from collections import Counter
 
@@ -24,7 +24,7 @@ def test_a_layer_is_eight_launches(launches: list[Launch | Operator]) -> None:
     num_layers = TINY["num_hidden_layers"]
     layer = {"linear_kernel": 3, "rms_norm_kernel": 2, "rope_kv_kernel": 1, "decode_kernel": 1}
     layer["gated_kernel"] = 1
-    for name in ("linear_kernel", "rms_norm_kernel"):  # and the head's
+    for name in ("linear_kernel", "rms_norm_kernel"):  # also the head's
         assert names[name] == num_layers * layer.pop(name) + 1
     assert {name: names[name] for name in layer} == dict.fromkeys(layer, num_layers)
     assert [each.name for each in launches if isinstance(each, Operator)] == [
@@ -44,8 +44,8 @@ def test_with_a_graph_the_host_launches_no_layer_of_a_step_with_prompts() -> Non
 
 
 def test_products_of_many_tokens_add_to_the_residual_without_a_copy() -> None:
-    """All that a layer has of torch's: products, o's and down's among them, of what is asked to
-    have the type that it has."""
+    """All torch operators of a layer: GEMMs (o and down included) with an output of the inputs' own
+    dtype."""
     deeper = TINY | {"num_hidden_layers": TINY["num_hidden_layers"] + 1}
     shallow, deep = (
         Counter(

@@ -1,4 +1,4 @@
-"""The check's report of a step's kernels, and of the card's clocks."""
+"""The check's report of a step's kernels and of the GPU's clocks."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ def kernel(name: str, start: float, us: float, grid: list[int] | None = None) ->
 
 
 def trace() -> list[dict[str, Any]]:
-    """Two steps of three kernels, behind a prompt's and before one that is cut off."""
+    """Two steps of three kernels, after a prompt's step and before a truncated one."""
     prompt = [kernel("decode_inputs", 0, 1), kernel("chunk", 1, 90)]
     steps = [
         each

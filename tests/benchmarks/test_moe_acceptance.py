@@ -1,4 +1,4 @@
-"""What the server counts of the drafts of a trained MoE's head, beside plain torch."""
+"""The server's counts of a trained MoE's drafts, compared with plain torch."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from benchmarks.acceptance import SAMPLING
 from benchmarks.moe_acceptance import measure
 
-ROUNDING = 1e-3  # of a score: what two ways to compute it may differ by
+ROUNDING = 1e-3  # largest difference of a score between two computations
 
 
 @pytest.mark.slow

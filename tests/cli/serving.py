@@ -32,7 +32,7 @@ class Serving:
         return f"http://127.0.0.1:{self.port}"
 
     def children(self) -> dict[str, int]:
-        """Process ids by service, of those alive."""
+        """Process ids by service, of live processes."""
         return services_of(self.directory)
 
     def client(self) -> AsyncOpenAI:
@@ -64,9 +64,9 @@ async def serving(
     prefix: Sequence[str] = (),
     uds: Path | None = None,
 ) -> AsyncIterator[Serving]:
-    """Reads ``lines`` from ``stdout`` where it is a pipe of ours. Workers have one thread, and no
-    scheduler stands by, unless ``flags`` say more: other tests want the cores, too. ``prefix`` are
-    words before the command."""
+    """Reads ``lines`` from ``stdout`` if it is a pipe. By default workers have one thread and no
+    scheduler stands by, since other tests need the cores. ``prefix`` are words before the
+    command."""
     port = free_port()
     flags = flags if uds is None else (*flags, "--uds", str(uds))
     process = await asyncio.create_subprocess_exec(
@@ -91,6 +91,6 @@ async def serving(
 def is_alive(pid: int) -> bool:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
-    except (FileNotFoundError, ProcessLookupError):  # the latter while it is read
+    except (FileNotFoundError, ProcessLookupError):  # the latter during the read
         return False
     return stat.rsplit(")", 1)[1].split()[0] != "Z"

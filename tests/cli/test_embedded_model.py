@@ -18,7 +18,7 @@ from tests.cli.serving import serving
 from tests.mesh.forks import fork
 
 NUM_TOKENS = 48
-MAX_TIE = 1e-4  # closer scores may fall either way: float32 sums in another order
+MAX_TIE = 1e-4  # closer scores may change order: float32 sums in another order
 PROMPTS = [
     "import os\n",
     "def main(",
@@ -60,7 +60,7 @@ def reference_model() -> Qwen2ForCausalLM:
 
 @torch.inference_mode()
 def gaps(model: Qwen2ForCausalLM, prompt: list[int], ids: list[int]) -> torch.Tensor:
-    """How far each of ``ids`` scores below the reference's best token in its place."""
+    """The gap of each of ``ids`` to the reference's best token in its place."""
     scores = model(torch.tensor([prompt + ids])).logits[0, len(prompt) - 1 : -1]
     return scores.amax(-1) - scores[torch.arange(len(ids)), ids]
 
@@ -114,7 +114,7 @@ async def test_chat_answers_what_it_was_taught_streaming_or_not(tmp_path: Path):
                 stream_options={"include_usage": True},
             )
             chunks = [chunk async for chunk in stream]
-            # Its drafts are wrong, after which fewer are made.
+            # Its drafts are wrong, so fewer are made later.
             narrow = await client.chat.completions.create(
                 model="shoal-tiny",
                 messages=question,

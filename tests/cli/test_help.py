@@ -55,7 +55,7 @@ def test_settings_are_found_by_service_by_a_part_of_their_name_and_all_together(
     ]
     everything = help_text(ServeConfig, "shoal serve", "all")
     assert "--gateways " in everything
-    assert "--instance " not in everything, "a whole mesh has no such flag"
+    assert "--instance " not in everything, "a whole mesh lacks the flag"
     assert "no setting of shoal serve has fish" in help_text(ServeConfig, "shoal serve", "fish")
 
 

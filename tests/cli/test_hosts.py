@@ -1,5 +1,5 @@
-"""A worker whose ranks are on two hosts, as a user starts it, and what is left of a stream when a
-rank, a host or the way between them is lost."""
+"""A worker with ranks on two hosts, as a user starts it, and streams after the loss of a rank, a
+host or the connection between them."""
 
 import asyncio
 import os
@@ -37,9 +37,9 @@ def flags_of(
 async def two_hosts(
     folder: Path, num_ranks: int, kind: str = TENSOR
 ) -> AsyncIterator[list[Serving]]:
-    """Both are this machine."""
+    """Both hosts are this machine."""
     write_keys(folder / "keys")
-    port = free_port(2)  # the ranks' first meeting has the next one
+    port = free_port(2)  # the next one is the ranks' first rendezvous
     keys = folder / "keys"
     first, second = (flags_of(n, num_ranks, "127.0.0.1", port, keys, kind) for n in range(2))
     async with serving(folder / "b", *second) as b, serving(folder / "a", *first) as a:
@@ -48,7 +48,7 @@ async def two_hosts(
 
 
 def pids_of(shoal: Serving, child: int | None = None) -> set[int]:
-    """Of the ranks of a host, the first of which has started rank ``child``."""
+    """The ranks of the host that started rank ``child``."""
     if child is None:
         return {services_of(shoal.directory)["worker"]}
     pid = rank_of(shoal, child)
@@ -99,7 +99,7 @@ async def test_a_stream_outlives_any_rank_of_two_hosts(
 async def test_a_stream_ends_before_a_host_that_is_told_to_stop(
     tmp_path: Path, told: list[int]
 ) -> None:
-    """Whichever it is, or both: no rank comes back, so nobody else could end the stream."""
+    """For either host, or both: no rank returns, so nobody else could end the stream."""
     async with two_hosts(tmp_path, 4) as hosts:
         text = await text_of(hosts[0])
         begun = asyncio.Event()
@@ -117,7 +117,7 @@ async def test_a_stream_ends_before_a_host_that_is_told_to_stop(
 
 @pytest.mark.slow
 async def test_the_second_host_waits_for_the_first_one_and_takes_it_again(tmp_path: Path) -> None:
-    """More often than a service that fails by itself is started, and a stranger is told why."""
+    """It starts more often than a service that fails by itself, and tells a stranger the reason."""
     write_keys(tmp_path / "keys")
     port = free_port(2)
     first, second = (flags_of(n, 2, "127.0.0.1", port, tmp_path / "keys") for n in range(2))
@@ -166,7 +166,7 @@ def network() -> Iterator[None]:
 
 @pytest.mark.slow
 async def test_a_stream_outlives_a_host_that_is_unplugged(tmp_path: Path) -> None:
-    """It goes on when the cable is back, or at once in another worker."""
+    """The stream continues when the cable is back, or at once in another worker."""
     write_keys(tmp_path / "keys")
     port = free_port(2)
     first, second = (flags_of(n, 4, ADDRESSES[0], port, tmp_path / "keys") for n in range(2))
@@ -189,8 +189,8 @@ async def test_a_stream_outlives_a_host_that_is_unplugged(tmp_path: Path) -> Non
 
 
 async def unplugged(a: Serving, b: Serving) -> "asyncio.Task[str]":
-    """Pulls the cable while a text is computed, which is returned when all ranks have ended: none
-    hears of the others."""
+    """Unplugs the cable during a generation, and returns its text after all ranks have ended; none
+    is notified of the others."""
     ranks = pids_of(a, 1) | pids_of(b, 3)
     nums = [len(a.lines), len(b.lines)]
     begun = asyncio.Event()
@@ -209,7 +209,7 @@ async def unplugged(a: Serving, b: Serving) -> "asyncio.Task[str]":
 async def another_worker(
     shoal: Serving, prefix: list[str]
 ) -> AsyncIterator[asyncio.subprocess.Process]:
-    """In the mesh of ``shoal``, with the whole model."""
+    """A worker in the mesh of ``shoal``, with the whole model."""
     (admin,) = shoal.directory.glob("*/admin.scheduler-*.sock")
     process = await asyncio.create_subprocess_exec(
         *(*prefix, sys.executable, "-m", "services.worker", *SAME, "--num-threads", "1"),
@@ -224,7 +224,7 @@ async def another_worker(
 
 
 async def stopped(process: asyncio.subprocess.Process, shoal: Serving) -> None:
-    """The scheduler has given it up, so that all is computed by ranks."""
+    """The scheduler has lost it, so ranks compute everything."""
     process.send_signal(signal.SIGSTOP)
     await until(shoal, "worker other is down")
 

@@ -1,4 +1,4 @@
-"""A KV cache of codes, from the HTTP request to native code and back, with MTP drafts."""
+"""A quantized KV cache, from the HTTP request to native code and back, with MTP drafts."""
 
 import asyncio
 from pathlib import Path
@@ -11,7 +11,7 @@ from benchmarks.harness.engines import make_engine
 from shared.model_folder import EMBEDDED_MODEL
 from shared.wire.messages import SamplingParams
 from tests.cli.serving import serving
-from tests.cli.test_transformers_models import NUM_TOKENS, prompts_with_one_beginning, text_of
+from tests.cli.texts import NUM_TOKENS, prompts_with_one_beginning, text_of
 from tests.services.worker.stored_codes import save_made_for_codes
 
 
@@ -19,8 +19,8 @@ from tests.services.worker.stored_codes import save_made_for_codes
     "name", ["int8", pytest.param("fp8_per_token_head", marks=pytest.mark.slow)]
 )
 async def test_greedy_texts_are_those_of_one_engine_alone(tmp_path: Path, name: str) -> None:
-    """Alone, then eight at once in chunks, with a common beginning that is cached, in a KV cache so
-    small that some are preempted."""
+    """Alone, then eight at once in chunks, with a common cached beginning, in a KV cache so small
+    that some are preempted."""
     flags = [
         *("--kv-cache-dtype", name, "--dtype", "float32", "--served-model-name", "any"),
         *("--max-model-len", "112", "--num-gpu-blocks-override", "9"),

@@ -1,4 +1,4 @@
-"""A request of a later priority beside a stream, in a mesh of processes."""
+"""A request of a later priority next to a stream, in a mesh of processes."""
 
 import asyncio
 from pathlib import Path
@@ -20,7 +20,7 @@ async def ask(http: aiohttp.ClientSession, name: str, **body: Any) -> str:
 
 
 async def facts_of(http: aiohttp.ClientSession, name: str) -> dict[str, Any]:
-    """What the scheduler says of a request that has ended."""
+    """The scheduler's facts about an ended request."""
     async with http.get(f"/v1/traces/{name}") as response:
         spans = (await response.json())["spans"]
     (facts,) = (span["attributes"] for span in spans if span["name"] == "sequence")

@@ -55,7 +55,7 @@ async def hosts_of(folder: Path, kind: str, num: int) -> AsyncIterator[list[Serv
 
 
 def streams(shoal: Serving, times_s: list[list[float]]) -> list[asyncio.Task[str]]:
-    """One for each list, which gets the times of its tokens behind that of the request."""
+    """One stream for each list, which receives the times of the request and of its tokens."""
     return [asyncio.create_task(text_of(shoal, number, of)) for number, of in enumerate(times_s)]
 
 
@@ -71,7 +71,7 @@ async def until_begun(times_s: list[list[float]]) -> None:
 
 
 async def kill(hosts: list[Serving], rank: int) -> None:
-    """Kills one of all, and waits for others in their place."""
+    """Kills one process, and waits for the restart of all."""
     lost = [pid for second in seconds_of(hosts) if second for pid in (parent_of(second), second)]
     os.kill(lost[rank], signal.SIGKILL)
     async with asyncio.timeout(WAIT_S):
@@ -80,5 +80,5 @@ async def kill(hosts: list[Serving], rank: int) -> None:
 
 
 def seconds_of(hosts: list[Serving]) -> list[int | None]:
-    """The process id of the second rank of each host, which the first one there has started."""
+    """The process id of the second rank of each host, started by the host's first one."""
     return [rank_of(host, index * RANKS_OF_HOST + 1) for index, host in enumerate(hosts)]

@@ -21,7 +21,7 @@ CHANGELOG = Path(__file__).parents[2] / "CHANGELOG.md"
         (["serv"], 2, "no such command: serv; did you mean serve?"),
         (["top", "--intervall", "3"], 2, "did you mean --interval? See shoal top --help"),
         (["chat", "hi", "--temp", "0"], 2, "did you mean --temperature? See shoal chat --help"),
-        (["trace", "--fish"], 2, "unrecognized arguments: --fish. See shoal trace --help"),
+        (["top", "--fish"], 2, "unrecognized arguments: --fish. See shoal top --help"),
         (["keys"], 2, "are required: DIR. See shoal keys --help"),
         (["plan", "--concurency", "4"], 2, "did you mean --concurrency?"),
         (["bench", "engine", "--loggprobs", "4"], 2, "did you mean --logprobs?"),

@@ -1,4 +1,4 @@
-"""`shoal models` lists what is there, and says why a model cannot be served."""
+"""`shoal models` lists the models on this machine, with a reason if one cannot be served."""
 
 import json
 from pathlib import Path
@@ -47,7 +47,7 @@ def test_models_of_a_folder_and_why_they_cannot_be_served(folder: Path, capsys):
     assert "quant_method 'zip' is not supported" in found["packed"]["reason"]
 
 
-@pytest.mark.slow  # asks transformers, which is imported for it
+@pytest.mark.slow  # imports transformers
 def test_what_nobody_can_compute_is_not_served(folder: Path, capsys):
     add(folder, "strange", architectures=["FishForCausalLM"], model_type="fish")
     found = listed(capsys, str(folder))

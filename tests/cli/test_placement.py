@@ -1,4 +1,4 @@
-"""Which part of a machine each worker gets, on machines that are made up."""
+"""The part of a machine each worker gets, on made-up machines."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What `shoal serve` prints to may be full, closed or not read: it serves all the same."""
+"""`shoal serve` keeps serving while its output is full, closed or not read."""
 
 import fcntl
 import os
@@ -18,7 +18,7 @@ def full_disk() -> tuple[int, Callable[[], object]]:
 
 
 def closed_pipe() -> tuple[int, Callable[[], object]]:
-    """As of `| head -1`, which reads one line and leaves."""
+    """Like `| head -1`, which reads one line and exits."""
     read_end, write_end = os.pipe()
 
     def read_a_line() -> None:
@@ -39,8 +39,8 @@ def paused_terminal() -> tuple[int, Callable[[], object]]:
     return terminal, lambda: None
 
 
-# A full disk is an error as a closed pipe is, and a paused terminal takes as little as a pipe that
-# nobody reads.
+# A full disk is an error like a closed pipe, and a paused terminal accepts as little as an unread
+# pipe.
 @pytest.mark.parametrize(
     "make",
     [
@@ -59,7 +59,7 @@ async def test_requests_are_answered_whatever_becomes_of_the_log(tmp_path: Path,
         await shoal.until_ready()
         body = {"prompt": "The shoal", "max_tokens": 1}
         async with aiohttp.ClientSession() as session:
-            for _ in range(40):  # each has a line in each of four services
+            for _ in range(40):  # one line in each of four services
                 async with session.post(f"{shoal.url}/v1/completions", json=body) as response:
                     assert response.status == 200
         assert shoal.process.returncode is None

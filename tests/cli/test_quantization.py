@@ -1,4 +1,4 @@
-"""Quantised weights, from the HTTP request to native code and back, with drafts."""
+"""Quantized weights, from the HTTP request to native code and back, with drafts."""
 
 import asyncio
 import os
@@ -13,7 +13,7 @@ from benchmarks.harness.oracle import load_as_qwen2
 from services.worker.weights.online import Quantization
 from shared.model_folder import EMBEDDED_MODEL
 from tests.cli.serving import serving
-from tests.cli.test_transformers_models import (
+from tests.cli.texts import (
     NUM_TOKENS,
     prompts_with_one_beginning,
     save_with_tokenizer,
@@ -33,9 +33,9 @@ FLAGS = [
 async def assert_texts_of(
     oracle: PreTrainedModel, directory: Path, *flags: str, accepts: bool = True
 ) -> None:
-    """Of one prompt alone, then of eight at once in chunks, with a common beginning that is cached,
-    in a KV cache so small that some are preempted, by a worker that is killed meanwhile. With
-    ``accepts`` some drafts are right."""
+    """The outputs of one prompt alone, then of eight at once in chunks, with a common cached
+    beginning, in a KV cache so small that some are preempted, by a worker that is killed meanwhile.
+    With ``accepts`` some drafts are accepted."""
     prompts = prompts_with_one_beginning()
     async with (
         serving(directory, *FLAGS, *flags) as server,
@@ -87,7 +87,7 @@ async def test_greedy_texts_are_those_of_what_the_codes_stand_for(
 async def test_a_model_that_is_quantised_already_needs_no_setting(
     tmp_path: Path, layout: str
 ) -> None:
-    """A MiMo, with the drafts of its MTP head, which is quantised too."""
+    """A MiMo with drafts of its MTP head, which is quantized too."""
     values = save_quantized(EMBEDDED_MODEL, tmp_path / "model", LAYOUTS[layout])
     oracle = load_as_qwen2(EMBEDDED_MODEL)
     for name, parameter in oracle.named_parameters():
@@ -109,7 +109,7 @@ async def test_a_model_that_is_quantised_already_needs_no_setting(
 async def test_texts_of_other_families_are_those_of_transformers_with_what_the_codes_stand_for(
     tmp_path: Path, family: str, layout: str
 ) -> None:
-    """What a random model writes seldom repeats itself, so no draft need be right."""
+    """A random model seldom repeats itself, so no draft need be right."""
     save_with_tokenizer(tmp_path / "dense", family)
     values = save_quantized(tmp_path / "dense", tmp_path / "model", LAYOUTS[layout])
     oracle = with_values(tmp_path / "dense", values, tmp_path / "values")

@@ -1,5 +1,4 @@
-"""A worker of two ranks as a user starts it, and what is left of a stream when one of them is
-lost."""
+"""A worker of two ranks as a user starts it, and streams after the loss of a rank."""
 
 import asyncio
 import os
@@ -14,7 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from cli.exit_codes import WRONG
 from tests.cli.serving import Serving, is_alive, serving
-from tests.cli.test_transformers_models import VOCAB_SIZE, save_with_tokenizer
+from tests.cli.texts import VOCAB_SIZE, save_with_tokenizer
 from tests.services.worker.checkpoints import assert_greedy
 
 FLAGS = ("--tensor-parallel-size", "2", "--dtype", "float32", "--max-model-len", "1024")
@@ -23,7 +22,7 @@ NUM_GREEDY = 90
 
 
 def rank_of(shoal: Serving, rank: int) -> int | None:
-    """The process id of a rank that is alive."""
+    """The process id of a live rank."""
     wanted = [f"SHOAL_MESH_DIR={shoal.directory}/", f"SHOAL_RANK={rank}\0"]
     for entry in Path("/proc").iterdir():
         try:
@@ -36,7 +35,7 @@ def rank_of(shoal: Serving, rank: int) -> int | None:
 
 
 async def text_of(shoal: Serving, begun: asyncio.Event | None = None) -> str:
-    """Of a prompt that every call has."""
+    """The output of a fixed prompt."""
     pieces = []
     async with shoal.client() as client:
         stream = await client.completions.create(
@@ -56,8 +55,7 @@ async def text_of(shoal: Serving, begun: asyncio.Event | None = None) -> str:
 
 
 async def lose(shoal: Serving, number: signal.Signals, rank: int, text: str) -> None:
-    """Sends a rank a signal while it computes ``text``, which comes all the same, and from
-    another group."""
+    """Sends a rank a signal during the generation of ``text``, which completes in another group."""
     follower = rank_of(shoal, 1)
     victim = follower if rank else worker_of(shoal)
     assert follower is not None
@@ -72,7 +70,7 @@ async def lose(shoal: Serving, number: signal.Signals, rank: int, text: str) -> 
 
 
 def worker_of(shoal: Serving) -> int:
-    """The first rank, which ``shoal serve`` has started."""
+    """The first rank, started by ``shoal serve``."""
     follower = rank_of(shoal, 1)
     stat = Path(f"/proc/{follower}/stat").read_text()
     return int(stat.rsplit(")", 1)[1].split()[1])
@@ -84,7 +82,9 @@ async def test_a_stream_outlives_a_rank_that_is_killed(tmp_path: Path) -> None:
         text = await text_of(shoal)
         await lose(shoal, signal.SIGKILL, 1, text)
         follower = rank_of(shoal, 1)
-        assert len(list(tmp_path.glob("*/admin.worker-*.sock"))) == 2, "none of the lost group"
+        assert len(list(tmp_path.glob("*/admin.worker-*.sock"))) == 2, (
+            "the lost group's sockets are gone"
+        )
     assert follower is not None
     assert not is_alive(follower)
     assert "2 ranks" in "\n".join(shoal.lines)
@@ -130,7 +130,7 @@ async def test_sixteen_texts_of_whole_experts_outlive_a_rank_that_is_killed(tmp_
 
 
 async def ids_of(client: AsyncOpenAI, prompt: list[int], begun: asyncio.Event) -> list[int]:
-    """Of a greedy text; says when the third of its tokens is there."""
+    """The ids of a greedy output; signals its third token."""
     ids: list[int] = []
     stream: Any = await client.completions.create(
         model="any",

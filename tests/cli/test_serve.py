@@ -44,8 +44,7 @@ async def stream_text(client: AsyncOpenAI, num: int, started: asyncio.Event | No
 
 
 async def all_blocks_are_free(serving: Serving) -> None:
-    """Waits until the scheduler knows no sequence and no block that is taken; times out
-    otherwise."""
+    """Waits until the scheduler has no sequence and no used block; times out otherwise."""
     async with asyncio.timeout(10):
         while True:
             metrics = await serving.metrics("scheduler")
@@ -68,7 +67,7 @@ async def test_it_serves_on_a_port_of_its_own_drains_and_leaves_nothing(tmp_path
             pids = shoal.children()
             assert set(pids) == SERVICES
             shoal.process.send_signal(signal.SIGINT)
-            assert await open_stream == 1, "a drain ends what is open"
+            assert await open_stream == 1, "a drain finishes open streams"
         assert await shoal.process.wait() == 0
         assert any("requests of 2,048 tokens at once" in line for line in shoal.lines)
         assert not any(is_alive(pid) for pid in pids.values())
@@ -102,7 +101,7 @@ async def kill_under_streams(shoal: Serving, client: AsyncOpenAI, service: str) 
     ends = [result for result in results if result == 1]
     errors = [each for each in results if isinstance(each, openai.APIError | HTTPError)]
     assert len(ends) + len(errors) == len(streams), (service, results)
-    assert not (service != "gateway" and errors), f"what the {service} loses is taken up again"
+    assert not (service != "gateway" and errors), f"requests of a lost {service} are resumed"
     assert not (service == "gateway" and ends), "this stream was not open any more"
     async with asyncio.timeout(60):
         while shoal.children().get(service) in (None, before[service]):
@@ -133,7 +132,7 @@ async def test_after_a_kill_of_the_supervisor_nothing_lives_and_the_next_start_w
 
 
 async def drain_too_long(shoal: Serving) -> None:
-    """Streams that do not end by themselves end with an error."""
+    """Unfinished streams end with an error."""
     async with client_of(shoal) as client:
         started = asyncio.Event()
         endless = [asyncio.create_task(stream_text(client, 2000, started)) for _ in range(8)]
@@ -200,7 +199,7 @@ async def test_a_mesh_wants_a_port_of_its_own_before_it_starts_anything(tmp_path
         for flags, text in (
             (("--port", port), in_use),
             (("--port", port, "--gateways", "2"), in_use),
-            (("--port", "0", "--gateways", "2"), "port: 0 is any free port"),
+            (("--port", "0", "--gateways", "2"), "port: 0 takes a free port"),
             (("--host", "no.such.host.invalid"), "host, port: cannot listen on no.such.host"),
         ):
             process = await asyncio.create_subprocess_exec(

@@ -1,4 +1,4 @@
-"""A worker of two stages as a user starts it, and what is left of streams when one is lost."""
+"""A worker of two stages as a user starts it, and streams after the loss of one."""
 
 import asyncio
 import os

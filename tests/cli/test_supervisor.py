@@ -1,4 +1,4 @@
-"""The rules of restarting, with processes that are only pretended."""
+"""The rules of restarting, with fake processes."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ from shared.settings.speculative import SpeculativeConfig
 
 
 class FakeChild:
-    """Ends as in ``script``: for each start of its service (exit code, whether it was ready)."""
+    """Ends as in ``script``: for each start of its service (exit code, was ready)."""
 
     script: ClassVar[dict[str, list[tuple[int, bool]]]] = {}
     starts: ClassVar[list[str]] = []
@@ -60,7 +60,7 @@ class FakeChild:
 
 @pytest.fixture
 def supervisor(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch) -> Supervisor:
-    """Of the settings that are its parameter, if it has one."""
+    """Takes its settings from its parameter, if any."""
     monkeypatch.setattr(module, "Child", FakeChild)
     monkeypatch.setattr(module, "FIRST_BACKOFF_S", 0.001)
     monkeypatch.setattr(FakeChild, "script", {})
@@ -126,7 +126,7 @@ READY = "import os, time; os.write(int(os.environ['SHOAL_SUPERVISOR_FD']), b'r')
 
 
 async def test_a_process_that_cannot_be_started_is_tried_again(tmp_path: Path, monkeypatch):
-    """Not even the sockets of its predecessor can be listed."""
+    """Not even its predecessor's sockets can be listed."""
     monkeypatch.setattr(Child, "_start", lambda self, *payload: start_script(READY, *payload))
     lines: list[str] = []
     supervisor = Supervisor(

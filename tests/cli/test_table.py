@@ -1,4 +1,4 @@
-"""What `shoal serve` shows, and the model as its first word."""
+"""The output of `shoal serve`, and the model as its first word."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ WARNING = "2026-11-23T22:42:24Z WARNING worker 0.1 scheduler 0.1 is down: silent
 
 
 class Replica:
-    """What of a child is shown."""
+    """The displayed parts of a child."""
 
     service, instance = "worker", "0.1"
 
@@ -44,7 +44,7 @@ DETAILS = {
 
 @pytest.fixture
 def show(monkeypatch, capfd):
-    """Runs ``act`` with a screen and returns the lines that it wrote."""
+    """Runs ``act`` with a screen and returns the written lines."""
 
     def run(is_terminal: bool, flags: Sequence[str], act: Callable[[Screen], None]) -> list[str]:
         monkeypatch.setenv("TTY_COMPATIBLE", str(int(is_terminal)))

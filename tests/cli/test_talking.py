@@ -1,5 +1,5 @@
-"""`shoal chat`, `complete`, `tokenize` and `top` against a gateway over HTTP, whose tokenizer says
-what a test wants; and at a terminal."""
+"""`shoal chat`, `complete`, `tokenize` and `top` against a gateway over HTTP with a scripted
+tokenizer."""
 
 import asyncio
 import io
@@ -44,7 +44,7 @@ async def gateway(tmp_path: Path, tokenizer: FakeTokenizer) -> AsyncIterator[Gat
 
 
 async def run(gateway: GatewayService | None, name: str, *words: str) -> int:
-    """A command in a thread, as a program would run it: without a terminal."""
+    """Runs a command in a thread, without a terminal."""
     url = () if gateway is None else ("--url", f"http://127.0.0.1:{gateway.port}/v1")
     return await asyncio.to_thread(import_module(COMMANDS[name].module).main, [*url, *words])
 
@@ -93,7 +93,7 @@ async def test_exit_codes_say_who_is_to_blame(
     assert 'model is "cat"' in capsys.readouterr().err
     assert await run(gateway, "chat", "hi", "--temperature", "7") == 2
     assert await run(gateway, "complete") == 2
-    assert "PROMPT: there is none" in capsys.readouterr().err
+    assert "PROMPT: missing" in capsys.readouterr().err
     assert await run(None, "chat", "hi", "--url", f"http://127.0.0.1:{unused_tcp_port}") == 2
     assert "does not answer" in capsys.readouterr().err
     running = asyncio.create_task(run(gateway, "complete", "x"))
@@ -124,7 +124,7 @@ async def test_tokens_are_shown_by_a_server_and_by_a_folder(
     assert await run(None, "tokenize", "--model", "/nowhere", "x") == 2
     capsys.readouterr()
     assert await run(None, "tokenize", "--model", folder) == 2
-    assert "TEXT: there is none" in capsys.readouterr().err
+    assert "TEXT: missing" in capsys.readouterr().err
 
 
 async def test_who_shows_no_key_is_told_how(tmp_path: Path, tokenizer: FakeTokenizer, capsys):
@@ -157,7 +157,7 @@ async def test_a_table_in_a_pipe_has_whole_lines_and_every_figure(
 
 
 class Terminal:
-    """What a program on a terminal wrote so far."""
+    """The output of a program on a terminal so far."""
 
     def __init__(self, process: asyncio.subprocess.Process, descriptor: int) -> None:
         self.process = process
@@ -169,7 +169,7 @@ class Terminal:
         os.write(self._descriptor, text.encode())
 
     async def until(self, text: str) -> str:
-        """What was written before ``text``."""
+        """The output before ``text``."""
         async with asyncio.timeout(20):
             while text not in self.written:
                 try:

@@ -1,54 +1,22 @@
-"""Architectures of transformers, from the HTTP request to the layers and back: by its own code, and
-by ours."""
+"""transformers' architectures, from the HTTP request to the layers and back: by transformers' code,
+and by Shoal's own."""
 
 import asyncio
-import shutil
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from openai import AsyncOpenAI
 from transformers import AutoModelForCausalLM
 
 from services.worker.models.registry import MODELS
-from shared.model_folder import EMBEDDED_MODEL
 from tests.cli.serving import Serving, serving
+from tests.cli.texts import NUM_TOKENS, prompts_with_one_beginning, save_with_tokenizer, text_of
 from tests.services.worker.checkpoints import assert_greedy
-from tests.services.worker.foreign_checkpoints import FAMILIES, OWN_FAMILIES, save_family
+from tests.services.worker.foreign_checkpoints import FAMILIES, OWN_FAMILIES
 
-VOCAB_SIZE = 8192  # of the tokenizer beside it
-NUM_TOKENS = 24
 ALWAYS = ("GptOssForCausalLM",)  # experts, windows and sinks
 ALWAYS_OURS = ALWAYS
 COUNTED = "--enable-expert-distribution-metrics"
-
-
-def save_with_tokenizer(folder: Path, family: str) -> None:
-    save_family(folder, family, vocab_size=VOCAB_SIZE)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copyfile(EMBEDDED_MODEL / name, folder / name)
-
-
-def prompts_with_one_beginning() -> list[list[int]]:
-    """Eight, so long that not all fit in the KV cache at once."""
-    rng = np.random.default_rng(1)
-    beginning = rng.integers(8, VOCAB_SIZE, 20).tolist()
-    return [beginning + rng.integers(8, VOCAB_SIZE, num).tolist() for num in range(20, 60, 5)]
-
-
-async def text_of(client: AsyncOpenAI, prompt: list[int]) -> tuple[list[int], int]:
-    """The ids of a greedy text, and how many of the prompt's were cached."""
-    done: Any = await client.completions.create(
-        model="any",
-        prompt=prompt,
-        max_tokens=NUM_TOKENS,
-        temperature=0,
-        extra_body={"return_token_ids": True, "ignore_eos": True},
-    )
-    assert done.usage
-    assert done.usage.prompt_tokens_details
-    return done.choices[0].token_ids, done.usage.prompt_tokens_details.cached_tokens or 0
 
 
 @pytest.mark.parametrize(
@@ -70,7 +38,7 @@ async def test_greedy_texts_are_those_of_transformers(tmp_path: Path, family: st
 async def test_greedy_texts_of_our_own_code_are_those_of_transformers(
     tmp_path: Path, family: str
 ) -> None:
-    """MiMo, which transformers has not, is the embedded model, and tested as such."""
+    """MiMo, unknown to transformers, is tested as the embedded model."""
     has_experts = any("experts" in name for name in OWN_FAMILIES[family])
     flags = (COUNTED,) if has_experts else ()
     await compare(tmp_path, family, 16, "shoal", "kernels: native code", *flags)
@@ -79,8 +47,8 @@ async def test_greedy_texts_of_our_own_code_are_those_of_transformers(
 async def compare(
     tmp_path: Path, family: str, block_size: int, model_impl: str, line: str, *more: str
 ) -> None:
-    """Alone, then eight at once in chunks of 7 tokens, with a common beginning that is cached, in a
-    KV cache so small that some are preempted, and with drafts. ``line`` is one of the log's,
+    """Alone, then eight at once in chunks of 7 tokens, with a common cached beginning, in a KV
+    cache so small that some are preempted, and with drafts. ``line`` is expected in the log,
     ``more`` are flags."""
     folder = tmp_path / "model"
     save_with_tokenizer(folder, family)
@@ -111,7 +79,7 @@ async def compare(
 
 
 async def check_what_happened(server: Serving, num_cached: list[int], line: str) -> None:
-    """The texts took the paths that they were to take."""
+    """Checks that outputs took the intended paths."""
     assert max(num_cached) >= 20
     values = await server.metrics("scheduler")
     preemptions = [value for name, value in values.items() if "num_preemptions_total" in name]
@@ -120,7 +88,7 @@ async def check_what_happened(server: Serving, num_cached: list[int], line: str)
 
 
 async def check_loads(server: Serving, are_counted: bool) -> None:
-    """Every expert's load was observed, if tokens were counted at all."""
+    """Every expert's load was observed, if tokens were counted."""
     values = await server.metrics("worker")
     nums = [value for name, value in values.items() if name.startswith("shoal_expert_load_count{")]
     assert bool(nums) == are_counted

@@ -1,5 +1,5 @@
-"""Counts the files of ours that a chat runs through on its way down, in all four processes: until
-each of them hands on what the next one works on, and the worker's engine has the plan."""
+"""Counts the source files a chat runs through on its way down in all four processes: until each
+hands its work on, and the worker's engine has the plan."""
 
 import asyncio
 import json
@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 
 from tests.cli.serving import serving
 
-MAX_FILES = 125  # 121 were counted; 80 are the aim
+MAX_FILES = 125  # 121 at present; the aim is 80
 ROOT = Path(__file__).parents[2]
 HOOK = """
 import json, os, sys, threading, time

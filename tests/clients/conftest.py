@@ -41,7 +41,7 @@ def start(folder: Path, *flags: str) -> Server:
     log = folder / "log"
     with log.open("wb") as file:
         process = subprocess.Popen(
-            # In float32 texts are the same on all processors but for near ties.
+            # In float32 outputs are equal on all processors except for near ties.
             [ROOT / ".venv/bin/shoal", "serve", "--port", str(port), "--dtype", "float32", *flags],
             cwd=ROOT,
             stdout=file,
@@ -53,7 +53,7 @@ def start(folder: Path, *flags: str) -> Server:
 
 @pytest.fixture(scope="session")
 def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Server]]:
-    """One whose model writes texts, and one whose model pools."""
+    """One serves a model that generates, the other one that pools."""
     writing, pooling = tmp_path_factory.mktemp("writing"), tmp_path_factory.mktemp("pooling")
     store, batches = writing / "store.db", writing / "batches"
     both = (
@@ -73,7 +73,7 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
 
 @pytest.fixture(scope="session")
 def url(servers: tuple[Server, Server]) -> str:
-    """The base of OpenAI's endpoints, which clients find in the environment, too."""
+    """The base of OpenAI's endpoints, which clients also find in the environment."""
     os.environ["OPENAI_BASE_URL"] = f"{servers[0].url}/v1"
     os.environ["OPENAI_API_KEY"] = "none"
     return os.environ["OPENAI_BASE_URL"]

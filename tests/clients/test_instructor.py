@@ -1,4 +1,4 @@
-"""instructor, in each of its modes that reach a server in another way."""
+"""instructor, in each mode with its own kind of request."""
 
 from typing import Annotated, Literal
 

@@ -1,8 +1,7 @@
-"""LangChain's standard tests of models of chats and of embeddings, with its own client for OpenAI's
-API.
+"""LangChain's standard tests of chat and embedding models, with its own client for OpenAI's API.
 
-The embedded model calls tools, but fills most schemas without understanding what for, so that some
-tests which compare what it says are expected to fail.
+The embedded model calls tools, but fills most schemas without understanding, so some tests that
+compare its answers are expected to fail.
 """
 
 from typing import Any
@@ -25,7 +24,8 @@ class TestShoal(ChatModelIntegrationTests):
     @pytest.fixture(autouse=True)
     def _expected(self, request: pytest.FixtureRequest) -> None:
         if reason := NEEDS_SENSE.get(request.node.originalname):
-            without_sense = (AssertionError, OutputParserException)  # errors of ours are others
+            # Shoal's own errors have other types.
+            without_sense = (AssertionError, OutputParserException)
             request.applymarker(pytest.mark.xfail(reason=reason, raises=without_sense))
 
     @property
@@ -69,6 +69,6 @@ class TestShoalEmbeddings(EmbeddingsIntegrationTests):
 
     @property
     def embedding_model_params(self) -> dict[str, Any]:
-        """Else it sends the token ids of a model of OpenAI's."""
+        """Otherwise it sends token ids of an OpenAI model."""
         at = {"base_url": self.url, "api_key": "none"}
         return at | {"model": "shoal-tiny", "check_embedding_ctx_length": False}

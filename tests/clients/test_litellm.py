@@ -1,10 +1,10 @@
-"""LiteLLM, by each way to a server that it has."""
+"""LiteLLM, by each of its ways to reach a server."""
 
 import json
 import os
 from typing import Any
 
-os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # else its import asks the network for prices
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"  # otherwise its import downloads prices
 
 import litellm
 import pytest
@@ -27,7 +27,7 @@ PRODUCT: Any = {"role": "user", "content": "What is 1234 * 56?"}
 
 @pytest.fixture(params=["openai", "hosted_vllm", "anthropic"])
 def asked(url: str, request: pytest.FixtureRequest) -> dict[str, Any]:
-    """What all calls by one of its providers have; that of Anthropic's puts ``/v1`` behind."""
+    """Common arguments of calls by one of its providers; Anthropic's appends ``/v1``."""
     base = url.removesuffix("/v1") if request.param == "anthropic" else url
     model = f"{request.param}/shoal-tiny"
     fields = {"model": model, "api_base": base, "api_key": "none", "temperature": 0}

@@ -1,4 +1,4 @@
-"""Clients for Node: what the files in ``node`` expect."""
+"""Clients for Node, by the expectations in ``node``."""
 
 import os
 import shutil

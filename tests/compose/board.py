@@ -1,4 +1,4 @@
-"""The Grafana board, read as its parts."""
+"""The Grafana board, parsed."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ Panel = dict[str, Any]
 
 
 def panels() -> list[Panel]:
-    """In the order of the file; those of type ``row`` are headings."""
+    """In the order of the file; panels of type ``row`` are headings."""
     return json.loads(BOARD.read_text())["panels"]
 
 

@@ -1,4 +1,4 @@
-"""What our services export, and what a query of Prometheus asks for."""
+"""The metrics exported by services, and those used by a Prometheus query."""
 
 import re
 
@@ -17,7 +17,7 @@ MODULES = (
     *(gateway_client, gateway_metrics, scheduler_metrics, tokenizer_metrics, worker_metrics),
     *(shared_metrics, open_requests),
 )
-# Exported by services of more than one kind: without a job their figures would be added up.
+# Exported by several kinds of service: without a job their values would be added up.
 EXPORTED_BY_SEVERAL = {
     "shoal_open_requests",
     "vllm:kv_cache_usage_perc",
@@ -33,7 +33,7 @@ SUFFIXES = {
 
 
 def assert_exported(expression: str) -> None:
-    """Each metric of the query is exported, and says of which job where several export it."""
+    """Each metric of the query is exported, with a job if several services export it."""
     asked = selectors(expression)
     assert asked
     assert {name for name, _ in asked} <= exported_names()
@@ -42,7 +42,7 @@ def assert_exported(expression: str) -> None:
 
 
 def exported_names() -> set[str]:
-    """The names of all samples that our services export, and of those Prometheus makes itself."""
+    """The names of all samples our services export, and of those Prometheus adds."""
     values = (value for module in MODULES for value in vars(module).values())
     ours = [
         metric
@@ -55,8 +55,8 @@ def exported_names() -> set[str]:
 
 
 def selectors(expression: str) -> list[tuple[str, str]]:
-    """Each metric with its label matchers. Names have an underscore, or are ``up``; functions stand
-    before a parenthesis."""
+    """Each metric with its label matchers. Names have an underscore, or are ``up``; functions
+    precede a parenthesis."""
     bare = re.sub(r"\b(by|on|without) \([^)]*\)", "", expression)
     found = re.findall(r"(?<![\w\"])([a-z][\w:]*)\b(?!\s*\()(?:\{([^}]*)\})?", bare)
     return [(name, labels) for name, labels in found if "_" in name or name == "up"]

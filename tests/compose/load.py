@@ -12,7 +12,7 @@ NUM_TOKENS = 48
 
 @asynccontextmanager
 async def loaded(url: str, num_tokens: int = NUM_TOKENS) -> AsyncIterator[Load]:
-    """Clients at work, none of which may see a failure or another text."""
+    """Clients at work; every failure or different output is an error."""
     load = Load(NUM_STREAMS, num_tokens, lambda number: url)
     await load.learn()
     running = asyncio.create_task(load.run())
@@ -27,7 +27,7 @@ async def loaded(url: str, num_tokens: int = NUM_TOKENS) -> AsyncIterator[Load]:
 
 
 async def progress(load: Load) -> None:
-    """Waits until every client has ended one request more or less."""
+    """Waits until every client has ended about one more request."""
     goal = load.num_good + NUM_STREAMS
     async with asyncio.timeout(120):
         while load.num_good < goal:

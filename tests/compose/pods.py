@@ -1,5 +1,5 @@
-"""Pods of the chart as processes of this machine: what Kubernetes and the controller of groups give
-them, without either. A pod's address is one of the loopback's."""
+"""Pods of the chart as processes of this machine, with the environment of Kubernetes and the group
+controller, but without either. A pod's address is a loopback address."""
 
 import asyncio
 import os
@@ -18,7 +18,7 @@ from shared.link.keys import write_keys
 from tests.compose.helm import Object
 
 NAMESPACE = "default"
-RESTART_S = 0.5  # a kubelet's first one comes at once, later ones later
+RESTART_S = 0.5  # a kubelet restarts at once first, later with delays
 READY_S = 120
 
 
@@ -34,7 +34,7 @@ def pods_of(objects: list[Object]) -> Iterator[tuple[str, Object]]:
 
 
 def group_of(workers: Object, group: int = 0) -> Iterator[tuple[str, Object]]:
-    """Name and template of each pod, with the variables that the controller puts before ours."""
+    """Name and template of each pod, with the controller's variables before ours."""
     name, template = workers["metadata"]["name"], workers["spec"]["leaderWorkerTemplate"]
     for index in range(template["size"]):
         pod = template["workerTemplate" if index else "leaderTemplate"]
@@ -50,7 +50,7 @@ def group_of(workers: Object, group: int = 0) -> Iterator[tuple[str, Object]]:
 
 
 def variables_of(template: Object, address: str) -> dict[str, str]:
-    """Those of the container, as the kubelet expands them. Of what comes from Secrets nothing."""
+    """The container's variables, expanded like the kubelet's, without those from Secrets."""
     found: dict[str, str] = {}
     for each in template["spec"]["containers"][0]["env"]:
         if "value" in each:
@@ -64,14 +64,14 @@ def variables_of(template: Object, address: str) -> dict[str, str]:
 
 @dataclass
 class Pod:
-    """One that is started again as often as it ends, until it is deleted."""
+    """A pod: restarts its container until it is deleted."""
 
     name: str
     template: Object
     address: str
     root: Path  # of its file system
     names: dict[str, str]  # addresses by name
-    codes: list[int] = field(default_factory=list)  # with which its container has ended
+    codes: list[int] = field(default_factory=list)  # exit codes of its container
     is_deleted: bool = False
     _process: asyncio.subprocess.Process | None = None
 
@@ -94,14 +94,13 @@ class Pod:
         while not self.is_deleted:
             process = await asyncio.create_subprocess_exec(*shoal, env=environment, cwd=ROOT)
             self._process = process
-            if self.is_deleted:  # meanwhile
+            if self.is_deleted:  # it was deleted meanwhile
                 self.signal(signal.SIGTERM)
             self.codes.append(await process.wait())
             await asyncio.sleep(RESTART_S)
 
     def _here(self, text: str) -> str:
-        """What a variable of the pod means on this machine, whose files, names and addresses are
-        not the pod's."""
+        """Translates a pod's variable to this machine's files, names and addresses."""
         if text.startswith("/"):
             return f"{self.root}{text}"
         text = text.replace("0.0.0.0", self.address).replace("*", self.address)
@@ -110,7 +109,7 @@ class Pod:
         return text
 
     async def is_ready(self, session: aiohttp.ClientSession) -> bool:
-        """As its readiness probe finds it."""
+        """The result of the readiness probe."""
         (port,) = [x["containerPort"] for x in self.container["ports"] if x["name"] == "admin"]
         path = self.container["readinessProbe"]["httpGet"]["path"]
         try:
@@ -129,8 +128,8 @@ class Pod:
 
 
 class Cluster:
-    """Pods of rendered ``objects``, whose model lies on the host as they say. ``subnet`` is such as
-    127.1.2."""
+    """Pods of rendered ``objects``, with the model on the host as they require. ``subnet`` is for
+    example 127.1.2."""
 
     def __init__(self, objects: list[Object], folder: Path, subnet: str) -> None:
         self.objects = objects
@@ -157,7 +156,7 @@ class Cluster:
             self.start(name)
 
     def _names(self) -> Iterator[tuple[str, str]]:
-        """Of headless Services by the pods that they select, and those of a group's first pod."""
+        """Names of headless Services by selected pods, and names of a group's first pod."""
         templates = dict(pods_of(self.objects))
         for each in self.objects:
             if each["kind"] == "Service" and each["spec"].get("clusterIP") == "None":
@@ -200,7 +199,7 @@ class Cluster:
                     await asyncio.sleep(0.1)
 
     async def deleted(self, pods: Iterable[Pod]) -> None:
-        """All are told to stop at the same time, and killed when their time is over."""
+        """All pods are stopped at the same time, and killed after their grace period."""
         pods = list(pods)
         for pod in pods:
             pod.delete()
@@ -215,7 +214,7 @@ class Cluster:
 
 @asynccontextmanager
 async def running(objects: list[Object], folder: Path, subnet: str) -> AsyncIterator[Cluster]:
-    """Starts all pods, and ends what is there of them."""
+    """Starts all pods, and ends them afterwards."""
     cluster = Cluster(objects, folder, subnet)
     cluster.start_all()
     try:
@@ -225,7 +224,7 @@ async def running(objects: list[Object], folder: Path, subnet: str) -> AsyncIter
 
 
 def _image(name: str) -> tuple[str, dict[str, str]]:
-    """What an image of ours runs, and its settings."""
+    """The command and the settings of one of our images."""
     stages = {
         words[2]: text
         for text in DOCKERFILE.read_text().split("\nFROM ")[1:]

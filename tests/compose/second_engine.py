@@ -15,7 +15,7 @@ DATA = "second-data"
 
 @contextmanager
 def second_engine(first: dict[str, str], images: list[str]) -> Iterator[dict[str, str]]:
-    """The environment in which ``docker`` reaches an engine at ``ADDRESS`` that has the first one's
+    """The environment in which ``docker`` reaches an engine at ``ADDRESS`` with the first one's
     ``images``. Raises NoEngine."""
     name = f"shoal-{secrets.token_hex(3)}"
     with tempfile.TemporaryDirectory(prefix="shoal-engine-") as folder, _host(name):
@@ -50,7 +50,7 @@ def _host(name: str) -> Iterator[None]:
 
 
 def _copy(images: list[str], first: dict[str, str], second: dict[str, str]) -> None:
-    """Those that differ from what an earlier run left there."""
+    """Copies images that differ from an earlier run's."""
     for image in images:
         if _id(image, first) != _id(image, second):
             with subprocess.Popen(

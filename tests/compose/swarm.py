@@ -18,9 +18,9 @@ from shared.link.keys import SERVICES, write_keys
 
 READY_S = 180
 FILE = "compose/swarm.yml"
-# Equal requests have equal texts only in float32, and the machines of tests are small.
+# Equal requests give equal outputs only in float32, and test machines are small.
 SETTINGS = "SHOAL_MAX_MODEL_LEN=512\nSHOAL_DTYPE=float32\nSHOAL_NUM_THREADS=1\n"
-# The edge stays on the first node, where its port is.
+# The edge stays on the first node, with its port.
 OVERRIDE = """
 version: "3.8"
 services:
@@ -30,7 +30,7 @@ services:
 
 @dataclass
 class Node:
-    """Another node than the first one."""
+    """A further node of the swarm."""
 
     id: str
     engine: Stack
@@ -56,7 +56,7 @@ class Swarm:
             "KEYS": str(folder / "keys"),
             "SHOAL_ENV": str(self.settings),
             "SHOAL_MODEL": str(ROOT / "models" / "shoal-tiny"),
-            # Ports of the routing mesh need IPVS, which not every kernel has.
+            # Ports of the routing mesh need IPVS, which some kernels lack.
             "PUBLISH_MODE": "host",
             "PUBLISH_PORT": str(self.port),
             "EDGE_UPDATE_ORDER": "stop-first",
@@ -68,33 +68,33 @@ class Swarm:
         return f"http://127.0.0.1:{self.port}"
 
     async def docker(self, *arguments: str) -> str:
-        """What the command printed. Raises CommandError."""
+        """The command's output. Raises CommandError."""
         return await self._engine.docker(*arguments)
 
     async def build(self) -> None:
         await self._engine.build()
 
     async def deploy(self, *files: str, **variables: str) -> None:
-        """With more files, and what they ask for."""
+        """With additional files, and their settings."""
         self._engine.environment |= variables
         options = [f"--compose-file={file}" for file in (*self.files, *files)]
         await self.docker("stack", "deploy", "--resolve-image=never", *options, self.name)
 
     async def scale(self, **nums: int) -> None:
-        """Returns when as many tasks run and have been healthy for some seconds."""
+        """Returns when this number of tasks runs and has been healthy for some seconds."""
         pairs = [f"{self.name}_{service}={num}" for service, num in nums.items()]
         await self.docker("service", "scale", *pairs)
 
     async def roll(self, service: str) -> None:
-        """Replaces every task of a service, as a new image would."""
+        """Replaces every task of a service, like a new image."""
         await self.docker("service", "update", "--force", f"{self.name}_{service}")
 
     async def kill(self, task: str) -> None:
-        """Kills the task's service on the first node; to the engine it is a crash."""
+        """Kills the task's service on the first node, which counts as a crash."""
         await self._engine.kill(await self._container(task))
 
     async def until_replaced(self, service: str, old: list[str], num: int = 1) -> list[str]:
-        """Waits until ``num`` tasks run, none of which is an ``old`` one; returns them."""
+        """Waits for ``num`` running tasks, without any ``old`` one; returns them."""
         async with asyncio.timeout(READY_S):
             while True:
                 now = await self.tasks(service)
@@ -103,7 +103,7 @@ class Swarm:
                 await asyncio.sleep(0.3)
 
     async def until_whole(self) -> None:
-        """Waits until every task runs and a request would be answered."""
+        """Waits until every task runs and requests are answered."""
         async with asyncio.timeout(READY_S):
             while not (await self._has_all_tasks() and await self._is_ready()):
                 await asyncio.sleep(0.3)
@@ -130,7 +130,7 @@ class Swarm:
             await self.docker("node", "rm", "--force", node)
 
     async def tasks(self, service: str, node: str = "") -> list[str]:
-        """The ids of those that are to run, and do, on a node or anywhere."""
+        """The ids of running tasks, on a node or anywhere."""
         filters = ["--filter=desired-state=running", "--format={{.ID}} {{.CurrentState}}"]
         if node:
             filters.append(f"--filter=node={node}")
@@ -138,7 +138,7 @@ class Swarm:
         return [line.split()[0] for line in listed.splitlines() if line.split()[1] == "Running"]
 
     async def has_updated(self, service: str) -> bool:
-        """Whether the last update is through. Fails where it was taken back."""
+        """True if the last update is complete. Fails if it was rolled back."""
         (found,) = json.loads(await self.docker("service", "inspect", f"{self.name}_{service}"))
         status: dict[str, Any] = found.get("UpdateStatus") or {}
         assert status.get("State", "updating") in {"updating", "completed"}, status
@@ -170,7 +170,7 @@ class Swarm:
 
 @asynccontextmanager
 async def running_swarm(engine: dict[str, str], folder: Path) -> AsyncIterator[Swarm]:
-    """Built, deployed and serving; taken down at the end, the swarm too where it was made here."""
+    """Built, deployed and serving; removed at the end, with the swarm if it was created here."""
     swarm = Swarm(engine, folder)
     await swarm.build()
     is_ours = (await swarm.docker("info", "-f", "{{.Swarm.LocalNodeState}}")).strip() == "inactive"
@@ -197,7 +197,7 @@ async def until_all_work(engine: Stack, containers: list[str]) -> None:
 
 
 async def _has_worked(engine: Stack, container: str) -> bool:
-    """A gateway by its answers, the others by their steps."""
+    """Judged by answers for a gateway, by steps for other services."""
     served = await engine.metrics(container)
     answered = served.get('shoal_http_requests_total{route="/v1/completions",status="200"}', 0)
     return bool(answered or (await engine.status(container))["num_steps"])

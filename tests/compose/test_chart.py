@@ -1,5 +1,5 @@
-"""The Helm chart, rendered by the real helm: valid, and of one mind with our settings,
-images and links."""
+"""The Helm chart, rendered by the real helm: valid, and consistent with settings, images and
+links."""
 
 import math
 import re
@@ -49,7 +49,7 @@ MOST: Object = {
     },
     "monitoring": {"podMonitor": True, "rules": True, "labels": {"release": "prometheus"}},
 }
-# Of operators, whose schemas are not among those of Kubernetes.
+# Objects of operators, without schemas in Kubernetes.
 FOREIGN = {"PodMonitor", "PrometheusRule", "ScaledObject"}
 
 
@@ -87,7 +87,7 @@ def container(deployment: Object) -> Object:
 
 
 def variables(deployment: Object) -> dict[str, str]:
-    """Those that come from a Secret have a value that any secret may have."""
+    """Values from a Secret are placeholders."""
     return {each["name"]: each.get("value", "x" * 32) for each in container(deployment)["env"]}
 
 
@@ -252,7 +252,7 @@ def test_network_policies_allow_the_links_of_the_mesh_and_no_others(objects: lis
 
 
 def rules(given: list[Object], side: str) -> list[tuple[Object, str | None, list[int]]]:
-    """Each rule with the service that is its peer, if it is one of ours, and its ports."""
+    """Each rule with its peer service, if it is one of ours, and its ports."""
     found = []
     for rule in given:
         selectors = [each.get("podSelector", {}) for each in rule.get(side, [])]
@@ -363,7 +363,7 @@ def test_every_value_is_in_the_schema_and_has_a_default_of_its_kind():
 
 
 def unset(schema: Object, values: Object, path: str = "") -> set[str]:
-    """Names that the schema has and the values have not, but for the settings."""
+    """Names in the schema but not in the values, except settings."""
     found = set()
     for name, each in schema.get("properties", {}).items():
         if path + name == "settings":

@@ -1,4 +1,4 @@
-"""Workers whose ranks are on several pods: what the chart makes of them, and these pods at work."""
+"""Workers with ranks on several pods: the rendered objects, and these pods at work."""
 
 import asyncio
 import os
@@ -207,7 +207,7 @@ AT_WORK: Object = {
 async def test_streams_end_whole_when_pods_of_a_group_are_told_to_stop(
     tmp_path: Path, hosts: int, setting: str
 ):
-    """All at once, as an update may, and one of the further ranks alone, as an eviction does."""
+    """All at once, as in an update, and a further rank alone, as in an eviction."""
     values = AT_WORK | {"settings": AT_WORK["settings"] | {setting: hosts}}
     objects = render(values | {"worker": {"hosts": hosts}})
     names = [name for name, _ in group_of(workers(objects))]

@@ -1,4 +1,4 @@
-"""The alert rules and the board: both parse, and every metric they query is exported."""
+"""The alert rules and the board: both parse, and every queried metric is exported."""
 
 import json
 import re

@@ -132,7 +132,7 @@ async def test_each_service_is_replaced_under_load_without_a_failed_request(stac
             assert caught, "no stream was open when the old one was stopped"
         there = await stack.compose("ps", "-q")
     await stack.compose("up", "-d", "--no-build", "--wait")
-    assert await stack.compose("ps", "-q") == there, "what is there suffices"
+    assert await stack.compose("ps", "-q") == there, "no container is replaced"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ async def test_promtool_finds_nothing_wrong(stack: Stack, check: tuple[str, ...]
 
 
 async def ask(stack: Stack, session: aiohttp.ClientSession, query: str) -> list[Any]:
-    """The series that Prometheus finds now, but for those without a number."""
+    """The current series in Prometheus, except those without a value."""
     found = (await api(stack, session, "query", query=query))["result"]
     return [series for series in found if series["value"][1] != "NaN"]
 
@@ -191,7 +191,7 @@ async def address_of(stack: Stack, service: str) -> str:
 async def connected(
     stack: Stack, network: str, addresses: list[tuple[str, int]]
 ) -> list[tuple[str, int]]:
-    """Those of ``addresses`` that a container of ``network`` reaches."""
+    """The ``addresses`` reachable from a container of ``network``."""
     script = f"""
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -217,7 +217,7 @@ print(*ThreadPoolExecutor().map(answer, {addresses}))
 async def test_a_service_without_a_key_of_its_role_connects_to_no_peer(
     stack: Stack, secret: str | None
 ):
-    """A would-be worker on the mesh's own network."""
+    """An impostor worker on the mesh's own network."""
     scheduler, *_ = await stack.containers("scheduler")
     before = await stack.metrics(scheduler)
     volumes = [f"--volume={stack.name}_keys-public:/keys/public:ro"]

@@ -81,7 +81,7 @@ async def test_what_is_killed_comes_back_and_no_client_notices(swarm: Swarm, ser
 
 
 async def test_other_settings_are_rolled_out_to_all_services_under_load(swarm: Swarm):
-    """To all at the same time, with two cells."""
+    """All at the same time, with two cells."""
     nums = {"gateway": 1, "tokenizer": 1, "scheduler": 2, "worker": 2}
     await swarm.scale(**nums)
     old = {service: await swarm.tasks(service) for service in nums}
@@ -138,7 +138,7 @@ async def test_a_node_is_drained_under_load_without_a_failed_request(
 
 
 async def leave_node(swarm: Swarm, node: Node) -> None:
-    for num in (1, 2):  # the second task of each comes to the new node, whatever there was before
+    for num in (1, 2):  # the second task of each comes to the new node
         await swarm.scale(**dict.fromkeys(SERVICES, num))
     there = {service: await swarm.tasks(service, node.id) for service in SERVICES}
     assert [len(tasks) for tasks in there.values()] == [1, 1, 1, 1]

@@ -1,4 +1,4 @@
-"""compose/swarm.yml says of services what docker-compose.yml says."""
+"""compose/swarm.yml agrees with docker-compose.yml."""
 
 from pathlib import Path
 from typing import Any
@@ -35,8 +35,8 @@ def test_a_service_is_what_it_is_under_compose(service: str):
 
 
 def compared(service: Service) -> dict[str, str]:
-    """All variables but the model, which is mounted elsewhere, how long gateways wait, and names
-    they answer: Swarm publishes the edge on every node."""
+    """All variables except the model's location, the gateways' waits, and their host names: Swarm
+    publishes the edge on every node."""
     others = {"SHOAL_MODEL", "SHOAL_READY_WAIT_S", "SHOAL_ALLOWED_HOSTS"}
     return {
         name: value for name, value in service.get("environment", {}).items() if name not in others

@@ -1,4 +1,4 @@
-"""Engines on a card, for tests that need one."""
+"""Engines on a GPU."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""On a card a token's result is the same bits for every number of tokens beside it."""
+"""On a GPU a token's result has the same bits in every batch."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
 MAX_DECODING = 128
 QWEN3_HEADS = Heads(32, 8, 128)
-SMALL, DOWN, GATE_UP = (512, 264), (4096, 12288), (24576, 4096)  # one of each size of a block
+SMALL, DOWN, GATE_UP = (512, 264), (4096, 12288), (24576, 4096)  # one for each block size
 PRODUCTS = [(kind, SMALL, torch.bfloat16) for kind in bits.KINDS]
 PRODUCTS += [(kind, SMALL, torch.float32) for kind in ("all", "gated")]
 PRODUCTS += [("residual", DOWN, torch.bfloat16), ("norm", DOWN, torch.bfloat16)]

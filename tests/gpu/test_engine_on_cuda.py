@@ -1,5 +1,5 @@
-"""The engine on a CUDA device writes what it writes on the CPU, recorded or not and with drafts or
-without. Needs a card: `pytest -m gpu`."""
+"""The engine on a CUDA device gives the CPU's outputs, recorded or not, with and without drafts.
+Needs a GPU: `pytest -m gpu`."""
 
 import itertools
 from typing import Any
@@ -43,7 +43,7 @@ def test_texts_in_float32_are_the_cpus(temperature: float, steps: dict[str, Any]
 def test_launches_that_begin_early_change_no_text(
     steps: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a graph they are edges of their own kind."""
+    """In a graph they are programmatic edges."""
     speculation: dict[str, Any] = {"speculative_config": drafting(2)}
     expected = scheduled.run(make_cuda_engine(**speculation, **steps), prompts(), params_of(0.8))
     monkeypatch.setattr(switches, "DEPENDENT_LAUNCHES", False)
@@ -53,7 +53,7 @@ def test_launches_that_begin_early_change_no_text(
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_rows_with_filters_of_their_own_sample_what_the_cpu_samples(depth: int) -> None:
-    """Every mixture of them, beside rows that are greedy, and as likely."""
+    """Every combination, next to greedy rows, with equal probabilities."""
     filters: Any = {"temperature": [0.0, 0.8, 1.3], "top_k": [0, 20], "top_p": [1.0, 0.7]}
     filters |= {"min_p": [0.0, 0.05], "top_n_sigma": [0.0, 2.0]}
     rules = [
@@ -108,7 +108,7 @@ def test_recorded_steps_bring_the_bits_that_others_bring(num_rows: int, depth: i
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_texts_in_float32_are_the_cpus_with_prompts_in_graphs(depth: int) -> None:
-    """Prompts of one to several hundred tokens join rows that decode; the longest are in none."""
+    """Prompts of one to several hundred tokens join decoding rows; the longest have no graph."""
     speculation: dict[str, Any] = {"speculative_config": drafting(depth)}
     engine = make_cuda_engine(**speculation, **PROMPTS_IN_GRAPHS)
     assert len(engine._trunks) == len(SIZES) * (2 if depth else 1) - (depth > 0)
@@ -119,8 +119,8 @@ def test_texts_in_float32_are_the_cpus_with_prompts_in_graphs(depth: int) -> Non
 
 @pytest.mark.parametrize("depth", [0, 2])
 def test_prompts_in_graphs_bring_the_bits_that_others_bring(depth: int) -> None:
-    """In bfloat16, in steps of 64 tokens at most, whose products are our own; twice, so that what
-    the first time left in a graph's tensors would be found."""
+    """In bfloat16, in steps of at most 64 tokens with our own GEMMs; twice, to detect leftovers in
+    a graph's tensors."""
     settings: dict[str, Any] = {"dtype": "bfloat16", "max_num_batched_tokens": 64}
     settings |= {"speculative_config": drafting(depth)}
     params = params_of(0.8, logprobs=5, prompt_logprobs=2)

@@ -1,4 +1,4 @@
-"""What an engine takes of a card's memory, and what happens where it does not suffice."""
+"""An engine's use of GPU memory, and its behaviour when that is short."""
 
 import gc
 from collections.abc import Callable, Iterator
@@ -14,10 +14,10 @@ from shared.wire.messages import Admit, Decode, Prefill, SamplingParams, StepPla
 from tests.gpu.engines import make_cuda_engine
 
 pytestmark = pytest.mark.gpu
-BUDGET_BYTES = 4 << 30  # little enough that not all slots can be full
+BUDGET_BYTES = 4 << 30  # too little for all slots to be full
 MAX_LEN = 2048
 NUM_BUILDS = 20
-BUILD_BYTES = 1 << 20  # less than any graph or state of an engine has; drivers round up
+BUILD_BYTES = 1 << 20  # below any graph or state of an engine; drivers round up
 PARAMS = SamplingParams(seed=1, temperature=0.8, ignore_eos=True, max_tokens=40)
 
 
@@ -34,7 +34,7 @@ def test_the_largest_steps_fit_what_may_be_used() -> None:
     )
     capacity = engine.capacity
     num_wanted = capacity.max_num_seqs * -(-capacity.max_model_len // capacity.block_size)
-    assert capacity.num_blocks < num_wanted, "the budget is what limits the cache"
+    assert capacity.num_blocks < num_wanted, "the budget limits the cache"
     scheduled.run(engine, long_prompts(8, MAX_LEN - 50), PARAMS)
     scheduled.run(engine, long_prompts(1024, 8), PARAMS)
     torch.cuda.synchronize()
@@ -43,8 +43,8 @@ def test_the_largest_steps_fit_what_may_be_used() -> None:
 
 
 def test_engines_that_are_dropped_leave_nothing() -> None:
-    """Twenty of them with graphs. The first ones load kernels; what a product may keep for each of
-    torch's streams, of which graphs take another one each time, is given back."""
+    """Twenty of them with graphs. The first ones load kernels. cuBLAS workspaces, which are per
+    stream and so per graph, are freed."""
     allocated, used = [], []
     for _ in range(NUM_BUILDS):
         engine = make_cuda_engine(
@@ -65,7 +65,7 @@ def test_engines_that_are_dropped_leave_nothing() -> None:
 
 @pytest.fixture
 def fill_card() -> Iterator[Callable[[], None]]:
-    """To leave torch next to nothing until the test ends."""
+    """Leaves torch almost no memory until the test ends."""
 
     def fill() -> None:
         torch.cuda.empty_cache()

@@ -1,5 +1,5 @@
-"""Layers in the host's memory, copied by a card: texts are those without, whatever of a step is a
-graph, and the card's memory has two of them. Needs a card: `pytest -m gpu`."""
+"""Layers in host memory, copied by a GPU: outputs are unchanged for every mix of graphs, and GPU
+memory holds two layers. Needs a GPU: `pytest -m gpu`."""
 
 import gc
 from pathlib import Path
@@ -18,7 +18,7 @@ from tests.gpu.engines import drafting, make_cuda_engine, prompts
 pytestmark = pytest.mark.gpu
 ALL = 1.0  # GiB of the embedded model
 PARAMS = [SamplingParams(seed=seed, temperature=0.8, max_tokens=40) for seed in range(8)]
-SLACK_BYTES = 1 << 30  # KV cache, logits and the product that is being made
+SLACK_BYTES = 1 << 30  # KV cache, logits and the current GEMM's output
 
 
 def offloaded_of(engine: DeviceEngine) -> OffloadedLayers:
@@ -57,7 +57,7 @@ def test_steps_are_graphs_and_arenas_are_pinned() -> None:
 
 
 def test_the_card_has_two_layers_while_all_are_loaded_and_afterwards(tmp_path: Path) -> None:
-    """Of a model whose layers are 0.36 GiB each."""
+    """With a model of 0.36 GiB per layer."""
     folder = write_model(tmp_path / "model", QWEN3_8B | {"num_hidden_layers": 12})
     gc.collect()
     torch.cuda.empty_cache()

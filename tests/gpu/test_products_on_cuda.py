@@ -1,5 +1,5 @@
-"""Products that only a card computes so, against references in float32: of more tokens than the
-kernels take, with results wider than the operands, and of weights that are a part of others."""
+"""GEMMs specific to GPUs, compared with float32 references: more tokens than the kernels take,
+results wider than the operands, and weights that are slices of others."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ pytestmark = pytest.mark.gpu
 CUDA = torch.device("cuda")
 SIZE = 1024
 EPS = 1e-6
-# Results are some 1. Above FEW_TOKENS bfloat16 rounds what is normed, and gates before ups.
+# Results are about 1. Above FEW_TOKENS bfloat16 rounds normed inputs, and gates before ups.
 FLOAT32: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
 BFLOAT16: dict[str, Any] = {"atol": 0.03, "rtol": 2**-6}
 TOLERANCES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
@@ -46,7 +46,7 @@ def test_gates_open_for_ups(num_tokens: int, has_bias: bool, dtype: torch.dtype)
 @nums
 @pytest.mark.parametrize("has_out", [False, True], ids=["new", "given"])
 def test_logits_are_not_rounded(num_tokens: int, has_out: bool, dtype: torch.dtype) -> None:
-    """Nearer to the product than bfloat16 could be, into rows of a buffer or a new one."""
+    """More precise than bfloat16, into rows of a buffer or a new tensor."""
     x, weight = normals(num_tokens, SIZE, dtype=dtype), weights(8200, SIZE, dtype=dtype)
     buffer = torch.full((num_tokens + 1, 8200), torch.nan, device=CUDA)
     out = buffer[:num_tokens] if has_out else None
@@ -73,7 +73,7 @@ def test_normed_logits_agree(num_tokens: int) -> None:
 def test_half_of_a_weight_multiplies_among_nan(
     num_tokens: int, half: int, dtype: torch.dtype
 ) -> None:
-    """As the projection of a draft's hidden state and embedding is split."""
+    """Like the split projection of a draft's hidden state and embedding."""
     x, residual = normals(num_tokens, SIZE, dtype=dtype), normals(num_tokens, 520, dtype=dtype)
     norm, whole = Norm(normals(SIZE, dtype=dtype), EPS), weights(520, 2 * SIZE, dtype=dtype)
     halves = torch.split(whole, SIZE, 1)

@@ -1,4 +1,4 @@
-"""Logprobs on a card beside transformers' on the same card, of prompts and of what follows."""
+"""Logprobs of prompts and outputs on a GPU, compared with transformers on the same GPU."""
 
 from pathlib import Path
 from typing import Any
@@ -63,13 +63,13 @@ def test_a_qwen3_of_random_weights_has_the_logprobs_of_transformers(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_windows_have_the_logprobs_of_transformers(tmp_path: Path, dtype: torch.dtype) -> None:
-    """Smaller than a tile, and than most of the texts."""
+    """Windows smaller than a tile and than most texts."""
     save_model(tmp_path, MistralForCausalLM, vocab_size=VOCAB_SIZE, head_dim=64, sliding_window=20)
     engine = make_cuda_engine(tmp_path, dtype=name_of(dtype))
     assert_near(engine, MistralForCausalLM.from_pretrained(tmp_path).eval(), dtype)
 
 
-# Experts in bfloat16 may be others than those that transformers chooses.
+# In bfloat16 transformers may choose other experts.
 FOREIGN = [("Gemma2ForCausalLM", torch.bfloat16), ("Phi3ForCausalLM", torch.bfloat16)]
 FOREIGN += [
     (name, torch.float32)
@@ -84,7 +84,7 @@ FOREIGN += [
 def test_what_transformers_computes_has_its_logprobs(
     tmp_path: Path, name: str, dtype: torch.dtype
 ) -> None:
-    """Recorded, where it can be."""
+    """Recorded where possible."""
     save_family(tmp_path, name, vocab_size=VOCAB_SIZE)
     engine = make_cuda_engine(tmp_path, dtype=name_of(dtype))
     assert_near(engine, AutoModelForCausalLM.from_pretrained(tmp_path).eval(), dtype)
@@ -110,7 +110,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def assert_near(engine: DeviceEngine, oracle: Any, dtype: torch.dtype) -> None:
-    """``oracle`` computes in float32 with weights that are rounded to ``dtype``."""
+    """``oracle`` computes in float32 with weights rounded to ``dtype``."""
     oracle = oracle.to(dtype).float().cuda()
     logprobs: dict[str, Any] = {"logprobs": ALL_TOKENS, "prompt_logprobs": ALL_TOKENS}
     params = SamplingParams(seed=3, temperature=0.8, max_tokens=6, ignore_eos=True, **logprobs)
@@ -129,6 +129,6 @@ def assert_near(engine: DeviceEngine, oracle: Any, dtype: torch.dtype) -> None:
 
 @torch.inference_mode()
 def true_logprobs(oracle: PreTrainedModel, ids: list[int]) -> np.ndarray:
-    """[len(ids) - 1, VOCAB_SIZE]: of what follows each of ``ids`` but the last."""
+    """[len(ids) - 1, VOCAB_SIZE]: logprobs after each of ``ids`` but the last."""
     logits = oracle(torch.tensor([ids], device="cuda")).logits[0, :-1]
     return logits.float().log_softmax(-1).cpu().numpy()

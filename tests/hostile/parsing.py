@@ -1,4 +1,4 @@
-"""The bodies of every endpoint to what the mesh gets of them, without a server."""
+"""From bodies of every endpoint to the mesh's input, without a server."""
 
 from typing import Any
 
@@ -52,7 +52,7 @@ def parse(path: str, body: bytes) -> Any:
 
 
 def prompts_of(asked: Any) -> list[Prompt]:
-    """Of whatever ``parse`` returns."""
+    """The prompts in any result of ``parse``."""
     asked = getattr(asked, "job", asked)
     return [asked.prompt] if hasattr(asked, "prompt") else getattr(asked, "prompts", [])
 

@@ -1,4 +1,4 @@
-"""Proxies of other people in front of a gateway, with connections that they keep."""
+"""Third-party proxies in front of a gateway, with persistent connections."""
 
 import asyncio
 import os
@@ -55,25 +55,25 @@ listen gateway
 
 
 def nginx(folder: Path, gateway: int, port: int) -> list[str]:
-    """The command of one whose upstream has ``keepalive``, as ingress controllers have it."""
+    """A command for nginx with upstream ``keepalive``, as in ingress controllers."""
     file = folder / "nginx.conf"
     file.write_text(NGINX.format(folder=folder, gateway=gateway, port=port))
     return ["nginx", "-e", str(folder / "log"), "-c", str(file)]
 
 
 def haproxy(folder: Path, gateway: int, port: int) -> list[str]:
-    """The command of one as it comes."""
+    """A command for HAProxy with its defaults."""
     return _haproxy(folder, HAPROXY.format(reuse="", gateway=gateway, port=port))
 
 
 def haproxy_reusing(folder: Path, gateway: int, port: int) -> list[str]:
-    """The command of one that sends requests of all clients through any connection."""
+    """A command for HAProxy that sends requests of all clients through any connection."""
     reuse = "http-reuse always"
     return _haproxy(folder, HAPROXY.format(reuse=reuse, gateway=gateway, port=port))
 
 
 def edge(folder: Path, gateway: int, port: int) -> list[str]:
-    """The command of the stack's own HAProxy, with addresses of this machine."""
+    """A command for the stack's own HAProxy, with this machine's addresses."""
     text = (ROOT / "compose/edge/haproxy.cfg").read_text()
     for pattern, new in (
         (r"server-template gateway 32 gateway:8000", f"server gateway 127.0.0.1:{gateway}"),

@@ -1,4 +1,4 @@
-"""Bodies that are slow to read, by what makes them slow: each as large as a test wants it."""
+"""Bodies of any size that are slow to parse, by the reason."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ Body = Callable[[int], bytes]
 
 @dataclass(frozen=True)
 class Shape:
-    """What is wrong in a body for ``path``; ``body`` makes one of about so many bytes."""
+    """The defect of a body for ``path``; ``body`` makes one of about the given size."""
 
     name: str
     path: str
@@ -40,7 +40,7 @@ def numbered(begin: bytes, piece: bytes, end: bytes) -> Body:
 
 
 def _chat(message: bytes) -> tuple[bytes, bytes]:
-    """What is before and behind the rest of one message."""
+    """The parts of one message around a field."""
     return b'{"max_tokens":1,"messages":[{"role":"user",' + message, b"}]}"
 
 

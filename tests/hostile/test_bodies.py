@@ -1,4 +1,4 @@
-"""A body costs the same bounded work whatever is in it; ``test_stalls.py`` has the times."""
+"""The cost of every body is bounded; ``test_stalls.py`` has the times."""
 
 import json
 import tracemalloc
@@ -18,11 +18,11 @@ from tests.hostile.parsing import parse, prompts_of
 from tests.hostile.shapes import SHAPES, Shape
 
 BODY_BYTES = 2 << 20
-MAX_GROWTH = 5  # times the body: a text is there as JSON and as text, in two services
+MAX_GROWTH = 5  # times the body: two services hold it as JSON and as text
 
 
 def read(path: str, body: bytes) -> list[Any]:
-    """The messages that the templates of a tokenizer get of a chat."""
+    """The messages a tokenizer's templates get of a chat."""
     prompts = prompts_of(parse(path, body))
     return [
         normalize(chat_messages(each.data), TemplateTraits())

@@ -1,4 +1,4 @@
-"""Behind proxies that keep their connections, nobody gets the answer of another client."""
+"""Behind proxies with persistent connections, nobody gets another client's answer."""
 
 import asyncio
 from collections import Counter
@@ -20,8 +20,8 @@ FOREIGN = b"HTTP/1.1 200 OK\r\nContent-Length: 7\r\nX-Request-Id: foreign\r\n\r\
 
 @dataclass
 class Answers:
-    """Those that the other clients got: of their own requests, of others', and refusals by status;
-    ``num_heads`` were answered beside them."""
+    """Answers of other clients: own ones, foreign ones, and refusals by status; ``num_heads``
+    counts HEADs answered meanwhile."""
 
     own: int = 0
     foreign: int = 0
@@ -42,7 +42,7 @@ class Answers:
 
 
 class Client:
-    """A connection to the proxy, which is made anew where it was closed."""
+    """A connection to the proxy, reopened after a close."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -98,7 +98,7 @@ async def attack(port: int, file_id: str, answers: Answers) -> None:
 
 
 async def uploaded(url: str) -> str:
-    """The id of a file that reads as many answers."""
+    """The id of a file with this number of answers."""
     form = aiohttp.FormData({"purpose": "batch"})
     form.add_field("file", FOREIGN * 20, filename="answers.jsonl")
     headers = {"Authorization": f"Bearer {KEY}"}
@@ -111,7 +111,7 @@ async def uploaded(url: str) -> str:
 
 
 async def answers_behind(proxy: Proxy, folder: Path, num_answers: int) -> Answers:
-    """Of clients that ask beside one that sends HEAD for its file."""
+    """Answers of clients that run next to one sending HEAD for its file."""
     answers, flags = Answers(), ("--api-key", KEY, "--batch-dir", str(folder / "batches"))
     async with (
         fake_tokenizer(folder),
@@ -142,7 +142,8 @@ async def test_no_answer_is_foreign(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("proxy", PROXIES)
 async def test_no_answer_of_many_is_foreign(tmp_path: Path, proxy: Proxy) -> None:
-    """100,000 in all, behind each of three proxies that keep connections to the gateway a third."""
+    """100,000 in all, a third behind each of three proxies with persistent connections to the
+    gateway."""
     answers = await answers_behind(proxy, tmp_path, 34_000)
     print(f"\n{proxy.__name__}: {answers}")
     check(answers)

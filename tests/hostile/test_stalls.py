@@ -1,4 +1,4 @@
-"""Bodies of 16 MB that are slow to read stop nobody: real processes on two busy cores."""
+"""Slow bodies of 16 MB stall nobody: real processes on two busy cores."""
 
 import asyncio
 import io
@@ -17,7 +17,7 @@ from tests.mesh.forks import fork
 
 BODY_BYTES = (16 << 20) - 4096
 MAX_STALL_S = 0.1
-NUM_TRIES = 3  # a core that somebody else took for a moment is no stall of ours
+NUM_TRIES = 3  # another process's use of a core is not our stall
 CHAT = {"messages": [{"role": "user", "content": "What is 12 * 34?"}], "max_tokens": 24}
 
 

@@ -1,5 +1,5 @@
-"""A key that takes as much as it gets, beside another one: what that keeps, and in which order it
-comes. Times are for ``benchmarks/two_keys.py``."""
+"""A key that uses all it is allowed, next to another one: stored data and order of service.
+``benchmarks/two_keys.py`` measures times."""
 
 import asyncio
 from collections import Counter
@@ -54,12 +54,12 @@ async def test_a_key_loses_nothing_to_one_that_does_its_worst(tmp_path: Path):
                 "completed",
                 NUM_LINES,
             )
-            assert has_open_batches > 1, "the batch came in turn, not after those of the other key"
+            assert has_open_batches > 1, "the batch ran in turn, before the other key's"
             assert await polite.num_lost([*stored, queued]) == 0
 
 
 async def until_all_has_been_tried(hostile: HostileKey, attack: asyncio.Task[None]) -> None:
-    """The store is full, and batches and places in the background are at their limits."""
+    """The store is full, and batches and background responses are at their limits."""
     async with asyncio.timeout(120):
         while not attack.done():
             kinds = Counter(kind for kind, _ in hostile.answers.elements())

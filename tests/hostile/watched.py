@@ -18,7 +18,7 @@ async def watch(instance: str) -> None:
     while True:
         await asyncio.sleep(TICK_S)
         now_s = time.monotonic()
-        if not path.exists():  # a test begins anew
+        if not path.exists():  # a test starts anew
             longest_s = 0.0
         if now_s - last_s - TICK_S > longest_s:
             longest_s = now_s - last_s - TICK_S

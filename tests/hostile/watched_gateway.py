@@ -1,4 +1,4 @@
-"""A real gateway whose event loop is watched: ``python -m tests.hostile.watched_gateway``."""
+"""A real gateway with a watched event loop: ``python -m tests.hostile.watched_gateway``."""
 
 import asyncio
 

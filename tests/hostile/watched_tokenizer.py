@@ -1,4 +1,4 @@
-"""A real tokenizer whose event loop is watched: ``python -m tests.hostile.watched_tokenizer``."""
+"""A real tokenizer with a watched event loop: ``python -m tests.hostile.watched_tokenizer``."""
 
 import asyncio
 

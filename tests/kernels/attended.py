@@ -1,4 +1,4 @@
-"""Steps of rows whose lengths are on the device, and what ``attend`` makes of them."""
+"""Steps with row lengths on the device, and the results of ``attend``."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -38,7 +38,7 @@ class Step(NamedTuple):
     width: int = 1
     chunks: list[tuple[int, int]] = []  # noqa: RUF012
     block_size: int = 4
-    hides: bool = False  # each row hides some of the keys before its first token
+    hides: bool = False  # each row hides some keys before its first token
 
     @property
     def rows(self) -> np.ndarray:
@@ -52,14 +52,14 @@ class Step(NamedTuple):
         return np.arange(len(before)) % (before + 1) if self.hides else None
 
     def first_seen(self, window: int | None) -> np.ndarray:
-        """[rows] int64: the first key that any token of a row sees."""
+        """[rows] int64: the first key visible to any token of a row."""
         first_keys = np.zeros(len(self.rows), np.int64) if not self.hides else self.first_keys
         assert first_keys is not None
         return np.maximum(first_keys, 0 if window is None else self.rows[:, 0] + 1 - window)
 
 
 def every_option(num_heads: int) -> AttentionOptions:
-    """With values smaller than keys of 16 numbers, or more."""
+    """Includes values smaller than keys, of 16 elements or more."""
     return AttentionOptions(9, 1.5, torch.randn(num_heads), 12)
 
 
@@ -72,8 +72,8 @@ def compare(
     options: AttentionOptions = PLAIN,
     codes: torch.dtype | None = None,
 ) -> None:
-    """Asserts that ``attend`` and the reference agree where every key that no token sees is NaN.
-    The cache may have ``codes``."""
+    """Asserts that ``attend`` and the reference agree, with NaN in every invisible key. The cache
+    may be quantized to ``codes``."""
     starts, num_tokens = step.rows.T
     tables, cache = random_cache(step, heads, dtype, options)
     cache, scales = in_codes(cache, codes)
@@ -96,7 +96,7 @@ def compare(
 
 
 def assert_later_tokens_do_not_matter(heads: Heads, codes: torch.dtype | None = None) -> None:
-    """NaN in the keys and values of a row's last token changes nothing of the tokens before it."""
+    """NaN in the keys and values of a row's last token changes nothing for earlier tokens."""
     step = Step([6, 30], 3, [(5, 4)])
     last = step.rows.sum(1) - 1
     tables, cache = random_cache(step, heads, torch.float32)
@@ -119,7 +119,7 @@ def assert_first_tokens_do_not_matter(
     options: AttentionOptions,
     codes: torch.dtype | None = None,
 ) -> None:
-    """A token gets the same bits wherever the first token of its row of ``width`` is."""
+    """A token's bits do not depend on the position of the first token of its row of ``width``."""
     num_keys, positions = 160, range(120, 150)
     tables, cache = random_cache(Step(chunks=[(0, num_keys)], block_size=16), heads, dtype)
     cache, scales = in_codes(cache.to(device), codes)
@@ -142,7 +142,7 @@ def decoded_rows(
     options: AttentionOptions = PLAIN,
     codes: torch.dtype | None = None,
 ) -> Callable[[int], Tensor]:
-    """What comes out for the first so many of ``num_rows`` rows of any length."""
+    """The output of the first rows of ``num_rows`` rows of any length."""
     starts = np.random.default_rng(width).integers(0, 300, num_rows).tolist()
     step = Step(starts, width, block_size=16)
     tables, cache = random_cache(step, heads, dtype, options)
@@ -168,7 +168,7 @@ def attended_chunks(
     dtype: torch.dtype = torch.float32,
     device: torch.device = CPU,
 ) -> Callable[[], Tensor]:
-    """What comes out for the same tokens and keys, however often."""
+    """The output for the same tokens and keys, repeatedly."""
     step = Step(chunks=chunks, block_size=16)
     tables, cache = random_cache(step, heads, dtype, options)
     cache = cache.to(device)
@@ -216,8 +216,8 @@ def device_attention(step: Step, tables: np.ndarray) -> DeviceAttention:
 def assert_padding_changes_nothing(
     heads: Heads, width: int, options: AttentionOptions = PLAIN, num_planes: int = 2
 ) -> None:
-    """Of the tokens of a step, and padding has numbers too, of which there is more than a row has
-    room for. The cache has keys and values, or keys alone."""
+    """Padding, with more elements than a row has room for, does not change a step's tokens. The
+    cache has keys and values, or keys alone."""
     step = Step([6, 19], width, [(5, 4), (0, 7)], block_size=1)
     num_blocks, num_tokens = len(step.rows) * MAX_BLOCKS, int(step.rows[:, 1].sum())
     tables = np.random.default_rng().permutation(num_blocks).reshape(-1, MAX_BLOCKS)
@@ -234,8 +234,8 @@ def assert_padding_changes_nothing(
 
 
 def padded_attention(attention: DeviceAttention, num_tokens: int) -> DeviceAttention:
-    """With three rows that decode and have no key, a chunk of the tokens that ``num_tokens`` leave,
-    two without tokens, and tiles of the last of these."""
+    """With three decode rows without keys, a chunk of the remaining tokens, two empty chunks, and
+    tiles of the last of these."""
     decode, chunks = attention.decode, attention.chunks
     assert decode is not None
     assert chunks is not None
@@ -270,8 +270,8 @@ def _behind(tensor: Tensor, values: list[int]) -> Tensor:
 def random_cache(
     step: Step, heads: Heads, dtype: torch.dtype, options: AttentionOptions = PLAIN
 ) -> tuple[np.ndarray, Tensor]:
-    """Block tables of the rows, and a cache that is NaN but for what they see: keys and values,
-    whose sizes may differ."""
+    """Block tables of the rows, and a cache that is NaN except for visible keys and values, whose
+    sizes may differ."""
     generator = np.random.default_rng()
     num_blocks = len(step.rows) * MAX_BLOCKS
     tables = generator.permutation(num_blocks).reshape(-1, MAX_BLOCKS)
@@ -289,8 +289,7 @@ def random_cache(
 
 
 def in_codes(cache: Tensor, codes: torch.dtype | None) -> tuple[Tensor, Tensor | None]:
-    """``cache`` as codes and scales, if there are ``codes``. A key or value without a number has a
-    scale that is NaN."""
+    """``cache`` quantized, if ``codes`` are given. NaN keys or values get a NaN scale."""
     if codes is None:
         return cache, None
     found, _ = quantize(cache.nan_to_num(), codes)

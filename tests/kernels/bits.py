@@ -1,4 +1,4 @@
-"""Whether a token's result is the same bits whatever its step has besides."""
+"""A token's result has the same bits in every batch."""
 
 from collections.abc import Callable, Iterable
 
@@ -10,8 +10,8 @@ from kernels.rms_norm import Norm, rms_norm
 from kernels.rope_kv import rope_kv
 from tests.kernels.rotations import EPS, rotation_table
 
-Compute = Callable[[int], Tensor]  # for the first so many rows
-# of ``linear``, with what; "gated" is the other operator
+Compute = Callable[[int], Tensor]  # for the given number of first rows
+# (fused operators) of ``linear``; "gated" is the other operator
 KINDS: dict[str, set[str]] = {
     "plain": set(),
     "norm": {"norm"},
@@ -34,7 +34,7 @@ def assert_rows_stand_alone(compute: Compute, num_rows: int, nums: Iterable[int]
 def products(
     kind: str, shape: tuple[int, int], max_rows: int, dtype: torch.dtype, device: torch.device
 ) -> Compute:
-    """With a weight [N, K] of that ``shape``."""
+    """GEMMs with a weight [N, K] of that ``shape``."""
     num, size = shape
     terms = KINDS[kind]
 
@@ -65,7 +65,7 @@ def norms(size: int, max_rows: int, dtype: torch.dtype, device: torch.device) ->
 def rotations(
     heads: tuple[int, int, int], max_rows: int, dtype: torch.dtype, device: torch.device
 ) -> Compute:
-    """Queries, then the keys and values that are in the cache."""
+    """Queries, then the cached keys and values."""
     num_heads, num_kv_heads, head_dim = heads
     whole = torch.randn(max_rows, (num_heads + 2 * num_kv_heads) * head_dim).to(dtype).to(device)
     query_norm, key_norm = (

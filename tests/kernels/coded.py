@@ -1,4 +1,4 @@
-"""Weights in codes of every kind."""
+"""Quantized weights of every kind."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kernels.codes import Codes, first_of
 
-# What codes stand for: of four bits -8 … 7 as whole numbers have them, or any.
+# Values of 4-bit codes: the integers -8 … 7, or a table.
 TABLES = {"counted": torch.arange(-8.0, 8.0), "table": torch.linspace(-1, 1, 16) ** 3}
 KINDS = ("int8", "fp8", *TABLES)
 
@@ -21,7 +21,7 @@ def random_codes(
     order: bool = False,
     device: torch.device | str = "cpu",
 ) -> Codes:
-    """Stands for numbers that are about normal; ``group`` None: an output has one scale."""
+    """Codes of roughly normal values; ``group`` None: one scale per output."""
     num_rows, size = shape
     group = size if group is None else group
     num_groups = -(-size // group)
@@ -31,7 +31,7 @@ def random_codes(
         codes, scales = torch.randint(-128, 128, shape).to(torch.int8), scales / 74
     elif kind == "fp8":
         codes = torch.randn(shape).mul_(100).clamp(-448, 448).to(torch.float8_e4m3fn)
-        codes.view(torch.uint8)[:, 0] = torch.arange(num_rows) % 8  # those without a leading 1
+        codes.view(torch.uint8)[:, 0] = torch.arange(num_rows) % 8  # denormals
         scales = scales / 100
     else:
         codes = torch.randint(0, 256, (num_rows, -(-size // 2))).to(torch.uint8)

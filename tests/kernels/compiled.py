@@ -1,4 +1,4 @@
-"""Compiles Triton kernels for cards that are not there, to see what they would take of them."""
+"""Compiles Triton kernels for simulated GPUs, to inspect their resources."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from triton.compiler import ASTSource
 
 from benchmarks.gpu.dry_card import AMPERE, HOPPER, Resources, resources
 
-Kind = str | tuple[str, ...]  # a tuple is of pointers
+Kind = str | tuple[str, ...]  # a tuple means a tuple of pointers
 ALIGNED: list[list[Any]] = [["tt.divisibility", 16]]
 ARCHS = [pytest.param(AMPERE, marks=pytest.mark.slow), HOPPER]
 
@@ -25,7 +25,7 @@ def compile_kernel(
     num_stages: int = 3,
     max_registers: int | None = None,
 ) -> Resources:
-    """Arguments as ``compiled`` has them."""
+    """Arguments as in ``compiled``."""
     found = compiled(kernel, signature, constants, arch, num_warps, num_stages, max_registers)
     return resources(found.asm["cubin"], found.metadata.shared)
 
@@ -39,8 +39,8 @@ def compiled(
     num_stages: int,
     max_registers: int | None = None,
 ) -> Any:
-    """``signature``: the types of the arguments that are not ``constants``, such as "*bf16" and
-    "i32". Pointers, and integers written "i32:16", are multiples of 16, as torch's tensors are."""
+    """``signature``: the types of the arguments other than ``constants``, for example "*bf16" and
+    "i32". Pointers, and integers written "i32:16", are multiples of 16, as for torch's tensors."""
     types: dict[str, Kind] = {}
     aligned: dict[tuple[int, ...], list[list[Any]]] = {}
     indices = {name: index for index, name in enumerate(kernel.arg_names)}

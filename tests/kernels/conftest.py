@@ -1,5 +1,4 @@
-"""What operators run on, and everything that samples: torch, and every build of the native code
-that this CPU can run."""
+"""Devices of operators, and all samplers: torch, and every native variant this CPU can run."""
 
 from collections.abc import Iterator
 
@@ -21,19 +20,19 @@ def _unwritten_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session", params=["cpu", CUDA])
 def device(request: pytest.FixtureRequest) -> torch.device:
-    """Torch's form of an operator runs here, Triton's on a card."""
+    """torch's form of an operator runs here, Triton's on a GPU."""
     return torch.device(request.param)
 
 
 @pytest.fixture(scope="session", params=[CUDA])
 def triton_device(request: pytest.FixtureRequest) -> torch.device:
-    """For what only Triton's kernels have."""
+    """For features of Triton's kernels only."""
     return torch.device(request.param)
 
 
 @pytest.fixture
 def large_blocks(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Products with small weights have the blocks of large ones."""
+    """GEMMs with small weights use the blocks of large ones."""
     from kernels.linear import config
 
     chosen = (config.config, config.codes_config)

@@ -1,4 +1,4 @@
-"""How slots draw, and what the reference makes of it."""
+"""Sampling parameters of slots, and the reference's results."""
 
 from itertools import product
 
@@ -14,7 +14,7 @@ DTYPES = {"top_k": np.int32, "choices": np.int32, "seeds": np.int64}
 
 
 def slot_params(rng: np.random.Generator, num_slots: int, **values: float) -> SlotParams:
-    """All mixtures, as far as there are slots, in any order; but for what is given."""
+    """One combination per slot, in any order, with the given values fixed."""
     mixtures = rng.permutation(list(product(TEMPERATURES, TOP_K, TOP_P, MIN_P, TOP_N_SIGMA)))
     mixed = np.resize(mixtures, (num_slots, len(FILTERS)))
     drawn = {

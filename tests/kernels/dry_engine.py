@@ -1,4 +1,4 @@
-"""What a worker has on its device, without its weights' meaning and on the CPU."""
+"""A worker's device state on the CPU, with meaningless weights."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -39,14 +39,15 @@ class DryEngine:
     table: SlotTable
 
     def decode(self, num_rows: int, depths: list[int]) -> Step:
-        """Of the last slots; the most of ``depths``, which rows have in turn, widens the step."""
+        """Decodes the last slots; the largest of ``depths``, assigned to rows in turn, widens the
+        step."""
         slots = np.arange(MAX_ROWS)[-num_rows:].astype(np.int32)
         drafts = np.resize(np.array(depths, np.int32), num_rows)
         rows = upload(slots, CPU), upload(drafts, CPU)
         return DecodeStep(self.segments, *rows, 1 + max(depths), MAX_LEN)
 
     def mix(self, num_rows: int, depth: int, nums: list[int]) -> Step:
-        """Chunks of ``nums`` tokens, of which all but the second sample."""
+        """Chunks of ``nums`` tokens; all but the second sample."""
         slots, ints = np.arange(num_rows, dtype=np.int32), np.array(nums)
         chunk_slots = num_rows + np.arange(len(nums))
         starts = 7 * np.arange(len(nums))
@@ -59,7 +60,7 @@ class DryEngine:
         return MixedStep(self.segments, *rows, 1 + depth, MAX_LEN, chunks)
 
     def run(self, step: Step, is_adjusted: bool = False) -> None:
-        """All of it, whatever comes of that."""
+        """Runs all of it and ignores the results."""
         logits = step.forward()
         if len(step.slots):
             step.sample_and_accept(_masked(logits) if is_adjusted else None)
@@ -68,7 +69,7 @@ class DryEngine:
 
 
 def _masked(logits: Tensor) -> Adjusted:
-    """As if all rows were guided, the first by a grammar that is not compiled."""
+    """All rows guided, the first by a grammar that is not compiled."""
     adjusted = logits.clone()
     masks = np.zeros((len(logits) - 1, -(-logits.shape[1] // 32)), np.int32)
     if len(masks):
@@ -85,7 +86,7 @@ def start(
     codes: torch.dtype | None = None,
     **changes: Any,
 ) -> DryEngine:
-    """As a worker does: what it has when it is ready. The KV cache may have ``codes``."""
+    """A ready worker's state. The KV cache may be quantized to ``codes``."""
     model = build_model(config, dtype, CPU)
     for module in model.modules():
         if isinstance(module, Linear | TokenRows):

@@ -1,4 +1,4 @@
-"""Steps of tokens over a cache of latents, and what comes of them."""
+"""Steps over a cache of latents, and their results."""
 
 from typing import Any, NamedTuple
 
@@ -13,7 +13,7 @@ from tests.kernels.attended import MAX_BLOCKS, Step, device_attention
 from tests.kernels.rotations import rotation_table
 
 EPS = 1e-6
-# In bfloat16 queries as latents see them are rounded, and scores with them.
+# In bfloat16 queries in latent space are rounded, and so are the scores.
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
 CPU = torch.device("cpu")
 
@@ -42,8 +42,8 @@ def compare(
     device: torch.device = CPU,
     knows_lengths: bool = False,
 ) -> None:
-    """Asserts that what is kept of a step's tokens, and what they attend to, are those of the
-    reference, where all that no token sees is NaN. The host ``knows_lengths``, or only the
+    """Asserts that cache entries and outputs of a step equal the reference's, with NaN in all
+    invisible entries. The lengths are known to the host (``knows_lengths``) or only to the
     device."""
     starts, num_tokens = step.rows.T
     num_keys, total = starts + num_tokens, int(num_tokens.sum())

@@ -1,4 +1,4 @@
-"""What ``rope_kv`` makes of random heads."""
+"""``rope_kv`` of random heads."""
 
 from typing import Any, Literal
 
@@ -11,7 +11,7 @@ from kernels.rope_kv import reference, rope_kv
 
 EPS = 1e-6
 NUM_KV_SLOTS = 24
-# Products are rounded in another order: a bfloat16 may become its neighbour.
+# Multiplications are rounded in another order: a bfloat16 may become its neighbour.
 TOLERANCES = {torch.float32: 1e-6, torch.bfloat16: 2**-7}
 CPU = torch.device("cpu")
 
@@ -29,8 +29,8 @@ def compare(
     codes: torch.dtype | None = None,
     rotary_dim: int | None = None,
 ) -> None:
-    """Asserts that queries and caches agree. Where the cache has ``codes``, a number may get a
-    neighbour of its code. Of a head ``rotary_dim`` numbers are rotated, or all."""
+    """Asserts that queries and caches agree. If the cache has ``codes``, an element may get a
+    neighbouring code. ``rotary_dim`` elements of a head are rotated, or all."""
     heads = torch.randn(num_tokens, (num_heads + 2 * num_kv_heads) * head_dim).to(dtype)
     nums = {"none": (), "heads": (1, 1), "tokens": (num_heads, num_kv_heads)}[norm]
     weights = [torch.rand(num * head_dim).to(dtype) + 0.5 for num in nums]

@@ -1,4 +1,4 @@
-"""Random slots, as the operators that read and write them meet them."""
+"""Random slots for the operators that read and write them."""
 
 from dataclasses import fields
 from typing import NamedTuple
@@ -13,12 +13,12 @@ from kernels.sample.slot_rules import SlotRules
 from kernels.slot_state import SlotState, empty_slots
 
 MAX_DRAFTS, BLOCK_SIZE, MAX_BLOCKS, NULL_BLOCK = 3, 4, 8, 40
-VOCAB_SIZE = 5  # so that drafts are often right, and texts often end
+VOCAB_SIZE = 5  # so few that drafts are often right and outputs often end
 MAX_LEN = MAX_BLOCKS * BLOCK_SIZE - 1
 
 
 class Rows(NamedTuple):
-    slots: Tensor  # [R] int32: some, and the null slot twice
+    slots: Tensor  # [R] int32: some slots, and the null slot twice
     depths: Tensor  # [R] int32
 
 
@@ -63,7 +63,7 @@ def random_rows(rng: np.random.Generator, width: int, num_slots: int) -> Rows:
 def random_tokens(
     rng: np.random.Generator, state: SlotState, slots: list[int], width: int
 ) -> Tensor:
-    """[R, w] of a wider tensor: often what was drafted, sometimes wrong."""
+    """[R, w], a view of a wider tensor: often the drafts, sometimes errors."""
     tokens = torch.from_numpy(rng.integers(0, VOCAB_SIZE, (len(slots), width + 2)))[:, 1:-1]
     is_drafted = torch.from_numpy(rng.random((len(slots), width - 1)) < 0.7)
     drafts = state.ids[slots, 1:width].long()
@@ -75,7 +75,7 @@ def random_tokens(
 
 
 def random_drafts(rng: np.random.Generator, num: int) -> tuple[Tensor, ...]:
-    """Counts, tokens, logprobs, which are a column of more, and ranks."""
+    """Counts, tokens, logprobs (a column of a wider tensor), and ranks."""
     counts, tokens = rng.integers(0, 3, num), rng.integers(-1, VOCAB_SIZE, num)
     logprobs, ranks = np.log(rng.random((num, 3), np.float32))[:, 0], rng.integers(1, 9, num)
     arrays = (counts.astype(np.int32), tokens, logprobs, ranks.astype(np.int32))
@@ -83,7 +83,7 @@ def random_drafts(rng: np.random.Generator, num: int) -> tuple[Tensor, ...]:
 
 
 def moved(view: Tensor, device: torch.device) -> Tensor:
-    """With its strides."""
+    """Moved with its strides."""
     there = torch.empty_strided(view.shape, view.stride(), dtype=view.dtype, device=device)
     return there.copy_(view)
 

@@ -1,4 +1,4 @@
-"""What requests ask to be changed, against the reference row by row."""
+"""Requests' logits rules, against the reference row by row."""
 
 from functools import partial
 

@@ -86,7 +86,7 @@ def test_what_later_tokens_are_does_not_matter(codes: torch.dtype | None) -> Non
     assert_later_tokens_do_not_matter(Heads(4, 2, 8), codes)
 
 
-# Each is compiled: other heads than Qwen3-8B's need not have every width.
+# Each is compiled: other models' heads need not have every width.
 ON_CARDS = [(Heads(32, 8, 128), width) for width in (1, 3, 4, 17)]
 ON_CARDS += [(Heads(4, 2, 64), 1), (Heads(8, 2, 96), 3)]
 
@@ -128,7 +128,7 @@ def test_cards_agree_with_options(name: str, width: int, dtype: torch.dtype) -> 
 def test_cards_add_splits_up_whoever_comes_last(
     width: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The bits are the same again and again."""
+    """Repeated runs give the same bits."""
     monkeypatch.setattr(switches, "SPLIT_KEYS", 64)
     cuda = torch.device("cuda")
     decode = decoded_rows(Heads(32, 8, 128), width, 64, torch.bfloat16, cuda)

@@ -1,4 +1,4 @@
-"""The kernels of attend compile for cards: registers do not spill, shared memory suffices."""
+"""The kernels of attend compile for GPUs: registers do not spill, shared memory suffices."""
 
 from typing import Any, NamedTuple
 
@@ -72,7 +72,7 @@ def check(
 def compiled_attention(
     kernel: Any, shape: Shape, config: Config, arch: int, hides: bool, **constants: int | None
 ) -> Any:
-    """``constants`` are those of this kernel alone."""
+    """``constants`` are specific to this kernel."""
     value_dim = shape.value_dim or shape.head_dim
     known = {
         "NUM_HEADS": shape.num_heads,
@@ -149,7 +149,7 @@ def test_rows_that_decode(shape: Shape, width: int, hides: bool, arch: int, num_
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_what_a_program_stored_is_there_before_it_is_counted(arch: int) -> None:
-    """Between all stores of parts and the count stands a fence, and a barrier before it."""
+    """A barrier and a fence lie between the stores of parts and the counter."""
     shape, config = QWEN3_8B, decode_config(4, 128, torch.bfloat16, 2)
     sizes = {"WIDTH": 1, "NUM_SPLITS": NUM_SPLITS, "SPLIT_TILES": 2, "NUM_TILES": 1}
     found = compiled_attention(decode_kernel, shape, config, arch, False, **sizes)

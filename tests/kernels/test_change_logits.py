@@ -1,5 +1,5 @@
-"""Changes of logits by what lies by slot: against loops over tokens, and to the bit against what
-the host makes of the same requests."""
+"""Logits rules by slot: against loops over tokens, and bit for bit against the host's
+implementation."""
 
 from typing import Any
 
@@ -37,7 +37,7 @@ def params_of(slot: int) -> SamplingParams:
 
 
 def slots_of(rng: np.random.Generator, texts: list[list[int]], prompt_len: int) -> SlotState:
-    """As their sequences are admitted, with drafts."""
+    """As after the admission of their sequences, with drafts."""
     state = empty_slots(NUM_SLOTS, VOCAB_SIZE, MAX_DRAFTS, 1, 0, 1, CPU)
     state.ids[:] = torch.from_numpy(rng.integers(0, 12, state.ids.shape))
     for slot, text in enumerate(texts):
@@ -56,7 +56,7 @@ def slots_of(rng: np.random.Generator, texts: list[list[int]], prompt_len: int) 
 def test_logits_are_changed_as_the_reference_and_the_host_change_them(
     device: torch.device, num_drafts: int
 ) -> None:
-    """With few ids, so that they occur several times in prompt, output and drafts."""
+    """With few ids, so that they repeat in prompt, output and drafts."""
     rng, prompt_len = np.random.default_rng(num_drafts), 6
     texts = [rng.integers(0, 12, prompt_len + 5).tolist() for _ in range(NUM_SLOTS)]
     state = slots_of(rng, texts, prompt_len)

@@ -1,4 +1,4 @@
-"""What changes logits by slot compiles for the cards we serve, and spills nothing."""
+"""Kernels for logits rules by slot compile for supported GPUs without spills."""
 
 import pytest
 

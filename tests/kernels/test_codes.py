@@ -1,4 +1,4 @@
-"""Products with weights in codes, against what these stand for."""
+"""GEMMs with quantized weights, against dequantized ones."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,8 @@ from kernels.linear import FEW_TOKENS, gated, linear
 from kernels.rms_norm import Norm, reference
 from tests.kernels.coded import KINDS, random_codes
 
-# Shares of the largest result. It is rounded, and, by some of the ways, what codes stand for.
+# Relative to the largest result. The result is rounded, and in some paths the dequantized weights
+# are.
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-7, torch.float16: 2**-10}
 dtypes = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 kinds = pytest.mark.parametrize("kind", KINDS)
@@ -50,7 +51,7 @@ def assert_near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
 def test_it_is_the_product_with_what_the_codes_stand_for(
     kind: str, group: int | None, has_zeros: bool, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Outputs and inputs fill no last block."""
+    """Outputs and inputs do not fill the last block."""
     weight = random_codes(kind, (37, 288), group, zeros=has_zeros, device=device)
     x = torch.randn(3, 288, device=device).to(dtype)
     assert_near(linear(x, weight), exactly(x, weight), dtype)
@@ -78,11 +79,11 @@ def test_norm_bias_and_residual_are_added(
     expected = exactly(x, weight, **given)
     found = linear(x, weight, **given)
     assert found.shape == (num_tokens, num_rows)
-    # The normed x is rounded once more, and the product without Triton.
+    # The normed x is rounded once more, and so is the GEMM without Triton.
     torch.testing.assert_close(found.double(), expected, atol=0.3, rtol=2**-6)
 
 
-@pytest.mark.parametrize("kind", ["int8", "fp8", "counted"])  # are exact in bfloat16
+@pytest.mark.parametrize("kind", ["int8", "fp8", "counted"])  # exact in bfloat16
 def test_a_float32_result_is_not_rounded(kind: str, triton_device: torch.device) -> None:
     x = torch.randn(2, 128, device=triton_device).bfloat16()
     weight = random_codes(kind, (48, 128), device=triton_device)
@@ -170,7 +171,7 @@ def test_many_tokens_are_multiplied_with_decoded_weights(
             torch.randn(FEW_TOKENS + 1, num, device=device).to(dtype) for num in (160, 24)
         )
         expected = exactly(x, weight, residual=residual)
-        # Here the product is rounded before the residual is added.
+        # The GEMM is rounded before the residual is added.
         off = (linear(x, weight, residual=residual).double() - expected).abs().max()
         assert off <= 2 * TOLERANCES[dtype] * expected.abs().max()
 

@@ -1,5 +1,5 @@
-"""Sampling and logprobs for many rows at once, each with other parameters: on a card
-200 rows of Qwen3's vocabulary, whose programs run side by side."""
+"""Sampling and logprobs for many rows at once, each with other parameters: on a GPU 200 rows of
+Qwen3's vocabulary, in concurrent programs."""
 
 from functools import cache
 from typing import NamedTuple
@@ -19,7 +19,7 @@ from tests.kernels.draws import expected_scores, expected_token, moved, slot_par
 
 SIZES = {"cpu": (24, 601) if IS_INTERPRETED else (144, 5003), "cuda": (200, 151_936)}
 FEW = [1, 8]
-EMPTY = 4  # the row of which nothing is left
+EMPTY = 4  # the row with no visible logit
 CODES = {2: NOT_FINITE, EMPTY: NOTHING_LEFT, 5: NOT_FINITE}  # in place of a token
 NEAR = 1e-5  # a mass so close to p, in float32, may fall on either side
 TOLERANCE = 2e-5  # float32 sums of exponentials
@@ -47,8 +47,8 @@ class Crowd(NamedTuple):
 
 @cache
 def crowd(num_rows: int, vocab_size: int) -> Crowd:
-    """Flat rows, whose brackets are longer than a list, and steep ones; a third on a grid, so that
-    thousands tie; a third with hidden logits, one of them with nothing else."""
+    """Flat rows, with brackets longer than a list, and steep ones; a third on a grid, so that
+    thousands tie; a third with hidden logits, one of them with no others."""
     rng = np.random.default_rng(1)
     params = slot_params(rng, num_rows)
     logits = rng.standard_normal((num_rows, vocab_size), np.float32)
@@ -65,7 +65,7 @@ def crowd(num_rows: int, vocab_size: int) -> Crowd:
 
 
 def test_each_row_of_a_crowd_samples_what_the_reference_samples(device: torch.device) -> None:
-    """Twice the same, and the same among few."""
+    """Equal in repeated runs, and among few rows."""
     whole = crowd(*SIZES[device.type])
     there = whole.to(device)
     tokens = sample_slots(*there)
@@ -81,7 +81,7 @@ def test_each_row_of_a_crowd_samples_what_the_reference_samples(device: torch.de
 
 
 def test_each_row_of_a_crowd_keeps_what_the_reference_keeps(device: torch.device) -> None:
-    """Twice the same, and the same among few. Where a sum decides, what is near it may differ."""
+    """Equal in repeated runs, and among few rows. Tokens near a threshold of mass may differ."""
     whole = crowd(*SIZES[device.type])
     there = whole.to(device)
     arguments = (there.adjusted, there.params, there.slots)
@@ -107,7 +107,7 @@ def test_each_row_of_a_crowd_keeps_what_the_reference_keeps(device: torch.device
 
 
 def test_each_row_of_a_crowd_has_the_logprobs_of_the_reference(device: torch.device) -> None:
-    """Of every number of likeliest tokens, and of none. Twice the same, and the same among few."""
+    """Every number of likeliest tokens, and none. Equal in repeated runs, and among few rows."""
     num_rows, vocab_size = SIZES[device.type]
     rng, whole = np.random.default_rng(2), crowd(num_rows, vocab_size)
     kinds = [NO_LOGPROBS, *range(MAX_TOP + 1)]

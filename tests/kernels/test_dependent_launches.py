@@ -1,6 +1,5 @@
-"""Launches that begin before the one in front has ended, as the engine makes them, for cards that
-are not there: what their kernels do before they wait, which no run on a card would show for sure.
-"""
+"""Programmatic dependent launches of the engine, on simulated GPUs: the kernels' operations before
+they wait, which a run on a GPU would not reliably show."""
 
 from collections.abc import Iterator
 
@@ -38,7 +37,7 @@ def launched(num_rows: int) -> list[Launch | Operator]:
 
 
 def assert_waits_first(launch: Launch) -> None:
-    """No program leaves, loads or stores before it waits, and none lets the next launch begin."""
+    """No program exits, loads or stores before it waits, and none lets the next launch begin."""
     names = [each.name for each in read_code(launch.model.cubin)]
     (wait,) = (index for index, name in enumerate(names) if name.startswith(WAIT))
     before, behind = names[:wait], names[wait:]
@@ -72,7 +71,7 @@ def test_gemms_of_weights_in_codes_wait_first(num_tokens: int, form: Quantizatio
 
 
 def products(num_tokens: int, form: Quantization, arch: int = HOPPER) -> Iterator[Launch]:
-    """o's, and gates and ups, of Qwen3-8B."""
+    """The o, gate and up GEMMs of Qwen3-8B."""
     hidden, inner = QWEN3_8B["hidden_size"], QWEN3_8B["intermediate_size"]
     found: list[Launch] = []
     with dry_card(arch, found.append):

@@ -1,4 +1,4 @@
-"""What is drawn has the distribution that was asked for: chi-square over fixed seeds."""
+"""Samples have the requested distribution: chi-square over fixed seeds."""
 
 from collections.abc import Sequence
 from math import sqrt
@@ -40,8 +40,8 @@ WRONG: list[tuple[dict[str, Any], dict[str, Any]]] = [
 
 
 def by_samplers(cases: Sequence[tuple[Any, ...]], of_torch: Sequence[int]) -> list[Any]:
-    """All of ``cases`` by native code; torch takes seconds for each, so in ``make test`` it gets
-    only some, by their numbers."""
+    """All ``cases`` by native code; torch takes seconds for each, so ``make test`` runs only the
+    listed ones."""
     native = [(variant, *case) for variant in variants() for case in cases]
     marks = [() if number in of_torch else pytest.mark.slow for number in range(len(cases))]
     return native + [
@@ -50,7 +50,7 @@ def by_samplers(cases: Sequence[tuple[Any, ...]], of_torch: Sequence[int]) -> li
 
 
 def num_sampled(sampler: Sampler, logits: np.ndarray = LOGITS, **values: float) -> np.ndarray:
-    """How often each token is drawn, with a seed of its own each time."""
+    """Counts of each sampled token, each sample with its own seed."""
     arrays = {
         name: np.full(NUM_DRAWS, value, DTYPES.get(name, np.float32))
         for name, value in (DEFAULTS | values).items()
@@ -64,7 +64,7 @@ def num_sampled(sampler: Sampler, logits: np.ndarray = LOGITS, **values: float) 
 
 
 def expected_shares(**values: Any) -> np.ndarray:
-    """What LOGITS mean, with 0 for what is filtered, in the order of the filters."""
+    """The distribution of LOGITS, 0 for filtered tokens, in the order of the filters."""
     values = DEFAULTS | values
     scores = LOGITS.astype(np.float64) / values["temperature"]
     for name in ("top_n_sigma", "min_p", "top_k", "top_p"):
@@ -75,7 +75,7 @@ def expected_shares(**values: Any) -> np.ndarray:
 
 
 def misfit(drawn: np.ndarray, shares: np.ndarray) -> float:
-    """Chi-square over its 99.9th percentile; infinite where something filtered was drawn."""
+    """Chi-square over its 99.9th percentile; infinite if a filtered token was sampled."""
     if drawn[shares == 0].any():
         return np.inf
     drawn, expected = drawn[shares > 0], NUM_DRAWS * shares[shares > 0]

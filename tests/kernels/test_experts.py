@@ -1,4 +1,4 @@
-"""Experts against their reference, and this against a plain loop."""
+"""Experts against their reference, and the reference against a plain loop."""
 
 import math
 from typing import Any, NamedTuple
@@ -11,8 +11,8 @@ from kernels.codes import Codes
 from kernels.experts import Biases, Clamp, experts, reference
 from tests.kernels.coded import KINDS, random_codes
 
-# Shares of the largest result. Gates times ups are rounded, and what each expert gives; by some of
-# the ways gates and ups are, too, and what codes stand for.
+# Relative to the largest result. Gates times ups and each expert's output are rounded; in some
+# paths gates, ups and dequantized weights are, too.
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2**-5, torch.float16: 2**-8}
 DTYPES = [torch.float32, torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)]
 dtypes = pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -178,7 +178,7 @@ def test_loads_may_be_uneven(num_tokens: int, load: str, device: torch.device) -
 def test_some_of_the_experts_give_their_part_of_the_sum(
     kind: str, num_tokens: int, device: torch.device
 ) -> None:
-    """The last one has no tokens. Their downs' biases are another rank's."""
+    """The last one has no tokens. The biases of their downs belong to another rank."""
     layer = dense_layer(5, 96, 48, torch.float32, device)
     if kind != "dense":
         layer = coded_layer(kind, 5, 96, 48, device)
@@ -214,7 +214,7 @@ def test_weights_may_be_in_codes(
 
 @dtypes
 def test_one_of_the_weights_may_be_in_codes(dtype: torch.dtype, device: torch.device) -> None:
-    """Codes have fewer pairs in a block than dense weights."""
+    """Quantized weights have fewer pairs in a block than dense ones."""
     dense, coded = dense_layer(2, 64, 48, dtype, device), coded_layer("int8", 2, 64, 48, device)
     tokens = tokens_of(70, 2, 2, 64, dtype, device)
     for layer in (dense._replace(down=coded.down), coded._replace(down=dense.down)):
@@ -227,7 +227,7 @@ def test_one_of_the_weights_may_be_in_codes(dtype: torch.dtype, device: torch.de
 def test_experts_may_have_biases_and_a_clamp(
     kind: str, num_tokens: int, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """As those of gpt-oss; the same bits whatever is beside a token."""
+    """Like gpt-oss; a token has the same bits in every batch."""
     if kind == "dense":
         layer = dense_layer(5, 160, 48, dtype, device)
     else:
@@ -242,7 +242,7 @@ def test_experts_may_have_biases_and_a_clamp(
 
 
 def test_each_expert_may_have_a_weight_of_its_own() -> None:
-    """Where torch's operators compute them: in an order of its own, too."""
+    """With torch's operators: each expert may have its own order, too."""
     device = torch.device("cpu")
     tokens = tokens_of(9, 3, 2, 64, torch.float32, device)
     gate_up = [random_codes("int8", (32, 64), 32, order=True) for _ in range(3)]
@@ -305,11 +305,11 @@ def test_nan_stays_with_its_token(device: torch.device) -> None:
 def test_pairs_are_in_blocks_of_one_expert(
     num_pairs: int, num_experts: int, block_size: int, triton_device: torch.device
 ) -> None:
-    """Those of an expert in their order, in as few blocks as there can be."""
+    """Pairs of an expert in their order, in the fewest possible blocks."""
     from kernels.experts.triton.place import max_blocks, place
 
     chosen = torch.randint(0, num_experts, (num_pairs, 1), dtype=torch.int32)
-    chosen[chosen == 2] = 3  # there may be one without tokens
+    chosen[chosen == 2] = 3  # an expert may have no tokens
     pairs, blocks, num_blocks = place(chosen.to(triton_device), num_experts, block_size)
     expected = chosen.flatten().sort(stable=True)
     assert pairs.tolist() == expected.indices.tolist()
@@ -332,7 +332,7 @@ def test_what_kernels_cannot_read_is_an_error(triton_device: torch.device) -> No
     with pytest.raises(ValueError, match="chosen must be int32"):
         experts(x, chosen.long(), weights, *layer)
     biases = Biases(list(torch.zeros(3, 32)), list(torch.zeros(3, 32)))
-    with pytest.raises(ValueError, match="the biases of all experts must be in one"):
+    with pytest.raises(ValueError, match="the experts' biases must be stacked"):
         experts(x, chosen, weights, *layer, biases=biases)
     with pytest.raises(ValueError, match="must be contiguous"):
         experts(x.T.contiguous().T, chosen, weights, *layer)

@@ -1,4 +1,4 @@
-"""Experts and their choice, compiled for cards that are not there."""
+"""Experts and routing, compiled for simulated GPUs."""
 
 import re
 from functools import cache
@@ -136,7 +136,7 @@ def test_a_product_with_biases_and_a_clamp_fits(
 def test_no_step_waits_for_what_it_loads_itself(
     kernel: Any, form: str | None, num_tokens: int
 ) -> None:
-    """Weights and tokens are copied ahead; scales and zeros that are loaded are the next step's."""
+    """Weights and tokens are prefetched; scales and zeros are loaded for the next iteration."""
     found = compiled_product(kernel, QWEN3_30B, torch.bfloat16, num_tokens, HOPPER, form)
     loop = re.search(r"scf\.for .*?\n(.*?scf\.yield.*?)\n", found.asm["ttgir"], re.DOTALL)
     assert loop is not None
@@ -151,7 +151,7 @@ def test_no_step_waits_for_what_it_loads_itself(
 @kernels
 @pytest.mark.parametrize("form", [None, *CODES])
 def test_a_sum_has_the_same_order_for_all_numbers_of_tokens(kernel: Any, form: str | None) -> None:
-    """Which instruction multiplies, and what it multiplies at once of codes."""
+    """The instruction and, for codes, the span per multiplication."""
     orders = set()
     for num_tokens in (1, 65):
         found = compiled_product(kernel, QWEN3_30B, torch.bfloat16, num_tokens, HOPPER, form)

@@ -10,7 +10,7 @@ codes = pytest.mark.parametrize("codes", HIGHEST_CODE, ids=str)
 
 
 def numbers(dtype: torch.dtype) -> Tensor:
-    """[7, 48]: of any size, some beyond what a code can be told from 0, and all of them 0."""
+    """[7, 48]: any magnitude, some indistinguishable from 0 as codes, one row all 0."""
     x = torch.randn(7, 48) * torch.tensor([1e-30, 1e-3, 1.0, 1.0, 1e3, 1e30, 0.0])[:, None]
     x[3] *= torch.logspace(-6, 0, 48)
     return x.to(dtype)
@@ -23,7 +23,7 @@ def test_each_number_gets_the_nearest_code(codes: torch.dtype, dtype: torch.dtyp
     expected, expected_scales = reference.quantize(x, codes)
     found, scales = quantize(x, codes)
     torch.testing.assert_close(scales, expected_scales, atol=0, rtol=0)
-    # −0 is a byte of its own in a float of eight bits
+    # −0 has its own byte in an 8-bit float
     torch.testing.assert_close(value_of(found), value_of(expected), atol=0, rtol=0)
 
 
@@ -34,7 +34,7 @@ def value_of(codes: Tensor) -> Tensor:
 @codes
 def test_ties_go_to_the_even_code(codes: torch.dtype) -> None:
     halves = torch.tensor([0.5, 1.5, 2.5, -3.5])
-    if codes == torch.uint8:  # between neighbours that have three bits, and the smallest of all
+    if codes == torch.uint8:  # halfway between three-bit neighbours, and the smallest value
         halves = torch.tensor([17.0, 19.0, -2.125, 0.5 / 512])
     x = torch.cat((torch.tensor([HIGHEST_CODE[codes]]), halves))[None]
     found, scales = quantize(x, codes)

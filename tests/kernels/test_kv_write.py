@@ -13,7 +13,7 @@ def test_keys_and_values_go_to_their_slot_mapping_and_nothing_else_changes(
     num_tokens: int, dtype: torch.dtype
 ) -> None:
     cache = torch.randn(6, 4, 2, 3, 8).to(dtype)
-    # keys and values as attention has them: slices of one product
+    # keys and values as attention has them: slices of one GEMM's output
     heads = torch.randn(num_tokens, 10, 8).to(dtype)
     slot_mapping = torch.randperm(24)[:num_tokens]
     expected = cache.clone()

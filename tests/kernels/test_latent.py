@@ -1,4 +1,4 @@
-"""Attention to latents against its reference, which makes keys and values of them."""
+"""Latent attention against its reference, which materializes keys and values."""
 
 import pytest
 import torch

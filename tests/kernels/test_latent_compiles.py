@@ -1,4 +1,4 @@
-"""The kernels of attention to latents compile for cards: nothing spills, shared memory suffices."""
+"""The kernels of latent attention compile for GPUs: nothing spills, shared memory suffices."""
 
 from typing import Any
 
@@ -38,15 +38,15 @@ each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 each_arch = pytest.mark.parametrize("arch", ARCHS)
 
 
-# A prompt's kernel spills (80 bytes on sm_90 with Triton 3.6, 672 with 3.9), and with 3.6 takes a
-# fifth of the time of one of 16 queries that does not.
+# A prefill kernel spills (80 bytes on sm_90 with Triton 3.6, 672 with 3.9), and with 3.6 takes a
+# fifth of the time of one with 16 queries, which does not.
 CHUNK_SPILL_BYTES = 700
 
 
 def check(
     kernel: Any, constants: dict[str, Any], dtype: str, arch: int, num_warps: int, **options: int
 ) -> None:
-    """Of arguments, what is of float32 or an integer has its type here; the rest has ``dtype``."""
+    """float32 and integer arguments have their type here; the others have ``dtype``."""
     types = {
         "p_rotation": "*fp32",
         "p_partials": "*fp32",

@@ -1,4 +1,4 @@
-"""What the JIT makes of the engine's calls: all of them, for a card that is not there."""
+"""The engine's calls of the JIT, all of them, for a simulated GPU."""
 
 import weakref
 from collections.abc import Iterator
@@ -55,7 +55,7 @@ class Started(NamedTuple):
 
 @pytest.fixture(autouse=True)
 def _unwritten_memory() -> None:
-    """Is zeros here: no kernel of a dry card writes what the next reads."""
+    """Zeros here: kernels of a simulated GPU write nothing for the next to read."""
 
 
 @pytest.fixture(
@@ -117,7 +117,7 @@ def test_a_ready_worker_compiles_nothing_for_logits_rules(started: Started) -> N
 
 
 def test_what_a_step_computed_goes_with_it(started: Started) -> None:
-    """And does not wait for the garbage collector: nothing that it holds knows it."""
+    """Without the garbage collector: nothing refers back to the step."""
     step = started.engine.decode(2, [0])
     logits = weakref.ref(step.forward())
     assert logits() is not None

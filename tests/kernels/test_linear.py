@@ -1,4 +1,4 @@
-"""Products, and the gates of a feed-forward network, against their references."""
+"""GEMMs, and the gates of a feed-forward network, against their references."""
 
 from typing import Any, get_args
 
@@ -10,11 +10,11 @@ from kernels.linear import FEW_TOKENS, gated, linear, reference
 from kernels.rms_norm import Norm
 from kernels.silu_mul import Act
 
-# Products of normal numbers over 264 terms: a result's own scale is some 16. bfloat16 rounds the
-# normed x, and the product before the bias.
+# GEMMs of normal values over 264 terms: results are about 16. bfloat16 rounds the normed x, and the
+# GEMM before the bias.
 FLOAT32: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
 BFLOAT16: dict[str, Any] = {"atol": 0.25, "rtol": 2**-6}
-# Of results that are some 1, of which few-row kernels round no part before the sum.
+# For results of about 1; few-row kernels round nothing before the sum.
 ON_GPU: Any = {torch.float32: FLOAT32, torch.bfloat16: {"atol": 0.03, "rtol": 2**-7}}
 TOLERANCES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 dtypes = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
@@ -67,7 +67,7 @@ def test_a_float32_result_is_not_rounded() -> None:
 @dtypes
 @pytest.mark.parametrize("act", get_args(Act))
 def test_gates_open_for_ups(act: Act, dtype: torch.dtype) -> None:
-    """Behind a norm whose weight is in float32."""
+    """After a norm with a float32 weight."""
     x, weight, bias = normals((4, 72), (74, 72), (74,), dtype=dtype)
     weight /= 8
     norm = Norm(torch.randn(72), 1e-5)

@@ -1,4 +1,4 @@
-"""GEMMs of few tokens, norms and gates, compiled for GPUs that are not there."""
+"""GEMMs of few tokens, norms and gates, compiled for simulated GPUs."""
 
 import re
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ from kernels.silu_mul.triton import BLOCK, silu_mul_kernel
 from tests.kernels.compiled import ARCHS, compile_kernel, compiled
 
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
-# [rows, columns] of the weights of Qwen3-8B, of a Llama of 1B and of the embedded model.
+# [rows, columns] of the weights of Qwen3-8B, a Llama of 1B and the embedded model.
 QKV, OUT, DOWN, HEAD = (6144, 4096), (4096, 4096), (4096, 12288), (151936, 4096)
 SMALL_QKV, SMALL_DOWN = (3072, 2048), (2048, 8192)
 TINY_QKV, TINY_DOWN = (512, 256), (256, 768)
@@ -33,7 +33,7 @@ PRODUCTS = [
 ]
 archs = pytest.mark.parametrize("arch", ARCHS)
 dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-# By name, and whether there are zeros.
+# By name, with True if there are zeros.
 CODES = {
     "int8": (Constants("int8", 1, 0.0, ALL.value), False),
     "int8, groups": (Constants("int8", 1, 0.0, 128), True),
@@ -54,7 +54,7 @@ def assert_fits(resources: Resources, arch: int) -> None:
 def compiled_product(
     kernel: Any, shape: tuple[int, int], dtype: torch.dtype, num_tokens: int, arch: int
 ) -> Any:
-    """With a residual where the model has one."""
+    """With a residual if the model has one."""
     is_gated = kernel is gated_kernel
     num_rows, size = shape
     chosen = config(num_rows, size, dtype.itemsize, num_tokens)
@@ -85,7 +85,7 @@ def named(names: Sequence[str], values: Sequence[Any]) -> dict[str, Any]:
 
 
 def of_codes(form: str) -> tuple[dict[str, str], list[str]]:
-    """Pointers to a weight in codes, and those that it has not."""
+    """Pointers of a quantized weight, and None for missing parts."""
     known, has_zeros = CODES[form]
     codes = "*u8" if known.per_place == 2 else "*i8"
     scales = "*bf16" if form == "wint4" else "*fp32"
@@ -157,7 +157,7 @@ products = pytest.mark.parametrize(
 def test_no_step_waits_for_what_it_loads_itself(
     kernel: Any, shape: tuple[int, int], num_tokens: int
 ) -> None:
-    """Weights and tokens are copied ahead, and nothing is loaded into registers."""
+    """Weights and tokens are prefetched, and nothing is loaded into registers."""
     text = compiled_product(kernel, shape, torch.bfloat16, num_tokens, HOPPER).asm["ttgir"]
     loop = re.search(r"scf\.for .*?\n(.*?scf\.yield.*?)\n", text, re.DOTALL)
     assert loop is not None
@@ -210,7 +210,7 @@ def test_a_product_with_codes_of_other_numbers_fits(
 def test_no_step_waits_for_codes_that_it_loads_itself(
     kernel: Any, shape: tuple[int, int], num_tokens: int, form: str
 ) -> None:
-    """Codes and tokens are copied ahead; scales and zeros that are loaded are the next step's."""
+    """Codes and tokens are prefetched; scales and zeros are loaded for the next iteration."""
     text = compiled_codes(kernel, form, shape, torch.bfloat16, num_tokens, HOPPER).asm["ttgir"]
     known, has_zeros = CODES[form]
     loop = re.search(r"scf\.for .*?\n(.*?scf\.yield.*?)\n", text, re.DOTALL)
@@ -229,7 +229,7 @@ def test_no_step_waits_for_codes_that_it_loads_itself(
 def test_a_sum_over_codes_has_the_same_order_for_all_numbers_of_tokens(
     kernel: Any, shape: tuple[int, int], form: str
 ) -> None:
-    """The instruction, and spans; what these give is added pair by pair."""
+    """The instruction and the spans; results of spans are added pair by pair."""
     orders = set()
     for num_tokens in (1, 16, 32, 64):
         text = compiled_codes(kernel, form, shape, torch.bfloat16, num_tokens, HOPPER).asm["ttgir"]

@@ -24,7 +24,7 @@ TOLERANCE = 2e-5  # float32 sums of up to 200 exponentials
 def test_rows_have_the_logprobs_of_the_reference(
     sampler: Sampler, seed: int, num: int, vocab_size: int, num_top: int | None, share_hidden: float
 ) -> None:
-    """Some of the rows, with ties, hidden logits and both zeros among them."""
+    """Some rows, with ties, hidden logits and both zeros."""
     rng = np.random.default_rng(seed)
     logits = (rng.integers(-20, 20, (num, vocab_size)) / 4).astype(np.float32)
     logits[rng.random(logits.shape) < share_hidden] = -np.inf
@@ -91,7 +91,7 @@ def test_logprobs_of_prompts_and_many_likeliest_tokens_break_ties_alike_on_every
 
 @pytest.mark.parametrize("wrong", [torch.nan, torch.inf, -torch.inf])
 def test_rows_that_are_not_finite_do_not_disturb_others(sampler: Sampler, wrong: float) -> None:
-    """The logprobs of such a row are not meaningful, but its ids are those of tokens."""
+    """Its own logprobs are meaningless, but its ids are valid."""
     logits = torch.from_numpy(np.random.default_rng(2).normal(size=(4, 2000)).astype(np.float32))
     tokens = np.array([5, 6, 7, 8])
     expected = sampler.logprobs(logits, np.arange(4), tokens, 30)

@@ -1,4 +1,4 @@
-"""The kernels of logprobs compile for the cards we serve, and spill nothing."""
+"""The kernels of logprobs compile for supported GPUs without spills."""
 
 from typing import Any
 

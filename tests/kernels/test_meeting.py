@@ -1,4 +1,4 @@
-"""Processes that add up what each has in memory that they share."""
+"""Processes that sum their parts in shared memory."""
 
 import ctypes
 import os
@@ -14,7 +14,7 @@ import torch
 from kernels.cpu.library import find_variant, load_library
 from kernels.cpu.meeting import Meeting, forget_name, meeting_bytes, open_memory
 
-SIZES = (1, 37, 70_000, 600_000)  # of which the last takes several exchanges
+SIZES = (1, 37, 70_000, 600_000)  # the last takes several exchanges
 ROUNDS = 3
 
 
@@ -49,10 +49,10 @@ def join_as_host(name: str, rank: int, size: int, folder: Path, wires: dict[int,
     found = [meeting.sum(part_of(rank, each)) for _ in range(ROUNDS) for each in SIZES]
     np.savez(folder / f"{rank}.npz", *[each.numpy() for each in found])
     if rank == 0:
-        with pytest.raises(ConnectionError, match="ranks of another host"):
+        with pytest.raises(ConnectionError, match="another host's ranks"):
             meeting.gather(torch.zeros(4))
     if rank == 1:
-        meeting.gather(torch.zeros(4))  # which another host has left: until it is killed
+        meeting.gather(torch.zeros(4))  # another host has left: this blocks until the kill
 
 
 def test_ranks_of_three_hosts_have_the_sum_in_the_order_of_ranks(tmp_path: Path) -> None:

@@ -39,8 +39,8 @@ def compare(
     options: AttentionOptions = PLAIN,
     codes: torch.dtype | None = None,
 ) -> int:
-    """Asserts that both agree; returns the number of groups. With ``hides`` each row sees no key
-    before one that its first token sees."""
+    """Asserts that both agree; returns the number of groups. With ``hides`` each row hides keys
+    before one visible to its first token."""
     rows = sorted(rows, key=lambda row: (row.num_tokens > 1, sum(row)))
     num_tokens = np.array([row.num_tokens for row in rows])
     num_keys = np.array([sum(row) for row in rows])
@@ -105,7 +105,7 @@ def test_block_edges_agree(length: int, num_tokens: int) -> None:
 
 
 def test_one_two_three_keys_decode_in_one_step() -> None:
-    """Three rows of one token whose longest has three keys: no triangle."""
+    """Three rows of one token, at most three keys: the mask is no triangle."""
     assert compare([Row(1, 0), Row(1, 1), Row(1, 2)], 4, 2, torch.float32) == 1
 
 

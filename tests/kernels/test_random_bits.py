@@ -88,7 +88,7 @@ def test_native_code_and_numpy_agree_bit_for_bit(
 
 @pytest.mark.parametrize("variant", variants())
 def test_native_noise_is_exact_to_the_last_digits_of_float32(variant: str) -> None:
-    """Over the whole range of random bits with its ends; logarithms are within 2 units."""
+    """Over the whole range of random bits including its ends; logarithms are within 2 units."""
     ends = np.arange(0, 1 << 16, 8, dtype=np.uint32)
     random_bits = np.concatenate([ends, ~ends, np.arange(0, 1 << 32, 1 << 12).astype(np.uint32)])
     noise = np.empty(len(random_bits), np.float32)
@@ -100,7 +100,7 @@ def test_native_noise_is_exact_to_the_last_digits_of_float32(variant: str) -> No
 
 @triton.jit
 def _make_random_bits(p_seed, p_position, p_choice, p_random_bits, p_noise, num: tl.constexpr):
-    """Stores the random bits of ``num`` tokens, and the noise they make for scores of 0."""
+    """Stores the random bits of ``num`` tokens, and their noise for scores of 0."""
     o_token = tl.program_id(0) * num + tl.arange(0, num)
     seed, position, choice = tl.load(p_seed), tl.load(p_position), tl.load(p_choice)
     drawn = random_bits_in_kernels(seed, o_token, position, choice, 0)
@@ -115,7 +115,7 @@ def _make_random_bits(p_seed, p_position, p_choice, p_random_bits, p_noise, num:
 def test_kernels_make_the_same_random_bits_and_their_noise(
     triton_device: torch.device, seed: int
 ) -> None:
-    """On a card of a million tokens, so that the ends of the noise are among them."""
+    """A million tokens on a GPU, so that the noise includes its ends."""
     position, choice, block = 2**31 + seed % 1000, seed % 7, 1 << 12
     num_tokens = block << (2 if IS_INTERPRETED else 8)
     words = (

@@ -7,7 +7,7 @@ import torch
 
 from kernels.rms_norm import reference, rms_norm
 
-# In bfloat16 the last bit may differ, where a sum in another order is on the other side.
+# In bfloat16 the last bit may differ with another order of the sum.
 TOLERANCES: dict[torch.dtype, dict[str, Any]] = {
     torch.float32: {"atol": 1e-6, "rtol": 1e-5},
     torch.bfloat16: {"atol": 1e-3, "rtol": 2**-7},

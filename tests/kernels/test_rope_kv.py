@@ -10,7 +10,8 @@ from kernels.rope_kv import rope_kv
 from tests.kernels.rotations import TOLERANCES, compare
 
 dtypes = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
-# queries, keys, head size: of Qwen3-8B, and such as leave some of a program's heads or sizes over
+# queries, keys, head size: Qwen3-8B's, and others that leave a program's heads or sizes partly
+# unused
 HEADS = [(32, 8, 128), (1, 1, 16), (3, 1, 80), (4, 4, 96), (7, 1, 80), (8, 2, 16)]
 
 
@@ -65,7 +66,7 @@ def test_codes_agree(
 
 @pytest.mark.parametrize("codes", HIGHEST_CODE, ids=str)
 def test_codes_of_nan_have_a_scale_that_is(device: torch.device, codes: torch.dtype) -> None:
-    """Those of other heads and tokens have not."""
+    """Scales of other heads and tokens are not NaN."""
     with device:
         heads = torch.randn(3, 4 * 16)
         heads[1, 33] = torch.nan  # of the key

@@ -1,4 +1,4 @@
-"""The kernel of rope_kv compiles for cards without spilling."""
+"""The kernel of rope_kv compiles for GPUs without spills."""
 
 import pytest
 

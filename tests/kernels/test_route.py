@@ -1,4 +1,4 @@
-"""Which experts tokens go to, against the reference."""
+"""Routing against the reference."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from kernels.dispatch import runs_triton
 from kernels.route import Routing, expert_logits, reference, route
 
-# Of published models, and how many experts they have.
+# Routing and number of experts of published models.
 FAMILIES: dict[str, tuple[int, Routing]] = {
     "mixtral": (8, Routing(2, min_sum=0.0)),
     "qwen3": (128, Routing(8, min_sum=0.0)),
@@ -49,7 +49,7 @@ def test_each_token_goes_to_its_best_experts(
 def test_of_equal_experts_the_first_is_chosen(
     num_experts: int, routing: Routing, has_bias: bool, device: torch.device
 ) -> None:
-    """Which groups of equal experts are, too."""
+    """Also the first of equal groups."""
     logits = torch.randint(0, 3, (12, num_experts), device=device).float()
     logits[0], logits[1] = 0, -0.0
     logits[1, ::2] = 0
@@ -103,7 +103,7 @@ def test_nan_stays_with_its_token_and_chooses_experts_that_exist(device: torch.d
         ({"num_groups": 2, "num_kept_groups": 3}, "3 of 2 groups of 12 experts"),
         ({"num_groups": 12, "group_best": 2}, "not by 2 of 1"),
         ({"group_best": 3}, "not by 3 of 12"),
-        ({"score": "tanh"}, "score 'tanh' is none of"),
+        ({"score": "tanh"}, "score 'tanh' is not one of"),
     ],
 )
 def test_what_cannot_be_chosen_is_an_error(given: dict[str, Any], message: str) -> None:
@@ -124,7 +124,7 @@ def test_logits_that_were_rounded_are_an_error() -> None:
 def test_logits_of_experts_are_exact_and_stand_alone(
     num_experts: int, size: int, has_bias: bool, dtype: torch.dtype, device: torch.device
 ) -> None:
-    """On a CPU the GEMM of a step may round in another order than that of one token."""
+    """On a CPU the GEMM of a step may round differently from that of one token."""
     x, weight = (torch.randn(num, size, device=device) for num in (11, num_experts))
     bias = torch.randn(num_experts, device=device) if has_bias else None
     x = x.to(dtype)

@@ -1,4 +1,4 @@
-"""Sampling: filters against numpy, noise that replays, distributions, and what is skipped."""
+"""Sampling: filters against numpy, replayable noise, distributions, and skipped work."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ NEAR = 1e-5  # a mass so close to p, in float32, may fall on either side
 
 
 def random_rows(num: int, **values: Any) -> RandomRows | None:
-    """``num`` rows; a value is one for all, or an array."""
+    """``num`` rows; a parameter is one value for all, or an array."""
     defaults = {
         "temperature": 1.0,
         "top_k": 0,
@@ -47,7 +47,7 @@ def drawn(sampler: Sampler, logits: Tensor, random: RandomRows | None) -> list[i
 
 
 def kept(sampler: Sampler, scores: Tensor, **values: Any) -> Tensor:
-    """``scores`` less what the filters hide."""
+    """``scores`` without filtered tokens."""
     return sampler.process(scores, random_rows(len(scores), **values))
 
 
@@ -113,7 +113,7 @@ def test_top_n_sigma_keeps_what_is_near_the_highest_in_standard_deviations(
     top_n_sigma: float,
     temperature: float,
 ) -> None:
-    """Of what is not hidden, at any temperature; and beside min_p what both keep."""
+    """Hidden logits excluded, at any temperature; with min_p the intersection."""
     row = torch.tensor(scores).masked_fill(torch.tensor(is_hidden[: len(scores)]), -torch.inf)
     row[0] = scores[0]
     rows, values = torch.stack([row] * 3), [top_n_sigma, top_n_sigma, 0.0]
@@ -146,7 +146,7 @@ def test_filters_keep_what_those_of_transformers_keep(sampler: Sampler, value: f
 
 @pytest.mark.parametrize("spread", [0.01, 3.0])
 def test_a_wide_and_a_narrow_nucleus_are_found_alike(sampler: Sampler, spread: float) -> None:
-    """Beyond the first try of 128 tokens the row is sorted; the set is the same."""
+    """Beyond the first 128 tokens the row is sorted; the set is the same."""
     scores = torch.from_numpy(np.random.default_rng(0).normal(size=(4, 1000)) * spread).float()
     is_kept = kept(sampler, scores, top_p=0.8).isfinite().numpy()
     assert (is_kept.sum(-1) > filters.NUM_NUCLEUS_TRY).all() == (spread < 1)
@@ -210,7 +210,7 @@ def test_the_lowest_temperature_that_samples_takes_the_highest(sampler: Sampler)
 def test_a_row_that_cannot_be_sampled_has_a_code_in_place_of_a_token(
     sampler: Sampler, vocab_size: int, temperature: float
 ) -> None:
-    """Adjustments may hide what is not finite, and all there is."""
+    """Rules may hide non-finite logits, or all logits."""
     num = vocab_size + 2
     logits = torch.zeros(num, vocab_size)
     wrong = torch.tensor([torch.nan, torch.inf, -torch.inf])

@@ -1,4 +1,4 @@
-"""Sampling's kernels compile for the cards we serve, and spill nothing."""
+"""Sampling's kernels compile for supported GPUs without spills."""
 
 from typing import Any
 

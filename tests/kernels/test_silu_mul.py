@@ -7,7 +7,8 @@ import torch
 
 from kernels.silu_mul import Act, Clamp, reference, silu_mul
 
-# In bfloat16 torch rounds the gate before the product, too. Of low gates GELU leaves few digits.
+# In bfloat16 torch also rounds the gate before the multiplication. GELU of low gates has few
+# digits.
 TOLERANCES: dict[torch.dtype, dict[str, Any]] = {
     torch.float32: {"atol": 5e-6, "rtol": 1e-5},
     torch.bfloat16: {"atol": 1e-3, "rtol": 2**-7},

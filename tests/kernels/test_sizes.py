@@ -1,4 +1,4 @@
-"""Sizes of grids and blocks against what they mean."""
+"""Sizes of grids and blocks against their definitions."""
 
 from hypothesis import given
 from hypothesis import strategies as st

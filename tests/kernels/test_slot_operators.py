@@ -1,4 +1,4 @@
-"""What a step reads and writes of its slots, against loops over rows."""
+"""Slot operators of a step, against loops over rows."""
 
 from typing import Any
 
@@ -36,7 +36,7 @@ from tests.kernels.slots import (
     random_tokens,
 )
 
-EOS_IDS = torch.tensor([3, 7, 8], dtype=torch.int32)  # only the first of them is ever drawn
+EOS_IDS = torch.tensor([3, 7, 8], dtype=torch.int32)  # only the first is ever sampled
 NO_EOS = torch.empty(0, dtype=torch.int32)
 MANY = 40 if IS_INTERPRETED else 200
 SIZES = [(0, 1), (0, 8), (0, MANY), *((seed, 12) for seed in range(10))]

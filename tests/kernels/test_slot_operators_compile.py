@@ -1,4 +1,4 @@
-"""The kernels of a step's slots, compiled for cards that are not there."""
+"""The kernels of a step's slots, compiled for simulated GPUs."""
 
 from typing import Any
 
@@ -12,17 +12,17 @@ from kernels.store_drafts.triton import store_drafts_kernel
 from tests.kernels.compiled import ARCHS, compile_kernel
 
 WIDTHS = [1, 4, 6, 17]
-MAX_BLOCKS = 2560  # of 16 tokens: all that Qwen3-8B may read
+MAX_BLOCKS = 2560  # of 16 tokens: Qwen3-8B's full context
 INT64S = {"p_tokens", "p_positions", "p_slot_mapping", "p_seeds", "p_lasts", "p_targets"}
 FLOATS = {"p_logprobs", "p_draft_logprobs", "p_acceptance"}
-MAX_REGISTERS = 128  # of the 255 that a thread may have
+MAX_REGISTERS = 128  # of the hardware's 255 per thread
 
 archs = pytest.mark.parametrize("arch", ARCHS)
 widths = pytest.mark.parametrize("width", WIDTHS)
 
 
 def assert_fits(kernel: Any, constants: dict[str, Any], arch: int) -> None:
-    """One warp, that keeps all it has in registers. Tokens of a row lie side by side."""
+    """One warp with everything in registers. A row's tokens lie next to each other."""
     if "token_step" in kernel.arg_names:
         constants = constants | {"token_step": 1}
     names = [name for name in kernel.arg_names if name not in constants]

@@ -1,4 +1,4 @@
-"""Drawing and logprobs by what lies by slot, against the references."""
+"""Sampling and logprobs by slot, against the references."""
 
 import numpy as np
 import pytest
@@ -45,7 +45,7 @@ def test_rows_sample_by_their_slots_what_the_reference_samples(
 def test_logits_of_some_tokens_are_checked_and_what_they_were_spread_to_is_drawn_from(
     device: torch.device,
 ) -> None:
-    """Whatever lies elsewhere, of which nothing is computed."""
+    """Other tokens may hold anything; they are not read."""
     rng = np.random.default_rng(5)
     params = slot_params(rng, NUM_SLOTS)
     ids = np.sort(rng.permutation(2001)[:700])
@@ -100,7 +100,7 @@ def test_scores_are_those_that_are_sampled_from(device: torch.device) -> None:
 
 @pytest.mark.parametrize("values", [{"top_k": 30}, {"top_p": 0.6}, {"top_k": 30, "top_p": 0.6}])
 def test_what_ties_with_the_last_is_kept(device: torch.device, values: dict[str, float]) -> None:
-    """Scores on a grid, both zeros among them, and rows that are alike draw alike."""
+    """Scores on a grid, with both zeros; equal rows give equal samples."""
     rng = np.random.default_rng(11)
     filters = {
         "temperature": 1.0,

@@ -1,4 +1,4 @@
-"""The memory that operators are given in these tests."""
+"""The memory operators get in these tests."""
 
 import torch
 

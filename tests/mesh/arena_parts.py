@@ -1,10 +1,10 @@
-"""Each receiver of messages by itself, without sockets: what a bad message may do there is to be
-refused, or to fail its own request.
+"""Each receiver of messages by itself, without sockets: a bad message may only be refused, or fail
+its own request.
 
-An arena has ``examples``, messages that are right, and takes a bad one in place of one of them; it
-returns whether it was let through. Beside its sender, somebody is served whose traffic must go on
-rightly. ``lies`` are bad in more than one place, by what is wrong. What does not decode reaches no
-receiver (``shared.link.peer.try_decode``), so arenas take what did.
+An arena has valid messages, ``examples``, and takes a bad one in place of one of them; it returns
+True if the message was accepted. Traffic of another sender must continue correctly. ``lies`` are
+messages with several faults, by their description. Undecodable messages reach no receiver
+(``shared.link.peer.try_decode``), so arenas take decoded ones.
 """
 
 from typing import Any, Protocol
@@ -34,7 +34,7 @@ from shared.wire.messages import (
 NO_IDS = np.zeros(0, np.int32)
 NO_ARRAYS = [NO_IDS, np.zeros(0, np.float32), NO_IDS, NO_IDS]
 PROMPT = np.array([5, 6, 7, 8], np.int32)
-# All that can be asked, so that all of it is there to be made odd.
+# All options, so that every field can be made odd.
 PARAMS = SamplingParams(
     seed=3,
     temperature=0.5,
@@ -88,7 +88,7 @@ def connect(
 
 
 class FakePeer(Peer):
-    """Is ready, and keeps what is sent to it, as it would have arrived."""
+    """Is ready, and keeps the messages sent to it, as they would arrive."""
 
     def __init__(self, hello: Hello) -> None:
         super().__init__(hello, self._keep)

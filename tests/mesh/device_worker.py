@@ -1,4 +1,4 @@
-"""A real worker with the engine of GPUs, on a CPU: ``python -m tests.mesh.device_worker``."""
+"""A real worker with the engine for GPUs, on a CPU: ``python -m tests.mesh.device_worker``."""
 
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.service import WorkerService

@@ -1,4 +1,4 @@
-"""An engine without a model, for everything that is not about the model."""
+"""An engine without a model, for tests that do not depend on the model."""
 
 import time
 from collections import Counter
@@ -27,15 +27,15 @@ from tests.services.scheduler.simulated_worker import SimulatedWorker, Slot
 def made_up_logprobs(position: int, vocab_size: int) -> np.ndarray:
     """FakeEngine's logprobs of the ``position``-th token of a completion, float32 [vocab_size].
 
-    They are all different where ``vocab_size`` is a power of two.
+    They are distinct if ``vocab_size`` is a power of two.
     """
     order = (np.arange(vocab_size) * 31 + position * 7) % vocab_size
     return ((order + 1) / -16).astype(np.float32)
 
 
 def made_up_arrays(token: int, position: int, vocab_size: int, num: int | None) -> TokenArrays:
-    """All buffers of one token whose request asked for ``num`` logprobs; ``position`` counts from
-    the first token that was sampled."""
+    """All buffers of one token with ``num`` requested logprobs; ``position`` counts from the first
+    sampled token."""
     ids = np.array([token], np.int32)
     if num is None:
         return TokenArrays(ids)
@@ -49,7 +49,7 @@ def made_up_arrays(token: int, position: int, vocab_size: int, num: int | None) 
 
 
 class FakeEngine(StepEngine):
-    """Writes the ids of ``text`` over and over, one a step; checks every plan it gets.
+    """Writes the ids of ``text`` over and over, one per step; checks every plan.
 
     ``starts_at`` returns the index at which a choice of a prompt begins.
     """
@@ -112,7 +112,7 @@ class FakeEngine(StepEngine):
         return self._ids[(start + position) % len(self._ids)]
 
     def _arrays(self, row: ResultRow, token: int, num_left: int) -> TokenArrays:
-        """``num_left`` tokens of its slot are in this row and those after it."""
+        """``num_left`` tokens of its slot are in this row and later ones."""
         slot = self._worker.slots[row.slot]
         position = len(slot.ids) - slot.admit.prompt_len - num_left
         num = slot.admit.params.logprobs

@@ -1,8 +1,7 @@
-"""Services that fork from a process which has imported their libraries.
+"""Services forked from a process that has imported their libraries.
 
-Two of three seconds of a start are imports. Fleets whose starts or memory are what a test looks at
-are started from the command line, and so is every ``shoal serve``. What libraries read from the
-environment as they are imported is the parent's.
+Imports take two of three seconds of a start. Tests of starts or memory, and every ``shoal serve``,
+start fleets from the command line instead. Libraries read the parent's environment at import.
 """
 
 import asyncio
@@ -17,7 +16,7 @@ from benchmarks.harness.fleet import Process
 
 ROOT = Path(__file__).parent.parent.parent
 LOOK_S = 0.01
-# No module of a service: each registers metrics, which are those of its own process alone.
+# No module of a service: each registers the metrics of its own process.
 PRELOADED = ["aiohttp.web", "llguidance", "orjson", "shared.process.service", "tokenizers", "torch"]
 
 _context = get_context("forkserver")
@@ -51,7 +50,7 @@ class ForkedProcess:
 
 
 async def fork(module: str, environment: dict[str, str], log_path: Path) -> Process:
-    """Launches it for a fleet."""
+    """A launcher for fleets that forks."""
     process = _context.Process(target=_run, args=(module, environment, log_path), daemon=True)
     process.start()
     return ForkedProcess(process)

@@ -1,4 +1,4 @@
-"""Messages that no service of ours sends: every field at odd values, or with bits turned over."""
+"""Invalid messages: every field at odd values, or with flipped bits."""
 
 import math
 import random
@@ -35,7 +35,7 @@ ODD_THINGS: tuple[object, ...] = (None, [], {}, "text", 1.5, -1)
 
 @dataclass(frozen=True)
 class Odd:
-    """Frames, and what is odd about them."""
+    """Frames, and their oddity."""
 
     name: str
     frames: list[bytes]
@@ -81,7 +81,7 @@ def _frames(plain: Any, arrays: list[np.ndarray]) -> list[bytes]:
 
 
 def _paths(value: Any, path: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], Any]]:
-    """All that is inside, at its path; the tag of the message is left out."""
+    """All nested values by path; without the tag of the message."""
     if path:
         yield path, value
     if isinstance(value, list | tuple):

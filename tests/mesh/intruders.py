@@ -1,4 +1,4 @@
-"""Peers that send a proper Hello to a real service, and then something else."""
+"""Peers that send a proper Hello to a real service, followed by something else."""
 
 import asyncio
 import string
@@ -19,7 +19,7 @@ NAMES = string.ascii_letters + string.digits
 
 @dataclass(frozen=True)
 class Attack:
-    """What comes after Hello; ``before`` is right, and ``frames`` are odd."""
+    """Messages after Hello; ``before`` is valid, and ``frames`` are odd."""
 
     name: str
     frames: list[bytes]
@@ -37,8 +37,8 @@ async def call_all(
     protect: Callable[[zmq.asyncio.Socket], None] = lambda socket: None,
     at_once: int = 8,
 ) -> None:
-    """Each from a connection of its own to the service that listens on ``address``, which answers
-    each Hello. ``protect`` sets the keys of a socket."""
+    """Each peer uses its own connection to the service at ``address``, which answers each Hello.
+    ``protect`` sets the keys of a socket."""
     waiting = list(attacks)
     with zmq.asyncio.Context() as context:
         for start in range(0, len(waiting), at_once):
@@ -62,14 +62,14 @@ async def _call(
         await socket.send_multipart(frames_of(own))
         answer, _ = decode(await asyncio.wait_for(socket.recv_multipart(), 20))
         assert not isinstance(answer, Refused) or "protocol" not in answer.reason, answer
-        name = NAMES[number % len(NAMES)].encode()  # of its own, as long as it was
+        name = NAMES[number % len(NAMES)].encode()  # a unique name of the same length
         for frames in (*attack.before, attack.frames):
             await socket.send_multipart([frame.replace(b"r~1", b"r~" + name) for frame in frames])
         await asyncio.sleep(SETTLE_S)
 
 
 async def be_called(path: Path, hello: Hello, attacks: Iterable[Attack]) -> None:
-    """One for each time that a service dials ``path``; returns when it has dialled once more."""
+    """One peer for each time a service dials ``path``; returns when it has dialled once more."""
     with zmq.asyncio.Context() as context, context.socket(zmq.ROUTER) as socket:
         socket.linger = 0
         socket.bind(f"ipc://{path}")

@@ -1,5 +1,4 @@
-"""The link of a scheduler by itself: how workers begin a connection and what they say of
-themselves."""
+"""A scheduler's link by itself: workers' connections and their descriptions."""
 
 from pathlib import Path
 
@@ -29,7 +28,7 @@ MODEL, CAPACITY = SchedulerArena.model, SchedulerArena.capacity
 
 
 class LinkArena:
-    """A worker is met beside another, which stays; then both are lost."""
+    """A worker connects next to another, which stays; then both are lost."""
 
     def __init__(self, directory: Path) -> None:
         self._service = SchedulerService(SchedulerConfig(mesh_dir=directory, instance="s"))
@@ -61,7 +60,7 @@ class LinkArena:
         await self._service._link.close("the end")
 
     async def take(self, index: int, message: Message, arrays: list[Array]) -> bool:
-        """Before it is attached, if that is what the message is for."""
+        """Before it is attached, if the message is for that state."""
         link, first = self._service._link, connect("worker", MODEL, CAPACITY)
         if isinstance(self.examples[index][0], Attach):
             first.hello = msgspec.structs.replace(first.hello, minor=CELLS_MINOR)

@@ -7,7 +7,7 @@ from shared.model_folder import EMBEDDED_MODEL
 
 
 def long_model(folder: Path, max_len: int) -> Path:
-    """The embedded model, as if it had been trained for texts of ``max_len``."""
+    """The embedded model with its context set to ``max_len``."""
     for path in EMBEDDED_MODEL.iterdir():
         (folder / path.name).symlink_to(path)
     config = json.loads((folder / "config.json").read_text())

@@ -32,7 +32,7 @@ TEXT = "The shoal turns as one, and no fish gives the order. "
 
 @dataclass
 class Mesh:
-    """Its services by name; the second of a kind is ``worker-1`` and so on."""
+    """Services by name; the second of a kind is ``worker-1`` and so on."""
 
     directory: Path
     services: dict[str, Any]  # tests look into them
@@ -56,7 +56,7 @@ class Mesh:
         return [each._core for name, each in self.services.items() if name.startswith("scheduler")]
 
     def start(self, name: str, service: Service | None = None) -> None:
-        """A service of the kind that ``name`` begins with; one that was lost comes back."""
+        """A service of the kind in ``name``; a lost one returns."""
         self.services[name] = service or self._new(name.partition("-")[0], name)
         self.tasks[name] = asyncio.create_task(self.services[name].run())
 
@@ -80,7 +80,7 @@ class Mesh:
                 await asyncio.sleep(0.02)
 
     async def until_ready(self) -> None:
-        """Every service, connected with all it should be connected with."""
+        """Waits until every service has all its connections."""
         await self.until(lambda: all(is_fit(each) for each in self.services.values()))
         num_tokenizers = len([name for name in self.services if name.startswith("tokenizer")])
         gateways = [each for name, each in self.services.items() if name.startswith("gateway")]
@@ -89,7 +89,7 @@ class Mesh:
         )
 
     async def until_idle(self) -> None:
-        """Nothing open anywhere, every block free. Times out otherwise."""
+        """Waits until nothing is open and every block is free. Times out otherwise."""
         await self.until(lambda: not any(each.status().load for each in self.services.values()))
         pools = [worker.pool for core in self.cores for worker in core.workers.values()]
         await self.until(lambda: all(pool.num_free == pool.num_blocks for pool in pools))

@@ -1,4 +1,4 @@
-"""A worker without a model, as slow as a test wants it: ``python -m tests.mesh.paced_worker``.
+"""A worker without a model at a controlled speed: ``python -m tests.mesh.paced_worker``.
 
 It checks every plan, and each token depends on all ids before it. In the folder that
 TEST_PACE names, a step takes ``STEP_S`` while there is a file ``slow``, and none begins while

@@ -1,4 +1,4 @@
-"""A real worker that dies of one token: ``python -m tests.mesh.poisoned_worker``.
+"""A real worker that one token kills: ``python -m tests.mesh.poisoned_worker``.
 
 It ends in the middle of a step that computes a sequence which knows the id that TEST_POISON
 names.

@@ -1,5 +1,4 @@
-"""The first rank of a worker by itself: how another one begins a connection, and what it says that
-it is."""
+"""A worker's first rank by itself: other ranks' connections and their descriptions."""
 
 from pathlib import Path
 
@@ -13,7 +12,7 @@ from tests.mesh.arena_parts import Example, FakePeer, Lies
 
 
 class RanksArena:
-    """Another rank is met, while a third is still waited for, and is lost again."""
+    """Another rank connects, while a third is missing, and is lost again."""
 
     def __init__(self, directory: Path) -> None:
         config = WorkerConfig(mesh_dir=directory, instance="w", tensor_parallel_size=3)

@@ -1,4 +1,4 @@
-"""A real worker that writes down what it sends: ``python -m tests.mesh.recording_worker``.
+"""A real worker that records its results: ``python -m tests.mesh.recording_worker``.
 
 Each step's rows and arrays go to a file in the folder that TEST_RECORDS names.
 """

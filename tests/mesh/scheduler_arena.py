@@ -59,7 +59,7 @@ OTHER = Generate("other~1/0", 1, PLAIN, [NewSequence(OTHER_SEQUENCE)])
 
 @dataclass
 class _Ends:
-    """The peers of a scheduler; nothing bad comes from the tokenizer ``beside``."""
+    """A scheduler's peers; nothing bad comes from the tokenizer ``beside``."""
 
     tokenizer: FakePeer
     beside: FakePeer
@@ -68,7 +68,7 @@ class _Ends:
 
 
 class SchedulerArena:
-    """Requests go in above, a simulated worker that believes no plan computes them below."""
+    """Requests go in above, a simulated worker that checks every plan computes them below."""
 
     model = ModelInfo(["m"], "f", 1000, 64, 1)
     capacity = Capacity(32, 4, 4, 16, 64, 1000)
@@ -182,7 +182,7 @@ class SchedulerArena:
         except CodecError:
             is_good = False
             self._service.on_down(sender, "a bad message")
-        else:  # the scheduler may accept it, though the simulated worker never sent it
+        else:  # a result the simulated worker never sent may still be accepted
             is_good = is_of_worker or not ends.tokenizer.take(Failed)
             if is_of_worker:
                 self._service.on_down(sender, "it has lied")
@@ -208,7 +208,7 @@ class SchedulerArena:
         return worker
 
     async def _run(self, ends: _Ends) -> None:
-        """Until there are no plans."""
+        """Runs until there are no plans."""
         await asyncio.sleep(0)
         while plans := ends.worker.take(StepPlan):
             for plan, arrays in plans:
@@ -219,7 +219,7 @@ class SchedulerArena:
 
 
 def _check_other(tokenizer: FakePeer) -> None:
-    """Its prompt was accepted, and has the text that the simulated worker writes."""
+    """Its prompt was accepted, and has the simulated worker's output."""
     ids, end = PROMPT.tolist(), [Finished(OTHER_SEQUENCE, 1, 0, "length", PLAIN.max_tokens or 0)]
     for _ in range(PLAIN.max_tokens or 0):
         ids.append(next_token(ids))

@@ -1,5 +1,4 @@
-"""Clients that ask for anything at random and sometimes hang up; and what processes hold
-meanwhile."""
+"""Clients with random requests that sometimes hang up; and the processes' memory meanwhile."""
 
 import asyncio
 import json
@@ -34,7 +33,7 @@ BAD_BODIES: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True)
 class Ask:
-    """One request. After ``hangs_up_s`` its client has gone, if it has not ended by then."""
+    """One request, abandoned by its client after ``hangs_up_s``."""
 
     path: str
     body: dict[str, Any]
@@ -63,7 +62,7 @@ def _body(dice: random.Random) -> dict[str, Any]:
 
 
 def _prompt(dice: random.Random, path: str) -> dict[str, Any]:
-    """Many begin alike, so that some of their blocks are shared."""
+    """Many share a beginning, and so some blocks."""
     text = "A shoal. " * dice.choice((0, 4, 12)) + " ".join(
         dice.choices(WORDS, k=dice.randint(1, 25))
     )
@@ -76,7 +75,7 @@ def _prompt(dice: random.Random, path: str) -> dict[str, Any]:
 
 @dataclass
 class Traffic:
-    """``num`` clients at ``url``; ``ends`` counts how their requests ended."""
+    """``num`` clients at ``url``; ``ends`` counts the outcomes of their requests."""
 
     url: str
     num: int
@@ -84,7 +83,7 @@ class Traffic:
     is_over: bool = False
 
     async def run(self) -> None:
-        """Until ``is_over``; each client ends what it has begun. Raises what must not be."""
+        """Runs until ``is_over``; each client finishes its request. Raises unexpected errors."""
         async with (
             aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session,
             asyncio.TaskGroup() as tasks,
@@ -130,7 +129,7 @@ def events_of(text: str) -> list[dict[str, Any]]:
 
 @dataclass
 class Held:
-    """Bytes of memory that are each process's own, again and again; ``pids`` by name."""
+    """Samples of each process's own memory in bytes; ``pids`` by name."""
 
     pids: dict[str, int]
     samples: dict[str, list[int]] = field(default_factory=dict)
@@ -140,8 +139,8 @@ class Held:
             self.samples.setdefault(name, []).append(own_bytes(pid))
 
     def growth(self) -> dict[str, float]:
-        """From the third quarter of the time to the last, as a share of what was held; the first
-        half is for what grows once."""
+        """From the third quarter of the time to the last, as a share of the memory; one-time growth
+        falls into the first half."""
         return {name: _growth(samples) for name, samples in self.samples.items()}
 
 

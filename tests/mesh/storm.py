@@ -1,4 +1,4 @@
-"""All faults at once on a running mesh, the same ones for the same seed."""
+"""All faults at once on a running mesh, reproducible by seed."""
 
 import asyncio
 import os
@@ -23,21 +23,22 @@ from shared.wire.messages import Hello, ServiceName
 from tests.mesh.intruders import Attack, call_all
 
 KINDS = ("gateway", "tokenizer", "scheduler", "worker")
-ROLES = {"tokenizer": "tokenizers", "worker": "workers"}  # of the scheduler's sockets
-LOSS_S = SILENCE_S - 2 * HEARTBEAT_S  # a pause from here on may be taken for a loss
+ROLES = {"tokenizer": "tokenizers", "worker": "workers"}  # services at the scheduler's sockets
+LOSS_S = SILENCE_S - 2 * HEARTBEAT_S  # a pause from this length on may count as a loss
 NOTICE_S = 1.0  # until all services know of a loss
 Protect = Callable[[zmq.asyncio.Socket], None]
 
 
 class Blow(NamedTuple):
-    """After ``pause_s`` the ``rank``-th of a kind is killed, stopped, or paused for ``lasts_s``."""
+    """After ``pause_s`` the ``rank``-th service of a kind is killed, stopped, or paused for
+    ``lasts_s``."""
 
     pause_s: float
     kind: str
     rank: int
     fault: str
     lasts_s: float
-    is_early: bool  # a successor is there before who is stopped leaves
+    is_early: bool  # a successor starts before the stopped service leaves
 
     @classmethod
     def at_random(cls, dice: random.Random, mean_pause_s: float) -> "Blow":
@@ -52,7 +53,7 @@ class Blow(NamedTuple):
 
 
 class Siege(NamedTuple):
-    """Peers that send ``hello`` to the services of a kind, and then ``attacks``."""
+    """Peers that send ``hello`` to the services of a kind, followed by ``attacks``."""
 
     kind: ServiceName
     hello: Hello
@@ -62,9 +63,10 @@ class Siege(NamedTuple):
 
 @dataclass
 class Storm:
-    """``urls`` are those of gateways that take requests, ``lost_urls`` of those that were killed.
-    ``blows`` lists what was done when, ``counts`` how often; ``losses`` until when a request could
-    be lost with a service of which kind; ``ended`` are the members that we ended."""
+    """``urls`` are those of gateways that take requests, ``lost_urls`` those of killed ones.
+    ``blows`` lists the faults with their times, ``counts`` their number; ``losses`` holds by kind
+    the end of the time in which requests may be lost; ``ended`` are the members ended on
+    purpose."""
 
     fleet: Fleet
     seed: int
@@ -90,14 +92,13 @@ class Storm:
         return self.urls[self._num_asked % len(self.urls)]
 
     def explains(self, code: str, since_s: float) -> bool:
-        """Whether so many services were lost since then that a request may have ended with
-        ``code``."""
+        """True if enough services were lost since then to explain the ``code``."""
         is_of_worker = code == WORKER_DIED
         kinds, least = ({"worker"}, 2) if is_of_worker else ({"tokenizer", "scheduler"}, 3)
         return sum(lost_s >= since_s and kind in kinds for lost_s, kind in self.losses) >= least
 
     async def run(self, duration_s: float, sieges: Sequence[Siege]) -> None:
-        """When it returns, every service that was hit is ready again or has a ready successor."""
+        """Returns when every affected service, or a successor, is ready."""
         dice = random.Random(self.seed)
         besieging = [asyncio.create_task(self._besiege(each)) for each in sieges]
         try:
@@ -173,7 +174,7 @@ class Storm:
         self._struck.remove(member)
 
     async def _besiege(self, siege: Siege) -> None:
-        """Without end; who is killed meanwhile answers no Hello."""
+        """Runs without end; a service killed meanwhile answers no Hello."""
         number = 0
         while True:
             targets = self.fleet.of(siege.kind)
@@ -191,7 +192,7 @@ class Storm:
 
 
 def address_of(member: Member, dialler: ServiceName) -> str:
-    """Where it listens for ``dialler``s."""
+    """The address at which it listens for ``dialler``s."""
     if listened := member.settings.get("LISTEN_ADDRESS"):
         endpoint = Endpoint.parse(listened)
         return tcp_address(endpoint.host, endpoint.port_of(member.kind, dialler))

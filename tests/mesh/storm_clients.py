@@ -1,5 +1,5 @@
-"""Clients of a mesh in a storm: what is refused for now they ask for again, and every text that
-comes must be the right one."""
+"""Clients of a mesh in a storm: they retry temporary refusals, and every received output must be
+right."""
 
 import asyncio
 import json
@@ -19,17 +19,17 @@ from tests.mesh.soak import BAD_BODIES, events_of
 from tests.mesh.storm import Storm
 
 NUM_BODIES = 24
-NUM_WIDE = 4  # of them: large replies, so that who reads slowly is waited for
+NUM_WIDE = 4  # clients with large replies, which make the mesh wait for slow readers
 MAX_REFUSED_S = 90
 SLOW_READ_BYTES = 1 << 16
 
 
 class WrongAnswer(Exception):
-    """A reply that no server may give, whatever has become of its services."""
+    """A reply no server may give, even after losses."""
 
 
 class Refused(Exception):
-    """An error that is documented."""
+    """A documented error."""
 
     def __init__(self, status: int, code: str, retry_after_s: float) -> None:
         super().__init__(f"{status} {code}")
@@ -48,7 +48,7 @@ def make_body(number: int, is_stream: bool) -> dict[str, Any]:
 
 @asynccontextmanager
 async def connected() -> AsyncIterator[aiohttp.ClientSession]:
-    """A connection for each request: who asks a gateway that leaves may find the old one closed."""
+    """A connection for each request: a leaving gateway may have closed the old one."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(connector=connector, timeout=TIMEOUT) as session:
         yield session
@@ -57,7 +57,7 @@ async def connected() -> AsyncIterator[aiohttp.ClientSession]:
 async def ask(
     session: aiohttp.ClientSession, url: str, body: dict[str, Any], pause_s: float = 0
 ) -> tuple[str, ...]:
-    """The text of each choice; ``pause_s`` before each part of the reply is read. Raises Refused,
+    """The output of each choice; ``pause_s`` before each part of the reply is read. Raises Refused,
     WrongAnswer."""
     address = f"{url}/v1/completions"
     async with session.post(address, json=body, read_bufsize=SLOW_READ_BYTES) as response:
@@ -103,8 +103,8 @@ def _texts(data: str, body: dict[str, Any]) -> tuple[str, ...]:
 
 @dataclass
 class Clients:
-    """``num`` of them, until ``is_over``. ``ends`` counts how requests ended; ``wrong`` describes
-    those that ended as they must not."""
+    """``num`` clients, until ``is_over``. ``ends`` counts outcomes; ``wrong`` describes unexpected
+    ones."""
 
     storm: Storm
     num: int
@@ -114,7 +114,7 @@ class Clients:
     is_over: bool = False
 
     async def learn(self) -> None:
-        """The right texts, while nothing is disturbed; each is the same as a stream and whole."""
+        """Records the right outputs, undisturbed; each is the same as a stream and whole."""
         for is_stream in (True, False):
             async with connected() as session:
                 bodies = [make_body(number, is_stream) for number in range(NUM_BODIES)]
@@ -157,7 +157,7 @@ class Clients:
         expected: tuple[str, ...] | None,
         pause_s: float,
     ) -> None:
-        """Sends it again after a refusal with Retry-After, or after its gateway was killed."""
+        """Retries after a refusal with Retry-After, or after the gateway was killed."""
         began_s = time.monotonic()
         while True:
             url, asked_s = await self.storm.next_url(), self.storm.now_s
@@ -180,7 +180,7 @@ class Clients:
                 return
 
     def _check_refusal(self, error: Refused, asked_s: float) -> None:
-        """Raises it, unless it is temporary or the services that it blames were lost."""
+        """Raises the refusal, unless it is temporary or the blamed services were lost."""
         self.ends[f"refused: {error}"] += 1
         is_for_now = error.status in (429, 503) or error.code == QUARANTINED
         if not is_for_now and not self.storm.explains(error.code, asked_s):

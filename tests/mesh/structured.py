@@ -1,4 +1,4 @@
-"""Seeded pairs of a schema and a request for it, and clients that check what comes."""
+"""Seeded pairs of a schema and a request for it, and clients that validate the output."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ def client_of(url: str) -> AsyncOpenAI:
 
 
 def schema_of(dice: random.Random, depth: int = 2) -> dict[str, Any]:
-    """An object whose values are of all simple kinds, lists, and objects down to ``depth``."""
+    """An object with values of all simple kinds, lists, and objects down to ``depth``."""
     kinds = ["string", "short", "integer", "number", "boolean", "enum", "list"]
     names = [f"{dice.choice('abcdef')}_{index}" for index in range(dice.randint(1, 4))]
     properties = {}
@@ -46,7 +46,7 @@ def _value(kind: str) -> dict[str, Any]:
 
 
 def request_of(seed: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """A schema and the arguments of a chat completion that is held to it."""
+    """A schema and the arguments of a chat completion constrained by it."""
     dice = random.Random(seed)
     schema = schema_of(dice)
     return schema, {
@@ -83,7 +83,8 @@ async def texts_of(client: AsyncOpenAI, seeds: range, at_once: int) -> list[tupl
 
 
 def check(schema: dict[str, Any], text: str, reason: str) -> bool:
-    """Whether the text is whole; then it is valid. Otherwise it was cut at its last token."""
+    """True if the text is complete; then it must be valid. Otherwise it was cut at its last
+    token."""
     if reason == "length":
         return False
     assert reason == "stop", (reason, text)

@@ -1,4 +1,4 @@
-"""A worker that is broken beside one that is not."""
+"""A broken worker next to a good one."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ NUM_DEATHS = 4
 
 
 async def test_a_worker_that_dies_in_its_first_step_for_ever_fails_no_request(tmp_path: Path):
-    """The good one stands still meanwhile, so that the bad one gets all that it may get."""
+    """The good one stands still meanwhile, so that the bad one gets the most requests."""
     async with running_fleet(tmp_path, {"TEST_STEPS": str(tmp_path)}, fork) as fleet:
         for kind in ("scheduler", "tokenizer", "gateway"):
             await fleet.start(kind)

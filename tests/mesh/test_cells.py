@@ -38,14 +38,14 @@ def schedulers_of(mesh: Mesh) -> list[SchedulerService]:
 
 
 def known_loads(mesh: Mesh) -> list[int]:
-    """What each tokenizer knows of each scheduler, by its last heartbeat."""
+    """Each tokenizer's view of each scheduler, by its last heartbeat."""
     tokenizers = [mesh.services[name] for name in ("tokenizer", "tokenizer-1")]
     overviews = [each for tokenizer in tokenizers for each in tokenizer._schedulers.overviews]
     return [each.num_running + each.num_waiting for each in overviews]
 
 
 async def until_balanced(mesh: Mesh) -> None:
-    """And every tokenizer knows it."""
+    """Waits until every tokenizer knows it, too."""
     await mesh.until(lambda: all(len(each._workers) == 1 for each in schedulers_of(mesh)))
     await mesh.until_ready()
     tokenizers = [each for name, each in mesh.services.items() if name.startswith("tokenizer")]
@@ -55,7 +55,7 @@ async def until_balanced(mesh: Mesh) -> None:
 
 
 async def check_stream(client, num: int, begun: asyncio.Event, prompt: object = "Once") -> None:
-    """Every token comes, once and in order."""
+    """Every token arrives once and in order."""
     stream = await client.completions.create(
         model="shoal-tiny", prompt=prompt, max_tokens=num, stream=True
     )
@@ -68,7 +68,7 @@ async def check_stream(client, num: int, begun: asyncio.Event, prompt: object = 
 
 
 async def until_counted(mesh: Mesh) -> None:
-    """Until the gateway has heard of both schedulers and both workers."""
+    """Waits until the gateway knows both schedulers and both workers."""
     lines = {f'shoal_mesh_replicas{{service="{kind}"}} 2.0' for kind in ("scheduler", "worker")}
     async with aiohttp.ClientSession(mesh.url()) as http, asyncio.timeout(20):
         while not lines <= {*(await (await http.get("/metrics")).text()).splitlines()}:
@@ -76,7 +76,7 @@ async def until_counted(mesh: Mesh) -> None:
 
 
 class Streams:
-    """So many at once; ``begun`` when each has a token."""
+    """Concurrent streams; ``begun`` is set when each has a token."""
 
     def __init__(self, client, num: int, num_tokens: int) -> None:
         self._events = [asyncio.Event() for _ in range(num)]
@@ -101,7 +101,7 @@ async def test_prompts_are_shared_out_and_those_that_begin_alike_are_not(tmp_pat
         await streams.begun()
         nums = [len(core.sequences) for core in mesh.cores]
         assert sum(nums) == 8
-        assert min(nums) >= 2, "what the other tokenizer has sent is known a moment later"
+        assert min(nums) >= 2, "the other tokenizer's prompts are known a moment later"
         roles = await ask(mesh)
         assert [len(each["links"]) for each in roles["scheduler"]] == [1, 1]
         assert [len(each["links"]) for each in roles["tokenizer"]] == [2, 2]
@@ -120,7 +120,7 @@ async def test_prompts_are_shared_out_and_those_that_begin_alike_are_not(tmp_pat
 
 
 async def test_a_scheduler_without_a_worker_stands_by_until_the_other_one_is_lost(tmp_path: Path):
-    """A stream goes on through it, and the one that comes back stands by in its turn."""
+    """A stream continues through it, and the returning one stands by in its turn."""
     async with (
         running_mesh(tmp_path, num_schedulers=2, num_workers=1, step_s=0.004) as mesh,
         client_of(mesh) as client,
@@ -200,7 +200,7 @@ async def start(fleet: Fleet, **nums: int) -> None:
 
 
 async def replace(fleet: Fleet, old: Member) -> None:
-    """As an upgrade does."""
+    """Replaces it as an upgrade does."""
     new = await fleet.start("scheduler")
     while "state" not in await new.status():
         await asyncio.sleep(0.05)

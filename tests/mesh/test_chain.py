@@ -1,4 +1,4 @@
-"""A request through all four services over real sockets; the engine alone is fake."""
+"""A request through all four services over real sockets, with a fake engine."""
 
 import asyncio
 import itertools
@@ -64,7 +64,7 @@ async def test_chat_and_completions_bring_what_the_worker_wrote(tmp_path: Path):
 
 
 async def test_a_prompt_of_any_kind_is_cut_to_its_last_tokens(tmp_path: Path):
-    """What is echoed, counted and returned is what was computed."""
+    """Echo, counts and result match the computed prompt."""
     async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
         text = TEXT * 3
         ids = mesh.services["tokenizer"]._text.encode(text).tolist()
@@ -214,7 +214,7 @@ async def text_of(stream) -> str:
 
 @asynccontextmanager
 async def a_stream_that_stands_still(mesh: Mesh, client: AsyncOpenAI, num: int):
-    """It has begun, and its next token comes when the context is left."""
+    """It has begun, and its next token comes at the end of the context."""
     stream = await complete(client, num, stream=True)
     await anext(stream)
     step, goes_on = mesh.engine.step, threading.Event()
@@ -242,7 +242,7 @@ async def lose_tokenizers(mesh: Mesh, num: int, says_bye: bool) -> None:
 async def test_an_accepted_request_is_not_charged_with_the_loss_of_tokenizers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    # All services share the test's loop: on a busy machine it is late, which would explain a loss.
+    # All services share the test's loop, which a busy machine delays enough to explain a loss.
     monkeypatch.setattr(Link, "stood_still", False)
     async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
         whole = (await complete(client, 40)).choices[0].text
@@ -255,7 +255,7 @@ async def test_an_accepted_request_is_not_charged_with_the_loss_of_tokenizers(
 async def test_a_request_is_replayed_twice_without_progress_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    """Schedulers have a request until it ends."""
+    """Schedulers keep a request until it ends."""
     monkeypatch.setattr(Link, "stood_still", False)
     async with running_mesh(tmp_path) as mesh, client_of(mesh) as client:
         async with a_stream_that_stands_still(mesh, client, 2000) as stream:
@@ -270,7 +270,7 @@ async def test_a_request_is_replayed_twice_without_progress_and_no_more(
 
 
 async def give_up(mesh: Mesh, service: str, lower: str, stood_still: bool) -> None:
-    """``service`` takes its peer ``lower`` for dead, which is soon back."""
+    """``service`` gives up its peer ``lower``, which soon returns."""
     link, other = mesh.services[service]._link, mesh.services[lower]._link
     (peer,) = [each for each in link.peers if each.hello.service == lower]
     link.drop(peer, "silent for 2 s")
@@ -321,7 +321,7 @@ async def test_tokenizers_that_leave_on_purpose_are_not_counted(tmp_path: Path):
 async def test_a_request_that_workers_died_of_is_not_run_again_for_a_while(
     tmp_path: Path, change: Any
 ):
-    """With OpenAI's own client, which by itself tries again after a 500."""
+    """With OpenAI's own client, which retries after a 500 by itself."""
     is_over = threading.Event()
 
     def hangs(plan: StepPlan, ids: np.ndarray) -> tuple[StepResult, TokenArrays]:

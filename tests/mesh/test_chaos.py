@@ -19,7 +19,7 @@ SETTINGS = {
     "DRAIN_TIMEOUT_S": "10",
 }
 NUM_STREAMS = 32
-MAX_SHARE_DIFFERENT = 0.001  # float32 sums in another order decide a near tie now and then
+MAX_SHARE_DIFFERENT = 0.001  # float32 sums in another order occasionally decide a near tie
 MAX_GROWTH_BYTES = 48 << 20
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
@@ -35,7 +35,7 @@ async def until_it_works(member: Member) -> None:
 
 @asynccontextmanager
 async def loaded(fleet: Fleet, load: Load):
-    """Clients at work, and everything in order when they have ended."""
+    """Clients at work, and a check at their end."""
     running = asyncio.create_task(load.run())
     try:
         yield
@@ -50,7 +50,7 @@ async def loaded(fleet: Fleet, load: Load):
 
 
 async def progress(load: Load, num: int) -> None:
-    """Waits until so many more requests have ended well."""
+    """Waits until this number of further requests has succeeded."""
     goal = load.num_good + num
     async with asyncio.timeout(90):
         while load.num_good < goal:
@@ -106,7 +106,7 @@ async def test_two_hundred_streams_each_end_once_and_leave_nothing(tmp_path: Pat
 
 
 async def test_the_blocks_of_clients_that_leave_are_free_soon(tmp_path: Path):
-    """Of one whose stream runs, then of one more whose request waits behind it."""
+    """For a running stream, then for a request that waits for it."""
     settings = SETTINGS | {"MAX_MODEL_LEN": "2048", "MAX_NUM_SEQS": "1"}
     async with running_fleet(tmp_path, settings, fork) as fleet:
         await fleet.start_all(scheduler=1, worker=1, tokenizer=1, gateway=1)
@@ -182,7 +182,7 @@ async def test_a_poisoned_request_takes_two_workers_and_no_other_request(tmp_pat
 
 
 async def test_a_request_that_breaks_tokenizers_takes_three_and_no_more(tmp_path: Path):
-    """They end by themselves, on no purpose."""
+    """They end by themselves, not on purpose."""
     poison = 4242
     async with running_fleet(tmp_path, {**SETTINGS, "TEST_POISON": str(poison)}, fork) as fleet:
         for kind in ("scheduler", "worker", "gateway"):

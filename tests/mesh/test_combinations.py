@@ -1,5 +1,5 @@
 """Combinations of tools, reasoning, forms, logprobs, choices and streams: each is answered, and the
-stream is the whole reply; or it is refused by the name of a field."""
+stream equals the whole reply; or it is refused by the name of a field."""
 
 import asyncio
 import itertools
@@ -79,7 +79,7 @@ Row = tuple[int, ...]
 
 
 def rows() -> list[Row]:
-    """So that any two values of two axes are in one of them."""
+    """Any two values of two axes occur together in a row."""
     dice, sizes = random.Random(17), [len(values) for values in AXES.values()]
     axes = list(itertools.combinations(range(len(sizes)), 2))
 
@@ -106,8 +106,8 @@ def fields_of(row: Row) -> dict[str, Any]:
 
 
 async def answered(client: openai.AsyncOpenAI, fields: dict[str, Any]) -> Any:
-    """The choices and the usage, of a stream as OpenAI's client puts it together; or the field that
-    the refusal names."""
+    """The choices and the usage, with a stream joined as by OpenAI's client; or the field named by
+    the refusal."""
     body = {"temperature": 1, "seed": 3, "max_tokens": 60} | fields
     try:
         done = await client.chat.completions.create(
@@ -161,7 +161,7 @@ def add(choice: dict[str, Any], part: dict[str, Any]) -> None:
 
 
 def comparable(reply: dict[str, Any]) -> list[Any]:
-    """Without ids of calls, of which each reply has its own, and without drafts."""
+    """Without ids of calls, which are unique to each reply, and without drafts."""
     usage = reply["usage"]
     details = usage.get("completion_tokens_details", {})
     seen: list[Any] = [usage["completion_tokens"], details.get("reasoning_tokens")]

@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize are flooded with long texts by clients most of whom leave."""
+"""Long texts flood /tokenize and /detokenize, from clients that mostly leave."""
 
 import asyncio
 import json
@@ -14,23 +14,23 @@ from benchmarks.harness.fleet import Member, running_fleet
 from tests.mesh.long_model import long_model
 from tests.mesh.soak import own_bytes
 
-MAX_LEN = 1 << 18  # a context in which texts of so many characters have room
+MAX_LEN = 1 << 18  # context with room for texts of this length
 TEXT_CHARS = (250_000, 450_000)
 NUM_BODIES = 4
 NUM_CLIENTS = 12
 MAX_GROWTH_BYTES = 8 << 20
 """Each process grew by 1.4 MB at most; the texts of 40 leavers are 13 MB."""
 MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(64 << 10)}
-"""With its defaults malloc keeps heaps that texts once filled, up to 15 MB of nothing."""
+"""By default malloc keeps once-filled heaps, up to 15 MB of free memory."""
 MAX_OPEN = 4 * NUM_CLIENTS
-"""Conversions at once. A client waits for one; a gateway that is busy with bodies notices a little
-later who has left: 19 were the most. Uncancelled, as many wait as have left."""
+"""Conversions at once. A client waits for one; a busy gateway notices disconnects a little late: 19
+were the most. Uncancelled, every leaver's conversion would wait."""
 SENTENCES = ("The shoal turns as one 👋 and no fish gives the order. \n", "def f(x): return x\n")
 
 
 @dataclass
 class Flood:
-    """Most of its clients leave before their answer is there, whatever they wait for by then."""
+    """Most of its clients leave before the answer, at any stage."""
 
     url: str
     asks: list[tuple[str, bytes, bytes]] = field(default_factory=list)  # path, body, answer
@@ -50,7 +50,7 @@ class Flood:
             self.asks += [("tokenize", there, answer), ("detokenize", ids, detokenized)]
 
     async def run(self, session: aiohttp.ClientSession, num_leavers: int) -> None:
-        """Until so many more have left."""
+        """Runs until this number of further clients has left."""
         goal = self.num_left + num_leavers
         async with asyncio.TaskGroup() as tasks:
             for number in range(NUM_CLIENTS):
@@ -75,7 +75,7 @@ class Flood:
 
 
 async def watched(flooding: asyncio.Task[None], tokenizer: Member) -> float:
-    """The most conversions that were open at once."""
+    """The most conversions open at once."""
     most = 0.0
     while not flooding.done():
         most = max(most, (await tokenizer.metrics())["shoal_open_conversions"])

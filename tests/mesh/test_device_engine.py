@@ -1,5 +1,5 @@
-"""The engine of GPUs in a mesh of real processes, on a CPU: what it answers is what the other one
-does."""
+"""The engine for GPUs in a mesh of real processes, on a CPU: its answers equal the other
+engine's."""
 
 import asyncio
 import json
@@ -49,7 +49,7 @@ def bodies() -> list[dict[str, Any]]:
 async def answers(
     directory: Path, worker: str, asked: list[dict[str, Any]], **settings: str
 ) -> list[dict[str, Any]]:
-    """To all that is asked, sent at once, and then once more, when the prompts are cached."""
+    """Answers to all requests, sent at once, and once more with cached prompts."""
     directory.mkdir()
     async with running_fleet(directory, SETTINGS | settings, fork) as fleet:
         for kind in ("scheduler", "tokenizer"):
@@ -71,12 +71,12 @@ async def answer(session: aiohttp.ClientSession, body: dict[str, Any]) -> dict[s
 
 
 async def test_answers_are_those_of_the_engine_of_cpus(tmp_path: Path) -> None:
-    """Each prompt and each way of asking at least once."""
+    """Each prompt and each kind of request at least once."""
     await compare(tmp_path, bodies()[::4])
 
 
 async def test_drafts_of_some_tokens_leave_answers_as_they_are(tmp_path: Path) -> None:
-    """Those of a file, in a worker that says so in its log."""
+    """Drafts from a file's tokens, in a worker that logs it."""
     (tmp_path / "ids.json").write_text(json.dumps([*range(1000, 3000), *range(1000)]))
     limit = {"draft_vocab_file": str(tmp_path / "ids.json"), "draft_vocab_size": 2500}
     speculation = json.dumps({"num_speculative_tokens": 2, "adaptive": False, **limit})
@@ -91,7 +91,7 @@ async def test_drafts_of_some_tokens_leave_answers_as_they_are(tmp_path: Path) -
 
 @pytest.mark.slow
 async def test_answers_with_layers_in_the_hosts_memory_are_those_without(tmp_path: Path) -> None:
-    """All layers of the trunk, in codes, in a worker that says so in its log."""
+    """All layers of the trunk, quantized, in a worker that logs it."""
     asked, codes = bodies()[::7], {"QUANTIZATION": "wint4"}
     offloading = codes | {"CPU_OFFLOAD_GB": "1"}
     found = await answers(tmp_path / "host", "tests.mesh.device_worker", asked, **offloading)
@@ -104,7 +104,7 @@ async def test_answers_with_layers_in_the_hosts_memory_are_those_without(tmp_pat
 
 @pytest.mark.slow
 async def test_answers_with_experts_in_the_hosts_memory_are_those_without(tmp_path: Path) -> None:
-    """Of a random DeepSeek-V3: a layer without experts, three with, and attention to latents."""
+    """A random DeepSeek-V3: a layer without experts, three with, and latent attention."""
     model = tmp_path / "model"
     save_family(model, "DeepseekV3ForCausalLM", vocab_size=8192, max_position_embeddings=512)
     for name in ("tokenizer.json", "tokenizer_config.json"):

@@ -1,4 +1,4 @@
-"""A mesh whose worker has its embeddings in codes writes what their numbers give."""
+"""A mesh with quantized embeddings writes the output of the dequantized ones."""
 
 import asyncio
 import shutil
@@ -32,7 +32,7 @@ def save_untied(folder: Path) -> None:
 async def test_texts_are_those_of_the_numbers_that_the_codes_stand_for(
     tmp_path: Path, form: Quantization, is_tied: bool
 ) -> None:
-    """Of the embedded model, with drafts of its MTP head, and of one whose head is its own."""
+    """The embedded model with drafts of its MTP head, and a model with its own head."""
     if is_tied:
         model, oracle = EMBEDDED_MODEL, load_as_qwen2(EMBEDDED_MODEL)
     else:
@@ -52,7 +52,7 @@ async def test_texts_are_those_of_the_numbers_that_the_codes_stand_for(
 
 
 async def answers(directory: Path, settings: dict[str, str]) -> list[dict[str, Any]]:
-    """To all prompts, sent at once."""
+    """Answers to all prompts, sent at once."""
     directory.mkdir()
     async with running_fleet(directory, settings | {"MAX_MODEL_LEN": "512"}, fork) as fleet:
         for kind in ("scheduler", "tokenizer", "worker"):

@@ -1,4 +1,4 @@
-"""A chat that becomes longer than it may, through all four services; the engine alone is fake."""
+"""A chat that exceeds its length limit, through all four services with a fake engine."""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +14,7 @@ SYSTEM = {"role": "system", "content": "Answer in one sentence."}
 
 
 async def ask(http: aiohttp.ClientSession, messages: list[Any], **fields: Any) -> tuple[int, Any]:
-    """How many turns the header says were dropped, and the reply."""
+    """The number of dropped turns by the header, and the reply."""
     body = {"messages": messages, "max_tokens": 20, "temperature": 0} | fields
     async with http.post(CHAT, json=body) as response:
         assert response.status == 200, await response.text()
@@ -35,7 +35,7 @@ async def test_a_chat_goes_on_and_finds_its_beginning_in_the_cache(tmp_path: Pat
             assert usage["prompt_tokens"] <= LIMIT
             assert details.get("dropped_turns", 0) == num_dropped
             if num_dropped == last_dropped and number:
-                # All but the end of the prompt, which was not a whole block, and the question.
+                # Everything but the end of the prompt, an incomplete block, and the question.
                 assert details["cached_tokens"] >= usage["prompt_tokens"] - 80
             num_cuts += num_dropped > last_dropped
             last_dropped = num_dropped

@@ -80,7 +80,7 @@ async def test_a_right_message_is_let_through_and_one_with_two_faults_is_not(are
 
 
 async def test_every_part_of_every_message_is_in_an_example_and_holds_something(tmp_path: Path):
-    """What is empty has nothing in it that could be made odd."""
+    """Empty values could not be made odd."""
     lacking = {kind: set(kind.__struct_fields__) for kind in parts_of(Message) - OF_SOCKETS}
     lacking[Submit].remove("reasoning_budget")  # the embedded model does not reason
     links = ("link of a scheduler", "link of a first rank")
@@ -99,7 +99,7 @@ async def test_every_part_of_every_message_is_in_an_example_and_holds_something(
 
 
 def parts_of(kind: Any) -> set[type[msgspec.Struct]]:
-    """The structs that a type is made of."""
+    """The structs inside a type."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         inner = typing.get_type_hints(kind).values()
         return {kind}.union(*map(parts_of, inner))
@@ -116,7 +116,7 @@ def structs_in(value: Any) -> Iterator[msgspec.Struct]:
 
 
 async def take(arena: Arena, index: int, frames: list[bytes]) -> str:
-    """What became of a message."""
+    """The fate of a message."""
     try:
         decoded = decode(frames)
     except CodecError:
@@ -149,13 +149,13 @@ async def test_turned_bits_are_survived(arena: Arena):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 async def test_many_turned_bits_are_survived(arena: Arena):
-    """200,000 with those of all arenas, fewer where a step takes long: plans are checked alike."""
+    """200,000 over all arenas, fewer if a step is slow: plans are checked alike."""
     is_slow = isinstance(arena, WorkerArena) and not arena.is_fast
     await turn_bits(arena, 15_000 if is_slow else 31_000)
 
 
 async def turn_bits(arena: Arena, num: int) -> None:
-    """One example after the other, since an arena that is prepared for it takes the next sooner."""
+    """One example after another, since a prepared arena takes the next of its kind sooner."""
     dice = random.Random(7)
     fates: Counter[str] = Counter()
     for index, example in enumerate(arena.examples):

@@ -1,4 +1,4 @@
-"""Real services, with traffic, and peers of every role that send what no service of ours sends."""
+"""Real services with traffic, and peers of every role that send invalid messages."""
 
 import asyncio
 import random
@@ -48,7 +48,7 @@ def hello(
 
 
 def attacks_on(arena, num: int, dice: random.Random, kinds: tuple[type, ...]) -> list[Attack]:
-    """``num`` of them, half of them by turned bits."""
+    """``num`` attacks, half of them by flipped bits."""
     examples = [(i, each) for i, each in enumerate(arena.examples) if isinstance(each[0], kinds)]
     attacks = [
         Attack(odd.name, odd.frames, _before(arena, index))
@@ -64,7 +64,7 @@ def attacks_on(arena, num: int, dice: random.Random, kinds: tuple[type, ...]) ->
 
 
 def _before(arena, index: int) -> tuple[list[bytes], ...]:
-    """A worker gets the plans that come first, others the request that is spoken of."""
+    """A worker gets preceding plans, other services the request in question."""
     if isinstance(arena, WorkerArena):
         return tuple(frames_of(*example) for example in arena.examples[:index])
     first, arrays = arena.examples[0]
@@ -84,7 +84,7 @@ def arenas(tmp_path_factory: pytest.TempPathFactory) -> dict:
 
 
 async def attack_all(fleet: Fleet, tmp_path: Path, arenas: dict, scheduler: SchedulerArena, num):
-    """By peers of all roles at the same time."""
+    """Peers of all roles attack at the same time."""
     dice = random.Random(num)
     directories = {}
     for kind in ("gateway", "tokenizer", "worker"):

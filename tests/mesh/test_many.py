@@ -1,4 +1,4 @@
-"""Many choices, prompts, gateways and logprobs, in one event loop; the engine alone is fake."""
+"""Many choices, prompts, gateways and logprobs, in one event loop with a fake engine."""
 
 import asyncio
 from pathlib import Path

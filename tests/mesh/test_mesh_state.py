@@ -1,4 +1,4 @@
-"""What ``/v1/mesh`` says of the services of a mesh, over real links."""
+"""``/v1/mesh`` about the services of a mesh, over real links."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -35,7 +35,7 @@ async def until(mesh: Mesh, is_true, gateway: str = "gateway") -> dict[str, list
 
 @asynccontextmanager
 async def writing(mesh: Mesh, num_tokens: int):
-    """Meanwhile a completion runs."""
+    """A completion runs meanwhile."""
     body = {"prompt": "Who leads?", "max_tokens": num_tokens, "ignore_eos": True}
     async with aiohttp.ClientSession(mesh.url()) as http:
         task = asyncio.create_task(http.post("/v1/completions", json=body))
@@ -133,7 +133,7 @@ async def test_a_worker_that_hangs_is_a_suspect_and_holds_nobody_up_for_long(
 ) -> None:
     async with running_mesh(tmp_path, num_workers=2) as mesh:
         hanging = mesh.services["worker-1"]
-        hanging.on_message = lambda *_: None  # its link lives, and nothing is answered
+        hanging.on_message = lambda *_: None  # its link lives, but it answers nothing
         roles = await ask(mesh)
         states = {each["instance"]: each["state"] for each in roles["worker"]}
         assert states[hanging._config.instance] == "suspect"

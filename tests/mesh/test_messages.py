@@ -1,4 +1,4 @@
-"""Anthropic's messages by real processes: what Claude Code sends, tools, thinking."""
+"""Anthropic's messages by real processes: Claude Code's requests, tools, thinking."""
 
 import json
 from collections.abc import AsyncIterator
@@ -58,7 +58,7 @@ async def http(fleet: Fleet) -> AsyncIterator[aiohttp.ClientSession]:
 
 
 async def ask(http: aiohttp.ClientSession, path: str = PATH, **fields: Any) -> Any:
-    """The reply; of a stream what its client has at the end, after a look at each event."""
+    """The reply; for a stream the client's final message, after a check of each event."""
     body = {"max_tokens": 64, "temperature": 0, "messages": [TALK]} | fields
     async with http.post(path, json=body) as response:
         text = await response.text()
@@ -67,7 +67,7 @@ async def ask(http: aiohttp.ClientSession, path: str = PATH, **fields: Any) -> A
 
 
 def without_id(message: dict[str, Any]) -> dict[str, Any]:
-    """What is the same in each reply to a request; ids of calls are new in each."""
+    """The parts equal in each reply to a request; ids of calls are unique."""
     content = [block | {"id": ""} for block in message["content"]]
     usage = message["usage"]
     num_prompt = sum(num for name, num in usage.items() if name.endswith("input_tokens"))
@@ -77,8 +77,8 @@ def without_id(message: dict[str, Any]) -> dict[str, Any]:
 async def test_what_claude_code_sends_is_answered(
     http: aiohttp.ClientSession, subtests: pytest.Subtests
 ):
-    """What it has sent, its texts and tools shortened; ``written`` is after descriptions of what it
-    sends where a person is in front of it."""
+    """A captured request with shortened texts and tools; ``written`` follows descriptions of
+    interactive requests."""
     recorded = json.loads(RECORDED.read_text())
     for sent in [*recorded["requests"], *recorded["written"]]:
         body = sent["body"]
@@ -169,7 +169,7 @@ async def test_a_tool_is_used_and_its_result_is_answered(
 
 
 async def test_thinking_is_a_block_that_may_come_back(http: aiohttp.ClientSession):
-    """The model knows no end to it, but for its budget."""
+    """The model never ends it by itself, only by its budget."""
     asked: Any = {"thinking": {"type": "enabled", "budget_tokens": 8}}
     whole = await ask(http, **asked)
     assert without_id(await ask(http, **asked, stream=True)) == without_id(whole)

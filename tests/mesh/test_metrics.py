@@ -1,4 +1,4 @@
-"""Every metric that dashboards and alerts rely on is exported by the service it belongs to."""
+"""Every metric used by dashboards and alerts is exported by its service."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -122,7 +122,7 @@ async def serve_requests(mesh: Mesh) -> int:
 
 
 def expected_changes(num_prompt_tokens: int) -> Values:
-    """The last token of a sequence is never computed, but those of its prompt are."""
+    """The last token of a sequence is never computed, but all prompt tokens are."""
     num_tokens = NUM_REQUESTS * NUM_TOKENS
     of_model = '{model_name="shoal-tiny"}'
     return {
@@ -153,7 +153,7 @@ async def observed_mesh(directory: Path) -> AsyncIterator[Mesh]:
 
 async def test_each_service_exports_its_metrics_and_counts_what_it_did(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(link_module, "HEARTBEAT_S", 0.05)
-    show_parameters(3, 2)  # which loading does, and the fake engine does not
+    show_parameters(3, 2)  # done by loading, which the fake engine skips
     async with observed_mesh(tmp_path) as mesh:
         before = await scrape(mesh, "scheduler")
         changes = expected_changes(await serve_requests(mesh))
@@ -179,7 +179,7 @@ async def test_each_service_exports_its_metrics_and_counts_what_it_did(tmp_path:
 
 
 async def until_heartbeats_came_back(mesh: Mesh, before: Values) -> None:
-    """On each link to a service, after the figures of the mesh had come to its gateway."""
+    """On each link to a service, after the mesh's figures have reached its gateway."""
     overview = 'shoal_mesh_replicas{service="worker"}'
     round_trips = [f'shoal_link_round_trip_seconds_count{{service="{name}"}}' for name in NAMES]
     async with asyncio.timeout(READY_TIMEOUT_S):

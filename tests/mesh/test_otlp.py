@@ -1,4 +1,4 @@
-"""Traces as a collector gets them: OTLP over HTTP, on loopback."""
+"""Traces at a collector: OTLP over HTTP, on loopback."""
 
 import asyncio
 from collections import defaultdict
@@ -24,7 +24,7 @@ TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 
 
 class Collector:
-    """Keeps the spans that it gets, by trace id, with the resource of each."""
+    """Keeps received spans by trace id, with their resource."""
 
     def __init__(self) -> None:
         self.spans: dict[str, list[tuple[dict[str, Any], Any]]] = defaultdict(list)

@@ -19,7 +19,7 @@ from tests.mesh.forks import fork
 SETTINGS = {"DTYPE": "float32", "MAX_MODEL_LEN": "512", "MAX_LOGPROBS": "-1"}
 LARGE_VOCABULARY = 151_936
 NUM_ROWS = 32
-NUM_CLIENTS, NUM_TOKENS = 40, 9  # so that so many rows meet in a step
+NUM_CLIENTS, NUM_TOKENS = 40, 9  # so that this many rows share a step
 FASTDEPLOY_BYTES = 802_840  # the largest message of the queue that this mesh replaces
 MAX_GROWTH_BYTES = 256 << 20  # 110 MB were seen, and 1.8 GB without credit
 
@@ -45,7 +45,7 @@ def whole_vocabulary(number: int, max_tokens: int) -> dict:
 
 
 async def logprobs_of(session: aiohttp.ClientSession, url: str, body: dict) -> list[np.ndarray]:
-    """What the client gets of each token: [vocab_size] float32, in order of ids."""
+    """The client's logprobs of each token: [vocab_size] float32, in order of ids."""
     rows = []
     headers = {"X-Request-Id": f"r{body['seed']}"}
     async with session.post(f"{url}/v1/completions", json=body, headers=headers) as response:
@@ -75,7 +75,7 @@ def _rows(data: bytes) -> list[np.ndarray]:
 
 
 def recorded(records: Path, number: int) -> list[np.ndarray]:
-    """What the worker sent of the same request, without each token's own logprob."""
+    """The worker's results of the same request, without each token's own logprob."""
     rows = []
     for path in sorted(records.glob("*.npz")):
         with np.load(path) as step:
@@ -109,7 +109,7 @@ async def test_a_step_of_a_mebibyte_arrives_as_the_worker_computed_it(tmp_path: 
 
 @pytest.fixture(scope="module")
 def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model with a vocabulary as large as Qwen's, and the embedded model's tokenizer."""
+    """A random model with Qwen's vocabulary size, and the embedded model's tokenizer."""
     folder = tmp_path_factory.mktemp("large")
     torch.manual_seed(7)
     config = Qwen2Config(

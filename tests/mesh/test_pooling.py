@@ -1,4 +1,4 @@
-"""Embeddings, scores and classes through the whole mesh: real processes, and a model of ours."""
+"""Embeddings, scores and classes through the whole mesh: real processes and Shoal's own models."""
 
 import asyncio
 import base64
@@ -14,7 +14,6 @@ from openai import AsyncOpenAI, BadRequestError
 
 from benchmarks.harness.fleet import Fleet, running_fleet
 from shared.model_folder import EMBEDDED_MODEL
-from shared.wire.messages import MAX_TRACED
 from tests.mesh.forks import fork
 from tests.pooling_models import (
     NO,
@@ -95,27 +94,8 @@ async def test_embeddings_are_those_of_transformers_and_refusals_name_the_field(
         await check_raw_pooling(url, expected)
         await check_cosines(url, expected)
         await check_refusals(url)
-        await check_trace(url)
         await check_models_and_metrics(fleet, url)
         await fleet.until_idle()
-
-
-async def check_trace(url: str) -> None:
-    """The first prompts have spans of all services, the others have none."""
-    reply = await ask(url, "/v1/embeddings", input=TEXTS, request_id="embedded")
-    path = f"{url}/v1/traces/embedded"
-    async with aiohttp.ClientSession() as session, session.get(path) as response:
-        spans = (await response.json())["spans"]
-    assert len(reply["data"]) == len(TEXTS) > MAX_TRACED
-    for role, name in (
-        ("gateway", "attempt"),
-        ("tokenizer", "prompt"),
-        ("scheduler", "sequence"),
-        ("scheduler", "run"),
-    ):
-        found = [span for span in spans if (span["service"]["role"], span["name"]) == (role, name)]
-        assert len(found) == MAX_TRACED, (role, name)
-    assert sum(span["name"] == "prefill" for span in spans) >= MAX_TRACED
 
 
 def ids_of(folder: Path, texts: list[str]) -> list[list[int]]:
@@ -124,7 +104,7 @@ def ids_of(folder: Path, texts: list[str]) -> list[list[int]]:
 
 
 async def check_single_inputs(url: str, folder: Path, batch: Any) -> None:
-    """To the bit, as a text and as its ids."""
+    """Equal bits, for a text and for its ids."""
     for text, ids, each in zip(TEXTS[:4], ids_of(folder, TEXTS), batch["data"], strict=False):
         for given in (text, [text], ids, [ids]):
             (alone,) = (await ask(url, "/v1/embeddings", input=given))["data"]
@@ -132,7 +112,7 @@ async def check_single_inputs(url: str, folder: Path, batch: Any) -> None:
 
 
 async def check_openai_client(url: str, expected: np.ndarray) -> None:
-    """Which asks for base64."""
+    """It requests base64."""
     async with AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
         reply = await client.embeddings.create(model="m", input=TEXTS)
         found = np.array([each.embedding for each in reply.data])
@@ -228,7 +208,7 @@ async def check_models_and_metrics(fleet: Fleet, url: str) -> None:
 
 
 async def test_2048_inputs_take_turns_and_outlive_a_worker(tmp_path: Path, embedder: Path) -> None:
-    """A client of one text is not held up by them, and a kill -9 in the middle changes nothing."""
+    """They do not delay a client of one text, and a kill -9 in the middle changes nothing."""
     inputs = [f"{TEXTS[number % len(TEXTS)]} {number}" for number in range(NUM_INPUTS)]
     sample = [0, 1, 777, 2047]
     settings = {"MAX_WAITING": "300", "MAX_NUM_SEQS": "16", "MAX_NUM_BATCHED_TOKENS": "128"}
@@ -260,7 +240,7 @@ async def test_means_are_those_of_transformers_in_chunks(tmp_path: Path) -> None
     expected = truth(tmp_path / "model", TEXTS, "mean_tokens")
     settings: dict[str, Any] = {"MAX_NUM_BATCHED_TOKENS": "7", "MAX_NUM_SEQS": "3"}
     async with serving(tmp_path / "mesh", tmp_path / "model", **settings) as (_, url):
-        for _ in range(2):  # there is nothing to find in the cache
+        for _ in range(2):  # nothing is cached
             reply = await ask(url, "/v1/embeddings", input=TEXTS)
             assert np.abs(np.stack(vectors_of(reply)) - expected).max() < TOLERANCE
         error = (await ask(url, "/v1/embeddings", 400, input="a", dimensions=8))["error"]

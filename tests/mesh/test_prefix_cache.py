@@ -1,5 +1,5 @@
-"""What a client sees of the prefix cache, through all four services; the engine alone is fake and
-checks that whatever a plan calls cached lies in its blocks."""
+"""The client's view of the prefix cache, through all four services; a fake engine checks that the
+blocks really hold everything a plan calls cached."""
 
 import asyncio
 from pathlib import Path

@@ -35,7 +35,7 @@ async def ask(url: str, **body: Any) -> Any:
 
 
 def check_list(found: list[Any], prompt: list[int], num_top: int) -> None:
-    """As FakeEngine made them up."""
+    """FakeEngine's logprobs."""
     assert found[0] is None
     assert len(found) == len(prompt)
     for index, (token, entries) in enumerate(zip(prompt[1:], found[1:], strict=True), 1):
@@ -70,7 +70,7 @@ def whole_vocabulary(prompt: list[int]) -> dict[str, Any]:
 
 
 def narrow_windows(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that little data is more than a window."""
+    """Little data already exceeds a window."""
     add = mesh.core.add
 
     def add_with_less(generate: Generate, *rest: Any) -> None:
@@ -134,7 +134,7 @@ SETTINGS = {
 
 
 async def kill_in_the_prompt(fleet: Fleet) -> None:
-    """The worker, when it has computed some of a prompt; another one comes."""
+    """Kills the worker in the middle of a prompt; another one comes."""
     [worker], num_before = fleet.of("worker"), -1.0
     async with asyncio.timeout(30):
         while (num := (await worker.metrics())["shoal_steps_total"]) < num_before + 5:

@@ -1,4 +1,4 @@
-"""Texts that end where they repeat themselves, and logprobs of named ids, by real processes."""
+"""Outputs that end at a repetition, and logprobs of named ids, by real processes."""
 
 import asyncio
 from pathlib import Path
@@ -12,7 +12,7 @@ from tests.mesh.forks import fork
 from tests.mesh.structured import client_of
 
 SETTINGS = {"DTYPE": "float32", "MAX_MODEL_LEN": "1024"}
-# Of so few tokens that one comes so often in a row after some hundreds, in some texts.
+# A vocabulary so small that some outputs repeat a token this often after some hundreds.
 COUNT = 6
 REPEATED = ["repetition", "repetition_detected"]
 RULE = {"max_pattern_size": 1, "min_count": COUNT}
@@ -41,7 +41,7 @@ async def texts_of(client: AsyncOpenAI) -> list[Text]:
 
 
 def first_end(ids: list[int]) -> int | None:
-    """How many ids there are when one has come COUNT times in a row."""
+    """The number of ids when one has occurred COUNT times in a row."""
     ends = range(COUNT, len(ids) + 1)
     return next((end for end in ends if len(set(ids[end - COUNT : end])) == 1), None)
 
@@ -76,7 +76,7 @@ async def test_texts_end_with_their_first_repetition_with_drafts_and_after_kills
 
 
 async def named_ids(client: AsyncOpenAI) -> None:
-    """Each token has the logprobs of these, likeliest first, as among those of all."""
+    """Each token has the logprobs of these ids, likeliest first, equal to those among all ids."""
     ids = [300, 7, 301, 7]
     fields: Any = {"model": "shoal-tiny", "max_tokens": 6, "temperature": 0, "logprobs": True}
     fields["messages"] = [{"role": "user", "content": "Who leads?"}]

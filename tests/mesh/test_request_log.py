@@ -1,4 +1,4 @@
-"""One id through the logs of all four services, each of which logs it once."""
+"""One id through the logs of all four services, once in each."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ LinesByHop = dict[str, list[dict[str, Any]]]
 
 @pytest.fixture
 def lines_of(log_lines: Lines) -> Callable[[str], LinesByHop]:
-    """The lines that have a request's id, by the hop that wrote them."""
+    """The lines with a request's id, by hop."""
     seen: list[dict[str, Any]] = []
 
     def lines_of(request: str) -> LinesByHop:

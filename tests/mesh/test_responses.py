@@ -1,4 +1,4 @@
-"""/v1/responses by real processes and OpenAI's own client; each stream is checked by its events."""
+"""/v1/responses by real processes and OpenAI's own client; each stream's events are checked."""
 
 import asyncio
 import json
@@ -65,7 +65,7 @@ async def client(fleet: Fleet) -> AsyncIterator[AsyncOpenAI]:
 
 
 async def streamed(client: AsyncOpenAI, **fields: Any) -> Any:
-    """The response that a stream ends with, whose events are as they must be."""
+    """The final response of a stream with valid events."""
     stream = await client.responses.create(model=MODEL, stream=True, **fields)
     return check_events([event.to_dict() async for event in stream])
 
@@ -150,7 +150,7 @@ async def test_a_reply_is_parsed_into_the_model_of_the_client(client: AsyncOpenA
 
 @pytest.mark.parametrize("is_kept", [True, False])
 async def test_a_loop_of_tools_ends_with_an_answer(client: AsyncOpenAI, is_kept: bool):
-    """By the id of the response before, or by sending all items again."""
+    """By the previous response's id, or by sending all items again."""
     items: list[Any] = [{"role": "user", "content": "What is 1234 * 56?"}]
     first = await client.responses.create(
         model=MODEL, input=items, tools=[MULTIPLY], temperature=0, store=is_kept
@@ -212,7 +212,7 @@ async def test_many_at_once_through_two_gateways_are_all_kept(client: AsyncOpenA
 async def test_one_in_the_background_is_read_through_another_gateway(
     client: AsyncOpenAI, fleet: Fleet
 ):
-    """And has failed when its own is killed."""
+    """It has failed when its own gateway is killed."""
     maker = fleet.of("gateway")[1]
     asked: Any = {"model": MODEL, "input": "What is 12 + 30?", "temperature": 0, "background": True}
     async with client_of(maker.url) as other:
@@ -288,7 +288,7 @@ async def test_a_worker_that_dies_is_not_noticed(client: AsyncOpenAI, fleet: Fle
 
 
 async def test_what_codex_has_sent_is_answered(tmp_path_factory: pytest.TempPathFactory):
-    """Its first request, and the one with the result of a call; texts in them are shortened."""
+    """Its first request, and the one with a call's result; texts in them are shortened."""
     directory = tmp_path_factory.mktemp("codex")
     (model := directory / "long").mkdir()
     settings = SETTINGS | {"MODEL": str(long_model(model, 32768)), "MAX_MODEL_LEN": "32768"}

@@ -1,4 +1,4 @@
-"""Every tier is replaced on purpose, one process after another, under streams that stay open."""
+"""Every tier is replaced on purpose, one process after another, under open streams."""
 
 import asyncio
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.mesh.forks import fork
 
 MODULES = {"worker": "tests.mesh.paced_worker"}
 SETTINGS = {"DRAIN_TIMEOUT_S": "1", "REPLAY_S": "120", "READY_WAIT_S": "120"}
-GATEWAY = {"DRAIN_TIMEOUT_S": "50"}  # the streams of the one that leaves end before
+GATEWAY = {"DRAIN_TIMEOUT_S": "50"}  # its open streams end before
 NUM_STREAMS = 8
 TIERS = ("worker", "tokenizer", "scheduler", "gateway")
 WITHOUT_TOKENS = ("worker", "worker", "tokenizer", "scheduler", "tokenizer")
@@ -23,7 +23,8 @@ async def start(fleet: Fleet, kind: str) -> Member:
 
 
 async def replace(fleet: Fleet, kind: str, urls: list[str]) -> None:
-    """The newest of its kind, as an upgrade does: its successor is there before it is stopped."""
+    """Replaces the newest of its kind like an upgrade: its successor starts before it is
+    stopped."""
     old = fleet.of(kind)[-1]
     new = await start(fleet, kind)
     if kind == "scheduler":

@@ -1,4 +1,4 @@
-"""The scheduler is stopped on purpose: what waits for its successor, and what does not."""
+"""The scheduler is stopped on purpose: requests that wait for its successor, and others."""
 
 import asyncio
 from pathlib import Path
@@ -14,8 +14,8 @@ SETTINGS = {"READY_WAIT_S": "30", "DRAIN_TIMEOUT_S": "50"}
 
 
 async def test_a_scheduler_that_is_replaced_holds_up_no_request(tmp_path: Path):
-    """The stream that is open stands still, so a scheduler that waited for its end would not be
-    gone before new requests are given up."""
+    """The open stream stands still, so a scheduler waiting for its end would outlast the new
+    requests."""
     async with running_fleet(tmp_path, SETTINGS | {"TEST_STEPS": str(tmp_path)}, fork) as fleet:
         for kind in ("scheduler", "tokenizer", "gateway"):
             await fleet.start(kind)

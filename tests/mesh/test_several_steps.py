@@ -1,5 +1,5 @@
-"""The embedded model's steps are short, so that a plan asks for several: real processes, whose
-texts are those of single steps, whichever client leaves meanwhile."""
+"""The embedded model's steps are short, so plans have several: the outputs of real processes equal
+those of single steps, though a client leaves."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ NUM_TOKENS = 400
 
 
 def single_steps() -> list[list[int]]:
-    """The ids that follow ``PROMPTS`` where each plan is one step."""
+    """The ids after ``PROMPTS`` with one step per plan."""
     tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
     params = SamplingParams(seed=0, temperature=0.0, max_tokens=NUM_TOKENS, ignore_eos=True)
     engine = make_engine(EMBEDDED_MODEL, "native", max_model_len=1024)
@@ -67,7 +67,7 @@ async def test_texts_are_those_of_single_steps_and_take_fewer_plans(tmp_path: Pa
         (worker,) = fleet.of("worker")
         (scheduler,) = fleet.of("scheduler")
         num_steps, metrics = 0.0, await scheduler.metrics()
-        async with asyncio.timeout(20):  # the last plan, of nothing, may be on its way
+        async with asyncio.timeout(20):  # the last, empty plan may be in flight
             while num_steps != metrics["shoal_step_seconds_count"]:
                 num_steps = (await worker.metrics())["shoal_steps_total"]
                 metrics = await scheduler.metrics()

@@ -9,7 +9,7 @@ import pytest
 from tests.cli.serving import Serving, serving
 from tests.mesh.soak import Held, Traffic
 
-# So few blocks that sequences have to give theirs back; one of max-model-len has room.
+# So few blocks that sequences are preempted; one of max-model-len fits.
 FLAGS = (
     *("--max-model-len", "512", "--num-gpu-blocks-override", "40"),
     *("--max-num-seqs", "12"),
@@ -25,7 +25,7 @@ EMPTY = {
 
 
 async def left_over(shoal: Serving) -> dict[str, float]:
-    """What is still held, by service and metric."""
+    """Resources still held, by service and metric."""
     metrics = {service: await shoal.metrics(service) for service in EMPTY}
     return {
         f"{service} {name}": metrics[service][name]

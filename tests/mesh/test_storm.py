@@ -1,6 +1,5 @@
 """Kills, planned restarts, pauses, slow and leaving clients, bad requests and hostile peers, all at
-once: every request ends with its right text or a Retry-After, and nothing is left behind.
-"""
+once: every request ends with its right output or a Retry-After, and nothing is left behind."""
 
 import asyncio
 import random
@@ -34,14 +33,14 @@ from tests.mesh.test_intruders import MODEL, TINY, attacks_on, hello
 from tests.mesh.test_soak import EMPTY
 from tests.mesh.tokenizer_arena import TokenizerArena
 
-# A text may need longer than usual to its end, a successor to its start, and what was taken for
-# deadly is asked for again.
+# An output may need longer than usual, a successor may start late, and requests in quarantine are
+# retried.
 CALM = SETTINGS | {"DRAIN_TIMEOUT_S": "50", "REPLAY_S": "90", "QUARANTINE_S": "3"}
 NUM_CLIENTS = 16
 NUM_ATTACKS = 200
 ERROR = "Traceback"
-# What may be held after the storm beyond what was before it, when the mesh was idle and every text
-# had been written twice: by a process beyond the largest of its kind, and by all of them together.
+# Memory allowed after the storm beyond that before it, with the mesh idle and every output
+# generated twice: for a process relative to the largest of its kind, and for all of them together.
 MAX_MORE_DESCRIPTORS = 3
 MAX_MORE_BYTES = 12 << 20
 MAX_GROWTH = 1.02
@@ -52,7 +51,7 @@ async def start_over_ipc(fleet: Fleet, directory: Path) -> None:
 
 
 async def start_over_tcp(fleet: Fleet, directory: Path) -> None:
-    """Each kind in a directory of its own, with keys."""
+    """Each kind in its own directory, with keys."""
     keys = directory / "keys"
     assert make_keys([str(keys)]) == 0
     port = free_port(4)  # a scheduler has two
@@ -74,7 +73,7 @@ STARTS = {"ipc": start_over_ipc, "tcp": start_over_tcp}
 
 
 async def sieges_of(directory: Path, dice: random.Random, transport: str) -> list[Siege]:
-    """Peers of every role that may call, with its key where there are keys."""
+    """Peers of every role that may call, with its key if there are keys."""
     place = directory / "beside"
     place.mkdir()
     tokenizer, scheduler = TokenizerArena(place), SchedulerArena(place)
@@ -119,7 +118,7 @@ def held(fleet: Fleet) -> dict[str, tuple[str, int, int]]:
 
 
 async def check_held(fleet: Fleet, before: dict[str, tuple[str, int, int]]) -> None:
-    """No service holds more than the largest of its kind held, nor all of them more than all did;
+    """No service holds more than the largest of its kind did, nor all of them more than before;
     connections need time to end."""
     most = {
         kind: (
@@ -169,7 +168,7 @@ async def check_nothing_is_left(fleet: Fleet, directory: Path) -> None:
 
 
 async def check_no_process_is_left(fleet: Fleet) -> None:
-    """A child dies with its service, but on a busy machine not in the same moment."""
+    """A child dies with its service, but with a delay on a busy machine."""
     sessions = {member.process.pid for member in fleet.started}
     for _ in range(100):
         if not (left := _processes_of(sessions)):
@@ -179,7 +178,7 @@ async def check_no_process_is_left(fleet: Fleet) -> None:
 
 
 def _processes_of(sessions: set[int]) -> list[str]:
-    """Their stat; each service leads a session of its own."""
+    """Their stat; each service leads its own session."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:

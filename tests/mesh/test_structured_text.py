@@ -1,4 +1,4 @@
-"""Texts held to a schema, from the client to the engine and back, by real processes."""
+"""Outputs constrained by a schema, from the client to the engine and back, by real processes."""
 
 import asyncio
 from pathlib import Path
@@ -14,11 +14,11 @@ SETTINGS = {
     "DTYPE": "float32",
     "MAX_MODEL_LEN": "512",
     "DRAIN_TIMEOUT_S": "10",
-    "READY_WAIT_S": "30",  # a successor may take its time on a busy machine
+    "READY_WAIT_S": "30",  # a successor may start slowly on a busy machine
 }
 MTP = '{"method": "mtp", "num_speculative_tokens": 3}'
 NGRAM = '{"method": "ngram", "num_speculative_tokens": 3}'
-# Of a grammar that is refused, the last for its size.
+# Of a refused grammar; the last one is too large.
 CODES = ("invalid_grammar", "grammar_too_complex", "invalid_value")
 NUM_PAIRS = 24
 NUM_ALL_PAIRS = 200
@@ -34,7 +34,7 @@ async def started(fleet: Fleet, **worker: str) -> str:
 
 
 async def written(directory: Path, *asked: tuple[range, int], **worker: str) -> list[list]:
-    """The texts of each range of seeds, so many at once, by one fleet."""
+    """The outputs of each range of seeds, run concurrently, by one fleet."""
     directory.mkdir()
     async with running_fleet(directory, SETTINGS, fork) as fleet:
         async with client_of(await started(fleet, **worker)) as client:
@@ -66,7 +66,7 @@ async def test_two_hundred_texts_are_valid_and_the_same(tmp_path: Path):
 
 @pytest.mark.slow
 async def test_a_text_goes_on_within_its_schema_after_kills_and_preemption(tmp_path: Path):
-    """The cache of the second worker is too small for all, so that some are preempted."""
+    """The second worker's cache is too small for all, so some are preempted."""
     seeds = range(24)
     async with running_fleet(tmp_path, SETTINGS, fork) as fleet:
         async with client_of(await started(fleet)) as client:

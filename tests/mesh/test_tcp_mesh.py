@@ -1,4 +1,4 @@
-"""The whole mesh over tcp with keys, every service in a directory of its own."""
+"""The whole mesh over tcp with keys, every service in its own directory."""
 
 import asyncio
 from pathlib import Path

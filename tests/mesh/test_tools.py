@@ -57,7 +57,7 @@ def calls_of(choice: Any) -> list[tuple[str, str]]:
 
 
 async def streamed(client: AsyncOpenAI, **more: Any) -> tuple[list[dict[str, str]], str, str]:
-    """Calls, content and the finish reason of a stream, each string joined as clients do."""
+    """Calls, content and the finish reason of a stream, with strings joined as clients do."""
     calls: list[dict[str, str]] = []
     content, reason = "", ""
     async for chunk in await ask(client, stream=True, **more):
@@ -79,7 +79,7 @@ async def streamed(client: AsyncOpenAI, **more: Any) -> tuple[list[dict[str, str
 async def test_a_request_that_forbids_every_token_is_its_clients_and_harms_no_other(
     client: AsyncOpenAI, fields: dict[str, Any]
 ):
-    """A choice of one letter of which no token may come, as a reply and as a stream."""
+    """A choice of one letter with no allowed token, as a reply and as a stream."""
     others = [asyncio.create_task(streamed(client, tool_choice="none")) for _ in range(2)]
     extra: Any = {"structured_outputs": {"choice": ["fish"]}, "allowed_token_ids": [3]} | fields
     with pytest.raises(openai.BadRequestError, match="forbids every token") as error:
@@ -97,14 +97,14 @@ async def test_a_request_that_forbids_every_token_is_its_clients_and_harms_no_ot
 
 
 async def test_required_calls_are_valid_and_a_stream_of_them_is_the_same(client: AsyncOpenAI):
-    """The model may call without end, until its text is cut."""
+    """The model may call without end, until its output is cut."""
     reasons = []
     for seed in range(4):
         (choice,) = (await ask(client, tool_choice="required", seed=seed)).choices
         calls, content, reason = await streamed(client, tool_choice="required", seed=seed)
         assert choice.finish_reason == reason
         reasons.append(reason)
-        if reason == "tool_calls":  # else a call may be cut within its marker
+        if reason == "tool_calls":  # otherwise a call may be cut within its marker
             assert not content
             assert choice.message.content is None
         assert calls_of(choice) == [(call["name"], call["arguments"]) for call in calls]
@@ -126,7 +126,7 @@ async def test_a_named_function_is_called_once_and_that_is_a_stop(client: AsyncO
 async def test_a_text_that_ends_after_its_only_call_ends_once_and_counts_the_same(
     client: AsyncOpenAI,
 ):
-    """Its call is whole before its last token comes, or with it."""
+    """Its call is complete before its last token, or with it."""
     named = {"type": "function", "function": {"name": "clock"}}
     dones = await asyncio.gather(*(ask(client, tool_choice=named) for _ in range(24)))
     assert len({done.usage.completion_tokens for done in dones}) == 1

@@ -1,4 +1,4 @@
-"""Where the time of a request went, as ``/v1/traces`` shows it, over real sockets."""
+"""The time of a request in ``/v1/traces``, over real sockets."""
 
 import asyncio
 import json
@@ -13,9 +13,11 @@ from benchmarks.harness.fleet import Member, running_fleet
 from cli.trace.command import main as draw
 from services.gateway.service import GatewayService
 from shared.settings.gateway import GatewayConfig
-from shared.wire.messages import Capacity
+from shared.wire.messages import MAX_TRACED, Capacity
 from tests.mesh.forks import fork
 from tests.mesh.mesh import Mesh, running_mesh
+from tests.mesh.test_pooling import TEXTS, serving
+from tests.pooling_models import save_embedder
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
@@ -49,7 +51,7 @@ async def trace_of(http: aiohttp.ClientSession, name: str, **headers: str) -> di
 
 
 async def whole_trace(mesh: Mesh, http: aiohttp.ClientSession, name: str) -> dict[str, Any]:
-    """A worker that learns of an end with the next plan reports after it."""
+    """A worker notified of an end by the next plan reports after it."""
     await mesh.until_idle()
     await asyncio.sleep(0.1)
     return await trace_of(http, name)
@@ -180,7 +182,7 @@ async def test_a_lost_worker_that_no_other_stands_in_for_is_what_its_sequence_wa
 
 
 async def test_a_killed_process_leaves_a_gap_and_no_hole(tmp_path: Path) -> None:
-    """Real processes: what the worker did not report is not there, all else is."""
+    """Real processes: only the killed worker's report is missing."""
     settings = {"DTYPE": "float32", "MAX_MODEL_LEN": "1024", "NUM_THREADS": "1"}
     async with running_fleet(tmp_path, settings, fork) as fleet:
         await fleet.start_all(scheduler=1, worker=2, tokenizer=1, gateway=1)
@@ -198,6 +200,27 @@ async def test_a_killed_process_leaves_a_gap_and_no_hole(tmp_path: Path) -> None
     assert runs[0]["worker"] == victims[0].instance != runs[1]["worker"]
     assert sum(run["num_output_tokens"] for run in runs) == 600
     assert {span["service"]["instance"] for span in trace["spans"]} >= {runs[1]["worker"], "g5"}
+
+
+async def test_of_many_inputs_the_first_have_spans_of_all_services(tmp_path: Path) -> None:
+    save_embedder(tmp_path / "model")
+    async with (
+        serving(tmp_path / "mesh", tmp_path / "model") as (_, url),
+        aiohttp.ClientSession(url) as http,
+    ):
+        body = {"input": TEXTS, "request_id": "embedded"}
+        async with http.post("/v1/embeddings", json=body) as response:
+            assert len((await response.json())["data"]) == len(TEXTS) > MAX_TRACED
+        trace = await trace_of(http, "embedded")
+    for role, name in (
+        ("gateway", "attempt"),
+        ("tokenizer", "prompt"),
+        ("scheduler", "sequence"),
+        ("scheduler", "run"),
+    ):
+        assert len(named(trace, role, name)) == MAX_TRACED, (role, name)
+    assert len(named(trace, "worker", "prefill")) >= MAX_TRACED
+    assert one(trace, "gateway", "collect")["parent"] == trace["spans"][0]["id"]
 
 
 @pytest.mark.parametrize("kind", ["scheduler", "tokenizer"])

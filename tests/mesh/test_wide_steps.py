@@ -1,7 +1,7 @@
 """The steps that stalled a queue of fixed messages: hundreds of rows, drafts and logprobs in one.
 
 512 rows of 6 tokens with 21 logprobs each are the 802,840 bytes of the old queue's largest message;
-here ten times as many logprobs come the same way.
+here ten times as many logprobs travel at once.
 """
 
 import asyncio
@@ -26,9 +26,9 @@ SETTINGS = {
     "MAX_NUM_SEQS": str(NUM_ROWS + 2),
     "MAX_CHOICES": str(NUM_ROWS),
     "MAX_LOGPROBS": "-1",
-    "ENABLE_PREFIX_CACHING": "false",  # else the other choices wait for what the first one computes
+    "ENABLE_PREFIX_CACHING": "false",  # otherwise the other choices wait for the first one's blocks
 }
-SLACK_BYTES = 4 << 20  # 0.5 MB, the smaller step, made the gateway grow by 3.8 MB
+SLACK_BYTES = 4 << 20  # 0.5 MB, the smaller step, grew the gateway by 3.8 MB
 DEFAULT_MSGMNB = 16_384
 RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
 
@@ -44,7 +44,7 @@ async def started(folder: Path, fleet: Fleet) -> str:
 
 
 def wide_body(num_logprobs: int) -> dict[str, Any]:
-    """One token from the step that computes the prompt, then a row of six."""
+    """One token from the prompt's step, then a row of six."""
     return {
         "messages": [{"role": "user", "content": "a"}],
         "n": NUM_ROWS,
@@ -64,7 +64,7 @@ async def until(fleet: Fleet, name: str, num: int) -> None:
 
 
 async def entries_of(response: aiohttp.ClientResponse) -> dict[int, list[dict[str, Any]]]:
-    """What the client gets of each token, by choice."""
+    """The client's entries of each token, by choice."""
     found: dict[int, list[dict[str, Any]]] = {number: [] for number in range(NUM_ROWS)}
     buffer = b""
     async for chunk in response.content.iter_any():
@@ -123,7 +123,7 @@ async def test_a_wide_step_arrives_whole_in_bounded_memory_and_others_are_served
                     forget_peak(member.process.pid)
                 before = peaks(front)
                 (folder / "hold").unlink()
-                await other  # it is in the same steps
+                await other  # it shares these steps
                 await stream(session, url, body_of(1, 64))
                 found = await entries_of(response)
             grown = {kind: peak - before[kind] for kind, peak in peaks(front).items()}

@@ -1,4 +1,4 @@
-"""The embedded model as one that reasons: with markers in its vocabulary and in its template."""
+"""The embedded model with markers of reasoning in its vocabulary and template."""
 
 import json
 from pathlib import Path
@@ -9,7 +9,7 @@ THINK = "{%- if enable_thinking is not defined or enable_thinking %}{{- '<think>
 
 
 def make_thinking_model(folder: Path) -> Path:
-    """Two words of its vocabulary become the markers; what it writes makes no more sense."""
+    """Two words of its vocabulary become the markers; its output remains nonsense."""
     folder.mkdir()
     for path in EMBEDDED_MODEL.iterdir():
         (folder / path.name).symlink_to(path)
@@ -31,7 +31,7 @@ def make_thinking_model(folder: Path) -> Path:
 
 
 def _replaced(link: Path) -> dict:
-    """The JSON of a file that will be written anew."""
+    """The JSON of a file, to be rewritten."""
     text = link.read_text()
     link.unlink()
     content: dict = json.loads(text)

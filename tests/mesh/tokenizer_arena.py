@@ -74,11 +74,11 @@ TEMPLATE = ChatOptions(template="{{ messages[0].content }}")
 FORMAT = OutputFormat("json_schema", "response_format", '{"type": "integer"}', True, "[ ]?")
 OTHER = Submit("other~1/0", 1, "ids", PLAIN, TextOptions(), [ChoiceStart(0)])
 OTHER_IDS = np.array([70, 71, 72], np.int32)
-NUM_SUBMITS, IDS, TOKENS = 5, 4, 12  # among the examples
+NUM_SUBMITS, IDS, TOKENS = 5, 4, 12  # the examples' values
 
 
 class TokenizerArena:
-    """What it passes on must be right, whatever came; another gateway has a prompt there, too."""
+    """Its output must stay right for every input; another gateway has a prompt there, too."""
 
     def __init__(self, directory: Path) -> None:
         config = TokenizerConfig(
@@ -187,7 +187,7 @@ class TokenizerArena:
             try:
                 check_generate(generate, prompt, emitted, self._model.vocab_size, 2048, 0)
             except InvalidRequest:
-                assert index < NUM_SUBMITS, "what was right has become wrong"
+                assert index < NUM_SUBMITS, "a valid message was refused"
         if is_good or sender is gateway:
             self._check_other(beside, scheduler)
         else:
@@ -198,7 +198,7 @@ class TokenizerArena:
         return is_good
 
     def _open_requests(self, tasks: asyncio.TaskGroup, scheduler: FakePeer) -> Requests:
-        """New ones, but for the process that tries grammars."""
+        """New ones, except for the process that tries grammars."""
         requests = self._service._requests = Requests(
             self._service._text, None, 10, self._service._lanes, tasks, OneScheduler(scheduler)
         )

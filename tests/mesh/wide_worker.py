@@ -1,4 +1,4 @@
-"""A worker without a model whose steps bring much: ``python -m tests.mesh.wide_worker``.
+"""A worker without a model with large steps: ``python -m tests.mesh.wide_worker``.
 
 All its drafts are right. In the folder that TEST_STEPS names, no step begins while there is a
 file ``hold``, and ``steps`` has for each its rows, its tokens and the bytes of its arrays.
@@ -27,8 +27,8 @@ VOCAB_SIZE = 8192
 
 
 def arrays_of(choice: int, position: int, num: int | None) -> TokenArrays:
-    """All buffers of the ``position``-th token of a choice that asked for ``num`` logprobs; no two
-    tokens have the same numbers."""
+    """All buffers of the ``position``-th token of a choice with ``num`` requested logprobs;
+    distinct for each token."""
     rng = np.random.default_rng((choice, position))
     ids = rng.integers(300, 5300, 1).astype(np.int32)
     if num is None:
@@ -70,7 +70,7 @@ class Slot:
 
 
 class WideEngine(StepEngine):
-    """A prompt that is computed brings one token, and every other row as many as it may."""
+    """A prompt's row emits one token, and every other row the most possible."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self.model_info = read_model_info(locate_model(config.model).folder, [], None)

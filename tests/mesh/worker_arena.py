@@ -1,4 +1,4 @@
-"""A worker by itself: an engine takes the plans that the worker's check lets pass."""
+"""A worker by itself: an engine takes the plans accepted by the worker's check."""
 
 import copy
 from typing import Any
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from benchmarks.harness.step_engine import run_step
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.plan_check import PlanCheck
-from services.worker.slot_spans import SlotSpans
+from services.worker.service import OBSERVERS
 from services.worker.slots.table import SlotTable
 from shared.errors import CodecError
 from shared.wire.codec import Array, decode, encode
@@ -30,8 +30,8 @@ COMPILE_S = 60
 
 
 class WorkerArena:
-    """What the examples before it left in the engine is used again, until a plan has reached it:
-    then the engine is reset, and must compute the same results of the examples as at first."""
+    """The engine's state after earlier examples is reused, until a plan has reached it: then the
+    engine is reset, and must compute the examples' first results again."""
 
     def __init__(self, engine: Any, is_fast: bool = False) -> None:
         """``engine`` is an AnyEngine."""
@@ -98,7 +98,7 @@ class WorkerArena:
             self._prepare(index)
         try:
             copy.deepcopy(self._check).check(message, arrays[0])
-            SlotSpans("w").begin(message)
+            OBSERVERS[0]("w").begin(message)
         except CodecError:
             return False
         self._ready_for = None
@@ -106,10 +106,10 @@ class WorkerArena:
         return True
 
     async def close(self) -> None:
-        """What still runs is the engine's."""
+        """The engine keeps running sequences."""
 
     def _compile(self) -> None:
-        """So that no result depends on when that is done."""
+        """Synchronous, so that no result depends on its timing."""
         engine = self._engine
         table: SlotTable = engine._table if isinstance(engine, DeviceEngine) else engine._slots
         assert table._guides is not None
@@ -135,7 +135,7 @@ class WorkerArena:
 
 
 class PoolingWorkerArena(WorkerArena):
-    """Its model pools: one prompt in two chunks, beside one that is there at once."""
+    """Its model pools: one prompt in two chunks, next to one in a single chunk."""
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine, is_fast=True)
@@ -158,5 +158,5 @@ class PoolingWorkerArena(WorkerArena):
         cached = StepPlan(1, [], [Admit(0, "a~1/0/0", 1, 0, 0, 4, 4, 2, mean, [0])], [], [], [])
         self.lies = {
             "a text of a model that pools": (0, text, [PROMPT]),
-            "a mean of which a part is cached": (0, cached, [PROMPT]),
+            "a mean with a cached part": (0, cached, [PROMPT]),
         }

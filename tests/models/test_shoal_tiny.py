@@ -1,4 +1,4 @@
-"""The embedded model as it is shipped, and the data it was made from."""
+"""The embedded model as shipped, and its training data."""
 
 import json
 from functools import partial
@@ -39,7 +39,7 @@ def test_its_card_has_what_a_card_must_have():
 
 
 def test_the_model_that_is_trained_is_the_model_that_is_served():
-    """Random weights: the training code's logits are those of transformers' Qwen2."""
+    """Random weights: the training code's logits equal transformers' Qwen2's."""
     torch.manual_seed(0)
     model = ShoalTiny(ModelConfig()).eval()
     oracle = Qwen2ForCausalLM(Qwen2Config.from_pretrained(EMBEDDED_MODEL)).float().eval()

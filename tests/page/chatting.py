@@ -1,4 +1,4 @@
-"""What a user does in the chat."""
+"""A user's actions in the chat."""
 
 import json
 from typing import Any
@@ -19,7 +19,7 @@ def say(page: Page, text: str) -> None:
 
 
 def until_done(page: Page, num_answers: int = 1) -> Locator:
-    """The last of ``num_answers``, when it has ended."""
+    """Waits for the end of the last of ``num_answers``."""
     expect(answers(page)).to_have_count(num_answers)
     last = answers(page).last
     expect(last).not_to_have_attribute("aria-busy", "true")
@@ -27,7 +27,7 @@ def until_done(page: Page, num_answers: int = 1) -> Locator:
 
 
 def set_fields(page: Page, fields: dict[str, Any]) -> None:
-    """Joins ``fields`` to each request."""
+    """Adds ``fields`` to each request."""
     more = page.locator("details", has_text="More fields")
     if more.get_attribute("open") is None:
         more.locator("summary").click()

@@ -20,8 +20,8 @@ from benchmarks.harness.ports import free_port
 
 ROOT = Path(__file__).parent.parent.parent
 READY_TIMEOUT_S = 120
-# In float32 texts are the same on all processors but for near ties. How many drafts pay depends on
-# what else runs on the machine.
+# In float32 outputs are equal on all processors except for near ties. The automatic number of
+# drafts depends on the machine's load.
 ALIKE_EVERYWHERE = ("--dtype", "float32", "--speculative-config", '{"adaptive": false}')
 BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 
@@ -98,7 +98,7 @@ def page(browser: Browser, served: Served) -> Iterator[Page]:
 
 @contextmanager
 def opened(browser: Browser, url: str, *, width: int = 1280, **options: object) -> Iterator[Page]:
-    """A page that knows a model. What it throws or violates is an error here."""
+    """A page that knows a model. Its exceptions and violations are errors here."""
     context = browser.new_context(viewport={"width": width, "height": 800}, **options)
     page, problems = context.new_page(), []
     page.on("pageerror", lambda error: problems.append(str(error)))

@@ -1,4 +1,4 @@
-"""The page where a mesh is deployed: behind the stack's edge, with keys, while others use it."""
+"""The page in a deployed mesh: behind the stack's edge, with keys, under load."""
 
 import json
 import os
@@ -19,12 +19,12 @@ from playwright.sync_api import Browser, Page, expect
 from benchmarks.harness.ports import free_port
 
 KEY = "right-key"
-NUM_STREAMS, NUM_REQUESTS = 200, 2  # a request has as many choices as max-choices lets it
+NUM_STREAMS, NUM_REQUESTS = 200, 2  # a request has the most choices max-choices allows
 
 
 @pytest.fixture(scope="module")
 def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of HAProxy with the stack's own configuration before a mesh that wants a key."""
+    """The address of HAProxy with the stack's own configuration in front of a mesh with keys."""
     haproxy = shutil.which("haproxy", path=f"{os.environ['PATH']}:/usr/sbin")
     assert haproxy, "no HAProxy; on Debian: apt-get install haproxy"
     folder = tmp_path_factory.mktemp("edge")
@@ -47,7 +47,7 @@ def edge(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def configuration(gateway: str, port: int) -> str:
-    """The stack's, with addresses of this machine in place of Docker's names."""
+    """The stack's configuration, with this machine's addresses in place of Docker's names."""
     text = Path(ROOT, "compose/edge/haproxy.cfg").read_text()
     address = gateway.removeprefix("http://").strip("/")
     for pattern, new, num in [
@@ -67,8 +67,8 @@ def enter(page: Page) -> None:
 
 
 def stream(address: str, number: int, stops: Event) -> int:
-    """Reads ``number`` long answers of one request until told to stop; returns how many of them
-    had begun."""
+    """Reads ``number`` long answers of one request until stopped; returns the number of begun
+    ones."""
     body = {
         "model": "shoal-tiny", "messages": [{"role": "user", "content": TALK}], "n": number,
         "stream": True, "max_tokens": 1500, "ignore_eos": True,

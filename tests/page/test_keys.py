@@ -1,4 +1,4 @@
-"""A server that wants a key: it is asked for once, and kept in the tab."""
+"""A server with keys: the page asks for one once, and keeps it in the tab."""
 
 from collections.abc import Iterator
 

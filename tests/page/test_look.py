@@ -22,7 +22,7 @@ def violations(page: Page) -> list[str]:
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("width", [1280, 390])
 def test_no_serious_barrier(browser: Browser, served: Served, width: int, scheme: str):
-    options = {"color_scheme": scheme, "bypass_csp": True}  # axe is a script of the test's
+    options = {"color_scheme": scheme, "bypass_csp": True}  # axe is the test's own script
     with opened(browser, served.url, width=width, **options) as page:
         expect(page.get_by_label("Model")).to_be_visible()
         assert violations(page) == []

@@ -1,4 +1,4 @@
-"""The mesh as it lives: figures of a running load, and a worker that is killed."""
+"""The live mesh: figures under load, and a killed worker."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ from benchmarks.processes import services_of
 
 @pytest.fixture
 def own() -> Iterator[Served]:
-    """A mesh of the test's own: it loses a worker."""
+    """A mesh of the test's own, since it loses a worker."""
     with serving("--workers", "2") as served:
         yield served
 

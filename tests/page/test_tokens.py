@@ -1,4 +1,4 @@
-"""Tokens, how likely they were, and which came of drafts."""
+"""Tokens with their probabilities, and marks of drafts."""
 
 import json
 import re
@@ -6,7 +6,7 @@ import re
 from chatting import TALK, say, set_temperature, until_done
 from playwright.sync_api import Page, expect
 
-# Browsers do not always keep the body of a stream that a page has read.
+# Browsers do not always keep the body of a stream read by a page.
 KEEP_REPLY = """() => {
   const ask = window.fetch;
   window.reply = new Promise((keep) => {

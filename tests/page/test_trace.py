@@ -1,4 +1,4 @@
-"""The trace beside an answer."""
+"""The trace of an answer."""
 
 from chatting import TALK, say, set_temperature, until_done
 from playwright.sync_api import Page, expect
@@ -34,6 +34,6 @@ def test_spans_of_all_services_stand_beside_an_answer(page: Page):
     assert box is not None
     assert box["x"] >= 0
     assert box["x"] + box["width"] <= 375
-    page.set_viewport_size({"width": 1280, "height": 800})  # where no panel lies over the answer
+    page.set_viewport_size({"width": 1280, "height": 800})  # so that no panel covers the answer
     answer.get_by_role("button", name="Trace").click()
     expect(rows).to_have_count(0)

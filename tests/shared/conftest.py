@@ -1,4 +1,4 @@
-"""Links on one machine are tested on asyncio's own loop and on uvloop's, which services run on."""
+"""Links on one machine run on asyncio's own loop and on uvloop, the production loop."""
 
 import asyncio
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""A Hugging Face cache as the hub's library leaves it on a disk."""
+"""A Hugging Face cache in the layout of the hub's library."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,7 +16,7 @@ def add_model(
     commit: str = COMMIT,
     files: Iterable[Path] = (EMBEDDED_MODEL / "config.json",),
 ) -> Path:
-    """Puts ``files`` there as the model ``name``; the folder of the snapshot, which holds links."""
+    """Stores ``files`` as the model ``name``; returns the snapshot's folder, which holds links."""
     repository = cache / f"models--{name.replace('/', '--')}"
     snapshot, blobs = repository / "snapshots" / commit, repository / "blobs"
     snapshot.mkdir(parents=True)

@@ -122,7 +122,7 @@ def test_sizes_and_ends_are_found_under_other_names_and_further_in(
     ],
 )
 def test_the_tokenizers_end_is_an_end_too(folder: Path, files: dict[str, object]) -> None:
-    """A chat model's configs may still name the end of its base model alone."""
+    """A chat model's configs may still name only its base model's end."""
     added = [{"id": 3, "content": "<|endoftext|>"}, {"id": 9, "content": "<|im_end|>"}]
     ends = {"config.json": {"eos_token_id": 3}, "generation_config.json": {"eos_token_id": [3, 4]}}
     for name, content in (ends | {"tokenizer.json": {"added_tokens": added}} | files).items():
@@ -141,7 +141,7 @@ def test_a_tokenizer_without_an_end_adds_none(folder: Path) -> None:
 
 def test_a_model_of_which_nobody_knows_the_longest_text_is_refused(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "bloom", "vocab_size": 50}')
-    with pytest.raises(ConfigError, match=r"config\.json has no max_position_embeddings, nor"):
+    with pytest.raises(ConfigError, match=r"config\.json has no max_position_embeddings, and"):
         read_model_info(folder, [], None)
 
 
@@ -154,7 +154,7 @@ def test_a_broken_config_is_named(folder: Path, text: str) -> None:
 
 def test_a_file_that_is_no_safetensors_is_named(folder: Path) -> None:
     (folder / "model.safetensors").write_bytes(b"\xff" * 100)
-    with pytest.raises(ConfigError, match="no safetensors file"):
+    with pytest.raises(ConfigError, match="not a safetensors file"):
         read_model_info(folder, [], None)
 
 

@@ -19,7 +19,7 @@ from tests.shared.hub_cache import COMMIT, OTHER_COMMIT, add_model
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The library has read its environment when it was imported."""
+    """The library has read its environment at import."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     return tmp_path / "hub"
 
@@ -82,7 +82,7 @@ def test_a_path_that_can_be_no_name_is_no_such_folder(cache: Path, path: str) ->
 
 
 def list_files(cache: Path, snapshot: Path, *lacking: str) -> None:
-    """What the library notes of a repository when it downloads from it, all or in part."""
+    """The library's record of a repository, downloaded completely or in part."""
     names = [file.name for file in snapshot.iterdir()] + list(lacking)
     listing = {"format_version": 1, "files": {name: {"size": 1, "blob_id": "x"} for name in names}}
     path = cache / "models--org--name" / "trees" / f"{snapshot.name}.json"
@@ -122,8 +122,7 @@ def read_only_cache(cache: Path) -> Iterator[Path]:
 
 
 def test_a_cache_is_only_read(read_only_cache: Path, monkeypatch) -> None:
-    """Not even a temporary file is made: the times of folders would show it. Root may write
-    anywhere."""
+    """Not even a temporary file is made, visible in folders' times. Root may write anywhere."""
     monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("it asks the network"))
     before = {path: path.lstat().st_mtime_ns for path in read_only_cache.rglob("*")}
     locate_model("org/name")
@@ -133,7 +132,7 @@ def test_a_cache_is_only_read(read_only_cache: Path, monkeypatch) -> None:
 
 
 def run(code: str, **environment: str) -> str:
-    """What a new process prints, which imports the library anew or not at all."""
+    """The output of a new process, which imports the library anew or not at all."""
     command = [sys.executable, "-c", f"import sys\nfrom shared.model_location import *\n{code}"]
     done = subprocess.run(
         command, check=True, capture_output=True, text=True, env=os.environ | environment

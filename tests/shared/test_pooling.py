@@ -1,4 +1,4 @@
-"""What a folder and the settings say about pooling."""
+"""Pooling by folder and settings."""
 
 import json
 from pathlib import Path
@@ -18,7 +18,7 @@ TYPE = "sentence_transformers.models."
 
 
 def make_folder(folder: Path, *modules: str, **config: Any) -> Path:
-    """``modules`` are what comes behind the transformer, with what is on of the module Pooling."""
+    """``modules`` follow the transformer, with the enabled modes of the module Pooling."""
     shape = {"vocab_size": 99, "max_position_embeddings": 512, "hidden_size": 32}
     values = shape | {"architectures": ["Qwen3ForCausalLM"]} | config
     (folder / "config.json").write_text(json.dumps(values))
@@ -132,7 +132,7 @@ def test_the_setting_is_json_and_wrong_keys_are_named() -> None:
     found = load_settings(WorkerConfig, [f"--pooler-config={text}"], "test").pooler_config
     assert found == PoolerConfig(pooling_type="MEAN", matryoshka_dimensions=[8, 16])
     for wrong, message in (
-        ('{"pooling": "MEAN"}', "there is no such key; those there are: pooling_type"),
+        ('{"pooling": "MEAN"}', "no such key; known keys: pooling_type"),
         ('{"pooling_type": "mean"}', "pooling_type: Input should be 'LAST', 'MEAN' or 'CLS'"),
         ("MEAN", 'such as {"pooling_type": "MEAN"}'),
     ):

@@ -12,9 +12,8 @@ import numpy as np
 from services.gateway.chat.serving import accepting
 from services.gateway.mesh.job import Job, Prompt
 from services.gateway.mesh.mesh import Mesh
+from services.gateway.mesh.observer import RequestObserver
 from services.gateway.mesh.output_collector import ChoiceUpdate
-from services.gateway.traces.context import TraceContext
-from services.gateway.traces.request_trace import RequestTrace
 from shared.errors import RequestError
 from shared.wire.envelope import RequestOptions
 from shared.wire.messages import Mark, SamplingParams, TextOptions
@@ -138,8 +137,9 @@ async def ask(mesh: Mesh, request: Request) -> None:
 async def _ask(mesh: Mesh, request: Request, job: Job) -> None:
     await mesh.tokenizers.ready_model()
     updates: list[list[ChoiceUpdate]] = [[] for _ in range(job.total_choices)]
-    trace = RequestTrace(TraceContext("0" * 32, "0" * 16), "/v1") if request.is_traced else None
-    with mesh.generate(request.name, job, trace) as collector:
+    observer = RequestObserver()
+    observer.is_traced = request.is_traced
+    with mesh.generate(request.name, job, observer) as collector:
         async with accepting(ACCEPT_S):
             await collector.accepted()
         async for update in collector:

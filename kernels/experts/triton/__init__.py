@@ -1,7 +1,7 @@
-"""``experts`` in four launches: pairs by expert, gates and ups, downs, and the sums of tokens.
+"""``experts`` in four launches: pairs by expert, gates and ups, downs, sums per token.
 
-Nothing is known on the host but how many tokens there are: the grid of a product has room for the
-worst load of the experts, and programs without work leave at once.
+The host only knows the number of tokens, so a GEMM's grid has room for the worst load of the
+experts, and programs without work exit at once.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ def launch(
     first: int | None = None,
 ) -> Tensor:
     if not isinstance(gate_up, Tensor | Codes) or not isinstance(down, Tensor | Codes):
-        raise ValueError("experts: the weights of all experts must be in one")
+        raise ValueError("experts: the experts' weights must be stacked")
     gate_up_bias, down_bias = _stacked(biases)
     _check(x, chosen, weights, gate_up, down, residual)
     num_tokens, num_chosen = chosen.shape
@@ -49,7 +49,7 @@ def launch(
     placed = place(chosen, num_experts, block_t, first or 0)
     most = placed.blocks.shape[1]
     gated = x.new_empty(chosen.numel(), inner)
-    make = x.new_empty if first is None else x.new_zeros  # what other experts give
+    make = x.new_empty if first is None else x.new_zeros  # parts of experts elsewhere stay 0
     parts = make(chosen.numel(), hidden)
     gate_up_kernel[cdiv(2 * inner, opening.block_rows), most](
         *(x, *placed, *_operands(gate_up), gate_up_bias, gated, most),
@@ -68,12 +68,12 @@ def launch(
 
 
 def _stacked(biases: Biases | None) -> tuple[Tensor | None, Tensor | None]:
-    """Raises ValueError."""
+    """Raises ValueError for biases that are not stacked."""
     if biases is None:
         return None, None
     gate_up, down = biases
     if not isinstance(gate_up, Tensor) or not isinstance(down, Tensor | None):
-        raise ValueError("experts: the biases of all experts must be in one")
+        raise ValueError("experts: the experts' biases must be stacked")
     return gate_up.contiguous(), None if down is None else down.contiguous()
 
 
@@ -85,7 +85,7 @@ def _check(
     down: Tensor | Codes,
     residual: Tensor | None,
 ) -> None:
-    """Raises ValueError."""
+    """Raises ValueError for dtypes, shapes or groups the kernels cannot read."""
     each = [x, chosen, weights, *([] if residual is None else [residual])]
     dense = [weight for weight in (gate_up, down) if isinstance(weight, Tensor)]
     if not all(tensor.is_contiguous() for tensor in each + dense):
@@ -102,7 +102,7 @@ def _check(
         raise ValueError(f"experts: sizes {hidden} and {inner} must be multiples of 8")
     for weight in (gate_up, down):
         if isinstance(weight, Codes) and not has_kernels(weight):
-            raise ValueError("experts: codes in groups that no kernel reads")
+            raise ValueError("experts: no kernel reads codes in these groups")
 
 
 def _operands(weight: Tensor | Codes) -> tuple[Tensor | None, ...]:

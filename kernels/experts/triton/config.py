@@ -1,4 +1,4 @@
-"""Sizes of what a program multiplies."""
+"""Tile sizes of the experts' GEMMs."""
 
 from kernels.codes.triton import Constants, fitting_span
 from kernels.linear.config import MAX_SHARED_BYTES, RESERVED_BYTES, SHARED_BYTES, Config
@@ -8,17 +8,17 @@ MAX_FEW_TOKENS = 64  # not measured yet
 
 
 def config(size: int, itemsize: int, num_tokens: int, known: Constants) -> Config:
-    """For weights of ``size`` inputs and blocks of ``block_t`` pairs. All of it is arithmetic,
-    none of it is measured yet.
+    """The configuration for a weight with ``size`` inputs and blocks of ``block_t`` pairs, computed
+    from sizes and not measured yet.
 
-    ``block_t`` is the least that there is where most experts have a few tokens or none. There time
-    is that of reading weights, and programs are so small that the experts of one token keep all
-    processors busy. With more tokens a tile is larger, to be read less often from the L2 cache.
-    Codes get half of it, in two programs of a processor: with 64 rows by 64 pairs registers spill.
+    ``block_t`` is the smallest possible while most experts have few tokens or none: reading weights
+    dominates, and programs are so small that one token's experts occupy all multiprocessors. With
+    more tokens tiles are larger, to be read less often from the L2 cache. Quantized weights get
+    half of that, in two programs per multiprocessor: registers spill with 64 rows by 64 pairs.
 
-    What orders a sum depends on the weight alone, so that a token's result is the same bits
-    whatever its step has besides: dense weights are multiplied by the instruction for 64 rows,
-    codes by that of batches, and codes' spans are the same.
+    The order of a sum depends on the weight alone, so a token's result has the same bits for every
+    batch: dense weights always use the instruction for 64 rows, quantized ones the batch
+    instruction and equal spans.
     """
     is_few = num_tokens <= MAX_FEW_TOKENS
     if known.kind == "dense":
@@ -33,11 +33,11 @@ def config(size: int, itemsize: int, num_tokens: int, known: Constants) -> Confi
     weight_bytes = block_rows * itemsize if known.kind == "dense" else block_rows // known.per_place
     num_stages = _num_stages((weight_bytes + block_t * itemsize) * block_k)
     if known.kind == "table" and not is_few:
-        num_stages = min(num_stages, 5)  # what is looked up takes room besides
+        num_stages = min(num_stages, 5)  # the table needs shared memory too
     return Config(block_rows, block_k, block_t, num_warps, num_stages)
 
 
 def _num_stages(stage_bytes: int) -> int:
-    """As many as leave a processor room for a second program."""
+    """The most stages that leave a multiprocessor room for a second program."""
     room = min(MAX_SHARED_BYTES, SHARED_BYTES // 2) - RESERVED_BYTES
     return max(2, min(8, room // stage_bytes))

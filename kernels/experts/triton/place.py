@@ -1,5 +1,5 @@
-"""Pairs of a token and one of its experts, ordered by expert and cut into blocks for products. A
-program takes one expert."""
+"""Pairs of a token and one of its experts, ordered by expert and cut into blocks for GEMMs. One
+program per expert."""
 
 from typing import NamedTuple
 
@@ -9,26 +9,26 @@ from torch import Tensor
 
 from kernels.sizes import next_power_of_2
 
-BLOCK = 1024  # pairs that a program looks at in a step; not measured yet
+BLOCK = 1024  # pairs per iteration of a program; not measured yet
 
 
 class Placed(NamedTuple):
-    """Each block is of one expert. There is room for as many as there can be."""
+    """Each block has pairs of one expert. Arrays have room for the most possible blocks."""
 
-    pairs: Tensor  # [P] int32: those of the first expert in their order, then the second one's
-    blocks: Tensor  # [3, most] int32: of each its expert, its first place in ``pairs``, its end
+    pairs: Tensor  # [P] int32: the pairs of the first expert in order, then of the second, …
+    blocks: Tensor  # [3, most] int32: each block's expert, its first place in ``pairs``, its end
     num_blocks: Tensor  # [1] int32
 
 
 def max_blocks(num_pairs: int, num_experts: int, block_size: int) -> int:
-    """Each expert that is hit may end with a block of one pair."""
+    """The most blocks: every used expert may end with a block of one pair."""
     num_hit = min(num_pairs, num_experts)
     return (num_pairs + num_hit * (block_size - 1)) // block_size
 
 
 def place(chosen: Tensor, num_experts: int, block_size: int, first_expert: int = 0) -> Placed:
-    """The pairs of ``chosen`` [T, k] int32, of which there is one at least, whose expert is one of
-    so many from ``first_expert`` on; from there experts are counted."""
+    """Orders the pairs of ``chosen`` [T, k] int32, T ≥ 1, that belong to the ``num_experts``
+    experts from ``first_expert`` on; expert indices are relative to that."""
     num_pairs = chosen.numel()
     most = max_blocks(num_pairs, num_experts, block_size)
     placed = Placed(chosen.new_empty(num_pairs), chosen.new_empty(3, most), chosen.new_empty(1))
@@ -50,7 +50,7 @@ def place_kernel(
     most,
     first_expert,
     BLOCK_E: tl.constexpr,
-    BLOCK_SIZE: tl.constexpr,  # of a block of pairs
+    BLOCK_SIZE: tl.constexpr,  # pairs in a block
     BLOCK: tl.constexpr,
 ):
     i_expert = tl.program_id(0)

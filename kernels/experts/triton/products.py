@@ -1,5 +1,5 @@
-"""Products with the weights of experts: a program multiplies some rows of one expert's weight with
-a block of pairs. As in ``linear`` the weight is the left operand."""
+"""GEMMs with the experts' weights: a program multiplies some rows of one expert's weight with a
+block of pairs. As in ``linear`` the weight is the left operand."""
 
 import triton
 import triton.language as tl
@@ -14,7 +14,7 @@ def gate_up_kernel(
     p_blocks,  # [3, most]
     p_num_blocks,  # [1]
     p_weight,  # [E, 2 I, K], or codes [E, 2 I, K / PER_PLACE]
-    p_scales,  # of codes: [E, 2 I, groups], or None
+    p_scales,  # [E, 2 I, groups], or None if dense
     p_zeros,  # [E, 2 I, groups] or None
     p_table,  # [16] or None
     p_order,  # [E, K] or None
@@ -34,7 +34,7 @@ def gate_up_kernel(
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
-    """Half of a program's rows are gates, and the other half their ups."""
+    """Half of a program's rows are gates, the other half their ups."""
     i_block = tl.program_id(1)
     if i_block >= tl.load(p_num_blocks):
         return
@@ -63,12 +63,12 @@ def down_kernel(
     p_blocks,  # [3, most]
     p_num_blocks,  # [1]
     p_weight,  # [E, N, K], or codes [E, N, K / PER_PLACE]
-    p_scales,  # of codes: [E, N, groups], or None
+    p_scales,  # [E, N, groups], or None if dense
     p_zeros,  # [E, N, groups] or None
     p_table,  # [16] or None
     p_order,  # [E, K] or None
     p_bias,  # [E, N] or None
-    p_weights,  # [P]: how much an expert counts for a token
+    p_weights,  # [P]: the weight of an expert for a token
     p_parts,  # [P, N], token by token
     most,
     N: tl.constexpr,
@@ -106,7 +106,7 @@ def down_kernel(
 
 @triton.jit
 def _block(p_blocks, i_block, most):
-    """A block's expert, its first place and how many pairs it has."""
+    """A block's expert, first place and number of pairs."""
     first = tl.load(p_blocks + most + i_block)
     return tl.load(p_blocks + i_block), first, tl.load(p_blocks + 2 * most + i_block) - first
 

@@ -1,5 +1,5 @@
-"""What a token's experts gave it, added up in the order in which they were chosen. A program takes
-a piece of one token."""
+"""Adds up the outputs of a token's experts in the order of choice. One program per piece of a
+token."""
 
 import triton
 import triton.language as tl

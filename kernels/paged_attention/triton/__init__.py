@@ -1,9 +1,10 @@
-"""``attend`` as kernels: rows that decode share their keys among splits, chunks are cut in tiles.
+"""``attend`` as kernels: the keys of decode rows are divided among splits, chunks are cut into
+tiles.
 
-What a row's result is does not depend on other rows. A row's keys are taken from its first visible
-one on, so that no tile needs a mask at its beginning but for a window's. Tiles and splits are at
-the same places for every token: which keys are added up together does not depend on where the row's
-first token is, nor on how many follow. Tiles that no token sees are not read.
+A row's result does not depend on other rows. Its tiles begin at its first visible key, so only a
+window needs a mask at the beginning. Tiles and splits have the same boundaries for every token: the
+order of summing does not depend on the position of the row's first token or on the number of
+tokens. Tiles without visible keys are not read.
 """
 
 from math import gcd
@@ -22,18 +23,19 @@ from kernels.paged_attention.triton.decode import decode_kernel
 from kernels.paged_attention.triton.tiles import EXACT, LOG2_E, MAX_REGISTERS
 from kernels.sizes import cdiv, next_power_of_2
 
-# At batch 1 of 8 KV heads 16 splits are 128 programs, about as many as an H200 has processors.
+# With batch 1 and 8 KV heads, 16 splits are 128 programs, about as many as an H200 has
+# multiprocessors.
 NUM_SPLITS = 16
-# Rows of queries in a program that decodes: a product wants 16 and gets slow above 64.
+# Rows of queries of a decoding program: a tensor core needs 16, and beyond 64 it gets slow.
 MIN_QUERIES, MAX_QUERIES = 16, 64
-MIN_DIM = 16  # of a head, for a product
-# Blocks are looked up two stages before their keys are used, which are on their way for two more.
+MIN_DIM = 16  # head size of a tensor-core GEMM
+# Block numbers are loaded two stages before their keys, which are in flight for two more.
 NUM_STAGES = 5
-SHARED_REGISTERS = 168  # of a thread, for three programs of four warps on a multiprocessor
+SHARED_REGISTERS = 168  # per thread, for three programs of four warps on a multiprocessor
 
 
 class Config(NamedTuple):
-    num_queries: int  # rows of a program's product: tokens × heads that share keys, or tokens
+    num_queries: int  # rows of a program's GEMM: tokens × heads that share keys, or tokens
     num_keys: int  # of a tile
     num_warps: int
     num_stages: int = NUM_STAGES
@@ -41,7 +43,7 @@ class Config(NamedTuple):
 
 
 class Cache(NamedTuple):
-    """With scales the numbers are codes."""
+    """Quantized if there are scales."""
 
     numbers: Tensor
     scales: Tensor | None
@@ -51,11 +53,13 @@ def decode_config(
     num_queries: int, head_dim: int, dtype: torch.dtype, num_rows: int, *, has_codes: bool = False
 ) -> Config:
     """``num_queries``: tokens of a row × heads that share a KV head. More warps where registers
-    would spill; products in float32 have no tensor cores and take many, and so do codes.
+    would spill; float32 GEMMs have no tensor cores and take many registers, and so do quantized
+    keys.
 
-    From two rows on, three programs of a multiprocessor are faster than deep pipelines of two: 26 %
-    at 128 rows of 640 keys, 5 % at 32 of 4,096 (H100,
-    ``benchmarks/results/gpu-sweeps-nvidia-h100-2026-11-26.md``). Neither changes a bit."""
+    From two rows on, three programs per multiprocessor are faster than two with deep pipelines: 26
+    % at 128 rows of 640 keys, 5 % at 32 of 4,096 (H100,
+    ``benchmarks/results/gpu-sweeps-nvidia-h100-2026-11-26.md``). Both give the same bits.
+    """
     if dtype == torch.float32:
         return Config(MIN_QUERIES, 16, 4 if head_dim <= 128 and not has_codes else 8)
     block = min(max(next_power_of_2(num_queries), MIN_QUERIES), MAX_QUERIES)
@@ -67,7 +71,7 @@ def decode_config(
 
 
 def chunk_config(head_dim: int, dtype: torch.dtype, *, has_codes: bool = False) -> Config:
-    """Unmeasured: the largest products whose registers do not spill."""
+    """Unmeasured: the largest GEMMs whose registers do not spill."""
     if dtype == torch.float32:
         return Config(16, 16, 4 if head_dim <= 128 and not has_codes else 8)
     if has_codes:
@@ -112,9 +116,7 @@ def _attend_latents(
     options: AttentionOptions,
 ) -> None:
     if options._replace(value_dim=None) != PLAIN or kv_cache.shape[3] != 1:
-        raise ValueError(
-            "a row of the cache that is key and value is for all heads, without options"
-        )
+        raise ValueError("attention to latents takes one KV head and no options")
     decode, chunks = attention.decode, attention.chunks
     num_decoded = 0 if decode is None else decode.num_tokens
     if decode is not None:
@@ -125,8 +127,8 @@ def _attend_latents(
 
 
 def _is_out_of_reach(window: int | None, attention: DeviceAttention) -> bool:
-    """A window of as many keys as a row has room for hides none. Our own models dropped theirs when
-    they were loaded; transformers' still name them."""
+    """True if the window is at least as long as a row can be. Shoal's own models drop such windows
+    at load; transformers' models keep them."""
     rows = attention.decode or attention.chunks
     return bool(window and rows and window >= rows.tables.shape[1] * attention.block_size)
 
@@ -144,7 +146,7 @@ def _decode(
     block_size, _, num_kv_heads = cache.numbers.shape[1:4]
     if len(rows.arrivals) < len(rows.slots) * num_kv_heads:
         raise ValueError(
-            f"attend takes an arrival of each row and KV head: {len(rows.arrivals)} are less than"
+            f"attend takes one arrival per row and KV head: {len(rows.arrivals)} are fewer than"
             f" {len(rows.slots)} × {num_kv_heads}"
         )
     num_queries = rows.width * (num_heads // num_kv_heads)
@@ -196,7 +198,7 @@ def _attend_chunks(
     scale: float,
     options: AttentionOptions,
 ) -> None:
-    """query [T, H, D], out [T, H, value_dim], where the chunks have tokens."""
+    """Computes the chunks' tokens: query [T, H, D], out [T, H, value_dim]."""
     _, num_heads, value_dim = out.shape
     widest, has_codes = max(query.shape[2], value_dim), cache.scales is not None
     config = chunk_config(widest, query.dtype, has_codes=has_codes)
@@ -232,12 +234,12 @@ def _attend_chunks(
 
 
 def num_heads_together(num_heads: int, num_kv_heads: int) -> int:
-    """How many heads of one KV head a program has of a chunk."""
+    """The number of heads of one KV head that a chunk's program computes."""
     return gcd(num_heads // num_kv_heads, switches.PROMPT_HEADS)
 
 
 def _sizes(query: Tensor, kv_cache: Tensor, value_dim: int) -> dict[str, Any]:
-    """What kernels are compiled for, of queries, values and the cache's entries."""
+    """Compile-time sizes of queries, values and the cache's entries."""
     block_size, _, num_kv_heads, cache_dim = kv_cache.shape[1:]
     head_dim = query.shape[2]
     return {

@@ -1,4 +1,4 @@
-"""Chunks of prompts: each program has some heads of a tile of tokens, or of a part of one."""
+"""Prefill chunks: each program has some heads of a tile of tokens, or of a part of a tile."""
 
 import triton
 import triton.language as tl
@@ -20,7 +20,7 @@ def chunk_kernel(
     p_token_starts,  # [R + 1] int32
     p_tile_rows,  # [num_tiles] int32
     p_tile_starts,  # [num_tiles] int32
-    scale,  # by which scores are exponents of two
+    scale,  # of scores in base 2
     p_sinks,  # [H] | None
     p_out,  # [T, H, VALUE_DIM]
     WINDOW: tl.constexpr,
@@ -38,10 +38,10 @@ def chunk_kernel(
     BLOCK_DIM: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
 ):
-    """A program: NUM_SHARED heads of a KV head, of one of the NUM_PARTS parts of a tile.
+    """One program per NUM_SHARED heads of a KV head and one of the NUM_PARTS parts of a tile.
 
-    A chunk's last tiles have the most keys, so the last tiles go first. Programs next to each other
-    share heads, so that their keys stay in L2.
+    The last tiles of a chunk have the most keys, so they go first. Neighbouring programs share
+    heads, so that their keys stay in L2.
     """
     BLOCK_TOKENS: tl.constexpr = BLOCK_QUERIES // NUM_SHARED
     i_part = tl.num_programs(0) - 1 - tl.program_id(0)
@@ -105,7 +105,7 @@ def chunk_kernel(
         factor = tl.exp2(top - with_sink)
         acc = acc * factor[:, None]
         total = total * factor + tl.exp2(sink - with_sink)
-    elif WINDOW is not None:  # rows beyond the chunk's last token may see no key
+    elif WINDOW is not None:  # rows after the chunk's last token may see no key
         total = tl.where(total == 0, 1, total)
     b_out = acc / total[:, None]
     p_result = p_out + o_place[:, None] * VALUE_DIM + o_value[None, :]

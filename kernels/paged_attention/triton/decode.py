@@ -1,7 +1,7 @@
-"""Rows that decode: their keys in splits, each a program's, and the splits put together.
+"""Decode rows: each program has a split of the keys, and the last one combines the splits.
 
-Splits take a row's tiles in turn, some at a time. So which keys a split has follows from their
-places alone: it is the same for every token that sees them, and more keys change nothing of it.
+Splits take a row's tiles in turn. A key's split therefore depends on the key's place alone: it is
+the same for every token, and more keys change nothing in earlier splits.
 """
 
 import triton
@@ -10,7 +10,7 @@ import triton.language as tl
 from kernels.dependent.triton import begin
 from kernels.paged_attention.triton.tiles import LOG2_E, attend_keys, own_tiles
 
-COMBINED_QUERIES = tl.constexpr(8)  # at a time: parts of more, all on their way, fill registers
+COMBINED_QUERIES = tl.constexpr(8)  # per iteration: more parts, all in flight, fill the registers
 
 
 @triton.jit
@@ -23,8 +23,8 @@ def decode_kernel(
     table_stride,
     p_starts,  # [B] int32
     p_first_keys,  # [B] int32 | None
-    max_keys,  # what a table has room for
-    scale,  # by which scores are exponents of two
+    max_keys,  # capacity of a table
+    scale,  # of scores in base 2
     p_partials,  # [B * WIDTH, H, NUM_SPLITS, VALUE_DIM] float32
     p_weights,  # [B * WIDTH, H, NUM_SPLITS] float32
     p_arrivals,  # [at least B * H_kv] int32, zeros
@@ -48,8 +48,8 @@ def decode_kernel(
     BLOCK_VALUE: tl.constexpr,
     IS_DEPENDENT: tl.constexpr,
 ):
-    """A program: one split of the keys of one KV head, for a tile of one row's queries. The last
-    one of a row's KV head puts all of them together."""
+    """One program per split of the keys of one KV head and tile of one row's queries. The last
+    program of a row's KV head combines all splits."""
     begin(IS_DEPENDENT)
     i_kv_head, i_split = tl.program_id(0), tl.program_id(1)
     i_row, i_tile = tl.program_id(2) // NUM_TILES, tl.program_id(2) % NUM_TILES
@@ -102,20 +102,20 @@ def decode_kernel(
         BLOCK_DIM,
         BLOCK_VALUE,
     )
-    # A token that sees none of the split's keys has weight 2^-inf, of a sum of zeros.
+    # A token that sees no key of the split has weight 2^-inf and a sum of zeros.
     total = tl.where(total == 0, 1, total)
     b_partial = acc / total[:, None]
     o_partial = o_place * NUM_SPLITS + i_split
     p_partial = p_partials + o_partial[:, None] * VALUE_DIM + o_value[None, :]
     tl.store(p_partial, b_partial, mask=is_query[:, None] & (o_value < VALUE_DIM)[None, :])
     tl.store(p_weights + o_partial, top + tl.log2(total), mask=is_query)
-    # All threads have stored before one of them says so, and is told of others' stores.
+    # All threads have stored before one of them announces it, and sees the others' stores.
     tl.debug_barrier()
     p_arrived = p_arrivals + i_row * NUM_KV_HEADS + i_kv_head
     num_before = tl.atomic_add(p_arrived, 1, sem="acq_rel")
     num_splits = (end_tile - 1) // SPLIT_TILES - first_tile // SPLIT_TILES + 1
     if num_before + 1 == min(num_splits, NUM_SPLITS) * NUM_TILES:
-        tl.store(p_arrived, 0)  # nobody comes any more, until the next launch
+        tl.store(p_arrived, 0)  # this was the last program of the launch
         _combine_row(
             p_partials, p_weights, p_sinks, p_out, i_row, i_kv_head, first_tile, end_tile,
             WIDTH, NUM_HEADS, group_size, NUM_SPLITS, SPLIT_TILES, VALUE_DIM, BLOCK_VALUE,
@@ -140,7 +140,7 @@ def _combine_row(
     VALUE_DIM: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
 ):
-    """All queries of a row that share a KV head."""
+    """Combines the splits of all queries of a row that share a KV head."""
     for first_query in tl.range(0, WIDTH * GROUP_SIZE, COMBINED_QUERIES):
         o_query = first_query + tl.arange(0, COMBINED_QUERIES)
         o_head = i_kv_head * GROUP_SIZE + o_query % GROUP_SIZE
@@ -169,8 +169,8 @@ def _combine(
     VALUE_DIM: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
 ):
-    """Adds up splits in their order, of which only those that have keys were written: by other
-    processors, so that what is in this one's cache may be old."""
+    """Adds up the splits in their order; only splits with keys were written. Other multiprocessors
+    wrote them, so loads bypass this one's cache, which may be outdated."""
     o_value = tl.arange(0, BLOCK_VALUE)
     is_value = (o_value < VALUE_DIM)[None, :]
     p_weight = p_weights + o_place * NUM_SPLITS
@@ -186,7 +186,7 @@ def _combine(
             p_weight + i_split, mask=is_there, other=float("-inf"), cache_modifier=".cg"
         )
         top = tl.maximum(top, weight)
-    # A row of the padding of queries, and a draft beyond the table's last key, may see none.
+    # A padding query, or a draft after the table's last key, may see no key.
     top = tl.where(top == float("-inf"), 0.0, top)
     total = tl.zeros((BLOCK_QUERIES,), tl.float32)
     if p_sinks is not None:
@@ -214,8 +214,8 @@ def _combine(
 
 @triton.jit
 def keys_of(start, p_first_keys, i_row, max_keys, WINDOW: tl.constexpr, WIDTH: tl.constexpr):
-    """Where a row's tiles begin, which is the same for all of its tokens; its first key, and the
-    end of its keys."""
+    """The start of a row's tiles, equal for all of its tokens; its first key, and the end of its
+    keys."""
     base = 0 if p_first_keys is None else tl.load(p_first_keys + i_row)
     first = base
     if WINDOW is not None:
@@ -227,6 +227,6 @@ def keys_of(start, p_first_keys, i_row, max_keys, WINDOW: tl.constexpr, WIDTH: t
 def tiles_between(
     first_tile, end_tile, i_split, NUM_SPLITS: tl.constexpr, SPLIT_TILES: tl.constexpr
 ):
-    """How many of the tiles from the one up to the other, not included, are of ``i_split``."""
+    """The number of tiles in [first_tile, end_tile) that belong to ``i_split``."""
     num_before = own_tiles(first_tile, i_split, NUM_SPLITS, SPLIT_TILES)
     return own_tiles(end_tile, i_split, NUM_SPLITS, SPLIT_TILES) - num_before

@@ -1,8 +1,8 @@
-"""Attention where one row of the cache is the key of all heads and its beginning their value: a
-program loads it once for all of its queries, and what of it is the value once for both products.
+"""Attention over a cache whose row is the key of all heads and, in its beginning, their value: a
+program loads each row once for all of its queries, and its value part once for both GEMMs.
 
-Rows that decode are divided as in ``decode.py``; of a chunk's tile each program has some queries,
-those of a token beside each other.
+Decode rows are divided as in ``decode.py``; in a chunk's tile each program has some queries, with
+those of a token next to each other.
 """
 
 from typing import NamedTuple
@@ -24,8 +24,8 @@ from kernels.paged_attention.triton.tiles import (
 from kernels.sizes import cdiv, next_power_of_2
 
 MIN_SPLITS, MAX_SPLITS = 16, 128
-SPLIT_KEYS = 128  # of a split in turn: fewer are faster for one row, slower for many
-BLOCK_SUMS = 64  # numbers of a head that a program adds up over all splits
+SPLIT_KEYS = 128  # of a split per turn: fewer are faster for one row, slower for many
+BLOCK_SUMS = 64  # elements of a head that a program sums over all splits
 
 
 class Config(NamedTuple):
@@ -36,18 +36,18 @@ class Config(NamedTuple):
 
 
 def latent_config(dtype: torch.dtype) -> Config:
-    """For rows that decode. Three stages, so that a tile of keys and the block numbers of the next
-    are on their way. In float32 only 4 warps do not spill with Triton 3.6."""
+    """For decode rows. Three stages keep a tile of keys and the block numbers of the next in
+    flight. In float32 only 4 warps do not spill with Triton 3.6."""
     return Config(16, 16, 4, 1) if dtype == torch.float32 else Config(16, 32, 8, 3)
 
 
 def chunk_config(dtype: torch.dtype) -> Config:
-    """For prompts: 64 queries share the keys that a program reads."""
+    """For prefill chunks: the keys a program reads are shared by 64 queries."""
     return latent_config(dtype) if dtype == torch.float32 else Config(64, 32, 8, 2)
 
 
 def num_splits(num_heads: int) -> int:
-    """Splits of a row's keys, a power of two: with the tiles of its heads, about as many programs
+    """Splits of a row's keys, a power of two: times the tiles of its heads, about as many programs
     as a GPU has multiprocessors."""
     tiles = cdiv(num_heads, latent_config(torch.bfloat16).num_queries)
     return min(MAX_SPLITS, max(MIN_SPLITS, MAX_SPLITS // next_power_of_2(tiles)))
@@ -105,7 +105,7 @@ def decode(
 def attend_chunks(
     out: Tensor, query: Tensor, kv_cache: Tensor, chunks: ChunkRows, scale: float
 ) -> None:
-    """query [T, H, rank + rope_dim], out [T, H, rank], where the chunks have tokens."""
+    """Computes the chunks' tokens: query [T, H, rank + rope_dim], out [T, H, rank]."""
     _, num_heads, rank = out.shape
     config = chunk_config(query.dtype)
     num_parts = cdiv(TILE * num_heads, config.num_queries)
@@ -155,8 +155,8 @@ def latent_decode_kernel(
     table_stride,
     p_starts,  # [B] int32
     p_first_keys,  # [B] int32 | None
-    max_keys,  # what a table has room for
-    scale,  # by which scores are exponents of two
+    max_keys,  # capacity of a table
+    scale,  # of scores in base 2
     p_partials,  # [B * WIDTH, H, NUM_SPLITS, RANK] float32
     p_weights,  # [B * WIDTH, H, NUM_SPLITS] float32
     WIDTH: tl.constexpr,
@@ -172,7 +172,7 @@ def latent_decode_kernel(
     BLOCK_RANK: tl.constexpr,
     BLOCK_ROPE: tl.constexpr,
 ):
-    """A program: one split of the keys, for a tile of one row's queries."""
+    """One program per split of the keys and tile of one row's queries."""
     i_split = tl.program_id(0)
     i_row, i_tile = tl.program_id(1) // NUM_TILES, tl.program_id(1) % NUM_TILES
     start = tl.load(p_starts + i_row)
@@ -189,7 +189,7 @@ def latent_decode_kernel(
         end, scale, i_split, NUM_SPLITS, SPLIT_TILES, RANK, ROPE_DIM, BLOCK_SIZE, BLOCK_QUERIES,
         BLOCK_KEYS, BLOCK_RANK, BLOCK_ROPE,
     )  # fmt: skip
-    # A token that sees none of the split's keys has weight 2^-inf, of a sum of zeros.
+    # A token that sees no key of the split has weight 2^-inf and a sum of zeros.
     total = tl.where(total == 0, 1, total)
     o_rank = tl.arange(0, BLOCK_RANK)
     o_partial = o_place * NUM_SPLITS + i_split
@@ -215,7 +215,7 @@ def latent_sum_kernel(
     BLOCK_KEYS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A program: BLOCK numbers of one token's head, over all splits that have keys."""
+    """One program per BLOCK elements of one token's head, over all splits with keys."""
     i_token = tl.program_id(2).to(tl.int64)
     i_row = i_token // WIDTH
     start = tl.load(p_starts + i_row)
@@ -229,7 +229,7 @@ def latent_sum_kernel(
     p_part = p_partials + o_part[:, None] * RANK + o_rank[None, :]
     b_parts = tl.load(p_part, mask=has_keys[:, None] & is_rank, other=0)
     top = tl.max(weights, 0)
-    top = tl.where(top == float("-inf"), 0.0, top)  # a draft beyond the table's last key
+    top = tl.where(top == float("-inf"), 0.0, top)  # a draft after the table's last key
     weights = tl.exp2(weights - top)
     total = tl.sum(weights, 0)
     out = tl.sum(b_parts * weights[:, None], 0) / tl.where(total == 0, 1.0, total)
@@ -250,7 +250,7 @@ def latent_chunk_kernel(
     p_token_starts,  # [R + 1] int32
     p_tile_rows,  # [num_tiles] int32
     p_tile_starts,  # [num_tiles] int32
-    scale,  # by which scores are exponents of two
+    scale,  # of scores in base 2
     p_out,  # [T, H, RANK]
     NUM_HEADS: tl.constexpr,
     RANK: tl.constexpr,
@@ -262,8 +262,7 @@ def latent_chunk_kernel(
     BLOCK_RANK: tl.constexpr,
     BLOCK_ROPE: tl.constexpr,
 ):
-    """A program: one of a tile's NUM_PARTS parts. The last ones, which have the most keys, go
-    first."""
+    """One program per part of a tile. The last ones, which have the most keys, go first."""
     i_part = tl.num_programs(0) - 1 - tl.program_id(0)
     i_tile = i_part // NUM_PARTS
     i_row = tl.load(p_tile_rows + i_tile)
@@ -296,9 +295,9 @@ def latent_chunk_kernel(
 @triton.jit
 def _attend_keys(
     p_query,
-    o_place,  # [BLOCK_QUERIES]: where queries are
+    o_place,  # [BLOCK_QUERIES]: places of the queries
     is_query,
-    o_last,  # [BLOCK_QUERIES]: the last key that each query sees
+    o_last,  # [BLOCK_QUERIES]: the last visible key of each query
     p_kv,
     p_table,  # [max_blocks] int32: the row's
     base,  # the row's first key
@@ -316,7 +315,7 @@ def _attend_keys(
     BLOCK_RANK: tl.constexpr,
     BLOCK_ROPE: tl.constexpr,
 ):
-    """Those of keys base … end - 1 that are of split ``i_split`` → sums of latents [BLOCK_QUERIES,
+    """Attends to the keys base … end - 1 of split ``i_split`` → sums of latents [BLOCK_QUERIES,
     BLOCK_RANK] relative to 2^top, top and the sums of weights [BLOCK_QUERIES]."""
     o_rank, o_rope = tl.arange(0, BLOCK_RANK)[None, :], tl.arange(0, BLOCK_ROPE)[None, :]
     p_own = p_query + o_place[:, None] * (RANK + ROPE_DIM)
@@ -366,7 +365,7 @@ def _attend_tile(
     BLOCK_RANK: tl.constexpr,
     BLOCK_ROPE: tl.constexpr,
 ):
-    """Keys key … key + BLOCK_KEYS - 1: all are seen by all queries unless IS_EDGE."""
+    """Keys key … key + BLOCK_KEYS - 1; all queries see all of them unless IS_EDGE."""
     o_key = key + tl.arange(0, BLOCK_KEYS)
     o_rank, o_rope = tl.arange(0, BLOCK_RANK)[None, :], tl.arange(0, BLOCK_ROPE)[None, :]
     is_rank, is_rope = o_rank < RANK, o_rope < ROPE_DIM
@@ -387,7 +386,7 @@ def _attend_tile(
     if IS_EDGE:
         is_seen = (o_key[None, :] <= o_last[:, None]) & is_there[None, :]
         scores = tl.where(is_seen, scores, float("-inf"))
-        # What some query must not see may be NaN, which a weight of 0 does not hide.
+        # Hidden keys may be NaN, and NaN times a weight of 0 is NaN.
         is_finite = tl.abs(b_latent.to(tl.float32)) < float("inf")
         b_latent = tl.where((o_key <= last_shared)[:, None] | is_finite, b_latent, 0)
     new_top = tl.maximum(top, tl.max(scores, 1))

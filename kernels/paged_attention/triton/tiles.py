@@ -1,18 +1,18 @@
-"""Attention of a tile of queries to a range of keys, a tile of these after the other, with the
-running maximum and sum of FlashAttention (arXiv 2205.14135), in powers of two."""
+"""Attention of a tile of queries to a range of keys, tile by tile, with the running maximum and sum
+of FlashAttention (arXiv 2205.14135), in powers of two."""
 
 import triton
 import triton.language as tl
 
 from kernels.kv_codes.triton import E4M3_UNIT, widen
 
-# Weights for codes of int8 are lifted, so that scales do not make them too small for float16.
+# Weights for int8 keys are scaled up, so that scales do not make them too small for float16.
 INT8_LIFT = tl.constexpr(128.0)
-# All that a thread may have. By itself ptxas stops at 128 or 168 and spills, so that one block more
-# would fit, for which there is no shared memory.
+# The hardware's limit per thread. By default ptxas stops at 128 or 168 registers and spills, to fit
+# one more block, for which shared memory has no room.
 MAX_REGISTERS = 255
-# A tile that all tokens see is computed without masks, between which a multiplication and an
-# addition would be fused, and a token's bits would depend on where its row begins.
+# Fully visible tiles are computed without masks. A multiplication and an addition would be fused
+# there, and a token's bits would depend on the start of its row.
 EXACT = {"enable_fp_fusion": False}
 LOG2_E = tl.constexpr(1.4426950408889634)
 
@@ -20,12 +20,12 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 @triton.jit
 def attend_keys(
     b_query,  # [BLOCK_QUERIES, BLOCK_DIM]
-    o_last,  # [BLOCK_QUERIES]: the last key that each query sees
+    o_last,  # [BLOCK_QUERIES]: the last visible key of each query
     p_kv,  # the KV head's first key in the cache
-    p_scales,  # the same of the scales of codes | None
+    p_scales,  # the scale of that key | None
     p_table,  # [max_blocks] int32: the row's
-    base,  # where the row's first tile is
-    first,  # the first key that any query sees, which without a window is ``base``
+    base,  # start of the row's first tile
+    first,  # the first key visible to any query; without a window ``base``
     first_shared,  # all queries see the keys from this one
     last_shared,  # to this one
     end,
@@ -45,7 +45,7 @@ def attend_keys(
     BLOCK_DIM: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
 ):
-    """Those of keys first … end - 1 that are of split ``i_split`` → sums of values [BLOCK_QUERIES,
+    """Attends to the keys first … end - 1 of split ``i_split`` → sums of values [BLOCK_QUERIES,
     BLOCK_VALUE] relative to 2^top, top and the sums of weights [BLOCK_QUERIES]."""
     acc = tl.zeros((BLOCK_QUERIES, BLOCK_VALUE), tl.float32)
     top = tl.full((BLOCK_QUERIES,), float("-inf"), tl.float32)
@@ -86,7 +86,8 @@ def attend_keys(
 
 @triton.jit
 def own_tiles(num_tiles, i_split, NUM_SPLITS: tl.constexpr, SPLIT_TILES: tl.constexpr):
-    """How many of a row's first tiles are of split ``i_split``: each has SPLIT_TILES in turn."""
+    """The number of a row's first tiles that belong to ``i_split``: each split has SPLIT_TILES in
+    turn."""
     if NUM_SPLITS == 1:
         return num_tiles
     turn: tl.constexpr = NUM_SPLITS * SPLIT_TILES
@@ -96,7 +97,7 @@ def own_tiles(num_tiles, i_split, NUM_SPLITS: tl.constexpr, SPLIT_TILES: tl.cons
 
 @triton.jit
 def place_of_tile(own, i_split, NUM_SPLITS: tl.constexpr, SPLIT_TILES: tl.constexpr):
-    """Which of a row's tiles the split's tile ``own`` is."""
+    """The index in the row of the split's tile ``own``."""
     if NUM_SPLITS == 1:
         return own
     num_before = own // SPLIT_TILES * NUM_SPLITS + i_split
@@ -131,7 +132,7 @@ def _attend_tile(
     BLOCK_DIM: tl.constexpr,
     BLOCK_VALUE: tl.constexpr,
 ):
-    """Keys key … key + BLOCK_KEYS - 1: all are seen by all queries unless IS_EDGE."""
+    """Keys key … key + BLOCK_KEYS - 1; all queries see all of them unless IS_EDGE."""
     o_key = key + tl.arange(0, BLOCK_KEYS)
     o_dim = tl.arange(0, BLOCK_DIM)
     o_value = tl.arange(0, BLOCK_VALUE)
@@ -179,7 +180,7 @@ def _attend_tile(
             is_shared &= o_key >= first_shared
         scores = tl.where(is_seen, scores, float("-inf"))
         if p_scales is None:
-            # What some query must not see may be NaN, which a weight of 0 does not hide.
+            # Hidden values may be NaN, and NaN times a weight of 0 is NaN.
             is_finite = tl.abs(b_value.to(tl.float32)) < float("inf")
             b_value = tl.where(is_shared[:, None] | is_finite, b_value, 0)
     new_top = tl.maximum(top, tl.max(scores, 1))
@@ -200,7 +201,7 @@ def _attend_tile(
 
 @triton.jit
 def _capped(scores, SOFTCAP: tl.constexpr):
-    """SOFTCAP · tanh(scores / SOFTCAP), where both sides are exponents of two."""
+    """SOFTCAP · tanh(scores / SOFTCAP), both in base 2."""
     power = tl.exp2(tl.abs(scores) * (-2 / SOFTCAP))
     capped = (1 - power) / (1 + power) * (SOFTCAP * LOG2_E)
     return tl.where(scores < 0, -capped, capped)

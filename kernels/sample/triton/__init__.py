@@ -1,14 +1,14 @@
 """``sample_slots`` on a GPU: exact filters without a sort, in four kernels.
 
-``stats`` finds each row's highest and lowest, and where ``top_n_sigma`` asks for it the moments.
-``bins`` counts and weighs what lies above a few pivots, which brackets both thresholds. ``gather``
+``stats`` finds each row's highest and lowest logits, and the moments if ``top_n_sigma`` needs them.
+``bins`` counts and weighs the tokens above a few pivots, which brackets both thresholds. ``gather``
 draws among the tokens above the bracket, which are surely kept, and lists those inside it.
-``finish`` searches the list for the thresholds, draws among what they keep and takes the best. Rows
-without filters pass ``bins`` by and list nothing, and greedy rows leave all but ``stats`` and the
-end of ``finish`` at once.
+``finish`` searches the list for the thresholds, draws among the kept tokens and takes the best.
+Rows without filters skip ``bins`` and list nothing; greedy rows skip all but ``stats`` and the end
+of ``finish``.
 
 Thresholds are values of the logits, as dividing by the temperature keeps their order. Masses are
-integers in units of 2^-40 of the highest token's, so that no order of summing matters.
+integers in units of 2^-40 of the highest token's, so that the order of summing does not matter.
 """
 
 import torch
@@ -23,12 +23,12 @@ from kernels.sample.triton.scores import scores_kernel
 from kernels.sample.triton.stats import stats_kernel
 from kernels.sizes import cdiv, next_power_of_2
 
-# All of these are yet to be measured on a card.
-CHUNK = 2048  # of a row to a program; 75 of them make Qwen3's vocabulary, on 132 multiprocessors
+# None of these sizes is measured yet.
+CHUNK = 2048  # of a row, per program: 75 chunks for Qwen3's vocabulary, on 132 multiprocessors
 NUM_PIVOTS = 16
-PIVOT_TILE = 256  # of a chunk at a time beside all pivots
-MAX_LISTED = 32768  # a bracket that holds more is searched in the row itself
-BLOCK = 4096  # of a list at a time
+PIVOT_TILE = 256  # tokens of a chunk compared with all pivots at a time
+MAX_LISTED = 32768  # a larger bracket is searched in the row itself
+BLOCK = 4096  # list elements at a time
 NUM_WARPS = 4
 NUM_FINISH_WARPS = 16
 
@@ -77,7 +77,7 @@ def _sample_rows(
     positions: Tensor,
     changed: Changed | None,
 ) -> tuple[Tensor, Tensor]:
-    """→ tokens [S] int64, thresholds [S] float32."""
+    """Returns tokens [S] int64 and thresholds [S] float32."""
     if not all(each.is_contiguous() for each in (logits, adjusted, slots, positions)):
         raise ValueError("sample_slots takes contiguous tensors")
     num_rows, vocab_size = adjusted.shape

@@ -1,4 +1,4 @@
-"""The second kernel counts and weighs what lies above pivots, which brackets the thresholds."""
+"""The second kernel counts and weighs the tokens above pivots, which brackets the thresholds."""
 
 import triton
 import triton.language as tl
@@ -23,8 +23,8 @@ def bins_kernel(
     p_max,  # [S, chunks]
     p_min,  # [S, chunks]
     p_moments,  # 3, each [S, chunks]
-    p_pivots,  # [S, PIVOTS], ascending; all that the floor leaves is at least the first
-    p_counts,  # [S, PIVOTS], of what is at least the pivot
+    p_pivots,  # [S, PIVOTS], ascending; every token above the floor is ≥ the first
+    p_counts,  # [S, PIVOTS]: tokens ≥ the pivot
     p_masses,  # [S, PIVOTS]
     vocab_size,
     num_chunks,
@@ -72,16 +72,16 @@ def bins_kernel(
 
 @triton.jit
 def _at(o_pivot, values, index):
-    """values[index], 0 behind the end."""
+    """values[index], 0 after the end."""
     return tl.sum(tl.where(o_pivot == index, values, 0))
 
 
 @triton.jit
 def load_bracket(p_pivots, p_counts, p_masses, row, top_k, top_p, PIVOTS: tl.constexpr):
-    """Both thresholds lie in [low, high) → low, high, how many tokens are inside it and above it,
-    the mass above it, and the mass of all that the floor leaves.
+    """The bracket [low, high) of both thresholds → low, high, the number of tokens inside it and
+    above it, the mass above it, and the mass of all tokens above the floor.
 
-    How much top_k leaves is known within bounds only, and so is the mass that top_p asks for.
+    The number of tokens top_k keeps, and so the mass of top_p, is known only within bounds.
     """
     o_pivot = tl.arange(0, PIVOTS)
     pivots = tl.load(p_pivots + row * PIVOTS + o_pivot)

@@ -1,4 +1,4 @@
-"""The fourth kernel finds the thresholds, draws among what they keep and takes the best."""
+"""The fourth kernel finds the thresholds, draws among the kept tokens and takes the best."""
 
 import triton
 import triton.language as tl
@@ -40,7 +40,7 @@ def finish_kernel(
     p_ids,  # [S, LISTED]
     p_best,  # [S, chunks]
     p_best_id,  # [S, chunks]
-    p_threshold,  # [S] → as in gather, of rows whose thresholds are searched
+    p_threshold,  # [S] → as in gather, for rows whose thresholds are searched
     p_tokens,  # [S] →
     vocab_size,
     num_chunks,

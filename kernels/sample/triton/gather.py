@@ -1,4 +1,4 @@
-"""The third kernel draws among what is surely kept, and lists what lies in the bracket."""
+"""The third kernel draws among the surely kept tokens, and lists those in the bracket."""
 
 import triton
 import triton.language as tl
@@ -37,7 +37,7 @@ def gather_kernel(
     p_ids,  # [S, LISTED]
     p_best,  # [S, chunks], perturbed
     p_best_id,  # [S, chunks]
-    p_threshold,  # [S] → the lowest of the logits that are kept, or −inf; not of greedy rows
+    p_threshold,  # [S] → the lowest kept logit, or −inf; unset for greedy rows
     vocab_size,
     num_chunks,
     CHUNKS: tl.constexpr,
@@ -65,7 +65,7 @@ def gather_kernel(
             is_inside = (values >= low) & (values < high)
             num_here = tl.sum(is_inside.to(tl.int32))
             if (num_here > 0) & (num_inside <= LISTED):
-                # In any order: what is made of the list does not depend on it.
+                # In any order: results of the list do not depend on it.
                 start = tl.atomic_add(p_num_listed + i_row, num_here, sem="relaxed")
                 o_list = i_row * LISTED + start + tl.cumsum(is_inside.to(tl.int32), 0) - 1
                 tl.store(p_values + o_list, values, is_inside)

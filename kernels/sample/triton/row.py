@@ -1,4 +1,4 @@
-"""Functions that several of the kernels apply to a row, and the constants of all."""
+"""Constants, and functions over a row that several kernels use."""
 
 import triton
 import triton.language as tl
@@ -19,7 +19,7 @@ MASS_UNIT = tl.constexpr(2.0**40)
 
 @triton.jit
 def load_filters(p_filters, slot, vocab_size):
-    """→ temperature, top_k (0: none), top_p, whether thresholds must be searched."""
+    """→ temperature, top_k (0: none), top_p, True if thresholds must be searched."""
     p_temperature, p_top_k, p_top_p, _, _ = p_filters
     temperature = tl.load(p_temperature + slot)
     top_k = tl.load(p_top_k + slot)
@@ -31,8 +31,8 @@ def load_filters(p_filters, slot, vocab_size):
 
 @triton.jit
 def row_drawn_from(p_adjusted, p_changed, slot, row, vocab_size):
-    """Where a row begins that is drawn from: ``p_changed`` is logits [S, V] and by slot whether
-    these count, or None."""
+    """Pointer to the row to sample from. ``p_changed`` is None, or logits [S, V] and a flag by slot
+    that selects them."""
     p_row = p_adjusted + row * vocab_size
     if p_changed is not None:
         p_logits, p_is_changed = p_changed
@@ -51,7 +51,7 @@ def load_highest(p_max, row, num_chunks, CHUNKS: tl.constexpr):
 def load_floor(
     p_filters, p_moments, slot, row, num_chunks, highest, temperature, CHUNKS: tl.constexpr
 ):
-    """→ what top_n_sigma and min_p keep is at least this."""
+    """→ a lower bound of the logits kept by top_n_sigma and min_p."""
     _, _, _, p_min_p, p_top_n_sigma = p_filters
     min_p, top_n_sigma = tl.load(p_min_p + slot), tl.load(p_top_n_sigma + slot)
     gap = temperature * tl.log(tl.maximum(min_p, 1e-37))
@@ -64,7 +64,7 @@ def load_floor(
 
 @triton.jit
 def store_moments(p_moments, o_part, values):
-    """Of a chunk: how many are not hidden, their mean, and the sum of the squares around it."""
+    """Of a chunk: the number of visible logits, their mean, and the sum of squared deviations."""
     p_num, p_mean, p_squares = p_moments
     is_counted = values > HIDDEN
     num = tl.sum(is_counted.to(tl.float32))
@@ -77,7 +77,7 @@ def store_moments(p_moments, o_part, values):
 
 @triton.jit
 def _load_deviation(p_moments, row, num_chunks, CHUNKS: tl.constexpr):
-    """The standard deviation of what is not hidden of a row, from the moments of its chunks."""
+    """The standard deviation of a row's visible logits, from the moments of its chunks."""
     p_num, p_mean, p_squares = p_moments
     o_chunk = tl.arange(0, CHUNKS)
     o_part, is_chunk = row * num_chunks + o_chunk, o_chunk < num_chunks
@@ -98,7 +98,7 @@ def best_of(scores, ids):
 
 @triton.jit
 def perturbed(values, ids, is_kept, highest, temperature, seed, position, choice):
-    """Scores less the highest, with their noise; −inf where not kept."""
+    """Scores relative to the highest plus noise; −inf if not kept."""
     bits = random_bits(seed, ids, position, choice, PURPOSE)
     uniform = tl.maximum((bits >> 8).to(tl.int32).to(tl.float32), 0.5) * 5.9604644775390625e-08
     noise = -tl.log(-tl.log(uniform))

@@ -1,4 +1,4 @@
-"""A kernel for ``process_slots``, which hides what the thresholds of ``finish`` do not keep."""
+"""A kernel for ``process_slots`` that hides tokens below the thresholds of ``finish``."""
 
 import triton
 import triton.language as tl

@@ -8,7 +8,7 @@ from kernels.sample.triton.row import HIDDEN, MASS_UNIT
 
 @triton.jit
 def _key(value):
-    """int64 in the order of float32, so that halving ends whatever the values are."""
+    """int64 in the order of float32, so that bisection ends for all values."""
     bits = value.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64)
 
@@ -37,12 +37,13 @@ def weigh(p_values, num, low, high, highest, scale, BLOCK: tl.constexpr):
 def search(
     p_values, num, low, high, num_low, top_k, least_mass, highest, scale, BLOCK: tl.constexpr
 ):
-    """The highest value of [low, high) above which ``top_k`` listed tokens lie, or with 0 of it at
-    least ``least_mass``; ``num_low`` are ≥ low. Any value that keeps the same tokens will do."""
+    """The highest value in [low, high) with at least ``top_k`` listed tokens at or above it, or if
+    that is 0 with at least ``least_mass``; ``num_low`` tokens are ≥ low. Any value with the same
+    kept tokens is valid."""
     bottom, top, num_top = _key(low), tl.minimum(_key(high), _key(highest) + 1), 0
     is_by_value = True
     while (top - bottom > 1) & (num_low - num_top > 1) & (num_low > top_k):
-        # Halving what lies between is quick, halving the keys is bounded.
+        # Bisecting values is fast, bisecting keys is bounded.
         middle = (bottom + top) >> 1
         if is_by_value:
             middle = _key(0.5 * _value(bottom) + 0.5 * _value(top))

@@ -1,4 +1,4 @@
-"""The first kernel finds the highest and the lowest of each chunk of a row, and its moments."""
+"""The first kernel finds the highest and lowest logits of each chunk of a row, and its moments."""
 
 import triton
 import triton.language as tl
@@ -15,9 +15,9 @@ def stats_kernel(
     p_filters,  # FILTERS, each [N]
     p_max,  # [S, chunks]
     p_max_id,  # [S, chunks]
-    p_min,  # [S, chunks], of what is finite
+    p_min,  # [S, chunks]: lowest finite logit
     p_is_wrong,  # [S, chunks]
-    p_moments,  # 3, each [S, chunks]; of rows with top_n_sigma
+    p_moments,  # 3, each [S, chunks]; for rows with top_n_sigma
     p_counts,  # [S, PIVOTS]
     p_masses,  # [S, PIVOTS]
     p_num_listed,  # [S]
@@ -31,7 +31,7 @@ def stats_kernel(
     o_token = i_chunk * CHUNK + tl.arange(0, CHUNK)
     is_token = o_token < vocab_size
     logits = tl.load(p_logits + i_row * num_logits + o_token, o_token < num_logits, 0.0)
-    is_finite = tl.abs(logits) < float("inf")  # a NaN is not
+    is_finite = tl.abs(logits) < float("inf")  # False for NaN
     values = tl.where(is_token, logits, HIDDEN)
     slot = tl.load(p_slots + i_row)
     if IS_ADJUSTED:

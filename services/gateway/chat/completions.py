@@ -1,4 +1,4 @@
-"""Generation: a request of any API to its reply."""
+"""Generation: from a request of any API to its reply."""
 
 import time
 
@@ -14,18 +14,19 @@ from services.gateway.chat.serving import start_meter, warn
 from services.gateway.chat.structure import Structure
 from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Reservation
+from services.gateway.http.observed import observer_of
 from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.request_id import check_request_id, request_id, take_request_id
 from services.gateway.http.violations import client_names
 from services.gateway.mesh.job import Job
 from services.gateway.mesh.mesh import Mesh
-from services.gateway.traces.tracing import measured
 from shared.settings.gateway import GatewayConfig
 from shared.wire.messages import ModelInfo
 
 
 class Completions:
-    """Body → Job → mesh → reply. Nothing is sent to the client before the mesh has accepted."""
+    """Body → Job → mesh → reply. The client gets nothing before the mesh has accepted the
+    request."""
 
     def __init__(
         self,
@@ -75,7 +76,7 @@ class Completions:
                 return await generation.run()
 
     async def count(self, request: web.Request, endpoint: GenerationEndpoint) -> int:
-        """How many tokens the one prompt of the request has."""
+        """The number of tokens of the request's only prompt."""
         with self._intake.admission.admit() as reservation:
             job, _ = await self._job(request, endpoint, reservation)
             reservation.is_served = True
@@ -90,10 +91,10 @@ class Completions:
     async def _job(
         self, request: web.Request, endpoint: GenerationEndpoint, reservation: Reservation
     ) -> tuple[Job, ModelInfo]:
-        """Of the body only the prompts are kept, and what is to be done with them."""
+        """Of the body only the prompts and the parsed options are kept."""
         body, model = await self._intake.read(request, reservation)
         check_generates(model)
-        with measured(request, "parse"):
+        with observer_of(request).measure("parse"):
             job = await endpoint.job(body, model, self._limits, self._intake.parser)
         reservation.replace(len(body), job.prompt_bytes + job.option_bytes)
         return job, model

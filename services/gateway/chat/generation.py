@@ -1,4 +1,4 @@
-"""Says what an endpoint that generates texts has of its own; ``completions.py`` does the rest."""
+"""The parts of an endpoint that generates texts; ``completions.py`` has the common rest."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,11 +39,10 @@ class GenerationEndpoint(Protocol):
     async def answer_early(
         self, request_id: str, job: Job, model: ModelInfo
     ) -> web.Response | None:
-        """The whole answer, where the reply is made later. Raises RequestError."""
+        """The whole answer, if the reply is made later. Raises RequestError."""
 
     async def keep(self) -> None:
-        """All has been generated, and the end of the reply has not been sent. Raises
-        RequestError."""
+        """Called after the last token, before the end of the reply is sent. Raises RequestError."""
 
 
 @dataclass(frozen=True)

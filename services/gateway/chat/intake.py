@@ -1,4 +1,4 @@
-"""Reads requests that the mesh computes something for."""
+"""Reads requests with computations in the mesh."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -9,17 +9,16 @@ from aiohttp import web
 from services.gateway.http.account import ACCOUNT, owner_of
 from services.gateway.http.admission import Admission, Reservation
 from services.gateway.http.body import Body, BodyParser, BodyReader
+from services.gateway.http.observed import observer_of
 from services.gateway.mesh.job import Job
 from services.gateway.mesh.mesh import Mesh
-from services.gateway.traces.tracing import measured
 from shared.wire.messages import ModelInfo
 
 Parsed = TypeVar("Parsed")
 
 
 class Intake:
-    """Reads bodies within the room that ``admission`` has, and has them parsed for the model that
-    the mesh serves."""
+    """Reads bodies within the room of ``admission``, and has them parsed for the served model."""
 
     def __init__(
         self,
@@ -39,10 +38,11 @@ class Intake:
     async def read(self, request: web.Request, reservation: Reservation) -> tuple[Body, ModelInfo]:
         """Returns the body, which ``reservation`` holds, and the model, once there is one. Raises
         RequestError, and what ``BodyReader.read`` does."""
-        with measured(request, "read") as attributes:
+        observer = observer_of(request)
+        with observer.measure("read") as attributes:
             body = await self.bodies.read(request, reservation)
             attributes["num_bytes"] = len(body)
-        with measured(request, "ready"):
+        with observer.measure("ready"):
             model = await self._mesh.tokenizers.ready_model()
         return body, model
 
@@ -52,7 +52,7 @@ class Intake:
         return account.texts(num) if account is not None else nullcontext()
 
     def owned(self, request: web.Request, job: Job) -> Job:
-        """The job of the API key that came with the request."""
+        """The job of the request's API key."""
         return job.of_owner(owner_of(request), shares_cache=self._shares_cache)
 
     async def parsed(
@@ -62,10 +62,11 @@ class Intake:
         parse: Callable[[Body, ModelInfo], Parsed],
         kept_bytes: Callable[[Parsed], int],
     ) -> tuple[Parsed, ModelInfo]:
-        """Returns what ``parse`` makes of the body, and the model. ``reservation`` then holds
-        ``kept_bytes`` of that instead of the body's. Raises what ``read`` and ``parse`` do."""
+        """Returns the result of ``parse`` of the body, and the model. ``reservation`` then holds
+        the result's ``kept_bytes`` instead of the body's. Raises the errors of ``read`` and
+        ``parse``."""
         body, model = await self.read(request, reservation)
-        with measured(request, "parse"):
+        with observer_of(request).measure("parse"):
             parsed = await self.parser.parse(body, lambda body: parse(body, model))
         reservation.replace(len(body), kept_bytes(parsed))
         return parsed, model

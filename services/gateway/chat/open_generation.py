@@ -1,4 +1,4 @@
-"""One request that the mesh generates for, from its job to the end of its reply."""
+"""One generation request, from its job to the end of its reply."""
 
 import secrets
 import time
@@ -18,6 +18,7 @@ from services.gateway.chat.serving import accepting, send_json, warn
 from services.gateway.chat.structure import Structure
 from services.gateway.http.admission import Reservation
 from services.gateway.http.client import EVENT_STREAM, Client
+from services.gateway.http.observed import observer_of
 from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.request_id import request_id
 from services.gateway.http.request_meter import RequestMeter
@@ -25,7 +26,6 @@ from services.gateway.http.violations import not_held
 from services.gateway.mesh.job import Job, Prompt
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
-from services.gateway.traces.tracing import TRACE
 from shared.errors import InvalidRequest, RequestError
 from shared.settings.gateway import GatewayConfig
 from shared.wire.codec import Array
@@ -79,14 +79,14 @@ class OpenGeneration:
         self._head = Head(reply_id, int(time.time()), job.model, model.fingerprint)
         self._client = Client(request)
         self._mesh_id = f"{public_id}~{secrets.token_hex(4)}"
-        self._trace = request[TRACE]
-        self._trace.ids = {public_id, reply_id}
+        self._observer = observer_of(request)
+        self._observer.note_ids({public_id, reply_id})
         self._echoes: Sequence[str] = ()
 
     async def run(self) -> web.StreamResponse:
-        """Raises RequestError; nothing is sent to the client before the mesh has accepted."""
+        """Raises RequestError; the client gets nothing before the mesh has accepted the request."""
         texts, offsets = await self._show_prompts()
-        with self._tools.mesh.generate(self._mesh_id, self._job, self._trace) as collector:
+        with self._tools.mesh.generate(self._mesh_id, self._job, self._observer) as collector:
             self._meter.follow(collector)
             prompt_ids = await self._accept(collector)
             reply = self._reply(collector, prompt_ids, texts, offsets)
@@ -108,7 +108,7 @@ class OpenGeneration:
     async def _accept(self, collector: OutputCollector) -> list[Array]:
         """Returns the ids of all prompts, empty for aborted ones: enough for a replay."""
         job = self._job
-        with self._trace.measure("accept"):
+        with self._observer.measure("accept"):
             async with accepting(self._tools.accept_timeout_s):
                 await collector.accepted()
         ids = [_NO_IDS if each is None else each for each in collector.prompt_ids]
@@ -150,14 +150,14 @@ class OpenGeneration:
 
     async def _send_reply(self, collector: OutputCollector, reply: Reply) -> None:
         parsers = self._parsers(collector)
-        with self._trace.measure("reply") as attributes, self._client.counted(attributes):
+        with self._observer.measure("reply") as attributes, self._client.counted(attributes):
             if self._job.is_stream:
                 await self._stream(collector, self._endpoint.stream_writer(reply, parsers))
             else:
                 await self._whole(collector, self._endpoint.body_writer(reply, parsers))
 
     def _parsers(self, collector: OutputCollector) -> Sequence[ChoiceParser]:
-        """One for each choice."""
+        """One parser for each choice."""
         job = self._job
         if job.parsing is None:
             return [PlainParser()] * job.total_choices
@@ -212,7 +212,7 @@ class OpenGeneration:
 
 
 def hold(reservation: Reservation, num_bytes: int, param: str) -> None:
-    """Holds bytes for what ``param`` asks for. Raises InvalidRequest, Overloaded."""
+    """Holds bytes requested by ``param``. Raises InvalidRequest, Overloaded."""
     limit = reservation.max_bytes
     if num_bytes > limit:
         remedy = "fewer logprobs, choices or max_tokens, or with stream=true"

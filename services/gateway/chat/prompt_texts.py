@@ -1,4 +1,4 @@
-"""Texts of prompts that a reply repeats, and the places of their tokens."""
+"""Texts of prompts repeated in a reply, and the places of their tokens."""
 
 from services.gateway.chat.serving import accepting
 from services.gateway.mesh.job import Job, Prompt
@@ -16,7 +16,7 @@ class PromptTexts:
         self._timeout_s = timeout_s
 
     async def echoes(self, job: Job) -> list[str]:
-        """The prompts as they are put in front of each choice."""
+        """The texts in front of each choice."""
         async with accepting(self._timeout_s):
             return [await self._echo(job.options.owner, prompt) for prompt in job.prompts]
 
@@ -46,7 +46,8 @@ class PromptTexts:
         return prompt.data.tobytes().decode()
 
     async def _echo_of_ids(self, owner: str, ids: Array) -> str:
-        """Half a character at the end of a prompt is in the text behind it, which may end it."""
+        """An incomplete character at the end of a prompt is left out: the generated text may
+        complete it."""
         written = self._mesh.tokens.written
         num_half = num_half_bytes(b"".join(map(written, ids[-MAX_CHAR_BYTES:].tolist())))
         while num_half and (num_bytes := len(written(int(ids[-1])))) <= num_half:

@@ -1,4 +1,4 @@
-"""What all endpoints that the mesh computes something for do alike."""
+"""The common work of all endpoints with computations in the mesh."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -15,7 +15,7 @@ from shared.errors import RETRY_AFTER_S, Unavailable
 
 JSON_HEADERS = {"Content-Type": "application/json"}
 WARNINGS = "X-Shoal-Warnings"
-"""Header that names what a request asked for in vain."""
+"""Header that names ignored fields of a request."""
 
 
 def start_meter(request: web.Request, model: str, started_s: float) -> RequestMeter:
@@ -27,7 +27,7 @@ def start_meter(request: web.Request, model: str, started_s: float) -> RequestMe
 
 
 def warn(response: web.StreamResponse, warnings: Sequence[str]) -> None:
-    """Puts them into a header of a reply that has not begun."""
+    """Puts the warnings into a header of a reply that has not begun."""
     if warnings:
         response.headers[WARNINGS] = ", ".join(warnings)
 
@@ -47,7 +47,7 @@ async def accepting(timeout_s: float) -> AsyncIterator[None]:
 async def send_json(
     client: Client, written: Iterator[bytes], maker: PieceMaker, *, is_large: bool
 ) -> None:
-    """A large body is written in pieces beside the event loop, and its length is not known."""
+    """A large body is written in pieces, in turn with the event loop, without a known length."""
     if is_large:
         await client.begin(JSON_HEADERS)
         await maker.send(written, client.write)

@@ -55,8 +55,8 @@ class Structure(Protocol):
         starts: Sequence[OutputStart],
         seed: str,
     ) -> Sequence[ChoiceParser]:
-        """One for each choice; ``starts`` are those of the prompts, ``seed`` makes the ids of calls
-        unique to this reply."""
+        """One parser for each choice; ``starts`` are the output starts of the prompts, ``seed``
+        makes the ids of calls unique to this reply."""
 
 
 class NoStructure:

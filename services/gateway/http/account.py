@@ -1,4 +1,4 @@
-"""What one API key has open and has used, and how much of both it may."""
+"""Open requests and used tokens of one API key, and their limits."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -29,7 +29,8 @@ class KeyLimits:
 
 
 class OpenRequests:
-    """Those of one kind that a key has open, ``name`` to a client; ``most`` is None: no limit."""
+    """Open requests of one kind of a key; ``name`` is their name in errors; ``most`` None: no
+    limit."""
 
     def __init__(self, most: int | None, name: str, refuse: Callable[[], None]) -> None:
         self._most = most
@@ -39,11 +40,11 @@ class OpenRequests:
         self._ends = Rate()
 
     def one(self) -> AbstractContextManager[None]:
-        """While it is open. Raises Overloaded at the limit."""
+        """Counts one while it is open. Raises Overloaded at the limit."""
         return self._counted(1, "")
 
     def more(self, num: int) -> AbstractContextManager[None]:
-        """While an open one counts for ``num`` more, or for all that there may be. Raises
+        """Counts an open one ``num`` more times, or as often as the limit allows at all. Raises
         Overloaded at the limit."""
         num = num if self._most is None else min(num, self._most - 1)
         return self._counted(num, f", this one counts for {num} more")
@@ -71,9 +72,9 @@ class OpenRequests:
 class Account:
     """``key_id``, the beginning of the key's digest, names it in metrics, logs and in the mesh.
 
-    Tokens are counted when they are known: those of the prompt when a request is accepted, those
-    that were generated as they come. So a request is let in while its key has any left, and is not
-    cut off when they are used up.
+    Tokens are counted once they are known: a prompt's when its request is accepted, generated ones
+    as they come. So a request is admitted while its key has any tokens left, and is not cut off
+    when they are used up.
     """
 
     def __init__(self, key: SecretStr, limits: KeyLimits) -> None:
@@ -94,7 +95,7 @@ class Account:
         return self._generating.one()
 
     def texts(self, num: int) -> AbstractContextManager[None]:
-        """While an open request generates ``num`` texts, each of which counts as a request. Raises
+        """While an open request generates ``num`` texts; each counts as a request. Raises
         Overloaded at the limit."""
         return self._generating.more(num - 1)
 
@@ -119,7 +120,7 @@ class Account:
 
 
 ACCOUNT = web.RequestKey("account", Account)
-"""Whose request it is; none where the server has no keys."""
+"""The account of a request's API key; absent if the server has no keys."""
 
 
 def owner_of(request: web.Request) -> str:
@@ -129,10 +130,10 @@ def owner_of(request: web.Request) -> str:
 
 
 class TokenBucket:
-    """Holds at most what ``per_minute`` pours in; times are monotonic. Pure.
+    """Holds at most one minute's refill of ``per_minute``; times are monotonic. Pure.
 
-    It may go below empty: how much a request takes is known when it has ended, and the next request
-    waits until the bucket is above empty again.
+    The level may become negative: the tokens of a request are known when it has ended, and the next
+    request waits until the level is positive again.
     """
 
     def __init__(self, per_minute: int, now_s: float) -> None:
@@ -145,7 +146,7 @@ class TokenBucket:
         self._updated_s = now_s
 
     def wait_s(self, now_s: float) -> float:
-        """Seconds until there is a token in it."""
+        """Seconds until it holds a token."""
         return max(0.0, (1 - self._filled(now_s)) * 60 / self.per_minute)
 
     def _filled(self, now_s: float) -> float:

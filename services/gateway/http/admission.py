@@ -1,4 +1,4 @@
-"""How many requests are open, how many bytes they hold, and no more than the limits."""
+"""Limits the number of open requests and the bytes held by them."""
 
 import asyncio
 import time
@@ -12,8 +12,8 @@ from shared.process.rate import Rate
 
 
 class Reservation:
-    """The room that one open request holds. ``is_served`` is true once it is more than a refusal:
-    the rate at which such requests end is the estimate of when there is room again."""
+    """The room held by one open request. ``is_served`` becomes true when it is accepted: the rate
+    at which accepted requests end is the estimate of the wait for room."""
 
     def __init__(self, admission: "Admission") -> None:
         self._admission = admission
@@ -41,7 +41,7 @@ class Reservation:
 
 
 class Admission:
-    """A request is open from before its body is read until its handler ends."""
+    """A request is open from the time before its body is read until its handler ends."""
 
     def __init__(self, max_open: int, max_bytes: int) -> None:
         self.num_open = 0

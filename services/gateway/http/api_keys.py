@@ -1,5 +1,5 @@
-"""Keys that clients must show, as OpenAI's or as Anthropic's do: ``Authorization: Bearer KEY`` or
-``x-api-key: KEY``."""
+"""API keys of clients, as OpenAI's or Anthropic's clients send them: ``Authorization: Bearer KEY``
+or ``x-api-key: KEY``."""
 
 import hmac
 import re
@@ -22,14 +22,14 @@ from shared.settings.gateway import GatewayConfig
 
 API_KEY = "X-Api-Key"
 MAX_SHOWN = 2
-"""Keys of one request: some clients show two, of which one is a placeholder."""
+"""Keys of one request: some clients send two, one of them a placeholder."""
 
 _LIMIT = re.compile(r"(max-open-requests|max-tokens-per-minute)=([1-9][0-9]{0,17}|none)")
 
 
 class Guard:
-    """Compares digests: all have one length, so a comparison's time reveals nothing of a key. The
-    gateway's own requests, which come to ``own_socket``, have no key and say whose they are. Routes
+    """Compares digests: all have the same length, so the time of a comparison reveals nothing of a
+    key. The gateway's own requests, on ``own_socket``, have no key and name their owner. Routes
     without an entry in ``loads`` are work."""
 
     def __init__(
@@ -54,7 +54,7 @@ class Guard:
         return await self._turns.run(account.key_id, _handled(request, handler, account, load))
 
     def _account(self, keys: Sequence[bytes]) -> Account:
-        """That of any of ``keys``."""
+        """The account of any of ``keys``."""
         digests = [sha256(key).digest() for key in keys]
         pairs = [(digest, account) for digest in digests for account in self._accounts]
         found = [each for digest, each in pairs if hmac.compare_digest(digest, each.digest)]
@@ -79,7 +79,7 @@ async def _handled(
 
 
 def _shown_keys(request: web.Request) -> list[bytes]:
-    """Raises Unauthorized where there is none, or so many that they are guesses. May hold any
+    """Raises Unauthorized without a key, or with too many, as in guessing. Keys may contain any
     bytes."""
     scheme, _, bearer = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")
     keys = [bearer] if scheme.lower() == "bearer" else []
@@ -103,7 +103,7 @@ def load_accounts(config: GatewayConfig) -> list[Account]:
 
 
 def _read_accounts(path: Path, limits: KeyLimits) -> list[Account]:
-    """``limits`` hold for a key whose line has none of its own."""
+    """``limits`` apply to keys without limits of their own in the file."""
     try:
         lines = path.read_text("utf-8", errors="replace").split("\n")
     except OSError as error:
@@ -121,7 +121,7 @@ def _read_accounts(path: Path, limits: KeyLimits) -> list[Account]:
 
 
 def _account_of(line: str, limits: KeyLimits) -> Account:
-    """Raises ValueError, whose text does not contain the key."""
+    """Raises ValueError; its text does not contain the key."""
     key, *words = line.split()
     matches = [_LIMIT.fullmatch(word) for word in words]
     if not all(matches):

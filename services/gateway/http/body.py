@@ -21,7 +21,7 @@ MAX_INLINE_BYTES = 64 << 10
 JSON = "application/json"
 Body = bytes | bytearray
 READ_BODY: web.RequestKey[Body] = web.RequestKey("read_body")
-"""Key under which a request keeps its body, read to find the endpoint, until that reads it."""
+"""Holds a body that was read to find the endpoint, until the endpoint reads it."""
 
 Parsed = TypeVar("Parsed")
 
@@ -31,10 +31,10 @@ class BodyReader:
         self._max_bytes = max_bytes
 
     async def read(self, request: web.Request, reservation: Reservation | None = None) -> Body:
-        """``reservation`` holds what has arrived. Raises BodyTooLarge, before reading where the
-        client gave the length; InvalidRequest for a body that ends early or is badly compressed;
-        Overloaded; web.HTTPRequestTimeout; web.HTTPUnsupportedMediaType for what does not claim to
-        be JSON."""
+        """``reservation`` holds the bytes that have arrived. Raises BodyTooLarge, before reading if
+        the client gave the length; InvalidRequest for a body that ends early or is badly
+        compressed; Overloaded; web.HTTPRequestTimeout; web.HTTPUnsupportedMediaType for a content
+        type other than JSON."""
         known: Body | None = request.pop(READ_BODY, None)
         if known is not None:
             if reservation is not None:
@@ -65,8 +65,8 @@ class BodyReader:
 
 
 class BodyParser:
-    """Parses large bodies one after the other on a thread: what they become on the way, which is
-    more than they are, is there once."""
+    """Parses large bodies one after the other on a thread: the intermediate objects are larger than
+    the result, and exist only once at a time."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "parse")
@@ -84,7 +84,7 @@ class BodyParser:
 
 
 def _check_content_type(request: web.Request) -> None:
-    """A page in a browser may send any other type, or none, anywhere without asking."""
+    """A page in a browser may send any other type, or none, to any server without a preflight."""
     given = request.headers.get(hdrs.CONTENT_TYPE, "")
     content_type = given.partition(";")[0].strip().lower()
     if content_type != JSON and (content_type or hdrs.ORIGIN in request.headers):

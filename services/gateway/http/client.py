@@ -1,4 +1,4 @@
-"""The client of one request, who must read what we write."""
+"""The client of one request, and the check that it reads our output."""
 
 import asyncio
 import time
@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from aiohttp import hdrs, web
 
 from services.gateway.http.error_json import error_event
-from services.gateway.traces.request_trace import Attributes
+from services.gateway.mesh.observer import Attributes
 from shared.errors import RequestError
 
 WRITE_CHUNK_BYTES = 64 << 10
@@ -16,8 +16,8 @@ EVENT_STREAM = "text/event-stream"
 
 
 class Client:
-    """Writes a response, of which a HEAD request gets the head alone. Raises ConnectionError where
-    the client has left."""
+    """Writes a response; a HEAD request gets only the head. Raises ConnectionError if the client
+    has left."""
 
     def __init__(self, request: web.Request) -> None:
         self._request = request
@@ -32,8 +32,8 @@ class Client:
     async def begin(
         self, headers: Mapping[str, str], failure: Callable[[RequestError], bytes] = error_event
     ) -> None:
-        """Sends the status 200. From here on the request can only end as it began; a stream ends
-        with what ``failure`` makes of an error."""
+        """Sends the status 200. After it the status is fixed; a stream ends with ``failure`` of its
+        error."""
         self._written_s = time.monotonic()
         self.failure = failure
         self.response.headers.update(headers)
@@ -56,7 +56,7 @@ class Client:
         return self.response
 
     def cut_off(self) -> None:
-        """Closes the connection: the client learns by it that the reply is not whole."""
+        """Closes the connection: it shows the client that the reply is incomplete."""
         if self._request.transport is not None:
             self._request.transport.abort()
 
@@ -70,7 +70,7 @@ class Client:
 
     @contextmanager
     def counted(self, attributes: Attributes) -> Iterator[None]:
-        """Says in ``attributes`` how long writing took, which is as the client reads."""
+        """Puts the time of writing, which depends on the client's reading, into ``attributes``."""
         try:
             yield
         finally:
@@ -79,8 +79,8 @@ class Client:
 
     @asynccontextmanager
     async def commented(self, quiet_s: float, comment: bytes) -> AsyncIterator[None]:
-        """A stream to which nothing is written for ``quiet_s`` gets a ``comment``, while it
-        ``is_between_events``: proxies would take it for dead."""
+        """A stream without output for ``quiet_s`` gets a ``comment``, while it
+        ``is_between_events``: otherwise proxies would close it."""
         commenting = asyncio.create_task(self._comment_while_quiet(quiet_s, comment))
         self.is_between_events = True
         try:
@@ -106,4 +106,4 @@ class Client:
 
 
 CLIENT = web.RequestKey("client", Client)
-"""The client of a request whose status is sent already."""
+"""The client of a request, once its status is sent."""

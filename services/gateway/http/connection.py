@@ -1,4 +1,4 @@
-"""aiohttp's connection with deadlines, and for clients that close only their own side."""
+"""aiohttp's connection with deadlines, and support for clients that close only their own side."""
 
 import asyncio
 import logging
@@ -24,19 +24,20 @@ log = logging.getLogger(__name__)
 log.addFilter(LogLimit())
 
 LOOKS_A_PERIOD = 4
-"""How often we look, in slow-client-s, whether a client reads."""
+"""The number of checks in slow-client-s that a client reads."""
 LOOK_S = 0.1
-"""How often we look whether a client that sends no more has left."""
+"""The interval of the check that a client which sends no more is still there."""
 TCP_CLOSE = 7  # of the kernel: also the state of a connection that was reset
 
 
 class HttpConnection(web.RequestHandler):
-    """A connection that brings no head of a request within ``header_timeout_s``, from its beginning
-    or from the first byte of a later request, is closed; one whose client is late by ``reading``
-    is aborted, whoever writes and whether or not it is to be closed.
+    """Closes a connection without a complete request head within ``header_timeout_s``, measured
+    from its beginning or from the first byte of a later request. Aborts one with a client that is
+    late by ``reading``, regardless of the writer and of a pending close.
 
-    A client may close its side when it has sent its request, and still gets its answer. That looks
-    as if it had left, until something is written to it: so something is, every ``probe_s``.
+    A client may close its side after sending its request, and still gets its answer. That looks
+    like a client that left, until something is written to it: so something is written, every
+    ``probe_s``.
     """
 
     __slots__ = (
@@ -100,7 +101,7 @@ class HttpConnection(web.RequestHandler):
             transport.abort()
 
     def begin_request(self, writer: AbstractStreamWriter) -> None:
-        """The answer of one will go to ``writer``."""
+        """The answer of a request will go to ``writer``."""
         if self._writer is not None:
             self._num_written_before += self._writer.output_size
         self._writer = writer
@@ -108,7 +109,7 @@ class HttpConnection(web.RequestHandler):
             self._look_again()
 
     def end_request(self) -> None:
-        """The answer of one is known."""
+        """The answer of a request is known."""
         self._connections.note_end_of_request(self)
         if self._is_half_closed and not self._messages:
             self.close()
@@ -147,14 +148,14 @@ class HttpConnection(web.RequestHandler):
             self._await_head()
 
     def _end_broken(self) -> None:
-        """Nothing that still comes can be understood; what was asked is answered."""
+        """Later bytes cannot be understood; requests received before are answered."""
         if self.is_idle and not self._messages:
             self.force_close()
         else:
             self.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """True keeps the connection open, until all that was asked is answered."""
+        """True keeps the connection open, until all requests are answered."""
         has_asked = not self.is_idle and self._payload is not None and self._payload.is_eof()
         is_tcp = self._socket is not None and self._socket.family != socket.AF_UNIX
         if not has_asked or not self._can_probe or self.ssl_context is not None or not is_tcp:

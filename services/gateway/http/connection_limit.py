@@ -1,4 +1,4 @@
-"""How many connections clients may have, and which of them end when there are too many."""
+"""The limit of client connections; above it idle ones are closed."""
 
 import resource
 from typing import Protocol
@@ -7,11 +7,13 @@ from services.gateway.metrics import CONNECTIONS, SHED_CONNECTIONS
 from shared.errors import RETRY_AFTER_S, Unavailable
 
 RESERVED_FILES = 256
-"""Kept for the mesh and the log; a quarter of what the process may open, where that is less."""
+"""Kept for the mesh and the log; a quarter of the process's limit of open files, if that is
+less."""
 
 
 class SheddableConnection(Protocol):
-    """What ``ConnectionLimit`` needs of one. With a ``refusal`` it answers nothing else."""
+    """The part of a connection used by ``ConnectionLimit``. With a ``refusal`` it answers nothing
+    else."""
 
     refusal: Unavailable | None
 
@@ -28,18 +30,18 @@ class SheddableConnection(Protocol):
 
 
 class ConnectionLimit:
-    """The open connections, first those that have been without a request for the longest time.
+    """The open connections, ordered by their time without a request, longest first.
 
-    The kernel gives a new file the lowest number that is free. So a high number means that the
-    process is about to run out of files, whatever holds them.
+    The kernel gives a new file the lowest free number. So a high number means that the process is
+    about to run out of files, regardless of their use.
     """
 
     def __init__(self) -> None:
         self._open: dict[SheddableConnection, None] = {}
 
     def add(self, connection: SheddableConnection) -> None:
-        """Where files run out, the first that is idle makes room. If none is, the new one is
-        refused with an answer, or closed where few files are left even for that."""
+        """When files run out, the first idle connection makes room. If none is idle, the new one is
+        refused with an answer, or closed if too few files are left even for that."""
         self._open[connection] = None
         CONNECTIONS.set(len(self._open))
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

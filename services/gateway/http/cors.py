@@ -1,4 +1,4 @@
-"""Which pages of other origins may use the API from a browser (the Fetch standard's CORS)."""
+"""Access to the API for pages of other origins in a browser (the Fetch standard's CORS)."""
 
 from collections.abc import Sequence
 
@@ -15,14 +15,14 @@ MAX_AGE_S = 600
 
 
 class Cors:
-    """Lets pages of ``origins`` in; without any, browsers keep all others out."""
+    """Admits pages of ``origins``; without any, browsers keep all others out."""
 
     def __init__(self, origins: Sequence[str]) -> None:
         self._origins = frozenset(origins)
 
     @web.middleware
     async def preflight(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """Answers what a browser asks before it sends a request: that one has no key yet."""
+        """Answers a browser's preflight request: it has no key yet."""
         is_asking = hdrs.ACCESS_CONTROL_REQUEST_METHOD in request.headers
         if request.method != hdrs.METH_OPTIONS or not is_asking or not self._lets_in(request):
             return await handler(request)
@@ -59,8 +59,8 @@ class Cors:
 
 
 def _is_ours(request: web.Request) -> bool:
-    """Whether the page came from here. The scheme may be that of a proxy, and so may the Host: then
-    only the browser knows."""
+    """Whether the page is from this server. The scheme and the Host may be a proxy's: then only the
+    browser knows."""
     _, _, host = request.headers[hdrs.ORIGIN].partition("://")
     is_same = request.headers.get(FETCH_SITE) == "same-origin"
     return is_same or host == request.headers.get(hdrs.HOST)

@@ -1,4 +1,4 @@
-"""``Expect``: a client that waits for our word before it sends its body (RFC 9110, 10.1.1)."""
+"""``Expect``: a client that waits for our permission to send its body (RFC 9110, 10.1.1)."""
 
 from typing import Any
 
@@ -10,12 +10,12 @@ from services.gateway.http.violations import show
 
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 EXPECTED = web.RequestKey("expected", str)
-"""What the client expects, if anything."""
+"""The request's ``Expect`` value, if any."""
 
 
 def take_expectation(message: Any) -> tuple[Any, str]:
-    """``message`` without ``Expect``, and its value: with it aiohttp would answer before anybody
-    has looked at the request."""
+    """``message`` without ``Expect``, and its value: otherwise aiohttp would answer before the
+    request is checked."""
     if message.version < HttpVersion11 or hdrs.EXPECT not in message.headers:
         return message, ""
     headers = CIMultiDict(message.headers)
@@ -35,7 +35,7 @@ async def check_expectation(request: web.Request, handler: Handler) -> web.Strea
 
 
 async def let_continue(request: web.Request) -> None:
-    """The body is wanted."""
+    """Asks for the body."""
     if request.get(EXPECTED):
         await request.writer.write(CONTINUE)
         request.writer.output_size = 0  # aiohttp would take it for a response that has begun

@@ -1,4 +1,4 @@
-"""Whatever goes wrong, the client gets the error object of its API: OpenAI's, or another shape."""
+"""Every failure reaches the client as the error object of its API: OpenAI's, or another shape."""
 
 import asyncio
 import logging
@@ -42,14 +42,14 @@ OUT_OF_MEMORY = Unavailable(
     "the gateway has no memory for this request", code="out_of_memory", retry_after_s=RETRY_AFTER_S
 )
 HINTS = (hdrs.ALLOW, hdrs.ACCEPT)
-"""Headers that tell which request would be taken."""
+"""Headers that describe an acceptable request."""
 SHOULD_RETRY = "X-Should-Retry"
 """OpenAI's clients obey this header; without it they try again after each 5xx."""
 
 
 class ErrorShape(NamedTuple):
-    """Errors of an API that is not OpenAI's: for which requests, with which status, and the body
-    of an error and the id of its request."""
+    """Errors of an API other than OpenAI's: the requests they apply to, their status, the body of
+    an error and the id of its request."""
 
     is_for: Callable[[web.BaseRequest], bool]
     status: Callable[[RequestError], int]
@@ -65,7 +65,7 @@ def add_error_shape(shape: ErrorShape) -> None:
 
 
 def error_response(error: RequestError, request: web.BaseRequest | None = None) -> web.Response:
-    """OpenAI's where what came is no ``request``."""
+    """OpenAI's shape if there is no ``request``."""
     response = json_response(error_body(error), error.status)
     for shape in _shapes:
         if request is not None and shape.is_for(request):
@@ -88,7 +88,7 @@ async def name_server(request: web.BaseRequest, response: web.StreamResponse) ->
 
 @web.middleware
 async def count_requests(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Counts and logs each of them once, when it ends."""
+    """Counts and logs each request once, when it ends."""
     started_s, status = time.monotonic(), CLIENT_LEFT
     try:
         response = await handler(request)
@@ -101,7 +101,7 @@ async def count_requests(request: web.Request, handler: Handler) -> web.StreamRe
 
 @web.middleware
 async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """The edge of one request: nothing but cancellation passes it."""
+    """The edge of one request: only cancellation passes it."""
     try:
         return await handler(request)
     except RequestError as error:
@@ -124,8 +124,8 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 
 async def _answer(request: web.Request, error: RequestError) -> web.StreamResponse:
-    """The error as the response, or as the end of the stream that has begun. A reply that is no
-    stream and has begun is cut off: JSON has no place for an error behind its beginning."""
+    """The error as the response, or as the end of a stream that has begun. A begun reply that is no
+    stream is cut off: JSON has no place for an error after its beginning."""
     request[ERROR_CODE] = error.code
     if CLIENT not in request:
         return error_response(error, request)
@@ -142,7 +142,7 @@ async def _answer(request: web.Request, error: RequestError) -> web.StreamRespon
 
 
 def _from_aiohttp(request: web.Request, error: web.HTTPException) -> web.Response:
-    """aiohttp's own errors: no such route, a method that is not allowed, a body too large."""
+    """aiohttp's own errors: an unknown route, a method that is not allowed, a body too large."""
     failure = RequestError(
         f"{request.method} {show(request.path)}: {error.reason}",
         code=HTTPStatus(error.status).name.lower(),

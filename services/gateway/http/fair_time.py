@@ -1,6 +1,6 @@
-"""Bounds what one API key takes of the gateway's time beside others.
+"""Bounds one API key's share of the gateway's time while other keys are active.
 
-Every request costs time, a refused one too, and all requests share one event loop and one
+Every request costs time, even a refused one, and all requests share one event loop and one
 interpreter. Each key is charged with the time of its requests, on the loop and on threads. While
 other keys are active and the loop is late, a key above its share starts its next request later.
 A key without neighbours never waits.

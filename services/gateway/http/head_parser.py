@@ -1,4 +1,4 @@
-"""aiohttp's parser of requests within a limit for heads, and what its faults are to a client."""
+"""aiohttp's parser of requests within a limit for heads, and its faults as client errors."""
 
 import re
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ from shared.errors import InternalError, RequestError
 
 MAX_URL_BYTES = 8 << 10
 MAX_HEAD_BYTES = 64 << 10
-"""Of all headers, and so of one of them: tokens of single sign-on have 20 KB."""
+"""The limit of all headers, and so of each of them: tokens of single sign-on have 20 KB."""
 MAX_HEADERS = 64
 CODINGS = ["gzip", "deflate", *["br"] * HAS_BROTLI, *["zstd"] * HAS_ZSTD]
-"""Of bodies that can be unpacked."""
+"""The supported codings of bodies."""
 
 VERSION_WORDS = "the version of HTTP is not 1.0 or 1.1"
 
@@ -35,7 +35,7 @@ _METHOD = re.compile(r"\n\n  b['\"][!#$%&*+.^_`|~0-9A-Za-z-]+ ")
 
 
 class UnsupportedCoding(RequestError):
-    """A body is compressed in a way that is not known here."""
+    """A body has an unsupported compression."""
 
     status = 415
     type = "invalid_request_error"
@@ -46,7 +46,7 @@ class UnsupportedCoding(RequestError):
 
 
 class HeadTooLong(BadHttpMessage):
-    """A head that has not ended is too long already."""
+    """An unfinished head is too long already."""
 
 
 class HeadParser:
@@ -99,8 +99,8 @@ class HeadParser:
 
 
 def fault_of(error: BaseException | None) -> RequestError:
-    """What a client is told of an error that ended its request before a route had it: words of our
-    own, since those of the error quote the request and the keys in it."""
+    """The client's error for a request that failed before it reached a route. The text is our own:
+    aiohttp's quotes the request and the keys in it."""
     match error:
         case LineTooLong(args=(_, limit, *_)) if limit == MAX_URL_BYTES:
             text = f"the URL has more than {limit} bytes"
@@ -123,7 +123,7 @@ def fault_of(error: BaseException | None) -> RequestError:
 
 
 def reason_of(error: BadHttpMessage) -> str:
-    """The part of its text that quotes nothing."""
+    """The part of the error's text without quotations."""
     text = error.message.removeprefix("Bad status line:\n  ")
     if error.message.startswith("Received HTTPS"):
         return "HTTPS came to a port of HTTP"

@@ -1,7 +1,8 @@
-"""Names under which a server without keys is asked.
+"""Host names accepted by a server without keys.
 
 A page of any site can have its own name bound to 127.0.0.1 once it is loaded (DNS rebinding). For a
-browser the server then is that site, whose scripts read its answers; only ``Host`` tells.
+browser the server then is that site, and scripts of the site read its answers; only ``Host`` shows
+the difference.
 """
 
 import re
@@ -49,7 +50,7 @@ class KnownHosts:
 
 
 def known_hosts(config: GatewayConfig, own_socket: Path) -> KnownHosts | None:
-    """None where any name may be ours: names of a network are not known here."""
+    """None if any name may be ours: the names of a network are not known here."""
     is_local = config.uds is None and _is_loopback(config.host)
     if not is_local and not config.allowed_hosts:
         return None

@@ -1,4 +1,4 @@
-"""So that clients cannot fill the log."""
+"""Keeps clients from filling the log."""
 
 import logging
 import time

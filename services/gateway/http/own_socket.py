@@ -1,8 +1,7 @@
-"""The socket at which a gateway answers its own requests: those of batches, and those of responses
-that are made in the background.
+"""The socket for the gateway's own requests: batches, and responses made in the background.
 
-It lies in the mesh's directory, where no other user comes, and is not announced: who asks there may
-say for whom.
+It lies in the mesh's directory, closed to other users, and is not announced: a request on it may
+name any owner.
 """
 
 from pathlib import Path
@@ -10,9 +9,9 @@ from pathlib import Path
 from aiohttp import web
 
 OWNER_HEADER = "X-Shoal-Owner"
-"""The ``key_id`` of the API key for which it is asked."""
+"""The ``key_id`` of the request's API key."""
 RESPONSE_HEADER = "X-Shoal-Response"
-"""The id of the response that is made now, in the background."""
+"""The id of the background response that the request makes."""
 
 
 def is_own(request: web.BaseRequest, socket: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Large replies are made piece by piece on a thread, so that other streams are not held up."""
+"""Makes large replies piece by piece on a thread, so that other streams are not held up."""
 
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from services.gateway.http.fair_time import on_thread
 
 JSON_CHUNK_BYTES = 16 << 10
-"""What the thread makes, holding the GIL, before the event loop gets its turn."""
+"""Written by the thread, holding the GIL, before the event loop gets its turn."""
 
 
 class PieceMaker:
@@ -18,12 +18,12 @@ class PieceMaker:
     async def send(
         self, pieces: Iterator[bytes], write: Callable[[bytes], Awaitable[None]]
     ) -> None:
-        """Writes ``pieces``, joined to fewer; the next is made when this one was written."""
+        """Writes ``pieces``, joined to fewer ones; each is made after the one before is written."""
         while piece := await on_thread(self._thread, _gather, pieces):
             await write(piece)
 
     async def join(self, pieces: Iterator[bytes]) -> bytes:
-        """All of them."""
+        """All pieces in one."""
         joined = bytearray()
 
         async def keep(piece: bytes) -> None:
@@ -37,7 +37,7 @@ class PieceMaker:
 
 
 def _gather(pieces: Iterator[bytes]) -> bytes:
-    """Enough for one piece; nothing at the end."""
+    """The pieces of one write; empty at the end."""
     gathered = bytearray()
     for piece in pieces:
         gathered += piece

@@ -1,12 +1,12 @@
-"""Whether a client reads what is written to it."""
+"""The check that a client reads its response."""
 
 STEP_BYTES = 64 << 10
-"""Too few in a period, so that a byte now and then does not keep a connection."""
+"""Fewer bytes in a period are too few, so that an occasional byte does not keep a connection."""
 
 
 class ReadingCheck:
-    """A client is late that neither reads all it was sent nor ``STEP_BYTES`` of it within
-    ``period_s``. Pure; times are monotonic."""
+    """A client is late if within ``period_s`` it reads neither all of the sent bytes nor
+    ``STEP_BYTES`` of them. Pure; times are monotonic."""
 
     def __init__(self, period_s: float) -> None:
         self.period_s = period_s

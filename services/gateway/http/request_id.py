@@ -1,4 +1,4 @@
-"""The id of a request: its client's, or one of ours."""
+"""The id of a request: its client's, or our own."""
 
 import re
 import uuid
@@ -15,7 +15,7 @@ _ID = web.RequestKey("request_id", str)
 
 
 def request_id(request: web.BaseRequest) -> str:
-    """The same for the whole of a request; 32 hex digits where the client gave none."""
+    """Constant for a request; 32 hex digits if the client gave none."""
     if _ID not in request:
         given = request.headers.get(HEADER, "")
         request[_ID] = given if re.match(PATTERN, given) else uuid.uuid4().hex
@@ -23,7 +23,7 @@ def request_id(request: web.BaseRequest) -> str:
 
 
 def check_request_id(request: web.Request) -> None:
-    """Raises InvalidRequest where the client's id cannot be taken."""
+    """Raises InvalidRequest for an unacceptable id of the client."""
     given = request.headers.get(HEADER)
     if given is not None and not re.match(PATTERN, given):
         value = show(given.encode(errors="replace").decode())

@@ -9,13 +9,22 @@ from services.gateway.http.routes import route_of
 from shared.process.log import log_end
 
 METER = web.RequestKey("meter", RequestMeter)
-"""What has become of a generation request."""
+"""The measurements of a generation request."""
 
 ERROR_CODE = web.RequestKey("error_code", str)
 """Why a request failed; a stream may fail after its status 200."""
 
-QUIET_ROUTES = {"/health", "/ready", "/ping", "/load", "/metrics", "/v1/mesh", "/page/{name}"}
-"""Machines ask these every few seconds, and browsers the page's for many files at once."""
+QUIET_ROUTES = {
+    "/health",
+    "/ready",
+    "/ping",
+    "/load",
+    "/metrics",
+    "/v1/metrics",
+    "/v1/mesh",
+    "/page/{name}",
+}
+"""Polled by machines every few seconds, or requested by browsers for many files at once."""
 
 
 def log_request(request: web.Request, status: int, total_s: float) -> None:

@@ -1,4 +1,4 @@
-"""What one request contributes to the metrics and to its line in the log."""
+"""One request's contribution to the metrics, and to its line in the log."""
 
 import time
 from collections.abc import Callable
@@ -19,8 +19,8 @@ from shared.wire.messages import RunKind
 
 
 class RequestMeter:
-    """Measures one request of ``model`` by the progress it makes; times are monotonic. ``charge``
-    is called with the number of its tokens as they are known."""
+    """Measures one request of ``model`` by its progress; times are monotonic. ``charge`` is called
+    with the number of its tokens as they are known."""
 
     def __init__(self, model: str, started_s: float) -> None:
         self._model = model
@@ -34,7 +34,7 @@ class RequestMeter:
         self._inter_token_latency = INTER_TOKEN_LATENCY.labels(model)
 
     def follow(self, collector: OutputCollector) -> None:
-        """The mesh works on it from here on."""
+        """From here on the mesh works on the request."""
         self._collector = collector
 
     def accept(self) -> None:
@@ -54,7 +54,7 @@ class RequestMeter:
         REQUEST_GENERATION_TOKENS.labels(self._model).observe(self._num_tokens)
 
     def facts(self) -> dict[str, Any]:
-        """What has become of it so far, for the log."""
+        """The request's state so far, for the log."""
         collector = self._collector
         return {
             "model": self._model,

@@ -1,4 +1,4 @@
-"""Routes: which one a request goes to, and the load of each."""
+"""The route of a request, and the load of each route."""
 
 from enum import Enum
 
@@ -6,18 +6,18 @@ from aiohttp import web
 
 
 class Load(Enum):
-    """Work of a route, which decides about keys and their limits."""
+    """The kind of a route's work, which decides about keys and their limits."""
 
     OPEN = "open"  # to monitoring, which has no key, and to the page, which asks for one
-    CHEAP = "cheap"  # shows what is there, or makes room
+    CHEAP = "cheap"  # shows existing data, or makes room
     WORK = "work"
-    GENERATION = "generation"  # by the mesh: it is traced, and its tokens count
+    GENERATION = "generation"  # by the mesh: its tokens count
 
 
 UNKNOWN = "unknown"
 
 
 def route_of(request: web.Request) -> str:
-    """The path as it stands in the code, or ``UNKNOWN``."""
+    """The path as written in the code, or ``UNKNOWN``."""
     resource = request.match_info.route.resource
     return resource.canonical if resource else UNKNOWN

@@ -1,4 +1,4 @@
-"""aiohttp's server with our limits, and our error object for what never gets to a route."""
+"""aiohttp's server with our limits, and our error object for requests that never reach a route."""
 
 import asyncio
 import ssl
@@ -42,8 +42,8 @@ async def check_head(request: web.Request, handler: Handler) -> web.StreamRespon
 
 
 class HttpRunner(web.AppRunner):
-    """Runs ``app``. A handler is cancelled when its client leaves; ``cleanup`` gives those that
-    still run ``CLEANUP_S``."""
+    """Runs ``app``. A handler is cancelled when its client leaves; ``cleanup`` gives running
+    handlers ``CLEANUP_S``."""
 
     def __init__(self, app: web.Application, config: GatewayConfig) -> None:
         super().__init__(app, shutdown_timeout=CLEANUP_S, access_log=None)
@@ -54,8 +54,8 @@ class HttpRunner(web.AppRunner):
 
 
 class HttpSite(web.TCPSite):
-    """Where ``runner`` listens. aiohttp's own leaves clients a minute for the handshake of TLS, and
-    on ``::`` serves no IPv4."""
+    """The address on which ``runner`` listens. aiohttp's own leaves clients a minute for the TLS
+    handshake, and on ``::`` serves no IPv4."""
 
     def __init__(
         self, runner: HttpRunner, config: GatewayConfig, tls: ssl.SSLContext | None
@@ -85,7 +85,7 @@ class HttpSite(web.TCPSite):
 
 
 class _Server(web.Server):
-    """``server``, with connections of our kind."""
+    """``server``, with our own connections."""
 
     def __init__(self, server: web.Server, config: GatewayConfig) -> None:
         super().__init__(
@@ -143,8 +143,8 @@ class _Server(web.Server):
 
 
 class _HeadWriter(StreamWriter):
-    """Writes the head of an answer alone: on a connection that is kept, bytes behind the head of an
-    answer to HEAD are the beginning of the next answer."""
+    """Writes only the head of an answer: on a kept connection, bytes after the head of an answer to
+    HEAD are the beginning of the next answer."""
 
     async def write(self, chunk: object, **options: Any) -> None:
         self.send_headers()

@@ -1,4 +1,4 @@
-"""What is wrong in a request, as an error that a client can act on."""
+"""Violations in a request as errors that a client can act on."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,8 +21,8 @@ _FIELD = re.compile(r"Object (?P<reason>missing required|contains unknown) field
 def violation(
     error: msgspec.ValidationError, param: str, value: Any, kind: Any = None
 ) -> InvalidRequest:
-    """What msgspec found in the field ``param`` of this ``value``: where in it, what, the limit.
-    ``kind`` is the type that the value, or each item of it, was to have."""
+    """msgspec's error for this ``value`` of the field ``param``: the place in it, the fault, the
+    limit. ``kind`` is the expected type of the value or of each of its items."""
     reason, path = _split(str(error))
     where = param + path
     if match := _FIELD.fullmatch(reason):
@@ -37,7 +37,7 @@ def violation(
 
 
 def _words(kind: Any) -> list[str]:
-    """The words that a value of ``kind`` may be, or have as its type."""
+    """The literal values of ``kind``, and the tags of its structs."""
     if kind is None:
         return []
     info = msgspec.inspect.type_info(kind)
@@ -61,8 +61,8 @@ def unknown_model(name: str, served: list[str]) -> NotFound:
 
 @contextmanager
 def client_names(names: Mapping[str, str]) -> Iterator[None]:
-    """An error of the mesh names the field as the client does; ``names`` are those that differ, of
-    whole fields or of what begins their paths."""
+    """Errors of the mesh name a field as the client does; ``names`` maps differing names, of whole
+    fields or of the beginnings of paths."""
     try:
         yield
     except RequestError as error:
@@ -74,7 +74,8 @@ def client_names(names: Mapping[str, str]) -> Iterator[None]:
 
 
 def not_held(places: Sequence[str], names: Mapping[str, str]) -> Iterator[str]:
-    """Warnings for a header of what the mesh left out of schemas; ``names`` as in client_names."""
+    """Warnings in a header for parts that the mesh left out of schemas; ``names`` as in
+    client_names."""
     for place in places:
         beginning = _named_part(place, names)
         named = names.get(beginning, "") + place[len(beginning) :]
@@ -82,13 +83,13 @@ def not_held(places: Sequence[str], names: Mapping[str, str]) -> Iterator[str]:
 
 
 def _named_part(param: str, names: Mapping[str, str]) -> str:
-    """What of the path has another name; empty: nothing."""
+    """The part of the path with another name; empty: no part."""
     ends = [len(param), *(match.start() for match in re.finditer(r"[.[]", param))]
     return max((param[:end] for end in ends if param[:end] in names), key=len, default="")
 
 
 def show(value: Any) -> str:
-    """``value``, or the JSON of one, in a few characters, for a client."""
+    """``value``, or its JSON, in a few characters, for a client."""
     match value:
         case {"type": str(kind)}:
             return f"an object of type {show(kind)}"

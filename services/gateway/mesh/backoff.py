@@ -2,7 +2,7 @@
 
 
 class Backoff:
-    """When to try again; times are monotonic. Pure."""
+    """The time of the next try; times are monotonic. Pure."""
 
     def __init__(self, first_s: float, max_s: float) -> None:
         self.retry_at_s = 0.0

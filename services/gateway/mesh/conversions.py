@@ -1,4 +1,4 @@
-"""Conversions of text to ids and of ids to text, which tokenizers do beside the prompts."""
+"""Conversions of text to ids and of ids to text, done by tokenizers in addition to the prompts."""
 
 import asyncio
 from itertools import count
@@ -84,14 +84,14 @@ class Conversions:
             _end(answer, RequestError.from_failed(failed))
 
     def fail_all(self, tokenizer: Tokenizer, error: RequestError) -> None:
-        """Ends those of a tokenizer that is gone."""
+        """Fails the open conversions of a lost tokenizer."""
         for answer in tokenizer.conversions.values():
             _end(answer, error)
         tokenizer.conversions.clear()
 
 
 def _check_minor(tokenizer: Tokenizer, message: Convert) -> None:
-    """Raises Unavailable for a tokenizer that cannot do what is asked."""
+    """Raises Unavailable if the tokenizer's protocol is too old for the conversion."""
     usual: ConvertedTo = "text" if message.kind == "ids" else "ids"
     is_usual = message.to == usual and message.max_prompt_tokens is None
     if not is_usual and tokenizer.peer.hello.minor < CONVERTED_MINOR:
@@ -104,7 +104,7 @@ def _is_answered(answer: asyncio.Future[Array]) -> bool:
 
 
 def _end(answer: asyncio.Future[Array], outcome: Array | RequestError) -> None:
-    """Does nothing where the call was cancelled."""
+    """Does nothing if the call was cancelled."""
     if answer.done():
         return
     if isinstance(outcome, RequestError):

@@ -1,4 +1,4 @@
-"""Drafts that were verified for a choice, with the logprobs that their drafter gave them."""
+"""Drafts verified for a choice, with their drafter's logprobs."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ NO_DRAFTS = Drafts(TokenArrays(), np.zeros(0, np.int32), np.zeros(0, np.bool_))
 
 
 def drafts_of(row: Delta, part: TokenArrays) -> Drafts:
-    """Returns the drafts of a row of them."""
+    """Returns the drafts of a row."""
     numbers = np.arange(row.run.num_tokens, dtype=np.int32)
     return Drafts(part.copied(), row.position + numbers, numbers < row.run.num_accepted)
 

@@ -25,7 +25,7 @@ class Prompt:
 
 
 def chat_bytes(chat: ChatOptions | None) -> int:
-    """What the options hold."""
+    """The bytes held by the options."""
     if chat is None:
         return 0
     texts = (chat.tools, chat.documents, chat.template_kwargs, chat.template)
@@ -36,11 +36,11 @@ def chat_bytes(chat: ChatOptions | None) -> int:
 class Parsing:
     """How the text of a chat becomes reasoning, content and calls.
 
-    ``tool_parser`` and ``reasoning_parser`` are names of formats; empty: of these nothing is
-    looked for. ``tools`` is the JSON array of those that may be called. What was reasoned is
-    content unless the reply ``separates_reasoning``, and dropped unless it ``shows_reasoning``;
-    what follows the first call is dropped unless it ``is_parallel``. ``is_held``: the text ends
-    behind its calls by itself. ``is_named``, ``is_legacy``: as in Tools.
+    ``tool_parser`` and ``reasoning_parser`` are names of formats; empty: calls or reasoning are not
+    looked for. ``tools`` is the JSON array of the tools that may be called. Reasoning is content
+    unless the reply ``separates_reasoning``, and dropped unless it ``shows_reasoning``; everything
+    after the first call is dropped unless it ``is_parallel``. ``is_held``: the text ends by itself
+    after its calls. ``is_named``, ``is_legacy``: as in Tools.
     """
 
     tool_parser: str
@@ -55,29 +55,28 @@ class Parsing:
 
     @property
     def splits_reasoning(self) -> bool:
-        """Whether the reply tells reasoning from content."""
+        """Whether the reply separates reasoning from content."""
         return bool(self.reasoning_parser) and self.separates_reasoning
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Prompts, how many choices to make of each, and how to reply.
+    """Prompts, the number of choices for each, and the form of the reply.
 
-    ``model`` is the name the client used, one of those we serve. The choices of all prompts are
-    numbered through: those of the first prompt, then those of the second. All services get its
-    ``options``. The reply ``echoes`` the prompt before the text and in its logprobs, and
-    ``returns_ids`` beside it, ``returns_prompt_text``, and ``returns_offsets`` of its tokens in
-    that text. It names the tokens of logprobs by their text or ``names_by_id``;
-    ``num_prompt_logprobs`` were asked for beside the prompt's own, which are
-    ``num_echoed_logprobs``. A prompt is replaced by its ids when the mesh has sent them.
-    ``request_id`` is the client's own. ``field_names`` are the client's words for what the mesh
-    calls ``prompt`` and ``max_tokens``, where they differ. Unless it ``is_seeded`` by the client
-    each prompt has a seed of its own. The reply to a chat begins with ``first_text``. Without
-    ``parsing`` a text is content. A stream ``repeats_usage`` in every chunk. ``kept_bytes`` are
-    held beside the Job until the request ends; where it ``keeps_logprobs``, they are held as JSON,
-    those of a stream too. ``warnings`` name what the client asked for in vain. The mesh has up to
-    ``max_open_prompts`` at once; None: all. A stream has a chunk for each ``stream_interval``
-    tokens of a choice.
+    ``model`` is the name used by the client, one of the names we serve. Choices are numbered
+    through all prompts: first the choices of the first prompt, then of the second. All services get
+    its ``options``. The reply ``echoes`` the prompt before the text and in its logprobs,
+    ``returns_ids``, ``returns_prompt_text``, and ``returns_offsets`` of its tokens in that text. It
+    names the tokens of logprobs by their text or ``names_by_id``; ``num_prompt_logprobs`` were
+    asked for in addition to ``num_echoed_logprobs``, the prompt's own. A prompt is replaced by its
+    ids when the mesh has sent them. ``request_id`` is the client's own. ``field_names`` maps the
+    mesh's ``prompt`` and ``max_tokens`` to the client's names, where they differ. Unless it
+    ``is_seeded`` by the client, each prompt has its own seed. The reply to a chat begins with
+    ``first_text``. Without ``parsing`` a text is content. A stream ``repeats_usage`` in every
+    chunk. ``kept_bytes`` are held in addition to the Job until the request ends; if it
+    ``keeps_logprobs``, they are held as JSON, in streams too. ``warnings`` name ignored fields of
+    the request. The mesh has up to ``max_open_prompts`` at once; None: all. A stream has a chunk
+    for each ``stream_interval`` tokens of a choice.
     """
 
     model: str
@@ -112,8 +111,7 @@ class Job:
     stream_interval: int = 1
 
     def of_owner(self, owner: str, *, shares_cache: bool) -> "Job":
-        """The job of an API key, whose cached prefixes no other key finds unless keys share
-        them."""
+        """The job of an API key; other keys find its cached prefixes only if keys share them."""
         salt = self.options.salt
         if owner and not shares_cache:
             salt = f"{owner} {salt}"
@@ -121,7 +119,7 @@ class Job:
 
     @property
     def has_prompt_logprobs(self) -> bool:
-        """Whether the mesh brings the logprobs of the prompts."""
+        """Whether the mesh sends the logprobs of the prompts."""
         return self.params.prompt_logprobs is not None
 
     @property

@@ -1,4 +1,4 @@
-"""The services that were lost while they had a prompt, since its last token. Pure."""
+"""The services lost while they had a prompt, since its last token. Pure."""
 
 from shared.errors import TOO_MANY_REPLAYS, InternalError
 
@@ -39,7 +39,7 @@ class Losses:
             self._last_scheduler = scheduler, now_s
 
     def forgive(self, service: str) -> None:
-        """``service`` is not dead: it stood still. Raises nothing."""
+        """``service`` is alive: it had only stalled. Raises nothing."""
         num_before = len(self._charged)
         self._charged = [each for each in self._charged if each != service]
         self._num_spared += num_before - len(self._charged)

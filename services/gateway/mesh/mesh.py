@@ -1,10 +1,10 @@
-"""The gateway's end of the mesh: prompts go to tokenizers, what comes back goes to collectors."""
+"""The gateway's end of the mesh: sends prompts to tokenizers and their messages to collectors."""
 
 import asyncio
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import chain
 
@@ -12,13 +12,12 @@ import numpy as np
 
 from services.gateway.mesh.conversions import Conversions
 from services.gateway.mesh.job import Job
+from services.gateway.mesh.observer import UNOBSERVED, RequestObserver
 from services.gateway.mesh.open_prompt import Failure, OpenPrompt
 from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
 from services.gateway.mesh.token_table import TokenTable
 from services.gateway.mesh.tokenizers import Tokenizer, Tokenizers
 from services.gateway.metrics import REPLAYS
-from services.gateway.traces.request_trace import RequestTrace
-from services.gateway.traces.store import NO_TRACES, TraceStore
 from shared.errors import (
     NO_SCHEDULER,
     NO_WORKER,
@@ -43,6 +42,7 @@ from shared.wire.messages import (
     Message,
     ModelInfo,
     RequestKey,
+    SpanReport,
     Vocabulary,
 )
 from shared.wire.token_arrays import Layout, TokenArrays
@@ -53,21 +53,16 @@ TRANSIENT = {429, 503}
 
 
 class Mesh:
-    """Sends each prompt to one tokenizer and brings what comes back to its OutputCollector.
+    """Sends each prompt to one tokenizer and its messages to the prompt's OutputCollector.
 
     Messages about what is not open at the tokenizer that sent them, such as an old attempt, are
     ignored. A prompt whose tokenizer or scheduler is lost is replayed through any tokenizer that is
-    ready within ``replay_s``; a new request waits ``ready_wait_s`` for one.
+    ready within ``replay_s``; a new request waits ``ready_wait_s`` for one. ``on_report`` is called
+    with reports of the services about requests.
     """
 
-    def __init__(
-        self,
-        replay_s: float,
-        ready_wait_s: float,
-        accept_timeout_s: float,
-        traces: TraceStore = NO_TRACES,
-    ) -> None:
-        self.traces = traces
+    def __init__(self, replay_s: float, ready_wait_s: float, accept_timeout_s: float) -> None:
+        self.on_report: Callable[[SpanReport], None] = lambda report: None
         self._lost_changed = asyncio.Event()  # a prompt was lost, or a tokenizer has changed
         self.tokenizers = Tokenizers(ready_wait_s, self._lost_changed.set)
         self.conversions = Conversions(self.tokenizers, accept_timeout_s)
@@ -76,10 +71,10 @@ class Mesh:
         self._lost = LostPrompts()
         self._credits = CreditBatch()
         self._tokens: TokenTable | None = None
-        self._fingerprint = ""  # of the model whose tokens we know
+        self._fingerprint = ""  # of the model that the tokens belong to
 
     async def run(self) -> None:
-        """Replays what was lost, until cancelled."""
+        """Replays lost prompts until cancelled."""
         while True:
             self._lost_changed.clear()
             now_s, is_ready = time.monotonic(), bool(self.tokenizers.ready())
@@ -101,17 +96,16 @@ class Mesh:
 
     @contextmanager
     def generate(
-        self, name: str, job: Job, trace: RequestTrace | None = None
+        self, name: str, job: Job, observer: RequestObserver = UNOBSERVED
     ) -> Iterator[OutputCollector]:
-        """Submits the prompts of ``job``; leaving the context cancels what has not ended. What the
-        services report of it is added to ``trace``.
+        """Submits the prompts of ``job``; leaving the context cancels what has not ended.
 
         Raises Unavailable.
         """
         num_prompts = len(job.prompts)
         collector = OutputCollector(num_prompts, job.num_choices, job.has_prompt_logprobs)
-        if trace is not None and self.traces.begin(trace, name):
-            collector.trace = trace
+        observer.begin(name)
+        collector.observer = observer
         prompts = [
             OpenPrompt(f"{name}/{number}", number, job, collector) for number in range(num_prompts)
         ]
@@ -132,8 +126,8 @@ class Mesh:
             self._cancel(prompts)
 
     def abort(self, public_ids: set[str], owner: str) -> set[str]:
-        """Ends the requests that ``owner`` knows by ``public_ids``, and returns the ids of our
-        own. The other ids are sent to the tokenizers: other gateways may have them."""
+        """Ends ``owner``'s requests with these ``public_ids``, and returns the ids of our own. The
+        other ids are sent to the tokenizers: other gateways may have them."""
         prompts = [
             prompt
             for prompt in self._prompts()
@@ -208,7 +202,7 @@ class Mesh:
     # --- prompts -----------------------------------------------------------------------------
 
     def _submit(self, prompt: OpenPrompt, tokenizer: Tokenizer | None = None) -> None:
-        """Raises Unavailable where none is named and none is ready."""
+        """Raises Unavailable if no tokenizer is named and none is ready."""
         tokenizer = tokenizer or self.tokenizers.least_loaded()
         prompt.peer = tokenizer.peer
         prompt.note_sent(time.monotonic())
@@ -216,14 +210,14 @@ class Mesh:
         prompt.peer.send(*prompt.submit())
 
     def _note_accepted(self, prompt: OpenPrompt) -> None:
-        """What another tokenizer had failed was not the request's fault."""
+        """The prompt was accepted, so the earlier failure is the other tokenizer's fault."""
         failed, prompt.failure = prompt.failure, None
         if failed is not None and (tokenizer := self.tokenizers.get(failed.peer)):
             tokenizer.note_failure(failed.error)
 
     def _submit_next(self, waiting: deque[OpenPrompt]) -> None:
-        """Submits a further prompt of a request that the mesh works on: where there is no room, it
-        waits as a replay does."""
+        """Submits a further prompt of a request in the mesh: if there is no room, it waits like a
+        replay."""
         if not waiting:
             return
         prompt, now_s = waiting.popleft(), time.monotonic()
@@ -251,10 +245,10 @@ class Mesh:
             prompt.losses.forgive(service)
 
     def _fail(self, prompt: OpenPrompt, error: RequestError, tokenizer: Tokenizer) -> None:
-        """Has another tokenizer try what this one may have failed by its own fault, once; else ends
-        the prompt, or submits it again later if the mesh is just putting itself together:
-        that is for replays, and for a request that came when the scheduler or the last worker was
-        lost before we knew of it."""
+        """Sends the prompt to another tokenizer, once, if this one may have failed by its own
+        fault. Otherwise ends the prompt, or submits it again later while the mesh is starting: this
+        applies to replays, and to requests from before the loss of the scheduler or the last worker
+        was known."""
         now_s = time.monotonic()
         other = self.tokenizers.other_for(tokenizer, error)
         if other is not None and prompt.failure is None and not prompt.is_accepted:
@@ -294,7 +288,7 @@ class Mesh:
                 if not prompt.choices:
                     self._end(prompt)
         for report in deltas.spans:
-            self.traces.add(report)
+            self.on_report(report)
 
     def _consumed(self, prompt: OpenPrompt, update: ChoiceUpdate) -> None:
         grant = prompt.take(update)
@@ -306,7 +300,7 @@ class Mesh:
             self._end(prompt)
 
     def _end(self, prompt: OpenPrompt) -> None:
-        """All of its choices have ended here; the tokenizer is still at those that were cut."""
+        """All choices have ended here; the tokenizer still works on the cut ones."""
         if prompt.has_cut:
             self._cancel([prompt])
         elif prompt.peer is not None:

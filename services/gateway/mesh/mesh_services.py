@@ -1,4 +1,4 @@
-"""The services of the mesh as clients see them, from the reports of those that answered. Pure."""
+"""The services of the mesh as clients see them, from the reports of answering services. Pure."""
 
 from collections import defaultdict
 from collections.abc import Set
@@ -58,8 +58,8 @@ def list_services(
 ) -> list[MeshService]:
     """Returns the services of ``reports`` and their peers, in the order of the chain.
 
-    ``silent`` were asked and did not answer. Of ``earlier`` ones, those that nobody mentions any
-    more are still listed, unless they left.
+    ``silent`` services were asked and did not answer. ``earlier`` services without a current report
+    stay listed, unless they left.
     """
     connected: dict[Name, list[tuple[Name, ReportedPeer]]] = defaultdict(list)
     ended: dict[Name, ReportedPeer] = {}

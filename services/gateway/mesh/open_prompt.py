@@ -10,8 +10,8 @@ import numpy as np
 from services.gateway.mesh.backoff import Backoff
 from services.gateway.mesh.job import Job, Prompt
 from services.gateway.mesh.losses import Losses
+from services.gateway.mesh.observer import UNOBSERVED, RequestObserver
 from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
-from services.gateway.traces.request_trace import RequestTrace
 from shared.errors import InternalError, RequestError
 from shared.link.peer import Peer
 from shared.wire.codec import Array
@@ -33,27 +33,27 @@ from shared.wire.messages import (
 )
 from shared.wire.token_arrays import TokenArrays, bytes_of
 
-FIRST_PAUSE_S = 0.05  # what was lost with its service may not have been noticed everywhere yet
+FIRST_PAUSE_S = 0.05  # other services may not have noticed the loss yet
 MAX_PAUSE_S = 2.0
 MAX_SEED = 1 << 63
 NO_IDS = np.zeros(0, np.int32)
 
 
 class _ChoiceState:
-    """What the gateway has of one choice, and how much of it the client has taken."""
+    """The gateway's tokens of one choice, and the part consumed by the client."""
 
     def __init__(self) -> None:
         self.ids = array("i")
         self.num_chars = 0
         self.num_marks = 0
         self.num_prompt_scored = 0  # tokens of the prompt
-        self.num_cached: int | None = None  # a replay finds what the attempts before it computed
+        self.num_cached: int | None = None  # kept: a replay finds the blocks of earlier attempts
         self.num_consumed = 0
         self._num_unconsumed_bytes = 0
         self.begin_attempt()
 
     def begin_attempt(self) -> None:
-        """The scheduler counts bytes anew, and grants a window beyond what is resumed."""
+        """The scheduler counts bytes anew, and grants a window beyond the resumed tokens."""
         self._num_bytes = 0
         self._granted_tokens = len(self.ids) + WINDOW_TOKENS
         self._granted_bytes = WINDOW_BYTES
@@ -91,21 +91,20 @@ class _ChoiceState:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What a tokenizer said in place of accepting a prompt: the fault may be its own."""
+    """A tokenizer's error for a prompt it did not accept: the fault may be its own."""
 
     peer: Peer
     error: RequestError
 
 
 class OpenPrompt:
-    """A prompt of an OutputCollector: what to submit, and where what comes back belongs.
+    """A prompt of an OutputCollector: its submission, and the place of its output.
 
-    After the loss of a tokenizer or a scheduler, ``begin_replay`` and another ``submit`` go on
-    where the mesh had come to. ``choices`` are those that have not ended. ``peer`` is the tokenizer
-    that works on it. Where there is none, ``backoff`` decides when to submit it again, and
-    ``replay_until_s`` (monotonic) how long it may wait. ``losses`` are of tokenizers and
-    schedulers, ``num_worker_deaths`` counts the workers in a cell that it has left. ``on_end`` is
-    called when all of its choices have ended.
+    After the loss of a tokenizer or a scheduler, ``begin_replay`` and another ``submit`` continue
+    the output. ``choices`` are the unfinished ones. ``peer`` is the tokenizer that works on it.
+    Without a peer, ``backoff`` decides when to submit it again, and ``replay_until_s`` (monotonic)
+    how long it may wait. ``losses`` are of tokenizers and schedulers, ``num_worker_deaths`` counts
+    the workers in a cell that it has left. ``on_end`` is called when all of its choices have ended.
     """
 
     def __init__(self, request: str, number: int, job: Job, collector: OutputCollector) -> None:
@@ -160,7 +159,7 @@ class OpenPrompt:
         job = self._job
         options = msgspec.structs.replace(
             job.options,
-            is_traced=self._trace is not None,
+            is_traced=self._observer.is_traced,
             num_worker_deaths=self.num_worker_deaths,
             left_scheduler=self._left_scheduler,
         )
@@ -197,20 +196,18 @@ class OpenPrompt:
         self.begin_attempt()
 
     def note_handover(self, scheduler: str, num_worker_deaths: int) -> None:
-        """Another cell is to have it, and to know that so many workers died while they computed
-        it."""
+        """Moves to another cell, with the number of workers that died while they computed it."""
         self._left_scheduler = scheduler
         self.num_worker_deaths = max(self.num_worker_deaths, num_worker_deaths)
 
     def note_sent(self, now_s: float) -> None:
-        if self._trace is not None and self.peer is not None:
+        if self.peer is not None:
             tokenizer = self.peer.hello.instance
-            self._trace.begin_attempt(self._number, self.attempt, tokenizer, now_s)
+            self._observer.begin_attempt(self._number, self.attempt, tokenizer, now_s)
 
     def note_end(self, now_s: float, lost: str = "") -> None:
         """The attempt has ended, because of what was ``lost``, if anything was."""
-        if self._trace is not None:
-            self._trace.end_attempt(self._number, self.attempt, lost, now_s)
+        self._observer.end_attempt(self._number, self.attempt, lost, now_s)
 
     def begin_attempt(self) -> None:
         self.peer = None
@@ -220,9 +217,9 @@ class OpenPrompt:
             choice.begin_attempt()
 
     @property
-    def _trace(self) -> RequestTrace | None:
-        """Only the first prompts of a request are traced."""
-        return self._collector.trace if self._number < MAX_TRACED else None
+    def _observer(self) -> RequestObserver:
+        """Only the first prompts of a request are observed."""
+        return self._collector.observer if self._number < MAX_TRACED else UNOBSERVED
 
     def accept(
         self,
@@ -265,12 +262,13 @@ class OpenPrompt:
             self._collector.accept(self._number, NO_IDS)
 
     def abort(self) -> None:
-        """Ends every choice with what it has."""
+        """Ends every choice with its tokens so far."""
         for index, choice in list(self.choices.items()):
             self.finish(Finished(self.request, self.attempt, index, "abort", len(choice.ids)))
 
     def cut(self, index: int) -> bool:
-        """Ends a choice with what it has, as if its text had come to its end. False: it has."""
+        """Ends a choice with its tokens so far, as if its text had ended. False: it had ended
+        already."""
         if (choice := self.choices.get(index)) is None:
             return False
         self.has_cut = True

@@ -1,4 +1,4 @@
-"""Collects what the mesh brings for one HTTP request, until its handler reads it."""
+"""Collects the mesh's output for one HTTP request until its handler reads it."""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -8,7 +8,7 @@ from typing import Self
 import msgspec
 
 from services.gateway.mesh.drafts import NO_DRAFTS, Drafts, drafts_of, joined
-from services.gateway.traces.request_trace import RequestTrace
+from services.gateway.mesh.observer import UNOBSERVED, RequestObserver
 from shared.errors import RequestError
 from shared.wire.codec import Array
 from shared.wire.messages import (
@@ -27,12 +27,13 @@ from shared.wire.token_arrays import TokenArrays, first_tokens, join, sum_runs
 
 @dataclass(frozen=True, slots=True)
 class ChoiceUpdate:
-    """What came for one choice since the last update: text and tokens (maybe none), maybe its end.
+    """New output of one choice since the last update: text and tokens (maybe no tokens), maybe its
+    end.
 
-    ``index`` counts the choices of all prompts. ``arrays`` are those of ``run``; where this is of a
-    prompt, ``index`` is that of its first choice. ``drafts`` are the ones that were verified beside
-    the tokens, if the client asked for their logprobs. ``marks`` are the added tokens in the text,
-    if the request has them looked for.
+    ``index`` counts the choices of all prompts. ``arrays`` belong to ``run``; in an update of a
+    prompt, ``index`` is the prompt's first choice. ``drafts`` are the drafts verified with the
+    tokens, if the client asked for their logprobs. ``marks`` are the added tokens in the text, if
+    the request looks for them.
     """
 
     index: int
@@ -97,7 +98,7 @@ def merged(updates: Sequence[ChoiceUpdate]) -> ChoiceUpdate:
 
 
 class _Pending:
-    """What one choice has received and its reader has not."""
+    """Unread output of one choice."""
 
     def __init__(self) -> None:
         self.rows: list[Delta] = []
@@ -129,17 +130,17 @@ class _Pending:
 
 
 class OutputCollector:
-    """A mailbox that merges: however far its reader lags, a choice has one text and one end in it.
+    """A mailbox that merges: however late its reader is, a choice has one text and one end in it.
 
     The mesh writes, one handler reads: ``accepted`` once, then ChoiceUpdates until every choice has
     ended; ``consumed`` after each, when its client has it. What is pending is read before an error
     is raised. ``prompt_ids`` and ``starts`` are those of the prompts, once accepted, and
     ``dropped`` is what a chat's leaves out, and ``left_out`` names what is not held of the
     request's schemas; ``num_replays`` counts how often one of them was lost
-    and begun again, which a ``trace`` shows.
+    and begun again, which the ``observer`` learns.
 
-    If it ``has_prompt_logprobs``, those of a prompt are read before what its choices bring, which
-    is kept until all of them are there.
+    If it ``has_prompt_logprobs``, the logprobs of a prompt are read before the output of its
+    choices, which is kept until all of them are there.
     """
 
     def __init__(
@@ -151,7 +152,7 @@ class OutputCollector:
         self.dropped = NOTHING_DROPPED
         self.left_out: Sequence[str] = ()
         self.num_replays = 0
-        self.trace: RequestTrace | None = None
+        self.observer: RequestObserver = UNOBSERVED
         self.on_consumed: Callable[[ChoiceUpdate], None] = lambda update: None
         self.on_cut: Callable[[int], None] = lambda index: None
         self._num_open = num_prompts * num_choices
@@ -160,7 +161,7 @@ class OutputCollector:
         self._of_prompts: dict[int, _Pending] = {}  # by number of prompt
         self._num_prompt_scored = [0] * num_prompts
         self._unscored = set(range(num_prompts)) if has_prompt_logprobs else set()
-        self.failed_prompt: int | None = None  # whose error ended the request
+        self.failed_prompt: int | None = None  # the prompt with the error that ended the request
         self._error: RequestError | None = None
         self._changed = asyncio.Event()
 
@@ -205,14 +206,14 @@ class OutputCollector:
         self._changed.set()
 
     async def begun(self) -> None:
-        """Returns when one of the prompts will run, or has been aborted. Raises the RequestError
-        that refused one."""
+        """Returns when one of the prompts will run, or has been aborted. Raises the RequestError of
+        a refused prompt."""
         while all(ids is None for ids in self.prompt_ids):
             await self._change()
 
     async def accepted(self) -> None:
-        """Returns when all prompts will run, or have been aborted. Raises the RequestError that
-        refused one."""
+        """Returns when all prompts will run, or have been aborted. Raises the RequestError of a
+        refused prompt."""
         while any(ids is None for ids in self.prompt_ids):
             await self._change()
 
@@ -221,7 +222,7 @@ class OutputCollector:
         self.on_consumed(update)
 
     def cut(self, index: int) -> None:
-        """Ends a choice with what has come; its reader has seen enough."""
+        """Ends a choice with its output so far; its reader needs no more."""
         self.on_cut(index)
 
     def __aiter__(self) -> Self:
@@ -245,7 +246,7 @@ class OutputCollector:
         return None
 
     def _note_scored(self, prompt: int, num: int) -> None:
-        """Counts scored tokens of a prompt, all of which but the first have a logprob."""
+        """Counts scored tokens of a prompt: all of its tokens except the first have a logprob."""
         self._num_prompt_scored[prompt] += num
         ids = self.prompt_ids[prompt]
         if ids is not None and self._num_prompt_scored[prompt] >= len(ids) - 1:

@@ -1,4 +1,4 @@
-"""Asks the services of the mesh how they fare, when somebody wants to know."""
+"""Asks the services of the mesh for their state, on demand."""
 
 import asyncio
 import time
@@ -13,11 +13,11 @@ from shared.wire.messages import REPORT_MINOR, ServiceName, ServiceReport
 
 T = TypeVar("T")
 
-ANSWER_S = 1.0  # who has not answered by then hangs
+ANSWER_S = 1.0  # a service without an answer by then hangs
 MIN_PAUSE_S = 0.1
 MEMORY_S = 30.0
 MAX_SERVICES = 4096
-# Whom a service that is asked asks in turn.
+# The services that each service asks in turn.
 ASKED_BY: dict[ServiceName, set[ServiceName]] = {
     "gateway": {"tokenizer"},
     "tokenizer": {"scheduler", "gateway"},
@@ -40,7 +40,7 @@ class Reports:
         self._listed: dict[Name, tuple[float, MeshService]] = {}  # when last
 
     def receive(self, report: ServiceReport) -> None:
-        """Beyond ``MAX_SERVICES`` those that we did not know before are passed over."""
+        """Beyond ``MAX_SERVICES`` new services are ignored."""
         name = name_of(report)
         if name in self._received or len(self._received) < MAX_SERVICES:
             self._received[name] = time.monotonic(), report
@@ -48,8 +48,8 @@ class Reports:
         self._changed = asyncio.Event()
 
     async def services(self) -> list[MeshService]:
-        """All services there are, and those that were lost in the last half a minute. Waits for
-        the answers of all, but not longer than ``ANSWER_S``."""
+        """All current services, and services lost in the last half a minute. Waits for all answers,
+        but not longer than ``ANSWER_S``."""
         now_s = time.monotonic()
         if now_s - self._asked_s > MIN_PAUSE_S:
             self._asked_s = now_s
@@ -72,7 +72,7 @@ class Reports:
         return {name_of(own): own, **answers}
 
     def _missing(self, answers: dict[Name, ServiceReport]) -> set[Name]:
-        """Returns who was asked, by us or by those who have answered, and has not."""
+        """Returns services asked, by us or by an answering service, that have not answered."""
         asked = {
             name_of(peer)
             for report in answers.values()

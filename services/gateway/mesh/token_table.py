@@ -1,4 +1,4 @@
-"""How the tokens of the model are written, in text and in JSON."""
+"""The text of the model's tokens, plain and in JSON."""
 
 from collections.abc import Callable
 
@@ -42,7 +42,8 @@ class Spelling:
 
 class TokenTable:
     """``data`` [n] uint8 are the bytes of all tokens in order of ids, concatenated; ``lengths``
-    [vocab_size] int32 count those of each. A vocabulary is large, so all else is made lazily."""
+    [vocab_size] int32 are the numbers of bytes of the tokens. A vocabulary is large, so all else is
+    made lazily."""
 
     def __init__(self, data: Array, lengths: Array) -> None:
         self._data = data.tobytes()
@@ -57,12 +58,12 @@ class TokenTable:
         return self._by_id if by_id else self._by_text
 
     def written(self, token_id: int) -> bytes:
-        """May be a part of a character."""
+        """The bytes may be a part of a character."""
         start = int(self._ends[token_id - 1]) if token_id else 0
         return self._data[start : int(self._ends[token_id])]
 
     def __contains__(self, text: object) -> bool:
-        """Whether a token is written so."""
+        """Whether a token has this text."""
         if not isinstance(text, str):
             return False
         if text not in self._are_tokens:
@@ -73,7 +74,7 @@ class TokenTable:
         return self.written(token_id).decode(errors="replace")
 
     def text_or_bytes(self, token_id: int) -> str:
-        """As OpenAI writes what is only a part of a character: ``bytes:\\xe2\\x80``."""
+        """A part of a character as OpenAI writes it: ``bytes:\\xe2\\x80``."""
         written = self.written(token_id)
         try:
             return written.decode()

@@ -20,11 +20,10 @@ MAX_PAUSE_S = 30.0
 
 
 class Probation:
-    """A tokenizer is on probation until it accepts or converts something, and again when it fails
-    that. While others are not, it gets one request at a time, and after a failure none
-    until a pause is over: one that fails everything would always have the fewest open requests.
-    Times are monotonic. Pure.
-    """
+    """A tokenizer is on probation until it accepts or converts something, and again after a
+    failure. While other tokenizers are not on probation, it gets one request at a time, and after a
+    failure none until a pause is over: a tokenizer that fails everything would always have the
+    fewest open requests. Times are monotonic. Pure."""
 
     def __init__(self) -> None:
         self.is_over = False
@@ -43,13 +42,13 @@ class Probation:
         self._backoff.wait(now_s)
 
     def admits(self, num_open: int, now_s: float) -> bool:
-        """Whether it may have a request that others could have."""
+        """Whether it may have a request that other tokenizers could serve."""
         return self.is_over or (num_open == 0 and now_s >= self._backoff.retry_at_s)
 
 
 @dataclass(slots=True, eq=False)
 class Tokenizer:
-    """A connected tokenizer, and the prompts and conversions of ours that it works on."""
+    """A connected tokenizer, and our prompts and conversions that it works on."""
 
     peer: Peer
     prompts: dict[RequestKey, OpenPrompt] = field(default_factory=dict)
@@ -62,19 +61,20 @@ class Tokenizer:
 
     @property
     def model(self) -> ModelInfo:
-        """Its model, without which ``Tokenizers.refusal`` lets none in."""
+        """Its model; ``Tokenizers.refusal`` rejects a tokenizer without one."""
         assert self.peer.hello.model is not None
         return self.peer.hello.model
 
     def note_failure(self, error: RequestError) -> None:
-        """Puts it on probation for failing what another one has accepted: it may be broken."""
+        """Puts the tokenizer on probation after it failed a prompt that another one accepted: it
+        may be broken."""
         if self.probation.is_over:
             log.warning("%s failed a request (%s): it is on probation", self.peer, error.code)
         self.probation.fail(time.monotonic())
 
 
 class Tokenizers:
-    """Keeps the connected tokenizers and wakes those who wait for one. None is polled.
+    """Keeps the connected tokenizers and wakes waiting requests. No tokenizer is polled.
 
     ``ready_model`` and ``known_model`` wait up to ``ready_wait_s``; ``on_change`` is called when a
     tokenizer comes, goes or has another state.
@@ -116,7 +116,7 @@ class Tokenizers:
 
     @property
     def model(self) -> ModelInfo:
-        """The model that is served. Raises Unavailable as long as no tokenizer is connected."""
+        """The served model. Raises Unavailable while no tokenizer is connected."""
         for tokenizer in self:
             return tokenizer.model
         raise self.unavailable()
@@ -127,11 +127,8 @@ class Tokenizers:
         return self.model
 
     async def ready_model(self) -> ModelInfo:
-        """Returns ``model`` once requests can be served. Raises Unavailable.
-
-        The wait is for a service that has just died, or has only begun to run: it is there in a
-        moment.
-        """
+        """Returns ``model`` once requests can be served. Raises Unavailable. The wait covers a
+        service that has just died or is starting: it is ready in a moment."""
         await self._wait_until(lambda: bool(self.ready()))
         return self.model
 
@@ -139,16 +136,16 @@ class Tokenizers:
         return [tokenizer for tokenizer in self if tokenizer.peer.is_ready]
 
     def least_loaded(self) -> Tokenizer:
-        """Returns the ready tokenizer with the fewest open requests, of ours first and then of all
-        gateways; one on probation only where there is no other. Raises Unavailable."""
+        """Returns the ready tokenizer with the fewest open requests, first ours, then of all
+        gateways; one on probation only if there is no other. Raises Unavailable."""
         ready = self.ready()
         if not ready:
             raise self.unavailable()
         return _least_loaded(ready)
 
     def other_for(self, failed: Tokenizer, error: RequestError) -> Tokenizer | None:
-        """Returns one that is to show whose fault an ``error`` is: the request's, or that of the
-        tokenizer that ``failed``. None where the error says it, or where there is no other."""
+        """Returns a tokenizer to find the cause of an ``error``: the request, or the tokenizer that
+        ``failed``. None if the error shows the cause, or without another tokenizer."""
         others = [each for each in self.ready() if each is not failed]
         is_telling = error.status != InternalError.status
         return None if is_telling or not others else _least_loaded(others)

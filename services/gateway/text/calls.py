@@ -25,15 +25,15 @@ class Calls:
             tools.layout.function_open if isinstance(tools.layout, TaggedLayout) else ""
         )
         self._openers = {tools.section_open, tools.call_open, self._function_open} - {""}
-        self._closers: set[str] = set()  # of what has been opened
+        self._closers: set[str] = set()  # closers of the openers already read
 
     @property
     def markers(self) -> set[str]:
-        """What begins or ends calls where content may come."""
+        """The markers that begin or end calls where content may come."""
         return self._openers | self._closers
 
     def read(self, marker: str) -> Waiting[None]:
-        """What begins with ``marker``, which was read last."""
+        """Reads the part that begins with ``marker``, the last marker read."""
         if marker in self._openers:
             self._source.record(with_marker=True)
             yield from self._try_read(marker)
@@ -42,7 +42,8 @@ class Calls:
             self._closers.discard(marker)
 
     def read_tagless(self) -> Waiting[None]:
-        """Calls that no marker begins, as many as come next."""
+        """Reads the next calls without an opening marker, up to the first part that is not a
+        call."""
         has_read = self._tools.is_tagless
         while has_read:
             self._source.record()
@@ -56,8 +57,8 @@ class Calls:
             has_read = yield from self._try_read("")
 
     def _try_read(self, marker: str) -> Waiting[bool]:
-        """What is no call is content as it came, from where it was recorded; but not where a call
-        has begun and the text ends."""
+        """A part that is not a call is content, unchanged from the start of its recording, unless
+        the text ends inside a call."""
         num_before = self._out.num_calls
         try:
             yield from self._read_call(marker)
@@ -97,7 +98,7 @@ class Calls:
                 yield from read_json_calls(self._context, not marker)
 
     def _read_closers(self) -> Waiting[None]:
-        """The closing markers that come at once, with the blanks before them."""
+        """The closing markers that come next, with the blanks before them."""
         while self._closers:
             self._source.record()
             yield from self._source.skip_blanks()
@@ -183,7 +184,7 @@ class PairCalls:
         arguments.end()
 
     def _read_key(self) -> Waiting[str]:
-        """What stands before a value, the markers on both sides of it included."""
+        """The key before a value, including the markers on both sides of it."""
         self._source.record()
         yield from self._source.try_take(self._key_open)
         pieces: list[str] = []
@@ -199,7 +200,7 @@ class PairCalls:
 
 
 class TaggedCalls:
-    """Also several functions between the markers of one call: each is a call."""
+    """Several functions may be between the markers of one call: each is a call."""
 
     def __init__(self, context: Context, layout: TaggedLayout) -> None:
         self._context = context
@@ -216,8 +217,8 @@ class TaggedCalls:
         )
 
     def read(self, is_tagless: bool) -> Waiting[None]:
-        """``is_tagless``: the model began with the function, which is a call only if there is such
-        a function."""
+        """``is_tagless``: the text began with the function, so it is a call only if the request has
+        a function of this name."""
         if not is_tagless and not (yield from self._source.try_take(self._function_open)):
             raise Broken
         while True:
@@ -259,11 +260,12 @@ class TaggedCalls:
 
 _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
-_OTHER = ("type", "id", "index")  # keys that stand before the name in what is a call
+_OTHER = ("type", "id", "index")  # keys that may precede the name in a call
 
 
 def read_json_calls(context: Context, is_tagless: bool) -> Waiting[None]:
-    """``is_tagless``: no marker came, so a call is only what names a function that there is."""
+    """``is_tagless``: no marker came, so an object is a call only if it names an existing
+    function."""
     source = context.source
     if (yield from source.next_char()) != "[":
         yield from _JsonCall(context, is_tagless).read()

@@ -10,12 +10,12 @@ Kind = type[Reasoning] | type[Content] | type[Arguments]
 
 
 class Over(Exception):
-    """The first call of a choice that may have only one has ended."""
+    """The first call has ended in a choice that may have only one."""
 
 
 class Collector:
-    """Blanks at the ends of the reasoning are dropped, and those between the content and what
-    stands before or after it. ``ids`` and ``seed`` make the ids of calls."""
+    """Drops blanks at the ends of the reasoning, and blanks between the content and the parts
+    before and after it. ``ids`` and ``seed`` make the ids of calls."""
 
     def __init__(self, ids: IdForm, seed: str, is_parallel: bool) -> None:
         self._ids = ids
@@ -110,7 +110,7 @@ class Collector:
             self._add(Arguments, text)
 
     def end_call(self) -> None:
-        """The call is complete; one of which no arguments came has an empty object of them."""
+        """The call is complete; without arguments it gets an empty object."""
         if not self._has_arguments:
             self.arguments("{}")
         self.has_open_call = False
@@ -118,7 +118,7 @@ class Collector:
             raise Over
 
     def finish(self) -> None:
-        """No more comes: blanks that end the text belong to it, unless they end at another part."""
+        """The text has ended: blanks at its end belong to it, unless they end at another part."""
         if self._is_reasoning:
             self._add(Reasoning, "".join(self._blanks))
         elif not self._call_is_last and (self._has_content or not self._has_reasoned):

@@ -1,4 +1,4 @@
-"""What the parsers of calls have in common."""
+"""The context shared by the parsers of calls."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _NAME = re.compile(r"[\w.:/-]+")
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """``stops`` are the markers around calls: none comes within a call, but in a string of it."""
+    """``stops`` are the markers around calls: in a call they occur only inside a string."""
 
     source: Source
     out: Collector
@@ -27,8 +27,7 @@ class Context:
         return self.table.of(*texts)
 
     def start_call(self, name: str, is_known: bool = False, call_id: str | None = None) -> None:
-        """From here on the text is a call and nothing else; ``is_known``: only of a function that
-        there is."""
+        """The rest of the text is a call; ``is_known``: only of an existing function."""
         if not name or (is_known and name not in self.functions):
             raise Broken
         self.out.start_call(name, call_id)

@@ -12,7 +12,7 @@ _RECIPIENT = re.compile(r"to=(\S+)")
 
 
 class HarmonyReply:
-    """``has_reasoning``, ``has_calls``: whether these are told from content."""
+    """``has_reasoning``, ``has_calls``: whether they are separated from content."""
 
     def __init__(
         self,
@@ -47,7 +47,7 @@ class HarmonyReply:
             marker = yield from self._read_message(marker)
 
     def _begins_with_header(self) -> Waiting[bool]:
-        """The prompt ends within a header, of which a recipient or a marker may follow."""
+        """The prompt ends inside a header, so the output may begin with a recipient or a marker."""
         self._source.record()
         yield from self._source.skip_blanks()
         if (yield from self._source.at(self._markers)) or (

@@ -17,7 +17,7 @@ _DEPTHS = {"{": 1, "[": 1, "}": -1, "]": -1}
 
 
 class JsonText:
-    """Reads JSON from ``source``. None of ``stops`` may come within it but in a string."""
+    """Reads JSON from ``source``. ``stops`` may occur in it only inside a string."""
 
     def __init__(self, source: Source, stops: Markers) -> None:
         self._source = source
@@ -26,7 +26,7 @@ class JsonText:
         self._between = re.compile(f'[^"{{}}\\[\\]{re.escape(firsts)}]+')
 
     def copy(self, sink: Sink) -> Waiting[None]:
-        """One value, whatever it is."""
+        """One value of any type."""
         char = yield from self._source.next_char()
         if char in ("{", "["):
             yield from self._copy_nested(sink)
@@ -101,7 +101,7 @@ class JsonText:
             raise Broken from None
 
     def copy_arguments(self, sink: Sink) -> Waiting[None]:
-        """An object; if it was written into a string, as it is in the string; null is none."""
+        """An object; an object written as a string is decoded; null is empty."""
         char = yield from self._source.next_char()
         if char == '"':
             yield from self._copy_decoded(sink)
@@ -114,7 +114,7 @@ class JsonText:
             yield from self.copy(sink)
 
     def _copy_decoded(self, sink: Sink) -> Waiting[None]:
-        """What a string holds; but the string itself where that does not begin as JSON does."""
+        """The content of a string if it begins as JSON, otherwise the string itself."""
         self._source.take(1)
         blanks = yield from self._source.skip_blanks()
         if (yield from self._source.next_char()) not in ("{", "["):

@@ -9,9 +9,9 @@
     events = machine.push(text, marks)         # with each Delta
     events = machine.finish()                  # once, at the end
 
-The events of a whole reply are those of the stream, one after the other: the same text and marks
-make the same events, joined, wherever they are cut. ``seed`` gives calls their ids, where the model
-does not write them, so that a replay changes none.
+The events of a whole reply are the stream's events, one after the other: the same text and marks
+make the same events, joined, wherever they are cut. ``seed`` gives calls their ids, unless the
+model writes them, so that a replay keeps them.
 """
 
 from collections import deque
@@ -45,13 +45,13 @@ class TokenMark(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True)
 class OutputRules:
-    """What is looked for in the output of a request.
+    """The parts to look for in the output of a request.
 
-    ``tools`` None: calls are not looked for, and what would be one is content; ``reasoning`` None:
-    nor is reasoning. A marker that is one of ``added_tokens`` is found by its Mark alone, any
-    other in the text; these may be all texts of the vocabulary, for only markers in brackets are
-    looked up. ``functions`` are the tools, by name, with the JSON schemas of their
-    parameters. Unless ``is_parallel``, what follows the first call is dropped.
+    Without ``tools`` calls are content; without ``reasoning`` reasoning is content too. A marker
+    among ``added_tokens`` is found only by its Mark, any other marker in the text. ``added_tokens``
+    may contain every text of the vocabulary: only markers in brackets are looked up. ``functions``
+    maps the names of tools to the JSON schemas of their parameters. Unless ``is_parallel``,
+    everything after the first call is dropped.
     """
 
     tools: ToolFormat | None = None
@@ -66,14 +66,14 @@ class OutputRules:
 
     @property
     def markers(self) -> Markers:
-        """All that are looked for."""
+        """All markers to look for."""
         formats = (each for each in (self.tools, self.reasoning) if each is not None)
         return self.table.of(*sorted(frozenset[str]().union(*(each.markers for each in formats))))
 
 
 class OutputMachine:
-    """``num_calls`` have begun. ``is_over``: nothing that follows is of interest, so the choice may
-    be cancelled."""
+    """``num_calls`` have begun. ``is_over``: later output is not needed, so the choice may be
+    cancelled."""
 
     def __init__(self, rules: OutputRules, start: OutputStart, seed: str) -> None:
         self.is_over = False
@@ -83,7 +83,7 @@ class OutputMachine:
         self._count = ReasoningCount()
         self._marks: deque[TokenMark] = deque()
         self._held = ""  # the text of a token that has not come as a whole
-        self._position = 0  # of what is held, or of what comes next
+        self._position = 0  # position of the held text, or of the next text
         self._tokens = rules.markers.tokens
         self._parser = self._parse(rules, start)
 
@@ -93,16 +93,16 @@ class OutputMachine:
 
     @property
     def num_chars(self) -> int:
-        """How much of the text was read; where it ``is_over``, all that is of interest."""
+        """The number of characters read; if it ``is_over``, all that are needed."""
         return self._source.num_chars
 
     @property
     def has_open_call(self) -> bool:
-        """Whether the last call has not come to its end."""
+        """Whether the last call is unfinished."""
         return self._out.has_open_call
 
     def push(self, text: str, marks: Sequence[TokenMark] = ()) -> list[Event]:
-        """The next part of the choice's text, and the marks that came with it, in order."""
+        """The next part of the choice's text, and its marks, in order."""
         if self.is_over:
             return []
         self._marks.extend(mark for mark in marks if mark.text in self._tokens)
@@ -111,7 +111,7 @@ class OutputMachine:
         return self._out.take()
 
     def finish(self) -> list[Event]:
-        """What was held back."""
+        """The events of the held text."""
         if not self.is_over:
             self._source.put(self._held)
             self._source.end()
@@ -120,12 +120,12 @@ class OutputMachine:
         return self._out.take()
 
     def num_reasoning_tokens(self, num_tokens: int) -> int | None:
-        """How many of the choice's ``num_tokens`` were reasoning, its markers not counted; None:
-        that cannot be told, because a marker was text."""
+        """The number of reasoning tokens among the choice's ``num_tokens``, without markers; None:
+        unknown, because a marker was text."""
         return self._count.total(num_tokens)
 
     def _put(self, text: str) -> None:
-        """Gives ``text`` to the parser, its tokens as such; one that is cut is held."""
+        """Gives ``text`` to the parser, tokens as tokens; an incomplete token is held."""
         begin = 0
         end = len(text)
         while self._marks and self._marks[0].position - self._position <= len(text):

@@ -1,4 +1,4 @@
-"""From the text of a chat to reasoning, content and calls."""
+"""Splits the text of a chat into reasoning, content and calls."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,8 +20,8 @@ from shared.wire.messages import Finished, OutputStart
 def output_parsers(
     job: Job, parsing: Parsing, table: TokenTable, starts: Sequence[OutputStart], seed: str
 ) -> list["OutputParser"]:
-    """One for each choice; ``starts`` are those of the prompts, ``seed`` makes the ids of calls
-    unique to this reply."""
+    """One parser for each choice; ``starts`` are the output starts of the prompts, and ``seed``
+    makes the ids of calls unique to this reply."""
     rules = OutputRules(
         tools=find_tool_format(parsing.tool_parser, table) if parsing.tool_parser else None,
         reasoning=REASONING_FORMATS.get(parsing.reasoning_parser),
@@ -77,7 +77,7 @@ class OutputParser:
         return self._machine.has_open_call
 
     def push(self, update: ChoiceUpdate) -> tuple[list[Event], ChoiceUpdate]:
-        """A choice that is over counts the tokens up to there, whatever else has come."""
+        """A choice that is over counts tokens up to its end and ignores later ones."""
         marks = [
             TokenMark(mark.position, mark.num_chars, mark.index, self._text(mark.token_id))
             for mark in update.marks
@@ -117,12 +117,13 @@ class OutputParser:
         return replace(update, finished=finished)
 
     def _num_with_text(self, finished: Finished) -> int:
-        """A token that ends the text has none of its own, unless the client asked for that."""
+        """An ending token has no text of its own, unless the client asked for it."""
         is_ended = finished.reason == "stop" and not isinstance(finished.stop_reason, str)
         return finished.num_tokens - (is_ended and not self._includes_stop)
 
     def finish_reason(self, finished: Finished) -> str:
-        """A text that was cut, by its length or by a stop string within a call, ends in no call."""
+        """A text that was cut, by its length or by a stop string inside a call, does not end in a
+        call."""
         has_calls = self._machine.num_calls and not self._machine.has_open_call
         if finished.reason != "stop" or not has_calls or self._parsing.is_named:
             return finished.reason
@@ -157,8 +158,8 @@ def _functions(tools: str) -> dict[str, Any]:
 
 
 class TextTokens:
-    """Counts by the bytes of the tokens, and not by what came together: how many come at once is
-    a matter of drafts and of the load."""
+    """Counts by the bytes of the tokens, independent of how many tokens arrive together: that
+    depends on drafts and load."""
 
     def __init__(self, table: TokenTable) -> None:
         self._table = table
@@ -172,8 +173,8 @@ class TextTokens:
         self._texts.append(update.text)
 
     def num_before(self, num_chars: int) -> int:
-        """How many tokens have written the first ``num_chars`` of the text, the last one maybe more
-        than that."""
+        """The number of tokens that wrote the first ``num_chars`` of the text; the last token may
+        have written more."""
         text = "".join(self._texts)
         num_bytes = len(text[:num_chars].encode())
         is_first = True

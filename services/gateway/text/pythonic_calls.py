@@ -1,4 +1,4 @@
-"""Calls in Python's syntax, whose literals become JSON as they come."""
+"""Calls in Python's syntax; their literals become JSON as they come."""
 
 import re
 from contextlib import suppress
@@ -26,7 +26,7 @@ class PythonicCalls:
         self._layout = layout
 
     def read(self, is_tagless: bool) -> Waiting[None]:
-        """All calls; ``is_tagless``: no marker came, so all name functions that there are."""
+        """All calls; ``is_tagless``: no marker came, so each must name an existing function."""
         yield from self._source.skip_blanks()
         if self._layout.open:
             yield from self._expect(self._layout.open)
@@ -82,7 +82,7 @@ class PythonicCalls:
 
 
 class _Literal:
-    """One value. ``_open`` are the brackets that have to be closed."""
+    """One value. ``_open`` are the unclosed brackets."""
 
     def __init__(self, context: Context) -> None:
         self._source = context.source

@@ -13,8 +13,8 @@ _MAX_NULL_CHARS = 64  # with blanks
 
 
 class RawArguments:
-    """The object of the arguments of one call. ``padding`` is one character, or none, that stands
-    on both sides of a value and is no part of it."""
+    """The object of the arguments of one call. ``padding`` is one character, or none, on both sides
+    of a value and not a part of it."""
 
     def __init__(self, context: Context, name: str, padding: str = "") -> None:
         self._source = context.source
@@ -24,7 +24,7 @@ class RawArguments:
         self._num_values = 0
 
     def read_value(self, key: str, close: Markers) -> Waiting[None]:
-        """The value of parameter ``key``, and ``close`` behind it."""
+        """The value of parameter ``key``, and ``close`` after it."""
         self._out.arguments(", " if self._num_values else "{")
         self._out.arguments(json_string(key) + ": ")
         self._num_values += 1
@@ -58,11 +58,11 @@ class _Value(Protocol):
     def end(self) -> None: ...
 
     def cut(self) -> None:
-        """No more comes, and the value has not ended."""
+        """The text ended inside the value."""
 
 
 class _String:
-    """Written as it comes, but for a last character that may be padding."""
+    """Written as it comes, except a last character that may be padding."""
 
     def __init__(self, sink: Sink, padding: str) -> None:
         self._sink = sink
@@ -88,7 +88,7 @@ class _String:
 
 
 class _Typed:
-    """Held until it has ended, for only then is it known what it is."""
+    """Held until it has ended: its type is unknown before."""
 
     def __init__(self, sink: Sink, padding: str, types: frozenset[str]) -> None:
         self._sink = sink
@@ -108,7 +108,7 @@ class _Typed:
 
 
 class _StringOrNull:
-    """A string from the first character on that tells it from null."""
+    """A string from the first character on that distinguishes it from null."""
 
     def __init__(self, sink: Sink, padding: str) -> None:
         self._sink = sink

@@ -2,7 +2,7 @@
 
 
 class ReasoningCount:
-    """Places are those of tokens in the output; that of a marker which was text is None."""
+    """Places are positions of tokens in the output; the place of a marker in plain text is None."""
 
     def __init__(self) -> None:
         self._num_counted = 0
@@ -11,7 +11,7 @@ class ReasoningCount:
         self._is_exact = True
 
     def begin(self, index: int | None) -> None:
-        """Reasoning follows; -1: with the first token."""
+        """Reasoning begins after the token at ``index``; -1: with the first token."""
         self._open, self._is_open = index, True
 
     def end(self, index: int | None) -> None:
@@ -22,7 +22,7 @@ class ReasoningCount:
             self._num_counted += index - self._open - 1
 
     def total(self, num_tokens: int) -> int | None:
-        """Of ``num_tokens``; None where a marker's place is not known."""
+        """The reasoning tokens among ``num_tokens``; None if a marker's place is unknown."""
         if not self._is_exact or (self._is_open and self._open is None):
             return None
         if not self._is_open or self._open is None:

@@ -9,7 +9,7 @@ from shared.wire.messages import OutputStart
 
 
 class Reply:
-    """A closing marker is taken away if it belongs to what was opened; else it is content."""
+    """A closing marker is removed if it matches the open part; otherwise it is content."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Reply:
         self._out.content(self._source.recorded())
 
     def _read_content(self) -> Waiting[None]:
-        """Content up to a marker, and what that begins."""
+        """Content up to a marker, then the part that the marker begins."""
         of_calls = sorted(self._calls.markers) if self._calls is not None else ()
         markers = self._context.markers(*of_calls, *self._closers)
         while text := (yield from self._source.until(markers)):

@@ -1,6 +1,6 @@
-"""The text that a parser reads, which may not have come yet.
+"""A parser's text, possibly incomplete.
 
-A parser is a generator: where it needs more text, it yields. Its parts wait for one another by
+A parser is a generator: when it needs more text, it yields. Its parts wait for one another by
 ``yield from``, so each reads as if all of the text were there.
 """
 
@@ -20,11 +20,11 @@ _ADDED = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 
 
 class Broken(Exception):
-    """What comes next is not what the format says."""
+    """The next text does not follow the format."""
 
 
 class Token(msgspec.Struct, frozen=True, gc=False):
-    """An added token; ``shown`` is what the client's text has of it."""
+    """An added token; ``shown`` is its part of the client's text."""
 
     text: str
     shown: str
@@ -32,9 +32,9 @@ class Token(msgspec.Struct, frozen=True, gc=False):
 
 
 class Markers:
-    """Texts to look for, those of ``added_tokens`` as tokens and the others as text.
+    """Texts to look for, ``added_tokens`` as tokens and the others as text.
 
-    A vocabulary may have any word as a token; only what stands in brackets is thought to be added.
+    A vocabulary may have any word as a token; only a text in brackets counts as an added token.
     """
 
     def __init__(self, texts: Iterable[str], added_tokens: Container[str]) -> None:
@@ -62,8 +62,8 @@ class MarkerTable:
 class Source:
     """Text and added tokens in their order.
 
-    What is read while it is recorded can be had again as it came. ``index`` is the place of the
-    last marker among the tokens of the output, None if it was text. ``num_chars`` were read.
+    A recorded part can be read again unchanged. ``index`` is the position of the last marker among
+    the tokens of the output, None if it was text. ``num_chars`` were read.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Source:
         self.num_chars = 0
 
     def put(self, item: str | Token) -> None:
-        """More of the text; a token is never a part of the text around it."""
+        """Adds text; a token is never a part of the text around it."""
         if isinstance(item, Token):
             self._items.append(item)
         elif self._items and isinstance(self._items[-1], str):
@@ -92,11 +92,11 @@ class Source:
         self._is_ended = True
 
     def record(self, with_marker: bool = False) -> None:
-        """Records from here on, or from the marker that was read last."""
+        """Records from here on, or from the last marker read."""
         self._recorded = [self._last_shown] if with_marker else []
 
     def recorded(self) -> str:
-        """What was read since ``record``, which is recorded no longer."""
+        """The text read since ``record``; the recording ends."""
         text, self._recorded = "".join(self._recorded or ()), None
         return text
 
@@ -137,14 +137,15 @@ class Source:
         return token
 
     def take_match(self, pattern: re.Pattern[str]) -> str:
-        """What ``pattern`` finds right here, as far as it has come; empty: nothing."""
+        """The text that ``pattern`` matches at this place, as far as it has come; empty: no
+        match."""
         if self.token is not None:
             return ""
         found = scan(pattern, self._text, self._position)
         return self.take(found - self._position)
 
     def next_char(self) -> Waiting[str]:
-        """The next character, which is not taken; empty: a token comes next, or nothing."""
+        """The next character, left in place; empty: a token comes next, or nothing."""
         is_there = yield from self.ready()
         return self._text[self._position] if is_there and self.token is None else ""
 
@@ -155,7 +156,7 @@ class Source:
         return "".join(blanks)
 
     def at(self, markers: Markers) -> Waiting[str | None]:
-        """The marker that comes next, which is not taken, if one does."""
+        """The next marker, left in place, if one comes next."""
         while (yield from self.ready()):
             if self.token is not None:
                 return self.token.text if self.token.text in markers.tokens else None
@@ -185,8 +186,8 @@ class Source:
             self._last_shown, self.index = self.take(len(marker)), None
 
     def until(self, markers: Markers) -> Waiting[str]:
-        """Text before the next marker, as much as is certain; none: a marker comes next, or nothing
-        more does."""
+        """Text before the next marker, as much as is certain; empty: a marker comes next, or the
+        text has ended."""
         while (yield from self.ready()):
             if self.token is not None:
                 if self.token.text in markers.tokens:
@@ -202,14 +203,15 @@ class Source:
 
     def read(self, markers: Markers) -> Waiting[tuple[str, str | None]]:
         """Either the text before the next marker, as much as is certain, or that marker; neither:
-        there is no more."""
+        the text has ended."""
         text = yield from self.until(markers)
         if text:
             return text, None
         return "", (yield from self.try_take(markers))
 
     def _find(self, markers: Markers) -> tuple[int, bool]:
-        """How many characters come before a marker or what may become one, and whether it is."""
+        """The number of characters before the next marker or the possible beginning of one; False:
+        it is only a possible beginning."""
         num_left = len(self._text) - self._position
         if markers.pattern is None:
             return num_left, True
@@ -224,6 +226,6 @@ class Source:
 
 
 def scan(pattern: re.Pattern[str], text: str, start: int) -> int:
-    """Where the match of ``pattern`` at ``start`` ends."""
+    """The end of the match of ``pattern`` at ``start``."""
     found = pattern.match(text, start)
     return found.end() if found else start

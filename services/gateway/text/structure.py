@@ -24,7 +24,7 @@ class TextStructure:
         separates = request.separate_reasoning is not False or request.include_reasoning is False
         parsing = Parsing(
             tool_parser=model.tool_parser if calls else "",
-            # What is in the reasoning is no call, wherever the reasoning goes.
+            # A call inside the reasoning does not count, whether the reasoning is shown or dropped.
             reasoning_parser=model.reasoning_parser if separates or calls else "",
             tools=tools.tools,
             separates_reasoning=separates,

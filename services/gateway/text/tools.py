@@ -1,4 +1,4 @@
-"""The tools of a chat, and which of them may or must be called."""
+"""The tools of a chat, and the choice among them."""
 
 import msgspec
 from msgspec import Raw
@@ -37,7 +37,7 @@ def requested_tools(request: ChatRequest, model: ModelInfo) -> Tools:
 
 
 def _legacy(request: ChatRequest, functions: str, names: set[str], model: ModelInfo) -> Tools:
-    """Functions are called one at a time."""
+    """Legacy functions are called one at a time."""
     asked = request.function_call
     if isinstance(asked, FunctionName):
         _check_known(asked.name, names, "function_call.name")
@@ -49,7 +49,7 @@ def _legacy(request: ChatRequest, functions: str, names: set[str], model: ModelI
 
 
 def _refuse(choice: object, param: str, reason: str) -> None:
-    """Lets pass what does not ask for a call: none and auto."""
+    """Refuses a choice that asks for a call; ``none`` and ``auto`` pass."""
     if choice not in (None, "none", "auto"):
         shown = show(choice if isinstance(choice, str) else msgspec.to_builtins(choice))
         raise InvalidRequest(f"{param} is {shown}; {reason}", param=param)

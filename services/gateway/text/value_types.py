@@ -1,4 +1,4 @@
-"""Which types of JSON a schema allows, and values of text that are to be one of them."""
+"""The JSON types allowed by a schema, and text as values of these types."""
 
 import json
 from collections.abc import Mapping
@@ -19,8 +19,8 @@ def types_of_parameters(schema: Any) -> dict[str, frozenset[str]]:
 
 
 class Types:
-    """``of`` a schema in ``root``, where ``$ref`` is looked up: ``ANY`` where nothing is said. Each
-    schema is read once, however many others refer to it."""
+    """``of`` a schema in ``root``, where ``$ref`` is looked up: ``ANY`` without a type. Each schema
+    is read once, even if many others refer to it."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -82,7 +82,8 @@ def type_of(value: Any) -> str:
 
 
 def json_of(text: str, types: frozenset[str]) -> str:
-    """``text`` as JSON of one of ``types``: as it is if it is such a value, else as a string."""
+    """``text`` as JSON of one of ``types``: unchanged if it is a value of these types, otherwise a
+    string."""
     stripped = text.strip()
     stripped = _PYTHON_WORDS.get(stripped, stripped)
     try:

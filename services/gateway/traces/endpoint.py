@@ -1,6 +1,7 @@
 """``/v1/traces``: where the time of a request went. A client sees those of its own API key."""
 
 import re
+from typing import TYPE_CHECKING
 
 from aiohttp import web
 
@@ -9,11 +10,18 @@ from services.gateway.http.account import owner_of
 from services.gateway.http.json_reply import json_response
 from services.gateway.http.violations import show
 from services.gateway.traces.objects import TraceList, summary, trace_object
-from shared.errors import InvalidRequest, NotFound
+from services.gateway.traces.store import TraceStore
+from services.gateway.traces.tracing import Tracing, answer_trace
+from shared.errors import ConfigError, InvalidRequest, NotFound
+from shared.settings.gateway import GatewayConfig
+
+if TYPE_CHECKING:
+    from services.gateway.traces.otlp import OtlpExport
 
 ROUTE = "/v1/traces"
 MAX_LISTED = 100
 NUM_LISTED = 20
+MAX_AGE_S = 3600.0
 NEWEST, SLOWEST = "newest", "slowest"
 
 
@@ -21,10 +29,22 @@ class Traces(Api):
     cheap_routes = ROUTE, ROUTE + "/{id}"
 
     def __init__(self, core: Core) -> None:
-        self._store = core.mesh.traces
+        """Raises ConfigError."""
+        config = core.config
+        self._store = TraceStore(config.instance, config.trace_store_bytes, MAX_AGE_S)
+        self._otlp = _otlp_export(config)
+        if self._otlp is not None:
+            self._store.on_end = self._otlp.send_later
+        core.mesh.on_report = self._store.add
+        self.middleware = Tracing(self._store, core.loads).trace
+        self.prepare = answer_trace
 
     def routes(self) -> list[web.RouteDef]:
         return [web.get(ROUTE, self._list), web.get(ROUTE + "/{id:.+}", self._get)]
+
+    async def close(self) -> None:
+        if self._otlp is not None:
+            await self._otlp.close()
 
     async def _list(self, request: web.Request) -> web.Response:
         self._check_on()
@@ -52,6 +72,20 @@ class Traces(Api):
             raise NotFound(
                 "this server keeps no traces: trace-store-bytes is 0", code="traces_disabled"
             )
+
+
+def _otlp_export(config: GatewayConfig) -> "OtlpExport | None":
+    """None without an endpoint. Raises ConfigError."""
+    if config.otlp_traces_endpoint is None:
+        return None
+    try:
+        from services.gateway.traces.otlp import OtlpExport
+    except ImportError as error:
+        raise ConfigError(
+            "otlp-traces-endpoint needs OpenTelemetry's SDK, which shoal's extra `otel` brings:"
+            f" {error}"
+        ) from None
+    return OtlpExport(config.otlp_traces_endpoint)
 
 
 def _limit(text: str | None) -> int:

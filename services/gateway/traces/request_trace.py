@@ -1,22 +1,22 @@
 """What a gateway knows of one request's way: its own spans, and what other services report."""
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 
 from msgspec.structs import replace
 
+from services.gateway.mesh.observer import Attributes, RequestObserver
 from services.gateway.traces.context import TraceContext
 from shared.process.metrics import SPANS_DROPPED
-from shared.wire.messages import MAX_NAME_CHARS, MAX_SPANS, Span, SpanReport, SpanValue
+from shared.wire.messages import MAX_NAME_CHARS, MAX_SPANS, Span, SpanReport
 from shared.wire.spans import unix_s
 
 MAX_REPORTED = 4000
 """Spans of a trace: those of 16 prompts with 16 choices each, and of some replays."""
 MAX_ATTEMPTS = MAX_SPANS - 16  # beside the other spans of a gateway
 SHOWN_S = 0.001
-
-Attributes = dict[str, SpanValue]
 
 
 class Measured:
@@ -66,11 +66,18 @@ class Attempt:
         return shown | {"lost": self.lost[:MAX_NAME_CHARS]} if self.lost else shown
 
 
-class RequestTrace:
-    """Begins with the request. ``name`` is what the mesh calls it, empty as long as it does not
-    know it; ``ids`` are those that its client knows it by. Times are monotonic."""
+class RequestTrace(RequestObserver):
+    """Begins with the request. ``name`` is the one that the mesh knows, empty before
+    ``on_begin``, which returns whether the request is traced; ``ids`` are known to its client.
+    Times are monotonic."""
 
-    def __init__(self, context: TraceContext, route: str) -> None:
+    def __init__(
+        self,
+        context: TraceContext,
+        route: str,
+        on_begin: Callable[["RequestTrace", str], bool],
+    ) -> None:
+        self._on_begin = on_begin
         self.context = context
         self.route = route
         self.started_s = time.monotonic()
@@ -83,12 +90,17 @@ class RequestTrace:
         self._num_reported = 0
         self._spans: list[Measured] = []
 
-    def measure(self, name: str) -> "Measured":
-        """Measures what happens in the context, whose attributes it may add."""
-        return Measured(name, self._spans)
+    def note_ids(self, ids: set[str]) -> None:
+        self.ids = ids
+
+    def begin(self, name: str) -> None:
+        self.is_traced = self._on_begin(self, name)
+
+    def measure(self, step: str) -> Measured:
+        return Measured(step, self._spans)
 
     def begin_attempt(self, prompt: int, number: int, tokenizer: str, now_s: float) -> None:
-        if len(self.attempts) < MAX_ATTEMPTS:
+        if self.is_traced and len(self.attempts) < MAX_ATTEMPTS:
             self.attempts.append(Attempt(prompt, number, tokenizer, now_s))
 
     def end_attempt(self, prompt: int, number: int, lost: str, now_s: float) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from services.gateway.traces.context import TraceContext
 from services.gateway.traces.request_trace import RequestTrace, request_and_prompt
 from shared.wire.messages import SpanReport
 from shared.wire.spans import unix_s
@@ -56,9 +57,11 @@ class TraceStore:
     def is_on(self) -> bool:
         return self._max_bytes > 0
 
-    def begin(self, trace: RequestTrace, name: str) -> bool:
-        """The mesh works on the request from here on, under ``name``. Returns whether it is
-        traced."""
+    def trace(self, context: TraceContext, route: str) -> RequestTrace:
+        """Follows a new request; it is kept if the mesh has worked on it."""
+        return RequestTrace(context, route, self._begin)
+
+    def _begin(self, trace: RequestTrace, name: str) -> bool:
         if self.is_on:
             trace.name = name
             self._open[name] = trace
@@ -118,6 +121,3 @@ class TraceStore:
                 return
             self._kept.popitem(last=False)
             self._num_bytes -= kept.num_bytes
-
-
-NO_TRACES = TraceStore("", 0, 0.0)

@@ -1,17 +1,18 @@
 """Traces each request that the mesh works on."""
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from services.gateway.http.account import owner_of
 from services.gateway.http.failures import CLIENT_LEFT
+from services.gateway.http.observed import OBSERVER
 from services.gateway.http.request_log import ERROR_CODE, METER
 from services.gateway.http.routes import Load, route_of
+from services.gateway.mesh.observer import Attributes
 from services.gateway.traces.context import HEADER, trace_context
-from services.gateway.traces.request_trace import Attributes, RequestTrace
+from services.gateway.traces.request_trace import RequestTrace
 from services.gateway.traces.store import TraceStore
 from shared.wire.messages import MAX_NAME_CHARS
 
@@ -28,7 +29,9 @@ class Tracing:
         route = route_of(request)
         if self._loads.get(route) is not Load.GENERATION:
             return await handler(request)
-        trace = request[TRACE] = RequestTrace(trace_context(request.headers.get(HEADER)), route)
+        trace = request[TRACE] = request[OBSERVER] = self._store.trace(
+            trace_context(request.headers.get(HEADER)), route
+        )
         status = CLIENT_LEFT
         try:
             response = await handler(request)
@@ -54,9 +57,3 @@ async def answer_trace(request: web.BaseRequest, response: web.StreamResponse) -
     """Shows the client which trace its request is in."""
     if (trace := request.get(TRACE)) is not None:
         response.headers[HEADER] = trace.context.traceparent
-
-
-def measured(request: web.Request, name: str) -> AbstractContextManager[Attributes]:
-    """Measures what happens in the context as a span of the request's trace."""
-    trace = request.get(TRACE)
-    return trace.measure(name) if trace is not None else nullcontext({})

@@ -1,7 +1,7 @@
-"""The time that templates may take, of the processor: a busy machine refuses nobody.
+"""A limit on the processor time of chat templates; the load of the machine does not count.
 
-Each round of a loop and each call looks at the clock of its thread, so that what no clock sees is
-one operation; the operators that make large values of small ones are bounded by themselves.
+Each round of a loop and each call checks the thread's clock, so at most one operation goes
+unchecked; operators that make large values from small ones have limits of their own.
 """
 
 import functools
@@ -20,7 +20,7 @@ MAX_RENDER_S = 2.0
 MAX_REPEATED = 1 << 20  # items of a sequence that is repeated
 MAX_EXPONENT = 256
 MAX_PRODUCT_BITS = 1 << 16
-MAX_PARTS = 1 << 16  # of what slice and batch make
+MAX_PARTS = 1 << 16  # in the output of slice and batch
 
 Filter = Callable[..., Any]
 
@@ -59,7 +59,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         self._of_thread.end_s = time.thread_time() + MAX_RENDER_S
 
     def bounded(self, tree: nodes.Template) -> nodes.Template:
-        """``tree`` with a tick in each round of its loops, those that a loop's test leaves out
+        """``tree`` with a clock check in each round of its loops, rounds skipped by the loop's test
         included."""
         clock = self.extensions[Clock.identifier]
         assert isinstance(clock, Clock)

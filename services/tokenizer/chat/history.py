@@ -1,8 +1,8 @@
 """Chats that have become too long, without their oldest turns. Pure.
 
-A chat may be cut only at places that what is before them decides, so that a place stays one while
-the chat goes on; it is cut at the first from which it fits. Prompts of a chat therefore begin alike
-until it has grown by a step, and what is cached of them is found.
+A chat is cut only at places that depend on nothing but the messages before them, so a place stays
+valid as the chat grows; the chat is cut at the first place from which it fits. The prompts of a
+chat therefore begin alike until it has grown by a step, and the prefix cache finds them.
 """
 
 from bisect import bisect_left
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from services.tokenizer.chat.normalize import Message
 from services.tokenizer.chat.turns import Turns
-from services.tokenizer.prompt_spans import Measure, unmeasured
+from services.tokenizer.observer import Measure, unmeasured
 from shared.errors import InvalidRequest
 from shared.wire.codec import Array
 from shared.wire.messages import NOTHING_DROPPED, Dropped
@@ -35,9 +35,9 @@ class FittedChat(NamedTuple):
 def fit(
     messages: list[Message], limit: int, encode: Encode, measure: Measure = unmeasured
 ) -> FittedChat:
-    """``messages`` with as few turns dropped as leave a prompt of at most ``limit`` tokens, and as
-    the places allow; 0: without a limit. The last turn always stays. Raises InvalidRequest where it
-    is too long by itself."""
+    """``messages`` without the fewest turns that the places allow, so that the prompt has at most
+    ``limit`` tokens; 0: no limit. The last turn always stays. Raises InvalidRequest if it is too
+    long by itself."""
     ids = encode(messages, measure)
     if not limit or len(ids) <= limit:
         return FittedChat(messages, ids)
@@ -67,7 +67,7 @@ def _cut(messages: list[Message], num_tokens: int, limit: int, encode: Encode) -
 
 
 def _places(sizes: list[int], step: int) -> list[int]:
-    """How many turns may be dropped: those up to the first end behind each multiple of ``step``
+    """The numbers of turns that may be dropped: up to the first end after each multiple of ``step``
     bytes, or all but the last."""
     ends = [0, *accumulate(sizes[:-1])]
     places = [num for num in range(1, len(ends)) if ends[num - 1] // step < ends[num] // step]

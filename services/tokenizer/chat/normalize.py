@@ -17,7 +17,7 @@ Message = dict[str, Any]
 
 
 def normalize(messages: list[Message], traits: TemplateTraits) -> list[Message]:
-    """New messages; those of the client stay as they are. Raises InvalidRequest naming the field
+    """New messages; the client's messages stay unchanged. Raises InvalidRequest naming the field
     of a message that no template can read."""
     if not traits.joins_arguments:
         _check_arguments(messages)
@@ -28,7 +28,7 @@ def normalize(messages: list[Message], traits: TemplateTraits) -> list[Message]:
 
 
 def _check_arguments(messages: list[Message]) -> None:
-    """Those that are texts are read as JSON, by a call that holds the GIL. Raises
+    """Parses arguments given as texts as JSON, in one call that holds the GIL. Raises
     InvalidRequest."""
     texts = list(_argument_texts(messages))
     if sum(map(len, texts)) <= MAX_VALUES:
@@ -81,12 +81,12 @@ def _with_tools(messages: list[Message]) -> Iterator[Message]:
 
 
 def _call_id(index: int) -> str:
-    """Nine letters and digits, which is what the templates of Mistral's models ask for."""
+    """Nine letters and digits, as the templates of Mistral's models require."""
     return f"call{index:05d}"
 
 
 def _normalized(message: Message, traits: TemplateTraits, param: str) -> Message:
-    # Templates ask whether a field is there, not whether it is null.
+    # Templates test for the presence of a field, not for null.
     found = {key: value for key, value in message.items() if value is not None}
     if found.get("role") == "developer" and not traits.knows_developer:
         found["role"] = "system"
@@ -100,7 +100,7 @@ def _normalized(message: Message, traits: TemplateTraits, param: str) -> Message
 
 
 def _content(message: Message, traits: TemplateTraits, param: str) -> Any:
-    """The content as the template wants it: nothing said is an empty text, or null beside calls."""
+    """The content as the template wants it: no content is an empty text, or null next to calls."""
     content = message.get("content") or message.get("refusal") or message.get("content", "")
     if not content and traits.wants_null and "tool_calls" in message:
         return None
@@ -140,7 +140,7 @@ def _calls(calls: Any, traits: TemplateTraits, param: str) -> list[Any]:
 
 
 def _call(call: Any, traits: TemplateTraits, param: str) -> Message:
-    """The call with its arguments as a dict, or as JSON where the template joins them."""
+    """The call with its arguments as a dict, or as JSON if the template joins them."""
     function = _function_of(call) if isinstance(call, dict) else None
     if not isinstance(function, dict):
         raise InvalidRequest(f"{param}.function is required", param=f"{param}.function")

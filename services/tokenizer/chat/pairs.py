@@ -1,7 +1,7 @@
-"""How a model that scores pairs reads a query and a document.
+"""The prompt of a query and a document for a model that scores pairs.
 
-A template of pairs gets them as messages whose roles are ``query``, ``document`` and, with an
-instruction, ``system``; these are vLLM's.
+A template of pairs gets them as messages with the roles ``query``, ``document`` and, with an
+instruction, ``system``, as in vLLM.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,9 +45,9 @@ Note that the answer can only be "yes" or "no".<|im_end|>
 def find_pair_template(
     sources: Mapping[str, str], *, is_set: bool, by_token: bool
 ) -> ChatTemplate | None:
-    """The template that operators have set (``is_set``); the model's own if it knows the roles; of
-    a model whose score is a token's probability (``by_token``) that of Qwen3-Reranker. None: both
-    are encoded side by side. Raises ConfigError."""
+    """The operator's template (``is_set``); else the model's own if it knows the roles; else, for
+    a model whose score is a token's probability (``by_token``), the template of Qwen3-Reranker.
+    None: both are encoded side by side. Raises ConfigError."""
     source = sources.get(DEFAULT)
     if source is not None and (is_set or _compiled(source).traits.knows_pairs):
         return _compiled(source)

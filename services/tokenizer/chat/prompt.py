@@ -13,7 +13,7 @@ from services.tokenizer.chat.tool_fields import readable_tools
 from shared.errors import InvalidRequest
 from shared.wire.messages import ChatOptions
 
-# Stands behind the text that the model is to continue while a template renders it. Unknown to
+# Follows the text that the model is to continue while a template renders it. Unknown to
 # clients, so none can write it; with a blank at its end, so that a template that strips shows.
 END_OF_MESSAGE = f"END-OF-MESSAGE-{secrets.token_hex(8)} "
 CONTINUES = "continue_final_message"

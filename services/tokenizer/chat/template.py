@@ -1,7 +1,7 @@
-"""One chat template, as Hugging Face models bring them, in jinja's sandbox.
+"""One chat template in the format of Hugging Face models, in jinja's sandbox.
 
-Of what a template does, its time is bounded, see ``bounded.py``, and the length of its output. Its
-memory is not: filters such as ``center`` make large values of small ones.
+The time of a template (see ``bounded.py``) and the length of its output are bounded. Its memory is
+not: filters like ``center`` make large values from small ones.
 """
 
 import json
@@ -19,7 +19,7 @@ from services.tokenizer.chat.bounded import BoundedEnvironment, Clock
 from services.tokenizer.chat.template_traits import TemplateTraits, traits_of
 from shared.text.surrogates import without_halves
 
-# What a template raises of itself, and what Python raises of what it does.
+# Errors raised by a template itself, and Python errors from its operations.
 TEMPLATE_ERRORS = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -41,10 +41,10 @@ class TooMuchText(Exception):
 
 
 class ChatTemplate:
-    """A compiled template; ``traits`` say what it wants messages to look like.
+    """A compiled template; ``traits`` describe the form of messages that it expects.
 
-    The functions and tags it offers are those of transformers' ``apply_chat_template``. Raises one
-    of ``TEMPLATE_ERRORS`` for a source that does not compile.
+    It offers the functions and tags of transformers' ``apply_chat_template``. Raises one of
+    ``TEMPLATE_ERRORS`` for a source that does not compile.
     """
 
     def __init__(self, source: str) -> None:
@@ -74,7 +74,7 @@ class ChatTemplate:
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks what a model is trained to write; the text stands for itself."""
+    """``{% generation %}`` marks text that a model is trained to write; the text is unchanged."""
 
     def __init__(self, environment: jinja2.Environment) -> None:
         super().__init__(environment)

@@ -14,9 +14,9 @@ FOLDER = "additional_chat_templates"
 
 
 def read_templates(folder: Path, config: dict[str, Any], setting: Path | None) -> dict[str, str]:
-    """Sources by name, of which ``default`` and ``tool_use`` are ever used.
+    """Sources by name; only ``default`` and ``tool_use`` are ever used.
 
-    ``setting`` is a file to take instead of all that the folder has; in the folder, files come
+    ``setting`` is a file that replaces all templates of the folder; in the folder, files come
     before the ``chat_template`` of ``config``, tokenizer_config.json. Raises ConfigError.
     """
     if setting is not None:

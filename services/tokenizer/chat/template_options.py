@@ -1,4 +1,4 @@
-"""What a request gives to a chat template beside its messages."""
+"""The options of a request for its chat template, apart from the messages."""
 
 from collections.abc import Container, Mapping
 from typing import Any, TypeVar
@@ -8,7 +8,7 @@ import msgspec
 from shared.errors import ConfigError, InvalidRequest
 from shared.wire.messages import ChatOptions
 
-# The names that we give to a template, or that mean something to what renders one elsewhere.
+# Names that we pass to a template, or that have a meaning for other template renderers.
 OURS = {
     "chat_template",
     "tokenize",
@@ -24,7 +24,7 @@ T = TypeVar("T")
 
 
 def read_options(options: ChatOptions, special_tokens: Container[str]) -> dict[str, Any]:
-    """The variables of a template but for messages and special tokens. Raises InvalidRequest naming
+    """The variables of a template except messages and special tokens. Raises InvalidRequest naming
     the client's field."""
     if options.adds_generation_prompt and options.continues_final_message:
         raise InvalidRequest(
@@ -55,7 +55,7 @@ def check_defaults(
 
 
 def num_chars(options: ChatOptions | None) -> int:
-    """About as many as a prompt may have of them."""
+    """The approximate number of characters that a prompt may have from the options."""
     if options is None:
         return 0
     return len(options.tools) + len(options.documents) + len(options.template_kwargs)

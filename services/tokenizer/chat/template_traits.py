@@ -1,4 +1,4 @@
-"""What a chat template wants messages to look like, read from its syntax tree."""
+"""The form of messages that a chat template expects, read from its syntax tree."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ _FIELDS_OF_TOOLS = {"description", "parameters", "properties"}
 @dataclass(frozen=True, slots=True)
 class TemplateTraits:
     """``knows_developer``: it names the role. ``takes_parts``: it goes through the parts of a
-    message's content; ``takes_parts_alone``: it does so without asking whether it is a text.
-    ``wants_null``: it takes null, and no empty text, for the content beside calls.
-    ``joins_arguments``: it writes the arguments of a call as they are, which are JSON then.
+    message's content; ``takes_parts_alone``: it does so without a check for a text.
+    ``wants_null``: next to calls it takes null for the content, and no empty text.
+    ``joins_arguments``: it writes the arguments of a call unchanged, so they must be JSON.
     ``knows_pairs``: it names the roles of a query and a document, which no chat has.
-    ``takes_for_granted``: the fields of tools that it reads without asking whether they are there.
+    ``takes_for_granted``: the fields of tools that it reads without a check for their presence.
     """
 
     knows_developer: bool = False
@@ -53,7 +53,7 @@ def _takes_parts(tree: nodes.Template) -> bool:
 
 
 def _writes_content(node: nodes.Node, names: set[str]) -> bool:
-    """Whether it writes a content, or adds it to a text, without asking whether it is a text."""
+    """True if it writes a content, or adds it to a text, without a check for a text."""
     if isinstance(node, nodes.If | nodes.CondExpr) and _asks_for_text(node.test):
         return False
     children = list(node.iter_child_nodes())
@@ -84,7 +84,7 @@ def _is_content(node: nodes.Node, names: set[str]) -> bool:
 
 
 def _wants_null(tree: nodes.Template) -> bool:
-    """Whether it asks if a content is none, and never if it is an empty text."""
+    """True if it checks a content for none, and never for an empty text."""
     asks = any(
         test.name == "none" and _is_field(test.node, "content")
         for test in tree.find_all(nodes.Test)
@@ -99,8 +99,8 @@ def _wants_null(tree: nodes.Template) -> bool:
 
 
 def _read_unasked(node: nodes.Node, asked: frozenset[str]) -> Iterator[str]:
-    """The fields of tools that it reads without asking for them first; ``asked``: those that the
-    tests around it ask for."""
+    """The fields of tools that are read without a check for their presence; ``asked``: the fields
+    that the surrounding tests check."""
     if isinstance(node, nodes.If | nodes.CondExpr):
         asked |= _asked_for(node.test)
     elif isinstance(node, nodes.And | nodes.Or):
@@ -128,7 +128,7 @@ def _asked_for(test: nodes.Node) -> set[str]:
 
 
 def _base(node: nodes.Node | None) -> nodes.Node | None:
-    """What filters and slices are applied to."""
+    """The operand of filters and slices."""
     while True:
         if isinstance(node, nodes.Filter) or (
             isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
@@ -152,7 +152,7 @@ def _field_of(node: nodes.Node | None) -> str | None:
 
 
 def _joins_arguments(tree: nodes.Template) -> bool:
-    """Whether it adds the arguments to a text, and nowhere looks into them."""
+    """True if it adds the arguments to a text, and never reads their fields."""
     uses = [use for use in _uses_of_arguments(tree) if not isinstance(use, _QUESTIONS)]
     joins = (nodes.Add, nodes.Concat, nodes.Output)
     return bool(uses) and all(isinstance(use, joins) for use in uses)

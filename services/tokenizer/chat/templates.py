@@ -1,4 +1,4 @@
-"""The chat templates of a model, and those that requests bring with them."""
+"""The chat templates of a model, and templates in requests."""
 
 from collections import OrderedDict
 from threading import Lock
@@ -28,12 +28,12 @@ class ChatTemplates:
 
     @property
     def source(self) -> str:
-        """That of the model's template, of the one for tools if there are two; empty: none."""
+        """The source of the model's template, of the one for tools if there are two; else empty."""
         template = self._own.get(TOOL_USE) or self._own.get(DEFAULT)
         return template.source if template is not None else ""
 
     def find(self, source: str, has_tools: bool) -> ChatTemplate:
-        """The template that a request brings as ``source``, else the model's. Raises
+        """The template in the request, ``source``, else the model's. Raises
         InvalidRequest."""
         if source:
             return self._find_brought(source)

@@ -1,4 +1,4 @@
-"""The turns of a chat: what a user says, and everything that answers it. Pure."""
+"""The turns of a chat: a user's messages and all messages that answer them. Pure."""
 
 import msgspec
 
@@ -9,11 +9,11 @@ RESULTS = ("tool", "function")
 
 
 class Turns:
-    """Those of ``messages``, from the oldest on; ``len`` counts them, and is at least 1.
+    """The turns of ``messages``, oldest first; ``len`` counts them and is at least 1.
 
-    The messages of the system and of developers belong to none. What a user says in a row is one
-    turn, and a call is in the same turn as its result. What comes before the first user is in the
-    first turn.
+    Messages of the system and of developers belong to no turn. Consecutive messages of a user are
+    one turn, and a call is in the same turn as its result. Messages before the first user's are in
+    the first turn.
     """
 
     def __init__(self, messages: list[Message]) -> None:
@@ -24,7 +24,7 @@ class Turns:
         return len(self._starts)
 
     def without_first(self, num: int) -> list[Message]:
-        """The messages without those of the ``num`` oldest turns."""
+        """The messages without the ``num`` oldest turns."""
         start = self._starts[num]
         return [
             message

@@ -1,6 +1,6 @@
-"""Calls of tools as a part of a grammar, by the description of how a family of models writes them.
+"""Calls of tools as a part of a grammar, from the description of a model family's call format.
 
-What holds a call, its markers, names and keys, is exact; the arguments are those of the tool.
+The frame of a call (markers, names and keys) is exact; the arguments are the tool's.
 """
 
 from services.tokenizer.guides.json_rule import json_rule
@@ -61,8 +61,8 @@ class Calls:
         return f"({text})?" if text and self._format.is_tagless else text
 
     def _after_opening(self, is_parallel: bool, holds_all: bool) -> str:
-        """What follows the first marker. Without ``holds_all`` calls that stand alone are one: the
-        next begins with the marker again."""
+        """The expression after the first marker. Without ``holds_all`` it holds one separate call:
+        the next begins with the marker again."""
         format, fixed = self._format, self._lark.fixed
         padding = self._optional(format.padding)
         if isinstance(format.layout, JsonLayout) and format.layout.is_list:
@@ -92,7 +92,7 @@ class Calls:
         return f"{one} ({separator} {one})*" if is_parallel else one
 
     def _separator(self, text: str) -> str:
-        """Blanks alone may be left out or be one more; those after others may be left out."""
+        """Blanks alone may be absent or one more; blanks after other text may be absent."""
         if text.strip():
             return f"{self._lark.fixed(text.rstrip(' '))} {self._lark.terminal(SPACE)}?"
         return self._lark.terminal(r"/[ \n]{1,2}/") + "?"
@@ -111,7 +111,7 @@ class Calls:
         return ""
 
     def _names(self, tools: list[Tool]) -> str:
-        """The name of a tool, and what follows it in a call; of tools with one name the last."""
+        """The name of a tool and the rest of its call; of tools with one name, the last."""
         return self._lark.after_texts(dict(map(self._after_name, tools)))
 
     def _after_name(self, tool: Tool) -> tuple[str, str]:

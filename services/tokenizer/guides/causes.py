@@ -27,8 +27,8 @@ class Part:
 
 
 def parts_of(wanted: Wanted, unheld: frozenset[str] = frozenset()) -> list[Part]:
-    """Those of ``wanted`` that are a grammar by themselves, without what is ``unheld``. It composes
-    without an error."""
+    """The parts of ``wanted`` that are a grammar by themselves, without the ``unheld`` probes.
+    ``wanted`` composes without an error."""
     totals, parts = Totals(unheld=unheld), []
     choice = wanted.choice or ToolChoice("auto")
     if wanted.tools and choice.kind != "none":
@@ -58,7 +58,7 @@ def _written(kind: str, grammar: Any) -> str:
 
 
 def cause(error: str, is_of_part: bool) -> str:
-    """llguidance's ``error`` without what it quotes, and without places in a grammar that is not
+    """llguidance's ``error`` without quoted text, and without places in a grammar that is not
     the client's."""
     error = _HINT.sub("", _QUOTE.sub("", error))
     return error if is_of_part else _PLACE.sub("", error)

@@ -1,10 +1,11 @@
 """The process that tries grammars: ``python -m services.tokenizer.guides.child``.
 
 A grammar can overflow the stack of llguidance or keep it busy for minutes, and a call of it cannot
-be interrupted. So this process does nothing else, and dies of it; its parent starts another.
+be interrupted. So this process does nothing else and may die of a grammar; its parent then starts
+another.
 
-Over stdin and stdout go msgpack arrays, each after its length: the vocabulary, to which the answer
-is the verdict "", then Questions, to each of which the answer is a Verdict.
+Stdin and stdout carry msgpack arrays, each after its length: first the vocabulary, answered with
+the verdict "", then Questions, each answered with a Verdict.
 """
 
 import ctypes
@@ -58,8 +59,8 @@ class Question(msgspec.Struct, array_like=True):
 
 
 class Verdict(msgspec.Struct, array_like=True):
-    """On the grammar number ``index``, the first that is not ok; ``error`` is llguidance's own, if
-    it has one."""
+    """The verdict on grammar number ``index``, the first that is not ok; ``error`` is llguidance's
+    own, if it has one."""
 
     kind: Literal["ok", "wrong", "complex"]
     error: str = ""
@@ -91,7 +92,7 @@ def main() -> None:
 
 
 class _Trial:
-    """A thread with a large stack, and what watches the time of the processor that it takes."""
+    """A thread with a large stack, and a watch on its processor time."""
 
     def __init__(self, tokenizer: LLTokenizer, end_ids: set[int]) -> None:
         self._tokenizer = tokenizer
@@ -114,7 +115,7 @@ class _Trial:
             if self._is_done in readable:
                 os.read(self._is_done, 1)
                 return self._verdicts.get()
-            if 0 in readable:  # nobody asks twice at once, so this is the end of the pipe
+            if 0 in readable:  # the parent sends one question at a time, so this is the pipe's end
                 os._exit(0)
             if time.clock_gettime(self._clock) > end_s:
                 _write(Verdict("complex"))
@@ -133,7 +134,7 @@ class _Trial:
         return Verdict("ok")
 
     def _tried(self, grammar: str, compiles_only: bool) -> Verdict:
-        """Each time anew: a copy of a matcher finds what another has made."""
+        """Makes a new matcher for each trial, because copies of a matcher share cached results."""
         end_s = time.thread_time() + MAX_WALK_S
         for _ in range(NUM_TRIALS):
             verdict = self._tried_once(grammar, compiles_only, end_s)
@@ -179,7 +180,7 @@ class _Trial:
 
 
 def _grow(costs: list[float]) -> bool:
-    """Whether the last ones cost more than twice as much as those before them."""
+    """True if the last costs are more than twice as high as the costs before them."""
     half = MIN_STEPS // 2
     return sum(costs[-half:]) > 2 * sum(costs[-2 * half : -half])
 
@@ -212,7 +213,7 @@ def _read() -> bytes:
 
 
 def _write(verdict: Verdict) -> None:
-    """Ends the process where nobody reads any more."""
+    """Ends the process if the pipe has no reader any more."""
     data = msgspec.msgpack.encode(verdict)
     try:
         os.write(sys.stdout.fileno(), LENGTH.pack(len(data)) + data)

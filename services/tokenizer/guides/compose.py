@@ -1,4 +1,4 @@
-"""One Guide of what a client asks for: a format, tools, reasoning. Pure; nothing is compiled."""
+"""One Guide from a client's constraints: format, tools, reasoning. Pure; nothing is compiled."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Dialect:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a client asks of a text. ``tools`` is a JSON array; ``budget`` counts tokens of
+    """A client's constraints on a text. ``tools`` is a JSON array; ``budget`` counts tokens of
     reasoning."""
 
     format: OutputFormat | None = None
@@ -71,7 +71,7 @@ def param_of(wanted: Wanted) -> str:
 def _answer(
     lark: Lark, dialect: Dialect, wanted: Wanted, start: OutputStart, totals: Totals
 ) -> str | None:
-    """The expression for what follows the reasoning; None: anything."""
+    """The expression for the text after the reasoning; None: any text."""
     format, choice = wanted.format, wanted.choice or ToolChoice("auto")
     calls = _calls(lark, dialect, wanted, choice, totals)
     if calls is not None and choice.kind == "required":
@@ -126,7 +126,7 @@ def _gate(dialect: Dialect, start: OutputStart) -> Guide:
 
 
 def _limited(dialect: Dialect, gate: Guide, budget: int, start: OutputStart) -> Guide:
-    """``gate`` with the most tokens of reasoning; what then ends it is forced."""
+    """``gate`` with a limit on the tokens of reasoning; at the limit its end is forced."""
     param = "reasoning_budget"
     if dialect.reasoning is None:
         raise invalid(param, "the model has no format of reasoning (reasoning-parser)")
@@ -143,7 +143,7 @@ def _limited(dialect: Dialect, gate: Guide, budget: int, start: OutputStart) -> 
 def _after_text_markers(
     lark: Lark, reasoning: ReasoningFormat | None, answer: str, start: OutputStart
 ) -> str:
-    """The grammar itself lets the model reason where no token would say that it has ended."""
+    """The grammar itself allows reasoning if no token marks its end."""
     if reasoning is None or start is OutputStart.ANSWER:
         return answer
     closed = lark.lazy(reasoning.close)
@@ -153,9 +153,9 @@ def _after_text_markers(
 
 
 def format_part(lark: Lark, format: OutputFormat, totals: Totals) -> str:
-    """Adds what ``format`` needs to ``lark`` and returns the expression for it.
+    """Adds the rules of ``format`` to ``lark`` and returns the expression for it.
 
-    Raises InvalidRequest whose ``param`` is the place in the client's request.
+    Raises InvalidRequest with the place in the client's request as ``param``.
     """
     value, param = format.value, format.param
     match format.kind:

@@ -1,8 +1,8 @@
-"""Grammars in GBNF, as llama.cpp reads them, to the Lark of llguidance.
+"""Converts grammars in GBNF, the format of llama.cpp, to the Lark of llguidance.
 
-A rule that needs no other rule but such as need none in turn becomes a terminal, which llguidance
-matches as a whole and as far as it goes: without terminals each character would be a step of its
-parser.
+A rule without references, or with references to terminals only, becomes a terminal, which
+llguidance matches as a whole and as far as possible: without terminals each character would be a
+step of its parser.
 """
 
 import re
@@ -38,7 +38,7 @@ def is_gbnf(grammar: str) -> bool:
 
 
 def gbnf_to_lark(grammar: str, param: str) -> str:
-    """Raises InvalidRequest for what is no GBNF, naming the line."""
+    """Raises InvalidRequest for invalid GBNF, naming the line."""
     rules = _rules(grammar, param)
     check_limit(param, "rules", len(rules), MAX_RULES)
     if "root" not in rules:
@@ -124,7 +124,7 @@ def _written(token: Token, names: dict[str, str]) -> str:
 
 
 def _class(text: str) -> str:
-    """What stands in the brackets of a class of characters, none of them with a meaning."""
+    """The text in the brackets of a character class, with each character written as an escape."""
     sign, text = ("^", text[1:]) if text.startswith("^") else ("", text)
     matches = list(_CHARACTER.finditer(text))
     inner = range(1, len(matches) - 1)

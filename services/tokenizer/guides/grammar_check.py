@@ -24,10 +24,10 @@ MAX_VERDICTS = 4096
 MAX_UNHELD = 64
 MAX_WAITING = 64
 MAX_WAITING_PER_OWNER = 8
-MAX_TRIAL_S = 60.0  # by the clock, for a child that hangs: it counts time of the processor itself
+MAX_TRIAL_S = 60.0  # wall-clock limit for a stuck child; the child itself counts processor time
 MAX_START_S = 60.0
 GRACE_S = 1.0
-GONE = (0, -signal.SIGKILL)  # it left after a grammar before this one, or somebody killed it
+GONE = (0, -signal.SIGKILL)  # it ended after an earlier grammar, or was killed from outside
 
 SLOW = "to compile it, or to find the tokens that it allows, takes too long"
 
@@ -50,7 +50,7 @@ class GrammarCheck:
     def __init__(self, read_vocabulary: Callable[[], Vocabulary]) -> None:
         self._read_vocabulary = read_vocabulary
         self._verdicts: OrderedDict[bytes, _Found] = OrderedDict()
-        self._probes: OrderedDict[bytes, bool] = OrderedDict()  # whether each is held
+        self._probes: OrderedDict[bytes, bool] = OrderedDict()  # True: a grammar can express it
         self._turn = asyncio.Lock()
         self._num_waiting = 0
         self._num_waiting_of: Counter[str] = Counter()
@@ -65,10 +65,10 @@ class GrammarCheck:
         read_parts: Callable[[], list[Part]] = _no_parts,
     ) -> None:
         """Raises InvalidRequest naming ``param`` for a grammar that is wrong or costs too much, or
-        the field of one of its parts, if that is wrong by itself; ``read_parts`` is called on a
-        thread. Raises Overloaded while too many of ``owner`` wait, if it has a name, and
-        Unavailable while too many do or where no verdict can be had now. Who is cancelled leaves
-        the queue."""
+        the field of one of its parts, if that part is wrong by itself; ``read_parts`` is called on
+        a thread. Raises Overloaded if too many grammars of ``owner`` wait, if it has a name, and
+        Unavailable if too many wait in all or no verdict is possible now. A cancelled caller
+        leaves the waiting queue."""
         key = blake2b(f"{param}\0{grammar}".encode(), digest_size=16).digest()
         found = self._verdicts.get(key) or await self._ask(key, grammar, owner, read_parts)
         self._verdicts.move_to_end(key)
@@ -83,8 +83,8 @@ class GrammarCheck:
             raise invalid(param, f"the grammar cannot be used: {error}")
 
     async def unheld(self, probes: Collection[str], owner: str = "") -> frozenset[str]:
-        """Those of ``probes``, JSON schemas, of which no grammar can be made, ``MAX_UNHELD`` of
-        them at most. Raises as ``check`` does while too many wait."""
+        """The JSON schemas of ``probes`` that no grammar can express, at most ``MAX_UNHELD`` of
+        them. Raises like ``check`` while too many wait."""
         keys = {probe: blake2b(probe.encode(), digest_size=16).digest() for probe in probes}
         unknown = sorted(probe for probe, key in keys.items() if key not in self._probes)
         found: dict[str, bool] = {}
@@ -101,8 +101,8 @@ class GrammarCheck:
         return frozenset(probe for probe, is_held in held.items() if not is_held)
 
     async def _try_probes(self, probes: list[str]) -> dict[str, bool]:
-        """What is known of them afterwards: a probe that is too complex, and all behind it, are
-        left to the trial of the whole grammar."""
+        """The known verdicts: a probe that is too complex, and all probes after it, are left to
+        the trial of the whole grammar."""
         found: dict[str, bool] = {}
         num_unheld = 0
         while len(found) < len(probes) and num_unheld < MAX_UNHELD:
@@ -139,7 +139,7 @@ class GrammarCheck:
         return await asyncio.shield(self._trial)
 
     async def _wait_for_turn(self, owner: str) -> None:
-        """Without keys all clients have one name, which is empty."""
+        """Without keys all clients share one empty name."""
         if owner and self._num_waiting_of[owner] >= MAX_WAITING_PER_OWNER:
             raise Overloaded(
                 f"{MAX_WAITING_PER_OWNER} grammars of this API key wait to be checked",
@@ -158,7 +158,7 @@ class GrammarCheck:
                 del self._num_waiting_of[owner]
 
     def _end_turn(self, trial: asyncio.Task[Any]) -> None:
-        """A trial ends by itself, whether or not anybody waits for it."""
+        """A trial ends by itself, even without a waiting caller."""
         self._turn.release()
         if not trial.cancelled():
             trial.exception()
@@ -178,7 +178,7 @@ class GrammarCheck:
         return found
 
     async def _find_part(self, parts: list[Part]) -> _Found | None:
-        """The first that is wrong by itself; None also where that is not found in time."""
+        """The first part that is wrong by itself; None also if it is not found in time."""
         try:
             verdict = await self._ask_child(Question([each.grammar for each in parts], True))
         except Unavailable:
@@ -188,8 +188,8 @@ class GrammarCheck:
         return _Found(verdict, parts[verdict.index].param)
 
     async def _ask_child(self, question: Question) -> Verdict | None:
-        """None: the child is gone, which says nothing of this grammar: it had tried others before,
-        or somebody killed it. Raises Unavailable where the machine is too busy."""
+        """None: the child is gone, which does not depend on this grammar: it had tried others
+        before, or was killed from outside. Raises Unavailable if the machine is too busy."""
         is_fresh = self._child is None
         child = self._child or await self._start()
         try:

@@ -1,4 +1,4 @@
-"""Makes the guides of requests: what a client asks for becomes a grammar that was tried."""
+"""Makes the guides of requests: a client's constraints become a grammar that was tried."""
 
 import logging
 from collections.abc import Callable
@@ -18,9 +18,9 @@ log = logging.getLogger(__name__)
 
 
 class Guides:
-    """``read_vocabulary`` is called, on a thread, before a process is started that tries grammars.
-    Without ``has_file`` the model's folder lacks what workers need for a grammar. ``close`` ends
-    that process."""
+    """``read_vocabulary`` is called, on a thread, before the process that tries grammars starts.
+    Without ``has_file`` the model's folder lacks the file that workers need for a grammar.
+    ``close`` ends that process."""
 
     def __init__(
         self,
@@ -41,14 +41,14 @@ class Guides:
         note_left_out: Callable[[list[str]], None] = lambda places: None,
         owner: str = "",
     ) -> Guide | None:
-        """None: the text may be any. ``start`` is what the prompt leaves open; ``note_left_out``
-        gets the places of what schemas say that is not held, if there is any. API keys (``owner``)
-        share threads.
+        """None: any text is allowed. ``start`` is the open part of the output after the prompt;
+        ``note_left_out`` gets the places of schema keywords that are not enforced, if any. API
+        keys (``owner``) share threads.
 
-        Raises InvalidRequest for what is wrong or too large, naming the place in the request, and
-        Unavailable or Overloaded while too many grammars wait. Who is cancelled waits no longer.
-        The grammar of a replay is not tried again: a worker has run it, and a trial may fail for
-        want of time.
+        Raises InvalidRequest for constraints that are wrong or too large, naming the place in the
+        request, and Unavailable or Overloaded while too many grammars wait. A cancelled caller
+        stops waiting. The grammar of a replay is not tried again: a worker has run it, and a trial
+        may fail for lack of time.
         """
         if not wants_guide(submit):
             return None
@@ -78,7 +78,7 @@ class Guides:
         return guide
 
     def _composed(self, wanted: Wanted, start: OutputStart, totals: Totals) -> Guide | None:
-        """What no check foresees is the request's error too: it fails in each tokenizer."""
+        """An unforeseen error is the request's error too: it recurs in each tokenizer."""
         try:
             return compose(self._dialect, wanted, start, totals)
         except RequestError:
@@ -100,13 +100,13 @@ class Guides:
 
 
 def wants_guide(submit: Submit) -> bool:
-    """Whether anything is asked of the text that a grammar might hold it to."""
+    """True if a grammar might have to enforce a constraint on the text."""
     has_tools = submit.chat is not None and bool(submit.chat.tools)
     return submit.format is not None or has_tools or submit.reasoning_budget is not None
 
 
 def guides_for(text: TextModel, lanes: Lanes) -> Guides:
-    """Those of the model's formats and vocabulary."""
+    """The guides for the model's formats and vocabulary."""
     dialect = Dialect(text.added_ids, text.encode_exactly, text.tools, text.reasoning)
     size = max(text.vocab_size, text.num_token_ids)
     return Guides(

@@ -1,5 +1,5 @@
-"""The rule for JSON of a schema. llguidance writes it, but for what leads to integers beyond 2^53:
-those it rounds, and lower ones than 64 bits hold break it."""
+"""The rule for JSON of a schema. llguidance writes it, except for paths to integers beyond 2^53:
+llguidance rounds these, and fails on integers below the 64-bit range."""
 
 from collections.abc import Iterator
 from math import ceil, floor
@@ -17,7 +17,7 @@ NO_BLANKS = "()"
 
 
 class _Unwritten(Exception):
-    """A schema beside large integers has what is not written here."""
+    """A schema with large integers also has keywords that are not supported here."""
 
 
 def json_rule(lark: Lark, schema: Schema) -> str:
@@ -38,7 +38,7 @@ def json_rule(lark: Lark, schema: Schema) -> str:
 
 
 class _Writer:
-    """Writes what leads to large integers as rules, and leaves the rest to llguidance."""
+    """Writes paths to large integers as rules, and leaves the rest to llguidance."""
 
     def __init__(self, lark: Lark, root: Schema) -> None:
         options = root.get(OPTIONS, {})
@@ -48,22 +48,22 @@ class _Writer:
         self._shared = {name: root[name] for name in (*DEFINITIONS, OPTIONS) if name in root}
         blanks = options.get("whitespace_pattern", NO_BLANKS)
         self._blanks = "" if blanks == NO_BLANKS else f"{lark.terminal(regex(blanks))}?"
-        self._references: dict[str, str] = {}  # rules by what is referred to
+        self._references: dict[str, str] = {}  # rules by reference
         self._leads: dict[int, bool] = {}
 
     def leads_to_large(self, schema: Any) -> bool:
-        """Whether large integers are in it or in what it refers to."""
+        """True if the schema or a schema it refers to has large integers."""
         if not isinstance(schema, dict | list):
             return False
         if id(schema) not in self._leads:
-            self._leads[id(schema)] = False  # also where it refers to itself
+            self._leads[id(schema)] = False  # also for a reference to itself
             self._leads[id(schema)] = any(
                 is_large(each) or self.leads_to_large(each) for each in self._within(schema)
             )
         return self._leads[id(schema)]
 
     def _within(self, schema: Any) -> Iterator[Any]:
-        """The schemas and the values in it, and what it refers to."""
+        """The schemas and values in the schema, and the targets of its references."""
         if isinstance(schema, list):
             yield from schema
             return
@@ -164,7 +164,7 @@ class _Writer:
         properties, required = schema.get("properties", {}), schema.get("required", [])
         if schema.get("additionalProperties") is not False or not {*required} <= properties.keys():
             raise _Unwritten("properties without a name")
-        first = after = '""'  # what may come next: where no property was yet, and behind one
+        first = after = '""'  # the possible rest: before any property, and after one
         for name in reversed(properties):
             field = self._field(name, self.rule(properties[name]))
             rest, not_yet = self._lark.rule(after), self._lark.rule(first)
@@ -182,7 +182,7 @@ class _Writer:
         return self._spaced(literal(begin), *separated, literal(end))
 
     def _spaced(self, *words: str, begins: bool = False) -> str:
-        """``words`` with blanks between them, and before where it ``begins`` with blanks."""
+        """``words`` with blanks between them, and also before them if it ``begins`` with blanks."""
         return f" {self._blanks} ".join(["", *words] if begins else words)
 
 
@@ -255,7 +255,7 @@ def integers(low: int | None, high: int | None) -> str:
 
 
 def _naturals(low: int, high: int | None) -> str:
-    """Those of each number of digits; of numbers between, all."""
+    """A regex for the integers from ``low`` to ``high`` (None: no bound), by number of digits."""
     parts = ["0"] if low == 0 else []
     low = max(low, 1)
     if high is not None and high < low:

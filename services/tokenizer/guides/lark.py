@@ -38,7 +38,7 @@ def escaped(text: str) -> str:
 
 class AddedTokens:
     """The added tokens of a vocabulary, ``ids`` by text: a model writes such a text as one token,
-    and never as a part of a free text."""
+    and never as a part of free text."""
 
     def __init__(self, ids: Mapping[str, int]) -> None:
         self.ids = ids
@@ -55,14 +55,14 @@ class AddedTokens:
 
 
 def _common(texts: Collection[str]) -> str:
-    """What all of them begin with."""
+    """The common beginning of all texts."""
     pairs = zip(min(texts), max(texts), strict=False)
     return "".join(one for one, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _any_of(texts: list[str]) -> str:
-    """An expression for the longest of ``texts``, with what they begin with in common written once:
-    some vocabularies have thousands of them."""
+    """An expression for the longest of ``texts``, with their common beginning written once: some
+    vocabularies have thousands of texts."""
     prefix = _common(texts)
     rests: dict[str, list[str]] = {}
     for text in texts:
@@ -93,7 +93,7 @@ class Lark:
         return self._named("r", f"{options}: {body}")
 
     def terminal(self, body: str) -> str:
-        """The name of a terminal: what it matches is matched as a whole, as far as it goes."""
+        """The name of a terminal: its text is matched as a whole, as far as possible."""
         return self._named("T", f": {body}")
 
     def recursive(self, body: Callable[[str], str]) -> str:
@@ -122,12 +122,12 @@ class Lark:
         return self.rule(f"%json {msgspec.json.encode(schema).decode()}")
 
     def fixed(self, text: str) -> str:
-        """This text: added tokens where it names some, characters between them."""
+        """This text: added tokens for their names, characters between them."""
         return " ".join(self._token(each) or literal(each) for each in self.added.split(text))
 
     def after_texts(self, rests: Mapping[str, str]) -> str:
-        """One of the texts, and the expression for what follows it. What texts begin with in common
-        is written once: a row of llguidance's parser has a few hundred items."""
+        """One of the texts, and the expression for its rest. Common beginnings are written once: a
+        row of llguidance's parser has a few hundred items."""
         prefix = _common(rests)
         groups: dict[str, dict[str, str]] = {}
         for text, rest in rests.items():
@@ -156,7 +156,7 @@ class Lark:
         return f"{self.terminal(BLANKS)}?"
 
     def grammar(self, text: str) -> str:
-        """A reference to a whole grammar in Lark, whose names are its own."""
+        """A reference to a whole grammar in Lark with its own namespace."""
         name = f"g{len(self._grammars)}"
         self._grammars.append({"name": name, "lark_grammar": text})
         return f"@{name}"
@@ -165,7 +165,7 @@ class Lark:
         return f"<[{self.added.ids[text]}]>" if text in self.added.ids else None
 
     def written(self, start: str) -> str:
-        """The grammar whose texts are those of ``start``, as llguidance's matcher takes it."""
+        """The whole grammar with the start expression ``start``, for llguidance's matcher."""
         main = "\n".join([f"start: {start}", *self._lines, ""])
         text = msgspec.json.encode({"grammars": [{"lark_grammar": main}, *self._grammars]}).decode()
         self._check_size(len(text))

@@ -1,4 +1,4 @@
-"""How large what a client sends for a grammar may be: checked before anything is compiled."""
+"""Limits on the size of a client's grammar input, checked before anything is compiled."""
 
 import re
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from shared.wire.messages import MAX_NAME_CHARS, TOOL_NAME
 
 MAX_DEPTH = 48  # of JSON
 MAX_OPTIONAL_PROPERTIES = 400  # of one object
-MAX_PROPERTIES = 5000  # these and those that follow: of all schemas of a request together
+MAX_PROPERTIES = 5000  # like the following limits: of all schemas of a request together
 MAX_ENUM_VALUES = 5000
 MAX_ENUM_BYTES = 120_000
 MAX_SCHEMA_BYTES = 256 << 10
@@ -24,8 +24,8 @@ MAX_REPEATS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in a request; its path is written when it is asked for, since the names in it may be
-    long and many."""
+    """A place in a request; its path is written only on request, because its names may be long and
+    many."""
 
     parent: "Place | str"
     step: str
@@ -66,10 +66,10 @@ def check_tool_name(param: Param, name: str) -> None:
 
 @dataclass(slots=True)
 class Totals:
-    """What all schemas of a request have together.
+    """The totals over all schemas of a request.
 
-    ``probes`` are of those that are read loosely; keywords of ``unheld`` ones are left out, and
-    ``left_out`` are the places of all that hold for nothing.
+    ``probes`` belong to schemas that are read loosely; keywords of ``unheld`` probes are left out,
+    and ``left_out`` are the places of all keywords that are not enforced.
     """
 
     unheld: frozenset[str] = frozenset()

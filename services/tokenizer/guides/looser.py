@@ -1,7 +1,8 @@
-"""What of a JSON schema no grammar can hold, and what is left of one that is read loosely. Pure.
+"""The keywords of a JSON schema that no grammar can express, and the rest of a schema that is read
+loosely. Pure.
 
-A probe is a small schema with one keyword of the client's; whether a grammar can be made of it,
-llguidance knows.
+A probe is a small schema with one keyword of the client's; llguidance decides if a grammar can
+express it.
 """
 
 from collections.abc import Callable, Container, Iterator
@@ -42,7 +43,7 @@ IGNORED = {
     "unevaluatedProperties",
     "uniqueItems",
 }
-"""Keywords of which llguidance knows nothing."""
+"""Keywords unknown to llguidance."""
 
 _COUNTS = {"maxItems", "maxLength", "maxProperties", "minItems", "minLength", "minProperties"}
 _NUMBERS = {"exclusiveMaximum", "exclusiveMinimum", "maximum", "minimum"}
@@ -58,14 +59,15 @@ def probes_of(schema: Schema) -> Iterator[tuple[str, str]]:
 
 
 def loosen(schema: Schema, find: Find, unheld: Container[str]) -> list[str]:
-    """Takes out of this schema alone what no grammar can hold, the keywords of ``unheld`` probes
-    too; returns the keywords that hold for nothing. ``find`` is where a reference leads, or None.
+    """Removes keywords that no grammar can express from this schema alone, keywords of ``unheld``
+    probes included; returns the keywords that are not enforced. ``find`` resolves a reference, or
+    returns None.
     """
     names = [name for name, probe in probes_of(schema) if probe in unheld]
     names += [name for name in schema if not _is_held(name, schema[name], find)]
     for name in names:
         del schema[name]
-    if "patternProperties" in names:  # whose names may be any now
+    if "patternProperties" in names:  # any name is allowed now
         schema["additionalProperties"] = True
     return [*names, *(name for name in schema if name in IGNORED)]
 

@@ -1,4 +1,4 @@
-"""The smallest parts of a grammar that come from a client: each adds to a grammar what it needs and
+"""The smallest parts of a grammar that come from a client: each adds its rules to a grammar and
 returns the expression for it."""
 
 import re

@@ -1,5 +1,5 @@
-"""Arguments of calls in formats that are no JSON: strings stand there as they are, and end where
-their marker does."""
+"""Arguments of calls in formats other than JSON: strings are written unquoted, and end at their
+marker."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ PYTHON_COMMA = r"/,[ ]?/"
 
 @dataclass(frozen=True, slots=True)
 class Parameter:
-    """``schemas`` are those of which its value has one; ``root`` is where they refer to. They are
+    """The value matches one of ``schemas``; ``root`` is the document of their references. They are
     read loosely unless ``is_strict``."""
 
     name: str
@@ -33,7 +33,7 @@ class Parameter:
 
     @property
     def json(self) -> Schema:
-        """Of a value of JSON, with llguidance's options."""
+        """The schema of a JSON value, with llguidance's options."""
         definitions = {
             name: self.root[name] for name in ("$defs", "definitions") if name in self.root
         }
@@ -53,7 +53,7 @@ class Parameter:
 
     @property
     def values(self) -> list[Any] | None:
-        """All values that it may have, where the schema lists them."""
+        """All possible values, if the schema lists them."""
         listed: list[Any] = []
         for schema in self.schemas:
             if "const" in schema:
@@ -66,7 +66,7 @@ class Parameter:
 
 
 def parameters(tool: Tool) -> list[Parameter] | None:
-    """None where any are allowed."""
+    """None if any parameters are allowed."""
     root = tool.parameters
     (schema, *others) = _alternatives(root, root)
     properties, required = schema.get("properties"), schema.get("required")
@@ -110,8 +110,8 @@ def pair_arguments(lark: Lark, layout: PairsLayout, tool: Tool) -> str:
 
 
 def _all(lark: Lark, tool: Tool, one: Callable[[str, Callable[[str], str]], str]) -> str:
-    """All parameters in the order of the schema; ``one`` writes one of a key and a value, which
-    gets what ends it."""
+    """All parameters in the order of the schema; ``one`` writes one parameter, given its key and a
+    function that writes its value before a given end."""
     wanted = parameters(tool)
     if wanted is None:
         return f"{one(lark.terminal(ANY_KEY), lark.lazy)}*"
@@ -192,8 +192,8 @@ def _json(value: Any) -> str:
 
 
 def _alternatives(root: Schema, schema: Schema) -> list[Schema]:
-    """The schemas of which a value has one, with references and anyOf followed; of too many, that
-    of any value."""
+    """The alternative schemas of a value, with references and anyOf followed; if too many, the
+    schema of any value."""
     found: list[Schema] = []
     unseen = [schema]
     for each in unseen:  # grows as it goes

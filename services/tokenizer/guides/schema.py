@@ -1,4 +1,4 @@
-"""JSON schemas of clients: read, freed of what says nothing about a text, and measured."""
+"""JSON schemas of clients: read, freed of keywords without effect on a text, and measured."""
 
 import re
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ Schema = dict[str, Any]
 
 
 def read_json(text: str, param: str) -> Any:
-    """Raises InvalidRequest for what is no JSON or nests too deep to be read."""
+    """Raises InvalidRequest for invalid JSON or JSON nested too deep to be read."""
     try:
         return msgspec.json.decode(text)
     except RecursionError:
@@ -46,9 +46,9 @@ def read_json(text: str, param: str) -> Any:
 
 
 def checked(schema: Any, param: str, totals: Totals, is_strict: bool = True) -> Schema:
-    """The schema without annotations, and without what cannot be held unless it ``is_strict``; its
-    objects are closed where that takes nothing from another schema. Raises InvalidRequest naming
-    the place and the limit."""
+    """The schema without annotations and, unless it ``is_strict``, without keywords that no grammar
+    can express; its objects are closed unless that restricts another schema. Raises InvalidRequest
+    naming the place and the limit."""
     if schema is True:
         schema = {}
     if not isinstance(schema, dict):
@@ -70,7 +70,7 @@ def _loosen(root: Schema, schemas: list[tuple[Param, Schema]], totals: Totals) -
 
 
 def guided(schema: Schema, is_strict: bool, whitespace: str | None = None) -> Schema:
-    """With llguidance's options: what may stand between the parts, and what it may ignore."""
+    """With llguidance's options: the text allowed between the parts, and keywords to ignore."""
     options: Schema = {"whitespace_pattern": whitespace or DEFAULT_WHITESPACE}
     if not is_strict:
         options |= {"lenient": True, "coerce_one_of": True}
@@ -142,8 +142,8 @@ def _count(schema: Schema, path: Param, totals: Totals) -> None:
 
 
 def _close(schemas: list[Schema]) -> None:
-    """Allows no properties but those that are named, unless a schema says otherwise: models that
-    may write others do. All are left open where two schemas hold for one object."""
+    """Allows no properties but the named ones, unless a schema says otherwise: models that may
+    write others do. All stay open if two schemas apply to one object."""
     if any("allOf" in each or (each.keys() & NAMES and each.keys() & OTHERS) for each in schemas):
         return
     for schema in schemas:
@@ -152,8 +152,8 @@ def _close(schemas: list[Schema]) -> None:
 
 
 def _check_chains(root: Schema, schemas: list[tuple[Param, Schema]]) -> None:
-    """Raises InvalidRequest where schemas refer to one another, without a property or an item
-    between, in a circle or in a chain that is too long."""
+    """Raises InvalidRequest if schemas refer to one another, without a property or an item between,
+    in a circle or in a chain that is too long."""
     lengths: dict[int, int] = {}
     for path, schema in schemas:
         open_ids: set[int] = set()
@@ -185,7 +185,7 @@ def _same_value(root: Schema, schema: Schema) -> Iterator[Schema]:
 
 
 def find(root: Schema, reference: str) -> Any:
-    """What a JSON pointer within the document points to; None where there is nothing."""
+    """The target of a JSON pointer within the document, or None."""
     if reference == "#":
         return root
     if not reference.startswith("#/"):

@@ -1,4 +1,4 @@
-"""Structural tags: texts of which some parts have a form, in the two ways that clients write them.
+"""Structural tags: texts with some parts in a given form, in the two formats of clients.
 
 The newer is a tree of formats, ``{"format": {"type": "tag", …}}``, the older a list of
 ``structures`` after ``triggers`` in free text.
@@ -42,7 +42,7 @@ class AnyText:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """``has_end``: one can see where it ends, without what follows."""
+    """``has_end``: its end is recognizable without the text after it."""
 
     body: str
     has_end: bool = True
@@ -52,7 +52,7 @@ Piece = Fixed | Regular | AnyText | Part
 
 
 def structural_tag(lark: Lark, format: OutputFormat, totals: Totals) -> str:
-    """Raises InvalidRequest for what is none, and what cannot be held."""
+    """Raises InvalidRequest for an invalid tag, or one that no grammar can express."""
     tag = read_json(format.value, format.param)
     writer = _Writer(lark, format, totals)
     if not isinstance(tag, dict):
@@ -72,7 +72,7 @@ class _Writer:
         self._num_nodes = 0
 
     def pieces(self, node: Any, path: str, depth: int) -> list[Piece]:
-        """What ``node`` is, in a row."""
+        """The consecutive pieces of ``node``."""
         self._num_nodes += 1
         check_limit(path, "formats in a structural tag", self._num_nodes, MAX_TAG_NODES)
         check_limit(path, "levels of a structural tag", depth, MAX_DEPTH)

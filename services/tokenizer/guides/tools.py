@@ -38,7 +38,7 @@ class Tool:
 
 
 def read_tools(text: str, choice: ToolChoice, totals: Totals) -> list[Tool]:
-    """Those that may be called. Raises InvalidRequest naming ``tools[…]`` or ``tool_choice``."""
+    """The callable tools. Raises InvalidRequest naming ``tools[…]`` or ``tool_choice``."""
     param = "tools"
     try:
         tools = msgspec.convert(read_json(text, param), list[_Tool])

@@ -1,4 +1,4 @@
-"""What a backend must know of a model, whatever its operators are."""
+"""A backend's requirements on a model, independent of its operators."""
 
 from collections.abc import Set
 from dataclasses import MISSING, fields
@@ -13,8 +13,8 @@ from services.worker.models.decoder import DecoderLM
 
 
 def check_model(model: DecoderLM, known_options: Set[str], known_forms: Set[type]) -> None:
-    """Raises NotSupported, with the layer's name, where attention has an option that is not among
-    ``known_options``, or weights have a form that is none of ``known_forms``."""
+    """Raises NotSupported, with the layer's name, for an attention option that is not in
+    ``known_options``, or a form of weights that is not in ``known_forms``."""
     for name, module in model.named_modules():
         if isinstance(module, Attention):
             _check_options(name, module.heads.spec, known_options)
@@ -32,7 +32,7 @@ def _check_options(name: str, spec: AttentionSpec | LatentSpec, known: Set[str])
 
 
 def _set_options(spec: AttentionSpec | LatentSpec) -> set[str]:
-    """Names of what differs from its default."""
+    """Names of options that differ from their defaults."""
     return {
         field.name
         for field in fields(spec)

@@ -29,7 +29,7 @@ OnShare = Callable[[float], None]
 
 
 class Compiler:
-    """Packs each weight of ``model`` once, whatever passes use it, and takes it out of there."""
+    """Packs each weight of ``model`` once for all passes, and removes it from the model."""
 
     def __init__(self, model: DecoderLM, library: NativeLibrary) -> None:
         self._library = library
@@ -41,7 +41,7 @@ class Compiler:
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that the programs keep."""
+        """All tensors of the programs."""
         operators = [each for program in self._programs for each in program.operators]
         found = {tensor.data_ptr(): tensor for each in operators for tensor in each.tensors}
         return list(found.values())
@@ -102,7 +102,7 @@ class Compiler:
         )
 
     def _embeddings(self, embedding: Embedding | None) -> tuple[Tensor | None, PackedMatrix | None]:
-        """The rows, or what has them as columns."""
+        """The embedding's rows, or the packed matrix with the rows as its columns."""
         if embedding is None:
             return None, None
         if self._columns is None:
@@ -211,8 +211,8 @@ class Compiler:
 
 
 def _with_embeddings(model: DecoderLM) -> TokenRows | None:
-    """What has, packed, the embeddings as its columns: the output head where it has the same
-    weights, else embeddings in codes."""
+    """The layer with the embeddings as packed columns: the output head if it has the same weights,
+    else embeddings in codes."""
     table, head = model.model.embed_tokens, model.lm_head if model.is_tied else None
     if head is not None and (isinstance(head.weight, Dense) or head.weight is table.weight):
         return head
@@ -220,7 +220,7 @@ def _with_embeddings(model: DecoderLM) -> TokenRows | None:
 
 
 def _bias(layer: Linear | LMHead) -> Tensor | None:
-    """What the product adds; to those that are added up over ranks the sum does."""
+    """The bias that the GEMM adds; for a partial output the sum over ranks adds it."""
     return layer.bias if isinstance(layer, Linear) and not layer.is_partial else None
 
 
@@ -231,7 +231,7 @@ def _layer(each: Instruction) -> int:
 
 
 def _assign(recording: Recording) -> dict[int, int]:
-    """The buffer of each register. Those of one kind share a buffer where their times do not
+    """The buffer of each register. Registers of one kind share a buffer if their lifetimes do not
     overlap; inputs and output have their own."""
     last = {
         register: index

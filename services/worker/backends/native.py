@@ -27,9 +27,9 @@ KNOWN_FORMS = {Dense, Quantized}
 
 
 class NativeLM(CausalLM):
-    """Takes the weights out of ``model`` one by one, so that only one is there twice. Hidden states
-    are float32. ``report`` gets the share that is packed, 0 … 1. Raises NotSupported with the
-    reason; ``model`` is as it was then."""
+    """Takes the weights out of ``model`` one by one, so that only one exists twice. Hidden states
+    are float32. ``report`` gets the packed share, 0 … 1. Raises NotSupported with the reason;
+    ``model`` is then unchanged."""
 
     clears_blocks = False
 
@@ -81,7 +81,7 @@ class _Recordings:
         self._check_uses(names)
 
     def _check_uses(self, names: dict[nn.Module, str]) -> None:
-        """A weight is packed in one order: gates and ups of a product that is gated take turns."""
+        """A weight is packed in one order: gates and ups of a gated GEMM alternate."""
         found = [self.trunk, self.logits]
         if self.head is not None:
             found += [self.head.first_state, self.head.forward, self.head.logits]

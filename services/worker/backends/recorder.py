@@ -1,4 +1,4 @@
-"""Records a forward pass as what native code will run, and refuses what it cannot."""
+"""Records a forward pass as instructions for native code, and refuses unsupported operations."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -49,8 +49,7 @@ class Register:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Instruction:
-    """An operator before its weights are packed. Reads ``source``, and ``out`` where it adds to
-    it."""
+    """An operator before its weights are packed. Reads ``source``, and ``out`` if it adds to it."""
 
     kind: Kind
     source: int
@@ -63,7 +62,7 @@ class Instruction:
     act: Act = "silu"
     norm: RMSNorm | None = None
     weight: Linear | LMHead | None = None
-    summed: Linear | None = None  # whose bias is added to a sum over ranks
+    summed: Linear | None = None  # its bias is added to a sum over ranks
     embedding: Embedding | None = None
     heads: Heads | None = None
     order: Tensor | None = None
@@ -95,9 +94,9 @@ def record(
     *,
     takes_over: bool = False,
 ) -> Recording:
-    """What ``run``, given operators and inputs [T, size] of ``sizes``, does to give what it gives.
-    ``names`` of the model's modules are for what is refused: NotSupported. A pass that
-    ``takes_over`` its inputs may add to them, and give one of them."""
+    """The instructions of ``run``, given operators and inputs [T, size] of ``sizes``. ``names`` of
+    the model's modules are for the error NotSupported. A pass that ``takes_over`` its inputs may
+    add to them, and return one of them."""
     num_kept = 0 if takes_over else len(sizes)
     recorder = Recorder(names, [Register(size, is_wide=True) for size in sizes], num_kept)
     output = run(recorder, *(Value(place, 0) for place in range(len(sizes))))
@@ -250,7 +249,7 @@ class Recorder(Ops[Value]):
             raise NotSupported(f"{what}: what a gate or attention gives goes into products alone")
 
     def _operand(self, x: Value, norm: RMSNorm | None, weight: Linear | LMHead) -> Value:
-        """What a product takes: normed, or as it is, in the weights' type."""
+        """The input of a GEMM in the weights' dtype, normed if there is a ``norm``."""
         size, name = weight.inputs, self._names[weight]
         self._check_tiles(weight, "inputs", size)
         if norm is None and not self.registers[x.register].is_wide:
@@ -277,7 +276,7 @@ class Recorder(Ops[Value]):
         return out
 
     def _check_forms(self, experts: Experts) -> None:
-        """Each product's weights are in one form, whoever's they are, and their inputs in place."""
+        """All experts' weights of one GEMM are in one form, and their inputs in order."""
         linears = [[each.gate_up_proj, each.down_proj] for each in experts.products]
         for of_all in zip(*linears, strict=True):
             for linear in of_all:
@@ -343,7 +342,7 @@ class Recorder(Ops[Value]):
 
 
 def _packed_form(weight: Weight) -> tuple[Form, bool]:
-    """Also whether its numbers are whole: rows are perhaps rounded for such."""
+    """Returns the form and if all values are integers: rows may be rounded for integers."""
     if isinstance(weight, Dense):
         return Form.DENSE, False
     return packed_form(weight.as_codes), is_whole(weight.as_codes)

@@ -1,7 +1,7 @@
 """A decoder by the operators of ``kernels``: torch's on CPUs, Triton's on GPUs.
 
-On a GPU they leave the host nothing to know but how many tokens there are, so that a graph of them
-can be captured.
+On a GPU the host needs to know only the number of tokens, so that a graph of the operators can be
+captured.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -49,16 +49,16 @@ class Known:
     forms: Set[type]
 
 
-# In steps that the host prepared, and in those whose lengths only the device knows.
+# In steps prepared by the host, and in steps with lengths known only to the device.
 OPTIONS = {"norm", "is_interleaved", "window", "softcap", "has_sinks"}
 HOST = Known(OPTIONS, {Dense, Quantized})
 DEVICE = Known(OPTIONS, {Dense, Quantized})
 
 
 class TorchOps(Ops[Tensor]):
-    """Operators on the tokens of a step, which are at ``positions`` [T]. Logits come in ``out``
-    [S, vocab_size] float32, if there is one. Layers whose weights are ``offloaded`` wait for
-    them. The sums over ranks are those of ``parallel``."""
+    """Operators on the tokens of a step at ``positions`` [T]. Logits are written to ``out``
+    [S, vocab_size] float32, if there is one. Layers with ``offloaded`` weights wait for them.
+    ``parallel`` computes the sums over ranks."""
 
     def __init__(
         self,
@@ -194,9 +194,9 @@ class TorchOps(Ops[Tensor]):
         return logits if softcap is None else logits.div_(softcap).tanh_().mul_(softcap)
 
     def _norm_over_ranks(self, x: Tensor, *norms: Norm | None) -> None:
-        """Norms queries and keys, which ``x`` begins with, in place: all of a token on all ranks
-        together. Each KV head is on equally many of them, so that the mean over what all have is
-        that over all heads."""
+        """Norms queries and keys, the first elements of ``x``, in place, over all heads of a token
+        on all ranks. Each KV head is on the same number of ranks, so that the mean over all ranks'
+        heads equals the mean over all heads."""
         known = [norm for norm in norms if norm is not None]
         sizes = [len(norm.weight) for norm in known]
         parts = x[:, : sum(sizes)].split(sizes, 1)
@@ -225,8 +225,8 @@ def _added(
 
 
 def _count(chosen: Tensor, counts: Tensor) -> None:
-    """Adds up the tokens of each expert; those of padding, whose KV goes to the null block, go to
-    none."""
+    """Adds up the tokens of each expert. Padding counts for no expert; its KV goes to the null
+    block."""
     context = current_context()
     num_blocks, block_size = context.kv_caches[0].entries.shape[:2]
     is_token = context.slot_mapping < (num_blocks - 1) * block_size
@@ -247,7 +247,7 @@ def _rows(weight: Weight, ids: Tensor) -> Tensor:
 def _each(
     products: Sequence[GatedProducts],
 ) -> tuple[list[Tensor | Codes], list[Tensor | Codes], Biases | None]:
-    """What ``Stacks`` has, of each network by itself."""
+    """The content of ``Stacks``, for each network separately."""
     gate_up = [_weight(each.gate_up_proj) for each in products]
     down = [_weight(each.down_proj) for each in products]
     return gate_up, down, biases_of(products)
@@ -258,7 +258,7 @@ def _operand(norm: RMSNorm | None) -> Norm | None:
 
 
 class TorchLM(TorchCausalLM):
-    """Computes ``model`` with its own weights. Raises NotSupported where ``check_model`` does."""
+    """Computes ``model`` with its own weights. Raises NotSupported like ``check_model``."""
 
     def __init__(self, model: DecoderLM, known: Known = HOST) -> None:
         super().__init__()

@@ -26,12 +26,12 @@ class Rope(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def magnitude(self) -> float:
-        """What cosines and sines are multiplied by."""
+        """The factor of cosines and sines."""
         return 1.0
 
     @property
     def temperature(self) -> float:
-        """What DeepSeek's scores are multiplied by beside their scale."""
+        """The extra factor of DeepSeek's attention scores."""
         return 1.0
 
 
@@ -126,7 +126,7 @@ class YarnRope(Rope, frozen=True, kw_only=True):
         return 0.1 * scale * math.log(max(self.factor, 1.0)) + 1.0
 
     def _blended(self, head_dim: int) -> tuple[float, float]:
-        """The pairs, as fractions between them, where blending begins and where it ends."""
+        """The fractional indices of the pairs at the beginning and the end of blending."""
         first = self._pair_of(self.beta_fast, head_dim)
         last = self._pair_of(self.beta_slow, head_dim)
         if self.truncate:

@@ -1,4 +1,4 @@
-"""What all families read in config.json."""
+"""The keys of config.json that all families read."""
 
 from typing import Annotated, Any, ClassVar
 
@@ -7,15 +7,15 @@ import msgspec
 from services.worker.config.frequencies import Rope, read_rope
 
 DEFAULT_ROPE_THETA = 10000.0
-Window = Annotated[int, msgspec.Meta(ge=1)] | None  # so many of the last keys; None: all of them
+Window = Annotated[int, msgspec.Meta(ge=1)] | None  # this number of last keys; None: all of them
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
     """The keys that every family has, by their own names. A family's Config inherits these and adds
-    its own; what none reads is ignored."""
+    its own; other keys are ignored."""
 
     rotates_partly: ClassVar[bool] = False  # partial_rotary_factor counts
-    norm_offset: ClassVar[float] = 0.0  # what a checkpoint's norms lack
+    norm_offset: ClassVar[float] = 0.0  # added to the norms of a checkpoint
     keeps_latents: ClassVar[bool] = False  # the KV cache has no keys and values of heads
 
     architectures: list[str]
@@ -43,7 +43,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     @property
     def rotary_dim(self) -> int:
-        """How many of a head's numbers are rotated, from the first on."""
+        """The number of a head's rotated elements, from the first on."""
         factor = self.rope_values["partial_rotary_factor"] if self.rotates_partly else None
         return self.head_dim if factor is None else int(self.head_dim * factor)
 
@@ -53,25 +53,25 @@ class ModelConfig(msgspec.Struct, frozen=True):
 
     @property
     def rope(self) -> Rope:
-        """Raises ValueError where its keys do not go together."""
+        """Raises ValueError if its keys do not match."""
         return read_rope(self.rope_values)
 
     @property
     def local_rope(self) -> Rope | None:
-        """That of layers with a window, where they have their own. Raises ValueError."""
+        """The Rope of layers with a window, if they have their own. Raises ValueError."""
         return None
 
     @property
     def rope_values(self) -> dict[str, Any]:
         """The keys about rotary positions, which are in ``rope_parameters`` since transformers 5.
 
-        Before, ``rope_scaling`` had some of them and the others were beside it.
+        Before, some were in ``rope_scaling`` and the others at the top level.
         """
         nested = self.rope_scaling or self.rope_parameters or {}
         return self.with_rope_defaults(nested, self.rope_theta or DEFAULT_ROPE_THETA)
 
     def with_rope_defaults(self, nested: dict[str, Any], theta: float) -> dict[str, Any]:
-        """``nested`` keys about rotary positions, with those that are beside them."""
+        """``nested`` keys about rotary positions, with the ones at the top level."""
         beside = {
             "rope_theta": theta,
             "original_max_position_embeddings": self.max_position_embeddings,
@@ -84,7 +84,7 @@ class ModelConfig(msgspec.Struct, frozen=True):
         return beside | given | own
 
     def problems(self) -> list[str]:
-        """Says what the model needs and we cannot do. A family adds what its own keys ask for."""
+        """The unsupported features of the model. A family adds the problems of its own keys."""
         problems = [*self.rope_problems(), *self.act_problems()]
         if self.num_attention_heads % self.num_key_value_heads:
             problems.append(

@@ -1,4 +1,4 @@
-"""What families with experts read in config.json, each by names of its own."""
+"""The keys of config.json for experts, under each family's own names."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ Num = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class SparseConfig(ModelConfig, frozen=True):
-    """A family says how many experts a layer with some has, and how they are chosen."""
+    """A family defines the number of experts in a layer with experts, and their choice."""
 
     @property
     def num_routed_experts(self) -> int:
@@ -22,7 +22,7 @@ class SparseConfig(ModelConfig, frozen=True):
         raise NotImplementedError
 
     def is_sparse(self, layer: int) -> bool:
-        """Whether ``layer`` has experts."""
+        """True if ``layer`` has experts."""
         return True
 
     def problems(self) -> list[str]:

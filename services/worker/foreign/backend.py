@@ -1,8 +1,8 @@
-"""Loads an architecture that only transformers knows, and sees whether it can be served.
+"""Loads an architecture that only transformers knows, and checks if it can be served.
 
-No list of architectures is kept. A forward pass with an attention that only looks says what each
-layer keeps in the KV cache, and a comparison with transformers' own attention, in one piece, says
-whether that is all that a sequence needs from step to step.
+No list of architectures is kept. A forward pass with a probing attention finds the entries of each
+layer in the KV cache, and a comparison with transformers' own attention, in one piece, checks that
+a sequence needs nothing else from step to step.
 """
 
 import logging
@@ -39,15 +39,15 @@ OWN_ATTENTION = "eager"  # every architecture has it
 LAYER_TYPES = {"full_attention", "sliding_attention"}
 # Their frequencies depend on the longest sequence of a batch, once that is beyond these positions.
 LONG_ROPES = {"dynamic", "longrope"}
-# The relative distance of logits that rounding explains; what is not kept makes more.
+# The relative distance of logits due to rounding; missing state makes a larger one.
 MAX_DISTANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1, torch.float16: 0.1}
 SEED = 0
 
 
 @dataclass(frozen=True, slots=True)
 class LayerAttention:
-    """What one layer asks of attention. ``head_dim`` is the larger of a key's and a value's.
-    ``num_scored_heads`` are those with what torch's fused attention does not know."""
+    """A layer's requirements on attention. ``head_dim`` is the larger of a key's and a value's.
+    ``num_scored_heads`` have features that torch's fused attention does not support."""
 
     num_kv_heads: int
     head_dim: int
@@ -66,9 +66,9 @@ def load(
     is_dummy: bool,
     codes: torch.dtype | None,
 ) -> tuple[TransformersLM, ModelShape]:
-    """Returns the model and its shape, whose KV cache may have ``codes``; the weights are read into
-    the host's memory first. Raises ConfigError with the reason where it does not load, or needs
-    what we do not keep."""
+    """Returns the model and its shape, with ``codes`` in its KV cache if given; the weights are
+    first read into host memory. Raises ConfigError with the reason if it does not load, or needs
+    state that we do not keep."""
     config = _read_config(folder, max_model_len)
     text_config = config.get_text_config()
     with _errors_as_config_errors():
@@ -95,8 +95,8 @@ def load(
 
 
 def can_serve(folder: Path, max_model_len: int) -> bool:
-    """Whether transformers would compute the model, as far as its shapes say it: no weight is
-    read or made."""
+    """True if transformers would compute the model, judged by its shapes: no weight is read or
+    made."""
     try:
         config = _read_config(folder, max_model_len)
         with _errors_as_config_errors(), torch.device("meta"):
@@ -108,7 +108,7 @@ def can_serve(folder: Path, max_model_len: int) -> bool:
 
 
 def _read_config(folder: Path, max_model_len: int) -> Any:
-    """Raises ConfigError for what can be refused by the configuration alone."""
+    """Raises ConfigError for a configuration that alone is reason to refuse the model."""
     config = read_foreign_config(folder)
     for problem in _unsupported(config.get_text_config(), max_model_len):
         raise ConfigError(f"model: {folder}: transformers cannot serve it: {problem}")
@@ -126,7 +126,7 @@ def _read_config(folder: Path, max_model_len: int) -> Any:
 
 @contextmanager
 def _errors_as_config_errors() -> Iterator[None]:
-    """transformers raises many kinds for what is wrong with a folder, or not for us."""
+    """Converts the many errors of transformers for a wrong or unsupported folder."""
     try:
         yield
     except torch.OutOfMemoryError:
@@ -190,7 +190,7 @@ def _pretrained(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _look(model: PreTrainedModel, config: Any, max_model_len: int) -> dict[int, LayerAttention]:
-    """Returns what each layer asks of attention, by its place. Raises ConfigError."""
+    """Returns each layer's requirements on attention, by its place. Raises ConfigError."""
     name = type(model).__name__
     if not isinstance(getattr(model, model.base_model_prefix, None), nn.Module):
         raise ConfigError(f"model: {name} has no part of its own below its head")
@@ -223,8 +223,8 @@ def _look(model: PreTrainedModel, config: Any, max_model_len: int) -> dict[int, 
 def _check_windows(
     name: str, config: Any, layers: dict[int, LayerAttention], max_model_len: int
 ) -> None:
-    """Raises ConfigError where a window is in transformers' mask alone, which we do not make: one
-    that is wider than the compared texts would not be missed there."""
+    """Raises ConfigError if a window is in transformers' mask alone, which we do not make: the
+    comparison would not notice a missing window that is wider than the compared texts."""
     window = getattr(config, "sliding_window", None)
     if not window or window >= max_model_len or not getattr(config, "use_sliding_window", True):
         return
@@ -253,7 +253,7 @@ def _shape_of(
     dtype: torch.dtype,
     codes: torch.dtype | None,
 ) -> ModelShape:
-    """A layer of another kind, between those that attend, keeps nothing."""
+    """Layers without attention keep nothing in the KV cache."""
     widest = max(
         parameter.shape[-2]
         for parameter in model.parameters()

@@ -35,8 +35,8 @@ def whole_logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
 def logits_in_chunks(
     model: TransformersLM, layouts: list[KVLayout], texts: list[Tensor]
 ) -> list[Tensor]:
-    """Texts [T] → logits [T, vocab_size] of each, computed in the same steps, one of which has a
-    single token of the first text."""
+    """Texts [T] → logits [T, vocab_size] of each, computed in the same steps; one step has a single
+    token of the first text."""
     dtype, device = layouts[0].dtype, texts[0].device
     length = len(texts[0])
     num_blocks = -(-length // BLOCK_SIZE)

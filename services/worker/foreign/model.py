@@ -35,7 +35,7 @@ def attend(
 ) -> tuple[Tensor, None]:
     """query [1, H, T, D], key [1, H_kv, T, D], value [1, H_kv, T, value_dim] → [1, T, H, value_dim]
 
-    The names are those of transformers.
+    The names are transformers'.
     """
     context = current_context()
     kv = context.kv_caches[module.layer_idx]
@@ -56,9 +56,9 @@ AttentionInterface.register(ATTENTION, attend)
 
 
 class TransformersLM(TorchCausalLM):
-    """``model`` taken apart: what makes hidden states, and its head, which may scale or cap logits.
+    """``model`` in two parts: the trunk, and its head, which may scale or cap logits.
 
-    The states are those behind the last norm. Raises ValueError where the head is no product.
+    The states come after the last norm. Raises ValueError if the head is not a GEMM.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -84,7 +84,7 @@ class TransformersLM(TorchCausalLM):
 
 class _WideProduct(nn.Module):
     """``head`` with float32 results, as bfloat16 logits tie too often. On a CPU its weight is
-    float32 as well, since products round to their operands' dtype there; an embedding that shares
+    float32 as well, since GEMMs round to their operands' dtype there; an embedding that shares
     it keeps its own."""
 
     def __init__(self, head: nn.Linear) -> None:
@@ -111,14 +111,14 @@ def _replace_head(model: PreTrainedModel) -> _WideProduct:
 
 
 class _GivenStates(nn.Module):
-    """Stands for the part below a head, and returns the states that the head is asked about."""
+    """Replaces the trunk below a head, and returns the head's input states."""
 
     def forward(self, *args: Any, inputs_embeds: Tensor, **others: Any) -> "_States":
         return _States(last_hidden_state=inputs_embeds)
 
 
 class _States(MoeModelOutputWithPast):
-    """States alone: what else a head passes on, such as that of images, is None."""
+    """States alone: the other inputs of a head, for example of images, are None."""
 
     def __getattr__(self, name: str) -> None:
         if name.startswith("_"):

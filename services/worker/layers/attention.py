@@ -14,8 +14,8 @@ from services.worker.layers.weights import empty_parameter
 
 
 class Attention(nn.Module):
-    """Grouped-query self-attention (arXiv 2305.13245), from the product that makes queries, keys
-    and values to the one behind it. ``spec`` has the heads of all ranks, of which each has its own.
+    """Grouped-query self-attention (arXiv 2305.13245), from the GEMM of queries, keys and values to
+    the output GEMM. ``spec`` counts the heads of all ranks; each rank has its own heads.
 
     ``layer`` is the place of its KV cache in the context.
     """
@@ -72,13 +72,13 @@ class Attention(nn.Module):
 
     @property
     def numbers_per_token(self) -> int:
-        """Of queries, keys and values as they are made, and what rotating them takes."""
+        """The numbers of a token's queries, keys and values, and of their rotation."""
         spec = self.heads.spec
         return 5 * (spec.num_heads + 2 * spec.num_kv_heads) * spec.head_dim
 
     @property
     def num_scored_heads(self) -> int:
-        """Heads with what torch's fused attention does not know."""
+        """The number of heads with features that torch's fused attention does not support."""
         spec = self.heads.spec
         return spec.num_heads if spec.softcap is not None or spec.has_sinks else 0
 

@@ -1,4 +1,4 @@
-"""The ambient context of one forward pass: what attention needs and model code does not pass on.
+"""The ambient context of one forward pass: inputs of attention that model code does not pass on.
 
 The only ambient global. Prepared once a step and read by every layer.
 """

@@ -1,4 +1,4 @@
-"""Token embedding and the output head, of which each rank has the rows of some tokens."""
+"""Token embedding and the output head; each rank has the rows of some tokens."""
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +23,7 @@ class TokenRows(nn.Module):
         self._source = source
 
     def allocate(self, device: torch.device) -> None:
-        """Gives the weight memory, which holds nothing yet, and nobody else."""
+        """Gives the weight uninitialized memory of its own."""
         self.weight = Dense(self.outputs, self.inputs, self.weight.values.dtype, device)
 
     def leave(self) -> None:
@@ -32,7 +32,7 @@ class TokenRows(nn.Module):
 
     @property
     def is_here(self) -> bool:
-        """Whether it has not left its rows to another process."""
+        """False if its rows are left to another process."""
         return isinstance(self.weight, Quantized) or len(self.weight.values) == self.outputs
 
     def checkpoint_pieces(self, name: str) -> dict[str, Piece]:
@@ -47,9 +47,9 @@ class LMHead(TokenRows):
     """[S, hidden_size] → logits [S, vocab_size], accumulated and stored in float32: bfloat16 logits
     tie too often.
 
-    A CPU's products round to their operands' dtype, so there the weight is float32 whatever the
-    model's is; elsewhere it has the model's, as a copy twice as wide would be read in every step. A
-    head that is ``tied`` is made of what the embedding is, and has its weight where it can.
+    A CPU's GEMMs round to their operands' dtype, so there the weight is always float32; elsewhere
+    it has the model's dtype, because each step would read a copy twice as wide. A head that is
+    ``tied`` is made from the embedding's tensor, and shares its weight if possible.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class LMHead(TokenRows):
             self.weight = tied.weight
 
     def can_have(self, weight: Weight) -> bool:
-        """Whether ``weight`` is in codes, or has all rows in the dtype."""
+        """True if ``weight`` is in codes, or has all rows in the dtype."""
         if isinstance(weight, Quantized):
             return True
         is_whole = len(weight.values) == self.outputs

@@ -14,8 +14,8 @@ from services.worker.layers.weights import adjacent, empty_parameter, stack_of
 
 
 class Scores(nn.Module):
-    """[T, hidden] → [T, outputs] in float32, whatever the model's type is. Its weight is never in
-    codes."""
+    """[T, hidden] → [T, outputs] in float32, independent of the model's dtype. Its weight is never
+    quantized."""
 
     def __init__(self, hidden_size: int, outputs: int) -> None:
         super().__init__()
@@ -56,13 +56,13 @@ class Stacks(NamedTuple):
 
 class Experts(nn.Module):
     """Networks of one size and the router that chooses from them, named as in checkpoints. Their
-    gates and ups are multiplied as ``clamp`` says, if there is one.
+    gates and ups are multiplied with the clamp of ``clamp``, if there is one.
 
-    ``products`` are those that this rank has, or has a part of: neighbours, the first of which is
-    expert ``first``; the others are empty. Where it ``is_partial``, what they give must be added up
-    over all ranks. ``stacks`` are their weights as kernels of GPUs read them, where there are such
-    (see ``stack_experts``); each network has a part of them then. ``counts``, where there are such,
-    grow by the tokens that go to each expert.
+    ``products`` are the experts of this rank, whole or in part: adjacent ones, from expert
+    ``first`` on; the others are empty. If it ``is_partial``, the outputs must be added up over all
+    ranks. ``stacks`` are the weights in the layout of GPU kernels, if there are any (see
+    ``stack_experts``); each network then has a part of them. ``counts``, if there are any, grow by
+    the tokens that go to each expert.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Experts(nn.Module):
         self.counts: Tensor | None = None  # [experts] int64
 
     def find_stacks(self) -> None:
-        """Makes ``stacks`` views of what ``products`` have, one behind the other in memory."""
+        """Makes ``stacks`` views of the ``products``' weights, which are adjacent in memory."""
         first, num = self.products[0], len(self.products)
         gate_up, down = first.gate_up_proj, first.down_proj
         biases = None
@@ -92,8 +92,8 @@ class Experts(nn.Module):
 
 
 def biases_of(products: Iterable[GatedProducts]) -> Biases | None:
-    """Those of each network, if it has some. Of networks that ranks share, the first rank adds the
-    downs' biases: they are within the weighted sum."""
+    """The biases of each network, if it has some. For networks shared by ranks, the first rank adds
+    the downs' biases, because these are part of the weighted sum."""
     pairs = [(each.gate_up_proj, each.down_proj) for each in products]
     gate_up = [first.bias for first, _ in pairs if first.bias is not None]
     down = [second.bias for _, second in pairs if second.is_first and second.bias is not None]

@@ -1,4 +1,4 @@
-"""The two products of a gated feed-forward network (arXiv 2002.05202)."""
+"""The two GEMMs of a gated feed-forward network (arXiv 2002.05202)."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from services.worker.layers.parallel import Shard
 
 
 class GatedNames(NamedTuple):
-    """What a checkpoint calls the layers that the products are made of."""
+    """A checkpoint's names of the layers that form the GEMMs."""
 
     gate: str = "gate_proj"
     up: str = "up_proj"

@@ -1,4 +1,4 @@
-"""What lies between a layer's queries, keys and values, and what its tokens attend to."""
+"""The steps of a layer from queries, keys and values to the output of attention."""
 
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -12,14 +12,14 @@ from services.worker.layers.rope import RotaryEmbedding
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """What a layer asks of attention. What has a default here is an option: a backend that does not
-    know it refuses a model that sets it.
+    """A layer's requirements on attention. A field with a default is an option: a backend without
+    support for it refuses a model that sets it.
 
     Scores are multiplied by ``scale``. ``norm``: queries and keys are normed head by head, or
-    all heads of a token together. ``window``: a token sees so many of the last keys, its own
-    included. ``softcap``: scores are bent below it by a tanh (arXiv 2408.00118). ``has_sinks``:
-    each head has a score that takes its share of the softmax and gives no value (arXiv 2309.17453,
-    as gpt-oss has it).
+    all heads of a token together. ``window``: a token sees this number of the last keys, its own
+    included. ``softcap``: a tanh keeps scores below it (arXiv 2408.00118). ``has_sinks``: each
+    head has a score that takes its share of the softmax and gives no value (arXiv 2309.17453,
+    as in gpt-oss).
     """
 
     num_heads: int
@@ -35,9 +35,9 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class LatentSpec:
-    """The same of a layer that keeps latents (arXiv 2405.04434). A token has ``rank`` numbers that
-    the keys and values of all heads are made of, and a rotated key of ``rope_dim``, which heads
-    share. A head's query is ``nope_dim`` numbers that are not rotated and ``rope_dim`` that are."""
+    """The requirements of a layer with latents (arXiv 2405.04434). A token has ``rank`` numbers,
+    the source of all heads' keys and values, and a rotated key of ``rope_dim`` common to all heads.
+    A head's query has ``nope_dim`` numbers without rotation and ``rope_dim`` with it."""
 
     num_heads: int
     rank: int

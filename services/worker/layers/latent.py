@@ -12,13 +12,13 @@ from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import Parallel
 from services.worker.layers.rope import RotaryEmbedding
 
-EPS = 1e-6  # of the inner norms, whatever rms_norm_eps is: so in DeepSeek's code and transformers
+EPS = 1e-6  # of the inner norms, not rms_norm_eps: as in DeepSeek's code and transformers
 
 
 class LatentAttention(nn.Module):
-    """From the products that make queries and latents to the one behind attention. Queries are made
-    by way of ``query_rank`` numbers, or at once. ``spec`` has the heads of all ranks; each has its
-    own, and all latents.
+    """Latent attention from the GEMMs of queries and latents to the output GEMM. Queries are made
+    through ``query_rank`` numbers, or directly. ``spec`` counts the heads of all ranks; each rank
+    has its own heads, and all latents.
 
     ``layer`` is the place of its KV cache in the context.
     """
@@ -67,7 +67,7 @@ class LatentAttention(nn.Module):
 
     @property
     def numbers_per_token(self) -> int:
-        """Of queries as they are made and as latents see them, and of what was attended to."""
+        """The numbers of a token's queries, before and after the expansion, and its output."""
         spec = self.latents.spec
         of_head = 2 * spec.query_dim + 2 * spec.entry_dim + 2 * spec.rank + spec.value_dim
         return spec.num_heads * of_head + 2 * spec.entry_dim

@@ -1,4 +1,4 @@
-"""What keys and values of heads are made of latents with (arXiv 2405.04434)."""
+"""The expansion of latents to the keys and values of heads (arXiv 2405.04434)."""
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,8 @@ from services.worker.layers.weights import empty_parameter
 class LatentExpansion(nn.Module):
     """Head by head, ``key_dim`` outputs for its keys and ``value_dim`` for its values.
 
-    ``weight`` [H · (key_dim + value_dim), rank] is dense, whatever it is in the checkpoint: it is
-    never multiplied with latents, but its halves with queries and with what heads attended to.
+    ``weight`` [H · (key_dim + value_dim), rank] is dense, even if the checkpoint's is quantized: it
+    is never multiplied with latents, but its halves with queries and with the heads' outputs.
     """
 
     def __init__(self, heads: Shard, key_dim: int, value_dim: int, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""Linear layers, and what of a checkpoint fills them."""
+"""Linear layers, and their parts in a checkpoint."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -13,9 +13,9 @@ META = torch.device("meta")
 
 
 class Piece(NamedTuple):
-    """The part of a checkpoint's tensor that fills ``destination``: along ``dim``, what begins at
-    ``start``. The whole tensor has ``size`` there; None: there is no more of it. ``num_ranks``
-    share its columns. ``offset`` is added to its numbers."""
+    """The part of a checkpoint's tensor that fills ``destination``: along ``dim``, the range from
+    ``start`` on. The whole tensor has ``size`` there; None: the range is the whole tensor.
+    ``num_ranks`` share its columns. ``offset`` is added to its numbers."""
 
     destination: Tensor
     dim: int = 0
@@ -33,7 +33,7 @@ class Piece(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Some inputs of a checkpoint's ``layer``, which has ``total``: those from ``start`` on."""
+    """Some inputs of a checkpoint's ``layer`` with ``total`` inputs: from ``start`` on."""
 
     layer: str
     start: int
@@ -43,8 +43,8 @@ class Columns(NamedTuple):
 class Linear(nn.Module):
     """[T, inputs] → [T, outputs]
 
-    ``outputs`` may be the sizes of several layers of a checkpoint that share their input, by their
-    names beside this one: they are one product. With ``columns`` it is a part of a layer. Ranks
+    ``outputs`` may be the sizes of several layers of a checkpoint with a common input, by their
+    names next to this one: they are one GEMM. With ``columns`` it is a part of a layer. Ranks
     share its outputs or its inputs; each has the bias of its outputs. Its weight is dense and on no
     device until it is filled.
     """
@@ -74,13 +74,12 @@ class Linear(nn.Module):
 
     @property
     def is_first(self) -> bool:
-        """Of the products that are added up over ranks this is the first rank's, or there is none
-        but this."""
+        """True on the first rank of a sum over ranks, and for a layer without a sum."""
         return self._input_shard.start == 0
 
     @property
     def is_empty(self) -> bool:
-        """It is another rank's: nothing of it is filled, and nobody multiplies with it."""
+        """It is another rank's: nothing of it is filled, and no GEMM uses it."""
         return not self.inputs or not self.outputs
 
     @property
@@ -89,7 +88,7 @@ class Linear(nn.Module):
         return self.is_partial or any(each.num < each.total for each in self._parts.values())
 
     def allocate(self, device: torch.device) -> None:
-        """Gives the weight memory, which holds nothing yet, and nobody else."""
+        """Gives the weight uninitialized memory of its own."""
         assert isinstance(self.weight, Dense)
         self.weight = Dense(self.outputs, self.inputs, self.weight.values.dtype, device)
 

@@ -9,8 +9,8 @@ from services.worker.layers.weights import empty_parameter
 
 
 class RMSNorm(nn.Module):
-    """[..., size] → [..., size]. A checkpoint has the weight less ``offset``; with one it is
-    float32, in which the sum loses nothing that matters. Of a norm over what ranks share each has
+    """[..., size] → [..., size]. A checkpoint has the weight less ``offset``; with an offset the
+    weight is float32, so that the sum loses no significant bits. If ranks share a norm, each has
     its part of the weight."""
 
     def __init__(self, size: int | Shard, eps: float, offset: float = 0.0) -> None:

@@ -1,4 +1,4 @@
-"""Layers whose weights are in host memory, and are copied to the device in each forward pass."""
+"""Layers with weights in host memory, which each forward pass copies to the device."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ NUM_BUFFERS = 2
 
 
 class _Place(NamedTuple):
-    """Of a weight, which ``module`` has by ``name``, in an arena."""
+    """The place in an arena of a weight, the attribute ``name`` of ``module``."""
 
     module: nn.Module
     name: str
@@ -32,7 +32,7 @@ class _Place(NamedTuple):
 
 
 class Arena:
-    """The weights of ``layer`` one behind the other in host memory, where they are from now on."""
+    """Moves the weights of ``layer`` into one piece of host memory, one after the other."""
 
     def __init__(self, layer: nn.Module) -> None:
         self.layer = layer
@@ -43,7 +43,7 @@ class Arena:
         self.show(self.memory)
 
     def show(self, memory: Tensor) -> None:
-        """Makes the layer's weights parts of ``memory``, whatever is in it."""
+        """Makes the layer's weights views of ``memory``, without copying anything."""
         for place in self._places:
             part = place.of(memory)
             shown = nn.Parameter(part, requires_grad=False) if place.is_parameter else part
@@ -54,18 +54,18 @@ class Arena:
 
 
 class OffloadedLayers:
-    """Brings the weights of some of the trunk's layers to the device ahead of their turn.
+    """Copies the weights of some of the trunk's layers to the device ahead of their turn.
 
-    Two buffers there take turns: while one layer is computed from the one, the next layer is copied
-    into the other. A copy into a buffer waits for the layer that had it before, and a layer for its
-    copy. What else is computed between does not wait.
+    Two buffers there take turns: while one layer is computed from one buffer, the next layer is
+    copied into the other. A copy into a buffer waits for the layer that used it before, and a layer
+    waits for its copy. Layers between them do not wait.
     """
 
     def __init__(
         self, trunk: Sequence[nn.Module], arenas: Sequence[Arena], device: torch.device
     ) -> None:
-        """``arenas`` are those of layers of ``trunk``, in its order, whose weights become parts of
-        the buffers. Raises torch.OutOfMemoryError."""
+        """``arenas`` hold layers of ``trunk``, in its order; their weights become parts of the
+        buffers. Raises torch.OutOfMemoryError."""
         self.num_layers, self.num_trunk_layers = len(arenas), len(trunk)
         self.step_bytes = sum(len(arena.memory) for arena in arenas)
         self._first = trunk[0]
@@ -89,12 +89,12 @@ class OffloadedLayers:
 
     @property
     def weight_bytes(self) -> int:
-        """Of all tensors that are parts of the buffers."""
+        """The bytes of all tensors in the buffers."""
         return sum(tensor.nbytes for layer in self._turns for _, _, tensor in _weights(layer))
 
     def enter(self, layer: nn.Module) -> None:
-        """What is launched from now on is of ``layer``; each of the trunk's is entered in every
-        forward pass. What an earlier pass has left undone is forgotten."""
+        """Marks the next launches as ``layer``'s; every forward pass enters each layer of the
+        trunk. Unfinished work of an earlier pass is forgotten."""
         if layer is self._first:
             self._waits = []
             for turn in range(NUM_BUFFERS):
@@ -106,7 +106,7 @@ class OffloadedLayers:
             self._waits[self._current]()
 
     def measure(self) -> float:
-        """Seconds that the copies of a pass take with nothing beside them."""
+        """Seconds for the copies of a pass without concurrent computation."""
         started = DeviceEvent(self._device)
         for turn in range(self.num_layers):
             self._copy(turn)()
@@ -122,7 +122,7 @@ class OffloadedLayers:
         return self._stream.copy(self._arenas[turn].memory, self._buffer(turn))
 
     def _buffer(self, turn: int) -> Tensor:
-        """As much of it as the layer takes."""
+        """The part of it that the layer takes."""
         return self._buffers[turn % NUM_BUFFERS][: len(self._arenas[turn].memory)]
 
     def _pin(self) -> str:
@@ -132,13 +132,13 @@ class OffloadedLayers:
 
 
 def num_bytes_of(layer: nn.Module) -> int:
-    """That its arena takes."""
+    """The bytes of its arena."""
     return _places(layer)[1]
 
 
 def _places(layer: nn.Module) -> tuple[list[_Place], int]:
-    """Returns where each weight is in an arena, and its bytes. What lies right behind a weight of
-    its type in one piece of memory does so there, as those of experts that are stacked."""
+    """Returns the place of each weight in an arena, and its bytes. Weights of one dtype that are
+    adjacent in one piece of memory stay adjacent, as in stacked experts."""
     places: list[_Place] = []
     end, behind = 0, (0, torch.uint8, 0)
     for module, name, tensor in sorted(_weights(layer), key=lambda each: each[2].data_ptr()):

@@ -18,13 +18,13 @@ X = TypeVar("X")
 class Ops(ABC, Generic[X]):
     """Operators over T tokens of a step, flattened over its rows.
 
-    ``X`` is what a forward pass hands on: a tensor [T, size], or what stands for one in a program
-    that native code runs. What is given as ``residual`` is added to and must not be used again.
-    Raises NotSupported where the backend cannot do what is asked for.
+    ``X`` is the value passed through a forward pass: a tensor [T, size], or its placeholder in a
+    program for native code. A ``residual`` is added to in place and must not be used again.
+    Raises NotSupported for an operation that the backend does not support.
     """
 
     def enter(self, layer: nn.Module) -> None:
-        """The operators from here on are those of ``layer``, of the trunk."""
+        """The following operators belong to ``layer``, of the trunk."""
         return
 
     @abstractmethod
@@ -51,7 +51,7 @@ class Ops(ABC, Generic[X]):
     ) -> X:
         """scale · linear(norm(x)) + residual: [T, inputs] → [T, outputs]
 
-        Where it ``is_partial``, the products of all ranks are added before bias and residual.
+        If it ``is_partial``, the outputs of all ranks are added before bias and residual.
         """
 
     @abstractmethod
@@ -60,7 +60,7 @@ class Ops(ABC, Generic[X]):
 
     @abstractmethod
     def experts(self, x: X, experts: Experts, *, residual: X, scale: float = 1.0) -> X:
-        """scale · Σ weight · expert(x) over those that the router chooses for a token + residual:
+        """scale · Σ weight · expert(x) over a token's experts, chosen by the router, + residual:
         [T, hidden] → [T, hidden]
 
         The sum is in the order of choice. Logits and weights are float32.
@@ -68,11 +68,11 @@ class Ops(ABC, Generic[X]):
 
     @abstractmethod
     def open(self, x: X, gate: Scores, *, y: X, residual: X) -> X:
-        """sigmoid(gate(x)) · y + residual, where the gate gives one number of a token"""
+        """sigmoid(gate(x)) · y + residual; the gate gives one number of a token"""
 
     @abstractmethod
     def attend(self, x: X, heads: Heads) -> X:
-        """Queries, keys and values [T, (H + 2 H_kv) · D] → what was attended to [T, H · D].
+        """Queries, keys and values [T, (H + 2 H_kv) · D] → the output of attention [T, H · D].
 
         Queries and keys are normed and rotated, and the KV of the T tokens is written first. ``x``
         must not be used again.
@@ -80,12 +80,12 @@ class Ops(ABC, Generic[X]):
 
     @abstractmethod
     def latent(self, query: X, latent: X, latents: Latents) -> X:
-        """Queries [T, H · query_dim] and latents before their norm, with the key that heads share
-        [T, rank + rope_dim] → what was attended to [T, H · value_dim].
+        """Queries [T, H · query_dim] and latents before their norm, with the heads' common key
+        [T, rank + rope_dim] → the output of attention [T, H · value_dim].
 
         With the expansion's halves U [H, nope_dim, rank] and V [H, value_dim, rank], c a normed
-        latent and r a rotated key of a token that is seen, and q = [n, rotated part] of a head:
-        softmax(scale · (n U · c + q_rotated · r)) weighs c, and what comes of it is multiplied with
+        latent and r a rotated key of a visible token, and q = [n, rotated part] of a head:
+        softmax(scale · (n U · c + q_rotated · r)) weighs c, and the weighted sum is multiplied with
         Vᵀ. [c, r] of the T tokens are written first. Neither argument may be used again.
         """
 
@@ -99,8 +99,8 @@ class Ops(ABC, Generic[X]):
         scale: float = 1.0,
         softcap: float | None = None,
     ) -> X:
-        """scale · head(norm(x)) in float32, each y bent to softcap · tanh(y / softcap) if there is
-        one: [S, hidden] → [S, vocab_size]"""
+        """scale · head(norm(x)) in float32, each y capped to softcap · tanh(y / softcap) if there
+        is a softcap: [S, hidden] → [S, vocab_size]"""
 
 
 class NotSupported(Exception):

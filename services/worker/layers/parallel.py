@@ -1,10 +1,10 @@
-"""The ranks that compute a model together, and the shards that each holds of its weights.
+"""The ranks that compute a model together, and the shards of its weights on each rank.
 
-Attention is split by heads and the feed-forward network by its inner size, so that a rank's product
-behind either is a part of a sum over ranks. Experts are split as such a network is, or each is
-whole on one of the ranks. Embeddings and the output head are split by vocabulary. A norm over all
-heads has the weights of a rank's heads, and its squares are a sum over ranks. All else, other norms
-and routers too, is whole on each.
+Attention is split by heads and the feed-forward network by its inner size, so that a rank's GEMM
+after each is a part of a sum over ranks. Experts are split like the feed-forward network, or each
+is whole on one rank. Embeddings and the output head are split by vocabulary. A norm over all heads
+has the weights of a rank's heads, and its squares are summed over ranks. All other modules, such as
+other norms and routers, are whole on each rank.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ MAX_SIZE = 64  # the largest that an error suggests
 
 
 class Shard(NamedTuple):
-    """What a rank holds of ``total`` rows or columns: ``num`` of them, from ``start`` on."""
+    """A rank's part of ``total`` rows or columns: ``num`` of them, from ``start`` on."""
 
     start: int
     num: int
@@ -38,8 +38,8 @@ def as_shard(size: int | Shard) -> Shard:
 
 
 class Group(Protocol):
-    """What ranks do together. All call the same in the same order, with tensors of one shape, which
-    come out as the same bits on each of them."""
+    """The collective operations of ranks. All ranks make the same calls in the same order, with
+    tensors of one shape, and get the same bits."""
 
     def sum(self, part: Tensor) -> Tensor:
         """Adds up the parts of all ranks, in a tensor of their type."""
@@ -48,7 +48,7 @@ class Group(Protocol):
         """[…] of each → [size, …]"""
 
     def first(self, own: Tensor) -> Tensor:
-        """Returns what rank 0 has."""
+        """Returns the tensor of rank 0."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Parallel:
         return parts.transpose(0, 1).flatten(1)[:, :total].contiguous()
 
     def first(self, own: Tensor) -> Tensor:
-        """Returns what rank 0 has."""
+        """Returns the tensor of rank 0."""
         return own if self.size == 1 else self._meeting.first(own)
 
     def gather(self, own: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ class Parallel:
         return int(self._meeting.gather(torch.tensor([number])).min())
 
     def num_alike(self, number: int) -> int:
-        """Returns how many ranks have the same, ourselves included."""
+        """Returns the number of ranks with the same ``number``, this one included."""
         if self.size == 1:
             return 1
         return int((self._meeting.gather(torch.tensor([number])) == number).sum())
@@ -117,9 +117,9 @@ class Parallel:
         return self._share(size)
 
     def experts(self, num: int, size: int) -> list[Shard]:
-        """This rank's part of the inner ``size`` of each of ``num`` experts: with whole experts all
-        of neighbours, whose number may differ by one from another rank's, and nothing of others.
-        Raises ConfigError."""
+        """This rank's part of the inner ``size`` of each of ``num`` experts: with whole experts,
+        all of some adjacent experts and nothing of others; ranks' numbers of experts differ by one
+        at most. Raises ConfigError."""
         if not self.has_whole_experts:
             return [self.inner(size)] * num
         self._check(f"{num} whole experts", lambda n: n <= num)

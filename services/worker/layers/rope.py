@@ -10,8 +10,8 @@ class RotaryEmbedding(nn.Module):
     """A table of the rotations of all positions, in float32.
 
     ``table`` [2, max_positions, size]: cosines, and sines that are negative for the first of each
-    pair. The pairs are the halves' elements of a head's first ``size``, or neighbours if
-    ``is_interleaved``; what a head has beyond those stays as it is.
+    pair. A pair has one element from each half of a head's first ``size``, or adjacent elements if
+    ``is_interleaved``; the other elements of a head are not rotated.
     """
 
     table: Tensor

@@ -15,9 +15,9 @@ MULTIPLE = 8  # of sizes that kernels read
 
 
 def stack_experts(module: nn.Module, path: str = "") -> None:
-    """Stacks those in ``module``, named ``path``, that are not yet, one layer after the other, so
-    that beside the model there is memory for one at most. Raises NotSupported, with the layer's
-    name, where kernels cannot read them."""
+    """Stacks the unstacked experts in ``module``, named ``path``, one layer after the other, so
+    that this needs extra memory for one layer at most. Raises NotSupported, with the layer's name,
+    if kernels cannot read them."""
     for name, experts in module.named_modules(prefix=path):
         if isinstance(experts, Experts) and experts.stacks is None:
             try:
@@ -26,7 +26,7 @@ def stack_experts(module: nn.Module, path: str = "") -> None:
             except ValueError as problem:
                 raise NotSupported(f"{name}: {problem}") from None
             experts.find_stacks()
-            torch.cuda.empty_cache()  # of what each expert had
+            torch.cuda.empty_cache()  # frees the experts' separate tensors
 
 
 def _stack(linears: Sequence[Linear]) -> None:

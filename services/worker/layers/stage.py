@@ -12,14 +12,14 @@ from shared.errors import ConfigError
 
 
 class Line(Protocol):
-    """By which stages reach each other. What one sends to another comes in the order in which it
-    was sent, of each ``kind`` by itself."""
+    """The connection between stages. Messages from one stage to another arrive in the order of
+    sending, separately for each ``kind``."""
 
     def send(self, tensor: Tensor, stage: int, kind: int) -> Sent:
         """Does not wait for the other side."""
 
     def receive(self, into: Tensor, stage: int, kind: int) -> None:
-        """Waits until ``into``, of the shape and type of what was sent, is filled."""
+        """Waits until ``into``, with the shape and dtype of the sent tensor, is filled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +45,8 @@ class Stage:
         return (number for number in range(self.num) if number != self.number)
 
     def layers(self, num_layers: int) -> range:
-        """Its layers, neighbours. Where their number does not divide, the first stages have one
-        more: the last one has the heads. Raises ConfigError where some would have none."""
+        """Its layers, adjacent ones. If their number does not divide, the first stages have one
+        more, because the last one has the heads. Raises ConfigError if a stage would have none."""
         if self.num > num_layers:
             raise ConfigError(
                 f"pipeline-parallel-size: {self.num} stages, and the model has {num_layers} layers:"

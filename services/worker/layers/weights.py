@@ -1,4 +1,4 @@
-"""The forms that a product's weights [outputs, inputs] may have."""
+"""The forms that a GEMM's weights [outputs, inputs] may have."""
 
 from collections.abc import Callable, Sequence
 
@@ -36,17 +36,17 @@ class Dense(nn.Module):
 
 
 class Quantized(nn.Module):
-    """Codes, and scales that what they stand for is multiplied with.
+    """Codes, and the scales of their values.
 
-    ``codes`` of eight bits [outputs, inputs], int8 or float8_e4m3fn, stand for themselves. Those of
-    four bits are two in a byte, the first one in its lower half: [outputs, ⌈inputs / 2⌉] uint8,
-    places in a ``table`` [16] of numbers. Of an output each ``group`` of neighbours has one of
-    ``scales`` [outputs, groups], and of ``zeros`` [outputs, groups], if there are any, which are
-    taken from the numbers before. They are kept as bfloat16 where that is exact, else as float32.
-    The i-th code is that of input ``order[i]``, or i.
+    ``codes`` of eight bits [outputs, inputs], int8 or float8_e4m3fn, are values themselves. Codes
+    of four bits are two in a byte, the first one in its lower half: [outputs, ⌈inputs / 2⌉] uint8,
+    indices into a ``table`` [16] of values. In each output, each ``group`` of adjacent inputs has
+    one of ``scales`` [outputs, groups], and of ``zeros`` [outputs, groups], if there are any, which
+    are subtracted before scaling. They are kept as bfloat16 if that is exact, else as float32.
+    The i-th code belongs to input ``order[i]``, or i.
 
-    ``dtype`` is that of the model, in which ``values`` come. Raises ValueError where the shapes do
-    not go together.
+    ``dtype`` is the model's, and the dtype of ``values``. Raises ValueError if the shapes do not
+    match.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class Quantized(nn.Module):
 
     @property
     def as_codes(self) -> Codes:
-        """As kernels take it."""
+        """The codes for kernels."""
         return Codes(
             *(self.codes, self.scales, self.zeros, self.table),
             *(self.shape[1], self.group, self.order, self._first),
@@ -95,11 +95,11 @@ class Quantized(nn.Module):
 
     @property
     def values(self) -> Tensor:
-        """What it stands for [outputs, inputs], computed anew."""
+        """The dequantized weight [outputs, inputs], computed anew."""
         return self.as_codes.values(self.dtype)
 
     def part(self, dim: int, start: int, num: int) -> "Quantized | None":
-        """``num`` outputs (``dim`` 0) or inputs (1) from ``start`` on, or None where these begin or
+        """``num`` outputs (``dim`` 0) or inputs (1) from ``start`` on, or None if these begin or
         end within one of several groups, or a byte."""
         if num == self.shape[dim]:
             return self
@@ -120,7 +120,7 @@ class Quantized(nn.Module):
         return self._with(self.codes[ids], self.shape[1], lambda each: each[ids])
 
     def _with(self, codes: Tensor, inputs: int, cut: Callable[[Tensor], Tensor]) -> "Quantized":
-        """Has other codes, and of scales and zeros what ``cut`` leaves."""
+        """Has other codes, and the scales and zeros after ``cut``."""
         return Quantized(
             codes,
             cut(self.scales),
@@ -137,7 +137,7 @@ Weight = Dense | Quantized
 
 
 def are_alike(parts: Sequence[Quantized]) -> bool:
-    """Whether ``parts`` differ in nothing but outputs."""
+    """True if ``parts`` differ only in their outputs."""
     first = parts[0]
     kind = (first.codes.dtype, first.shape[1], first.group)
     return all(
@@ -149,7 +149,7 @@ def are_alike(parts: Sequence[Quantized]) -> bool:
 
 
 def joined(parts: Sequence[Quantized]) -> Quantized:
-    """Returns the outputs of all ``parts``, which are alike."""
+    """Returns the outputs of all ``parts``, which differ only in their outputs."""
     first = parts[0]
     zeros = None
     if any(each.zeros is not None for each in parts):
@@ -167,8 +167,8 @@ def joined(parts: Sequence[Quantized]) -> Quantized:
 
 
 def stack(parts: Sequence[Weight]) -> None:
-    """Puts ``parts`` of one shape one behind the other in memory, for ``stack_of``. Raises
-    ValueError where they are not in one form."""
+    """Makes ``parts`` of one shape adjacent in memory, for ``stack_of``. Raises ValueError if they
+    are not in one form."""
     dense = [each for each in parts if isinstance(each, Dense)]
     coded = [each for each in parts if isinstance(each, Quantized)]
     if len(dense) == len(parts):
@@ -183,7 +183,7 @@ def stack(parts: Sequence[Weight]) -> None:
 
 
 def stack_of(first: Weight, num: int) -> Tensor | Codes:
-    """Returns a view [num, …] of ``first`` and those that were stacked behind it."""
+    """Returns a view [num, …] of ``first`` and the weights stacked after it."""
     if isinstance(first, Dense):
         return adjacent(first.values, num)
     codes = first.as_codes
@@ -199,12 +199,12 @@ def stack_of(first: Weight, num: int) -> Tensor | Codes:
 
 
 def adjacent(first: Tensor, num: int) -> Tensor:
-    """Returns a view [num, …] of ``first`` and what lies behind it in memory."""
+    """Returns a view [num, …] of ``first`` and the tensors after it in memory."""
     return first.as_strided((num, *first.shape), (first.numel(), *first.stride()))
 
 
 def _kind(weight: Weight) -> tuple[object, ...]:
-    """What is the same in all codes that one kernel decodes, but for the table."""
+    """The common properties of all codes that one kernel decodes, except the table."""
     if isinstance(weight, Dense):
         return ()
     return weight.codes.dtype, weight.shape, weight.group, weight.order is None

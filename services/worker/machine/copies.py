@@ -1,4 +1,4 @@
-"""Copies from the host to a device beside what is computed there."""
+"""Copies from the host to a device, concurrent with its computation."""
 
 import weakref
 from collections.abc import Callable
@@ -16,8 +16,8 @@ class CopyStream(Protocol):
     """Copies one after the other."""
 
     def copy(self, source: Tensor, destination: Tensor) -> Wait:
-        """Begins when all is computed that was launched so far. What is launched after a call of
-        what is returned finds the copy."""
+        """Begins after all work launched so far. Work that is launched after a call of the returned
+        function sees the copy."""
 
 
 class CudaCopyStream:
@@ -35,7 +35,7 @@ class CudaCopyStream:
 
 
 class CpuCopyStream:
-    """A thread: what is launched on a CPU is computed when the call returns."""
+    """A thread, because work launched on a CPU is complete when the call returns."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "copies")

@@ -19,8 +19,8 @@ class GpuClaim:
 
 
 def claim_gpu(folder: Path, gpu_ids: Sequence[str]) -> GpuClaim:
-    """The first of ``gpu_ids`` that no other claim on ``folder`` holds. Raises ConfigError where
-    all are taken, and for a folder that cannot be written to."""
+    """The first of ``gpu_ids`` that no other claim on ``folder`` holds. Raises ConfigError if all
+    are taken, and for a folder that cannot be written to."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for index, gpu_id in enumerate(gpu_ids):

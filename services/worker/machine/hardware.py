@@ -12,13 +12,13 @@ from shared.errors import ConfigError
 from shared.process.cores import NODES, cgroup_folders, read_text
 
 MEMINFO = Path("/proc/meminfo")
-# How many products oneDNN and torch's layer over it keep the machine code of, about 1 MB each.
+# The number of GEMMs with machine code in oneDNN's cache and in torch's, about 1 MB each.
 KERNEL_CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": "64", "LRU_CACHE_CAPACITY": "64"}
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one device: all that we may ever use, and what is free of it."""
+    """Bytes of one device: the total that we may ever use, and the free part of it."""
 
     total: int
     free: int
@@ -28,7 +28,7 @@ def choose_device(wanted: str, gpu_claims: Path | None) -> torch.device:
     """``wanted`` is auto, cpu or cuda. With a folder ``gpu_claims`` a GPU is claimed there, and
     becomes the calling thread's current one; without, torch's current one is taken.
 
-    Raises ConfigError where there is no such device, or none that is free.
+    Raises ConfigError if there is no device of this kind, or no free one.
     """
     has_cuda = torch.cuda.is_available()
     if wanted == "cuda" and not has_cuda:
@@ -48,7 +48,7 @@ def gpu_name() -> str:
 
 
 def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
-    """auto is bfloat16 where the device computes it, else float32."""
+    """auto is bfloat16 if the device computes it, else float32."""
     if wanted != "auto":
         dtype: torch.dtype = getattr(torch, wanted)
         return dtype
@@ -58,7 +58,7 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
 def bound_kernel_caches() -> None:
     """In bfloat16 a CPU makes machine code for every number of tokens a step may have, and by
     default keeps 1024 of them in each of two caches: 0.9 GB that no memory plan counts. Must come
-    before the first product, when the caches are made; sizes that are already set stay."""
+    before the first GEMM, when the caches are made; sizes that are already set stay."""
     for name, size in KERNEL_CACHES.items():
         os.environ.setdefault(name, size)
 
@@ -88,8 +88,8 @@ def read_memory(device: torch.device, numa_node: int | None = None) -> Memory:
 
 
 def why_out_of_memory(error: torch.OutOfMemoryError) -> str:
-    """What was asked of a GPU, and what was free."""
-    first, _, _ = str(error).partition(" Process")  # whose, and how the allocator may be set
+    """The requested and the free memory of a GPU."""
+    first, _, _ = str(error).partition(" Process")  # then its owners, and the allocator's settings
     return first.strip().rstrip(".")
 
 
@@ -108,7 +108,7 @@ def _has_bfloat16(device: torch.device) -> bool:
 
 
 def _node_memory(index: int) -> Memory:
-    """What is free of a NUMA node's memory, with the files that it gives up when asked."""
+    """The free memory of a NUMA node, with file caches that it can reclaim."""
     kib: dict[str, int] = {}
     for line in read_text(NODES / f"node{index}" / "meminfo").splitlines():
         _, _, name, value, *_ = line.split()
@@ -133,14 +133,14 @@ def _cgroup_memory() -> list[Memory]:
 
 
 def _file_cache(folder: Path) -> int:
-    """Bytes that a cgroup uses for files and gives up when asked, such as weights read before."""
+    """Bytes of a cgroup's reclaimable file cache, such as weights read before."""
     fields = dict(line.split() for line in read_text(folder / "memory.stat").splitlines())
     return int(fields.get("total_inactive_file") or fields.get("inactive_file") or 0)
 
 
 def return_freed_memory() -> None:
-    """Gives the system what loading has freed and the C library keeps for later: as much again as
-    the codes of a model that was quantised."""
+    """Returns memory that loading has freed and the C library keeps to the system: another copy of
+    the codes of a quantized model."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
     if trim is not None:
         trim(0)

@@ -1,4 +1,4 @@
-"""The addresses of this host by which ranks on other hosts reach those that are here."""
+"""The addresses of this host for ranks on other hosts."""
 
 import socket
 
@@ -9,7 +9,8 @@ UNUSED_PORT = 9  # nothing is sent: the system only chooses a route
 
 
 def address_of_first(name: str) -> str:
-    """Returns that of ``name`` (master-addr) which is ours. Raises ConfigError where none is."""
+    """Returns this host's address among the addresses of ``name`` (master-addr), or raises
+    ConfigError."""
     for address in _addresses(name):
         try:
             with socket.create_server((address, ANY_PORT), family=_family(address)):
@@ -20,8 +21,8 @@ def address_of_first(name: str) -> str:
 
 
 def address_towards(name: str) -> str:
-    """Returns that of ours which the host ``name`` (master-addr) sees. Raises ConfigError where
-    there is no way to it."""
+    """Returns our address as seen by the host ``name`` (master-addr). Raises ConfigError if there
+    is no route to it."""
     reason = ""
     for address in _addresses(name):
         with socket.socket(_family(address), socket.SOCK_DGRAM) as probe:

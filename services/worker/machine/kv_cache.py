@@ -13,11 +13,11 @@ from services.worker.machine.kv_layout import KVLayout, LayerKV
 
 
 class KVCache:
-    """What layers keep of tokens, in blocks that the scheduler hands out.
+    """The layers' cache entries of tokens, in blocks that the scheduler hands out.
 
-    ``layers`` has one for each of ``layouts``, one behind the other in one allocation. The last
+    ``layers`` has one for each of ``layouts``, one after the other in one allocation. The last
     block is the null block: block tables are padded with it, and tokens without a reserved block
-    write to it. ``dtype`` is that of the numbers that layers are given and give.
+    write to it. ``dtype`` is the dtype of the layers' inputs and outputs.
     """
 
     def __init__(
@@ -45,9 +45,9 @@ class KVCache:
         self.block_size = block_size
 
     def clear(self, blocks: np.ndarray) -> None:
-        """Zeroes ``blocks`` [N] int64 that come into new hands, in all layers.
+        """Zeroes ``blocks`` [N] int64, before a new owner gets them, in all layers.
 
-        Attention multiplies what it masks by 0, and NaN, the former owner's, would survive that.
+        Attention multiplies masked values by 0, and a NaN of the former owner would survive that.
         """
         if len(blocks):
             places = torch.from_numpy(blocks).to(self.device)

@@ -1,4 +1,4 @@
-"""What a layer keeps of each token that it has seen."""
+"""The entry of a token in a layer's KV cache."""
 
 import math
 from dataclasses import dataclass
@@ -11,9 +11,9 @@ from torch import Tensor
 @dataclass(frozen=True, slots=True)
 class KVLayout:
     """A token's entry in the KV cache of one layer: ``entry`` is (2, H_kv, D) for keys and values
-    of heads, (1, 1, D) for a latent and the key behind it, or has a 0 where the layer keeps
-    nothing. With ``codes`` (``kernels.kv_codes``) these
-    stand in the place of numbers of ``dtype``, and each head's key and value has a scale."""
+    of heads, (1, 1, D) for a latent and its key, or has a 0 if the layer keeps nothing. With
+    ``codes`` (``kernels.kv_codes``) it holds codes instead of numbers of ``dtype``, and each head's
+    key and value has a scale."""
 
     entry: tuple[int, ...]
     dtype: torch.dtype

@@ -28,11 +28,11 @@ class Sent(Protocol):
 
 
 class RankGroup:
-    """Ranks of one host, which find each other by a file, ``store``.
+    """Ranks of one host, which find each other through a file, ``store``.
 
     On CPUs parts are gathered, and added in the order of ranks in float32: each number's bits
-    depend on the parts alone, and on neither what else is in the step nor on timing. NCCL adds in
-    an order of its own.
+    depend on the parts alone, not on the rest of the step or on timing. NCCL adds in an order of
+    its own.
     """
 
     def __init__(self, store: Path, rank: int, size: int, device: torch.device) -> None:
@@ -79,17 +79,17 @@ class RankGroup:
 
 
 class HostsGroup:
-    """Ranks of several hosts, on CPUs: what they send goes between the addresses by which the first
-    host, ``first``, and the others reach each other.
+    """Ranks of several hosts, on CPUs, which send over the addresses between the first host,
+    ``first``, and the others.
 
-    They find each other by a store of the first rank's at ``port`` there; ``name`` tells them from
-    ranks that met there before.
+    They find each other through a store of the first rank at ``port`` there; ``name`` distinguishes
+    them from ranks that met there before.
     """
 
     def __init__(self, first: str, port: int, name: str, rank: int, size: int) -> None:
         self._size = size
         self._store = _store_of_hosts(first, port, is_first=rank == 0)
-        gloo: Any = c10d.ProcessGroupGloo  # whose stub has less than it
+        gloo: Any = c10d.ProcessGroupGloo  # its stub lacks some attributes
         options = gloo._Options()
         options._timeout = TIMEOUT
         options._devices = [gloo.create_device(hostname=address_towards(first))]
@@ -119,7 +119,7 @@ class HostsGroup:
 
 
 def _store_of_hosts(first: str, port: int, *, is_first: bool) -> c10d.TCPStore:
-    """The first rank serves it, at its own address alone. Raises ConfigError where it cannot."""
+    """The first rank serves it, at its own address alone. Raises ConfigError if it cannot."""
     if not is_first:
         return c10d.TCPStore(first, port, timeout=TIMEOUT)
     address = address_of_first(first)

@@ -1,4 +1,4 @@
-"""What goes between host and device without making either wait."""
+"""Transfers between host and device that block neither."""
 
 import time
 
@@ -18,8 +18,8 @@ def upload(array: np.ndarray, device: torch.device) -> Tensor:
 
 
 def upload_rows(*rows: np.ndarray, device: torch.device) -> list[Tensor]:
-    """Arrays of one length and type in one copy. Each begins where Triton likes it, whatever their
-    length is: it compiles kernels anew for other places."""
+    """Arrays of one length and type in one copy. Each begins at an aligned place, independent of
+    the length, because Triton compiles kernels anew for another alignment."""
     length = len(rows[0])
     padded = np.zeros((len(rows), -(-length // ALIGNED) * ALIGNED), rows[0].dtype)
     padded[:, :length] = rows

@@ -1,4 +1,4 @@
-"""Models, one file a family, and what the engines need of them."""
+"""Models, one file a family, and their interface to the engines."""
 
 from abc import ABC, abstractmethod
 from typing import NamedTuple, Protocol
@@ -11,28 +11,28 @@ from services.worker.layers.offloaded import OffloadedLayers
 
 
 class DraftLogits(NamedTuple):
-    """Of N drafts. The head may have ``computed`` those of some tokens alone [N, W] float32; they
-    are spread over the vocabulary in ``of_all`` [N, vocab_size], −inf for other tokens."""
+    """The logits of N drafts. The head may have ``computed`` only the logits of some tokens
+    [N, W] float32; ``of_all`` [N, vocab_size] spreads them over the vocabulary, −inf for others."""
 
     computed: Tensor
     of_all: Tensor
 
 
 class DraftHead(Protocol):
-    """An MTP head as a backend computes it, on T pairs of a state and the token after it.
+    """An MTP head as a backend computes it, on T pairs of a state and the next token.
 
-    Its layer of the KV cache is behind those of the trunk.
+    Its layer of the KV cache comes after the trunk's layers.
     """
 
     def first_state(self, hidden: Tensor) -> Tensor:
         """The trunk's hidden states [T, hidden] → the states of the first pairs."""
 
     def forward(self, state: Tensor, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """state [T, hidden] of tokens at ``positions`` [T], input_ids [T] of those behind them →
-        [T, hidden], which are the states of the pairs for the drafts after these."""
+        """state [T, hidden] of tokens at ``positions`` [T], input_ids [T] of the next tokens →
+        [T, hidden], the states of the pairs for the next drafts."""
 
     def logits(self, out: Tensor) -> DraftLogits:
-        """Takes [N, hidden], some of what ``forward`` gave."""
+        """Takes [N, hidden], some rows of ``forward``'s output."""
 
 
 class CausalLM(nn.Module, ABC):
@@ -43,21 +43,21 @@ class CausalLM(nn.Module, ABC):
 
     clears_blocks = True  # blocks of the KV cache must be zeroed before a sequence gets them
     draft_head: DraftHead | None = None
-    offloaded: OffloadedLayers | None = None  # whose weights a pass brings to the device
+    offloaded: OffloadedLayers | None = None  # a pass copies their weights to the device
 
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """[T], [T] → hidden states [T, hidden]."""
 
     def decoder(self, eos_ids: np.ndarray) -> NativeDecoder | None:
-        """Returns what computes several steps at once, of rows that end with one of ``eos_ids`` [E]
-        int64, where there is such a thing."""
+        """Returns a decoder that computes several steps at once, for rows that end with one of
+        ``eos_ids`` [E] int64, or None."""
         return None
 
     @abstractmethod
     def logits(self, hidden: Tensor) -> Tensor:
-        """[S, hidden], the states of some of the tokens → [S, vocab_size] float32; of a model that
-        pools those states after the last norm, [S, hidden] float32."""
+        """[S, hidden], the states of some of the tokens → [S, vocab_size] float32; for a model that
+        pools, the states after the last norm, [S, hidden] float32."""
 
 
 class TorchCausalLM(CausalLM):
@@ -69,4 +69,4 @@ class TorchCausalLM(CausalLM):
 
     @abstractmethod
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        """In ``out`` [S, vocab_size] float32, if there is one."""
+        """Writes to ``out`` [S, vocab_size] float32, if given."""

@@ -1,6 +1,6 @@
-"""The decoder that most families are: layers under one rotation, and an output head.
+"""The decoder of most families: layers that share one rotary embedding, and an output head.
 
-A family says what its layers are made of. Modules are named as in its checkpoints.
+A family defines the parts of its layers. Modules are named as in its checkpoints.
 """
 
 from abc import ABC, abstractmethod
@@ -123,7 +123,7 @@ def make_norm(config: ModelConfig) -> RMSNorm:
 
 
 class DecoderLayer(nn.Module):
-    """Norms what goes into attention and MLP. ``scale`` is that of what either adds."""
+    """Norms the inputs of attention and MLP, and multiplies their outputs by ``scale``."""
 
     def __init__(
         self,
@@ -147,15 +147,15 @@ class DecoderLayer(nn.Module):
 
 
 class LayerElsewhere(nn.Module):
-    """In the place of a layer that another stage has."""
+    """The placeholder of a layer on another stage."""
 
     def forward(self, _: Ops[X], x: X) -> X:
         return x
 
 
 class Trunk(nn.Module):
-    """ids [T] → hidden states [T, hidden], before the last norm. ``local_rotary`` is that of layers
-    with a window, where they have their own."""
+    """ids [T] → hidden states [T, hidden], before the last norm. ``local_rotary`` serves layers
+    with a window, if they have their own."""
 
     def __init__(self, config: ModelConfig, vocab: Shard, is_interleaved: bool) -> None:
         super().__init__()
@@ -185,10 +185,10 @@ def _rotary(config: ModelConfig, rope: Rope, is_interleaved: bool) -> RotaryEmbe
 
 
 class MtpHead(ABC):
-    """A head that predicts further tokens (MTP): a layer on a state and the token after it.
+    """A head that predicts further tokens (MTP): a layer on a state and the next token.
 
-    The layer's KV cache is behind those of the trunk. ``lm_head`` is the model's, or has some of
-    its rows.
+    The layer's KV cache comes after the trunk's. ``lm_head`` is the model's, or has some of its
+    rows.
     """
 
     lm_head: LMHead
@@ -200,20 +200,20 @@ class MtpHead(ABC):
 
     @abstractmethod
     def forward(self, ops: Ops[X], state: X, ids: X) -> X:
-        """state [T, hidden], a token's, or what the head made of it; ids [T], the token after it →
-        [T, hidden], which is the state for the draft after this."""
+        """state [T, hidden] of a token, or the head's output for it; ids [T], the next tokens →
+        [T, hidden], the state for the next draft."""
 
     @abstractmethod
     def logits(self, ops: Ops[X], out: X) -> X:
-        """[N, hidden], some of what ``forward`` gave → [N, tokens of ``lm_head``] float32"""
+        """[N, hidden], some rows of ``forward``'s output → [N, tokens of ``lm_head``] float32"""
 
 
 class DecoderLM(nn.Module, ABC):
     """The trunk, its output head and, if there is one, its MTP head, or a rank's shards of them.
-    A backend computes it. One that pools has neither head.
+    A backend computes it. A model that pools has neither head.
 
-    ``Config`` is what config.json is read as. ``offloaded`` brings the weights of layers that are
-    not on the device. A stage ``has_head_elsewhere`` where the last one has an MTP head.
+    ``Config`` is the type of config.json. ``offloaded`` copies the weights of offloaded layers to
+    the device. A stage ``has_head_elsewhere`` if the last stage has an MTP head.
     """
 
     Config: ClassVar[type[ModelConfig]] = ModelConfig
@@ -249,8 +249,7 @@ class DecoderLM(nn.Module, ABC):
         self.draft_lm_head = self.mtp_head.lm_head = head
 
     def elsewhere(self) -> Iterator[nn.Module]:
-        """The parts that other stages have. Raises ConfigError where some stage would have no
-        layer."""
+        """The parts on other stages. Raises ConfigError if a stage would have no layer."""
         stage, layers = self.parallel.stage, self.model.layers
         own = stage.layers(len(layers))
         yield from (layer for number, layer in enumerate(layers) if number not in own)
@@ -294,8 +293,8 @@ class DecoderLM(nn.Module, ABC):
     def kv_layouts(
         self, dtype: torch.dtype, *, drafts: bool, codes: torch.dtype | None = None
     ) -> list[KVLayout]:
-        """What each layer of the trunk keeps of a token, and the MTP head's if it ``drafts``:
-        numbers, or ``codes`` of that type. Raises ConfigError for codes of latents."""
+        """The cached values of a token in each layer of the trunk, and of the MTP head if it
+        ``drafts``: numbers, or ``codes`` of that type. Raises ConfigError for codes of latents."""
         by_layer = {module.layer: module for module in self.attentions()}
         num_layers = len(self.parallel.stage.layers(self.config.num_hidden_layers))
         ordered = [by_layer[layer] for layer in range(num_layers + drafts)]
@@ -307,14 +306,14 @@ class DecoderLM(nn.Module, ABC):
         return [KVLayout(module.kv_entry, dtype, codes) for module in ordered]
 
     def attentions(self) -> Iterator[AnyAttention]:
-        """Those of all layers, the MTP head's too."""
+        """The attention of all layers, the MTP head's too."""
         for module in self.modules():
             if isinstance(module, AnyAttention):
                 yield module
 
     def drop_windows(self, max_len: int) -> None:
-        """Makes none of a window that is no smaller than ``max_len``, the most tokens of a
-        sequence."""
+        """Removes windows of at least ``max_len`` tokens, the longest sequence, because they hide
+        nothing."""
         for module in self.attentions():
             if isinstance(module, Attention):
                 module.drop_window(max_len)

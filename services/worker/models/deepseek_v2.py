@@ -24,7 +24,7 @@ class LatentConfig(GroupedConfig, frozen=True):
 
     @property
     def head_dim(self) -> int:
-        """Of what is rotated."""
+        """The size of the rotated part."""
         return self.qk_rope_head_dim
 
     @property

@@ -14,7 +14,7 @@ from services.worker.models.mtp import MtpLayer, NormedMtpHead
 
 
 class ErnieRouter(Router):
-    """Its correction stands beside it, as a row."""
+    """Its correction is stored outside of it, as a row."""
 
     def checkpoint_pieces(self, name: str) -> dict[str, Piece]:
         assert self.e_score_correction_bias is not None
@@ -74,7 +74,7 @@ class Ernie4_5_MoeForCausalLM(DecoderLM):  # noqa: N801, its name in config.json
         return DecoderLayer(parts, parts.attention(layer), self._make_mlp(parts, layer))
 
     def _make_mtp_layer(self, index: int) -> MtpLayer:
-        """It has no norm of its own for what it gives: the trunk's last one is for both."""
+        """The layer has no norm for its output: the trunk's last norm serves both."""
         config, parts = self.config, self.parts
         attention = parts.attention(config.num_hidden_layers + index)
         return MtpLayer(parts, config.hidden_size, attention, parts.mlp())

@@ -1,5 +1,5 @@
-"""Gemma 2 (arXiv 2408.00118): layers norm what they take and what they give, every second one has a
-window, and scores and logits are bent below a cap."""
+"""Gemma 2 (arXiv 2408.00118): layers norm their inputs and outputs, every second layer has a
+window, and scores and logits are soft-capped."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -19,8 +19,8 @@ ACT = "gelu_pytorch_tanh"
 
 
 class GemmaConfig(WindowsConfig, frozen=True):
-    """Of Gemma 2 and 3. Without ``layer_types`` one layer in ``sliding_window_pattern`` sees all
-    keys."""
+    """The config of Gemma 2 and 3. Without ``layer_types`` one layer in ``sliding_window_pattern``
+    sees all keys."""
 
     norm_offset: ClassVar[float] = 1.0
 
@@ -37,11 +37,11 @@ class GemmaConfig(WindowsConfig, frozen=True):
 
     @property
     def softcap(self) -> float | None:
-        """What scores are bent below."""
+        """The soft cap of attention scores."""
         return None
 
     def is_local(self, layer: int) -> bool:
-        """Whether ``layer`` is one of those with a window."""
+        """True if ``layer`` has a window."""
         if self.layer_types:
             return self.layer_types[layer] == "sliding_attention"
         return (layer + 1) % self.sliding_window_pattern > 0

@@ -1,5 +1,5 @@
 """Gemma 3 (arXiv 2503.19786): queries and keys are normed head by head, and most layers have a
-window, whose positions turn at a pace of their own."""
+window, with another frequency of the rotary positions."""
 
 from typing import Annotated, Any
 
@@ -21,7 +21,7 @@ class Gemma3ForCausalLM(GemmaLM):
 
         @property
         def rope_values(self) -> dict[str, Any]:
-            """Of layers that see all keys."""
+            """The values of layers that see all keys."""
             nested = self.rope_scaling or self._nested(GLOBAL)
             return self.with_rope_defaults(nested, self.rope_theta or GLOBAL_THETA)
 

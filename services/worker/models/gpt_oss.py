@@ -1,5 +1,5 @@
 """gpt-oss (arXiv 2508.10925): heads with sinks, windows in every second layer, and experts with
-biases whose gates and ups are clamped."""
+biases and with clamped gates and ups."""
 
 from typing import Annotated, Any
 

@@ -46,7 +46,7 @@ class GroupedConfig(SparseConfig, frozen=True, kw_only=True):
 
 
 def make_mlp(parts: Parts, config: GroupedConfig, layer: int) -> GatedMLP | Mixture:
-    """What is behind attention in ``layer``."""
+    """The MLP or the experts of ``layer``."""
     if not config.is_sparse(layer):
         return parts.mlp()
     num, size = config.n_routed_experts, config.moe_intermediate_size

@@ -1,4 +1,4 @@
-"""Llama 2 and 3 (arXiv 2307.09288, 2407.21783) and what is built like them.
+"""Llama 2 and 3 (arXiv 2307.09288, 2407.21783) and models with the same structure.
 
 The kinds of rotary positions are in ``config/frequencies.py``.
 """

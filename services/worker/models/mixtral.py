@@ -1,4 +1,4 @@
-"""Mixtral (arXiv 2401.04088): a Mistral with experts, whose checkpoints have names of their own."""
+"""Mixtral (arXiv 2401.04088): a Mistral with experts and with its own checkpoint names."""
 
 from torch import nn
 

@@ -1,6 +1,6 @@
 """Layers that predict further tokens (MTP, arXiv 2412.19437, 2.2).
 
-Of several such layers the first is used, again and again for drafts that are further ahead.
+Of several MTP layers only the first is used, repeatedly for drafts further ahead.
 """
 
 from services.worker.layers.embedding import LMHead
@@ -13,8 +13,8 @@ from services.worker.models.decoder import AnyAttention, DecoderLayer, MtpHead, 
 
 
 class MtpLayer(DecoderLayer):
-    """A decoder layer on the product with a hidden state and an embedding, one behind the other:
-    the sum of the products with either."""
+    """A decoder layer on the GEMM of a concatenated hidden state and embedding: the sum of one
+    GEMM for each."""
 
     def __init__(
         self, parts: Parts, hidden_size: int, attention: AnyAttention, mlp: GatedMLP | Mixture
@@ -36,7 +36,7 @@ class MtpLayer(DecoderLayer):
 
 
 class NormedMtpLayer(MtpLayer):
-    """Has a norm of its own for what it gives."""
+    """An MTP layer with a norm for its output."""
 
     def __init__(
         self, parts: Parts, hidden_size: int, attention: AnyAttention, mlp: GatedMLP | Mixture
@@ -46,8 +46,8 @@ class NormedMtpLayer(MtpLayer):
 
 
 class NormedMtpHead(MtpHead):
-    """Takes states behind the trunk's last norm, and gives them behind ``norm``, as DeepSeek-V3
-    does."""
+    """Takes states after the trunk's last norm, and returns states after ``norm``, like
+    DeepSeek-V3."""
 
     def __init__(self, trunk: Trunk, layer: MtpLayer, norm: RMSNorm, lm_head: LMHead) -> None:
         self._trunk = trunk

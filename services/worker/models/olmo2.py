@@ -1,4 +1,4 @@
-"""OLMo 2 (arXiv 2501.00656): what attention and MLP give is normed, and not what they take."""
+"""OLMo 2 (arXiv 2501.00656): the outputs of attention and MLP are normed, not their inputs."""
 
 from torch import nn
 

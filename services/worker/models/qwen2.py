@@ -11,7 +11,7 @@ class WindowsConfig(ModelConfig, frozen=True):
     layer_types: list[str] | None = None
 
     def window(self, layer: int) -> int | None:
-        """How many of the last keys a token sees in the trunk's ``layer``; None: all."""
+        """The number of last keys that a token sees in the trunk's ``layer``; None: all."""
         if not self.use_sliding_window:
             return None
         if not self.layer_types:

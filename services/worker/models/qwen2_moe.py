@@ -19,16 +19,16 @@ from services.worker.models.qwen2 import WindowsConfig
 
 
 class StepConfig(SparseConfig, WindowsConfig, frozen=True, kw_only=True):
-    """Every so many layers one has experts, unless it is named as one that has not."""
+    """One of every few layers has experts, unless the config lists it as a layer without."""
 
     num_experts: Num | None = None
-    num_local_experts: Num | None = None  # what transformers 5 calls it for Qwen3
+    num_local_experts: Num | None = None  # its name in transformers 5 for Qwen3
     num_experts_per_tok: Num
     moe_intermediate_size: Num
     norm_topk_prob: bool = False
     decoder_sparse_step: Num = 1
     mlp_only_layers: list[int] | None = None
-    sliding_window: Annotated[int, msgspec.Meta(ge=0)] | None = 4096  # 0 where it is not used
+    sliding_window: Annotated[int, msgspec.Meta(ge=0)] | None = 4096  # 0 if unused
 
     @property
     def num_routed_experts(self) -> int:
@@ -52,7 +52,7 @@ class StepConfig(SparseConfig, WindowsConfig, frozen=True, kw_only=True):
 
 
 class OpenedMixture(Mixture):
-    """What the shared network gives is multiplied with what its gate makes of the token."""
+    """The shared network's output is multiplied by a gate of the token."""
 
     def __init__(
         self, gate: Router, experts: Iterable[GatedProducts], shared: GatedMLP, opens: Scores

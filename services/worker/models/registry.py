@@ -33,7 +33,7 @@ MODELS = {
 
 
 CAUSAL = "ForCausalLM"
-# What is behind a family's name where the model has another head, or none.
+# Replaces the suffix of a family's name if the model has another head, or none.
 OTHER_HEADS = ("ForSequenceClassification", "Model")
 
 
@@ -42,9 +42,9 @@ class _Config(msgspec.Struct):
 
 
 def read_architectures(folder: Path, pools: bool = False) -> list[str]:
-    """Returns the names in config.json, of which nothing else is read: the config of an
-    architecture that we do not know may lack the keys that we read. If the model ``pools``, they
-    are those of the families' decoders, whatever head it has. Raises ConfigError."""
+    """Returns the names in config.json and reads nothing else there: the config of an unknown
+    architecture may lack our keys. If the model ``pools``, the names are the families' decoders,
+    independent of its head. Raises ConfigError."""
     names = decode_json(find_file(folder, CONFIG_FILE), _Config).architectures
     return [_causal_name(name) for name in names] if pools else names
 
@@ -57,8 +57,8 @@ def _causal_name(name: str) -> str:
 
 
 def read_model_config(folder: Path, pools: bool = False) -> ModelConfig:
-    """config.json, as the family reads it. Raises ConfigError where the architecture is none of
-    ours, or the model needs what we cannot do."""
+    """config.json, as the family reads it. Raises ConfigError if the architecture is not one of
+    ours, or the model needs an unsupported feature."""
     path = find_file(folder, CONFIG_FILE)
     architectures = read_architectures(folder, pools)
     config = decode_json(path, find_model(architectures).Config)

@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 
 
 class Followers:
-    """Waits for them, sends them what the first rank does, and notices when one is lost. A worker
-    of one rank has none."""
+    """Waits for the follower ranks, sends them the first rank's steps, and notices the loss of one.
+    A worker of one rank has none."""
 
     def __init__(self, config: WorkerConfig) -> None:
         self._config = config
@@ -47,8 +47,8 @@ class Followers:
             self._are_up.set()
 
     async def run(self) -> None:
-        """Until cancelled. Raises ConfigError where this is not the host that master-addr names; a
-        callback raises RankLost where one is lost."""
+        """Runs until cancelled. Raises ConfigError if this is not the host that master-addr names;
+        a callback raises RankLost if a follower is lost."""
         if not self._awaited:
             return
         config, instance = self._config, self._config.instance
@@ -66,7 +66,7 @@ class Followers:
             store.unlink(missing_ok=True)
 
     def _tcp(self) -> str | None:
-        """Where those on other hosts find us."""
+        """The address for followers on other hosts."""
         name = self._config.master_addr
         if not self._has_others or name is None:
             return None
@@ -83,20 +83,20 @@ class Followers:
         return f"waits for {_ranks(self._awaited)}"
 
     async def until_assembled(self) -> None:
-        """Those on other hosts are connected, if there are some: none loads before."""
+        """Waits for the connections of other hosts, if any: no rank loads before."""
         if self._has_others:
             await self._are_assembled.wait()
 
     async def until_up(self) -> None:
-        """All of them have loaded their share."""
+        """Waits until all followers have loaded their share."""
         await self._are_up.wait()
 
     async def until_one_leaves(self) -> None:
-        """One of them was told to stop, and waits until what is open has ended."""
+        """Returns once a follower was told to stop and waits for open requests to end."""
         await self._is_one_leaving.wait()
 
     def send(self, message: Message, *arrays: Array) -> None:
-        """To each; what comes first is done first."""
+        """Sends to each follower; messages are handled in order."""
         if self._link is not None:
             for peer in self._link.peers:
                 peer.send(message, *arrays)

@@ -13,7 +13,7 @@ WRONG_SETTING = 2
 
 
 class RankLost(LostError):
-    """A rank ended or is silent, so all end: the others would wait for it for ever."""
+    """A rank ended or is silent, so all end: the others would wait for it forever."""
 
 
 class LocalRanks:
@@ -28,7 +28,7 @@ class LocalRanks:
         self._ends: list[socket.socket] = []
 
     async def run(self) -> None:
-        """Until cancelled. Raises RankLost where one ends, ConfigError where it ends for a wrong
+        """Runs until cancelled. Raises RankLost if a rank ends, ConfigError if it ends for a wrong
         setting."""
         first, *others = self._config.ranks_of_host
         try:
@@ -48,8 +48,8 @@ class LocalRanks:
         await self._have_started.wait()
 
     async def _start(self, rank: int, share: dict[str, str]) -> Process:
-        """In a session of its own: a terminal's signals are for the first rank. It ends when our
-        end of a pair of sockets closes, which it does when we end."""
+        """Starts it in a session of its own: a terminal's signals are for the first rank. It ends
+        when our end of a pair of sockets closes, at the latest when we end."""
         ours, theirs = socket.socketpair()
         self._ends.append(ours)
         with theirs:

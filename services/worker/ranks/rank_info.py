@@ -1,4 +1,4 @@
-"""What all ranks of a worker must have alike: the model, and the settings of how it is computed."""
+"""The common facts of all ranks of a worker: the model and the settings of its computation."""
 
 import torch
 
@@ -12,7 +12,7 @@ from shared.settings.worker import RANK_SETTINGS, WorkerConfig
 from shared.version import VERSION
 from shared.wire.messages import MAX_NAME_CHARS, RankInfo
 
-# Of a host: what it has, where things are there, and what the least that a rank has decides.
+# Settings of one host: its hardware, its paths, and limits decided by the smallest rank.
 OF_ONE_HOST = (
     set(Settings.model_fields)
     | RANK_SETTINGS
@@ -23,7 +23,7 @@ OF_ONE_HOST = (
 
 
 def rank_info(config: WorkerConfig) -> RankInfo:
-    """Raises ConfigError where there is no such model."""
+    """Raises ConfigError if the model does not exist."""
     settings = {
         name.replace("_", "-"): str(getattr(config, name))[:MAX_NAME_CHARS]
         for name in WorkerConfig.model_fields.keys() - OF_ONE_HOST
@@ -40,7 +40,7 @@ def rank_info(config: WorkerConfig) -> RankInfo:
 
 
 def difference(theirs: RankInfo, ours: RankInfo) -> str | None:
-    """Names what is not alike, with the values of both, or returns None."""
+    """Names the differences, with the values of both, or returns None."""
     names = sorted(theirs.settings.keys() | ours.settings.keys())
     found = [(name, theirs.settings.get(name), ours.settings.get(name)) for name in names]
     text = "; ".join(

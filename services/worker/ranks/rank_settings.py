@@ -1,4 +1,4 @@
-"""What each rank of a worker has of the machine, and the settings that its process starts with."""
+"""Each rank's part of the machine, and the settings that its process starts with."""
 
 import os
 from pathlib import Path
@@ -25,7 +25,7 @@ def role_of(leader: str) -> str:
 
 def with_share(config: WorkerConfig) -> WorkerConfig:
     """Returns the settings of the first rank of this host, with its share of cores and NUMA nodes.
-    Raises ConfigError where there are fewer cores than ranks."""
+    Raises ConfigError if there are fewer cores than ranks."""
     share = shares_of(config)[0]
     threads, node = (share.get(f"{PREFIX}{name}") for name in ("NUM_THREADS", "NUMA_NODE"))
     changes = {
@@ -69,7 +69,7 @@ def _claims(config: WorkerConfig) -> Path | None:
 
 def shares_of(config: WorkerConfig) -> list[dict[str, str]]:
     """Returns the settings of each rank of this host, as variables: its threads and its NUMA node.
-    Raises ConfigError where there are fewer cores than ranks."""
+    Raises ConfigError if there are fewer cores than ranks."""
     size = len(config.ranks_of_host)
     if size == 1:
         return [{}]

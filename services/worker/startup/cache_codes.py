@@ -1,4 +1,4 @@
-"""In which codes the KV cache is: in those asked for, or those that the checkpoint is made for."""
+"""The choice of KV cache codes: the requested ones, or the ones that the checkpoint is made for."""
 
 import logging
 
@@ -13,8 +13,8 @@ CACHE_CODES = {"none": None, "int8": torch.int8, "fp8": torch.uint8}
 
 
 def choose_cache_dtype(setting: str, config: ModelConfig | None) -> str:
-    """One of ``CACHE_CODES``. ``config`` is None where transformers computes the model. Raises
-    ConfigError for a quantization_config that cannot be read, or asks for other codes."""
+    """One of ``CACHE_CODES``. ``config`` is None if transformers computes the model. Raises
+    ConfigError for an unreadable quantization_config, or one with other codes."""
     if setting != "auto":
         return setting
     if config is None or not config.quantization_config or config.keeps_latents:

@@ -1,5 +1,5 @@
-"""What the steps of a model are computed with: Triton's operators on GPUs; on CPUs our native code
-where it can run the model, else torch's operators."""
+"""The backend for a model's steps: Triton's operators on GPUs; on CPUs our native code if it can
+run the model, else torch's operators."""
 
 import ctypes
 import logging
@@ -42,12 +42,12 @@ def choose_kernels(
     dtype: torch.dtype,
     progress: Progress = lambda text, share: None,
 ) -> tuple[CausalLM, Sampler]:
-    """On a CPU: what computes ``model``, if it does not do that by itself, and what samples from
-    its logits; sets the threads of either.
+    """On a CPU: the backend of ``model``, if it does not compute itself, and the sampler for its
+    logits; sets the threads of both.
 
-    Torch's threads wait for each other, so that one which has to share its core holds up all: one
-    core is left to the services around us. Native threads hand out their work piece by piece.
-    Raises ConfigError where none can compute the model.
+    Torch's threads wait for each other, so a thread that shares its core delays all the others: one
+    core is left to the services around us. Native threads distribute their work in small pieces.
+    Raises ConfigError if no backend can compute the model.
     """
     sampler: Sampler = TorchSampler()
     num_threads = settings.num_threads or num_cores()
@@ -102,7 +102,7 @@ def choose_device_kernels(
 
 @contextmanager
 def _refusing(operators: str) -> Iterator[None]:
-    """Raises ConfigError for what is not supported."""
+    """Raises ConfigError instead of NotSupported."""
     try:
         yield
     except NotSupported as problem:
@@ -148,8 +148,8 @@ def _native(
 
 
 def meet_natively(parallel: Parallel, settings: WorkerConfig, library: ctypes.CDLL) -> Parallel:
-    """The ranks of a host share memory, and its first one has what the other hosts add. Raises
-    ConfigError where there is too little memory."""
+    """The ranks of a host share memory, and its first rank adds the other hosts' parts. Raises
+    ConfigError if there is too little memory."""
     if parallel.size == 1:
         return parallel
     rank, size, of_host = parallel.rank, parallel.size, settings.ranks_of_host

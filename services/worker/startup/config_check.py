@@ -1,4 +1,4 @@
-"""Whether a worker could serve the model in a folder, by its config alone: no weight is read."""
+"""Checks from its config alone that a worker could serve a model; no weight is read."""
 
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -25,7 +25,7 @@ class Servable(NamedTuple):
 
 
 def check_config(folder: Path) -> Servable:
-    """Raises ConfigError where it could not."""
+    """Raises ConfigError if it could not."""
     model = read_served_model(folder, [], None)
     pools = model.pooling is not None
     architectures = read_architectures(folder, pools)

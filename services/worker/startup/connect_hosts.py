@@ -19,9 +19,9 @@ GREETING_S = 5.0  # for a host that has connected to say which it is; chosen
 
 def connect_hosts(parallel: Parallel, settings: WorkerConfig) -> dict[int, socket.socket]:
     """Returns a connection to each other host by its ``node-rank``, if this is the first rank of
-    ours. All ranks call it together. Raises OSError.
+    this host. All ranks call it together. Raises OSError.
 
-    A host dials those before it, and shows a token that the ranks alone have.
+    A host dials the hosts before it, and shows a token that only the ranks have.
     """
     if settings.nnodes == 1 or settings.master_addr is None:
         return {}
@@ -51,7 +51,7 @@ def _dial(address: str, port: int, node: int, token: bytes) -> socket.socket:
 
 
 def _accept(listening: socket.socket, token: bytes) -> dict[int, socket.socket]:
-    """Returns nothing where a stranger has connected."""
+    """Returns an empty dict if a stranger has connected."""
     connection, _ = listening.accept()
     connection.settimeout(GREETING_S)
     greeting = _read(connection, TOKEN_BYTES + NODE_BYTES)
@@ -64,7 +64,7 @@ def _accept(listening: socket.socket, token: bytes) -> dict[int, socket.socket]:
 
 
 def _read(connection: socket.socket, num_bytes: int) -> bytes:
-    """Less where no more comes."""
+    """Returns fewer bytes if the connection ends."""
     data = b""
     with suppress(OSError):
         while more := connection.recv(num_bytes - len(data)):

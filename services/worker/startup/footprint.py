@@ -1,5 +1,5 @@
-"""What a model takes of memory, from its config alone: by the worker's own sums, with parameters
-that have shapes and no memory."""
+"""The memory of a model, from its config alone: by the worker's own sums, with parameters that have
+shapes and no memory."""
 
 import math
 from dataclasses import dataclass, replace
@@ -38,15 +38,15 @@ from shared.model_location import locate_model
 from shared.pooling import read_served_model
 from shared.settings.worker import WorkerConfig
 
-ROWS = 128  # are quantised to see what they take: as many as share a scale at most
+ROWS = 128  # quantized to measure their size: the most rows that share a scale
 META = torch.device("meta")
 InForm = Linear | TokenRows
 
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes. A step reads ``always`` of the weights whatever it computes, and of the ``routed``
-    ones those of the experts that its tokens choose: each ``chosen`` of ``experts``."""
+    """Bytes. A step always reads the ``always`` part of the weights, and of the ``routed`` part the
+    experts that its tokens choose: each ``chosen`` of ``experts``."""
 
     parameters: ParameterCount
     requirements: MemoryRequirements
@@ -55,14 +55,14 @@ class Footprint:
     routed: int = 0
     chosen: int = 0
     experts: int = 0
-    rules: int = 0  # on GPUs: tables of what requests change in the logits of their slots
+    rules: int = 0  # on GPUs: tables of logits rules of the requests in slots
 
     @property
     def on_gpu(self) -> MemoryRequirements:
         return replace(self.requirements, peak=self.requirements.peak + self.rules)
 
     def read_by(self, num_tokens: int) -> float:
-        """Of the weights, on average, if tokens choose their experts independently."""
+        """The bytes of weights, on average, if tokens choose their experts independently."""
         if not self.experts:
             return self.always
         missed = (1 - self.chosen / self.experts) ** num_tokens
@@ -70,8 +70,8 @@ class Footprint:
 
 
 def footprint_of(settings: WorkerConfig, device: torch.device) -> Footprint:
-    """Raises ConfigError where the model is none of ours, or its weights are quantised and not
-    there to be looked at."""
+    """Raises ConfigError if the architecture is not one of ours, or if its weights are quantized
+    and not available for inspection."""
     folder = locate_model(settings.model).folder
     info = read_served_model(
         folder, [], settings.max_model_len, settings.runner, settings.pooler_config
@@ -110,8 +110,8 @@ def footprint_of(settings: WorkerConfig, device: torch.device) -> Footprint:
 
 
 def _build(folder: Path, dtype: torch.dtype, *, pools: bool) -> DecoderLM:
-    """On no device; with an MTP head where the config has one and the weights, if they are there,
-    do not lack it."""
+    """A model on no device; with an MTP head if the config has one and the weights, if present, do
+    not lack it."""
     config = read_model_config(folder, pools)
     is_quantised = config.quantization_config is not None
     if is_quantised and not has_weights(folder):
@@ -132,7 +132,7 @@ def has_weights(folder: Path) -> bool:
 
 
 class _Sizes:
-    """Bytes of modules whose products are in ``forms``; a form is asked what some rows take."""
+    """Bytes of modules with GEMMs in ``forms``; the size of a form is measured on some rows."""
 
     def __init__(self, forms: Forms, dtype: torch.dtype) -> None:
         self._forms, self._dtype = forms, dtype
@@ -146,7 +146,7 @@ class _Sizes:
         return sum(rows.values()) // ROWS + sum(each.nbytes for each in tensors)
 
     def _row(self, layer: InForm) -> int:
-        """Of ``ROWS`` outputs."""
+        """The bytes of ``ROWS`` outputs."""
         inputs, form = layer.inputs, self._forms.of(layer)
         if form == "none":
             return ROWS * inputs * self._dtype.itemsize

@@ -33,6 +33,6 @@ class Implementation(Protocol):
 
 
 def implementation(name: str) -> Implementation | None:
-    """None where it is not a part of this installation. Its import may take seconds."""
+    """None if it is not a part of this installation. Its import may take seconds."""
     module = MODULES.get(name)
     return None if module is None else cast(Implementation, import_module(module))

@@ -1,4 +1,4 @@
-"""The ranks of a worker as they start: what they can share, and how they meet."""
+"""The start of a worker's ranks: their shared resources and their connection."""
 
 import logging
 from dataclasses import replace
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 
 
 def check_split(settings: WorkerConfig, config: ModelConfig | None) -> None:
-    """Raises ConfigError, before anything is read, where ranks cannot share the model; ``config``
-    is None where transformers computes it."""
+    """Raises ConfigError, before anything is read, if ranks cannot share the model; ``config`` is
+    None if transformers computes it."""
     if settings.num_ranks == 1:
         return
     if config is None:
@@ -43,8 +43,8 @@ def check_split(settings: WorkerConfig, config: ModelConfig | None) -> None:
 
 
 class Joined(NamedTuple):
-    """``ranks`` are all of the worker, which agree on what there is room for; ``parallel`` says
-    what this one has of the model."""
+    """``ranks`` are all ranks of the worker, which agree on the number of blocks; ``parallel`` is
+    this rank's part of the model."""
 
     ranks: Parallel
     parallel: Parallel
@@ -73,7 +73,7 @@ def _group(settings: WorkerConfig, device: torch.device) -> RankGroup | HostsGro
 
 
 def _parallel(settings: WorkerConfig, group: RankGroup | HostsGroup | None) -> Parallel:
-    """What this rank has; without a ``group`` for a model that is only laid out."""
+    """This rank's part; without a ``group`` for a model that is only laid out."""
     if settings.pipeline_parallel_size > 1:
         return replace(ALONE, stage=Stage(settings.rank, settings.pipeline_parallel_size, group))
     size, has_whole_experts = settings.tensor_parallel_size, settings.enable_expert_parallel
@@ -83,8 +83,8 @@ def _parallel(settings: WorkerConfig, group: RankGroup | HostsGroup | None) -> P
 def share_of(
     memory: Memory, settings: WorkerConfig, ranks: Parallel, device: torch.device
 ) -> Memory:
-    """What a rank may use of ``memory``, which ranks on CPUs with the same NUMA node share, and all
-    of a host the machine's. Each has read it when any goes on to fill it."""
+    """A rank's part of ``memory``, which ranks on CPUs with the same NUMA node share, and, on the
+    whole machine, all ranks of a host. All ranks read it before any rank begins to fill it."""
     whole = read_memory(device)
     node = 0 if settings.numa_node is None else settings.numa_node + 1
     num = ranks.num_alike(settings.node_rank << NODE_BITS | node)

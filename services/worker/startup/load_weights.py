@@ -32,7 +32,7 @@ def load_ours(
     parallel: Parallel,
 ) -> DecoderLM:
     codes = CACHE_CODES[settings.kv_cache_dtype]
-    # Before anything is read: refuses codes of what cannot be in them.
+    # Before anything is read: refuses a cache type that the model does not support.
     build_model(config, dtype, torch.device("meta")).kv_layouts(dtype, drafts=False, codes=codes)
     host_bytes = int(settings.cpu_offload_gb * GIB)
     if settings.load_format == "dummy":

@@ -82,9 +82,9 @@ def make_pooler(
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """``before`` is the memory that was there before the weights. A model that pools
-    has a ``pooler``, and one whose experts' tokens are counted ``expert_loads``. ``ranks`` are all
-    that the worker has, ``parallel`` those that this one shares layers with."""
+    """``before`` is the memory before the weights were loaded. A model that pools has a
+    ``pooler``, and a model with counts of its experts' tokens has ``expert_loads``. ``ranks`` are
+    all ranks of the worker, ``parallel`` the ranks that share layers with this one."""
 
     settings: WorkerConfig
     folder: Path
@@ -109,7 +109,7 @@ class LoadedModel:
 
     @property
     def num_outputs(self) -> int:
-        """Of the model for one token: logits, or the numbers of a state."""
+        """The model's outputs for one token: logits, or the elements of a state."""
         pooling = self.model_info.pooling
         return pooling.size if pooling is not None else self.model_info.vocab_size
 
@@ -119,7 +119,7 @@ class LoadedModel:
         return min(self.settings.max_num_seqs, self.max_num_batched_tokens)
 
     def make_kv_cache(self, num_blocks: int) -> KVCache:
-        """Raises ConfigError where the memory does not suffice."""
+        """Raises ConfigError if the memory does not suffice."""
         size = self.settings.block_size
         try:
             return KVCache(self.shape.kv_layouts, num_blocks, size, self.device)
@@ -131,7 +131,7 @@ class LoadedModel:
             ) from None
 
     def make_guides(self) -> Guides | None:
-        """None where nothing is sampled."""
+        """None if nothing is sampled."""
         if not self.parallel.stage.is_last:
             return None
         return Guides(self.folder, self.model_info.vocab_size, self.eos_ids)
@@ -154,8 +154,8 @@ class LoadedModel:
 
 
 def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedModel:
-    """``choose`` picks what computes the model. ``progress`` gets what loading does and how far it
-    is, 0 … 1. Raises ConfigError where model, machine and settings do not go together."""
+    """``choose`` picks the backend. ``progress`` gets the current work of loading and its progress,
+    0 … 1. Raises ConfigError if model, machine and settings do not match."""
     location = locate_model(settings.model)
     folder = location.folder
     model_info = read_served_model(
@@ -222,7 +222,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
 
 
 def _described(model_info: ModelInfo, settings: WorkerConfig, dtype: torch.dtype) -> ModelInfo:
-    """With what the settings make of the model."""
+    """``model_info`` with the effects of the settings."""
     cache_dtype = settings.kv_cache_dtype
     return msgspec.structs.replace(
         model_info,
@@ -238,7 +238,7 @@ def _described(model_info: ModelInfo, settings: WorkerConfig, dtype: torch.dtype
 
 
 def _show_parameters(model: DecoderLM, ranks: Parallel) -> None:
-    """In the log and in the metrics."""
+    """Shows them in the log and in the metrics."""
     parameters = count_parameters(model)
     log.info("weights: %s%s", parameters, " on this rank" if ranks.size > 1 else "")
     show_parameters(parameters.total, parameters.active)

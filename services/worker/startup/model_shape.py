@@ -1,4 +1,4 @@
-"""The sizes that memory is planned by, whoever computes the model."""
+"""The sizes for memory planning, independent of the backend."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -14,9 +14,9 @@ from services.worker.models.decoder import DecoderLM
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """``kv_layouts`` has one for each layer of the KV cache. ``numbers_per_token``: how many
-    numbers of a token exist at once within a layer, at most. ``num_scored_heads``: how many a layer
-    has whose scores torch's operators make one by one, at most."""
+    """``kv_layouts`` has one for each layer of the KV cache. ``numbers_per_token``: the most
+    numbers of a token that exist at once within a layer. ``num_scored_heads``: the most heads of a
+    layer with scores that torch's operators compute one by one."""
 
     kv_layouts: list[KVLayout]
     numbers_per_token: int
@@ -26,11 +26,11 @@ class ModelShape:
 def shape_of(
     model: DecoderLM, dtype: torch.dtype, *, drafts: bool, codes: torch.dtype | None = None
 ) -> ModelShape:
-    """Returns the shape of ``model``, of which the MTP head may make drafts, and whose KV cache may
-    have ``codes``.
+    """Returns the shape of ``model``, with drafts if its MTP head makes them, and with ``codes`` in
+    its KV cache if given.
 
-    A layer holds its input, the sum that goes on, its norm and its rotation; and then what
-    attention takes, or the two products of the feed-forward network with theirs. For drafts states
+    A layer holds its input, the residual sum, its norm and its rotation; and then the inputs of
+    attention, or the two GEMMs of the feed-forward network with their outputs. For drafts, states
     are kept, computed again and joined with embeddings.
     """
     config = model.config
@@ -43,8 +43,8 @@ def shape_of(
 
 
 def _mixture_numbers(experts: Experts) -> int:
-    """Of a token: its scores and their order, and for each choice what goes into the expert's
-    products, between them and out."""
+    """The numbers of a token: its scores and their order, and for each choice the inputs of the
+    expert's GEMMs, their intermediate values and their outputs."""
     (first, *_), num_experts = experts.products, len(experts.experts)
     outer, inner = first.gate_up_proj.inputs, first.down_proj.inputs
     each = 3 * outer + inner
@@ -52,7 +52,7 @@ def _mixture_numbers(experts: Experts) -> int:
 
 
 class ParameterCount(NamedTuple):
-    """``active`` are those that one token is computed with, on average where experts are whole."""
+    """``active`` are a token's parameters, on average if experts are whole."""
 
     total: int
     active: int
@@ -63,7 +63,7 @@ class ParameterCount(NamedTuple):
 
 
 def count_parameters(model: DecoderLM) -> ParameterCount:
-    """Counts what ``model`` has been filled with, as numbers whatever they are kept as."""
+    """Counts the parameters of the filled ``model`` as numbers, independent of their storage."""
     total = _num_parameters(model.model)
     if model.lm_head is not None and not model.is_tied:
         total += _num_parameters(model.lm_head)

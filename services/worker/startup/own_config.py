@@ -1,4 +1,4 @@
-"""Finds the config by which we compute a model, and whether transformers does instead."""
+"""Finds the config for our own computation of a model, or decides for transformers."""
 
 import logging
 from pathlib import Path
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 def find_own_config(
     settings: WorkerConfig, folder: Path, model_info: ModelInfo, architectures: list[str]
 ) -> ModelConfig | None:
-    """None where transformers computes it. Raises ConfigError."""
+    """None if transformers computes it. Raises ConfigError."""
     pools = model_info.pooling is not None
     by_transformers = _is_for_transformers(settings.model_impl, architectures)
     if pools and by_transformers:
@@ -33,7 +33,7 @@ def find_own_config(
 
 
 def _is_for_transformers(wanted: str, architectures: list[str]) -> bool:
-    """Logs it where ``auto`` has it so. Raises ConfigError where the architecture has to be ours
+    """Logs it if ``auto`` chose transformers. Raises ConfigError if the architecture has to be ours
     and is not."""
     if wanted == "auto" and architectures and MODELS.keys().isdisjoint(architectures):
         log.info(
@@ -48,7 +48,7 @@ def _is_for_transformers(wanted: str, architectures: list[str]) -> bool:
 
 
 def _read_config(settings: WorkerConfig, folder: Path, model_info: ModelInfo) -> ModelConfig:
-    """Raises ConfigError, which names transformers where that would compute the model."""
+    """Raises ConfigError, which names transformers if that would compute the model."""
     pools, max_len = model_info.pooling is not None, model_info.max_model_len
     try:
         return read_model_config(folder, pools)

@@ -1,4 +1,4 @@
-"""How many KV blocks fit: what there is, less others, weights and what a step needs as it runs."""
+"""The number of KV blocks that fit: memory less other users, weights and a step's peak."""
 
 import logging
 import math
@@ -25,12 +25,12 @@ log = logging.getLogger(__name__)
 
 CPU_MAX_KV_BYTES = 4 << 30
 # For each entry of the logits: scores, their filtered copies and indices, and the ids that requests
-# allow. Logprobs come when those are gone and take less: rows are worked on in pieces.
+# allow. Logprobs come after these are freed and take less: rows are processed in pieces.
 SAMPLER_BYTES = 64
 # For each logit of a piece: itself, its logprob, and both sorted with their ids.
 LOGPROB_BYTES = 32
-# For each score that torch's operators make by themselves: before and after what bends and masks
-# it, and its weight.
+# For each score that torch's operators compute separately: before and after cap and mask, and its
+# weight.
 SCORE_BYTES = 16
 
 
@@ -45,7 +45,7 @@ class MemoryRequirements:
     max_num_seqs: int
     max_model_len: int
     graphs: int | None = None  # None: the peak was estimated, and there are no graphs
-    slack: int = 0  # for what measuring the peak may have missed
+    slack: int = 0  # for bytes that the measurement of the peak may have missed
 
     @property
     def total(self) -> int:
@@ -65,7 +65,7 @@ class MemoryReport:
     budget: int
     others: int
     requirements: MemoryRequirements
-    num_ranks: int = 1  # of the worker, each of which has as much
+    num_ranks: int = 1  # of the worker, each with the same memory
 
     @property
     def kv_cache(self) -> int:
@@ -79,7 +79,7 @@ class MemoryReport:
         show_memory(requirements.weights, self.kv_cache, requirements.peak, self.num_ranks)
 
     def lines(self) -> list[str]:
-        """For the start-up log, one per item."""
+        """The lines of the start-up log, one per item."""
         requirements = self.requirements
         num_tokens = self.num_blocks * requirements.block_size
         concurrency = num_tokens / requirements.max_model_len
@@ -125,8 +125,8 @@ def estimate_requirements(loaded: LoadedModel) -> MemoryRequirements:
 
 
 def _gathered_bytes(loaded: LoadedModel) -> int:
-    """Of a token's entry in the copy that attention makes. Torch's operators make numbers of codes,
-    in float32 and in the model's type."""
+    """The bytes of a token's entry in attention's copy. Torch's operators convert codes to float32
+    and to the model's dtype."""
     layouts = loaded.shape.kv_layouts
     if not isinstance(loaded.model, TorchCausalLM) or layouts[0].codes is None:
         return max(layout.num_bytes for layout in layouts)
@@ -135,7 +135,7 @@ def _gathered_bytes(loaded: LoadedModel) -> int:
 
 
 def _score_bytes(loaded: LoadedModel) -> int:
-    """Of the scores that are there at once: those of one token are."""
+    """The scores that exist at once: the scores of one token."""
     num_heads = loaded.shape.num_scored_heads
     if not num_heads or not isinstance(loaded.model, TorchCausalLM):
         return 0
@@ -144,7 +144,7 @@ def _score_bytes(loaded: LoadedModel) -> int:
 
 
 def _widest_codes(model: CausalLM) -> int:
-    """Of the quantised products that torch's operators compute, which make a weight's numbers anew
+    """The bytes of the largest weight of a quantized GEMM by torch's operators, which dequantize it
     in each step."""
     products = [module for module in model.modules() if isinstance(module, Linear | LMHead)]
     forms = [each.weight for each in products if isinstance(each.weight, Quantized)]
@@ -154,7 +154,7 @@ def _widest_codes(model: CausalLM) -> int:
 def requirements_with(
     loaded: LoadedModel, peak: int, graphs: int | None = None, slack: int = 0
 ) -> MemoryRequirements:
-    """With ``peak``, what a step takes beside weights and KV cache."""
+    """With ``peak``, the memory of a step apart from weights and KV cache."""
     settings = loaded.settings
     return MemoryRequirements(
         weights=weight_bytes(loaded.model),
@@ -169,7 +169,7 @@ def requirements_with(
 
 
 def weight_bytes(model: CausalLM) -> int:
-    """On the device: of layers that are offloaded the buffers that they share."""
+    """The bytes on the device: for offloaded layers the buffers that they share."""
     num_bytes = sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
     offloaded = model.offloaded
     if offloaded is None:
@@ -178,8 +178,8 @@ def weight_bytes(model: CausalLM) -> int:
 
 
 def prompt_logprob_bytes(max_num_seqs: int, max_num_tokens: int, vocab_size: int) -> int:
-    """What the logprobs of prompts take, when those of a step's other tokens are there: the logits
-    of a piece, and all logprobs, which credit bounds, until they are joined."""
+    """The memory for the logprobs of prompts, next to the logprobs of a step's other tokens: the
+    logits of a piece, and all logprobs, which credit bounds, until they are joined."""
     num_logits = min(max(MAX_LOGITS_AT_ONCE, vocab_size), max_num_tokens * vocab_size)
     sampled_bytes = 2 * max_num_seqs * vocab_size * torch.float32.itemsize
     prompt_bytes = min(
@@ -189,15 +189,14 @@ def prompt_logprob_bytes(max_num_seqs: int, max_num_tokens: int, vocab_size: int
 
 
 def rule_bytes(num_slots: int, vocab_size: int) -> int:
-    """What a GPU holds of the changes that requests ask for in their logits, of the null slot
-    too."""
+    """The memory of the requests' logits rules on a GPU, the null slot's included."""
     tables = no_rules(num_slots + 1, vocab_size, torch.device("meta"))
     return sum(each.nbytes for each in tables)
 
 
 def plan_worker(loaded: LoadedModel, requirements: MemoryRequirements) -> MemoryReport:
-    """Plans with the other ranks: each has as many blocks as the one with the least memory. Raises
-    ConfigError on all of them where one request does not fit on one."""
+    """Plans with the other ranks: each has as many blocks as the rank with the least memory. Raises
+    ConfigError on all of them if a request does not fit on one."""
     ranks = loaded.ranks
     try:
         report = plan_memory(loaded.settings, requirements, loaded.before, loaded.device)
@@ -213,9 +212,9 @@ def plan_worker(loaded: LoadedModel, requirements: MemoryRequirements) -> Memory
 def plan_memory(
     settings: WorkerConfig, requirements: MemoryRequirements, before: Memory, device: torch.device
 ) -> MemoryReport:
-    """``before`` is the memory that was there before the weights.
+    """``before`` is the memory before the weights were loaded.
 
-    Raises ConfigError where one request of ``max_model_len`` does not fit.
+    Raises ConfigError if one request of ``max_model_len`` does not fit.
     """
     budget = int(before.total * settings.gpu_memory_utilization)
     others = before.total - before.free

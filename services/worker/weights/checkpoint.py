@@ -16,8 +16,8 @@ Transform = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor in a file. Nothing is read of it but what ``read`` is asked for, or all of it where
-    there is a ``transform``."""
+    """A tensor in a file. Only the parts requested from ``read`` are read, or all of it if there is
+    a ``transform``."""
 
     file: Path
     name: str  # in the file
@@ -42,7 +42,7 @@ class StoredTensor:
 
     @property
     def label(self) -> str:
-        """For errors; what it is, before its shape."""
+        """The beginning of an error message, before the shape."""
         return f"tensor {self.name} is {self.dtype}"
 
     def read_all(self) -> Tensor:
@@ -61,14 +61,14 @@ Tensors = dict[str, StoredTensor]
 
 
 class Source(NamedTuple):
-    """Where a checkpoint has one of our tensors, and what makes ours of it."""
+    """The stored tensor for one of our tensors, and the conversion between them."""
 
     name: str
     transform: Transform | None = None
 
 
 class Checkpoint:
-    """``tensors`` in ``folder`` by their names there. A subclass knows where ours are others."""
+    """``tensors`` in ``folder`` by their names there. A subclass maps other names to ours."""
 
     def __init__(self, folder: Path, tensors: Tensors) -> None:
         self.folder = folder
@@ -85,7 +85,7 @@ class Checkpoint:
 
 
 def open_checkpoint(files: list[Path]) -> Checkpoint:
-    """Raises ConfigError for what is no safetensors file, and for a name that two files hold."""
+    """Raises ConfigError for an invalid safetensors file, and for a name in two files."""
     tensors: Tensors = {}
     for file in files:
         for tensor in _tensors(file):

@@ -19,7 +19,7 @@ from shared.model_folder import CONFIG_FILE, weight_files
 
 log = logging.getLogger(__name__)
 
-VERSION = 1  # of what is in a file, and of how each form's codes are chosen
+VERSION = 1  # of the file format, and of each form's choice of codes
 ABOUT = "shoal"  # the key of metadata
 PARTS = ("codes", "scales", "table")
 
@@ -31,8 +31,8 @@ class _About(msgspec.Struct):
 
 
 class CodeCache:
-    """A file in ``folder`` for forms and a type of the weights that ``model`` holds now. One that
-    is no good is made anew; where that fails, the log says so, and nothing else happens."""
+    """A file in ``folder`` for forms and a dtype of the weights that ``model`` holds now. An
+    invalid file is replaced; a failure to do so is only logged."""
 
     def __init__(self, folder: Path, model: Path, dtype: torch.dtype, forms: Forms) -> None:
         self._dtype = dtype
@@ -44,8 +44,8 @@ class CodeCache:
         self.file = folder / name
 
     def read(self) -> dict[str, Quantized]:
-        """Returns the codes by the paths of their layers in the model; none where there is no file,
-        or it is no good."""
+        """Returns the codes by the paths of their layers in the model; none without a valid
+        file."""
         if not self.file.is_file():
             return {}
         try:
@@ -96,7 +96,7 @@ class CodeCache:
 
 @contextmanager
 def _replacing(file: Path) -> Iterator[Path]:
-    """A path beside ``file``, which what is written there becomes if nothing goes wrong."""
+    """A path next to ``file``; the file written there replaces ``file`` unless an error occurs."""
     file.parent.mkdir(parents=True, exist_ok=True)
     with NamedTemporaryFile(dir=file.parent, prefix=f".{file.name}.", delete=False) as unfinished:
         path = Path(unfinished.name)

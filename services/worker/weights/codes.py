@@ -1,4 +1,4 @@
-"""How formats store codes of a few bits, and what those of four bits stand for."""
+"""Storage formats for codes of a few bits, and the values of 4-bit codes."""
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ NF4 = torch.tensor(
 
 
 def unpack(words: Tensor, bits: int) -> Tensor:
-    """words [..., n], of which 32 bits count → the codes in them, lowest bits first:
+    """words [..., n], with 32 used bits each → their codes, lowest bits first:
     [..., n · 32 / bits] uint8."""
     shifts = torch.arange(0, 32, bits, dtype=words.dtype)
     codes = words[..., None] >> shifts & (1 << bits) - 1

@@ -1,4 +1,4 @@
-"""Weights of the right shapes and no meaning, to measure a model whose weights are not there."""
+"""Random weights of the right shapes, to measure a model without its weights."""
 
 import logging
 from collections.abc import Mapping
@@ -35,10 +35,9 @@ def make_dummy(
     parallel: Parallel = ALONE,
 ) -> DecoderLM:
     """The model of ``config`` with normal noise in its matrices, ones in its norms and zeros in its
-    biases; the same for every worker on the same kind of device, though ranks have other noise than
-    one worker alone. At least ``host_bytes``, if there
-    are as many, are in the host's memory. Raises ConfigError where the model's weights are
-    quantised."""
+    biases; the same for every worker on the same kind of device, but ranks have other noise than
+    one worker alone. At least ``host_bytes`` of them, or all if there are fewer, are in host
+    memory. Raises ConfigError if the model's weights are quantized."""
     if config.quantization_config:
         raise ConfigError(
             "load-format: dummy makes dense weights; the model has a quantization_config: take it"

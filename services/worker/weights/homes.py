@@ -18,15 +18,15 @@ log = logging.getLogger(__name__)
 HOST = torch.device("cpu")
 GIB = 1 << 30
 
-_Kind = tuple[tuple[int, int], ...]  # outputs and inputs of a layer's products
+_Kind = tuple[tuple[int, int], ...]  # outputs and inputs of a layer's GEMMs
 
 
 class Homes:
-    """Has all modules of a model filled in turn, and sends the weights of some ``layers`` to the
-    host's memory as soon as they are there.
+    """Has all modules of a model filled in turn, and moves the weights of some ``layers`` to host
+    memory as soon as they are filled.
 
-    These are as few as have ``host_bytes``, or all, spread evenly. The first layers are on the host
-    until there was one of each kind, so that it is known how large all are.
+    These are the fewest layers with ``host_bytes`` in all, or all layers, spread evenly. The first
+    layers are on the host until there was one of each kind, and so the size of all is known.
     """
 
     def __init__(
@@ -47,9 +47,9 @@ class Homes:
         self._arenas: list[Arena] = []
 
     def visit(self) -> Iterator[tuple[str, nn.Module, torch.device]]:
-        """Yields each module with its path, to be filled before the next, and where its weights are
-        to be then. Raises ConfigError where the host has less memory, nothing would be saved, or
-        kernels cannot read a layer's experts."""
+        """Yields each module with its path, to be filled before the next, and the device for its
+        weights. Raises ConfigError if the host has less memory, nothing would be saved, or kernels
+        cannot read a layer's experts."""
         indices = {module: i for i, layer in enumerate(self._layers) for module in layer.modules()}
         current: int | None = None
         for path, module in list(self._model.named_modules()):
@@ -62,8 +62,8 @@ class Homes:
             self._settle(current)
 
     def offloaded(self) -> OffloadedLayers | None:
-        """When all is filled, and read where it was filled: gives the layers on the host their
-        place on the device, which is for two of them."""
+        """After all modules are filled, and read on their devices: gives the layers on the host
+        their place on the device, with room for two of them."""
         if not self._arenas:
             return None
         return OffloadedLayers(self._layers, self._arenas, self.device)
@@ -79,7 +79,7 @@ class Homes:
                 self._send(held)
 
     def _send(self, index: int) -> None:
-        """Brings a layer to where it was chosen to be."""
+        """Copies a layer to its chosen memory."""
         layer = self._layers[index]
         if index in self._on_host:
             try:

@@ -1,8 +1,8 @@
-"""Builds a model and fills it from a checkpoint, of which only what the model needs is read.
+"""Builds a model and fills it from a checkpoint; only the tensors that the model needs are read.
 
-Knows no architecture: each module declares which tensors of a checkpoint its parameters are made
-of, by default one each under the parameter's own name; ``mtp_layouts`` adds those of MTP heads, and
-``schemes`` read what is quantised already.
+Knows no architecture: each module declares the checkpoint tensors of its parameters, by default one
+each under the parameter's own name; ``mtp_layouts`` adds the tensors of MTP heads, and ``schemes``
+read weights that are already quantized.
 """
 
 import logging
@@ -35,9 +35,9 @@ from shared.model_folder import weight_files
 
 log = logging.getLogger(__name__)
 
-Read = Callable[[str, Piece], Tensor | Quantized]  # of what is stored by a name
+Read = Callable[[str, Piece], Tensor | Quantized]  # reads a stored tensor by name
 
-# What checkpoints may hold beyond our parameters: the head of tied embeddings, and a buffer.
+# Extra tensors that checkpoints may hold: the head of tied embeddings, and a buffer.
 IGNORED = ("lm_head.weight", "rotary_emb.inv_freq")
 # Scales of all keys, of all values …, found by calibration; our cache has finer ones.
 CACHE_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".prob_scale")
@@ -45,10 +45,10 @@ CACHE_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".prob_scale")
 
 @runtime_checkable
 class HasPieces(Protocol):
-    """A module whose parameters are made of other tensors than those of their names."""
+    """A module whose parameters are made from tensors with other names."""
 
     def checkpoint_pieces(self, name: str) -> dict[str, Piece]:
-        """What fills the parameters, by its name beside this module's, which is ``name``."""
+        """The pieces for the parameters of this module (``name``), by their checkpoint names."""
 
 
 def load_model(
@@ -67,10 +67,10 @@ def load_model(
     pools: bool = False,
 ) -> DecoderLM:
     """The model of ``config`` with the folder's weights, or a rank's shards of them, without its
-    heads if it ``pools``; dense ones are quantised, and those of its ``head`` and ``embedding``, or
-    read from the folder ``cache`` where they were before. At least ``host_bytes`` of them, if there
-    are as many, are in the host's memory. Raises ConfigError naming the tensor, the size that
-    cannot be split, or what of its quantization_config cannot be read."""
+    heads if it ``pools``. Dense weights are quantized, also in its ``head`` and ``embedding``, or
+    read from the folder ``cache`` if they were quantized before. At least ``host_bytes`` of them,
+    or all if there are fewer, are in host memory. Raises ConfigError naming the tensor, the size
+    that cannot be split, or the unreadable part of its quantization_config."""
     scheme = find_scheme(config.quantization_config) if config.quantization_config else None
     if scheme is not None and quantization != "none":
         raise ConfigError(
@@ -109,8 +109,8 @@ def build_model(
     *,
     pools: bool = False,
 ) -> DecoderLM:
-    """The model of ``config`` with parameters that hold nothing yet, and no memory for the weights
-    of linear layers, so that there is none where they become codes."""
+    """The model of ``config`` with uninitialized parameters, and no memory for the weights of
+    linear layers, because these may become codes."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:
@@ -133,10 +133,10 @@ def fill(
     known: Mapping[str, Quantized] | None = None,
     elsewhere: Set[nn.Module] = frozenset(),
 ) -> None:
-    """Pulls what each module is made of, in the model's order, and quantises it before the next:
-    beside codes there are the numbers of one layer at most. Codes that are ``known``, by the
-    paths of their layers, are taken instead, and modules ``elsewhere`` get nothing. Raises
-    ConfigError before anything is read if the checkpoint has less, more or something else."""
+    """Reads the tensors of each module, in the model's order, and quantizes it before the next:
+    next to the codes, memory holds the values of one layer at most. ``known`` codes, by the paths
+    of their layers, are used instead, and modules ``elsewhere`` get nothing. Raises ConfigError
+    before anything is read if the checkpoint has fewer, more or different tensors."""
     wanted = {module: dict(_pieces(path, module)) for path, module in model.named_modules()}
     names = list(dict.fromkeys(name for pieces in wanted.values() for name in pieces))
     found = {name: each for name in names if (each := find_layer(checkpoint, name, scheme))}
@@ -149,7 +149,7 @@ def fill(
         _check_form(module, [found[name] for name in pieces], forms)
     num_bytes = sum(_num_bytes(stored, piece) for stored, piece in every)
     done_bytes = 0
-    tables: dict[str, Weight] = {}  # embeddings, by the tensor that they are made of
+    tables: dict[str, Weight] = {}  # embeddings, by their checkpoint tensor
 
     def read(name: str, piece: Piece) -> Tensor | Quantized:
         nonlocal done_bytes
@@ -196,8 +196,8 @@ def _fill_linear(
     device: torch.device,
     known: Quantized | None,
 ) -> None:
-    """Gives it codes where they are known, or all of its weight and of one kind; else the
-    numbers."""
+    """Fills it with known codes, or with stored codes if all parts have them in one form; else with
+    values."""
     pieces = dict(_pieces(path, linear))
     codes = {name: read(name, pieces[name]) for name in pieces if name in of_codes}
     parts = [each for each in codes.values() if isinstance(each, Quantized)]
@@ -221,7 +221,7 @@ def _rows(
     quantization: Quantization,
     known: Quantized | None,
 ) -> Weight:
-    """Codes where they are known, asked for or stored, else numbers."""
+    """Codes if they are known, requested or stored, else values."""
     ((_, piece),) = rows.checkpoint_pieces(name).items()
     if known is not None:
         return known.to(device)
@@ -229,7 +229,7 @@ def _rows(
         return _quantized_rows(name, piece, read, device, quantization)
     found = read(name, piece)
     if isinstance(found, Quantized) and found.order is None:
-        is_shard = rows.vocab.num < rows.vocab.total  # whose memory is that of all rows
+        is_shard = rows.vocab.num < rows.vocab.total  # its memory is the memory of all rows
         return (joined([found]) if is_shard else found).to(device)
     rows.allocate(device)
     _put(found, piece._replace(destination=rows.weight.values))
@@ -239,8 +239,8 @@ def _rows(
 def _quantized_rows(
     name: str, piece: Piece, read: Read, device: torch.device, quantization: Quantization
 ) -> Quantized:
-    """A rank's rows of what one process would have: those that share scales with its first and last
-    are quantised too."""
+    """A rank's rows of one process's weights: rows that share scales with its first and last row
+    are quantized too."""
     (num, inputs), dtype = piece.destination.shape, piece.destination.dtype
     first = piece.start // FP8_BLOCK * FP8_BLOCK
     end = min(piece.size or num, -(-(piece.start + num) // FP8_BLOCK) * FP8_BLOCK)
@@ -255,8 +255,8 @@ def _quantized_rows(
 def _quantized_shard(
     pieces: Mapping[str, Piece], read: Read, device: torch.device, quantization: Quantization
 ) -> Quantized:
-    """A rank's shard of what one process would have: whole layers are quantised, one at a time, and
-    cut then."""
+    """A rank's shard of one process's weights: whole layers are quantized, one at a time, and then
+    cut."""
     parts = []
     for name, piece in pieces.items():
         if name.endswith(".weight"):
@@ -278,7 +278,7 @@ def quantize(layer: Linear | TokenRows, quantization: Quantization) -> None:
 
 
 def _read(stored: StoredTensor | StoredCodes, piece: Piece) -> Tensor | Quantized:
-    """What is ``piece``: codes where they can be cut as it wants, else numbers."""
+    """The content of ``piece``: codes if they can be cut as it requires, else values."""
     num = piece.destination.shape[piece.dim]
     if isinstance(stored, StoredTensor):
         return stored.read(piece.dim, piece.start, num)
@@ -291,7 +291,7 @@ def _read(stored: StoredTensor | StoredCodes, piece: Piece) -> Tensor | Quantize
 
 
 def _part(name: str, whole: Quantized, piece: Piece) -> Quantized:
-    """A rank's. Raises ConfigError where it would begin or end within a group."""
+    """A rank's part. Raises ConfigError if it would begin or end within a group."""
     part = whole.part(piece.dim, piece.start, piece.destination.shape[piece.dim])
     if part is not None:
         return part
@@ -381,7 +381,7 @@ def _check_form(
 
 
 def _num_bytes(stored: StoredTensor | StoredCodes, piece: Piece) -> int:
-    """What is read for ``piece``."""
+    """The number of bytes read for ``piece``."""
     if isinstance(stored, StoredCodes):
         return stored.num_bytes if piece.destination.numel() else 0
     return piece.destination.numel() * stored.dtype.itemsize

@@ -1,7 +1,7 @@
-"""Where checkpoints of several families keep their MTP heads, and how those become ours.
+"""The places of MTP heads in checkpoints of several families, and their conversion to ours.
 
-Ours are MiMo's names, and its order: ``input_proj`` takes the hidden state first, the embedding
-behind it. The others take the embedding first. What attention and MLP are made of keeps its names.
+Our names and order are MiMo's: ``input_proj`` takes the hidden state first, then the embedding. The
+other families take the embedding first. The tensors of attention and MLP keep their names.
 Sources: README_WEIGHTS.md of DeepSeek-V3; deepseek_mtp, glm4_moe_mtp, ernie_mtp and mimo_mtp of
 vLLM; ernie4_5_mtp of FastDeploy.
 """
@@ -36,10 +36,10 @@ def ernie_hidden_first(weight: Tensor) -> Tensor:
 
 
 class Layout(NamedTuple):
-    """Where a family has our tensors and modules, by our names behind those of a layer.
+    """A family's places of our tensors and modules, by our names after a layer's prefix.
 
     ``{i}`` is a layer's place in the head, ``{n}`` its place when the trunk's layers count too.
-    What is named as ``copies`` repeats a tensor of the trunk.
+    The tensors in ``copies`` repeat tensors of the trunk.
     """
 
     parts: dict[str, Source]
@@ -78,7 +78,7 @@ LAYOUTS = {
 
 
 class MtpView(Checkpoint):
-    """``checkpoint`` with an MTP head behind a trunk of ``num_trunk_layers``, in our names and
+    """``checkpoint`` with an MTP head after a trunk of ``num_trunk_layers``, in our names and
     without its copies of the trunk."""
 
     def __init__(self, checkpoint: Checkpoint, layout: Layout, num_trunk_layers: int) -> None:
@@ -108,8 +108,8 @@ def with_mtp_head(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
 
 
 def without_missing_head(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
-    """``config`` with no MTP head where ``checkpoint`` has none: tools that quantise a model, or
-    train it on, often leave it out, and its count stays in config.json."""
+    """``config`` without an MTP head if ``checkpoint`` has none: tools that quantize or train a
+    model often leave the head out, and its count stays in config.json."""
     wanted = getattr(config, "num_nextn_predict_layers", 0)
     if not wanted or checkpoint.find(f"{FIRST_LAYER}.hidden_layernorm.weight"):
         return config

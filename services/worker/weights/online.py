@@ -16,7 +16,7 @@ Quantization = Literal["none", "wint8", "wint4", "nf4", "fp8", "fp8_block"]
 
 
 class Forms(NamedTuple):
-    """Of a model's linear layers, of its output head and of its embeddings."""
+    """The forms of a model's linear layers, of its output head and of its embeddings."""
 
     linear: Quantization = "none"
     head: Quantization = "none"
@@ -33,8 +33,8 @@ class Forms(NamedTuple):
         return self.embedding if isinstance(layer, Embedding) else self.linear
 
     def tied(self, is_tied: bool) -> "Forms":
-        """Where the output head has the embeddings' weights, it is in their codes, if they are in
-        any. Raises ConfigError where it is to be in others."""
+        """With an output head that shares the embeddings' weights, the head gets the embeddings'
+        codes, if any. Raises ConfigError if the head is to have other codes."""
         if not is_tied or self.embedding == "none":
             return self
         if self.head not in ("none", self.embedding):
@@ -52,7 +52,7 @@ INT4_GROUP = 32
 TRIED_SHARES = (0.92, 0.84)  # of a scale
 NF4_GROUP = 64
 FP8_BLOCK = 128
-ROWS_AT_ONCE = 1024  # are quantised, in float32; a multiple of FP8_BLOCK
+ROWS_AT_ONCE = 1024  # are quantized, in float32; a multiple of FP8_BLOCK
 
 
 def quantize_int8(dense: Tensor) -> Quantized:
@@ -64,8 +64,8 @@ def quantize_int8(dense: Tensor) -> Quantized:
 
 
 def quantize_fp8(dense: Tensor) -> Quantized:
-    """Returns numbers of eight bits (e4m3) with a scale for each output, so that the largest of
-    them is the largest that there is."""
+    """Returns codes of eight bits (e4m3) with a scale for each output, so that the largest code is
+    the largest e4m3 value."""
     scales = _above_zero(dense.abs().amax(1, keepdim=True).float() / MAX_FP8)
     codes = _by_rows(_as_fp8, dense, scales)
     return Quantized(codes, scales, dtype=dense.dtype, inputs=dense.shape[1], group=dense.shape[1])
@@ -85,11 +85,11 @@ def quantize_fp8_block(dense: Tensor) -> Quantized:
 
 
 def quantize_int4(dense: Tensor) -> Quantized:
-    """Returns whole numbers −8 … 7 with a scale in bfloat16 for each 32 inputs, positive or
-    negative, so that the one farthest from 0 is −8; or a share of that, where so fewer squares are
-    lost by rounding than are by cutting the farthest off.
+    """Returns integers −8 … 7 with a scale in bfloat16 for each 32 inputs, positive or negative, so
+    that the value farthest from 0 is −8; or a part of that scale, if it saves more squared
+    error in rounding than it adds by clipping that value.
 
-    llama.cpp's Q4_0 stands for the same numbers, with scales in float16.
+    llama.cpp's Q4_0 has the same values, with scales in float16.
     """
     parts = [_int4_rows(rows) for rows in dense.split(ROWS_AT_ONCE)]
     codes, scales = (torch.cat(each) for each in zip(*parts, strict=True))
@@ -97,8 +97,8 @@ def quantize_int4(dense: Tensor) -> Quantized:
 
 
 def quantize_nf4(dense: Tensor) -> Quantized:
-    """Returns the nearest of the sixteen numbers of NF4 (arXiv 2305.14314), −1 … 1, with a scale in
-    bfloat16 for each 64 inputs: about the one farthest from 0."""
+    """Returns the nearest of the sixteen values of NF4 (arXiv 2305.14314), −1 … 1, with a scale in
+    bfloat16 for each 64 inputs: about the value farthest from 0."""
     parts = [_nf4_rows(rows) for rows in dense.split(ROWS_AT_ONCE)]
     codes, scales = (torch.cat(each) for each in zip(*parts, strict=True))
     return _four_bits(codes, scales, NF4, NF4_GROUP, dense)

@@ -18,14 +18,14 @@ SEED, STD = 0, 0.02  # of a head that is made up
 
 
 class BareTrunk(Checkpoint):
-    """The tensors of a trunk alone, whose names lack its prefix."""
+    """The tensors of a trunk alone, with names that lack its prefix."""
 
     def source(self, name: str) -> Source:
         return Source(name.removeprefix(TRUNK))
 
 
 def open_pooled(folder: Path) -> Checkpoint:
-    """Without the head ``score``. Raises ConfigError."""
+    """The checkpoint without the head ``score``. Raises ConfigError."""
     checkpoint = open_checkpoint(weight_files(folder))
     tensors = {name: each for name, each in checkpoint.tensors.items() if name != SCORE}
     is_bare = not any(name.startswith(TRUNK) for name in tensors)
@@ -35,9 +35,10 @@ def open_pooled(folder: Path) -> Checkpoint:
 def read_score_head(
     folder: Path, pooling: PoolingInfo, tokens: list[str] | None, hidden_size: int
 ) -> Tensor:
-    """[size, hidden_size] float32, what makes the logits of classes of a state: the checkpoint's
-    ``score``; or with the two ``tokens`` of a model that writes texts, what makes the distance of
-    their logits: its sigmoid is the second one's probability among the two. Raises ConfigError."""
+    """[size, hidden_size] float32, the matrix from a state to the logits of classes: the
+    checkpoint's ``score``; or, with the two ``tokens`` of a model that writes texts, the difference
+    of their output rows: its logit's sigmoid is the second token's probability among the two.
+    Raises ConfigError."""
     checkpoint = open_checkpoint(weight_files(folder))
     if tokens is None:
         head = _find(checkpoint, SCORE).read_all().float()

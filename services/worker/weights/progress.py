@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 LINE_S = 5.0
 
-Progress = Callable[[str, float], None]  # what is being done, the share that is done (0 to 1)
+Progress = Callable[[str, float], None]  # the current work, and the share done (0 to 1)
 
 
 class ProgressLines:
-    """When to log it: now and then, and not at all where it is soon done."""
+    """Decides when to log progress: at intervals, and never for a short task."""
 
     def __init__(self, now_s: float) -> None:
         self._due_s = now_s + LINE_S

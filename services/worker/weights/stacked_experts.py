@@ -20,9 +20,9 @@ STACKS = {
 
 
 class StackedExperts(Checkpoint):
-    """``checkpoint``, whose ``experts.gate_up_proj`` are [experts, inputs, outputs], as those of an
-    expert by our names. All else is [experts, outputs, …] and has ``_bias``, ``_blocks`` or
-    ``_scales`` behind its name."""
+    """A view of ``checkpoint`` with one tensor per expert, by our names, instead of
+    ``experts.gate_up_proj`` [experts, inputs, outputs]. The other tensors are
+    [experts, outputs, …] and end with ``_bias``, ``_blocks`` or ``_scales``."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         super().__init__(checkpoint.folder, checkpoint.tensors)

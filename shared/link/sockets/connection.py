@@ -5,7 +5,7 @@ from typing import Any, Protocol
 
 from shared.wire.codec import Frame
 
-LINGER_S = 0.5  # for which what is queued may still be sent when a process ends
+LINGER_S = 0.5  # the time for sending queued messages when a process ends
 HELLO_S = 5.0  # from the connection to its first message, with the handshake between
 NO_MEMORY = "no memory for a message"
 
@@ -15,9 +15,9 @@ class PeerGone(Exception):
 
 
 class Connection(Protocol):
-    """It never reconnects and never blocks. What we send is queued without limit.
+    """It never reconnects and never blocks. Outgoing messages are queued without limit.
 
-    ``remote`` names the other end in the log. ``owner`` is the service whose key it came with;
+    ``remote`` names the other end in the log. ``owner`` is the service of the other end's key;
     None without keys.
     """
 
@@ -29,7 +29,7 @@ class Connection(Protocol):
 
 
 class AcceptedConnection(Connection, Protocol):
-    """A connection that somebody made to us."""
+    """A connection made by another process."""
 
     def end(self) -> None:
         """Closes it, if it is not lost already; its loss is reported as any other."""
@@ -40,7 +40,7 @@ class DialedConnection(Connection, Protocol):
 
     @property
     def has_unsent(self) -> bool:
-        """Whether ``close`` would throw away what is queued."""
+        """True if ``close`` would discard queued messages."""
 
     def close(self) -> None: ...
 
@@ -56,7 +56,7 @@ class Listening(Protocol):
     def close(self) -> None: ...
 
 
-# Each message; and the end of a connection, or that there is none, with why its handshake failed,
-# else "". All that a process sent before the end comes before it.
+# Each message; and the end or the failure of a connection, with the reason for a failed handshake,
+# else "". All messages that a process sent before the end come before it.
 OnFrames = Callable[[Any, list[Frame]], None]
 OnLost = Callable[[Any, str], None]

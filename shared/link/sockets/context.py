@@ -1,4 +1,4 @@
-"""Chooses what carries a connection by its address."""
+"""Chooses the transport of a connection by its address."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ IPC = "ipc://"
 
 
 class Context:
-    """All sockets of one process: those of its machine on the event loop, tcp by libzmq.
+    """All sockets of one process: local sockets on the event loop, tcp by libzmq.
 
     ``protect`` prepares a socket of tcp before it is bound or connected.
     """
@@ -30,7 +30,7 @@ class Context:
     def dial(
         self, address: str, on_frames: OnFrames, on_lost: OnLost, protect: Protect | None = None
     ) -> DialedConnection:
-        """Raises OSError where there can be no connection, as far as that is known at once."""
+        """Raises OSError if a connection is impossible, as far as that is known at once."""
         if address.startswith(IPC):
             return local.dial(Path(address.removeprefix(IPC)), on_frames, on_lost)
         return ZmqConnection(self.zmq, address, on_frames, on_lost, protect)

@@ -25,8 +25,8 @@ from shared.wire.codec import MAX_FRAME_BYTES, Frame
 
 LINGER_MS = int(1000 * LINGER_S)
 MAX_MESSAGES_A_TURN = 64
-# Of one connection. What more it sends waits with the sender, and goes if that ends meanwhile; so
-# this is more than honest services send in the seconds for which a loop may stand still.
+# Of one connection. Further messages wait at the sender, and are lost if it ends meanwhile; so
+# this exceeds the messages that correct services send during a pause of a few seconds.
 MAX_UNREAD_MESSAGES = 1024
 MAX_MESSAGES_BEFORE_A_LOSS = 8 * MAX_UNREAD_MESSAGES
 TCP_OPTIONS = {
@@ -50,7 +50,7 @@ FAILED_HANDSHAKES: dict[int, str] = {
 
 class ZmqContext:
     """All sockets of libzmq in one process, which starts it with the first of them; ``close`` waits
-    at most ``LINGER_S`` for what is queued."""
+    at most ``LINGER_S`` for queued messages."""
 
     def __init__(self) -> None:
         self._zmq: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -62,7 +62,7 @@ class ZmqContext:
         on_lost: Callable[[int, str], None],
         on_accepted: Callable[[int], None] | None = None,
     ) -> "Socket":
-        """Raises OSError where the process has too many open files."""
+        """Raises OSError if the process has too many open files."""
         try:
             if self._zmq is None:
                 # One IO thread: it reports a connection before it passes on messages that came
@@ -83,11 +83,11 @@ class ZmqContext:
 
 class Socket:
     """One zmq socket that never reconnects and never blocks. Its peers are read in turn, so that
-    only a peer that sends too much waits. What we send is queued without limit.
+    only a peer that sends too much waits. Outgoing messages are queued without limit.
 
     ``on_frames`` gets each message; ``on_accepted`` the descriptor of a connection that another
-    process made to us; ``on_lost`` the descriptor of one that ended or could not be made, and why
-    its handshake failed, else "".
+    process made to us; ``on_lost`` the descriptor of one that ended or could not be made, and the
+    reason for a failed handshake, else "".
     """
 
     def __init__(
@@ -115,20 +115,20 @@ class Socket:
         self._events = _Reader(self._monitor, self._on_event)
 
     def admit_keys(self, secret: bytes, domain: str) -> None:
-        """Encrypts what is bound from now on; the ZAP handler of ``domain`` admits or refuses."""
+        """Encrypts later binds; the ZAP handler of ``domain`` admits or refuses."""
         self._zmq.curve_server = True
         self._zmq.curve_secretkey = secret
         self._zmq.zap_domain = domain.encode()
         self._zmq.set(zmq.ZAP_ENFORCE_DOMAIN, 1)  # without its answer no peer is admitted
 
     def use_keys(self, secret: bytes, public: bytes, server: bytes) -> None:
-        """Encrypts what is connected from now on, for the holder of the secret of ``server``."""
+        """Encrypts later connections, for the holder of the secret of ``server``."""
         self._zmq.curve_secretkey = secret
         self._zmq.curve_publickey = public
         self._zmq.curve_serverkey = server
 
     def bind(self, address: str) -> str:
-        """The address with its real port. Raises ConfigError where it cannot be listened on."""
+        """The address with its real port. Raises ConfigError if it cannot be listened on."""
         try:
             self._prepare(address)
             self._zmq.bind(address)
@@ -154,7 +154,7 @@ class Socket:
                 self._zmq.send(frame, zmq.NOBLOCK | zmq.SNDMORE, copy=False)
             self._zmq.send(last, zmq.NOBLOCK, copy=False)
         except zmq.ZMQError as error:
-            # A ROUTER does not know the peer; a DEALER, whose queue is endless, has lost its pipe.
+            # A ROUTER does not know the peer; a DEALER, with its endless queue, has lost its pipe.
             if error.errno not in (zmq.EHOSTUNREACH, zmq.EAGAIN):
                 raise
             raise PeerGone from None
@@ -189,17 +189,17 @@ class Socket:
             asyncio.get_running_loop().call_soon(self._deliver_lost)
 
     def _deliver_lost(self) -> None:
-        """What arrived before the loss is delivered before it, unless others send without end."""
+        """Messages that arrived before the loss are delivered first, up to a limit."""
         self._messages.read(MAX_MESSAGES_BEFORE_A_LOSS)
         if not self.is_closed:
             self._on_lost(*self._lost.popleft())
 
 
 class _Reader:
-    """Takes what arrives, a bounded number of messages a turn.
+    """Reads arriving messages, a bounded number of them a turn.
 
     A zmq descriptor is edge-triggered, so after calls on its socket we try to read once more in the
-    same turn: that costs less than to ask each time whether there is something to read.
+    same turn: that costs less than a check for unread messages each time.
     """
 
     def __init__(self, socket: Any, on_frames: Callable[[list[ReceivedFrame]], None]) -> None:
@@ -221,7 +221,7 @@ class _Reader:
         self._loop.remove_reader(self._descriptor)
 
     def read(self, max_messages: int) -> bool:
-        """Whether there may be more."""
+        """True if there may be more."""
         return all(self._read_one() for _ in range(max_messages))
 
     def _read(self) -> None:
@@ -284,7 +284,7 @@ class ZmqConnection:
 
 
 class ZmqListening:
-    """A bound ROUTER and its connections. Raises ConfigError where it cannot be bound."""
+    """A bound ROUTER and its connections. Raises ConfigError if it cannot be bound."""
 
     def __init__(
         self,

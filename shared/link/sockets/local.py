@@ -1,7 +1,8 @@
 """ZeroMQ over the sockets of one machine, spoken on the event loop itself.
 
-libzmq has a thread of its own for what goes in and out, so a message wakes one thread more on each
-side; see docs/decisions/027. What one turn of the loop sends here goes out at its end in one call.
+libzmq has a thread of its own for input and output, so a message wakes one more thread on each
+side; see docs/decisions/027. Here all messages of one turn of the loop go out at its end in one
+call.
 """
 
 import asyncio
@@ -23,13 +24,13 @@ log = logging.getLogger(__name__)
 REMOTE = "a process of this machine"
 BACKLOG = 1024
 MAX_ACCEPTS_A_TURN = 64
-MAX_PIECES_A_CALL = 256  # below what the kernel takes
-PAUSE_S = 0.5  # where no connection can be accepted
+MAX_PIECES_A_CALL = 256  # below the kernel's limit
+PAUSE_S = 0.5  # after a failure to accept a connection
 
 
 class LocalConnection:
     """One connection over a Unix socket; see ``Connection``. Reads once in each turn of the loop,
-    so that nobody waits long for who sends much."""
+    so that a busy sender does not delay the others."""
 
     def __init__(
         self,
@@ -50,7 +51,7 @@ class LocalConnection:
         self._held: list[memoryview] = []
         self._has_spoken = False
         self._is_flushing = self._waits_for_room = False
-        self._is_broken = False  # nobody takes what we send any more
+        self._is_broken = False  # the other end no longer reads
         self._has_error = False
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(connected, self._read)
@@ -64,7 +65,7 @@ class LocalConnection:
     def send(self, frames: Sequence[Frame]) -> None:
         if self.is_closed:
             raise PeerGone
-        if self._is_broken:  # the loss is told when all that the peer had sent is read
+        if self._is_broken:  # the loss is reported after all messages of the peer are read
             return
         if self._held or not self._reader.is_open:
             self._held += pack(frames)
@@ -92,7 +93,7 @@ class LocalConnection:
         self._reader.forget()
 
     def _flush(self) -> None:
-        """Writes what the kernel takes, all that one turn of the loop has sent at once."""
+        """Writes as much as the kernel takes, all messages of one turn of the loop at once."""
         if self.is_closed:
             return
         self._write()
@@ -103,8 +104,8 @@ class LocalConnection:
         self._is_flushing = self._waits_for_room = bool(self._unsent)
 
     def _write(self) -> None:
-        """That a peer has gone is for the reader to say, after all that it had sent. Of one that is
-        there and takes no more it reads an end as well."""
+        """Leaves the loss of a peer to the reader, after all messages from it. A peer that is there
+        but reads no more also ends for the reader."""
         try:
             while self._unsent:
                 num_sent = self._socket.sendmsg(islice(self._unsent, MAX_PIECES_A_CALL))
@@ -149,15 +150,15 @@ class LocalConnection:
         if self._held and self._reader.is_open:
             self._push(self._held)
             self._held = []
-        # A peer that closed without reading what we had sent is an error of the socket, for which
-        # uvloop calls a reader only once, whatever is still unread.
+            # A peer that closed without reading our messages is an error of the socket, and then
+            # uvloop calls a reader only once, even if more is unread.
         if self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._has_error = True
         if self._has_error:
             self._loop.call_soon(self._read)
 
     def _end_silence(self) -> None:
-        """Reads first: where we stood still ourselves, it may have come."""
+        """Reads first: after a pause of our own, the message may have arrived."""
         if not self._has_spoken:
             self._read()
         if not self.is_closed and not self._has_spoken:
@@ -173,8 +174,8 @@ class LocalConnection:
 
 
 def dial(path: Path, on_frames: OnFrames, on_lost: OnLost) -> LocalConnection:
-    """Raises OSError where nobody listens, too many wait to be accepted, or the process has too
-    many open files."""
+    """Raises OSError without a listener, with too many connections waiting to be accepted, or with
+    too many open files in the process."""
     made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
     try:
         made.connect(str(path))
@@ -185,7 +186,7 @@ def dial(path: Path, on_frames: OnFrames, on_lost: OnLost) -> LocalConnection:
 
 
 class LocalListening:
-    """A Unix socket that others connect to. Raises ConfigError where it cannot be bound."""
+    """A Unix socket that others connect to. Raises ConfigError if it cannot be bound."""
 
     def __init__(self, path: Path, on_frames: OnFrames, on_lost: OnLost) -> None:
         self.address = f"ipc://{path}"
@@ -230,7 +231,7 @@ class LocalListening:
                 return
             except ConnectionAbortedError:
                 continue
-            except OSError as error:  # such as too many open files
+            except OSError as error:  # for example too many open files
                 if not self._is_failing:
                     log.warning("%s: accepts nobody: %s", self.address, error.strerror)
                 self._is_failing = True

@@ -21,7 +21,7 @@ Address = tuple[Any, ...]
 
 
 class RouterConnection:
-    """A connection that somebody made to our ROUTER; see ``Connection``. Its ``route``, which
+    """A connection made by another process to our ROUTER; see ``Connection``. Its ``route``, which
     ``send`` puts before a message, is known from its first message on."""
 
     def __init__(self, descriptor: int, address: Address | None) -> None:
@@ -37,7 +37,7 @@ class RouterConnection:
         return str(self.address[0]) if self.address else "an unknown address"
 
     def end(self) -> None:
-        """libzmq closes what has no other end any more."""
+        """libzmq closes a connection without another end."""
         if self.is_lost or self.address is None:
             return
         with suppress(OSError), socket.socket(fileno=os.dup(self._descriptor)) as copy:
@@ -54,7 +54,7 @@ class RouterConnection:
 
 
 class RouterConnections:
-    """The accepted connections whose loss was not read yet."""
+    """The accepted connections before their loss is read."""
 
     def __init__(self) -> None:
         self._open: dict[int, deque[RouterConnection]] = {}
@@ -71,11 +71,11 @@ class RouterConnections:
     def meet(
         self, descriptor: int, route: bytes, owner: str | None, send: Send
     ) -> RouterConnection | None:
-        """The newest with that descriptor, whose messages have the id ``route``; None for one whose
-        loss was read.
+        """The newest with that descriptor and messages with the id ``route``; None if its loss was
+        read.
 
-        Where the newest has a route already, a connection that had the descriptor before and is
-        about to be lost was taken for it.
+        If the newest already has a route, the route belongs to an earlier connection of the same
+        descriptor that is about to be lost.
         """
         queue = self._open.get(descriptor)
         if queue is None:

@@ -30,7 +30,7 @@ class ProtocolError(Exception):
 
 
 def handshake(socket_type: SocketType) -> bytes:
-    """All that our side says before its first message."""
+    """All bytes that our side sends before its first message."""
     value = socket_type.encode()
     body = READY + TYPE_NAME + struct.pack(">I", len(value)) + value
     return GREETING + bytes((COMMAND, len(body))) + body
@@ -55,7 +55,7 @@ def pack(frames: Sequence[Frame]) -> list[memoryview]:
 
 
 class Reader:
-    """Finds the messages in what one peer of a socket of ``socket_type`` sent.
+    """Finds the messages in the bytes of one peer of a socket of ``socket_type``.
 
     Bytes are received into ``space()``; a large frame is received into memory of its own.
     """
@@ -77,12 +77,12 @@ class Reader:
         return self._is_greeted or self._num_held > 0
 
     def forget(self) -> None:
-        """Drops what of a message has come. Nothing is read after it."""
+        """Drops the received part of a message. Nothing is read after it."""
         self._large = None
         self._frames.clear()
 
     def space(self) -> memoryview:
-        """Where what is received next belongs; never empty."""
+        """The place for the next received bytes; never empty."""
         if self._large is not None:
             return self._large[self._num_large :]
         return self._view[self._num_held :]
@@ -100,7 +100,7 @@ class Reader:
                 yield message
 
     def _read(self, end: int) -> Iterator[list[Frame]]:
-        """Reads the buffer up to ``end`` and moves what remains to its start."""
+        """Reads the buffer up to ``end`` and moves the rest to its start."""
         buffer, start = self._buffer, 0
         if not self._is_greeted:
             start = self._read_greeting(end)
@@ -147,7 +147,7 @@ class Reader:
         self._ends_message = not flags & MORE
 
     def _read_greeting(self, end: int) -> int:
-        """Returns the size of the greeting, 0 where it is not all there."""
+        """Returns the size of the greeting, 0 if it is incomplete."""
         found = bytes(self._buffer[:end])
         if found[:1] != SIGNATURE[:1] or found[9:10] not in (b"", SIGNATURE[9:]):
             raise ProtocolError("no greeting of ZMTP")

@@ -1,4 +1,4 @@
-"""A batch of ``/v1/batches`` whose gateway is killed."""
+"""A batch of ``/v1/batches``, and the death of its gateway."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ def lines() -> bytes:
 
 
 async def batch_when(client: AsyncOpenAI, batch_id: str, num_completed: int) -> Batch:
-    """Waits until so many of its requests have been answered."""
+    """Waits for this number of answered requests."""
     async with asyncio.timeout(120):
         while True:
             try:

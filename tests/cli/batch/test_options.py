@@ -1,4 +1,4 @@
-"""The flags of ``shoal run-batch``, and what it refuses before it starts anything."""
+"""The flags of ``shoal run-batch``, and errors before anything starts."""
 
 import json
 from pathlib import Path
@@ -26,12 +26,15 @@ def test_what_is_no_option_is_a_setting_of_the_mesh(tmp_path: Path):
         (["-i", "https://x/in", "-o", "out"], "only local paths"),
         (["-i", "in", "-o", "https://x/out"], "only local paths"),
         (["-i", "none", "-o", "out"], "no such file"),
-        (["-i", "in", "-o", "in"], "it is the input"),
-        (["-i", "in", "-o", "no/where"], "no place for a file"),
-        (["-i", "in", "-o", "out", "--url", "http://a", "--model", "m"], "with --url no mesh"),
+        (["-i", "in", "-o", "in"], "is the input file"),
+        (["-i", "in", "-o", "no/where"], "is not a path for a file"),
+        (
+            ["-i", "in", "-o", "out", "--url", "http://a", "--model", "m"],
+            "settings are for a mesh of its own",
+        ),
         (["-i", "in", "-o", "out", "--url", "http://a", "--prio", "3"], "did you mean --priority"),
         (["-i", "in", "-o", "out", "--priority", "1001"], "--priority: '1001'.*1000"),
-        (["-i", "in", "-o", "out", "--api-key", "k"], "for the server of --url"),
+        (["-i", "in", "-o", "out", "--api-key", "k"], "--api-key: needs --url"),
         (["-i", "in"], "-o"),
     ],
 )
@@ -76,7 +79,7 @@ def test_a_server_that_is_not_there_leaves_all_to_the_next_start(
     path, out = write(tmp_path / "in", line("a")), tmp_path / "out"
     flags = ["--url", "http://127.0.0.1:9", "--retry", "0", "--json", str(tmp_path / "summary")]
     assert main(["-i", str(path), "-o", str(out), *flags]) == 3
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "the same command resumes" in capsys.readouterr().err
     assert out.read_text() == ""
     summary = json.loads((tmp_path / "summary").read_text())
     assert (summary["total"], summary["completed"], summary["exit_code"]) == (1, 0, 3)

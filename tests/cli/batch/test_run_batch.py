@@ -1,4 +1,4 @@
-"""``shoal run-batch`` as a user starts it, with a mesh of its own, killed and started again."""
+"""``shoal run-batch`` as a user starts it, with its own mesh, killed and started again."""
 
 import asyncio
 import json
@@ -20,8 +20,8 @@ CHAT = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2}
 
 
 def write_input(path: Path, num: int) -> None:
-    """Text completions, but for one request of each other kind, one line that is no JSON and one
-    for no model of ours."""
+    """Text completions, one request of each other kind, one line that is not JSON and one for an
+    unknown model."""
     lines = [
         {"custom_id": f"id-{n}", "method": "POST", "url": "/v1/completions", "body": BODY}
         for n in range(num)
@@ -70,7 +70,7 @@ async def run_killed_half_way(folder: Path, num: int) -> None:
         while any(is_alive(pid) for pid in pids):
             await asyncio.sleep(0.05)
     with out.open("ab") as file:
-        file.write(b'{"id": "batch_req_')  # what a kill within a write leaves
+        file.write(b'{"id": "batch_req_')  # left by a kill during a write
     summary = folder / "summary.json"
     again = await start(folder, "--json", str(summary))
     said = (await asyncio.wait_for(again.stdout.read(), 250)).decode()
@@ -131,7 +131,7 @@ async def test_a_terminal_shows_how_far_it_is_and_of_the_log_nothing_usual(tmp_p
     process = await start(tmp_path, output=theirs)
     os.close(theirs)
     said = b""
-    with suppress(OSError):  # when the other end is closed
+    with suppress(OSError):  # raised once the other end is closed
         while data := await asyncio.to_thread(os.read, ours, 4096):
             said += data
     os.close(ours)

@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server of which the test knows what it does and when."""
+"""An OpenAI-compatible server with scripted answers and times."""
 
 import asyncio
 import json
@@ -13,17 +13,17 @@ MODEL = "fake"
 
 
 class FakeServer:
-    """Answers ``max_tokens`` chunks of one token. ``ways`` lists by number (from 0 on, in order of
-    arrival) the requests that are answered otherwise:
+    """Answers ``max_tokens`` chunks of one token. ``ways`` lists exceptions by number (from 0, in
+    order of arrival):
 
     refuse       429 with OpenAI's error object
     crash        500 with a text
     error        two tokens, then an event with an error
-    stall        two tokens, then nothing for ever
+    stall        two tokens, then nothing
     cut          two tokens, then the connection is closed
-    no-done      all but [DONE]
-    no-usage     all but the usage
-    short        one token less than asked for
+    no-done      everything but [DONE]
+    no-usage     everything but the usage
+    short        one token less than requested
     """
 
     def __init__(self, ways: Mapping[int, str] | None = None, gap_s: float = 0.0) -> None:
@@ -36,7 +36,7 @@ class FakeServer:
         self.written_s: dict[int, list[float]] = {}  # of each chunk with a token
         self.num_open = 0
         self.max_open = 0
-        self.hold_until_open = 0  # no answer before so many requests were open at once
+        self.hold_until_open = 0  # answers wait until this number of requests is open
         self._changed = asyncio.Condition()
 
     async def models(self, request: web.Request) -> web.Response:

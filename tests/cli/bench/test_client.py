@@ -1,4 +1,4 @@
-"""The client against a server whose doings are known; both share a loop and a clock."""
+"""The client against a scripted server; both share a loop and a clock."""
 
 import numpy as np
 import pytest
@@ -47,7 +47,7 @@ WAYS = {
     "refuse": "429: too many",
     "crash": "500: oh no",
     "error": "200: lost it",
-    "cut": "",  # a reset, or an end too early: the network decides
+    "cut": "",  # a reset or an early end, depending on the network
     "no-done": "200: the stream ended without [DONE]",
     "no-usage": "200: the stream has no usage",
 }
@@ -132,7 +132,7 @@ async def test_a_server_that_lists_no_model_is_a_config_error():
             return await target.model()
 
     async with fake_server() as server:
-        with pytest.raises(ConfigError, match=r"--model: .*/nowhere/v1/models names none: 404"):
+        with pytest.raises(ConfigError, match=r"--model: .*/nowhere/v1/models lists no model: 404"):
             await model(["--url", f"{server.url}/nowhere"])
     with pytest.raises(ConfigError, match=r"--url: .*/v1/models does not answer"):
         await model(["--url", server.url])

@@ -54,7 +54,7 @@ async def test_a_run_ends_with_a_table_and_everything_as_json(tmp_path: Path, ca
     assert all(len(row["itls_s"]) == 3 and row["started_s"] >= 0 for row in payload["rows"])
     assert len(server.bodies) == 14
     prompts = [tuple(body["prompt"]) for body in server.bodies]
-    assert len(set(prompts)) == 14, "what warms up is not asked again"
+    assert len(set(prompts)) == 14, "warm-up prompts are not repeated"
 
 
 async def test_failures_are_counted_and_named_and_the_rest_is_measured(tmp_path: Path, capsys):
@@ -65,7 +65,7 @@ async def test_failures_are_counted_and_named_and_the_rest_is_measured(tmp_path:
     text = capsys.readouterr().out
     assert "5 whole, 3 failed" in text
     assert "2 × 429: too many\n1 × 200: lost it" in text
-    assert "warning: answers shorter than asked for: 1" in text
+    assert "warning: answers shorter than requested: 1" in text
     figures = json.loads(path.read_text())["figures"]
     assert figures["errors"] == {"429: too many": 2, "200: lost it": 1}
     assert "rows" not in json.loads(path.read_text())
@@ -102,7 +102,8 @@ async def test_a_verdict_is_one_line_and_an_exit_code(tmp_path: Path, capsys):
 async def test_the_verdict_is_yes_where_nothing_speaks_against_it(
     monkeypatch: pytest.MonkeyPatch, capsys
 ):
-    monkeypatch.setattr("cli.bench.verdict.MAX_GROWTH", 1e9)  # this machine may stall, so do tests
+    # This machine may stall, and tests with it.
+    monkeypatch.setattr("cli.bench.verdict.MAX_GROWTH", 1e9)
     async with fake_server() as server:
         assert await bench(server.url, "--verdict", "40", "--duration", "0.5") == 0
     output = capsys.readouterr().out
@@ -137,7 +138,7 @@ async def test_a_server_that_is_not_there_is_an_error_of_one_line(unused_tcp_por
     [
         ([], 0, "usage: shoal bench serve"),
         (["swim"], 2, "no such command: swim"),
-        (["serve", "--num-requests", "0"], 2, "serve: --num-requests: '0' is not a whole number"),
+        (["serve", "--num-requests", "0"], 2, "serve: --num-requests: '0' is not an integer"),
         (["serve", "--trace", "/no/such"], 2, "serve: --trace: cannot read /no/such"),
     ],
 )
@@ -171,7 +172,7 @@ async def test_ctrl_c_ends_it_at_once():
             *("bench", "serve", "--url", server.url),
             stderr=asyncio.subprocess.PIPE,
             cwd=ROOT,
-            # A shell lets what it runs in the background ignore it, tests included.
+            # A shell lets background processes, tests included, ignore it.
             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
         while not server.bodies:

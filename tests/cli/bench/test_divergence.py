@@ -13,7 +13,7 @@ def logprobs_of(tokens: list[int], probabilities: list[list[float]]) -> np.ndarr
 
 
 def test_a_known_distribution_has_the_known_figures():
-    """0.5 ln 4 + 0.25 ln 2 − 0.25 ln 3 nats of the first token, none of the second; 3 bits and
+    """0.5 ln 4 + 0.25 ln 2 − 0.25 ln 3 nats of the first token, 0 of the second; 3 bits and
     1 bit."""
     reference = logprobs_of([0, 1], [[0.5, 0.25, 0.25], [0.25, 0.5, 0.25]])
     found = logprobs_of([0, 1], [[0.125, 0.125, 0.75], [0.25, 0.5, 0.25]])

@@ -77,7 +77,7 @@ def test_answers_of_one_token_need_no_step_without_a_prompt(capsys):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--concurrency", "0"], "--concurrency: '0' is not a whole number"),
+        (["--concurrency", "0"], "--concurrency: '0' is not an integer"),
         (["--concurrency", "9", "--max-num-seqs", "8"], "--concurrency: 9 is more than max-num-s"),
         (["--input-len", "2040", "--output-len", "20"], "the context holds 2048 tokens"),
         (["--model", "/no/such"], "/no/such"),

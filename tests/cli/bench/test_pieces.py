@@ -21,7 +21,7 @@ def tokenizer() -> Tokenizer:
 
 
 def begin_with(tokenizer: Tokenizer, *ids: int) -> None:
-    """As the tokenizers of many models begin each text."""
+    """Like many models' tokenizers at the beginning of each text."""
     special = [(tokenizer.id_to_token(each), each) for each in ids]
     words = " ".join(word for word, _ in special)
     tokenizer.post_processor = TemplateProcessing(

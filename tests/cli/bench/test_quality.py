@@ -35,7 +35,7 @@ def _threads():
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """Of the embedded model, to be changed."""
+    """A copy of the embedded model, to be changed."""
     return Path(shutil.copytree(EMBEDDED_MODEL, tmp_path / "copy"))
 
 
@@ -74,7 +74,7 @@ def test_codes_in_the_kv_cache_are_compared_with_numbers(tmp_path: Path):
 
 
 def test_the_figures_are_those_of_what_transformers_computes(tmp_path: Path):
-    """Of all forms, by default on what training held out."""
+    """All forms, by default on text held out of training."""
     figures = measured(tmp_path, "--dtype", "float32")["figures"]
     assert [*figures] == ["reference", *ONLINE]
     oracle = load_as_qwen2(EMBEDDED_MODEL)
@@ -96,7 +96,7 @@ def logprobs(oracle: Any, ids: np.ndarray) -> np.ndarray:
 
 
 def test_a_folder_is_compared_with_the_one_that_it_came_from(tmp_path: Path, copy: Path):
-    """Weights that are what codes stand for lose what the codes lose."""
+    """Dequantized weights lose as much as quantized ones."""
     for file in weight_files(copy):
         weights = {
             name: ONLINE["wint4"](each.float()).values if name.endswith("proj.weight") else each
@@ -123,8 +123,8 @@ def test_a_terminal_gets_a_bar_that_counts(monkeypatch: pytest.MonkeyPatch, tmp_
     ("words", "text"),
     [
         (["--length", "4096"], "--length: 4096 is more than max_position_embeddings = 2048 of"),
-        (["--length", "3"], "--length: '3' is not a whole number from 16 to"),
-        (["--pieces", "0"], "--pieces: '0' is not a whole number from 1 to"),
+        (["--length", "3"], "--length: '3' is not an integer from 16 to"),
+        (["--pieces", "0"], "--pieces: '0' is not an integer from 1 to"),
         (["--quantization", "wint8,wint5"], "'wint5' is not one of none, wint8, wint4, nf4"),
         (["--text", "/no/such"], "--text: cannot read /no/such: No such file"),
         (["--text", str(weight_files(EMBEDDED_MODEL)[0])], "is not UTF-8"),
@@ -132,7 +132,7 @@ def test_a_terminal_gets_a_bar_that_counts(monkeypatch: pytest.MonkeyPatch, tmp_
         (["--model", "/no/such"], "model: no such folder: /no/such"),
         (["--reference", "/no/such"], "--reference: model: no such folder: /no/such"),
         (["--dtype", "int3"], "dtype: 'int3'"),
-        (["--json", "/no/such/file"], "--json: /no/such/file is no place for a file"),
+        (["--json", "/no/such/file"], "--json: /no/such/file is not a path for a file"),
         (["--lenght", "64"], "--lenght"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Settings come from flags, as a person gives them."""
+"""Settings are made from flags, as users give them."""
 
 import json
 

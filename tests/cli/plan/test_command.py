@@ -55,7 +55,7 @@ def test_all_cards_are_compared_from_a_config_alone(tmp_path: Path, capsys) -> N
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert main([str(tmp_path), *LOAD, "--request-rate", "5", "--card", "all"]) == OK
     text = capsys.readouterr().out
-    for words in ("h100", "l40s", "assumed, not measured"):
+    for words in ("h100", "l40s", "an assumed efficiency, not measured"):
         assert words in " ".join(text.split())
 
 
@@ -106,7 +106,7 @@ def test_what_takes_time_is_said() -> None:
 def test_a_config_alone_that_fits_exits_with_0(capsys) -> None:
     assert main([*LOAD, "--device", "cpu", "--no-measure"]) == OK
     text = capsys.readouterr().out
-    assert "not known: steps are measured where the weights are, but for --no-measure" in text
+    assert "unknown: steps are measured where the weights are, unless --no-measure is given" in text
     facts = [re.match(r"(model|weights|on|memory|speed) +", line) for line in text.splitlines()]
     assert len({each.end() for each in facts if each}) == 1, "all of them are one table"
 
@@ -125,8 +125,8 @@ def test_what_does_not_fit_says_the_sum_and_exits_with_1(capsys) -> None:
         (["--measured", "/nowhere.json"], "--measured: /nowhere.json"),
         (["--efficiency", "2"], "'2' is not a number from 0.01 to 1"),
         (["/nowhere"], "/nowhere"),
-        (["--pipeline-parallel-size", "2"], "pipeline-parallel-size: 2: a plan is of"),
-        (["--tensor-parallel-size", "2"], "tensor-parallel-size: 2: a plan is of"),
+        (["--pipeline-parallel-size", "2"], "pipeline-parallel-size: 2: plans are for one process"),
+        (["--tensor-parallel-size", "2"], "tensor-parallel-size: 2: plans are for one process"),
     ],
 )
 def test_a_wrong_setting_is_named_and_exits_with_2(flags: list[str], problem: str, capsys) -> None:

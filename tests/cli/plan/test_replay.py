@@ -94,7 +94,7 @@ def test_a_request_that_no_worker_can_take_is_an_error_and_others_go_on() -> Non
 
 
 def test_the_smallest_number_of_workers_that_keeps_up_is_found() -> None:
-    # Each takes 9 s of prefill and decoding alone, so that one of 1 / s needs nine workers or more.
+    # Each alone takes 9 s of prefill and decoding, so one per second needs at least nine workers.
     requests = at_rate(made_up([40] * 60, [5] * 60), 1.0)
 
     def play(num_workers: int):

@@ -1,4 +1,4 @@
-"""What a person reads of a plan."""
+"""The printed plan."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How a trace looks in a terminal."""
+"""A trace in a terminal."""
 
 import io
 from typing import Any

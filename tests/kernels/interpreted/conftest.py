@@ -1,9 +1,9 @@
-"""Triton kernels in its interpreter, which has to be chosen before Triton is imported: these tests
-run in a process of their own, ``TRITON_INTERPRET=1 pytest tests/kernels/interpreted``.
+"""Triton kernels in the interpreter, which must be chosen before Triton is imported: these tests
+have their own process, ``TRITON_INTERPRET=1 pytest tests/kernels/interpreted``.
 
-The interpreter keeps a bfloat16 as its bits. Its products would multiply those, its casts cut off
-where cards round to the nearest and make bits of whole numbers, and its products of float32 depend
-on the processor: here they do what cards do.
+The interpreter stores a bfloat16 as its bits. Its dot would multiply these bits, its casts truncate
+instead of rounding and turn integers into bits, and its float32 dot depends on the processor:
+patches here give the results of GPUs.
 """
 
 from functools import cache
@@ -42,8 +42,8 @@ def _language_stays_patched() -> None:
 
 @cache
 def _patch_once(function: Any) -> Any:
-    """Triton patches its language at each call of a function and restores it after a launch, which
-    took nearly half of the time; nothing here needs it as it was."""
+    """Triton patches its language at each call and restores it after a launch, which took nearly
+    half of the time; no test needs the original."""
     patch_lang(function)
     return interpreter._LangPatchScope()
 
@@ -68,8 +68,8 @@ def _create_si_to_fp(self: Any, whole: Any, target: Any) -> Any:
 
 
 def _create_dot(self: Any, left: Any, right: Any, total: Any, *precision: Any) -> Any:
-    """NumPy's products of float32 round a row as its place in the matrix and the processor have it;
-    those of float64 are as good as exact."""
+    """NumPy's float32 matmul rounds a row by its place in the matrix and by processor; float64 is
+    practically exact."""
     product = np.matmul(_values(left), _values(right), dtype=np.float64)
     return interpreter.TensorHandle(product.astype(np.float32) + total.data, tl.float32)
 

@@ -30,7 +30,7 @@ codes = pytest.mark.parametrize("codes", HIGHEST_CODE, ids=str)
 
 @pytest.fixture(autouse=True)
 def _few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program takes the interpreter half a millisecond, if it has no keys too."""
+    """A program costs the interpreter half a millisecond, even without keys."""
     monkeypatch.setattr(triton, "NUM_SPLITS", 2)
     monkeypatch.setattr(switches, "SPLIT_KEYS", 16)
 
@@ -112,7 +112,7 @@ def test_chunks_in_bfloat16_agree() -> None:
 def test_any_heads_of_a_program_give_the_same_bits(
     num_kv_heads: int, options: AttentionOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Six heads of a KV head, of which two are together at most, four, and one."""
+    """Six heads per KV head, at most two, four or one of them together."""
     heads = Heads(12, num_kv_heads, 16)
     attend_chunks = attended_chunks(heads, [(0, 45), (7, 3), (33, 1)], options)
     monkeypatch.setattr(switches, "PROMPT_HEADS", 1)
@@ -124,7 +124,7 @@ def test_any_heads_of_a_program_give_the_same_bits(
 
 @pytest.mark.parametrize("num_tokens", [1, 5, 16, 17, 33, 63])
 def test_a_chunk_in_pieces_has_the_same_bits(num_tokens: int) -> None:
-    """Wherever a program's tokens begin."""
+    """For any first token of a program."""
     heads, num_keys = Heads(8, 2, 16), 64
     tables, cache = random_cache(Step(chunks=[(0, num_keys)], block_size=16), heads, torch.float32)
     query = torch.randn(num_keys, *heads[::2])
@@ -137,7 +137,7 @@ def test_a_chunk_in_pieces_has_the_same_bits(num_tokens: int) -> None:
     assert torch.equal(torch.cat(parts), attended(0, num_keys))
 
 
-@pytest.mark.filterwarnings("ignore:invalid value")  # of the last token, which sees them
+@pytest.mark.filterwarnings("ignore:invalid value")  # from the last token, which sees them
 @pytest.mark.parametrize("codes", [None, *HIGHEST_CODE], ids=str)
 def test_what_later_tokens_are_does_not_matter(codes: torch.dtype | None) -> None:
     assert_later_tokens_do_not_matter(SMALL, codes)
@@ -167,7 +167,7 @@ def test_codes_of_any_head_size_agree(head_dim: int, codes: torch.dtype) -> None
 @pytest.mark.parametrize("window", [1, 2, 16, 17, 48])
 @pytest.mark.parametrize("width", [1, 5])
 def test_windows_agree_in_rows_that_decode(window: int, width: int) -> None:
-    """Smaller than a tile, at its edge, over several, and larger than what is there."""
+    """Smaller than a tile, at its edge, over several tiles, and larger than the context."""
     options = AttentionOptions(window)
     for hides in (False, True):
         step = Step([0, 16, 47, 70], width, block_size=16, hides=hides)

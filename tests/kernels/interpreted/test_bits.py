@@ -1,5 +1,5 @@
-"""A token's result is the same bits whatever its step has besides: with numbers of tokens on both
-sides of each size of a block."""
+"""A token's result has the same bits in every batch: with numbers of tokens on both sides of each
+block size."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Products with weights in codes, by Triton's kernels."""
+"""GEMMs with quantized weights, by Triton's kernels."""
 
 from tests.kernels.test_codes import (
     test_a_float32_result_is_not_rounded,

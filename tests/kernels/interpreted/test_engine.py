@@ -1,4 +1,5 @@
-"""The engine of GPUs with an interpreted kernel for every operator, beside the host's on torch."""
+"""The engine for GPUs with an interpreted kernel for every operator, compared with the host engine
+on torch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from tests.services.worker.stored_codes import LAYOUTS, save_quantized
 from tests.services.worker.test_families import GLM
 
 LOGPROB_TOLERANCE = 1e-3  # in float32
-# Of logprobs in bfloat16, on average, which spread by 1.6: they round at different places.
+# Mean over bfloat16 logprobs with a spread of 1.6: they round at different places.
 BFLOAT16_TOLERANCE = 0.03
 VOCAB_SIZE = 160
 PROMPTS = [np.random.default_rng(num).integers(8, VOCAB_SIZE, num).tolist() for num in (1, 4, 11)]
@@ -58,7 +59,7 @@ def params_of(num: int, **rules: Any) -> list[SamplingParams]:
     ids=", ".join,
 )
 def test_texts_and_logprobs_are_the_host_engines(folder: Path, names: list[str]) -> None:
-    """Prompts in chunks, beside rows that decode already."""
+    """Prompts in chunks, next to decoding rows."""
     nums = {"logprobs": 3, "prompt_logprobs": 2}
     params = [
         msgspec.structs.replace(each, **RULES[name])
@@ -103,7 +104,7 @@ def test_texts_of_a_model_in_codes_are_the_host_engines(
     ["gptq, desc_act", *(pytest.param(each, marks=pytest.mark.slow) for each in ("dense", "awq"))],
 )
 def test_texts_of_a_model_with_experts_are_the_host_engines(layout: str, tmp_path: Path) -> None:
-    """The order of inputs is another one for each expert; a prompt is more than 64 tokens."""
+    """The order of inputs differs by expert; a prompt has more than 64 tokens."""
     changes: dict[str, Any] = {**GLM, "num_hidden_layers": 1, "first_k_dense_replace": 0}
     changes |= {"n_group": 4, "topk_group": 2, "n_shared_experts": 1, "routed_scaling_factor": 2.5}
     save_model(tmp_path / "dense", Glm4MoeForCausalLM, **changes)
@@ -126,7 +127,7 @@ def test_texts_of_a_model_with_experts_are_the_host_engines(layout: str, tmp_pat
     "dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)], ids=str
 )
 def test_prompts_in_graphs_bring_the_bits_that_others_bring(folder: Path, dtype: str) -> None:
-    """In chunks, beside rows that decode: steps of up to 8 tokens in a graph."""
+    """In chunks, next to decoding rows: steps of up to 8 tokens in a graph."""
     params = params_of(len(PROMPTS), logprobs=3, prompt_logprobs=2)
     found, expected = ([Job(*each) for each in zip(PROMPTS, params, strict=True)] for _ in "12")
     graphs = {"cudagraph_mode": "full", "cudagraph_capture_sizes": [8]}
@@ -144,7 +145,7 @@ def of_prompt(job: Job) -> list[float]:
 
 
 def test_bfloat16_logprobs_are_near_those_of_torch(folder: Path) -> None:
-    """Of prompts, and of rows that decode the one token that they are allowed."""
+    """Of prompts, and of decode rows with a single allowed token."""
     whole = {"logprobs": ALL_TOKENS, "prompt_logprobs": ALL_TOKENS}
     params = params_of(len(PROMPTS), allowed_token_ids=[20], **whole)
     found = [Job(*each) for each in zip(PROMPTS, params, strict=True)]
@@ -176,7 +177,7 @@ def test_with_drafts_the_texts_are_the_host_engines_without(
     folder: Path, temperature: float, steps: dict[str, Any], max_tokens: int
 ) -> None:
     """At a high temperature even drafts of a random head are often accepted: they are sampled with
-    the random bits of the tokens they predict."""
+    the random bits of their target tokens."""
     logprobs = {"logprobs": 0, "draft_logprobs": True}
     params = params_of(len(PROMPTS), temperature=temperature, max_tokens=max_tokens, **logprobs)
     speculation = {"method": "mtp", "num_speculative_tokens": 2, "adaptive": False}

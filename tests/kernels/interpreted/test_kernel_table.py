@@ -1,4 +1,4 @@
-"""The kernel table of the check for cards, with kernels that are interpreted."""
+"""The kernel table of the GPU check, with interpreted kernels."""
 
 import time
 from dataclasses import replace

@@ -20,7 +20,7 @@ __all__ = [
 
 @pytest.fixture(autouse=True)
 def _few_splits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program takes the interpreter half a millisecond, if it has no keys too."""
+    """A program costs the interpreter half a millisecond, even without keys."""
     monkeypatch.setattr(latent, "MIN_SPLITS", 2)
     monkeypatch.setattr(latent, "MAX_SPLITS", 2)
     monkeypatch.setattr(latent, "SPLIT_KEYS", 16)

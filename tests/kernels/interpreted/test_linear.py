@@ -1,4 +1,4 @@
-"""Products with few rows against their reference."""
+"""GEMMs with few rows against their reference."""
 
 from typing import Any
 
@@ -10,9 +10,9 @@ from kernels.linear import FEW_TOKENS, gated, linear, reference
 from kernels.rms_norm import Norm
 from kernels.silu_mul import Act
 
-# Products of normal numbers over up to 520 terms: a result's own scale is some 20.
+# GEMMs of normal values over up to 520 terms: results are about 20.
 FLOAT32: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
-# x * norm.weight is rounded to 8 bits before the product, and the result once.
+# x * norm.weight is rounded to 8 bits before the GEMM, and the result once.
 BFLOAT16: dict[str, Any] = {"atol": 0.25, "rtol": 2**-7}
 TOLERANCES = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16}
 dtypes = pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
@@ -101,7 +101,7 @@ def test_nan_stays_with_its_token() -> None:
 def test_gates_open_for_ups(
     num_tokens: int, num_gates: int, size: int, act: Act, has_bias: bool, dtype: torch.dtype
 ) -> None:
-    """Behind a norm whose weight is in float32."""
+    """After a norm with a float32 weight."""
     x, norm = torch.randn(num_tokens, size).to(dtype), norm_of(size, torch.float32)
     weight = (torch.randn(2 * num_gates, size) / size**0.5).to(dtype)
     bias = torch.randn(2 * num_gates).to(dtype) if has_bias else None

@@ -1,4 +1,4 @@
-"""Logprobs by Triton's kernels: what holds of torch's version, over one chunk and several."""
+"""Logprobs by Triton's kernels: the properties of torch's version, over one chunk and several."""
 
 import pytest
 
@@ -15,7 +15,7 @@ __all__ = [
     "test_logprobs_of_rows_that_want_them_are_those_of_the_reference",
 ]
 
-# Numpy warns of what a device does in silence: differences of infinities.
+# NumPy warns about differences of infinities, a device does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 

@@ -1,4 +1,4 @@
-"""Which experts tokens go to, by Triton's kernel."""
+"""Routing by Triton's kernel."""
 
 from tests.kernels.test_route import (
     test_a_bias_changes_the_choice_alone,

@@ -1,4 +1,4 @@
-"""What is computed row by row, by Triton's kernels."""
+"""Row-wise operators by Triton's kernels."""
 
 from tests.kernels.test_rms_norm import (
     test_a_weight_in_float32_norms_rows_of_bfloat16,

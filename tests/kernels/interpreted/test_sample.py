@@ -1,4 +1,4 @@
-"""Sampling by Triton's kernels: what holds of torch's version."""
+"""Sampling by Triton's kernels: the properties of torch's version."""
 
 import pytest
 
@@ -25,13 +25,13 @@ __all__ = [
     "test_what_ties_with_the_last_is_kept",
 ]
 
-# Numpy warns of what a device does in silence: logarithms of 0, differences of infinities.
+# NumPy warns about logarithms of 0 and differences of infinities, a device does not.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
 @pytest.fixture(autouse=True, params=[40, 4096])
 def max_listed(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Several chunks and blocks to a row, and brackets that fit in their list or do not."""
+    """Several chunks and blocks per row, and brackets that fit in their list or not."""
     small = {"CHUNK": 512, "PIVOT_TILE": 128, "BLOCK": 512, "MAX_LISTED": request.param}
     for name, value in small.items():
         monkeypatch.setattr(kernels, name, value)

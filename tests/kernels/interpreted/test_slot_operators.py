@@ -1,4 +1,4 @@
-"""What a step reads and writes of its slots, by Triton's kernels."""
+"""Slot operators of a step, by Triton's kernels."""
 
 from tests.kernels.test_slot_operators import (
     test_a_pair_more_is_that_of_the_last_draft,

@@ -1,4 +1,4 @@
-"""A model on interpreted kernels beside the same in steps that the host prepared."""
+"""A model on interpreted kernels, compared with steps prepared by the host."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""Requests with fields of a test's choice, as Jobs."""
+"""Requests with given fields, as Jobs."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -15,7 +15,7 @@ from tests.services.gateway.fakes import LIMITS, MODEL
 
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 CALLER = msgspec.structs.replace(MODEL, tool_parser="hermes", reasoning_parser="qwen3")
-"""A model that calls tools and reasons."""
+"""A model with tool calls and reasoning."""
 
 
 def chat(model: ModelInfo = CALLER, limits: Limits = LIMITS, /, **fields: Any) -> Job:
@@ -31,7 +31,7 @@ def check_refusals(
     subtests: pytest.Subtests,
     ask: Callable[..., Job] = chat,
 ) -> None:
-    """Each of ``wrong``: fields of a chat, the field that its error names, and words of it."""
+    """Each of ``wrong``: fields of a chat, the field named in its error, and words of the error."""
     for fields, param, words in wrong:
         with subtests.test(fields=str(fields)[:80]), pytest.raises(InvalidRequest) as error:
             ask(**fields)

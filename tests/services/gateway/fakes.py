@@ -1,4 +1,4 @@
-"""A tokenizer that sends what a test makes it send, on a real link."""
+"""A scripted tokenizer on a real link."""
 
 import asyncio
 from collections import Counter
@@ -75,7 +75,7 @@ async def until(is_true: Callable[[], object]) -> None:
 
 @dataclass
 class Submitted:
-    """One prompt as it reached the tokenizer; a test answers it."""
+    """One prompt as received by the tokenizer; a test answers it."""
 
     submit: Submit
     prompt: Array
@@ -91,7 +91,7 @@ class Submitted:
         self.peer.send(Accepted(*self.key), np.array(ids, np.int32))
 
     def text(self, *texts: str, choice: int = 0) -> None:
-        """One token for each text, in one message; their ids count up from 10, and begin anew."""
+        """One token for each text, in one message; ids count up from 10 in each message."""
         first = self.num_sent[choice]
         rows = [
             Delta(*self.key, choice, first + index, TokenRun(1), text)
@@ -145,10 +145,10 @@ class Submitted:
         num_top: int = 0,
         choice: int = 0,
     ) -> None:
-        """``ids`` of a step that verified ``drafts``, which are sent if the client asked.
+        """``ids`` of a step that verified ``drafts``, which are sent if the client asked for them.
 
         Token and draft number i have the logprob −i / 8 and the rank i + 1; a token's alternatives
-        are the ids from 0 on, each less likely than the one before by an eighth.
+        are the ids from 0 on, with logprobs falling by an eighth each.
         """
         asked = self.submit.params
         position = self.num_sent[choice]
@@ -190,7 +190,7 @@ class Submitted:
 
 
 class FakeTokenizer:
-    """Converts a text to the numbers of its bytes, and ids to the bytes of their tokens."""
+    """Converts a text to the values of its bytes, and ids to the bytes of their tokens."""
 
     def __init__(self, mesh_dir: Path, instance: str, model: ModelInfo = MODEL) -> None:
         self.state = State.READY
@@ -282,7 +282,7 @@ async def fake_tokenizer(
 
 @asynccontextmanager
 async def running_gateway(mesh_dir: Path, **settings: Any) -> AsyncIterator[GatewayService]:
-    """A gateway on a port of the kernel's choice; raises what ended it."""
+    """A gateway on a free port; raises its error at the end."""
     config: dict[str, Any] = {"mesh_dir": mesh_dir, "port": 0, "ready_wait_s": 0} | settings
     gateway = GatewayService(GatewayConfig(**config))
     running = asyncio.create_task(gateway.run())

@@ -1,4 +1,4 @@
-"""A gateway as a process of its own, on the event loop that it has in service."""
+"""A gateway in its own process, on its production event loop."""
 
 import asyncio
 import signal
@@ -36,7 +36,7 @@ class GatewayProcess:
 async def gateway_process(
     mesh_dir: Path, *flags: str, num_files: int = 4096
 ) -> AsyncIterator[GatewayProcess]:
-    """One that may open ``num_files``, when it is ready."""
+    """A ready gateway that may open ``num_files``."""
     port = free_port()
     words = [sys.executable, "-m", "services.gateway", "--port", str(port)]
     words += ["--mesh-dir", str(mesh_dir), *flags]

@@ -1,4 +1,4 @@
-"""What an API key may have open and use, and what its holder may end."""
+"""An API key's limits on open requests and use, and its holder's rights to end requests."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -37,7 +37,7 @@ COUNTS: dict[str, dict[str, Any]] = {
     "/v1/messages/count_tokens": {"messages": MESSAGES, "model": "fish"},
     "/v1/responses/input_tokens": {"input": "a"},
 }
-"""Requests that a tokenizer works for and that generate nothing."""
+"""Requests that cost a tokenizer work and generate nothing."""
 
 Post = Callable[..., asyncio.Task[aiohttp.ClientResponse]]
 
@@ -58,7 +58,7 @@ async def posting(mesh_dir: Path, **settings: Any) -> AsyncIterator[Post]:
 
 
 async def retry_after_s(response: aiohttp.ClientResponse, limit: str) -> int:
-    """The seconds after which a refused client may come back."""
+    """The seconds after which a refused client may retry."""
     assert response.status == 429
     error = await error_of(response)
     assert error["code"] == "rate_limit_exceeded"
@@ -204,7 +204,7 @@ class TestTokens:
                 assert (await response.json())["choices"][0]["text"] == "carp"
             async with await post("ada") as response:
                 seconds = await retry_after_s(response, "max-tokens-per-minute-per-key")
-                assert seconds > 60, "what was used beyond the limit is made up for"
+                assert seconds > 60, "use beyond the limit is paid back"
             async with await post("ada", "/tokenize") as response:
                 assert response.status == 200
 

@@ -1,4 +1,4 @@
-"""When a refused client may come back."""
+"""Retry times of refused clients."""
 
 from contextlib import ExitStack
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""With keys nothing but health is open, and a refusal reveals nothing."""
+"""With keys only health is open, and a refusal reveals nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,6 +21,7 @@ KEYS = ["first-key", "second-key"]
 TEXT = "/v1/completions"
 GUARDED = [
     ("GET", "/metrics"),
+    ("GET", "/v1/metrics"),
     ("GET", "/v1/mesh"),
     ("GET", "/load"),
     ("GET", "/version"),

@@ -1,4 +1,4 @@
-"""What a body may hold is bounded before anything is made of it."""
+"""The content of a body is bounded before it is decoded."""
 
 import asyncio
 import json
@@ -158,7 +158,7 @@ def test_what_is_not_built_is_refused_however_large_it_is() -> None:
 def test_a_body_that_is_parsed_is_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
     body = bytearray(json.dumps({"prompt": ["fish"], "user": "ada"}).encode())
     job = parse_completion(body, MODEL, LIMITS)
-    body.clear()  # raises BufferError where anything still refers to it
+    body.clear()  # raises BufferError while anything refers to it
     assert job.prompts[0].data.tobytes() == b"fish"
     assert msgspec.json.encode(job.params)
 

@@ -1,4 +1,4 @@
-"""Reasoning, the chat template and the messages: what of a chat goes to the tokenizer."""
+"""Reasoning, the chat template and the messages: the parts of a chat sent to the tokenizer."""
 
 import json
 from typing import Any
@@ -62,6 +62,7 @@ def test_a_budget_of_reasoning_reaches_the_tokenizer(subtests: pytest.Subtests) 
         ({"thinking_token_budget": 9}, 9),
         ({"custom_params": {"thinking_budget": 9}}, 9),
         ({"custom_params": {}}, None),
+        ({"reasoning_max_tokens": 9}, 9),
     ]:
         with subtests.test(fields=fields):
             assert chat(**fields).reasoning_budget == expected
@@ -80,6 +81,11 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     (
         {"thinking_token_budget": 5, "custom_params": {"thinking_budget": 5}},
         "thinking_token_budget",
+        "both",
+    ),
+    (
+        {"reasoning_max_tokens": 5, "custom_params": {"thinking_budget": 5}},
+        "reasoning_max_tokens",
         "both",
     ),
     ({"custom_params": {"x": 5}}, "custom_params.x", "not a field"),

@@ -13,7 +13,7 @@ MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
 
 async def answer_all(tokenizer: FakeTokenizer, num_prompts: int, n: int) -> list[Submitted]:
-    """Sends ``p.c`` for choice c of prompt p, one character a message, the last choice first."""
+    """Sends ``p.c`` for choice c of prompt p, one character per message, the last choice first."""
     requests = [await tokenizer.submitted.get() for _ in range(num_prompts)]
     for number, request in enumerate(requests):
         request.accept(list(range(number + 1)))

@@ -1,4 +1,4 @@
-"""How many tokens a chunk of a stream has, and that none of them is lost."""
+"""The number of tokens in a stream's chunks, and that none is lost."""
 
 import asyncio
 import json
@@ -51,13 +51,13 @@ def test_choices_are_held_each_by_itself_and_the_rest_is_there() -> None:
 async def test_a_stream_has_a_chunk_for_each_interval_and_all_of_the_text(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer, fails: bool
 ) -> None:
-    """What is held is sent before an error, too."""
+    """Held tokens are sent before an error, too."""
     asked = {"prompt": "a", "stream": True, "stream_interval": 3, "return_token_ids": True}
     posting = asyncio.create_task(http.post("/v1/completions", json=asked).__aenter__())
     request = await tokenizer.accepted()
     for letter in "abcdefgh":
         request.text(letter)
-        await asyncio.sleep(0.02)  # so that each comes by itself
+        await asyncio.sleep(0.02)  # so that each arrives by itself
     if fails:
         request.fail(500, "broke", "it broke")
     else:

@@ -1,4 +1,4 @@
-"""Connections of clients that send nothing or no more, or do not read; more of them than files."""
+"""Idle or unread connections; more of them than files."""
 
 import asyncio
 import json
@@ -54,7 +54,7 @@ async def test_more_silent_connections_than_files_neither_end_nor_starve_a_gatew
     ):
         stream, request = await begun(http, tokenizer, body)
         with ExitStack() as stack:
-            # Beside the loop, on which the tokenizer's heartbeats depend.
+            # Not on the loop, which serves the tokenizer's heartbeats.
             await asyncio.to_thread(connect, stack, gateway.port, NUM_FILES + 76)
             for _ in range(3):
                 other, answered = await begun(http, tokenizer, body)
@@ -69,7 +69,7 @@ async def test_more_silent_connections_than_files_neither_end_nor_starve_a_gatew
 
 @contextmanager
 def no_gaps() -> Iterator[None]:
-    """Holds files open so that the next ones get consecutive numbers, whatever ran before."""
+    """Holds files open so that the next ones get consecutive numbers."""
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
     held = [os.dup(0)]
     while held[-1] < highest:
@@ -87,7 +87,7 @@ async def test_where_all_connections_have_a_request_a_new_one_is_refused(
     share: int,
     is_answered: bool,
 ) -> None:
-    """Of the files a ``share``th is left."""
+    """One in ``share`` files is free."""
     with no_gaps(), socket.create_connection(("127.0.0.1", gateway.port)) as busy:
         busy.sendall(post(prompt="a"))
         request = await tokenizer.accepted()
@@ -130,7 +130,7 @@ async def test_a_later_request_has_a_deadline_for_its_head_too(tmp_path: Path) -
         for _ in range(3):
             writer.write(b"GET /ping HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
-            await asyncio.sleep(0.2)  # in all longer than the deadline of one head
+            await asyncio.sleep(0.2)  # together longer than the deadline of one head
         writer.write(b"G")
         assert await reader.read() == b""
         writer.close()
@@ -164,7 +164,7 @@ async def test_a_request_longer_than_all_deadlines_is_answered(
 class TestOfAClientThatDoesNotRead:
     @pytest.fixture
     async def client(self) -> AsyncIterator[socket.socket]:
-        """With little room for what it does not read."""
+        """With small buffers for unread data."""
         with socket.socket() as client:
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.setblocking(False)
@@ -193,7 +193,7 @@ class TestOfAClientThatDoesNotRead:
             await loop.sock_connect(client, ("127.0.0.1", gateway.port))
             await until(lambda: CONNECTIONS._value.get() == 1)
             [connection] = gateway._runner.server.connections
-            connection.transport.set_write_buffer_limits(high=1 << 30)  # nobody waits for a drain
+            connection.transport.set_write_buffer_limits(high=1 << 30)  # no drain waits
             await loop.sock_sendall(client, get("/metrics") * 200)
             await until(lambda: connection.transport is None)
             await until(lambda: CONNECTIONS._value.get() == 0)
@@ -220,7 +220,7 @@ class TestReadingCheck:
 async def begun(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer, body: Any
 ) -> tuple[aiohttp.ClientResponse, Submitted]:
-    """A stream whose first text is under way."""
+    """A stream with its first text under way."""
     posting = asyncio.create_task(http.post("/v1/completions", json=body).__aenter__())
     request = await tokenizer.accepted()
     request.text("x")
@@ -235,7 +235,7 @@ class TestOfAClientThatSendsNoMore:
                 writer.write(post(prompt="a", stream=is_stream))
                 writer.write_eof()
                 request = await tokenizer.submitted.get()
-                await asyncio.sleep(0.3)  # what is seen of an end of what it sends is seen by now
+                await asyncio.sleep(0.3)  # an end of its sending would be noticed by now
                 request.accept()
                 request.text("ca")
                 await asyncio.sleep(0.3)
@@ -313,7 +313,7 @@ class TestOfAClientThatSendsNoMore:
     async def test_of_http_1_0_it_is_taken_for_one_that_has_left(
         self, gateway: GatewayService, tokenizer: FakeTokenizer
     ) -> None:
-        """There is nothing that could be written to it before its answer."""
+        """Nothing can be written to it before its answer."""
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(post(version="1.0", prompt="a"))
         request = await tokenizer.accepted()

@@ -1,4 +1,4 @@
-"""Drafts as JSON, and how those of several steps become one."""
+"""Drafts as JSON, also merged over several steps."""
 
 import json
 from typing import Any
@@ -13,7 +13,7 @@ from tests.services.gateway.test_logprob_json import table
 
 
 def drafts(position: int, ids: list[int], num_accepted: int) -> Drafts:
-    """Drafts whose ranks and logprobs follow from their ids."""
+    """Drafts with ranks and logprobs derived from their ids."""
     row = Delta(
         "a", 1, 0, position, TokenRun(len(ids), 1, kind=RunKind.DRAFTS, num_accepted=num_accepted)
     )

@@ -1,4 +1,4 @@
-"""What clients see of speculation: the drafts, if they ask, and their number in the usage."""
+"""Speculation in replies: drafts on request, and their number in the usage."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ async def stream(http: aiohttp.ClientSession, path: str, **body: Any) -> list[An
 
 
 async def speculate(tokenizer: FakeTokenizer) -> None:
-    """A token alone, then three of which two were drafted, then one beside a wrong draft."""
+    """A token alone, then three with two accepted drafts, then one with a wrong draft."""
     request = await tokenizer.accepted()
     request.speculate("a", [10], [], 0)
     await asyncio.sleep(0.05)

@@ -1,4 +1,4 @@
-"""Every way to be refused has its status, and the same body."""
+"""Every refusal has its status, and the same body."""
 
 import asyncio
 import gzip
@@ -37,7 +37,7 @@ MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 
 
 async def error_of(response: aiohttp.ClientResponse) -> dict[str, Any]:
-    """The error object, after a look at its shape."""
+    """The error object, after a check of its shape."""
     body = await response.json()
     assert body.keys() == {"error"}
     error: dict[str, Any] = body["error"]
@@ -475,7 +475,7 @@ async def test_a_tokenizer_with_another_model_or_other_settings_is_refused(
 async def asked_without_scheduler(
     mesh_dir: Path, tokenizer: FakeTokenizer, ready_wait_s: float, code: str = NO_SCHEDULER
 ) -> AsyncIterator[asyncio.Task[aiohttp.ClientResponse]]:
-    """A request that was refused since the scheduler, or its last worker, had just been lost."""
+    """A request refused because the scheduler, or its last worker, has just been lost."""
     async with running_gateway(mesh_dir, ready_wait_s=ready_wait_s) as gateway:
         await until(lambda: gateway.status().state == State.READY)
         async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:

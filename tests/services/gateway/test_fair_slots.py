@@ -1,4 +1,4 @@
-"""Slots and threads that owners share in turn."""
+"""Slots and threads shared between owners in turn."""
 
 import asyncio
 import threading
@@ -10,7 +10,8 @@ from shared.process.fair_slots import FairSlots
 
 
 class Holders:
-    """Tasks that hold a slot until they are let go; ``order`` names their owners as they get it."""
+    """Tasks that hold a slot until released; ``order`` names their owners in order of
+    acquisition."""
 
     def __init__(self, num_slots: int, most: int | None = None) -> None:
         self.order: list[str] = []

@@ -1,4 +1,4 @@
-"""What an API key may take of the gateway's time beside others."""
+"""An API key's share of the gateway's time."""
 
 import asyncio
 import time
@@ -18,7 +18,7 @@ from services.gateway.http.fair_time import (
 
 
 def fair_time(*keys: str) -> FairTime:
-    """All of them have asked at 0."""
+    """All owners have asked at 0."""
     fair = FairTime()
     for key in keys:
         assert fair.wait_s(key, 0.0) == 0

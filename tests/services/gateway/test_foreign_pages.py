@@ -1,4 +1,4 @@
-"""A server without keys answers no page of another site, under whatever name that asks."""
+"""A server without keys refuses pages of other sites, under every host name."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ POSTS = ("/v1/completions", "/abort_requests", "/v1/files", "/v1/batches", "/tok
 async def status(
     gateway: GatewayService, method: str = "GET", path: str = "/v1/models", **headers: str
 ) -> int:
-    """That of an answer, with an error object unless it is a success."""
+    """An answer's status, with an error object unless it is a success."""
     names = {name.replace("_", "-"): value for name, value in headers.items()}
     async with (
         aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http,
@@ -105,7 +105,7 @@ class TestHosts:
         assert await status(gateway, Host=host) == expected
 
     async def test_a_client_without_a_name_is_answered(self, gateway: GatewayService) -> None:
-        """As checks of load balancers are, in HTTP/1.0."""
+        """Load balancers' checks in HTTP/1.0, for example."""
         reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
         writer.write(b"GET /ready HTTP/1.0\r\n\r\n")
         assert (await reader.read()).startswith(b"HTTP/1.0 200")

@@ -1,5 +1,5 @@
-"""An answer to HEAD is a head alone, whatever the route: bytes behind it would be read as the next
-answer on the connection."""
+"""An answer to HEAD has no body on any route: bytes after it would be read as the connection's next
+answer."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -51,14 +51,14 @@ async def compressed(request: web.Request) -> web.StreamResponse:
 
 
 FUTURE = (by_client, by_stream, whole, compressed)
-"""Ways to answer that a route may have."""
+"""Kinds of answers a route may have."""
 
 
 @pytest.fixture
 async def gateway(
     tmp_path: Path, tokenizer: FakeTokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[GatewayService]:
-    """With every route that a setting adds, and with routes of ``FUTURE``."""
+    """With every optional route, and with routes of ``FUTURE``."""
 
     def make(*arguments: Any) -> web.Application:
         app = make_app(*arguments)
@@ -79,7 +79,7 @@ async def gateway(
 
 @pytest.fixture
 async def names(gateway: GatewayService, tokenizer: FakeTokenizer) -> dict[str, str]:
-    """Values for the names in paths: a file, a response and a model that are there."""
+    """Values for the names in paths: an existing file, response and model."""
     async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
         form = aiohttp.FormData({"purpose": "batch"})
         form.add_field("file", CONTENT, filename="answers.jsonl")
@@ -94,7 +94,7 @@ async def names(gateway: GatewayService, tokenizer: FakeTokenizer) -> dict[str, 
 
 
 def paths_of(gateway: GatewayService, names: dict[str, str]) -> list[str]:
-    """One of each route."""
+    """One path of each route."""
     resources = gateway._runner.app.router.resources()
     return sorted({resource.canonical.format(**names) for resource in resources})
 

@@ -1,5 +1,5 @@
-"""Whatever is wrong with a request as HTTP has its own status and our error object, and nothing of
-the request gets into the answer or the log."""
+"""Every HTTP fault has its own status and our error object, and nothing of the request appears in
+the answer or the log."""
 
 import asyncio
 import json
@@ -171,7 +171,7 @@ async def test_who_waits_for_a_body_that_breaks_off_learns_of_it_at_once(
 
 
 async def test_a_request_with_a_broken_body_has_one_answer(gateway: GatewayService) -> None:
-    """A proxy would take a second one for that of its next request."""
+    """A proxy would take a second answer for that of its next request."""
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     writer.write(post(b"Transfer-Encoding: chunked\r\n", b"2\r\n{}\r\n"))
     await asyncio.sleep(0.05)
@@ -183,7 +183,7 @@ async def test_a_request_with_a_broken_body_has_one_answer(gateway: GatewayServi
 class TestWithoutMemory:
     @pytest.fixture
     def is_full(self, monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-        """Whether what comes finds no memory."""
+        """True if incoming data finds no memory."""
         is_full, fed = [False], HeadParser._fed
 
         def feed(parser: HeadParser, data: bytes) -> Any:

@@ -1,4 +1,4 @@
-"""Ids: of requests, of prompts and of what was written; and the prompt's own text."""
+"""Ids of requests, prompts and outputs; and the prompt's own text."""
 
 import asyncio
 from typing import Any

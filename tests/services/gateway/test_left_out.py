@@ -1,4 +1,4 @@
-"""What a schema says and no grammar holds is named to the client, in its own words."""
+"""Parts of a schema beyond grammars are named to the client in its own terms."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Where a gateway listens, and how many connections may wait there."""
+"""The gateway's addresses, and their backlog."""
 
 import asyncio
 import errno
@@ -26,7 +26,7 @@ from tests.services.gateway.process import gateway_process
 from tests.services.gateway.test_connections import post
 
 SOMAXCONN = Path("/proc/sys/net/core/somaxconn")
-MAX_BACKLOG_OFFSET = 28  # of tcpi_sacked, in which the kernel reports it for a listening socket
+MAX_BACKLOG_OFFSET = 28  # offset of tcpi_sacked, the kernel's backlog of a listening socket
 NUM_CLIENTS = 2000
 NETSTAT = """TcpExt: SyncookiesSent ListenOverflows ListenDrops
 TcpExt: 0 3 46439
@@ -107,7 +107,7 @@ async def test_a_port_that_ipv4_has_is_taken(tmp_path: Path) -> None:
 async def test_of_many_connections_at_once_each_has_an_answer(
     tmp_path: Path, tokenizer: FakeTokenizer
 ) -> None:
-    """They come while the gateway accepts none, as on a machine that is busy."""
+    """They arrive while the gateway accepts none, as on a busy machine."""
     if int(SOMAXCONN.read_text()) < NUM_CLIENTS:
         pytest.skip(f"net.core.somaxconn is below {NUM_CLIENTS}")
     flags = ("--max-open-requests", "1000")

@@ -1,4 +1,4 @@
-"""However many bad requests come, the log has few lines of them."""
+"""The log has few lines about any number of bad requests."""
 
 import json
 import logging

@@ -29,7 +29,7 @@ TEXT = "/v1/completions"
 
 
 async def answer(tokenizer: FakeTokenizer, has_alternatives: bool = True) -> int | None:
-    """Two tokens, the second without text; returns how many alternatives were asked for."""
+    """Two tokens, the second without text; returns the number of requested alternatives."""
     request = await tokenizer.accepted()
     if has_alternatives:
         request.logprobs("a", [6], [[-0.5, -0.25]], [[7]], [2])
@@ -149,7 +149,7 @@ LARGE = msgspec.structs.replace(MODEL, vocab_size=20_000)
 async def large_mesh(
     tmp_path: Path, **settings: Any
 ) -> AsyncIterator[tuple[FakeTokenizer, GatewayService, aiohttp.ClientSession]]:
-    """Twenty thousand tokens, all of which may be asked for."""
+    """Twenty thousand tokens, all available on request."""
     async with (
         fake_tokenizer(tmp_path, model=LARGE) as tokenizer,
         running_gateway(tmp_path, max_logprobs=-1, **settings) as gateway,
@@ -200,7 +200,7 @@ async def test_the_whole_vocabulary_arrives_sorted_and_complete(
 
 
 async def test_a_large_stream_does_not_hold_up_its_neighbour(tmp_path: Path) -> None:
-    """The neighbour gets its text while the large reply is not read to its end."""
+    """The neighbour gets its text while the large reply is still unread."""
     large = {"prompt": "a", "logprobs": -1, "stream": True}
     async with large_mesh(tmp_path) as (tokenizer, _, http):
         posting = asyncio.create_task(http.post(TEXT, json=large).__aenter__())
@@ -290,7 +290,7 @@ async def test_what_has_come_of_whole_replies_counts_and_refuses_newcomers_only(
 async def test_a_whole_reply_of_many_tokens_has_logprobs_of_each_in_order(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer, lag_s: float
 ) -> None:
-    """They come one by one, and the gateway keeps them in larger pieces."""
+    """They arrive one by one, and the gateway joins them into larger pieces."""
     num = 150
     body = {"prompt": "a", "max_tokens": 64, "n": 2, "logprobs": 1, "return_token_ids": True}
     body |= {"return_tokens_as_token_ids": True}

@@ -1,4 +1,4 @@
-"""Which tokenizer gets a request."""
+"""The choice of a tokenizer for a request."""
 
 import asyncio
 from itertools import count

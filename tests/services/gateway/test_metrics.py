@@ -1,4 +1,4 @@
-"""What a gateway counts, and the figures of the mesh that it exports."""
+"""A gateway's counters, and its exported figures of the mesh."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One prompt over several attempts: what is submitted anew, and what its client may get more."""
+"""One prompt over several attempts: its resubmission, and the client's further tokens."""
 
 from dataclasses import replace
 

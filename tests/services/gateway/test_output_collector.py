@@ -124,7 +124,7 @@ async def test_a_text_waits_neither_for_a_prompt_of_one_token_nor_for_an_aborted
 
 
 def verify(collector: OutputCollector, position: int, drafts: list[int], num_accepted: int) -> None:
-    """A token more than were accepted, with the drafts beside."""
+    """One token more than accepted drafts, with the drafts."""
     name = ("a~b/0", 1, 0, position)
     numbers = np.array(drafts, np.int32)
     values = numbers.astype(np.float32)

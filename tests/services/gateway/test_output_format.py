@@ -1,4 +1,4 @@
-"""Every way to ask for a form of text is one OutputFormat."""
+"""Every way to request a form of output is one OutputFormat."""
 
 import json
 from typing import Any

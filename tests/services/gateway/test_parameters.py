@@ -1,4 +1,4 @@
-"""Each parameter reaches the tokenizer as its client meant it; what is missing has a default."""
+"""Each parameter reaches the tokenizer unchanged; missing ones have defaults."""
 
 import json
 from typing import Any
@@ -53,6 +53,13 @@ def test_sampling_is_as_the_client_asks(name: str, value: object) -> None:
     for job in (completion(**{name: value}), chat(**{name: value})):
         expected = msgspec.structs.replace(SamplingParams(job.params.seed), **{name: value})
         assert job.params == expected
+
+
+def test_names_of_fastdeploy_mean_the_same() -> None:
+    for parse in (completion, chat):
+        assert parse(bad_words_token_ids=[3, 9]).params.bad_words == [[3], [9]]
+        assert parse(max_streaming_response_tokens=7).stream_interval == 7
+        assert parse(model="default").model == MODEL.names[0]
 
 
 @pytest.mark.parametrize(

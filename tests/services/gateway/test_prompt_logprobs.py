@@ -1,4 +1,4 @@
-"""The logprobs of prompts in replies: vLLM's lists, and OpenAI's echo."""
+"""Prompt logprobs in replies: vLLM's lists, and OpenAI's echo."""
 
 import asyncio
 import json
@@ -36,7 +36,7 @@ PROMPT = [6, 7, 8]  # " w6 w7 w8"
 
 
 def add_prompt_logprobs(request: Submitted) -> None:
-    """Sends logprobs of the prompt's second and third token, in two messages; two alternatives
+    """Sends logprobs of the prompt's second and third token, in two messages, with two alternatives
     each."""
     request.logprobs("", [7], [[-0.5, -0.25, -0.5]], [[9, 7]], [2], of_prompt=True)
     request.logprobs("", [8], [[-4, -0.125, -0.5]], [[7, 1]], [5], of_prompt=True)
@@ -152,7 +152,7 @@ async def test_a_streamed_echo_goes_on_from_the_prompt_in_each_choice(
     openai: AsyncOpenAI, tokenizer: FakeTokenizer, num_choices: int
 ) -> None:
     async def early() -> None:
-        """The second choice is ahead of the prompt logprobs."""
+        """The second choice precedes the prompt logprobs."""
         request = await tokenizer.submitted.get()
         request.accept(PROMPT)
         if num_choices == 2:

@@ -1,4 +1,4 @@
-"""What the parser refuses, and the error that the client gets."""
+"""The parser's refusals, and the client's error."""
 
 import json
 from typing import Any

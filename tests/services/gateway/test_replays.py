@@ -1,4 +1,4 @@
-"""What waits for a tokenizer: how often it is tried again, and who is woken."""
+"""Requests waiting for a tokenizer: retries and wake-ups."""
 
 import asyncio
 import time
@@ -44,7 +44,7 @@ TEXT = "/v1/completions"
 async def asked(
     mesh_dir: Path, tokenizer: FakeTokenizer, replay_s: float
 ) -> AsyncIterator[tuple[asyncio.Task[aiohttp.ClientResponse], Submitted]]:
-    """A request that its tokenizer has."""
+    """A request received by its tokenizer."""
     async with running_gateway(mesh_dir, replay_s=replay_s) as gateway:
         await until(lambda: gateway.status().state == State.READY)
         async with aiohttp.ClientSession(f"http://127.0.0.1:{gateway.port}") as http:
@@ -53,7 +53,7 @@ async def asked(
 
 
 def lose(request: Submitted, is_explained: bool = False) -> None:
-    """As a tokenizer does whose scheduler is gone."""
+    """Acts like a tokenizer without a scheduler."""
     request.peer.send(Lost([RequestKey(*request.key)], is_explained))
 
 
@@ -190,7 +190,7 @@ async def test_who_waits_for_a_tokenizer_is_woken_by_news_alone(
     for _ in range(3):
         peer.note_heartbeat(Heartbeat(State.NOT_READY, "still loading", 0, 0))
         await asyncio.sleep(0)
-    assert num < num_looks <= num + 2, "a look each, and one at what is lost"
+    assert num < num_looks <= num + 2, "a look each, and one at the loss"
     peer.note_heartbeat(Heartbeat(State.READY, "", 0, 0))
     assert await asyncio.gather(*waiting) == [MODEL] * num
     assert num_looks <= 2 * (num + 2)

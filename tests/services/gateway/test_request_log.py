@@ -1,4 +1,4 @@
-"""The gateway's log lines of requests that do not end well."""
+"""The gateway's log lines of failed requests."""
 
 import asyncio
 from collections.abc import Callable

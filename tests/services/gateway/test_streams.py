@@ -1,4 +1,4 @@
-"""Streams as bytes on the wire, and how they end when something breaks."""
+"""Streams as bytes on the wire, and their ends after failures."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ STREAM: Any = {"prompt": "a", "stream": True}
 async def begin_stream(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer
 ) -> tuple[aiohttp.ClientResponse, Submitted]:
-    """A stream whose first text is under way."""
+    """A stream with its first text under way."""
     posting = asyncio.create_task(http.post("/v1/completions", json=STREAM).__aenter__())
     request = await tokenizer.submitted.get()
     request.accept()

@@ -1,4 +1,4 @@
-"""Parameters that are known but not built: neutral values pass, all others are refused."""
+"""Known parameters without support: neutral values pass, all others are refused."""
 
 import json
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""Random schedules by number: the contract holds at each event, and in the end everybody finishes.
+"""Random schedules by number: the contract holds at each event, and every sequence finishes.
 
-The core is driven as the service drives it, with simulated workers. Equal numbers are equal
-schedules, so that one that fails can be run again.
+The core is driven like in the service, with simulated workers. A number determines its schedule, so
+that a failed one can be repeated.
 """
 
 from collections import Counter
@@ -35,7 +35,7 @@ from tests.services.scheduler.simulated_worker import SimulatedWorker, is_stop_i
 
 MAX_EVENTS = 60
 MAX_LEN = 64
-VOCAB_SIZE = 1001  # next_draft's
+VOCAB_SIZE = 1001  # from next_draft
 SHARED: tuple[list[int], ...] = ([], [*range(40)], [*range(20)], [7] * 30, [1, *[7] * 24])
 WEIGHTS = {
     "arrive": 5,
@@ -53,7 +53,7 @@ WEIGHTS = {
 
 
 def run_schedule(number: int) -> "Mesh":
-    """The mesh as it was left. Raises AssertionError, with the number in its notes."""
+    """The mesh at the end. Raises AssertionError, with the number in its notes."""
     mesh = Mesh(Random(number))
     try:
         for name in _events(mesh.random):
@@ -68,7 +68,7 @@ def run_schedule(number: int) -> "Mesh":
 
 
 def _events(random: Random) -> list[str]:
-    """Each schedule has events that it likes and others that it lacks."""
+    """Each schedule favours some events and lacks others."""
     weights = [weight * random.choice([0, 1, 1, 5]) for weight in WEIGHTS.values()]
     num = random.randint(1, MAX_EVENTS)
     return ["arrive", *random.choices([*WEIGHTS, "arrive"], [*weights, 1], k=num)]
@@ -98,8 +98,8 @@ def names_of(ids: list[int], block_size: int, salt: str) -> dict[bytes, list[int
 
 
 class Mesh:
-    """The methods named in WEIGHTS are events. Clients read when ``read`` says so; a sequence may
-    resume what an attempt before it had emitted."""
+    """The methods named in WEIGHTS are events. Clients read at ``read`` events; a sequence may
+    resume an earlier attempt's output."""
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -129,25 +129,25 @@ class Mesh:
             later_share=random.choice([0.05, 0.2, 0.9]),
         )
         self.owners = ["", "a", "b"][: random.randint(1, 3)]
-        self.num_in_turn = 0  # plans made while several owners waited
+        self.num_in_turn = 0  # plans made with several waiting owners
         self.workers: dict[str, SimulatedWorker] = {}
         self.results: dict[str, list[tuple]] = {}  # in the order of the plans
         self.expected: dict[str, list[int]] = {}
         self.names: dict[bytes, list[int]] = {}
         self.emitted: dict[str, list[int]] = {}
-        self.prompts: dict[str, list[int]] = {}  # of those whose logprobs are asked for
+        self.prompts: dict[str, list[int]] = {}  # prompts with requested logprobs
         self.told: dict[str, list[int]] = {}
         self.num_bytes: Counter[str] = Counter()
         self.open: set[str] = set()
         self.num_requests = self.num_workers = self.num_overtaken = self.num_given_up = 0
         self.num_long_plans = self.num_long_beside = self.num_cut_short = 0
         self.num_held_back = self.num_joined = 0
-        self.num_beside = 0  # plans of a pipeline that decode beside others
+        self.num_beside = 0  # plans of a pipeline that decode next to others
         self.num_siblings = self.num_accepted = self.num_rejected = self.num_abandoned = 0
         self.join()
 
     def join(self) -> None:
-        """A worker joins, now and then with less room than the others."""
+        """A worker joins, sometimes with less room than the others."""
         if len(self.workers) < 3:
             self.num_workers += 1
             blocks = self.capacity.num_blocks // self.random.choice([1, 1, 2])
@@ -160,7 +160,7 @@ class Mesh:
             self.core.add_worker(str(self.num_workers), capacity, num_finished)
 
     def take_out(self, refusals: list[Refusal]) -> None:
-        """Nobody is given up but for three deaths or for lack of room everywhere."""
+        """A sequence fails only after three deaths or for lack of room everywhere."""
         for refusal in refusals:
             sequence = refusal.sequence
             if isinstance(refusal.error, Unavailable):
@@ -172,14 +172,14 @@ class Mesh:
             self.open.remove(sequence.request)
 
     def fits(self, num_tokens: int) -> bool:
-        """Whether some worker that is there has room for so many tokens."""
+        """True if a connected worker has room for this many tokens."""
         rooms = [
             each.capacity.num_blocks * each.capacity.block_size for each in self.workers.values()
         ]
         return num_tokens <= min(MAX_LEN, max(rooms, default=0))
 
     def arrive(self) -> None:
-        """Prompts begin with the same ids, or do not; those of one request are the same."""
+        """Prompts may share their first ids; prompts of one request are equal."""
         random = self.random
         shared, salt = random.choice(SHARED), random.choice(["", "", "mine"])
         for _ in range(random.randint(1, 4)):
@@ -192,7 +192,7 @@ class Mesh:
             resumed = text[: max(0, min(random.randint(0, 3), len(text) - 1))]
             num_logprobs = random.choice([None, None, 0, 3])
             params = SamplingParams(0, max_tokens=max_tokens, prompt_logprobs=num_logprobs)
-            # Nobody has emitted anything before all was told of the prompt.
+            # No sequence has emitted a token before its prompt was fully scored.
             num_prompt_scored = int(
                 (prompt_len - 1) * (1 if resumed else random.choice([0, 0, 0.4, 1]))
             )
@@ -273,7 +273,7 @@ class Mesh:
                 self.results.setdefault(worker_id, []).append(worker.step(planned))
 
     def check_plan(self, worker: WorkerState, planned: Planned, runnable: list[Sequence]) -> None:
-        """``runnable`` are those that could be computed before."""
+        """``runnable`` are the sequences that could be computed before."""
         plan = planned.plan
         tokens = {row.slot: row.num_tokens for row in plan.prefill}
         tokens |= {row.slot: 1 for row in plan.decode}
@@ -297,15 +297,15 @@ class Mesh:
             self.check_steps(worker, plan, computed)
 
     def check_stages(self, worker: WorkerState, plan: StepPlan) -> None:
-        """Plans that are computed beside each other have no sequence of which one samples."""
+        """Concurrent plans share no sequence that one of them samples."""
         beside = list(worker.in_flight)[-self.capacity.num_stages : -1]
         decoded = {row.slot for each in beside for row in each.decode}
         assert not decoded & {row.slot for row in plan.decode}
         self.num_beside += bool(decoded and plan.decode)
 
     def check_steps(self, worker: WorkerState, plan: StepPlan, computed: list[Sequence]) -> None:
-        """Nobody waits for a plan of several steps or is in it but such as give way to who is, and
-        does not; and none brings what its client may not get."""
+        """A plan of several steps delays or includes only sequences that yield to its own, and its
+        tokens stay within clients' credit."""
         assert not plan.prefill
         assert not plan.admit
         waiting = list(self.core.queues.waiting)
@@ -321,7 +321,7 @@ class Mesh:
         self.num_long_plans += 1
 
     def later(self, worker: WorkerState, others: list[Sequence]) -> set[int]:
-        """The slots of those that give way to one of ``others``."""
+        """The slots that yield to one of ``others``."""
         return {
             slot
             for slot, sequence in worker.running.items()
@@ -331,8 +331,8 @@ class Mesh:
     def check_later(
         self, worker: WorkerState, plan: StepPlan, tokens: dict[int, int], later: set[int]
     ) -> None:
-        """They keep their slots while others are computed, and beside these have few tokens: all
-        but those that somebody leads who has just come."""
+        """Later sequences keep their slots while others are computed, and have few tokens next to
+        them, except sequences with a just arrived leader."""
         new = {row.slot for row in plan.admit}
         first = [each for slot, each in worker.running.items() if slot in tokens.keys() - later]
         old = [each for each in first if each.allocated.slot not in new]
@@ -353,10 +353,9 @@ class Mesh:
     def check_prefills(
         self, worker: WorkerState, plan: StepPlan, tokens: dict[int, int], later: set[int]
     ) -> None:
-        """Of those that are no ``later``: everybody who decodes gets a token, unless stages share
-        them out. Nobody enters beyond
-        the limits, and nothing of the budget is left while somebody is in the middle of a prompt;
-        the long ones have their part of it."""
+        """For sequences that are not ``later``: every decoding one gets a token, unless stages
+        divide them. No sequence starts beyond the limits, the budget is used up while a prompt is
+        incomplete, and long prompts get their part of it."""
         limits, budget = self.limits, self.capacity.max_num_batched_tokens
         num_drafts = sum(row.verify_depth for row in plan.decode)
         running = [
@@ -376,7 +375,7 @@ class Mesh:
         assert not new & halfway or len(halfway) <= limits.max_partial
         assert not new & long or len(long) <= limits.max_long
         if any(each.max_chunk(each.num_to_compute, 0) < each.num_to_compute for each in running):
-            return  # somebody's client has to read first
+            return  # a client has to read first
         if self.capacity.num_stages == 1:
             assert all(each.num_to_compute > 1 or each.allocated.slot in tokens for each in running)
         assert not halfway or sum(tokens.values()) + num_drafts == budget
@@ -423,8 +422,8 @@ class Mesh:
                 self.open.remove(name)
 
     def check_told(self, emission: Emission, ids: list[int]) -> None:
-        """Each token of the prompt once, in order, and not beyond what its client may get by more
-        than one."""
+        """Each prompt token is scored once, in order, and exceeds the client's credit by at most
+        one."""
         name, sequence = emission.sequence.request, emission.sequence
         if ids:
             assert emission.position == len(self.told[name])
@@ -451,7 +450,7 @@ class Mesh:
             self.take_out(self.core.remove_worker(worker_id, len(self.events)))
 
     def release_worker(self) -> None:
-        """It hands over what it can, then all, and leaves when it has nothing more."""
+        """It hands over some sequences, then all, and leaves when none remains."""
         if self.workers:
             worker_id = self.random.choice(sorted(self.workers))
             self.core.release_worker(worker_id)
@@ -463,7 +462,7 @@ class Mesh:
             self.take_out(self.core.remove_worker(worker_id, len(self.events)))
 
     def fail_unservable(self) -> None:
-        """Some time after a worker was lost."""
+        """Runs some time after the loss of a worker."""
         self.give_up(since_s=len(self.events) - self.random.randint(0, 10))
 
     def give_up(self, since_s: float) -> None:
@@ -479,7 +478,7 @@ class Mesh:
             self.check_index(worker, self.workers[worker_id])
 
     def check_reserved_blocks(self) -> None:
-        """Everybody is at one place."""
+        """Every sequence is in one place."""
         core = self.core
         lines = list(core.queues)
         running = [each for worker in core.workers.values() for each in worker.running.values()]
@@ -492,7 +491,7 @@ class Mesh:
         assert core._unservable.keys() == homeless
 
     def check_ends(self) -> None:
-        """Who came is here or was told to have ended, once."""
+        """Every arrived sequence is present or has ended exactly once."""
         for ended in self.core.take_ended():
             del self.expected[ended.sequence.request]
         assert {sequence.request for sequence in self.core.sequences.values()} == set(self.expected)
@@ -510,7 +509,7 @@ class Mesh:
                 self.check_shared(worker, one, other)
 
     def check_shared(self, worker: WorkerState, one: Sequence, other: Sequence) -> None:
-        """Two sequences share full blocks of their common beginning, and no others."""
+        """Two sequences share the full blocks of their common beginning, and no others."""
         blocks, others = one.allocated.blocks, other.allocated.blocks
         pairs = enumerate(zip(blocks, others, strict=False))
         numbers = [number for number, (block, same) in pairs if block == same]
@@ -523,14 +522,14 @@ class Mesh:
         assert one.options.salt == other.options.salt
 
     def check_index(self, worker: WorkerState, simulated: SimulatedWorker) -> None:
-        """An index names blocks by what they hold."""
+        """An index names blocks by their content."""
         if worker.index:
             for block in range(worker.pool.num_blocks):
                 name = worker.index.block_hash(block)
                 assert name is None or simulated.kv[block] == self.names[name]
 
     def finish(self) -> None:
-        """Without further events but reading everybody finishes, and nothing is left."""
+        """With no further events except reading, every sequence finishes and nothing is left."""
         if not self.workers:
             self.join()
         self.give_up(since_s=len(self.events))

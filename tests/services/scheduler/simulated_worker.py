@@ -27,12 +27,12 @@ Part = tuple[ResultRow, TokenArrays]
 
 
 def next_token(ids: list[int]) -> int:
-    """What this model writes: depends on all known ids, so a wrong resumption shows."""
+    """The model's next token: depends on all known ids, so a wrong resumption shows."""
     return (sum(ids) * 31 + len(ids)) % 1000
 
 
 def next_draft(ids: list[int]) -> int:
-    """What its drafter believes comes next: now and then something else."""
+    """The drafter's next token: occasionally wrong."""
     token_id = next_token(ids)
     return token_id if (sum(ids) + 7 * len(ids)) % 10 < 7 else token_id + 1
 
@@ -47,20 +47,20 @@ class Slot:
     ids: list[int]
     blocks: list[int]
     num_computed: int = 0
-    context: int = 0  # a hash of the ids that are computed
+    context: int = 0  # a hash of the computed ids
     num_prompt_scored: int = 0
     has_finished: bool = False
-    drafts: list[int] = field(default_factory=list)  # for what follows ``ids``
+    drafts: list[int] = field(default_factory=list)  # after ``ids``
 
 
 @dataclass
 class SimulatedWorker:
     """Raises AssertionError for a plan that breaks the step contract.
 
-    ``kv`` has, for each place of each block, what its KV depends on: a hash of all ids up to it.
-    Where drafts were rejected it is of no use until it is overwritten. ``draft_depth`` is that of
-    the last plan. A text ends with the first multiple of ``stop``; 0: none does. ``write`` returns
-    the id that follows those of a slot.
+    ``kv`` holds, for each place of each block, a hash of all ids up to it, the input of its KV.
+    After rejected drafts it is invalid until overwritten. ``draft_depth`` is the last plan's. An
+    output ends with the first multiple of ``stop``; 0: none does. ``write`` returns the next id of
+    a slot.
     """
 
     capacity: Capacity
@@ -142,7 +142,7 @@ class SimulatedWorker:
         assert not found
 
     def _write(self, slot: Slot, ids: list[int]) -> None:
-        """Those that follow what is computed."""
+        """The tokens after the computed ones."""
         size, context = self.capacity.block_size, slot.context
         assert slot.num_computed + len(ids) <= len(slot.blocks) * size
         for position, token_id in enumerate(ids, slot.num_computed):
@@ -152,19 +152,19 @@ class SimulatedWorker:
             if allocate < len(self.kv[block]):
                 assert self.capacity.num_speculative_tokens
                 owners = [each for each in self.slots.values() if block in each.blocks]
-                assert owners == [slot], "what is overwritten has two owners"
+                assert owners == [slot], "an overwritten block has two owners"
             else:
                 assert allocate == len(self.kv[block])
             self.kv[block][allocate : allocate + 1] = [context]
 
     def _keep(self, slot: Slot, num: int) -> None:
-        """So many of those that were written are the slot's ids."""
+        """Keeps the first written ids as the slot's ids."""
         for token_id in slot.ids[slot.num_computed : slot.num_computed + num]:
             slot.context = hash((slot.context, token_id))
         slot.num_computed += num
 
     def _prefill(self, row: Prefill, draft_depth: int) -> list[Part]:
-        """What is told of the prompt, and the token where the row has computed all ids."""
+        """The scored prompt tokens, and the token if the row has computed all ids."""
         slot = self.slots[row.slot]
         if slot.has_finished:
             return []
@@ -178,7 +178,7 @@ class SimulatedWorker:
         return parts
 
     def _decode(self, row: Decode, draft_depth: int) -> list[Part]:
-        """What is told of the prompt, if the row is its last id, and the tokens."""
+        """The scored prompt token, if the row is the last prompt id, and the tokens."""
         slot = self.slots[row.slot]
         if slot.has_finished:
             return []
@@ -199,7 +199,7 @@ class SimulatedWorker:
         return end - len(slot.ids)
 
     def _sample(self, slot_id: int, drafts: list[int], draft_depth: int) -> Part:
-        """Tokens as long as they are what was drafted, and one more."""
+        """Tokens as long as they equal the drafts, and one more."""
         slot = self.slots[slot_id]
         self._check_reserved_blocks(slot, len(drafts) + draft_depth)
         start = len(slot.ids)
@@ -218,13 +218,13 @@ class SimulatedWorker:
         return row, TokenArrays(np.array(tokens, np.int32))
 
     def _check_reserved_blocks(self, slot: Slot, num_ahead: int) -> None:
-        """Drafts have KV too, of which the drafter writes one place ahead at least."""
+        """Drafts have KV too, and the drafter writes at least one place ahead."""
         if self.capacity.num_speculative_tokens:
             num_positions = len(slot.ids) + min(num_ahead, self._num_left(slot))
             assert num_positions <= len(slot.blocks) * self.capacity.block_size
 
     def _draft(self, slot: Slot, num: int) -> None:
-        """The last token is not worth it: whoever has one to go needs no draft."""
+        """A sequence with one token to go needs no draft."""
         ids = list(slot.ids)
         for _ in range(min(num, self._num_left(slot) - 1)):
             ids.append(next_draft(ids))
@@ -241,7 +241,7 @@ class SimulatedWorker:
         return (1 + vocab_size, 0) if is_all else (1 + asked, asked)
 
     def _tell(self, slot_id: int, num: int) -> list[Part]:
-        """Of the ids that follow the ``num`` that were computed last, where they are lacking."""
+        """Scores the ids after the ``num`` computed last, if they are not scored yet."""
         slot, admit = self.slots[slot_id], self.slots[slot_id].admit
         asked, last = admit.params.prompt_logprobs, min(slot.num_computed, admit.prompt_len - 1)
         ids = [] if asked is None else slot.ids[slot.num_prompt_scored + 1 : last + 1]

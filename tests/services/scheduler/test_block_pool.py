@@ -1,4 +1,4 @@
-"""Blocks that are free, cached or owned, and what a short pool gives up first."""
+"""Free, cached and owned blocks, and the order of eviction in a short pool."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The depth that pays is found, kept, and found again, on workers that are made up."""
+"""The best depth is found, kept, and found again, on made-up workers."""
 
 from collections import deque
 from collections.abc import Callable
@@ -29,11 +29,11 @@ GOOD, MEDIUM, USELESS = (0.9, 0.9, 0.9), (0.7, 0.55, 0.5), (0.0, 0.0, 0.0)
 SEEDS = range(3)
 
 Rates = tuple[float, ...]
-Costs = Callable[[int, int], float]  # seconds of a step, by its number of rows and their depth
+Costs = Callable[[int, int], float]  # seconds of a step, by number of rows and depth
 
 
 def cpu(num_rows: int, depth: int) -> float:
-    """A step, each id that it computes, and each pass that drafts cost something."""
+    """Each step, computed id and drafting pass has a cost."""
     return 0.01 + 0.0005 * num_rows * (1 + depth) + 0.001 * depth
 
 
@@ -43,10 +43,10 @@ def free(num_rows: int, depth: int) -> float:
 
 @dataclass
 class Worker:
-    """Runs plans as they would be made, two in flight. ``rates`` are the chances of the drafts;
-    times are up to some 20 % too long, and now and then three times as long; a row lacks its
-    drafts now and then. Functions take the number of the step. Plans have ``num_steps`` where the
-    depth does not change."""
+    """Runs plans like a scheduler's, two in flight. ``rates`` are the drafts' acceptance rates;
+    times are up to about 20 % too long, and sometimes three times as long; a row sometimes lacks
+    its drafts. Functions take the number of the step. Plans have ``num_steps`` while the depth does
+    not change."""
 
     rates: Callable[[int], Rates]
     num_rows: Callable[[int], int] = lambda step: 1
@@ -63,7 +63,7 @@ class Worker:
         self.random = Random(self.seed)
         self.draft_depth = DraftDepth(self.capacity)
         self.plans: deque[StepPlan] = deque()
-        self.depths: list[int] = []  # that were verified, by the number of the step
+        self.depths: list[int] = []  # verified depths, by the number of the step
         self._next_depth = 0
 
     def run(self, num_steps: int) -> "Worker":
@@ -76,7 +76,7 @@ class Worker:
         return self
 
     def throughput(self, start: int, end: int) -> float:
-        """Of the depths that ran in these steps, as a part of what the best one brings."""
+        """The throughput of these steps' depths relative to the best one's."""
         fixed = [
             [depth] * (end - start) for depth in range(self.capacity.num_speculative_tokens + 1)
         ]
@@ -121,7 +121,7 @@ class Worker:
         )
 
     def _rate(self, start: int, depths: list[int]) -> float:
-        """Tokens a second that may be expected of steps at these depths."""
+        """Expected tokens per second of steps at these depths."""
         num_tokens = time_s = 0.0
         for step, depth in enumerate(depths, start):
             num_rows, reached = self.num_rows(step), 1 - self.lacking
@@ -207,7 +207,7 @@ def test_a_machine_that_is_slow_for_a_while_changes_nothing(slowness: tuple[int,
 
 @pytest.mark.parametrize("seed", SEEDS)
 def test_steps_that_compute_prompts_tell_nothing_of_the_time(seed: int):
-    """Those without are few here, and no more than each third."""
+    """Steps without prompts are few here, at most a third."""
     worker = Worker(lambda step: MEDIUM, lambda step: 8, seed=seed)
     worker.has_prefill = lambda step: step % 3 > 0
     assert worker.run(3000).throughput(1000, 3000) > 0.95

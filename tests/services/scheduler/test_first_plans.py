@@ -1,4 +1,4 @@
-"""When plans go out to a worker that has none."""
+"""The first plan of an idle worker."""
 
 import asyncio
 from pathlib import Path
@@ -19,7 +19,7 @@ CAPACITY = Capacity(32, 4, 4, 16, 64, 1000)
 
 
 async def with_a_prompt(folder: Path, pipeline_depth: int) -> tuple[SchedulerService, FakePeer]:
-    """A service and its idle worker, for which a prompt has just come."""
+    """A service and its idle worker, with a newly arrived prompt."""
     config = SchedulerConfig(mesh_dir=folder, instance="s", pipeline_depth=pipeline_depth)
     service = SchedulerService(config)
     tokenizer = connect("tokenizer", ModelInfo(["m"], "f", 1000, 64, 1))
@@ -34,7 +34,7 @@ async def with_a_prompt(folder: Path, pipeline_depth: int) -> tuple[SchedulerSer
 
 async def test_an_idle_worker_has_its_first_plan_before_the_second_is_made(tmp_path: Path) -> None:
     service, worker = await with_a_prompt(tmp_path, pipeline_depth=2)
-    await asyncio.sleep(0)  # what is sent in a turn goes out before the next one
+    await asyncio.sleep(0)  # messages of a turn are sent before the next one
     [(first, _)] = worker.take(StepPlan)
     await asyncio.sleep(0)
     assert len(worker.take(StepPlan)) == 1

@@ -1,4 +1,4 @@
-"""Tokens of several steps in one message: nothing of them is lost, late or in another order."""
+"""Tokens of several steps in one message: none is lost, late or reordered."""
 
 import asyncio
 from random import Random
@@ -27,7 +27,7 @@ def sequence(name: str) -> Sequence:
 
 
 def step_of(rows: list[tuple[Sequence, TokenRun, str | None]], random: Random) -> StepEmissions:
-    """``rows``: sequence, run and how it ends."""
+    """``rows``: sequence, run and finish."""
     emissions = []
     for index, (each, run, finish) in enumerate(rows):
         row = ResultRow(index, each.request, each.attempt, run, finish)  # type: ignore[arg-type]
@@ -46,7 +46,7 @@ def step_of(rows: list[tuple[Sequence, TokenRun, str | None]], random: Random) -
 
 
 def random_steps(random: Random) -> list[StepEmissions]:
-    """Of sequences with and without logprobs and drafts, which end now and then."""
+    """Sequences with and without logprobs and drafts; some end."""
     widths = {sequence(str(number)): random.choice([0, 1, 3]) for number in range(3)}
     steps = []
     for _ in range(random.randint(1, 6)):
@@ -65,7 +65,7 @@ def random_steps(random: Random) -> list[StepEmissions]:
 
 
 def read(tokens: Tokens, arrays: TokenArrays) -> dict[str, list[Any]]:
-    """What a tokenizer finds: for each sequence its runs, where consecutive output is one."""
+    """The tokenizer's view: the runs of each sequence, with consecutive output joined."""
     layout = Layout(tokens.rows, arrays)
     found: dict[str, list[Any]] = {}
     for index, row in enumerate(tokens.rows):
@@ -127,12 +127,12 @@ def test_ends_are_in_the_message_with_their_last_token() -> None:
 
 
 def nums_sent(peer: FakePeer) -> list[int]:
-    """Tokens of each message since the last look."""
+    """Tokens of each message since the last call."""
     return [len(arrays[0]) for _, arrays in peer.take(Tokens)]
 
 
 async def turn() -> None:
-    """What is decided once for all that arrives in a turn has been decided."""
+    """Decisions made once per turn have been made."""
     for _ in range(2):
         await asyncio.sleep(0)
 
@@ -153,7 +153,7 @@ async def test_short_steps_are_forwarded_together_but_for_first_tokens_and_ends(
     await add()
     assert not nums_sent(peer)
     await add(who=sequence("b"))
-    assert nums_sent(peer) == [3], "what was held goes with another's first token"
+    assert nums_sent(peer) == [3], "held tokens are sent with another's first token"
     await add()
     await add("length")
     assert nums_sent(peer) == [2]

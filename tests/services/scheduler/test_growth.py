@@ -1,5 +1,5 @@
-"""What a step costs does not grow with how many workers there are, run or wait: in calls, not in
-time."""
+"""The cost of a step, in function calls, does not grow with the number of workers, running or
+waiting sequences."""
 
 import sys
 from collections.abc import Callable
@@ -22,7 +22,7 @@ SHORT, LONG = 8, 100
 
 
 def num_calls(work: Callable[[], Any]) -> int:
-    """How often a function of Python's was entered, or a generator resumed."""
+    """The number of Python function entries and generator resumptions."""
     events: list[str] = []
     sys.setprofile(lambda frame, event, argument: events.append(event))
     try:
@@ -33,8 +33,8 @@ def num_calls(work: Callable[[], Any]) -> int:
 
 
 class Full:
-    """``num_workers`` that have ended their first steps and run as many as they may, with all plans
-    in flight that may be; ``num_waiting`` wait."""
+    """``num_workers`` past their first steps with the most running sequences and plans in flight;
+    ``num_waiting`` sequences wait."""
 
     def __init__(self, num_workers: int = 2, num_waiting: int = 20, waiting_len: int = SHORT):
         limits = PrefillLimits(max_partial=CAPACITY.max_num_seqs)
@@ -65,7 +65,7 @@ class Full:
         return name
 
     def plan(self) -> None:
-        """As the service does when anything has changed."""
+        """Like the service after every change."""
         for name in self.core.workers_in_need:
             while (planned := self.core.plan(name)) is not None:
                 self.results[name].append(self.workers[name].step(planned))
@@ -75,7 +75,7 @@ class Full:
         self.core.absorb(name, *self.results[name].pop(0))
 
     def end_one(self, name: str) -> None:
-        """A sequence of the worker goes."""
+        """Ends a sequence of the worker."""
         self.core.cancel(next(iter(self.core.workers[name].running.values())).key)
 
 

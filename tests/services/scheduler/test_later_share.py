@@ -1,4 +1,4 @@
-"""What sequences of a later priority take of a worker's time beside earlier ones."""
+"""The share of later sequences in a worker's time, next to earlier ones."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -27,13 +27,13 @@ def on_a_cpu(num_prompt: int, num_decode: int) -> float:
 
 
 def on_a_gpu(num_prompt: int, num_decode: int) -> float:
-    """More rows cost nothing beside the weights, but a long prompt does."""
+    """More rows cost nothing compared with the weights, but a long prompt does."""
     return max(0.01, 0.00005 * (num_prompt + num_decode))
 
 
 class Bench:
-    """One worker on a clock of its own. ``times`` has the seconds of each step in which an earlier
-    sequence was computed, with whether a later one was, too. A plan takes ``plan_s`` beside its
+    """One worker on a simulated clock. ``times`` has the seconds of each step with an earlier
+    sequence, with True if it also had a later one. A plan takes ``plan_s`` in addition to its
     steps."""
 
     def __init__(
@@ -49,7 +49,7 @@ class Bench:
         self.worker = SimulatedWorker(self.capacity)
         self.now_s = 0.0
         self.times: list[tuple[float, bool]] = []
-        self.tokens: list[int] = []  # of later ones, in each plan
+        self.tokens: list[int] = []  # of later sequences, in each plan
         self.ended: list[str] = []
         self._cost, self._plan_s = cost, plan_s
         self._num_added = 0
@@ -89,7 +89,7 @@ class Bench:
             self.step()
 
     def _seconds(self, planned: Planned) -> float:
-        """Of each of its steps."""
+        """Seconds of each of its steps."""
         num_prompt = sum(row.num_tokens for row in planned.plan.prefill)
         step_s = self._cost(num_prompt, len(planned.plan.decode))
         return step_s + self._plan_s / planned.plan.num_steps
@@ -104,7 +104,8 @@ class Bench:
             self.times += [(self._seconds(planned), bool(later))] * planned.plan.num_steps
 
     def slowdown(self) -> float:
-        """The mean of the last steps with an earlier sequence, over those without later ones."""
+        """The mean of the last steps with an earlier sequence, relative to steps without later
+        ones."""
         alone = [step_s for step_s, is_joined in self.times if not is_joined]
         return sum(step_s for step_s, _ in self.times) / len(self.times) / min(alone)
 
@@ -135,7 +136,8 @@ def test_a_stream_is_slowed_by_no_more_than_the_share_and_the_batch_gets_it(
 def test_a_stream_with_plans_of_several_steps_has_them_beside_a_batch_too(
     num_later: int, depth: int
 ) -> None:
-    """The share is of what the stream has alone: plans of several steps, which cost less each."""
+    """The share is relative to the stream alone: plans of several steps, which cost less per
+    step."""
     bench = Bench(on_a_cpu, depth, plan_s=0.001, max_num_steps=16)
     bench.add("stream")
     bench.run(30)
@@ -235,7 +237,7 @@ def test_the_first_step_of_a_stream_is_its_own() -> None:
 
 
 def test_whatever_the_times_say_one_of_so_many_steps_is_for_all() -> None:
-    """A worker whose clock stands still."""
+    """A worker with a stopped clock."""
     bench = Bench(lambda num_prompt, num_decode: 0.0)
     bench.add("stream")
     bench.add_batch(2, max_tokens=10)

@@ -1,4 +1,4 @@
-"""What the scheduler tells of its plans and its sequences."""
+"""The scheduler's metrics of its plans and sequences."""
 
 import time
 from collections.abc import Callable

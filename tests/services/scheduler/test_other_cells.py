@@ -1,4 +1,4 @@
-"""What a scheduler hands over to other cells, and what it keeps."""
+"""Sequences a scheduler hands over to other cells, and sequences it keeps."""
 
 import numpy as np
 import pytest
@@ -137,7 +137,7 @@ async def test_all_is_handed_over_in_time_what_waits_at_once(
 
 
 def busy(num_running: int, num_waiting: int = 0, num_free_blocks: int = 16) -> Overview:
-    """Another cell, of one worker."""
+    """Another cell, with one worker."""
     return Overview("other", 1, num_running, num_waiting, 16, num_free_blocks, num_slots=8)
 
 

@@ -1,4 +1,4 @@
-"""How many steps a plan asks for, and what a plan of several steps brings."""
+"""The number of steps of a plan, and the results of a plan of several steps."""
 
 from typing import Any
 
@@ -26,11 +26,11 @@ from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 CAPACITY = Capacity(num_blocks=64, block_size=4, max_num_seqs=4, max_num_batched_tokens=32,
                     max_model_len=128, vocab_size=1001, max_num_steps=8)  # fmt: skip
-FAST_STEPS = 3  # of a worker that is_fast: so many take PLAN_S
+FAST_STEPS = 3  # of a fast worker: this many take PLAN_S
 
 
 class Cell:
-    """One worker, known to be good, with one plan in flight or more."""
+    """One worker past probation, with one plan in flight or more."""
 
     def __init__(self, depth: int = 1, is_fast: bool = True, stop: int = 0, **capacity: Any):
         self.capacity = msgspec.structs.replace(CAPACITY, **capacity)
@@ -69,7 +69,7 @@ class Cell:
 
 
 def decoding(num_steps_before: int = 1, **options: Any) -> Cell:
-    """A cell with one sequence, whose prompt is computed."""
+    """A cell with one sequence past its prompt."""
     cell = Cell(**options)
     cell.add("a")
     for _ in range(num_steps_before):
@@ -111,7 +111,7 @@ def test_a_plan_with_a_prompt_or_before_one_that_waits_has_one_step() -> None:
         plan = cell.step()
         assert plan.prefill
         assert plan.num_steps == 1
-    cell.step()  # by the pace of a step that decodes
+    cell.step()  # at the speed of a decode step
     assert cell.step().num_steps == FAST_STEPS
     cell.add("waits")
     assert cell.step().num_steps == 1
@@ -215,7 +215,7 @@ def in_flight() -> tuple[Cell, StepResult, TokenArrays]:
 
 
 def lie(cell: Cell, rows: list[ResultRow], num_steps: int = FAST_STEPS) -> str:
-    """Why the cell does not believe it."""
+    """The reason why the cell rejects the result."""
     result = StepResult(2, rows, num_steps=num_steps)
     num = sum(row.run.num_tokens for row in rows)
     with pytest.raises(CodecError) as caught:

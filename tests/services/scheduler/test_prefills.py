@@ -1,4 +1,4 @@
-"""Short prompts beside long ones, and how many may be in the middle of theirs."""
+"""Short prompts next to long ones, and limits on partial prefills."""
 
 from typing import Any
 
@@ -16,8 +16,8 @@ ONE_AFTER_ANOTHER = PrefillLimits(max_partial=1)
 
 
 class Bench:
-    """One worker; ``ended`` has the names of those that ended, in order, and ``tokens`` how many
-    each of the prompts had in each step."""
+    """One worker; ``ended`` has the names in order of their end, and ``tokens`` each prompt's
+    tokens per step."""
 
     def __init__(
         self, limits: PrefillLimits | None = None, caches: bool = True, depth: int = 1

@@ -1,4 +1,4 @@
-"""Which sequences find the beginnings of their prompts computed, and where they go for it."""
+"""Prefix hits of sequences, and the choice of a worker for them."""
 
 import msgspec
 import pytest
@@ -32,14 +32,14 @@ def step(core: Scheduler, worker: SimulatedWorker, worker_id: str = "w") -> list
 
 
 def admits(core: Scheduler, worker: SimulatedWorker, worker_id: str = "w") -> list[Admit]:
-    """Whom the next step admits."""
+    """The sequences the next step admits."""
     planned = core.plan(worker_id)
     core.absorb(worker_id, *worker.step(planned))
     return planned.plan.admit
 
 
 def finish(core: Scheduler, worker: SimulatedWorker) -> list[tuple[str, int]]:
-    """All that is open, each with what it found when it came."""
+    """Finishes every sequence; returns each one's cached tokens."""
     while core.sequences:
         step(core, worker)
     return [(each.sequence.request, each.sequence.num_cached) for each in core.take_ended()]
@@ -50,7 +50,7 @@ def finish(core: Scheduler, worker: SimulatedWorker) -> list[tuple[str, int]]:
     [
         (PROMPT, 8),
         (PROMPT[:9], 8),
-        (PROMPT[:8], 4),  # the logits of its last id are wanted
+        (PROMPT[:8], 4),  # the logits of its last id are needed
         (PROMPT[:4], 0),
         ([*PROMPT[:5], 77, 78, 79, 80], 4),
         ([77, *PROMPT[1:]], 0),
@@ -144,11 +144,11 @@ def test_a_preempted_sequence_finds_what_is_left_of_its_blocks_and_counts_no_hit
     assert core.num_prefix_hits == 0
 
 
-# --- what usage says ------------------------------------------------------------------------------
+# --- the usage ------------------------------------------------------------------------------------
 
 
 def core_with_a_hit(max_tokens: int = 3) -> tuple[Scheduler, SimulatedWorker]:
-    """A core whose worker w has the first 96 ids of a prompt of 100 that has just been added."""
+    """A core; its worker w has cached the first 96 ids of a just added prompt of 100."""
     core, worker = scheduler(LARGE), SimulatedWorker(LARGE)
     add(core, "first", list(range(100)))
     finish(core, worker)
@@ -195,7 +195,7 @@ def test_a_loss_after_the_first_token_changes_nothing():
 
 
 def preempted_in_its_prompt(core: Scheduler, worker: SimulatedWorker) -> None:
-    """A step computes a part of the prompt of the one that runs, which then gives its slot back."""
+    """A step computes a part of the running prompt, which is then preempted."""
     step(core, worker)
     core.planner.preempt(core.workers["w"])
 
@@ -223,7 +223,7 @@ def test_what_a_preempted_prompt_does_not_find_again_was_no_hit():
 
 @pytest.mark.parametrize("has_ended", [False, True])
 def test_what_an_attempt_before_has_computed_is_no_hit_of_a_replay(has_ended: bool):
-    """Its tokenizer is lost, with the end of the text or before it."""
+    """Its tokenizer is lost, with the end of the output or before it."""
     core, worker = scheduler(), SimulatedWorker(CAPACITY)
     add(core, "r", PROMPT, max_tokens=3)
     step(core, worker)
@@ -306,7 +306,7 @@ def test_choices_of_a_prompt_that_fills_no_block_start_together():
 
 
 def two_workers(num_ids: int) -> tuple[Scheduler, SimulatedWorker]:
-    """A core with w, which has a prompt of ``num_ids`` in its cache, and v, which is returned."""
+    """A core with w, which has cached a prompt of ``num_ids``, and v, which is returned."""
     core, first = scheduler(LARGE), SimulatedWorker(LARGE)
     add(core, "first", list(range(num_ids)))
     finish(core, first)
@@ -342,7 +342,7 @@ def test_a_full_worker_is_not_waited_for():
 
 
 def test_a_block_that_the_end_of_a_text_leaves_uncomputed_is_not_shared():
-    """The next plan would compute its last id, but its worker passes over who has ended."""
+    """The next plan would compute its last id, but its worker skips ended sequences."""
     core, worker = Scheduler(100, 10, pipeline_depth=2), SimulatedWorker(CAPACITY)
     core.add_worker("w", CAPACITY)
     params = SamplingParams(seed=0, max_tokens=9, prompt_logprobs=0)

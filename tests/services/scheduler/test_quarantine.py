@@ -1,4 +1,4 @@
-"""What workers died of is refused for a while, and nothing else."""
+"""Requests that killed workers are refused for a while, and no others."""
 
 import msgspec
 import numpy as np

@@ -1,4 +1,4 @@
-"""What the scheduler says of a worker's last steps."""
+"""The scheduler's statistics of a worker's last steps."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who is let in, and with which words the others are not."""
+"""Accepted and refused services, with the words of refusals."""
 
 import re
 from typing import Any
@@ -37,7 +37,7 @@ def tokenizer(**changes: Any) -> Hello:
 
 
 def worker(**changes: Any) -> Hello:
-    """``changes`` of the model, and of the capacity where it has such a field."""
+    """``changes`` of the model, and of the capacity if it has the field."""
     of_model = {key: value for key, value in changes.items() if key in ModelInfo.__struct_fields__}
     of_capacity = {
         key: value for key, value in changes.items() if key in Capacity.__struct_fields__
@@ -54,7 +54,7 @@ def worker(**changes: Any) -> Hello:
         worker(num_speculative_tokens=3, adapts_depth=True, stall_s=600.0, num_blocks=MAX_BLOCKS),
         worker(
             dtype="", load_format="", logprobs_mode="", quantization="", kv_cache_dtype=""
-        ),  # of an older version
+        ),  # an older version
     ],
 )
 def test_workers_may_differ_in_size_and_in_what_they_do_not_tell(hello: Hello):
@@ -83,7 +83,7 @@ def test_workers_may_differ_in_size_and_in_what_they_do_not_tell(hello: Hello):
 )
 def test_what_requests_depend_on_must_be_the_same_everywhere(hello: Hello, reason: str):
     assert re.match(reason, why_refused(hello, [TOKENIZER, WORKER]) or "")
-    assert why_refused(hello, []) is None, "whoever comes first says what it is"
+    assert why_refused(hello, []) is None, "the first service defines the model"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How long a sequence waited, as its line in the log tells."""
+"""The waiting time of a sequence in its log line."""
 
 from typing import Any
 
@@ -73,7 +73,7 @@ def test_two_attempts_are_two(told: Any) -> None:
         log.end(Ended(each, "stop"), 50.0)
         fields = told()
         assert (fields["attempt"], fields["queued_s"]) == (each.attempt, queued_s)
-    assert not log._queued_s, "nothing is kept of what has ended"
+    assert not log._queued_s, "ended sequences are forgotten"
 
 
 def test_a_refusal_is_told_by_its_code(told: Any) -> None:

@@ -59,7 +59,7 @@ def in_slots(core: Scheduler, worker_id: str = "w") -> set[str]:
 
 
 def computed(core: Scheduler, worker_id: str = "w") -> set[str]:
-    """Whom the plan in flight computes."""
+    """The sequences computed by the plan in flight."""
     worker = core.workers[worker_id]
     return {worker.running[slot].request for slot in worker.computed_slots()}
 
@@ -199,7 +199,7 @@ def test_a_worker_that_leaves_hands_over_one_sequence_when_the_one_before_has_ca
 
     for num_gone in (1, 2, 3):
         step(core, workers["w"])
-        assert len(running("w")) == 3 - num_gone, "those that are left are computed meanwhile"
+        assert len(running("w")) == 3 - num_gone, "the others are computed meanwhile"
         assert [each.request for each in core.queues.waiting] == ["first", "second", "third"][
             num_gone - 1 : num_gone
         ]
@@ -601,7 +601,7 @@ def test_a_long_context_in_few_blocks_and_many_blocks_of_short_context_are_both_
     add(core, "another", prompt_len=30)
     add(core, "small")
     core.plan("v")
-    assert computed(core, "v") == {"small"}, "who cannot run here holds nobody up"
+    assert computed(core, "v") == {"small"}, "an unrunnable sequence delays no other"
     core.plan("w")
     assert "long" in computed(core, "w")
 
@@ -653,8 +653,8 @@ def test_nothing_of_a_seat_is_left_with_a_sequence_that_lost_its_worker():
 
 
 def steps_of_the_good_worker(deaths_every: int | None) -> tuple[int, int]:
-    """How many it needs for twelve requests, and how often a worker beside it died meanwhile, which
-    it does in its first step each time it is there."""
+    """Its steps for twelve requests, and the deaths of a second worker, which dies in each of its
+    first steps."""
     core, worker, num_steps, num_deaths = scheduler(), SimulatedWorker(CAPACITY), 0, 0
     add(core, "first", max_tokens=PROBATION_STEPS)
     while core.sequences:

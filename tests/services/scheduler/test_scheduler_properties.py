@@ -1,4 +1,4 @@
-"""Random arrivals, cancels and worker deaths: the contract holds and everybody finishes."""
+"""Random arrivals, cancels and worker deaths: the contract holds and every sequence finishes."""
 
 import json
 from collections import Counter
@@ -18,11 +18,11 @@ from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 ROOT = Path(__file__).parent.parent.parent.parent
 NUM_SCHEDULES = 500
-NUM_PIECES, PIECE = 40, 2500  # 100,000 schedules, a quarter of a minute each piece
+NUM_PIECES, PIECE = 40, 2500  # 100,000 schedules, a quarter of a minute per piece
 
 
 def progress_file() -> Path:
-    """The pieces that have passed with the code as it is."""
+    """The pieces that have passed with the current code."""
     folders = ROOT / "services" / "scheduler", Path(__file__).parent
     files = sorted(file for folder in folders for file in folder.glob("*.py"))
     digest = sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
@@ -60,7 +60,7 @@ def test_random_schedules_keep_the_contract_and_meet_what_they_are_for() -> None
 @pytest.mark.slow
 @pytest.mark.parametrize("piece", range(NUM_PIECES))
 def test_100000_schedules_keep_the_contract(piece: int) -> None:
-    """Skips what has passed with the same code, so that a run which was interrupted goes on."""
+    """Skips pieces passed with the same code, so that an interrupted run resumes."""
     file = progress_file()
     passed = json.loads(file.read_text()) if file.exists() else []
     if piece in passed:

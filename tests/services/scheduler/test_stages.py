@@ -1,4 +1,4 @@
-"""Plans for a worker whose model is a pipeline."""
+"""Plans for a worker with a pipeline."""
 
 from collections import deque
 

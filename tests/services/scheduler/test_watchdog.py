@@ -1,4 +1,4 @@
-"""A worker that owes a result for too long is found, and no other."""
+"""Only a worker with an overdue result is reported."""
 
 from benchmarks.harness.sequences import add_one
 from services.scheduler.scheduler import Scheduler

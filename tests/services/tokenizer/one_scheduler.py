@@ -1,4 +1,4 @@
-"""A tokenizer's schedulers where there is one, whatever it says of itself."""
+"""A tokenizer's schedulers when there is one, in any state."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ from services.tokenizer.schedulers import Schedulers
 
 
 class OneScheduler(Schedulers):
-    """It may be None, for none at all."""
+    """It may be None, for no scheduler."""
 
     def __init__(self, peer: Any) -> None:
         self._peer = peer

@@ -1,4 +1,4 @@
-"""Which cell a prompt goes to."""
+"""The cell of a prompt."""
 
 from collections import Counter
 
@@ -44,7 +44,7 @@ def cells_of(slots: list[int], loads: list[int]) -> list[Cell]:
 def test_no_cell_has_much_more_than_its_part_and_none_waits_while_others_have_slots(
     slots: list[int], prompts: list[tuple[int, int]]
 ) -> None:
-    """Some begin alike, some are short (0)."""
+    """Some share a beginning, some are short (0)."""
     loads = [0] * len(slots)
     for number, (kind, num_new) in enumerate(prompts):
         cells = cells_of(slots, loads)
@@ -106,7 +106,7 @@ def prompt(number: int, num: int = 1) -> Generate:
 
 
 def test_what_was_sent_counts_until_it_has_ended() -> None:
-    """Also before a heartbeat says so."""
+    """Also before a heartbeat confirms it."""
     schedulers, first, second = Schedulers(), scheduler("a"), scheduler("b", num_waiting=3)
     for peer in (first, second):
         schedulers.add(peer)

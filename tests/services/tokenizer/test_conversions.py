@@ -67,7 +67,7 @@ async def test_conversions_count_among_the_open_requests_and_are_refused_above_t
         assert len(requests) == 3
         idle = tasks.create_task(requests.idle())
         await asyncio.sleep(0)
-        assert not idle.done()  # who drains waits for them
+        assert not idle.done()  # a drain waits for them
         model.may_go_on.set()
     assert len(requests) == 0
     assert [message.request for message, _ in gateway.sent] == ["c0", "c1"]
@@ -82,7 +82,7 @@ async def test_a_cancelled_conversion_does_not_begin(model: SlowModel):
             convert(requests, gateway, name)
         convert(requests, leaving, "c3")
         await asyncio.sleep(0.01)  # c0 has begun
-        requests.cancel(leaving, [RequestKey("c2", 0)])  # it is not its own
+        requests.cancel(leaving, [RequestKey("c2", 0)])  # it belongs to another gateway
         requests.cancel(gateway, [RequestKey("c1", 0), RequestKey("unknown", 0)])
         requests.lose(leaving)
         assert len(requests) == 2
@@ -93,7 +93,7 @@ async def test_a_cancelled_conversion_does_not_begin(model: SlowModel):
 
 
 async def test_a_flood_of_leavers_leaves_nothing_behind(model: SlowModel):
-    """While a text is being converted, for however long."""
+    """During a conversion of any length."""
     gateway, kept = FakePeer(), []
     async with asyncio.TaskGroup() as tasks:
         requests = Requests(model, None, 10, Lanes(1), tasks, OneScheduler(None))

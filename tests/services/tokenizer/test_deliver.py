@@ -23,6 +23,7 @@ from shared.wire.messages import (
     RequestKey,
     RunKind,
     SamplingParams,
+    SpanReport,
     Submit,
     TextOptions,
     TokenRow,
@@ -64,7 +65,7 @@ def open_request(
 def tokens(
     rows: list[tuple[str, list[int]]], finished: Sequence[Finished] = (), num_values: int = 0
 ) -> tuple[Tokens, TokenArrays]:
-    """Each row with values that count up from the place of its ids."""
+    """Each row with values that count up from its ids' place."""
     message = Tokens(
         [TokenRow(name, 1, 0, TokenRun(len(ids), num_values)) for name, ids in rows], list(finished)
     )
@@ -195,7 +196,7 @@ def test_a_prompt_token_that_was_scored_before_is_an_error(tokenizer: Tokenizer)
 
 
 def test_nothing_goes_out_of_a_message_with_a_row_that_cannot_be(tokenizer: Tokenizer):
-    """A choice whose tokens came without its end would wait for more of them for ever."""
+    """A choice with tokens but without its end would wait for ever."""
     table, gateway = RequestTable(), FakePeer()
     for name in "ab":
         open_request(table, tokenizer, name, gateway)
@@ -205,3 +206,10 @@ def test_nothing_goes_out_of_a_message_with_a_row_that_cannot_be(tokenizer: Toke
         deliver(message, TokenArrays(np.ones(2, np.int32)), table)
     assert gateway.sent == []
     assert table.get("a", 1).choices[0].num_tokens == 0
+
+
+def test_reports_are_dropped_where_nothing_observes(tokenizer: Tokenizer):
+    table, gateway = RequestTable(), FakePeer()
+    open_request(table, tokenizer, "a", gateway)
+    deliver(Tokens([], [], [SpanReport("a/0", 1, "scheduler", "s", [])]), TokenArrays(), table)
+    assert gateway.sent == []

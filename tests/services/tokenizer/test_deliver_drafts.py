@@ -1,4 +1,4 @@
-"""Drafts on their way up, beside the tokens they were for."""
+"""Drafts on their way up, next to their target tokens."""
 
 import numpy as np
 import pytest
@@ -12,11 +12,11 @@ from shared.wire.messages import Finished, RunKind, TokenRow, TokenRun, Tokens
 from shared.wire.token_arrays import TokenArrays
 from tests.services.tokenizer.test_deliver import FakePeer, open_request
 
-NUM_DRAFTS, NUM_VALUES = 5, 21  # six tokens a row
+NUM_DRAFTS, NUM_VALUES = 5, 21  # six tokens per row
 
 
 def speculated(ids: list[int], num_accepted: int) -> tuple[Tokens, TokenArrays]:
-    """The rows of ``a/0`` after a step that verified five drafts: each number of the payload is its
+    """The rows of ``a/0`` after a step that verified five drafts: each value of the payload is its
     index."""
     drafts = TokenRow(
         "a/0", 1, 0, TokenRun(NUM_DRAFTS, 1, kind=RunKind.DRAFTS, num_accepted=num_accepted)

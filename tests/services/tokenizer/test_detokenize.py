@@ -1,4 +1,4 @@
-"""Pieces of text joined are the text, however the ids are cut."""
+"""Joined pieces of text equal the text, for any cut of the ids."""
 
 from itertools import pairwise
 
@@ -37,7 +37,8 @@ def test_no_piece_holds_half_a_character(tokenizer: Tokenizer):
 @pytest.mark.parametrize("num_bytes", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("num_ids", [1, 3, 16, 1000])
 def test_characters_that_are_cut_by_every_id_come_out_whole(num_bytes: int, num_ids: int):
-    """A vocabulary of bytes may join the end of a character and the beginning of the next."""
+    """In a byte vocabulary a token may join the end of a character and the beginning of the
+    next."""
     text = "a" + "世" * 200 + "𐀀" * 200
     data = text.encode()
     tokens = [data[start : start + num_bytes] for start in range(0, len(data), num_bytes)]
@@ -51,7 +52,7 @@ def test_characters_that_are_cut_by_every_id_come_out_whole(num_bytes: int, num_
 def test_prompt_and_text_are_what_all_ids_say(
     tokenizer: Tokenizer, byte_fallback_tokenizer: Tokenizer, text: str, data: st.DataObject
 ):
-    """Wherever the prompt ends: at a blank, between the bytes of a character, before a word."""
+    """For any end of the prompt: at a blank, between the bytes of a character, before a word."""
     for each in (tokenizer, byte_fallback_tokenizer):
         ids = each.encode(text).ids
         end = data.draw(st.integers(0, len(ids)))
@@ -63,7 +64,7 @@ def test_prompt_and_text_are_what_all_ids_say(
         found = pushed + detokenizer.flush()
         before = len(prompt[: len(prompt) - num_half_bytes(prompt)].decode())
         if each is byte_fallback_tokenizer and text:
-            before = max(0, before - 1)  # the blank that its normalizer puts first
+            before = max(0, before - 1)  # the blank its normalizer prepends
         assert found == each.decode(ids)[before:]
 
 

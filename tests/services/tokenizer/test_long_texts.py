@@ -1,4 +1,4 @@
-"""A long text holds up neither the event loop nor the texts of others."""
+"""A long text delays neither the event loop nor the texts of others."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ def raw() -> Tokenizer:
 
 
 async def ticks_during(work: Callable[[], Any]) -> tuple[Any, float]:
-    """What ``work`` returns on a thread; how often a timer of the loop ran in a second of it."""
+    """The result of ``work`` on a thread; the rate of a timer on the loop meanwhile, per second."""
     num = 0
 
     async def tick() -> None:
@@ -96,7 +96,7 @@ async def test_long_texts_hold_up_no_short_one():
     longs[1].cancel()
     short_is_done.set()
     await asyncio.gather(*longs, return_exceptions=True)
-    assert began == [0, 2]  # what was cancelled in the line never began
+    assert began == [0, 2]  # the cancelled ones never began
 
 
 async def test_a_cancelled_long_text_keeps_its_thread_until_it_ends_it():

@@ -1,4 +1,4 @@
-"""The marks of added tokens are where the tokens are, however ids and messages are cut."""
+"""The marks of added tokens are at the tokens, for any cut of ids and messages."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -42,7 +42,7 @@ STOPS = st.sampled_from([[], ["e"], ["</think>"], ["hink>"], ["fox j", "><"]])
 
 
 class Client:
-    """Takes what a choice sends, over several attempts, and checks each piece."""
+    """Receives a choice's messages, over several attempts, and checks each piece."""
 
     def __init__(self, stops: Sequence[str] = (), vocabulary: Vocabulary = BYTE_LEVEL) -> None:
         self.stops = stops
@@ -96,7 +96,7 @@ def vocabulary(request: pytest.FixtureRequest, byte_fallback_tokenizer: Tokenize
 
 
 def ids_of(numbers: list[int], vocabulary: Vocabulary) -> list[int]:
-    """Every id may come, and added tokens come often."""
+    """Every id may occur, and added tokens often do."""
     often = sorted(vocabulary.added)
     size = vocabulary.size
     return [each if each < size else often[each % len(often)] for each in numbers]

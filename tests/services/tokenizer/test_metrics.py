@@ -1,4 +1,4 @@
-"""What a tokenizer counts, from a Submit to the last token."""
+"""A tokenizer's counters, from a Submit to the last token."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A choice that is resumed writes what it would have written, and nothing twice."""
+"""A resumed choice continues its output, without repetition."""
 
 from itertools import pairwise
 

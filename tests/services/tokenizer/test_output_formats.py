@@ -1,4 +1,4 @@
-"""What a prompt leaves open is read from its end, and formats from templates or settings."""
+"""Open markers are read from the prompt's end, and formats from templates or settings."""
 
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ def start(model: TextModel, end: str = "", **chosen: object) -> OutputStart:
 def test_the_end_of_the_prompt_says_how_the_output_begins(
     tmp_path: Path, added: tuple[str, ...], subtests: pytest.Subtests
 ):
-    """Whether the markers are tokens or plain text; those that a user wrote say nothing."""
+    """For markers as tokens or plain text; markers in a user's text do not count."""
     models = {
         parser: text_model(tmp_path, added=added, reasoning_parser=parser)
         for parser in ("qwen3", "deepseek_r1", "deepseek_v3", "none")

@@ -1,4 +1,4 @@
-"""How a query and a document are read by a model that scores them."""
+"""A query and a document as input of a model that scores them."""
 
 from pathlib import Path
 

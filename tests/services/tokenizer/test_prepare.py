@@ -1,4 +1,4 @@
-"""What becomes of a Submit before it goes to the scheduler."""
+"""From a Submit to the scheduler."""
 
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ CONTINUED = ChatOptions(adds_generation_prompt=False, continues_final_message=Tr
     ("chat", "text"), [(None, " ab"), (CONTINUED, " ab"), (ChatOptions(), "ab")]
 )
 def test_a_text_goes_on_from_its_prompt(llama: TextModel, chat: ChatOptions | None, text: str):
-    """The reply of a chat is a text of its own."""
+    """A chat's reply is a separate text."""
     word = llama.encode_exactly("ab")
     [choice] = prepared(llama, llama.encode_exactly("b"), chat=chat).choices
     assert choice.push(word, False) == text
@@ -78,6 +78,9 @@ def test_a_text_ends_the_character_that_its_prompt_has_begun(model: TextModel):
 def test_bad_words_become_ids(model: TextModel):
     params = prepared(model, [5], text=TextOptions(bad_words=["shoal"])).params
     assert params.bad_words == model.encode_words(["shoal"])
+    text, given = TextOptions(bad_words=["shoal"]), SamplingParams(seed=0, bad_words=[[7]])
+    params = prepared(model, [5], params=given, text=text).params
+    assert params.bad_words == [[7], *model.encode_words(["shoal"])]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What becomes of a request that a tokenizer cannot send down whole."""
+"""Requests a tokenizer cannot send down completely."""
 
 import asyncio
 from typing import Any
@@ -138,7 +138,7 @@ async def test_ids_of_a_prompt_are_held_until_the_gateway_gets_them():
     assert request is not None
     assert (gateway.sent, request.prompt_ids is None) == ([], False)
     requests.accept(Accepted("r", 1))
-    requests.accept(Accepted("r", 1))  # twice, as no scheduler of ours does
+    requests.accept(Accepted("r", 1))  # twice, unlike a real scheduler
     ((accepted, arrays),) = gateway.sent
     assert accepted == Accepted("r", 1)
     assert text.decode(arrays.ids.tolist()) == "Who leads?"

@@ -1,4 +1,4 @@
-"""The text ends before the first stop string, wherever the pieces are cut."""
+"""The output ends before the first stop string, for any cut of the pieces."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -22,7 +22,7 @@ def run(
 def expected(
     stops: list[str], text: str, includes_stop: bool = False, num_mute: int = 0
 ) -> tuple[str, bool]:
-    """By brute force: the first character at which some stop string is complete, behind the first
+    """By brute force: the first character that completes a stop string, after the first
     ``num_mute``."""
     for end in range(num_mute + 1, len(text) + 1):
         found = [stop for stop in stops if text[:end].endswith(stop)]

@@ -1,4 +1,4 @@
-"""Folders as they come: with a fast tokenizer, with an older one, with and without a template."""
+"""Folders of all kinds: with a fast tokenizer, with an older one, with and without a template."""
 
 import json
 from pathlib import Path

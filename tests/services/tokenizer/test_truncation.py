@@ -1,4 +1,4 @@
-"""Prompts that their clients let us cut."""
+"""Truncation of prompts on request."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Every id's bytes, for vocabularies that write bytes and for those that write characters."""
+"""Every id's bytes, for vocabularies of bytes and of characters."""
 
 from tokenizers import AddedToken, Tokenizer, decoders, models
 

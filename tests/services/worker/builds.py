@@ -1,5 +1,5 @@
-"""The builds of native code that tests run on: the best and the plainest always, those between them
-with the slow tests."""
+"""The native variants in tests: always the best and the plainest, those between them in slow
+tests."""
 
 import pytest
 

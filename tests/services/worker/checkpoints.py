@@ -21,7 +21,7 @@ from shared.model_folder import weight_files
 VOCAB_SIZE = 160
 EOS_ID = 7
 MAX_POSITIONS = 128
-SETTLED = 1e-4  # float32 texts may differ where two scores are closer than this
+SETTLED = 1e-4  # outputs may differ if two float32 scores are closer than this
 
 
 def save_qwen2(folder: Path, shard_size: str = "60KB", **changes: Any) -> None:
@@ -31,7 +31,7 @@ def save_qwen2(folder: Path, shard_size: str = "60KB", **changes: Any) -> None:
 def save_model(
     folder: Path, family: type[PreTrainedModel], shard_size: str = "60KB", **changes: Any
 ) -> None:
-    """Weights wide enough that no two logits are close by chance."""
+    """Weights so wide that no two logits are close by chance."""
     shape: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,
@@ -52,14 +52,14 @@ def save_model(
     model = family(config)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if name.endswith(("bias", "norm.weight")):
-            mean = "norm" in name and not family.__name__.startswith("Gemma")  # has them less 1
+            mean = "norm" in name and not family.__name__.startswith("Gemma")  # stores them minus 1
             torch.nn.init.normal_(tensor.data, mean=float(mean), std=0.3)
     model.save_pretrained(folder, max_shard_size=shard_size)
     (folder / "tokenizer.json").write_text("{}")
 
 
 def save_mimo(folder: Path, num_mtp_layers: int = 1, **changes: Any) -> dict[str, torch.Tensor]:
-    """A Qwen2 with MTP layers beside its own; returns the tensors of those."""
+    """A Qwen2 with MTP layers of its own; returns their tensors."""
     save_qwen2(folder, shard_size="10MB", **changes)
     (file,) = weight_files(folder)
     weights = load_file(file)
@@ -80,14 +80,14 @@ def save_mimo(folder: Path, num_mtp_layers: int = 1, **changes: Any) -> dict[str
 
 
 def change_config(folder: Path, **values: Any) -> None:
-    """None takes a key away."""
+    """None removes a key."""
     path = folder / "config.json"
     config = json.loads(path.read_text()) | values
     path.write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
 
 
 def assert_greedy(oracle: PreTrainedModel, prompt: list[int], text: list[int]) -> None:
-    """Every token of ``text`` has the highest logit, or one closer to it than ``SETTLED``."""
+    """Every token of ``text`` has the highest logit, or one within ``SETTLED`` of it."""
     logits = true_logits(oracle, prompt + text)[len(prompt) - 1 : -1]
     gaps = logits.max(-1) - logits[np.arange(len(text)), text]
     assert gaps.max() < SETTLED, f"token {gaps.argmax()} is {gaps.max()} below the highest"
@@ -100,8 +100,8 @@ def quantized(
     of_head: Quantization = "none",
     of_embeddings: Quantization = "none",
 ) -> Iterator[None]:
-    """Within it, ``oracle``'s linear layers have the numbers that their codes stand for, and so
-    have its head and its embeddings, of which a tied head has the same."""
+    """Within it, ``oracle``'s linear layers, head and embeddings (equal to a tied head) hold their
+    dequantized weights."""
     head: Any = oracle.get_output_embeddings()
     table: Any = oracle.get_input_embeddings()
     own = head.weight  # or the embeddings'

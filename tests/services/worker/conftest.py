@@ -13,7 +13,7 @@ from tests.unwritten import poison
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Tiny products are faster so, and other processes want the cores."""
+    """Tiny GEMMs are faster with one thread, and other processes need the cores."""
     num_threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,4 +1,4 @@
-"""Steps that the host prepared, as they are where only the device knows their lengths."""
+"""Steps prepared by the host, converted to lengths known only to the device."""
 
 from dataclasses import replace
 from typing import Any
@@ -20,7 +20,7 @@ MAX_KV_HEADS = 8
 
 
 class OnDevice(CausalLM):
-    """``model`` with DeviceAttentions in place of the AttentionBatches that its context has."""
+    """``model`` with DeviceAttentions in place of its context's AttentionBatches."""
 
     clears_blocks = False
 

@@ -1,4 +1,4 @@
-"""A scheduler for tests: drives an engine by plans and collects what it emits."""
+"""A scheduler for tests: drives an engine by plans and collects its output."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -25,17 +25,16 @@ GREEDY = SamplingParams(seed=0, temperature=0.0, max_tokens=12)
 
 
 def model_of(engine: AnyEngine) -> CausalLM:
-    """What computes the steps."""
+    """The object that computes the steps."""
     return engine._segments.model if isinstance(engine, DeviceEngine) else engine._model
 
 
 @dataclass
 class Job:
-    """A prompt and how it is to be continued. ``emitted`` may hold what is known already.
+    """A prompt and the parameters of its output. ``emitted`` may hold known output.
 
-    ``logprobs`` gets the logprobs of each token that is emitted, as many as were asked for, and
-    ``prompt_parts`` what comes of the prompt, of which ``num_prompt_scored`` tokens are known
-    already.
+    ``logprobs`` receives the requested logprobs of each emitted token, and ``prompt_parts`` those
+    of the prompt, with ``num_prompt_scored`` tokens known already.
     """
 
     prompt: list[int]
@@ -49,8 +48,8 @@ class Job:
 
 
 class Driver:
-    """All ids of a job get blocks at admission, in an order drawn by ``seed``. Plans that only
-    decode ask for ``num_steps``."""
+    """All ids of a job get blocks at admission, in an order drawn by ``seed``. Decode-only plans
+    ask for ``num_steps``."""
 
     def __init__(
         self,
@@ -66,7 +65,7 @@ class Driver:
         self._num_steps = 0
 
     def run(self, jobs: list[Job]) -> list[list[int]]:
-        """The texts of ``jobs``, all at once, each prompt in chunks of the next sizes."""
+        """The outputs of ``jobs``, all at once, each prompt in chunks of the next sizes."""
         capacity = self.engine.capacity
         slots = self._rng.permutation(capacity.max_num_seqs)[: len(jobs)].tolist()
         tables = self._tables(len(jobs))
@@ -83,7 +82,7 @@ class Driver:
         return [job.emitted for job in jobs]
 
     def _tables(self, num: int) -> list[list[int]]:
-        """Blocks of each job, for as long as it may become."""
+        """Blocks of each job for its full length."""
         size = -(-self.engine.capacity.max_model_len // self.engine.capacity.block_size)
         blocks = self._rng.permutation(self.engine.capacity.num_blocks)
         return blocks[: num * size].reshape(num, size).tolist()
@@ -130,6 +129,6 @@ class Driver:
             else:
                 job.emitted += part.ids.tolist()
                 job.logprobs += [part.values] * row.run.num_tokens
-                lacking[row.slot] = 1  # it may have brought none: then its last id comes again
+                lacking[row.slot] = 1  # if it emitted nothing, its last id is computed again
             if row.finish or row.error:
                 job.end = row

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of architectures that transformers computes; some are ours as well."""
+"""Tiny random checkpoints of transformers' architectures; some are also Shoal's own."""
 
 from pathlib import Path
 from typing import Any
@@ -109,7 +109,7 @@ OWN_FAMILIES: dict[str, dict[str, Any]] = {
 
 
 def save_family(folder: Path, name: str, **changes: Any) -> None:
-    """Four layers, so that both kinds of a family are there twice."""
+    """Four layers, so that each kind of layer occurs twice."""
     family: type[PreTrainedModel] = getattr(transformers, name)
     save_model(
         folder, family, **({"num_hidden_layers": 4} | (FAMILIES | OWN_FAMILIES)[name] | changes)
@@ -117,7 +117,7 @@ def save_family(folder: Path, name: str, **changes: Any) -> None:
 
 
 def save_with_images(folder: Path) -> None:
-    """Gemma 3 with its part for images: what concerns texts is in ``text_config``."""
+    """Gemma 3 with its image encoder: the text model's keys are in ``text_config``."""
     image = {"image_size": 28, "patch_size": 14, "num_hidden_layers": 1, "num_attention_heads": 2}
     save_model(
         folder,

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of MTP heads as several families lay them out, and what they compute."""
+"""Tiny random checkpoints of MTP heads in several families' layouts, and their results."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,8 @@ Weights = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class HeadFormat:
-    """Where a layout has what; ``{i}`` is a layer's place in the head, ``{n}`` behind the trunk."""
+    """Tensor names of a layout; ``{i}`` is a layer's index in the head, ``{n}`` that after the
+    trunk."""
 
     architecture: str
     embedding_norm: str

@@ -1,7 +1,7 @@
-"""Speculation in plain torch, without cache, steps or batches: what the drafts have to be.
+"""Speculation in plain torch, without cache, steps or batches: the expected drafts.
 
-The trunk is transformers' Qwen2; the head is written out from its description (arXiv 2505.07608):
-a decoder layer on the projection of a normed hidden state beside a normed embedding.
+The trunk is transformers' Qwen2; the head follows its description (arXiv 2505.07608): a decoder
+layer on the projection of a normed hidden state and a normed embedding.
 """
 
 from pathlib import Path
@@ -19,7 +19,7 @@ PREFIX = "model.mtp_layers.0."
 
 
 class PlainMtp:
-    """In float32, of the checkpoint in ``folder``."""
+    """The checkpoint in ``folder``, in float32."""
 
     def __init__(self, folder: Path) -> None:
         self.trunk: Qwen2ForCausalLM = load_as_qwen2(folder)
@@ -46,8 +46,8 @@ class PlainMtp:
 
     @torch.inference_mode()
     def draft_logits(self, ids: list[int], drafts: list[int]) -> Tensor:
-        """[1 + len(drafts), vocab_size] after ``ids``, and after each of ``drafts``: each of these
-        is fed with what the head made of the pair before it."""
+        """[1 + len(drafts), vocab_size] after ``ids``, and after each of ``drafts``: each draft is
+        paired with the head's own previous state."""
         states = self.states(ids[:-1])
         outs = []
         for num in range(1 + len(drafts)):
@@ -57,7 +57,7 @@ class PlainMtp:
         return linear(torch.stack(outs), self.trunk.model.embed_tokens.weight)
 
     def _layer(self, states: Tensor, ids: Tensor) -> Tensor:
-        """Pairs, the first of which has position 0: [n, hidden] → [n, hidden]."""
+        """Pairs from position 0 on: [n, hidden] → [n, hidden]."""
         embedded = self._norm(self.trunk.model.embed_tokens(ids), "token_layernorm")
         both = torch.cat((self._norm(states, "hidden_layernorm"), embedded), -1)
         x = linear(both, self._weights["input_proj.weight"])

@@ -1,4 +1,4 @@
-"""Ranks as processes, which compute the texts of several models one after the other."""
+"""Ranks as processes, which run several models one after another."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +20,7 @@ from tests.services.worker.driver import Driver, Job, model_of
 
 TIMEOUT_S = 300
 NUM_TOKENS = 8
-NUM_STEPS = 3  # of a plan, where ranks take several
+NUM_STEPS = 3  # of a plan, if ranks take several
 PARAMS = SamplingParams(seed=3, temperature=0.0, max_tokens=NUM_TOKENS, logprobs=ALL_TOKENS)
 SAMPLED = SamplingParams(seed=5, temperature=0.8, top_p=0.9, max_tokens=NUM_TOKENS)
 
@@ -30,24 +30,24 @@ _context.set_forkserver_preload(["torch", "transformers"])
 
 @dataclass(frozen=True)
 class Case:
-    """A model, and what its engine is made with."""
+    """A model, and its engine's settings."""
 
     folder: Path
     kernels: str = "torch"
     settings: dict[str, Any] = field(default_factory=dict)
-    prepare: Callable[[int], None] | None = None  # a rank, for this case and those that follow
+    prepare: Callable[[int], None] | None = None  # a rank, for this case and later ones
 
 
 @dataclass(frozen=True)
 class Texts:
-    """The texts of several prompts, and the logprobs [V] at each token of those that asked."""
+    """The outputs of several prompts, and the requested logprobs [V] at each token."""
 
     ids: list[list[int]]
     logprobs: np.ndarray  # [tokens, V]
 
     @staticmethod
     def of(engine: Any, num_steps: int = 1) -> "Texts":
-        """Two prompts in chunks, with logprobs, and a third whose tokens are drawn."""
+        """Two prompts in chunks, with logprobs, and a third with sampled tokens."""
         params = [PARAMS, PARAMS, SAMPLED]
         jobs = [Job(*each) for each in zip(random_prompts(4)[1:], params, strict=True)]
         ids = Driver(engine, chunk_sizes=(5, 11), num_steps=num_steps).run(jobs)
@@ -56,7 +56,7 @@ class Texts:
 
 
 def assert_same_bits_alone(engine: Any, texts: Texts) -> None:
-    """What the first prompt has had beside the others, it has without them."""
+    """The first prompt has the same results alone."""
     alone = Job(random_prompts(4)[1], PARAMS)
     Driver(engine, seed=1).run([alone])
     rows = np.stack([by_id(row) for row in alone.logprobs])
@@ -64,7 +64,7 @@ def assert_same_bits_alone(engine: Any, texts: Texts) -> None:
 
 
 def by_id(row: np.ndarray) -> np.ndarray:
-    """Without the token's own, which comes first."""
+    """Without the token's own logprob, which comes first."""
     return row[1:]
 
 
@@ -76,8 +76,8 @@ def texts_alone(case: Case) -> Texts:
 def texts_of_ranks(
     cases: dict[str, Case], size: int, directory: Path, num_hosts: int = 1
 ) -> Iterator[dict[str, list[Texts]]]:
-    """Starts the ranks, and yields what is filled when the block ends: the texts that each
-    computed. Hosts are what ranks are told: all are here, and use the loopback interface."""
+    """Starts the ranks, and yields a list filled at the end of the block: each rank's outputs.
+    Hosts are simulated on the loopback interface."""
     found: dict[str, list[Texts]] = {}
     hosts = {
         "tensor_parallel_size": size,
@@ -107,8 +107,8 @@ def texts_of_ranks(
 def _run(
     cases: dict[str, Case], rank: int, directory: Path, port: int, hosts: dict[str, Any]
 ) -> None:
-    """Ranks meet once for each case, and a rank may be at the next one while another still has what
-    it met by: each meeting has a port of its own."""
+    """Ranks meet once per case, each time at another port, since one rank may still hold the
+    previous case's."""
     torch.set_num_threads(1)
     for number, case in enumerate(cases.values()):
         if case.prepare is not None:

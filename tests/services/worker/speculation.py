@@ -1,4 +1,4 @@
-"""Engines that draft and engines that do not, and what both are asked."""
+"""Engines with and without drafts, and requests for both."""
 
 from functools import cache
 from typing import Any
@@ -63,12 +63,12 @@ def params_of(temperature: float, num: int, **more: Any) -> list[SamplingParams]
 
 @cache
 def without_drafts(kernels: str, temperature: float, num: int) -> Run:
-    """Of the first ``num`` prompts, which begin again after the last."""
+    """Of the first ``num`` prompts, repeated from the first after the last."""
     return scheduled.run(plain(kernels), (2 * prompts())[:num], params_of(temperature, num))
 
 
 def iter_positions(verified: list[tuple[int, int]]) -> list[int]:
-    """Where in the text the drafts of each row with drafts belong."""
+    """The output positions of each row's drafts."""
     found, position = [], 0
     for num_drafts, num_accepted in verified:
         if num_drafts:

@@ -1,5 +1,5 @@
-"""Stages of a pipeline as processes: the first one runs the scheduler's core, and has each plan
-computed by all."""
+"""Stages of a pipeline as processes: the first runs the scheduler's core, and lets all compute each
+plan."""
 
 from collections.abc import Sequence
 from concurrent.futures import Future
@@ -31,7 +31,7 @@ _context.set_forkserver_preload(["torch", "transformers"])
 
 @dataclass(frozen=True)
 class Case:
-    """A model, prompts, and how they are scheduled: ``options`` of ``scheduled.run``."""
+    """A model, prompts, and ``options`` of ``scheduled.run``."""
 
     folder: Path
     prompts: Sequence[list[int]]
@@ -43,8 +43,8 @@ class Case:
 
 @dataclass(frozen=True)
 class Found:
-    """What the first stage has had, whether native code computed it, how many steps, and how many
-    of these began while others were under way."""
+    """The first stage's results, True if native code computed them, the number of steps, and the
+    number begun while others were in flight."""
 
     run: Run
     is_native: bool
@@ -53,7 +53,7 @@ class Found:
 
 
 class _Stages:
-    """The engine of the first stage, which has the others compute each plan too."""
+    """The first stage's engine, which forwards each plan to the others."""
 
     def __init__(self, engine: Engine, others: Sequence[Any]) -> None:
         self.capacity = engine.capacity
@@ -79,7 +79,7 @@ def run_alone(case: Case) -> Run:
 def run_stages(
     cases: dict[str, Case], size: int, directory: Path, num_hosts: int = 1
 ) -> dict[str, Found]:
-    """Hosts are what stages are told: all are here, and use the loopback interface."""
+    """Hosts are simulated on the loopback interface."""
     hosts = {
         "pipeline_parallel_size": size,
         "nnodes": num_hosts,
@@ -149,5 +149,5 @@ def _counted() -> tuple[int, int]:
 
 def _leave() -> None:
     if distributed.is_initialized():
-        distributed.barrier()  # nobody leaves while another is still sent something
+        distributed.barrier()  # a stage stays while another still receives from it
         distributed.destroy_process_group()

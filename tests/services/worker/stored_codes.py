@@ -1,6 +1,6 @@
-"""Checkpoints as tools quantise them, made of dense ones: plainly, with the nearest codes.
+"""Checkpoints quantized like by known tools, from dense ones, with the nearest codes.
 
-That tensors lie as those tools write them is for ``test_schemes.py``; these are whole models.
+``test_schemes.py`` checks the tools' tensor layouts; these are whole models.
 """
 
 import json
@@ -18,12 +18,12 @@ from shared.model_folder import weight_files
 from tests.services.worker.checkpoints import change_config
 
 GROUP = 32
-AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # which of eight outputs is at each place of a word
+AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # the output at each place of a word
 
 
 class Layout(NamedTuple):
-    """``write`` makes the tensors of a layer, by their suffixes, of its weight [outputs, inputs],
-    and what they stand for."""
+    """``write`` makes a layer's tensors by suffix from its weight [outputs, inputs], and the
+    dequantized weight."""
 
     config: dict[str, Any]
     write: Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]
@@ -32,8 +32,8 @@ class Layout(NamedTuple):
 def save_quantized(
     dense: Path, folder: Path, layout: Layout, ends: tuple[str, ...] = ()
 ) -> dict[str, Tensor]:
-    """A copy of ``dense`` in ``folder`` whose projections are quantised, and what else has a name
-    that ``ends`` so. Returns all its numbers by the names of ``dense``."""
+    """A copy of ``dense`` in ``folder`` with quantized projections, and other tensors with
+    ``ends``. Returns all dequantized tensors by the names of ``dense``."""
     files = weight_files(dense)
     tensors = {name: each for file in files for name, each in load_file(file).items()}
     skipped = shutil.ignore_patterns("*.safetensors", "*.index.json")
@@ -53,7 +53,7 @@ def save_quantized(
 
 
 def save_mxfp4_experts(dense: Path, folder: Path) -> None:
-    """The same of a gpt-oss, whose experts alone are quantised."""
+    """The same for a gpt-oss, with only its experts quantized."""
     tensors = {name: each for file in weight_files(dense) for name, each in load_file(file).items()}
     skipped = shutil.ignore_patterns("*.safetensors", "*.index.json")
     shutil.copytree(dense, folder, ignore=skipped, dirs_exist_ok=True)
@@ -76,8 +76,8 @@ def words(codes: Tensor) -> Tensor:
 
 
 def in_groups(weight: Tensor, order: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Codes 0 … 15 [outputs, inputs], scales and zeros [outputs, groups], and the numbers. Inputs
-    are in groups as they stand, or in ``order``."""
+    """Codes 0 … 15 [outputs, inputs], scales and zeros [outputs, groups], and the dequantized
+    weight. Groups have consecutive inputs, or inputs in ``order``."""
     order = torch.arange(weight.shape[1]) if order is None else order
     groups = weight[:, order].unflatten(1, (-1, GROUP))
     low, high = groups.amin(2).clamp(max=0), groups.amax(2).clamp(min=0)
@@ -91,7 +91,7 @@ def in_groups(weight: Tensor, order: Tensor | None = None) -> tuple[Tensor, Tens
 
 def write_gptq(weight: Tensor, *, is_ordered: bool) -> tuple[dict[str, Tensor], Tensor]:
     inputs = weight.shape[1]
-    generator = torch.Generator().manual_seed(inputs)  # layers that share their input share these
+    generator = torch.Generator().manual_seed(inputs)  # equal for layers with the same input
     order = torch.randperm(inputs, generator=generator) if is_ordered else torch.arange(inputs)
     codes, scales, zeros, values = in_groups(weight, order)
     tensors = {
@@ -170,8 +170,8 @@ LAYOUTS = {
 
 
 def save_made_for_codes(dense: Path, folder: Path, kind: str = "float", bits: int = 8) -> None:
-    """A copy of ``dense`` that is quantised and was calibrated for a KV cache in codes: each layer
-    has a scale of all its keys and one of all its values."""
+    """A quantized copy of ``dense`` calibrated for a quantized KV cache: each layer has a scale of
+    all its keys and one of all its values."""
     layout = LAYOUTS["compressed-tensors"]
     values = save_quantized(dense, folder, layout)
     layers = [name.removesuffix("k_proj.weight") for name in values if "k_proj.weight" in name]

@@ -1,4 +1,4 @@
-"""Windows, soft caps and sinks in native attention, for every build that this CPU can run."""
+"""Windows, softcaps and sinks in native attention, for every variant this CPU can run."""
 
 from typing import Any
 
@@ -21,20 +21,20 @@ from tests.services.worker.test_native import furthest, make_config, make_model,
 
 pytestmark = pytest.mark.usefixtures("_unwritten_memory")
 
-FLOAT32, WINDOW = torch.float32, 200  # which begins and ends within splits of the keys
+FLOAT32, WINDOW = torch.float32, 200  # begins and ends within splits of the keys
 each_dtype = pytest.mark.parametrize("dtype", [FLOAT32, torch.bfloat16], ids=str)
 each_cache = pytest.mark.parametrize(
     "codes",
     [None, torch.int8, pytest.param(torch.uint8, marks=pytest.mark.slow)],
     ids=str,
 )
-SHAPE: Any = {"head_size": 64, "num_kv_heads": 2}  # eight queries a key
+SHAPE: Any = {"head_size": 64, "num_kv_heads": 2}  # eight queries per key
 CONFIG = msgspec.structs.replace(make_config("Llama, sixteen queries a key"), **SHAPE)
 
 
 @pytest.fixture(autouse=True)
 def _options(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of a layer's, and no window in every other layer."""
+    """All options in a layer, with no window in every other layer."""
 
     def make(**values: Any) -> AttentionSpec:
         made.append(True)
@@ -56,7 +56,7 @@ def native(dtype: torch.dtype, variant: str) -> NativeLM:
 @each_cache
 @each_variant
 def test_float32_logits_are_those_of_torch(variant: str, codes: torch.dtype | None) -> None:
-    """But where a number is as near to one code as to the next."""
+    """Except for elements halfway between two codes."""
     some = random_prompts(1, 17, 130, 700)
     expected = run(TorchLM(model_of(FLOAT32)), CONFIG, FLOAT32, some, 300, codes=codes)
     found = run(native(FLOAT32, variant), CONFIG, FLOAT32, some, 300, codes=codes)
@@ -89,7 +89,7 @@ def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
 
 
 class Spoilt(CausalLM):
-    """In a window's layer, the blocks before all that a row's tokens see are NaN."""
+    """In a window's layer, blocks before every visible key are NaN."""
 
     clears_blocks = False
 
@@ -102,7 +102,7 @@ class Spoilt(CausalLM):
         batch: Any = context.attention
         first_seen = batch.num_keys - np.diff(batch.token_starts) + 1 - WINDOW
         for row, first in enumerate(first_seen.tolist()):
-            num_behind = max(0, first // 64) * 64 // 16  # as many keys are read at once
+            num_behind = max(0, first // 64) * 64 // 16  # keys are read in groups of this size
             blocks = torch.from_numpy(batch.block_tables[row, :num_behind])
             cache = context.kv_caches[0]
             (cache.entries if cache.scales is None else cache.scales)[blocks] = nan

@@ -1,4 +1,4 @@
-"""What ``kv-cache-dtype: auto`` makes of checkpoints that were made for a KV cache in codes."""
+"""``kv-cache-dtype: auto`` with checkpoints made for a quantized KV cache."""
 
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ BLOCKS = 256
 def test_auto_is_what_the_checkpoint_asks_for(
     tmp_path: Path, kernels: str, kind: str, name: str
 ) -> None:
-    """With a scale for each token and head, as when it is set."""
+    """With a scale for each token and head, like an explicit setting."""
     save_mimo(tmp_path / "dense")
     save_made_for_codes(tmp_path / "dense", tmp_path / "codes", kind)
     some, texts, sizes = random_prompts(8), {}, {}

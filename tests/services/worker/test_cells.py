@@ -1,4 +1,4 @@
-"""Which scheduler a worker is attached to, and when it moves."""
+"""The scheduler of a worker, and its moves to another."""
 
 import random
 
@@ -40,7 +40,7 @@ class Scheduler(FakePeer):
 
 
 class Cells:
-    """Schedulers and workers, which look in turn; heartbeats arrive between two looks."""
+    """Schedulers and workers, which check in turn; heartbeats arrive in between."""
 
     def __init__(self, num_schedulers: int) -> None:
         self.now_s = 0.0
@@ -69,7 +69,7 @@ class Cells:
             worker.lose(scheduler)
 
     def look(self, is_idle: bool = True) -> int:
-        """Returns how many workers have another scheduler now."""
+        """Returns the number of workers with a new scheduler."""
         before = {name: worker.home for name, worker in self.workers.items()}
         self.now_s += 0.5
         for name, worker in self.workers.items():
@@ -87,7 +87,7 @@ class Cells:
 
     @property
     def sizes(self) -> list[int]:
-        """Checks that no worker is of two cells."""
+        """Checks that no worker is in two cells."""
         names = [name for scheduler in self.schedulers for name in scheduler.workers]
         assert sorted(names) == sorted(self.workers), "each worker has one scheduler"
         for name, worker in self.workers.items():
@@ -96,7 +96,7 @@ class Cells:
         return sorted(len(scheduler.workers) for scheduler in self.schedulers)
 
     def settle(self) -> None:
-        """Until no worker moves for longer than it takes one to be allowed to."""
+        """Until no worker moves within the time a worker must wait to move."""
         for _ in range(500):
             if not sum(self.look() for _ in range(round(2 * SETTLED_S) + 2)):
                 return
@@ -191,7 +191,7 @@ def test_of_schedulers_one_that_stays_is_chosen_and_left_is_one_that_does_not() 
     for peer in (first, second):
         worker.add(peer, 0.0)
     worker.look(0.1, is_idle=False)
-    assert worker.home is first, "what it has ends first"
+    assert worker.home is first, "its sequences end first"
     worker.look(0.2, is_idle=True)
     assert worker.home is second
 

@@ -1,4 +1,4 @@
-"""Weights that do not fit are named, before anything runs."""
+"""Unfit weights are named before anything runs."""
 
 import json
 import re
@@ -138,7 +138,7 @@ def test_a_name_in_two_files_is_refused_with_both(checkpoint: Path, tmp_path: Pa
 
 
 def test_what_is_not_asked_for_is_not_read(tmp_path: Path) -> None:
-    """Pages of the file that are in memory: a tensor takes 16 MiB, a row 4 KiB, which is a page."""
+    """Pages of the file in memory: a tensor takes 16 MiB, a row 4 KiB, which is a page."""
     file = tmp_path / "model.safetensors"
     save_file({name: torch.ones(4096, 1024) for name in "ab"}, file)
     tensor = open_checkpoint([file]).find("b")
@@ -152,7 +152,7 @@ def test_what_is_not_asked_for_is_not_read(tmp_path: Path) -> None:
 
 
 def mapped_bytes(file: Path) -> int:
-    """How much of ``file`` this process has in memory."""
+    """Bytes of ``file`` in this process's memory."""
     maps = Path("/proc/self/smaps").read_text().split("VmFlags:")
     ours = [each for each in maps if f"{file}\n" in each]
     assert ours, "it is not mapped"

@@ -1,4 +1,4 @@
-"""Codes are made once, and found again for the same weights."""
+"""Weights are quantized once, and found again by the same files."""
 
 import os
 from pathlib import Path
@@ -50,7 +50,7 @@ def assert_same(one: DecoderLM, other: DecoderLM) -> None:
 
 
 def refuse(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing is quantised any more."""
+    """Makes quantization fail."""
     monkeypatch.setattr(load, "ONLINE", {})
 
 
@@ -112,7 +112,7 @@ def test_a_file_that_is_no_good_is_made_anew(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Cut short where there is no ``content``."""
+    """Truncated, if there is no ``content``."""
     expected = loaded(folder, "wint4", tmp_path / "cache")
     (file,) = (tmp_path / "cache").iterdir()
     file.write_bytes(file.read_bytes()[:-100] if content is None else content)

@@ -1,4 +1,4 @@
-"""Whole numbers and scales stand for nearly the numbers that they were made from."""
+"""Integers and scales approximate the original weights."""
 
 import pytest
 import torch
@@ -41,8 +41,8 @@ def test_int8_is_off_by_half_a_scale_at_most(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("inputs", [64, 50])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_int4_is_off_by_half_a_scale_where_codes_reach(dtype: torch.dtype, inputs: int) -> None:
-    """They reach from −8 to 7 scales. No group loses more squares than with its farthest number at
-    −8 of them."""
+    """Codes reach from −8 to 7 scales. No group has a larger squared error than with its largest
+    element at −8."""
     generator = torch.Generator().manual_seed(1)
     values = torch.randn(33, inputs, generator=generator)
     values[3] = 0.0
@@ -101,7 +101,7 @@ def test_nf4_takes_the_nearest_of_its_numbers(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("outputs", [256, 200])
 def test_fp8_is_off_by_a_sixteenth_at_most(outputs: int) -> None:
-    """Of a number, or by half of the smallest step of a scale."""
+    """Of an element, or by half of the smallest step of a scale."""
     values = torch.randn(outputs, 300, generator=torch.Generator().manual_seed(1))
     values *= torch.logspace(-6, 3, 300)
     for quantize in (quantize_fp8, quantize_fp8_block):

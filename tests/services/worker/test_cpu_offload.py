@@ -1,4 +1,4 @@
-"""Engines of GPUs, on a CPU, with layers in the host's memory."""
+"""Engines for GPUs, on a CPU, with layers in host memory."""
 
 import logging
 import os
@@ -38,9 +38,9 @@ pytestmark = pytest.mark.usefixtures("_unwritten_memory")
 
 CPU = torch.device("cpu")
 GIB = 1 << 30
-ALL = 1.0  # GiB, of models that are smaller
+ALL = 1.0  # GiB, more than the models have
 NUM_LAYERS = 7
-NO_DRAFTS = {"method": "none"}  # else there are as many as pay, which depends on times
+NO_DRAFTS = {"method": "none"}  # the automatic number of drafts depends on times
 DRAFTS = {"method": "mtp", "num_speculative_tokens": 2, "adaptive": False}
 
 
@@ -52,7 +52,7 @@ def mimo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def gib_of(num_layers: float, folder: Path) -> float:
-    """Of so many layers in float32."""
+    """The GiB of this number of layers in float32."""
     model = make_dummy(read_model_config(folder), torch.float32, CPU)
     return num_layers * num_bytes_of(model.model.layers[0]) / GIB
 
@@ -107,7 +107,7 @@ def test_texts_and_logprobs_are_the_same_bits(
 def test_codes_made_at_the_start_are_offloaded(
     mimo: Path, tmp_path: Path, quantization: str
 ) -> None:
-    """And come from the cache of codes, with those of the embeddings, which stay."""
+    """They come from the code cache, like the embeddings', which are not offloaded."""
     forms = {"quantization": quantization, "embedding_quantization": quantization}
     _, wanted = run(mimo, **forms)
     for _ in range(2):
@@ -165,7 +165,7 @@ def test_the_log_says_what_a_step_copies_and_what_that_bounds(
 
 
 def loading_peak(load: Callable[[], object]) -> int:
-    """Bytes that torch has allocated at once: of arenas it has none."""
+    """Peak bytes allocated by torch, without arenas."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as watch:
         load()
     return allocated_peak(watch)
@@ -175,7 +175,7 @@ def loading_peak(load: Callable[[], object]) -> int:
 def test_loading_has_one_layer_outside_of_the_hosts_arenas_and_the_buffers(
     tmp_path: Path, quantization: Any
 ) -> None:
-    """Beside what is never offloaded."""
+    """Besides layers that are never offloaded."""
     save_qwen2(tmp_path, shard_size="10MB", num_hidden_layers=24)
     config = read_model_config(tmp_path)
 
@@ -216,7 +216,7 @@ def test_more_than_the_host_has_is_refused(mimo: Path, monkeypatch: pytest.Monke
 
 
 def test_no_launch_begins_early_beside_copies(mimo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the engine whose layers are copied alone, in a process that has both."""
+    """Only in the engine with copied layers, in a process with both."""
     seen: list[bool] = []
     embed = TorchOps.embed
 

@@ -1,4 +1,4 @@
-"""What only the engine of GPUs does: it launches steps before the results of others are known."""
+"""Specifics of the engine for GPUs: it launches steps before earlier results are known."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -67,7 +67,7 @@ def submitted(engine: DeviceEngine, step: Step) -> Future[StepOutput]:
 
 @contextmanager
 def held_results(engine: DeviceEngine) -> Iterator[Event]:
-    """Keeps the thread of the results from collecting any until the event is set."""
+    """Blocks the result thread until the event is set."""
     is_released = Event()
     engine._results.submit(is_released.wait)
     try:
@@ -129,7 +129,7 @@ def test_prompts_logprobs_are_computed_in_the_step_not_behind_those_that_were_la
 
 
 def count_calls(engine: DeviceEngine) -> list[str]:
-    """Of the head, from now on."""
+    """Counts calls of the head from now on."""
     model: Any = engine._segments.model
     calls: list[str] = []
     logits = model.logits
@@ -145,7 +145,7 @@ def count_calls(engine: DeviceEngine) -> list[str]:
 def test_a_text_that_ends_emits_nothing_in_steps_that_were_launched_already(
     engine: DeviceEngine,
 ) -> None:
-    """Slot 0 ends with its second token, which was not known when two plans more named it."""
+    """Slot 0 ends with its second token, unknown when two further plans included it."""
     texts = launched_ahead(engine, steps_of())
     second = int(texts[2][1].ids[0])
     engine.reset()
@@ -164,7 +164,7 @@ def test_a_text_that_ends_emits_nothing_in_steps_that_were_launched_already(
 def test_who_has_bad_words_of_several_ids_waits_for_what_was_emitted_before(
     checkpoint: Path, engine: DeviceEngine
 ) -> None:
-    """Penalties are then the host's, too."""
+    """Penalties then run on the host, too."""
     rules = {"presence_penalty": 2.0, "repetition_penalty": 1.6, "bad_words": [[9], [11, 12]]}
     first, *others = steps_of(**rules)
     with ThreadPoolExecutor(1) as thread, held_results(engine) as is_released:
@@ -191,7 +191,7 @@ def test_who_has_bad_words_of_several_ids_waits_for_what_was_emitted_before(
 def test_drafts_are_those_of_the_host_engine(
     method: str, pipeline_depth: int, rules: dict[str, Any]
 ) -> None:
-    """Those that were verified, and how many of them were right."""
+    """The verified drafts, and the number of accepted ones."""
     speculation = {"method": method, "num_speculative_tokens": 2, "adaptive": False}
     settings = {"speculative_config": speculation, "max_model_len": 96, "max_num_seqs": 4}
     prompts = [[300 + num, 301, 302, 14, 300 + num, 301] for num in range(4)]
@@ -214,7 +214,7 @@ def test_logprobs_of_tokens_that_were_drafts_are_those_without_drafts(
     tmp_path: Path, num_logprobs: int
 ) -> None:
     """At a high temperature drafts of a random head are often accepted: they are sampled with the
-    random bits of the tokens they predict."""
+    random bits of their target tokens."""
     save_mimo(tmp_path)
     params = SamplingParams(seed=1, temperature=6.0, max_tokens=12, logprobs=num_logprobs)
     speculation = {"method": "mtp", "num_speculative_tokens": 3, "adaptive": False}
@@ -265,7 +265,7 @@ def test_what_follows_a_step_that_broke_has_its_error(
 
 
 def test_recorded_steps_bring_what_others_bring(checkpoint: Path, engine: DeviceEngine) -> None:
-    """With graphs of four rows, some of which are padding, and of as many as there are."""
+    """With graphs of four rows, some of them padding, and of the exact number."""
     eager = make_engine(checkpoint, "device", enforce_eager=True)
     rules = {"logprobs": 2, "temperature": 0.9}
     found = launched_ahead(engine, steps_of(**rules))

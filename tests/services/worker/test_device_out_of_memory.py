@@ -1,4 +1,4 @@
-"""Where a GPU's memory is short, prompts of the step fail, and who decodes goes on."""
+"""If GPU memory is short, prompts of the step fail, and decoding sequences continue."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ NUM_TOO_MANY = 6
 
 @pytest.fixture
 def engine(checkpoint: Path) -> DeviceEngine:
-    """In which slot 0 decodes."""
+    """Slot 0 decodes."""
     engine = make_engine(checkpoint, "device", enforce_eager=True)
     step(engine, plan(admit=[admit(0, 5)], prefill=[Prefill(0, 5)]), ids(5))
     return engine
@@ -26,7 +26,7 @@ def engine(checkpoint: Path) -> DeviceEngine:
 def run_short(
     engine: DeviceEngine, monkeypatch: pytest.MonkeyPatch, is_short: Callable[[int], bool]
 ) -> list[int]:
-    """Steps of so many tokens find no memory; returns how many tokens there were each time."""
+    """Steps with this many tokens run out of memory; returns the tokens of each attempt."""
     model, tried = engine._segments.model, []
     forward = model.forward
 
@@ -72,8 +72,8 @@ def test_a_text_is_the_same_if_another_sequence_failed_beside_it(
 def test_who_was_admitted_on_blocks_that_were_not_computed_fails_too(
     engine: DeviceEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its plan may be under way already, and so may one that takes its blocks in turn. Who begins
-    with no such blocks does not fail."""
+    """Its plan may be in flight already, and so may one that takes its blocks in turn. Sequences
+    without such blocks do not fail."""
     with monkeypatch.context() as patch:
         run_short(engine, patch, lambda num: num >= NUM_TOO_MANY)
         step(engine, plan(admit=[admit(1, 9)], prefill=[Prefill(1, 9)]), ids(9))

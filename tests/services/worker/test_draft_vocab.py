@@ -1,4 +1,4 @@
-"""An MTP head that drafts some tokens only: what it drafts, which texts come, what is refused."""
+"""An MTP head with a restricted draft vocabulary: its drafts, outputs, and refusals."""
 
 import json
 from pathlib import Path
@@ -27,7 +27,7 @@ from tests.services.worker.plain_mtp import PlainMtp
 from tests.services.worker.speculation import iter_positions, params_of, plain, prompts
 
 NUM_TOKENS = 1500
-HIGHEST = list(range(8191, 4000, -1))  # the first of them are none of those with low ids
+HIGHEST = list(range(8191, 4000, -1))  # the first of them have no low ids
 
 
 def engine_of(kernels: str, **speculation: Any) -> Any:
@@ -48,7 +48,7 @@ def file(tmp_path: Path) -> Path:
 def test_drafts_are_the_likeliest_of_those_tokens_and_texts_are_those_without(
     kernels: str, temperature: float
 ) -> None:
-    """At a temperature drawn with the random bits that draw the text's tokens."""
+    """At a temperature, sampled with the random bits of the output's tokens."""
     head, some = PlainMtp(EMBEDDED_MODEL), prompts()[:4] + prompts()[12:14]
     params = params_of(temperature, len(some), logprobs=0, draft_logprobs=True, top_k=50)
     found = scheduled.run(engine_of(kernels, draft_vocab_size=NUM_TOKENS), some, params)
@@ -101,7 +101,7 @@ def test_a_head_in_codes_gives_its_rows_too(tmp_path: Path, kernels: str, form: 
 
 
 def test_what_no_draft_may_be_leaves_a_sequence_without_drafts() -> None:
-    """No token that is drafted is allowed."""
+    """No token of the draft vocabulary is allowed."""
     params = [
         SamplingParams(seed=1, max_tokens=8, allowed_token_ids=list(range(2000, 3000))),
         SamplingParams(seed=1, max_tokens=8, temperature=0.0),

@@ -1,4 +1,4 @@
-"""What is drafted: by the head as plain torch computes it, by lookup what followed before."""
+"""Drafts: by the head as plain torch computes it, by lookup from earlier text."""
 
 from pathlib import Path
 
@@ -55,7 +55,7 @@ def test_drafts_are_those_of_plain_torch_sampled_with_the_random_bits_of_their_p
         ([4, 4, 4, 4], 3, [4]),
         ([1], 3, []),
         ([0, 256, 1, 0, 256], 2, [1, 0]),
-        ([65536, 256, 1], 2, []),  # whose bytes repeat where no id begins
+        ([65536, 256, 1], 2, []),  # its bytes repeat off an id's boundary
     ],
 )
 def test_lookup_goes_on_as_it_did_before(ids: list[int], num: int, wanted: list[int]) -> None:

@@ -1,4 +1,4 @@
-"""A model that is only measured needs no weights."""
+"""Measuring a model needs no weights."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The files of a model, but for its weights."""
+    """The files of a model, except its weights."""
     save_mimo(tmp_path)
     for file in weight_files(tmp_path):
         file.unlink()

@@ -1,4 +1,5 @@
-"""A KV cache of codes: every backend computes with what they stand for, and twice as much fits."""
+"""A quantized KV cache: every backend computes with the dequantized values, and twice as much
+fits."""
 
 from pathlib import Path
 from typing import Any, get_args
@@ -56,7 +57,7 @@ def test_what_can_be_asked_for_is_there() -> None:
 @each_variant
 @pytest.mark.parametrize("name", SHAPES)
 def test_float32_logits_are_those_of_torch(name: str, variant: str, codes: torch.dtype) -> None:
-    """But where a number is as near to one code as to the next, and the last bits of it decide."""
+    """Except for elements halfway between two codes, decided by the last bits."""
     config, some = make_config(name), native_prompts(1, 17, 130, 700)
     expected = run(TorchLM(make_model(config, FLOAT32)), config, FLOAT32, some, 300, codes=codes)
     native = make_native(config, FLOAT32, variant, 16, 2)
@@ -82,7 +83,7 @@ def test_logits_do_not_depend_on_who_knows_the_lengths(codes: torch.dtype) -> No
 def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(
     variant: str, codes: torch.dtype
 ) -> None:
-    """Codes are exact in bfloat16, where what they stand for is not."""
+    """Codes are exact in bfloat16, dequantized values are not."""
     config, dtype = make_config("Qwen2, biases"), torch.bfloat16
     some = native_prompts(1, 17, 130, 400)
     rounded = TorchLM(make_model(config, dtype).float())
@@ -142,7 +143,7 @@ class Keeping(CausalLM):
 
 
 def in_order(kv: LayerKV) -> LayerKV:
-    """What native code keeps (``cache.h``), as torch's operators do."""
+    """Native code's cache (``cache.h``) in the layout of torch's operators."""
     num_blocks, block_size, _, num_heads, head_dim = kv.entries.shape
     assert kv.scales is not None
     keys, values = kv.entries.reshape(num_blocks, 2, num_heads, block_size // 16, -1).unbind(1)
@@ -157,7 +158,7 @@ def in_order(kv: LayerKV) -> LayerKV:
 @each_variant
 @pytest.mark.parametrize("name", SHAPES[:2])
 def test_native_code_keeps_what_torch_does(name: str, variant: str, codes: torch.dtype) -> None:
-    """In the first layer, whose keys and values are nearly the same: some get the next code."""
+    """In the first layer keys and values are nearly equal: some get the next code."""
     config, some = make_config(name), native_prompts(70, 3)
     torchs = Keeping(TorchLM(make_model(config, FLOAT32)))
     native = Keeping(make_native(config, FLOAT32, variant, 32, 2))
@@ -182,11 +183,11 @@ def test_native_code_keeps_what_torch_does(name: str, variant: str, codes: torch
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_more_blocks_fit(tmp_path: Path, kernels: str, name: str, dtype: str) -> None:
-    """A byte a number, and a scale for each head; the MTP head's layer too."""
+    """A byte per element, and a scale for each head; the MTP head's layer too."""
     save_mimo(tmp_path)
     settings: dict[str, Any] = {"dtype": dtype, "kv_cache_memory_bytes": 300_000}
     settings["speculative_config"] = {"method": "mtp"}
-    if kernels == "device":  # what a step takes is not measured on a CPU
+    if kernels == "device":  # a step's memory is not measured on a CPU
         settings["num_gpu_blocks_override"] = settings.pop("kv_cache_memory_bytes") // 1000
     plain, engine = (
         make_engine(tmp_path, kernels, kv_cache_dtype=each, **settings) for each in ("auto", name)
@@ -225,8 +226,8 @@ def test_texts_are_the_same_with_drafts_and_after_preemption(
 @pytest.mark.parametrize("kernels", ["torch", "device"])
 @pytest.mark.parametrize("name", NAMES)
 def test_models_of_transformers_keep_codes_too(tmp_path: Path, kernels: str, name: str) -> None:
-    """Layers with a window have twice the KV heads of the others. Most first tokens are those
-    of numbers of full size."""
+    """Layers with a window have twice the KV heads of the others. Most first tokens equal those
+    without quantization."""
     save_family(tmp_path, "MiMoV2FlashForCausalLM")
     plain, engine = (make_engine(tmp_path, kernels, kv_cache_dtype=each) for each in ("auto", name))
     some = random_prompts(20)
@@ -240,7 +241,7 @@ def test_a_cache_without_its_scales_is_an_error() -> None:
     config = make_config(SHAPES[0])
     layouts = [KVLayout((2, 2, 48), FLOAT32, torch.int8), KVLayout((2, 2, 48), FLOAT32)]
     native = make_native(config, FLOAT32, variants()[0], 16, 1)
-    with pytest.raises(ValueError, match="caches of types"):
+    with pytest.raises(ValueError, match="mixed KV caches"):
         run(native, config, FLOAT32, native_prompts(3), 3, layouts=layouts)
 
 

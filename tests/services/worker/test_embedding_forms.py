@@ -1,4 +1,4 @@
-"""Embeddings in codes are the numbers that these stand for, whoever reads them."""
+"""Quantized embeddings give the dequantized rows to every reader."""
 
 import weakref
 from pathlib import Path
@@ -65,7 +65,7 @@ def embedded(library: NativeLibrary, packed: PackedMatrix, ids: Tensor, first: i
 def test_native_rows_are_what_the_codes_stand_for_to_the_bit(
     variant: str, kind: str, group: int | None, has_zeros: bool, dtype: torch.dtype
 ) -> None:
-    """Also of a rank that has the tokens from 100 on; another's are zeros."""
+    """Also for a rank with the tokens from 100 on; other rows are zeros."""
     library = NativeLibrary(load_library(variant), dtype, 2)
     codes = random_codes(kind, (37, 528), group, zeros=has_zeros)
     ids = torch.tensor([99, *range(100, 137), 137, 0, 136, 100], dtype=torch.int32)
@@ -152,7 +152,7 @@ def test_those_that_are_not_tied_leave_the_head_alone(tmp_path: Path) -> None:
 def test_what_is_not_there_any_more_is_not_counted(
     tmp_path: Path, kernels: str, is_tied: bool
 ) -> None:
-    """The numbers of the embeddings: a byte and a share of a scale are in place of four bytes."""
+    """The dense embeddings: a byte and a share of a scale replace four bytes."""
     save_model(tmp_path, LlamaForCausalLM, tie_word_embeddings=is_tied)
     sizes = []
     for form in ("none", "wint8"):
@@ -165,7 +165,7 @@ def test_what_is_not_there_any_more_is_not_counted(
 def test_embeddings_that_become_codes_have_no_memory_for_numbers(
     tmp_path: Path, is_tied: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nor has a head that shares them; what is read of the file is gone with the next layer."""
+    """Neither has a head that shares them; data read from the file is freed with the next layer."""
     save_mimo(tmp_path, tie_word_embeddings=is_tied)
     allocated: list[TokenRows] = []
     tables: list[weakref.ref[Tensor]] = []

@@ -1,4 +1,4 @@
-"""What the scheduler may rely on: which rows come, when sequences end, what is ignored."""
+"""The scheduler's guarantees: emitted rows, ends of sequences, ignored rows."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -63,7 +63,7 @@ def plan(
 
 
 def step(engine: AnyEngine, plan: StepPlan, ids: np.ndarray) -> tuple[StepResult, np.ndarray]:
-    """The result and the ids it emitted."""
+    """The result and the emitted ids."""
     result, arrays = run_step(engine, plan, ids)
     return result, arrays.ids
 
@@ -152,7 +152,7 @@ def test_max_model_len_wins_over_max_tokens(checkpoint: Path) -> None:
 
 
 def test_an_end_token_is_emitted_and_ends_with_stop(engine: AnyEngine) -> None:
-    """At a high temperature the end comes by chance; then it is the last token and the only."""
+    """At a high temperature the end comes by chance; then it is the last token and the only end."""
     params = SamplingParams(seed=11, temperature=50.0)
     jobs = [Job(prompt, params, choice) for choice, prompt in enumerate(random_prompts(20))]
     texts = Driver(engine).run(jobs)
@@ -240,7 +240,7 @@ def test_cached_tokens_are_not_computed_again(engine: AnyEngine) -> None:
 
 
 def test_a_slot_forgets_the_blocks_it_had(engine: AnyEngine) -> None:
-    """What slot 0 writes beyond its reservation must not reach its former blocks, now slot 1's."""
+    """Slot 0's writes beyond its reservation must not reach its former blocks, now slot 1's."""
     prompt = ids(20)
     step(engine, plan(admit=[admit(0, 20)], prefill=[Prefill(0, 20)]), prompt)
     _, expected = step(engine, plan(decode=[0]), NO_IDS)
@@ -281,7 +281,7 @@ def test_drafts_that_were_not_made_are_not_verified(engine: AnyEngine) -> None:
 def test_kv_that_a_failed_sequence_left_in_its_blocks_harms_no_other_sequence(
     engine: AnyEngine,
 ) -> None:
-    """Ragged rows are attended to together, so the shorter one's last block is read to its end."""
+    """Ragged rows share an attention call, so the shorter one's last block is read to its end."""
     rows = plan(admit=[admit(0, 9), admit(1, 13)], prefill=[Prefill(0, 9), Prefill(1, 13)])
     prompts = ids(9, 13)
     step(engine, rows, prompts)

@@ -103,7 +103,7 @@ def assert_equal(again: Job, job: Job, num_known: int) -> None:
 def greedy_by_transformers(
     folder: Path, processor: LogitsProcessor, prompt: list[int], num: int
 ) -> tuple[list[int], float]:
-    """The text, and the smallest gap between the best and the second best score."""
+    """The output, and the smallest gap between the two best scores."""
     oracle, ids, gap = load_as_qwen2(folder), list(prompt), np.inf
     for _ in range(num):
         logits = torch.from_numpy(true_logits(oracle, ids)[-1:])
@@ -159,7 +159,7 @@ def test_a_sequence_that_forbids_every_token_fails_and_no_other(engine: AnyEngin
 
 
 def step_with(engine: AnyEngine, nums: list[int | None]) -> tuple:
-    """One step of a sequence for each of ``nums`` asked logprobs; routes out of order."""
+    """One step of a sequence for each of ``nums`` requested logprobs; routes out of order."""
     prompts = random_prompts(len(nums))
     admits = [
         Admit(
@@ -202,7 +202,7 @@ def test_each_row_has_as_many_logprobs_as_it_asked_for_and_those_of_the_model(
 def test_named_ids_have_the_logprobs_that_the_whole_vocabulary_has_in_any_batch(
     engine: AnyEngine,
 ) -> None:
-    """Each sequence names others, and some name none."""
+    """Each sequence names other ids, and some name none."""
     ids = [[7], [9, 3, 100, 44], list(range(VOCAB_SIZE - 1, VOCAB_SIZE - 129, -1))]
     asked = [changed(logprobs=len(each), logprob_token_ids=each) for each in ids]
     prompts = random_prompts(6)
@@ -271,6 +271,6 @@ def test_processed_logprobs_are_those_of_the_scores(folder: Path, kernels: str) 
     expected = kept - np.log(np.exp(kept - kept.max()).sum()) - kept.max()
     random, greedy = (layout.part(index, index + 1) for index in range(2))
     np.testing.assert_allclose(random.values[1:4], expected, atol=1e-3)
-    assert random.values[4:].tolist() == [MIN_LOGPROB] * 2, "what is filtered cannot come"
+    assert random.values[4:].tolist() == [MIN_LOGPROB] * 2, "filtered tokens are never sampled"
     highest = np.sort(raw)[::-1][:5] - raw.max() - np.log(np.exp(raw - raw.max()).sum())
     np.testing.assert_allclose(greedy.values[1:], highest, atol=1e-3)

@@ -1,4 +1,4 @@
-"""The engine's text is the model's, however the work is cut into steps. transformers is the
+"""The engine's output is the model's, for any division of the work into steps. transformers is the
 oracle."""
 
 from pathlib import Path
@@ -91,7 +91,7 @@ def test_seed_and_choice_make_another_text_and_the_same_ones_the_same(engine: An
 def test_tokens_beyond_the_reserved_blocks_write_to_the_null_block(
     engine: AnyEngine, oracle: Qwen2ForCausalLM
 ) -> None:
-    """A job whose table ends early must not disturb the one that owns block 0."""
+    """A job with a short table must not disturb the owner of block 0."""
     prompts = random_prompts(2, seed=5)
     driver = Driver(engine)
     tables = [list(range(MAX_POSITIONS // engine.capacity.block_size)), []]

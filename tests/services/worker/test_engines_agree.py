@@ -1,5 +1,5 @@
-"""Both engines under the scheduler with whatever requests, settings and plans chance brings: texts,
-ends and logprobs are the same."""
+"""Both engines under the scheduler with random requests, settings and plans: outputs, ends and
+logprobs are equal."""
 
 import random
 from pathlib import Path
@@ -17,7 +17,7 @@ from tests.services.worker.driver import model_of
 
 pytestmark = pytest.mark.usefixtures("_unwritten_memory")
 
-FIRST_ID = 8  # below are ids that end texts
+FIRST_ID = 8  # lower ids end outputs
 ATOL = 1e-3
 
 
@@ -30,7 +30,7 @@ def mimo(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def windowed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The first of its layers sees all keys."""
+    """Its first layer sees all keys."""
     folder = tmp_path_factory.mktemp("windowed")
     save_mimo(folder, use_sliding_window=True, sliding_window=6, max_window_layers=1)
     return folder
@@ -72,7 +72,7 @@ def draw_params(rng: random.Random) -> SamplingParams:
 
 
 def draw_prompts(rng: random.Random, num: int) -> list[list[int]]:
-    """Some begin as others do."""
+    """Some share a beginning."""
     prompts: list[list[int]] = []
     for _ in range(num):
         begin = rng.choice(prompts)[: rng.randint(1, 40)] if prompts and rng.random() < 0.5 else []

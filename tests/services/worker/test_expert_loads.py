@@ -1,4 +1,4 @@
-"""Tokens of experts, as every engine counts them, and what metrics make of them."""
+"""Tokens per expert, counted by every engine, and their metrics."""
 
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def counted(folder: Path, kernels: str, **settings: Any) -> torch.Tensor:
-    """Counts [layers, experts] of three texts, whose prompts come in chunks."""
+    """Counts [layers, experts] of three outputs, with prompts in chunks."""
     engine = make_engine(folder, kernels, **COUNTED, **settings)
     jobs = [Job(prompt) for prompt in random_prompts(3)]
     texts = Driver(engine, chunk_sizes=(5, 11)).run(jobs)
@@ -41,7 +41,7 @@ def counted(folder: Path, kernels: str, **settings: Any) -> torch.Tensor:
 
 
 def test_every_engine_counts_the_same_tokens(folder: Path) -> None:
-    """Those of padding, which some steps of the device engine have, are none."""
+    """Padding tokens, in some steps of the device engine, are not counted."""
     counts = {kernels: counted(folder, kernels) for kernels in ENGINES}
     assert torch.equal(counts["torch"], counts["native"])
     assert torch.equal(counts["torch"], counts["device"])
@@ -56,7 +56,7 @@ def bucket(layers: str, bound: str) -> float | None:
 
 
 def test_loads_are_observed_when_metrics_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A layer's at once, as soon as there are enough tokens."""
+    """A layer's loads at once, as soon as there are enough tokens."""
     loads = ExpertLoads(make_model(make_config(EXPERTS), torch.float32), torch.device("cpu"))
     monkeypatch.setattr(EXPERT_LOADS, "source", loads)
     num_layers, num_experts = loads._counts.shape

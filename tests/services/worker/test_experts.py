@@ -1,4 +1,4 @@
-"""Every way to choose experts: as transformers does, and native code as torch's operators."""
+"""Every way to choose experts: as in transformers, and in native code as in torch's operators."""
 
 from typing import Any
 
@@ -43,7 +43,7 @@ HIDDEN, INNER, NUM_EXPERTS, CHOSEN = 64, 48, 24, 5
 SIZES: dict[str, Any] = {"hidden_size": HIDDEN, "num_experts_per_tok": CHOSEN}
 GROUPS: dict[str, Any] = {"n_group": 6, "topk_group": 2, "routed_scaling_factor": 2.5}
 OF_GROUPS: dict[str, Any] = {"num_groups": 6, "num_kept_groups": 2, "factor": 2.5}
-# transformers' router and its config, and what we say for it.
+# transformers' router and its config, and our equivalent.
 ROUTERS: dict[str, tuple[type[nn.Module], Any, Routing]] = {
     "Mixtral": (
         MixtralTopKRouter,
@@ -125,7 +125,7 @@ def test_experts_and_weights_are_those_of_transformers(name: str) -> None:
 def make_mixture(
     routing: Routing, dtype: torch.dtype, *, has_correction: bool, is_gpt_oss: bool, ties: int
 ) -> Mixture:
-    """gpt-oss' has biases and a clamp; this one is low enough to matter."""
+    """gpt-oss has biases and a clamp; this one is low enough to matter."""
     options = {"has_bias": is_gpt_oss, "has_correction": has_correction}
     router = Router(HIDDEN, NUM_EXPERTS, routing, **options)
     experts = [GatedProducts(HIDDEN, INNER, is_gpt_oss) for _ in range(NUM_EXPERTS)]
@@ -149,7 +149,7 @@ def make_mixture(
 def test_native_code_gives_what_torch_gives(
     name: str, variant: str, dtype: torch.dtype, ties: int
 ) -> None:
-    """Also where so many neighbours have the same scores: of equal ones the first is chosen."""
+    """Also with many equal neighbouring scores: ties go to the first."""
     options: dict[str, Any] = {
         "has_correction": name in ("ERNIE", "GLM-4.5", "DeepSeek-V3"),
         "is_gpt_oss": name == "gpt-oss",

@@ -325,7 +325,7 @@ def oracle(folder: Path) -> PreTrainedModel:
 
 
 def test_every_family_but_mimo_is_compared_here() -> None:
-    """MiMo is none of transformers'; test_models.py compares it with Qwen2."""
+    """MiMo is unknown to transformers; test_models.py compares it with Qwen2."""
     assert {family.__name__ for family, _ in CASES.values()} == set(MODELS) - {"MiMoForCausalLM"}
 
 
@@ -348,7 +348,7 @@ def test_bfloat16_stays_near_the_logits_of_float32(
     folder: Path, oracle: PreTrainedModel, kernels: str
 ) -> None:
     """Three layers of eight-bit mantissas: within 4 % of the logits' spread on average, unless
-    another expert is chosen here and there."""
+    another expert is occasionally chosen."""
     prompts = random_prompts(6)
     logits = our_logits(folder, prompts, torch.bfloat16, kernels)
     limit = 0.15 if isinstance(read_model_config(folder), SparseConfig) else 0.04

@@ -1,4 +1,4 @@
-"""What a plan says a model takes is what a worker that loads it takes."""
+"""A plan's memory of a model equals that of a worker that loads it."""
 
 import json
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_weights_of_a_config_alone_are_those_that_a_worker_loads(tmp_path: Path,
     settings = settings_of(tmp_path, TINY, quantization=form)
     model = make_dummy(read_model_config(tmp_path), torch.bfloat16, CPU, form)
     loaded = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
-    head = 1000 * 128 * 2  # torch's products on a CPU have theirs in float32 beside it
+    head = 1000 * 128 * 2  # torch's GEMMs on a CPU also keep theirs in float32
     assert footprint_of(settings, CPU).requirements.weights == pytest.approx(
         loaded - head, rel=0.03
     )
@@ -81,7 +81,7 @@ def test_embeddings_in_codes_are_counted_once(tmp_path: Path, is_tied: bool) -> 
     )
     model = make_dummy(read_model_config(tmp_path), torch.bfloat16, CPU, embedding="wint8")
     loaded = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
-    wider = 0 if is_tied else 1000 * 128 * 2  # of the head: torch's on a CPU is in float32
+    wider = 0 if is_tied else 1000 * 128 * 2  # of the head, which torch keeps in float32 on a CPU
     found = footprint_of(settings, CPU)
     assert found.requirements.weights == pytest.approx(loaded - wider, rel=0.001)
     dense = footprint_of(settings.model_copy(update={"embedding_quantization": "none"}), CPU)
@@ -137,7 +137,7 @@ def test_the_embedded_model_has_its_mtp_head_in_the_sum() -> None:
 
 
 def test_rows_of_the_head_for_drafts_are_in_the_sum() -> None:
-    """Of 1000 tokens: 256 numbers in bfloat16, and an id."""
+    """Of 1000 tokens: 256 elements in bfloat16, and an id."""
     limited = footprint_of(WorkerConfig(speculative_config={"draft_vocab_size": 1000}), CPU)
     whole = footprint_of(WorkerConfig(), CPU)
     added = limited.requirements.weights - whole.requirements.weights
@@ -147,9 +147,9 @@ def test_rows_of_the_head_for_drafts_are_in_the_sum() -> None:
 
 
 def test_published_sums_come_out(tmp_path: Path) -> None:
-    """Llama-2-70B has 70 billion parameters: 140 GB, and 35 in NF4; the sums that people do by hand
-    leave out the scales of groups and what stays dense, embeddings and head, and count all query
-    heads in the KV cache, where there are eight."""
+    """Llama-2-70B has 70 billion parameters: 140 GB, and 35 in NF4; common estimates leave out
+    group scales and dense embeddings and head, and count all query heads in the KV cache instead of
+    eight."""
     dense = footprint_of(settings_of(tmp_path, LLAMA_2_70B), CPU)
     assert dense.parameters.total == pytest.approx(69.0e9, rel=0.01)
     assert dense.requirements.weights == pytest.approx(138 * GB, rel=0.01)

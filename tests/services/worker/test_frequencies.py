@@ -32,7 +32,7 @@ KINDS: list[dict[str, Any]] = [
 
 
 def complete(kind: dict[str, Any]) -> dict[str, Any]:
-    """With the values that a model's config has anyway."""
+    """With the values every model's config has."""
     defaults = {"rope_theta": 10000.0, "original_max_position_embeddings": MAX_POSITIONS}
     return {**defaults, **kind, "max_position_embeddings": MAX_POSITIONS}
 

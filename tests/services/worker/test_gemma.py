@@ -1,5 +1,5 @@
-"""Gemma 2 and 3 in every engine: weights and caches in codes, prefix hits, preemption, texts that
-are longer than their windows."""
+"""Gemma 2 and 3 in every engine: quantized weights and caches, prefix hits, preemption, contexts
+longer than windows."""
 
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ CACHES = [
 
 
 def long_prompts(num: int) -> list[list[int]]:
-    """Of 40 … 75 ids with one beginning, where windows have 5."""
+    """40 … 75 ids with a common beginning; windows have 5."""
     rng = np.random.default_rng(1)
     beginning = rng.integers(8, 160, 36).tolist()
     return [beginning + rng.integers(8, 160, 4 + 5 * (i % 8)).tolist() for i in range(num)]
@@ -79,7 +79,7 @@ def test_texts_are_the_same_after_prefix_hits_and_preemption(
 
 
 def test_older_configs_have_rope_scaling_and_a_pattern(tmp_path: Path) -> None:
-    """As google/gemma-3-4b-it has them."""
+    """As in google/gemma-3-4b-it."""
     save_model(tmp_path, Gemma3ForCausalLM, head_dim=16, sliding_window=7, num_hidden_layers=4)
     scaling = {"rope_type": "linear", "factor": 8.0}
     older = {"rope_theta": 1e5, "rope_local_base_freq": 50.0, "sliding_window_pattern": 3}

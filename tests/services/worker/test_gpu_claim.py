@@ -1,4 +1,4 @@
-"""Every worker of a machine takes a GPU of its own. No GPU is needed to see that."""
+"""Every worker of a machine claims its own GPU. The tests need no GPU."""
 
 import os
 import subprocess
@@ -33,7 +33,8 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts a process that claims one of some GPUs, prints which, and holds it until it ends."""
+    """Starts a process that claims one of the GPUs, prints its index, and holds it until it
+    ends."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*gpu_ids: str) -> subprocess.Popen[str]:
@@ -90,7 +91,7 @@ def test_a_folder_that_cannot_be_one_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture
 def current(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[torch.device]]:
-    """A torch that finds two GPUs; the devices that are made current. Claims end with the test."""
+    """A fake torch with two GPUs; records the devices made current. Claims end with the test."""
     current: list[torch.device] = []
     claims: list[GpuClaim] = []
     gpus = [SimpleNamespace(uuid="a"), SimpleNamespace()]
@@ -123,7 +124,7 @@ def test_a_worker_computes_on_the_gpu_that_it_claimed(
 def test_without_a_folder_it_is_torchs_current_gpu_by_its_number(
     monkeypatch: pytest.MonkeyPatch, current: list[torch.device]
 ) -> None:
-    """Other threads make it theirs, which torch refuses where there is no number."""
+    """Other threads select it too, which torch refuses without an index."""
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
     assert [choose_device("auto", None), choose_device("cuda", None)] == [
         torch.device("cuda:1")

@@ -1,4 +1,4 @@
-"""Which decode steps are captured as graphs, and which of them a step takes."""
+"""The decode steps captured as graphs, and the graph of a step."""
 
 import numpy as np
 import pytest
@@ -29,7 +29,7 @@ def test_sizes_end_at_the_sequences_and_tokens_that_a_step_may_have() -> None:
 
 @pytest.mark.parametrize("max_num_seqs", [128, 1024])
 def test_sixty_graphs_are_captured_at_most(max_num_seqs: int) -> None:
-    """Forward, judge and first draft of each shape; next drafts depend on the rows alone."""
+    """Forward, judge and first draft of each shape; later drafts depend on the rows only."""
     found = shapes(DEFAULT_SIZES, max_num_seqs, 8192, 3)
     assert 3 * len(found) + len({shape.num_rows for shape in found}) <= 60
 

@@ -1,4 +1,4 @@
-"""Engines hold texts to their guides: with and without drafts, alone and in a crowd, at once and
+"""Engines constrain outputs by guides: with and without drafts, alone and batched, at once and
 after readmission."""
 
 import json
@@ -64,8 +64,8 @@ def some() -> list[list[int]]:
 
 
 def mixed() -> list[SamplingParams]:
-    """Of the four grammars, of reasoning with and without a budget, with other rules, and of none,
-    side by side."""
+    """The four grammars, reasoning with and without a budget, other rules, and no rule, side by
+    side."""
     close = encode("\n")[0]
     guides = [Guide(grammar) for grammar in GRAMMARS.values()]
     reasons: Any = {"is_open": True, "close_ids": [close], "budget": 9, "forced_ids": [14, close]}
@@ -143,7 +143,7 @@ def test_a_text_goes_on_from_what_was_emitted_before(kernels: str) -> None:
 
 @engines
 def test_a_close_id_among_accepted_drafts_wakes_the_grammar(kernels: str, method: str) -> None:
-    """Each text is the repeated prompt, so that drafts are right, up to a line's end."""
+    """Each output is the repeated prompt, so that drafts are right, up to a line's end."""
     close = encode("\n")[0]
     repeated = encode("import os\n" * 8)[:-2]
     guide = Guide(GRAMMARS["choice"], is_open=True, close_ids=[close])
@@ -201,7 +201,7 @@ def test_min_tokens_gives_way_to_a_complete_text_and_ignore_eos_repeats_its_end(
 
 
 class Held:
-    """An engine in which no grammar is compiled before so many steps have begun."""
+    """An engine that compiles no grammar before this number of steps has begun."""
 
     def __init__(self, used: AnyEngine, num_steps: int) -> None:
         table = used._table if isinstance(used, DeviceEngine) else used._slots

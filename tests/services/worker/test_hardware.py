@@ -1,4 +1,4 @@
-"""What the worker makes of its machine."""
+"""The worker's view of its machine."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ print(products.allow_tf32, products.allow_bf16_reduced_precision_reduction)
 
 
 def test_products_are_exact_whatever_the_environment_sets() -> None:
-    """Images with PyTorch set this variable, for users that train."""
+    """Images with PyTorch set this variable, for training."""
     environment = os.environ | {"TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1"}
     command = [sys.executable, "-c", CODE]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)

@@ -1,4 +1,4 @@
-"""Output heads in codes are computed as what these stand for, whoever computes them."""
+"""Quantized output heads give the dequantized result in every backend."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ FORMS = [form if form == "wint8" else pytest.param(form, marks=pytest.mark.slow)
 def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
     tmp_path: Path, form: Quantization, is_tied: bool, kernels: str
 ) -> None:
-    """Embeddings that have the head's weights keep their own."""
+    """Embeddings with the head's weights keep their own copy."""
     save_model(tmp_path, LlamaForCausalLM, tie_word_embeddings=is_tied)
     engine = make_engine(tmp_path, kernels, lm_head_quantization=form)
     prompts = random_prompts(5)
@@ -46,7 +46,7 @@ def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
 
 @pytest.mark.parametrize("kernels", ["native", "device"])
 def test_with_drafts_texts_are_those_without(tmp_path: Path, kernels: str) -> None:
-    """An MTP head has the same output head."""
+    """An MTP head shares the output head."""
     save_mimo(tmp_path)
     params = [SamplingParams(seed=seed, temperature=6.0, max_tokens=12) for seed in range(8)]
     texts = []

@@ -1,4 +1,4 @@
-"""Which of our addresses ranks on other hosts are given, and where they meet there."""
+"""The local address given to ranks on other hosts, and their meeting point."""
 
 import socket
 
@@ -8,7 +8,7 @@ from services.worker.machine.host_address import address_of_first, address_towar
 from services.worker.machine.rank_group import HostsGroup
 from shared.errors import ConfigError
 
-ELSEWHERE = "192.0.2.7"  # for documentation: nobody has it
+ELSEWHERE = "192.0.2.7"  # reserved for documentation
 
 
 def test_the_first_host_is_where_its_name_is_one_of_our_addresses() -> None:

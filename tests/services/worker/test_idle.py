@@ -1,4 +1,4 @@
-"""When the step thread waits for the scheduler, and when there is nothing to wait for."""
+"""The step thread's waits for the scheduler, and steps without a wait."""
 
 from services.worker.engine.host import IdleTime
 

@@ -1,4 +1,4 @@
-"""A cache whose layers keep different things of a token."""
+"""A cache with a different layout for each layer."""
 
 from copy import copy
 from pathlib import Path
@@ -34,7 +34,7 @@ CPU = torch.device("cpu")
 NUM_BLOCKS, BLOCK_SIZE = 6, 4
 LAYOUTS = [
     KVLayout((2, 3, 5), torch.bfloat16),
-    KVLayout((7,), torch.int8),  # the layer behind it does not begin where this one ends
+    KVLayout((7,), torch.int8),  # the next layer does not begin at this one's end
     KVLayout((2, 0, 0), torch.float32),
     KVLayout((2, 1, 8), torch.float32),
     KVLayout((2, 3, 5), torch.bfloat16, torch.int8),
@@ -50,7 +50,7 @@ DTYPES = [torch.bfloat16, INT8, FLOAT32, FLOAT32, INT8, FLOAT32, torch.uint8, FL
 
 @pytest.fixture
 def cache() -> KVCache:
-    """Tensor by tensor filled with 1, 2, 3 …."""
+    """The tensors are filled with 1, 2, 3 … in order."""
     cache = KVCache(LAYOUTS, NUM_BLOCKS, BLOCK_SIZE, CPU)
     assert not any(tensor.any() for tensor in tensors(cache))
     for value, tensor in enumerate(tensors(cache), 1):
@@ -59,12 +59,12 @@ def cache() -> KVCache:
 
 
 def tensors(cache: KVCache) -> list[Tensor]:
-    """Entries and, of codes, scales of all layers."""
+    """Entries and, if quantized, scales of all layers."""
     return [tensor for layer in cache.layers for tensor in layer if tensor is not None]
 
 
 def zeroed_slots(tensor: Tensor) -> list[int]:
-    """Of one that had no zeros: those whose entry is zeroed, whole."""
+    """In a cache without zeros: the slots with a fully zeroed entry."""
     entries = tensor.flatten(0, 1).flatten(1)
     is_zero = entries == 0
     assert torch.equal(is_zero.any(1), is_zero.all(1))
@@ -119,7 +119,7 @@ def test_an_mtp_head_has_a_layer_where_it_drafts(
 
 
 class SharingForCausalLM(LlamaForCausalLM):
-    """A Llama whose second layer has one KV head, the others as many as its config says."""
+    """A Llama with one KV head in its second layer, and the config's number in the others."""
 
     def make_layer(self, parts: Parts, layer: int) -> DecoderLayer:
         own = copy(parts)
@@ -130,7 +130,7 @@ class SharingForCausalLM(LlamaForCausalLM):
 
 @pytest.mark.usefixtures("_unwritten_memory")
 def test_our_own_layers_may_keep_different_things_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One head that all queries share is as several that are alike."""
+    """One head shared by all queries equals several equal heads."""
     monkeypatch.setitem(MODELS, "SharingForCausalLM", __name__)
     config, prompts = (
         make_config("Llama, a head of 256, a key for each query"),

@@ -1,4 +1,4 @@
-"""Models whose layers keep latents: what they keep, who computes them, and their texts."""
+"""Models with latent attention: their caches, backends and outputs."""
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -42,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_token_of_deepseek_v3_takes_so_many_bytes() -> None:
-    """576 numbers in each of 61 layers."""
+    """576 elements in each of 61 layers."""
     make: Any = find_model(["DeepseekV3ForCausalLM"]).Config
     config = make(
         architectures=["DeepseekV3ForCausalLM"],
@@ -126,7 +126,7 @@ def test_what_makes_keys_and_values_is_dense_where_the_checkpoint_is_quantised(
 def test_texts_with_cached_beginnings_preemption_and_drafts_are_those_of_transformers(
     folder: Path, kernels: str
 ) -> None:
-    """Prompts that begin alike, in chunks, in blocks for a few of them."""
+    """Prompts with a common beginning, in chunks, in blocks for a few of them."""
     beginning, *ends = random_prompts(9, seed=4)
     beginning = (beginning * 40)[:40]
     prompts = [[*beginning, *end] for end in ends]

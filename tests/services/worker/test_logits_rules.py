@@ -1,4 +1,4 @@
-"""Logits rules of a request against plain loops."""
+"""A request's logits rules against plain loops."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""How the number of KV blocks comes about, and the error when they are too few."""
+"""The number of KV blocks, and the error if they are too few."""
 
 import os
 import subprocess
@@ -182,7 +182,7 @@ def test_an_engine_has_the_capacity_that_was_asked_for_and_reports_its_memory(
 
 @torch.inference_mode()
 def measured_peak(folder: Path, num_tokens: int) -> int:
-    """Bytes that a forward pass allocates at most at once, in float32."""
+    """Peak bytes of a forward pass, in float32."""
     model, batch = prepare(folder, [[9] * (num_tokens // 4)] * 4, torch.float32)
     watch = profile(activities=[ProfilerActivity.CPU], profile_memory=True)
     with watch, forward_context(batch.context):
@@ -225,7 +225,7 @@ def test_a_step_fits_what_is_reserved_for_its_layers_and_takes_half_of_it(
 def test_scores_that_torchs_operators_make_fit_what_is_reserved_for_them(
     has_sinks: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So many for twenty of three hundred tokens."""
+    """The scores of twenty rows of three hundred tokens."""
     pieces = 2 * 20 * 300
     monkeypatch.setattr(grouped, "MAX_SCORES", pieces)
     query, key, value = (torch.randn(1, 2, 300, 16) for _ in range(3))
@@ -255,7 +255,7 @@ def test_memory_for_scores_is_planned_where_they_are_made(
 @pytest.mark.parametrize("num_top", [0, 20, None])
 @pytest.mark.parametrize("values", [1, 1000])
 def test_a_piece_of_logits_fits_what_is_reserved_for_it(num_top: int | None, values: int) -> None:
-    """Also where so many are equal that all are sorted."""
+    """Also with ties, for which all logits are sorted."""
     logits = torch.randint(values, (40, 3000)).float()
     given = logits.nbytes
     watch = profile(activities=[ProfilerActivity.CPU], profile_memory=True)

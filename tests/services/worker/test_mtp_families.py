@@ -1,4 +1,4 @@
-"""MTP heads of DeepSeek-V3, GLM-4.5 and ERNIE-4.5: what they draft; texts are those without."""
+"""MTP heads of DeepSeek-V3, GLM-4.5 and ERNIE-4.5: their drafts; outputs equal those without."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +26,7 @@ BLOCK = f"model.layers.{TRUNK_LAYERS}."
 
 @dataclass(frozen=True)
 class Family:
-    """Where its checkpoints have what a head has beside its ``block``."""
+    """Names of a head's tensors, besides its ``block``, in the family's checkpoints."""
 
     model: type[PreTrainedModel]
     changes: dict[str, Any]
@@ -68,8 +68,8 @@ FAMILIES = {
 
 
 class Checkpoint:
-    """In ``folder``. Its head's block is the last layer of a model of transformers, whose layers
-    before it are the trunk."""
+    """A checkpoint in ``folder``. Its head's block is the last layer of a transformers model; the
+    layers before it are the trunk."""
 
     def __init__(self, family: Family, folder: Path) -> None:
         changes = {"num_hidden_layers": TRUNK_LAYERS + 1, **family.changes}
@@ -93,8 +93,8 @@ class Checkpoint:
 
     @torch.inference_mode()
     def draft_logits(self, ids: list[int], drafts: list[int]) -> Tensor:
-        """[1 + len(drafts), vocab_size] after ``ids``, and after each of ``drafts``: each of these
-        is fed with what the head made of the pair before it."""
+        """[1 + len(drafts), vocab_size] after ``ids``, and after each of ``drafts``: each draft is
+        paired with the head's own previous state."""
         family, model = self._family, self._model
         x = model.model.embed_tokens(torch.tensor(ids[:-1]))
         for layer in self._layers[:-1]:
@@ -109,7 +109,7 @@ class Checkpoint:
         return linear(torch.stack(outs), model.lm_head.weight)
 
     def _run(self, layer: Any, x: Tensor) -> Tensor:
-        """[n, HIDDEN], of which the first has position 0 → the same"""
+        """[n, HIDDEN] from position 0 on → the same"""
         places = torch.arange(len(x))[None]
         rotation = self._model.model.rotary_emb(x[None], places)
         out = layer(x[None], position_embeddings=rotation, attention_mask=None, position_ids=places)

@@ -1,4 +1,4 @@
-"""MTP heads of several layouts against what the code of their own families computes."""
+"""MTP heads of several layouts against their families' own code."""
 
 from pathlib import Path
 
@@ -28,7 +28,7 @@ from tests.services.worker.mtp_checkpoints import (
 
 
 class StandIn(nn.Module):
-    """A layer of our naming and order; its attention and its MLP are one product each."""
+    """A layer with our names and order; its attention and its MLP are one GEMM each."""
 
     def __init__(self, final_layernorm: nn.Module) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class StandIn(nn.Module):
 
 
 def make_model(checkpoint: HeadFormat) -> nn.Module:
-    """What lies around the layers of a trunk, and the head."""
+    """The parts around a trunk's layers, and the head."""
     root, trunk = nn.Module(), nn.Module()
     trunk.embed_tokens = nn.Embedding(VOCAB, HIDDEN)
     trunk.norm = nn.RMSNorm(HIDDEN, EPS)
@@ -85,7 +85,7 @@ def make_config(architecture: str) -> ModelConfig:
 
 
 def assert_loads(folder: Path, checkpoint: HeadFormat, stored: Weights, true: Weights) -> None:
-    """A model filled with ``stored`` has the logits that the layout's own code has of ``true``."""
+    """A model filled with ``stored`` has the layout's logits for ``true``."""
     model = make_model(checkpoint)
     view = open_view(folder, checkpoint.architecture, stored)
     fill(model, view, lambda text, fraction: None, Homes(model, torch.device("cpu")))
@@ -99,7 +99,7 @@ def assert_loads(folder: Path, checkpoint: HeadFormat, stored: Weights, true: We
 
 @pytest.mark.parametrize("checkpoint", CHECKPOINTS.values(), ids=CHECKPOINTS.keys())
 def test_a_head_computes_what_its_own_layout_does(tmp_path: Path, checkpoint: HeadFormat) -> None:
-    """Copies have other values here, so that one which replaces the trunk's is seen."""
+    """Copies have other values here, so that one replacing the trunk's weight is noticed."""
     weights = checkpoint.random_weights()
     assert_loads(tmp_path, checkpoint, weights, weights)
 
@@ -115,7 +115,7 @@ def test_a_projection_that_a_conversion_left_transposed_is_turned(tmp_path: Path
 def test_a_projection_is_turned_and_joined_before_a_part_is_taken(
     tmp_path: Path, part: str
 ) -> None:
-    """As ours is pulled in halves of its columns, and a rank's in some of its rows."""
+    """Ours is read in halves of its columns, and a rank's in some of its rows."""
     name = "model.mtp_linear_proj.1.weight"
     stored = torch.randn(HIDDEN, 2 * HIDDEN)
     weight = {name: stored.T.contiguous() if part else stored}

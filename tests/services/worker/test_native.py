@@ -1,4 +1,4 @@
-"""Native code beside torch's operators, for every build that this CPU can run."""
+"""Native code compared with torch's operators, for every variant this CPU can run."""
 
 import re
 import weakref
@@ -175,7 +175,7 @@ SHAPES["DeepSeek-V2, more heads than are computed at a time"] = {
 
 
 def make_config(name: str) -> ModelConfig:
-    """An odd number of tiles in the feed-forward network, and a last one of the head in part."""
+    """An odd number of tiles in the feed-forward network, and a partial last tile in the head."""
     values: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 96,
@@ -192,7 +192,7 @@ def make_config(name: str) -> ModelConfig:
 
 
 def make_model(config: ModelConfig, dtype: torch.dtype) -> DecoderLM:
-    """Weights that make a difference: attention is sharp, norms and biases are not trivial."""
+    """Weights with visible effects: attention is sharp, norms and biases are not trivial."""
     model = make_dummy(config, dtype, CPU)
     generator = torch.Generator().manual_seed(1)
     for name, parameter in model.named_parameters():
@@ -224,9 +224,9 @@ def run(
     layouts: list[KVLayout] | None = None,
     codes: torch.dtype | None = None,
 ) -> list[Tensor]:
-    """Logits [len(prompt), V] after every token of each prompt, ``chunk_size`` tokens a step; of
-    each prompt the first chunk is longer by one token than of the one before it. Tokens of a later
-    chunk see no key before ``first_key``. The cache has ``codes``, if they are given."""
+    """Logits [len(prompt), V] after every token of each prompt, ``chunk_size`` tokens per step;
+    first chunks grow by one token from prompt to prompt. Tokens of a later chunk see no key before
+    ``first_key``. The cache is quantized to ``codes``, if given."""
     num_blocks = NUM_BLOCKS * 16 // block_size
     table = SlotTable(Capacity(num_blocks, block_size, len(prompts), MAX_LEN, MAX_LEN))
     if layouts is None:
@@ -293,7 +293,7 @@ def furthest(found: list[Tensor], expected: list[Tensor], measure: Callable = Te
     ],
 )
 def test_keys_that_are_hidden_are_as_if_not_there(name: str, variant: str, first_key: int) -> None:
-    """One, some of a tile, and more than are taken at a time."""
+    """One, a part of a tile, and more than a group of keys."""
     config, prompts = make_config(name), random_prompts(400, 330, 9)
     float32, native = torch.float32, make_native(config, torch.float32, variant, 16, 2)
     expected = run(
@@ -320,7 +320,7 @@ def test_float32_logits_are_those_of_torch(name: str, variant: str) -> None:
 @each_variant
 @pytest.mark.parametrize("name", SHAPES)
 def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(name: str, variant: str) -> None:
-    """On average: less is rounded on the way."""
+    """On average: native code rounds less."""
     config, prompts, dtype = make_config(name), random_prompts(1, 17, 130, 400), torch.bfloat16
     rounded = make_model(config, dtype).float()
     exact = run(TorchLM(rounded), config, torch.float32, prompts, 300)
@@ -385,7 +385,7 @@ def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
 
 @each_variant
 def test_of_experts_with_equal_scores_the_first_is_chosen(variant: str) -> None:
-    """In the first layer those of each pair have the same logits, in the second all."""
+    """In the first layer each pair of experts has equal logits, in the second all do."""
 
     def with_ties() -> DecoderLM:
         model = make_model(make_config(EXPERTS), torch.float32)
@@ -463,7 +463,7 @@ def test_a_model_that_native_code_cannot_run_is_refused_with_the_reason(
     library = NativeLibrary(load_library(variants()[0]), torch.float32, 1)
     with pytest.raises(NotSupported, match=re.escape(message)):
         NativeLM(model, block_size, library)
-    TorchLM(model)  # it is whole
+    TorchLM(model)  # it is complete
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -500,7 +500,7 @@ def test_heads_of_the_size_of_deepseek_v3(variant: str, dtype: torch.dtype) -> N
 
 
 def test_each_weight_is_freed_when_it_is_packed() -> None:
-    """But for embeddings that are not the head's, whose rows are read where they are."""
+    """Except untied embeddings, which are read in place."""
     model = make_model(make_config("Qwen2, biases"), torch.float32)
     dense = [module for module in model.modules() if isinstance(module, Dense)]
     weights = [weakref.ref(each) for each in dense if each is not model.model.embed_tokens.weight]

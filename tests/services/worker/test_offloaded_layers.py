@@ -1,5 +1,5 @@
-"""Copies of weights ahead of their turn: every layer is computed with its own, whenever copies
-happen between where they may begin and where they are waited for."""
+"""Prefetched weights: every layer computes with its own, for any time of the copies between their
+start and the wait."""
 
 import random
 from collections import deque
@@ -26,8 +26,8 @@ NUM_LAYERS = 7
 
 
 class LateStream:
-    """Copies when ``is_due`` says so, asked whenever something happens, and else when what is
-    copied is waited for. ``begun`` and ``done`` have the sources in order."""
+    """Copies when ``is_due`` is true, evaluated at every event, or at the latest when the copy is
+    waited for. ``begun`` and ``done`` have the sources in order."""
 
     def __init__(self, is_due: Callable[[], bool]) -> None:
         self.begun: list[Tensor] = []
@@ -54,7 +54,7 @@ class LateStream:
 
 
 def make_layers(num: int = NUM_LAYERS) -> list[nn.Module]:
-    """Of different sizes, as layers of some families are."""
+    """Of different sizes, as in some families."""
     generator = torch.Generator().manual_seed(1)
     layers: list[nn.Module] = []
     for size in range(num):
@@ -76,7 +76,7 @@ def assert_own(layer: nn.Module, own: list[Tensor]) -> None:
 
 
 def schedules() -> Iterator[Callable[[], bool]]:
-    """As soon as may be, as late as may be, and by chance."""
+    """As early as possible, as late as possible, and at random."""
     yield lambda: True
     yield lambda: False
     for seed in range(20):
@@ -85,7 +85,7 @@ def schedules() -> Iterator[Callable[[], bool]]:
 
 
 def offload(num: int, is_due: Callable[[], bool]) -> tuple[OffloadedLayers, LateStream, list]:
-    """``num`` of the layers, and what all have."""
+    """``num`` of the layers, and all layers' weights."""
     layers = make_layers()
     own = [values_of(layer) for layer in layers]
     arenas = [Arena(layers[place]) for place in spread(num, NUM_LAYERS)]
@@ -103,7 +103,7 @@ def test_every_layer_is_computed_with_its_own_weights_whenever_copies_happen(num
             for layer, own in layers:
                 offloaded.enter(layer)
                 assert_own(layer, own)
-                stream.look()  # as it is computed
+                stream.look()  # while it is computed
                 assert_own(layer, own)
         assert len(stream.done) == 3 * num, "each once in each pass"
 
@@ -146,7 +146,7 @@ def test_copies_by_a_thread() -> None:
 
 @pytest.mark.parametrize("form", ONLINE)
 def test_weights_in_codes_keep_every_bit(form: Quantization) -> None:
-    """Tables and scales too, which are views of bytes as everything in an arena is."""
+    """Tables and scales too, which are views of bytes like everything in an arena."""
     layers: list[nn.Module] = []
     for seed in range(3):
         generator = torch.Generator().manual_seed(seed)
@@ -185,7 +185,7 @@ def test_experts_that_kernels_read_as_one_are_one_in_the_buffers(form: Quantizat
 
 
 def stacks_of(layer: nn.Module, *, copied: bool = True) -> list[Tensor]:
-    """What kernels read of its experts."""
+    """The expert weights read by kernels."""
     (stacks,) = (module.stacks for module in layer.modules() if isinstance(module, Experts))
     assert stacks is not None
     parts = [

@@ -31,7 +31,7 @@ CPU, DTYPE = torch.device("cpu"), torch.float32
 CONFIG = make_config("Qwen2, biases")
 SETTINGS = WorkerConfig(native_kernels=False, num_threads=1)
 REFUSED = NotSupported, ConfigError
-# Of every field of AttentionSpec with a default: what to set it to.
+# A value for every field of AttentionSpec with a default.
 VALUES: dict[str, list[Any]] = {
     "norm": ["heads", "tokens"],
     "is_interleaved": [True],
@@ -39,7 +39,7 @@ VALUES: dict[str, list[Any]] = {
     "softcap": [0.5],
     "has_sinks": [True],
 }
-UNKNOWN: set[tuple[str, str]] = set()  # backends and the options that they refuse
+UNKNOWN: set[tuple[str, str]] = set()  # backends and the options they refuse
 
 
 def by_native_code(model: DecoderLM) -> CausalLM:
@@ -68,8 +68,7 @@ class WiderSpec(AttentionSpec):
 
 @pytest.fixture
 def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., DecoderLM]:
-    """Makes a model whose attention has the given options, with weights that only the names of
-    parameters decide."""
+    """Makes a model with the given attention options; weights depend only on parameter names."""
 
     def build(kind: type[AttentionSpec] = AttentionSpec, **options: Any) -> DecoderLM:
         monkeypatch.setattr(decoder, "AttentionSpec", lambda **values: kind(**(values | options)))
@@ -100,7 +99,7 @@ def why_refused(backend: str, model: DecoderLM) -> str:
 def test_an_option_changes_the_logits_as_with_torch_or_is_refused_by_name(
     backend: str, build: Callable[..., DecoderLM], subtests: pytest.Subtests
 ) -> None:
-    """Who adds a field to AttentionSpec adds it to VALUES, and to the backends that know it."""
+    """A new field of AttentionSpec belongs into VALUES, and into the backends that support it."""
     plain = logits(backend, build())
     for name in [field.name for field in fields(AttentionSpec) if field.default is not MISSING]:
         for value in VALUES[name]:
@@ -126,7 +125,7 @@ def test_an_option_that_nobody_taught_a_backend_is_refused_by_name(
 
 
 class Codes(nn.Module):
-    """A form of weights that no backend knows."""
+    """A form of weights unknown to every backend."""
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -1,4 +1,4 @@
-"""Steps that native code computes one after the other bring what the engine's other steps bring."""
+"""Consecutive steps in native code give the same results as the engine's other steps."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ ENGINES: dict[str, tuple[str, dict[str, Any]]] = {
     "windows": ("gemma 2", {}),
     "latents": ("deepseek v3, yarn", {}),
 }
-# Greedy and at random, some with filters; ends by eos, by length, and by neither for long.
+# Greedy and sampled, some with filters; ends by eos, by length, and late.
 PLAIN: tuple[dict[str, Any], ...] = (
     {"temperature": 0.0, "max_tokens": 30},
     {"temperature": 1.0, "max_tokens": 1},
@@ -48,7 +48,7 @@ MORE: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counted:
-    """Returns how often native code was asked for several steps, and how many it brought."""
+    """Returns the calls of native code for several steps, and the steps computed."""
     calls: list[int] = []
     run = PlainSteps.run
 
@@ -109,7 +109,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> HostEngine:
 def test_a_row_that_is_not_finite_fails_alone(
     small: HostEngine, max_open: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """When its text comes to a token whose embedding is not a number."""
+    """When its output reaches a token with a NaN embedding."""
     token = run(small).texts[6][20]
     with poisoned(small, token):
         wanted = without(small, monkeypatch, max_open=max_open)
@@ -124,7 +124,7 @@ def test_a_row_that_is_not_finite_fails_alone(
 def test_who_wants_more_than_tokens_gets_it_and_the_others_have_the_same(
     small: HostEngine, more: dict[str, Any], counted: Counted
 ) -> None:
-    """As long as it runs nobody's steps are plain."""
+    """While it runs, no sequence's steps are plain."""
     params = [SamplingParams(seed=i, temperature=2.0, max_tokens=40) for i in range(3)]
     wanting = SamplingParams(seed=3, temperature=2.0, max_tokens=40, ignore_eos=True, **more)
     prompts = random_prompts(4)

@@ -1,4 +1,4 @@
-"""What an engine pools prompts to is what transformers computes, however they are cut."""
+"""Pooled prompts equal transformers', for any division into steps."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -177,7 +177,7 @@ def test_plans_of_texts_and_of_pooling_do_not_go_together(embedder: Path) -> Non
 
 
 def test_a_scheduler_that_knows_of_no_pooling_is_refused() -> None:
-    """It would send prompts on without what is wanted of them."""
+    """It would forward prompts without their pooling parameters."""
     service = WorkerService(WorkerConfig(), lambda config, progress: None)
     capacity = Capacity(8, 16, 1, 8, 64, 100)
     hello = Hello(PROTOCOL_MAJOR, POOLING_MINOR - 1, "scheduler", "s")

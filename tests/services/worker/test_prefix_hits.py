@@ -1,4 +1,4 @@
-"""A text that begins in the cache is the one that is computed from its first token on."""
+"""An output after a cached beginning equals one computed from the first token on."""
 
 import numpy as np
 import pytest
@@ -18,7 +18,7 @@ CACHES += [("native", "int8"), ("native", "fp8"), ("torch", "fp8"), ("device", "
 
 @pytest.fixture(scope="module", params=CACHES, ids=", ".join)
 def engine(request: pytest.FixtureRequest) -> AnyEngine:
-    """Steps of 7 tokens end inside blocks; these are for two or three sequences."""
+    """Steps of 7 tokens end inside blocks; there are blocks for two or three sequences."""
     kernels, kv_cache_dtype = request.param
     num_blocks = 160 // ENGINES[kernels]["block_size"]
     return make_engine(

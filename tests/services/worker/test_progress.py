@@ -1,4 +1,4 @@
-"""How often loading is logged."""
+"""Frequency of log lines while loading."""
 
 from services.worker.weights.progress import LINE_S, ProgressLines
 

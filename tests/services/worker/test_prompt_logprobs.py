@@ -1,5 +1,4 @@
-"""The logprobs of a prompt are the model's, however it is cut into steps and whatever sequences
-share them."""
+"""Prompt logprobs are the model's, for any division into steps and shared by any sequences."""
 
 from pathlib import Path
 from typing import Any
@@ -33,12 +32,12 @@ def asking(num: int, max_tokens: int = 3) -> SamplingParams:
 
 
 def prompt_logprobs_of(job: Job) -> TokenArrays:
-    """All that came of its prompt, in one piece."""
+    """All results of its prompt, joined."""
     return join([part for _, part in job.prompt_parts])
 
 
 def assert_true(oracle: Qwen2ForCausalLM, job: Job) -> None:
-    """The logprobs are those of transformers and the reference, of all tokens that lacked them."""
+    """The logprobs equal transformers' and the reference's, for all unscored tokens."""
     ids, num = job.prompt[1:], job.params.prompt_logprobs
     num_top = VOCAB_SIZE if num in (None, ALL_TOKENS) else num
     got, first = prompt_logprobs_of(job), job.num_prompt_scored
@@ -190,7 +189,7 @@ def test_logits_that_are_no_numbers_fail_their_prompt_alone(
 
 
 def run_scheduled(engine: AnyEngine, core: Scheduler, jobs: list[Job]) -> None:
-    """Three choices of each of ``jobs``, of which the first asks, all at once."""
+    """Three choices of each of ``jobs``, the first with prompt logprobs, all at once."""
     core.add_worker("w", engine.capacity)
     for number, job in enumerate(jobs):
         ids = np.array(job.prompt, np.int32)

@@ -1,4 +1,4 @@
-"""Whole models that are quantised already are computed as what their codes stand for."""
+"""Quantized checkpoints are computed as their dequantized weights."""
 
 import shutil
 from pathlib import Path
@@ -41,7 +41,7 @@ def dense(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def with_values(dense: Path, values: dict[str, torch.Tensor], folder: Path) -> PreTrainedModel:
-    """The model of ``dense`` with other numbers, which are put into ``folder``."""
+    """The model of ``dense`` with other weights, written to ``folder``."""
     shutil.copytree(dense, folder, ignore=shutil.ignore_patterns("*.safetensors*"))
     floats = {name: tensor.float().contiguous() for name, tensor in values.items()}
     save_file(floats, folder / "model.safetensors", {"format": "pt"})
@@ -83,8 +83,8 @@ def test_with_drafts_texts_are_those_without(tmp_path: Path, kernels: str) -> No
 def test_every_projection_keeps_its_codes(
     tmp_path: Path, layout: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of a head too; only where an order of inputs is cut in two it is dense. Others have no
-    memory for numbers."""
+    """Also a head's; only a cut order of inputs makes it dense. The others hold no dense
+    weights."""
     allocated: list[Linear] = []
     allocate = Linear.allocate
 

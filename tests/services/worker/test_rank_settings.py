@@ -1,4 +1,4 @@
-"""What each rank is started with."""
+"""The settings of each rank."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Ranks that share a model compute what one process computes by itself."""
+"""Ranks that share a model give the results of one process."""
 
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from tests.services.worker.test_families import CASES
 from tests.services.worker.test_mtp_families import FAMILIES, Checkpoint
 
 WHOLE = {"enable_expert_parallel": True}
-WIDE = {  # enough for native code on each of four ranks
+WIDE = {  # wide enough for native code on each of four ranks
     "intermediate_size": 128,
     "moe_intermediate_size": 64,
     "shared_expert_intermediate_size": 128,
@@ -43,7 +43,7 @@ REFUSED_LAYOUTS = ("gptq, desc_act",)
 
 
 def assert_same(found: dict[str, list[Texts]], cases: dict[str, Case]) -> None:
-    """Each rank has the texts of one process; the ranks' logprobs are the same bits."""
+    """Each rank has the outputs of one process; the ranks' logprobs are the same bits."""
     for name, case in cases.items():
         expected = texts_alone(case)
         first, *others = found[name]
@@ -72,8 +72,8 @@ def save_codes(dense: Path, folder: Path, layout: str) -> Path:
 
 
 def test_two_ranks_have_the_texts_of_one_process(tmp_path: Path) -> None:
-    """KV heads that ranks share, norms over all heads, drafts of an MTP head, a vocabulary that
-    does not divide, codes, experts in parts and whole, their number odd too, and latents."""
+    """KV heads shared by ranks, norms over all heads, drafts of an MTP head, an indivisible
+    vocabulary, quantized weights, experts in parts and whole (also an odd number), and latents."""
     deepseek = CASES["deepseek v3, yarn"][1]
     oss = CASES["gpt-oss"][1] | {"num_local_experts": 5}
     moe = CASES["qwen2 moe"][1] | {"shared_expert_intermediate_size": 64}
@@ -131,7 +131,7 @@ def test_two_ranks_have_the_texts_of_one_process(tmp_path: Path) -> None:
 
 
 def test_a_graph_that_one_rank_has_no_memory_for_is_on_none(tmp_path: Path) -> None:
-    """Three sequences would be padded to four on the ranks that have it, and not on the others."""
+    """Three sequences would be padded to four only on the ranks that have it."""
     folder = save(tmp_path / "granite", GraniteForCausalLM, intermediate_size=128)
     sizes = {"cudagraph_capture_sizes": [2, 4]}
     cases = {"device": Case(folder, "device", sizes, prepare=short_of_memory)}
@@ -141,8 +141,8 @@ def test_a_graph_that_one_rank_has_no_memory_for_is_on_none(tmp_path: Path) -> N
 
 
 def short_of_memory(rank: int) -> None:
-    """The second one has none for graphs of four sequences, and captures them as on a GPU: after
-    all have run what is captured, by itself."""
+    """The second one has no memory for graphs of four sequences, and captures like a GPU: runs the
+    work first, then captures it alone."""
     record_step = StepGraphs.record
 
     def record(graphs: StepGraphs, shape: Shape, record: Record) -> None:
@@ -197,12 +197,12 @@ def test_ranks_of_several_hosts_have_the_bits_of_those_of_one(
 def test_ranks_have_the_texts_of_every_form_of_weights(
     tmp_path: Path, shared: dict[str, Any], size: int
 ) -> None:
-    """Weights that are quantised at the start are what one process makes of whole layers."""
+    """Weights quantized at the start equal one process's with whole layers."""
     family, changes = CASES["qwen3 moe"]
-    width = 128 * size  # no rank has a part of a group
+    width = 128 * size  # every rank has whole groups
     sizes = {"hidden_size": width, "head_dim": width // 4, "moe_intermediate_size": width}
     sizes["num_experts"] = 4
-    spread = 1.6 / width**0.5  # logits are as large at any width
+    spread = 1.6 / width**0.5  # equal magnitude of logits at any width
     dense = save(tmp_path / "dense", family, **(changes | sizes), initializer_range=spread)
     cases: dict[str, Case] = {
         quantization: Case(dense, settings={"quantization": quantization, **shared})
@@ -223,7 +223,7 @@ def test_ranks_have_the_texts_of_every_form_of_weights(
 def test_ranks_have_the_texts_of_every_family(
     tmp_path: Path, size: int, num_hosts: int, kernels: str
 ) -> None:
-    """Of which native code has those whose heads are wide enough."""
+    """Native code computes families with wide enough heads."""
     mimo = save_with_head(tmp_path / "mimo", intermediate_size=WIDE["intermediate_size"])
     cases = {"mimo": Case(mimo, kernels)}
     for number, (name, (family, changes)) in enumerate(CASES.items()):
@@ -238,7 +238,7 @@ def test_ranks_have_the_texts_of_every_family(
 @pytest.mark.slow
 @pytest.mark.parametrize("size", [2, 4])
 def test_ranks_with_whole_experts_have_the_texts_of_every_family(tmp_path: Path, size: int) -> None:
-    """Heads that draft, with experts of their own, too."""
+    """Also MTP heads with their own experts."""
     cases: dict[str, Case] = {}
     for name, head in FAMILIES.items():
         folder = tmp_path / f"head-{len(cases)}"

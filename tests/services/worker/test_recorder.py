@@ -1,4 +1,4 @@
-"""Passes written by hand: native code computes them as torch does, or they are refused."""
+"""Hand-written forward passes: native code computes them like torch, or refuses them."""
 
 from collections.abc import Callable
 from typing import Any
@@ -106,7 +106,7 @@ def test_a_pass_gives_what_torch_gives(name: str, dtype: torch.dtype) -> None:
 
 
 def both(run: Pass, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """What native code and torch give, of seven tokens."""
+    """Native code's and torch's results for seven tokens."""
     x = torch.randn(7, SIZE, generator=torch.Generator().manual_seed(1))
     layers = Layers(dtype)
     with torch.inference_mode():

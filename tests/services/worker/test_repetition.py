@@ -1,4 +1,4 @@
-"""Texts that repeat themselves end where they first do, in any batch and with drafts."""
+"""Repetitive outputs end at the first repetition, in any batch and with drafts."""
 
 import msgspec
 import numpy as np
@@ -42,7 +42,7 @@ def test_a_repetition_is_a_pattern_so_many_times_at_the_end(
 
 
 def expected(text: list[int], rule: Repetition, min_tokens: int = 0) -> tuple[list[int], str]:
-    """What is left of a text that was written without the rule, and how it ends."""
+    """The truncated form of an output written without the rule, and its finish reason."""
     for end in range(max(1, min_tokens), len(text)):
         if is_repetition(text[:end], rule):
             return text[:end], "repetition"

@@ -1,4 +1,4 @@
-"""When results leave the worker: each as soon as its step has ended, in the order of the plans."""
+"""Results leave the worker as soon as their step has ended, in the order of the plans."""
 
 import asyncio
 from collections.abc import Callable
@@ -36,7 +36,7 @@ CAPACITY = Capacity(64, 16, 4, 64, 64, vocab_size=100, max_num_steps=3)
 
 
 class Engine:
-    """Ends the steps of a plan when it is told to."""
+    """Ends a plan's steps on request."""
 
     def __init__(self) -> None:
         self.begun: SimpleQueue[tuple[StepPlan, Future[StepOutput]]] = SimpleQueue()
@@ -57,7 +57,7 @@ class Engine:
 
 
 class Worker:
-    """A service whose scheduler has sent a plan for a prompt, and one of each of ``nums`` steps."""
+    """A service with a plan for a prompt, and one of each of ``nums`` steps."""
 
     def __init__(self, *nums: int) -> None:
         self.engine = Engine()
@@ -76,7 +76,7 @@ class Worker:
         self.service.on_message(self.peer, plan, [PROMPT if plan.admit else NO_IDS])
 
     async def sent(self) -> list[int]:
-        """The plans whose results have gone out since the last look."""
+        """The plans with results sent since the last call."""
         await asyncio.sleep(0)
         return [result.step for result, _ in self.peer.take(StepResult)]
 
@@ -102,17 +102,17 @@ async def test_what_a_prompt_brings_goes_out_before_the_step_thread_goes_on(
         return len(worker.peer.got)
 
     assert await on_step_thread(worker, end) == 1
-    await on_step_thread(worker, end)  # of a plan that only decodes: nobody waits
+    await on_step_thread(worker, end)  # of a decode-only plan: no wait
     assert await worker.sent() == [1, 2]
 
 
 async def test_threads_that_bring_results_alone_do_not_wait(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As engines of GPUs and of stages have."""
+    """For engines of GPUs and of stages."""
     monkeypatch.setattr("services.worker.service.TAKE_S", 60.0)
     worker = Worker()
-    worker.engine.end()  # on the thread of the loop, which would have to set what it waits for
+    worker.engine.end()  # on the loop's thread, which would have to set the event it waits for
     assert await worker.sent() == [1]
 
 

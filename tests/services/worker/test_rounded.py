@@ -1,4 +1,4 @@
-"""What weights in whole numbers are multiplied with, rounded to codes of eight bits first."""
+"""Integer weights with activations rounded to 8 bits."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -44,7 +44,7 @@ needs_rounding = pytest.mark.skipif(not ROUNDING, reason="this CPU lacks AVX512-
 
 
 def with_zeros(n: int, k: int, group: int) -> Codes:
-    """Of four bits, with a whole zero for each group, as GPTQ and AWQ have them."""
+    """Four bits, with an integer zero for each group, as in GPTQ and AWQ."""
     codes = torch.randint(0, 16, (n, k), dtype=torch.uint8)
     groups = -(-k // group)
     zeros = torch.randint(-8, 8, (n, groups)).float()
@@ -64,7 +64,7 @@ FORMS = {
 
 
 def rounded(x: Tensor, group: int) -> Tensor:
-    """What ``activation-dtype: int8`` makes of rows [..., k]."""
+    """Rows [..., k] rounded by ``activation-dtype: int8``."""
     groups = functional.pad(x, (0, -x.shape[-1] % group)).unflatten(-1, (-1, group))
     most = groups.abs().amax(-1, keepdim=True)
     factor = torch.where(most > 0, torch.tensor(127.0) / most, 0)
@@ -74,7 +74,7 @@ def rounded(x: Tensor, group: int) -> Tensor:
 def multiply(
     variant: str, codes: Codes, x: Tensor, dtype: torch.dtype, kind: Kind, **options: Any
 ) -> Tensor:
-    """By a program that rounds: x [num, k] float32 → what ``kind`` makes of it."""
+    """By a program that rounds: x [num, k] float32 → the result of ``kind``."""
     library = NativeLibrary(load_library(variant), dtype, 2, rounds=True)
     n, k = codes.shape
     order = gate_up_order(n // 2) if kind == Kind.GATED else None
@@ -89,7 +89,7 @@ def multiply(
     if kind == Kind.LINEAR:
         sizes[2] = (n, torch.float32)
         return NativeProgram(library, operators, [Buffer(*each) for each in sizes], 1, 2).run([x])
-    # What gates give is narrow: made wide by a product with ones on the diagonal.
+    # The output of gates is narrow: widened by a GEMM with the identity.
     wide = library.pack(torch.eye(outputs))
     operators.append(Operator(kind=Kind.LINEAR, source=2, out=3, size=outputs, weight=wide))
     sizes.append((outputs, torch.float32))
@@ -122,7 +122,7 @@ def test_gates_are_those_of_rounded_rows(form: str) -> None:
     codes, x = FORMS[form](64, 96), torch.randn(9, 96)
     truth = codes.values(torch.float64)
     gate, up = (rounded(x, rounding_group(codes)).double() @ truth.T).chunk(2, -1)
-    scale = (x.double().abs() @ truth.abs().T).max()  # that sums of float32 are exact to
+    scale = (x.double().abs() @ truth.abs().T).max()  # scale of float32's rounding in sums
     allowed = 1e-6 * scale * (gate.abs() + up.abs() + 1)
     for variant in ROUNDING:
         found = multiply(variant, codes, x, torch.float32, Kind.GATED)
@@ -188,7 +188,7 @@ def test_texts_are_the_same_with_drafts_in_chunks_and_alone(form: str) -> None:
 @pytest.mark.parametrize("quantization", ["wint8", "wint4"])
 @pytest.mark.parametrize("variant", ROUNDING)
 def test_experts_multiply_rounded_rows_too(variant: str, quantization: Quantization) -> None:
-    """A token alone and among others: few bits are lost, and the same ones."""
+    """A token alone and among others: little precision is lost, and the bits are equal."""
     config, dtype = make_config(EXPERTS), torch.bfloat16
 
     def logits(chunk_size: int, **options: bool) -> list[Tensor]:

@@ -1,4 +1,4 @@
-"""Quantised checkpoints stand for what the tools that wrote them say."""
+"""Quantized checkpoints are dequantized as by their own tools."""
 
 import json
 from pathlib import Path
@@ -34,7 +34,7 @@ def config_of(name: str) -> dict[str, Any]:
 
 
 def expected_layers(name: str) -> dict[str, Tensor]:
-    """Of experts each one's, by our names."""
+    """Each expert's weights separately, by our names."""
     tensors = load_file(GOLDEN / name / "expected.safetensors")
     if name != EXPERTS:
         return tensors
@@ -46,7 +46,7 @@ def expected_layers(name: str) -> dict[str, Tensor]:
 
 
 def read_layers(name: str, dtype: torch.dtype = torch.float32) -> dict[str, Weight]:
-    """Those of ``expected_layers``."""
+    """The layers in ``expected_layers``."""
     checkpoint = StackedExperts(open_checkpoint([GOLDEN / name / "model.safetensors"]))
     found = {}
     for layer, expected in expected_layers(name).items():
@@ -73,7 +73,7 @@ def test_codes_stand_for_what_the_tool_that_wrote_them_reads(name: str) -> None:
 @each_variant
 @pytest.mark.parametrize("name", FOLDERS)
 def test_native_products_are_those_of_the_numbers(name: str, variant: str) -> None:
-    """From 1 to 70 rows, which are computed in several ways; each the same bits as alone."""
+    """From 1 to 70 rows, by several code paths; each the same bits as alone."""
     library = NativeLibrary(load_library(variant), torch.float32, 2)
     for weight in read_layers(name).values():
         outputs, inputs = weight.values.shape

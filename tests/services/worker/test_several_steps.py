@@ -1,5 +1,5 @@
-"""A plan of several steps brings what as many plans of one step bring, with everything that may be
-asked, and no step is computed for a sequence that has ended."""
+"""A plan of several steps equals as many plans of one step, with every option, and computes no step
+for an ended sequence."""
 
 from typing import Any
 
@@ -49,7 +49,7 @@ RULES: tuple[dict[str, Any], ...] = (
 
 
 def asked() -> list[SamplingParams]:
-    """Each request something else."""
+    """Different parameters for each request."""
     every = zip(params_of(0.7, NUM), RULES, strict=True)
     return [msgspec.structs.replace(each, **rules) for each, rules in every]
 
@@ -61,7 +61,7 @@ def engine(kernels: str, method: str) -> AnyEngine:
 def run(kernels: str, method: str, num_steps: int, **options: Any) -> Run:
     own, some = engine(kernels, method), prompts()[:NUM]
     for params in asked():
-        if params.guide is not None:  # no text waits for it, so that steps are the same
+        if params.guide is not None:  # no output waits for it, so that steps are the same
             own._slots._guides.grammars.compile(params.guide.grammar).future.result(60)  # type: ignore[union-attr]
     return scheduled.run(own, some, asked(), num_steps=num_steps, **options)
 
@@ -102,7 +102,7 @@ def _told_drafts(done: Run) -> Any:
 @pytest.mark.parametrize("pipeline_depth", [1, 2])
 @pytest.mark.parametrize("method", ["none", "mtp"])
 def test_texts_are_the_same_where_sequences_come_and_go(method: str, pipeline_depth: int) -> None:
-    """Chunks of prompts, decoding and preemption take turns with plans of several steps."""
+    """Chunks of prompts, decoding and preemption alternate with plans of several steps."""
     tight = make_engine(
         EMBEDDED_MODEL,
         "native",
@@ -122,7 +122,7 @@ def test_texts_are_the_same_where_sequences_come_and_go(method: str, pipeline_de
 
 
 def decoded(own: AnyEngine, max_tokens: list[int], num_steps: int) -> tuple[StepResult, Layout]:
-    """What a plan of ``num_steps`` brings of sequences with one token each."""
+    """The results of a plan of ``num_steps`` for sequences with one token each."""
     own.reset()
     size = own.capacity.max_model_len // own.capacity.block_size
     admits = [

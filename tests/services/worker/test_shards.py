@@ -1,4 +1,4 @@
-"""What a rank has of a model, and sizes that ranks cannot share."""
+"""A rank's part of a model, and sizes that ranks cannot share."""
 
 from pathlib import Path
 

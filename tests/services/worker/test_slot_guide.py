@@ -1,4 +1,4 @@
-"""Which ids may come next, without an engine: masks are a function of the guide and the ids."""
+"""Allowed next ids, without an engine: masks are a function of the guide and the ids."""
 
 import random
 import threading
@@ -63,7 +63,7 @@ def guides() -> Guides:
 def begin(
     guide: Guide, emitted: list[int] | None = None, among: Guides | None = None, **params: Any
 ) -> SlotGuide:
-    """When its grammar is compiled."""
+    """Waits for its grammar."""
     among = among or guides()
     asked = SamplingParams(seed=0, guide=guide, **params)
     found = among.begin(asked, np.array(emitted or [], np.int32))
@@ -75,7 +75,7 @@ def begin(
 
 @contextmanager
 def held(grammars: Grammars) -> Iterator[None]:
-    """Grammars that are not known yet are compiled afterwards."""
+    """Unknown grammars are compiled afterwards."""
     may_go_on = threading.Event()
     grammars._thread.submit(may_go_on.wait)
     try:
@@ -95,7 +95,7 @@ def encode(text: str) -> list[int]:
 
 
 def walk(guide: Guide, seed: int, max_len: int = 40) -> list[int]:
-    """Ids that chance takes of those that may come, up to the end of the text."""
+    """Random allowed ids, up to the end of the output."""
     rng, slot_guide = random.Random(seed), begin(guide)
     ids: list[int] = []
     while len(ids) < max_len and not set(ids) & set(EOS_IDS.tolist()):
@@ -178,7 +178,7 @@ def test_ids_that_the_tokenizer_does_not_have_are_hidden() -> None:
 
 
 def test_where_the_tokenizer_has_more_ids_than_the_model_these_are_hidden() -> None:
-    """Not in whole words of masks, nor in whole bytes."""
+    """The difference is not a multiple of a mask's word or byte."""
     narrow = Guides(EMBEDDED_MODEL, 8101, EOS_IDS)
     every = begin(Guide("start: /(.|\\n)*/"))
     found = begin(Guide("start: /(.|\\n)*/"), among=narrow)

@@ -1,4 +1,4 @@
-"""A sequence is logged when it leaves its slot, whatever the reason."""
+"""A sequence is logged when it leaves its slot, for every reason."""
 
 import pytest
 

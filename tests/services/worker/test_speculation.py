@@ -1,4 +1,4 @@
-"""With drafts the text is what it is without, however they are made and whatever else is asked."""
+"""Drafts of any kind do not change the output, with any other options."""
 
 from collections.abc import Sequence
 from itertools import cycle
@@ -45,7 +45,7 @@ RULES: tuple[dict[str, Any], ...] = (
 def test_texts_are_those_without_drafts(
     temperature: float, engine: tuple[str, int], method: str
 ) -> None:
-    """All at once, whose drafts, if any, are verified in one step."""
+    """All at once; drafts of all rows are verified in one step."""
     kernels, depth = engine
     num = 32 if kernels == "native" else 8
     many, params = (2 * prompts())[:num], params_of(temperature, num)
@@ -60,7 +60,7 @@ def test_texts_are_those_without_drafts(
     ("temperature", "depth", "method"), every_pair(TEMPERATURES, [1, 3], METHODS)
 )
 def test_alone_the_texts_are_the_same_too(temperature: float, depth: int, method: str) -> None:
-    """A third of those that are written at once."""
+    """A third of those written at once."""
     some, params = prompts()[::3], params_of(temperature, 24)[::3]
     alone = scheduled.run(engine_of("native", method, depth), some, params, max_open=1)
     assert alone.texts == without_drafts("native", temperature, 24).texts[::3]

@@ -1,5 +1,5 @@
-"""Drafts and texts are what they are without, whatever becomes of the blocks in which the head's KV
-lies: cached, cut, taken away, left with gaps, filled with what is not finite."""
+"""Drafts and outputs are unchanged by the fate of the blocks with the head's KV: cached, cut, taken
+away, left with gaps, or filled with non-finite values."""
 
 from itertools import cycle
 from pathlib import Path
@@ -26,7 +26,7 @@ from tests.services.worker.speculation import (
     prompts,
 )
 
-# Of a slow engine only two prompts in `make test`, of the other slow one none.
+# `make test` runs two prompts on one slow engine, and none on the other.
 ENGINES_AND_NUMS = [
     ("native", 6),
     ("device", 2),
@@ -36,19 +36,19 @@ ENGINES_AND_NUMS = [
 
 
 def some_prompts(num: int) -> list[list[int]]:
-    """As many short ones as long ones."""
+    """Half of them short, half long."""
     middle = len(prompts()) // 2
     return prompts()[middle - num // 2 : middle + num // 2]
 
 
 def same_drafts(one: Run, other: Run) -> bool:
-    """Whether the same drafts were verified, of which as many were right."""
+    """True if the same drafts were verified and as many accepted."""
     return one.verified == other.verified
 
 
 @pytest.mark.parametrize(("kernels", "num"), ENGINES_AND_NUMS)
 def test_drafts_are_the_same_whether_a_prompt_is_cached_or_not(kernels: str, num: int) -> None:
-    """The head's KV lies with the blocks: no hit, not even of a whole prompt, lacks any of it."""
+    """The head's KV is stored in the blocks: every hit, even of a whole prompt, includes it."""
     some = some_prompts(num)
     twice = [each for prompt in some for each in (prompt, prompt)]
     talk = [[*prompt, 262, 14, 201] for prompt in some]
@@ -116,8 +116,7 @@ PAUSES = ([3, 0, 0, 0, 2], [0] * 9 + [3] * 9, [1, 0])
 def test_drafts_come_back_after_a_pause_and_caches_with_gaps_do_no_harm(
     kernels: str, num: int, pauses: list[int]
 ) -> None:
-    """The head sees what it has of a text since it went on, and of cached blocks the last ones that
-    it has as a whole."""
+    """The head sees the tokens since the resumption, and the last complete run of cached blocks."""
     some = some_prompts(num)
     twice = [*some, *([*prompt, 262, 14] for prompt in some), *some]
     params = SamplingParams(seed=3, temperature=0.7, max_tokens=40, ignore_eos=True)
@@ -135,7 +134,7 @@ REPEATED = SamplingParams(seed=1, temperature=0.0, max_tokens=30, ignore_eos=Tru
 
 
 def own_engine(kernels: str) -> Any:
-    """Of which a test may change parts."""
+    """An engine a test may modify."""
     return make_engine(
         EMBEDDED_MODEL,
         kernels,
@@ -171,7 +170,7 @@ def test_a_draft_that_breaks_the_numbers_costs_a_step_and_not_the_request(
 
     embeddings = embeddings_of(EMBEDDED_MODEL)
     embeddings[777] = torch.nan
-    if kernels == "native":  # which reads them from the head otherwise
+    if kernels == "native":  # otherwise it reads them from the head
         for program in (model.trunk, model.draft_head._forward):
             program._structs[0].rows = embeddings.data_ptr()
     else:

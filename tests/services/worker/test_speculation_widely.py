@@ -1,4 +1,4 @@
-"""Two hundred texts at every depth: the same as without drafts, as the equality rule has it."""
+"""Two hundred outputs at every depth: equal to those without drafts, by the equality rule."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Experts' weights in one: the same numbers, in the same memory as each expert's own."""
+"""Stacked expert weights: the same values, in the same memory as each expert's own."""
 
 import re
 from typing import Any

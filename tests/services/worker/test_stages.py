@@ -1,4 +1,4 @@
-"""A pipeline's stages compute what one process computes, bit by bit, and at the same time."""
+"""A pipeline's stages give one process's results, bit by bit, and concurrently."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from tests.services.worker.test_families import CASES
 from tests.services.worker.test_mtp_families import FAMILIES, Checkpoint
 from tests.services.worker.test_ranks import save, save_codes, save_with_head
 
-TOLERANCE = 2e-5  # of logprobs, where operators are torch's, whose bits depend on the batch
+TOLERANCE = 2e-5  # of logprobs by torch's operators, whose bits depend on the batch
 DRAFTS = {"speculative_config": {"adaptive": False}}
 SHORT_STEPS = {"max_num_batched_tokens": 9}
 PROMPTS = random_prompts(8)
@@ -45,7 +45,7 @@ def case(folder: Path, params: Any = MIXED, **settings: Any) -> Case:
 
 
 def numbers(run: Run) -> np.ndarray:
-    """Logprobs of texts and prompts, and what prompts were pooled to."""
+    """Logprobs of outputs and prompts, and pooled vectors."""
     texts = [row for rows in run.logprobs for row in rows]
     prompts = [row for index in sorted(run.scored) for row in run.scored[index]]
     return np.concatenate([*texts, *prompts, *(run.pooled[index] for index in sorted(run.pooled))])
@@ -64,15 +64,15 @@ def assert_same(found: dict[str, Found], cases: dict[str, Case]) -> None:
 
 
 def assert_close(run: Run, expected: Run) -> None:
-    """Likeliest tokens that are almost as likely may have changed places."""
+    """Almost equally likely tokens may have swapped places."""
     found, own = (np.sort(numbers(each)) for each in (run, expected))
     assert abs(found - own).max() < TOLERANCE
 
 
 def test_stages_have_the_bits_of_one_process(tmp_path: Path) -> None:
-    """Three, of a layer each: texts and all logprobs, of prompts too, in chunks; tied embeddings,
-    codes, windows, latents, experts, drafts of an MTP head, which has the embedding too, prompt
-    lookup, and prompts that are pooled."""
+    """Three stages of a layer each: outputs and all logprobs, of prompts too, in chunks; tied
+    embeddings, quantized weights, windows, latents, experts, drafts of an MTP head with the
+    embedding, prompt lookup, and pooled prompts."""
     llama = save(tmp_path / "llama", LlamaForCausalLM)
     granite = save(tmp_path / "granite", GraniteForCausalLM, tie_word_embeddings=True)
     gemma = save(tmp_path / "gemma", Gemma2ForCausalLM, **CASES["gemma 2"][1])
@@ -99,7 +99,7 @@ def test_stages_have_the_bits_of_one_process(tmp_path: Path) -> None:
 
 
 def test_preempted_sequences_and_prefix_hits_have_the_bits_of_one_process(tmp_path: Path) -> None:
-    """Blocks for two or three sequences, with a prompt that begins as another one."""
+    """Blocks for two or three sequences, with two prompts that share a beginning."""
     mimo = save_with_head(tmp_path / "mimo")
     long = random_prompts(9, seed=4)[-3:]
     prompts = [ids for start in long for ids in (start * 2, start * 2, [*start * 2, 9])]

@@ -1,5 +1,5 @@
-"""The products that AMX computes, by the same sources with its instructions in plain C++: so they
-are tested on CPUs without it too."""
+"""AMX GEMMs, by the same sources with its instructions emulated in C++: tested on CPUs without AMX
+too."""
 
 import ctypes
 from pathlib import Path
@@ -71,13 +71,13 @@ def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
 def test_codes_in_groups_have_the_same_bits_in_any_batch(
     library: NativeLibrary, kind: str, group: int | None, has_zeros: bool
 ) -> None:
-    """Rows alone, some, as many as the registers have, and more; the last group is a short one."""
+    """Single rows, some, as many as the registers hold, and more; the last group is short."""
     weight = random_codes(kind, (70, 528), group, zeros=has_zeros)
     program = product_with(library, library.pack_codes(weight))
     x = torch.randn(300, 528).bfloat16()
     found = program.run([x.float()])
     exact = x.double() @ weight.values(torch.float32).double().T
-    rounding = 2**-7 if kind == "table" else 1e-5  # its numbers are not exact in bfloat16
+    rounding = 2**-7 if kind == "table" else 1e-5  # its values are not exact in bfloat16
     assert (found - exact).abs().max() <= rounding * exact.abs().max()
     for num in (1, 2, 16, 17, 33):
         parts = torch.cat([program.run([rows]) for rows in x.float().split(num)])
@@ -85,7 +85,7 @@ def test_codes_in_groups_have_the_same_bits_in_any_batch(
 
 
 def product_with(library: NativeLibrary, packed: PackedMatrix) -> NativeProgram:
-    """Of rows in float32, which are narrowed first."""
+    """Rows in float32, which are narrowed first."""
     narrow = Operator(kind=Kind.NARROW, source=0, out=1, size=packed.k)
     product = Operator(kind=Kind.LINEAR, source=1, out=2, size=packed.k, weight=packed)
     sizes = [(packed.k, torch.float32), (packed.k, DTYPE), (packed.n, torch.float32)]

@@ -1,4 +1,5 @@
-"""A model in steps whose lengths only the device knows, beside steps that the host prepared."""
+"""A model in steps with lengths known only to the device, compared with steps prepared by the
+host."""
 
 from typing import Any
 
@@ -31,7 +32,7 @@ MIMO = "Qwen2, biases"
 
 
 class Drafts(CausalLM):
-    """Makes the logits of a model's MTP head for a token and for its own output once more."""
+    """Makes the logits of a model's MTP head for a token and once more for its own output."""
 
     def __init__(self, model: CausalLM) -> None:
         super().__init__()
@@ -54,7 +55,7 @@ def mimo_config() -> ModelConfig:
 
 @pytest.mark.parametrize("name", SHAPES)
 def test_float32_logits_do_not_depend_on_who_knows_the_lengths(name: str) -> None:
-    """Of chunks, of single tokens, and of both in one step."""
+    """Chunks, single tokens, and both in one step."""
     config, prompts, dtype = make_config(name), random_prompts(1, 17, 131, 200), torch.float32
     expected = run(TorchLM(make_model(config, dtype)), config, dtype, prompts, 65)
     found = run(OnDevice(TorchLM(make_model(config, dtype))), config, dtype, prompts, 65)
@@ -66,7 +67,7 @@ def test_float32_logits_do_not_depend_on_who_knows_the_lengths(name: str) -> Non
 def test_drafts_do_not_depend_on_the_backend(
     takes_normed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where a head takes the trunk's states behind the last norm, as DeepSeek's does."""
+    """Also if a head takes the trunk's states after the last norm, like DeepSeek's."""
     config, prompts, dtype = mimo_config(), random_prompts(1, 40), torch.float32
     caches = msgspec.structs.replace(config, num_hidden_layers=config.num_hidden_layers + 1)
     plain = run(Drafts(TorchLM(make_model(config, dtype))), caches, dtype, prompts, 13)

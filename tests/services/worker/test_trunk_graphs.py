@@ -1,4 +1,4 @@
-"""Steps with prompts whose forward passes are graphs, padded to the tokens that these have."""
+"""Steps with prompts and graphed forward passes, padded to the graphs' tokens."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def engine(checkpoint: Path) -> DeviceEngine:
 
 @pytest.fixture
 def replayed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The tokens of each forward pass that was a graph."""
+    """The tokens of each graphed forward pass."""
     found: list[int] = []
     run = RecordedTrunk.run
 
@@ -119,7 +119,7 @@ def test_a_step_takes_the_smallest_that_has_room(
 def test_recorded_forward_passes_bring_what_others_bring(
     checkpoint: Path, engine: DeviceEngine, replayed: list[int], rules: dict[str, Any]
 ) -> None:
-    """Twice, so that what the first time left in a graph's tensors would be found."""
+    """Twice, to detect leftovers in a graph's tensors."""
     eager = make_engine(checkpoint, "device", enforce_eager=True)
     wanted = one_by_one(eager, steps_of(**rules))
     run = one_by_one if "bad_words" in rules else launched_ahead

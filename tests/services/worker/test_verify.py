@@ -1,4 +1,4 @@
-"""Which sampled tokens are emitted, against a plain loop."""
+"""Emitted tokens, against a plain loop."""
 
 from types import SimpleNamespace
 from typing import Any, cast
@@ -15,7 +15,7 @@ from services.worker.step.verify import AcceptOutcome, verify
 from shared.wire.messages import Capacity, SamplingParams
 
 EOS_IDS = np.array([0])
-IDS = st.integers(0, 3)  # so few that drafts are right and texts end
+IDS = st.integers(0, 3)  # so few that drafts are right and outputs end
 KNOWN = 4
 
 ROWS = st.fixed_dictionaries(
@@ -34,7 +34,7 @@ ROWS = st.fixed_dictionaries(
 
 
 def verified(row: dict[str, Any]) -> tuple[list[int], int, int]:
-    """Tokens, right drafts among them, and the code."""
+    """Tokens, accepted drafts among them, and the code."""
     tokens: list[int] = []
     num_right = 0
     for place, token in enumerate(row["sampled"][: 1 + len(row["drafts"])]):

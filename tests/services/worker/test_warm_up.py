@@ -1,4 +1,4 @@
-"""Which steps are run before there is work."""
+"""Steps that run before there is work."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Weights in another form stand for nearly the same numbers, and are computed as these."""
+"""Quantized weights approximate the dense ones, and are computed as their dequantized values."""
 
 import weakref
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def in_form(quantization: Quantization, name: str, dtype: torch.dtype) -> Decode
 
 
 def in_float32(model: DecoderLM) -> DecoderLM:
-    """``model`` with the same numbers, or codes, computed in float32."""
+    """``model`` with the same weights, dense or quantized, computed in float32."""
     for linear in linears(model):
         if not isinstance(linear.weight, Dense):
             linear.weight.dtype = torch.float32
@@ -69,7 +69,7 @@ def in_float32(model: DecoderLM) -> DecoderLM:
 
 
 def stands_for(model: DecoderLM) -> DecoderLM:
-    """``model`` with the numbers that its codes stand for."""
+    """``model`` with dequantized weights."""
     for linear in linears(model):
         values = linear.weight.values
         linear.weight = Dense(linear.outputs, linear.inputs, values.dtype)
@@ -144,7 +144,7 @@ def test_logits_are_those_of_what_the_codes_stand_for(
 def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(
     quantization: Quantization, variant: str
 ) -> None:
-    """Codes are exact in bfloat16, where what they stand for is not."""
+    """Codes are exact in bfloat16, dequantized values are not."""
     name, dtype = "Qwen2, biases", torch.bfloat16
     config, prompts = make_config(name), native_prompts(1, 17, 130, 400)
     exact = run(
@@ -190,7 +190,7 @@ def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
 def test_while_a_model_is_loaded_one_layer_has_numbers(
     tmp_path: Path, quantization: Quantization, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others have none yet, or codes."""
+    """The others are empty or quantized."""
     save_mimo(tmp_path)
     config = read_model_config(tmp_path)
     seen: list[Linear] = []
@@ -215,7 +215,7 @@ def test_while_a_model_is_loaded_one_layer_has_numbers(
 
 @pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_what_torch_computes_with_is_counted(checkpoint: Path, quantization: Quantization) -> None:
-    """A weight's numbers are made anew in each step."""
+    """A weight is dequantized anew in each step."""
     peaks = []
     for kernels in ("torch", "native"):
         config = WorkerConfig(
@@ -227,7 +227,7 @@ def test_what_torch_computes_with_is_counted(checkpoint: Path, quantization: Qua
         )
         loaded = load(config, lambda *_: None, choose_kernels)
         peaks.append(estimate_requirements(loaded).peak)
-    assert peaks[0] - peaks[1] == 2 * 96 * 64 * 8  # gates and ups, each number twice in float32
+    assert peaks[0] - peaks[1] == 2 * 96 * 64 * 8  # gates and ups, each element twice in float32
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_what_torch_computes_with_is_counted(checkpoint: Path, quantization: Qua
 def test_packed_layers_take_what_their_codes_do(
     form: Quantization, bits: float, num_scale_bytes: int
 ) -> None:
-    """Within 3 %. What ``bits`` do not count each output has once."""
+    """Within 3 %. Parts not counted in ``bits`` occur once per output."""
     config = read_model_config(EMBEDDED_MODEL)
     layers = linears(build_model(config, torch.bfloat16, torch.device("meta")))
     sizes = [(each.outputs, each.inputs) for each in layers]

@@ -1,4 +1,4 @@
-"""The lines of a batch file: what is one, and what is wrong with what is none."""
+"""The lines of a batch file: valid ones, and errors of others."""
 
 import json
 from pathlib import Path

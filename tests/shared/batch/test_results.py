@@ -1,4 +1,4 @@
-"""Files of results: appended to, read again, cut where a writer died."""
+"""Files of results: appended to, read again, truncated after a writer's death."""
 
 import json
 import subprocess
@@ -95,7 +95,7 @@ with ResultFile(Path(sys.argv[1]), "b1") as file:
 
 
 def test_a_line_for_which_there_is_no_room_leaves_nothing(tmp_path: Path):
-    """The kernel writes the part of a line that has room: as on a full disk."""
+    """The kernel writes the part of a line that fits, as on a full disk."""
     path = tmp_path / "out.jsonl"
     command = [sys.executable, "-c", FILLS_UP, str(path)]
     said = subprocess.run(command, check=True, capture_output=True, text=True).stdout

@@ -1,4 +1,4 @@
-"""A batch against a server of ours that answers as a test says, over real sockets."""
+"""A batch against a scripted server, over real sockets."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ async def server(handle: Handle) -> AsyncIterator[aiohttp.ClientSession]:
 async def run(
     path: Path, session: aiohttp.ClientSession, num_at_once: int = 4, **options: Any
 ) -> tuple[list[dict[str, Any]], Counts]:
-    """The results, and how many there are."""
+    """The results, and their counts."""
     checked = check(path, LIMIT)
     counts = Counts(checked.num_requests)
     priority = options.pop("priority", None)

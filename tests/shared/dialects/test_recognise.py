@@ -1,4 +1,4 @@
-"""Which formats are read from a template: each by what only its own templates have."""
+"""Formats read from a template, each by its unique features."""
 
 import json
 from pathlib import Path
@@ -56,7 +56,7 @@ TEMPLATES = [
     ),
     ("<|tool_call|>" + THINK + "<response></response>", "granite", "qwen3"),
 ]
-# The marks of formats that are none of ours, by their models.
+# Marks of unsupported formats, by their models.
 UNKNOWN = {
     "Apertus": "<|tools_prefix|>[{{ call.name }}: {{ call.arguments }}]<|tools_suffix|>",
     "Apriel": "<tool_calls>[{{ call }}]</tool_calls> <tool_call>",

@@ -1,4 +1,4 @@
-"""A gateway that sends heartbeats to a socket as fast as it is let, as a process."""
+"""A gateway that sends heartbeats to a socket as fast as possible, as a process."""
 
 import sys
 

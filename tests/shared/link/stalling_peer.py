@@ -1,4 +1,4 @@
-"""A gateway whose event loop stands still for half a second again and again, as a process."""
+"""A gateway with an event loop that repeatedly stalls for half a second, as a process."""
 
 import asyncio
 import sys

@@ -1,4 +1,4 @@
-"""The mesh directory is ours alone, or nothing starts."""
+"""The mesh directory is private, or nothing starts."""
 
 import os
 from pathlib import Path

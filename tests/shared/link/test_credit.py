@@ -1,4 +1,4 @@
-"""Grants that belong to one turn of the loop are one message to each peer."""
+"""Grants of one turn of the loop are one message to each peer."""
 
 import asyncio
 from dataclasses import dataclass, field

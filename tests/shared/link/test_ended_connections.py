@@ -1,4 +1,4 @@
-"""Which connections a listener ends by itself, over a Unix socket and over tcp."""
+"""Connections ended by a listener, over a Unix socket and over tcp."""
 
 import asyncio
 import socket
@@ -22,7 +22,7 @@ HELLO = Hello(PROTOCOL_MAJOR, 0, "gateway", "g")
 
 
 class Stranger:
-    """A socket that speaks ZMTP as a test wants it."""
+    """A socket with scripted ZMTP."""
 
     def __init__(self, address: str) -> None:
         kind, _, place = address.partition("://")
@@ -47,7 +47,7 @@ class Stranger:
             self._socket.sendall(piece)
 
     async def received(self) -> bytes:
-        """All that comes up to the end of the connection."""
+        """Everything received up to the end of the connection."""
         return await asyncio.to_thread(self._read)
 
     def _read(self) -> bytes:

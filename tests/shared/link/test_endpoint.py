@@ -1,4 +1,4 @@
-"""What may stand in a setting for an address, and which port it means."""
+"""Valid addresses in settings, and their default ports."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The files of `shoal keys`, and what a service makes of them."""
+"""The files of `shoal keys`, and their use by a service."""
 
 import os
 import tempfile
@@ -60,7 +60,7 @@ def test_making_keys_prints_which_machine_needs_which_files(tmp_path: Path, caps
 def test_a_second_time_changes_nothing(folder: Path, capsys):
     before = contents(folder)
     assert main([str(folder)]) == 0
-    assert "all keys are there already" in capsys.readouterr().out
+    assert "all keys exist already" in capsys.readouterr().out
     assert contents(folder) == before
 
 

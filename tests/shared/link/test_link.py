@@ -336,7 +336,7 @@ async def test_a_connection_that_closes_is_a_loss_at_once(pair: Pair, raw):
 
 
 async def test_descriptors_used_again_never_end_the_wrong_peer(pair: Pair):
-    """Connections come and go, so the kernel gives their descriptors out anew."""
+    """Connections come and go, so the kernel reuses their descriptors."""
     _, first = await pair.up()
     address = f"ipc://{pair.directory / 'tokenizer-t0.sock'}"
     context = zmq.Context()
@@ -477,7 +477,7 @@ async def test_while_we_stand_still_ourselves_no_peer_counts_as_silent(pair: Pai
 async def test_who_stood_still_when_it_was_lost_says_so_when_it_is_back(
     pair: Pair, still_s: float | None, has_outlived: bool
 ):
-    """``still_s`` after its loss the gateway's stall ended."""
+    """The gateway's stall ended ``still_s`` after its loss."""
     _, gateway = await pair.up()
     pair.lower.link.drop(gateway, "silent for 2 s")
     if still_s is not None:

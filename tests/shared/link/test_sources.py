@@ -14,7 +14,7 @@ from shared.link.sources import SocketDirectory
 
 @pytest.fixture
 def listings(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The directories that were listed, one for each time."""
+    """The listed directories, one for each listing."""
     seen: list[Path] = []
 
     def noted(directory: Path, *which: Any) -> set[Path]:

@@ -32,7 +32,7 @@ async def mesh() -> AsyncIterator[Mesh]:
 
 @pytest.fixture
 def names(monkeypatch) -> dict[str, list[str]]:
-    """A resolver that knows these names only; a test may change them. It is asked all the time."""
+    """A resolver with these names only; a test may change them. It is queried continuously."""
     known: dict[str, list[str]] = {}
 
     async def getaddrinfo(_: object, host: str, port: int, **options: object) -> list[tuple]:
@@ -321,7 +321,7 @@ GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00NULL" + bytes(16) + bytes(32)
 @pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" * 100, GREETING])
 async def test_bytes_that_are_no_handshake_are_refused(guarded: Guarded, sent: bytes):
     with socket.create_connection(("127.0.0.1", port_of(guarded.below))) as raw:
-        with contextlib.suppress(OSError):  # we may be thrown out before we have ended
+        with contextlib.suppress(OSError):  # it may be disconnected first
             raw.sendall(sent)
             raw.shutdown(socket.SHUT_WR)
         await guarded.refuses()
@@ -334,7 +334,7 @@ async def test_a_scanner_is_logged_once_and_counted_each_time(guarded: Guarded, 
         await until_refused(before + number + 1)
     await guarded.refuses()
     assert num_refused() == before + 20
-    # Who is gone before we look has no address; else each line is of another remote or reason.
+    # A peer gone early has no address; otherwise each line has another remote or reason.
     assert caplog.text.count(": refused ") <= 2
 
 

@@ -1,4 +1,4 @@
-"""Commands at the admin port, and the requests that are refused."""
+"""Commands at the admin port, and refused requests."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Writing to what is full, closed or not read, with real descriptors."""
+"""Writing to full, closed or unread descriptors, with real ones."""
 
 import os
 import subprocess

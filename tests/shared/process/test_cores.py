@@ -1,4 +1,4 @@
-"""NUMA nodes as the kernel tells of them, and a process that is bound to one."""
+"""NUMA nodes from the kernel's files, and a process bound to one."""
 
 import os
 import subprocess
@@ -59,7 +59,7 @@ def test_a_system_that_tells_of_no_nodes_has_none(
 
 
 def test_a_bound_process_and_its_threads_run_on_the_cores_of_the_node(tmp_path: Path) -> None:
-    """On a node that is made up, of the lowest of our cores."""
+    """A made-up node with the lowest of this process's cores."""
     core = min(os.sched_getaffinity(0))
     script = f"""
 import os, threading

@@ -1,4 +1,4 @@
-"""What a service does to its own process, and how it bears that files run out."""
+"""A service's effects on its own process, and its behaviour without free descriptors."""
 
 import asyncio
 import resource

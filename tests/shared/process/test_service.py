@@ -21,7 +21,7 @@ from shared.wire.messages import Heartbeat, State
 
 
 class Idle:
-    """A service that does nothing until a test sets its state; ``how`` is the way it breaks."""
+    """A service that does nothing until a test sets its state; ``how`` is the kind of failure."""
 
     def __init__(self, how: str = "") -> None:
         self.how = how
@@ -112,7 +112,7 @@ async def test_the_error_of_a_forgotten_task_is_logged_and_ends_nothing(tmp_path
 
 
 async def test_memory_that_runs_out_in_a_transport_ends_that_alone(tmp_path: Path, caplog):
-    """As uvloop tells of it, which has closed the transport by then."""
+    """As reported by uvloop, after it has closed the transport."""
     running = asyncio.create_task(run(Idle(), tmp_path))
     await until_it_serves(tmp_path)
     context = {"message": "Fatal error on transport TCPTransport", "exception": MemoryError()}

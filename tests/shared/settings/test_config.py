@@ -1,4 +1,4 @@
-"""File below environment below flags; one clear line for each thing that is wrong."""
+"""File below environment below flags; one clear line for each error."""
 
 import re
 from itertools import combinations
@@ -113,8 +113,8 @@ def test_a_flag_that_does_not_exist_is_an_error_of_one_line_with_one_that_does(
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("SHOAL_MAX_NUM_SEQ", "is no setting; did you mean SHOAL_MAX_NUM_SEQS\\?"),
-        ("SHOAL_REPLICATE", "is no setting"),
+        ("SHOAL_MAX_NUM_SEQ", "is not a setting; did you mean SHOAL_MAX_NUM_SEQS\\?"),
+        ("SHOAL_REPLICATE", "is not a setting"),
     ],
 )
 def test_an_unknown_variable_is_an_error_with_the_nearest_known_one(monkeypatch, name, text):
@@ -170,7 +170,7 @@ def test_a_setting_that_protects_is_refused_while_it_would_protect_nothing(tmp_p
 
 def test_a_key_of_a_file_that_is_no_setting_is_an_error_with_the_nearest(tmp_path: Path):
     (tmp_path / "config.yaml").write_text("prot: 3\n")
-    with pytest.raises(ConfigError, match="prot is no setting; did you mean port\\?"):
+    with pytest.raises(ConfigError, match="prot is not a setting; did you mean port\\?"):
         load_settings(ServeConfig, ["--config", str(tmp_path / "config.yaml")], "shoal serve")
 
 
@@ -182,7 +182,7 @@ def test_a_wrong_number_of_workers_is_one_error(num: str):
 
 def test_a_file_that_is_no_yaml_is_refused(tmp_path: Path):
     (tmp_path / "bad.yaml").write_text("a: [1\n")
-    with pytest.raises(ConfigError, match="no YAML"):
+    with pytest.raises(ConfigError, match="not YAML"):
         load_settings(ServeConfig, ["--config", str(tmp_path / "bad.yaml")], "shoal serve")
 
 
@@ -275,7 +275,7 @@ def test_keys_that_would_guard_nothing_are_refused_and_not_quoted(tmp_path: Path
 @pytest.mark.parametrize("written", ["[secret", "*secret", "!secret", "'secret"])
 def test_a_key_that_breaks_the_yaml_is_not_quoted(tmp_path: Path, written: str):
     (tmp_path / "config.yaml").write_text(f"port: 7000\napi-key: {written}\n")
-    with pytest.raises(ConfigError, match=r"no YAML: line [23], column \d+$"):
+    with pytest.raises(ConfigError, match=r"not YAML: line [23], column \d+$"):
         load_settings(ServeConfig, ["--config", str(tmp_path / "config.yaml")], "shoal serve")
 
 
@@ -308,7 +308,7 @@ def test_a_switch_that_is_on_is_turned_off_by_its_no():
         ('{"draft_vocab_size": 0}', "draft_vocab_size: Input should be greater than or equal to 1"),
         ('{"method": "ngram", "draft_vocab_size": 9}', "draft_vocab_… is for method mtp; method"),
         ('{"method": "none", "draft_vocab_file": "f"}', "draft_vocab_… is for method mtp; method"),
-        ('{"modle": "x"}', "modle: there is no such key; those there are: method, num_spec"),
+        ('{"modle": "x"}', "modle: no such key; known keys: method, num_spec"),
         ("mtp", 'expected a JSON object (in a file a mapping), such as {"method": "ngram"}'),
         ("null", "expected a JSON object"),
     ],

@@ -1,4 +1,4 @@
-"""What is read in slices is what is read at once."""
+"""Decoding in slices equals decoding at once."""
 
 import json
 from typing import Any

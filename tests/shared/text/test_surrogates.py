@@ -1,4 +1,4 @@
-"""Halves of surrogate pairs, wherever JSON writes them."""
+"""Lone surrogates anywhere in JSON."""
 
 import json
 
@@ -14,7 +14,7 @@ PIECES = ["a", "\\", '"', "\n", "é", "😀", "\ud83d", "\ude00", "ud83d"]
 
 
 def expected(text: str) -> str:
-    """Pairs are joined, as every reader of JSON does."""
+    """Pairs are joined, as in every JSON reader."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
@@ -25,7 +25,7 @@ def test_only_halves_are_replaced(pieces: list[str], is_upper: bool):
     if is_upper:
         data = data.replace(b"\\ud", b"\\uD")
     joined = expected(text)
-    if "\\ud" in text:  # an escaped backslash in front of what looks like one
+    if "\\ud" in text:  # an escaped backslash in front of a false escape
         assert msgspec.json.decode(without_escaped_halves(json.dumps(text).encode())) == joined
     else:
         assert msgspec.json.decode(without_escaped_halves(data)) == {joined: joined}

@@ -1,4 +1,4 @@
-"""What is encoded comes back; what was not encoded by us is refused, whatever it is."""
+"""Encoding and decoding are inverse; other bytes are refused."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""What a peer may not send of a guide."""
+"""Invalid guides from a peer."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Lists too long for one header arrive in several messages that say the same."""
+"""Lists too long for one header arrive in several equivalent messages."""
 
 import numpy as np
 import pytest
@@ -42,7 +42,7 @@ def _short_headers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def received(message: Message, arrays: TokenArrays | tuple[()] = ()) -> list[tuple]:
-    """What comes out of the wire at the other end."""
+    """The messages received at the other end of the wire."""
     sent: list[tuple] = []
 
     def send(peer: Peer, part: Message, buffers: tuple) -> None:

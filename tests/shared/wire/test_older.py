@@ -1,4 +1,4 @@
-"""What peers below minor ``OPTIONS_MINOR`` send and read. The bytes are recorded from minor 5."""
+"""Messages from and to peers below minor ``OPTIONS_MINOR``, with bytes recorded from minor 5."""
 
 import msgspec
 import numpy as np
@@ -103,7 +103,7 @@ def options_of(message: Message) -> RequestOptions:
 
 
 def as_older(value: object, like: object) -> object:
-    """``value`` as a reader sees it whose rows end where those of ``like`` do."""
+    """``value`` for a reader with the shorter rows of ``like``."""
     if not isinstance(value, list) or not isinstance(like, list):
         return value
     known = value[: len(like)]

@@ -1,4 +1,4 @@
-"""Peers refuse each other for what would make other texts, and for nothing else."""
+"""Peers refuse each other only for differences that would change outputs."""
 
 from pathlib import Path
 

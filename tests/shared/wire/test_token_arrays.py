@@ -13,7 +13,7 @@ shapes = st.lists(st.tuples(st.integers(0, 3), widths), max_size=8)
 
 
 def message(shapes) -> tuple[list[TokenRow], list[TokenArrays]]:
-    """Rows and what belongs to each, of numbers that occur once."""
+    """Rows and their values, all of them distinct."""
     rows, parts, start = [], [], 0
     for num_tokens, (num_values, num_top_ids) in shapes:
         row = TokenRow("r", 1, 0, TokenRun(num_tokens, num_values, num_top_ids))

@@ -9,7 +9,7 @@ from services.gateway.apis.batches.runner import BatchRunner
 
 
 class BatchesApi(Api):
-    """Without ``batch-dir`` every route is refused."""
+    """Without ``batch-dir`` every route returns an error."""
 
     cheap_routes = ("/v1/batches/{batch_id}/cancel",)
 

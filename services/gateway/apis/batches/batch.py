@@ -1,4 +1,4 @@
-"""One batch, from where it is to its end, in the gateway that holds its lock."""
+"""One batch, continued to its end by the gateway that holds its lock."""
 
 import asyncio
 import time
@@ -40,8 +40,8 @@ KEY_GONE = "the API key that the batch came with is none of this server's any mo
 
 class Batch:
     """``slots`` bounds the requests of all batches; ``checks`` are threads for whole files. ``run``
-    raises BatchStopped, in groups, and OSError: then the batch is as far as its files say, and the
-    next start goes on from there."""
+    raises BatchStopped, in groups, and OSError: the files then hold the batch's progress, and the
+    next start continues from there."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Batch:
     async def _answer(
         self, good: ResultFile, bad: ResultFile, counts: Counts, done: Done
     ) -> BatchStatus:
-        """How the batch ends."""
+        """The status at the batch's end."""
         run = self._new_run(good, bad, counts, done)
         running = asyncio.create_task(run.run(self._config.max_open_batch_requests))
         try:
@@ -207,7 +207,7 @@ class Batch:
         return file_id
 
     async def _save(self, status: BatchStatus) -> None:
-        """Notes when the batch has got to its end."""
+        """Saves the batch with its status, and the time of its end if it has ended."""
         batch = self._batch
         batch.status = status
         match status:
@@ -224,7 +224,7 @@ class Batch:
 
 
 def _status_of(running: asyncio.Task[None]) -> BatchStatus:
-    """Raises what ended it, but for a key that is gone."""
+    """Raises the batch's error, except for a removed key."""
     status: BatchStatus = "completed"
     try:
         running.result()

@@ -1,5 +1,5 @@
-"""``/v1/batches``: files of requests that are answered when there is room for them. A batch belongs
-to the API key that it came with; to all others it does not exist."""
+"""``/v1/batches``: files of requests, answered when there is room for them. A batch belongs to the
+API key of its request; to other keys it does not exist."""
 
 import re
 import time
@@ -47,7 +47,7 @@ class CreateBatch(Struct):
 
 
 class Batches:
-    """Without a folder every route is refused, with the setting's name."""
+    """Without a folder every route returns an error with the setting's name."""
 
     def __init__(self, batches: BatchRunner | None) -> None:
         self._batches = batches
@@ -167,7 +167,7 @@ def _cancelled(folder: BatchFolder, key: BatchKey) -> BatchObject:
 
 
 def _as_it_is(folder: BatchFolder, stored: StoredBatch) -> BatchObject:
-    """The batch, cancelled where the gateway that runs it has not seen that yet."""
+    """The batch, shown as cancelled even before its gateway has seen the cancellation."""
     batch = stored.batch
     if not batch.has_ended:
         at = folder.cancelled_at(BatchKey(stored.owner, batch.id))

@@ -1,5 +1,5 @@
-"""``/v1/files``: inputs of batches that clients upload, and the results. A file belongs to the API
-key that it came with; to all others it does not exist."""
+"""``/v1/files``: inputs of batches uploaded by clients, and the results. A file belongs to the API
+key of its request; to other keys it does not exist."""
 
 import asyncio
 import time
@@ -32,11 +32,11 @@ PURPOSE = "batch"
 FORM = "multipart/form-data"
 OCTETS = "application/octet-stream"
 MIN_BYTES_PER_S = 16 << 10
-"""As fast an upload has to come, but for pauses of READ_TIMEOUT_S in all."""
+"""The lowest rate of an upload, apart from pauses of READ_TIMEOUT_S in all."""
 
 
 class Files:
-    """Without a folder every route is refused, with the setting's name."""
+    """Without a folder every route returns an error with the setting's name."""
 
     def __init__(
         self, batches: BatchRunner | None, admission: Admission, config: GatewayConfig
@@ -89,7 +89,8 @@ class Files:
     async def _received(
         self, request: web.Request, folder: BatchFolder, file_id: str, limit: asyncio.Timeout
     ) -> FileObject:
-        """The parts may come in any order; ``limit`` moves with what comes. Raises OSError."""
+        """The parts may come in any order; ``limit`` moves on with the received bytes. Raises
+        OSError."""
         if (request.content_length or 0) > self._max_bytes + MAX_NAME_CHARS + MAX_FIELD_BYTES:
             raise self._too_large(str(request.content_length))
         purpose, name, num_bytes = "", "", -1
@@ -186,13 +187,13 @@ class Files:
 
 
 def _extend(limit: asyncio.Timeout, num_bytes: int) -> None:
-    """By the time that so many bytes may take, but not beyond READ_TIMEOUT_S from now."""
+    """Extends ``limit`` by the longest time for ``num_bytes``, at most to READ_TIMEOUT_S ahead."""
     latest = asyncio.get_running_loop().time() + READ_TIMEOUT_S
     limit.reschedule(min((limit.when() or latest) + num_bytes / MIN_BYTES_PER_S, latest))
 
 
 def _whole(text: str) -> str:
-    """Without halves of characters, which bytes that are no UTF-8 become."""
+    """Without incomplete characters, which bytes that are not UTF-8 become."""
     return text.encode(errors="surrogateescape").decode(errors="replace")
 
 

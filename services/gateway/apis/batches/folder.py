@@ -1,13 +1,13 @@
 """The folder of files and batches, which gateways may share.
 
-    files/OWNER/ID.json      what a file is; there once it is whole
+    files/OWNER/ID.json      the description of a file; exists once the file is whole
     files/OWNER/ID.data      its content
-    batches/OWNER/ID.json    how far a batch is; written by the gateway that runs it
+    batches/OWNER/ID.json    the progress of a batch; written by the gateway that runs it
     batches/OWNER/ID.lock    locked by that gateway while it lives
-    batches/OWNER/ID.cancel  there when a client has cancelled it
+    batches/OWNER/ID.cancel  exists once a client has cancelled the batch
     ended/OWNER/ID.json      a batch that has ended
 
-Each JSON file is replaced as a whole. All of it blocks: for threads, and for what is small.
+Each JSON file is replaced as a whole. All functions block: for threads, and for small files.
 """
 
 import fcntl
@@ -32,7 +32,7 @@ FILE_ID = re.compile(r"file-[0-9a-f]{24}")
 BATCH_ID = re.compile(r"batch_[0-9a-f]{24}")
 NO_OWNER = "none"
 MAX_ENDED = 1000
-"""Of an owner; the oldest goes."""
+"""The limit for one owner; the oldest is removed first."""
 MAX_ENDED_AGE_S = 30 * 86400
 
 Stored = TypeVar("Stored", bound=Struct)
@@ -64,7 +64,7 @@ def no_room(error: OSError) -> NoRoom:
 
 
 class BatchFolder:
-    """Raises ConfigError for a folder in which nothing can be written."""
+    """Raises ConfigError for a folder without write access."""
 
     def __init__(self, folder: Path) -> None:
         self.root = folder
@@ -86,11 +86,11 @@ class BatchFolder:
         return _of(self.files_root, owner) / f"{file_id}.data"
 
     def create_data(self, file_id: str, owner: str) -> BinaryIO:
-        """Raises OSError, as all that follow do."""
+        """Raises OSError, as all methods below do."""
         return _create(self.data_path(file_id, owner))
 
     def check_part(self, owner: str, num_bytes: int) -> None:
-        """Raises NoRoom where an API key would have more bytes than are free. A server without keys
+        """Raises NoRoom if an API key would have more bytes than are free. A server without keys
         has one owner, which may fill the disk."""
         if not owner:
             return
@@ -106,7 +106,7 @@ class BatchFolder:
         _replace(self._file_path(stored.file.id, stored.owner), stored)
 
     def file(self, file_id: str, owner: str) -> StoredFile:
-        """Raises NotFound for another's, too."""
+        """Raises NotFound, also for another owner's file."""
         if FILE_ID.fullmatch(file_id):
             stored = read(self._file_path(file_id, owner), StoredFile)
             if stored is not None:
@@ -129,7 +129,7 @@ class BatchFolder:
     # --- batches --------------------------------------------------------------------------------
 
     def try_add(self, stored: StoredBatch, max_open: int) -> bool:
-        """Whether the owner had fewer than ``max_open`` batches that have not ended."""
+        """False if the owner has ``max_open`` unfinished batches already."""
         folder = _of(self.batches_root, stored.owner)
         with self._adding:
             is_allowed = sum(1 for _ in folder.glob("*.json")) < max_open
@@ -150,7 +150,7 @@ class BatchFolder:
         prune(ended, time.time())
 
     def batch(self, key: BatchKey) -> StoredBatch:
-        """Raises NotFound for another's, too."""
+        """Raises NotFound, also for another owner's batch."""
         stored = None
         if BATCH_ID.fullmatch(key.id):
             stored = self.open_batch(key)
@@ -173,7 +173,7 @@ class BatchFolder:
         return [*_all(_of(self.batches_root, owner), StoredBatch)]
 
     def open_keys(self) -> set[BatchKey]:
-        """Batches that have not ended, of all owners."""
+        """Unfinished batches of all owners."""
         paths = self.batches_root.glob("*/*.json")
         keys = {BatchKey(_owner_of(path.parent), path.stem) for path in paths}
         return {key for key in keys if BATCH_ID.fullmatch(key.id)}
@@ -199,7 +199,7 @@ class BatchFolder:
             return None
 
     def try_lock(self, key: BatchKey) -> int | None:
-        """A descriptor for ``unlock``; None where another holds the lock."""
+        """A descriptor for ``unlock``; None if another process holds the lock."""
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
         descriptor = os.open(self._path(key, "lock"), flags, 0o600)
         try:
@@ -210,7 +210,7 @@ class BatchFolder:
         return descriptor
 
     def unlock(self, key: BatchKey, descriptor: int) -> None:
-        """The lock's file goes with its batch. Raises nothing."""
+        """Removes the lock's file if its batch is gone. Raises nothing."""
         with suppress(OSError):
             if not self._path(key, "json").exists():
                 self._path(key, "lock").unlink(missing_ok=True)
@@ -224,7 +224,7 @@ class BatchFolder:
 
 
 def prune(ended: Path, now_s: float) -> None:
-    """Removes the oldest batches of an owner that have ended."""
+    """Removes the oldest ended batches of an owner."""
     times = {path: modified_s(path) for path in ended.glob("*.json")}
     newest_first = sorted(times, key=lambda path: times[path], reverse=True)
     for number, path in enumerate(newest_first):
@@ -233,7 +233,7 @@ def prune(ended: Path, now_s: float) -> None:
 
 
 def modified_s(path: Path) -> float:
-    """Infinity where another has removed it."""
+    """Infinity if another process has removed it."""
     try:
         return path.stat().st_mtime
     except FileNotFoundError:
@@ -261,7 +261,7 @@ def _create(path: Path) -> BinaryIO:
 
 
 def _replace(path: Path, stored: Struct) -> None:
-    """After a crash of the machine too, ``path`` is what it was or what it shall be."""
+    """Even after a crash of the machine, ``path`` has its old or its new content."""
     new = path.with_suffix(f".{secrets.token_hex(4)}.new")
     try:
         with _create(new) as file:

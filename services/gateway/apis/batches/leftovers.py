@@ -1,4 +1,4 @@
-"""Removes what killed gateways have left in the folder of files and batches. Blocks."""
+"""Removes leftovers of killed gateways from the folder of files and batches. Blocks."""
 
 import fcntl
 import os
@@ -9,7 +9,7 @@ from services.gateway.apis.batches.folder import BatchFolder, BatchKey, modified
 from services.gateway.apis.batches.objects import StoredBatch, StoredFile
 
 MIN_AGE_S = 3600.0
-"""Of what is removed: a gateway may still be writing younger files."""
+"""The minimum age of a removed file: a gateway may still be writing younger ones."""
 
 
 def remove_leftovers(folder: BatchFolder, now_s: float) -> None:
@@ -44,7 +44,7 @@ def _leftovers(folder: BatchFolder) -> Iterator[Path]:
 
 
 def _named(folder: BatchFolder) -> set[str]:
-    """The files of batches that have not ended."""
+    """The files of unfinished batches."""
     found = [folder.open_batch(key) for key in folder.open_keys()]
     return {
         file_id

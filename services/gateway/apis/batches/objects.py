@@ -88,7 +88,7 @@ class BatchObject(Struct, kw_only=True):
 
 
 class StoredBatch(Struct):
-    """``num_lines`` are those of the input; the two files get their names before there is a
+    """``num_lines`` are the lines of the input; the two files get their names before there is a
     result."""
 
     owner: str

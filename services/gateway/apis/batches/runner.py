@@ -22,16 +22,17 @@ from shared.settings.gateway import GatewayConfig
 log = logging.getLogger(__name__)
 
 LOOK_S = 1.0
-"""How often we look for batches of other gateways."""
+"""The interval of the search for batches of other gateways."""
 PAUSE_S = 10.0
-"""After an error, before a batch is tried again."""
+"""The pause after an error, before a batch is tried again."""
 NUM_CHECKS = 2
 NUM_FILE_THREADS = 4
 
 
 class BatchRunner:
-    """``socket`` is where this gateway answers them. A batch that another gateway left is gone on
-    with: its lock went with that gateway. ``threads`` are for requests of clients to the folder."""
+    """``socket`` is the gateway's address for the batches' own requests. A batch left by another
+    gateway is continued: its lock ended with that gateway. ``threads`` are for clients' requests to
+    the folder."""
 
     def __init__(self, folder: Path, config: GatewayConfig, socket: Path) -> None:
         self.folder = BatchFolder(folder)
@@ -62,12 +63,12 @@ class BatchRunner:
             await self.stop()
 
     def close(self) -> None:
-        """No request of a client comes any more."""
+        """Called after the last request of a client."""
         self.threads.close()
         self._checks.close()
 
     async def stop(self) -> None:
-        """Leaves the batches as they are; another gateway may go on with them at once."""
+        """Leaves the batches as they are; another gateway may continue them at once."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -114,7 +115,7 @@ class BatchRunner:
         start(waiting, self._running.copy(), lambda key: self._try_start(key, session, tasks))
 
     def _look(self, known: Set[BatchKey]) -> tuple[set[BatchKey], dict[BatchKey, int]]:
-        """All batches that have not ended, and the times of creation of those not ``known``."""
+        """All unfinished batches, and the creation times of batches not ``known``."""
         found = self.folder.open_keys()
         return found, self.folder.creation_times(found - known)
 
@@ -132,7 +133,7 @@ class BatchRunner:
         return lock is not None
 
     async def _hold(self, key: BatchKey, lock: int, session: aiohttp.ClientSession) -> None:
-        """Runs it while we have its lock; what goes wrong ends nothing else."""
+        """Runs the batch while we have its lock; its errors end nothing else."""
         try:
             await self._run_batch(key, session)
         except* (BatchStopped, WrongResults, OSError) as errors:
@@ -167,7 +168,7 @@ def _first_leaf(errors: BaseException) -> BaseException:
 
 
 MAX_RUNNING = 4
-"""Of all keys; a key always has one."""
+"""The limit for all keys together; a key always has one."""
 
 
 def start(
@@ -175,8 +176,8 @@ def start(
     running: Iterable[BatchKey],
     try_start: Callable[[BatchKey], bool],
 ) -> None:
-    """Starts batches of ``waiting``, which has the time of creation of each: a key's oldest first,
-    and keys with the fewest that run before others."""
+    """Starts batches of ``waiting``, which maps each to its creation time: a key's oldest first,
+    and keys with the fewest running batches first."""
     num_running = Counter(each.owner for each in running)
     queues: dict[str, list[BatchKey]] = {}
     for key in sorted(waiting, key=lambda key: (waiting[key], key), reverse=True):

@@ -1,4 +1,4 @@
-"""Which requests are of Anthropic's API, and what their responses have in common."""
+"""Recognizes requests of Anthropic's API, and the common parts of their responses."""
 
 from aiohttp import web
 
@@ -10,12 +10,12 @@ REQUEST_ID = "Request-Id"
 
 
 def is_anthropic(request: web.BaseRequest) -> bool:
-    """By its path, or by the header that Anthropic's clients send with each."""
+    """Recognized by the path, or by the header that Anthropic's clients always send."""
     path = request.path
     return path == MESSAGES or path.startswith(f"{MESSAGES}/") or VERSION in request.headers
 
 
 async def name_message(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    """Adds the id of the request where Anthropic's clients look for it."""
+    """Adds the request's id in the header that Anthropic's clients read."""
     if is_anthropic(request):
         response.headers[REQUEST_ID] = request_id(request)

@@ -92,7 +92,7 @@ class Messages(Api):
         return await self._completions.serve(request, MessagesEndpoint())
 
     async def _count_tokens(self, request: web.Request) -> web.Response:
-        """What the same prompt counts as when a message is made of it."""
+        """The number of tokens that the same prompt has in a message."""
         check_request_id(request)
         with self._intake.admission.admit() as reservation:
             prompt, options = await self._prompt(request, reservation)

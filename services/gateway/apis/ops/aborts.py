@@ -1,8 +1,5 @@
-"""``/abort_requests``: ends requests by the ids that their clients know.
-
-A client ends only requests that came with its own API key; the answer for another client's request
-is the same as for one that does not exist.
-"""
+"""``/abort_requests``: ends requests by their public ids. A client ends only requests of its own
+API key; the answer for another key's request is the same as for an unknown one."""
 
 from aiohttp import web
 
@@ -15,7 +12,8 @@ from services.gateway.http.body import BodyReader
 from services.gateway.http.json_reply import json_response
 
 MAX_BODY_BYTES = 1 << 20
-"""Enough for all ids; such a request is not admitted, for it makes room where there is none."""
+"""Enough for all ids; an abort is not subject to admission, since it makes room when there is
+none."""
 
 ROUTE = "/abort_requests"
 
@@ -41,6 +39,6 @@ class Aborts(Api):
         return json_response(AbortReply(aborted, forwarded))
 
     def _names(self, public_id: str) -> set[str]:
-        """Clients see ids with the prefix of their endpoint, and may have given them without."""
+        """Clients see ids with the prefix of their endpoint, and may have sent them without it."""
         prefixes = (prefix for api in self._apis for prefix in api.id_prefixes)
         return {public_id, *map(public_id.removeprefix, prefixes)}

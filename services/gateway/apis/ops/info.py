@@ -16,7 +16,7 @@ from shared.wire.messages import ModelInfo, State
 
 class Info(Api):
     open_routes = "/health", "/ready", "/ping"
-    cheap_routes = "/v1/models", "/v1/models/{name}", "/version", "/load", "/metrics"
+    cheap_routes = "/v1/models", "/v1/models/{name}", "/version", "/load", "/metrics", "/v1/metrics"
 
     def __init__(self, core: Core) -> None:
         self._mesh = core.mesh
@@ -32,6 +32,7 @@ class Info(Api):
             web.get("/ping", self._ping),
             web.get("/version", self._version),
             web.get("/metrics", self._metrics),
+            web.get("/v1/metrics", self._metrics),
             web.get("/load", self._load),
         ]
 
@@ -54,7 +55,7 @@ class Info(Api):
         raise unknown_model(name, [model.id for model in served])
 
     async def _health(self, request: web.Request) -> web.Response:
-        """Can what is open be served? So it stays good while we drain."""
+        """Can open requests be served? A draining gateway is still healthy."""
         return self._report({State.READY, State.DRAINING})
 
     async def _ready(self, request: web.Request) -> web.Response:

@@ -1,5 +1,5 @@
-"""SageMaker's ``/invocations``: one path for what has paths of its own, told apart by the fields of
-the body."""
+"""SageMaker's ``/invocations``: one path for several endpoints, chosen by the fields of the
+body."""
 
 from collections.abc import Set
 

@@ -1,4 +1,4 @@
-"""``/v1/mesh``: all services of the mesh, how they fare and who is connected to whom."""
+"""``/v1/mesh``: all services of the mesh, their state and their connections."""
 
 import time
 

@@ -32,8 +32,8 @@ from shared.wire.messages import ChatOptions, ConvertedTo, ModelInfo
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A text or ids that a client wants converted; ``param`` is the field that holds them. What
-    becomes of them is cut to ``max_prompt_tokens``, the last unless it ``keeps_prompt_start``."""
+    """A text or ids to convert; ``param`` is the field that holds them. The result is cut to
+    ``max_prompt_tokens``, the last unless it ``keeps_prompt_start``."""
 
     prompt: Prompt
     param: str
@@ -60,7 +60,7 @@ class Tokenization(Api):
         return [*routes, web.get("/tokenizer_info", self._info)] if self._shows_info else routes
 
     async def _info(self, request: web.Request) -> web.Response:
-        """What the model's folder says of its tokenizer, as in tokenizer_config.json."""
+        """The model's own description of its tokenizer, as in tokenizer_config.json."""
         with self._intake.admission.admit() as reservation:
             await self._mesh.tokenizers.ready_model()
             reservation.is_served = True

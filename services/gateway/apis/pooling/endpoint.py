@@ -30,12 +30,12 @@ from services.gateway.chat.serving import accepting, send_json, start_meter, war
 from services.gateway.http.admission import Reservation
 from services.gateway.http.body import Body
 from services.gateway.http.client import Client
+from services.gateway.http.observed import observer_of
 from services.gateway.http.request_id import check_request_id, request_id, take_request_id
 from services.gateway.http.request_meter import RequestMeter
+from services.gateway.mesh.observer import RequestObserver
 from services.gateway.mesh.output_collector import OutputCollector
 from services.gateway.metrics import POOLED_INPUTS
-from services.gateway.traces.request_trace import RequestTrace
-from services.gateway.traces.tracing import TRACE, measured
 from shared.errors import InternalError, InvalidRequest, RequestError
 from shared.wire.codec import Array
 from shared.wire.messages import ModelInfo, RunKind
@@ -72,7 +72,8 @@ ROUTES = {
 
 
 class PoolingEndpoints(Api):
-    """Body → Job → mesh → vectors → reply. Of many inputs some are in the mesh at once."""
+    """Body → Job → mesh → vectors → reply. Only some inputs of a large request are in the mesh at
+    once."""
 
     generating_routes = (*ROUTES,)
 
@@ -102,9 +103,9 @@ class PoolingEndpoints(Api):
             reservation.is_served = True
             public_id = request_id(request)
             pooling = pooling_of(model)
-            trace, name = request[TRACE], endpoint.id_prefix + public_id
-            trace.ids = {public_id, name}
-            vectors, num_tokens = await self._pool(public_id, asked, pooling.size, meter, trace)
+            observer, name = observer_of(request), endpoint.id_prefix + public_id
+            observer.note_ids({public_id, name})
+            vectors, num_tokens = await self._pool(public_id, asked, pooling.size, meter, observer)
             meter.end()
             POOLED_INPUTS.labels(asked.job.model, pooling.task).inc(len(vectors))
             reply = PooledReply(
@@ -120,7 +121,7 @@ class PoolingEndpoints(Api):
     async def _parsed(
         self, request: web.Request, endpoint: PoolingEndpoint, reservation: Reservation
     ) -> tuple[PoolingJob, ModelInfo]:
-        """Of the body only the prompts are kept, and room is held for what becomes of them."""
+        """Of the body only the prompts are kept, and room is held for their results."""
         asked, model = await self._intake.parsed(
             request,
             reservation,
@@ -144,20 +145,20 @@ class PoolingEndpoints(Api):
         asked: PoolingJob,
         size: int,
         meter: RequestMeter,
-        trace: RequestTrace,
+        observer: RequestObserver,
     ) -> tuple[list[Array], int]:
-        """The vectors of all prompts, which have ``size`` numbers unless they are cut, and the
-        number of the prompts' tokens."""
+        """The vectors of all prompts, of ``size`` numbers unless they are cut, and the number of
+        the prompts' tokens."""
         wanted = asked.job.params.pooling
         size = (wanted and wanted.num_dims) or size
         mesh_id = f"{public_id}~{secrets.token_hex(4)}"
-        with self._mesh.generate(mesh_id, asked.job, trace) as collector:
+        with self._mesh.generate(mesh_id, asked.job, observer) as collector:
             meter.follow(collector)
             try:
-                with trace.measure("accept"):
+                with observer.measure("accept"):
                     async with accepting(self._accept_timeout_s):
                         await collector.begun()
-                with trace.measure("collect"):
+                with observer.measure("collect"):
                     vectors = await _collected(collector, size, meter)
             except RequestError as error:
                 if collector.failed_prompt is not None and error.param == "prompt":
@@ -165,7 +166,7 @@ class PoolingEndpoints(Api):
                     error.message = f"{error.param}: {error.message}"
                 raise
             finally:
-                meter.accept()  # what was accepted counts, whatever becomes of the rest
+                meter.accept()  # accepted prompts count, even if others fail
             return vectors, collector.num_prompt_tokens
 
     async def _send(
@@ -178,7 +179,7 @@ class PoolingEndpoints(Api):
         client = Client(request)
         warn(client.response, warnings)
         is_large = sum(map(len, vectors)) > LARGE_REPLY
-        with measured(request, "reply") as attributes, client.counted(attributes):
+        with observer_of(request).measure("reply") as attributes, client.counted(attributes):
             await send_json(client, pieces, self._pieces, is_large=is_large)
             return await client.end()
 

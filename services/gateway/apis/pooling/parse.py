@@ -1,4 +1,4 @@
-"""Reads the body of a request for vectors or classes: a Job, and what the reply shows of them."""
+"""Reads the body of a request for vectors or classes: a Job, and the form of the reply."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -31,16 +31,17 @@ from shared.wire.messages import (
 
 MAX_INPUTS = 2048
 MAX_OPEN_INPUTS = 256
-"""Of a request that the mesh has at once: enough for a large step, and others have room."""
+"""The limit of one request's inputs in the mesh at once: enough for a large step, with room for
+other requests."""
 ALL_THAT_FIT = -1  # as truncate_prompt_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class PoolingJob:
-    """``job``, and the fields ``params`` that its prompts are from.
+    """``job``, and the fields ``params`` of its prompts.
 
-    Each vector is what the reply shows, or with ``pairs`` the vectors with these numbers make a
-    score. ``texts`` are the documents to be shown with their scores, of which ``top_n`` are wanted.
+    The reply shows each vector, or with ``pairs`` the score of the two vectors with these numbers.
+    ``texts`` are the documents to show with their scores; ``top_n`` of them are wanted.
     """
 
     job: Job
@@ -61,7 +62,7 @@ def parse_embeddings(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob
 
 
 def parse_pooling(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
-    """A body of ``/pooling``: what the model gives, whatever that is."""
+    """A body of ``/pooling``, for a model of vectors or of classes."""
     fields = decode(body)
     request = check(fields, RawPoolingRequest, POOLING)
     pooling = pooling_of(model)
@@ -82,7 +83,7 @@ def parse_classify(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
 
 
 def warned(asked: PoolingJob, fields: Fields, kind: type[PoolingRequest]) -> PoolingJob:
-    """With the names of what the client asked for in vain."""
+    """With the names of ignored fields."""
     warnings = in_vain(fields, kind, POOLING)
     return replace(asked, job=replace(asked.job, warnings=warnings))
 
@@ -153,7 +154,8 @@ def _activation(request: PoolingRequest, pooling: PoolingInfo) -> Activation:
 
 
 def _num_dims(asked: int | None, pooling: PoolingInfo) -> int:
-    """0: all. Raises InvalidRequest for a number that the model's embeddings cannot be cut to."""
+    """The requested number of dimensions; 0: all. Raises InvalidRequest for a number that the
+    model's embeddings cannot be cut to."""
     if asked is None or asked == pooling.size:
         return 0
     text = f"dimensions is {asked}; the model's embeddings have {pooling.size}"

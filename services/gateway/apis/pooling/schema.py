@@ -1,4 +1,4 @@
-"""What clients may send to a model that pools, with the limits; null means the default."""
+"""The body of a request to a model that pools, with the limits; null means the default."""
 
 from typing import Annotated, Literal
 
@@ -15,7 +15,7 @@ from services.gateway.chat.requests.schema import (
 
 
 class PoolingRequest(Struct, kw_only=True):
-    """What all endpoints have in common. ``use_activation`` is vLLM's word for ``normalize``."""
+    """The fields shared by all endpoints. ``use_activation`` is vLLM's word for ``normalize``."""
 
     model: str | None = None
     add_special_tokens: bool | None = None

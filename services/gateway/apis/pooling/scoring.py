@@ -25,7 +25,8 @@ MAX_PAIR_BYTES = 64 << 20  # of a query as often as it has documents
 
 
 def parse_score(body: Body, model: ModelInfo, limits: Limits) -> PoolingJob:
-    """A body of ``/score``: one text with one or several others, or as many with as many."""
+    """A body of ``/score``: one text paired with one or several others, or two lists of equal
+    length."""
     fields = decode(body)
     request = check(fields, ScoreRequest, POOLING)
     names, others = ("text_1", "text_2"), ("queries", "documents")
@@ -71,8 +72,8 @@ def _pairs(
     model: ModelInfo,
     limits: Limits,
 ) -> PoolingJob:
-    """A model of scores reads both texts at once. Of embeddings the cosine is the score. ``names``
-    are those of the fields that have the ``texts``."""
+    """A scoring model reads both texts at once; with embeddings the score is the cosine. ``names``
+    are the fields of the ``texts``."""
     pooling = pooling_of(model)
     if pooling.task == "embed":
         return _embedded_pairs(request, texts, names, model, pooling, limits)

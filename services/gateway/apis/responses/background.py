@@ -1,4 +1,4 @@
-"""Responses that are made in the background: their clients have an answer already."""
+"""Responses made in the background: their clients have already got an answer."""
 
 import asyncio
 import logging
@@ -26,11 +26,11 @@ log = logging.getLogger(__name__)
 log.addFilter(LogLimit())
 
 LOOK_S = 0.25
-"""How often we look whether somebody, at another gateway perhaps, has cancelled or deleted one."""
+"""The interval of the check for cancelled or deleted responses, possibly by another gateway."""
 RETRY_S = 3600.0
-"""For so long a refusal that may pass, as for a limit of its key, is waited for."""
+"""The longest wait after a temporary refusal, for example at a limit of the key."""
 PAUSE_S = 10.0
-"""After an end that could not be written, before it is tried again."""
+"""The pause after an end that could not be written, before the next try."""
 ROUTE = "/v1/responses"
 BROKEN = "the response broke inside the server"
 
@@ -44,11 +44,10 @@ class _Head(msgspec.Struct):
 
 
 class Background:
-    """Asks the gateway itself, on its ``socket``, for each of them once more: so they are admitted,
-    limited, logged and made as any other. An owner has up to ``max_open`` of them with up to
-    ``max_bytes`` of bodies. ``making`` gives the response of an id as far as it has come, ``abort``
-    ends it; both know those alone whose request has come back here.
-    """
+    """Sends each background request once more to the gateway itself, on its ``socket``: so it is
+    admitted, limited, logged and made like any other. An owner has up to ``max_open`` of them with
+    up to ``max_bytes`` of bodies. ``making`` gives the response of an id so far, ``abort`` ends it;
+    both know only responses with a request that has come back here."""
 
     def __init__(
         self,
@@ -72,7 +71,8 @@ class Background:
         self._looking: asyncio.Task[None] | None = None
 
     def check_room(self, owner: str, num_bytes: int) -> None:
-        """Raises Overloaded where ``owner`` may have no more, with a body of ``num_bytes``."""
+        """Raises Overloaded if ``owner`` may have no more responses, or none with a body of
+        ``num_bytes``."""
         if not self._places.has_room(owner, 1):
             raise Overloaded(
                 f"{self._places.held(owner)} responses are made in the background, of all clients"
@@ -87,7 +87,7 @@ class Background:
             )
 
     async def start(self, entry: Entry, request_id: str, body: bytes) -> None:
-        """``entry`` is the response as it is queued. Raises StoreFailed."""
+        """``entry`` is the queued response. Raises StoreFailed."""
         self._places.add(entry.owner, 1)
         self._bytes.add(entry.owner, len(body))
         self._entries[entry.id] = entry
@@ -101,12 +101,12 @@ class Background:
             self._looking = asyncio.create_task(self._look())
 
     def created_s(self, response_id: str) -> int | None:
-        """When it was queued; None where it is none of ours any more."""
+        """The time it was queued; None if it is no longer ours."""
         entry = self._entries.get(response_id)
         return msgspec.json.decode(entry.response, type=_Head).created_at if entry else None
 
     async def close(self) -> None:
-        """What has not ended counts as failed from here on."""
+        """Unfinished responses count as failed from here on."""
         tasks = [*self._tasks.values(), *([self._looking] if self._looking is not None else [])]
         for task in tasks:
             task.cancel()
@@ -129,7 +129,7 @@ class Background:
             self._forget(entry, body)
 
     async def _fail(self, entry: Entry, error: Failure) -> None:
-        """As soon as there is room for it."""
+        """Writes the failure as soon as there is room for it."""
         while True:
             try:
                 await self._store.end(entry, "failed", error)
@@ -146,7 +146,7 @@ class Background:
         del self._entries[entry.id]
 
     async def _error(self, entry: Entry, request_id: str, body: bytes) -> Failure | None:
-        """None where it was made, and is kept."""
+        """None if the response was made and stored."""
         headers = {OWNER_HEADER: entry.owner, RESPONSE_HEADER: entry.id, REQUEST_ID: request_id}
         try:
             reply = await Sender(self._own_session(), RETRY_S, None, headers).send(ROUTE, body)
@@ -155,7 +155,7 @@ class Background:
         return msgspec.json.decode(reply.body, type=_Body).error if reply.status >= 300 else None
 
     async def _look(self) -> None:
-        """While there are any."""
+        """Runs while there are background responses."""
         while self._tasks:
             await asyncio.sleep(LOOK_S)
             try:
@@ -175,14 +175,14 @@ class Background:
                 await self._end(response_id)
 
     async def _end(self, response_id: str) -> None:
-        """One that is not made yet is taken out of the queue."""
+        """Cancels the response; one that is still queued leaves the queue."""
         if not self._abort(response_id):
             task = self._tasks[response_id]
             await self._store.end(self._entries[response_id], "cancelled")
             task.cancel()
 
     async def _note_begin(self, response_id: str) -> None:
-        """For those who ask other gateways."""
+        """Saves the begun response for clients of other gateways."""
         response = self._making(response_id)
         if response is not None and response_id not in self._is_begun:
             await self._store.update(response_id, encode(response))
@@ -217,7 +217,7 @@ class FairRoom:
         return self._held[owner] + num <= min(self.part, 2 * self.part - self.total)
 
     def add(self, owner: str, num: int) -> None:
-        """A negative number takes away."""
+        """A negative number subtracts."""
         self._held[owner] += num
         if not self._held[owner]:
             del self._held[owner]

@@ -1,4 +1,4 @@
-"""``/v1/responses``: makes responses, and gives back those that are kept."""
+"""``/v1/responses``: makes responses, and returns stored ones."""
 
 import asyncio
 import re
@@ -47,8 +47,8 @@ class InputTokens(msgspec.Struct):
 
 @dataclass(frozen=True)
 class Listing:
-    """Which items of a list are asked for: ``limit`` of those after the one with the id ``after``,
-    the last first unless it ``ascends``."""
+    """The requested items of a list: ``limit`` items after the one with the id ``after``, the last
+    first unless it ``ascends``."""
 
     limit: int
     after: str | None
@@ -65,7 +65,7 @@ class Responses(Api):
     id_prefixes = (RESPONSE_PREFIX,)
 
     def __init__(self, core: Core) -> None:
-        """Raises ConfigError where the store cannot be opened."""
+        """Raises ConfigError if the store cannot be opened."""
         self._completions = core.completions
         self._mesh = core.mesh
         self._bodies = core.bodies
@@ -115,7 +115,7 @@ class Responses(Api):
         return found.response if found is not None else None
 
     def _abort(self, response_id: str) -> bool:
-        """Whether the mesh has such a one; it then ends."""
+        """Whether the mesh is making this response; it then ends."""
         found = self._open.get(response_id)
         if found is None or not found.request_id:
             return False
@@ -136,7 +136,7 @@ class Responses(Api):
         return json_response(InputTokens(num_tokens))
 
     async def _get(self, request: web.Request) -> web.Response:
-        """One that is being made is given as far as it is."""
+        """An unfinished response is returned in its present state."""
         if request.query.get("stream", "false") != "false":
             raise unsupported("stream", request.query["stream"], "false")
         response_id, owner = _asked(request)
@@ -151,8 +151,8 @@ class Responses(Api):
         return json_response(Deleted(response_id))
 
     async def _cancel(self, request: web.Request) -> web.Response:
-        """Ends one that this gateway is making, or any gateway in the background, which then is
-        what it has come to."""
+        """Ends a response that this gateway is making, or any gateway in the background; returns
+        its state."""
         response_id, owner = _asked(request)
         found = self._running(response_id, owner)
         if found is None or found.response is None:

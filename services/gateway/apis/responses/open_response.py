@@ -41,10 +41,10 @@ NO_STORE = "there is no response-store (--response-store FILE)"
 
 
 class OpenResponse:
-    """A GenerationEndpoint. ``owner`` is whose API key came with it; in the mesh its name is
-    ``request_id``; ``has_ended`` is set when no more becomes of it. ``background`` makes later what
-    is asked for in the background; without it that is made now, with the ``response_id`` and the
-    time that it has already."""
+    """A GenerationEndpoint. ``owner`` is the owner of its API key; in the mesh its name is
+    ``request_id``; ``has_ended`` is set once it no longer changes. ``background`` makes background
+    responses later; without it a request that asks for the background is made now, with its
+    existing ``response_id`` and time."""
 
     format = ChatFormat()
 
@@ -68,7 +68,7 @@ class OpenResponse:
         self._key = response_id.removeprefix(RESPONSE_PREFIX) if response_id else uuid.uuid4().hex
         self._request: ItemRequest | None = None
         self._is_stored = False
-        self._input = b""  # what is kept of it
+        self._input = b""  # the stored part of the input
         self._maker: ResponseMaker | None = None
 
     @property
@@ -77,11 +77,11 @@ class OpenResponse:
 
     @property
     def response(self) -> ResponseObject | None:
-        """As it is now; None before it is accepted."""
+        """The response in its present state; None before it is accepted."""
         return self._maker.response if self._maker is not None else None
 
     def reply_id(self, request_id: str) -> str:
-        """Never the client's own word for it, which may come twice."""
+        """Never the client's own id, which may come twice."""
         self.request_id = request_id
         return self.id
 
@@ -119,7 +119,7 @@ class OpenResponse:
     async def answer_early(
         self, request_id: str, job: Job, model: ModelInfo
     ) -> web.Response | None:
-        """With the response as it is queued, if it is for the background."""
+        """A background request is answered with the queued response."""
         if not self._is_later:
             return None
         assert self._background is not None
@@ -176,7 +176,7 @@ class OpenResponse:
         return self._cipher.decrypt(content, self.owner)
 
     def _check_store(self, request: ItemRequest) -> None:
-        """Raises InvalidRequest for what only a store has."""
+        """Raises InvalidRequest for fields that need a store."""
         fields = request.fields
         if fields.background:
             self._check_background(fields)
@@ -212,7 +212,7 @@ class OpenResponse:
         return await self._store.conversation(previous_id, self.owner)
 
     async def _referred(self, asked: Mapping[int, str]) -> dict[str, bytes]:
-        """The items that are only referred to, by their ids. Raises InvalidRequest."""
+        """The items given only by reference, by their ids. Raises InvalidRequest."""
         known: dict[str, bytes] = {}
         if asked and self._store.is_there:
             known = await self._store.items({*asked.values()}, self.owner)
@@ -226,7 +226,7 @@ class OpenResponse:
 
 
 def _read(body: Body) -> tuple[ItemRequest, dict[int, str]]:
-    """The request, and the ids of the items that are only referred to, by their places."""
+    """The request, and the ids of the items given only by reference, by their places."""
     request = read_request(body)
     return request, references(request.items)
 

@@ -32,7 +32,7 @@ class ChatParts:
         self._no_content = "" if parsing is None else None
 
     def deltas(self, events: Sequence[Event]) -> list[ChatDelta]:
-        """Of one kind each; consecutive texts of a kind are one."""
+        """Each delta is of one kind; consecutive texts of a kind are one."""
         return [self._delta(event) for event in merged_events(events)]
 
     def _delta(self, event: Event) -> ChatDelta:
@@ -50,7 +50,7 @@ class ChatParts:
                 return self._arguments(index, text)
 
     def message(self, events: Iterable[Event]) -> ChatMessage:
-        """Of all events of a choice."""
+        """The message of all events of a choice."""
         texts: dict[type[Event], list[str]] = {Reasoning: [], Content: []}
         calls: dict[int, CalledFunction] = {}
         ids: dict[int, str] = {}
@@ -97,7 +97,7 @@ class ChatParts:
 
 
 def merged_events(events: Sequence[Event]) -> Sequence[Event]:
-    """The same with consecutive texts of a kind as one."""
+    """The same events with consecutive texts of a kind merged."""
     if len(events) < 2:
         return events
     merged: list[Event] = []

@@ -1,4 +1,4 @@
-"""From the text of a choice to events."""
+"""Turns the text of a choice into events."""
 
 from typing import Protocol
 
@@ -12,15 +12,15 @@ class ChoiceParser(Protocol):
 
     @property
     def is_over(self) -> bool:
-        """Whether the rest is of no interest; there may be much of it."""
+        """Whether the rest, possibly long, is not needed."""
 
     @property
     def has_open_call(self) -> bool:
-        """Whether the last call has not come to its end."""
+        """Whether the last call is unfinished."""
 
     @property
     def num_reasoning_tokens(self) -> int | None:
-        """Once the choice has ended; None: the number is not known."""
+        """Valid once the choice has ended; None: the number is not known."""
 
     def push(self, update: ChoiceUpdate) -> tuple[list[Event], ChoiceUpdate]:
         """Also returns ``update`` as the reply counts it."""

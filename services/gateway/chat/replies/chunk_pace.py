@@ -1,19 +1,19 @@
-"""How often a stream has chunks. Pure."""
+"""The interval of a stream's chunks. Pure."""
 
 from services.gateway.mesh.output_collector import ChoiceUpdate, merged
 
 
 class ChunkPace:
-    """Holds back what comes for a choice until it has ``num_tokens``; all up to the first text, and
-    the end, are never held."""
+    """Holds back updates of a choice until they have ``num_tokens``. Updates up to the first text,
+    and the end, are never held."""
 
     def __init__(self, num_tokens: int) -> None:
         self._num_tokens = num_tokens
-        self._held: dict[int, list[ChoiceUpdate]] = {}  # of choices whose text has begun
+        self._held: dict[int, list[ChoiceUpdate]] = {}  # of choices with text
         self._nums_held: dict[int, int] = {}  # their tokens
 
     def push(self, update: ChoiceUpdate) -> ChoiceUpdate | None:
-        """Returns what is to be sent now of the choice."""
+        """Returns the choice's update to send now."""
         if self._num_tokens == 1 or update.of_prompt:
             return update
         index = update.index
@@ -30,5 +30,5 @@ class ChunkPace:
         return due
 
     def rest(self) -> list[ChoiceUpdate]:
-        """Returns what is held of all choices, when no more will come."""
+        """Returns the held updates of all choices, once no more will come."""
         return [merged(held) for held in self._held.values() if held]

@@ -1,4 +1,4 @@
-"""What a choice's text turns out to be, piece by piece."""
+"""Events of a choice's text: content, reasoning and calls, piece by piece."""
 
 import msgspec
 

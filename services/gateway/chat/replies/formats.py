@@ -1,4 +1,4 @@
-"""How each of the two endpoints words its replies."""
+"""The reply formats of the two endpoints."""
 
 from typing import Protocol
 
@@ -26,7 +26,7 @@ from shared.wire.messages import Finished
 
 
 class Output(Struct):
-    """What one object of a reply holds of choice ``index`` beside its text."""
+    """The fields of choice ``index`` in one object of a reply, apart from its text."""
 
     index: int
     logprobs: Raw | None
@@ -43,16 +43,16 @@ class Output(Struct):
 
 
 class Format(Protocol):
-    """``prompt_on_top``: a reply has one prompt, and what is shown of it stands beside its choices,
-    not in them."""
+    """``prompt_on_top``: a reply has one prompt; its fields are next to the choices, not in
+    them."""
 
     object: str
     chunk_object: str
     prompt_on_top: bool
 
     def opening(self, index: int, content: str | None = "") -> Choice | None:
-        """The choice of a chunk before the first text, if there is one; ``content`` None: what
-        comes first is no text."""
+        """The choice of a chunk before the first text, if there is one; ``content`` None: the first
+        output is no content."""
 
     def chunk(self, output: Output, delta: ChatDelta) -> Choice: ...
 

@@ -21,10 +21,10 @@ _NONE = np.zeros(0, np.float32)
 
 
 class LogprobWriter(Protocol):
-    """Writes what comes for one choice; ``updates`` are consecutive."""
+    """Writes the logprobs of one choice; ``updates`` are consecutive."""
 
     def write(self, updates: Sequence[ChoiceUpdate]) -> Iterator[bytes]:
-        """The ``logprobs`` of a choice that got these."""
+        """The ``logprobs`` of a choice with these updates."""
 
 
 class ChatLogprobs:
@@ -57,14 +57,14 @@ class ChatLogprobs:
 
 
 class EchoedPrompt(NamedTuple):
-    """Its first token, which has no logprob, and how many alternatives the others have."""
+    """The prompt's first token, without a logprob, and the number of alternatives of the others."""
 
     first_id: int
     num_top: int
 
 
 class TextLogprobs:
-    """Columns, which may begin with those of the prompt. ``text_offset`` counts the characters of
+    """Columns, which may begin with the prompt's tokens. ``text_offset`` counts the characters of
     the tokens before, as they are written."""
 
     def __init__(self, spelling: Spelling, echo: EchoedPrompt | None = None) -> None:
@@ -90,7 +90,7 @@ class TextLogprobs:
         yield b"]}"
 
     def _alternatives(self, token: "Token") -> Iterator[bytes]:
-        """The likeliest of those that are named alike, and the token itself in any case."""
+        """The likeliest of alternatives with the same name, and always the token itself."""
         yield b"{"
         seen: set[bytes] = set()
         own = ([token.token_id], [number(token.logprob)])
@@ -112,9 +112,9 @@ class TextLogprobs:
 
 
 class Token(NamedTuple):
-    """``values`` [k] of the alternatives; ``top_ids`` [k] are theirs, descending, or None: the
-    values are those of the whole vocabulary. ``num_top`` of them are shown. Without a logprob it
-    is the first token of a prompt."""
+    """``values`` [k] are logprobs of the alternatives; ``top_ids`` [k] are their ids, descending,
+    or None: the values cover the whole vocabulary. ``num_top`` of them are shown. ``logprob`` is
+    None for the first token of a prompt."""
 
     token_id: int
     logprob: float | None
@@ -125,7 +125,7 @@ class Token(NamedTuple):
 
 
 def tokens_of(updates: Sequence[ChoiceUpdate], num_top_of_prompt: int = 0) -> Iterator[Token]:
-    """As many alternatives are shown as came, but of a prompt's tokens ``num_top_of_prompt``."""
+    """All received alternatives are shown; for tokens of a prompt only ``num_top_of_prompt``."""
     for update in updates:
         if not update.num_tokens:
             continue
@@ -188,8 +188,8 @@ _BOOLS = (b"false", b"true")
 
 
 class DraftLogprobs:
-    """One object for each draft: how it is written, what its drafter thought of it, whether it was
-    right, and the index of the completion token that it was for."""
+    """One object for each draft: its text, its drafter's estimate, its correctness, and the index
+    of the completion token that it was for."""
 
     def __init__(self, spelling: Spelling) -> None:
         self._entries = spelling.entries
@@ -225,8 +225,8 @@ class DraftLogprobs:
 
 
 class PromptLogprobs:
-    """An object by ids for each token, itself first; null for the first token, which follows
-    none."""
+    """An object by ids for each token, itself first; null for the first token, which has no
+    logprob."""
 
     def __init__(self, table: TokenTable, num_top: int) -> None:
         self._texts = table.json_texts

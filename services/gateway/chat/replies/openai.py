@@ -1,4 +1,4 @@
-"""OpenAI's reply objects, field for field in OpenAI's order; what vLLM adds comes last."""
+"""OpenAI's reply objects, field for field in OpenAI's order; fields added by vLLM come last."""
 
 from typing import NamedTuple
 
@@ -10,7 +10,7 @@ Offsets = Raw | UnsetType | None
 
 
 class ShownPrompt(NamedTuple):
-    """What a reply shows of a prompt: its ids, its text, and where in that each token is."""
+    """A prompt in a reply: its ids, its text, and the positions of its tokens in the text."""
 
     token_ids: TokenIds = UNSET
     text: str | UnsetType = UNSET
@@ -21,7 +21,7 @@ NOTHING_SHOWN = ShownPrompt()
 
 
 class PromptTokensDetails(Struct):
-    """What was dropped of a chat is not among the tokens of the prompt."""
+    """The dropped part of a chat is not counted in the tokens of the prompt."""
 
     cached_tokens: int
     dropped_tokens: int | UnsetType = UNSET
@@ -29,8 +29,8 @@ class PromptTokensDetails(Struct):
 
 
 class CompletionTokensDetails(Struct):
-    """Counts the verified drafts that were accepted and those that were rejected, where there were
-    some, and the tokens of reasoning, where they can be told."""
+    """Counts accepted and rejected drafts among the verified ones, if there were any, and the
+    tokens of reasoning, if they are known."""
 
     accepted_prediction_tokens: int | UnsetType = UNSET
     reasoning_tokens: int | UnsetType = UNSET
@@ -155,7 +155,7 @@ class AbortReply(Struct):
 
 
 class PooledModel(Struct):
-    """What a model that pools gives: ``embed`` of so many numbers, or ``classify``."""
+    """The output of a model that pools: ``embed`` with vectors of ``size``, or ``classify``."""
 
     task: str
     size: int
@@ -165,8 +165,8 @@ class PooledModel(Struct):
 
 
 class ModelTraits(Struct):
-    """The formats in which the model calls tools and reasons; empty: it does not. One that writes
-    texts has no ``pooling``."""
+    """The formats in which the model calls tools and reasons; empty: it does not. A model that
+    writes texts has no ``pooling``."""
 
     tool_parser: str
     reasoning_parser: str

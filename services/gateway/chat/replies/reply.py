@@ -1,4 +1,4 @@
-"""What a whole reply and a streamed one are made of."""
+"""The parts of a reply, whole or streamed."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -37,7 +37,7 @@ _NO_DETAILS = CompletionTokensDetails()
 
 @dataclass(frozen=True)
 class Head:
-    """What all objects of one reply have in common; ``created`` in Unix seconds."""
+    """The fields shared by all objects of one reply; ``created`` in Unix seconds."""
 
     id: str
     created: int
@@ -47,13 +47,14 @@ class Head:
 
 @dataclass(frozen=True)
 class Reply:
-    """All that is known of a reply before its first token.
+    """All known facts of a reply before its first token.
 
     ``spelling`` None: without any logprobs. ``echoes`` are the prompts' texts, or empty: not
     echoed.
+
     ``prompt_ids`` [prompt_len] int32 of each prompt; ``texts`` and ``offsets`` [2 prompt_len] int64
-    of each if the client wants them, None: the prompt came as ids. ``dropped`` is what of a chat is
-    not in its prompt. ``reasoning_field`` names the fields of reasoning.
+    of each if the client wants them, None: the prompt came as ids. ``dropped`` is the part of a
+    chat left out of its prompt. ``reasoning_field`` names the fields of reasoning.
     """
 
     format: Format
@@ -76,7 +77,7 @@ class Reply:
         return self.shows_logprobs or self.job.returns_ids
 
     def logprobs(self, index: int) -> LogprobWriter | None:
-        """For the tokens of choice ``index``, after those of an echoed prompt."""
+        """For the tokens of choice ``index``, after the tokens of an echoed prompt."""
         if self.spelling is None or not self.shows_logprobs:
             return None
         return self.format.logprobs(self.spelling, self.echoed_prompt(index))
@@ -95,7 +96,7 @@ class Reply:
         return PromptLogprobs(self.spelling.table, num_top)
 
     def echoed_prompt(self, index: int) -> EchoedPrompt | None:
-        """None without logprobs, and where the prompt was aborted before anything was known."""
+        """None without logprobs, and if the prompt was aborted before it was accepted."""
         ids, num_top = self.prompt_ids[index // self.job.num_choices], self.job.num_echoed_logprobs
         if num_top is None or not len(ids):
             return None
@@ -105,7 +106,7 @@ class Reply:
         return self.echoes[index // self.job.num_choices] if self.echoes else ""
 
     def shown_prompt(self, index: int) -> ShownPrompt:
-        """Of choice ``index``."""
+        """The prompt of choice ``index``."""
         prompt = index // self.job.num_choices
         return ShownPrompt(
             self.prompt_ids[prompt].tolist() if self.job.returns_ids else UNSET,
@@ -127,7 +128,7 @@ class Reply:
         prompt: ShownPrompt = NOTHING_SHOWN,
         prompt_logprobs: Raw | UnsetType = UNSET,
     ) -> Completion:
-        """Leaves out what is of the prompt where that belongs to the choices."""
+        """Leaves out the prompt's fields if they belong to the choices."""
         head = self.head
         on_top = (*prompt, prompt_logprobs) if self.format.prompt_on_top else ()
         return Completion(
@@ -137,7 +138,7 @@ class Reply:
 
 
 def dropped_counts(dropped: Dropped) -> tuple[int, int] | tuple[()]:
-    """The tokens and the turns for a usage, which does not mention them where there are none."""
+    """The dropped tokens and turns for a usage, empty if there are none."""
     return (dropped.num_tokens, dropped.num_turns) if dropped.num_turns else ()
 
 
@@ -146,11 +147,11 @@ def _written(offsets: Array | None) -> Raw | None:
 
 
 class Tally:
-    """The tokens of a reply, added up as its choices end, and the drafts as they come; if the
-    client wants to see the usage in between, the tokens too.
+    """The tokens of a reply, added up as its choices end, and the drafts as they come; with usage
+    in every chunk, the tokens as they come too.
 
-    The first of a prompt's choices determines how much of the prompt was cached: what the others
-    found in the cache the first one had just computed.
+    A prompt's first choice determines its number of cached tokens: the other choices found in the
+    cache the blocks just computed for the first one.
     """
 
     def __init__(self, reply: Reply) -> None:
@@ -160,7 +161,7 @@ class Tally:
         self._num_drafts = self._num_accepted = 0
 
     def add(self, update: ChoiceUpdate, parser: ChoiceParser) -> None:
-        """``parser`` is that of the choice."""
+        """``parser`` is the choice's."""
         self._num_drafts += update.run.num_drafts
         self._num_accepted += update.run.num_accepted
         if self._reply.job.repeats_usage:

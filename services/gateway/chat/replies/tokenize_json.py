@@ -1,4 +1,4 @@
-"""The reply of ``/tokenize`` as JSON, in pieces: a text may have as many tokens as bytes."""
+"""The reply of ``/tokenize`` as JSON, in pieces: a text may have one token for each byte."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,8 +13,7 @@ PIECE_IDS = 1024
 def write_tokens(
     ids: Array, max_model_len: int, table: TokenTable | None, offsets: Array | None = None
 ) -> Iterator[bytes]:
-    """``table`` writes each token beside its id; ``offsets`` [2 n] say where in the text they
-    are."""
+    """``table`` writes the text of each token; ``offsets`` [2 n] are the positions in the text."""
     yield b'{"count":%d,"max_model_len":%d,"tokens":' % (len(ids), max_model_len)
     yield from _list(ids, lambda some: encode(some)[1:-1])
     yield b',"token_strs":'

@@ -1,6 +1,6 @@
 """OpenAI's replies as bytes: whole ones, and the events of streamed ones. Pure.
 
-Writers yield pieces, for logprobs may make a reply large; see ``pieces.py``.
+Writers yield pieces, since logprobs may make a reply large; see ``pieces.py``.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -27,8 +27,8 @@ HEARTBEAT = b": waiting\n\n"  # a comment, which clients pass over
 
 _HOLE = b"\0"  # no JSON contains it
 _LOGPROBS = Raw(_HOLE)
-# The objects around a token are larger than what they hold, so that many become one; but for those
-# with many logprobs, of which a copy takes longer.
+# Objects around a token are larger than their content, so several become one; tokens with many
+# logprobs are not merged, since a copy of them takes longer.
 _NUM_MERGED = 32
 _MAX_MERGED_BYTES = 16 << 10
 
@@ -37,10 +37,10 @@ class BodyWriter(Protocol):
     """Progress to the body of a reply that is not streamed."""
 
     def add(self, update: ChoiceUpdate) -> None:
-        """Keeps what the reply will hold."""
+        """Keeps the update's part of the reply."""
 
     def is_over(self, update: ChoiceUpdate) -> bool:
-        """Whether what follows of the choice would not be in the reply."""
+        """Whether the reply ignores later output of the choice."""
 
     @property
     def is_large(self) -> bool: ...
@@ -50,7 +50,7 @@ class BodyWriter(Protocol):
 
 
 class StreamWriter(Protocol):
-    """Progress to events; a ``heartbeat`` is sent where nothing else is for long."""
+    """Progress to events; a ``heartbeat`` is sent after a long silence."""
 
     heartbeat: bytes
 
@@ -58,7 +58,7 @@ class StreamWriter(Protocol):
         """Before the first update."""
 
     def write(self, update: ChoiceUpdate) -> Iterator[bytes]:
-        """All that ``update`` gives to send."""
+        """All events of ``update``."""
 
     def is_over(self, update: ChoiceUpdate) -> bool:
         """As in BodyWriter."""
@@ -67,7 +67,7 @@ class StreamWriter(Protocol):
         """Once every choice has ended."""
 
     def fail(self, error: RequestError) -> bytes:
-        """What ends the stream in place of all that has not been written."""
+        """The last event of the stream, in place of all unwritten ones."""
 
 
 class _WholeChoice:
@@ -111,7 +111,7 @@ class WholeWriter:
         self._num_entries = 0
 
     def add(self, update: ChoiceUpdate) -> None:
-        """Keeps what the reply will hold."""
+        """Keeps the update's part of the reply."""
         num_choices = self._reply.job.num_choices
         if update.of_prompt:
             self._num_entries += len(update.arrays.values) * num_choices
@@ -130,7 +130,7 @@ class WholeWriter:
             choice.keep_tokens(replace(update, text="", marks=()))
 
     def is_over(self, update: ChoiceUpdate) -> bool:
-        """Whether what follows of the choice would not be in the reply."""
+        """Whether the reply ignores later output of the choice."""
         return self._choices[update.index].parser.is_over
 
     @property
@@ -220,8 +220,8 @@ class EventWriter:
         return self._parsers[update.index].is_over
 
     def write(self, update: ChoiceUpdate) -> Iterator[bytes]:
-        """All that ``update`` gives to send; nothing while no whole character is there. Logprobs of
-        a prompt go to each of its choices."""
+        """All events of ``update``; none while a character is incomplete. Logprobs of a prompt go
+        to each of its choices."""
         if update.of_prompt:
             for index in range(update.index, update.index + self._reply.job.num_choices):
                 yield from self._write(replace(update, index=index), [])
@@ -307,7 +307,7 @@ class EventWriter:
 
 
 def is_large(update: ChoiceUpdate) -> bool:
-    """Whether its events are better made in pieces."""
+    """Whether its events should be made in pieces."""
     return update.num_entries > PIECE_ENTRIES
 
 

@@ -1,4 +1,4 @@
-"""What a request wants of the chat template beside the messages."""
+"""A request's options for the chat template, apart from the messages."""
 
 from typing import Any
 

@@ -1,5 +1,5 @@
-"""What clients may send to say what form a text must have, in the words of OpenAI, vLLM, vLLM
-before 0.12 (``guided_…``) and SGLang."""
+"""Fields for the form of a text, in the words of OpenAI, vLLM, vLLM before 0.12 (``guided_…``) and
+SGLang."""
 
 from typing import Annotated
 
@@ -19,7 +19,7 @@ class AnyText(Struct, tag_field="type", tag="text", forbid_unknown_fields=True):
 
 
 class JsonObject(Struct, tag_field="type", tag="json_object", forbid_unknown_fields=True):
-    """``schema`` is what servers take that have no ``json_schema``."""
+    """``schema`` is accepted by servers without ``json_schema``."""
 
     schema: Raw = NULL
 
@@ -74,3 +74,4 @@ class FormatFields(SamplingFields, kw_only=True):  # a Struct has one base
     regex: Expression | None = None
     ebnf: Expression | None = None
     json_schema: Raw = NULL
+    structural_tag: Raw = NULL

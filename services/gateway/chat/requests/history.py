@@ -1,4 +1,4 @@
-"""How long the prompt of a chat may be before its oldest turns are dropped."""
+"""The limit of a chat's prompt; above it the oldest turns are dropped."""
 
 from services.gateway.chat.requests.schema import ChatRequest, TokenizeRequest
 from shared.errors import InvalidRequest
@@ -9,8 +9,8 @@ TEXT_SHARE = 4  # this part of the context is left to texts without max_tokens
 
 
 def history_limit(asked: int, max_tokens: int | None, model: ModelInfo) -> int:
-    """``asked`` tokens, but no more than leave room for a text of ``max_tokens``; 0: no limit, and
-    where there is no room for any prompt."""
+    """``asked`` tokens, reduced to leave room for a text of ``max_tokens``; 0: no limit, also if
+    there is no room for any prompt."""
     context = model.max_model_len
     if asked == ALL_THAT_FIT:
         return max(context - (max_tokens or context // TEXT_SHARE), 0)
@@ -20,8 +20,8 @@ def history_limit(asked: int, max_tokens: int | None, model: ModelInfo) -> int:
 def requested_limit(
     request: ChatRequest | TokenizeRequest, default: int, max_tokens: int | None, model: ModelInfo
 ) -> int:
-    """``default`` is for requests that do not say how theirs is cut. Raises InvalidRequest for
-    one that wants both tokens cut and turns dropped."""
+    """``default`` applies to requests without a choice. Raises InvalidRequest for a request to cut
+    tokens and drop turns at once."""
     if request.truncate_prompt_tokens is None:
         asked = default if request.history_limit is None else request.history_limit
         return history_limit(asked, max_tokens, model)

@@ -1,7 +1,7 @@
 """The body of a request as a typed object, or InvalidRequest.
 
-Of a body only the fields are found at first, each as the JSON it is. What a field may hold is
-bounded before anything is made of it, so that no body becomes many times its size.
+At first only the fields of a body are found, each as raw JSON. The size of a field's value is
+bounded before anything is built from it, so no body becomes many times its size.
 """
 
 import logging
@@ -40,14 +40,14 @@ _FIELD_NAME = re.compile(r"[\w.-]+", re.ASCII)
 
 
 class _Key(str):
-    """The name of a field: msgspec hands us each key of a type of our own, so that we count."""
+    """The name of a field: msgspec calls a type of our own for each key, so that we count keys."""
 
     __slots__ = ()
 
 
 @contextmanager
 def json_errors() -> Iterator[None]:
-    """What is no JSON is an InvalidRequest."""
+    """Invalid JSON is an InvalidRequest."""
     try:
         yield
     except RecursionError:
@@ -58,8 +58,9 @@ def json_errors() -> Iterator[None]:
 
 @json_errors()
 def decode(body: Body) -> Fields:
-    """The fields of an object, which share the memory of ``body``. Only what reads a long one finds
-    whether it is JSON. Half a surrogate pair, which a cut text leaves, is U+FFFD wherever it is."""
+    """The fields of an object, which share the memory of ``body``. The JSON of a long field is
+    checked when the field is read. Half a surrogate pair, left by a cut text, is U+FFFD
+    anywhere."""
     body = without_escaped_halves(body)
     numbers = count(1)
 
@@ -91,8 +92,8 @@ def decode(body: Body) -> Fields:
 
 @json_errors()
 def check(fields: Fields, kind: type[Request], neutral: Neutral) -> Request:
-    """The typed request; fields of type Raw are left as they are. What no client of OpenAI or vLLM
-    knows is logged and ignored."""
+    """The typed request; fields of type Raw stay raw. A field unknown to clients of OpenAI and vLLM
+    is logged and ignored."""
     unbuilt = {name: plain(raw) for name, raw in fields.items() if name in neutral}
     unsupported.refuse_unsupported(unbuilt, neutral)
     values: dict[str, Any] = {}
@@ -108,8 +109,8 @@ def check(fields: Fields, kind: type[Request], neutral: Neutral) -> Request:
 
 @json_errors()
 def in_vain(fields: Fields, kind: type[msgspec.Struct], neutral: Neutral) -> tuple[str, ...]:
-    """Names the fields that a request of this kind has, and that change nothing: for a header, so
-    the first ones of those that nobody knows, where a header can hold their names."""
+    """Names the request's fields without effect, for a header. Of unknown fields it names only the
+    first ones with names allowed in a header."""
     names = unsupported.WITHOUT_EFFECT.keys() & fields.keys() - {*kind.__struct_fields__}
     unknown = [name for name in _unknown(fields, kind, neutral) if _FIELD_NAME.fullmatch(name)]
     return (
@@ -124,21 +125,24 @@ def _unknown(fields: Fields, kind: type[msgspec.Struct], neutral: Neutral) -> li
 
 
 def plain(raw: Raw) -> Any:
-    """The value; of one that is large ``raw`` itself."""
+    """The value; of a large one ``raw`` itself."""
     return raw if memoryview(raw).nbytes > MAX_FIELD_BYTES else shown(raw)
 
 
 def shown(raw: Raw) -> Any:
-    """The value; of one with a number out of range ``raw`` itself."""
+    """The value; of a number out of range ``raw`` itself."""
     try:
         return msgspec.json.decode(raw)
     except msgspec.ValidationError:
         return raw
 
 
+DEFAULT_MODEL = "default"  # FastDeploy's clients ask for it
+
+
 def served_name(name: str | None, model: ModelInfo) -> str:
     """Raises NotFound."""
-    if name is None:
+    if name is None or (name == DEFAULT_MODEL and DEFAULT_MODEL not in model.names):
         return model.names[0]
     if name not in model.names:
         raise unknown_model(name, model.names)
@@ -146,7 +150,7 @@ def served_name(name: str | None, model: ModelInfo) -> str:
 
 
 class _Field:
-    """A field of a request: ``read`` makes a typed value of its JSON."""
+    """A field of a request: ``read`` makes a typed value from its JSON."""
 
     def __init__(self, info: structs.FieldInfo) -> None:
         self.name = info.name

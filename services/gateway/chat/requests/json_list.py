@@ -1,4 +1,4 @@
-"""The lists of a request item by item, each as the JSON it is, within bounds on all of them."""
+"""The lists of a request item by item, each as raw JSON, within bounds on all of them."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,9 +26,10 @@ def items(
     setting: str = "",
     max_values: int | None = None,
 ) -> list[Taken]:
-    """What ``take`` makes of the number and the JSON of each item of a list, one by one. Raises
-    InvalidRequest for what is no list, for an empty one or one of more than ``limit``, which
-    ``setting`` names, and for more than ``max_values`` names and values in all items."""
+    """The results of ``take`` for the number and the JSON of each item of a list, one by one.
+    Raises InvalidRequest for a value that is not a list, for an empty list, for more items than
+    ``limit``, named by ``setting``, and for more than ``max_values`` names and values in all
+    items."""
     if not is_list(raw):
         raise _no_list(raw, param)
     taken: list[Taken] = []
@@ -54,8 +55,7 @@ def _split(some: memoryview) -> list[Raw]:
 
 
 def typed(raw: Raw, kind: Any, param: str) -> Any:
-    """The value of ``kind`` that ``raw`` is, of which other fields are not read. Raises
-    InvalidRequest."""
+    """``raw`` as a value of ``kind``; its other fields are not read. Raises InvalidRequest."""
     rest, texts = _set_apart(raw)
     try:
         value = msgspec.json.decode(rest, type=kind)
@@ -86,7 +86,7 @@ def _set_apart(raw: Raw) -> tuple[Raw, dict[str, memoryview]]:
 
 
 def check_values(raw: Raw, param: str, max_values: int) -> None:
-    """Raises InvalidRequest for more names and values than that."""
+    """Raises InvalidRequest for more names and values than the limit."""
     with _bounded(param):
         num_values(memoryview(raw), max_values)
 

@@ -12,7 +12,7 @@ class OptionFields(Protocol):
 
 
 def request_options(fields: OptionFields, max_priority_boost: int) -> RequestOptions:
-    """The options as far as the client sets them. Raises InvalidRequest."""
+    """The options set by the client. Raises InvalidRequest."""
     return RequestOptions(
         priority=_priority(fields.priority or 0, max_priority_boost),
         salt=fields.cache_salt or "",

@@ -1,4 +1,4 @@
-"""The many ways to say what a text must be, as one OutputFormat."""
+"""The many ways to constrain a text, as one OutputFormat."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -48,7 +48,7 @@ def _refuse_second(params: list[str], both: str) -> None:
 
 
 def _whitespaces(request: FormatFields) -> Iterator[tuple[str, str]]:
-    """The expressions for blanks that are given, and the fields that give them."""
+    """The given expressions for blanks, and their fields."""
     if request.guided_whitespace_pattern is not None:
         yield "guided_whitespace_pattern", request.guided_whitespace_pattern
     if (outputs := request.structured_outputs) is not None:
@@ -70,6 +70,7 @@ def _formats(request: FormatFields) -> Iterator[OutputFormat]:
     yield from _text("regex", request.regex, "regex")
     yield from _text("grammar", request.ebnf, "ebnf")
     yield from _schema(request.json_schema, "json_schema")
+    yield from _tag(request.structural_tag, "structural_tag")
 
 
 def _of_response_format(format: object) -> Iterator[OutputFormat]:
@@ -102,14 +103,17 @@ def _of_structured_outputs(outputs: StructuredOutputs) -> Iterator[OutputFormat]
     yield from _text("grammar", outputs.grammar, f"{name}.grammar")
     if outputs.json_object:
         yield OutputFormat("json_object", f"{name}.json_object")
-    if outputs.structural_tag != NULL:
-        param = f"{name}.structural_tag"
-        yield OutputFormat("structural_tag", param, _json_object(outputs.structural_tag, param))
+    yield from _tag(outputs.structural_tag, f"{name}.structural_tag")
 
 
 def _schema(raw: Raw, param: str) -> Iterator[OutputFormat]:
     if raw != NULL:
         yield OutputFormat("json_schema", param, _json_object(raw, param), is_strict=False)
+
+
+def _tag(raw: Raw, param: str) -> Iterator[OutputFormat]:
+    if raw != NULL:
+        yield OutputFormat("structural_tag", param, _json_object(raw, param))
 
 
 def _text(kind: FormatKind, value: str | None, param: str) -> Iterator[OutputFormat]:
@@ -140,7 +144,8 @@ def _json_object(raw: Raw, param: str) -> str:
 
 @json_errors()
 def _without_additional(schema: str) -> str:
-    """The schema with all objects closed that do not say themselves whether they are open."""
+    """The schema with every object closed, unless the object states ``additionalProperties``
+    itself."""
     root = msgspec.json.decode(schema)
     unseen: list[Any] = [root]
     while unseen:

@@ -32,7 +32,7 @@ from shared.wire.messages import ALL_TOKENS, ModelInfo, TextOptions
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one request may ask: bounds of the settings, and the structure of chats."""
+    """Limits of one request, from the settings, and the structure of chats."""
 
     max_choices: int
     max_logprobs: int
@@ -49,7 +49,7 @@ def parse_chat(body: Body, model: ModelInfo, limits: Limits) -> Job:
 
 
 def chat_job(request: ChatRequest, model: ModelInfo, limits: Limits) -> Job:
-    """Raises InvalidRequest (NotFound for the model), which names the fields of a chat."""
+    """Raises InvalidRequest (NotFound for the model) with the names of a chat's fields."""
     prompts = [chat_prompt(request.messages)]
     names = {"prompt": "messages"}
     if request.max_completion_tokens is not None:
@@ -88,8 +88,8 @@ def parse_completion(body: Body, model: ModelInfo, limits: Limits) -> Job:
 
 
 def _echoing(job: Job, logprobs: int | None) -> Job:
-    """The prompt's tokens have ``logprobs`` as those of the text; the mesh brings the larger number
-    of these and of what was asked for beside."""
+    """The prompt's tokens have ``logprobs`` like the text's tokens; the mesh sends the larger of
+    this number and ``prompt_logprobs``."""
     numbers = [num for num in (logprobs, job.params.prompt_logprobs) if num is not None]
     if logprobs is None:
         return replace(job, echoes=True)
@@ -99,7 +99,7 @@ def _echoing(job: Job, logprobs: int | None) -> Job:
 
 
 def _top_logprobs(request: ChatRequest) -> int | None:
-    """How many the client asked for, if any at all."""
+    """The number that the client asked for, or None."""
     if request.logprobs:
         return request.top_logprobs or 0
     if request.top_logprobs:
@@ -142,7 +142,7 @@ def _job(
         reasoning_budget=budget,
         field_names={"reasoning_budget": budget_param} if budget_param else {},
         repeats_usage=_repeats_usage(request),
-        stream_interval=request.stream_interval or 1,
+        stream_interval=request.stream_interval or request.max_streaming_response_tokens or 1,
     )
 
 
@@ -163,7 +163,7 @@ def _check_stream(request: GenerationRequest) -> None:
 
 
 def _repeats_usage(request: GenerationRequest) -> bool:
-    """Beside include_usage, as vLLM does."""
+    """In addition to include_usage, as vLLM does."""
     options = request.stream_options
     return bool(options and options.include_usage and options.continuous_usage_stats)
 

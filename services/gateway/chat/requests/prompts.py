@@ -1,4 +1,4 @@
-"""What clients give as a prompt, as Prompts for the mesh."""
+"""A client's prompts as Prompts for the mesh."""
 
 import re
 
@@ -49,8 +49,8 @@ def completion_prompts(
     field: str = "prompt",
     setting: str = "max-choices = ",
 ) -> list[Prompt]:
-    """Reads a text, a list of ids, or a list of several of either kind, which came as ``field``.
-    Ids may be more than the context holds if the prompt ``is_cut``. ``setting`` names the limit."""
+    """Reads a text, a list of ids, or a list of several of either kind, from ``field``. Ids may
+    exceed the context if the prompt ``is_cut``. ``setting`` names the limit."""
     if is_text(raw):
         return [text_prompt(raw, field)]
     if _IDS.match(raw):
@@ -82,7 +82,7 @@ def text_prompt(raw: Raw, param: str = "prompt") -> Prompt:
 
 
 def ids_prompt(raw: Raw, model: ModelInfo, param: str, is_cut: bool = False) -> Prompt:
-    """``param`` is where they come from."""
+    """``param`` is the field of the ids."""
     return Prompt("ids", read_ids(raw, model, param, is_cut))
 
 

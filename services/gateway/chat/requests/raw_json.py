@@ -1,4 +1,4 @@
-"""Fields that stay the JSON they came as."""
+"""Fields that stay raw JSON."""
 
 from msgspec import Raw
 
@@ -8,11 +8,11 @@ from shared.wire.messages import MAX_FORMAT_CHARS
 NULL = Raw(b"null")
 
 MAX_FIELD_BYTES = 256 << 10
-"""Of what is no prompt, as JSON: a character may take 12 bytes of it."""
+"""The limit of a field other than a prompt, as JSON: a character may take 12 bytes."""
 
 
 def check_chars(text: str, param: str) -> str:
-    """``text``, which was made of the field ``param``, if it is one that the mesh takes."""
+    """``text``, made from the field ``param``, if the mesh accepts it."""
     if len(text) > MAX_FORMAT_CHARS:
         raise InvalidRequest(
             f"{param} becomes {len(text)} characters; the limit is {MAX_FORMAT_CHARS}", param=param

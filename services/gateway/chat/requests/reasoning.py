@@ -7,7 +7,7 @@ from shared.errors import InvalidRequest
 from shared.wire.messages import ModelInfo
 
 SWITCHES = ("enable_thinking", "thinking")
-"""What chat templates call the variable that turns reasoning on or off."""
+"""Names in chat templates of the variable that turns reasoning on or off."""
 
 
 def reasoning_kwargs(request: ChatRequest) -> dict[str, Any]:
@@ -20,18 +20,18 @@ def reasoning_kwargs(request: ChatRequest) -> dict[str, Any]:
 
 def reasoning_budget(request: GenerationRequest, model: ModelInfo) -> tuple[int | None, str]:
     """The most tokens of reasoning, and the field that says so. Raises InvalidRequest."""
-    custom = request.custom_params.thinking_budget if request.custom_params is not None else None
-    if custom is not None and request.thinking_token_budget is not None:
-        raise InvalidRequest(
-            "thinking_token_budget and custom_params.thinking_budget are both given",
-            param="thinking_token_budget",
-        )
-    if custom is not None:
-        budget, param = custom, "custom_params.thinking_budget"
-    elif request.thinking_token_budget is not None:
-        budget, param = request.thinking_token_budget, "thinking_token_budget"
-    else:
+    custom = request.custom_params
+    given = {
+        "thinking_token_budget": request.thinking_token_budget,
+        "reasoning_max_tokens": request.reasoning_max_tokens,
+        "custom_params.thinking_budget": custom.thinking_budget if custom is not None else None,
+    }
+    budgets = [(param, budget) for param, budget in given.items() if budget is not None]
+    if not budgets:
         return None, ""
+    (param, budget), *others = budgets
+    if others:
+        raise InvalidRequest(f"{param} and {others[0][0]} are both given", param=param)
     if not model.reasoning_parser:
         raise InvalidRequest(
             f"{param} is {budget}; this model has no reasoning-parser", param=param

@@ -1,4 +1,4 @@
-"""Reckons how many bytes the gateway may hold of a job's reply before its client has them."""
+"""Estimates the bytes of a job's reply held by the gateway before its client reads them."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from services.gateway.mesh.job import Job
 from shared.wire.codec import Array
 from shared.wire.messages import ALL_TOKENS, WINDOW_BYTES, WINDOW_TOKENS, ModelInfo
 
-TOKEN_BYTES = 16  # what is kept around the text of a token, when many have become one
+TOKEN_BYTES = 16  # kept around the text of a token, when many are merged
 ID_BYTES = 48  # of a token id in a reply: int32, then a number of Python's in a list, then text
 ENTRY_BYTES = 100  # of a logprob that is kept as JSON, with the text of its token
 DRAFT_BYTES = 20  # id, logprob, rank, position, whether it was right
@@ -14,10 +14,10 @@ NUM_DRAFTS = 8  # reckoned for a token; how many come is a matter of the worker
 
 
 def token_bytes(job: Job, model: ModelInfo) -> int:
-    """What may be held, beside the text, of all the choices: of each token and alternative an id
-    and a float32, and a rank; the drafts for it; and the ids for the client. A whole reply holds
-    all its tokens, a streamed one what may be sent before its client has read, and what waits for
-    the rest of its chunk."""
+    """The bytes held in addition to the text, for all choices: an id, a float32 and a rank for each
+    token and alternative, drafts, and ids for the client. A whole reply holds all its tokens; a
+    streamed one holds the tokens sent before its client reads, and the tokens that wait for the
+    rest of their chunk."""
     logprobs = job.params.logprobs
     if logprobs is None and not job.returns_ids:
         return 0
@@ -36,7 +36,7 @@ def token_bytes(job: Job, model: ModelInfo) -> int:
 
 
 def prompt_bytes(job: Job, model: ModelInfo, prompt_ids: Sequence[Array]) -> int:
-    """What is held of the prompts, which the choices have in common; as in ``token_bytes``."""
+    """The bytes held for the prompts, shared by their choices; as in ``token_bytes``."""
     if job.params.prompt_logprobs is None:
         return 0
     per_token = _logprob_bytes(job.params.prompt_logprobs, model)

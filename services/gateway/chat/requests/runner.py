@@ -1,4 +1,4 @@
-"""Whether the model does what an endpoint is for: write texts, or give something of them."""
+"""Checks that the model fits an endpoint: it writes texts, or it pools."""
 
 from shared.errors import InvalidRequest
 from shared.wire.messages import ModelInfo, PoolingInfo
@@ -21,7 +21,7 @@ def check_generates(model: ModelInfo) -> None:
 
 
 def pooling_of(model: ModelInfo) -> PoolingInfo:
-    """What the model gives. Raises InvalidRequest for one that writes texts."""
+    """The model's pooling. Raises InvalidRequest for a model that writes texts."""
     if model.pooling is None:
         raise InvalidRequest(
             f"the model {model.names[0]} writes texts (runner = generate); with --runner pooling"

@@ -1,4 +1,4 @@
-"""How a request wants its tokens drawn: its own values, else the model's defaults."""
+"""The sampling of a request: its own values, otherwise the model's defaults."""
 
 import re
 import secrets
@@ -35,7 +35,7 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingParams:
-    """Raises InvalidRequest. The seed is drawn here, once for all choices, where none is given."""
+    """Raises InvalidRequest. Without a seed from the client one is drawn here, for all choices."""
     seed, min_tokens = client_seed(request), _or(request.min_tokens, 0)
     logprob_ids = [*dict.fromkeys(_ids(request.logprob_token_ids, model, "logprob_token_ids"))]
     if logprob_ids and logprobs is None:
@@ -57,6 +57,9 @@ def sampling_params(
         min_tokens=min_tokens,
         stop_token_ids=_ids(request.stop_token_ids, model, "stop_token_ids"),
         allowed_token_ids=_ids(request.allowed_token_ids, model, "allowed_token_ids"),
+        bad_words=[
+            [each] for each in _ids(request.bad_words_token_ids, model, "bad_words_token_ids")
+        ],
         logit_bias=_biases(request.logit_bias or {}, model.vocab_size),
         logprobs=len(logprob_ids) or logprobs,
         logprob_token_ids=logprob_ids,
@@ -77,7 +80,8 @@ def text_options(
     adds_special_tokens: bool,
     has_marks: bool = False,
 ) -> TextOptions:
-    """``adds_special_tokens`` is the default where the request sets none. Raises InvalidRequest."""
+    """``adds_special_tokens`` is the default for a request without a value. Raises
+    InvalidRequest."""
     return TextOptions(
         stop=[request.stop] if isinstance(request.stop, str) else request.stop or [],
         bad_words=request.bad_words or [],
@@ -93,8 +97,8 @@ def text_options(
 
 
 def max_prompt_tokens(asked: int | None, max_tokens: int, model: ModelInfo) -> int | None:
-    """What becomes of truncate_prompt_tokens; None: a prompt is not cut. Raises InvalidRequest for
-    more than leave room for a text of ``max_tokens``."""
+    """The value of truncate_prompt_tokens for the mesh; None: a prompt is not cut. Raises
+    InvalidRequest if it leaves no room for a text of ``max_tokens``."""
     limit = model.max_model_len - max_tokens
     if asked is None or 1 <= asked <= limit:
         return asked

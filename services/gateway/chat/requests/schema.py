@@ -1,4 +1,4 @@
-"""What clients may send, with the limits; null means the default."""
+"""The body of a request, with limits; null means the default."""
 
 from typing import Annotated, Any, Literal
 
@@ -61,7 +61,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 
 class CustomParams(Struct, forbid_unknown_fields=True):
-    """What SGLang's clients give beside a custom logit processor."""
+    """The parameters of SGLang's custom logit processors."""
 
     thinking_budget: MinTokens | None = None
 
@@ -75,7 +75,7 @@ class RepetitionDetection(Struct, forbid_unknown_fields=True):
 
 
 class GenerationRequest(FormatFields, kw_only=True):
-    """What both endpoints have in common."""
+    """The fields shared by both endpoints."""
 
     model: str | None = None
     presence_penalty: Penalty | None = None
@@ -85,6 +85,7 @@ class GenerationRequest(FormatFields, kw_only=True):
         Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_IDS)] | None
     ) = None
     bad_words: Annotated[list[BadWord], Meta(max_length=MAX_BAD_WORDS)] | None = None
+    bad_words_token_ids: Annotated[list[TokenId], Meta(max_length=MAX_BAD_WORDS)] | None = None
     seed: Seed | None = None
     n: NumChoices | None = None
     max_tokens: NumTokens | None = None
@@ -101,6 +102,7 @@ class GenerationRequest(FormatFields, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     return_token_offsets: bool | None = None
     stream_interval: NumTokens | None = None
+    max_streaming_response_tokens: NumTokens | None = None
     truncate_prompt_tokens: NumPromptTokens | None = None
     truncation_side: TruncationSide | None = None
     prompt_logprobs: NumLogprobs | None = None
@@ -111,6 +113,7 @@ class GenerationRequest(FormatFields, kw_only=True):
     request_id: RequestId | None = None
     repetition_detection: RepetitionDetection | None = None
     thinking_token_budget: MinTokens | None = None
+    reasoning_max_tokens: MinTokens | None = None
     custom_params: CustomParams | None = None
 
 
@@ -136,7 +139,7 @@ class PastCustom(Struct):
 
 
 class PastCall(Struct):
-    """Of a ``function``, or of a ``custom`` tool, whose input is a text."""
+    """A call of a ``function``, or of a ``custom`` tool with a text as its input."""
 
     function: PastFunction | None = None
     custom: PastCustom | None = None
@@ -156,8 +159,8 @@ class InputMessage(Struct):
 
 
 class ChatRequest(GenerationRequest, kw_only=True):
-    """``echo``: the reply begins with the text of a last message that is the assistant's.
-    ``separate_reasoning`` false: what the model thinks is part of the content."""
+    """``echo``: the reply begins with the text of a last message from the assistant.
+    ``separate_reasoning`` false: the reasoning is part of the content."""
 
     messages: Raw
     max_completion_tokens: NumTokens | None = None

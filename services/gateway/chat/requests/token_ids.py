@@ -1,4 +1,4 @@
-"""Token ids that clients send, as arrays."""
+"""Token ids from clients, as arrays."""
 
 from collections.abc import Iterator, Sequence
 
@@ -15,16 +15,16 @@ from shared.wire.codec import Array
 from shared.wire.messages import ModelInfo
 
 PARSE_CHUNK_BYTES = 64 << 10
-"""Of a list that become numbers of Python's at a time, while the GIL is held."""
+"""The part of a list converted to Python integers at a time, while the GIL is held."""
 
 _PIECE = msgspec.json.Decoder(list[TokenId])
 
 
 @json_errors()
 def read_ids(raw: Raw, model: ModelInfo, param: str, is_cut: bool = False) -> Array:
-    """[n] int32 of the list that ``param`` is. Raises InvalidRequest for more than the context
-    holds, which are counted first, unless it ``is_cut`` later, and for what is no id of the
-    model."""
+    """[n] int32 of the list in ``param``. Raises InvalidRequest for values other than ids of the
+    model, and for more ids than the context holds, unless the list ``is_cut`` later; these are
+    counted first."""
     if not is_list(raw):
         raise InvalidRequest(f"{param} is {show(plain(raw))}; expected a list of ids", param=param)
     text = memoryview(raw)[1:-1]
@@ -45,7 +45,7 @@ def read_ids(raw: Raw, model: ModelInfo, param: str, is_cut: bool = False) -> Ar
 
 
 def _find_wrong(rest: Raw, param: str, num_before: int) -> None:
-    """Raises InvalidRequest for the first of the list that is no id."""
+    """Raises InvalidRequest for the first item of the list that is not an id."""
 
     def check(number: int, value: Raw) -> None:
         typed(value, TokenId, f"{param}[{num_before + number}]")
@@ -74,7 +74,7 @@ def known_ids(ids: Sequence[int] | Array, vocab_size: int, param: str) -> Array:
 
 
 def _pieces(text: memoryview) -> Iterator[bytes]:
-    """What stands between the brackets, cut at commas."""
+    """The text between the brackets, cut at commas."""
     start = 0
     while start < len(text):
         size = PARSE_CHUNK_BYTES

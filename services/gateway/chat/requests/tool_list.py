@@ -1,4 +1,4 @@
-"""The tools that a request lists."""
+"""The tools listed in a request."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What clients may send about tools."""
+"""Tools in a request."""
 
 from typing import Annotated, Any, Literal
 

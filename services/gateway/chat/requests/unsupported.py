@@ -1,7 +1,7 @@
-"""Parameters that clients of OpenAI, vLLM and SGLang know and that are not built here.
+"""Parameters of OpenAI, vLLM, SGLang and FastDeploy without an implementation here.
 
-Each is accepted with null and with the neutral values written beside it, which change nothing, and
-refused otherwise: nothing a client asks for is ignored in silence.
+Each is accepted with null and with its listed neutral values, which change nothing, and refused
+otherwise: no parameter is ignored in silence.
 """
 
 from typing import Any
@@ -13,6 +13,7 @@ Neutral = dict[str, tuple[Any, ...]]
 
 WITHOUT_EFFECT: Neutral = {
     "client_metadata": (),
+    "collect_metrics": (False,),
     "guided_decoding_backend": ("auto",),
     "metadata": (),
     "prediction": (),
@@ -23,30 +24,41 @@ WITHOUT_EFFECT: Neutral = {
     "service_tier": ("auto", "default"),
     "session_id": (),
     "store": (False,),
+    "trace_context": (),
     "user": (),
     "verbosity": ("medium",),
 }
-"""Accepted with any value, though they change nothing; what differs from null and the values
-beside it is named in a header of the reply."""
+"""Accepted with any value, without effect; a value other than null and the listed ones is named in
+a header of the reply."""
 
 _COMMON: Neutral = {
     "best_of": (1,),
+    "completion_token_ids": ([],),
     "custom_logit_processor": (),
     "detokenize": (True,),
+    "disable_chat_template": (False,),
+    "disaggregate_info": (),
     "ec_transfer_params": (),
+    "include_logprobs_decode_token": (True,),
     "kv_transfer_params": (),
     "length_penalty": (1,),
     "logits_processors": ([],),
+    "logits_processors_args": ({},),
     "lora_path": (),
     "media_io_kwargs": ({},),
+    "mm_hashes": ([],),
     "mm_processor_kwargs": ({},),
     "no_stop_trim": (False,),
+    "prompt_token_ids": ([],),
+    "response_max_tokens": (),
     "return_hidden_states": (False,),
     "return_mm_kwargs": (True, False),
     "routed_experts_prompt_start": (0,),
     "session_params": (),
     "spaces_between_special_tokens": (True, False),
     "stop_regex": ([],),
+    "temp_scaled_logprobs": (False,),
+    "top_p_normalized_logprobs": (False,),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
     "watermarking": (False,),
@@ -134,12 +146,16 @@ POOLING: Neutral = {
 
 REASONS = {
     "best_of": "choices are not ranked here; n gives all of them",
+    "disable_chat_template": "/v1/completions takes a prompt without a template",
     "include_obfuscation": "no field is added to hide how long a token is",
+    "prompt_token_ids": "/v1/completions takes token ids as its prompt",
+    "temp_scaled_logprobs": "logprobs-mode of the server decides",
+    "top_p_normalized_logprobs": "logprobs-mode of the server decides",
 }
 
 
 def refuse_unsupported(fields: dict[str, Any], neutral: Neutral) -> None:
-    """Raises InvalidRequest for the first field whose value would change something."""
+    """Raises InvalidRequest for the first field with a value other than a neutral one."""
     for name, value in fields.items():
         if not _is_neutral(value, neutral[name]):
             allowed = " or ".join(["null", *map(show, neutral[name])])
@@ -147,7 +163,7 @@ def refuse_unsupported(fields: dict[str, Any], neutral: Neutral) -> None:
 
 
 def warnings_of(fields: dict[str, Any]) -> tuple[str, ...]:
-    """Names those of WITHOUT_EFFECT that ask for something."""
+    """Names the fields of WITHOUT_EFFECT with a value other than a neutral one."""
     asked = [name for name, value in fields.items() if not _is_neutral(value, WITHOUT_EFFECT[name])]
     return tuple(f"{name}: it changes nothing here" for name in sorted(asked))
 

@@ -1,4 +1,4 @@
-"""How tools that quantise models store them, and our forms of weights made of that."""
+"""The formats of tools that quantize models, read into our forms of weights."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -23,8 +23,8 @@ SCHEMES: dict[str, type[Scheme]] = {
 
 
 def find_scheme(config: Mapping[str, Any]) -> Scheme:
-    """``config`` is a model's quantization_config. Raises ConfigError for what cannot be read, with
-    what can."""
+    """``config`` is a model's quantization_config. Raises ConfigError for an unreadable method,
+    with the readable ones."""
     method = config.get("quant_method")
     if method not in SCHEMES:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What bitsandbytes stores: NF4 and FP4 (arXiv 2305.14314), and LLM.int8() (arXiv 2208.07339)."""
+"""bitsandbytes formats: NF4 and FP4 (arXiv 2305.14314), and LLM.int8() (arXiv 2208.07339)."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -24,9 +24,9 @@ class _State(msgspec.Struct):
 
 class BitsAndBytes(Scheme):
     """In four bits ``weight`` [n / 2, 1] uint8 has two codes in a byte, the first one in its upper
-    half, places in ``weight.quant_map``; ``weight.absmax`` are scales of blocks of the flat weight,
-    which may be codes themselves. In eight bits ``weight`` is int8 and ``SCB`` [outputs] is what
-    127 stands for; outliers of activations are not treated apart."""
+    half, indices into ``weight.quant_map``; ``weight.absmax`` are scales of blocks of the flat
+    weight, which may be codes themselves. In eight bits ``weight`` is int8 and ``SCB`` [outputs] is
+    the value of code 127; outliers of activations get no special treatment."""
 
     suffixes = (
         *("weight", "SCB", "weight_format"),

@@ -1,4 +1,4 @@
-"""What llm-compressor stores, with the package compressed-tensors."""
+"""The format of llm-compressor, from the package compressed-tensors."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,8 +22,8 @@ CACHE_DTYPES = {("int", 8): "int8", ("float", 8): "fp8"}  # by type and bits of 
 
 
 class CompressedTensors(Scheme):
-    """A layer's tensors say by themselves what they are; of the config only the sizes of groups and
-    blocks are needed. Activations stay as they are."""
+    """The tensors of a layer determine its format; only the sizes of groups and blocks come from
+    the config. Activations are not quantized."""
 
     suffixes = (
         *("weight", "weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx"),
@@ -133,7 +133,7 @@ class CompressedTensors(Scheme):
 
 
 def _fp4(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Quantized:
-    """MXFP4, whose scales are powers of 2, and NVFP4, whose are fp8 and divided by one of all."""
+    """MXFP4 with scales that are powers of 2, or NVFP4 with fp8 scales and one global divisor."""
     codes, scales = tensors["weight_packed"], tensors["weight_scale"]
     if "weight_global_scale" not in tensors:
         return mxfp4(codes, scales, dtype)

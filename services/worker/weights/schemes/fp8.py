@@ -36,7 +36,7 @@ class Fp8(Scheme):
 
 
 def fp8(codes: Tensor, scales: Tensor, block: list[int] | None, dtype: torch.dtype) -> Quantized:
-    """Raises ValueError where scales are others than ``block`` says, or codes no float8_e4m3fn."""
+    """Raises ValueError if scales do not match ``block``, or codes are not float8_e4m3fn."""
     if codes.dtype != torch.float8_e4m3fn:
         raise ValueError(f"codes are {codes.dtype}; only torch.float8_e4m3fn is supported")
     outputs, inputs = codes.shape

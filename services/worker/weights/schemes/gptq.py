@@ -13,10 +13,10 @@ from services.worker.weights.schemes.scheme import Scheme, Stored, refuse_unless
 
 
 class Gptq(Scheme):
-    """``qweight`` [inputs · bits / 32, outputs] int32 has the codes of neighbouring inputs in a
-    word, ``qzeros`` [groups, outputs · bits / 32] those of neighbouring outputs; ``scales``
-    [groups, outputs]; ``g_idx`` [inputs]. The first format stores zeros 1 lower, so that those that
-    are 0 borrow from their neighbours."""
+    """``qweight`` [inputs · bits / 32, outputs] int32 has the codes of adjacent inputs in a word,
+    ``qzeros`` [groups, outputs · bits / 32] the zeros of adjacent outputs; ``scales``
+    [groups, outputs]; ``g_idx`` [inputs]. The first format stores zeros 1 lower, so that a zero of
+    0 borrows from its neighbour."""
 
     suffixes = ("qweight", "qzeros", "scales", "g_idx")
 
@@ -27,7 +27,7 @@ class Gptq(Scheme):
         self._is_lower = format_ == "gptq"
 
     def ignores(self, tensor: StoredTensor) -> bool:
-        """Old files have biases of zeros where the architecture has none."""
+        """Old files have biases of zeros even if the architecture has none."""
         return tensor.name.endswith(".bias") and not tensor.read_all().any()
 
     def holds(self, stored: Stored) -> bool:

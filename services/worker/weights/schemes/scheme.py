@@ -1,4 +1,4 @@
-"""What a scheme of quantised weights knows, and what several of them share."""
+"""The interface of a scheme of quantized weights, and helpers that several schemes share."""
 
 import math
 from abc import ABC, abstractmethod
@@ -20,11 +20,10 @@ Stored = Mapping[str, StoredTensor]
 
 
 class Scheme(ABC):
-    """Reads the layers of a checkpoint that are quantised; the others are dense.
+    """Reads the quantized layers of a checkpoint; the others are dense.
 
-    ``suffixes`` are the names that the tensors of such a layer have behind its own, those that
-    matter and those that may be there. Made of the model's quantization_config; raises ValueError
-    for what that asks for and we cannot read.
+    ``suffixes`` are the endings of the tensor names of a quantized layer, required and optional
+    ones. Made from the model's quantization_config; raises ValueError for an unsupported value.
     """
 
     suffixes: ClassVar[tuple[str, ...]]
@@ -36,30 +35,30 @@ class Scheme(ABC):
         return str(self.config["quant_method"])
 
     def ignores(self, tensor: StoredTensor) -> bool:
-        """Whether ``tensor``, which no layer has, may be there."""
+        """True if ``tensor``, which belongs to no layer, is allowed."""
         return False
 
     def cache_dtype(self) -> str:
-        """What the checkpoint wants the KV cache to be in, as ``kv-cache-dtype`` names it. Raises
-        ConfigError for what that cannot name."""
+        """The checkpoint's type of the KV cache, as a value of ``kv-cache-dtype``. Raises
+        ConfigError for a type without a value there."""
         return "none"
 
     @abstractmethod
     def holds(self, stored: Stored) -> bool:
-        """Whether a layer with these tensors, by their suffixes, is quantised."""
+        """True if a layer with these tensors, by their suffixes, is quantized."""
 
     @abstractmethod
     def shape(self, stored: Stored) -> list[int]:
-        """Returns [outputs, inputs] of such a layer. Raises KeyError for a suffix that lacks."""
+        """Returns [outputs, inputs] of a quantized layer. Raises KeyError for a missing suffix."""
 
     @abstractmethod
     def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Weight:
-        """``dtype`` is the model's. Raises ValueError where tensors do not go together."""
+        """``dtype`` is the model's. Raises ValueError if tensors do not match."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredCodes:
-    """A ``layer`` of a checkpoint that is quantised, of which nothing was read yet."""
+    """A quantized ``layer`` of a checkpoint, before anything of it is read."""
 
     layer: str
     scheme: Scheme
@@ -71,12 +70,12 @@ class StoredCodes:
 
     @property
     def label(self) -> str:
-        """For errors; what it is, before its shape."""
+        """The beginning of an error message, before the shape."""
         return f"layer {self.layer} is quantised and"
 
     @property
     def shape(self) -> list[int]:
-        """[outputs, inputs]. Raises ConfigError where a tensor lacks."""
+        """[outputs, inputs]. Raises ConfigError if a tensor is missing."""
         with self._said():
             return self.scheme.shape(self.tensors)
 
@@ -86,7 +85,7 @@ class StoredCodes:
         return sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in each)
 
     def read(self, dtype: torch.dtype) -> Weight:
-        """Raises ConfigError where a tensor lacks, or tensors do not go together."""
+        """Raises ConfigError if a tensor is missing, or tensors do not match."""
         with self._said():
             whole = {suffix: tensor.read_all() for suffix, tensor in self.tensors.items()}
             return self.scheme.read(whole, dtype)
@@ -114,8 +113,8 @@ def whole_numbers(
     group_of: Tensor | None = None,
 ) -> Weight:
     """(codes − zeros) · scales, for codes [outputs, inputs] from −2^(bits−1) on, scales and zeros
-    [outputs, groups]. ``group_of`` [inputs] says which group an input is in: by default ``group``
-    neighbours are in one. Where a group has not as many inputs, the weight is dense."""
+    [outputs, groups]. ``group_of`` [inputs] is the group of each input: by default ``group``
+    adjacent inputs are one. If a group has fewer inputs, the weight is dense."""
     inputs = codes.shape[1]
     if zeros is not None and not zeros.any():
         zeros = None
@@ -148,7 +147,7 @@ def dense(values: Tensor, dtype: torch.dtype) -> Dense:
 
 def blocks_of(scales: Tensor, shape: list[int], block: list[int]) -> Tensor:
     """scales of blocks [⌈outputs / rows⌉, ⌈inputs / columns⌉] → [outputs, ⌈inputs / columns⌉].
-    Raises ValueError where there are more or fewer."""
+    Raises ValueError if there are more or fewer."""
     wanted = [-(-size // each) for size, each in zip(shape, block, strict=True)]
     if list(scales.shape) != wanted:
         raise ValueError(f"scales {list(scales.shape)} for blocks of {block}, which are {wanted}")
@@ -163,7 +162,7 @@ def per_output(scales: Tensor, outputs: int) -> Tensor:
 
 
 def refuse_unless(config: Mapping[str, Any], key: str, known: tuple[Any, ...]) -> Any:
-    """Returns the value, the first of those that are ``known`` by default. Raises ValueError."""
+    """Returns the value, by default the first ``known`` one. Raises ValueError."""
     value = config.get(key, known[0])
     if value not in known:
         raise ValueError(f"{key} {value!r} is not supported; supported are {list(known)}")

@@ -1,5 +1,4 @@
-"""The files of the page at ``/``: what is served, to whom, and with which headers. A browser tries
-the page itself in tests/page."""
+"""The files of the page at ``/``: access and headers. tests/page runs the page in a browser."""
 
 import gzip
 import re

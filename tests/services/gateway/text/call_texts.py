@@ -1,4 +1,4 @@
-"""What models write where they call tools, and what it means."""
+"""Models' outputs with tool calls, and their meaning."""
 
 from tests.services.gateway.text.replies import Told
 
@@ -47,7 +47,7 @@ def invoke(parameters: str) -> str:
     return f'<invoke name="weather">\n{parameters}</invoke>\n'
 
 
-# What models write as they should.
+# Correct outputs.
 GOOD: list[tuple[str, str, list[Told]]] = [
     ("hermes", HERMES_NOW, [NOW]),
     ("hermes", f"{HERMES_PARIS}\n{HERMES_NOW}", [PARIS, NOW]),
@@ -155,7 +155,7 @@ GOOD: list[tuple[str, str, list[Told]]] = [
     ),
 ]
 
-# What goes wrong in parsers, and what models get wrong.
+# Outputs that trip parsers, and models' mistakes.
 HARD: list[tuple[str, str, list[Told]]] = [
     # markers, names and braces in a string are text
     (
@@ -190,7 +190,7 @@ HARD: list[tuple[str, str, list[Told]]] = [
         '<tool_call>{"name": "weather", "arguments": "Paris"}</tool_call>',
         [weather('"Paris"')],
     ),
-    # half a character, which no reply could hold
+    # half a character, which a reply could not hold
     (
         "hermes",
         r'<tool_call>{"name": "f\ud83d", "arguments": "{\"a\": \"\ude00\"}"}</tool_call>',
@@ -219,7 +219,7 @@ HARD: list[tuple[str, str, list[Told]]] = [
         '<tool_call>\n{"name": "weather", "arguments": {"city": "Paris"</tool_call>' + HERMES_NOW,
         [weather('{"city": "Paris"'), NOW],
     ),
-    # what is no call is content
+    # anything but a call is content
     ("hermes", "<tool_call>hello</tool_call>", [("content", "<tool_call>hello</tool_call>")]),
     ("hermes", "a < b <tool_cal", [("content", "a < b <tool_cal")]),
     ("hermes", "Hi </tool_call> there\n", [("content", "Hi </tool_call> there\n")]),
@@ -280,7 +280,7 @@ HARD: list[tuple[str, str, list[Told]]] = [
         ),
         [weather(r'{"city": "12\n", "days": 12}')],
     ),
-    # the model forgets to close the function, or the value is cut
+    # a missing end of the function, or a truncated value
     (
         "qwen3_coder",
         "<tool_call>\n<function=weather>\n<parameter=city>\nParis\n</parameter>\n</tool_call> x",
@@ -297,7 +297,7 @@ HARD: list[tuple[str, str, list[Told]]] = [
         "</function>",
         [PARIS, ("content", "hm, well\n")],
     ),
-    # the model forgets to open the call
+    # a missing start of the call
     (
         "qwen3_coder",
         "Hi\n<function=now>\n</function>\n</tool_call>\n<function=other>\n</function>",
@@ -309,7 +309,7 @@ HARD: list[tuple[str, str, list[Told]]] = [
         [weather("{}"), ("content", "and"), weather("{}")],
     ),
     ("qwen3_coder", "<tool_call>\n<function=wea", [("content", "<tool_call>\n<function=wea")]),
-    # what cannot be an argument is content, unless the text ends in it
+    # invalid arguments are content, unless the text ends in them
     (
         "qwen3_coder",
         coder("<parameter=city\nParis\n"),
@@ -329,7 +329,7 @@ HARD: list[tuple[str, str, list[Told]]] = [
         glm("<arg_key>days</arg_key>\n<arg_value>1"),
         [weather('{"days": 1</tool_call>')],
     ),
-    # without markers only what names a function is a call
+    # without markers only a function's name makes a call
     (
         "llama3_json",
         '{"name": "other", "parameters": {}}',
@@ -359,7 +359,7 @@ HARD: list[tuple[str, str, list[Told]]] = [
             )
         ],
     ),
-    # an integer that no float holds, and one that Python does not write
+    # an integer beyond floats, and one that Python does not write
     (
         "pythonic",
         f"[weather(a=0x{'f' * 300}, b=0x{'f' * 4000}, c=1_{'0' * 320})]",

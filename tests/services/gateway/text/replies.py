@@ -1,4 +1,4 @@
-"""Texts of choices, cut in any way, and what becomes of them."""
+"""Outputs of choices, cut in any way, and their events."""
 
 import random
 import re
@@ -47,7 +47,7 @@ def rules(tools: str = "", reasoning: str = "", **others: Any) -> OutputRules:
 
 
 def markers_of(of: OutputRules) -> set[str]:
-    """Those that could be added tokens."""
+    """Markers that could be added tokens."""
     formats = [each for each in (of.tools, of.reasoning) if each is not None]
     texts = {text for each in formats for text in each.markers}
     return {text for text in texts if re.fullmatch(r"[<\[].*[>\]]", text)}
@@ -60,7 +60,7 @@ def run(of: OutputRules, pieces: Pieces, start: OutputStart, seed: str = "id/0")
 
 
 def told(events: Iterable[Event]) -> list[Told]:
-    """Events with those of one kind joined: ids are left out."""
+    """Events with consecutive ones of a kind joined, without ids."""
     joined: list[Told] = []
     for event in events:
         match event:
@@ -89,7 +89,7 @@ def marks_of(text: str, markers: Iterable[str]) -> list[TokenMark]:
 
 
 def hidden(text: str, marks: list[TokenMark]) -> tuple[str, list[TokenMark]]:
-    """``text`` without its marks, as where special tokens are not shown."""
+    """``text`` without its marks, as with special tokens hidden."""
     shown, end, moved = "", 0, []
     for mark in marks:
         shown += text[end : mark.position]

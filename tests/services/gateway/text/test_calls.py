@@ -1,4 +1,4 @@
-"""Every way of writing calls, and what goes wrong in it: the same events however it is cut."""
+"""Every format of calls, and mistakes in it: the same events however it is cut."""
 
 import json
 
@@ -17,7 +17,7 @@ from tests.services.gateway.text.replies import (
     told,
 )
 
-NUM_CUTS = 30  # as tokens, and as many as text
+NUM_CUTS = 30  # as tokens, and again as text
 
 
 @pytest.mark.parametrize("has_tokens", [True, False])

@@ -39,7 +39,7 @@ texts = st.lists(st.sampled_from(WORDS), max_size=12).map("".join)
 
 @st.composite
 def damaged(draw: st.DrawFn) -> tuple[str, str]:
-    """A text of the tables in which something is left out and something put in."""
+    """A text of the tables with a deletion and an insertion."""
     name, text, _ = draw(st.sampled_from([*GOOD, *HARD]))
     begin, end, place = sorted(draw(st.integers(0, len(text))) for _ in range(3))
     return name, text[:begin] + text[end:place] + draw(texts) + text[place:]
@@ -77,8 +77,7 @@ def test_a_text_without_calls_and_reasoning_comes_back(reply: tuple[str, str]):
 
 
 def test_what_stands_around_calls_is_not_lost(subtests: pytest.Subtests):
-    """Letters that occur nowhere else, around what may be a call; harmony drops what is in no
-    channel."""
+    """Unique letters around a possible call; harmony drops text outside channels."""
     for name, text, _ in GOOD:
         with subtests.test(name=name, text=text):
             events = told(feed(rules(name), f"ÄÖ{text}ÜẞÄ"))
@@ -102,7 +101,7 @@ MIDDLES = ("plain <text> and </tool_ca ", r"\n\\", "\n", "[{,", "<")
 
 
 class CountedPattern:
-    """Counts the characters that a pattern looks at."""
+    """Counts the characters examined by a pattern."""
 
     num_chars = 0
 
@@ -143,7 +142,7 @@ def count_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_long_text_is_read_once(monkeypatch: pytest.MonkeyPatch, subtests: pytest.Subtests):
-    """What is looked at grows with the text, and not with its square."""
+    """The examined characters grow with the text, not with its square."""
     count_looks(monkeypatch)
     for name, (begin, end) in LONG_CALLS.items():
         for middle in MIDDLES:

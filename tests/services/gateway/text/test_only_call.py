@@ -1,4 +1,4 @@
-"""What is counted of a choice that ends after its only call, while its model goes on."""
+"""Counts of a choice that ends after its only call while its model continues."""
 
 import json
 import random
@@ -28,7 +28,7 @@ TABLE = TokenTable(
     np.frombuffer(b"".join(WRITTEN), np.uint8), np.array(list(map(len, WRITTEN)), np.int32)
 )
 IDS = [2, OPEN, HIDDEN, 3, 4, 5, 6, 7, 8, 9, 10, 11, OPEN, 3, 12, 12]
-NUM_KEPT = 10  # up to the brace that ends the call
+NUM_KEPT = 10  # up to the call's closing brace
 JOB = chat(
     tools=[tool("weather")], parallel_tool_calls=False, logprobs=True, return_token_ids=True,
     stream_options={"include_usage": True}, stream=True,
@@ -36,8 +36,7 @@ JOB = chat(
 
 
 def updates_of(sizes: list[int], num: int, reason: FinishReason | None) -> list[ChoiceUpdate]:
-    """The first ``num`` tokens, so many at once, and the end as the mesh tells it, with the last or
-    by itself."""
+    """The first ``num`` tokens, in groups, and the mesh's end, with the last or by itself."""
     updates: list[ChoiceUpdate] = []
     shown, begin = "", 0
     while begin < num:

@@ -1,4 +1,4 @@
-"""Replies to chats that reason and call tools, made of updates as the mesh brings them."""
+"""Replies to chats with reasoning and tool calls, made from the mesh's updates."""
 
 import json
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ USAGE = {"include_usage": True}
 
 @dataclass
 class Choice:
-    """What a tokenizer sends of one choice; each piece is one token."""
+    """A tokenizer's messages about one choice; each piece is one token."""
 
     index: int = 0
     num_chars: int = 0
@@ -109,7 +109,7 @@ def chunks(
 
 
 def accumulated(stream: list[Any], index: int = 0) -> Any:
-    """As OpenAI's client adds up deltas: each string to what came before, but index and type."""
+    """Deltas as added up by OpenAI's client: strings are concatenated, except index and type."""
     message: Any = {}
     for chunk in stream:
         for choice in chunk["choices"]:
@@ -203,7 +203,7 @@ def test_a_long_reply_is_whole_in_fewer_pieces_than_tokens() -> None:
 
 
 def joined(updates: list[ChoiceUpdate]) -> ChoiceUpdate:
-    """All at once, as a reader that lags gets it."""
+    """All at once, as a lagging reader gets it."""
     return replace(
         updates[-1],
         text="".join(update.text for update in updates),
@@ -268,7 +268,7 @@ def test_reasoning_that_the_client_does_not_want_is_dropped_and_counted() -> Non
 
 
 def test_reasoning_that_is_not_separated_is_content() -> None:
-    """Where calls are looked for it is so without the blanks at its ends."""
+    """If calls are parsed too, it loses surrounding blanks."""
     fields: Any
     for fields, text in (
         ({}, "<think>Hmm\n</think>\n\nHi"),
@@ -301,7 +301,7 @@ def test_the_usage_counts_reasoning_of_all_choices() -> None:
 
 
 def test_the_usage_counts_no_token_that_ends_the_text_within_its_reasoning() -> None:
-    """The last of these three tokens is an end of text, or the one that the text was cut after."""
+    """The last of these three tokens is an end of text, or the one after which the text was cut."""
     updates = Choice().say("<think>", "Hm", "m").end()
     end = replace(updates[-1], finished=Finished("a~b/0", 1, 0, "stop", 4))
     assert end.finished is not None

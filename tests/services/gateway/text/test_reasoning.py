@@ -1,4 +1,4 @@
-"""Reasoning is told from the answer by its markers, and its tokens are counted."""
+"""Markers separate reasoning from the answer, and its tokens are counted."""
 
 import pytest
 
@@ -94,7 +94,7 @@ def test_reasoning_is_the_same_however_the_text_is_cut(has_tokens: bool, subtest
 
 
 def test_tokens_of_reasoning_are_those_between_its_markers(subtests: pytest.Subtests):
-    """Every character that is in no marker is a token here."""
+    """Every character outside markers is a token here."""
     counted = [
         ("qwen3", UNDECIDED, "<think>abc</think>de", 6, 3),
         ("qwen3", UNDECIDED, "\n<think>abc</think>de", 7, 3),

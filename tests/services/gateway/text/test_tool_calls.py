@@ -1,4 +1,4 @@
-"""Chats that reason and call tools, through a gateway with OpenAI's own client."""
+"""Chats with reasoning and tool calls, through a gateway with OpenAI's own client."""
 
 import asyncio
 from collections.abc import AsyncIterator

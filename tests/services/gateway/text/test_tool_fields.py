@@ -1,4 +1,4 @@
-"""Tools and the choice among them, as the tokenizer gets them."""
+"""Tools and the choice among them, as received by the tokenizer."""
 
 import json
 from typing import Any

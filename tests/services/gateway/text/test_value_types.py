@@ -1,4 +1,4 @@
-"""Values that a model writes as text become JSON of the types that the schema has."""
+"""Values written as text become JSON of the schema's types."""
 
 import json
 from typing import Any

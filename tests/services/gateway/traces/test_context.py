@@ -1,4 +1,4 @@
-"""W3C's traceparent: taken over, or begun where there is none."""
+"""W3C's traceparent: adopted, or created if missing."""
 
 import pytest
 

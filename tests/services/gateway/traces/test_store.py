@@ -1,4 +1,4 @@
-"""What is kept of traces, for how long, and where other hosts' spans are placed."""
+"""Stored traces, their lifetimes, and the placement of other hosts' spans."""
 
 import time
 
@@ -14,9 +14,11 @@ ROUTE = "/v1/completions"
 
 
 def begun(store: TraceStore, name: str, owner: str = "") -> RequestTrace:
-    trace = RequestTrace(trace_context(None), ROUTE)
-    trace.ids, trace.owner = {name}, owner
-    assert store.begin(trace, f"{name}~1")
+    trace = store.trace(trace_context(None), ROUTE)
+    trace.note_ids({name})
+    trace.owner = owner
+    trace.begin(f"{name}~1")
+    assert trace.is_traced
     return trace
 
 
@@ -31,7 +33,7 @@ def found(store: TraceStore, name: str, owner: str = "") -> Kept:
 
 
 def span_of(store: TraceStore, name: str) -> SpanObject:
-    """The last one of request ``a``."""
+    """The last span of request ``a``."""
     (span,) = (span for span in spans_of(found(store, "a")) if span.name == name)
     return span
 
@@ -102,8 +104,12 @@ def test_a_trace_has_a_bound_and_a_span_without_a_parent_belongs_to_the_request(
 
 
 def test_without_room_nothing_is_traced() -> None:
-    store, trace = TraceStore("g", 0, 60.0), RequestTrace(trace_context(None), ROUTE)
-    assert not store.begin(trace, "a~1")
+    store = TraceStore("g", 0, 60.0)
+    trace = store.trace(trace_context(None), ROUTE)
+    trace.begin("a~1")
+    trace.begin_attempt(0, 1, "t", 0.0)
+    assert not trace.is_traced
+    assert not trace.attempts
     assert store.end(trace) is None
 
 

@@ -1,4 +1,4 @@
-"""Chat templates with what those of real models do, each in little; and a conversation for them."""
+"""Small chat templates with the features of real models', and a conversation for them."""
 
 import json
 from pathlib import Path
@@ -38,7 +38,7 @@ SPECIAL_TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
 
 
 def options(**changes: Any) -> ChatOptions:
-    """Values that are no text are given as JSON."""
+    """Non-text values are given as JSON."""
     for key in changes.keys() & {"tools", "documents", "template_kwargs"}:
         changes[key] = json.dumps(changes[key])
     return ChatOptions(**changes)

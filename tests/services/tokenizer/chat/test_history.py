@@ -1,4 +1,4 @@
-"""Chats that have become too long, as the embedded model reads them."""
+"""Chats beyond their length limit, as the embedded model reads them."""
 
 from itertools import pairwise
 from math import log2
@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from services.tokenizer.chat.history import FittedChat, fit
 from services.tokenizer.chat.normalize import Message
+from services.tokenizer.observer import Measure
 from services.tokenizer.prepare import convert, encode
-from services.tokenizer.prompt_spans import Measure
 from services.tokenizer.text_model import TextModel
 from shared.errors import InvalidRequest
 from shared.model_folder import EMBEDDED_MODEL
@@ -49,7 +49,7 @@ def chat_of(num_turns: int, num_words: int = 5) -> list[Message]:
 
 
 class Counting:
-    """Encodes chats by ``model``, and counts how often."""
+    """Encodes chats by ``model``, and counts the calls."""
 
     def __init__(self, model: TextModel, options: ChatOptions) -> None:
         self.num = 0

@@ -1,6 +1,6 @@
-"""What clients leave out, send as null or in parts is what a template takes for granted.
+"""Missing, null and partial fields get the values templates expect.
 
-Each template does in little what real ones do, by the names of the models behind it.
+Each small template does the same as the real model's in its name.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ LOOP = "{% for m in messages %}%s" + CALLS + "\n{% endfor %}"
 
 
 def each(body: str) -> str:
-    """A template that writes ``body`` of each message ``m``."""
+    """A template that writes ``body`` for each message ``m``."""
     return LOOP.replace("%s", body)
 
 
@@ -68,7 +68,7 @@ def chat(assistant: dict[str, Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_call_without_a_text_goes_back_to_every_template(name: str):
-    """Null is what our own replies have beside calls."""
+    """Our own replies have null next to calls."""
     prompts = {
         prompt(TEMPLATES[name], chat({**content, "tool_calls": [call]}))
         for content in ({"content": None}, {"content": ""}, {})
@@ -93,7 +93,7 @@ def test_a_text_is_the_same_as_one_part_of_it(name: str):
 
 
 def test_half_a_character_in_arguments_or_in_a_template_is_a_replacement_character():
-    """A model's text was cut, or a client's; its conversation goes on."""
+    """A model's or client's text was cut; its conversation continues."""
     call = {"function": {"name": "f", "arguments": r'{"\ud83d": ["\\ud83d", "\ude00"]}'}}
     body = "{{ m.tool_calls[0].function.arguments | tojson(ensure_ascii=%s) if m.tool_calls }}"
     messages = chat({"tool_calls": [{"id": "c1", **call}]})

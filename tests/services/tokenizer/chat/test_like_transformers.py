@@ -1,4 +1,4 @@
-"""The ids of a chat are those of transformers' ``apply_chat_template`` for the same folder."""
+"""The ids of a chat equal transformers' ``apply_chat_template`` for the same folder."""
 
 import json
 from pathlib import Path

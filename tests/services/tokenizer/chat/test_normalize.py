@@ -1,4 +1,4 @@
-"""Messages as clients send them, as templates read them."""
+"""Messages of clients, in the form templates read."""
 
 import re
 from typing import Any

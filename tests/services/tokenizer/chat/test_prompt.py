@@ -1,4 +1,4 @@
-"""A chat becomes the text that transformers makes of it."""
+"""The text of a chat equals transformers'."""
 
 import copy
 import json
@@ -125,7 +125,7 @@ def test_the_text_of_the_last_message_is_where_the_prompt_ends(subtests: pytest.
     parts = [{"type": "text", "text": "One."}, {"type": "text", "text": "Two. "}]
     for source, content, end in (
         (QWEN, "The answer is ", "<|im_start|>assistant\nThe answer is "),
-        (LLAMA, "The answer is ", "\n\nThe answer is"),  # it strips, so we do
+        (LLAMA, "The answer is ", "\n\nThe answer is"),  # its strip is reproduced
         (QWEN, parts, "<|im_start|>assistant\nOne.Two. "),
         (GLM, parts, "<|assistant|>\nOne.Two. "),
         (QWEN, "", "<|im_start|>assistant\n"),

@@ -1,4 +1,4 @@
-"""Templates and special tokens are found where folders of any age have them."""
+"""Templates and special tokens are found in folders of any age."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where a turn of a chat begins, and what belongs to it."""
+"""The beginning of a turn in a chat, and its messages."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def answer(text: str) -> dict[str, Any]:
 
 
 def rests(*messages: dict[str, Any]) -> list[list[dict[str, Any]]]:
-    """What is left without each number of turns."""
+    """The rest after the removal of each number of turns."""
     turns = Turns(list(messages))
     return [turns.without_first(num) for num in range(len(turns))]
 

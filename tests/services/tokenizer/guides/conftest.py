@@ -1,4 +1,4 @@
-"""A real vocabulary with the markers of several families, and what a grammar says to texts."""
+"""A real vocabulary with the markers of several families, and a grammar's verdict on texts."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -40,7 +40,7 @@ class Vocabulary:
         )
 
     def refusal(self, grammar: str, text: str) -> str | None:
-        """None: the grammar takes the whole text. Otherwise what of it is left where it fails."""
+        """None if the grammar accepts the whole text; otherwise the rest from the failure on."""
         matcher = compiled(self.matching, grammar).deep_copy()
         ids = self.encode(text)
         num = matcher.try_consume_tokens(ids)

@@ -1,4 +1,4 @@
-"""Calls of tools are held in the format of each family, with markers as tokens and as text."""
+"""Tool calls are constrained in each family's format, with markers as tokens and as text."""
 
 import json
 from typing import Any
@@ -33,8 +33,7 @@ FORMAT = OutputFormat(
 )
 REQUIRED = ToolChoice("required")
 
-# A text with two calls, in each format; in some of them the second is of the tool that takes any
-# arguments.
+# A text with two calls, in each format; in some the second is of the tool with free arguments.
 TEXTS = {
     "hermes": f'<tool_call>\n{{"name": "get_weather", "arguments": {ROME}}}\n</tool_call>\n'
     '<tool_call>\n{"name": "now", "arguments": {"x": [1]}}\n</tool_call>',

@@ -1,4 +1,4 @@
-"""Grammars of formats take what they should and nothing else."""
+"""Grammars of formats accept exactly the right texts."""
 
 import json
 
@@ -34,7 +34,7 @@ ws ::= | " " | "\n" [ \t]{0,20}
 """
 SUM_IN_LARK = 'start: NUMBER ("+" NUMBER)*\nNUMBER: /[0-9]+/'
 
-# kind, value, texts that are taken, texts that are refused
+# kind, value, accepted texts, refused texts
 CASES: list[tuple[FormatKind, str, list[str], list[str]]] = [
     (
         "json_object",

@@ -1,4 +1,4 @@
-"""Hostile grammars cost a process that is there to die, and nothing else."""
+"""Hostile grammars cost only a process that is expendable."""
 
 import asyncio
 import gc
@@ -36,7 +36,7 @@ def chain(num: int) -> str:
     return f'start: r0\n{rules}r{num}: "a"'
 
 
-# What llguidance does with these: seconds of compiling, slow masks, errors, a stack that overflows.
+# llguidance's reactions: seconds of compiling, slow masks, errors, a stack overflow.
 HOSTILE = {
     "optional properties": schema({"properties": {f"p{index}": {} for index in range(5000)}}),
     "enum": schema({"enum": [f"value {index}" for index in range(50_000)]}),
@@ -67,14 +67,14 @@ async def check() -> AsyncIterator[GrammarCheck]:
 
 
 def all_children() -> set[int]:
-    """Processes that we have started and that have not been waited for."""
+    """This process's children that have not been waited for."""
     path = Path(f"/proc/self/task/{os.getpid()}/children")
     return {int(pid) for pid in path.read_text().split()}
 
 
 @pytest.fixture
 def children() -> Children:
-    """Those that the test has started."""
+    """Children started by the test."""
     others = all_children()
     return lambda: all_children() - others
 
@@ -167,7 +167,7 @@ async def test_an_owner_may_let_only_so_many_wait(
         await check.check('start: "b"', "guided_grammar", "mine")
     assert refused.value.retry_after_s
     await asyncio.gather(*mine, *others[:2], *nobodys)
-    with pytest.raises(Overloaded):  # none of its own was tried while these waited
+    with pytest.raises(Overloaded):  # none of its own was tried meanwhile
         await others[2]
     await check.check('start: "b"', "guided_grammar", "mine")
 
@@ -188,7 +188,7 @@ async def test_what_takes_too_long_by_the_clock_is_no_verdict(
 def test_what_is_slow_once_is_tried_again(
     num_slow: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """The first trials are as slow as where a host takes a core meanwhile."""
+    """The first trials are as slow as on a host that loses a core."""
     starts = []
 
     class Matcher:
@@ -216,13 +216,13 @@ def test_what_is_slow_once_is_tried_again(
 async def test_a_child_that_is_killed_again_and_again_gives_no_verdict(
     children: Children, check: GrammarCheck
 ):
-    """So a machine does that lacks memory."""
+    """As on a machine that lacks memory."""
     await check.check(SMALL, "guided_json")
     trial = asyncio.create_task(check.check(HOSTILE["enum"], "guided_json"))
     while not trial.done():
         await asyncio.sleep(0.01)
         for child in children():
-            if len(os.listdir(f"/proc/{child}/task")) > 1:  # it is past its start
+            if len(os.listdir(f"/proc/{child}/task")) > 1:  # it has started
                 os.kill(child, 9)
     assert isinstance(trial.exception(), Unavailable)
     with pytest.raises(InvalidRequest, match="too complex"):
@@ -246,11 +246,11 @@ async def test_nothing_is_left_after_close(children: Children):
     assert children()
     await check.close()
     assert not children()
-    gc.collect()  # what is not closed would warn
+    gc.collect()  # anything left open would warn
 
 
 def test_the_child_dies_with_its_parent():
-    """Killed, so that it can close nothing."""
+    """By a kill, without a chance to close anything."""
     code = (
         "import asyncio, os, sys\n"
         "from tests.services.tokenizer.guides.test_grammar_check import *\n"

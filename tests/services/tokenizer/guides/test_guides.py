@@ -1,4 +1,4 @@
-"""The way of a request to its guide."""
+"""From a request to its guide."""
 
 import json
 from pathlib import Path
@@ -84,7 +84,7 @@ async def test_a_reference_by_a_number_of_any_length_is_refused(guides: Guides):
 
 
 async def test_the_same_request_has_the_same_guide_again(guides: Guides):
-    """A replay goes on from the ids of the first attempt."""
+    """A replay continues from the ids of the first attempt."""
     chat = ChatOptions(tools=TOOLS)
     format = OutputFormat("json_schema", "response_format", json.dumps({"properties": {"a": {}}}))
     submit = submitted(chat=chat, format=format)
@@ -95,7 +95,7 @@ async def test_the_same_request_has_the_same_guide_again(guides: Guides):
 async def test_the_grammar_of_a_replay_is_not_tried_again(
     guides: Guides, monkeypatch: pytest.MonkeyPatch
 ):
-    """A busier tokenizer would find no time for it, in the middle of a text."""
+    """A busier tokenizer might lack time for it, in the middle of an output."""
     format = OutputFormat("regex", "guided_regex", "[a-c]+")
     submit = submitted(format=format)
     monkeypatch.setattr(grammar_check, "MAX_WAITING", 0)
@@ -108,7 +108,7 @@ async def test_the_grammar_of_a_replay_is_not_tried_again(
 
 
 async def test_the_tokenizer_may_know_more_ids_than_the_model():
-    """Such folders have a tokenizer that was made for several models."""
+    """Some folders have a tokenizer made for several models."""
     text, lanes = TextModel(EMBEDDED_MODEL, 4096, NUM_IDS_OF_MODEL), Lanes(1)
     assert text.num_token_ids > NUM_IDS_OF_MODEL
     guides = guides_for(text, lanes)
@@ -122,7 +122,7 @@ async def test_the_tokenizer_may_know_more_ids_than_the_model():
 async def test_a_form_is_refused_where_workers_find_no_file_of_the_tokenizer(
     tmp_path: Path, tokenizer: Tokenizer
 ):
-    """transformers reads the older files of such a folder; llguidance does not."""
+    """transformers reads the folder's older files; llguidance does not."""
     tokenizer.model.save(str(tmp_path))
     (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
     text, lanes = TextModel(tmp_path, 4096, tokenizer.get_vocab_size()), Lanes(1)
@@ -162,7 +162,7 @@ async def test_an_error_names_the_part_and_speaks_of_nothing_that_is_ours(
         ({"format": grammar}, "guided_grammar", 'at 1(8): unknown name: "nothing"'),
     ):
         with subtests.test(param=param):
-            for _ in range(2):  # the second is remembered
+            for _ in range(2):  # the second is from the cache
                 with pytest.raises(InvalidRequest) as refused:
                     await guides.guide_of(submitted(**fields), OutputStart.ANSWER)
                 assert refused.value.param == param

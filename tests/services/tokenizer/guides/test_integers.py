@@ -31,7 +31,7 @@ NODE = {
     },
 }
 
-# a schema, texts that are taken, texts that are refused
+# a schema, accepted texts, refused texts
 CASES: list[tuple[Any, list[str], list[str]]] = [
     ({"const": LARGE}, [f"{LARGE}"], [f"{LARGE - 1}", f"{LARGE}0", "1"]),
     ({"const": -(1 << 63)}, [f"{-(1 << 63)}"], [f"{-(1 << 63) + 1}"]),

@@ -1,4 +1,4 @@
-"""What is too large is refused by its place and the limit, before anything is compiled."""
+"""Oversized schemas are refused with place and limit, before compiling."""
 
 import json
 from typing import Any
@@ -28,7 +28,7 @@ def required(num: int) -> dict[str, Any]:
 
 
 def chain(length: int) -> dict[str, Any]:
-    """``length`` schemas in all that refer to one another."""
+    """``length`` schemas in total that refer to one another."""
     steps = {f"d{index}": {"$ref": f"#/$defs/d{index + 1}"} for index in range(length - 2)}
     return {"$defs": {**steps, f"d{length - 2}": {}}, "$ref": "#/$defs/d0"}
 
@@ -142,7 +142,7 @@ def test_all_tools_of_a_request_count_together(vocabulary: Vocabulary):
 
 
 def test_long_names_cost_no_more_than_their_length(vocabulary: Vocabulary):
-    """Neither in the paths of errors nor in definitions that many parameters refer to."""
+    """Neither in the paths of errors nor in definitions shared by many parameters."""
     name = "x" * 100_000
     parameters = {
         "$defs": {"all": {"anyOf": [{"const": each} for each in range(5000)]}, name: {}},
@@ -159,7 +159,7 @@ def test_long_names_cost_no_more_than_their_length(vocabulary: Vocabulary):
 
 
 def test_a_grammar_that_is_too_long_for_a_message_is_refused(vocabulary: Vocabulary):
-    """Here each parameter brings all definitions."""
+    """Here each parameter includes all definitions."""
     parameters = {
         "$defs": {"number": {"type": "integer", "enum": [*range(4000)]}},
         "properties": {

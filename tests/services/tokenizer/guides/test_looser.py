@@ -1,4 +1,4 @@
-"""What no grammar can hold: left out and named without ``strict``, refused with it."""
+"""Keywords beyond grammars: dropped and named without ``strict``, refused with it."""
 
 import json
 from typing import Any
@@ -49,7 +49,8 @@ async def left_out_of(guides: Guides, **fields: Any) -> list[str]:
     found: list[str] = []
     guide = await guides.guide_of(submitted(**fields), OutputStart.ANSWER, found.extend)
     assert guide is not None
-    assert vocabulary_with().refusal(guide.grammar, "x") is not None  # something is held
+    # The grammar still constrains something.
+    assert vocabulary_with().refusal(guide.grammar, "x") is not None
     return found
 
 
@@ -103,7 +104,7 @@ async def test_what_no_text_can_be_is_refused(guides: Guides):
 
 
 def error_of(schema: dict[str, Any]) -> str:
-    """Of llguidance, read strictly."""
+    """llguidance's error in strict mode."""
     written = guided(checked(schema, "f", Totals()), is_strict=True)
     grammar = json.dumps({"grammars": [{"json_schema": written}]})
     return str(LLMatcher(vocabulary_with().matching, grammar, log_level=0).get_error())

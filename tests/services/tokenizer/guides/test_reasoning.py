@@ -1,4 +1,4 @@
-"""Where a model reasons first, its grammar begins after."""
+"""A reasoning model's grammar begins after its reasoning."""
 
 import pytest
 

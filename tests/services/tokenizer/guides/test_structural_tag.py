@@ -1,4 +1,4 @@
-"""Structural tags hold the parts that they name, and leave the text around them free."""
+"""Structural tags constrain the parts they name, and leave the other text free."""
 
 import json
 from typing import Any
@@ -24,7 +24,7 @@ def triggered(**options: Any) -> dict[str, Any]:
     return {"type": "triggered_tags", "triggers": ["<call"], "tags": [CALL], **options}
 
 
-# a format, texts that are taken, texts that are refused
+# a format, accepted texts, refused texts
 CASES: list[tuple[dict[str, Any], list[str], list[str]]] = [
     (text("done"), ["done"], ["do", "done."]),
     (CALL, ["<call=f>12</call>"], ["<call=f>x</call>", "<call=g>1</call>", "<call=f>1"]),

@@ -1,4 +1,4 @@
-"""Architectures that transformers computes in our engine: its own texts, or a reason why not."""
+"""transformers' architectures in our engine: transformers' own outputs, or a reason for refusal."""
 
 from pathlib import Path
 from typing import Any
@@ -161,7 +161,7 @@ def test_state_that_nobody_declares_is_found_by_comparing(
 def test_a_window_that_is_in_the_mask_alone_is_refused_where_it_matters(
     tmp_path: Path, window: int
 ) -> None:
-    """It is wider than the texts that are compared; with 128 positions 200 hides nothing."""
+    """It exceeds the compared texts; with 128 positions a window of 200 hides nothing."""
     changes: dict[str, Any] = {
         "num_local_experts": 4,
         "sliding_window": window,
@@ -258,7 +258,7 @@ def test_what_ours_refuses_and_transformers_computes_comes_with_a_hint(
     reason: str,
     is_hinted: bool,
 ) -> None:
-    """Taken, it does; without the hint it would not."""
+    """If the hint is followed it works; without the hint it would not."""
     save_model(tmp_path, family)
     change_config(tmp_path, **changes)
     with pytest.raises(ConfigError, match=reason) as found:

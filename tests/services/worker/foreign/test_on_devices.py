@@ -1,4 +1,4 @@
-"""Architectures that transformers computes in the engine of GPUs, here on a CPU: its own texts, in
+"""transformers' architectures in the engine for GPUs, here on a CPU: transformers' own outputs, in
 steps that can be recorded or are known not to be."""
 
 import logging
@@ -20,8 +20,8 @@ from tests.services.worker.foreign_checkpoints import save_family
 
 pytestmark = pytest.mark.usefixtures("_unwritten_memory")
 
-# Caps of scores and windows; sinks, windows and experts; values smaller than keys and experts;
-# values smaller than keys, windows and experts; none of these.
+# Softcaps and windows; sinks, windows and experts; small values and experts; small values, windows
+# and experts; no option.
 NAMES = [
     "Gemma2ForCausalLM",
     "GptOssForCausalLM",
@@ -86,7 +86,7 @@ def test_a_capture_that_breaks_off_names_the_setting_that_does_without(
 def test_a_model_that_looks_at_values_is_run_step_by_step_and_the_log_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """transformers' plainest experts ask which of them have tokens."""
+    """transformers' plainest experts test which of them have tokens."""
     load = backend._pretrained
 
     def with_plain_experts(*arguments: Any) -> PreTrainedModel:

@@ -1,10 +1,10 @@
-"""Writes the golden files beside it: small layers quantised and packed by each format's own tools,
-and the weights which those tools read back from them.
+"""Writes the golden files of this folder: small layers quantized and packed by each format's own
+tools, and the weights read back by those tools.
 
-No test runs this. Each part needs packages that are not dependencies of Shoal; README.md, beside
-this file, names them, and the tool and version that made each folder:
+No test runs this. Each part needs packages that are not dependencies of Shoal; README.md in this
+folder names them, with the tool and version of each folder:
 
-    python tests/services/worker/golden/make.py PART...
+python tests/services/worker/golden/make.py PART...
 """
 
 import json
@@ -27,7 +27,7 @@ Shapes = Mapping[str, tuple[int, int]]
 
 
 def make_model(shapes: Shapes, dtype: torch.dtype) -> nn.Module:
-    """The linear layers of ``shapes`` where a decoder has those of its attention."""
+    """Linear layers of ``shapes`` in place of a decoder's attention projections."""
     generator = torch.Generator().manual_seed(0)
     attention = nn.Module()
     for name, (num_outputs, num_inputs) in shapes.items():
@@ -54,7 +54,7 @@ def save(
     expected: Mapping[str, Tensor],
     quantization_config: Mapping[str, Any] | None = None,
 ) -> None:
-    """Without ``quantization_config`` the tool writes the file of it itself."""
+    """Without ``quantization_config`` the tool writes that file itself."""
     place = HERE / folder
     place.mkdir(exist_ok=True)
     assert all(weight.dtype == torch.float32 for weight in expected.values())
@@ -130,7 +130,7 @@ def compress(folder: str, scheme: Any, shapes: Shapes = SHAPES) -> None:
 
 
 def calibrate(linear: Any, input_scale: float) -> None:
-    """Sets scales and zero points for the weight as it is."""
+    """Sets scales and zero points for the unchanged weight."""
     from compressed_tensors.quantization.utils import calculate_qparams, generate_gparam
 
     args = linear.quantization_scheme.weights
@@ -153,7 +153,7 @@ def calibrate(linear: Any, input_scale: float) -> None:
 
 
 def ranges_of(weight: Tensor, args: Any) -> tuple[Tensor, Tensor]:
-    """Smallest and largest weight that have one scale, in the shape of the scales."""
+    """Smallest and largest weight per scale, in the shape of the scales."""
     from compressed_tensors.quantization.utils import maybe_pad_tensor_for_block_quant
 
     match args.strategy:
@@ -171,7 +171,7 @@ def ranges_of(weight: Tensor, args: Any) -> tuple[Tensor, Tensor]:
 
 
 def decompress(tensors: Mapping[str, Tensor], scheme: Any) -> Tensor:
-    """In float32, as the compressors do it in the type of their scales."""
+    """In float32, like the compressors in the type of their scales."""
     from compressed_tensors.compressors import BaseCompressor
     from compressed_tensors.compressors.nvfp4 import unpack_fp4_from_uint8
     from compressed_tensors.quantization.lifecycle.forward import dequantize
@@ -245,7 +245,8 @@ def pack_gptq(folder: str, num_positive: int = 0, **options: Any) -> None:
 
 
 def groups_of_inputs(config: Any, num_inputs: int) -> Tensor:
-    """With ``desc_act`` the inputs are grouped in the order of their activations: any order."""
+    """With ``desc_act`` the inputs are grouped in the order of their activations, here any
+    order."""
     size = num_inputs if config.group_size == -1 else config.group_size
     order = torch.arange(num_inputs)
     if config.desc_act:
@@ -285,7 +286,7 @@ def pack_awq(folder: str, group_size: int, shapes: Shapes) -> None:
     expected = {}
     for name, linear in linears_of(make_model(shapes, torch.float16), shapes).items():
         weight, scales, zeros = AwqQuantizer.pseudo_quantize_tensor(quantizer, linear.weight)
-        linear.weight.data = weight  # the packer wants it rounded to the grid
+        linear.weight.data = weight  # the packer expects it rounded to the grid
         packed = WQLinear_GEMM.from_linear(
             linear,
             config.w_bit,
@@ -339,7 +340,7 @@ def quantize_in_blocks(folder: str, shapes: Shapes, **options: Any) -> None:
 
 
 def quantize_fp8(weight: Tensor, config: Any) -> tuple[Tensor, Tensor]:
-    """Zeros fill the last blocks while it is quantised: transformers does that for whole blocks."""
+    """Pads the last blocks with zeros during quantization: transformers needs whole blocks."""
     from transformers.integrations.finegrained_fp8 import Fp8Quantize
 
     num_outputs, num_inputs = weight.shape
@@ -471,7 +472,7 @@ def pack_bitsandbytes_int8(folder: str, shapes: Shapes) -> None:
 
 
 def skip_init(package: str) -> None:
-    """Its modules are imported without what ``package`` itself would import, which may not be."""
+    """Imports its modules without the imports of ``package`` itself, since some are missing."""
     if package not in sys.modules:
         stand_in = ModuleType(package)
         stand_in.__path__ = find_spec(package).submodule_search_locations

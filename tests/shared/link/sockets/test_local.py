@@ -21,7 +21,7 @@ TIMEOUT_S = 10
 
 
 class End:
-    """What one end of connections has been told."""
+    """The events at one end of connections."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[LocalConnection, list[bytes]]] = []
@@ -108,7 +108,7 @@ async def test_a_send_to_who_has_just_gone_is_no_error_and_the_loss_comes_once(
 
 
 async def test_all_arrives_of_a_peer_that_ends_without_reading_what_we_sent(below: End, path: Path):
-    """Its end is an error of our socket then."""
+    """Its end is then an error of our socket."""
     sent = [[str(number).encode(), bytes(1000)] for number in range(100)]
     async with met(below, path) as (peer, back):
         back.send([b"never read"])
@@ -132,7 +132,7 @@ async def test_a_send_that_fails_does_not_overtake_what_the_peer_sent(below: End
 
 @asynccontextmanager
 async def met(below: End, path: Path) -> AsyncIterator[tuple[socket.socket, LocalConnection]]:
-    """A peer that reads nothing, whose first message has arrived, and the connection to it."""
+    """A peer that reads nothing, after its first message has arrived, and the connection to it."""
     with socket.socket(socket.AF_UNIX) as peer:
         peer.connect(str(path))
         peer.sendall(handshake("DEALER") + b"".join(pack([b"first"])))
@@ -141,11 +141,11 @@ async def met(below: End, path: Path) -> AsyncIterator[tuple[socket.socket, Loca
 
 
 class Large(bytearray):
-    """Bytes whose end can be seen."""
+    """Bytes with an observable end."""
 
 
 async def test_what_a_closed_connection_held_is_freed_at_once(below: End, path: Path):
-    """Not when somebody looks for cycles."""
+    """Without a search for cycles."""
     async with met(below, path) as (_, back):
         large = Large(8 << 20)
         freed = weakref.ref(large)

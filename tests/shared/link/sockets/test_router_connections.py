@@ -1,11 +1,11 @@
-"""Descriptors are used again while we have not read of the loss of who had them before."""
+"""Descriptors are reused before we have read of their previous owner's loss."""
 
 import pytest
 
 from shared.link.sockets.connection import PeerGone
 from shared.link.sockets.router_connections import RouterConnections
 
-FD = 10_000  # no descriptor of ours
+FD = 10_000  # no descriptor of this process
 
 
 class Sent(list[list[bytes]]):

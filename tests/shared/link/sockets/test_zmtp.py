@@ -1,4 +1,4 @@
-"""ZMTP as bytes: what is packed is read again however it is cut; what is not ZMTP is refused."""
+"""ZMTP as bytes: packed messages are read again for any cut; other bytes are refused."""
 
 import struct
 from collections.abc import Iterator
@@ -29,7 +29,7 @@ SIZES = st.one_of(
 
 
 def read(reader: Reader, sent: bytes, cuts: list[int] | None = None) -> Iterator[list[bytes]]:
-    """The messages in ``sent``, which arrives in pieces of ``cuts`` bytes at most, in turns."""
+    """The messages in ``sent``, which arrives in pieces of ``cuts`` bytes at most, in turn."""
     left, number = memoryview(sent), 0
     while left:
         space = reader.space()

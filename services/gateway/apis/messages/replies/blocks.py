@@ -29,8 +29,8 @@ NO_INPUT = Raw(b"{}")
 
 
 class BlockStream:
-    """The events of a message's blocks, one block after the other. Those of thinking are signed
-    for the model ``fingerprint``; unless it ``shows_thinking`` they have no text."""
+    """The events of a message's blocks, one block after the other. Thinking blocks are signed for
+    the model ``fingerprint``; unless it ``shows_thinking`` they have no text."""
 
     def __init__(self, fingerprint: str, shows_thinking: bool) -> None:
         self._fingerprint = fingerprint
@@ -54,7 +54,7 @@ class BlockStream:
                     yield from self._think(text)
 
     def end(self) -> Iterator[BlockEvent]:
-        """Ends the block that is open, if one is."""
+        """Ends the open block, if any."""
         if self._open is Reasoning:
             yield self._delta(SignatureDelta(self._signer.signature()))
         if self._open is not None:
@@ -80,7 +80,7 @@ class BlockStream:
 
 
 class BlockList:
-    """Puts the events of blocks together, as clients do."""
+    """Joins the events of blocks, as clients do."""
 
     def __init__(self) -> None:
         self._blocks: list[tuple[Block, StringIO]] = []
@@ -116,7 +116,7 @@ def _whole(block: Block, text: str) -> Block:
 
 
 def _input(arguments: str) -> Raw:
-    """An object in any case: what was cut within one is none."""
+    """Always a JSON object: incomplete arguments become an empty one."""
     try:
         return Raw(msgspec.json.encode(msgspec.json.decode(arguments, type=dict[str, Raw])))
     except (msgspec.DecodeError, RecursionError):

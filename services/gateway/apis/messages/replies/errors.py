@@ -8,7 +8,7 @@ from shared.errors import RequestError
 
 OVERLOADED = 529
 TOO_LONG = "prompt is too long"
-"""Clients look for these words, and send less the next time."""
+"""Clients look for these words, and then send a shorter prompt."""
 
 _TYPES = {
     HTTPStatus.UNAUTHORIZED: "authentication_error",
@@ -44,6 +44,6 @@ def _message(error: RequestError) -> str:
 
 
 def _path(param: str) -> str:
-    """In the words of the Messages API, where the mesh has named a field of a chat."""
+    """The path in the words of the Messages API, if the mesh named a field of a chat."""
     param = _FUNCTION.sub(r"\1", _SCHEMA.sub(r"\1.input_schema", param))
     return _INDEX.sub(r".\1", param)

@@ -26,9 +26,9 @@ class OutputTokensDetails(Struct):
 
 
 class Usage(Struct):
-    """``input_tokens`` are those that were computed. What is cached on the way costs nothing, so
-    none are counted as such; the three kinds add up to the prompt. What was dropped of a chat is
-    not in it, and ours to tell."""
+    """``input_tokens`` are the computed ones. Writing to the cache costs nothing, so its count is
+    0; the three counts add up to the prompt. ``dropped_tokens`` and ``dropped_turns``, our own
+    fields, count the part of a chat left out of the prompt."""
 
     input_tokens: int
     cache_read_input_tokens: int

@@ -32,7 +32,7 @@ def message_event(data: Any) -> bytes:
 
 
 class _Writer:
-    """What a whole message and a streamed one have in common."""
+    """The common part of a whole message and a streamed one."""
 
     def __init__(self, reply: Reply, parser: ChoiceParser, shows_thinking: bool) -> None:
         self._reply = reply
@@ -57,7 +57,7 @@ class _Writer:
         )
 
     def _usage(self, finished: Finished | None) -> Usage:
-        """So far as it is known: what is cached is known at the end."""
+        """The usage so far: the number of cached tokens is known at the end."""
         num_prompt = sum(map(len, self._reply.prompt_ids))
         dropped = dropped_counts(self._reply.dropped)
         if finished is None:

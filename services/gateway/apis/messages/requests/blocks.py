@@ -31,11 +31,11 @@ from shared.text.long_json import MAX_VALUES, encode_text
 Message = dict[str, Any]
 
 BILLING = "x-anthropic-billing-header"
-"""Begins a line that Claude Code puts first: it is another one in each request, so that nothing
-behind it would be found in the cache."""
+"""The beginning of Claude Code's first line: it differs in each request, so that nothing after it
+would be found in the cache."""
 REMINDER = "<system-reminder>\n{}\n</system-reminder>"
-"""Around what a client says as the system later than first. Many templates take it there alone;
-and what was at the front would change with it, so that no cache would help."""
+"""Around a client's system texts after the first. Many templates accept a system text only at the
+front; a text put there would change the front with each turn, so that no cache would help."""
 ERROR = "Error: {}"
 
 TEXT = {"text"}
@@ -67,12 +67,12 @@ UNSUPPORTED = {
 
 
 class Conversation:
-    """The messages of a request for the model ``fingerprint``. ``is_prefilled``: the last one is
-    to be continued. ``num_foreign`` counts blocks of thinking that are not this model's, which are
-    left out."""
+    """The messages of a request for the model ``fingerprint``. ``is_prefilled``: the model
+    continues the last one. ``num_foreign`` counts thinking blocks of other models, which are left
+    out."""
 
     def __init__(self, fingerprint: str) -> None:
-        self._messages: list[Message] = []  # texts in pieces, of which there may be many
+        self._messages: list[Message] = []  # texts in pieces, possibly many
         self.is_prefilled = False
         self.num_foreign = 0
         self._fingerprint = fingerprint
@@ -104,11 +104,11 @@ class Conversation:
             )
 
     def chat(self) -> list[Message]:
-        """As a chat's template gets them."""
+        """The messages in the form of a chat template."""
         return [_joined(message) for message in self._messages]
 
     def _add_turn(self, index: int, raw: Raw) -> bool:
-        """Whether it ends in text."""
+        """Whether the turn ends in text."""
         param = f"messages[{index}]"
         turn: Turn = typed(raw, Turn, param)
         if turn.role not in KINDS_OF:
@@ -194,14 +194,14 @@ class Conversation:
             message.setdefault("reasoning_content", []).append(text)
 
     def _blocks(self, content: str | list[Raw], param: str, kinds: set[str]) -> list[Any]:
-        """Those of a content, each of one of ``kinds``."""
+        """The blocks of a content, each of one of ``kinds``."""
         if isinstance(content, str):
             return [Text(content)]
         self._parts.add(len(content))
         return [_block(each, f"{param}[{number}]", kinds) for number, each in enumerate(content)]
 
     def _say(self, role: str, text: str) -> None:
-        """Adds to what the same role has said last."""
+        """Adds to the last message if it has the same role."""
         texts = [text] if text else []
         if self._messages and self._messages[-1]["role"] == role:
             self._messages[-1]["content"] += texts
@@ -231,7 +231,7 @@ def _block(raw: Raw, param: str, kinds: set[str]) -> Block:
 
 
 def _texts(blocks: list[Any]) -> str:
-    """Each begins a line."""
+    """Texts, each on a line of its own."""
     return "\n".join(block.text for block in blocks if isinstance(block, Text) and block.text)
 
 
@@ -244,7 +244,7 @@ def _without_billing(text: str) -> str:
 
 
 def _joined(message: Message) -> Message:
-    """What the assistant says goes on where it stopped; the texts of others begin a line each."""
+    """A text of the assistant continues the one before; texts of others begin a line each."""
     separator = "" if message["role"] == "assistant" else "\n"
     joined = message | {"content": encode_text(separator.join(message["content"]))}
     if "reasoning_content" in message:

@@ -84,7 +84,7 @@ def parse_prompt(body: Body, model: ModelInfo) -> ChatRequest:
 
 
 def prompt_of(request: PromptRequest, model: ModelInfo) -> tuple[ChatRequest, list[str]]:
-    """What of a chat makes its prompt, and the fields that change nothing here. Raises
+    """The chat of the prompt, and the names of fields without effect here. Raises
     InvalidRequest."""
     conversation = Conversation(model.fingerprint)
     conversation.add_system(request.system)
@@ -111,8 +111,7 @@ def _raw(value: Any) -> Raw:
 
 
 def _thinks(request: PromptRequest) -> bool:
-    """A client that asks for no thinking expects the answer first: at Anthropic, that is the
-    default."""
+    """Without a thinking request a client expects the answer first: that is Anthropic's default."""
     return isinstance(request.thinking, EnabledThinking | AdaptiveThinking)
 
 
@@ -134,7 +133,7 @@ def _set_budget(
 
 
 def _format(request: PromptRequest) -> tuple[JsonFormat | None, str]:
-    """And the field of its schema."""
+    """The format, and the field of its schema."""
     config = request.output_config
     if config is not None and config.format is not None:
         if request.output_format is not None:

@@ -1,4 +1,4 @@
-"""What clients of Anthropic's Messages API may send; null means the default."""
+"""The body of a request to Anthropic's Messages API; null means the default."""
 
 from typing import Annotated, Any, Literal
 
@@ -118,9 +118,9 @@ class Metadata(Struct):
 
 
 class PromptRequest(Struct, kw_only=True):
-    """A body of ``/v1/messages/count_tokens``: what becomes of the prompt. ``cache_control``,
-    ``diagnostics`` and ``user_profile_id`` change nothing, nor does ``metadata``: what is cached is
-    a matter of the server."""
+    """A body of ``/v1/messages/count_tokens``: the fields of the prompt. ``cache_control``,
+    ``diagnostics``, ``user_profile_id`` and ``metadata`` have no effect: caching is up to the
+    server."""
 
     messages: Raw
     model: str | None = None

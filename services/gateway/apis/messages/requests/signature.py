@@ -1,9 +1,9 @@
-"""What a block of thinking bears so that it is known when it comes back.
+"""The signature of a thinking block, which identifies it when it comes back.
 
-A signature is no secret and proves nothing about who wrote the text: whoever may send a block may
-as well send any text. It is a digest of the text and of the model, by which a block that another
-model or server wrote, or that was changed, is recognised. Where the client wants no text in the
-block, the signature holds it, encoded, so that the model has it again in the next turn.
+A signature is no secret and proves nothing about the author of the text: a client that may send a
+block may as well send any text. It is a digest of the text and of the model, to recognize a block
+that was changed, or written by another model or server. If the client wants no text in the block,
+the signature holds it, encoded, so that the model has it again in the next turn.
 """
 
 from base64 import urlsafe_b64decode, urlsafe_b64encode
@@ -14,7 +14,7 @@ NUM_DIGEST_BYTES = 18
 
 
 class Signer:
-    """Signs one text that comes in pieces; ``holds_text``: the signature has it, too."""
+    """Signs one text that comes in pieces; ``holds_text``: the signature contains the text."""
 
     def __init__(self, fingerprint: str, holds_text: bool = False) -> None:
         self._digest = sha256(f"{fingerprint}\n".encode())
@@ -33,8 +33,7 @@ class Signer:
 
 
 def signed_text(fingerprint: str, thinking: str, signature: str) -> str | None:
-    """The text of a block that comes back; None: the signature is not one of this model's for the
-    text."""
+    """The text of a returned block; None: the signature is not this model's for the text."""
     parts = signature.split(".")
     if len(parts) != 3 or parts[0] != PREFIX:
         return None

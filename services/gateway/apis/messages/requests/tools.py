@@ -1,4 +1,4 @@
-"""Tools of Anthropic's shape as those of a chat."""
+"""Tools of Anthropic's shape as tools of a chat."""
 
 from typing import Any
 
@@ -84,8 +84,8 @@ def _chat_tool(fields: Any, param: str) -> dict[str, Any]:
 
 
 def _refuse_foreign(fields: dict[str, Any], param: str) -> None:
-    """Tools that Anthropic's servers run, or whose schema its models know by heart, and those that
-    code of the model calls."""
+    """Refuses tools run by Anthropic's servers, tools with a schema that only Anthropic's models
+    know, and tools called by the model's own code."""
     kind, callers = fields.get("type"), fields.get("allowed_callers") or [DIRECT]
     if kind not in CLIENTS_OWN:
         raise unsupported(f"{param}.type", kind, 'null or "custom"')

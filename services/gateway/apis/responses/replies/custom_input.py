@@ -1,4 +1,4 @@
-"""The text that is the input of a custom tool, out of the arguments of the function for it."""
+"""The input text of a custom tool, extracted from the arguments of its function."""
 
 import re
 
@@ -10,13 +10,13 @@ _HIGH, _LOW = r"\\u[dD][89abAB][0-9a-fA-F]{2}", r"\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 _PIECE = re.compile(rf'[^"\\]+|{_HIGH}{_LOW}|\\u[0-9a-fA-F]{{4}}|\\["\\/bfnrt]|\\')
 _CUT_LOW = r"\\(u([dD]([c-fC-F][0-9a-fA-F]?)?)?)?"
 _MAY_GO_ON = re.compile(rf"\\(u[0-9a-fA-F]{{0,3}})?|{_HIGH}({_CUT_LOW})?")
-"""An escape that may become another with more text."""
+"""An escape that may become another one with more text."""
 
 
 class CustomInput:
-    r"""Gives the text piece by piece as it comes. A model that is held to nothing may write what is
-    no JSON: an escape that there is none of is text as it stands, as in ``grep \d``, and so are
-    arguments of another shape."""
+    r"""Gives the text piece by piece as it comes. A model without constraints may write invalid
+    JSON: an unknown escape is literal text, as in ``grep \d``, and so are arguments of another
+    shape."""
 
     def __init__(self) -> None:
         self._held = ""
@@ -31,7 +31,7 @@ class CustomInput:
         return "".join(pieces)
 
     def finish(self) -> str:
-        """What was held because more of it could have come."""
+        """Returns the text held while its continuation was open."""
         if self._state == self._read_text:
             return self._taken(is_last=True)
         left, self._held = self._held, ""
@@ -51,7 +51,7 @@ class CustomInput:
         return self._taken(is_last=False)
 
     def _taken(self, is_last: bool) -> str:
-        """Characters up to the end of the string, or to an escape that may go on."""
+        """Characters up to the end of the string, or to an incomplete escape."""
         held, end = self._held, 0
         pieces: list[str] = []
         while end < len(held) and (is_last or not _MAY_GO_ON.fullmatch(held, end)):

@@ -84,7 +84,7 @@ class ResponseError(Struct):
 
 
 class IncompleteDetails(Struct):
-    """``repetition`` is ours: OpenAI has nothing that ends a text so."""
+    """``repetition`` is ours: OpenAI has no reason for this end of a text."""
 
     reason: Literal["max_output_tokens", "repetition"]
 

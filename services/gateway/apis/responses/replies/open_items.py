@@ -1,4 +1,4 @@
-"""Output items that are being written, each with the events of a stream that tell of it. Pure."""
+"""Unfinished output items, each with its events of a stream. Pure."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from services.gateway.apis.responses.replies.objects import (
 from services.gateway.chat.replies.events import CallStart
 
 ItemEvent = tuple[str, dict[str, Any]]
-"""The type of an event, and its fields but for those that place it in the stream."""
+"""The type of an event, and its fields except the ones that place it in the stream."""
 
 ADDED, DONE = "response.output_item.added", "response.output_item.done"
 PART_ADDED, PART_DONE = "response.content_part.added", "response.content_part.done"
@@ -28,8 +28,8 @@ SUMMARY = "response.reasoning_summary"
 
 
 class OpenItem(Protocol):
-    """``id`` is that of the item; ``logprobs``, entries as JSON, are those of the text. The last
-    event is that of the whole item."""
+    """``id`` is the item's; ``logprobs``, entries as JSON, belong to the text. The last event is
+    the end of the whole item."""
 
     id: str
 
@@ -41,7 +41,7 @@ class OpenItem(Protocol):
 
 
 class OpenReasoning:
-    """Its text is its content, or the one part of its summary if the client asked for that."""
+    """Its text is its content, or the only part of its summary if the client asked for one."""
 
     def __init__(
         self, item_id: str, is_summary: bool, encrypt: Callable[[str], str] | None

@@ -1,4 +1,4 @@
-"""From what a text turns out to be to output items and the events of a stream. Pure."""
+"""Turns the events of a text into output items and the events of a stream. Pure."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ from services.gateway.chat.replies.events import CallStart, Content, Event, Reas
 
 @dataclass(frozen=True)
 class ItemShape:
-    """How the client wants its items: which of its ``tools`` is of what kind, whether reasoning
-    ``is_summary``, and what makes it ``encrypt``ed content, if that is asked for. ``key`` makes the
-    ids of items unique."""
+    """The client's form of items: the kind of each of its ``tools``, whether reasoning
+    ``is_summary``, and the function that makes ``encrypt``ed content, if requested. ``key`` makes
+    the ids of items unique."""
 
     key: str
     tools: ItemTools
@@ -29,8 +29,8 @@ class ItemShape:
 
 
 class OutputItems:
-    """The same events of a text make the same items, however many come at once. ``items`` are
-    those that have ended."""
+    """The same events of a text make the same items, however they are grouped. ``items`` are the
+    ended ones."""
 
     def __init__(self, shape: ItemShape) -> None:
         self.items: list[OutputItem] = []
@@ -38,7 +38,7 @@ class OutputItems:
         self._open: OpenItem | None = None
 
     def add(self, event: Event, logprobs: Sequence[bytes] = ()) -> Iterator[ItemEvent]:
-        """``logprobs``, entries as JSON, are those of the text of ``event``."""
+        """``logprobs``, entries as JSON, belong to the text of ``event``."""
         if isinstance(event, CallStart):
             yield from self._begin(self._new_call(event))
             return
@@ -51,7 +51,7 @@ class OutputItems:
         yield from self._placed(self._open.push(event.text, logprobs))
 
     def finish(self, is_cut: bool) -> Iterator[ItemEvent]:
-        """No more comes. A reply that is whole has an item, be it an empty message."""
+        """The text has ended. A whole reply has at least one item, possibly an empty message."""
         if not self.items and self._open is None and not is_cut:
             yield from self._begin(OpenMessage(self._new_id("msg")))
         yield from self._end("incomplete" if is_cut else "completed")

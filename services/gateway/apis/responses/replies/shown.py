@@ -1,4 +1,4 @@
-"""What a reply of ``/v1/responses`` repeats of its request."""
+"""The fields of a request repeated in a reply of ``/v1/responses``."""
 
 from typing import Any
 
@@ -50,7 +50,7 @@ def begun_response(
 
 
 def is_summary(request: ItemRequest) -> bool:
-    """Whether the client wants reasoning as a summary: ours is all of it."""
+    """Whether the client wants reasoning as a summary: our summary is the whole reasoning."""
     return _reasoning(request).summary is not None
 
 

@@ -1,4 +1,4 @@
-"""Updates of one token each, whatever came at once, so that each token's text is known."""
+"""Splits updates into one for each token, so that each token's text is known."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -12,8 +12,8 @@ from shared.wire.token_arrays import TokenArrays
 
 class TokenUpdates:
     """Divides the text by its marks, and between them by the bytes of the tokens. A token comes out
-    when its text is there: a part of a character, or what may become a stop string, is there later
-    than its token."""
+    when its text is there: part of a character, or a possible beginning of a stop string, comes
+    later than its token."""
 
     def __init__(self, table: TokenTable) -> None:
         self._table = table
@@ -25,7 +25,7 @@ class TokenUpdates:
         self._num_spare = 0  # bytes of tokens that are out, of a character that is not
 
     def split(self, update: ChoiceUpdate) -> Iterator[ChoiceUpdate]:
-        """An update that ends the choice is the last, with what is left of the text."""
+        """An update that ends the choice is the last, with the rest of the text."""
         self._marks += update.marks
         self._tokens += _single(update)
         self._text += update.text
@@ -38,7 +38,7 @@ class TokenUpdates:
             yield self._take(last, len(self._text))
 
     def _next_chars(self, is_over: bool) -> int | None:
-        """How many characters the next token has written; None: that cannot be told yet."""
+        """The number of characters written by the next token; None: not known yet."""
         end = self._known_end()
         text = self._text[:end]
         if end is not None and (is_over or len(text) == end):
@@ -48,8 +48,8 @@ class TokenUpdates:
         return len(text) if num_chars is None and is_over else num_chars
 
     def _known_end(self) -> int | None:
-        """Where in the text that is left the next mark begins, or ends if the next token is its
-        own."""
+        """The position in the remaining text at which the next mark begins, or ends if the next
+        token is the mark's own."""
         if not self._marks:
             return None
         mark = self._marks[0]
@@ -89,7 +89,7 @@ class TokenUpdates:
 
 
 def _single(update: ChoiceUpdate) -> Iterator[ChoiceUpdate]:
-    """One for each token, without text."""
+    """One update for each token, without text."""
     run, arrays = update.run, update.arrays
     has_values = int(run.num_values > 0)
     for index in range(run.num_tokens):

@@ -1,6 +1,6 @@
 """Replies of ``/v1/responses``: whole ones, and the events of streamed ones. Pure.
 
-Both are made of the same items; a stream also has the events on the way to them.
+Both have the same items; a stream also has the events of their progress.
 """
 
 from collections.abc import Iterator
@@ -46,8 +46,8 @@ _DETAILS: dict[FinishReason, IncompleteDetails] = {
 
 
 class ResponseMaker:
-    """``response`` is what there is of it: in progress, with the items that have ended, until all
-    updates have come."""
+    """``response`` is the response so far: in progress, with the ended items, until all updates
+    have come."""
 
     def __init__(
         self, reply: Reply, parser: ChoiceParser, shape: ItemShape, response: ResponseObject
@@ -60,7 +60,7 @@ class ResponseMaker:
         if reply.shows_logprobs and reply.spelling is not None:
             self._tokens = TokenUpdates(reply.spelling.table)
             self._logprobs = ChatLogprobs(reply.spelling)
-        self._waiting: list[bytes] = []  # logprobs of tokens of which no text has come
+        self._waiting: list[bytes] = []  # logprobs of tokens without text so far
 
     @property
     def is_over(self) -> bool:
@@ -74,7 +74,7 @@ class ResponseMaker:
             yield from self._add(each)
 
     def fail(self, error: RequestError) -> None:
-        """It ends with what there is."""
+        """Ends the response with its items so far."""
         for _ in self._items.finish(is_cut=True):
             pass
         self.response = structs.replace(
@@ -162,7 +162,7 @@ class ResponseStream:
         return self._maker.is_over
 
     def close(self) -> bytes:
-        """What was aborted ends as incomplete: no event is for that."""
+        """An aborted response ends as incomplete: there is no event for an abort."""
         response = self._maker.response
         kind = "completed" if response.status == "completed" else "incomplete"
         return self._event(f"response.{kind}", {"response": response})

@@ -11,7 +11,7 @@ from services.gateway.chat.requests.json_list import typed
 from shared.text.long_json import encode_text
 
 INPUT = "input"
-"""The one argument of the function that stands for a custom tool."""
+"""The only argument of the function that represents a custom tool."""
 
 INSTRUCTING = ("system", "developer")
 
@@ -19,8 +19,8 @@ Decrypt = Callable[[str], str | None]
 
 
 def chat_messages(instructions: str | None, items: Iterable[bytes], decrypt: Decrypt) -> Raw:
-    """The JSON array of the messages; ``items`` are JSON. ``decrypt`` returns the
-    reasoning that we have encrypted, or None."""
+    """The JSON array of the messages; ``items`` are JSON. ``decrypt`` returns the reasoning
+    encrypted by us, or None."""
     messages = _Messages(decrypt)
     if instructions:
         messages.add({"role": "system", "content": instructions})
@@ -30,7 +30,7 @@ def chat_messages(instructions: str | None, items: Iterable[bytes], decrypt: Dec
 
 
 def chat_name(namespace: str | None, name: str) -> str:
-    """What a function is called in a chat, which has no namespaces."""
+    """The name of a function in a chat, which has no namespaces."""
     return name if namespace is None else f"{namespace}__{name}"
 
 
@@ -40,7 +40,8 @@ def _encoded(message: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Messages:
-    """What the assistant reasoned, said and called in a row is one message, as it was one reply."""
+    """Consecutive reasoning, texts and calls of the assistant are one message, as they were one
+    reply."""
 
     def __init__(self, decrypt: Decrypt) -> None:
         self.all: list[dict[str, Any]] = []
@@ -48,7 +49,7 @@ class _Messages:
         self._reply: dict[str, Any] | None = None  # the last message, if it is the assistant's
 
     def add(self, message: dict[str, Any]) -> None:
-        """Instructions at the beginning are one message: many templates know no second."""
+        """Instructions at the beginning are one message: many templates accept no second one."""
         is_first = len(self.all) == 1 and self.all[0]["role"] in INSTRUCTING
         if is_first and message["role"] in INSTRUCTING:
             texts = [_text(each["content"]) for each in (self.all[0], message)]
@@ -76,7 +77,7 @@ class _Messages:
                 self.add({"role": "tool", "tool_call_id": item.call_id, "content": content})
 
     def _reply_without(self, *fields: str) -> dict[str, Any]:
-        """The message that is being made, or a new one where it has one of ``fields``."""
+        """The unfinished message, or a new one if it already has one of ``fields``."""
         if self._reply is None or any(self._reply.get(field) for field in fields):
             self.add({"role": "assistant", "content": None})
         assert self._reply is not None

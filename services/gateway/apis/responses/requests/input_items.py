@@ -23,7 +23,7 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     "custom_tool_call_output": ("call_id", "output"),
     REFERENCE: ("id",),
 }
-"""The fields that an item of each type must have."""
+"""The required fields of an item of each type."""
 
 ID_PREFIXES = {
     "message": "msg",
@@ -99,7 +99,7 @@ def _check_parts(found: str | list[Part] | None, param: str, parts: PartCount) -
 
 
 def references(items: list[bytes]) -> dict[int, str]:
-    """The ids of the items that are only referred to, by their places."""
+    """The ids of the items given only by reference, by their places."""
     heads = (msgspec.json.decode(item, type=_Head) for item in items)
     return {index: head.id or "" for index, head in enumerate(heads) if head.type == REFERENCE}
 

@@ -1,6 +1,6 @@
 """The body of a request to ``/v1/responses`` to a Job, or InvalidRequest (NotFound for the model).
 
-The Job is that of a chat: what differs is made the same here, and back in ``responses/items``.
+The Job is a chat's: differences are removed here, and restored in ``responses/replies``.
 """
 
 from collections.abc import Sequence
@@ -43,13 +43,13 @@ FIELD_NAMES = {
     "response_format": "text.format",
     "history_limit": "truncation",
 }
-"""What the fields of a chat are called here, where they differ."""
+"""The names of a chat's fields here, where they differ."""
 
 
 @dataclass(frozen=True)
 class ItemRequest:
-    """A request whose own fields are checked; ``items`` are the JSON of its input. ``warnings``
-    name what it asks for in vain."""
+    """A request with its own fields checked; ``items`` are the JSON of its input. ``warnings`` name
+    ignored fields."""
 
     fields: ResponseRequest
     items: list[bytes]
@@ -58,7 +58,7 @@ class ItemRequest:
 
 
 def read_request(body: Body) -> ItemRequest:
-    """What it returns shares no memory with ``body``, but for fields that go into the Job. Raises
+    """The result shares no memory with ``body``, except fields that go into the Job. Raises
     InvalidRequest."""
     found = decode(body)
     request = check(found, ResponseRequest, unsupported.RESPONSES)
@@ -80,7 +80,7 @@ def read_request(body: Body) -> ItemRequest:
 
 
 def _check_usage(options: StreamOptions) -> None:
-    """The end of a stream has the usage, and nothing else has."""
+    """Only the end of a stream has the usage."""
     if options.include_usage is False:
         raise refusal("stream_options.include_usage", False, "null or true")
     if options.continuous_usage_stats:
@@ -94,7 +94,7 @@ def response_job(
     model: ModelInfo,
     limits: Limits,
 ) -> Job:
-    """``items`` are those of the whole conversation. Raises InvalidRequest, NotFound."""
+    """``items`` are the whole conversation. Raises InvalidRequest, NotFound."""
     fields = request.fields
     same = {name: getattr(fields, name) for name in GenerationRequest.__struct_fields__}
     changed: dict[str, Any] = {

@@ -13,8 +13,8 @@ PREFIX = "shoal1."
 
 
 class ReasoningCipher:
-    """Encrypts for one API key, its ``owner``: what another brings is not read. Without a
-    ``secret`` only this process can read its own."""
+    """Encrypts for one API key, its ``owner``: other keys cannot read the content. Without a
+    ``secret`` only this process can read it."""
 
     def __init__(self, secret: str | None) -> None:
         key = os.urandom(KEY_BYTES)
@@ -29,7 +29,7 @@ class ReasoningCipher:
         return PREFIX + urlsafe_b64encode(nonce + sealed).decode()
 
     def decrypt(self, content: str, owner: str) -> str | None:
-        """None: it is none of ours, or not this owner's."""
+        """None: it was encrypted by another server or for another owner."""
         try:
             data = urlsafe_b64decode(content.removeprefix(PREFIX))
             nonce, sealed = data[:NONCE_BYTES], data[NONCE_BYTES:]

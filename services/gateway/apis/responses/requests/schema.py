@@ -1,4 +1,4 @@
-"""What clients may send to ``/v1/responses``; null means the default."""
+"""The body of a request to ``/v1/responses``; null means the default."""
 
 from typing import Annotated, Any, Literal
 
@@ -24,7 +24,7 @@ ENCRYPTED_REASONING = "reasoning.encrypted_content"
 Included = Literal[
     "message.output_text.logprobs",
     "reasoning.encrypted_content",
-    # Of what no reply of ours has.
+    # Parts that no reply of ours has.
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
     "file_search_call.results",
@@ -120,7 +120,8 @@ ToolChoiceField = Literal["none", "auto", "required"] | NamedFunction | NamedCus
 
 
 class ResponseRequest(GenerationRequest, kw_only=True):
-    """Fields that both kinds of request have mean the same; some of them are refused here."""
+    """Fields common to both kinds of request have the same meaning; some of them are refused
+    here."""
 
     input: Raw
     background: bool | None = None
@@ -158,7 +159,7 @@ class Part(Struct, omit_defaults=True):
 
 
 class Item(Struct, omit_defaults=True):
-    """An input item; which fields count is a matter of its type."""
+    """An input item; its type determines the fields that count."""
 
     type: str | None = None
     id: str | None = None

@@ -1,4 +1,4 @@
-"""The tools of a request to ``/v1/responses``, as those of a chat."""
+"""The tools of a request to ``/v1/responses``, as tools of a chat."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -53,7 +53,7 @@ class ItemTools:
 
     @property
     def field_names(self) -> dict[str, str]:
-        """What is ``tools[0].function`` in a chat may be called something else here."""
+        """The names here of a chat's fields like ``tools[0].function``."""
         return {
             f"tools[{index}].function": param for index, param in enumerate(self.params.values())
         }
@@ -99,7 +99,7 @@ def _checked_name(
 
 
 def _flat(tools: list[Tool]) -> Iterator[tuple[str, FunctionTool | CustomTool, Namespace | None]]:
-    """The tools one by one, each after the place that it came from."""
+    """The tools one by one, each after its place in the request."""
     for index, tool in enumerate(tools):
         if isinstance(tool, Namespace):
             for number, function in enumerate(tool.tools):
@@ -109,7 +109,7 @@ def _flat(tools: list[Tool]) -> Iterator[tuple[str, FunctionTool | CustomTool, N
 
 
 def chat_choice(choice: ToolChoiceField | None, tools: ItemTools) -> Any:
-    """The field ``tool_choice`` of a chat. Raises InvalidRequest for a tool that is none."""
+    """The field ``tool_choice`` of a chat. Raises InvalidRequest for an unknown tool."""
     match choice:
         case NamedFunction() | NamedCustom():
             return chat.NamedTool(_known(choice, tools, "tool_choice.name"))
@@ -151,8 +151,8 @@ def _function(tool: FunctionTool) -> dict[str, Any]:
 
 
 def _custom(tool: CustomTool) -> dict[str, Any]:
-    """A function of one text. An expression is held as that of its schema; a grammar is only shown
-    to the model, which writes the text as a part of its JSON."""
+    """A function with one text argument. An expression is enforced as the argument's schema; a
+    grammar is only shown to the model, which writes the text inside its JSON."""
     parts = [tool.description] if tool.description else []
     schema: dict[str, Any] = {"type": "string"}
     match tool.format:

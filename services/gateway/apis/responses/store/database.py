@@ -1,4 +1,4 @@
-"""Responses that are kept, in one file of SQLite's. No event loop: ``response_store`` has that."""
+"""Stored responses in one SQLite file, without an event loop: ``response_store`` has that."""
 
 import sqlite3
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -113,8 +113,8 @@ class StoreLimits:
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One response: ``input`` is the JSON array of its own input items, ``response`` its JSON, and
-    ``item_ids`` are those of both. ``previous_id`` is that of the response it follows, ``runner``
-    who makes it, in the background, until it has ended."""
+    ``item_ids`` are the ids of both. ``previous_id`` is the response before it, ``runner`` the
+    gateway that makes it, in the background, until it has ended."""
 
     id: str
     owner: str
@@ -130,7 +130,7 @@ class Entry:
 
 
 class StoreFull(ShoalError):
-    """There is no room for a response that its owner may take."""
+    """The store has no more room that the owner of a response may use."""
 
 
 class ResponseDatabase:
@@ -139,11 +139,11 @@ class ResponseDatabase:
     processes may open one file. Its methods raise sqlite3.Error; times are Unix seconds."""
 
     def __init__(self, path: Path, limits: StoreLimits) -> None:
-        """A new file is for our user alone. Raises ConfigError for a file that is none of ours, or
-        that cannot be written."""
+        """A new file is for our user alone. Raises ConfigError for a file that is not ours, or that
+        cannot be written."""
         self._limits = limits
         try:
-            path.touch(0o600)  # what SQLite puts beside it is for the same users
+            path.touch(0o600)  # SQLite's other files get the same permissions
             self._db = sqlite3.connect(
                 path, BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False
             )
@@ -181,13 +181,13 @@ class ResponseDatabase:
             raise
 
     def save(self, entry: Entry, now_s: float) -> None:
-        """Makes room for it. Raises StoreFull."""
+        """Makes room for the entry. Raises StoreFull."""
         with self._writing():
             self._insert(entry, now_s)
 
     def finish(self, entry: Entry, now_s: float) -> None:
-        """Saves the end of one that is made in the background, if it is still there and has
-        none. Raises StoreFull."""
+        """Saves the end of a background response, if it is still there and has not ended. Raises
+        StoreFull."""
         with self._writing():
             found = self._db.execute(
                 "DELETE FROM responses WHERE id IN (SELECT id FROM background WHERE id = ?)",
@@ -197,7 +197,7 @@ class ResponseDatabase:
                 self._insert(entry, now_s)
 
     def update(self, response_id: str, response: bytes) -> None:
-        """What there is of one that is made in the background."""
+        """Stores the state so far of a response that is made in the background."""
         with self._writing():
             self._db.execute(
                 "UPDATE responses SET response = ?"
@@ -206,7 +206,7 @@ class ResponseDatabase:
             )
 
     def cancel(self, response_id: str) -> None:
-        """Its runner will find that nobody wants it."""
+        """Its runner will find that it is no longer wanted."""
         with self._writing():
             self._db.execute("UPDATE background SET is_wanted = 0 WHERE id = ?", (response_id,))
 
@@ -214,7 +214,7 @@ class ResponseDatabase:
         return {runner for [runner] in self._db.execute("SELECT runner FROM background")}
 
     def made_by(self, runner: str, now_s: float) -> list[Entry]:
-        """The responses that the runner makes, or made when it ended."""
+        """The responses of the runner, including the ones it was making when it ended."""
         rows = self._db.execute(
             "SELECT id, owner FROM responses JOIN background USING (id) WHERE runner = ?", (runner,)
         ).fetchall()
@@ -222,7 +222,7 @@ class ResponseDatabase:
         return [entry for entry in entries if entry is not None]
 
     def wanted(self, runner: str) -> set[str]:
-        """Those that the runner shall go on with."""
+        """The ids of responses that the runner shall continue."""
         rows = self._db.execute(
             "SELECT id FROM background WHERE runner = ? AND is_wanted", (runner,)
         )
@@ -240,8 +240,8 @@ class ResponseDatabase:
     def conversation(
         self, response_id: str, owner: str, max_bytes: int, now_s: float
     ) -> list[Entry] | str:
-        """The response and all that it follows, the first one first; they count as used. Or what
-        is wrong: the id of one that is not there, or nothing where they have more bytes."""
+        """The response and all responses before it, the first one first; they count as used. On an
+        error returns the id of the missing one, or an empty string if they exceed ``max_bytes``."""
         oldest_s = now_s - self._limits.max_age_s
         asked = {"id": response_id, "owner": owner, "oldest_s": oldest_s, "max_depth": MAX_CHAIN}
         chain = self._db.execute(_CHAIN, asked).fetchall()
@@ -260,8 +260,8 @@ class ResponseDatabase:
     def outputs_with(
         self, item_ids: Collection[str], owner: str, max_bytes: int, now_s: float
     ) -> Iterator[bytes] | int:
-        """The JSON of each response with one of the items in its output, or the bytes of all where
-        these are more than ``max_bytes``."""
+        """The JSON of each response with one of the items in its output, or the bytes of all if
+        they exceed ``max_bytes``."""
         asked = {
             "ids": json.encode(item_ids).decode(),
             "owner": owner,
@@ -274,7 +274,7 @@ class ResponseDatabase:
         return self._responses([response_id for response_id, _ in found])
 
     def _responses(self, ids: Sequence[str]) -> Iterator[bytes]:
-        """One after the other, but for those that were deleted meanwhile."""
+        """One after the other, without responses deleted meanwhile."""
         for response_id in ids:
             row = self._db.execute("SELECT response FROM responses WHERE id = ?", (response_id,))
             for [response] in row:
@@ -346,7 +346,7 @@ class Shares:
         return sum(num_bytes for _, num_bytes in self._shares.values())
 
     def add(self, owner: str, num: int, num_bytes: int) -> None:
-        """Negative numbers take away."""
+        """Negative numbers subtract."""
         share = self._shares.setdefault(owner, [0, 0])
         share[0] += num
         share[1] += num_bytes

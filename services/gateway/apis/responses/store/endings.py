@@ -1,4 +1,4 @@
-"""How a response that is kept ends where nobody made it to its end."""
+"""The end of a stored response that was never finished."""
 
 import msgspec
 from msgspec import Raw, Struct

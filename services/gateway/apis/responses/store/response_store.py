@@ -1,4 +1,4 @@
-"""Responses that are kept, off the event loop."""
+"""Stored responses, off the event loop."""
 
 import fcntl
 import logging
@@ -37,8 +37,8 @@ LOST = Failure("gateway_lost", "the gateway that made this response in the backg
 
 
 class RunnerLock:
-    """A file beside the store, ``token`` in its name, which is locked until ``close`` or the end of
-    our process. Raises OSError where it cannot be made."""
+    """A file next to the store, ``token`` in its name, locked until ``close`` or the end of our
+    process. Raises OSError if it cannot be made."""
 
     def __init__(self, store: Path) -> None:
         self._store = store
@@ -49,7 +49,7 @@ class RunnerLock:
         fcntl.flock(self._descriptor, fcntl.LOCK_EX)
 
     def is_alive(self, token: str) -> bool:
-        """Whether its process holds the lock; what a dead one has left is removed."""
+        """Whether its process holds the lock; the file of a dead process is removed."""
         if token == self.token:
             return True
         path = self._path(token)
@@ -75,11 +75,11 @@ class RunnerLock:
 
 
 class ResponseStore:
-    """A response belongs to the API key that made it: to any other it is not there. Methods raise
-    StoreFailed where the file cannot be read or written, a full disk among the reasons."""
+    """A response belongs to the API key that made it: other keys do not find it. Methods raise
+    StoreFailed if the file cannot be read or written, for example on a full disk."""
 
     def __init__(self, config: GatewayConfig) -> None:
-        """Raises ConfigError. Without ``response-store`` nothing can be kept."""
+        """Raises ConfigError. Without ``response-store`` no response can be stored."""
         self._limits = StoreLimits(
             config.response_store_bytes,
             MAX_RESPONSES,
@@ -99,7 +99,7 @@ class ResponseStore:
 
     @property
     def runner(self) -> str:
-        """Our name as one who makes responses in the background."""
+        """This gateway's name as a maker of background responses; empty without a lock."""
         return self._lock.token if self._lock is not None else ""
 
     async def save(self, entry: Entry) -> None:
@@ -107,28 +107,28 @@ class ResponseStore:
         await self._run(lambda database: database.save(entry, time.time()))
 
     async def finish(self, entry: Entry) -> None:
-        """Saves the end of one that was made in the background, unless it is gone or has one."""
+        """Saves the end of a background response, unless it is deleted or has ended."""
         self._check_size(entry)
         await self._run(lambda database: database.finish(replace(entry, runner=None), time.time()))
 
     async def end(self, entry: Entry, status: str, error: Failure | None = None) -> None:
-        """Finishes one that is made no further."""
+        """Ends a response that is made no further."""
         await self.finish(replace(entry, response=ended(entry.response, status, error)))
 
     async def update(self, response_id: str, response: bytes) -> None:
-        """What there is of one that is made in the background."""
+        """Stores the state so far of a response that is made in the background."""
         await self._run(lambda database: database.update(response_id, response))
 
     async def cancel(self, response_id: str) -> None:
-        """Who makes it in the background will find it no more among those ``wanted``."""
+        """Removes the response from its maker's ``wanted`` ones."""
         await self._run(lambda database: database.cancel(response_id))
 
     async def wanted(self) -> set[str]:
-        """Those of our own that are neither cancelled nor deleted."""
+        """Our own responses that are neither cancelled nor deleted."""
         return await self._run(lambda database: database.wanted(self.runner))
 
     async def get(self, response_id: str, owner: str) -> Entry:
-        """One whose gateway has ended while it made it has failed. Raises NotFound."""
+        """A response fails if its gateway ended while making it. Raises NotFound."""
         entry = await self._get(response_id, owner)
         if entry.runner is None or self._lock is None or self._lock.is_alive(entry.runner):
             return entry
@@ -155,7 +155,7 @@ class ResponseStore:
             raise missing(response_id)
 
     async def conversation(self, response_id: str, owner: str) -> list[bytes]:
-        """The items of the response and of all that it follows, the first one first. Raises
+        """The items of the response and of all responses before it, the first one first. Raises
         InvalidRequest."""
         limit, param = self._max_conversation_bytes, "previous_response_id"
         found = await self._run(
@@ -179,7 +179,7 @@ class ResponseStore:
         return await self._run(lambda _: [item for entry in found for item in items_of(entry)])
 
     async def items(self, item_ids: Collection[str], owner: str) -> dict[str, bytes]:
-        """The items that are in the output of a stored response. Raises InvalidRequest."""
+        """The items in the output of a stored response. Raises InvalidRequest."""
         limit = self._max_conversation_bytes
         found = await self._run(lambda database: _items(database, item_ids, owner, limit))
         if isinstance(found, int):
@@ -219,7 +219,7 @@ class ResponseStore:
 def _items(
     database: ResponseDatabase, item_ids: Collection[str], owner: str, max_bytes: int
 ) -> dict[str, bytes] | int:
-    """The items, or the bytes of their responses where these are too many."""
+    """The items, or the bytes of their responses if these are too many."""
     responses = database.outputs_with(item_ids, owner, max_bytes, time.time())
     if isinstance(responses, int):
         return responses
@@ -231,7 +231,7 @@ def _items(
 
 
 def _end_lost(database: ResponseDatabase, lock: RunnerLock) -> None:
-    """Responses of gateways that have ended have failed, and may be pushed out again."""
+    """Ends responses of ended gateways as failed; they then count as removable again."""
     now_s = time.time()
     for runner in database.runners():
         if lock.is_alive(runner):

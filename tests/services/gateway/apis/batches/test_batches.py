@@ -1,5 +1,5 @@
-"""``/v1/files`` and ``/v1/batches`` with OpenAI's own client, against gateways with a tokenizer
-that answers what a test makes it answer."""
+"""``/v1/files`` and ``/v1/batches`` with OpenAI's own client, against gateways with a scripted
+tokenizer."""
 
 import asyncio
 import gc
@@ -51,7 +51,7 @@ def batch_file(num: int, **fields: Any) -> bytes:
 
 @asynccontextmanager
 async def answering(tokenizer: FakeTokenizer, pause_s: float = 0) -> AsyncIterator[list[Any]]:
-    """Answers all requests, each after ``pause_s``; yields what was submitted."""
+    """Answers all requests, each after ``pause_s``; yields the submitted ones."""
     seen: list[Any] = []
 
     async def answer() -> None:
@@ -271,7 +271,7 @@ async def test_a_start_reads_no_batch_that_has_ended(
     async with gateway_of(tmp_path) as gateway, client_of(gateway) as client:
         async with answering(tokenizer):
             created = await start(client, batch_file(1))
-            until_ended = runner_of(gateway).folder.batch  # no request, which would read it
+            until_ended = runner_of(gateway).folder.batch  # not a request, which would read it
             await until(lambda: until_ended(BatchKey("", created.id)).batch.has_ended)
         assert {key.id for key in read} == {created.id}
         assert {each.id async for each in client.batches.list()} == ids | {created.id}
@@ -401,7 +401,7 @@ async def test_a_batch_that_expires_says_so_for_each_line_that_is_left(
 async def test_another_gateway_goes_on_and_two_never_run_one_batch(
     tmp_path: Path, tokenizer: FakeTokenizer
 ):
-    """The first gateway ends in the middle; the second has looked at the batch all the while."""
+    """The first gateway ends in the middle; the second has watched the batch all the while."""
     async with (
         answering(tokenizer, pause_s=0.01) as seen,
         gateway_of(tmp_path, instance="g2") as second,
@@ -418,7 +418,7 @@ async def test_another_gateway_goes_on_and_two_never_run_one_batch(
         good = await results(client, batch.output_file_id)
     assert batch.status == "completed"
     assert Counter(each["custom_id"] for each in good) == {f"line-{n}": 1 for n in range(150)}
-    assert len(seen) <= 150 + 2 + 16, "only what was open when the first ended is asked again"
+    assert len(seen) <= 150 + 2 + 16, "only requests open at the first end are repeated"
 
 
 async def test_without_a_folder_the_routes_name_the_setting(gateway: GatewayService):
@@ -480,7 +480,7 @@ async def test_an_upload_that_stalls_ends(
 
 
 async def uploaded(gateway: GatewayService, *pieces: bytes) -> bytes:
-    """Returns the status of an upload whose pieces come one by one."""
+    """Returns the status of an upload in pieces."""
     reader, writer = await asyncio.open_connection("127.0.0.1", gateway.port)
     head = b"POST /v1/files HTTP/1.1\r\nHost: localhost\r\n"
     head += b"Content-Type: multipart/form-data; boundary=b\r\n"

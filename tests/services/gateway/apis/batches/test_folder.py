@@ -1,4 +1,4 @@
-"""The folder of files and batches: what is there for whom, and what a start removes."""
+"""The folder of files and batches: contents by owner, and removals at start."""
 
 import os
 import shutil
@@ -152,7 +152,7 @@ def test_a_start_removes_what_a_killed_gateway_has_left(folder: BatchFolder):
     kept = [age(save_data(folder, file.file.id, "ann"))]
     for file_id in (batch.batch.input_file_id, batch.good_file_id, batch.bad_file_id):
         kept.append(age(save_data(folder, file_id, "ann")))
-    kept.append(save_data(folder, new_file_id(), "ann"))  # perhaps an upload in progress
+    kept.append(save_data(folder, new_file_id(), "ann"))  # possibly an upload in progress
     left = [age(save_data(folder, new_file_id(), "ann"))]
     for root in (folder.files_root, folder.batches_root, folder.ended_root):
         path = root / "ann" / "some.0123.new"

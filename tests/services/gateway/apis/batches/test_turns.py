@@ -1,11 +1,11 @@
-"""Which batches start, and in which order."""
+"""The order in which batches start."""
 
 from services.gateway.apis.batches.folder import BatchKey
 from services.gateway.apis.batches.runner import start
 
 
 def started(waiting: dict[str, int], running: str = "", locked: tuple[str, ...] = ()) -> list[str]:
-    """Names are an owner and an id; batches that are ``locked`` cannot start."""
+    """Names are an owner and an id; ``locked`` batches cannot start."""
     found: list[str] = []
 
     def try_start(key: BatchKey) -> bool:

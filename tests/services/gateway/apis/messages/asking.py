@@ -1,4 +1,4 @@
-"""Requests for messages with fields of a test's choice, as Jobs and as chats."""
+"""Requests for messages with given fields, as Jobs and as chats."""
 
 import json
 from typing import Any
@@ -23,7 +23,7 @@ def parsed(served: ModelInfo = CALLER, limits: Limits = LIMITS, /, **fields: Any
 
 
 def chat_of(*turns: dict[str, Any], **fields: Any) -> list[dict[str, Any]]:
-    """The messages that the tokenizer gets."""
+    """The messages sent to the tokenizer."""
     job = parsed(messages=list(turns) or [HELLO], **fields).job
     chat: list[dict[str, Any]] = json.loads(job.prompts[0].data.tobytes())
     return chat

@@ -34,7 +34,7 @@ class StreamFailed(Exception):
 
 
 def read_message(stream: str) -> dict[str, Any]:
-    """The message that clients have at the end. Asserts that each event is where it may be."""
+    """The client's final message. Asserts that each event is allowed in its place."""
     checker = EventChecker()
     *blocks, rest = stream.split("\n\n")
     assert rest == "", rest
@@ -53,7 +53,7 @@ class EventChecker:
         self.message: dict[str, Any] = {}
         self._open: dict[str, Any] | None = None
         self._json = ""
-        self._cut = -1  # the block whose input is no object
+        self._cut = -1  # the block with an incomplete input
         self._has_end = self._is_over = False
         self._prompt_tokens = 0
         self.num_pings = 0

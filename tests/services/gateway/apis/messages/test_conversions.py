@@ -1,4 +1,4 @@
-"""What clients of the Messages API send, as the mesh gets it."""
+"""Requests to the Messages API, as the mesh gets them."""
 
 import json
 from typing import Any

@@ -45,7 +45,7 @@ async def post(http: aiohttp.ClientSession, path: str = PATH, **fields: Any) -> 
 async def ask(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer, pieces: list[str], **fields: Any
 ) -> Any:
-    """The message to which a model makes ``pieces``."""
+    """The message made from a model's ``pieces``."""
     end = {
         name: fields.pop(name) for name in ("reason", "stop_reason", "num_cached") if name in fields
     }
@@ -144,7 +144,7 @@ async def test_an_error_ends_a_stream_in_anthropics_words(
 
 
 async def error_of(response: aiohttp.ClientResponse) -> tuple[int, str, str]:
-    """Its status, type and message, after a look at its shape."""
+    """Its status, type and message, after a check of its shape."""
     body = await response.json()
     assert body.keys() == {"type", "error", "request_id"}
     assert body["type"] == "error"

@@ -1,4 +1,5 @@
-"""Bad requests for messages: each error names the field by its path, its value and what may be."""
+"""Bad requests for messages: each error names the field's path, its value and the allowed
+values."""
 
 from http import HTTPStatus
 from typing import Any

@@ -1,4 +1,4 @@
-"""Ending a request by the id its client knows."""
+"""Ending a request by its client's id."""
 
 import asyncio
 import io

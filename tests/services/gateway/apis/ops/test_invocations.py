@@ -1,4 +1,4 @@
-"""SageMaker's path: a body goes to the endpoint that its fields are those of."""
+"""SageMaker's path: a body's fields select the endpoint."""
 
 import asyncio
 from typing import Any

@@ -1,4 +1,4 @@
-"""Requests of many inputs: how many the mesh has, what waits, what ends them all."""
+"""Requests of many inputs: the number in the mesh, waiting inputs, and ends of all."""
 
 import asyncio
 import base64
@@ -61,7 +61,7 @@ def number_of(request: Submitted) -> int:
 
 
 def pool(request: Submitted) -> None:
-    """Its vector has the number of the prompt, and comes with the end."""
+    """Its vector holds the prompt's number, and arrives with the end."""
     run = TokenRun(1, 3, kind=RunKind.POOLED)
     row, end = Delta(*request.key, 0, 0, run), Finished(*request.key, 0, "length", 0)
     values = np.array([number_of(request), 0.5, -1], np.float32)
@@ -70,7 +70,7 @@ def pool(request: Submitted) -> None:
 
 
 async def answer(tokenizer: FakeTokenizer, num: int) -> list[Submitted]:
-    """Of the next ``num``, one after the other: further ones come when these have ended."""
+    """Answers the next ``num`` prompts in order: later ones arrive when these have ended."""
     requests = []
     for _ in range(num):
         requests.append(await tokenizer.accepted())

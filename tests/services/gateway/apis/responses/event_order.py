@@ -1,6 +1,6 @@
-"""What the events of a streamed response must be, whoever made them.
+"""Valid events of a streamed response, from any producer.
 
-The events themselves add up to the response: whoever reads them needs nothing else.
+The events themselves add up to the response, so readers need nothing else.
 """
 
 import json
@@ -15,11 +15,11 @@ TEXTS = {
     "function_call_arguments": "arguments",
     "custom_tool_call_input": "input",
 }
-"""The kinds of deltas, and the field that is what they add up to."""
+"""The kinds of deltas, and the field that holds their sum."""
 
 
 def parsed_events(data: str) -> list[dict[str, Any]]:
-    """The events of a stream, each of which is named twice."""
+    """The events of a stream, each named twice."""
     events = []
     blocks = [block for block in data.split("\n\n") if block and not block.startswith(":")]
     for block in blocks:
@@ -31,7 +31,7 @@ def parsed_events(data: str) -> list[dict[str, Any]]:
 
 
 def check_events(events: list[dict[str, Any]]) -> dict[str, Any]:
-    """The response that ``events`` end with."""
+    """The final response of ``events``."""
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     created, in_progress, *middle, end = events
     assert created["type"] == "response.created"
@@ -59,7 +59,7 @@ def check_events(events: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _items_of(events: list[dict[str, Any]], is_failed: bool) -> list[dict[str, Any]]:
-    """Items come one after the other; a stream that failed may end within one."""
+    """Items follow one another; a failed stream may end within one."""
     items: list[dict[str, Any]] = []
     while events:
         added, *events = events

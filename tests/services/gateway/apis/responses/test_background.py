@@ -1,4 +1,4 @@
-"""Responses that are made in the background: queued, polled, cancelled, lost with their gateway."""
+"""Responses in the background: queued, polled, cancelled, lost with their gateway."""
 
 import asyncio
 import gc
@@ -44,7 +44,7 @@ async def test_one_is_queued_made_and_kept(tmp_path: Path, tokenizer: FakeTokeni
         with pytest.raises(openai.BadRequestError, match="has not ended"):
             await client.responses.create(**ASKED, previous_response_id=created.id)
         submitted = await tokenizer.submitted.get()
-        await asyncio.sleep(1.1)  # times are whole seconds
+        await asyncio.sleep(1.1)  # times are in whole seconds
         submitted.accept()
         await until_status(client, created.id, "in_progress")
         submitted.text("Hello", "!")
@@ -152,7 +152,7 @@ async def test_one_whose_gateway_is_killed_has_failed(tmp_path: Path, tokenizer:
 async def test_a_start_ends_what_killed_gateways_were_making(
     tmp_path: Path, tokenizer: FakeTokenizer
 ):
-    """So that it can be pushed out of the store, whoever asks for it."""
+    """Anyone can then displace it from the store."""
     path = tmp_path / "store.db"
     flags = ["--response-store", str(path), "--instance", "g2"]
     async with (

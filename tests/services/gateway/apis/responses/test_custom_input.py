@@ -1,4 +1,4 @@
-"""The input of a custom tool is the text in the JSON of its call, however that is cut."""
+"""The input of a custom tool is the text in its call's JSON, however that is cut."""
 
 import json
 from itertools import pairwise

@@ -1,4 +1,4 @@
-"""Fields of /v1/responses: what becomes of each, and what is refused."""
+"""Fields of /v1/responses: their effects, and refusals."""
 
 import json
 from typing import Any

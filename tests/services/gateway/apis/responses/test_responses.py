@@ -1,4 +1,4 @@
-"""/v1/responses over HTTP: what is kept and for whom, errors, ends."""
+"""/v1/responses over HTTP: storage by owner, errors, ends."""
 
 import asyncio
 import json
@@ -255,7 +255,7 @@ async def test_a_full_disk_fails_what_was_to_be_kept_and_nothing_else(
 
 
 async def fill(gateway: GatewayService) -> None:
-    """From here on the file of the store cannot grow."""
+    """From here on the store's file cannot grow."""
     responses: Any
     [responses] = {
         getattr(route.handler, "__self__", None)
@@ -320,7 +320,7 @@ async def test_an_error_before_the_first_token_is_a_status(
 async def test_a_running_response_can_be_seen_and_cancelled(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer
 ) -> None:
-    """Who cancels gets what there is; so does who reads the stream."""
+    """The canceller gets the partial response; so does the stream's reader."""
     posting = asyncio.create_task(http.post(ROUTE, json=ASKED | {"stream": True}))
     request = await tokenizer.accepted()
     request.text("Hel")
@@ -375,7 +375,7 @@ async def test_limits_of_a_key_hold_and_its_tokens_are_counted(
 
 
 async def counted(http: aiohttp.ClientSession, key: dict[str, Any]) -> dict[str, float]:
-    """Tokens of all keys, and responses that were made."""
+    """Tokens of all keys, and completed responses."""
     async with http.get("/metrics", **key) as response:
         lines = (await response.text()).splitlines()
     names = {

@@ -1,4 +1,4 @@
-"""docs/api.md is the list of all fields of a request."""
+"""docs/api.md lists all fields of a request."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ TABLE = Path(__file__).parents[5] / "docs" / "api.md"
 
 
 def fields_of(title: str) -> set[str]:
-    """Those that the tables below a title name."""
+    """The fields named in the tables below a title."""
     _, _, below = TABLE.read_text().partition(f"# {title}\n")
     rows = [line for line in below.partition("\n# ")[0].splitlines() if line.startswith("| `")]
     return {name for row in rows for name in re.findall(r"`([a-z_]+)`", row.split("|")[1])}

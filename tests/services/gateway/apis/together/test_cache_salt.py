@@ -1,4 +1,4 @@
-"""Whose cached prefixes a request may find."""
+"""Sharing of cached prefixes between requests."""
 
 import asyncio
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Files, batches and kept responses on a disk that is full: a small one of its own."""
+"""Files, batches and stored responses on a full disk, a small one of its own."""
 
 import subprocess
 from collections import Counter
@@ -72,7 +72,7 @@ async def test_a_file_that_finds_no_room_is_named_and_harms_nobody(
         with pytest.raises(openai.InternalServerError, match=r"batch-dir.*[Nn]o space") as refused:
             await client.files.create(file=large, purpose="batch")
         assert (refused.value.status_code, refused.value.code) == (507, "storage_error")
-        assert disk.paths() == before, "what there was of it is gone"
+        assert disk.paths() == before, "its part is removed"
         assert [each.id async for each in client.files.list()] == [small.id]
         batch = await client.batches.create(
             input_file_id=small.id, endpoint="/v1/completions", completion_window="24h"

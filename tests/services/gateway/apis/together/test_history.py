@@ -1,4 +1,4 @@
-"""How long a chat may be: what a request and the setting say of it, and what the client is told."""
+"""The length limit of a chat: by request and by setting, and the client's notice."""
 
 import asyncio
 import json

@@ -1,5 +1,5 @@
-"""Every field of OpenAI's and vLLM's requests is built, neutral and named, or refused by name: none
-falls through. OpenAI's are those of the installed openai package."""
+"""Every field of OpenAI's and vLLM's requests is built, neutral and named, or refused by name.
+OpenAI's are those of the installed openai package."""
 
 import json
 from collections.abc import Callable
@@ -41,7 +41,7 @@ from shared.wire.messages import ModelInfo, PoolingInfo
 from tests.services.gateway.fakes import MODEL
 from tests.services.gateway.text.asking import STRUCTURED
 
-# Of vLLM's ChatCompletionRequest and CompletionRequest, in their order
+# Fields of vLLM's ChatCompletionRequest and CompletionRequest, in their order
 # (vllm/entrypoints/openai/{chat_completion,completion}/protocol.py, version 0.32.0).
 VLLM = """
     model frequency_penalty logit_bias logprobs max_tokens n presence_penalty response_format seed
@@ -61,6 +61,17 @@ VLLM_CHAT = """
 """
 VLLM_COMPLETION = """
     prompt suffix prompt_embeds
+"""
+# Of FastDeploy's requests, without the names above (fastdeploy/entrypoints/openai/protocol.py).
+FASTDEPLOY = """
+    include_draft_logprobs include_logprobs_decode_token temp_scaled_logprobs
+    top_p_normalized_logprobs disaggregate_info bad_words_token_ids logits_processors_args
+    guided_json guided_regex guided_choice guided_grammar max_streaming_response_tokens
+    prompt_token_ids mm_hashes trace_context collect_metrics
+"""
+FASTDEPLOY_CHAT = """
+    reasoning_max_tokens response_max_tokens structural_tag disable_chat_template
+    completion_token_ids
 """
 # Of vLLM's requests to models that pool (vllm/entrypoints/pooling/*/protocol.py).
 VLLM_POOLING = """
@@ -94,7 +105,7 @@ def response(body: Body) -> Job:
 
 @dataclass(frozen=True)
 class Endpoint:
-    """``body`` is a request that ``parse`` takes, and ``fields`` are those that clients know."""
+    """``body`` is a valid request for ``parse``, and ``fields`` are those known to clients."""
 
     kind: type[msgspec.Struct]
     neutral: unsupported.Neutral
@@ -113,14 +124,16 @@ ENDPOINTS = {
         unsupported.CHAT,
         lambda body: parse_chat(body, MODEL, STRUCTURED),
         {"messages": [{"role": "user", "content": "Hi"}]},
-        names_of(VLLM, VLLM_CHAT) | ChatCreateParams.__annotations__.keys(),
+        names_of(VLLM, VLLM_CHAT, FASTDEPLOY, FASTDEPLOY_CHAT)
+        | ChatCreateParams.__annotations__.keys(),
     ),
     "completion": Endpoint(
         CompletionRequest,
         unsupported.COMPLETION,
         lambda body: parse_completion(body, MODEL, STRUCTURED),
         {"prompt": "a"},
-        names_of(VLLM, VLLM_COMPLETION) | CompletionCreateParamsStreaming.__annotations__.keys(),
+        names_of(VLLM, VLLM_COMPLETION, FASTDEPLOY)
+        | CompletionCreateParamsStreaming.__annotations__.keys(),
     ),
     "response": Endpoint(
         ResponseRequest,
@@ -167,7 +180,7 @@ ENDPOINTS = {
     ),
 }
 FIELDS = [(name, field) for name, each in ENDPOINTS.items() for field in sorted(each.fields)]
-NO_VALUE = 12345.5  # that any field may have
+NO_VALUE = 12345.5  # a valid value of no field
 
 
 def test_the_lists_are_those_of_whole_requests() -> None:
@@ -181,8 +194,7 @@ def test_the_lists_are_those_of_whole_requests() -> None:
 
 @pytest.mark.parametrize(("name", "field"), FIELDS)
 def test_no_field_is_ignored_in_silence(name: str, field: str) -> None:
-    """Neither by an endpoint that builds it, which would refuse the value, nor by one that does
-    not."""
+    """Endpoints that build it refuse the value, and the others refuse the field."""
     endpoint = ENDPOINTS[name]
     body = json.dumps(endpoint.body | {field: NO_VALUE}).encode()
     if field in unsupported.WITHOUT_EFFECT.keys() - {*endpoint.kind.__struct_fields__}:
@@ -211,7 +223,7 @@ def test_a_value_that_changes_nothing_passes_and_is_not_named(endpoint: Endpoint
 
 @pytest.mark.parametrize("endpoint", ENDPOINTS.values(), ids=ENDPOINTS)
 def test_no_field_is_two_things(endpoint: Endpoint) -> None:
-    """But those of a chat that a Response refuses."""
+    """Except for a chat's fields that a Response refuses."""
     built = set() if endpoint.kind is ResponseRequest else {*endpoint.kind.__struct_fields__}
     assert not built & endpoint.neutral.keys()
     assert not unsupported.WITHOUT_EFFECT.keys() & endpoint.neutral.keys()

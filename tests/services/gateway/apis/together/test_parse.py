@@ -1,4 +1,4 @@
-"""Whatever bytes come, the parser gives a Job that the mesh can send or an InvalidRequest."""
+"""For all bytes the parser returns a valid Job or raises InvalidRequest."""
 
 import json
 import re
@@ -158,7 +158,7 @@ BLOCK = b'{"type":"tool_use","id":"c","name":"f","input":{"HALF":"HALF"}}'
     ],
 )
 def test_half_a_character_is_a_replacement_character(parse: Any, body: bytes) -> None:
-    """Wherever it is: a cut text leaves such halves in histories."""
+    """In any place: truncated texts leave such halves in histories."""
     arguments: dict[Any, tuple[Any, ...]] = {parse_tokenize: (MODEL,), read_request: ()}
     parsed = [
         parse(body.replace(b"HALF", half), *arguments.get(parse, (MODEL, STRUCTURED)))

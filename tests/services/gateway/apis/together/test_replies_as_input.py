@@ -1,5 +1,5 @@
-"""What a reply may be in the types of OpenAI's client is a history that we take, and so is what a
-reply may be at Anthropic."""
+"""Every reply in the types of OpenAI's client is valid history, and so is every reply of
+Anthropic's."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Replies of /v1/responses, made of updates as the mesh brings them."""
+"""Replies of /v1/responses, made from the mesh's updates."""
 
 import json
 from dataclasses import replace
@@ -133,7 +133,7 @@ def test_logprobs_are_those_of_the_tokens_of_the_message() -> None:
     reply = whole(updates, **LOGPROBS)
     [message] = [item for item in reply["output"] if item["type"] == "message"]
     [part] = message["content"]
-    # The blanks after the reasoning come with the text that follows.
+    # Blanks after the reasoning arrive with the following text.
     assert [entry["token"] for entry in part["logprobs"]] == ["\n\n", "So", ":\n"]
     assert part["text"] == "So:"
 
@@ -161,7 +161,7 @@ def test_a_text_that_is_cut_is_incomplete_and_so_is_its_last_item(
 
 
 def test_a_call_that_the_text_ends_in_is_incomplete() -> None:
-    """By a stop string, say: nobody should take its arguments for whole."""
+    """After a stop string, for example: its arguments may be incomplete."""
     reply = check_events(streamed(said(*CALL[:3])))
     assert reply["status"] == "completed"
     assert [item["status"] for item in reply["output"]] == ["incomplete"]

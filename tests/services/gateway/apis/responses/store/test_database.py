@@ -1,4 +1,4 @@
-"""What is kept of responses, for whom and how long."""
+"""Stored responses: contents, owners and lifetimes."""
 
 import sqlite3
 from collections.abc import Callable, Iterator

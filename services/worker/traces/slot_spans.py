@@ -5,8 +5,10 @@ from collections import Counter, deque
 from dataclasses import dataclass, field
 from statistics import median
 
+from services.worker.observer import Observer
 from shared.wire.envelope import read_options
 from shared.wire.messages import Admit, RunKind, Span, SpanReport, SpanValue, StepPlan, StepResult
+from shared.wire.spans import SpanBuffer
 
 MAX_CHUNKS = 32
 """Chunks of a prompt that have a span each; the last one stands for all that follow."""
@@ -34,7 +36,7 @@ class _Stay:
     chunks: list[_Chunk] = field(default_factory=list)
 
 
-class SlotSpans:
+class SlotSpans(Observer):
     """Follows plans and their results, in order. What it does for a step does not depend on how
     many sequences decode; times are unix times."""
 
@@ -42,6 +44,7 @@ class SlotSpans:
         self._instance = instance
         self._plans: deque[tuple[StepPlan, list[Admit]]] = deque()  # with the traced rows
         self._stays: dict[int, _Stay] = {}
+        self._left = SpanBuffer()
         self._times = array("d", bytes(8 * NUM_STEPS))
         self._num_steps = self._num_stale = 0
         self._computed_s = 0.0
@@ -58,13 +61,30 @@ class SlotSpans:
         if self._num_stale:
             self._num_stale -= 1
             return []
-        left = [self._report(slot, start_s) for slot in plan.release if slot in self._stays]
+        for slot in plan.release:
+            if slot in self._stays:
+                self._left.add(self._report(slot, start_s))
         for row in admitted:
             self._stays[row.slot] = _Stay(row, start_s, self._computed_s, self._num_steps)
         for _ in range(result.num_steps):
             self._note_step(result.step_s / result.num_steps)
-        if not self._stays:
-            return left
+        if self._stays:
+            self._follow(plan, admitted, result, start_s, ended_s)
+        return self._left.take()
+
+    def clear(self) -> None:
+        """The scheduler is gone, and nobody asks for what its sequences did or do."""
+        self._stays.clear()
+        self._num_stale = len(self._plans)
+
+    def _follow(
+        self,
+        plan: StepPlan,
+        admitted: list[Admit],
+        result: StepResult,
+        start_s: float,
+        ended_s: float,
+    ) -> None:
         for row in admitted:
             if row.num_ids - row.num_cached == 1:  # it is decoded
                 self._note_chunk(self._stays[row.slot], _Chunk(start_s, ended_s, 1))
@@ -75,13 +95,7 @@ class SlotSpans:
         for each in result.rows:
             if (each.finish or each.error is not None) and each.slot in self._stays:
                 num_later = result.num_steps - max(1, num_own[each.slot])
-                left.append(self._report(each.slot, ended_s, num_later))
-        return left
-
-    def clear(self) -> None:
-        """The scheduler is gone, and nobody asks for what its sequences did or do."""
-        self._stays.clear()
-        self._num_stale = len(self._plans)
+                self._left.add(self._report(each.slot, ended_s, num_later))
 
     def _note_step(self, step_s: float) -> None:
         self._times[self._num_steps % NUM_STEPS] = step_s

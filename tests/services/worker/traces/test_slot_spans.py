@@ -1,8 +1,8 @@
-"""What a worker reports of sequences when they leave their slots."""
+"""A worker's reports of sequences that leave their slots."""
 
 from typing import Any
 
-from services.worker.slot_spans import MAX_CHUNKS, NUM_STEPS, SlotSpans
+from services.worker.traces.slot_spans import MAX_CHUNKS, NUM_STEPS, SlotSpans
 from shared.wire.envelope import RequestOptions, write_options
 from shared.wire.messages import (
     Admit,
@@ -19,7 +19,7 @@ from shared.wire.messages import (
 
 
 class Steps:
-    """Steps of ``step_s`` seconds, each of which begins when the one before has ended."""
+    """Consecutive steps of ``step_s`` seconds."""
 
     def __init__(self) -> None:
         self.spans = SlotSpans("w")
@@ -72,7 +72,7 @@ def test_a_plan_of_several_steps_counts_those_that_the_sequence_took_part_in() -
     assert spans.end(StepResult(1, [row], 0.5), 1000.5) == []
     for step, finish in ((2, None), (3, "stop")):
         rows = [row, ResultRow(0, "a~1/0/0", 1, TokenRun(1), finish)]  # type: ignore[arg-type]
-        num_steps = 2 if finish is None else 5  # three of which are those of others
+        num_steps = 2 if finish is None else 5  # three of them are other sequences' steps
         spans.begin(StepPlan(step, [], [], [], [], [Decode(0), Decode(1)], 0, num_steps))
         result = StepResult(step, rows, 0.1 * num_steps, num_steps=num_steps)
         reports = spans.end(result, 1000.5 + step)

@@ -1,10 +1,10 @@
-"""Room that owners share."""
+"""Room shared between owners."""
 
 from services.gateway.apis.responses.background import FairRoom
 
 
 def filled(room: FairRoom, owner: str) -> int:
-    """How much the owner gets, one by one."""
+    """The owner's room, taken one by one."""
     while room.has_room(owner, 1):
         room.add(owner, 1)
     return room.held(owner)

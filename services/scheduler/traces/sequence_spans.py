@@ -4,8 +4,9 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from services.scheduler.observer import Observer
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.sequence import Ended, Obstacle, Sequence
+from services.scheduler.sequence import Arrival, Ended, Obstacle, Sequence
 from shared.wire.messages import Admit, Span, SpanReport, SpanValue, StepPlan
 from shared.wire.spans import unix_s
 
@@ -78,7 +79,7 @@ class _Trace:
     num_left_out: int = 0
 
 
-class SequenceSpans:
+class SequenceSpans(Observer):
     """Follows the sequences of ``core`` that are traced, and calls ``send`` with their route and
     the report of each. Times are monotonic."""
 
@@ -95,15 +96,19 @@ class SequenceSpans:
         self._waits = WaitTimes(now_s)
         self._open: dict[Key, _Trace] = {}
         self._ended: OrderedDict[Key, int] = OrderedDict()  # their routes
+        self._returned: list[tuple[Sequence, Obstacle]] = []  # that have lost their slots
+        core.queues.on_return = self._note_return
 
-    def begin(self, request: str, attempt: int, now_s: float) -> None:
-        """The sequence has been added to the core."""
-        sequence = self._core.sequences[request, attempt]
-        if sequence.is_traced:
-            self._open[sequence.key] = _Trace(sequence, self._wait(sequence, None, now_s))
+    def begin(self, arrival: Arrival) -> None:
+        if not arrival.options.is_traced:
+            return
+        generate, now_s = arrival.generate, arrival.now_s
+        for each in generate.sequences:
+            if arrival.options.traces(each.choice):
+                sequence = self._core.sequences[each.request, generate.attempt]
+                self._open[sequence.key] = _Trace(sequence, self._wait(sequence, None, now_s))
 
     def admit(self, worker: str, plan: StepPlan, now_s: float) -> None:
-        """``plan`` goes to ``worker``."""
         if not plan.admit:
             return
         self._note_returned(now_s)
@@ -114,7 +119,6 @@ class SequenceSpans:
                 trace.state = _Stay(worker, now_s, row, num_emitted)
 
     def account(self, now_s: float) -> None:
-        """Notes what the core has done since the last call."""
         self._waits.note(self._core.obstacle, now_s)
         self._note_returned(now_s)
 
@@ -147,18 +151,24 @@ class SequenceSpans:
         self._send(sequence.route, self._report(sequence.key, [whole, *trace.spans]))
 
     def forward(self, report: SpanReport) -> None:
-        """A worker's; one about a sequence that is not known is dropped."""
+        """One about a sequence that is not known is dropped."""
         key = report.request, report.attempt
         trace = self._open.get(key)
         route = trace.sequence.route if trace is not None else self._ended.get(key)
         if route is not None:
             self._send(route, report)
 
+    def _note_return(self, sequence: Sequence, why: Obstacle) -> None:
+        if sequence.key in self._open:
+            self._returned.append((sequence, why))
+
     def _note_returned(self, now_s: float) -> None:
-        for sequence, why in self._core.take_returned():
+        """The core knows no time; a sequence in ``_returned`` may have ended since."""
+        for sequence, why in self._returned:
             if trace := self._open.get(sequence.key):
                 self._close(trace, now_s, why.label)
                 trace.state = self._wait(sequence, why, now_s)
+        self._returned.clear()
 
     def _report(self, key: Key, spans: list[Span]) -> SpanReport:
         return SpanReport(*key, "scheduler", self._instance, spans)

@@ -1,0 +1,41 @@
+"""Greedy outputs of small models over HTTP."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from openai import AsyncOpenAI
+
+from shared.model_folder import EMBEDDED_MODEL
+from tests.services.worker.foreign_checkpoints import save_family
+
+VOCAB_SIZE = 8192  # of the tokenizer beside it
+NUM_TOKENS = 24
+
+
+def save_with_tokenizer(folder: Path, family: str) -> None:
+    save_family(folder, family, vocab_size=VOCAB_SIZE)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copyfile(EMBEDDED_MODEL / name, folder / name)
+
+
+def prompts_with_one_beginning() -> list[list[int]]:
+    """Eight, so long that not all fit in the KV cache at once."""
+    rng = np.random.default_rng(1)
+    beginning = rng.integers(8, VOCAB_SIZE, 20).tolist()
+    return [beginning + rng.integers(8, VOCAB_SIZE, num).tolist() for num in range(20, 60, 5)]
+
+
+async def text_of(client: AsyncOpenAI, prompt: list[int]) -> tuple[list[int], int]:
+    """The ids of a greedy text, and how many of the prompt's were cached."""
+    done: Any = await client.completions.create(
+        model="any",
+        prompt=prompt,
+        max_tokens=NUM_TOKENS,
+        temperature=0,
+        extra_body={"return_token_ids": True, "ignore_eos": True},
+    )
+    assert done.usage
+    assert done.usage.prompt_tokens_details
+    return done.choices[0].token_ids, done.usage.prompt_tokens_details.cached_tokens or 0
