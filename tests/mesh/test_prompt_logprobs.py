@@ -11,8 +11,8 @@ import pytest
 
 from benchmarks.harness.fleet import Fleet, running_fleet
 from services.gateway.mesh import open_prompt
-from services.scheduler.sequence import scored_token_bytes
-from shared.wire.messages import Capacity, Generate
+from services.scheduler.sequence import Arrival, scored_token_bytes
+from shared.wire.messages import Capacity
 from tests.mesh.fake_engine import made_up_logprobs
 from tests.mesh.forks import fork
 from tests.mesh.mesh import Mesh, running_mesh
@@ -73,10 +73,11 @@ def narrow_windows(mesh: Mesh, monkeypatch: pytest.MonkeyPatch) -> None:
     """Little data already exceeds a window."""
     add = mesh.core.add
 
-    def add_with_less(generate: Generate, *rest: Any) -> None:
-        add(generate, *rest)
-        for new in generate.sequences:
-            mesh.core.sequences[new.request, generate.attempt].max_bytes = NARROW_BYTES
+    def add_with_less(arrival: Arrival) -> None:
+        add(arrival)
+        for new in arrival.generate.sequences:
+            key = new.request, arrival.generate.attempt
+            mesh.core.sequences[key].max_bytes = NARROW_BYTES
 
     monkeypatch.setattr(mesh.core, "add", add_with_less)
     monkeypatch.setattr(open_prompt, "WINDOW_BYTES", NARROW_BYTES)
