@@ -43,7 +43,7 @@ class Obstacle(IntEnum):
     ISOLATED = 9  # it, or another sequence, runs alone: a worker died under it
     NO_WORKER = 10
     CREDIT = 11  # its client does not read
-    PRIORITY = 12  # overtaken or preempted by an earlier priority
+    PRIORITY = 12  # overtaken by later arrivals, or preempted by an earlier priority
     WORKER_LOST = 13
     HANDED_OVER = 14  # its worker is leaving
     LATER_PRIORITY = 15  # it yields to running sequences: later-priority-share
@@ -130,9 +130,9 @@ class Sequence:
     (``note_hit``); ``hits`` has this number for each worker. ``missing_blocks`` has for each worker
     the number of the first block missing in its prefix cache at the last look. Logprobs of
     ``num_prompt_scored`` prompt tokens, from the second on, have arrived. ``num_steps`` counts
-    steps with output. ``num_passed_over`` counts plans that admitted, or might have admitted, later
-    arrivals first, last because of ``obstacle``. ``num_held_back`` counts steps that left it out
-    although it had a slot.
+    steps with output. ``num_passed_over`` counts plans that admitted, or might have admitted,
+    others first, the last time because of ``obstacle``. ``num_held_back`` counts steps that left it
+    out although it had a slot.
     """
 
     request: str
@@ -304,8 +304,8 @@ class Sequence:
         """Notes that a worker died while it computed this sequence. Returns True if another worker
         may run it.
 
-        False if the sequence was computed alone and has emitted nothing since, or after
-        ``MAX_WORKER_DEATHS``.
+        False if the sequence was computed alone and has emitted nothing since, or beyond
+        ``MAX_WORKER_DEATHS`` deaths.
         """
         was_alone = self.is_isolated
         self.is_isolated = True
