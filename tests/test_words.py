@@ -41,8 +41,8 @@ FOLDER_LIMITS = {
     "benchmarks": 2.9,
     "cli": 3.5,
     "kernels": 2.5,
-    "services": 9.9,
-    "shared": 7.5,
+    "services": 4.2,
+    "shared": 2.5,
     "tests": 5.0,
 }
 LITERAL = re.compile(

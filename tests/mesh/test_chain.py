@@ -466,7 +466,7 @@ async def test_a_request_goes_on_after_a_result_that_came_twice_or_results_that_
         done = await complete(client, 40)
         assert done.choices[0].text == (TEXT * 3)[: len(done.choices[0].text)]
         assert done.usage.completion_tokens == 40
-        assert {"doubled": "came where", "lost": "brings no result"}[fault] in caplog.text
+        assert {"doubled": "came where", "lost": "has no result"}[fault] in caplog.text
         assert change("shoal_stalled_workers_total") == (fault == "lost")
         await mesh.until_idle()
 
