@@ -92,7 +92,7 @@ def read_eos_ids(folder: Path, vocab_size: int) -> list[int]:
     """The ids that end a text, from generation_config.json, config.json and the tokenizer, which is
     often the only source in a fine-tuned chat model.
 
-    Ids outside the vocabulary, such as −1 for none, are dropped.
+    Ids outside the vocabulary, for example −1 for none, are dropped.
     """
     ids: set[int] = set()
     for name in (CONFIG_FILE, GENERATION_CONFIG_FILE):

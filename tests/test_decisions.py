@@ -18,18 +18,19 @@ PARTS = ("**Context.**", "**Decision.**", "**Consequence.**")
 
 def index_rows() -> list[str]:
     lines = (DECISIONS / "README.md").read_text().splitlines()
-    return [line for line in lines if line.startswith("| [")]
+    return sorted(line for line in lines if line.startswith("* ["))
 
 
 def index_row(record: Path) -> str:
     head = HEAD.match(record.read_text())
     assert head, f"{record.name} does not begin with number, title, date and status"
-    number, title, date, status, _ = head.groups()
+    number, title, _, status, _ = head.groups()
     assert record.name.startswith(f"{number}-")
-    return f"| [{number}]({record.name}) | {title} | {date} | {status} |"
+    suffix = "" if status == "accepted" else f" ({status})"
+    return f"* [{number}]({record.name}): {title}{suffix}"
 
 
-def test_the_index_lists_every_record_with_its_title_date_and_status():
+def test_the_index_lists_every_record_with_its_title_and_successor():
     assert index_rows() == [index_row(record) for record in RECORDS]
 
 

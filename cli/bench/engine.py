@@ -106,6 +106,7 @@ def _parse(arguments: list[str]) -> tuple[Namespace, list[str]]:
     """Splits the arguments into ours and the worker's. Raises ConfigError; ``--help`` exits."""
     parser = Parser(
         PROGRAM,
+        usage=f"{PROGRAM} [--flag VALUE …]",
         description="Times the steps of the engine alone. Takes all settings of the worker as well:"
         " shoal worker --help",
         epilog="Exit codes: 0; 2: a wrong flag or setting; 130: Ctrl-C.",

@@ -30,6 +30,7 @@ def parse(arguments: list[str]) -> Settings:
 def _parser() -> Parser:
     parser = Parser(
         "shoal bench serve",
+        usage="shoal bench serve [--flag VALUE …]",
         description="Sends requests to an OpenAI-compatible server and reports how it answers.",
         epilog="Exit codes: 0; 1: nothing was answered, or the verdict is no; 2: a wrong flag or"
         " file, or no server at --url; 130: Ctrl-C.",

@@ -164,6 +164,7 @@ def _parse(arguments: list[str]) -> tuple[Namespace, list[str]]:
     """Splits the arguments into ours and the worker's. Raises ConfigError; ``--help`` exits."""
     parser = Parser(
         PROGRAM,
+        usage=f"{PROGRAM} [--flag VALUE …]",
         description="Measures the loss of quality by the form of a model's weights: bits per byte"
         " of a text, the mean Kullback–Leibler divergence from a reference in nats,"
         " and the agreement of the most likely token with the reference. All forms are"

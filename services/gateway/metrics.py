@@ -48,8 +48,7 @@ FINISHED_REQUESTS = Counter(
 )
 POOLED_INPUTS = Counter(
     "shoal_pooled_inputs",
-    "Texts and pairs of which clients were given what a model pools them to; task: embed or"
-    " classify",
+    "Texts and pairs with a pooled output sent to a client; task: embed or classify",
     [*_MODEL, "task"],
 )
 # fmt: off

@@ -38,7 +38,7 @@ from shared.wire.messages import (
 log = logging.getLogger(__name__)
 
 LAME_DUCK_S = 2.0
-"""How long a draining gateway still accepts, so that who sends here learns of it first."""
+"""Time a draining gateway still accepts requests, so that load balancers notice it first."""
 
 
 class GatewayService:
@@ -99,7 +99,7 @@ class GatewayService:
     def status(self) -> Heartbeat:
         obstacle = self._mesh.tokenizers.obstacle
         if self._is_draining:
-            state, reason = State.DRAINING, "finishing what is open"
+            state, reason = State.DRAINING, "finishing open requests"
         elif obstacle:
             state, reason = State.NOT_READY, obstacle[:MAX_REASON_CHARS]
         else:

@@ -1,4 +1,4 @@
-"""KV blocks of one worker: their owners, and the prefixes they hold. Pure."""
+"""Ownership of one worker's KV blocks, and its prefix cache. Pure."""
 
 from array import array
 from collections.abc import Callable
@@ -8,17 +8,19 @@ HASH_BYTES = 16
 
 
 class BlockHashes:
-    """Computes the block hashes of a sequence, each when it is first asked for.
+    """Block hashes of a sequence, computed on first use.
 
-    A block's KV depends on all ids before it too, so its hash is a chain: blake2b, 128 bits, of the
-    hash before it and its own ids; the first one follows the ``root`` (``hash_root``)."""
+    The KV of a block depends on all ids up to its end, so its hash is a chain: 128 bits of blake2b
+    over the previous block's hash and the block's ids. The chain begins with ``root``
+    (``hash_root``).
+    """
 
     def __init__(self, block_size: int, root: bytes) -> None:
         self.block_size = block_size
         self._chain = [root]
 
     def block_hash(self, number: int, ids: Callable[[int, int], bytes]) -> bytes:
-        """``ids(start, end)`` returns the int32 ids between two positions as bytes; all ids of the
+        """``ids(start, end)`` returns the int32 ids between two positions as bytes. All ids of the
         block must be known."""
         chain, size = self._chain, self.block_size
         while len(chain) <= number + 1:
@@ -28,9 +30,9 @@ class BlockHashes:
 
 
 class PrefixIndex:
-    """Maps block hashes of one worker to blocks, one to one, so that equal prefixes are computed
-    once. ``holders``, which all workers' indices share, names
-    for each hash the worker that was the last to add it, and none once that has dropped it."""
+    """Maps block hashes of one worker to its blocks, one to one. ``holders``, shared by the indices
+    of all workers, names for each hash the last worker that added it, until that worker drops
+    it."""
 
     def __init__(self, worker_id: str, holders: dict[bytes, str]) -> None:
         self._worker_id = worker_id
@@ -51,14 +53,14 @@ class PrefixIndex:
         return self._blocks.get(block_hash)
 
     def add(self, block_hash: bytes, block: int) -> None:
-        """Ignored where another block with the same ids, computed beside it, was added first."""
+        """Does nothing if the hash has a block: another sequence computed the same ids first."""
         if block_hash not in self._blocks:
             self._blocks[block_hash] = block
             self._hashes[block] = block_hash
             self._holders[block_hash] = self._worker_id
 
     def drop(self, block: int) -> None:
-        """Ignored for a block that is not here."""
+        """Does nothing for a block outside the index."""
         block_hash = self._hashes.pop(block, None)
         if block_hash is not None:
             del self._blocks[block_hash]
@@ -80,20 +82,21 @@ def _digest(content: bytes) -> bytes:
 
 
 class BlockPool:
-    """Hands out ids of ``num_blocks`` blocks. Each is free, cached, or owned by so many sequences.
+    """Allocates the ids of ``num_blocks`` blocks. Each block is free, cached, or owned by one or
+    more sequences.
 
-    A cached block has no owner, but ``index`` knows what it holds: it can be shared again, and
-    counts as free. When blocks are short the least recently used ones are evicted; of the blocks of
-    one sequence the last one goes first, for without it the others are still of use.
+    A cached block has no owner but is in ``index``: it can be shared again, and counts as free.
+    Allocation evicts the least recently used cached blocks once no others are free. Of one sequence
+    the last block is evicted first, since the blocks before it are usable without it.
     """
 
     def __init__(self, num_blocks: int, index: PrefixIndex) -> None:
         self.num_blocks = num_blocks
-        self.num_owned = 0  # once for each sequence that owns a block
+        self.num_owned = 0  # pairs of a block and an owner
         self._index = index
-        self._free: list[int] = []  # of the blocks that were used before
-        self._num_used = 0  # the first of all blocks
-        self._cached: dict[int, None] = {}  # in the order of their last use
+        self._free: list[int] = []  # blocks that were used before
+        self._num_used = 0  # blocks with an id below it were used before
+        self._cached: dict[int, None] = {}  # least recently used first
         self._ref_counts = array("i", bytes(4 * num_blocks))
 
     @property
@@ -104,7 +107,7 @@ class BlockPool:
         return self._ref_counts[block]
 
     def try_allocate(self, num: int) -> list[int] | None:
-        """Returns ``num`` blocks, or None and takes nothing when there are fewer."""
+        """Returns ``num`` blocks, or None (and takes none) if fewer are free."""
         if num > self.num_free:
             return None
         start = max(0, len(self._free) - num)
@@ -121,15 +124,15 @@ class BlockPool:
         return taken
 
     def share(self, blocks: list[int]) -> None:
-        """Adds an owner to each of ``blocks``, which the index holds."""
+        """Adds an owner to each of ``blocks``, which are in the index."""
         for block in blocks:
             self._cached.pop(block, None)
             self._ref_counts[block] += 1
         self.num_owned += len(blocks)
 
     def free(self, blocks: list[int]) -> None:
-        """Takes an owner from each of ``blocks``. Raises ValueError for a block without owners: two
-        sequences would write to it."""
+        """Removes an owner from each of ``blocks``. Raises ValueError for a block without owners:
+        two sequences would write to it."""
         for block in reversed(blocks):
             if not self._ref_counts[block]:
                 raise ValueError(f"block {block} was given back twice")
@@ -139,12 +142,12 @@ class BlockPool:
         self.num_owned -= len(blocks)
 
     def uncache(self, blocks: list[int]) -> None:
-        """Keeps the prefix cache from sharing ``blocks`` any further; their owners keep them."""
+        """Removes ``blocks`` from the prefix cache; their owners keep them."""
         for block in blocks:
             self._index.drop(block)
 
     def reset_cache(self) -> None:
-        """Empties the index. Owners keep their blocks."""
+        """Empties the index. Owned blocks stay with their owners."""
         self._index.clear()
         self._free.extend(self._cached)
         self._cached.clear()

@@ -1,20 +1,22 @@
-"""Decides how many drafts a worker makes of each sequence: a fixed number, or as many as pay.
+"""Draft depth of a worker: fixed, or adapted for the most tokens per second.
 
-**What pays.** The depth d at which a row's tokens per second are most: the tokens that it brings, 1
-+ p₁ + p₁p₂ + … + p₁⋯p_d, over the time of a step. pᵢ, the chance that draft i is right if those
-before it were, is counted over all rows of the worker, and what is older counts less; a draft that
-was asked for and not there counts as wrong, since it brings nothing. A position that was not tried
-lately is taken to be like the one before it. Step times are kept for each depth and each size of
-batch, in powers of two, from steps that compute no prompts. A batch of a size that is new first
-goes through the depths 0, 1, 2, 4 … and the deepest, twice, a few steps each. From then on the
-depth is decided every 32 steps, and another one has to promise 3 % more. On 4 of 224 steps another
-depth is tried, by turns those beside it and none. A plan that asks for several steps has them all
-at one depth, so it is no longer than the shortest trial. A machine that is slower for a while must
-not look like a depth that is: so steps at the depth that was decided measure the pace of the
-machine, once their own cost is known, and the cost of a step at another depth is its time at this
-pace. Of several times the lower quartile counts, since what disturbs a step makes it longer. A step
-that computes prompts too counts for an eighth of a step: where there are hardly any others, times
-are those of the nearest size, or guessed.
+**Objective.** The depth d with the most tokens per second of a row: 1 + p₁ + p₁p₂ + … + p₁⋯p_d, the
+expected tokens of a step, over the time of a step. pᵢ is the probability that draft i is accepted
+if all drafts before it are. It is counted over all rows of the worker, and old counts decay. A
+draft that was planned but not made counts as rejected. A position without recent counts takes the
+probability of the position before it.
+
+**Trials.** Step times are kept for each depth and each size of batch (a power of two), from steps
+without prompts. A new size of batch first runs a few steps at each of the depths 0, 1, 2, 4 … and
+the deepest, twice. From then on the depth is decided every 32 steps, and a change must promise 3 %
+more. In 4 of 224 steps another depth is tried: in turn one less, one more, and none. All steps of a
+plan have one depth, so a plan is no longer than the shortest trial.
+
+**Times.** A machine that is slow for a while must not make a depth look slow. Steps at the decided
+depth measure the pace of the machine, once their own cost is known. The cost of another depth is
+its step time over this pace. Interference only makes a step longer, so the lower quartile of
+several times counts. A step with prompts counts as an eighth of a step. A size of batch without
+times uses the times of the nearest size, or a guess.
 """
 
 from collections import deque
@@ -30,11 +32,11 @@ PROBED_EVERY = 7 * DECIDED_EVERY
 PROBE_RUN = 4
 HYSTERESIS = 1.03
 MIXED = 1 / 8
-GUESS = 1 / 8  # of a step: what a draft may cost where nothing is known
+GUESS = 1 / 8  # of a step: the cost of a draft before any measurement
 
 
 class BatchSize:
-    """Decides the depth for batches of about one size: each ``turn`` of them is a step."""
+    """Decides the depth for batches of about one size. A step without prompts is one ``turn``."""
 
     def __init__(self, size: int, deepest: int, depth: int) -> None:
         self.size = size
@@ -45,7 +47,7 @@ class BatchSize:
         self._turn = 0.0
 
     def advance(self, turns: float) -> bool:
-        """Counts ``turns``, and returns whether it is time to decide."""
+        """Counts ``turns``. Returns True if a decision is due."""
         before = self._num_since_sweep
         self._turn += turns
         since = self._num_since_sweep
@@ -53,7 +55,7 @@ class BatchSize:
 
     @property
     def depth(self) -> int:
-        """The depth of the plan that is made next."""
+        """The depth of the next plan."""
         since = self._num_since_sweep
         if since < 0:
             return self._sweep[int(self._turn) // SWEEP_RUN]
@@ -73,14 +75,14 @@ class BatchSize:
 
     @property
     def _others(self) -> list[int]:
-        """The depths to try now and then beside the one that was decided."""
+        """The depths to try now and then in place of the decided one."""
         depth = self.times.depth
         others = {each for each in (depth + 1, depth - 1, 0) if 0 <= each <= self._deepest}
         return sorted(others - {depth}) or [depth]
 
 
 class DraftDepth:
-    """``now`` is the depth for the plan that is made next, of up to ``max_num_steps``."""
+    """``now`` is the depth of the next plan, which has at most ``max_num_steps`` steps."""
 
     def __init__(self, capacity: Capacity) -> None:
         self.now = capacity.num_speculative_tokens
@@ -90,7 +92,7 @@ class DraftDepth:
         self._sizes: dict[int, BatchSize] = {}
 
     def note(self, plan: StepPlan, result: StepResult) -> None:
-        """Learns from ``result``, which ``plan`` has brought."""
+        """Learns from ``result``, the result of ``plan``."""
         if not self._capacity.adapts_depth or not plan.decode:
             return
         depths = {row.slot: row.verify_depth for row in plan.decode}
@@ -118,7 +120,7 @@ class DraftDepth:
         return self._sizes[key]
 
     def _decide(self, size: BatchSize) -> None:
-        """Takes the step times of the nearest size for which they are known."""
+        """Uses the step times of the nearest size with known times."""
         known = [each for each in self._sizes.values() if each.times.is_known]
         near = min(known, key=lambda each: abs(each.size - size.size), default=None)
         cost = near.times.cost if near else _guess
@@ -126,8 +128,8 @@ class DraftDepth:
 
 
 def room_for_drafts(budget: int, num_decoding: int) -> int:
-    """Returns how many drafts each of ``num_decoding`` sequences may verify: half of what their own
-    tokens leave of the budget is kept for prompts."""
+    """Returns the most drafts that each of ``num_decoding`` sequences may verify. Half of the
+    budget left after their own tokens is kept for prompts."""
     return max(0, (budget - num_decoding) // (2 * num_decoding))
 
 
@@ -135,20 +137,20 @@ def _guess(depth: int) -> float:
     return 1 + depth * GUESS
 
 
-HORIZON = 256  # steps after which what was accepted counts 1/e
-PRIOR = 0.5  # chance of the first draft before any was verified
-PRIOR_WEIGHT = 0.1  # in tries; for later drafts the chance of the one before weighs 1
+HORIZON = 256  # steps after which the weight of a count has fallen to 1/e
+PRIOR = 0.5  # acceptance of the first draft before any was verified
+PRIOR_WEIGHT = 0.1  # in tries; at later positions the rate of the position before weighs 1
 
 
 class Acceptance:
-    """Counts drafts of all rows that were verified and accepted, by their position."""
+    """Counts verified and accepted drafts of all rows by their position."""
 
     def __init__(self, max_depth: int) -> None:
         self._tried = [0.0] * max_depth
         self._right = [0.0] * max_depth
 
     def note(self, rows: list[tuple[int, int]], turns: float) -> None:
-        """Counts a step whose ``rows`` are (drafts to verify, drafts accepted)."""
+        """Counts a step. ``rows`` are pairs of verified and accepted drafts."""
         kept = 1 - turns / HORIZON
         self._tried = [kept * each for each in self._tried]
         self._right = [kept * each for each in self._right]
@@ -158,7 +160,7 @@ class Acceptance:
                 self._right[i] += i < num_accepted
 
     def num_tokens(self, depth: int) -> float:
-        """Returns the mean number of tokens that a row brings if it verifies ``depth`` drafts."""
+        """Returns the expected tokens of a row that verifies ``depth`` drafts."""
         rate, weight, reached, num = PRIOR, PRIOR_WEIGHT, 1.0, 1.0
         for tried, right in zip(self._tried[:depth], self._right, strict=False):
             rate, weight = (right + weight * rate) / (tried + weight), 1.0
@@ -167,18 +169,16 @@ class Acceptance:
         return num
 
 
-WINDOW = 16  # times that are kept
+WINDOW = 16  # times kept
 
 
 class StepTimes:
-    """Keeps the seconds of steps at each depth, scaled to the pace that the machine had at first.
-
-    ``depth`` is the one that was decided.
-    """
+    """Step times in seconds at each depth, scaled to the machine's initial pace. ``depth`` is the
+    decided depth."""
 
     def __init__(self, depth: int) -> None:
         self.depth = depth
-        self._num_own = 0  # steps since it was decided
+        self._num_own = 0  # measured steps since the decision
         self._times: dict[int, deque[float]] = {}
         self._paces: deque[float] = deque(maxlen=WINDOW)
 
@@ -199,8 +199,8 @@ class StepTimes:
         times.append(time_s / (typical(self._paces) if self._paces else 1.0))
 
     def cost(self, depth: int) -> float:
-        """Returns the seconds of a step at ``depth``: on a line through the two known depths that
-        are nearest, but not less than the fastest of all known ones."""
+        """Returns the seconds of a step at ``depth``: interpolated between the two nearest known
+        depths, or extrapolated, but not below the fastest known depth."""
         points = sorted((known, typical(times)) for known, times in self._times.items())
         lines = list(pairwise(points))
         (x0, y0), (x1, y1) = next((line for line in lines if depth <= line[1][0]), lines[-1])
@@ -208,6 +208,6 @@ class StepTimes:
 
 
 def typical(times: Iterable[float]) -> float:
-    """Returns the lower quartile: what disturbs a step makes it longer."""
+    """Returns the lower quartile: interference only makes a step longer."""
     ordered = sorted(times)
     return ordered[len(ordered) // 4]

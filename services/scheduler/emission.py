@@ -1,4 +1,4 @@
-"""What the rows of a StepResult bring for their sequences. No IO."""
+"""Applies the rows of a StepResult to their sequences. No IO."""
 
 import msgspec
 
@@ -9,9 +9,9 @@ from shared.wire.messages import ResultRow, RunKind, StepResult
 from shared.wire.token_arrays import bytes_of
 
 
-class Emission(msgspec.Struct, frozen=True, gc=False):  # nothing that it has refers to it
-    """What row ``index`` of a StepResult brought. ``position``: how many tokens of the sequence's
-    output (of its prompt, for a run of that) came before."""
+class Emission(msgspec.Struct, frozen=True, gc=False):  # no reference cycle contains it
+    """Row ``index`` of a StepResult. ``position`` is the number of output tokens (for a prompt run:
+    of scored prompt tokens) the sequence had before it."""
 
     sequence: Sequence
     index: int
@@ -39,8 +39,8 @@ class Emission(msgspec.Struct, frozen=True, gc=False):  # nothing that it has re
 
 
 def apply_result(worker: WorkerState, result: StepResult, ids: list[int]) -> list[Emission]:
-    """Adds ``ids``, those of all rows, to their sequences. Rows of sequences that do not run on
-    ``worker`` any more are left out."""
+    """Adds ``ids``, the ids of all rows, to their sequences. Rows of sequences that no longer run
+    on ``worker`` are skipped."""
     emissions = []
     received: dict[Allocation, int] = {}
     start = 0

@@ -1,8 +1,8 @@
-"""Turns of API keys whose sequences wait. Pure.
+"""Order of admission among API keys. Pure.
 
-A slot goes to the key with the fewest slots, among equals to the key whose last admission is the
-oldest. The rule holds within the priority of the first sequence in the queue; no sequence passes
-another one of an earlier priority.
+A slot goes to the key with the fewest slots, among equals to the key with the oldest last
+admission. The rule applies within the priority of the first sequence in the queue: no sequence
+overtakes one of an earlier priority.
 """
 
 from bisect import bisect_right
@@ -23,15 +23,16 @@ class FairOrder:
         self._admitted: dict[str, int] = {}
 
     def note(self, sequence: Sequence) -> None:
-        """Call it at each admission."""
+        """Must be called at each admission."""
         self._num_admitted += 1
         self._admitted[sequence.options.owner] = self._num_admitted
 
     def in_turn(
         self, lines: Iterable[list[Sequence]], running: Iterable[Sequence]
     ) -> Iterator[Sequence]:
-        """Yields waiting sequences. ``lines`` [of an owner and a priority] are sorted, and may lose
-        sequences meanwhile; sequences in ``running`` hold a slot."""
+        """Yields waiting sequences in turn of their owners. Each of ``lines`` is sorted and has one
+        owner and one priority; it may lose sequences meanwhile. Sequences in ``running`` hold a
+        slot."""
         held = Counter(each.options.owner for each in running)
         admitted = self._admitted.copy()
         heads = {line[0]: line for line in lines}

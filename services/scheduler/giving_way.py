@@ -1,4 +1,4 @@
-"""Finds what gives way to one that waits, is of an earlier priority and has no room. Pure."""
+"""Selects running sequences to preempt for a waiting one of an earlier priority. Pure."""
 
 from services.scheduler.placement import Placement
 from services.scheduler.prefills import PrefillLimits
@@ -8,7 +8,7 @@ from services.scheduler.worker_state import WorkerState
 
 
 class GivingWay:
-    """Compares those that run with those in ``waiting``."""
+    """Compares running sequences with the first ones in ``waiting``."""
 
     def __init__(
         self, waiting: WaitingQueue, placement: Placement, prefill_limits: PrefillLimits
@@ -18,9 +18,10 @@ class GivingWay:
         self._prefill_limits = prefill_limits
 
     def inferior(self, worker: WorkerState, num_absorbed: int) -> Sequence | None:
-        """Returns the youngest sequence of ``worker`` whose room one that waits shall have, because
-        it is of an earlier priority, stands before it and finds room nowhere. ``num_absorbed``
-        counts the results of all workers."""
+        """Returns the youngest running sequence to preempt for a waiting one, or None. The waiting
+        sequence is of an earlier priority, is ahead of it, has no room on any worker, and would fit
+        if all running sequences that yield to it were gone. ``num_absorbed`` counts the results of
+        all workers."""
         first = self._superior(worker)
         if first is None or worker.has_room_for(first):
             return None
@@ -36,8 +37,8 @@ class GivingWay:
         return max(inferiors, key=lambda each: each.order)
 
     def _superior(self, worker: WorkerState) -> Sequence | None:
-        """Returns the first that waits and stands before one that runs on ``worker``, of those that
-        would begin there if they had room."""
+        """Returns the first waiting sequence that is ahead of a running one and would start on
+        ``worker`` if it had room."""
         youngest = max((each.order for each in worker.running.values()), default=None)
         first = self._waiting.first_where(lambda _: True)
         if youngest is None or first is None or first.order > youngest or not worker.admits:

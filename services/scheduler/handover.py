@@ -1,4 +1,4 @@
-"""Hands the sequences of workers that leave over to other workers. Pure."""
+"""Moves the sequences of a leaving worker to other workers. Pure."""
 
 from collections.abc import Mapping
 
@@ -8,10 +8,10 @@ from services.scheduler.worker_state import WorkerState
 
 
 class Handover:
-    """Moves sequences from workers that leave into the queues, each as soon as it may go.
+    """Returns sequences of leaving workers to the queues.
 
-    One goes after the other, for its stream stands still until another worker has computed it as
-    far as it was; all go at once where there is no time for that (``releases_all``).
+    They go one at a time: the stream of a sequence pauses until another worker has recomputed it.
+    All go at once if the worker has no time for that (``releases_all``).
     """
 
     def __init__(
@@ -30,14 +30,14 @@ class Handover:
         return bool(self._leaving)
 
     def begin(self, worker: WorkerState) -> None:
-        """``worker`` leaves; a second call says that it has no time left."""
+        """Marks ``worker`` as leaving; a second call releases all its sequences at once."""
         worker.releases_all = worker.is_leaving
         worker.is_leaving, worker.admits = True, False
         self._leaving[worker.worker_id] = worker
         self.run()
 
     def end(self, worker_id: str) -> None:
-        """The worker has left. Ignored for one that handed nothing over."""
+        """Does nothing for a worker that handed nothing over."""
         self._leaving.pop(worker_id, None)
 
     def run(self) -> None:
@@ -50,8 +50,8 @@ class Handover:
                 self._queues.put_back(sequence, Obstacle.HANDED_OVER)
 
     def _stands_still(self, sequence: Sequence | None) -> bool:
-        """Whether a sequence that was handed over is still to be computed as far as it was, and
-        there is a worker that can."""
+        """True while the last sequence handed over still has to be recomputed and a worker can do
+        so."""
         return (
             sequence is not None
             and self._sequences.get(sequence.key) is sequence

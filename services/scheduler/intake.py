@@ -1,4 +1,4 @@
-"""What a Generate has to pass before its sequences wait."""
+"""Checks of Hellos and Generates, and the quarantine of requests that killed workers."""
 
 import logging
 from collections.abc import Iterable
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 
 class Intake:
-    """Adds sequences to ``core``, or refuses them. Times are monotonic."""
+    """Adds sequences to ``core`` or refuses them. Times are monotonic."""
 
     def __init__(self, core: Scheduler, quarantine_s: float) -> None:
         self._core = core
@@ -47,8 +47,7 @@ class Intake:
         self._ends = Rate()
 
     def add(self, arrival: Arrival) -> None:
-        """Adds the sequences as ``Scheduler.add`` does. Raises the RequestError that refuses
-        them."""
+        """Adds the sequences as ``Scheduler.add`` does. Raises RequestError if it refuses them."""
         now_s = arrival.now_s
         if not self._core.sequences:
             self._ends.start(now_s)
@@ -64,18 +63,20 @@ class Intake:
             raise
 
     def note_ends(self, num: int, now_s: float) -> None:
-        """``num`` sequences have ended: the rate of ends says when a refused one may come again."""
+        """Counts ``num`` ended sequences; the rate of ends gives a refused request its
+        retry-after."""
         self._ends.note(num, now_s)
 
     def quarantine(self, sequence: Sequence, now_s: float) -> None:
-        """Refuses the request of ``sequence``, which workers died under, for some time."""
+        """Refuses requests equal to the request of ``sequence``, under which workers died, for a
+        while."""
         QUARANTINED_REQUESTS.inc()
         name = client_text(sequence.request)
         log.warning("workers died under request %s: it is quarantined", name)
         self._quarantine.add(sequence.prompt, sequence.params, sequence.options, now_s)
 
     def _check(self, arrival: Arrival) -> None:
-        """Passes everything without workers: the core refuses it then."""
+        """Passes everything while no worker is connected: the core refuses it then."""
         capacities = self._core.capacities
         if capacities:
             vocab_size = max(each.vocab_size for each in capacities)
@@ -99,8 +100,8 @@ def check_generate(
     max_model_len: int,
     pooled_size: int,
 ) -> None:
-    """Raises InvalidRequest for what no client of a gateway can ask. ``prompt`` and ``emitted`` are
-    the buffers of ``generate``."""
+    """Raises InvalidRequest for a request that no gateway sends. ``prompt`` and ``emitted`` are the
+    buffers of ``generate``."""
     if not len(prompt):
         raise InvalidRequest("the prompt has no tokens", param="prompt")
     if len({each.request for each in generate.sequences}) < len(generate.sequences):
@@ -110,7 +111,7 @@ def check_generate(
         raise InvalidRequest(f"{num_emitted} ids were emitted before, and {len(emitted)} came")
     for ids in (prompt, emitted):
         if fault := ids_fault(ids, vocab_size):
-            raise InvalidRequest(f"the prompt or what follows has {fault}", param="prompt")
+            raise InvalidRequest(f"the prompt or its emitted ids have {fault}", param="prompt")
     fault = params_fault(generate.params, vocab_size)
     if fault := fault or pooling_fault(generate.params, pooled_size):
         raise InvalidRequest(fault)
@@ -148,7 +149,8 @@ SHARED_FIELDS = ("max_model_len", "vocab_size")
 
 
 def why_refused(hello: Hello, others: Iterable[Hello]) -> str | None:
-    """Returns why the tokenizer or worker that sent ``hello`` may not join ``others``, or None."""
+    """Returns the reason against the tokenizer or worker of ``hello`` joining ``others``, or
+    None."""
     if hello.model is None:
         return "Hello lacks the model"
     if hello.service == "worker":
@@ -185,17 +187,17 @@ MAX_QUARANTINED = 1024
 
 
 class Quarantine:
-    """A client that repeats such a request would take two workers with each try. Times are
-    monotonic. Pure.
+    """Requests under which workers died: each new attempt would kill two more. Times are monotonic.
+    Pure.
 
-    Requests are the same if prompt, parameters and ``hash_root`` are. Left out are the seed, which
-    differs with each try unless the client sets one, and logprobs of the prompt, which only the
-    first choice brings. The oldest of ``MAX_QUARANTINED`` gives way to a new one.
+    Requests are equal if their prompt, parameters and ``hash_root`` are. The seed is left out,
+    since it differs between attempts unless the client sets it, and so are prompt logprobs, since
+    only the first choice asks for them. A new entry beyond ``MAX_QUARANTINED`` replaces the oldest.
     """
 
     def __init__(self, quarantine_s: float) -> None:
         self._quarantine_s = quarantine_s
-        self._until_s: dict[bytes, float] = {}  # in the order in which they came
+        self._until_s: dict[bytes, float] = {}  # oldest first
 
     def __len__(self) -> int:
         return len(self._until_s)
@@ -211,7 +213,7 @@ class Quarantine:
     def check(
         self, prompt: np.ndarray, params: SamplingParams, options: RequestOptions, now_s: float
     ) -> None:
-        """Raises InvalidRequest for one that is here."""
+        """Raises InvalidRequest for a quarantined request."""
         self._drop_old(now_s)
         if not self._until_s:
             return

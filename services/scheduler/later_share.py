@@ -1,25 +1,24 @@
-"""Bounds what sequences of a later priority take of a worker's time beside earlier ones. Pure.
+"""Time share for sequences of a later priority next to earlier ones. Pure.
 
-A plan first computes those that give way to nobody. The others, its *later* ones, join it only as
-often as their share of the time allows; where there is nobody whom they give way to, always.
+A plan first computes its *first* sequences, which yield to no other. The *later* ones join it only
+as often as their share of the time allows, or always if no first sequence is left.
 
-**The account.** Each step beside which later ones have work adds its time, times the share, to
-what they may take; one that they join takes off what they have cost. That is the time by which it
-was longer than the typical one of the last ``NUM_TIMES`` plans of about as many decoding sequences
-without them. Where it computes prompts of first ones too, whose times differ, it is their part of
-the tokens. What costs nothing, as more rows on a GPU may, so joins nearly every step. Whatever the
-times say, they join the next plan where one more would make ``LONGEST_PERIOD`` steps without them:
-so none starves.
+**Account.** Each step in which later sequences have work adds its time, times the share, to their
+balance. A step they join subtracts its cost: its time beyond the typical time of the last
+``NUM_TIMES`` plans without them and with about equally many decoding sequences. If the step has
+prompts of first sequences, which differ in time, the cost is the later ones' part of its tokens.
+Rows without cost, as more rows on a GPU can be, therefore join nearly every step. To prevent
+starvation, later sequences always join after ``LONGEST_PERIOD`` − 1 steps without them.
 
-**Plans.** One that they join has one step. Without them it may have several, which cost less each
-than a plan of its own: so typical is what a step takes in the plans that the first ones have
-without them, however long, and what a plan of one step costs more is a cost of those that join it.
+**Plans.** A plan that later sequences join has one step. Plans without them may have several steps,
+each cheaper than a plan of its own. The typical time is that of a step in these plans, so the
+overhead of a one-step plan is part of the cost of joining.
 
-**Pieces.** An interactive stream must not stand still for a long chunk either. So later ones have
-so many tokens of a step that they use up their share if they join one in ``PERIOD``: twice as many
-where these have cost less than half of that, half as many where they have cost more. And for
-``LINGER_S`` after a first one was computed prompts of later ones alone come in such pieces, for who
-asks again soon finds one of their steps in flight.
+**Pieces.** A long chunk must not interrupt an interactive stream. Later sequences have a number of
+tokens per step that uses up their share if they join one step in ``PERIOD``. The number doubles if
+they cost less than half of that, and halves if they cost more. For ``LINGER_S`` after a first
+sequence was computed, prompts of later sequences alone are cut into the same pieces: a client that
+soon asks again finds a step of theirs in flight.
 """
 
 from collections import deque
@@ -35,16 +34,16 @@ PERIOD = 8
 LONGEST_PERIOD = 64
 MIN_TOKENS = 16
 NUM_TIMES = 16
-MIN_TIMES = 4  # that have to be known before anything is compared with them
+MIN_TIMES = 4  # fewer are not compared with
 LINGER_S = 1.0
-MAX_SAVED = 4  # steps, as many as may be in flight, or what one plan of more brings at once
-SMOOTHING = 1 / 4  # of a new cost in the expected one
+MAX_SAVED = 4  # steps of income, or of expected cost, that the balance may hold
+SMOOTHING = 1 / 4  # weight of a new cost in the expected one
 
 
 class Front:
-    """Divides those that run and may be computed, given oldest first: who gives way to nobody of
-    them, nor to one that waits, is in ``first``, the others are in ``later``. ``has_later``: there
-    are such, or one waits. ``is_past``: the first have what they get."""
+    """Splits runnable sequences, given oldest first, into those with priority (``first``) and those
+    that yield to one of them or to a waiting one (``later``). ``has_later``: there are later
+    sequences, running or waiting. ``is_past``: the first ones are planned."""
 
     def __init__(self, running: list[Sequence], waiting: WaitingQueue) -> None:
         self.first: list[Sequence] = []
@@ -53,7 +52,7 @@ class Front:
         leader = waiting.leader_of(running[-1]) if running else None
         self._heads = [leader] if leader is not None else []
         if leader is None and len({each.options.priority for each in running}) <= 1:
-            self.first, self._heads = running, running[:1]  # known without a look at each
+            self.first, self._heads = running, running[:1]  # none yields: skip the loop
             return
         for sequence in running:
             if self.leads(sequence):
@@ -64,7 +63,7 @@ class Front:
         self.has_later = bool(self.later)
 
     def admit(self, sequence: Sequence) -> None:
-        """It is computed, too."""
+        """Adds a computed sequence."""
         if not self.is_past and not any(
             each.options.priority <= sequence.options.priority and each.order < sequence.order
             for each in self._heads
@@ -72,13 +71,13 @@ class Front:
             self._heads.append(sequence)
 
     def leads(self, sequence: Sequence) -> bool:
-        """Whether ``sequence`` gives way to one of them."""
+        """True if ``sequence`` yields to one of them."""
         return any(map(sequence.gives_way_to, self._heads))
 
 
 @dataclass(frozen=True, slots=True)
 class _Turn:
-    """The rows of a plan that are of first sequences: they stand in front of the later ones'."""
+    """The number of rows of first sequences in a plan; rows of later ones follow them."""
 
     num_prefill: int
     num_decode: int
@@ -86,27 +85,27 @@ class _Turn:
 
 
 class LaterShare:
-    """The account of one worker: ``share`` of its time is for later sequences. Those that join a
-    plan have ``max_tokens`` of it."""
+    """The account of one worker. Later sequences get ``share`` of its time, and up to
+    ``max_tokens`` of a step they join."""
 
     def __init__(self, share: float, max_num_batched_tokens: int) -> None:
         self.max_tokens = min(MIN_TOKENS, max_num_batched_tokens)
         self._share = share
         self._limit = max_num_batched_tokens
         self._balance_s = self._expected_cost_s = 0.0
-        self._alone_s = inf  # seconds of steps since later ones were held back or joined
+        self._alone_s = inf  # seconds of steps since a plan with both kinds to choose from
         self._num_without = self._num_joined = 0  # steps in a row
-        self._turns: dict[int, _Turn] = {}  # of the plans in flight, by their step
+        self._turns: dict[int, _Turn] = {}  # plans in flight, by step
         self._times: dict[int, deque[float]] = {}
 
     @property
     def expects_first(self) -> bool:
-        """Whether one was computed so lately that another may come."""
+        """True if first sequences ran so recently that another may arrive."""
         return self._alone_s < LINGER_S
 
     def join(self, plan: StepPlan) -> bool:
-        """Returns whether later sequences join ``plan``, which has the rows of the first ones. One
-        of several steps was made so because they do not."""
+        """Returns True if later sequences join ``plan``, which has the rows of the first ones. They
+        never join a plan of several steps."""
         is_joined = plan.num_steps == 1 and self.may_join(len(plan.decode), bool(plan.prefill))
         self._num_without = 0 if is_joined else self._num_without + plan.num_steps
         self._num_joined = self._num_joined + 1 if is_joined else 0
@@ -114,18 +113,18 @@ class LaterShare:
         return is_joined
 
     def has_joined(self, plan: StepPlan) -> bool:
-        """Whether later sequences are in ``plan``, whose result is not noted yet."""
+        """True if later sequences are in ``plan``, which is in flight."""
         turn = self._turns.get(plan.step)
         return turn is not None and _num_later(plan, turn) > 0
 
     def note(self, plan: StepPlan, result: StepResult) -> None:
-        """Learns from ``result``, which ``plan`` has brought."""
+        """Learns from ``result``, the result of ``plan``."""
         turn = self._turns.pop(plan.step, None)
         num_later = _num_later(plan, turn) if turn is not None else 0
         if not num_later and plan.decode and not plan.prefill:
             self._times_of(len(plan.decode)).append(result.step_s / result.num_steps)
         if turn is None:
-            # Nobody was held back: nothing is saved for when somebody is.
+            # No later sequence was held back, so no time is saved up.
             self._balance_s = min(self._balance_s, 0.0)
             self._alone_s += result.step_s
             return
@@ -136,12 +135,12 @@ class LaterShare:
         self._balance_s = min(self._balance_s + income_s - cost_s, max(income_s, most_s))
 
     def may_join(self, num_decode: int, has_prefill: bool = False) -> bool:
-        """Returns whether later sequences may join a plan with ``num_decode`` first ones that
-        decode, and prompts of others where it ``has_prefill``."""
+        """Returns True if later sequences may join a plan with ``num_decode`` first sequences that
+        decode, and with prompts of first ones if ``has_prefill``."""
         if self._num_without + 1 >= LONGEST_PERIOD:
             return True
         if self._num_joined >= NUM_TIMES:
-            return False  # the times of steps without them must not be old
+            return False  # times of steps without them are needed again
         if not has_prefill and len(self._times_of(num_decode)) < MIN_TIMES:
             return False
         num_in_flight = sum(turn.is_joined for turn in self._turns.values())
@@ -159,7 +158,7 @@ class LaterShare:
         return cost_s
 
     def _adapt(self, num_tokens: int, cost_s: float, max_cost_s: float) -> None:
-        """So many tokens have cost ``cost_s``."""
+        """Adapts ``max_tokens`` to the cost of ``num_tokens`` tokens."""
         if cost_s > max_cost_s:
             num_tokens = min(num_tokens, self.max_tokens) // 2
             self.max_tokens = min(max(num_tokens, MIN_TOKENS), self._limit)
@@ -167,7 +166,7 @@ class LaterShare:
             self.max_tokens = min(2 * self.max_tokens, self._limit)
 
     def _times_of(self, num_decode: int) -> deque[float]:
-        """Of a step, in the last plans of about so many sequences, which all decode."""
+        """Step times of the last decode-only plans with about ``num_decode`` sequences."""
         size = max(0, num_decode - 1).bit_length()
         return self._times.setdefault(size, deque(maxlen=NUM_TIMES))
 
@@ -177,6 +176,6 @@ def _num_later(plan: StepPlan, turn: _Turn) -> int:
 
 
 def _num_tokens(plan: StepPlan, num_prefill: int, num_decode: int) -> int:
-    """Counts the tokens of all rows but the first."""
+    """Counts the tokens of the rows after the first ``num_prefill`` and ``num_decode``."""
     num_tokens = sum(row.num_tokens for row in plan.prefill[num_prefill:])
     return num_tokens + sum(1 + row.verify_depth for row in plan.decode[num_decode:])

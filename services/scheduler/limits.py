@@ -1,4 +1,4 @@
-"""Refuses what can never run before it waits, with the figures."""
+"""Refuses requests that no worker could ever run, and names the limit."""
 
 from collections.abc import Iterable
 from math import ceil
@@ -12,7 +12,7 @@ class LacksBlocks(InvalidRequest):
 
 
 def check_length(capacities: Iterable[Capacity], prompt_len: int, max_tokens: int | None) -> None:
-    """Raises InvalidRequest where no worker could run the request to its end, alone on it.
+    """Raises InvalidRequest if no worker could run the request to its end, even alone.
 
     ``max_tokens`` None asks for the rest of the context.
     """
@@ -22,7 +22,7 @@ def check_length(capacities: Iterable[Capacity], prompt_len: int, max_tokens: in
 
 
 def fits(capacity: Capacity, prompt_len: int, max_tokens: int | None) -> bool:
-    """Whether this worker can run the request to its end."""
+    """True if a worker of this capacity can run the request to its end."""
     try:
         _check(capacity, prompt_len, max_tokens)
     except InvalidRequest:

@@ -72,8 +72,8 @@ DRAFT_DEPTH = Gauge(
 
 
 class CoreMetrics:
-    """Computes the gauges from the core, which itself knows nothing of metrics, when they are
-    scraped."""
+    """Gauges computed from the core at each scrape, and counters; the core knows nothing of
+    metrics."""
 
     def __init__(self, core: Scheduler) -> None:
         self._core = core
@@ -88,7 +88,7 @@ class CoreMetrics:
         SEQUENCES.set_function(lambda: len(core.sequences))
 
     def count(self) -> None:
-        """Brings the counters up to date."""
+        """Adds the changes since the last call to the counters."""
         PREEMPTIONS.inc(self._core.planner.num_preemptions - self._num_preemptions)
         self._num_preemptions = self._core.planner.num_preemptions
         REQUEUES.inc(self._core.num_requeues - self._num_requeues)
@@ -99,7 +99,7 @@ class CoreMetrics:
         self._num_prefix_hits = self._core.num_prefix_hits
 
     def stats(self) -> Stats:
-        """Returns what a report says of the scheduler."""
+        """Returns the scheduler's part of a service report."""
         return {
             "waiting": len(self._core.queues),
             "running": self._num_running,
@@ -132,8 +132,8 @@ class CoreMetrics:
         return sum(worker.pool.num_free for worker in self._core.workers.values())
 
     def _num_leaked(self) -> int:
-        """Compares the pools' owners with the sequences'. A shared block has several owners; a
-        sequence that leaves owns its blocks until the plans in flight have run."""
+        """Compares the pools' owner counts with the sequences' blocks. A shared block has several
+        owners; a removed sequence owns its blocks until the plans in flight have run."""
         workers = self._core.workers.values()
         num_taken = sum(worker.pool.num_owned for worker in workers)
         running = [each for worker in workers for each in worker.running.values()]
@@ -147,16 +147,16 @@ class CoreMetrics:
 
 
 class StepMetrics:
-    """Measures plans in flight; times are monotonic."""
+    """Metrics of plans in flight. Times are monotonic."""
 
     def __init__(self, core: Scheduler) -> None:
         self._core = core
-        self._since_s: dict[str, float] = {}  # the oldest plan in flight is due
+        self._since_s: dict[str, float] = {}  # the worker began the oldest plan in flight
         self._recent: dict[str, RecentSteps] = {}
         STEP_AGE.set_function(lambda: self._age_s(time.monotonic()))
 
     def begin(self, worker_id: str, planned: Planned, started_s: float, planned_s: float) -> None:
-        """Making the plan took from ``started_s`` to ``planned_s``."""
+        """The plan was made between ``started_s`` and ``planned_s``."""
         if len(self._core.workers[worker_id].in_flight) == 1:
             self._since_s[worker_id] = planned_s
         plan = planned.plan
@@ -171,7 +171,7 @@ class StepMetrics:
             QUEUE_SECONDS.observe(planned_s - sequence.arrived_s)
 
     def end(self, worker_id: str, result: StepResult, now_s: float) -> None:
-        """``result`` has come; the next plan in flight is computed from here on."""
+        """The worker begins its next plan in flight at ``now_s``."""
         self._since_s[worker_id] = now_s
         for _ in range(result.num_steps):
             STEP_SECONDS.observe(result.step_s / result.num_steps)
@@ -186,7 +186,7 @@ class StepMetrics:
         recent.num_accepted += sum(run.num_accepted for run in drafted)
 
     def stats(self, worker_id: str, now_s: float) -> Stats:
-        """Returns what a report says of a worker."""
+        """Returns a worker's part of a service report."""
         worker = self._core.workers[worker_id]
         recent = self._recent.setdefault(worker_id, RecentSteps(now_s))
         return {
@@ -206,14 +206,14 @@ class StepMetrics:
         DRAFT_DEPTH.remove(worker_id)
 
     def _age_s(self, now_s: float) -> float:
-        """Returns the longest time for which a plan has been due."""
+        """Returns the longest time a worker has spent on its current plan."""
         workers = self._core.workers.items()
         out = [self._since_s[key] for key, worker in workers if worker.in_flight]
         return now_s - min(out) if out else 0.0
 
 
 def _count_drafts(runs: list[TokenRun]) -> None:
-    """``runs`` had drafts verified."""
+    """``runs`` had drafts to verify."""
     DRAFTS.inc(len(runs))
     DRAFT_TOKENS.inc(sum(run.num_drafts for run in runs))
     ACCEPTED_TOKENS.inc(sum(run.num_accepted for run in runs))
@@ -234,17 +234,15 @@ class _Span:
 
 
 class RecentSteps:
-    """Counts the steps of one worker in two spans, this one and the one before.
-
-    ``num_drafted`` and ``num_accepted`` count its drafts since it came.
-    """
+    """Counts the steps of one worker in the current span of ``SPAN_S`` and the one before.
+    ``num_drafted`` and ``num_accepted`` count its drafts since it was attached."""
 
     def __init__(self, now_s: float) -> None:
         self._before, self._now = _Span(now_s), _Span(now_s)
         self.num_drafted = self.num_accepted = 0
 
     def note(self, num_steps: int, num_tokens: int, steps_s: float, now_s: float) -> None:
-        """A plan's ``num_steps`` took ``steps_s`` and brought ``num_tokens`` of output."""
+        """A plan of ``num_steps`` took ``steps_s`` and sampled ``num_tokens``."""
         self._roll(now_s)
         self._now.num_steps += num_steps
         self._now.num_tokens += num_tokens
@@ -256,7 +254,7 @@ class RecentSteps:
         return (self._before.num_tokens + self._now.num_tokens) / max(elapsed_s, SPAN_S)
 
     def step_s(self, now_s: float) -> float:
-        """The mean; 0 where there was no step."""
+        """The mean time of a step; 0 without steps."""
         self._roll(now_s)
         num_steps = self._before.num_steps + self._now.num_steps
         return (self._before.step_s + self._now.step_s) / num_steps if num_steps else 0.0

@@ -1,4 +1,4 @@
-"""The hook of an optional part that follows sequences from their arrival to their end."""
+"""Hook for an optional part that follows sequences from arrival to end."""
 
 from collections.abc import Callable
 
@@ -8,7 +8,7 @@ from shared.wire.messages import SpanReport, StepPlan
 
 
 class Observer:
-    """Notes nothing, and reports nothing. Times are monotonic."""
+    """Does nothing. Times are monotonic."""
 
     def __init__(
         self,
@@ -17,20 +17,20 @@ class Observer:
         send: Callable[[int, SpanReport], None],
         now_s: float,
     ) -> None:
-        """``send`` takes reports for the tokenizer of a route; ``instance`` is the name of this
+        """``send`` sends a report to the tokenizer of a route. ``instance`` is the name of this
         scheduler."""
 
     def begin(self, arrival: Arrival) -> None:
-        """Its sequences are in ``core``."""
+        """Called after the core has added the sequences of ``arrival``."""
 
     def admit(self, worker: str, plan: StepPlan, now_s: float) -> None:
-        """``plan`` goes to ``worker``."""
+        """Called when ``plan`` is sent to ``worker``."""
 
     def account(self, now_s: float) -> None:
-        """Comes after each change of the core that may end sequences or let them wait."""
+        """Called after each change of the core that may end sequences or make them wait."""
 
     def end(self, ended: Ended, now_s: float) -> None:
-        """A sequence has ended."""
+        """Called for each sequence that has ended."""
 
     def forward(self, report: SpanReport) -> None:
-        """A worker has sent it."""
+        """Called with each report of a worker."""

@@ -14,14 +14,14 @@ from services.scheduler.sequence import Sequence
 from services.scheduler.tokens_message import Forwarding
 from shared.wire.messages import CELLS_MINOR, Lost, Overview, RequestKey
 
-TURN_S = 0.25  # between two handovers, for the other cell to compute the first; chosen
-PATIENCE_S = 1.0  # for which a prompt waits before it moves to free slots, times attempts; chosen
-SETTLED_S = 1.5  # after which tokenizers know that slots are taken: two heartbeats and the way
+TURN_S = 0.25  # between two handovers: time to recompute a sequence; chosen, not measured
+PATIENCE_S = 1.0  # wait of a prompt before it moves to free slots, times attempts; chosen
+SETTLED_S = 1.5  # until tokenizers know of taken slots: two heartbeats and their latency
 
 
 class OtherCells:
-    """What the tokenizers at the ends of ``routes`` know of other cells; ``instance`` is our
-    scheduler. ``on_change`` is called when something was handed over."""
+    """Other cells known to the tokenizers of ``routes``. ``instance`` is the name of this
+    scheduler. ``on_change`` is called after a handover."""
 
     def __init__(
         self,
@@ -37,12 +37,12 @@ class OtherCells:
         self._moved_s = -inf
 
     def may_have(self, sequence: Sequence) -> bool:
-        """Whether the tokenizer of ``sequence`` has another cell for it."""
+        """True if the tokenizer of ``sequence`` knows another cell for it."""
         return bool(self._known_at(sequence.route))
 
     def _known_at(self, route: int) -> list[Overview]:
-        """Returns the other cells that a tokenizer has for our prompts: those whose workers take
-        some, that stay."""
+        """Returns the ready cells other than ours that a tokenizer knows and that are not
+        leaving."""
         if (forwarding := self._routes.get(route)) is None:
             return []
         peer = forwarding.peer
@@ -52,7 +52,8 @@ class OtherCells:
         return [each for each in others if each.is_ready and not each.is_leaving]
 
     def hand_over(self, sequences: Iterable[Sequence]) -> None:
-        """Those that another cell may have, and with them the other choices of their prompts."""
+        """Hands over the prompts of ``sequences`` that another cell may have, with all their
+        choices."""
         prompts: dict[tuple[str, int], list[Sequence]] = {
             each.prompt_key: [] for each in sequences if self.may_have(each)
         }
@@ -74,9 +75,9 @@ class OtherCells:
         self._on_change()
 
     def move_waiting(self, now_s: float) -> None:
-        """Hands over the first of the prompts that wait for ``PATIENCE_S`` and have not begun, as
-        many as there are slots for in other cells. What moved before, to slots that others took
-        meanwhile, waits longer each time, so that prompts do not go to and fro."""
+        """Hands over the first prompts that have waited ``PATIENCE_S`` and never ran, up to the
+        free slots of other cells. A prompt waits longer with each attempt, so that it does not move
+        to and fro between slots that others have taken meanwhile."""
         rooms = {route: _with_slots(self._known_at(route)) for route in self._routes}
         if not any(rooms.values()) or now_s < self._moved_s + SETTLED_S:
             return
@@ -102,8 +103,8 @@ class OtherCells:
             self.hand_over(moving)
 
     def _is_enough(self, cell: Overview, sequence: Sequence) -> bool:
-        """Whether workers like ours with that cell's blocks could begin ``sequence`` now, and run
-        it to its end."""
+        """True if a worker with our limits and that cell's blocks could start ``sequence`` now and
+        run it to its end."""
         prompt_len, num_workers = len(sequence.prompt), max(1, cell.num_workers)
         num_blocks, num_free = cell.num_blocks // num_workers, cell.num_free_blocks // num_workers
         return any(
@@ -113,8 +114,8 @@ class OtherCells:
         )
 
     async def hand_over_all(self, within_s: float) -> None:
-        """What waits at once; of what runs one prompt after the other, or as many together as that
-        time takes. Returns when no other cell may have any more."""
+        """Hands over waiting sequences at once and running ones in turns, one or more at a time to
+        end after ``within_s``. Returns once no sequence is left that another cell may have."""
         for num_turns in range(max(1, int(within_s / TURN_S)), 0, -1):
             self.hand_over(self._core.queues)
             running = [
@@ -130,7 +131,7 @@ class OtherCells:
 
 
 def _with_slots(cells: list[Overview]) -> list[tuple[Overview, int]]:
-    """Returns those with more slots than sequences, and how many of these are for us: each of the
-    others might fill the rest."""
+    """Returns the cells with more slots than sequences, and the part of the free slots that we may
+    fill: each of the other cells may fill as large a part."""
     free = [(each, each.num_slots - each.num_running - each.num_waiting) for each in cells]
     return [(each, ceil(num / len(cells))) for each, num in free if num > 0]

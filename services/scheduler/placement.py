@@ -1,4 +1,4 @@
-"""Chooses the worker that a waiting sequence goes to. Pure."""
+"""Chooses a worker for a waiting sequence. Pure."""
 
 from collections.abc import Mapping
 from math import ceil
@@ -9,19 +9,19 @@ from services.scheduler.worker_state import WorkerState
 
 MAX_LAG_STEPS = 4
 MIN_COMPARED = 32
-"""A worker is compared with so many others, or up to twice as many: a sequence must not cost more
-where there are more workers, and the best of so many, others each time, is nearly the best of all.
-"""
-MAX_CHANCE = 0.25  # of a sequence: how far the mean of those may be off
+"""A worker is compared with at least this number of others, and with fewer than twice this number.
+The cost per sequence is then independent of the number of workers, and the best of a changing
+sample is nearly the best of all."""
+MAX_CHANCE = 0.25  # of a sequence: assumed error of the sample's mean
 SEQUENCE_TOKENS = 64
-"""How many tokens of prompt a running sequence counts for, since it slows down every step of those
-beside it: with a prefix of 1000 cached tokens a worker is chosen until it runs some 15 sequences
-more than the others. Chosen, not measured."""
+"""The load of a running sequence in tokens of prompt, since it slows down every step of its worker:
+a worker with 1000 cached tokens of a prompt is chosen until it runs some 15 sequences more than the
+others. Chosen, not measured."""
 
 
 class Placement:
-    """Chooses among ``workers`` for a waiting sequence. ``holders`` names one for each block of the
-    prefix cache."""
+    """Chooses among ``workers``. ``holders`` names one worker for each block hash in a prefix
+    cache."""
 
     def __init__(
         self,
@@ -35,19 +35,18 @@ class Placement:
         self._proven: dict[str, WorkerState] = {}
 
     def note_proven(self, worker: WorkerState) -> None:
-        """``worker`` has finished its first steps."""
+        """``worker`` has finished its probation."""
         self._proven[worker.worker_id] = worker
 
     def forget(self, worker_id: str) -> None:
-        """The worker is lost."""
         self._proven.pop(worker_id, None)
 
     def may_run_on(self, worker: WorkerState, sequence: Sequence) -> bool:
-        """Whether ``sequence`` fits ``worker``, and may be risked on it.
+        """True if ``sequence`` fits ``worker`` and its probation allows it.
 
-        A worker that has not finished its first steps may be broken. While another one that has
-        could run the sequence, it gets one at a time, and none that has lost a worker before: one
-        bad worker must not make a sequence look like the reason of two deaths.
+        A worker in its first steps may be broken. While a proven worker could run the sequence, a
+        new one runs one sequence at a time, and none that has lost a worker: a broken worker must
+        not make a sequence look guilty of two deaths.
         """
         if not worker.fits(sequence):
             return False
@@ -58,8 +57,8 @@ class Placement:
         return _is_free(worker) and not sequence.num_worker_deaths
 
     def is_held_back(self, worker: WorkerState) -> bool:
-        """Whether ``may_run_on`` is false of every sequence, known without a look at any: another
-        worker, just as large, has finished its first steps."""
+        """True if ``may_run_on`` is false for every sequence: ``worker`` is busy in its probation,
+        and a proven worker has the same capacity."""
         return (
             not worker.is_proven
             and not _is_free(worker)
@@ -69,21 +68,20 @@ class Placement:
         )
 
     def has_other(self, worker: WorkerState, sequence: Sequence, num_absorbed: int) -> bool:
-        """Whether another one than ``worker`` can start ``sequence`` soon. ``num_absorbed`` counts
-        the results of all workers."""
+        """True if a worker other than ``worker`` can start ``sequence`` soon. ``num_absorbed``
+        counts the results of all workers."""
         others = self._others(worker, sequence, num_absorbed)
         return bool(self._candidates(others, sequence, num_absorbed))
 
     def is_best(
         self, worker: WorkerState, sequence: Sequence, num_waiting: int, num_absorbed: int
     ) -> bool:
-        """Whether ``worker`` is the best one for ``sequence``, of itself and those that can start
+        """True if ``worker`` is the best choice for ``sequence`` among the workers that can start
         it.
 
-        Where all have equally much of the prompt cached, it is if it runs fewer sequences than its
-        share of all that run and wait, with those that are compared standing for all. Otherwise, if
-        no other would be done with the prompt sooner: none has a higher number of cached tokens
-        less load.
+        If all have equally many tokens of the prompt cached, it must run fewer sequences than its
+        share of all running and waiting ones; the compared workers stand for all. Otherwise no
+        other worker may have a higher score: cached tokens less load.
         """
         others = self._others(worker, sequence, num_absorbed)
         rivals = self._candidates(others, sequence, num_absorbed)
@@ -100,9 +98,8 @@ class Placement:
     def _others(
         self, worker: WorkerState, sequence: Sequence, num_absorbed: int
     ) -> list[WorkerState]:
-        """Returns the workers beside ``worker`` that ``sequence`` may go to: all, or where these
-        are many, each of the same distance from the one before, others each time, and the one that
-        has the most of its prefix cached."""
+        """Returns the other workers to compare: all, or a sample at equal distances that changes
+        with ``num_absorbed``, plus the worker with the longest cached prefix."""
         others = [each for each in self._workers.values() if each is not worker]
         distance = len(others) // MIN_COMPARED
         if distance < 2:
@@ -114,7 +111,7 @@ class Placement:
         return compared
 
     def _holder_of(self, sequence: Sequence, block_size: int) -> str:
-        """Returns the name of one that has as much of the prefix cached as any, or an empty one."""
+        """Returns the id of a worker with the longest cached prefix, or an empty string."""
         found = ""
         for number in range(sequence.max_cached // block_size):
             holder = self._holders.get(sequence.block_hash(number, block_size))
@@ -126,10 +123,10 @@ class Placement:
     def _candidates(
         self, others: list[WorkerState], sequence: Sequence, num_absorbed: int
     ) -> list[WorkerState]:
-        """Returns those of ``others`` that can start ``sequence`` soon.
+        """Returns the workers of ``others`` that can start ``sequence`` soon.
 
-        A worker whose plan has been in flight while each of the others finished ``MAX_LAG_STEPS``
-        of theirs is left out: it may hang, or be busy with a long prompt.
+        A worker is left out if the others have finished ``MAX_LAG_STEPS`` plans each while one of
+        its plans was in flight: it may hang, or compute a long prompt.
         """
         admitting = [each for each in others if each.admits]
         max_lag = MAX_LAG_STEPS * len(admitting) * self._scale(others)
@@ -143,7 +140,7 @@ class Placement:
         ]
 
     def _scale(self, others: list[WorkerState]) -> float:
-        """How many workers each of ``others`` stands for."""
+        """The number of workers each of ``others`` stands for."""
         return (len(self._workers) - 1) / len(others) if others else 1.0
 
 
@@ -152,9 +149,9 @@ def _is_free(worker: WorkerState) -> bool:
 
 
 def _share(candidates: list[WorkerState], num_waiting: int, scale: float) -> int:
-    """How many sequences the first one may run: the mean, where each other stands for ``scale``
-    workers. It is not rounded up where that may be chance, but those that run the fewest may run
-    one more."""
+    """Returns the most sequences the first candidate may run: the mean over all workers, with
+    ``scale`` workers for each other candidate. A sample's mean is rounded down within its error,
+    but the workers with the fewest sequences may always run one more."""
     own, *others = [len(each.running) for each in candidates]
     mean = (own + scale * sum(others) + num_waiting) / (1 + scale * len(others))
     chance = MAX_CHANCE if scale > 1 else 0.0
@@ -162,13 +159,13 @@ def _share(candidates: list[WorkerState], num_waiting: int, scale: float) -> int
 
 
 def _is_above(score: int, worker: WorkerState, num_cached: int) -> bool:
-    """Whether ``worker`` has a higher one; what all its sequences lack is counted only where that
-    decides."""
+    """True if ``worker`` has a higher score. Tokens to compute are summed only if they decide."""
     most = num_cached - SEQUENCE_TOKENS * len(worker.running)
     return most > score and num_cached - _load(worker) > score
 
 
 def _load(worker: WorkerState) -> int:
-    """Returns what ``worker`` has to compute before or beside a newcomer, in tokens."""
+    """Returns the load of ``worker`` in tokens: pending ones, and ``SEQUENCE_TOKENS`` per
+    sequence."""
     num_pending = sum(each.num_to_compute for each in worker.running.values())
     return num_pending + SEQUENCE_TOKENS * len(worker.running)

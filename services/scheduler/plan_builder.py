@@ -8,15 +8,15 @@ from services.scheduler.sequence import Sequence
 from shared.wire.faults import list_bytes
 from shared.wire.messages import Admit, Decode, Extend, Prefill, StepPlan
 
-# The plan travels in a header of at most 4 MiB, and lists of blocks and ids are most of it.
+# A plan is a header of at most 4 MiB, mostly lists of blocks and ids.
 MAX_ADMIT_BYTES = 2 << 20
-MAX_ID_BYTES = 16 << 20  # beside it: every sequence brings its prompt, even where several share one
+MAX_ID_BYTES = 16 << 20  # in the buffer; choices of one prompt have a copy of it each
 
 
 class PlanBuilder:
-    """Collects the rows of a plan and counts the token budget that is left.
+    """Collects the rows of a plan and counts the rest of the token budget.
 
-    Sequences that decode verify ``verify_depth`` drafts each, in each step.
+    Each decoding sequence verifies up to ``verify_depth`` drafts in each step.
     """
 
     def __init__(
@@ -50,21 +50,20 @@ class PlanBuilder:
 
     @property
     def ids(self) -> np.ndarray:
-        """Known ids of the admitted rows, concatenated: [sum of num_ids] int32."""
+        """Known ids of the admitted sequences, concatenated: [sum of num_ids] int32."""
         return np.concatenate(self._known) if self._known else np.zeros(0, np.int32)
 
     def share_budget(self, num_decoding: int) -> None:
-        """Limits the drafts that each of ``num_decoding`` sequences verifies to what the budget
-        allows."""
+        """Lowers the drafts of each of ``num_decoding`` sequences to fit the budget."""
         if num_decoding:
             self.verify_depth = min(self.verify_depth, room_for_drafts(self.budget, num_decoding))
 
     def ask_for(self, num_steps: int) -> None:
-        """Makes it a plan of several steps. Nothing is planned yet."""
+        """Makes the empty plan a plan of several steps."""
         self.plan = replace(self.plan, num_steps=num_steps)
 
     def limit(self, num_tokens: int) -> None:
-        """Leaves no more than ``num_tokens`` of the budget."""
+        """Lowers the budget to ``num_tokens``."""
         self.budget = min(self.budget, num_tokens)
 
     def admit(self, sequence: Sequence) -> None:
@@ -89,7 +88,9 @@ class PlanBuilder:
                 num_ids=len(ids),
                 num_cached=allocation.num_computed,
                 params=sequence.params,
-                blocks=list(allocation.blocks),  # they grow while the plan may lie unread
+                blocks=list(
+                    allocation.blocks
+                ),  # a copy: the list may grow before the plan is encoded
                 num_prompt_scored=sequence.num_prompt_scored,
                 options=sequence.option_row,
             )
@@ -100,12 +101,11 @@ class PlanBuilder:
             self.plan.extend.append(Extend(sequence.allocated.slot, blocks))
 
     def max_tokens(self, sequence: Sequence) -> int:
-        """Returns how many tokens ``sequence`` lacks and its credit allows."""
+        """Returns the number of tokens to compute of ``sequence``, as far as its credit allows."""
         return sequence.max_chunk(sequence.num_to_compute, self._vocab_size)
 
     def compute(self, sequence: Sequence, max_tokens: int) -> None:
-        """Plans as many tokens of ``sequence`` as it lacks, and ``max_tokens`` and the budget
-        allow."""
+        """Plans the tokens ``sequence`` lacks, up to ``max_tokens`` and the budget."""
         num_to_compute, plan, allocation = sequence.num_to_compute, self.plan, sequence.allocation
         assert allocation is not None
         num_tokens = min(

@@ -1,9 +1,9 @@
-"""Decides how many steps a plan asks for: several where a step costs less than to plan it. Pure.
+"""Chooses the number of steps of a plan: several if a step is shorter than the planning. Pure.
 
-A plan that only decodes may run several times without coming back. It asks for as many steps as
-take ``PLAN_S`` together: all tokens of a plan come at once, and a prompt that arrives waits for the
-plans in flight. Where somebody waits already, or joins those that it gives way to, there is one
-step a plan. Nobody gets more steps than credit, length and the worker's blocks allow.
+A decode-only plan may run several steps in the worker. All tokens of a plan arrive at once, and a
+new prompt waits for the plans in flight, so the steps of a plan last at most ``PLAN_S`` together. A
+plan has one step if another sequence waits for its end. Credit, lengths and free blocks of the
+sequences bound the number of steps.
 """
 
 from services.scheduler.plan_builder import PlanBuilder
@@ -14,8 +14,8 @@ PLAN_S = 0.01
 
 
 def lengthen(worker: WorkerState, builder: PlanBuilder, decoding: list[Sequence]) -> None:
-    """Has the plan that ``builder`` begins ask for several steps, if ``decoding`` are all that it
-    computes, and gives these the blocks for them."""
+    """Gives an empty plan several steps, and ``decoding``, the only sequences it computes, the
+    blocks for them."""
     num_steps = _num_with_blocks(worker, decoding, _num_wanted(worker, builder, decoding))
     if num_steps == 1:
         return
@@ -27,7 +27,7 @@ def lengthen(worker: WorkerState, builder: PlanBuilder, decoding: list[Sequence]
 
 
 def _num_wanted(worker: WorkerState, builder: PlanBuilder, decoding: list[Sequence]) -> int:
-    """Every step verifies what the one before it has drafted, so the depth must stay the same."""
+    """Each step verifies the drafts of the step before, so both depths must be equal."""
     longest = min(worker.capacity.max_num_steps, worker.draft_depth.max_num_steps)
     is_steady = builder.verify_depth == builder.plan.draft_depth
     if longest == 1 or not decoding or not worker.is_proven or not is_steady:
@@ -43,7 +43,7 @@ def _num_wanted(worker: WorkerState, builder: PlanBuilder, decoding: list[Sequen
 
 
 def _num_with_blocks(worker: WorkerState, decoding: list[Sequence], num_wanted: int) -> int:
-    """Returns as many of ``num_wanted`` steps as there are blocks for."""
+    """Lowers ``num_wanted`` to the number of steps with enough free blocks."""
     for num_steps in range(num_wanted, 1, -1):
         num_lacking = sum(worker.num_blocks_lacking(each, num_steps) for each in decoding)
         if num_lacking <= worker.pool.num_free:

@@ -1,38 +1,36 @@
-"""Decides what a worker computes in its next step. Pure.
+"""Plans a worker's next step. Pure.
 
-There are no phases. A sequence has ids it knows and ids whose KV is computed; a step gives it
-tokens to catch up, which covers prompts in chunks, decoding, and recovery after preemption or a
-worker's death alike. Decoding sequences come first, then prompts, in order but for long ones
-(``prefills.py``), up to the worker's token budget. When blocks run out one sequence gives its own
-back and waits again with all it has emitted.
+There are no phases. A sequence has known ids and ids with computed KV; a step computes some of the
+difference. Chunked prefill, decoding, and recovery after preemption or a worker's death are all
+this one case. Decoding sequences come first, then prompts in order, long ones last
+(``prefills.py``), up to the worker's token budget. If blocks run out, a sequence is preempted and
+waits again with all its output.
 
-**Credit.** A sequence without credit is not computed. When another one needs its slot or its
-blocks it is preempted first.
+**Credit.** Sequences without credit are not computed, and are preempted first if another needs
+their slot or blocks.
 
 **Owners.** Sequences of several API keys are admitted in turn (``fair_order.py``).
 
-**Priority.** Where the first that waits has no room on any worker, sequences of a later priority
-that stand behind it are preempted for it (``giving_way.py``). Beside one that is computed they are
-computed in a share of the time (``later_share.py``), and keep their slots and blocks for the rest
-of it.
+**Priority.** If the first waiting sequence has no room on any worker, running sequences of a later
+priority after it in the order are preempted for it (``giving_way.py``). Next to an earlier sequence
+in the batch, later ones run in a share of the time (``later_share.py``) and keep their slots and
+blocks meanwhile.
 
-**Several steps.** Where steps are short, a plan that only decodes asks for several of them
-(``plan_length.py``). Who gives way to those that it computes does not shorten it, unless the share
-has them join it.
+**Several steps.** If steps are short, a decode-only plan has several (``plan_length.py``).
+Lower-priority sequences shorten a plan only if their share has them join it.
 
-**Speculation.** A step has the drafts verified that the step before it had made, so a sequence gets
-at least one id in each and at most one more than it has drafts. Blocks are reserved for all that
-may come; the result sets right what is expected.
+**Speculation.** A step verifies the drafts made by the step before, so a sequence gets at least one
+id per step and at most one more than it has drafts. Blocks are reserved for the maximum; the result
+corrects the expectation.
 
-**Running ahead.** A plan may be made before the result of the last one is there: a sequence that
-samples is expected to know at least one id more then for each step, whichever it is. If it ends
-instead, the worker passes over it. While plans are in flight, no sequence with credit is preempted
-or handed over, and none is computed alone: these plans run first, and none is sent ahead of its
-time.
+**Running ahead.** A plan may be made before the result of the last one arrives. A sampled sequence
+is then expected to have at least one more id per step, not yet known. If it ends instead, the
+worker skips it. While plans are in flight, no sequence with credit is preempted or handed over, and
+no isolated sequence is computed: all sequences of these plans must have run first.
 
-**Isolation.** An isolated sequence is computed alone, in turns with all others.
+**Isolation.** Isolated sequences are computed alone, in turn with all others.
 
-**Prefixes.** An admitted sequence begins behind those of its ids whose KV its worker has.
+**Prefixes.** An admitted sequence begins after the ids with KV in its worker's prefix cache.
 """
 
 from collections.abc import Iterable
@@ -50,10 +48,10 @@ from services.scheduler.worker_state import WorkerState
 
 
 class Planner:
-    """Makes plans for workers, and moves sequences between them and ``queues`` as it does.
+    """Makes plans for workers, and moves sequences between them and ``queues``.
 
-    Up to ``pipeline_depth`` plans of a worker are in flight at once. ``obstacle`` is what the first
-    that waited after the last plan waits for.
+    Up to ``pipeline_depth`` plans of a worker are in flight. ``obstacle`` is that of the first
+    sequence left waiting by the last plan.
     """
 
     def __init__(
@@ -72,7 +70,7 @@ class Planner:
         self._giving_way = GivingWay(queues.waiting, placement, prefill_limits)
 
     def next_plan(self, worker: WorkerState, num_absorbed: int) -> PlanBuilder | None:
-        """Returns None where a worker in need may not run ahead or there is nothing to do.
+        """Returns None if the worker may not run ahead or has nothing to do.
 
         ``num_absorbed`` counts the results of all workers.
         """
@@ -90,9 +88,12 @@ class Planner:
         )
 
     def is_in_need(self, worker: WorkerState) -> bool:
-        """Whether a worker shall have another plan in flight, which its results alone change: one
-        more for each further stage. A step with prompts of later priorities alone is alone in
-        flight, so that who comes waits for no second one."""
+        """True if the worker should get another plan; only its own results change the answer.
+
+        A pipeline of stages gets one more plan in flight per further stage. No plan follows a step
+        with prompts if all sequences are of later priorities, so that a new request waits for one
+        step only.
+        """
         has_prefill = any(plan.prefill for plan in worker.in_flight)
         if has_prefill and _are_later(worker.running.values()):
             return False
@@ -122,7 +123,7 @@ class Planner:
         return queue.first_where(partial(self._placement.may_run_on, worker))
 
     def _plan_batch(self, worker: WorkerState, num_absorbed: int) -> PlanBuilder:
-        """Computes all that are not isolated, and admits more if none lacks blocks."""
+        """Computes all sequences that are not isolated, and admits more unless blocks are short."""
         num_preemptions = self.num_preemptions
         extensions = self._reserve(worker)
         is_short_of_blocks = self.num_preemptions > num_preemptions
@@ -132,7 +133,7 @@ class Planner:
         running = []
         for sequence, blocks in extensions:
             if sequence.allocation is None:
-                continue  # it has made room
+                continue  # preempted
             builder.extend(sequence, blocks)
             running.append(sequence)
         front = Front(running, self._queues.waiting)
@@ -153,8 +154,8 @@ class Planner:
         num_absorbed: int,
         obstacle: Obstacle | None,
     ) -> Obstacle:
-        """Computes those whose turn it is, and admits more unless there is an ``obstacle``. Returns
-        what keeps the first of those that are left."""
+        """Computes the first sequences, or the later ones once ``front`` is past, and admits more
+        unless there is an ``obstacle``. Returns the obstacle of the first sequence left waiting."""
         prompts: list[Sequence] = []
         decoding: list[Sequence] = []
         for sequence in front.later if front.is_past else front.first:
@@ -172,12 +173,12 @@ class Planner:
         return obstacle
 
     def _may_be_long(self, worker: WorkerState, front: Front, num_decoding: int) -> bool:
-        """Whether nobody waits for the end of a plan of ``num_decoding`` sequences but such as give
-        way to one of them and do not join it, for lack of room or by their share."""
+        """True if a plan of several steps delays no sequence but later ones that would not join it,
+        for lack of room or by their share."""
         waiting = self._queues.waiting
         if front.is_past or self._queues.isolated:
             return False
-        # Admission looks at the same ones: a plan of several steps admits nobody.
+        # Admission looks at the same sequences: a plan of several steps admits none.
         others = waiting.each_in_turn(
             lambda each: not front.leads(each), worker.next_look, worker.running.values()
         )
@@ -190,7 +191,8 @@ class Planner:
     def _compute_later(
         self, worker: WorkerState, builder: PlanBuilder, front: Front, num_absorbed: int
     ) -> None:
-        """Computes the later ones too, if the first ones get nothing, or their share allows it."""
+        """Computes the later sequences too if the plan has no first ones or their share allows
+        it."""
         plan, share = builder.plan, worker.later_share
         is_beside_first = bool(plan.prefill or plan.decode)
         if is_beside_first:
@@ -227,8 +229,8 @@ class Planner:
         return builder
 
     def _reserve(self, worker: WorkerState) -> list[tuple[Sequence, list[int]]]:
-        """Returns the sequences that this step computes, each with its new blocks; where blocks
-        lack, the youngest are preempted for the others."""
+        """Returns the sequences to compute with their new blocks. If blocks are short, the youngest
+        are preempted."""
         extensions = []
         for sequence in worker.runnable():
             while sequence.allocation is not None:
@@ -240,8 +242,8 @@ class Planner:
         return extensions
 
     def _make_room(self, worker: WorkerState, num_absorbed: int) -> None:
-        """Preempts sequences without credit, and those of a later priority, until the first in the
-        waiting queue has room."""
+        """Preempts sequences without credit, then sequences of a later priority, until the first
+        waiting sequence has room."""
         first = self._first_for(worker, self._queues.waiting)
         if first is None:
             return
@@ -260,13 +262,13 @@ class Planner:
         front: Front,
         num_absorbed: int,
     ) -> Obstacle:
-        """Admits waiting sequences, in order, as far as slots, blocks and the budget go: those that
-        ``front`` does not lead, or, where it is past, those that it does. Returns what keeps the
-        first of those that are left.
+        """Admits waiting sequences in order, as far as slots, blocks and the budget go: first ones,
+        or later ones once ``front`` is past. Returns the obstacle of the first sequence left
+        waiting.
 
-        Passed over are further choices of a prompt whose blocks this plan fills: in the next plan
-        they find these in the prefix cache. A plan that passed over all that it looked at has the
-        next one look at those behind them, too.
+        If this plan fills blocks of a prompt, further choices of the prompt are skipped: the next
+        plan finds the blocks in the prefix cache. After a plan that skipped every sequence it
+        looked at, the next plan also looks at the ones after them.
         """
         waiting = self._queues.waiting
         if not waiting:
@@ -311,11 +313,11 @@ class Planner:
         front: Front,
         sequence: Sequence,
     ) -> bool:
-        """Whether others may be admitted before ``sequence``, which learns why."""
+        """True if others may be admitted before ``sequence``, which gets the obstacle."""
         is_later = front.leads(sequence)
         if is_later != front.is_past:
             if not is_later:
-                return True  # it knows
+                return True  # its obstacle is noted
             front.has_later = True
             obstacle = Obstacle.LATER_PRIORITY
         elif prompts and sequence.prompt_key in prompts:
@@ -336,8 +338,8 @@ class Planner:
         why: Obstacle = Obstacle.KV_BLOCKS,
         spared: Sequence | None = None,
     ) -> None:
-        """Takes slot and blocks from a sequence without credit, else, because of ``why``, from the
-        youngest."""
+        """Takes slot and blocks from a sequence without credit, else from the youngest with the
+        reason ``why``."""
         others = [each for each in worker.running.values() if each is not spared]
         sequence = max(others, key=lambda each: (not each.has_credit, each.order))
         self._take_slot(worker, sequence, why)
@@ -350,5 +352,5 @@ class Planner:
 
 
 def _are_later(sequences: Iterable[Sequence]) -> bool:
-    """Whether all are of a later priority than 0, which is that of clients who say none."""
+    """True if all are of a later priority than 0, the default of clients."""
     return all(each.options.priority > 0 for each in sequences)

@@ -1,9 +1,9 @@
-"""Shares what the decoding sequences of a step leave of its token budget among prompts. Pure.
+"""Shares the token budget left by decoding sequences among prompts. Pure.
 
-A sequence is *long* while it lacks more tokens than a threshold. Long ones come last, so that a
-short prompt overtakes them: they share what the others leave, which is for each of them at least
-one part in ``max_partial`` of the budget, so that they end too. Short ones are computed in order,
-each as far as it goes: two of them side by side would only both be late.
+A sequence with more tokens to compute than a threshold is *long*. Long ones come last, so that
+short prompts overtake them. They share the rest of the budget, and each keeps at least one part in
+``max_partial`` of it, so they make progress. Short ones are computed one after the other, each as
+far as the budget goes: computing two side by side would only delay the first.
 """
 
 from dataclasses import dataclass
@@ -13,16 +13,16 @@ from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState
 
 MAX_LOOKED_UP = 16
-"""How many long prompts of the waiting queue one plan looks up in the prefix cache; the rest count
-as not cached. With 2000 cached blocks each that takes some 30 ms, but once: later plans look for
-the block that was missing only."""
+"""The most long prompts of the waiting queue one plan looks up in the prefix cache; the rest count
+as not cached. With 2000 cached blocks each this takes some 30 ms, once: later plans look up only
+the first missing block."""
 
 
 @dataclass(frozen=True, slots=True)
 class PrefillLimits:
-    """Up to ``max_partial`` sequences may be in the middle of their prompt, ``max_long`` of them
-    long. More than ``long_threshold`` tokens are long; 0: more than one step of the worker
-    computes."""
+    """At most ``max_partial`` sequences are partly through their prompt, at most ``max_long`` of
+    them long. A sequence with more than ``long_threshold`` tokens to compute is long; 0 stands for
+    the token budget of the worker."""
 
     max_partial: int = 2
     max_long: int = 1
@@ -32,8 +32,8 @@ class PrefillLimits:
         return self.long_threshold or worker.capacity.max_num_batched_tokens
 
     def has_room_for(self, sequence: Sequence, worker: WorkerState) -> bool:
-        """Whether ``sequence`` is not long on ``worker``, or another long one may run there. Those
-        that give way to it do not count."""
+        """True if ``sequence`` is short on ``worker`` or another long one may run there, not
+        counting sequences that yield to it."""
         threshold = self.threshold(worker)
         num_tokens = sequence.num_to_compute - threshold
         if num_tokens <= 0:
@@ -46,8 +46,8 @@ class PrefillLimits:
 
 
 class Prefills:
-    """Plans the prompts of one plan, in which decoding sequences have their tokens already: those
-    of the first sequences, or those of the later ones."""
+    """The prompts of one plan, after its decoding sequences have their tokens; for the first or the
+    later sequences."""
 
     def __init__(self, limits: PrefillLimits, worker: WorkerState, builder: PlanBuilder) -> None:
         self.longs: list[Sequence] = []
@@ -56,7 +56,7 @@ class Prefills:
         self._builder = builder
         self._threshold = limits.threshold(worker)
         self._part = max(1, builder.budget // limits.max_partial)
-        self._num_short = 0  # in the middle when this plan has run
+        self._num_short = 0  # partly computed after this plan
         self._num_looked_up = 0
 
     @property
@@ -65,36 +65,36 @@ class Prefills:
 
     @property
     def budget(self) -> int:
-        """The tokens that are left for short ones."""
+        """The tokens left for short ones."""
         kept = sum(min(self._part, self._builder.max_tokens(each)) for each in self.longs)
         return max(0, self._builder.budget - kept)
 
     def add(self, sequences: list[Sequence]) -> None:
-        """Computes the short ones among running ``sequences``, oldest first; long ones wait for
-        ``finish``."""
+        """Computes the short ones among the running ``sequences``, oldest first. The long ones are
+        computed by ``finish``."""
         self.longs += [each for each in sequences if each.num_to_compute > self._threshold]
         for sequence in sequences:
             if sequence.num_to_compute <= self._threshold:
                 self._compute(sequence)
 
     def may_admit(self, sequence: Sequence) -> bool:
-        """Whether ``sequence`` is short, or another long one may run."""
+        """True if ``sequence`` is short or another long one may run."""
         return len(self.longs) < self._limits.max_long or not self._is_long(sequence)
 
     def has_room_for(self, sequence: Sequence) -> bool:
-        """Whether ``sequence`` may be left in the middle of its prompt, or is done in this step."""
+        """True if one more sequence may be partly computed, or this step completes its prompt."""
         if len(self.longs) + self._num_short < self._limits.max_partial:
             return True
         is_short = self._num_lacking(sequence) <= min(self.budget, self._threshold)
         return is_short and self._builder.max_tokens(sequence) == sequence.num_to_compute
 
     def admit(self, sequence: Sequence) -> None:
-        """Computes ``sequence``, which has just got its slot."""
+        """Computes ``sequence``, which has just been given its slot."""
         self._builder.admit(sequence)
         self.add([sequence])
 
     def finish(self) -> None:
-        """Shares all that is left among the long ones."""
+        """Shares the rest of the budget among the long ones."""
         for number, sequence in enumerate(sorted(self.longs, key=_num_to_compute)):
             num_left = len(self.longs) - number
             self._builder.compute(sequence, -(-self._builder.budget // num_left))

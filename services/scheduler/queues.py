@@ -1,4 +1,4 @@
-"""Sequences without a slot, in the order in which they shall get one."""
+"""Sequences without a slot, in the order of admission."""
 
 from bisect import bisect_left, insort
 from collections import Counter
@@ -9,12 +9,12 @@ from services.scheduler.fair_order import FairOrder
 from services.scheduler.sequence import Obstacle, Sequence
 
 NUM_LOOKED_AT = 256
-"""How many of the first sequences of a queue a plan looks at, and how many of the others: each
-takes one or two microseconds, so that a plan must not look at all of a long queue."""
+"""The number of sequences a plan looks at from the head of a queue, and again further on: each
+takes one or two microseconds, so a plan must not look at all of a long queue."""
 
 
 class WaitingQueue:
-    """Keeps sequences sorted by ``order``, which never changes while one waits."""
+    """Sequences sorted by ``order``, which is constant while a sequence waits."""
 
     def __init__(self) -> None:
         self._sequences: list[Sequence] = []
@@ -30,17 +30,17 @@ class WaitingQueue:
         return iter(self._sequences[:])
 
     def first_where(self, condition: Callable[[Sequence], bool]) -> Sequence | None:
-        """Returns the first of the first ``NUM_LOOKED_AT`` that meets ``condition``."""
+        """Returns the first of the first ``NUM_LOOKED_AT`` sequences that meets ``condition``."""
         return next(filter(condition, islice(self._sequences, NUM_LOOKED_AT)), None)
 
     def each_where(self, condition: Callable[[Sequence], bool], start: int) -> Iterator[Sequence]:
-        """Yields those of the first ``NUM_LOOKED_AT`` that meet ``condition``, then of as many from
-        ``start`` on. Each may be removed before the next is asked for."""
+        """Yields the sequences that meet ``condition``, of the first ``NUM_LOOKED_AT`` and of
+        equally many from ``start`` on. Each may be removed before the next is asked for."""
         places = self._from(0), self._from(max(start, NUM_LOOKED_AT))
         return filter(condition, chain(*places))
 
     def _from(self, index: int) -> Iterator[Sequence]:
-        """Yields up to ``NUM_LOOKED_AT``, of which each may be removed."""
+        """Yields up to ``NUM_LOOKED_AT`` sequences. The caller may remove each."""
         end = index + NUM_LOOKED_AT
         while index < min(end, len(self._sequences)):
             sequence = self._sequences[index]
@@ -51,8 +51,8 @@ class WaitingQueue:
     def each_in_turn(
         self, condition: Callable[[Sequence], bool], start: int, running: Iterable[Sequence]
     ) -> Iterator[Sequence]:
-        """Yields as ``each_where`` does, but the first ones in turn of their owners, by the
-        sequences that each has ``running``."""
+        """As ``each_where``, with the first ones in turn of their owners (``FairOrder``), given the
+        ``running`` sequences."""
         if len(self._owners) <= 1:
             return self.each_where(condition, start)
         in_turn = self._fair_order.in_turn(self._lines.values(), running)
@@ -60,7 +60,8 @@ class WaitingQueue:
         return filter(condition, chain(first, others))
 
     def leader_of(self, sequence: Sequence) -> Sequence | None:
-        """Returns the first of the first ``NUM_LOOKED_AT`` that ``sequence`` gives way to."""
+        """Returns the first of the first ``NUM_LOOKED_AT`` sequences that ``sequence`` yields
+        to."""
         for each in islice(self._sequences, NUM_LOOKED_AT):
             if each.order > sequence.order:
                 break
@@ -77,7 +78,7 @@ class WaitingQueue:
         self._owners[sequence.options.owner] += 1
 
     def try_remove(self, sequence: Sequence) -> bool:
-        """Returns False where the sequence does not wait here."""
+        """Returns False if the sequence is not in this queue."""
         if not _try_remove(self._sequences, sequence):
             return False
         line = self._lines[_line(sequence)]
@@ -90,17 +91,17 @@ class WaitingQueue:
         return True
 
     def admit(self, sequence: Sequence) -> None:
-        """Removes one that gets a slot."""
+        """Removes a sequence that gets a slot."""
         self.try_remove(sequence)
         self._fair_order.note(sequence)
 
 
 class Queues:
-    """Holds every sequence without a slot in the one queue that its state calls for.
+    """Every sequence without a slot, in the queue for its state.
 
-    ``paused``: it has no credit, so it is not computed; ``isolated``: a worker died under it, so it
-    is computed alone; ``waiting``: all others. ``on_return`` is called with each that had a
-    slot, and why it waits again.
+    ``paused``: without credit, not computed. ``isolated``: a worker died under it, computed alone.
+    ``waiting``: all others. ``on_return`` is called with each sequence that lost its slot, and the
+    reason.
     """
 
     def __init__(self) -> None:
@@ -117,7 +118,7 @@ class Queues:
 
     @property
     def num_runnable(self) -> int:
-        """How many would be computed if they had a slot."""
+        """The number of sequences that would be computed if they had a slot."""
         return len(self.waiting) + len(self.isolated)
 
     def put(self, sequence: Sequence) -> None:
@@ -129,7 +130,7 @@ class Queues:
             self.waiting.add(sequence)
 
     def put_back(self, sequence: Sequence, why: Obstacle) -> None:
-        """Takes a sequence that had a slot."""
+        """Takes a sequence that lost its slot."""
         self.put(sequence)
         sequence.num_passed_over, sequence.obstacle = 0, None
         self.on_return(sequence, why)
@@ -140,7 +141,7 @@ class Queues:
                 return
 
     def resume(self, sequence: Sequence) -> None:
-        """Moves a paused sequence that has credit again to the queue where it is computed from."""
+        """Moves a paused sequence with new credit to its queue."""
         if sequence.has_credit and self.paused.try_remove(sequence):
             self.put(sequence)
 

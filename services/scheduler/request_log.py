@@ -1,4 +1,4 @@
-"""Logs each sequence when it ends, with times that the core, which has no clock, does not know."""
+"""Logs each sequence at its end, with times: the core has no clock."""
 
 from services.scheduler.sequence import Ended, Sequence, instance_of
 from shared.errors import RequestError
@@ -9,7 +9,7 @@ EVENT = "sequence ended"
 
 
 class RequestLog:
-    """Knows how long each sequence waited until it was planned first; times are monotonic."""
+    """Keeps the time each sequence waited for its first plan. Times are monotonic."""
 
     def __init__(self) -> None:
         self._queued_s: dict[tuple[str, int], float] = {}

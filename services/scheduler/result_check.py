@@ -1,4 +1,4 @@
-"""Checks a StepResult against its plan before anything of it is used."""
+"""Checks a StepResult against its plan before any of it is used."""
 
 from dataclasses import dataclass
 
@@ -10,20 +10,20 @@ from shared.wire.messages import ResultRow, RunKind, StepResult
 from shared.wire.token_arrays import TokenArrays
 
 NOTHING = -1
-END = len(RunKind)  # after which a slot has no more rows
+END = len(RunKind)  # above every kind: a slot has no row after its end
 
 
 @dataclass(slots=True)
 class _Came:
-    """What the rows of a slot have brought so far: the kind of the ``last`` one of a step, tokens
-    of its output, and steps."""
+    """The rows of a slot so far: the ``last`` kind of the current step, the number of output
+    tokens, and of steps."""
 
     last: int = NOTHING
     num_tokens: int = 0
     num_steps: int = 0
 
     def note(self, row: ResultRow, num_steps: int) -> None:
-        """The result is of ``num_steps``, each of which may have drafts and their tokens."""
+        """Counts ``row`` of a result of ``num_steps``, each with drafts and tokens of its own."""
         self.last = row.run.kind
         if row.run.kind == RunKind.OUTPUT:
             self.num_tokens += row.run.num_tokens
@@ -35,8 +35,8 @@ class _Came:
 
 
 def check_result(worker: WorkerState, result: StepResult, arrays: TokenArrays) -> None:
-    """Raises CodecError for what no plan of ``worker`` can have brought. Rows of sequences that do
-    not run there any more are ignored."""
+    """Raises CodecError for a result that no plan of ``worker`` can have. Rows of sequences that no
+    longer run there are ignored."""
     vocab_size = worker.capacity.vocab_size
     fault = ids_fault(arrays.ids, vocab_size) or ids_fault(arrays.top_ids, vocab_size)
     if fault := fault or logprobs_fault(arrays.values):

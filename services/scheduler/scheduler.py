@@ -1,22 +1,22 @@
-"""The pure core: which sequence runs when and where. No clock, no sockets, no asyncio, no torch.
+"""The pure core: decides which sequence runs when and where. No clock, no sockets, no asyncio, no
+torch.
 
-What a worker computes in a step is decided in ``planner.py``; this is what happens to sequences and
-workers from their arrival to their end.
+This module handles sequences and workers from arrival to end; ``planner.py`` plans the steps.
 
-**Order.** A sequence that came at time t with priority p stands where one of priority 0 would that
-came at t + p · priority_step_s. So none starves: one that waits long enough is first, and passed
-over only as long as others with long prompts are being computed, which end. Those that run give way
-to ones of an earlier priority in the same order (``later_share.py``).
+**Order.** A sequence of priority p that arrived at time t takes the place of one of priority 0 that
+arrived at t + p · priority_step_s. No sequence starves: one that waits long enough is first, and is
+overtaken only while other long prompts are computed, which end. Running sequences yield to ones of
+an earlier priority in the same order (``later_share.py``).
 
-**Credit.** A sequence whose client does not read is not computed, and preempted if another one
-needs its slot or its blocks; it waits apart until it has credit again.
+**Credit.** A sequence is not computed while its client does not read, and is preempted if another
+one needs its slot or blocks. It waits apart until it has credit again.
 
-**Isolation.** When a worker dies, each sequence that a plan in flight computed may be the reason.
-From then on it is computed alone until it has emitted a token, in another cell too. A worker that
-has not finished its first steps may be the reason itself (``Placement.may_run_on``).
+**Isolation.** When a worker dies, each sequence computed by a plan in flight may be the cause. From
+then on it is computed alone, also in another cell, until it has emitted a token. A worker in its
+first steps may be the cause itself (``Placement.may_run_on``).
 
-**Prefixes.** Full blocks may be shared as soon as the plan that fills them is sent, or, where it
-decodes, when its result is there.
+**Prefixes.** Full blocks may be shared as soon as the plan that prefills them is sent, or once the
+result is there if it decodes.
 """
 
 from collections import OrderedDict
@@ -55,12 +55,12 @@ from shared.wire.messages import (
 from shared.wire.token_arrays import TokenArrays
 
 MAX_LEFT = 4096
-"""Sequences that have ended, but of which another attempt may come."""
+"""Ended sequences remembered for another attempt."""
 
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan and its buffer: the known ids of what it admits. ``newcomers`` run for the first
+    """A plan and its buffer, the known ids of admitted sequences. ``newcomers`` run for the first
     time."""
 
     plan: StepPlan
@@ -70,7 +70,7 @@ class Planned:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A sequence that was accepted and cannot go on."""
+    """An accepted sequence that cannot go on."""
 
     sequence: Sequence
     error: RequestError
@@ -92,26 +92,26 @@ class Scheduler:
         self.workers: dict[str, WorkerState] = {}
         self.sequences: dict[tuple[str, int], Sequence] = {}
         self.queues = Queues()
-        self._holders: dict[bytes, str] = {}  # of the prefix cache's blocks
+        self._holders: dict[bytes, str] = {}  # block hash to worker
         self._placement = Placement(self.workers, self._holders, prefill_limits)
         self.planner = Planner(self.queues, self._placement, pipeline_depth, prefill_limits)
         self.num_requeues = 0  # after the death of their worker
-        self.num_prefix_queries = self.num_prefix_hits = 0  # tokens of prompts admitted first
-        self.capacities: list[Capacity] = []  # that workers have, each once
+        self.num_prefix_queries = self.num_prefix_hits = 0  # in tokens of newcomers' prompts
+        self.capacities: list[Capacity] = []  # of all workers, without repetition
         self._handover = Handover(self.workers, self.sequences, self.queues)
         self._in_need: dict[str, None] = {}
         self._priority_step_s = priority_step_s
         self._later_share = later_share
         self._caches_prefixes = caches_prefixes
         self._num_added = self._num_absorbed = 0
-        self._unservable: dict[Sequence, float] = {}  # since when no worker could run them
+        self._unservable: dict[Sequence, float] = {}  # since this time no worker can run them
         self._ended: list[Ended] = []
         self._left_hits: OrderedDict[str, dict[str, int]] = OrderedDict()  # by request
 
     # --- workers --------------------------------------------------------------------------------
 
     def add_worker(self, worker_id: str, capacity: Capacity, num_finished: int = 0) -> None:
-        """One that has finished ``num_finished`` steps elsewhere."""
+        """Adds a worker that has finished ``num_finished`` steps elsewhere."""
         worker = WorkerState(
             worker_id=worker_id,
             capacity=capacity,
@@ -131,10 +131,10 @@ class Scheduler:
     def remove_worker(
         self, worker_id: str, now_s: float, is_explained: bool = False
     ) -> list[Refusal]:
-        """Its sequences wait for another worker; returns those that may not.
+        """Requeues the worker's sequences; returns refusals for the ones that must not run again.
 
-        If its loss ``is_explained`` by something else, none of them is taken for the reason, even
-        where a step of it has not ended.
+        If its loss ``is_explained`` otherwise, no sequence counts as the cause, even in an
+        unfinished step.
         """
         worker = self.workers.pop(worker_id)
         self._in_need.pop(worker_id, None)
@@ -157,8 +157,8 @@ class Scheduler:
         return refusals
 
     def forgive(self, worker: str) -> None:
-        """The worker of that instance, which was lost, only stood still: no sequence that it
-        computed then is taken for the reason."""
+        """A lost worker (an instance) only stood still: no sequence it computed then counts as the
+        cause."""
         for sequence in self.sequences.values():
             was_isolated = self.queues.isolated.try_remove(sequence)
             sequence.forgive(worker)
@@ -166,13 +166,13 @@ class Scheduler:
                 self.queues.put(sequence)
 
     def note_state(self, worker_id: str, is_ready: bool) -> None:
-        """A worker that leaves or hangs is not ready: it gets no new sequences."""
+        """A worker that is not ready (leaving or hanging) gets no new sequences."""
         worker = self.workers[worker_id]
         worker.admits = is_ready and not worker.is_leaving
 
     def release_worker(self, worker_id: str) -> None:
-        """The worker leaves before its sequences have ended: they go to others, one at a time; the
-        second call hands over all that are left."""
+        """Hands the sequences of a leaving worker over one at a time; a second call hands over all
+        that are left."""
         self._handover.begin(self.workers[worker_id])
 
     def reset_prefix_cache(self) -> None:
@@ -211,14 +211,14 @@ class Scheduler:
             self.queues.put(sequence)
 
     def grant(self, grant: Grant) -> None:
-        """The client has taken more. Ignored for a sequence that is unknown."""
+        """Raises the credit of a sequence. Ignored for an unknown one."""
         sequence = self.sequences.get((grant.request, grant.attempt))
         if sequence is not None:
             sequence.grant(grant)
             self.queues.resume(sequence)
 
     def cancel(self, key: tuple[str, int], reason: str = "cancelled") -> None:
-        """Forgets the sequence; its slot and blocks are free when no plan in flight names them."""
+        """Forgets the sequence. Its slot and blocks are free once no plan in flight names them."""
         sequence = self.sequences.get(key)
         if sequence is None:
             return
@@ -234,7 +234,7 @@ class Scheduler:
             self.cancel(key)
 
     def fail_unservable(self, since_s: float, error: RequestError) -> list[Refusal]:
-        """Ends the sequences that no worker could run since then or longer."""
+        """Ends the sequences that no worker could run since ``since_s`` or earlier."""
         unservable = self._unservable.items()
         abandoned = [each for each, lost_s in unservable if lost_s <= since_s]
         for sequence in abandoned:
@@ -250,20 +250,20 @@ class Scheduler:
 
     @property
     def stranded(self) -> list[Sequence]:
-        """Those that wait for a worker which is not here: to wait is all that they can do."""
+        """Sequences that no connected worker can run."""
         if any(worker.admits for worker in self.workers.values()):
             return list(self._unservable)
         return list(self.queues)
 
     @property
     def obstacle(self) -> Obstacle:
-        """What the first that waits waited for at the last plan."""
+        """The obstacle of the first waiting sequence at the last plan."""
         return self.planner.obstacle if self.workers else Obstacle.NO_WORKER
 
     # --- steps ----------------------------------------------------------------------------------
 
     def plan(self, worker_id: str) -> Planned | None:
-        """The next step of a worker, or None while it needs none or there is nothing to do."""
+        """The next plan of a worker, or None if it needs none or has nothing to do."""
         worker = self.workers[worker_id]
         if not self.planner.is_in_need(worker):
             self._in_need.pop(worker_id, None)
@@ -278,10 +278,11 @@ class Scheduler:
         return Planned(builder.plan, builder.ids, builder.newcomers)
 
     def absorb(self, worker_id: str, result: StepResult, arrays: TokenArrays) -> list[Emission]:
-        """Records what the oldest plan in flight brought, and returns it in the order of the rows.
+        """Records the result of the oldest plan in flight, and returns an emission per row, in
+        order.
 
-        ``arrays`` are the result's buffers. Sequences that ended are forgotten and their blocks
-        free. Raises CodecError for the result of another plan.
+        ``arrays`` are the result's buffers. Ended sequences are forgotten and their blocks freed.
+        Raises CodecError for the result of another plan.
         """
         worker = self.workers[worker_id]
         worker.finish(result, self._num_absorbed + 1)
@@ -290,7 +291,7 @@ class Scheduler:
         if worker.is_proven:
             self._placement.note_proven(worker)
         emissions = apply_result(worker, result, arrays.ids.tolist())
-        last = {each.sequence: each for each in emissions}  # a step's, where there were several
+        last = {each.sequence: each for each in emissions}  # the last step's
         for emission in last.values():
             ends = emission.ends
             if ends or emission.has_output:
@@ -305,20 +306,20 @@ class Scheduler:
 
     @property
     def may_change_other_plans(self) -> bool:
-        """Whether the result of one worker may change the next plans of others: a sequence waits,
-        or is handed over."""
+        """True if the result of one worker may change the next plans of others: a sequence waits or
+        is handed over."""
         return self._handover.is_under_way or self.queues.num_runnable > 0
 
     @property
     def workers_in_need(self) -> list[str]:
-        """All but the workers that have as many plans in flight as they may: their own results
-        alone can bring them another one."""
+        """Workers that may get another plan. The others have the most plans in flight, and only
+        their own results can change that."""
         return list(self._in_need)
 
     # --- private --------------------------------------------------------------------------------
 
     def _count_hits(self, newcomers: list[Sequence]) -> None:
-        """Leaves out those that resume: that they were preempted is no success of the cache."""
+        """Preempted sequences that resume are left out: they are no success of the cache."""
         self.num_prefix_queries += sum(len(each.prompt) for each in newcomers)
         self.num_prefix_hits += sum(each.num_cached for each in newcomers)
 
@@ -339,7 +340,7 @@ class Scheduler:
         self.capacities = list(dict.fromkeys(each.capacity for each in self.workers.values()))
 
     def _note_unservable(self, now_s: float) -> None:
-        """Workers that are left may have less room than the one a sequence was accepted for."""
+        """The remaining workers may have less room than the one a sequence was accepted for."""
         for sequence in self.queues:
             if not any(worker.fits(sequence) for worker in self.workers.values()):
                 self._unservable.setdefault(sequence, now_s)
@@ -356,7 +357,7 @@ class Scheduler:
         except LacksBlocks as error:
             if generate.attempt == 1:
                 raise
-            # It may have been accepted before, for a worker that has not come to us yet.
+            # It may have been accepted before, for a worker that is not connected yet.
             raise Unavailable(error.message, code=NO_WORKER, retry_after_s=RETRY_AFTER_S) from error
 
     def _check_waiting(self, num_waiting: int) -> None:

@@ -1,4 +1,4 @@
-"""One choice of one prompt, from admission to its end."""
+"""A sequence: one choice of one prompt, from arrival to end."""
 
 from array import array
 from collections import deque
@@ -26,27 +26,27 @@ from shared.wire.token_arrays import bytes_of
 
 
 class Obstacle(IntEnum):
-    """What keeps a waiting sequence from a slot, or why one had to leave its slot and waits again.
+    """The reason a waiting sequence has no slot, or lost its slot.
 
-    The names of settings say which limit it is.
+    The comments name the setting of each limit.
     """
 
-    PLANS_IN_FLIGHT = 0  # the worker has its next steps already: pipeline-depth
+    PLANS_IN_FLIGHT = 0  # the worker has its next plans: pipeline-depth
     SLOTS = 1  # max-num-seqs
     KV_BLOCKS = 2
     STEP_BUDGET = 3  # max-num-batched-tokens
     PARTIAL_PREFILLS = 4  # max-num-partial-prefills
     LONG_PREFILLS = 5  # max-long-partial-prefills
-    PREFIX = 6  # another choice fills blocks that it will share
-    PROBATION = 7  # the worker has not shown yet that it works
-    PLACEMENT = 8  # another worker is to take it
-    ISOLATED = 9  # it is computed alone, or another one is: a worker died under it
+    PREFIX = 6  # another choice computes blocks to share
+    PROBATION = 7  # the worker has yet to finish its first steps
+    PLACEMENT = 8  # another worker is a better choice
+    ISOLATED = 9  # it, or another sequence, runs alone: a worker died under it
     NO_WORKER = 10
-    CREDIT = 11  # its client has not read what came
-    PRIORITY = 12  # others came later and were sooner, or took its slot
+    CREDIT = 11  # its client does not read
+    PRIORITY = 12  # overtaken by later arrivals, or preempted by an earlier priority
     WORKER_LOST = 13
-    HANDED_OVER = 14  # its worker leaves
-    LATER_PRIORITY = 15  # those that it gives way to are computed: later-priority-share
+    HANDED_OVER = 14  # its worker is leaving
+    LATER_PRIORITY = 15  # it yields to running sequences: later-priority-share
 
     @property
     def label(self) -> str:
@@ -55,13 +55,13 @@ class Obstacle(IntEnum):
 
 @dataclass(slots=True, eq=False)
 class Allocation:
-    """A slot and blocks of the worker ``worker_id``, and how far it is with the sequence.
+    """A slot and blocks of worker ``worker_id``, and its progress with the sequence.
 
-    Plans in flight, the last of which is ``last_step``, bring up to ``num_pending`` ids, and
-    ``num_due`` at least unless the sequence ends: one in each step. ``pending`` has for each of
-    these plans its steps and the most that it brings. If they bring the most, ``num_computed`` ids
-    have their KV in ``blocks`` once those plans have run. The first ``num_indexed`` blocks were
-    offered to the worker's index. ``may_have_drafts``: a plan has sampled for the sequence.
+    Plans in flight, up to step ``last_step``, sample up to ``num_pending`` ids, and at least
+    ``num_due`` unless the sequence ends: one per step. ``pending`` has the steps and the most ids
+    of each of these plans. If they sample the most, ``num_computed`` ids have their KV in
+    ``blocks`` after these plans. The first ``num_indexed`` blocks were offered to the worker's
+    index. ``may_have_drafts``: a plan has sampled for the sequence.
     """
 
     worker_id: str
@@ -76,7 +76,7 @@ class Allocation:
     last_step: int = 0
 
     def expect(self, num_steps: int, num_tokens: int) -> None:
-        """Notes that a plan samples up to ``num_tokens`` in ``num_steps``, and computes all but the
+        """Notes a plan that samples up to ``num_tokens`` in ``num_steps`` and computes all but the
         last of them."""
         self.may_have_drafts = True
         self.pending.append((num_steps, num_tokens))
@@ -85,7 +85,7 @@ class Allocation:
         self.num_computed += num_tokens - 1
 
     def receive(self, num_tokens: int) -> None:
-        """Notes that the oldest of these plans has brought ``num_tokens``."""
+        """Notes that the oldest of these plans sampled ``num_tokens``."""
         num_steps, num_expected = self.pending.popleft()
         self.num_due -= num_steps
         self.num_pending -= num_expected
@@ -94,10 +94,10 @@ class Allocation:
 
 @dataclass(slots=True)
 class Arrival:
-    """A Generate with its buffers: ``prompt`` [prompt_len] int32, which its sequences share, and
-    ``emitted`` [n] int32, the ids that each had emitted before, one after the other.
+    """A Generate with its buffers: ``prompt`` [prompt_len] int32, shared by its sequences, and
+    ``emitted`` [n] int32, the ids each has emitted in earlier attempts, concatenated.
 
-    It came at ``now_s`` (monotonic) from the tokenizer ``route``. Raises CodecError for bad
+    It arrived at ``now_s`` (monotonic) from the tokenizer ``route``. Raises CodecError for bad
     options.
     """
 
@@ -110,30 +110,29 @@ class Arrival:
     option_row: Raw = field(init=False)
 
     def __post_init__(self) -> None:
-        self.option_row = self.generate.options.copy()  # or it would keep the whole header
+        self.option_row = self.generate.options.copy()  # a view would keep the whole header alive
         self.options = read_options(self.option_row)
 
 
 MAX_WORKER_DEATHS = 2
-MAX_FORGIVEN = 8  # a sequence that makes workers stand still, again and again, must end
+MAX_FORGIVEN = 8  # a sequence that keeps making workers stand still must end
 
 
 @dataclass(slots=True, eq=False)
 class Sequence:
-    """What the scheduler knows of a sequence.
+    """The scheduler's state of a sequence.
 
-    It came at ``arrived_s``; ``order`` is its place in queues, kept when it has to wait again;
-    ``route`` names the tokenizer that it came from. It has an ``allocation`` while it has a slot.
-    ``emitted`` begins with what an attempt before this one had emitted. ``last_worker_id`` is None
-    as long as no worker has had it. ``num_worker_deaths`` counts other cells' workers too.
-    ``num_cached`` of the prompt's ids were in the prefix cache (``note_hit``), and ``hits`` has as
-    many for each worker. ``missing_blocks`` gives for each worker the number of its first block
-    that was not in the prefix cache at the last look. The logprobs of ``num_prompt_scored`` of the
-    prompt's tokens have come, from its second one on.
-    ``num_steps`` brought tokens. ``num_passed_over`` times a plan admitted, or might have, others
-    first, the last time because of ``obstacle``. While it had a slot ``num_held_back`` plans were
-    for those that it gives way to. ``lost_workers`` were lost while they computed it, and
-    ``num_forgiven`` times one of them turned out to live.
+    ``order`` is its place in queues, kept when it is requeued. ``route`` names its tokenizer. It
+    has an ``allocation`` while it has a slot. ``emitted`` begins with the output of earlier
+    attempts. ``last_worker_id`` is None until a worker has run it. ``num_worker_deaths`` includes
+    workers of other cells; ``lost_workers`` were lost while they computed it, and ``num_forgiven``
+    counts the ones found alive again. ``num_cached`` ids of the prompt were in the prefix cache
+    (``note_hit``); ``hits`` has this number for each worker. ``missing_blocks`` has for each worker
+    the number of the first block missing in its prefix cache at the last look. Logprobs of
+    ``num_prompt_scored`` prompt tokens, from the second on, have arrived. ``num_steps`` counts
+    steps with output. ``num_passed_over`` counts plans that admitted, or might have admitted,
+    others first, the last time because of ``obstacle``. ``num_held_back`` counts steps that left it
+    out although it had a slot.
     """
 
     request: str
@@ -146,7 +145,7 @@ class Sequence:
     emitted: list[int]
     arrived_s: float
     options: RequestOptions
-    option_row: Raw  # the same, as it goes to a worker
+    option_row: Raw  # ``options`` as encoded for the worker
     has_run: bool = False
     allocation: Allocation | None = None
     num_cached: int = 0
@@ -180,7 +179,7 @@ class Sequence:
         return self.request, self.attempt
 
     def gives_way_to(self, other: "Sequence") -> bool:
-        """Whether ``other`` is of an earlier priority, and stands before it."""
+        """True if ``other`` is of an earlier priority and ahead of it."""
         later = self.options.priority > other.options.priority
         return later and self.order > other.order
 
@@ -189,12 +188,12 @@ class Sequence:
 
     @property
     def prompt_key(self) -> tuple[str, int]:
-        """A key that all choices of a prompt have in common."""
+        """A key shared by all choices of a prompt."""
         return self.request.rsplit("/", 1)[0], self.attempt
 
     @property
     def allocated(self) -> Allocation:
-        """The allocation, which a sequence with a slot has."""
+        """The allocation of a sequence with a slot."""
         assert self.allocation is not None
         return self.allocation
 
@@ -204,14 +203,14 @@ class Sequence:
 
     @property
     def num_expected(self) -> int:
-        """The most ids that may be known when the plans in flight have run. Like num_to_compute it
-        is asked several times for each sequence and plan, and so it asks no other property."""
+        """The most ids known after the plans in flight. It and ``num_to_compute`` are read several
+        times per sequence and plan, so neither calls other properties."""
         allocation, num_known = self.allocation, len(self.prompt) + len(self.emitted)
         return num_known if allocation is None else num_known + allocation.num_pending
 
     @property
     def num_computed(self) -> int:
-        """Ids whose KV its worker has; 0 without a worker, since another computes all anew."""
+        """Ids with KV on its worker; 0 without a worker, since another one recomputes them."""
         return self.allocation.num_computed if self.allocation is not None else 0
 
     @property
@@ -223,29 +222,29 @@ class Sequence:
 
     @property
     def has_credit(self) -> bool:
-        """Whether its client has taken enough of what came before."""
+        """True if its client has taken enough of the output."""
         return len(self.emitted) < self.max_emitted and self.num_bytes < self.max_bytes
 
     @property
     def may_emit_more(self) -> bool:
-        """Whether it has credit for what the plans in flight bring at least and for one token more,
-        and may have so many tokens. Its model's length is its worker's matter."""
+        """True if credit and ``max_tokens`` allow one token more than the least number due from
+        plans in flight. The worker's state checks the model's length."""
         num_emitted = len(self.emitted) + self.allocated.num_due
         max_tokens = self.params.max_tokens
         return num_emitted < self.max_emitted and (max_tokens is None or num_emitted < max_tokens)
 
     @property
     def max_cached(self) -> int:
-        """The most ids whose KV may come from the prefix cache: not the last one, whose logits are
-        needed, nor prompt tokens that are still to be scored, nor any of a prompt of which all
-        states are wanted."""
+        """The most ids with KV from the prefix cache: without the last one, since its logits are
+        needed, without prompt tokens still to be scored, and none if all states of the prompt are
+        pooled."""
         if reads_all(self.params):
             return 0
         return self.num_prompt_scored if self._is_scoring else self.num_known - 1
 
     def max_steps(self, verify_depth: int, vocab_size: int) -> int:
-        """How many steps of ``verify_depth`` drafts its credit allows beyond the plans in flight:
-        in tokens if each brings one, in bytes if each brings all that it may."""
+        """The number of steps with ``verify_depth`` drafts that its credit allows beyond the plans
+        in flight: in tokens for one token per step, in bytes for the most tokens of a step."""
         allocation = self.allocated
         per_token = sampled_token_bytes(self.params, vocab_size)
         room = self.max_bytes - self.num_bytes - per_token * allocation.num_pending
@@ -253,9 +252,9 @@ class Sequence:
         return min(num_tokens, room // (per_token * (1 + verify_depth)))
 
     def max_chunk(self, num_to_compute: int, vocab_size: int) -> int:
-        """How many of the ``num_to_compute`` ids that it lacks may be computed: of those of a
-        prompt that is scored only so many that its logprobs, plans in flight included, exceed the
-        credit in bytes by less than one token."""
+        """The number of its ``num_to_compute`` ids that may be computed. While a prompt is scored,
+        its logprobs, plans in flight included, may exceed the credit in bytes by less than one
+        token."""
         if self.params.prompt_logprobs is None or not self._is_scoring:
             return num_to_compute
         room = max(0, self.max_bytes - self.num_bytes)
@@ -273,10 +272,11 @@ class Sequence:
         return is_asked and self.num_prompt_scored < len(self.prompt) - 1
 
     def note_hit(self, worker_id: str, num_tokens: int) -> None:
-        """Notes that its worker has ``num_tokens`` of it in the prefix cache as it is admitted.
+        """Notes ``num_tokens`` cached ids at its admission.
 
-        Of admissions the last before the first output counts, for that one computes it, and of
-        several to one worker the least: what is found beyond may be the sequence's own work.
+        The last admission before the first output counts, since that one computes the prompt. Of
+        several admissions to one worker the smallest number counts: more may be the sequence's own
+        work.
         """
         if not self.num_bytes:
             num_tokens = min(num_tokens, len(self.prompt), self.hits.get(worker_id, num_tokens))
@@ -301,10 +301,11 @@ class Sequence:
         self.num_bytes += bytes_of(run)
 
     def note_worker_death(self, worker_id: str) -> bool:
-        """Notes that a worker died while it computed this sequence, and returns whether another one
+        """Notes that a worker died while it computed this sequence. Returns True if another worker
         may run it.
 
-        None may if the sequence was computed alone and has emitted nothing since.
+        False if the sequence was computed alone and has emitted nothing since, or beyond
+        ``MAX_WORKER_DEATHS`` deaths.
         """
         was_alone = self.is_isolated
         self.is_isolated = True
@@ -313,7 +314,7 @@ class Sequence:
         return not was_alone and self.num_worker_deaths <= MAX_WORKER_DEATHS
 
     def forgive(self, worker: str) -> None:
-        """The worker of that instance is not dead: it stood still."""
+        """The worker (an instance) stood still and is alive."""
         alive = [each for each in self.lost_workers if instance_of(each) == worker]
         if alive and self.num_forgiven < MAX_FORGIVEN:
             self.num_forgiven += 1
@@ -322,12 +323,11 @@ class Sequence:
             self.is_isolated = self.is_isolated and self.num_worker_deaths > 0
 
     def known_ids(self) -> np.ndarray:
-        """The prompt, then what was emitted: [num_known] int32."""
+        """Prompt and output: [num_known] int32."""
         return np.concatenate([self.prompt, np.array(self.emitted, np.int32)])
 
     def block_hash(self, number: int, block_size: int) -> bytes:
-        """Returns the block hash of block ``number``; blocks of another worker may have another
-        size."""
+        """Returns the hash of block ``number``. The block size may differ between workers."""
         if self._hashes is None or self._hashes.block_size != block_size:
             self._hashes = BlockHashes(block_size, hash_root(self.options))
         return self._hashes.block_hash(number, self._id_bytes)
@@ -348,18 +348,18 @@ class Ended:
 
 
 def instance_of(worker_id: str) -> str:
-    """Returns what the process calls itself, without the number of its connection."""
+    """Returns the instance of a worker, without the number of its connection."""
     return worker_id.rpartition("/")[0]
 
 
 def scored_token_bytes(params: SamplingParams, vocab_size: int) -> int:
-    """Returns the most bytes that one scored token of a prompt takes: its id, rank and logprob, and
-    the ids and logprobs of the likeliest tokens."""
+    """Returns the most bytes of one scored prompt token: its id, rank and logprob, and the ids and
+    logprobs of the most likely tokens."""
     return _token_bytes(params.prompt_logprobs or 0, vocab_size)
 
 
 def sampled_token_bytes(params: SamplingParams, vocab_size: int) -> int:
-    """Returns the most bytes that one sampled token takes, with the draft it may have been."""
+    """Returns the most bytes of one sampled token, and of a draft for it if drafts are reported."""
     num_asked = len(params.logprob_token_ids) or params.logprobs
     num_bytes = 4 if num_asked is None else _token_bytes(num_asked, vocab_size)
     return num_bytes + params.draft_logprobs * _token_bytes(0, vocab_size)

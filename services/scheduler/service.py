@@ -1,4 +1,4 @@
-"""The scheduler as a process: messages in, the pure core, messages out."""
+"""The scheduler process: messages in, the pure core, messages out."""
 
 import asyncio
 import logging
@@ -64,21 +64,21 @@ from shared.wire.token_arrays import Layout, TokenArrays
 
 log = logging.getLogger(__name__)
 
-FORWARD_INTERVAL_S = 0.01  # tokens wait for those of the next steps; first ones and ends do not
+FORWARD_INTERVAL_S = 0.01  # tokens of several steps share a message; first ones and ends go at once
 HANDOVER_SHARE = 1 / 2  # of drain-timeout-s
-LOOK_ROUND_S = 1.0  # after which tokenizers that are stopped together with us have said so
+LOOK_ROUND_S = 1.0  # time for tokenizers stopped together with us to report it
 
 OBSERVERS: tuple[type[Observer], ...] = (
     SequenceSpans,
     Observer,
 )
-"""The first one serves."""
+"""The first one is used."""
 
 
 class SchedulerService:
-    """Binds one socket for tokenizers and one for workers; plans whenever something changed.
+    """Binds one socket for tokenizers and one for workers, and plans after every change.
 
-    It and the workers that are attached to it are a cell; there may be others.
+    It forms a cell with its attached workers; there may be others.
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
@@ -104,8 +104,8 @@ class SchedulerService:
         self._observer = OBSERVERS[0](self._core, config.instance, self._send_report, now_s)
         self._steps = StepMetrics(self._core)
         self._watchdog = Watchdog(self._core.workers)
-        self._routes: dict[int, Forwarding] = {}  # to tokenizers
-        self._workers: dict[str, Peer] = {}  # that are attached
+        self._routes: dict[int, Forwarding] = {}  # one per tokenizer
+        self._workers: dict[str, Peer] = {}  # attached ones
         self._worker_ids: dict[Peer, str] = {}
         self._other_cells = OtherCells(self._core, self._routes, config.instance, self._plan_soon)
         self._inquiries = Inquiries()
@@ -134,14 +134,14 @@ class SchedulerService:
             for worker_id in self._watchdog.look():
                 STALLED_WORKERS.inc()
                 step = self._core.workers[worker_id].in_flight[0].step
-                self._link.drop(self._workers[worker_id], f"step {step} brings no result (stall-s)")
+                self._link.drop(self._workers[worker_id], f"step {step} has no result (stall-s)")
             self._other_cells.hand_over(self._core.stranded)
             self._other_cells.move_waiting(time.monotonic())
 
     async def drain(self) -> None:
-        """Hands over to other cells what is open. Without them it returns soon, so that gateways
-        replay that through the next scheduler. Only where all tokenizers leave too, and none of
-        them would, everything ends here first."""
+        """Hands all sequences over to other cells. If there are none it returns soon, and gateways
+        replay the sequences through the next scheduler. If all tokenizers drain too, no one could
+        replay them, so it waits for their end."""
         self._is_draining = True
         self._link.send_status()
         if self._routes:
@@ -168,7 +168,7 @@ class SchedulerService:
         return Heartbeat(state, reason, num_open, self._num_steps, overview=overview)
 
     def _spare_worker(self) -> str:
-        """The last that came of those that can go to another cell; one goes at a time."""
+        """The newest worker that can move to another cell, or empty while one is leaving."""
         if any(worker.status.state == State.DRAINING for worker in self._workers.values()):
             return ""
         names = [each.hello.instance for each in self._workers.values() if _can_move(each)]
@@ -184,7 +184,8 @@ class SchedulerService:
 
     @property
     def stands_by(self) -> bool:
-        """Whether there are workers, which would attach to us if they lost their scheduler."""
+        """True if it has no worker but ready ones are connected, which attach here if they lose
+        their scheduler."""
         workers = (peer for peer in self._link.peers if peer.hello.service == "worker")
         return not self._workers and any(worker.is_ready for worker in workers)
 
@@ -203,7 +204,7 @@ class SchedulerService:
         self._plan_soon()
 
     def _attach(self, worker: Peer) -> None:
-        """Raises CodecError for one that is attached already."""
+        """Raises CodecError for a worker that is attached already."""
         if self._worker_id_of(worker) is not None:
             raise CodecError("it is attached already")
         capacity = worker.hello.capacity
@@ -273,14 +274,13 @@ class SchedulerService:
         self._plan_soon()
 
     def _route_of(self, peer: Peer) -> int | None:
-        routes = self._routes.items()
-        return next((route for route, forwarding in routes if forwarding.peer is peer), None)
+        return next((route for route, each in self._routes.items() if each.peer is peer), None)
 
     def _worker_id_of(self, peer: Peer) -> str | None:
         return self._worker_ids.get(peer)
 
     def _attached(self, worker: Peer) -> str:
-        """Returns its id. Raises CodecError for a worker that is not attached."""
+        """Returns the worker's id. Raises CodecError for a worker that is not attached."""
         if (worker_id := self._worker_id_of(worker)) is None:
             raise CodecError("it is not attached")
         return worker_id
@@ -293,7 +293,7 @@ class SchedulerService:
         return {} if worker_id is None else self._steps.stats(worker_id, time.monotonic())
 
     def _owns(self, peer: Peer, named: RequestKey | Grant) -> bool:
-        """Whether a sequence is this tokenizer's."""
+        """True if the sequence belongs to this tokenizer."""
         sequence = self._core.sequences.get((named.request, named.attempt))
         return sequence is not None and sequence.route == self._route_of(peer)
 
@@ -367,7 +367,7 @@ class SchedulerService:
         self._account()
 
     def _account(self) -> None:
-        """Brings metrics, request log and the event that ``drain`` waits for up to date."""
+        """Updates metrics, request log and the event that ``drain`` waits for."""
         if self._core.sequences:
             self._idle.clear()
         else:
@@ -382,8 +382,8 @@ class SchedulerService:
                 self._observer.end(ended, now_s)
 
     def _plan_for(self, worker_id: str, peer: Peer) -> None:
-        """Sends as many plans as may be in flight at once. A worker that has none begins with the
-        first, while the others are made."""
+        """Sends plans up to the most that may be in flight. An idle worker starts with the first
+        while the others are made."""
         worker = self._core.workers[worker_id]
         is_idle = not worker.in_flight
         started_s = time.monotonic()
@@ -394,13 +394,13 @@ class SchedulerService:
             self._log.begin(planned.newcomers, planned_s)
             self._steps.begin(worker_id, planned, started_s, planned_s)
             if is_idle and self._core.planner.is_in_need(worker):
-                self._plan_soon()  # when this one has gone out
+                self._plan_soon()  # after this one is sent
                 return
             started_s = time.monotonic()
 
     def _fail_unservable(self, lost_s: float) -> None:
-        """Ends the sequences that no worker could run since a worker was lost at ``lost_s``,
-        ``worker_grace_s`` ago."""
+        """Ends the sequences that no worker could run since ``lost_s``, ``worker_grace_s`` ago,
+        when a worker was lost."""
         waited = f"within {self._config.worker_grace_s:g} s (worker-grace-s)"
         text = f"the worker of this request was lost, and no other that can run it came {waited}"
         error = Unavailable(text, code=NO_WORKER, retry_after_s=RETRY_AFTER_S)
@@ -409,5 +409,5 @@ class SchedulerService:
 
 
 def _can_move(worker: Peer) -> bool:
-    """Whether it knows of several schedulers, and attaches to one of them itself."""
+    """True if it knows several schedulers and attaches to one of them itself."""
     return worker.hello.minor >= CELLS_MINOR

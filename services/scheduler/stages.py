@@ -1,9 +1,9 @@
-"""Which sequences go into the plans of a worker whose model is a pipeline of stages.
+"""Selects sequences for the plans of a worker with a pipeline of stages.
 
-Its stages compute as many plans at a time, if none of them has a sequence whose next token another
-one brings. So a sequence that decodes is in one of as many plans that follow each other, and each
-of these has its share of all that decode. Prompts are not shared out: their chunks may follow each
-other at once.
+The stages compute one plan each at the same time. A plan must not compute a sequence with a token
+pending in another of these plans. A decoding sequence is therefore in one of ``num_stages``
+consecutive plans, and each plan has its share of all decoding sequences. Prompts are not shared
+out: their chunks may follow each other at once.
 """
 
 from collections import deque
@@ -15,8 +15,8 @@ from shared.wire.messages import StepPlan
 
 
 def is_in_other_stages(allocation: Allocation, in_flight: deque[StepPlan], num_stages: int) -> bool:
-    """Whether one of the last plans ``in_flight``, which would be computed beside the next one, has
-    a sequence of which a token is pending."""
+    """True if a token of the sequence is pending in one of the last plans ``in_flight``, which
+    other stages would compute at the same time as the next plan."""
     if num_stages == 1:
         return False
     beside = list(islice(reversed(in_flight), num_stages - 1))
@@ -26,9 +26,9 @@ def is_in_other_stages(allocation: Allocation, in_flight: deque[StepPlan], num_s
 def with_share(
     runnable: Iterable[Sequence], running: Iterable[Sequence], num_stages: int
 ) -> list[Sequence]:
-    """Returns those of ``runnable`` that the next plan has, in their order: of those that decode
-    the ones of an earlier priority, and of these the ones that were computed longest ago, as many
-    as are its share of all that are ``running``."""
+    """Returns the sequences of ``runnable`` for the next plan, in their order. The share of the
+    decoding ones among all ``running`` is taken by earlier priority, then by the longest time since
+    their last plan."""
     runnable = list(runnable)
     num_decoding = sum(_decodes(each) and each.has_credit for each in running)
     decoding = sorted(

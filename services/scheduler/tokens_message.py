@@ -1,4 +1,4 @@
-"""Makes the message for one tokenizer of what one step brought, or several."""
+"""Builds the message for one tokenizer from the results of one or more steps."""
 
 import asyncio
 from collections.abc import Sequence as Items
@@ -23,18 +23,18 @@ from shared.wire.token_arrays import Layout, Selection, TokenArrays, join, sum_r
 
 
 class StepEmissions(NamedTuple):
-    """What a plan brought for one tokenizer; ``layout`` is that of all it brought."""
+    """A plan's rows for one tokenizer. ``layout`` is that of the whole result."""
 
     emissions: list[Emission]
     layout: Layout
 
     @property
     def is_urgent(self) -> bool:
-        """Whether a client waits for the first token of a sequence, or for its end."""
+        """True if a client waits for a first token or an end."""
         return any(not each.position or each.ends for each in self.emissions)
 
     def arrays(self) -> TokenArrays:
-        """Returns the buffers of its rows, views where these lie together."""
+        """Returns the buffers of its rows, as views if the rows are contiguous."""
         selection = Selection(self.layout)
         for emission in self.emissions:
             selection.add(emission.index)
@@ -44,9 +44,8 @@ class StepEmissions(NamedTuple):
 def tokens_of(
     steps: Items[StepEmissions], spans: Items[SpanReport] = ()
 ) -> tuple[Tokens, TokenArrays]:
-    """Returns the message for the tokenizer of ``steps`` and ``spans``, and its buffers. What
-    several steps brought of a sequence, of one plan or more, is one row, unless its drafts are told
-    apart."""
+    """Returns the message with ``steps`` and ``spans``, and its buffers. Several steps of a
+    sequence become one row, unless its rows list drafts."""
     if not steps:
         return Tokens([], [], [*spans]), TokenArrays()
     emissions = [emission for step in steps for emission in step.emissions]
@@ -97,15 +96,15 @@ def _finished(sequence: Sequence, reason: FinishReason) -> Finished:
 
 
 def _continues(before: TokenRun, run: TokenRun) -> bool:
-    """Whether both are output, and the buffers hold as much of each of their tokens."""
+    """True if both are output with equally wide tokens in the buffers."""
     widths = (before.num_values, before.num_top_ids) == (run.num_values, run.num_top_ids)
     return before.kind == run.kind == RunKind.OUTPUT and widths
 
 
 class Forwarding:
-    """Sends what steps bring to one tokenizer, at most once in ``interval_s``: where steps are
-    shorter, tokenizer and gateway would do the same work for each of them. First tokens and ends
-    do not wait, nor does anything for a step that will not end in time."""
+    """Sends the tokens of one tokenizer at most once in ``interval_s``: with shorter steps,
+    tokenizer and gateway would repeat the same work for each. First tokens and ends are sent at
+    once, and so are tokens if the next step will not end in time."""
 
     def __init__(self, peer: Peer, interval_s: float) -> None:
         self.peer = peer
@@ -124,7 +123,7 @@ class Forwarding:
         self._decide_soon()
 
     def add_spans(self, report: SpanReport) -> None:
-        """They go out with the end that they belong to."""
+        """A report is sent with the end of its sequence."""
         self._spans.add(report)
         self._is_urgent = True
         self._decide_soon()
@@ -137,7 +136,7 @@ class Forwarding:
             self.peer.send(tokens, *arrays)
 
     def _decide_soon(self) -> None:
-        """Once for everything that arrives in this turn."""
+        """Once for everything that arrives in this turn of the loop."""
         if not self._is_deciding:
             self._is_deciding = True
             self._loop.call_soon(self._decide)
@@ -152,7 +151,7 @@ class Forwarding:
             self._timer = self._loop.call_at(due_s, self.flush)
 
     def drop(self) -> list[StepEmissions]:
-        """Returns what is held, which is not sent any more."""
+        """Returns the held emissions, which are not sent."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

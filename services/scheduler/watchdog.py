@@ -1,4 +1,4 @@
-"""Finds workers that owe a result for too long. Pure."""
+"""Detects workers with overdue results. Pure."""
 
 from services.scheduler.worker_state import WorkerState
 
@@ -6,15 +6,15 @@ LOOK_S = 1.0
 
 
 class Watchdog:
-    """Counts its own looks, one every ``LOOK_S``, not the time: while the scheduler itself stood
-    still, results may have come that it has not read."""
+    """Counts its own looks, one every ``LOOK_S``, instead of the time: while the scheduler itself
+    stood still, unread results may have arrived."""
 
     def __init__(self, workers: dict[str, WorkerState]) -> None:
         self._workers = workers
-        self._found: dict[str, tuple[int, int]] = {}  # the oldest step, looks since the first
+        self._found: dict[str, tuple[int, int]] = {}  # oldest step, looks at it
 
     def look(self) -> list[str]:
-        """Returns the workers whose oldest plan in flight has had no result for twice their
+        """Returns the workers that owe the result of their oldest plan for twice their
         ``stall_s``."""
         oldest = {
             worker_id: worker.in_flight[0].step

@@ -14,21 +14,20 @@ from services.scheduler.stages import is_in_other_stages, with_share
 from shared.errors import CodecError
 from shared.wire.messages import Capacity, StepPlan, StepResult
 
-PROBATION_STEPS = 16  # in which a worker that is broken has died
+PROBATION_STEPS = 16  # a broken worker dies within them
 
 
 class WorkerState:
-    """Hands out blocks and slots of one worker. A slot given back is released in its next plan.
+    """Allocates blocks and slots of one worker. A freed slot is released by its next plan.
 
-    ``in_flight`` holds the plans whose results have not come, oldest first; the oldest became that
-    after ``in_flight_since`` results of all workers. An allocation that its sequence has left is
-    ``leaving`` until the last plan that names it has run.
-    ``admits``: the worker takes new sequences; ``is_leaving``: its sequences go to other workers,
-    one after the other, or all at once when it ``releases_all``; ``handed_over`` is the last that
-    went. ``ran_isolated``: its last plan computed one isolated sequence and nothing else. Its next
-    plan looks at what waits from the place ``next_look`` on, beside those that are first. A
-    step took ``step_s`` in the last plan that brought something and that no later ones joined.
-    Unless ``caches_prefixes`` its index stays empty.
+    ``in_flight`` holds the plans without results, oldest first. The oldest has been first since
+    ``in_flight_since`` results of all workers. An allocation is ``leaving`` from the removal of its
+    sequence until the last plan that names it has run. ``admits``: the worker takes new sequences.
+    ``is_leaving``: its sequences go to other workers, one after the other, or all at once if it
+    ``releases_all``; ``handed_over`` is the last one. ``ran_isolated``: its last plan computed one
+    isolated sequence and nothing else. Its next plan looks at the head of the waiting queue and at
+    the sequences from place ``next_look`` on. ``step_s`` is the time of a step in the last plan
+    with rows and without later sequences. Unless ``caches_prefixes`` its index stays empty.
     """
 
     def __init__(
@@ -56,16 +55,16 @@ class WorkerState:
         self.step_s = inf
         self.draft_depth = DraftDepth(capacity)
         self.later_share = LaterShare(later_share, capacity.max_num_batched_tokens)
-        self._verify_depth = 0  # drafts that each sequence has, at most, when the last plan has run
+        self._verify_depth = 0  # most drafts of a sequence after the last plan
         self._caches_prefixes = caches_prefixes
         self._free_slots = list(range(capacity.max_num_seqs - 1, -1, -1))
         self._released: list[int] = []
         self._num_steps = 0
-        self._num_finished = num_finished  # steps, also of another cell
+        self._num_finished = num_finished  # steps, including ones in other cells
 
     @property
     def is_proven(self) -> bool:
-        """Whether it has finished so many steps that it is no worse than others."""
+        """True once it has finished ``PROBATION_STEPS`` steps."""
         return self._num_finished >= PROBATION_STEPS
 
     @property
@@ -82,7 +81,7 @@ class WorkerState:
 
     @property
     def oldest(self) -> Sequence:
-        """The first by order of its running sequences."""
+        """The first of its running sequences by order."""
         return min(self.running.values(), key=_order)
 
     def begin_plan(self) -> PlanBuilder:
@@ -102,15 +101,15 @@ class WorkerState:
         )
 
     def send(self, plan: StepPlan, num_absorbed: int) -> None:
-        """Notes that ``plan`` is in flight; ``num_absorbed`` counts the results of all workers."""
+        """Notes that ``plan`` is in flight. ``num_absorbed`` counts the results of all workers."""
         if not self.in_flight:
             self.in_flight_since = num_absorbed
         self.in_flight.append(plan)
         self._verify_depth = plan.draft_depth
 
     def finish(self, result: StepResult, num_absorbed: int) -> None:
-        """Takes the oldest plan, which ``result`` belongs to, out of flight. Raises CodecError for
-        the result of another plan: what the plans before it brought is lost."""
+        """Takes the oldest plan out of flight. Raises CodecError if ``result`` is of another plan,
+        since the results of plans before it are then lost."""
         step = result.step
         if not self.in_flight or step != self.in_flight[0].step:
             expected = f"that of step {self.in_flight[0].step}" if self.in_flight else "none"
@@ -129,7 +128,7 @@ class WorkerState:
             self._free(each)
 
     def computed_slots(self) -> set[int]:
-        """Returns the slots that the plans in flight compute."""
+        """Returns the slots computed by the plans in flight."""
         chunks = {row.slot for plan in self.in_flight for row in plan.prefill}
         return chunks | {row.slot for plan in self.in_flight for row in plan.decode}
 
@@ -142,8 +141,8 @@ class WorkerState:
 
     @property
     def is_short_of_blocks(self) -> bool:
-        """Whether there are too few blocks to compute all runnable sequences."""
-        # A plan reserves for all that it may bring and for the drafts of the next one.
+        """True if there are too few blocks to compute all runnable sequences."""
+        # A plan reserves for all ids it may sample and for the drafts of the next one.
         size, num_drafts = self.capacity.block_size, self.capacity.num_speculative_tokens
         if self.pool.num_free >= len(self.running) * (2 + (1 + 3 * num_drafts) // size):
             return False
@@ -151,15 +150,15 @@ class WorkerState:
         return sum(wanted) > self.pool.num_free
 
     def fits(self, sequence: Sequence) -> bool:
-        """Whether ``sequence`` could run here to its end, alone."""
+        """True if the worker could run ``sequence`` to its end, alone."""
         return fits(self.capacity, len(sequence.prompt), sequence.params.max_tokens)
 
     def has_room_for(self, sequence: Sequence) -> bool:
-        """Whether there are a slot and blocks for ``sequence`` now."""
+        """True if there are a slot and blocks for ``sequence`` now."""
         return self.num_free_slots > 0 and self._has_blocks_for(sequence)
 
     def has_room_without(self, others: Iterable[Sequence], sequence: Sequence) -> bool:
-        """Whether there would be a slot and blocks for ``sequence`` if none of ``others`` ran."""
+        """True if there would be blocks for ``sequence`` without ``others``."""
         cached = set(self.cached_blocks(sequence))
         num_freed = sum(
             self.pool.ref_count(block) == 1 and block not in cached
@@ -169,9 +168,9 @@ class WorkerState:
         return self._has_blocks_for(sequence, num_freed)
 
     def num_blocks_lacking(self, sequence: Sequence, num_steps: int = 1) -> int:
-        """Counts the blocks to add so that the KV of all ids has a place: ids that plans in flight
-        bring and all but the last step of the next plan, drafts that this one verifies and makes,
-        nothing beyond the sequence's end."""
+        """Counts the blocks to add so that the KV of all ids has a place: ids sampled by plans in
+        flight and by all but the last step of the next plan, and the drafts this step verifies and
+        makes; nothing beyond the sequence's end."""
         size, allocation = self.capacity.block_size, sequence.allocation
         num_blocks = 0 if allocation is None else len(allocation.blocks)
         num_brought = (num_steps - 1) * (1 + self._verify_depth)
@@ -181,7 +180,7 @@ class WorkerState:
         return max(0, ceil(min(num_positions, self.end_of(sequence)) / size) - num_blocks)
 
     def cached_blocks(self, sequence: Sequence) -> list[int]:
-        """Returns the blocks of the prefix cache that hold the first ids of ``sequence``."""
+        """Returns the blocks of the prefix cache with the first ids of ``sequence``."""
         blocks: list[int] = []
         if not self.index:
             return blocks
@@ -194,7 +193,7 @@ class WorkerState:
         return blocks
 
     def is_known_miss(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Whether the block that ``has_cached`` missed the last time is still missing."""
+        """True if the block that ``has_cached`` last missed is still missing."""
         number = sequence.missing_blocks.get(self.worker_id, 0)
         size = self.capacity.block_size
         if number * size >= num_tokens:
@@ -203,7 +202,7 @@ class WorkerState:
         return is_last or self.index.find(sequence.block_hash(number, size)) is None
 
     def has_cached(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Whether the prefix cache has the KV of its first ``num_tokens`` ids."""
+        """True if the prefix cache has the KV of its first ``num_tokens`` ids."""
         if num_tokens <= 0 or self.is_known_miss(sequence, num_tokens):
             return num_tokens <= 0
         blocks = self.cached_blocks(sequence)
@@ -211,13 +210,13 @@ class WorkerState:
         return len(blocks) * self.capacity.block_size >= num_tokens
 
     def num_cached(self, sequence: Sequence) -> int:
-        """Counts the ids of ``sequence`` whose KV is in the prefix cache."""
+        """Counts the ids of ``sequence`` with KV in the prefix cache."""
         return len(self.cached_blocks(sequence)) * self.capacity.block_size
 
     def index_blocks(self, sequence: Sequence, has_ended: bool = False) -> None:
-        """Adds full blocks of ``sequence`` to the prefix cache, if their ids are known and computed
-        when the plans that are sent have run. A worker runs plans in order, but computes nothing of
-        a sequence that ``has_ended``, and so not its last id."""
+        """Adds full blocks of ``sequence`` to the prefix cache if their ids are known and computed
+        once the sent plans have run. A worker runs plans in order, but computes nothing, and so not
+        the last id, of a sequence that ``has_ended``."""
         for _ in range(self.num_to_index(sequence, has_ended)):
             allocation = sequence.allocated
             block_hash = sequence.block_hash(allocation.num_indexed, self.capacity.block_size)
@@ -234,13 +233,13 @@ class WorkerState:
         return num_tokens // self.capacity.block_size - allocation.num_indexed
 
     def filling_blocks(self, plan: StepPlan) -> list[Sequence]:
-        """Returns the sequences of which ``plan`` computes a chunk that fills a block."""
+        """Returns the sequences with a chunk in ``plan`` that fills a block."""
         chunks = [self.running[row.slot] for row in plan.prefill]
         return [each for each in chunks if self.num_to_index(each) > 0]
 
     def try_extend(self, sequence: Sequence, num_steps: int = 1) -> list[int] | None:
-        """Gives a running sequence the blocks that it lacks for ``num_steps`` and returns them, or
-        None where there are too few."""
+        """Gives a running sequence the blocks it lacks for ``num_steps``. Returns them, or None if
+        too few are free."""
         num_lacking = self.num_blocks_lacking(sequence, num_steps)
         if not num_lacking:
             return []
@@ -250,7 +249,7 @@ class WorkerState:
         return blocks
 
     def allocate(self, sequence: Sequence) -> None:
-        """Gives a slot and blocks, cached ones first, to a sequence that there is room for."""
+        """Gives ``sequence`` a slot and blocks, cached ones first. There must be room for it."""
         blocks, slot = self.cached_blocks(sequence), self._free_slots.pop()
         self.pool.share(blocks)
         num_computed = len(blocks) * self.capacity.block_size
@@ -261,8 +260,8 @@ class WorkerState:
         self.running[slot] = sequence
 
     def remove(self, sequence: Sequence) -> None:
-        """Frees slot and blocks, as soon as no plan that names them is in flight. What those plans
-        bring for it is lost; it is computed again, with the same outcome."""
+        """Frees slot and blocks once no plan in flight names them. The results of those plans are
+        dropped; recomputation has the same outcome."""
         allocation, sequence.allocation = sequence.allocated, None
         del self.running[allocation.slot]
         if self.in_flight and allocation.last_step >= self.in_flight[0].step:
@@ -280,18 +279,19 @@ class WorkerState:
         return self._verify_depth + self.draft_depth.now
 
     def end_of(self, sequence: Sequence) -> int:
-        """Returns how many ids ``sequence`` has when it is full."""
+        """Returns the number of ids of ``sequence`` when it is full."""
         limit, max_tokens = self.capacity.max_model_len, sequence.params.max_tokens
         return limit if max_tokens is None else min(limit, len(sequence.prompt) + max_tokens)
 
     def num_steps_left(self, sequence: Sequence) -> int:
-        """Counts the steps until a running sequence is full, beyond the plans in flight, if each
-        brings one token."""
+        """Counts the steps until a running sequence is full, beyond the plans in flight, at one
+        token per step."""
         return self.end_of(sequence) - sequence.num_known - sequence.allocated.num_due
 
     def _may_run(self, sequence: Sequence) -> bool:
-        """Whether ``sequence`` may be computed with others: it has credit, is not isolated, and the
-        plans in flight are not sure to bring its last token, nor do other stages compute one."""
+        """True if ``sequence`` may be computed with others: it has credit, is not isolated, is not
+        certain to get its last token from plans in flight, and has no token pending in other
+        stages."""
         if sequence.is_isolated or not sequence.has_credit:
             return False
         num_due = sequence.allocated.num_due
@@ -303,8 +303,8 @@ class WorkerState:
         return sequence.may_emit_more and not is_full
 
     def _has_blocks_for(self, sequence: Sequence, num_freed: int = 0) -> bool:
-        """Whether there are enough, with ``num_freed`` more. Cached blocks that other sequences own
-        cost nothing."""
+        """True if there are enough blocks, with ``num_freed`` more. Cached blocks owned by other
+        sequences cost nothing."""
         num_lacking = self.num_blocks_lacking(sequence) - num_freed
         if num_lacking <= self.pool.num_free:
             return True

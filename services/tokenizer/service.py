@@ -159,7 +159,7 @@ class TokenizerService:
 
     def _state(self) -> tuple[State, str]:
         if self._is_draining:
-            return State.DRAINING, "finishing what is open"
+            return State.DRAINING, "finishing open requests"
         if self._link is None:
             return State.NOT_READY, "loading the tokenizer"
         if self._schedulers.are_ready:

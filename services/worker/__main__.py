@@ -9,8 +9,8 @@ from shared.settings.worker import WorkerConfig
 
 
 def build(config: WorkerConfig, progress: Progress) -> Engine:
-    """Imports torch, which takes seconds, on the step thread: the admin port is up by then. It
-    would take a sixth longer if its many new objects were searched for garbage."""
+    """Imports torch, which takes seconds, on the step thread: the admin port is up by then. Garbage
+    collection of the many new objects would add a sixth."""
     gc.disable()
     try:
         from services.worker.engine.build import build_engine
@@ -20,7 +20,7 @@ def build(config: WorkerConfig, progress: Progress) -> Engine:
 
 
 def service_of(config: WorkerConfig) -> Service:
-    """A worker, or one of its ranks that another process leads."""
+    """A worker's first rank, or a rank led by another process."""
     service = FollowerService if config.leader or config.node_rank else WorkerService
     return service(config, build)
 

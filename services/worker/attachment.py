@@ -1,4 +1,4 @@
-"""The scheduler that a worker is attached to, one of all it is connected with."""
+"""The worker's choice of one scheduler among all connected ones."""
 
 import logging
 import math
@@ -10,15 +10,15 @@ from shared.wire.messages import CELLS_MINOR, Attach, Detach, Overview, Release
 
 log = logging.getLogger(__name__)
 
-SETTLED_S = 5.0  # for which a scheduler has been there before workers move to it; chosen
+SETTLED_S = 5.0  # connection time of a scheduler before workers move to it; chosen, not measured
 
 
 class Attachment:
-    """Attaches the worker ``instance`` to one of its ``schedulers``, ``home``, and moves it where
-    another cell lacks one: it takes nothing new then, and hands over after ``patience_s`` what has
-    not ended. Times are monotonic.
+    """Attaches the worker ``instance`` to one of its ``schedulers``, ``home``, and moves it to a
+    cell with too few workers. A moving worker takes no new sequences, and hands the remaining ones
+    over after ``patience_s``. Times are monotonic.
 
-    ``on_detach`` is called when the worker has to forget what it has of its scheduler.
+    ``on_detach`` is called when the worker must forget its scheduler's sequences.
     """
 
     def __init__(
@@ -34,14 +34,14 @@ class Attachment:
         self._patience_s = patience_s
         self._on_detach = on_detach
         self._up_s: dict[Peer, float] = {}
-        self._release_s: float | None = None  # when to hand over, if it is moving
+        self._release_s: float | None = None  # time of the handover, if it is moving
 
     @property
     def is_moving(self) -> bool:
         return self._release_s is not None
 
     def add(self, scheduler: Peer, now_s: float) -> None:
-        """One below ``CELLS_MINOR`` takes whoever connects for its own."""
+        """A scheduler below ``CELLS_MINOR`` treats every connected worker as its own."""
         self._up_s[scheduler] = now_s
         if scheduler.hello.minor < CELLS_MINOR and self.home is None:
             self.home = scheduler
@@ -52,7 +52,7 @@ class Attachment:
             self._leave()
 
     def look(self, now_s: float, is_idle: bool) -> None:
-        """Attaches, detaches and moves as it is due; ``is_idle``: nothing is to be computed."""
+        """Attaches, detaches or moves if due. ``is_idle``: nothing is left to compute."""
         if self.home is not None and self._is_over(self.home, now_s, is_idle):
             log.info("leaves %s", self.home)
             self.home.send(Detach())
@@ -69,7 +69,7 @@ class Attachment:
             if should_move(self._instance, home, settled):
                 self._release_s = now_s + self._patience_s
         elif self._release_s < math.inf and not is_lacking(home, settled):
-            self._release_s = None  # workers were lost meanwhile, or the other cell was
+            self._release_s = None  # workers or the other cell were lost meanwhile
         elif now_s >= self._release_s:
             self._release_s = math.inf
             home.send(Release())
@@ -81,13 +81,14 @@ class Attachment:
 
 
 MIN_DIFFERENCE = 2
-"""Workers that a cell has less than another before one of these moves: with 1, it would be back at
-the next look."""
+"""A worker moves only to a cell with at least this number of workers less: with 1, it would move
+back at the next look."""
 
 
 def choose_scheduler(worker: str, schedulers: Iterable[Peer]) -> Peer | None:
-    """Returns the one with the fewest workers of those that stay, or of all if none does; None if
-    none has said how many it has. Where several have as few, not all workers choose the same."""
+    """Returns the scheduler with the fewest workers among the staying ones, or among all if none
+    stays; None if none has reported its number of workers. Ties are broken by a hash of both names,
+    so that workers spread."""
     known = [(peer, each) for peer in schedulers if (each := peer.status.overview) is not None]
     staying = [(peer, each) for peer, each in known if not each.is_leaving]
     chosen = min(
@@ -99,14 +100,15 @@ def choose_scheduler(worker: str, schedulers: Iterable[Peer]) -> Peer | None:
 
 
 def may_leave(home: Peer, schedulers: Iterable[Peer]) -> bool:
-    """Whether ``home`` is leaving, and another scheduler is not."""
+    """True if ``home`` is leaving and another scheduler is not."""
     overview = home.status.overview
     return overview is not None and overview.is_leaving and any(_staying(schedulers, home))
 
 
 def should_move(worker: str, home: Peer, schedulers: Iterable[Peer]) -> bool:
-    """Whether another cell lacks a worker and ``worker`` is the one to go: that which ``home``
-    names, if no cell has more workers than this one; of equal ones, one gives."""
+    """True if another cell lacks a worker and ``worker`` is the one to go: the spare one of
+    ``home``, if no cell has more workers than this one. Of equally large cells the last by name
+    gives."""
     own, others = home.status.overview, list(_staying(schedulers, home))
     if own is None or own.spare != worker or not is_lacking(home, schedulers):
         return False
@@ -114,7 +116,7 @@ def should_move(worker: str, home: Peer, schedulers: Iterable[Peer]) -> bool:
 
 
 def is_lacking(home: Peer, schedulers: Iterable[Peer]) -> bool:
-    """Whether another cell has so many workers less that it would not have more after a move."""
+    """True if another cell has at least ``MIN_DIFFERENCE`` workers less."""
     own = home.status.overview
     return own is not None and any(
         own.num_workers - each.num_workers >= MIN_DIFFERENCE for each in _staying(schedulers, home)

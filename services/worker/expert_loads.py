@@ -1,4 +1,4 @@
-"""How evenly a model's tokens go to its experts."""
+"""Distribution of a model's tokens over its experts."""
 
 from collections.abc import Iterator
 
@@ -12,22 +12,22 @@ from services.worker.models.decoder import DecoderLM
 from shared.errors import ConfigError
 
 BOUNDS = (0.0, 0.1, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0)  # of loads
-MIN_TOKENS = 100  # of an expert, on average: the loads of fewer are chance
+MIN_TOKENS = 100  # per expert, on average: fewer are too noisy
 MAX_GROUPS = 8  # of the trunk's layers
 MTP_LAYERS = "mtp"
 
 
 def has_experts(model: DecoderLM) -> bool:
-    """Whether some of its layers here have experts."""
+    """True if a layer on this rank has experts."""
     return any(isinstance(module, Experts) for module in model.modules())
 
 
 class ExpertLoads(Collector):
-    """Has the tokens counted that go to each of ``model``'s experts, on ``device``.
+    """Counts the tokens of each of ``model``'s experts on ``device``.
 
-    An expert's load is its share of its layer's tokens times the number of experts. A layer's are
-    observed when the metrics are asked for, over all tokens since they were before, unless these
-    are too few: then they are left for the next time. Raises ConfigError where there are none.
+    An expert's load is its share of its layer's tokens times the number of experts. Each scrape
+    observes the loads of a layer over all tokens since its last observation, unless these are too
+    few: then they count at a later scrape. Raises ConfigError if the model has no experts.
     """
 
     def __init__(self, model: DecoderLM, device: torch.device) -> None:
@@ -51,7 +51,7 @@ class ExpertLoads(Collector):
         self._observe()
         family = HistogramMetricFamily(
             "shoal_expert_load",
-            "Tokens that went to an expert, over the mean of its layer's experts",
+            "Tokens of an expert, over the mean of its layer's experts",
             labels=["layers"],
         )
         bounds = [*map(str, BOUNDS), "+Inf"]
@@ -75,12 +75,12 @@ class ExpertLoads(Collector):
     def _read(self) -> np.ndarray:
         if self._stream is None:
             return self._counts.numpy().copy()
-        with torch.cuda.stream(self._stream):  # waits for no step
+        with torch.cuda.stream(self._stream):  # does not wait for steps
             return self._counts.cpu().numpy()
 
 
 def _groups(paths: list[str]) -> Iterator[str]:
-    """The group of each layer: neighbours of the trunk, such as 3-10, or an MTP head's."""
+    """The name of each layer's group: consecutive layers of the trunk, as 3-10, or the MTP head."""
     numbers = [int(path.split(".")[2]) for path in paths if path.startswith("model.layers.")]
     for group in np.array_split(numbers, min(MAX_GROUPS, len(numbers))):
         name = f"{group[0]}-{group[-1]}" if len(group) > 1 else f"{group[0]}"

@@ -1,4 +1,4 @@
-"""A rank of a worker beside its first one: it computes the same plans on its share of the model."""
+"""A worker's rank other than the first: computes the same plans on its part of the model."""
 
 import asyncio
 import logging
@@ -37,10 +37,10 @@ NOT_CONNECTED = "the first rank is not connected"
 
 
 class FollowerService:
-    """Dials the first rank, loads its share when all are there, and ends with it. What comes of a
-    step is dropped: the first rank has it too.
+    """Dials the first rank, loads its part once all ranks are there, and ends with it. It drops its
+    results, since the first rank has the same.
 
-    The first one on another host than that starts the others of its host.
+    On each further host the first rank there starts the others of the host.
     """
 
     def __init__(self, config: WorkerConfig, build: BuildEngine) -> None:
@@ -60,8 +60,8 @@ class FollowerService:
         self._is_over = asyncio.Event()
 
     async def run(self) -> None:
-        """Raises RankLost on another host than the first rank's, where that is lost or any of
-        ours."""
+        """Raises RankLost on a host other than the first rank's, if the first rank or one of this
+        host is lost."""
         if self._local_ranks is None:
             await self._follow()
             return
@@ -108,8 +108,8 @@ class FollowerService:
         link.send_status()
 
     async def drain(self) -> None:
-        """Waits for the first rank, which hears of it, ends what is open, and then all ranks. Until
-        all have loaded nothing is open, and nothing to wait for."""
+        """Waits for the first rank, which finishes open sequences and then ends all ranks. Before
+        all have loaded there is nothing to wait for."""
         if self._link is None or not self._are_loaded(self._link):
             return
         self._is_draining = True
@@ -117,14 +117,14 @@ class FollowerService:
         await self._is_over.wait()
 
     def _are_loaded(self, link: Link) -> bool:
-        """We, and all other ranks, as the first one says."""
+        """True if this rank has loaded and the first rank reports that all have."""
         return self._engine is not None and any(first.is_ready for first in link.peers)
 
     def status(self) -> Heartbeat:
         if self._engine is None:
             return Heartbeat(State.NOT_READY, self._progress, 0, 0)
         if self._is_draining:
-            return Heartbeat(State.DRAINING, "finishing what is open", 0, self._num_steps)
+            return Heartbeat(State.DRAINING, "finishing open requests", 0, self._num_steps)
         return Heartbeat(State.READY, "", 0, self._num_steps)
 
     def refusal(self, hello: Hello) -> str | None:
@@ -138,7 +138,7 @@ class FollowerService:
             self._progress = NOT_CONNECTED
         elif self._config.node_rank and not self._is_draining:
             raise RankLost(f"the first rank is lost: {reason}")
-        else:  # we were told to stop, or who has started us logs it
+        else:  # stopped on purpose, or the process that started it logs it
             self._is_over.set()
 
     def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
@@ -157,7 +157,7 @@ class FollowerService:
             log.warning("%s sent a %s, which is not for us", peer, type(message).__name__)
 
     def _note_progress(self, text: str, fraction: float) -> None:
-        """On the step thread."""
+        """Runs on the step thread."""
         self._progress = f"{text} {fraction:.0%}"
         if self._progress_lines.is_due(time.monotonic()):
             log.info("%s", self._progress)

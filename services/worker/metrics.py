@@ -1,4 +1,4 @@
-"""What a worker counts."""
+"""Metrics of a worker."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from prometheus_client.registry import Collector
 
 from shared.wire.messages import Stats
 
-STEPS = Counter("shoal_steps", "Steps that were computed")
+STEPS = Counter("shoal_steps", "Computed steps")
 STEP_BUSY_SECONDS = Counter(
     "shoal_step_busy_seconds", "Seconds spent in steps, counted when a step ends"
 )
@@ -15,35 +15,35 @@ STEP_IDLE_SECONDS = Counter(
     "shoal_step_idle_seconds",
     "Seconds idle, waiting for the next plan while sequences were running",
 )
-STAGE_STEPS = Counter("shoal_worker_stage_steps", "Steps of which this stage has done its part")
+STAGE_STEPS = Counter("shoal_worker_stage_steps", "Steps with this stage's part computed")
 STAGE_STEPS_AHEAD = Counter(
     "shoal_worker_stage_steps_ahead",
-    "Steps that this stage, which is not the last one, began while others were under way",
+    "Steps this stage, not the last one, began while others were under way",
 )
 STAGE_BUSY_SECONDS = Counter(
     "shoal_worker_stage_busy_seconds",
-    "Seconds in which this stage had a plan, and states of the stage before, and computed",
+    "Seconds this stage computed, with a plan and the states of the stage before",
 )
-GUIDE_MASKS = Counter("shoal_worker_guide_masks", "Masks of ids that a grammar allows")
+GUIDE_MASKS = Counter("shoal_worker_guide_masks", "Masks of ids allowed by a grammar")
 GUIDE_MASK_SECONDS = Counter(
     "shoal_worker_guide_mask_seconds",
     "Seconds spent on masks",
 )
-SEQUENCES = Gauge("shoal_worker_sequences", "Sequences that were admitted and have not ended")
+SEQUENCES = Gauge("shoal_worker_sequences", "Admitted sequences that have not ended")
 MEMORY = Gauge("shoal_memory_bytes", "Memory as planned at the start", ["kind"])
 WEIGHTS, KV_CACHE, PEAK = (MEMORY.labels(kind) for kind in ("weights", "kv_cache", "peak"))
 RANKS = Gauge("shoal_worker_ranks", "Processes that compute the model together, this one included")
 PARAMETERS = Gauge(
     "shoal_model_parameters",
-    "Parameters of the model: all, and those that a token is computed with",
+    "Parameters of the model: all (total), and the ones used for one token (active)",
     ["kind"],
 )
-DEVICE = Info("shoal_worker_device", "What the worker computes on and with")
+DEVICE = Info("shoal_worker_device", "The worker's device and kernels")
 _device: Stats = {}
 
 
 class _OfModel(Collector):
-    """Metrics that only some models have, from when one is loaded."""
+    """Metrics of some models only, from the loading of one on."""
 
     def __init__(self) -> None:
         self.source: Collector | None = None
@@ -65,25 +65,25 @@ def show_device(name: str, kernels: str, num_threads: int) -> None:
 
 
 def device_stats() -> Stats:
-    """Returns what ``show_device`` got; nothing as long as no model is loaded."""
+    """Returns the values of ``show_device``; empty before a model is loaded."""
     return dict(_device)
 
 
 def memory_stats() -> Stats:
-    """Returns what ``show_memory`` got, in bytes."""
+    """Returns bytes from ``show_memory``."""
     read = REGISTRY.get_sample_value
     kinds = ("weights", "kv_cache")
     return {f"{kind}_bytes": int(read("shoal_memory_bytes", {"kind": kind}) or 0) for kind in kinds}
 
 
 def show_parameters(total: int, active: int) -> None:
-    """``active`` are those that one token is computed with."""
+    """``active`` is the number of parameters used for one token."""
     PARAMETERS.labels("total").set(total)
     PARAMETERS.labels("active").set(active)
 
 
 def show_memory(weights: int, kv_cache: int, peak: int, num_ranks: int) -> None:
-    """Bytes of this rank; ``peak`` is what a step takes beyond the others, at most."""
+    """Bytes of this rank. ``peak`` is the most a step takes in addition to the others."""
     RANKS.set(num_ranks)
     WEIGHTS.set(weights)
     KV_CACHE.set(kv_cache)

@@ -1,5 +1,5 @@
-"""Whether a plan is one that the engine can run: its numbers index tables and memory, and native
-code believes them."""
+"""Validates plans before the engine runs them: their numbers index tables and memory, and native
+code does not check them."""
 
 from dataclasses import dataclass
 
@@ -12,16 +12,16 @@ from shared.wire.messages import Admit, Capacity, StepPlan
 
 @dataclass(slots=True)
 class _Held:
-    """The state of a slot according to the plans. ``num_left`` of the ids that its sequence was
-    admitted with are not computed yet; after them each row computes the id sampled last."""
+    """The state of a slot according to the plans. ``num_left`` ids of its admission are not
+    computed yet; after them each row computes the last sampled id."""
 
     num_left: int
     num_blocks: int
 
 
 class PlanCheck:
-    """Follows the plans of one scheduler. ``check`` raises CodecError for one that does not fit the
-    slots and blocks that the plans before it left."""
+    """Follows the plans of one scheduler. ``check`` raises CodecError for a plan that does not fit
+    the slots and blocks left by the plans before it."""
 
     def __init__(self, capacity: Capacity, vocab_size: int) -> None:
         self._capacity = capacity
@@ -70,7 +70,7 @@ class PlanCheck:
 
     def _admit(self, row: Admit) -> None:
         if row.slot >= self._capacity.max_num_seqs or row.slot in self._slots:
-            raise CodecError(f"slot {row.slot} is taken, or none of ours")
+            raise CodecError(f"slot {row.slot} is taken or does not exist")
         self._check_lengths(row)
         self._check_blocks(row.blocks, len(row.blocks))
         fault = params_fault(row.params, self._vocab_size)

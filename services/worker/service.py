@@ -1,4 +1,4 @@
-"""The worker as a process: the IO thread (this event loop) and the step thread that computes."""
+"""The worker process: the IO thread (this event loop) and the step thread, which computes."""
 
 import asyncio
 import logging
@@ -57,22 +57,22 @@ from shared.wire.messages import (
 log = logging.getLogger(__name__)
 
 WATCH_S = 1.0
-ATTACH_S = 0.5  # between two looks for the scheduler to be attached to
-CHOOSE_S = 0.05  # in which all schedulers that are dialled together have said how they fare
-TAKE_S = 1e-3  # for which the step thread may wait until a result has gone out
+ATTACH_S = 0.5  # between two looks for a better scheduler
+CHOOSE_S = 0.05  # time for all schedulers dialled together to report their state
+TAKE_S = 1e-3  # the step thread's longest wait for a result to be sent
 MOVE_SHARE = 1 / 2  # of drain-timeout-s
 
 OBSERVERS: tuple[type[Observer], ...] = (
     SlotSpans,
     Observer,
 )
-"""The first one serves."""
+"""The first one is used."""
 
 
 class WorkerService:
-    """Loads the model before it dials, so that a scheduler never waits for a worker that loads.
+    """Loads the model before it dials, so that no scheduler waits for a loading worker.
 
-    The first rank where several share the model: what it computes, ``followers`` compute too.
+    It is the first rank if several share the model: ``followers`` compute every plan too.
     """
 
     def __init__(self, config: WorkerConfig, build: BuildEngine) -> None:
@@ -141,8 +141,8 @@ class WorkerService:
             await self._link.close("the worker leaves", is_planned=self._is_draining)
 
     async def _leave_with_ranks(self) -> None:
-        """Raises RankLost when one of them was told to stop and what is open has ended. Where we
-        were told to stop too, that is our end."""
+        """Raises RankLost once a rank was told to stop and open sequences have ended. If this rank
+        was told too, it just ends."""
         await self._followers.until_one_leaves()
         await self._end_open()
         if not self._is_stopped:
@@ -153,11 +153,11 @@ class WorkerService:
         await self._end_open()
 
     async def _end_open(self) -> None:
-        """Ends what it has. What takes longer than half of the time for it is handed over one by
-        one, and after three quarters all that is left."""
+        """Finishes open sequences. After half of the time the remaining ones are handed over one by
+        one, after three quarters all at once."""
         if self._link is None:
             return
-        if self._is_draining:  # it is under way
+        if self._is_draining:  # already under way
             await self._idle.wait()
             return
         self._is_draining = True
@@ -178,7 +178,7 @@ class WorkerService:
 
     def _state(self) -> tuple[State, str]:
         if self._is_draining:
-            return State.DRAINING, "finishing what is open"
+            return State.DRAINING, "finishing open requests"
         if self._link is None:
             return State.NOT_READY, self._followers.missing or self._progress
         if self._attachment.home is None:
@@ -211,7 +211,7 @@ class WorkerService:
             self._attach()
 
     def _attach(self) -> None:
-        """Does nothing while a step hangs: work would wait for the end of this process."""
+        """Does nothing while a step hangs: sequences would be lost with this process."""
         if self._link is None or self._is_draining or self._hangs:
             return
         self._attachment.look(time.monotonic(), self._load == self._num_pending == 0)
@@ -232,7 +232,7 @@ class WorkerService:
 
     def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
         if isinstance(message, StepPlan):
-            if self._is_home(peer):  # one that we have left may have sent it before
+            if self._is_home(peer):  # a former one may have sent it before it knew
                 self._step(peer, message, arrays[0])
         elif isinstance(message, Inquire):
             assert self._link is not None
@@ -241,7 +241,7 @@ class WorkerService:
             log.warning("%s sent a %s, which is not for us", peer, type(message).__name__)
 
     def details(self) -> Stats:
-        """Nothing as long as no model is loaded."""
+        """Empty before a model is loaded."""
         if self._link is None:
             return {}
         capacity = self._engine.capacity
@@ -259,8 +259,8 @@ class WorkerService:
         }
 
     def _step(self, peer: Peer, plan: StepPlan, ids: np.ndarray) -> None:
-        """Submits to the step thread at once, so that a reset that comes later runs after it.
-        Raises CodecError for a plan that cannot be run."""
+        """Submits to the step thread at once, so that a later reset runs after it. Raises
+        CodecError for a plan that cannot be run."""
         self._plan_check.check(plan, ids)
         self._observer.begin(plan)
         if self._num_pending == 0:
@@ -272,7 +272,7 @@ class WorkerService:
 
         def deliver(done: Future[StepOutput]) -> None:
             call_soon(loop, self._send_result, peer, done, time.time(), taken)
-            # A first token would wait for the Python of the next step.
+            # Else a first token waits while the next step holds the interpreter lock.
             if taken and self._step_thread.is_current() and _has_first_tokens(plan, done):
                 taken.wait(TAKE_S)
 
@@ -284,8 +284,8 @@ class WorkerService:
     def _send_result(
         self, peer: Peer, output: Future[StepOutput], ended_s: float, taken: Event | None
     ) -> None:
-        """Raises what broke the step, which ends the service. ``ended_s`` is unix time; ``taken``
-        is set when the result has gone out, if somebody may wait for that."""
+        """Raises the error of the step, which ends the service. ``ended_s`` is unix time; ``taken``
+        is set once the result is sent, if the step thread may wait for it."""
         result, arrays = output.result()
         if reports := self._observer.end(result, ended_s):
             result = replace(result, spans=reports)
@@ -303,7 +303,7 @@ class WorkerService:
         self._note_load()
 
     def _note_progress(self, text: str, fraction: float) -> None:
-        """On the step thread."""
+        """Runs on the step thread."""
         self._progress = f"{text} {fraction:.0%}"
         if self._progress_lines.is_due(time.monotonic()):
             log.info("%s", self._progress)
@@ -314,7 +314,7 @@ class WorkerService:
             self._idle.set()
 
     def _busy_s(self) -> float:
-        """Seconds for which a step has been due and none has finished."""
+        """Seconds since the last progress while a step is due."""
         return time.monotonic() - self._last_progress_s if self._num_pending else 0.0
 
     @property
@@ -322,7 +322,7 @@ class WorkerService:
         return self._busy_s() > self._config.stall_s
 
     async def _watch_steps(self) -> None:
-        """A step thread that hangs cannot be stopped, so the process ends and is started anew."""
+        """A hanging step thread cannot be stopped, so the process ends and is restarted."""
         while True:
             await asyncio.sleep(WATCH_S)
             if self._busy_s() > 2 * self._config.stall_s:
@@ -330,7 +330,7 @@ class WorkerService:
 
 
 def _has_first_tokens(plan: StepPlan, output: Future[StepOutput]) -> bool:
-    """Whether a sequence whose prompt was computed has its next token."""
+    """True if a sequence with a prefill chunk in this plan has a sampled token."""
     if output.exception() is not None:
         return False
     slots = {chunk.slot for chunk in plan.prefill}
@@ -346,8 +346,8 @@ class _Stay(NamedTuple):
 
 
 class SlotLog:
-    """The sequences that hold slots according to the plans. A sequence that was logged may come
-    back, to this worker or another."""
+    """The sequences in slots according to the plans. A logged sequence may come back, to this
+    worker or another."""
 
     def __init__(self) -> None:
         self._stays: dict[int, _Stay] = {}
@@ -361,7 +361,7 @@ class SlotLog:
         self._num_steps += plan.num_steps
 
     def clear(self) -> None:
-        """The scheduler is gone, and all slots are free."""
+        """The scheduler is lost, and all slots are free."""
         for slot in list(self._stays):
             self._leave(slot)
 

@@ -1,4 +1,4 @@
-"""The thread of a worker that computes, beside the event loop that does all else."""
+"""The worker's compute thread, apart from the event loop."""
 
 import asyncio
 from collections.abc import Callable
@@ -9,18 +9,18 @@ from typing import Any
 
 
 class StepThread:
-    """Runs one call after another. An error of one ends the service."""
+    """Runs one call after another. An error ends the service."""
 
     def __init__(self) -> None:
         self._ident = 0
         self.executor = ThreadPoolExecutor(1, "step", self._note_ident)
 
     def is_current(self) -> bool:
-        """Whether it is the thread that asks."""
+        """True if called on this thread."""
         return get_ident() == self._ident
 
     def submit(self, call: Callable[..., None], *arguments: Any) -> None:
-        """On the event loop."""
+        """Call it on the event loop."""
         self.executor.submit(_run, asyncio.get_running_loop(), call, *arguments)
 
     def _note_ident(self) -> None:
@@ -30,7 +30,7 @@ class StepThread:
 def call_soon(
     loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *arguments: Any
 ) -> None:
-    """Calls back on the event loop, from any thread, unless the service has ended."""
+    """Calls back on the event loop, from any thread. Does nothing once the service has ended."""
     with suppress(RuntimeError):
         loop.call_soon_threadsafe(callback, *arguments)
 

@@ -14,8 +14,8 @@ ReasoningField = Literal["both", "reasoning", "reasoning_content"]
 class GatewayConfig(Settings):
     tokenizer_address: Addresses = Field(
         [],
-        description="tokenizers on other machines, tcp://HOST or tcp://HOST:PORT, separated by"
-        " commas; every address of a name is dialled (default port: 5570)",
+        description="tokenizers on other machines, tcp://HOST or tcp://HOST:PORT; every address"
+        " of a name is dialled (default port: 5570)",
     )
     host: str = Field("127.0.0.1", description="HTTP address; with :: every one, of IPv4 too")
     port: int = Field(8000, ge=0, le=65535, description="HTTP port")
@@ -25,8 +25,8 @@ class GatewayConfig(Settings):
     page: bool = Field(True, description="serve a page at / with a chat and the live mesh")
     api_key: ApiKeys = Field(
         [],
-        description="accepted API keys, separated by commas; flags are visible to others on the"
-        " machine, so prefer the environment or api-key-file",
+        description="accepted API keys; flags are visible to others on the machine, so prefer the"
+        " environment or api-key-file",
     )
     api_key_file: Path | None = Field(
         None,
@@ -145,9 +145,7 @@ class GatewayConfig(Settings):
     header_timeout_s: float = Field(
         20.0,
         gt=0,
-        description="seconds for the head of a request, from the connection or from the first"
-        " byte of a later one, and for the TLS handshake; then the connection is"
-        " closed",
+        description="seconds for the head of a request, and for the TLS handshake",
     )
     keep_alive_timeout_s: float = Field(
         75.0, gt=0, description="seconds without a request after which a connection is closed"

@@ -1,5 +1,5 @@
 """Reads the settings of one process: flags override the environment (``SHOAL_…``), which overrides
-a YAML file. Keys are those of vLLM and FastDeploy if the meaning is the same."""
+a YAML file. Keys are the ones of vLLM and FastDeploy if the meaning is the same."""
 
 import sys
 from collections.abc import Iterable

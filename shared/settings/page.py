@@ -38,7 +38,7 @@ SEE = {
     "enable_expert_distribution_metrics": "operate.md#loads-of-experts",
     "enable_expert_parallel": "parallel.md#whole-experts",
     "keys": "keys.md#mesh-keys",
-    "kv_cache_dtype": "decisions/029-eight-bit-kv-cache.md",
+    "kv_cache_dtype": "quantization.md#the-kv-cache",
     "later_priority_share": "decisions/062-time-share-for-low-priority.md",
     "lm_head_quantization": "quantization.md#the-output-head",
     "max_tokens_per_minute_per_key": "keys.md#api-keys",
@@ -68,10 +68,9 @@ except the ones marked †, which are for a single service.
 A setting is a line of a YAML file (`--config FILE`), an environment variable
 (`SHOAL_MAX_MODEL_LEN=4096`) or a flag (`--max-model-len 4096`); variables override the file, flags
 override both. `--no-` turns a boolean flag off. Lists have commas between their parts. Names are
-vLLM's where the meaning is the same. A wrong value is refused with the value and the limit, an
-unknown name with the nearest known one. Other settings of vLLM, SGLang and FastDeploy are taken
-under our names, or ignored with the reason in one line ([coming from another
-server](coming_from.md)).
+vLLM's where the meaning is the same; [other names](coming_from.md) of vLLM, SGLang and FastDeploy
+are taken too. A wrong value is refused with the value and the limit. Quantization at the start,
+ranks, expert metrics and `cpu-offload-gb` are for [our own architectures](models.md#our-own).
 """
 
 

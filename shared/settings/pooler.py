@@ -34,19 +34,16 @@ _read = reader_of(PoolerConfig, '{"pooling_type": "MEAN"}')
 
 if TYPE_CHECKING:
     Pooler = PoolerConfig
-else:  # a model class would add its keys as flags, one of which would hide all keys of a file
+else:  # a model class would add its keys as flags, and one of these would hide all keys of a file
     Pooler = Annotated[Any, NoDecode, BeforeValidator(_read)]
 
 RUNNER: Literal["auto", "generate", "pooling"] = Field(
     "auto",
     description="generate: the model generates text; pooling: it returns embeddings or scores;"
-    " auto: pooling if the model's folder (modules.json, *ForSequenceClassification) or"
-    " pooler-config asks for it",
+    " auto: pooling if the model's folder or pooler-config asks for it",
 )
 POOLER_CONFIG: Pooler = Field(
     PoolerConfig(),
-    description="JSON object that overrides the pooling of the model's folder:"
-    ' "pooling_type" LAST, MEAN or CLS; "use_activation"; "classifier_from_token": two tokens, for'
-    ' example ["no", "yes"], the score of a pair is the probability of the second;'
-    ' "is_matryoshka", "matryoshka_dimensions": clients may ask for shorter embeddings',
+    description="pooling instead of the one in the model's folder, for example"
+    ' {"pooling_type": "MEAN"}',
 )

@@ -11,9 +11,8 @@ LISTEN_ADDRESS = Field(
 )
 SCHEDULER_ADDRESS: list[str] = Field(
     [],
-    description="schedulers on other machines, tcp://HOST or tcp://HOST:PORT, separated by"
-    " commas; every address of a name is dialled (default ports: 5571, workers"
-    " 5572)",
+    description="schedulers on other machines, tcp://HOST or tcp://HOST:PORT; every address of a"
+    " name is dialled (default ports: 5571, workers 5572)",
 )
 MODEL = Field(
     str(EMBEDDED_MODEL),

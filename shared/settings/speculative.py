@@ -83,5 +83,5 @@ _read = reader_of(SpeculativeConfig, '{"method": "ngram"}')
 
 if TYPE_CHECKING:
     Speculative = SpeculativeConfig
-else:  # a model class would add its keys as flags, one of which would hide all keys of a file
+else:  # a model class would add its keys as flags, and one of these would hide all keys of a file
     Speculative = Annotated[Any, NoDecode, BeforeValidator(_read)]

@@ -37,15 +37,14 @@ class TokenizerConfig(Settings):
     )
     override_generation_config: JsonObject = Field(
         {},
-        description="JSON object: values instead of those of generation_config.json, for example"
-        ' {"temperature": 0.6}',
+        description='overrides of generation_config.json, for example {"temperature": 0.6}',
     )
     chat_template: Path | None = Field(
         None, description="file with a chat template to use instead of the model's"
     )
     default_chat_template_kwargs: JsonObject = Field(
         {},
-        description="JSON object: variables of the chat template, unless a request sets them in"
+        description="variables of the chat template, unless a request sets them in"
         ' chat_template_kwargs, for example {"enable_thinking": false}',
     )
     trust_request_chat_template: bool = Field(

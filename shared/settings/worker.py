@@ -54,21 +54,16 @@ class WorkerConfig(Settings):
     )
     quantization: WeightForm = Field(
         "none",
-        description="format of the weights of linear layers, quantized as they are loaded;"
-        " wint8, fp8: 8 bits, a scale per output channel; fp8_block: 8 bits, a scale"
-        " per block of 128 × 128; wint4, nf4: 4 bits, a scale per 32 or 64 inputs of"
-        " a channel; for our own architectures; quantized checkpoints need no"
-        " setting",
+        description="weights of linear layers, quantized as they are loaded, to 8 bits (wint8,"
+        " fp8, fp8_block) or 4 (wint4, nf4); quantized checkpoints need no setting",
     )
     lm_head_quantization: WeightForm = Field(
         "none",
-        description="the same for the output head; embeddings with the same weights keep their"
-        " own copy; for our own architectures",
+        description="the same for the output head; tied embeddings keep their own copy",
     )
     embedding_quantization: WeightForm = Field(
         "none",
-        description="the same for the embeddings; an output head with the same weights is"
-        " quantized with them; for our own architectures",
+        description="the same for the embeddings; a tied output head is quantized with them",
     )
     quantization_cache: Path | None = Field(
         None,
@@ -78,15 +73,14 @@ class WorkerConfig(Settings):
     activation_dtype: Literal["auto", "int8"] = Field(
         "auto",
         description="on a CPU with AVX512-VNNI: inputs of GEMMs with quantized weights; auto:"
-        " the model's dtype; int8: quantized to 8 bits, with a scale per 128"
-        " elements or fewer; faster for many tokens at once, slightly less exact",
+        " the model's dtype; int8: faster for many tokens at once, slightly less"
+        " exact",
     )
     kv_cache_dtype: KVCacheDtype = Field(
         "auto",
-        description="the KV cache; none: the model's dtype; int8, fp8: 8 bits (integers, or"
-        " float8_e4m3fn), with a scale for each head's key and value of a token;"
-        " auto: the kv_cache_scheme of a compressed-tensors checkpoint, else none;"
-        " vLLM's int8_per_token_head, fp8_e4m3 and fp8_per_token_head are synonyms",
+        description="the KV cache; none: the model's dtype; int8, fp8: 8 bits; auto: the"
+        " kv_cache_scheme of a compressed-tensors checkpoint, else none; vLLM's"
+        " int8_per_token_head, fp8_e4m3 and fp8_per_token_head are synonyms",
     )
     device: Literal["auto", "cpu", "cuda"] = Field(
         "auto", description="auto: a GPU if there is one, else the CPU"
@@ -95,17 +89,15 @@ class WorkerConfig(Settings):
         1,
         ge=1,
         le=MAX_RANKS,
-        description="processes (ranks) of one worker, each with a share of the weights and of"
-        " the KV cache, on this machine or on nnodes hosts; for our own"
-        " architectures; not tried on GPUs",
+        description="processes (ranks) of one worker, each with a share of every layer, on this"
+        " machine or on nnodes hosts; not tried on GPUs",
     )
     pipeline_parallel_size: int = Field(
         1,
         ge=1,
         le=MAX_STAGES,
-        description="processes (stages) of one worker, each with some of the layers and their"
-        " KV cache, computing different sequences at a time, on this machine or on"
-        " nnodes hosts; for our own architectures; on CPUs only",
+        description="processes (stages) of one worker, each with some of the layers, on this"
+        " machine or on nnodes hosts; on CPUs only",
     )
     nnodes: int = Field(
         1,
@@ -128,8 +120,7 @@ class WorkerConfig(Settings):
         FIRST_PORTS["worker"],
         gt=0,
         le=MAX_PORT,
-        description="with nnodes: the port of that host for the other ranks; they take the next"
-        " one too",
+        description="with nnodes: its port for the other ranks; the next one is taken too",
     )
     enable_expert_parallel: bool = Field(
         False,
@@ -138,8 +129,7 @@ class WorkerConfig(Settings):
     )
     enable_expert_distribution_metrics: bool = Field(
         False,
-        description="count the tokens of each expert for the metric shoal_expert_load; for our"
-        " own architectures",
+        description="count the tokens of each expert for the metric shoal_expert_load",
     )
     rank: CliSuppress[int] = Field(
         0,
@@ -158,8 +148,7 @@ class WorkerConfig(Settings):
         ge=0,
         allow_inf_nan=False,
         description="on a GPU: GiB of weights in host memory, as whole layers that each step"
-        " copies to the GPU while earlier layers are computed; for our own"
-        " architectures",
+        " copies to the GPU",
     )
     native_kernels: bool = Field(
         True, description="on a CPU: use native code if it supports the model"
@@ -172,9 +161,8 @@ class WorkerConfig(Settings):
     )
     cudagraph_capture_sizes: Sizes = Field(
         [1, 4, 16, 32, 64, 96, 128, 256],
-        description="on a GPU: numbers of sequences captured as CUDA graphs, separated by"
-        " commas, up to max-num-seqs; a decode step uses the next larger one; with"
-        " cudagraph-mode full also numbers of tokens of steps with prompts",
+        description="on a GPU: numbers of sequences captured as CUDA graphs, up to max-num-seqs;"
+        " with cudagraph-mode full also numbers of tokens of steps with prompts",
     )
     draft_acceptance: float | None = Field(
         None,
@@ -196,11 +184,8 @@ class WorkerConfig(Settings):
     )
     speculative_config: Speculative = Field(
         SpeculativeConfig(),
-        description='JSON object: "method" mtp (the model\'s own head, the default if it has'
-        ' one), ngram (prompt lookup) or none; "num_speculative_tokens" (3);'
-        ' "adaptive" (true: as many of these as pay); "prompt_lookup_min" (2) and'
-        ' "prompt_lookup_max" (4); "draft_vocab_size" (all) and "draft_vocab_file":'
-        " the tokens that mtp drafts",
+        description='"method": mtp (the model\'s own head, the default if it has one), ngram'
+        ' (prompt lookup) or none; "num_speculative_tokens" (3); other keys',
     )
     logprobs_mode: Literal["raw_logprobs", "processed_logprobs"] = Field(
         "raw_logprobs",

@@ -13,7 +13,7 @@ MAX_VALUES = 1 << 18
 """Names and values of a chat: one thread decodes them in about 50 ms."""
 MAX_NAME_BYTES = 4096
 CALL_BYTES = 256 << 10
-MAX_LEVELS = 8  # of brackets, each of which needs another scan for cuts
+MAX_LEVELS = 8  # of brackets; each needs another scan for cuts
 
 _BLANKS = b" \t\r\n"
 _NAME = re.compile(rb'("(?:[^"\\]|\\.){0,%d}+")[ \t\r\n]*:' % MAX_NAME_BYTES, re.DOTALL)

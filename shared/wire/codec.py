@@ -1,9 +1,9 @@
-"""Messages and their arrays to frames and back; pure functions, no socket.
+"""Encodes messages with their arrays as frames, and decodes them. Pure functions, no socket.
 
-A message is ``[header, body, body, …]``. The header is msgpack ``[message, [[dtype, shape], …]]``;
-the body frames joined are the arrays joined, little-endian and without gaps. Where the cuts between
-frames lie is the sender's choice: small arrays share a frame, one of 64 KiB or more has its own
-and is not copied, one above 16 MiB is split. A message has no upper bound; a frame has one.
+A message is ``[header, body, body, …]``. The header is msgpack ``[message, [[dtype, shape], …]]``.
+The body frames joined are the arrays joined, little-endian and without gaps. The sender chooses the
+cuts between frames: small arrays share a frame, one of 64 KiB or more has its own and is not
+copied, one above 16 MiB is split. A frame has an upper bound, a message has none.
 """
 
 from collections.abc import Iterator, Sequence
@@ -27,7 +27,7 @@ Array = np.ndarray
 
 
 class HeaderTooLong(CodecError):
-    """Of a message to be sent."""
+    """The header of a message to send exceeds ``MAX_HEADER_BYTES``."""
 
 
 class ArraySpec(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -53,8 +53,8 @@ _decoder = msgspec.msgpack.Decoder(Header)
 
 
 def encode(message: Message, arrays: Sequence[Array] = ()) -> list[Frame]:
-    """Frames of one message. Large arrays are referenced, so they must not change until sent.
-    Raises HeaderTooLong, and CodecError for arrays that the wire does not carry."""
+    """The frames of one message. Large arrays are referenced, so they must not change until sent.
+    Raises HeaderTooLong, and CodecError for arrays of other types than the wire's."""
     specs = [ArraySpec(array.dtype.str.lstrip("<|"), list(array.shape)) for array in arrays]
     for spec in specs:
         spec.num_bytes()
@@ -68,9 +68,9 @@ def encode(message: Message, arrays: Sequence[Array] = ()) -> list[Frame]:
 
 
 def decode(frames: Sequence[Frame]) -> tuple[Message, list[Array]]:
-    """The message and its arrays, read-only views of the frames where they lie in one piece.
+    """The message and its read-only arrays: views if an array lies in one frame, else copies.
 
-    Raises CodecError for anything that ``encode`` of this protocol major cannot have made.
+    Raises CodecError for anything that ``encode`` of this protocol major cannot produce.
     """
     if not frames or len(frames[0]) > MAX_HEADER_BYTES:
         raise CodecError("no header, or one above the limit")
@@ -121,7 +121,7 @@ def _unpack(specs: list[ArraySpec], frames: list[memoryview]) -> list[Array]:
 
 
 def _cut(frames: list[memoryview], sizes: list[int]) -> Iterator[Frame]:
-    """One piece of the joined frames per size; copied only where a piece spans frames."""
+    """One piece of the joined frames per size, copied only if it spans frames."""
     index, start = 0, 0
     for size in sizes:
         parts: list[memoryview] = []

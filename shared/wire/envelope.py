@@ -1,7 +1,7 @@
-"""The options of a request: the gateway makes them once, and every service gets them whole.
+"""The options of a request: made once by the gateway, passed unchanged to every service.
 
-Messages carry them as the bytes of one row. A service that passes them on does not decode them, so
-an option of a newer release passes through older services; the reader checks them.
+Messages carry them as the bytes of one row. Services pass the bytes on without decoding them, so an
+option of a newer release passes through older services. The reader checks them.
 """
 
 from hashlib import blake2b
@@ -18,12 +18,12 @@ ROOT_BYTES = 16
 
 
 class RequestOptions(Row, frozen=True, kw_only=True):
-    """``priority``: of two sequences that wait the lower number comes first. Only requests with the
-    same ``salt`` share cached prefixes; the gateway makes it of the API key and the client's salt.
+    """``priority``: waiting sequences with a lower number come first. Only requests with the same
+    ``salt`` share cached prefixes; the gateway derives it from the API key and the client's salt.
 
     ``owner`` names the API key; empty: there are no keys. If a request ``is_traced``, each service
     sends a SpanReport. ``num_worker_deaths`` counts workers of other cells that died while they
-    computed it and no token came. ``left_scheduler`` handed it over, and gets it again only if
+    computed it, before it got a token. ``left_scheduler`` handed it over, and gets it again only if
     there is no other.
     """
 
@@ -35,7 +35,7 @@ class RequestOptions(Row, frozen=True, kw_only=True):
     left_scheduler: Name = ""
 
     def traces(self, choice: int) -> bool:
-        """Only the first choices of a prompt are traced."""
+        """True for the first choices of a traced prompt."""
         return self.is_traced and choice < MAX_TRACED
 
 
@@ -58,6 +58,6 @@ def read_options(row: Raw) -> RequestOptions:
 
 
 def hash_root(options: RequestOptions) -> bytes:
-    """The hash that all block hashes of a sequence begin with: 16 bytes."""
+    """The 16-byte start of all block-hash chains of a sequence."""
     root = _encoder.encode((ROOT_FORMAT, options.salt, None))  # nil: no adapter
     return blake2b(root, digest_size=ROOT_BYTES).digest()

@@ -1,4 +1,4 @@
-"""Finds what is wrong with ids, logprobs and SamplingParams that a peer sent."""
+"""Validates ids, logprobs and SamplingParams from a peer."""
 
 from itertools import chain
 
@@ -6,14 +6,14 @@ from shared.wire.codec import Array
 from shared.wire.messages import Guide, SamplingParams
 
 MAX_LIST_BYTES = 1 << 20
-"""Of a request in the header of a plan, which holds 4 MiB in all."""
+"""Per request, in a plan's header of at most 4 MiB."""
 MAX_LOGPROB = 1e30
 MAX_BAD_SEQUENCES = 1024
 MAX_BAD_WORD_IDS = 4096
 
 
 def list_bytes(params: SamplingParams) -> int:
-    """About what the lists of ``params`` and its grammar take in msgpack."""
+    """Approximate msgpack bytes of the lists and the grammar of ``params``."""
     ids = len(params.stop_token_ids) + len(params.allowed_token_ids)
     ids += len(params.logprob_token_ids)
     ids += sum(1 + len(word) for word in params.bad_words)
@@ -32,7 +32,7 @@ def _guide_ids(guide: Guide) -> dict[str, list[int]]:
 
 
 def params_fault(params: SamplingParams, vocab_size: int) -> str | None:
-    """Why no sequence can be sampled with ``params``, or None."""
+    """The reason against sampling with ``params``, or None."""
     if (num_bytes := list_bytes(params)) > MAX_LIST_BYTES:
         return (
             f"the lists and the grammar of its parameters take {num_bytes} bytes; the limit is"
@@ -61,13 +61,13 @@ def params_fault(params: SamplingParams, vocab_size: int) -> str | None:
 
 
 def reads_all(params: SamplingParams) -> bool:
-    """Whether the states of all tokens of the prompt are needed, and so none may be cached."""
+    """True if the states of all prompt tokens are pooled, so that none may come from the cache."""
     return params.pooling is not None and params.pooling.pooling_type != "last"
 
 
 def pooling_fault(params: SamplingParams, pooled_size: int) -> str | None:
-    """Why a model that gives ``pooled_size`` numbers of a prompt, 0: a text, cannot do what is
-    asked, or None."""
+    """The reason against the request for a model with ``pooled_size`` values per prompt (0: it
+    generates text), or None."""
     if params.pooling is None:
         return "the model pools, and writes no texts (runner)" if pooled_size else None
     if not pooled_size:
@@ -78,14 +78,14 @@ def pooling_fault(params: SamplingParams, pooled_size: int) -> str | None:
 
 
 def ids_fault(ids: Array, vocab_size: int) -> str | None:
-    """An error if ``ids`` [n] int32 are not all the model's, or None."""
+    """An error if ``ids`` [n] int32 are not all in the vocabulary, or None."""
     if len(ids) and (ids.min() < 0 or ids.max() >= vocab_size):
         return f"ids from {ids.min()} to {ids.max()}; the model has {vocab_size}"
     return None
 
 
 def logprobs_fault(values: Array) -> str | None:
-    """An error if ``values`` [n] float32 are no logprobs, or None. NaN is none."""
+    """An error if ``values`` [n] float32 are not valid logprobs, or None. NaN is invalid."""
     if len(values) and not -MAX_LOGPROB < values.min() <= values.max() < MAX_LOGPROB:
         return f"logprobs from {values.min()} to {values.max()}"
     return None

@@ -1,4 +1,4 @@
-"""Messages whose lists are too long for one header, as two that say the same."""
+"""Splits a message with lists too long for one header into two equivalent ones."""
 
 from collections.abc import Sequence
 
@@ -12,8 +12,8 @@ Part = tuple[Message, Sequence[Array]]
 
 
 def halves(message: Message, arrays: Sequence[Array]) -> list[Part]:
-    """To be sent in this order; empty where nothing can be divided. The end of a choice stays
-    behind its tokens."""
+    """Two messages to send in this order; empty if the message cannot be divided. The end of a
+    choice stays after its tokens."""
     match message:
         case Lost(keys) | Cancel(keys) if len(keys) > 1:
             middle = len(keys) // 2

@@ -1,6 +1,6 @@
-"""Messages to and from peers below minor ``OPTIONS_MINOR``, whose options are fields of their own.
+"""Converts messages for peers below minor ``OPTIONS_MINOR``, with one field per option.
 
-The next protocol major drops these fields, and this module with them.
+The next protocol major drops these fields and this module.
 """
 
 from typing import TypeVar
@@ -16,7 +16,7 @@ Part = TypeVar("Part", bound=Submit | Generate | Admit)
 
 
 def for_older(message: Message) -> Message:
-    """The message with the fields that an older peer reads."""
+    """The message with the fields of an older peer."""
     match message:
         case Submit() | Generate():
             return replace(message, **_old_values(message))
@@ -52,6 +52,6 @@ def _with_options(part: Part) -> Part:
 
 
 def _names(part: Submit | Generate | Admit) -> list[str]:
-    """The options that ``part`` has a field for."""
+    """The options with a field of their own in ``part``."""
     fields = part.__struct_fields__
     return [name.removeprefix(OLD) for name in fields if name.startswith(OLD)]

@@ -1,4 +1,4 @@
-"""Whether two peers serve the same model in the same way."""
+"""Compares the models of two peers, and the settings that change a model's output."""
 
 from shared.wire.messages import Hello
 
@@ -28,7 +28,7 @@ FIELDS_OF_ONE_SERVICE = FIELDS_OF_ALL | {
 def difference(hello: Hello, other: Hello) -> str | None:
     """A setting in which the models of two peers differ, with both values, or None.
 
-    A field that one of them does not send, such as a peer of an older version, is no difference.
+    A field that one of them does not send, as a peer of an older version, is no difference.
     """
     fields = FIELDS_OF_ONE_SERVICE if hello.service == other.service else FIELDS_OF_ALL
     for field, setting in fields.items():

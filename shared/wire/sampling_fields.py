@@ -1,4 +1,4 @@
-"""The sampling parameters for which a model's authors may recommend values."""
+"""The sampling parameters with values recommended by a model's authors."""
 
 from typing import Annotated
 
@@ -9,7 +9,7 @@ from shared.wire.messages import SamplingDefaults
 
 
 class SamplingFields(Struct, kw_only=True):
-    """As clients and generation_config.json write them; null means the default. ``top_k`` −1 and 0
+    """The fields of requests and generation_config.json; null means the default. ``top_k`` −1 and 0
     are off."""
 
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
@@ -21,7 +21,7 @@ class SamplingFields(Struct, kw_only=True):
 
 
 def with_fields(defaults: SamplingDefaults, fields: SamplingFields) -> SamplingDefaults:
-    """Returns ``defaults`` with the values that are set in ``fields``."""
+    """Returns ``defaults`` with the values set in ``fields``."""
     values = {name: getattr(fields, name) for name in SamplingFields.__struct_fields__}
     given = {name: value for name, value in values.items() if value is not None}
     sampling = replace(defaults, **given)

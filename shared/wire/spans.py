@@ -1,4 +1,4 @@
-"""Spans on their way to a gateway, with the next message that goes there."""
+"""Buffers spans for the next message to a gateway."""
 
 import time
 
@@ -6,16 +6,17 @@ from shared.process.metrics import SPANS_DROPPED
 from shared.wire.messages import SpanReport
 
 MAX_MESSAGE_SPANS = 2048
-"""Some 500 KiB of the 4 MiB that the header of a message may have."""
+"""Some 500 KiB of a header of at most 4 MiB."""
 
 
 def unix_s(monotonic_s: float) -> float:
-    """A time of this process's monotonic clock as unix time, by what the clocks show now."""
+    """Converts a time of this process's monotonic clock to unix time, by the present difference of
+    the clocks."""
     return time.time() - time.monotonic() + monotonic_s
 
 
 class SpanBuffer:
-    """Keeps reports for the next message. What is too much for one is dropped, and counted."""
+    """Reports for the next message. Reports beyond its limit are dropped and counted."""
 
     def __init__(self) -> None:
         self._reports: list[SpanReport] = []

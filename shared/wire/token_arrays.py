@@ -1,7 +1,7 @@
-"""The four buffers of Tokens, Deltas and StepResult, and which part of them belongs to which row.
+"""The four buffers of Tokens, Deltas and StepResult, and their division among rows.
 
-A message carries the tokens of many rows, and only those rows have logprobs that asked for them,
-each its own number; the TokenRun of a row counts what it has.
+Only rows that asked for logprobs have them, each its own number; the TokenRun of a row has the
+counts.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ _NO_FLOATS = np.zeros(0, np.float32)
 
 
 class TokenArrays(NamedTuple):
-    """int32 ids, float32 logprobs, int32 ids of the likeliest tokens, int32 ranks; each [n]."""
+    """int32 ids, float32 logprobs, int32 ids of the most likely tokens, int32 ranks; each [n]."""
 
     ids: Array = _NO_INTS
     values: Array = _NO_FLOATS
@@ -32,15 +32,15 @@ class TokenArrays(NamedTuple):
         return self.ids.nbytes + self.values.nbytes + self.top_ids.nbytes + self.ranks.nbytes
 
     def copied(self) -> "TokenArrays":
-        """Returns arrays with memory of their own: views keep the whole message alive."""
+        """Returns copies: views keep the whole message alive."""
         return TokenArrays(*(array.copy() if len(array) else array for array in self))
 
 
 class Layout:
-    """Where in the buffers of one message the tokens of each row lie."""
+    """The places of each row's tokens in the buffers of one message."""
 
     def __init__(self, rows: Sequence[ResultRow | TokenRow | Delta], arrays: TokenArrays) -> None:
-        """Raises CodecError where ``rows`` count other tokens than ``arrays`` hold."""
+        """Raises CodecError if the counts of ``rows`` do not match the sizes of ``arrays``."""
         self.runs = runs = [row.run for row in rows]
         self._arrays = arrays
         ends = [_ends(run.num_tokens for run in runs)]
@@ -56,7 +56,7 @@ class Layout:
             raise CodecError("the rows count other tokens than the arrays hold")
 
     def part(self, first: int, last: int) -> TokenArrays:
-        """Returns what belongs to the rows ``first`` to ``last`` − 1, as views."""
+        """Returns the buffers of the rows ``first`` to ``last`` − 1, as views."""
         return TokenArrays(
             *(
                 array[ends[first] : ends[last]]
@@ -66,7 +66,7 @@ class Layout:
 
 
 class Selection:
-    """Rows of a Layout for one receiver, in order; copied only if they are not consecutive."""
+    """Rows of a Layout for one receiver, in order, copied only if they are not consecutive."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
@@ -96,13 +96,13 @@ class Selection:
 
 
 def bytes_of(run: TokenRun) -> int:
-    """Returns what a run takes in all four buffers."""
+    """Returns the bytes of a run in all four buffers."""
     per_token = 1 + run.num_values + run.num_top_ids + (run.num_values > 0)
     return 4 * per_token * run.num_tokens
 
 
 def sum_runs(runs: Sequence[TokenRun]) -> TokenRun:
-    """Returns consecutive runs of one kind as one. Those with tokens have equal widths."""
+    """Merges consecutive runs of one kind. The runs with tokens have equal widths."""
     if len(runs) < 2:
         return runs[0] if runs else NO_TOKENS
     first = next((run for run in runs if run.num_tokens), runs[0])
@@ -115,14 +115,14 @@ def sum_runs(runs: Sequence[TokenRun]) -> TokenRun:
 
 
 def join(parts: Sequence[TokenArrays]) -> TokenArrays:
-    """Returns one part as it is, several copied into one."""
+    """Returns a single part unchanged, several parts copied into one."""
     if len(parts) == 1:
         return parts[0]
     return TokenArrays(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 
 
 def first_tokens(run: TokenRun, part: TokenArrays, num: int) -> TokenArrays:
-    """Returns what of ``part``, the arrays of ``run``, belongs to its first ``num`` tokens."""
+    """Returns the first ``num`` tokens of ``part``, the arrays of ``run``."""
     return TokenArrays(
         part.ids[:num],
         part.values[: num * run.num_values],

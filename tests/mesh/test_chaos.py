@@ -1,8 +1,6 @@
 """Real processes under load, killed, stopped, scaled: no request is lost, doubled or changed."""
 
 import asyncio
-import os
-import signal
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -205,23 +203,6 @@ async def test_a_request_that_breaks_tokenizers_takes_three_and_no_more(tmp_path
             assert await stream(session, url, body_of(0, 24))
         codes = [tokenizer.process.returncode for tokenizer in tokenizers]
         assert sorted(codes, key=str) == [1, 1, 1, None]
-
-
-@pytest.mark.slow
-async def test_a_worker_that_is_stopped_for_ten_seconds_mixes_nothing_up(tmp_path: Path):
-    async with running_fleet(tmp_path, SETTINGS, fork) as fleet:
-        await fleet.start_all(scheduler=1, worker=2, tokenizer=1, gateway=1)
-        (url,) = ready_urls(fleet)
-        load = Load(NUM_STREAMS, 48, lambda number: url)
-        await load.learn()
-        async with loaded(fleet, load):
-            stopped = fleet.of("worker")[0]
-            await progress(load, 8)
-            os.kill(stopped.process.pid, signal.SIGSTOP)
-            await asyncio.sleep(10)
-            os.kill(stopped.process.pid, signal.SIGCONT)
-            await stopped.until_ready()
-            await progress(load, NUM_STREAMS)
 
 
 async def test_requests_that_are_refused_fail_no_other(tmp_path: Path):

@@ -1,6 +1,5 @@
-"""Anthropic's messages by real processes: Claude Code's requests, tools, thinking, lost workers."""
+"""Anthropic's messages by real processes: Claude Code's requests, tools, thinking."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -223,21 +222,3 @@ async def test_a_prompt_that_is_too_long_is_refused_in_the_words_clients_look_fo
     assert response.status == 400
     assert error["type"] == "invalid_request_error"
     assert error["message"].startswith("prompt is too long: ")
-
-
-async def test_a_lost_worker_is_not_seen(fleet: Fleet, http: aiohttp.ClientSession):
-    asked: Any = {"tools": [SUM], "tool_choice": {"type": "any"}, "max_tokens": 512}
-    expected = [without_id(await ask(http, **asked, messages=[each])) for each in (TALK, QUESTION)]
-    running = [
-        asyncio.create_task(ask(http, **asked, messages=[each], stream=True))
-        for each in (TALK, QUESTION) * 4
-    ]
-    (scheduler,) = fleet.of("scheduler")
-    async with asyncio.timeout(30):
-        while (await scheduler.metrics())["vllm:num_requests_running"] < 1:
-            await asyncio.sleep(0.005)
-    (victim,) = fleet.of("worker")
-    await fleet.kill(victim)
-    await fleet.start("worker")
-    found = [without_id(each) for each in await asyncio.gather(*running)]
-    assert found == expected * 4

@@ -16,7 +16,7 @@ from services.gateway.mesh.observer import RequestObserver
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from shared.errors import RequestError
 from shared.wire.envelope import RequestOptions
-from shared.wire.messages import SamplingParams, TextOptions
+from shared.wire.messages import Mark, SamplingParams, TextOptions
 from tests.sim.virtual_loop import Process
 
 NUM_JOBS = 64
@@ -35,6 +35,7 @@ class Choice(NamedTuple):
     logprobs: bytes
     reason: str
     num_tokens: int
+    marks: list[Mark]
 
 
 @dataclass
@@ -84,7 +85,7 @@ def job_of(number: int) -> Job:
     ]
     params = SamplingParams(
         seed=number,
-        max_tokens=LONG if number % 16 == 0 else random.choice([0, 1, 2, 8, 24, 48, 100]),
+        max_tokens=LONG if number % 16 == 0 else random.choice([0, 1, 8, 24, 48, 100, 100]),
         logprobs=random.choice([None, None, 0, 2]),
         prompt_logprobs=random.choice([None, None, None, 1]),
     )
@@ -162,6 +163,7 @@ def _choice(updates: list[ChoiceUpdate]) -> Choice:
         logprobs=b"".join(_logprobs(updates)),
         reason=f"{ends[0].reason} {ends[0].stop_reason}",
         num_tokens=ends[0].num_tokens,
+        marks=[mark for each in updates for mark in each.marks],
     )
 
 

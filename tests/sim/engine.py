@@ -18,10 +18,13 @@ from tests.services.scheduler.simulated_worker import SimulatedWorker, Slot
 STOP = 251
 """Every so many tokens a text ends by itself."""
 STEP_S = 2e-3
+NUM_ADDED, ADDED_EVERY = 3, 16
+"""One in so many tokens is an added one of the embedded model."""
 
 
 def token_of(seed: int, ids: list[int], vocab_size: int) -> int:
-    return crc32(np.array([seed % 2**31, *ids], np.int32).tobytes()) % vocab_size
+    number = crc32(np.array([seed % 2**31, *ids], np.int32).tobytes())
+    return number % (NUM_ADDED if number % ADDED_EVERY == 0 else vocab_size)
 
 
 def arrays_of(token: int, position: int, vocab_size: int, num: int | None) -> TokenArrays:

@@ -1,112 +1,140 @@
 """What befalls the mesh, drawn from its seed."""
 
 from collections.abc import Callable
+from math import inf
 from random import Random
+from typing import NamedTuple
 
-from tests.sim.mesh import ORDER, Host, Mesh
+from shared.wire.messages import ServiceName
+from tests.sim.mesh import ORDER, SETTLED_S, Host, Mesh
 from tests.sim.network import LATENCY_S, Connection
-from tests.sim.virtual_loop import THREAD_S, TURN_S
+from tests.sim.virtual_loop import THREAD_S, TURN_S, Process
 
 MAX_TURNS = 300
 """A fault falls between two of so many callbacks of a service."""
 OLD_MINORS = (3, 4, 5)
+VICTIMS: dict[ServiceName, int] = {"gateway": 1, "tokenizer": 3, "scheduler": 4, "worker": 3}
+"""How often which one. The requests of a dead gateway are lost, and show nothing."""
+PAUSES_S = (0.003, 0.03, 0.3)
 
 
-WEIGHTS = {
+FAULTS = {
     "kill": 4,
-    "kill_between_awaits": 6,
-    "hang": 3,
-    "hang_between_awaits": 3,
-    "slow": 2,
-    "slow_threads": 2,
+    "stop": 4,
+    "hang": 2,
+    "cut": 2,
+    "delay": 1,
+    "bad_frame": 1,
+    "slow": 1,
+    "slow_threads": 1,
     "hang_step": 1,
     "fail_step": 1,
-    "cut": 3,
-    "delay": 3,
-    "bad_frame": 2,
-    "stop": 4,
-    "jump": 1,
     "change_minor": 1,
+    "jump": 1,
 }
 
 
+class Hit(NamedTuple):
+    """A fault of services of these ``kinds``. ``is_loss``: a process or a connection ends by it.
+    At ``over_s`` the mesh knows that it was none."""
+
+    at_s: float
+    kinds: frozenset[str]
+    is_loss: bool
+    over_s: float
+
+
 class Faults:
-    """Each method named in ``WEIGHTS`` is one; ``hits`` are the times at which they came."""
+    """Each method named in ``FAULTS`` is one. Every run has some of them, and some strike one kind
+    of service alone. ``hits`` are the ones that came."""
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
         self._random: Random = mesh.random
-        self.hits: list[tuple[float, bool]] = []
-        self._likes = [weight * self._random.choice([0, 1, 1, 4]) for weight in WEIGHTS.values()]
+        self.hits: list[Hit] = []
+        num = self._random.choice([1, 2, 3, sum(FAULTS.values())])
+        self._names = self._random.sample([*FAULTS], num, counts=FAULTS.values())
+        self._kinds = self._random.choice([ORDER, ORDER, *((kind,) for kind in ORDER[1:])])
+        self._prefers_busy = self._random.choice([0.0, 0.7, 1.0])
+        self._pause_s = self._random.choice(PAUSES_S)
 
-    def befall(self) -> None:
-        (name,) = self._random.choices([*WEIGHTS, "kill"], [*self._likes, 0.1])
-        getattr(self, name)()
+    def befall(self, num: int) -> None:
+        """Begins a series of ``num``, one soon after the other."""
+        if not self._mesh.live():
+            return
+        getattr(self, self._random.choice(self._names))()
+        if num > 1:
+            self._mesh.later(self._random.expovariate(1 / self._pause_s), self.befall, num - 1)
 
-    def _victim(self) -> Host:
-        """Of any service with the same chance."""
-        kind = self._random.choice(ORDER)
-        hosts = self._mesh.live(kind) or self._mesh.live()
-        return self._random.choice(hosts)
+    def _victim(self, *kinds: ServiceName) -> Host:
+        """Mostly one that holds work, if there is one of these ``kinds``."""
+        hosts = self._mesh.live(*(kinds or self._kinds)) or self._mesh.live()
+        if self._random.random() < self._prefers_busy:
+            hosts = [each for each in hosts if any(each.held().values())] or hosts
+        return self._random.choices(hosts, [VICTIMS[each.kind] for each in hosts])[0]
 
-    def _note(self, text: str, is_loss: bool = False) -> None:
-        """``is_loss``: a process or a connection ends by it."""
+    def _note(self, text: str, *hosts: Process, is_loss: bool = False, over_s: float = inf) -> None:
         self._mesh.network.note(f"fault: {text}")
-        self.hits.append((self._mesh.loop.now_s, is_loss))
+        kinds = frozenset(each.kind for each in hosts if isinstance(each, Host))
+        self.hits.append(Hit(self._mesh.loop.now_s, kinds, is_loss, over_s))
 
-    def _trap(self, host: Host, spring: Callable[[], None]) -> None:
-        host.trap = host.num_turns + self._random.randint(1, MAX_TURNS), spring
+    def _soon(self, host: Host, fault: Callable[[Host], None]) -> None:
+        """At once, or between two of its next awaits."""
+        num_turns = self._random.choice([0, self._random.randint(1, MAX_TURNS)])
+        if num_turns:
+            host.trap = host.num_turns + num_turns, lambda: fault(host)
+        else:
+            fault(host)
 
     # --- processes ------------------------------------------------------------------------------
 
-    def kill(self, host: Host | None = None) -> None:
-        host = host or self._victim()
-        self._note(f"kill {host.name}", is_loss=True)
+    def kill(self) -> None:
+        self._soon(self._victim(), self._kill)
+
+    def _kill(self, host: Host) -> None:
+        self._note(f"kill {host.name}", host, is_loss=True)
         is_silent, drops = self._random.random() < 0.2, self._random.random() < 0.5
         self._mesh.end(host, "is killed", is_silent, drops)
 
-    def kill_between_awaits(self) -> None:
-        host = self._victim()
-        self._trap(host, lambda: self.kill(host))
+    def hang(self) -> None:
+        self._soon(self._victim(), self._hang)
 
-    def hang(self, host: Host | None = None) -> None:
-        host = host or self._victim()
+    def _hang(self, host: Host) -> None:
         duration_s = self._random.choice([0.3, 1.6, 2.2, 4.0]) * self._random.uniform(0.8, 1.2)
-        self._note(f"{host.name} stands still for {duration_s:.3f} s")
         host.free_s = max(host.free_s, self._mesh.loop.now_s + duration_s)
-
-    def hang_between_awaits(self) -> None:
-        host = self._victim()
-        self._trap(host, lambda: self.hang(host))
+        text = f"{host.name} stands still for {duration_s:.3f} s"
+        self._note(text, host, over_s=host.free_s + SETTLED_S)
 
     def slow(self) -> None:
         host = self._victim()
-        self._note(f"{host.name} is slow")
+        self._note(f"{host.name} is slow", host)
         host.turn_s = self._random.choice([5e-4, 5e-3, 2e-2])
         self._later(setattr, host, "turn_s", TURN_S)
 
     def slow_threads(self) -> None:
         host = self._victim()
-        self._note(f"the threads of {host.name} are slow")
-        host.thread_s = THREAD_S * self._random.choice([10, 100])
-        self._later(setattr, host, "thread_s", THREAD_S)
+        self._note(f"the threads of {host.name} are slow", host)
+        host.thread_s = max(host.pace_s, THREAD_S * self._random.choice([10, 100]))
+        self._later(setattr, host, "thread_s", host.pace_s)
 
     def hang_step(self) -> None:
-        if workers := self._mesh.live("worker"):
-            host = self._random.choice(workers)
-            self._note(f"a step of {host.name} hangs", is_loss=True)
+        host = self._victim("worker")
+        if host.engine is not None:
+            self._note(f"a step of {host.name} hangs", host, is_loss=True)
             host.may_break, host.thread_s = True, 1e3
 
     def fail_step(self) -> None:
-        for host in self._mesh.live("worker")[:1]:
-            if host.engine is not None:
-                self._note(f"a step of {host.name} fails", is_loss=True)
-                host.may_break = host.engine.fails_next = True
+        host = self._victim("worker")
+        if host.engine is not None:
+            self._note(f"a step of {host.name} fails", host, is_loss=True)
+            host.may_break = host.engine.fails_next = True
 
     def stop(self) -> None:
-        host = self._victim()
+        self._soon(self._victim(), self._stop)
+
+    def _stop(self, host: Host) -> None:
         if not host.is_stopping:
-            self._note(f"{host.name} is told to stop", is_loss=True)
+            self._note(f"{host.name} is told to stop", host, is_loss=True)
             host.is_stopping = True
             host.stop_soon()
 
@@ -114,11 +142,11 @@ class Faults:
         """Its next process speaks another minor version."""
         host = self._victim()
         host.site.minor = self._random.choice(OLD_MINORS)
-        self.stop() if self._random.random() < 0.5 else self.kill(host)
+        self._stop(host) if self._random.random() < 0.5 else self._kill(host)
 
     def jump(self) -> None:
         host = self._victim()
-        self._note(f"the wall clock of {host.name} jumps")
+        self._note(f"the wall clock of {host.name} jumps", host)
         host.wall_s += self._random.choice([-3600.0, -1.0, 1.0, 3600.0])
 
     # --- connections ----------------------------------------------------------------------------
@@ -129,18 +157,18 @@ class Faults:
 
     def cut(self) -> None:
         if (connection := self._connection()) is not None:
-            self._note(f"cut {connection}", is_loss=True)
+            self._note(f"cut {connection}", *connection.machines, is_loss=True)
             connection.cut(self._random.random() < 0.4, self._random.random() < 0.7)
 
     def delay(self) -> None:
         if (connection := self._connection()) is not None:
-            self._note(f"{connection} is slow")
+            self._note(f"{connection} is slow", *connection.machines)
             connection.latency_s = self._random.choice([5e-3, 5e-2, 0.5])
             self._later(setattr, connection, "latency_s", LATENCY_S)
 
     def bad_frame(self) -> None:
         if (connection := self._connection()) is not None:
-            self._note(f"a bad frame on {connection}", is_loss=True)
+            self._note(f"a bad frame on {connection}", *connection.machines, is_loss=True)
             connection.spoils_next = True
 
     def _later(self, call: Callable[..., None], *arguments: object) -> None:

@@ -43,8 +43,9 @@ NOWHERE = Path("/nonexistent/shoal")
 class Host(Machine):
     """A process of the mesh, from its start to its end. ``may_break``: a fault breaks it."""
 
-    def __init__(self, site: "Site", address: str) -> None:
+    def __init__(self, site: "Site", address: str, pace_s: float) -> None:
         super().__init__(site.name, address, site.minor)
+        self.pace_s = self.thread_s = pace_s
         self.site = site
         self.kind = site.kind
         self.service: Any = None
@@ -57,6 +58,44 @@ class Host(Machine):
 
     def stop_soon(self) -> None:
         self._stop.set()
+
+    def held(self) -> dict[str, int]:
+        """What it has of requests."""
+        service = self.service
+        if service is None:
+            return {}
+        match self.kind:
+            case "gateway":
+                tokenizers = list(service._mesh.tokenizers)
+                return {
+                    "prompts": sum(len(each.prompts) for each in tokenizers),
+                    "lost prompts": len(list(service._mesh._lost)),
+                    "bytes": service._admission._num_bytes,
+                    "requests": service._admission.num_open,
+                }
+            case "tokenizer":
+                if (requests := service._requests) is None:
+                    return {}
+                lanes = service._lanes._short, service._lanes._long
+                return {
+                    "requests": len(requests),
+                    "grants": len(requests._credits._grants),
+                    "sequences": sum(each.num for each in service._schedulers._ours.values()),
+                    "threads": sum(lane._slots._held.total() for lane in lanes),
+                }
+            case "scheduler":
+                core = service._core
+                pools = [each.pool for each in core.workers.values()]
+                return {
+                    "sequences": len(core.sequences),
+                    "waiting": len(list(core.queues)),
+                    "running": sum(len(each.running) for each in core.workers.values()),
+                    "plans": sum(len(each.in_flight) for each in core.workers.values()),
+                    "blocks": sum(each.num_blocks - each.num_free for each in pools),
+                    "tokens": sum(len(each._held) for each in service._routes.values()),
+                }
+            case "worker":
+                return {"steps": service._num_pending, "sequences": service._load}
 
 
 class Site:
@@ -121,7 +160,7 @@ class Mesh:
     def _works(self, host: Host) -> bool:
         """Whether it has had the time to find the others, and does not stand still or hurry."""
         is_settled = self.loop.now_s - host.begun_s >= SETTLED_S
-        is_quick = (host.turn_s, host.thread_s) == (TURN_S, THREAD_S)
+        is_quick = (host.turn_s, host.thread_s) == (TURN_S, host.pace_s)
         return is_settled and is_quick and host.free_s <= self.loop.now_s and not host.is_stopping
 
     def live(self, *kinds: ServiceName) -> list[Host]:
@@ -138,7 +177,9 @@ class Mesh:
         if site.host is not None or self._is_over:
             return
         number = next(self._numbers)
-        host = site.host = Host(site, f"10.0.{number // 250}.{1 + number % 250}")
+        address = f"10.0.{number // 250}.{1 + number % 250}"
+        pace_s = self.shape.step_s if site.kind == "worker" else THREAD_S
+        host = site.host = Host(site, address, pace_s)
         host.clock_s = self.random.uniform(0, 1e5)
         host.begun_s = self.loop.now_s
         self.hosts.append(host)
@@ -248,10 +289,11 @@ class Shape:
 
         self.num = {
             "gateway": draw(1, 1, 2),
-            "tokenizer": draw(1, 1, 2, 3),
-            "scheduler": draw(1, 1, 2),
-            "worker": draw(1, 1, 2, 3),
+            "tokenizer": draw(1, 2, 3),
+            "scheduler": draw(1, 2),
+            "worker": draw(1, 2, 3),
         }
+        self.step_s = draw(1, 3, 10, 10) * THREAD_S
         self.capacity = Capacity(
             num_blocks=draw(128, 26, 40),
             block_size=16,
@@ -264,7 +306,7 @@ class Shape:
             max_num_steps=draw(1, 1, 4),
             stall_s=STALL_S,
         )
-        self.is_small = draw(False, False, True)  # so that queues may be full
+        self.is_small = draw(False, False, False, True)  # so that queues may be full
         self.forward_interval_s = draw(0.01, 0.1)
         self.settings: dict[str, dict[str, Any]] = {
             "gateway": {"tokenizer_address": ("tcp://tokenizers",), "port": 0},

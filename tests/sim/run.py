@@ -12,6 +12,7 @@ from tests.sim.mesh import Mesh, Shape
 from tests.sim.oracle import check_progress, check_request, left_in
 
 BUSY_S = 3.0
+SOON_S = 0.1
 START_S, END_S, REST_S = 3.0, 90.0, 15.0
 
 
@@ -43,13 +44,15 @@ class Run:
             raise
 
     def _plan(self) -> None:
-        """Requests come in a short time or a longer one; and so do faults."""
+        """Requests come in a short time or a longer one, and series of faults soon after some."""
         draw, later = self.random.uniform, self.mesh.later
-        until_s, faults_until_s = draw(1, BUSY_S), draw(1, BUSY_S)
-        for number in range(self.random.randint(3, 14)):
-            later(draw(0.7, until_s), self._ask, number)
-        for _ in range(self.random.choice([0, 1, 2, 4, 8, 16])):
-            later(draw(0.7, faults_until_s), self.faults.befall)
+        until_s = draw(0.8, BUSY_S)
+        begun_s = [draw(0.7, until_s) for _ in range(self.random.randint(3, 14))]
+        for number, at_s in enumerate(begun_s):
+            later(at_s, self._ask, number)
+        for _ in range(self.random.choice([0, 1, 1, 2, 2, 4, 4])):
+            at_s = self.random.choice(begun_s) + self.random.expovariate(1 / SOON_S)
+            later(at_s, self.faults.befall, self.random.choice([1, 2, 3, 5]))
 
     def _ask(self, number: int) -> None:
         gateways = [each for each in self.mesh.live("gateway") if each.service is not None]

@@ -198,15 +198,8 @@ class VirtualLoop(asyncio.AbstractEventLoop):
     def run_in_executor(  # type: ignore[override]
         self, executor: Any, func: Callable[..., Any], *args: Any
     ) -> asyncio.Future[Any]:
-        future = self.create_future()
-
-        def run() -> None:
-            if not future.cancelled():
-                _settle(future, func, args)
-
         thread = executor if isinstance(executor, VirtualThread) else VirtualThread()
-        thread.start(self, run)
-        return future
+        return asyncio.wrap_future(thread.submit(func, *args), loop=self)
 
     async def getaddrinfo(self, host: Any, port: Any, **_: Any) -> list[Any]:
         return [(0, 0, 0, "", (address, port)) for address in self.look_up(host)]
@@ -226,16 +219,13 @@ class VirtualThread:
         self._free_s = 0.0
 
     def submit(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
-        future: Future[Any] = Future()
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop)
-        self.start(loop, lambda: _settle(future, call, args))
-        return future
-
-    def start(self, loop: VirtualLoop, run: Callable[[], None]) -> None:
         duration_s = loop.running.thread_s * loop.random.uniform(0.2, 1.8)
         self._free_s = max(self._free_s, loop.now_s) + duration_s
-        loop.call_later(self._free_s - loop.now_s, run)
+        future: Future[Any] = Future()
+        loop.call_later(self._free_s - loop.now_s, _settle, future, call, args)
+        return future
 
     def shutdown(self, **_: Any) -> None: ...
 
@@ -253,7 +243,9 @@ def _process_of(handle: asyncio.Handle) -> Process:
     return process
 
 
-def _settle(future: Any, call: Callable[..., Any], args: tuple[Any, ...]) -> None:
+def _settle(future: Future[Any], call: Callable[..., Any], args: tuple[Any, ...]) -> None:
+    if future.cancelled():
+        return
     try:
         result = call(*args)
     except Exception as error:

@@ -1,4 +1,5 @@
-"""``/v1/traces``: where the time of a request went. A client sees those of its own API key."""
+"""``/v1/traces``: the time spent in each part of a request. A client sees traces of its own API
+key."""
 
 import re
 from typing import TYPE_CHECKING
@@ -82,7 +83,7 @@ def _otlp_export(config: GatewayConfig) -> "OtlpExport | None":
         from services.gateway.traces.otlp import OtlpExport
     except ImportError as error:
         raise ConfigError(
-            "otlp-traces-endpoint needs OpenTelemetry's SDK, which shoal's extra `otel` brings:"
+            "otlp-traces-endpoint needs OpenTelemetry's SDK, a part of shoal's extra `otel`:"
             f" {error}"
         ) from None
     return OtlpExport(config.otlp_traces_endpoint)

@@ -1,4 +1,4 @@
-"""Traces as a client sees them."""
+"""Traces in the form shown to clients."""
 
 from collections import defaultdict
 
@@ -16,7 +16,7 @@ class Service(msgspec.Struct):
 
 
 class SpanObject(msgspec.Struct):
-    """``start`` is unix time in seconds. A span whose ``parent`` is None is the whole request."""
+    """``start`` is unix time in seconds. The span with ``parent`` None is the whole request."""
 
     id: str
     parent: str | None
@@ -62,7 +62,7 @@ def summary(kept: Kept) -> TraceSummary:
 
 
 def trace_object(kept: Kept) -> TraceObject:
-    """Of several spans that began at once the longer one comes first."""
+    """Spans are sorted by start; of several with one start the longest is first."""
     trace, context = kept.trace, kept.trace.context
     whole, *spans = spans_of(kept)
     spans.sort(key=lambda span: (span.start, -span.duration_ms))
@@ -73,7 +73,7 @@ def trace_object(kept: Kept) -> TraceObject:
 
 
 def spans_of(kept: Kept) -> list[SpanObject]:
-    """All spans, the whole request first, each with an id of its own."""
+    """All spans with unique ids, the whole request first."""
     own, *others = kept.decoded()
     root = kept.trace.context.span_id
     spans = _spans(own, 0, root, root)
@@ -87,8 +87,8 @@ def spans_of(kept: Kept) -> list[SpanObject]:
 
 
 class _Parents:
-    """Finds the span of another service that a report belongs under: a worker's under a stay of
-    its sequence, a sequence's under its prompt's, a prompt's under the request."""
+    """Finds a report's parent span: a stay of the sequence for a worker's, the prompt for a
+    sequence's, the request for a prompt's."""
 
     def __init__(self, root: str) -> None:
         self._root = root
@@ -119,7 +119,8 @@ class _Parents:
 
 
 def _spans(report: SpanReport, number: int, root: str, parent: str) -> list[SpanObject]:
-    """Those of report ``number``; ``parent`` is that of spans that name none before them."""
+    """The spans of report ``number``. ``parent`` is the parent of spans that name none before
+    them."""
     service = Service(report.service, report.instance)
     return [
         SpanObject(
@@ -136,7 +137,7 @@ def _spans(report: SpanReport, number: int, root: str, parent: str) -> list[Span
 
 
 def _span_id(root: str, number: int, index: int) -> str:
-    """Span ``index`` of report ``number``; 0 of 0 is the ``root``."""
+    """The id of span ``index`` of report ``number``; 0 of 0 is the ``root``."""
     return f"{int(root, 16) ^ (number << 32 | index):016x}"
 
 

@@ -1,4 +1,4 @@
-"""Traces for collectors of OpenTelemetry: OTLP over HTTP, by its SDK (the extra ``otel``)."""
+"""Exports traces to OpenTelemetry collectors: OTLP over HTTP, with its SDK (the extra ``otel``)."""
 
 import asyncio
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ from shared.version import VERSION
 from shared.wire.messages import SpanValue
 
 LATE_S = 2.0
-"""After its request's end a trace is sent: what comes up to then is in it."""
-# The semantic conventions' names of what we have on a request; the rest has ours.
+"""Delay between a request's end and the export of its trace, for late reports."""
+# Attributes with a name in the semantic conventions; the others keep ours.
 CONVENTIONS = {
     "status": "http.response.status_code",
     "model": "gen_ai.request.model",
@@ -29,21 +29,21 @@ SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 
 class OtlpExport:
-    """Sends traces to ``endpoint``, but for those that their clients do not record. A thread of
-    the SDK sends them in batches, and drops what it cannot."""
+    """Sends traces to ``endpoint``, except traces that their clients do not record. A thread of the
+    SDK sends them in batches, and drops them if the collector does not keep up."""
 
     def __init__(self, endpoint: str) -> None:
         self._processor = BatchSpanProcessor(OTLPSpanExporter(endpoint))
         self._waiting: dict[Kept, asyncio.TimerHandle] = {}
 
     def send_later(self, kept: Kept) -> None:
-        """The request of this trace has ended."""
+        """Called at the end of the trace's request."""
         if kept.trace.context.is_sampled:
             loop = asyncio.get_running_loop()
             self._waiting[kept] = loop.call_later(LATE_S, self._send, kept)
 
     async def close(self) -> None:
-        """Sends what waits, as far as the collector takes it in a few seconds."""
+        """Sends the waiting traces, as far as the collector accepts them in a few seconds."""
         for kept, timer in list(self._waiting.items()):
             timer.cancel()
             self._send(kept)
@@ -56,7 +56,7 @@ class OtlpExport:
 
 
 def _exported(span: SpanObject, kept: Kept) -> ReadableSpan:
-    """A span that has ended elsewhere, and so is made as a whole instead of by a tracer."""
+    """A span built as a whole, since it has ended elsewhere, without a tracer."""
     context, is_whole = kept.trace.context, span.parent is None
     parent_id = span.parent or context.parent_id
     start_ns = round(span.start * 1e9)
@@ -87,7 +87,7 @@ def _named(attributes: Mapping[str, SpanValue], names: Mapping[str, str]) -> dic
 
 
 def _status(whole: SpanObject) -> Status:
-    """A server's span is an error where the server is to blame."""
+    """A server's span is an error if the server is to blame."""
     status = whole.attributes.get("status")
     is_error = isinstance(status, int) and status >= HTTPStatus.INTERNAL_SERVER_ERROR
     return Status(StatusCode.ERROR if is_error else StatusCode.UNSET)

@@ -1,4 +1,4 @@
-"""What a gateway knows of one request's way: its own spans, and what other services report."""
+"""The trace of one request: the gateway's own spans and the reports of other services."""
 
 import time
 from collections.abc import Callable
@@ -14,13 +14,13 @@ from shared.wire.messages import MAX_NAME_CHARS, MAX_SPANS, Span, SpanReport
 from shared.wire.spans import unix_s
 
 MAX_REPORTED = 4000
-"""Spans of a trace: those of 16 prompts with 16 choices each, and of some replays."""
-MAX_ATTEMPTS = MAX_SPANS - 16  # beside the other spans of a gateway
+"""Spans of a trace: enough for 16 prompts with 16 choices each, and some replays."""
+MAX_ATTEMPTS = MAX_SPANS - 16  # the rest is for a gateway's other spans
 SHOWN_S = 0.001
 
 
 class Measured:
-    """A context that adds itself to ``spans`` when it is left."""
+    """A context manager that appends itself to ``spans`` on exit."""
 
     __slots__ = ("_spans", "attributes", "ended_s", "name", "started_s")
 
@@ -46,7 +46,7 @@ class Measured:
 
 @dataclass(slots=True)
 class Attempt:
-    """A prompt at a tokenizer; ``lost`` is the service that was lost, if one was."""
+    """A prompt at a tokenizer. ``lost`` is the lost service, empty if none was lost."""
 
     prompt: int
     number: int
@@ -67,8 +67,8 @@ class Attempt:
 
 
 class RequestTrace(RequestObserver):
-    """Begins with the request. ``name`` is the one that the mesh knows, empty before
-    ``on_begin``, which returns whether the request is traced; ``ids`` are known to its client.
+    """A trace from the start of a request. ``name`` is its name in the mesh, empty before
+    ``on_begin``, which returns True if the request is traced. ``ids`` are known to the client.
     Times are monotonic."""
 
     def __init__(
@@ -110,11 +110,11 @@ class RequestTrace(RequestObserver):
                 return
 
     def place(self, report: SpanReport, now_s: float) -> SpanReport | None:
-        """What another service did for it and reported at ``now_s``, by our clock; None where the
-        trace is full.
+        """A report of another service, received at ``now_s`` of our clock; None if the trace is
+        full.
 
-        It lies between the beginning of its attempt and now: where its host's clock shows something
-        else all of it is moved, as little as is needed.
+        The report must lie between the start of its attempt and now. If its host's clock differs,
+        all of it is shifted by the smallest sufficient time.
         """
         if not report.spans or self._num_reported + len(report.spans) > MAX_REPORTED:
             SPANS_DROPPED.inc(len(report.spans))
@@ -151,7 +151,7 @@ class RequestTrace(RequestObserver):
         return shift_s
 
     def _sent_s(self, report: SpanReport) -> float | None:
-        """When the attempt that ``report`` is about was sent, in unix time."""
+        """The start of the report's attempt in unix time."""
         _, prompt = request_and_prompt(report)
         for each in self.attempts:
             if str(each.prompt) == prompt and each.number == report.attempt:
@@ -160,8 +160,8 @@ class RequestTrace(RequestObserver):
 
 
 def request_and_prompt(report: SpanReport) -> tuple[str, str]:
-    """The name of the request and the number of the prompt that it is about. Tokenizers report of
-    prompts, others of their choices."""
+    """The name of the request and the number of the prompt of a report. Tokenizers report prompts,
+    other services choices."""
     name = report.request
     prompt = name if report.service == "tokenizer" else name.rpartition("/")[0]
     request, _, number = prompt.rpartition("/")

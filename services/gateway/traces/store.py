@@ -1,4 +1,4 @@
-"""The traces that a gateway keeps: those of the last requests, as many as there is room for."""
+"""The traces a gateway keeps: of the most recent requests, up to a number of bytes."""
 
 import time
 from collections import OrderedDict
@@ -12,7 +12,7 @@ from services.gateway.traces.request_trace import RequestTrace, request_and_prom
 from shared.wire.messages import SpanReport
 from shared.wire.spans import unix_s
 
-ENTRY_BYTES = 2000  # about what Python takes for a trace beside its spans
+ENTRY_BYTES = 2000  # Python's memory for a trace without its spans, approximately
 
 _encode = msgspec.msgpack.Encoder().encode
 _decoder = msgspec.msgpack.Decoder(SpanReport)
@@ -20,7 +20,7 @@ _decoder = msgspec.msgpack.Decoder(SpanReport)
 
 @dataclass(slots=True, eq=False)
 class Kept:
-    """A trace of a request that has ended, in unix time. What comes of it after that is added."""
+    """The trace of an ended request, in unix time. Late reports are added."""
 
     trace: RequestTrace
     start_s: float
@@ -29,20 +29,20 @@ class Kept:
     num_bytes: int = ENTRY_BYTES
 
     def add(self, report: SpanReport) -> int:
-        """Returns the bytes that it takes."""
+        """Returns the number of bytes added."""
         data = _encode(report)
         self.reports.append(data)
         self.num_bytes += len(data)
         return len(data)
 
     def decoded(self) -> list[SpanReport]:
-        """The gateway's own is the first."""
+        """The gateway's own report is the first."""
         return [_decoder.decode(data) for data in self.reports]
 
 
 class TraceStore:
-    """Keeps up to ``max_bytes`` of what was reported, and nothing that is older than ``age_s``;
-    0 bytes: it traces nothing. ``on_end`` gets each trace whose request has ended."""
+    """Keeps up to ``max_bytes`` of reports, none older than ``age_s``; with 0 bytes it traces
+    nothing. ``on_end`` is called with each trace at the end of its request."""
 
     def __init__(self, instance: str, max_bytes: int, age_s: float) -> None:
         self._instance = instance
@@ -58,7 +58,7 @@ class TraceStore:
         return self._max_bytes > 0
 
     def trace(self, context: TraceContext, route: str) -> RequestTrace:
-        """Follows a new request; it is kept if the mesh has worked on it."""
+        """Follows a new request. Its trace is kept if the request reaches the mesh."""
         return RequestTrace(context, route, self._begin)
 
     def _begin(self, trace: RequestTrace, name: str) -> bool:
@@ -68,7 +68,7 @@ class TraceStore:
         return self.is_on
 
     def add(self, report: SpanReport) -> None:
-        """Ignored where it is about no request of ours, or about one that is not kept any more."""
+        """Reports of unknown requests, or of dropped traces, are ignored."""
         (name, _), now_s = request_and_prompt(report), time.monotonic()
         if (trace := self._open.get(name)) is not None:
             if placed := trace.place(report, now_s):
@@ -79,7 +79,7 @@ class TraceStore:
             self._make_room(now_s)
 
     def end(self, trace: RequestTrace) -> Kept | None:
-        """Keeps the trace of a request that the mesh has worked on."""
+        """Keeps the trace if its request has reached the mesh."""
         if self._open.pop(trace.name, None) is None:
             return None
         now_s = time.monotonic()
@@ -94,7 +94,7 @@ class TraceStore:
         return kept
 
     def find(self, trace_id: str, owner: str) -> Kept | None:
-        """The last one of ``owner`` that has this id, be it a request's, a reply's or W3C's."""
+        """The newest trace of ``owner`` with this id: the request's, a reply's, or W3C's."""
         self._make_room(time.monotonic())
         for kept in reversed(self._kept.values()):
             trace = kept.trace
@@ -105,7 +105,7 @@ class TraceStore:
         return None
 
     def last(self, owner: str, limit: int, is_by_duration: bool) -> list[Kept]:
-        """Up to ``limit`` of ``owner``, the newest or the slowest first."""
+        """Up to ``limit`` traces of ``owner``, the newest or the slowest first."""
         self._make_room(time.monotonic())
         own = [kept for kept in reversed(self._kept.values()) if kept.trace.owner == owner]
         if is_by_duration:

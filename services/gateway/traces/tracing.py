@@ -1,4 +1,4 @@
-"""Traces each request that the mesh works on."""
+"""Traces each request that reaches the mesh."""
 
 from collections.abc import Mapping
 
@@ -54,6 +54,6 @@ def _facts(request: web.Request, status: int) -> Attributes:
 
 
 async def answer_trace(request: web.BaseRequest, response: web.StreamResponse) -> None:
-    """Shows the client which trace its request is in."""
+    """Shows the client its request's trace id."""
     if (trace := request.get(TRACE)) is not None:
         response.headers[HEADER] = trace.context.traceparent

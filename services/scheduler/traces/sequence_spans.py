@@ -1,4 +1,4 @@
-"""The spans of sequences: how long each waited and why, where it ran, and what became of it."""
+"""Spans of sequences: their waits with reasons, their stays, and their ends."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -12,17 +12,16 @@ from shared.wire.spans import unix_s
 
 Sums = list[float]  # seconds, by obstacle
 MAX_STAYS = 60
-"""Waits and stays of a sequence that have a span each; there are more where it is preempted again
-and again."""
+"""Waits and stays of a sequence with a span each. A sequence preempted again and again has more."""
 MAX_ENDED = 4096
-"""Sequences that have ended, but whose worker may still have something to report."""
+"""Ended sequences kept for reports of their workers still to come."""
 SHOWN_S = 0.001
 Key = tuple[str, int]
 
 
 class WaitTimes:
-    """Adds up the time for which each obstacle was the one of the first that waits; times are
-    monotonic. What a sequence waited for is the difference of two sums."""
+    """The total time of each obstacle of the first waiting sequence. Times are monotonic. The
+    difference of two totals explains a wait."""
 
     def __init__(self, now_s: float) -> None:
         self._sums = [0.0] * len(Obstacle)
@@ -30,7 +29,7 @@ class WaitTimes:
         self._since_s = now_s
 
     def note(self, obstacle: Obstacle, now_s: float) -> None:
-        """``obstacle`` is the one from now on."""
+        """``obstacle`` holds from ``now_s`` on."""
         self._sums[self._obstacle] += now_s - self._since_s
         self._obstacle, self._since_s = obstacle, now_s
 
@@ -40,7 +39,7 @@ class WaitTimes:
 
 
 def difference(before: Sums, after: Sums) -> list[tuple[float, Obstacle]]:
-    """Returns the seconds that were added between, and to which, the most first."""
+    """Returns the seconds added for each obstacle, longest first."""
     added = [
         (last - first, Obstacle(number))
         for number, (first, last) in enumerate(zip(before, after, strict=True))
@@ -51,9 +50,8 @@ def difference(before: Sums, after: Sums) -> list[tuple[float, Obstacle]]:
 
 @dataclass(slots=True)
 class _Wait:
-    """The time without a slot: from ``since_s``, when so much had been waited for each obstacle,
-    ``num_tries`` plans had been made and ``num_admitted`` sequences admitted, and ``num_before``
-    waited in front."""
+    """A time without a slot from ``since_s``. The counters are from its beginning: the seconds of
+    each obstacle, plans with admission, admitted sequences, and sequences ahead in the queue."""
 
     why: Obstacle | None
     since_s: float
@@ -80,8 +78,8 @@ class _Trace:
 
 
 class SequenceSpans(Observer):
-    """Follows the sequences of ``core`` that are traced, and calls ``send`` with their route and
-    the report of each. Times are monotonic."""
+    """Follows the traced sequences of ``core``, and calls ``send`` with the route and the report of
+    each. Times are monotonic."""
 
     def __init__(
         self,
@@ -96,7 +94,7 @@ class SequenceSpans(Observer):
         self._waits = WaitTimes(now_s)
         self._open: dict[Key, _Trace] = {}
         self._ended: OrderedDict[Key, int] = OrderedDict()  # their routes
-        self._returned: list[tuple[Sequence, Obstacle]] = []  # that have lost their slots
+        self._returned: list[tuple[Sequence, Obstacle]] = []  # lost their slots
         core.queues.on_return = self._note_return
 
     def begin(self, arrival: Arrival) -> None:
@@ -151,7 +149,7 @@ class SequenceSpans(Observer):
         self._send(sequence.route, self._report(sequence.key, [whole, *trace.spans]))
 
     def forward(self, report: SpanReport) -> None:
-        """One about a sequence that is not known is dropped."""
+        """Reports of unknown sequences are dropped."""
         key = report.request, report.attempt
         trace = self._open.get(key)
         route = trace.sequence.route if trace is not None else self._ended.get(key)
@@ -163,7 +161,7 @@ class SequenceSpans(Observer):
             self._returned.append((sequence, why))
 
     def _note_returned(self, now_s: float) -> None:
-        """The core knows no time; a sequence in ``_returned`` may have ended since."""
+        """The core has no clock. A sequence in ``_returned`` may have ended since."""
         for sequence, why in self._returned:
             if trace := self._open.get(sequence.key):
                 self._close(trace, now_s, why.label)
@@ -180,7 +178,7 @@ class SequenceSpans(Observer):
         return _Wait(why, now_s, sums, planner.num_tries, planner.num_admitted, num_before)
 
     def _close(self, trace: _Trace, now_s: float, why: str = "") -> None:
-        """Ends the wait or the stay that a sequence is in."""
+        """Ends the current wait or stay of a sequence."""
         if len(trace.spans) == MAX_STAYS:
             trace.num_left_out += 1
             return
@@ -192,7 +190,7 @@ class SequenceSpans(Observer):
                 trace.spans.append(_span("run", stay.since_s, now_s, 1, _of_stay(trace, stay, why)))
 
     def _why_it_waited(self, sequence: Sequence, wait: _Wait, now_s: float) -> dict[str, SpanValue]:
-        """The reason, and the milliseconds of each obstacle that the first in the queue had."""
+        """The reason, and the milliseconds of each obstacle of the first waiting sequence."""
         planner = self._core.planner
         waited = difference(wait.sums, self._waits.sums(now_s))
         num_admitted = planner.num_admitted - wait.num_admitted

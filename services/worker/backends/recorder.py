@@ -100,9 +100,9 @@ def record(
     num_kept = 0 if takes_over else len(sizes)
     recorder = Recorder(names, [Register(size, is_wide=True) for size in sizes], num_kept)
     output = run(recorder, *(Value(place, 0) for place in range(len(sizes))))
-    recorder.check(output, recorder.registers[output.register].size, "what a pass gives")
+    recorder.check(output, recorder.registers[output.register].size, "the output of a pass")
     if recorder.instructions and output.register < num_kept:
-        raise NotSupported("a pass gives what it was given")
+        raise NotSupported("a pass returns its input")
     return Recording(recorder.registers, len(sizes), recorder.instructions, output.register)
 
 
@@ -127,7 +127,7 @@ class Recorder(Ops[Value]):
 
     def scale(self, x: Value, factor: float) -> Value:
         size = self.registers[x.register].size
-        out = self._written(x, size, "what is scaled")
+        out = self._written(x, size, "the input of a scale")
         self._add(Kind.SCALE, out, out, size, scale=factor)
         return out
 
@@ -234,7 +234,7 @@ class Recorder(Ops[Value]):
         if scale != 1.0:
             out = self.scale(out, scale)
         if softcap is not None:
-            out = self._written(out, head.outputs, "what is bent")
+            out = self._written(out, head.outputs, "softcapped logits")
             self._add(Kind.BEND, out, out, head.outputs, scale=softcap)
         return out
 
@@ -242,11 +242,11 @@ class Recorder(Ops[Value]):
         """Raises NotSupported, unless ``x`` is still there, of this size and kind."""
         register = self.registers[x.register]
         if x.version != register.version:
-            raise NotSupported(f"{what}: it was added to, and is used as it was before")
+            raise NotSupported(f"{what}: its value before an addition is used")
         if register.size != size:
-            raise NotSupported(f"{what}: {register.size} numbers of a token where {size} are taken")
+            raise NotSupported(f"{what}: {register.size} elements per token, expected {size}")
         if register.is_wide != is_wide:
-            raise NotSupported(f"{what}: what a gate or attention gives goes into products alone")
+            raise NotSupported(f"{what}: output of a gate or attention is for GEMMs only")
 
     def _operand(self, x: Value, norm: RMSNorm | None, weight: Linear | LMHead) -> Value:
         """The input of a GEMM in the weights' dtype, normed if there is a ``norm``."""
@@ -326,7 +326,7 @@ class Recorder(Ops[Value]):
         """The register of ``x`` with something else in it: ``x`` is no more."""
         self.check(x, size, what)
         if x.register < self._num_kept:
-            raise NotSupported(f"{what}: what a pass is given must stay as it is")
+            raise NotSupported(f"{what}: an input of the pass must stay unchanged")
         register = self.registers[x.register]
         register.version += 1
         return Value(x.register, register.version)

@@ -1,4 +1,4 @@
-"""Follows an answer in its grammar."""
+"""Matches an answer against its grammar."""
 
 from collections.abc import Sequence
 
@@ -9,8 +9,8 @@ from services.worker.guides.grammars import Compiled, GrammarError, NotCompiled,
 
 
 class AnswerMatcher:
-    """Is a function of the grammar and of ``ids``. ``error`` is why the answer cannot go on, and
-    ``is_too_complex`` that its grammar is to blame."""
+    """Its state is a function of the grammar and ``ids``. ``error`` is the reason why the answer
+    cannot go on; ``is_too_complex``: the grammar is the cause."""
 
     def __init__(self, compiled: Compiled, vocab_size: int) -> None:
         self.ids: list[int] = []
@@ -20,12 +20,11 @@ class AnswerMatcher:
         is_id = np.arange(-(-vocab_size // 32) * 32) < vocab_size
         self._ids_mask = np.packbits(is_id, bitorder="little").view(np.int32)
         self._matcher: LLMatcher | None = None
-        self._num_consumed = 0  # of ids, by the matcher
+        self._num_consumed = 0  # ids consumed by the matcher
 
     def mask(self, drafts: Sequence[int], end_mask: np.ndarray) -> np.ndarray | None:
-        """Which ids may come after ``ids`` and ``drafts``, see ``SlotGuide``; a complete answer
-        admits those of ``end_mask``, too. None where the drafts may not come. Raises
-        NotCompiled."""
+        """The ids allowed after ``ids`` and ``drafts``, as in ``SlotGuide.mask``; after a complete
+        answer also ``end_mask``. None if the drafts are not allowed. Raises NotCompiled."""
         matcher = self._follow()
         if matcher is None:
             return np.zeros_like(self._ids_mask)
@@ -41,7 +40,7 @@ class AnswerMatcher:
         return mask if num_valid == len(drafts) else None
 
     def forced(self) -> list[int]:
-        """The ids that the grammar says will follow ``ids``, as a tokenizer would write them."""
+        """The ids after ``ids`` determined by the grammar, as a tokenizer would split them."""
         try:
             matcher = self._follow()
         except NotCompiled:
@@ -54,7 +53,7 @@ class AnswerMatcher:
         return found
 
     def _follow(self) -> LLMatcher | None:
-        """The matcher after ``ids``, or None where there is an error. Raises NotCompiled."""
+        """The matcher after ``ids``, or None after an error. Raises NotCompiled."""
         if self.error is not None:
             return None
         try:
@@ -70,8 +69,8 @@ class AnswerMatcher:
         return self._matcher if self.error is None else None
 
     def _fail(self, matcher: LLMatcher, num_drafts: int) -> np.ndarray:
-        """Nothing may come. A matcher that failed at drafts says nothing of the text: it is made
-        anew."""
+        """Returns a mask without ids. A matcher that failed at drafts tells nothing about the
+        output: it is made anew."""
         if num_drafts:
             self._matcher = None
         else:
@@ -79,7 +78,7 @@ class AnswerMatcher:
         return np.zeros_like(self._ids_mask)
 
     def _blame(self, matcher: LLMatcher) -> None:
-        """A matcher without an error of its own has only not taken an id."""
+        """Without an error of its own the matcher has only refused an id."""
         self.is_too_complex = matcher.is_error()
         self.error = "its text left its grammar"
         if self.is_too_complex:

@@ -1,4 +1,4 @@
-"""Where in its text a guided sequence is: before, in or after its reasoning, or at its end."""
+"""The phase of a guided output: before, in or after its reasoning, or at its end."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -11,11 +11,11 @@ class Phase(Enum):
     UNDECIDED = 0  # the first token decides
     REASONING = 1
     ANSWER = 2
-    ENDED = 3  # an end id was emitted; more follow where it ended nothing
+    ENDED = 3  # an end id was emitted; more follow if it was ignored
 
 
 class Gate(NamedTuple):
-    """The phase of the next token, and how many tokens of reasoning are before it."""
+    """The phase of the next token, and the number of reasoning tokens before it."""
 
     phase: Phase
     num_reasoned: int = 0
@@ -23,8 +23,8 @@ class Gate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GateRules:
-    """What opens and closes the gate of a sequence. ``forced_ids`` follow ``budget`` tokens of
-    reasoning; the last of them ends it, or the first that is a close id."""
+    """The phase transitions of a sequence. ``forced_ids`` follow ``budget`` tokens of reasoning;
+    the last of them ends it, or the first one among ``close_ids``."""
 
     is_open: bool
     open_ids: frozenset[int]
@@ -47,7 +47,7 @@ class GateRules:
         return Gate(Phase.UNDECIDED if self.open_ids else Phase.ANSWER)
 
     def after(self, gate: Gate, token_id: int) -> Gate:
-        """The gate of the token that follows ``token_id``, which had ``gate``."""
+        """The gate after ``token_id``, which was sampled at ``gate``."""
         if gate.phase is Phase.REASONING:
             if token_id in self.close_ids:
                 return Gate(Phase.ANSWER)
@@ -59,7 +59,7 @@ class GateRules:
         return Gate(Phase.ANSWER)
 
     def forced_ids_from(self, gate: Gate) -> list[int]:
-        """What must come, if the budget is spent."""
+        """The ids to force once the budget is spent, else none."""
         if gate.phase is not Phase.REASONING or self.budget is None:
             return []
         num_beyond = gate.num_reasoned - self.budget

@@ -1,4 +1,4 @@
-"""Compiles grammars for the vocabulary of the model, each once while it is in use."""
+"""Compiles grammars for the model's vocabulary, each once while it is in use."""
 
 import json
 import threading
@@ -15,35 +15,35 @@ from shared.grammar_limits import COMPILE_STACK_BYTES, PARSER_LIMITS
 from shared.model_folder import TOKENIZER_FILE
 
 MAX_COMPILED = 256
-MAX_COMPILED_CHARS = 8 << 20  # of their texts; what becomes of them is a few times as large
-MAX_STALL_S = 60.0  # what passes its trial in the tokenizer compiles in seconds
+MAX_COMPILED_CHARS = 8 << 20  # of their texts; compiled ones are a few times as large
+MAX_STALL_S = 60.0  # grammars that pass the tokenizer's trial compile in seconds
 
 
 class GrammarError(Exception):
-    """Says why there is no matcher for a grammar."""
+    """The reason why a grammar has no matcher."""
 
 
 class NotCompiled(Exception):
-    """There is no matcher yet."""
+    """The grammar has no matcher yet."""
 
 
 class Progress:
-    """When the thread that compiles was last done with a grammar."""
+    """The time at which the compiler thread last finished a grammar."""
 
     def __init__(self) -> None:
         self.last_s = time.monotonic()
 
 
 class Compiled(NamedTuple):
-    """A grammar that is compiled, or will be."""
+    """A grammar, compiled or queued."""
 
     future: Future[LLMatcher]
     queued_s: float
     progress: Progress
 
     def start(self) -> LLMatcher:
-        """Returns a matcher at the start of a text, to be copied. Raises NotCompiled, or
-        GrammarError where there will be none. A long queue is no error as long as it moves."""
+        """Returns a matcher at the start of an output, to be copied. Raises NotCompiled, or
+        GrammarError if it failed. A long queue is no error while it moves."""
         if self.future.done():
             return self.future.result()
         if time.monotonic() - max(self.queued_s, self.progress.last_s) > MAX_STALL_S:
@@ -52,7 +52,7 @@ class Compiled(NamedTuple):
 
 
 class Grammars:
-    """Compiles in a thread of its own, so that the prompt is computed meanwhile."""
+    """Compiles in a thread of its own, while the prompt is computed."""
 
     def __init__(self, folder: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> None:
         """``folder`` is the model's."""
@@ -63,7 +63,7 @@ class Grammars:
         self._num_chars = 0
         self._progress = Progress()
         self._thread = _deep_thread()
-        self._thread.submit(self._tokenizer)  # the first grammar finds it made
+        self._thread.submit(self._tokenizer)  # ready for the first grammar
 
     def compile(self, grammar: str) -> Compiled:
         if grammar not in self._compiled:
@@ -100,8 +100,8 @@ def first_line(error: str) -> str:
 
 @lru_cache(maxsize=2)
 def _make_tokenizer(file: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> LLTokenizer:
-    """Its vocabulary is the larger one of the model's and the file's. Raises GrammarError where the
-    file does not do."""
+    """Its vocabulary is the larger of the model's and the file's. Raises GrammarError for an
+    unusable file."""
     try:
         text = file.read_text()
         num_ids = max(vocab_size, _num_ids(text))
@@ -111,7 +111,8 @@ def _make_tokenizer(file: Path, vocab_size: int, eos_ids: tuple[int, ...]) -> LL
 
 
 def _num_ids(text: str) -> int:
-    """How many ids a tokenizer.json has, holes included. Raises ValueError if it is none."""
+    """The number of ids in a tokenizer.json, gaps included. Raises ValueError for an invalid
+    one."""
     try:
         file = json.loads(text)
         vocab = file["model"]["vocab"]

@@ -10,7 +10,7 @@ from shared.wire.messages import SamplingParams
 
 
 class Guides:
-    """``folder`` is the model's, and ``eos_ids`` [E] int64 are all of its ids that end a text."""
+    """``folder`` is the model's; ``eos_ids`` [E] int64 are all ids that end a text."""
 
     def __init__(self, folder: Path, vocab_size: int, eos_ids: np.ndarray) -> None:
         self._vocab_size = vocab_size
@@ -18,8 +18,8 @@ class Guides:
         self.grammars = Grammars(folder, vocab_size, tuple(self._eos_ids))
 
     def begin(self, params: SamplingParams, emitted: np.ndarray) -> SlotGuide | None:
-        """Of a sequence with ``params`` that has ``emitted`` [n] ids. Its grammar is queued at
-        once; until it is compiled there are no masks."""
+        """The guide of a sequence with ``params`` that has ``emitted`` [n] ids. Its grammar is
+        queued at once; there are no masks until it is compiled."""
         guide = params.guide
         if guide is None:
             return None

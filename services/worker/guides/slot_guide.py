@@ -1,4 +1,4 @@
-"""Which ids may come next in the text of a slot."""
+"""The allowed next ids of a slot's output."""
 
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
@@ -13,8 +13,8 @@ from shared.wire.messages import Guide
 
 
 class SlotGuide:
-    """Holds a text to a Guide. Its state is a function of that and of the ids that were emitted,
-    whether they came one by one or with the admission."""
+    """Constrains an output to a Guide. Its state is a function of the Guide and the emitted ids,
+    however they arrived."""
 
     def __init__(
         self,
@@ -24,7 +24,7 @@ class SlotGuide:
         eos_ids: Sequence[int],
         stop_ids: Sequence[int],
     ) -> None:
-        """``compiled``: None where the guide has no grammar. ``stop_ids`` are the request's."""
+        """``compiled``: None without a grammar. ``stop_ids`` are the request's."""
         ends = frozenset([*eos_ids, *stop_ids])
         self._rules = GateRules.of(guide, ends)
         self._gate: Gate = self._rules.first
@@ -38,17 +38,17 @@ class SlotGuide:
 
     @property
     def error(self) -> str | None:
-        """Why the text cannot go on; then its masks hide every id."""
+        """The reason why the output cannot go on; its masks then hide every id."""
         return None if self._answer is None else self._answer.error
 
     @property
     def is_too_complex(self) -> bool:
-        """Whether that is what is wrong with its grammar."""
+        """True if the grammar's complexity is the error."""
         return self._answer is not None and self._answer.is_too_complex
 
     @property
     def awaited(self) -> Future[LLMatcher] | None:
-        """The compilation that the next token waits for."""
+        """The compilation the next token waits for."""
         if self._compiled is None or self._compiled.future.done():
             return None
         if self._gate.phase in (Phase.REASONING, Phase.ENDED):
@@ -56,24 +56,22 @@ class SlotGuide:
         return self._compiled.future
 
     def note(self, token_ids: Iterable[int]) -> None:
-        """``token_ids`` are emitted."""
+        """``token_ids`` were emitted."""
         self._masks.clear()
         self._gate, answer = self._follow(token_ids)
         if self._answer is not None:
             self._answer.ids += answer
 
     def mask(self, drafts: Sequence[int]) -> np.ndarray | None:
-        """Which ids may come after ``drafts``, which follow what was emitted: [⌈V / 32⌉] int32, id
-        i as bit i % 32 of word i // 32; None: all. After drafts that may not come it is of no
-        meaning. Raises NotCompiled."""
+        """The ids allowed after the output and ``drafts``: [⌈V / 32⌉] int32, id i as bit i % 32 of
+        word i // 32; None: all. Undefined after drafts that are not allowed. Raises NotCompiled."""
         key = tuple(drafts)
         if key not in self._masks:
             self._masks[key] = self._make_mask(key)
         return self._masks[key]
 
     def forced(self) -> list[int]:
-        """The next ids as far as there is no choice: good drafts. It may be that others write the
-        same text."""
+        """The next ids without an alternative: good drafts. Other ids may spell the same text."""
         if self._gate.phase is Phase.REASONING:
             return self._rules.forced_ids_from(self._gate)
         if self._answer is None or self._gate.phase is not Phase.ANSWER:
@@ -84,7 +82,7 @@ class SlotGuide:
         return not (mask & ~self._end_mask).any()
 
     def _follow(self, token_ids: Iterable[int]) -> tuple[Gate, list[int]]:
-        """The gate after ``token_ids``, and which of them are the grammar's."""
+        """The gate after ``token_ids``, and the ids among them that belong to the grammar."""
         gate, answer = self._gate, []
         for token_id in token_ids:
             before, gate = gate.phase, self._rules.after(gate, token_id)

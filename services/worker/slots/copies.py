@@ -1,4 +1,4 @@
-"""Slots as one process has them after a step, for others that keep the same ones."""
+"""Copies of slots after a step, for other processes with the same slots."""
 
 import numpy as np
 
@@ -8,13 +8,13 @@ NUM_COLUMNS = 4  # before the ids: is_open, num_tokens, num_computed and num_dra
 
 
 def copy_width(table: SlotTable) -> int:
-    """Numbers that a slot's copy has."""
+    """Number of elements in the copy of a slot."""
     return NUM_COLUMNS + len(_places(table))
 
 
 def copy_slots(table: SlotTable, slots: np.ndarray) -> np.ndarray:
-    """[n, copy_width] int64 of ``slots`` [n]: what a step may change, the ids that it may have
-    brought and the drafts behind them."""
+    """[n, copy_width] int64 of ``slots`` [n]: everything a step may change, its new ids, and the
+    drafts after them."""
     nums = table.num_tokens[slots]
     columns = table.is_open[slots], nums, table.num_computed[slots], table.num_drafts[slots]
     ids = table.ids[slots[:, None], _clipped(table, nums)]
@@ -22,7 +22,7 @@ def copy_slots(table: SlotTable, slots: np.ndarray) -> np.ndarray:
 
 
 def paste_slots(table: SlotTable, slots: np.ndarray, copies: np.ndarray) -> None:
-    """Makes ``slots`` [n] what they are where ``copies`` were made, which a step was ahead."""
+    """Overwrites ``slots`` [n] with ``copies`` from a process one step ahead."""
     is_open, nums, num_computed, num_drafts = copies[:, :NUM_COLUMNS].T
     table.is_open[slots] = is_open
     table.num_tokens[slots] = nums
@@ -32,8 +32,8 @@ def paste_slots(table: SlotTable, slots: np.ndarray, copies: np.ndarray) -> None
 
 
 def _places(table: SlotTable) -> np.ndarray:
-    """Of the ids, counted from the end of what is known: a step brings a token and as many as there
-    are drafts."""
+    """Indices of the copied ids, relative to the number of known ids: a step adds one token and one
+    per draft."""
     most = table.draft_logprobs.shape[1]
     return np.arange(-1 - most, most)
 

@@ -1,4 +1,4 @@
-"""What sequences ask to be changed in their logits, as the sampler needs it."""
+"""Logits rules of requests, in the form of the sampler."""
 
 from collections.abc import Iterable
 from copy import copy
@@ -27,16 +27,16 @@ class SeenIds:
 
     @property
     def ids(self) -> np.ndarray:
-        """[n] int64, each once; a view that ``add`` changes."""
+        """[n] int64, distinct; a view that ``add`` changes."""
         return self._ids[: self._num]
 
     @property
     def counts(self) -> np.ndarray:
-        """[n] int64, of ``ids``; a view that ``add`` changes."""
+        """[n] int64, one per id of ``ids``; a view that ``add`` changes."""
         return self._counts[: self._num]
 
     def with_more(self, ids: np.ndarray) -> "SeenIds":
-        """Of the list with ``ids`` [n] at its end, which itself stays as it is."""
+        """Returns the counts with ``ids`` [n] appended; the original is unchanged."""
         if not len(ids):
             return self
         other = copy(self)
@@ -59,11 +59,10 @@ class SeenIds:
 
 @dataclass(frozen=True, slots=True)
 class LogitsRules:
-    """The lists of one request as arrays: made once, at admission, since steps have no time.
+    """The logits rules of one request as arrays, made once at admission to keep steps short.
 
-    ``known`` are the ids of prompt and output, ``emitted`` those of the output, each where a
-    penalty needs them. ``guide`` holds the text to a grammar; ``has_points`` where single ids
-    change, too.
+    ``known`` are the ids of prompt and output, ``emitted`` the ids of the output, if a penalty
+    needs them. ``guide`` constrains the output. ``has_points``: single ids change too.
     """
 
     params: SamplingParams
@@ -71,7 +70,9 @@ class LogitsRules:
     biased: np.ndarray  # [n] int64
     biases: np.ndarray  # [n] float32
     stop_ids: np.ndarray  # [n] int64
-    word_starts: np.ndarray  # [W, L] int64: bad words but their last ids, after ANY_IDs
+    word_starts: (
+        np.ndarray
+    )  # [W, L] int64: bad words without their last ids, left-padded with ANY_ID
     word_ends: np.ndarray  # [W] int64
     known: SeenIds | None
     emitted: SeenIds | None
@@ -79,7 +80,7 @@ class LogitsRules:
     has_points: bool
 
     def note(self, token_ids: list[int]) -> None:
-        """So many ids more are emitted."""
+        """``token_ids`` were emitted."""
         for seen in (self.known, self.emitted):
             if seen is not None:
                 for token_id in token_ids:
@@ -91,8 +92,8 @@ class LogitsRules:
 def make_logits_rules(
     params: SamplingParams, ids: np.ndarray, prompt_len: int, guide: SlotGuide | None = None
 ) -> LogitsRules | None:
-    """Of a request with ``ids`` [n] int32, of which ``prompt_len`` are the prompt. Most requests
-    have none, and none of what follows is done for them."""
+    """The rules of a request with ``ids`` [n] int32, the first ``prompt_len`` of them the prompt.
+    Most requests have none, and skip the work."""
     has_points = bool(
         params.allowed_token_ids
         or params.bad_words
@@ -134,8 +135,8 @@ def row_change(
     eos_ids: np.ndarray,
     mask: np.ndarray | None,
 ) -> RowChange:
-    """For the token after ``ids``, the last ``num_drafts`` of which are not certain; ``prompt_len``
-    are the prompt. ``mask`` is that of the guide."""
+    """The change for the token after ``ids``: the prompt of ``prompt_len``, output, and
+    ``num_drafts`` unverified drafts. ``mask`` is the guide's."""
     params = rules.params
     drafts = ids[len(ids) - num_drafts :]
     known = rules.known and rules.known.with_more(drafts)
@@ -159,12 +160,12 @@ def row_change(
 
 
 def _is_complete(rules: LogitsRules, mask: np.ndarray | None) -> bool:
-    """Whether the text can but end: ``min_tokens`` gives way to its grammar."""
+    """True if the output can only end: its grammar overrides ``min_tokens``."""
     return rules.guide is not None and mask is not None and rules.guide.leaves_ends_only(mask)
 
 
 def _word_ends(rules: LogitsRules, ids: np.ndarray) -> np.ndarray:
-    """The last id of each bad word whose other ids are the last of ``ids``."""
+    """The last ids of the bad words begun by the end of ``ids``."""
     if not len(rules.word_ends):
         return _NO_IDS
     starts = rules.word_starts

@@ -1,6 +1,6 @@
-"""What the worker holds per slot: the true ids and lengths, block tables, sampling parameters.
+"""The host's state of slots: ids, lengths, block tables, sampling parameters.
 
-Everything is an array over slots, so that preparing a batch is a few array operations.
+Everything is an array over slots, so that preparing a batch takes a few array operations.
 """
 
 import numpy as np
@@ -14,11 +14,11 @@ from shared.wire.messages import Admit, Capacity, SamplingParams, StepPlan
 
 
 class SlotTable:
-    """The host's state of all slots: the scheduler owns slots and blocks and sends differences.
+    """The host's state of all slots. The scheduler owns slots and blocks, and sends differences.
 
-    ``is_open`` slots take part in steps: a slot closes when its sequence ends and stays closed,
-    though later plans may name it, until a sequence is admitted to it. ``guides`` makes those of
-    the sequences; without it, where nothing is sampled, they have none.
+    ``is_open`` slots take part in steps. A slot closes when its sequence ends, and stays closed
+    until another is admitted to it, though later plans may name it. ``guides`` makes the guides of
+    sequences; None without sampling.
     """
 
     def __init__(self, capacity: Capacity, guides: Guides | None = None) -> None:
@@ -32,17 +32,17 @@ class SlotTable:
         self.requests = [("", 0)] * num_slots  # (request, attempt)
         self.routes = np.zeros(num_slots, np.int64)
         self.is_open = np.zeros(num_slots, bool)
-        self.ids = np.zeros((num_slots, max_len + 1), np.int32)  # what is known, then drafts
+        self.ids = np.zeros((num_slots, max_len + 1), np.int32)  # known ids, then drafts
         self.num_tokens = np.zeros(num_slots, np.int64)  # known ids
         self.num_drafts = np.zeros(num_slots, np.int64)
         max_drafts = max(1, capacity.num_speculative_tokens)
         self.draft_logprobs = np.zeros((num_slots, max_drafts), np.float32)
         self.draft_ranks = np.zeros((num_slots, max_drafts), np.int32)
         self.wants_draft_logprobs = np.zeros(num_slots, bool)
-        # Whether a drafter lacks the hidden state before the first id to compute, which is cached.
+        # True if the hidden state before the first id to compute is missing: its KV was cached.
         self.lacks_state = np.zeros(num_slots, bool)
-        self.num_computed = np.zeros(num_slots, np.int64)  # of them, with their KV in the cache
-        self.end = np.zeros(num_slots, np.int64)  # known ids at which the sequence is full
+        self.num_computed = np.zeros(num_slots, np.int64)  # known ids with KV in the cache
+        self.end = np.zeros(num_slots, np.int64)  # number of ids of a full sequence
         self.num_blocks = np.zeros(num_slots, np.int64)
         self.block_tables = np.full((num_slots, max_blocks), self.null_block, np.int64)
         self.sampling = host_params(num_slots)
@@ -50,22 +50,21 @@ class SlotTable:
         self.params = [SamplingParams(seed=0)] * num_slots
         self.prompt_lens = np.zeros(num_slots, np.int64)
         self.num_logprobs = np.full(num_slots, NO_LOGPROBS, np.int64)
-        self.has_logprob_ids = np.zeros(num_slots, bool)  # as many, and params say which
+        self.has_logprob_ids = np.zeros(num_slots, bool)  # for the ids in params
         self.num_prompt_logprobs = np.full(num_slots, NO_LOGPROBS, np.int64)
-        self.num_prompt_scored = np.zeros(
-            num_slots, np.int64
-        )  # tokens of the prompt, from its second on
+        self.num_prompt_scored = np.zeros(num_slots, np.int64)  # prompt tokens, from the second on
         self.logits_rules: list[LogitsRules | None] = [None] * num_slots
         self.has_logits_rules = np.zeros(num_slots, bool)
         self.has_stop_ids = np.zeros(num_slots, bool)
         self.ends_repetition = np.zeros(num_slots, bool)
-        # Whether more than tokens is wanted of the slot, or an end that its ids alone do not show.
+        # True if the slot needs more than sampled ids, or an end that its ids alone do not show.
         self.wants_more = np.zeros(num_slots, bool)
 
     def apply(self, plan: StepPlan, ids: np.ndarray) -> np.ndarray:
-        """Releases, then admits, then extends. ``ids`` [sum of num_ids] are the admitted rows'.
+        """Releases, then admits, then extends. ``ids`` [sum of num_ids] belong to the admitted
+        rows.
 
-        Returns the blocks [N] int64 that have a new owner and hold nothing for it.
+        Returns the blocks [N] int64 with a new owner and no content for it.
         """
         self.is_open[plan.release] = False
         start = 0
@@ -80,14 +79,14 @@ class SlotTable:
         return np.array(fresh, np.int64)
 
     def slot_mapping(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """block * block_size + offset [T] of ``positions`` [T] of ``slots`` [T]; the null block
-        takes what has none."""
+        """block * block_size + offset [T] of ``positions`` [T] of ``slots`` [T]; in the null block
+        for positions without a block."""
         blocks = self.block_tables[slots, positions // self.block_size]
         slot_mapping: np.ndarray = blocks * self.block_size + positions % self.block_size
         return slot_mapping
 
     def append(self, slots: np.ndarray, tokens: np.ndarray, nums: np.ndarray) -> None:
-        """The first ``nums`` [Q] of ``tokens`` [Q, w] for each of ``slots``, which lose their
+        """Appends the first ``nums`` [Q] of ``tokens`` [Q, w] to each of ``slots``, and drops their
         drafts."""
         for column in range(tokens.shape[1]):
             rows = np.flatnonzero(nums > column)

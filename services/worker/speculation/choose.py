@@ -1,4 +1,4 @@
-"""What drafts are made by, and how many, as settings and model allow."""
+"""Chooses the drafter and the number of drafts from settings and model."""
 
 import logging
 from typing import Literal, NamedTuple
@@ -21,7 +21,7 @@ DRAFTERS = {"mtp": "by the model's MTP head", "ngram": "by prompt lookup"}
 
 
 class Speculation(NamedTuple):
-    """Up to ``num_drafts`` of a sequence in a step, as many as pay if it ``adapts``."""
+    """Up to ``num_drafts`` per sequence and step, fewer if it ``adapts`` and they do not pay."""
 
     method: Literal["mtp", "ngram", "none"]
     num_drafts: int
@@ -32,8 +32,8 @@ NO_SPECULATION = Speculation("none", 0, False)
 
 
 def choose_speculation(wanted: SpeculativeConfig, has_head: bool) -> Speculation:
-    """``has_head``: the model has an MTP head. Logs the choice. Raises ConfigError where the model
-    lacks what is wanted."""
+    """``has_head``: the model has an MTP head. Logs the choice. Raises ConfigError if the model
+    lacks the chosen method."""
     method = wanted.method or ("mtp" if has_head else "none")
     if method == "none":
         log.info("drafts: none%s", "" if wanted.method else " (the model has no MTP head)")
@@ -41,7 +41,7 @@ def choose_speculation(wanted: SpeculativeConfig, has_head: bool) -> Speculation
     if method == "mtp" and not has_head:
         raise ConfigError("speculative-config: method mtp: the model has no MTP head")
     num_drafts = wanted.num_speculative_tokens or DEFAULT_DRAFTS
-    depth = "as many as pay, up to" if wanted.adaptive else "always"
+    depth = "adaptive, up to" if wanted.adaptive else "always"
     log.info("drafts: %s, %s %d a step", DRAFTERS[method], depth, num_drafts)
     return Speculation(method, num_drafts, wanted.adaptive)
 
@@ -55,7 +55,7 @@ def make_drafter(
     kv_cache: KVCache,
     capacity: Capacity,
 ) -> Drafter:
-    """A stage whose MTP head is elsewhere makes no drafts."""
+    """A stage without the model's MTP head makes no drafts."""
     if speculation.method == "mtp":
         if model.draft_head is None:
             return NoDrafter(recomputes_states=True)

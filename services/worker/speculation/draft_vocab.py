@@ -1,8 +1,8 @@
-"""Which tokens an MTP head drafts, where not all: the likeliest ones.
+"""Limits the drafts of an MTP head to the most likely tokens of the vocabulary.
 
-Most of what a draft takes is the product with the output head, and most tokens of a large
-vocabulary are rare (FR-Spec, arXiv 2502.14856). So the head gets a copy of the likeliest tokens'
-rows. The others are never drafted; texts stay what they are, since each draft is verified.
+Drafting is dominated by the GEMM with the output head, and most tokens of a large vocabulary are
+rare (FR-Spec, arXiv 2502.14856). The head gets a copy of the likely tokens' rows and never drafts
+the others. The output does not change, since each draft is verified.
 """
 
 import json
@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 
 
 def limit_drafts(wanted: SpeculativeConfig, model: DecoderLM | CausalLM) -> None:
-    """Gives the MTP head of ``model`` the rows of the tokens that are ``wanted``, where not all
-    are; of a pipeline the last stage has it. Raises ConfigError."""
+    """Gives the MTP head of ``model`` the rows of the ``wanted`` tokens, unless all are wanted. In
+    a pipeline the last stage has the head. Raises ConfigError."""
     is_elsewhere = isinstance(model, DecoderLM) and model.has_head_elsewhere
     if not wanted.limits_vocab or is_elsewhere:
         return
@@ -38,12 +38,12 @@ def limit_drafts(wanted: SpeculativeConfig, model: DecoderLM | CausalLM) -> None
     if vocab.num < vocab.total:
         weight = weight.rows(torch.arange(vocab.start, vocab.start + vocab.num, device=ids.device))
     model.limit_drafts(DraftLMHead(vocab, head.inputs, ids, vocab_size, weight))
-    source = wanted.draft_vocab_file or "those with the lowest ids"
+    source = wanted.draft_vocab_file or "the lowest ids"
     log.info("drafts: %d of %d tokens (%s)", len(ids), vocab_size, source)
 
 
 def _likeliest(wanted: SpeculativeConfig, vocab_size: int) -> Tensor:
-    """Ids [N] int64 of the tokens that are drafted, ascending. Raises ConfigError."""
+    """Ids [N] int64 of the drafted tokens, ascending. Raises ConfigError."""
     num, file = wanted.draft_vocab_size, wanted.draft_vocab_file
     ranked = list(range(vocab_size)) if file is None else _read(Path(file), vocab_size)
     if num is not None and num > len(ranked):
@@ -53,7 +53,7 @@ def _likeliest(wanted: SpeculativeConfig, vocab_size: int) -> Tensor:
 
 
 def _read(file: Path, vocab_size: int) -> list[int]:
-    """Ids, the likeliest first. Raises ConfigError."""
+    """Ids, most likely first. Raises ConfigError."""
     name = f"speculative-config: draft_vocab_file: {file}"
     try:
         ids = json.loads(file.read_bytes())
@@ -74,7 +74,7 @@ def _read(file: Path, vocab_size: int) -> list[int]:
 
 
 def _rows(head: LMHead, ids: Tensor, parallel: Parallel) -> Weight:
-    """Those of ``ids`` [N], which ranks have their own of. Raises ConfigError."""
+    """The rows of ``ids`` [N], gathered from the ranks. Raises ConfigError."""
     if parallel.size == 1:
         return head.weight.rows(ids)
     if not isinstance(head.weight, Dense):

@@ -1,6 +1,6 @@
-"""What makes drafts: the tokens that a sequence may go on with, for the next step to verify.
+"""Drafters guess the next tokens of a sequence, for the next step to verify.
 
-Whatever a drafter does, the text stays what it is (see ``verify.py``); a good one makes it faster.
+Drafts never change the output (see ``verify.py``); good ones make it faster.
 """
 
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ from shared.wire.messages import StepPlan
 
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
-    """A step that was recorded: its hidden states [T, hidden], and how many drafts to make of each
-    of ``slots`` [N] int64, which emitted something and run on."""
+    """A recorded step with its hidden states [T, hidden], and the ``depth`` of drafts to make of
+    each of ``slots`` [N] int64, which emitted tokens and continue."""
 
     batch: Batch
     hidden: Tensor
@@ -28,8 +28,8 @@ class RecordedStep:
 
 
 class Drafter(Protocol):
-    """``recomputes_states``: it wants the state before the first id that a row computes, even where
-    that one's KV was cached."""
+    """``recomputes_states``: it needs the hidden state before the first id a row computes, even if
+    the KV of that position was cached."""
 
     recomputes_states: bool
 
@@ -37,12 +37,12 @@ class Drafter(Protocol):
         """``plan`` was applied to ``table``; ``fresh_blocks`` [N] int64 have new owners."""
 
     def draft(self, table: SlotTable, done: RecordedStep) -> None:
-        """Puts drafts into ``table``, where the slots that sampled have none: ids behind those that
-        are known, and how many."""
+        """Writes drafts into ``table``, after the known ids, and their number. Slots that sampled
+        have none before."""
 
 
 class NoDrafter:
-    """Makes none; what a drafter without a state of its own need not do."""
+    """Makes no drafts; the base of drafters without state."""
 
     def __init__(self, recomputes_states: bool = False) -> None:
         self.recomputes_states = recomputes_states
@@ -55,14 +55,14 @@ class NoDrafter:
 
 
 def rooms(table: SlotTable, slots: np.ndarray, depth: int) -> np.ndarray:
-    """How many drafts each may have [N]: what follows them has to be a token too."""
+    """The most drafts of each slot [N]: a sampled token must fit after them."""
     nums: np.ndarray = np.clip(table.end[slots] - table.num_tokens[slots] - 1, 0, depth)
     return nums
 
 
 def agree_on_drafts(table: SlotTable, done: RecordedStep, parallel: Parallel) -> None:
-    """Gives all ranks the drafts of the first: a grammar that is compiled on one and not yet on
-    another allows other drafts, and the next step must have as many tokens on each."""
+    """Gives all ranks the drafts of the first: a grammar compiled on one rank and not yet on
+    another allows other drafts, and the next step must have equally many tokens on each."""
     if parallel.size == 1 or not done.depth or not len(done.slots):
         return
     slots = done.slots

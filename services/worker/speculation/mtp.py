@@ -1,19 +1,19 @@
 """Drafts by a model's MTP head (multi-token prediction), in MiMo's layout (arXiv 2505.07608).
 
 The head is one decoder layer on pairs (h, t): the trunk's hidden state of a token and the token
-after it; what it makes of a pair predicts the token after that. For the next draft it is fed its
-own output in place of h, with the draft as t.
+after it. From a pair it predicts the token after t. For the next draft its own output takes the
+place of h, and the draft that of t.
 
-**Its KV.** The entry of the pair (h of q − 1, t of q) lies in place q of its layer's cache, so that
-a block depends on what is before it alone, and may be shared like the trunk's. Place 0 has none.
-Its rotary position is that of h. After a step the pairs of all its tokens are computed, drafts
-included, since what was known of the ones before was a draft too; what is beyond the
-accepted tokens is written again before any token attends to it.
+**KV.** The entry of the pair (h of q − 1, t of q) has place q of its layer's cache, so a block
+depends only on the tokens up to its end and may be shared like the trunk's. Place 0 has no pair.
+The rotary position is that of h. After a step the pairs of all its tokens, drafts included, are
+computed from the trunk's states, in place of pairs drafted from the head's own output. Entries
+beyond the accepted tokens are rewritten before any token attends to them.
 
-**Prefix hits.** The first pair wants the state of the last cached token, which is computed once
-more for it.
+**Prefix hits.** The first pair needs the state of the last cached token, which is recomputed for
+it.
 
-**Pauses.** Where no drafts are wanted nothing is done, and pairs are missing from then on: see
+**Pauses.** While no drafts are planned nothing is computed, and later pairs are missing: see
 ``mtp_coverage.py``.
 """
 
@@ -39,8 +39,7 @@ from shared.wire.messages import Capacity, StepPlan
 
 @dataclass(slots=True)
 class _Drafts:
-    """What is drafted for N sequences, of which the last draft was made from ``out`` [N, hidden]
-    and is the ``num``-th."""
+    """Drafts of N sequences. The ``num``-th draft was made from ``out`` [N, hidden]."""
 
     slots: np.ndarray  # [N] int64
     rooms: np.ndarray  # [N] int64
@@ -49,8 +48,8 @@ class _Drafts:
 
 
 class MtpDrafter:
-    """Drafts are sampled with the random bits of the positions they are for, and by the request's
-    own temperature and truncation: so they are right as often as can be."""
+    """Drafts are sampled with the random bits of their positions and the request's temperature and
+    truncation, which maximizes their acceptance."""
 
     recomputes_states = True
 
@@ -71,7 +70,7 @@ class MtpDrafter:
     def begin(self, table: SlotTable, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
         if len(fresh_blocks):
             blocks = torch.from_numpy(fresh_blocks).to(self._kv_cache.device)
-            self._kv_cache.layers[-1].clear(blocks)  # what is hidden is multiplied by 0: no NaN
+            self._kv_cache.layers[-1].clear(blocks)  # masked entries are multiplied by 0: no NaN
         self._coverage.begin(table, plan, fresh_blocks)
 
     def draft(self, table: SlotTable, done: RecordedStep) -> None:
@@ -91,7 +90,7 @@ class MtpDrafter:
             self._sample_draft(table, drafts)
 
     def _catch_up(self, table: SlotTable, done: RecordedStep) -> Tensor:
-        """The pairs of all tokens of the step: [T, hidden]."""
+        """Computes the pairs of all tokens of the step: [T, hidden]."""
         batch = done.batch
         rows = batch.rows
         slots = rows.slots[batch.token_rows]
@@ -109,7 +108,7 @@ class MtpDrafter:
             return self._head.forward(states, ids, batch.positions)
 
     def _go_on(self, table: SlotTable, drafts: _Drafts) -> None:
-        """One pair more of each: what was made of the last one, and the draft from it."""
+        """Computes one more pair of each: the output of the last one, and the draft from it."""
         slots = drafts.slots
         entries = np.minimum(table.num_tokens[slots] + drafts.num - 1, table.max_len)
         ids = torch.from_numpy(table.ids[slots, entries]).to(drafts.out.device)
@@ -129,7 +128,7 @@ class MtpDrafter:
             drafts.out = self._head.forward(drafts.out, ids, positions)
 
     def _sample_draft(self, table: SlotTable, drafts: _Drafts) -> None:
-        """One draft more of each that has room, unless one before it could not be drawn."""
+        """Samples one more draft of each sequence with room, unless an earlier draft is missing."""
         slots, num = drafts.slots, drafts.num
         computed, logits = self._head.logits(drafts.out)
         positions = np.minimum(table.num_tokens[slots] + num, table.max_len)
@@ -151,9 +150,9 @@ class MtpDrafter:
 
 
 def _last_tokens(table: SlotTable, done: RecordedStep, slots: np.ndarray) -> np.ndarray:
-    """The token of the step before the last known id of each slot: its index in T [N]."""
+    """The index in T [N] of the step's token before the last known id of each slot."""
     rows = done.batch.rows
-    origins = np.zeros(len(table.is_open), np.int64)  # of position 0, were it in the step
+    origins = np.zeros(len(table.is_open), np.int64)  # index of position 0, if the step had it
     origins[rows.slots] = rows.token_ends - rows.ends
     found: np.ndarray = origins[slots] + table.num_tokens[slots] - 2
     return found

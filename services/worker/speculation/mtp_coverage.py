@@ -1,7 +1,7 @@
-"""Which pairs an MTP head has in its KV cache: it pauses where no drafts are wanted.
+"""The pairs in an MTP head's KV cache: the head pauses while no drafts are planned.
 
-Each sequence remembers from which position on it has them all, and sees no others; so does each
-block, for the sequences that find it in the prefix cache.
+Each sequence remembers the position from which it has all pairs, and attends to no earlier ones.
+Each block remembers if it is complete, for sequences that find it in the prefix cache.
 """
 
 import numpy as np
@@ -13,12 +13,12 @@ FIRST_ENTRY = 1  # there is no pair before the first token
 
 
 class MtpCoverage:
-    """A slot has the pairs of the places ``starts`` up to ``ends``, not included; [S] int64."""
+    """A slot has the pairs of the places ``starts`` up to, not including, ``ends``; [S] int64."""
 
     def __init__(self, capacity: Capacity) -> None:
         self.starts = np.zeros(capacity.max_num_seqs, np.int64)
         self.ends = np.zeros(capacity.max_num_seqs, np.int64)
-        self._is_whole = np.zeros(capacity.num_blocks + 1, bool)  # blocks with all their pairs
+        self._is_whole = np.zeros(capacity.num_blocks + 1, bool)  # complete blocks
 
     def begin(self, table: SlotTable, plan: StepPlan, fresh_blocks: np.ndarray) -> None:
         """``plan`` was applied to ``table``; ``fresh_blocks`` [N] int64 have new owners."""
@@ -34,8 +34,8 @@ class MtpCoverage:
         self, table: SlotTable, slots: np.ndarray, first: np.ndarray, last: np.ndarray,
         num_known: np.ndarray,
     ) -> None:  # fmt: skip
-        """``slots`` [R] get the pairs of the places ``first`` to ``last`` [R], which stay as far as
-        ids are known, ``num_known`` [R]."""
+        """``slots`` [R] get the pairs of the places ``first`` to ``last`` [R]. Pairs of the
+        ``num_known`` [R] known ids are final."""
         self.starts[slots] = np.where(self.ends[slots] == first, self.starts[slots], first)
         self.ends[slots] = np.minimum(last + 1, num_known)
         starts, size = self.starts[slots], table.block_size

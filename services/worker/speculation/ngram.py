@@ -1,7 +1,7 @@
-"""Drafts by prompt lookup: what followed the last ids when they occurred before.
+"""Drafts by prompt lookup: the ids that followed an earlier occurrence of the last ids.
 
-Saxena, "Prompt Lookup Decoding", 2023: texts that are edited, summarised or quoted repeat
-themselves, and no model is needed to see it.
+Saxena, "Prompt Lookup Decoding", 2023: edited, summarised or quoted texts repeat themselves, which
+needs no model to see.
 """
 
 import numpy as np
@@ -11,8 +11,8 @@ from services.worker.speculation.drafter import NoDrafter, RecordedStep, rooms
 
 
 class NgramDrafter(NoDrafter):
-    """The longest of the last ``max_len`` … ``min_len`` ids that occurred before, and there the
-    latest time; but what a guide forces comes first. A draft is certain to its drafter: its
+    """Looks up the last ``max_len`` … ``min_len`` ids, longest first, at their latest earlier
+    occurrence. Ids forced by a guide take precedence. The drafter counts a draft as certain: its
     logprob is 0."""
 
     def __init__(self, min_len: int, max_len: int) -> None:
@@ -24,7 +24,7 @@ class NgramDrafter(NoDrafter):
             self.look_up(table, done.slots, done.depth)
 
     def look_up(self, table: SlotTable, slots: np.ndarray, depth: int) -> None:
-        """Up to ``depth`` drafts of each of ``slots`` [N]."""
+        """Makes up to ``depth`` drafts of each of ``slots`` [N]."""
         nums = rooms(table, slots, depth)
         for slot, room in zip(slots.tolist(), nums.tolist(), strict=True):
             num = table.num_tokens[slot]
@@ -37,7 +37,7 @@ class NgramDrafter(NoDrafter):
             table.draft_ranks[slot, : len(found)] = 1
 
     def _continue(self, ids: np.ndarray, num: int) -> np.ndarray:
-        """Up to ``num`` ids that followed."""
+        """Up to ``num`` ids after the occurrence."""
         text = ids.tobytes()
         for length in self._lengths:
             if length < len(ids):

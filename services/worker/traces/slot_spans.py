@@ -1,4 +1,4 @@
-"""The spans of sequences in their slots: chunks of their prompts, and decoding as one."""
+"""Spans of sequences in slots: one per prefill chunk, and one for decoding."""
 
 from array import array
 from collections import Counter, deque
@@ -11,9 +11,9 @@ from shared.wire.messages import Admit, RunKind, Span, SpanReport, SpanValue, St
 from shared.wire.spans import SpanBuffer
 
 MAX_CHUNKS = 32
-"""Chunks of a prompt that have a span each; the last one stands for all that follow."""
+"""Chunks of a prompt with a span each; the last span covers all further ones."""
 NUM_STEPS = 4096
-"""Steps whose times are kept: of longer texts the last ones are counted."""
+"""Recent steps with known times; a longer decoding is measured by its last ones."""
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class _Chunk:
 @dataclass(slots=True)
 class _Stay:
     """A sequence in a slot. It decodes after step ``last_prefill``, which ended at ``decodes_s``
-    and after ``computed_s`` seconds of all steps."""
+    when all steps had taken ``computed_s`` seconds."""
 
     row: Admit
     decodes_s: float
@@ -37,8 +37,8 @@ class _Stay:
 
 
 class SlotSpans(Observer):
-    """Follows plans and their results, in order. What it does for a step does not depend on how
-    many sequences decode; times are unix times."""
+    """Follows plans and their results, in order. Its cost per step does not grow with the number of
+    decoding sequences. Times are unix times."""
 
     def __init__(self, instance: str) -> None:
         self._instance = instance
@@ -55,8 +55,8 @@ class SlotSpans(Observer):
         self._plans.append((plan, traced))
 
     def end(self, result: StepResult, ended_s: float) -> list[SpanReport]:
-        """Returns the reports of sequences that have left their slots or ended, as the result of
-        the oldest plan says, which came at ``ended_s``."""
+        """Returns the reports of sequences that left their slots or ended with this result, of the
+        oldest plan, at ``ended_s``."""
         (plan, admitted), start_s = self._plans.popleft(), ended_s - result.step_s
         if self._num_stale:
             self._num_stale -= 1
@@ -73,7 +73,7 @@ class SlotSpans(Observer):
         return self._left.take()
 
     def clear(self) -> None:
-        """The scheduler is gone, and nobody asks for what its sequences did or do."""
+        """The scheduler is lost, and reports of its sequences are dropped."""
         self._stays.clear()
         self._num_stale = len(self._plans)
 
@@ -113,7 +113,7 @@ class SlotSpans(Observer):
         last.num_tokens += chunk.num_tokens
 
     def _report(self, slot: int, now_s: float, num_later: int = 0) -> SpanReport:
-        """The last ``num_later`` steps of the plan were without it."""
+        """The last ``num_later`` steps of the plan ran without the sequence."""
         stay = self._stays.pop(slot)
         spans = [_of_chunk(chunk) for chunk in stay.chunks]
         if self._num_steps - num_later > stay.last_prefill:

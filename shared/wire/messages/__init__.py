@@ -2,16 +2,15 @@
 
 On the wire a message is a msgpack array ``[tag, field, …]``. Tags are written out and never reused;
 fields are only ever appended, with a default, so that a decoder of the same protocol major accepts
-fewer or more trailing fields. Arrays of tokens travel beside the header as raw buffers
+fewer or more trailing fields. Arrays of tokens travel after the header as raw buffers
 (``codec.py``); each docstring names them. Messages going down are verbs, messages coming up nouns.
 
-    Submit →           Generate →            StepPlan →
-    gateway    ⇄    tokenizer     ⇄     scheduler     ⇄     worker
-    ← Deltas           ← Tokens              ← StepResult
-    Cancel and Credit walk down. Accepted, then Finished (in Tokens and Deltas) or Failed, comes up.
+Submit → Generate → StepPlan → gateway ⇄ tokenizer ⇄ scheduler ⇄ worker ← Deltas ← Tokens ←
+StepResult Cancel and Credit walk down. Accepted, then Finished (in Tokens and Deltas) or Failed,
+comes up.
 
-Every number and every name has its range here, and ``decode`` refuses what is outside: a receiver
-compares ids and counts only with what it holds itself.
+Every number and every name has its range here, and ``decode`` refuses values outside it: a receiver
+checks ids and counts only against its own state.
 
 A request of a client is named ``id~nonce``, each of its prompts ``id~nonce/prompt``, and each
 choice of a prompt, which is one sequence, ``id~nonce/prompt/choice``.
@@ -58,7 +57,7 @@ Message = (
 
 TOKEN_ARRAYS = ({"i4"}, {"f4"}, {"i4"}, {"i4"})
 
-# The arrays of a message, each of one dimension: the dtypes that each may have. Others have none.
+# Allowed dtypes of each array of a message. Arrays have one dimension; other messages have none.
 ARRAYS: dict[type, tuple[set[str], ...]] = {
     Submit: ({"u1", "i4"}, {"i4"}),
     Generate: ({"i4"}, {"i4"}),

@@ -30,7 +30,7 @@ from shared.wire.messages.ranges import (
 
 
 class SamplingDefaults(Row, frozen=True):
-    """Used where a request sets no value: generation_config.json's values, else OpenAI's."""
+    """Defaults of a request: generation_config.json's values, else OpenAI's."""
 
     temperature: Annotated[float, Meta(ge=0, le=1e3)] = 1.0
     top_k: Int32 = 0
@@ -41,11 +41,11 @@ class SamplingDefaults(Row, frozen=True):
 
 
 class PoolingInfo(Row, frozen=True):
-    """What a model that pools gives of a text: an embedding of ``size`` numbers, or the logits of
-    as many classes, which have the names ``labels``.
+    """The output of a pooling model for one text: an embedding of ``size`` values, or the logits of
+    ``size`` classes with the names ``labels``.
 
-    ``activation`` is applied to it unless a request wants another. An embedding may be cut to one
-    of ``dimensions``, or to any number of its first numbers if it ``is_matryoshka``.
+    ``activation`` is applied unless a request asks for another. An embedding may be cut to one of
+    ``dimensions``, or to any number of its first values if it ``is_matryoshka``.
     """
 
     task: Literal["embed", "classify"]
@@ -58,13 +58,13 @@ class PoolingInfo(Row, frozen=True):
 
 
 class ModelInfo(Row, frozen=True):
-    """Describes the model that the mesh serves; clients see it in ``/v1/models``.
+    """The model served by the mesh; clients see it in ``/v1/models``.
 
-    ``fingerprint`` identifies the weights and the vocabulary: peers with different ones refuse
-    each other. ``names`` and ``defaults`` are a tokenizer's, what is below them a worker's: with
-    others it would write other texts. ``tool_parser`` and ``reasoning_parser`` name the formats of
-    ``shared/dialects`` in which it calls tools and reasons; empty: it does not. It writes texts if
-    its ``runner`` is ``generate``, and has ``pooling`` otherwise.
+    ``fingerprint`` identifies the weights and the vocabulary: peers with different ones refuse each
+    other. A tokenizer sends ``names``, ``defaults``, and ``tool_parser`` and ``reasoning_parser``,
+    the model's formats in ``shared/dialects`` (empty: none). A worker sends the fields that change
+    its output: the types, the quantization and ``logprobs_mode``. The model generates text if its
+    ``runner`` is ``generate``, and has ``pooling`` otherwise.
     """
 
     names: list[Reason]
@@ -78,23 +78,23 @@ class ModelInfo(Row, frozen=True):
     logprobs_mode: Name = ""
     tool_parser: Name = ""
     reasoning_parser: Name = ""
-    quantization: Name = ""  # "none": the weights are as in the checkpoint
-    kv_cache_dtype: Name = ""  # "auto": the KV cache has numbers of ``dtype``
-    activation_dtype: Name = ""  # "auto": so has what quantised weights are multiplied with
+    quantization: Name = ""  # "none": weights as in the checkpoint
+    kv_cache_dtype: Name = ""  # "auto": KV elements of ``dtype``
+    activation_dtype: Name = ""  # "auto": inputs of quantized weights of ``dtype``
     runner: Runner = ""
     pooling: PoolingInfo | None = None
-    lm_head_quantization: Name = ""  # "none": the output head's weights are as in the checkpoint
-    embedding_quantization: Name = ""  # "none": so are the embeddings
+    lm_head_quantization: Name = ""  # "none": output head as in the checkpoint
+    embedding_quantization: Name = ""  # "none": embeddings as in the checkpoint
 
 
 class Capacity(Row, frozen=True):
-    """What one worker holds: cache blocks, slots and tokens a step; entries of its logits.
+    """The sizes of one worker: blocks, slots, tokens per step, vocabulary.
 
-    It drafts up to ``num_speculative_tokens`` of a sequence in a step, always as many unless
-    ``adapts_depth``: then as many as pay. A step that has not ended after ``stall_s`` hangs. A
-    model that pools gives ``pooled_size`` numbers of a prompt; 0: it writes texts. A plan may ask
-    for ``max_num_steps``. It computes as many plans at a time as it has ``num_stages``, as long as
-    none has a sequence of another.
+    It makes ``num_speculative_tokens`` drafts per sequence and step, or fewer if it
+    ``adapts_depth``. A step that takes longer than ``stall_s`` hangs. A pooling model returns
+    ``pooled_size`` values per prompt; 0: it generates text. A plan has at most ``max_num_steps``
+    steps. A pipeline of ``num_stages`` computes one plan per stage at a time; no two of these plans
+    may share a sequence.
     """
 
     num_blocks: Int32
@@ -111,25 +111,25 @@ class Capacity(Row, frozen=True):
     num_stages: NumStages = 1
 
 
-INSTANCE = r"[A-Za-z0-9._-]{1,32}"  # what a process may be called
+INSTANCE = r"[A-Za-z0-9._-]{1,32}"  # the name of a process
 Instance = Annotated[str, Meta(pattern=f"^{INSTANCE}$")]
 Stats = Annotated[dict[Name, int | float | Name], Meta(max_length=MAX_STATS)]
 
 
 class RankInfo(Row, frozen=True):
-    """One of the processes that are a worker together: ``rank`` counts from 0. ``settings`` are
-    those that have to be the same for all, and what else has to be, by name."""
+    """One rank of a worker; ``rank`` counts from 0. ``settings`` are the settings and other values
+    that all ranks must share, by name."""
 
     rank: Int32
     settings: Annotated[dict[Name, Name], Meta(max_length=MAX_SETTINGS)] = {}
 
 
 class Hello(Row, tag=1, frozen=True):
-    """First message of either side. A tokenizer and a worker send their model, a worker its
-    capacity too, and to the first rank another one sends what it is.
+    """First message of either side. A tokenizer and a worker send their model, and a worker its
+    capacity. A further rank of a worker sends its ``rank`` to the first one.
 
-    ``still_s`` ago the sender stood still for so long that peers may have given it up; None: it
-    never has, or its minor is below 5.
+    ``still_s`` ago the sender last stood still for so long that peers may have dropped it; None:
+    never, or its minor is below 5.
     """
 
     major: Int32
@@ -143,7 +143,7 @@ class Hello(Row, tag=1, frozen=True):
 
 
 class State(IntEnum):
-    """What a peer may be asked. The order is of no meaning."""
+    """The readiness of a peer. The order has no meaning."""
 
     NOT_READY = 0
     READY = 1
@@ -153,9 +153,9 @@ class State(IntEnum):
 class Overview(Row, frozen=True):
     """Figures of a cell: the scheduler ``scheduler`` (an instance) and its workers.
 
-    It has ``num_slots`` for sequences, and ``is_ready`` where a worker takes some. A scheduler that
-    ``is_leaving`` hands over what it has. ``spare`` is the worker to go where a cell lacks some;
-    empty: none, or one is going.
+    It has ``num_slots`` for sequences, and ``is_ready`` if a worker takes some. A scheduler that
+    ``is_leaving`` hands its sequences over. ``spare`` is the worker to move to a cell with fewer;
+    empty: none, or one is moving.
     """
 
     scheduler: Name
@@ -173,13 +173,13 @@ class Overview(Row, frozen=True):
 class Heartbeat(Row, tag=2, frozen=True):
     """Sent twice a second by the IO thread, and at once when ``state`` changes.
 
-    ``load`` is the number of open requests (worker: sequences); ``num_steps`` counts finished steps
+    ``load`` is the number of open requests (worker: sequences). ``num_steps`` counts finished steps
     of the step thread, so that a peer sees progress and not merely life.
 
     ``sent_s`` is the sender's monotonic clock. ``echo_s`` repeats the receiver's last ``sent_s``,
-    and ``held_s`` is how long ago the sender received it; both are 0 before its first heartbeat.
-    ``overview`` is a scheduler's; a tokenizer passes on those of its schedulers, up to a second
-    old: ``more_overviews`` has all but the first.
+    and ``held_s`` is the time since the sender received it; both are 0 before its first heartbeat.
+    A scheduler sends its ``overview``. A tokenizer passes on its schedulers' overviews, up to a
+    second old, the first in ``overview`` and the others in ``more_overviews``.
     """
 
     state: State
@@ -198,31 +198,30 @@ class Heartbeat(Row, tag=2, frozen=True):
 
 
 class Bye(Row, tag=3, frozen=True):
-    """The sender leaves on purpose; nothing follows. A service that breaks sends no Bye."""
+    """The sender leaves on purpose; nothing follows. A failing service sends no Bye."""
 
     reason: Reason
 
 
 class Refused(Row, tag=4, frozen=True):
-    """The answer to a first message that is no acceptable Hello, by the process ``instance``."""
+    """The answer of the process ``instance`` to an unacceptable first message."""
 
     reason: Reason
     instance: Name = ""
 
 
 class Inquire(Row, tag=17, frozen=True):
-    """Down the chain, and from a tokenizer up to the gateways that did not ask: somebody looks at
-    the mesh. Answered by a ServiceReport. A tokenizer and a scheduler pass it on, and the reports
-    that come back. Peers below minor ``REPORT_MINOR`` do not know it."""
+    """A request for the state of the mesh: down the chain, and from a tokenizer up to its other
+    gateways. Answered by a ServiceReport. Tokenizers and schedulers pass it on, and the reports
+    back. Peers below minor ``REPORT_MINOR`` do not know it."""
 
 
 Ended = Literal["", "lost", "left"]
 
 
 class ReportedPeer(Row, frozen=True):
-    """A peer as its neighbour knows it: by its Hello and its last heartbeat, and by ``stats`` of
-    the neighbour's own. One that has ``ended`` did so up to half a minute ago; ``left``: it said
-    Bye."""
+    """A peer as seen by its neighbour: its Hello, its last heartbeat, and ``stats`` of the
+    neighbour. ``ended`` within the last half a minute; ``left``: it said Bye."""
 
     service: ServiceName
     instance: Instance
@@ -236,8 +235,8 @@ class ReportedPeer(Row, frozen=True):
 
 
 class ServiceReport(Row, tag=29, frozen=True):
-    """Any service → who asked: how it fares, and which peers it has. ``was_ready``: it was before,
-    if it is not now."""
+    """Any service → the sender of Inquire: its state and its peers. ``was_ready``: it was ready
+    before, if it is not now."""
 
     service: ServiceName
     instance: Instance

@@ -25,10 +25,10 @@ from shared.wire.messages.rows import Finished, SamplingParams, SpanReport, Toke
 
 
 class TextOptions(Row, frozen=True):
-    """What the tokenizer does with the text. ``bad_words`` end up in SamplingParams, as ids.
-    ``has_marks``: Deltas say where the added tokens of the vocabulary are. Of a prompt of more
-    than ``max_prompt_tokens`` the last are kept, or the first if it ``keeps_prompt_start``.
-    ``fits_max_tokens``: SamplingParams' ``max_tokens`` counts as far as the context goes."""
+    """Text processing by the tokenizer. It adds the ids of ``bad_words`` to SamplingParams.
+    ``has_marks``: Deltas locate the added tokens of the vocabulary. A prompt of more than
+    ``max_prompt_tokens`` keeps its last tokens, or its first if it ``keeps_prompt_start``.
+    ``fits_max_tokens``: the context caps SamplingParams' ``max_tokens``."""
 
     stop: Annotated[list[StopString], Meta(max_length=MAX_STOP_STRINGS)] = []
     bad_words: Annotated[list[StopString], Meta(max_length=MAX_BAD_WORDS)] = []
@@ -42,12 +42,12 @@ class TextOptions(Row, frozen=True):
 
 
 class ChatOptions(Row, frozen=True):
-    """What a chat template gets beside the messages.
+    """Input of a chat template in addition to the messages.
 
     ``tools`` and ``documents`` are JSON arrays, ``template_kwargs`` is a JSON object; empty: none.
-    ``template`` is used instead of the model's. ``continues_final_message``: the prompt ends in the
-    text of the last message, which the model continues. Where the prompt has more tokens than the
-    ``history_limit`` its oldest turns are dropped; 0: none are.
+    ``template`` replaces the model's. ``continues_final_message``: the prompt ends in the text of
+    the last message, which the model continues. A prompt of more than ``history_limit`` tokens
+    loses its oldest turns; 0: no limit.
     """
 
     tools: Json = ""
@@ -63,11 +63,12 @@ FormatKind = Literal["json_object", "json_schema", "regex", "choice", "grammar",
 
 
 class OutputFormat(Row, frozen=True):
-    """What a client wants a text to be. ``value`` is a JSON schema, an expression, a JSON array of
-    strings, a grammar (Lark or GBNF) or a structural tag in JSON; it came as the field ``param``.
+    """The format a client requires of an output. ``value`` is a JSON schema, a regular expression,
+    a JSON array of strings, a grammar (Lark or GBNF) or a structural tag in JSON, from the
+    request's field ``param``.
 
-    ``is_strict``: what cannot be held exactly is refused. ``whitespace`` is an expression for what
-    may stand between the parts of JSON; None: the default.
+    ``is_strict``: constraints that cannot be enforced exactly are refused. ``whitespace`` is an
+    expression for the space between the parts of JSON; None: the default.
     """
 
     kind: FormatKind
@@ -78,8 +79,8 @@ class OutputFormat(Row, frozen=True):
 
 
 class ToolChoice(Row, frozen=True):
-    """Whether ChatOptions' tools may be called or must be, only those with ``names`` if there are
-    any, and more than one of them if ``is_parallel``."""
+    """The use of ChatOptions' tools: forbidden, allowed or required. ``names``, if any, limits
+    them; ``is_parallel`` allows several calls."""
 
     kind: Literal["none", "auto", "required"]
     names: Annotated[list[Name], Meta(max_length=MAX_TOOLS)] = []
@@ -87,10 +88,10 @@ class ToolChoice(Row, frozen=True):
 
 
 class ChoiceStart(Row, frozen=True):
-    """A choice to make, and how much of it the gateway has already: a replay goes on from there.
+    """A choice, and the part of it the gateway already has: a replay continues from there.
 
-    ``num_ids`` counts the choice's ids in the Submit's second buffer, ``num_marks`` its Marks,
-    ``num_prompt_scored`` the tokens of the prompt whose logprobs are there.
+    ``num_ids`` counts its ids in the Submit's second buffer, ``num_marks`` its Marks,
+    ``num_prompt_scored`` the prompt tokens with known logprobs.
     """
 
     choice: Int32
@@ -101,12 +102,12 @@ class ChoiceStart(Row, frozen=True):
 
 
 class Submit(Row, tag=10, frozen=True):
-    """Gateway → tokenizer: one prompt. Buffers: the prompt; int32 ids that its choices have.
+    """Gateway → tokenizer: one prompt. Buffers: the prompt; int32 ids its choices already have.
 
     ``kind`` text: UTF-8 bytes; ids: int32 token ids; chat: the JSON array of messages, UTF-8; pair:
-    the JSON array of a query, a document and, if there is one, an instruction.
-    ``reasoning_budget`` is in tokens. ``options`` is a row of RequestOptions. Peers below minor
-    ``OPTIONS_MINOR`` send and read the ``old_`` fields instead (``older.py``).
+    the JSON array of a query, a document and, if there is one, an instruction. ``reasoning_budget``
+    is in tokens. ``options`` is a row of RequestOptions. Peers below minor ``OPTIONS_MINOR`` send
+    and read the ``old_`` fields instead (``older.py``).
     """
 
     request: Name
@@ -129,11 +130,11 @@ class Submit(Row, tag=10, frozen=True):
 
 
 class Convert(Row, tag=15, frozen=True):
-    """Gateway → tokenizer, beside the data path: what are the ids of this prompt, or its text, or
-    where in the text does each token begin and end? Ids have a text only. Or, whatever the prompt,
-    what is there to know of the tokenizer? Buffer: as in Submit. Answered by Converted, or Failed
-    with attempt 0. ``max_prompt_tokens`` and ``keeps_prompt_start``: as in TextOptions; ``owner``:
-    as in RequestOptions."""
+    """Gateway → tokenizer, apart from the data path: asks for the ids or the text of a prompt, the
+    offsets of its tokens in the text, or, with any prompt, facts of the tokenizer. Ids convert to
+    text only. Buffer: as in Submit. Answered by Converted, or by Failed with attempt 0.
+    ``max_prompt_tokens`` and ``keeps_prompt_start``: as in TextOptions; ``owner``: as in
+    RequestOptions."""
 
     request: Name
     kind: PromptKind
@@ -146,17 +147,17 @@ class Convert(Row, tag=15, frozen=True):
 
 
 class Abort(Row, tag=16, frozen=True):
-    """Gateway → every tokenizer: ends the requests that ``owner`` knows by these ids."""
+    """Gateway → every tokenizer: ends the requests with these client-visible ids of ``owner``."""
 
     ids: list[Name]
     owner: Name = ""
 
 
 class Mark(Row, frozen=True):
-    """An added token in the text of a choice: the output's token number ``index`` is ``token_id``.
+    """An added token in the text of a choice: token number ``index`` of the output is ``token_id``.
 
-    Its text begins ``position`` characters into the choice's, and has ``num_chars``, which may come
-    later; 0: it is not shown.
+    Its text begins at character ``position`` of the choice's text and has ``num_chars``, which may
+    arrive later; 0: it is not shown.
     """
 
     position: Int64
@@ -166,12 +167,10 @@ class Mark(Row, frozen=True):
 
 
 class Delta(Row, frozen=True):
-    """A TokenRow of one choice, and the text that became certain with its tokens.
+    """A TokenRow of one choice, and the text that its tokens complete.
 
-    A Mark comes with the first character at its position, or before it.
-
-    ``text`` may be empty while a character is incomplete, or come without a token. ``num_cached``
-    is None where there is no token.
+    A Mark arrives before or with the character at its position. ``text`` may be empty while a
+    character is incomplete, or arrive without a token. ``num_cached`` is None without a token.
     """
 
     request: Name
@@ -193,15 +192,15 @@ class Deltas(Row, tag=22, frozen=True):
 
 
 class Converted(Row, tag=27, frozen=True):
-    """Tokenizer → gateway: the answer to Convert. Buffer: UTF-8 bytes of a text or of the JSON of
-    tokenizer_config.json, int32 ids, or int64 offsets: for each token its first character in the
-    text, and the one behind its last."""
+    """Tokenizer → gateway: the answer to Convert. Buffer: UTF-8 bytes of a text or of
+    tokenizer_config.json's JSON, int32 ids, or int64 offsets: for each token the index of its first
+    character in the text and the index after its last."""
 
     request: Name
 
 
 class Vocabulary(Row, tag=28, frozen=True):
-    """Tokenizer → gateway, once: how tokens are written.
+    """Tokenizer → gateway, once: the bytes of every token.
 
     Buffers: the bytes of all tokens in order of ids, concatenated; int32 number of bytes of each.
     """

@@ -1,4 +1,4 @@
-"""The versions of the protocol, and the range of each number and name in a message."""
+"""The protocol version, and the range of each number and name in a message."""
 
 from typing import Annotated, Literal
 
@@ -7,11 +7,11 @@ from msgspec import Meta
 
 PROTOCOL_MAJOR = 3
 PROTOCOL_MINOR = 6
-POOLING_MINOR = 1  # that knows of pooling
-CONVERTED_MINOR = 2  # that makes of a prompt what Convert asks for, not its ids alone
-REPORT_MINOR = 2  # that knows of Inquire and ServiceReport
-CELLS_MINOR = 3  # that knows of several schedulers, each with workers of its own
-OPTIONS_MINOR = 6  # that knows of RequestOptions
+POOLING_MINOR = 1  # the first with pooling
+CONVERTED_MINOR = 2  # the first with all conversions of Convert, not to ids alone
+REPORT_MINOR = 2  # the first with Inquire and ServiceReport
+CELLS_MINOR = 3  # the first with several schedulers, each with its own workers
+OPTIONS_MINOR = 6  # the first with RequestOptions
 
 ServiceName = Literal["gateway", "tokenizer", "scheduler", "worker"]
 FinishReason = Literal["stop", "length", "abort", "repetition"]
@@ -21,14 +21,14 @@ Runner = Literal["", "generate", "pooling"]
 PoolingType = Literal["last", "mean", "cls"]
 Activation = Literal["none", "normalize", "sigmoid", "softmax"]
 
-# What a sequence may emit beyond what its client has taken; see Credit.
+# Unread output a sequence may have, in tokens and bytes; see Credit.
 WINDOW_TOKENS = 256
 WINDOW_BYTES = 4 << 20
 MAX_STOP_IDS = 128  # of a request
 MAX_LOGPROB_IDS = 128
-MAX_PATTERN_SIZE = 512  # tokens that are looked for as a repetition
+MAX_PATTERN_SIZE = 512  # tokens of a repeated pattern
 MAX_PATTERN_COUNT = 512
-# Bounds of Capacity: a scheduler keeps something for each of these.
+# Bounds of Capacity: a scheduler has state for each unit.
 MAX_BLOCKS = 1 << 24
 MAX_BLOCK_SIZE = 256
 MAX_SEQS = 1 << 16
@@ -43,27 +43,27 @@ MAX_STOP_CHARS = 1000
 MAX_BAD_WORDS = 128
 MAX_CHOICES = 4096
 MAX_PRIORITY = 1000  # of a request, early and late
-REPETITION_DETECTED = "repetition_detected"  # vLLM's word
+REPETITION_DETECTED = "repetition_detected"  # vLLM's name
 ALL_TOKENS = -1  # as SamplingParams.logprobs: the whole vocabulary
-MIN_LOGPROB = -9999.0  # of a token that cannot be sampled: JSON has no infinity; vLLM's is the same
+MIN_LOGPROB = -9999.0  # of an impossible token, as in vLLM: JSON has no infinity
 MAX_REASON_CHARS = 4000
 MAX_NAME_CHARS = 256
 MAX_JSON_CHARS = 256 << 10  # of tools, documents, template arguments and a template, each
 MAX_FORMAT_CHARS = 256 << 10  # of a schema, an expression or a grammar of a client
-MAX_GRAMMAR_CHARS = 512 << 10  # of what becomes of it
+MAX_GRAMMAR_CHARS = 512 << 10  # of the grammar made of it
 MAX_TOOLS = 512
-MAX_LEFT_OUT = 8  # places that are named to a client
+MAX_LEFT_OUT = 8  # schema keywords reported to a client
 TOOL_NAME = r"[a-zA-Z0-9_.-]{1,128}"
 MAX_MARKER_IDS = 64
-MAX_POOLED_SIZE = 1 << 16  # numbers that a model gives of a text
+MAX_POOLED_SIZE = 1 << 16  # values per prompt
 MAX_LABELS = 4096
 MAX_STAGES = 64  # of a worker
 MAX_STATS = 64  # of a service in a ServiceReport
 MAX_SETTINGS = 256  # of a rank
 MAX_REPORTED_PEERS = 65_536
 MAX_SPANS = 256  # of a report
-MAX_TRACED = 16  # prompts of a request, and choices of a prompt, that are traced
-MAX_CELLS = 256  # schedulers that a tokenizer speaks of
+MAX_TRACED = 16  # traced prompts of a request, and traced choices of a prompt
+MAX_CELLS = 256  # overviews in a tokenizer's heartbeat
 
 Int32 = Annotated[int, Meta(ge=0, le=2**31 - 1)]  # a count, an index or an id
 Int64 = Annotated[int, Meta(ge=0, le=2**63 - 1)]

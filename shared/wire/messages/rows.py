@@ -1,4 +1,4 @@
-"""Rows that messages of several links hold: sampling parameters, runs of tokens, spans."""
+"""Rows in messages of several links: sampling parameters, runs of tokens, spans."""
 
 from enum import IntEnum
 from typing import Annotated
@@ -33,13 +33,13 @@ from shared.wire.messages.ranges import (
 
 
 class Guide(Row, frozen=True):
-    """What a text must be: one of ``grammar``, a string as ``llguidance.grammar_from`` returns it
-    (Lark, or JSON with grammars in it); empty: any.
+    """The constraint on an output. ``grammar`` is a string of ``llguidance.grammar_from`` (Lark, or
+    JSON with grammars in it); empty: none.
 
-    The model may reason before, if there are ``close_ids``: any of them ends it, and only then does
-    the grammar hold. It does reason at first if ``is_open``; otherwise one of ``open_ids`` may be
-    its first token, and begins it. After ``budget`` tokens of reasoning ``forced_ids`` follow; the
-    last of them ends it, or the first that is one of ``close_ids``.
+    With ``close_ids`` the model may reason first: each of them ends the reasoning, and the grammar
+    holds from then on. Reasoning is open from the start if ``is_open``; otherwise one of
+    ``open_ids`` as the first token opens it. After ``budget`` tokens of reasoning ``forced_ids``
+    follow; the last of them ends it, or the first one among ``close_ids``.
     """
 
     grammar: Annotated[str, Meta(max_length=MAX_GRAMMAR_CHARS)] = ""
@@ -51,9 +51,9 @@ class Guide(Row, frozen=True):
 
 
 class Pooling(Row, frozen=True):
-    """What is wanted of a prompt instead of a text: its last state, its first (``cls``) or the mean
-    of all, as an embedding or as the logits of classes. Of an embedding the first ``num_dims``
-    numbers are kept, 0: all; then ``activation`` is applied."""
+    """The pooled output of a prompt: its last state, its first (``cls``) or the mean of all, as an
+    embedding or as class logits. The first ``num_dims`` values of an embedding are kept (0: all),
+    before ``activation``."""
 
     pooling_type: PoolingType = "last"
     activation: Activation = "none"
@@ -61,7 +61,8 @@ class Pooling(Row, frozen=True):
 
 
 class Repetition(Row, frozen=True):
-    """Ends a text that ends in a pattern of so many tokens, so many times."""
+    """Ends an output with a pattern repeated at its end at least ``min_count`` times, of
+    ``min_pattern_size`` to ``max_pattern_size`` tokens."""
 
     max_pattern_size: Annotated[int, Meta(ge=1, le=MAX_PATTERN_SIZE)]
     min_pattern_size: Annotated[int, Meta(ge=1, le=MAX_PATTERN_SIZE)] = 1
@@ -69,15 +70,15 @@ class Repetition(Row, frozen=True):
 
 
 class SamplingParams(Row, frozen=True):
-    """How tokens are drawn and when the worker ends a sequence. The defaults change nothing.
+    """Parameters of sampling and of the end of a sequence. The defaults change nothing.
 
-    ``top_k`` 0 keeps all; ``max_tokens`` None fills the context, 0 computes the prompt alone.
-    ``logprobs``: None for none, else how many of the likeliest tokens come beside the sampled
-    one, ``ALL_TOKENS`` for every one; or those of ``logprob_token_ids``, and that many.
-    ``prompt_logprobs``: the same of the tokens of the prompt.
-    ``bad_words`` are sequences of ids whose last one may not follow the others.
-    ``draft_logprobs``: each draft comes, too, with the logprob that its drafter gave it. A
-    tokenizer makes the ``guide``. With ``pooling`` nothing is sampled, and ``max_tokens`` is 0.
+    ``top_k`` 0 keeps all tokens. ``max_tokens`` None fills the context, 0 computes the prompt
+    alone. ``logprobs`` is the number of most likely tokens reported with the sampled one, None for
+    no logprobs and ``ALL_TOKENS`` for the vocabulary; with ``logprob_token_ids`` these are reported
+    instead, all of them. ``prompt_logprobs`` is the same for prompt tokens. ``bad_words`` are id
+    sequences: the last id of each is excluded after the others. ``draft_logprobs``: each draft is
+    reported with its drafter's logprob. A tokenizer makes the ``guide``. With ``pooling`` no token
+    is sampled, and ``max_tokens`` is 0.
     """
 
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
@@ -106,8 +107,8 @@ class SamplingParams(Row, frozen=True):
 
 
 class Span(Row, frozen=True):
-    """Something that took ``duration_s``, and began at ``start_s`` in unix time of the sender's
-    host. It is a part of span number ``parent`` of its report, from 1; 0: of none there."""
+    """An activity of ``duration_s`` that began at ``start_s`` in unix time of the sender's host.
+    ``parent`` is the number, from 1, of the span in the same report that contains it; 0: none."""
 
     name: Name
     start_s: Seconds
@@ -117,8 +118,8 @@ class Span(Row, frozen=True):
 
 
 class SpanReport(Row, frozen=True):
-    """What ``service`` did for a prompt or a sequence in one attempt. Passed up to the gateway with
-    the last message about it, or after that."""
+    """The spans of ``service`` for a prompt or a sequence in one attempt. Passed up to the gateway
+    with or after its last message."""
 
     request: Name
     attempt: Int32
@@ -145,10 +146,9 @@ class Finished(Row, frozen=True):
 
 
 class RunKind(IntEnum):
-    """What the tokens of a TokenRun are: those of a prompt from its second one on, drafts with the
-    logprobs that their drafter gave them, or sampled ones. Rows of a sequence come in this order.
-    ``POOLED`` is the last token of a prompt, whose values are what the prompt was pooled to.
-    """
+    """The kind of a TokenRun: prompt tokens from the second on, drafts with their drafter's
+    logprobs, or sampled tokens. Rows of a sequence have this order. ``POOLED`` is the last token of
+    a prompt, with the pooled output as its values."""
 
     PROMPT = 0
     DRAFTS = 1
@@ -157,15 +157,15 @@ class RunKind(IntEnum):
 
 
 class TokenRun(Row, frozen=True):
-    """``num_tokens`` consecutive tokens of one sequence, and what the buffers of their message hold
-    of each: an id, ``num_values`` logprobs and ``num_top_ids`` ids of the likeliest tokens.
+    """``num_tokens`` consecutive tokens of one sequence. The message's buffers hold for each token
+    an id, ``num_values`` logprobs and ``num_top_ids`` ids of the most likely tokens.
 
-    No values: no logprobs were asked for. Otherwise the first is the token's own, and the rest
-    belong to the likeliest tokens, or those asked for, which the ids name in descending order;
-    without ids they are those of the whole vocabulary, in order of ids.
+    Without values no logprobs were requested. Otherwise the first is the token's own, and the
+    others belong to the most likely or the requested tokens, whose ids are in descending order;
+    without ids they cover the whole vocabulary, in order of ids.
 
-    Of output, ``num_drafts`` drafts were verified and the first ``num_accepted`` tokens were
-    drafts; of drafts, the first ``num_accepted`` were accepted.
+    In output, ``num_drafts`` drafts were verified and the first ``num_accepted`` tokens were
+    drafts. In drafts, the first ``num_accepted`` were accepted.
     """
 
     num_tokens: Int32

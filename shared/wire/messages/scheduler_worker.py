@@ -17,12 +17,12 @@ from shared.wire.messages.rows import SamplingParams, SpanReport, TokenRun
 
 
 class Admit(Row, frozen=True):
-    """A sequence enters a slot. It brings all known ids: the prompt, then what was emitted before.
+    """A sequence enters a slot with all its known ids: the prompt, then earlier output.
 
-    ``route`` groups the rows of a StepResult by the peer they go to. ``num_ids`` counts this row's
-    ids in the plan's buffer, of which the first ``prompt_len`` are the prompt; ``num_cached`` of
-    them have their KV in ``blocks`` already. ``num_prompt_scored``: as in ChoiceStart. ``options``
-    and ``old_is_traced``: as in Submit.
+    ``route`` groups the rows of a StepResult by their destination. ``num_ids`` counts this row's
+    ids in the plan's buffer, of which the first ``prompt_len`` are the prompt and the first
+    ``num_cached`` have their KV in ``blocks``. ``num_prompt_scored``: as in ChoiceStart.
+    ``options`` and ``old_is_traced``: as in Submit.
     """
 
     slot: Int32
@@ -51,20 +51,20 @@ class Prefill(Row, frozen=True):
 
 
 class Decode(Row, frozen=True):
-    """One token, and up to ``verify_depth`` of the slot's drafts are verified beside it."""
+    """Computes one token, and verifies up to ``verify_depth`` of the slot's drafts with it."""
 
     slot: Int32
     verify_depth: Int32 = 0
 
 
 class StepPlan(Row, tag=13, frozen=True):
-    """Scheduler → worker: a step, or several, as a difference to the slots the worker holds.
+    """Scheduler → worker: one step or several, as a difference to the worker's slots.
 
-    Applied in the order of the fields: a slot may be released and admitted anew in one plan.
-    ``draft_depth``: how many drafts to make of each sequence that samples, for the next step.
-    ``num_steps``: a plan that only decodes may ask for several. Each computes the same rows but
-    for the sequences that have ended, with the token that was sampled last as the input.
-    Buffer 0: int32 known ids of all ``admit`` rows, concatenated.
+    Applied in the order of the fields: a plan may release a slot and admit a sequence to it.
+    ``draft_depth`` is the number of drafts to make of each sampling sequence, for the next step.
+    ``num_steps``: a decode-only plan may have several. Each computes the same rows, except ended
+    sequences, with the last sampled token as input. Buffer 0: int32 known ids of all ``admit``
+    rows, concatenated.
     """
 
     step: Int64
@@ -78,19 +78,20 @@ class StepPlan(Row, tag=13, frozen=True):
 
 
 class Reset(Row, tag=18, frozen=True):
-    """First rank of a worker → its others: the scheduler is gone, forget all sequences."""
+    """First rank of a worker → its others: the scheduler is lost, forget all sequences."""
 
 
 class Assemble(Row, tag=32, frozen=True):
-    """First rank of a worker → its others: all are connected, so load the model and meet."""
+    """First rank of a worker → its others: all ranks are connected, so load the model and form the
+    group."""
 
 
 class ResultRow(Row, frozen=True):
-    """What one slot emitted in a step; rows are ordered by route. ``error`` fails the request, for
-    what the client asks if there is a ``code`` for it, else for what is wrong here.
+    """The tokens of one slot in a step; rows are ordered by route. ``error`` fails the request;
+    with a ``code`` the request itself is at fault, without one the worker.
 
-    A slot may have several rows, side by side: of its prompt, of its drafts, then of its output;
-    where the plan asked for several steps, those of one step after those of another.
+    A slot may have several rows, side by side: prompt, drafts, then output, for each step of the
+    plan in turn.
     """
 
     slot: Int32
@@ -103,10 +104,10 @@ class ResultRow(Row, frozen=True):
 
 
 class StepResult(Row, tag=23, frozen=True):
-    """Worker → scheduler: the rows that emitted or ended. Buffers: as Tokens.
+    """Worker → scheduler: the rows with tokens or an end. Buffers: as Tokens.
 
-    The step took ``step_s``, after ``idle_s`` of waiting for its plan. It was ``num_steps`` steps:
-    fewer than the plan asked for where all sequences have ended before.
+    The step took ``step_s``, after ``idle_s`` of waiting for its plan. ``num_steps`` is lower than
+    the plan's if all sequences ended before.
     """
 
     step: Int64
@@ -118,14 +119,14 @@ class StepResult(Row, tag=23, frozen=True):
 
 
 class Release(Row, tag=25, frozen=True):
-    """Worker → scheduler: take back my sequences, I leave before they would end. They go to others
-    one at a time; at a second Release, all that are left."""
+    """Worker → scheduler: I leave before my sequences end, hand them over one at a time. A second
+    Release hands over all that are left."""
 
 
 class Attach(Row, tag=30, frozen=True):
-    """Worker → scheduler: plan for me. It is attached to no other. One below ``CELLS_MINOR`` sends
-    none, and is attached from its Hello on."""
+    """Worker → scheduler: plan for me. The worker is attached to no other. A worker below
+    ``CELLS_MINOR`` sends none, and is attached from its Hello on."""
 
 
 class Detach(Row, tag=31, frozen=True):
-    """Worker → scheduler: plan for me no more. What it had of you it has forgotten."""
+    """Worker → scheduler: stop planning for me. The worker has forgotten its sequences."""

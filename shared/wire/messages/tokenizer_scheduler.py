@@ -9,8 +9,8 @@ from shared.wire.messages.rows import Finished, SamplingParams, SpanReport, Toke
 
 
 class NewSequence(Row, frozen=True):
-    """A choice of a prompt, under the name that it has from now on. ``num_emitted`` counts its ids
-    in the Generate's second buffer; ``num_prompt_scored``: as in ChoiceStart."""
+    """A choice of a prompt, with its name as a sequence. ``num_emitted`` counts its ids in the
+    Generate's second buffer; ``num_prompt_scored``: as in ChoiceStart."""
 
     request: Name
     choice: Int32 = 0
@@ -19,10 +19,10 @@ class NewSequence(Row, frozen=True):
 
 
 class Generate(Row, tag=11, frozen=True):
-    """Tokenizer → scheduler: a prompt and its choices, all of which are taken or none. Buffers:
-    int32 ids of the prompt; int32 ids that its sequences have emitted before.
+    """Tokenizer → scheduler: a prompt and its choices, accepted or refused together. Buffers: int32
+    ids of the prompt; int32 ids its sequences emitted in earlier attempts.
 
-    The logprobs of the prompt come with choice 0 alone. ``options`` and the ``old_`` fields: as in
+    Choice 0 alone has the logprobs of the prompt. ``options`` and the ``old_`` fields: as in
     Submit.
     """
 
@@ -39,9 +39,9 @@ class Generate(Row, tag=11, frozen=True):
 
 
 class TokenRow(Row, frozen=True):
-    """Tokens of a sequence, after ``position`` others of its output or, for those of a prompt, of
-    its prompt; drafts are for what comes from ``position`` on. ``num_cached`` ids of the prompt
-    came from the prefix cache."""
+    """Tokens of a sequence from ``position`` on, in its output, or in its prompt for prompt tokens;
+    drafts are for the tokens from ``position`` on. ``num_cached`` ids of the prompt came from the
+    prefix cache."""
 
     request: Name
     attempt: Int32
@@ -53,8 +53,8 @@ class TokenRow(Row, frozen=True):
 class Tokens(Row, tag=21, frozen=True):
     """Scheduler → tokenizer, one per peer and step; requests are named as sequences.
 
-    Buffers, of all rows, concatenated: int32 ids; float32 logprobs; int32 ids of the likeliest;
-    int32 ranks of the tokens (1: the likeliest), for the rows with values.
+    Buffers, of all rows, concatenated: int32 ids; float32 logprobs; int32 ids of the most likely
+    tokens; int32 ranks of the tokens (1: the most likely), for rows with values.
     """
 
     rows: list[TokenRow]

@@ -14,8 +14,8 @@ class RequestKey(Row, frozen=True):
 
 
 class Cancel(Row, tag=12, frozen=True):
-    """Down both upper links: the client does not wait for these requests any more. A key that is
-    unknown is ignored."""
+    """Down both upper links: the client no longer waits for these requests. Unknown keys are
+    ignored."""
 
     keys: list[RequestKey]
 
@@ -30,18 +30,18 @@ class Grant(Row, frozen=True):
 
 
 class Credit(Row, tag=14, frozen=True):
-    """Down both upper links, as clients take what came: a sequence without credit is not planned.
+    """Down both upper links, as clients read: a sequence without credit is not planned.
 
-    Bytes are those of the arrays in Tokens and Deltas. An attempt begins with ``WINDOW_TOKENS`` and
-    ``WINDOW_BYTES`` beyond what it resumes.
+    Bytes count the arrays in Tokens and Deltas. An attempt begins with ``WINDOW_TOKENS`` and
+    ``WINDOW_BYTES`` beyond its resumed output.
     """
 
     grants: list[Grant]
 
 
 class OutputStart(IntEnum):
-    """What the first token of a text belongs to: the answer or the reasoning, as the prompt ends,
-    or the one that the model begins itself."""
+    """The part an output begins with: the answer or reasoning if the prompt decides it, else
+    undecided."""
 
     ANSWER = 0
     REASONING = 1
@@ -49,7 +49,7 @@ class OutputStart(IntEnum):
 
 
 class Dropped(Row, frozen=True):
-    """The oldest turns of a chat, which are not in its prompt, and the tokens that they had."""
+    """The oldest turns of a chat, dropped from its prompt, and their number of tokens."""
 
     num_turns: Int32 = 0
     num_tokens: Int32 = 0
@@ -59,11 +59,11 @@ NOTHING_DROPPED = Dropped()
 
 
 class Accepted(Row, tag=20, frozen=True):
-    """All choices will run. Until it arrives, a gateway has sent no byte to the client.
+    """All choices will run. Until it arrives, a gateway sends no byte to the client.
 
-    Buffer: int32 ids of the prompt; a scheduler, whose peer knows them, sends none. A tokenizer
-    sets ``start``, ``dropped`` and ``left_out``, places in the request of what its schemas say and
-    nothing holds.
+    Buffer: int32 ids of the prompt; a scheduler sends none, since its peer knows them. A tokenizer
+    sets ``start``, ``dropped`` and ``left_out``, the places of schema keywords in the request that
+    are not enforced.
     """
 
     request: Name
@@ -74,11 +74,11 @@ class Accepted(Row, tag=20, frozen=True):
 
 
 class Lost(Row, tag=26, frozen=True):
-    """Tokenizer → gateway: the scheduler that had these is gone, or hands them over; submit them
-    anew. No terminal. Scheduler → tokenizer: these prompts are handed over to another cell.
+    """Tokenizer → gateway: the scheduler of these requests is lost or hands them over; submit them
+    again. No terminal. Scheduler → tokenizer: these prompts are handed over to another cell.
 
-    ``is_explained``: see ``Peer``; none of the requests can have been the reason. Without keys:
-    nor can those have been that were lost with it before, since it lives and stood still.
+    ``is_explained``: see ``Peer``; the requests are not the cause. Without keys: the scheduler
+    stood still and is alive, so requests lost with it before are not the cause either.
     ``scheduler`` is its instance. ``num_worker_deaths``: as in RequestOptions.
     """
 
@@ -89,9 +89,9 @@ class Lost(Row, tag=26, frozen=True):
 
 
 class Failed(Row, tag=24, frozen=True):
-    """The one bad terminal of a request, up every link; the fields are those of
-    ``errors.RequestError``. A scheduler names the prompt if it takes none of its sequences, and one
-    of them if that breaks later."""
+    """The one bad terminal of a request, up every link, with the fields of ``errors.RequestError``.
+    A scheduler names the prompt if it refuses all its sequences, and a sequence if that one fails
+    later."""
 
     request: Name
     attempt: Int32

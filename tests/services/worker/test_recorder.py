@@ -63,36 +63,36 @@ def stale(its: Layers, ops: Any, x: Any) -> Any:
 REFUSED: dict[str, tuple[Pass, str]] = {
     "a norm of gates": (
         lambda its, ops, x: ops.norm(ops.gated(x, its.gate_up), its.inner_norm),
-        "inner_norm: what a gate or attention gives",
+        "inner_norm: output of a gate or attention",
     ),
     "a product with a norm of gates": (
         lambda its, ops, x: ops.linear(ops.gated(x, its.gate_up), its.out_of, norm=its.inner_norm),
-        "out_of: what a gate or attention gives",
+        "out_of: output of a gate or attention",
     ),
     "scaled gates": (
         lambda its, ops, x: ops.scale(ops.gated(x, its.gate_up), 2.0),
-        "what is scaled: what a gate or attention gives",
+        "the input of a scale: output of a gate or attention",
     ),
     "gates as the result": (
         lambda its, ops, x: ops.gated(x, its.gate_up),
-        "what a pass gives: what a gate or attention gives",
+        "the output of a pass: output of a gate or attention",
     ),
     "inputs of another size": (
         lambda its, ops, x: ops.linear(x, its.out_of),
-        "out_of: 64 numbers of a token where 96 are taken",
+        "out_of: 64 elements per token, expected 96",
     ),
     "a residual of another size": (
         lambda its, ops, x: ops.linear(x, its.into, residual=ops.norm(x, its.norm)),
-        "into: 64 numbers of a token where 96 are taken",
+        "into: 64 elements per token, expected 96",
     ),
-    "what was changed": (stale, "what a pass gives: it was added to"),
+    "what was changed": (stale, "the output of a pass: its value before an addition"),
     "what was given, changed": (
         lambda its, ops, x: ops.scale(x, 2.0),
-        "what is scaled: what a pass is given must stay",
+        "the input of a scale: an input of the pass must stay",
     ),
     "what was given, beside work": (
         lambda its, ops, x: (ops.linear(x, its.into), x)[1],
-        "a pass gives what it was given",
+        "a pass returns its input",
     ),
 }
 
