@@ -31,8 +31,8 @@ from benchmarks.load import load
 from benchmarks.processes import workers_of
 from benchmarks.report import spread, write
 from benchmarks.servers import Server
+from kernels.cpu.collectives import Collectives, collectives_bytes, forget_name, open_memory
 from kernels.cpu.library import find_variant, load_library
-from kernels.cpu.meeting import Meeting, forget_name, meeting_bytes, open_memory
 from kernels.cpu.operators import Kind, Operator
 from kernels.cpu.packing import NativeLibrary
 from kernels.cpu.program import Buffer, NativeProgram
@@ -60,7 +60,7 @@ class Sums:
 
 def measure_sums(sums: Sums) -> dict[str, Any]:
     memory = f"shoal-bench-{secrets.token_hex(8)}"
-    open_memory(memory, meeting_bytes(load_library(find_variant()), SIZE), creates=True).close()
+    open_memory(memory, collectives_bytes(load_library(find_variant()), SIZE), creates=True).close()
     try:
         with (
             tempfile.TemporaryDirectory() as folder,
@@ -82,8 +82,8 @@ def add_up(rank: int, memory: str, store: Path, sums: Sums) -> dict[str, Any]:
     RankGroup(store, rank, SIZE, torch.device("cpu"))
     library = load_library(find_variant())
     native = NativeLibrary(library, torch.bfloat16, 1)
-    meeting = Meeting(
-        library, open_memory(memory, meeting_bytes(library, SIZE), creates=False), rank, SIZE
+    collectives = Collectives(
+        library, open_memory(memory, collectives_bytes(library, SIZE), creates=False), rank, SIZE
     )
     operator = Operator(kind=Kind.SUM, source=0, out=0, size=sums.size)
     program = NativeProgram(native, [operator] * sums.num, [Buffer(sums.size, torch.float32)], 1, 0)
@@ -98,12 +98,12 @@ def add_up(rank: int, memory: str, store: Path, sums: Sums) -> dict[str, Any]:
         part = torch.randn(num_rows, sums.size)
         # From the second sum on both ranks have equal parts, so that each sum doubles the one
         # before.
-        right = meeting.sum(part) * 2.0 ** (sums.num - 1)
+        right = collectives.sum(part) * 2.0 ** (sums.num - 1)
         seconds: dict[str, list[float]] = defaultdict(list)
         for _ in range(sums.rounds):
             for name, run in ways.items():
                 ours = part.clone()
-                meeting.first(part)  # a barrier
+                collectives.first(part)  # a barrier
                 start = time.perf_counter()
                 run(ours)
                 seconds[name].append(time.perf_counter() - start)

@@ -72,7 +72,7 @@ def _serve(arguments: list[str]) -> int:
     return int(is_refused or result.figures["num_failed"] == num)
 
 
-def what_to_send(settings: Settings) -> tuple[list[trace.Line] | None, int]:
+def what_to_send(settings: Settings) -> tuple[list[trace.TraceLine] | None, int]:
     """The lines of a trace (if any), and the number of measured requests. Raises ConfigError."""
     lines = None
     if settings.trace is not None:
@@ -81,7 +81,7 @@ def what_to_send(settings: Settings) -> tuple[list[trace.Line] | None, int]:
 
 
 async def measure(
-    settings: Settings, lines: list[trace.Line] | None, num: int, console: Console
+    settings: Settings, lines: list[trace.TraceLine] | None, num: int, console: Console
 ) -> Result:
     """Warms the server up and loads it with ``num`` requests, from ``lines`` if given."""
     async with client(settings) as server:
@@ -110,7 +110,7 @@ async def measure(
     )
 
 
-def _times(settings: Settings, lines: list[trace.Line] | None, num: int) -> arrivals.Times:
+def _times(settings: Settings, lines: list[trace.TraceLine] | None, num: int) -> arrivals.Times:
     if settings.replay and lines is not None:
         return arrivals.from_timestamps([line.timestamp or 0.0 for line in lines[-num:]])
     if settings.rate is None:

@@ -11,7 +11,7 @@ from shared.errors import ConfigError
 from shared.model_folder import TOKENIZER_FILE, find_file
 
 
-class Piece(NamedTuple):
+class ScoredPiece(NamedTuple):
     """The first ``num_given`` of the ``ids`` [n] int32 are not scored; the others are ``num_bytes``
     of text."""
 
@@ -53,7 +53,7 @@ def _held_out() -> str:
     return "\n".join(each.text for each in split_documents(load_documents())[1])
 
 
-def cut(text: str, tokenizer: Tokenizer, length: int, num: int) -> list[Piece]:
+def cut(text: str, tokenizer: Tokenizer, length: int, num: int) -> list[ScoredPiece]:
     """Up to ``num`` pieces of ``length`` ids, spread over the text. Each begins with the
     tokenizer's special tokens. Raises ConfigError if the text is too short."""
     special = _special_ids(tokenizer)
@@ -73,10 +73,10 @@ def _special_ids(tokenizer: Tokenizer) -> list[int]:
     return [token_id for token_id, _ in takewhile(lambda each: each[1], marked)]
 
 
-def _piece(ids: list[int], num_special: int, tokenizer: Tokenizer) -> Piece:
+def _piece(ids: list[int], num_special: int, tokenizer: Tokenizer) -> ScoredPiece:
     num_given = max(1, num_special)  # the first token cannot be predicted
     num_bytes, num_given_bytes = (
         len(tokenizer.decode(part, skip_special_tokens=False).encode())
         for part in (ids, ids[:num_given])
     )
-    return Piece(np.array(ids, np.int32), num_given, num_bytes - num_given_bytes)
+    return ScoredPiece(np.array(ids, np.int32), num_given, num_bytes - num_given_bytes)

@@ -26,7 +26,7 @@ from shared.settings.worker import WorkerConfig
 from shared.wire.messages import ALL_TOKENS, ModelInfo
 
 if TYPE_CHECKING:
-    from cli.bench.pieces import Piece
+    from cli.bench.pieces import ScoredPiece
 
 PROGRAM = "shoal bench quality"
 PACKAGES = ("shoal", "torch", "numpy", "tokenizers")
@@ -88,7 +88,7 @@ class Scorer:
         self.weights_bytes = self._loop.weights_bytes  # of the engine built last
         self.comparisons: list[Comparison] = []
 
-    def logprobs(self, piece: "Piece") -> np.ndarray:
+    def logprobs(self, piece: "ScoredPiece") -> np.ndarray:
         """[n, 1 + V] float32: each scored token's own logprob, then those of all ids."""
         from cli.bench.engine_loop import Job
 
@@ -101,7 +101,7 @@ class Scorer:
 def _score(
     settings: dict[str, Any],
     kinds: dict[str, dict[str, Any]],
-    pieces: "list[Piece]",
+    pieces: "list[ScoredPiece]",
     console: Console,
 ) -> dict[str, Scorer]:
     """Scores each kind, whose own settings override the common ones. All are in memory at once, so
@@ -138,7 +138,7 @@ def _find_reference(load: Namespace, model: ModelLocation) -> ModelLocation:
     return reference
 
 
-def _cut_text(load: Namespace, model: ModelLocation) -> "list[Piece]":
+def _cut_text(load: Namespace, model: ModelLocation) -> "list[ScoredPiece]":
     """Raises ConfigError."""
     from cli.bench.pieces import cut, load_tokenizer, read_text
 

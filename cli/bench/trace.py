@@ -9,7 +9,7 @@ from cli.bench.lengths import MAX_LENGTH
 from shared.errors import ConfigError
 
 
-class Line(msgspec.Struct, frozen=True):
+class TraceLine(msgspec.Struct, frozen=True):
     """Either ``prompt`` or ``messages``; ``timestamp`` in seconds, from any origin."""
 
     prompt: str | list[int] | None = None
@@ -37,9 +37,9 @@ class Line(msgspec.Struct, frozen=True):
             raise ValueError("has no timestamp, which --replay needs")
 
 
-def parse(text: bytes, endpoint: str, needs_timestamp: bool) -> list[Line]:
+def parse(text: bytes, endpoint: str, needs_timestamp: bool) -> list[TraceLine]:
     """The lines, sorted by time if needed. Raises ValueError with the number of the line."""
-    decoder = msgspec.json.Decoder(Line)
+    decoder = msgspec.json.Decoder(TraceLine)
     lines = []
     for number, data in enumerate(text.splitlines(), 1):
         if data.strip():
@@ -52,7 +52,7 @@ def parse(text: bytes, endpoint: str, needs_timestamp: bool) -> list[Line]:
     return sorted(lines, key=lambda line: line.timestamp or 0.0) if needs_timestamp else lines
 
 
-def read(path: Path, endpoint: str, needs_timestamp: bool) -> list[Line]:
+def read(path: Path, endpoint: str, needs_timestamp: bool) -> list[TraceLine]:
     """Raises ConfigError."""
     try:
         lines = parse(path.read_bytes(), endpoint, needs_timestamp)

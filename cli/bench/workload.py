@@ -7,7 +7,7 @@ import msgspec
 import numpy as np
 
 from cli.bench.settings import Settings
-from cli.bench.trace import Line
+from cli.bench.trace import TraceLine
 
 FIRST_ID = 10  # most vocabularies have special tokens below it
 # Words of a chat, in place of a completion's ids. Each is one token in most vocabularies.
@@ -49,7 +49,7 @@ def random_requests(
 
 
 def traced_requests(
-    settings: Settings, model: str, lines: list[Line], rng: np.random.Generator
+    settings: Settings, model: str, lines: list[TraceLine], rng: np.random.Generator
 ) -> list[Request]:
     """A line without ``max_tokens`` gets one from the output length."""
     output_lens = settings.output_len.draw(len(lines), rng)

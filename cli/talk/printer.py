@@ -7,7 +7,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cli.printable import printable
-from cli.talk.pieces import Piece
+from cli.talk.pieces import TextPiece
 
 
 class Printer:
@@ -23,7 +23,7 @@ class Printer:
     def is_terminal(self) -> bool:
         return self._console.is_terminal
 
-    def write(self, piece: Piece) -> None:
+    def write(self, piece: TextPiece) -> None:
         if not self.is_terminal:
             if not piece.is_reasoning:
                 sys.stdout.write(piece.text)
@@ -43,7 +43,7 @@ class Printer:
     def end(self) -> None:
         self._console.print()
 
-    def _styled(self, piece: Piece) -> Text:
+    def _styled(self, piece: TextPiece) -> Text:
         if piece.is_reasoning:
             return Text(printable(piece.text), "dim italic")
         if not self._colours or not piece.tokens:

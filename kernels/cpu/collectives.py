@@ -36,8 +36,8 @@ def forget_name(name: str) -> None:
     (SHARED_MEMORY / name).unlink(missing_ok=True)
 
 
-def meeting_bytes(library: ctypes.CDLL, size: int) -> int:
-    num_bytes = library["shoal_meeting_bytes"]
+def collectives_bytes(library: ctypes.CDLL, size: int) -> int:
+    num_bytes = library["shoal_collectives_bytes"]
     num_bytes.restype = ctypes.c_size_t
     return int(num_bytes(size))
 
@@ -48,7 +48,7 @@ def check_wires(failure: int) -> None:
         raise OSError(failure, f"connection to another host's ranks: {os.strerror(failure)}")
 
 
-class Meeting:
+class Collectives:
     """One rank's end of the shared memory; a process has one at a time. Programs of ``library`` sum
     in it.
 

@@ -98,7 +98,7 @@ Scratch<float> all_squares;
 // Σ x² of a token's queries and of its keys, on all ranks: [num_tokens, 2]. Null where heads are
 // not normed together, or are all here.
 const float* squares_of_ranks(const Heads& heads, const float* x, int num_tokens) {
-  if (!heads.norms_tokens || meeting.size == 1) return nullptr;
+  if (!heads.norms_tokens || collectives.size == 1) return nullptr;
   float* squares = all_squares.of(2 * num_tokens);
   int num_queries = heads.num_heads * heads.head_dim;
   int num_keys = heads.num_kv_heads * heads.head_dim;
@@ -157,7 +157,7 @@ struct Prepare {
     if (!weight) return;
     int total = num * heads.head_dim, size = heads.norms_tokens ? total : heads.head_dim;
     if (of_ranks) {
-      f32x16 scale = norm_scale(*of_ranks, total * meeting.size, heads.eps);
+      f32x16 scale = norm_scale(*of_ranks, total * collectives.size, heads.eps);
       return scale_norm(head, scale, weight, total, head);
     }
     for (int i = 0; i < total; i += size) norm(head + i, weight, size, heads.eps, head + i);
@@ -399,7 +399,7 @@ void run(const Operator* ops, int num_ops, const Step& step) {
   }                                                                                           \
   EXPORT int shoal_run_##name(const Operator* ops, int num_ops, const Step* step) {           \
     run<T>(ops, num_ops, *step);                                                              \
-    return meeting.failure;                                                                   \
+    return collectives.failure;                                                               \
   }                                                                                           \
   EXPORT int shoal_decode_##name(const Program* trunk, const Program* head, DecodeRows* rows, \
                                  int num_steps, int64_t* tokens) {                            \
@@ -427,7 +427,7 @@ EXPORT int shoal_can_round() { return CAN_ROUND<int8_t>; }
 EXPORT void shoal_start(int num_threads) { start_pool(num_threads); }
 
 // Bytes of memory that so many ranks share, all of them 0 at first.
-EXPORT size_t shoal_meeting_bytes(int size) {
+EXPORT size_t shoal_collectives_bytes(int size) {
   return MAX_RANKS * sizeof(Arrival) + 2 * size * ROOM * sizeof(float);
 }
 
@@ -435,14 +435,14 @@ EXPORT size_t shoal_meeting_bytes(int size) {
 // hosts, by their first ranks.
 EXPORT void shoal_meet(void* memory, int rank, int size, int num_here, int num_wires,
                        const int* sockets, const int* first_ranks) {
-  meeting = {(Arrival*)memory, (float*)((Arrival*)memory + MAX_RANKS), rank, size};
-  meeting.first_rank = rank / num_here * num_here;
-  meeting.num_here = num_here;
-  meeting.num_wires = num_wires;
-  for (int i = 0; i < num_wires; i++) meeting.wires[i] = {sockets[i], first_ranks[i], 0, 0};
+  collectives = {(Arrival*)memory, (float*)((Arrival*)memory + MAX_RANKS), rank, size};
+  collectives.first_rank = rank / num_here * num_here;
+  collectives.num_here = num_here;
+  collectives.num_wires = num_wires;
+  for (int i = 0; i < num_wires; i++) collectives.wires[i] = {sockets[i], first_ranks[i], 0, 0};
 }
 
 EXPORT int shoal_gather(const float* x, size_t num, float* out) {
   gather_ranks(x, num, out);
-  return meeting.failure;
+  return collectives.failure;
 }

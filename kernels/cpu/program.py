@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.cpu.meeting import check_wires
+from kernels.cpu.collectives import check_wires
 from kernels.cpu.operators import (
     Cached,
     Int,

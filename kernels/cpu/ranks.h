@@ -32,7 +32,7 @@ struct Wire {
 
 // Behind the arrivals are the parts of ranks, two of each: a rank writes into one while others
 // may still read the other. When all have come to the next exchange, all have read this one.
-struct Meeting {
+struct Collectives {
   Arrival* arrivals = nullptr;
   float* parts = nullptr;  // [2, size, ROOM]
   int rank = 0, size = 1;
@@ -135,7 +135,7 @@ struct Meeting {
   }
 };
 
-inline Meeting meeting;
+inline Collectives collectives;
 
 constexpr size_t SUM_STRIP = 1 << 12;  // floats that a thread adds up at a time
 
@@ -149,20 +149,21 @@ void each_strip(size_t num, F f) {
   share(strip, (int)((num + SUM_STRIP - 1) / SUM_STRIP));
 }
 
-// Calls f(start, num) for pieces of x that have been exchanged: meeting.part(r) is that of rank r.
+// Calls f(start, num) for pieces of x that have been exchanged: collectives.part(r) is that of rank
+// r.
 template <class F>
 void exchange(const float* x, size_t total, F f) {
-  if (meeting.failure) return;
+  if (collectives.failure) return;
   for (size_t start = 0; start < total; start += ROOM) {
     size_t num = total - start < ROOM ? total - start : ROOM;
-    float* ours = meeting.part(meeting.rank);
+    float* ours = collectives.part(collectives.rank);
     each_strip(num, [=](size_t from, size_t to) {
       memcpy(ours + from, x + start + from, (to - from) * sizeof(float));
     });
-    meeting.arrive(num);
-    if (meeting.failure) return;
+    collectives.arrive(num);
+    if (collectives.failure) return;
     f(start, num);
-    meeting.leave();
+    collectives.leave();
   }
 }
 
@@ -172,7 +173,7 @@ inline void sum_ranks(const float* x, size_t num_rows, size_t size, const float*
                       float scale, float* out) {
   exchange(x, num_rows * size, [=](size_t start, size_t num) {
     each_strip(num, [=](size_t from, size_t to) {
-      const Meeting& all = meeting;
+      const Collectives& all = collectives;
       for (size_t i = from; i < to; i++) {
         float sum = all.part(0)[i];
         for (int r = 1; r < all.size; r++) sum += all.part(r)[i];
@@ -186,8 +187,8 @@ inline void sum_ranks(const float* x, size_t num_rows, size_t size, const float*
 // out [size, num] has x [num] of each rank.
 inline void gather_ranks(const float* x, size_t total, float* out) {
   exchange(x, total, [=](size_t start, size_t num) {
-    for (int r = 0; r < meeting.size; r++) {
-      const float* part = meeting.part(r);
+    for (int r = 0; r < collectives.size; r++) {
+      const float* part = collectives.part(r);
       float* to = out + r * total + start;
       each_strip(num, [=](size_t from, size_t end) {
         memcpy(to + from, part + from, (end - from) * sizeof(float));

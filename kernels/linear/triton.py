@@ -11,8 +11,8 @@ from torch import Tensor
 
 from kernels.codes import Codes
 from kernels.codes.triton import Constants, constants, multiply_codes, operands
-from kernels.dependent.triton import begin, early
 from kernels.linear.config import Config, codes_config, config
+from kernels.programmatic_launch.triton import begin, early
 from kernels.silu_mul.triton import multiplied
 from kernels.sizes import cdiv
 

@@ -1,4 +1,4 @@
-"""Programmatic dependent launch in Triton, see ``kernels.dependent``."""
+"""Programmatic dependent launch in Triton, see ``kernels.programmatic_launch``."""
 
 import triton
 import triton.language as tl
@@ -6,7 +6,7 @@ from triton import knobs
 from triton.runtime import driver
 
 from kernels import switches
-from kernels.dependent import waits
+from kernels.programmatic_launch import waits
 
 MIN_CAPABILITY = 90
 

@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.dependent.triton import begin, early
+from kernels.programmatic_launch.triton import begin, early
 from kernels.sizes import next_power_of_2
 
 ROW_BYTES_PER_WARP = 2048  # 64 bytes a thread, four loads of 16; not measured yet

@@ -5,8 +5,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.dependent.triton import begin, early
 from kernels.kv_codes.triton import quantize
+from kernels.programmatic_launch.triton import begin, early
 from kernels.rms_norm import Norm
 from kernels.sizes import cdiv, next_power_of_2
 

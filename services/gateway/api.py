@@ -75,7 +75,7 @@ class Core:
     admission: Admission
     status: Callable[[], Heartbeat]
     reports: Reports
-    own_socket: Path
+    internal_socket: Path
     bodies: BodyReader
     intake: Intake
     pieces: PieceMaker

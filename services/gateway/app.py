@@ -71,7 +71,7 @@ def make_app(
     admission: Admission,
     status: Callable[[], Heartbeat],
     reports: Reports,
-    own_socket: Path,
+    internal_socket: Path,
 ) -> web.Application:
     """Raises ConfigError."""
     bodies, parser, pieces = BodyReader(config.max_body_bytes), BodyParser(), PieceMaker()
@@ -84,7 +84,7 @@ def make_app(
         admission=admission,
         status=status,
         reports=reports,
-        own_socket=own_socket,
+        internal_socket=internal_socket,
         bodies=bodies,
         intake=intake,
         pieces=pieces,
@@ -99,9 +99,9 @@ def make_app(
     middlewares = [each.middleware for each in core.apis if each.middleware is not None]
     middlewares += [count_requests, answer_errors, check_head, cors.preflight]
     if accounts := load_accounts(config):
-        middlewares.append(Guard(accounts, core.loads, own_socket).check)
+        middlewares.append(Guard(accounts, core.loads, internal_socket).check)
     else:
-        hosts = known_hosts(config, own_socket)
+        hosts = known_hosts(config, internal_socket)
         middlewares += [cors.check, *([hosts.check] if hosts is not None else [])]
     middlewares.append(check_expectation)
     app = web.Application(middlewares=middlewares)

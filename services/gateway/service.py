@@ -51,10 +51,19 @@ class GatewayService:
         self._is_draining = False
         self._mesh = Mesh(config.replay_s, config.ready_wait_s, config.accept_timeout_s)
         self._admission = Admission(config.max_open_requests, config.max_buffered_bytes)
-        self._own_socket = checked(socket_path(config.mesh_dir, "gateway", config.instance, "own"))
+        self._internal_socket = checked(
+            socket_path(config.mesh_dir, "gateway", config.instance, "own")
+        )
         self._reports = Reports(self._report, lambda: self.link.peers)
         app = make_app(
-            *(config, self._mesh, self._admission, self.status, self._reports, self._own_socket)
+            *(
+                config,
+                self._mesh,
+                self._admission,
+                self.status,
+                self._reports,
+                self._internal_socket,
+            )
         )
         self._apis = app[APIS]
         self._runner = HttpRunner(app, config)
@@ -84,7 +93,7 @@ class GatewayService:
             REGISTRY.unregister(mesh_metrics)
             self._mesh.fail_all("the server stops")
             await self._runner.cleanup()
-            self._own_socket.unlink(missing_ok=True)
+            self._internal_socket.unlink(missing_ok=True)
             await self.link.close("the gateway ends", is_planned=self._is_draining)
 
     async def drain(self) -> None:
@@ -97,11 +106,11 @@ class GatewayService:
         await self._admission.idle()
 
     def status(self) -> Heartbeat:
-        obstacle = self._mesh.tokenizers.obstacle
+        unready_reason = self._mesh.tokenizers.unready_reason
         if self._is_draining:
             state, reason = State.DRAINING, "finishing open requests"
-        elif obstacle:
-            state, reason = State.NOT_READY, obstacle[:MAX_REASON_CHARS]
+        elif unready_reason:
+            state, reason = State.NOT_READY, unready_reason[:MAX_REASON_CHARS]
         else:
             state, reason = State.READY, ""
         return Heartbeat(state, reason, self._admission.num_open, num_steps=0)
@@ -128,7 +137,7 @@ class GatewayService:
         self._mesh.on_down(peer, reason)
 
     async def _listen(self) -> None:
-        await self._listen_on(self._own_socket)
+        await self._listen_on(self._internal_socket)
         if self._config.uds is not None:
             try:
                 await self._listen_on(self._config.uds)

@@ -19,7 +19,7 @@ PATIENCE_S = 1.0  # wait of a prompt before it moves to free slots, times attemp
 SETTLED_S = 1.5  # until tokenizers know of taken slots: two heartbeats and their latency
 
 
-class OtherCells:
+class CellHandover:
     """Other cells known to the tokenizers of ``routes``. ``instance`` is the name of this
     scheduler. ``on_change`` is called after a handover."""
 

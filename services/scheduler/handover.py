@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from services.scheduler.queues import Queues
-from services.scheduler.sequence import Obstacle, Sequence
+from services.scheduler.sequence import Sequence, WaitReason
 from services.scheduler.worker_state import WorkerState
 
 
@@ -47,7 +47,7 @@ class Handover:
             ):
                 sequence = worker.handed_over = worker.oldest
                 worker.remove(sequence)
-                self._queues.put_back(sequence, Obstacle.HANDED_OVER)
+                self._queues.put_back(sequence, WaitReason.HANDED_OVER)
 
     def _stands_still(self, sequence: Sequence | None) -> bool:
         """True while the last sequence handed over still has to be recomputed and a worker can do

@@ -12,8 +12,8 @@ their slot or blocks.
 **Owners.** Sequences of several API keys are admitted in turn (``fair_order.py``).
 
 **Priority.** If the first waiting sequence has no room on any worker, running sequences of a later
-priority after it in the order are preempted for it (``giving_way.py``). Next to an earlier sequence
-in the batch, later ones run in a share of the time (``later_share.py``) and keep their slots and
+priority after it in the order are preempted for it (``preemption.py``). Next to an earlier sequence
+in the batch, later ones run in a share of the time (``priority_share.py``) and keep their slots and
 blocks meanwhile.
 
 **Several steps.** If steps are short, a decode-only plan has several (``plan_length.py``).
@@ -36,21 +36,21 @@ no isolated sequence is computed: all sequences of these plans must have run fir
 from collections.abc import Iterable
 from functools import partial
 
-from services.scheduler.giving_way import GivingWay
-from services.scheduler.later_share import Front
 from services.scheduler.placement import Placement
 from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.plan_length import lengthen
+from services.scheduler.preemption import Preemption
 from services.scheduler.prefills import PrefillLimits, Prefills
+from services.scheduler.priority_share import PriorityGroups
 from services.scheduler.queues import NUM_LOOKED_AT, Queues, WaitingQueue
-from services.scheduler.sequence import Obstacle, Sequence
+from services.scheduler.sequence import Sequence, WaitReason
 from services.scheduler.worker_state import WorkerState
 
 
 class Planner:
     """Makes plans for workers, and moves sequences between them and ``queues``.
 
-    Up to ``pipeline_depth`` plans of a worker are in flight. ``obstacle`` is that of the first
+    Up to ``pipeline_depth`` plans of a worker are in flight. ``wait_reason`` is that of the first
     sequence left waiting by the last plan.
     """
 
@@ -62,12 +62,12 @@ class Planner:
         prefill_limits: PrefillLimits,
     ) -> None:
         self.num_preemptions = self.num_admitted = self.num_tries = 0
-        self.obstacle = Obstacle.PLANS_IN_FLIGHT
+        self.wait_reason = WaitReason.PLANS_IN_FLIGHT
         self._queues = queues
         self._placement = placement
         self._pipeline_depth = pipeline_depth
         self._prefill_limits = prefill_limits
-        self._giving_way = GivingWay(queues.waiting, placement, prefill_limits)
+        self._preemption = Preemption(queues.waiting, placement, prefill_limits)
 
     def next_plan(self, worker: WorkerState, num_absorbed: int) -> PlanBuilder | None:
         """Returns None if the worker may not run ahead or has nothing to do.
@@ -84,7 +84,7 @@ class Planner:
             not worker.is_leaving
             and self._first_isolated(worker) is None
             and not worker.is_short_of_blocks
-            and self._giving_way.inferior(worker, num_absorbed) is None
+            and self._preemption.inferior(worker, num_absorbed) is None
         )
 
     def is_in_need(self, worker: WorkerState) -> bool:
@@ -136,93 +136,93 @@ class Planner:
                 continue  # preempted
             builder.extend(sequence, blocks)
             running.append(sequence)
-        front = Front(running, self._queues.waiting)
-        share = worker.later_share
-        if share.expects_first and running and not front.has_later and _are_later(running):
+        groups = PriorityGroups(running, self._queues.waiting)
+        share = worker.priority_share
+        if share.expects_first and running and not groups.has_later and _are_later(running):
             builder.limit(len(running) + share.max_tokens)
-        obstacle = Obstacle.KV_BLOCKS if is_short_of_blocks else None
-        self.obstacle = self._compute(worker, builder, front, num_absorbed, obstacle)
-        if front.has_later:
-            self._compute_later(worker, builder, front, num_absorbed)
+        wait_reason = WaitReason.KV_BLOCKS if is_short_of_blocks else None
+        self.wait_reason = self._compute(worker, builder, groups, num_absorbed, wait_reason)
+        if groups.has_later:
+            self._compute_later(worker, builder, groups, num_absorbed)
         return builder
 
     def _compute(
         self,
         worker: WorkerState,
         builder: PlanBuilder,
-        front: Front,
+        groups: PriorityGroups,
         num_absorbed: int,
-        obstacle: Obstacle | None,
-    ) -> Obstacle:
-        """Computes the first sequences, or the later ones once ``front`` is past, and admits more
-        unless there is an ``obstacle``. Returns the obstacle of the first sequence left waiting."""
+        wait_reason: WaitReason | None,
+    ) -> WaitReason:
+        """Computes the first sequences, or the later ones once ``groups`` is past, and admits more
+        unless there is a ``wait_reason``. Returns the reason of the first sequence left waiting."""
         prompts: list[Sequence] = []
         decoding: list[Sequence] = []
-        for sequence in front.later if front.is_past else front.first:
+        for sequence in groups.later if groups.is_past else groups.first:
             (prompts if sequence.num_to_compute > 1 else decoding).append(sequence)
         builder.share_budget(len(decoding))
-        if not prompts and self._may_be_long(worker, front, len(decoding)):
+        if not prompts and self._may_be_long(worker, groups, len(decoding)):
             lengthen(worker, builder, decoding)
         for sequence in decoding:
             builder.compute(sequence, builder.budget)
         prefills = Prefills(self._prefill_limits, worker, builder)
         prefills.add(prompts)
-        if obstacle is None:
-            obstacle = self._admit(worker, builder, prefills, front, num_absorbed)
+        if wait_reason is None:
+            wait_reason = self._admit(worker, builder, prefills, groups, num_absorbed)
         prefills.finish()
-        return obstacle
+        return wait_reason
 
-    def _may_be_long(self, worker: WorkerState, front: Front, num_decoding: int) -> bool:
+    def _may_be_long(self, worker: WorkerState, groups: PriorityGroups, num_decoding: int) -> bool:
         """True if a plan of several steps delays no sequence but later ones that would not join it,
         for lack of room or by their share."""
         waiting = self._queues.waiting
-        if front.is_past or self._queues.isolated:
+        if groups.is_past or self._queues.isolated:
             return False
         # Admission looks at the same sequences: a plan of several steps admits none.
         others = waiting.each_in_turn(
-            lambda each: not front.leads(each), worker.next_look, worker.running.values()
+            lambda each: not groups.leads(each), worker.next_look, worker.running.values()
         )
         if next(others, None) is not None:
             return False
         first = waiting.first_where(lambda _: True)
-        could_join = front.has_later or (first is not None and worker.has_room_for(first))
-        return not could_join or not worker.later_share.may_join(num_decoding)
+        could_join = groups.has_later or (first is not None and worker.has_room_for(first))
+        return not could_join or not worker.priority_share.may_join(num_decoding)
 
     def _compute_later(
-        self, worker: WorkerState, builder: PlanBuilder, front: Front, num_absorbed: int
+        self, worker: WorkerState, builder: PlanBuilder, groups: PriorityGroups, num_absorbed: int
     ) -> None:
         """Computes the later sequences too if the plan has no first ones or their share allows
         it."""
-        plan, share = builder.plan, worker.later_share
+        plan, share = builder.plan, worker.priority_share
         is_beside_first = bool(plan.prefill or plan.decode)
         if is_beside_first:
             if not share.join(plan):
-                for sequence in front.later:
+                for sequence in groups.later:
                     sequence.num_held_back += plan.num_steps
                 return
             builder.limit(share.max_tokens)
-        first_obstacle, front.is_past = self.obstacle, True
-        no_room = first_obstacle in (Obstacle.SLOTS, Obstacle.KV_BLOCKS)
-        obstacle = self._compute(
-            worker, builder, front, num_absorbed, first_obstacle if no_room else None
+        first_reason, groups.is_past = self.wait_reason, True
+        no_room = first_reason in (WaitReason.SLOTS, WaitReason.KV_BLOCKS)
+        wait_reason = self._compute(
+            worker, builder, groups, num_absorbed, first_reason if no_room else None
         )
-        if first_obstacle == Obstacle.LATER_PRIORITY:
-            is_share = is_beside_first and obstacle == Obstacle.STEP_BUDGET
-            self.obstacle = Obstacle.LATER_PRIORITY if is_share else obstacle
+        if first_reason == WaitReason.LATER_PRIORITY:
+            is_share = is_beside_first and wait_reason == WaitReason.STEP_BUDGET
+            self.wait_reason = WaitReason.LATER_PRIORITY if is_share else wait_reason
 
     def _plan_isolated(self, worker: WorkerState, isolated: Sequence) -> PlanBuilder:
         """Computes one isolated sequence alone; others are preempted until it has room."""
-        self.obstacle = Obstacle.ISOLATED
+        self.wait_reason = WaitReason.ISOLATED
         if isolated.allocation is None:
             while not worker.has_room_for(isolated):
-                self.preempt(worker, Obstacle.ISOLATED)
+                self.preempt(worker, WaitReason.ISOLATED)
             builder = worker.begin_plan()
             self._queues.isolated.try_remove(isolated)
             worker.allocate(isolated)
             builder.admit(isolated)
         else:
             while (blocks := worker.try_extend(isolated)) is None:
-                self.preempt(worker, Obstacle.ISOLATED, spared=isolated)
+                self.preempt(worker, WaitReason.ISOLATED, spared=isolated)
             builder = worker.begin_plan()
             builder.extend(isolated, blocks)
         builder.compute(isolated, builder.budget)
@@ -251,19 +251,19 @@ class Planner:
             self.preempt(worker)
         if worker.in_flight:
             return
-        while inferior := self._giving_way.inferior(worker, num_absorbed):
-            self._take_slot(worker, inferior, Obstacle.PRIORITY)
+        while inferior := self._preemption.inferior(worker, num_absorbed):
+            self._take_slot(worker, inferior, WaitReason.PRIORITY)
 
     def _admit(
         self,
         worker: WorkerState,
         builder: PlanBuilder,
         prefills: Prefills,
-        front: Front,
+        groups: PriorityGroups,
         num_absorbed: int,
-    ) -> Obstacle:
+    ) -> WaitReason:
         """Admits waiting sequences in order, as far as slots, blocks and the budget go: first ones,
-        or later ones once ``front`` is past. Returns the obstacle of the first sequence left
+        or later ones once ``groups`` is past. Returns the reason of the first sequence left
         waiting.
 
         If this plan fills blocks of a prompt, further choices of the prompt are skipped: the next
@@ -272,14 +272,14 @@ class Planner:
         """
         waiting = self._queues.waiting
         if not waiting:
-            return Obstacle.PLANS_IN_FLIGHT
+            return WaitReason.PLANS_IN_FLIGHT
         if self._placement.is_held_back(worker):
-            return Obstacle.PROBATION
+            return WaitReason.PROBATION
         filling_blocks = [*worker.filling_blocks(builder.plan), *prefills.longs]
         prompts = {each.prompt_key for each in filling_blocks}
         self.num_tries += 1
         admissible = waiting.each_in_turn(
-            lambda each: not self._passes_over(worker, prefills, prompts, front, each),
+            lambda each: not self._passes_over(worker, prefills, prompts, groups, each),
             worker.next_look,
             worker.running.values(),
         )
@@ -288,54 +288,54 @@ class Planner:
             first = next(admissible, None)
             if first is None:
                 worker.next_look = next_look if next_look < len(waiting) else 0
-                passed_over = waiting.first_where(lambda each: each.obstacle is not None)
-                return (passed_over and passed_over.obstacle) or Obstacle.PLANS_IN_FLIGHT
+                passed_over = waiting.first_where(lambda each: each.wait_reason is not None)
+                return (passed_over and passed_over.wait_reason) or WaitReason.PLANS_IN_FLIGHT
             if not prefills.has_room_for(first):
-                return Obstacle.PARTIAL_PREFILLS
+                return WaitReason.PARTIAL_PREFILLS
             if not worker.has_room_for(first):
-                return Obstacle.KV_BLOCKS if worker.num_free_slots > 0 else Obstacle.SLOTS
+                return WaitReason.KV_BLOCKS if worker.num_free_slots > 0 else WaitReason.SLOTS
             if not self._placement.is_best(worker, first, len(waiting), num_absorbed):
-                return Obstacle.PLACEMENT
+                return WaitReason.PLACEMENT
             waiting.admit(first)
             worker.allocate(first)
             prefills.admit(first)
-            front.admit(first)
+            groups.admit(first)
             self.num_admitted += 1
             if worker.num_to_index(first) > 0 or first in prefills.longs:
                 prompts.add(first.prompt_key)
-        return Obstacle.STEP_BUDGET if worker.admits else Obstacle.NO_WORKER
+        return WaitReason.STEP_BUDGET if worker.admits else WaitReason.NO_WORKER
 
     def _passes_over(
         self,
         worker: WorkerState,
         prefills: Prefills,
         prompts: set[tuple[str, int]],
-        front: Front,
+        groups: PriorityGroups,
         sequence: Sequence,
     ) -> bool:
-        """True if others may be admitted before ``sequence``, which gets the obstacle."""
-        is_later = front.leads(sequence)
-        if is_later != front.is_past:
+        """True if others may be admitted before ``sequence``, which gets the reason."""
+        is_later = groups.leads(sequence)
+        if is_later != groups.is_past:
             if not is_later:
-                return True  # its obstacle is noted
-            front.has_later = True
-            obstacle = Obstacle.LATER_PRIORITY
+                return True  # its reason is noted
+            groups.has_later = True
+            wait_reason = WaitReason.LATER_PRIORITY
         elif prompts and sequence.prompt_key in prompts:
-            obstacle = Obstacle.PREFIX
+            wait_reason = WaitReason.PREFIX
         elif not self._placement.may_run_on(worker, sequence):
-            obstacle = Obstacle.PROBATION
+            wait_reason = WaitReason.PROBATION
         elif not prefills.may_admit(sequence):
-            obstacle = Obstacle.LONG_PREFILLS
+            wait_reason = WaitReason.LONG_PREFILLS
         else:
             return False
-        sequence.obstacle = obstacle
+        sequence.wait_reason = wait_reason
         sequence.num_passed_over += 1
         return True
 
     def preempt(
         self,
         worker: WorkerState,
-        why: Obstacle = Obstacle.KV_BLOCKS,
+        why: WaitReason = WaitReason.KV_BLOCKS,
         spared: Sequence | None = None,
     ) -> None:
         """Takes slot and blocks from a sequence without credit, else from the youngest with the
@@ -344,9 +344,9 @@ class Planner:
         sequence = max(others, key=lambda each: (not each.has_credit, each.order))
         self._take_slot(worker, sequence, why)
 
-    def _take_slot(self, worker: WorkerState, sequence: Sequence, why: Obstacle) -> None:
+    def _take_slot(self, worker: WorkerState, sequence: Sequence, why: WaitReason) -> None:
         worker.remove(sequence)
-        self._queues.put_back(sequence, why if sequence.has_credit else Obstacle.CREDIT)
+        self._queues.put_back(sequence, why if sequence.has_credit else WaitReason.CREDIT)
         sequence.num_preemptions += 1
         self.num_preemptions += 1
 

@@ -7,7 +7,7 @@ from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState
 
 
-class GivingWay:
+class Preemption:
     """Compares running sequences with the first ones in ``waiting``."""
 
     def __init__(
@@ -28,7 +28,7 @@ class GivingWay:
         inferiors = [
             each
             for each in worker.running.values()
-            if each.gives_way_to(first) and not each.is_isolated
+            if each.yields_to(first) and not each.is_isolated
         ]
         if not inferiors or not worker.has_room_without(inferiors, first):
             return None

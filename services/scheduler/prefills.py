@@ -39,7 +39,7 @@ class PrefillLimits:
         if num_tokens <= 0:
             return True
         num_long = sum(
-            each.num_to_compute > threshold and not each.gives_way_to(sequence)
+            each.num_to_compute > threshold and not each.yields_to(sequence)
             for each in worker.running.values()
         )
         return num_long < self.max_long or worker.has_cached(sequence, num_tokens)

@@ -40,7 +40,7 @@ MAX_SAVED = 4  # steps of income, or of expected cost, that the balance may hold
 SMOOTHING = 1 / 4  # weight of a new cost in the expected one
 
 
-class Front:
+class PriorityGroups:
     """Splits runnable sequences, given oldest first, into those with priority (``first``) and those
     that yield to one of them or to a waiting one (``later``). ``has_later``: there are later
     sequences, running or waiting. ``is_past``: the first ones are planned."""
@@ -72,7 +72,7 @@ class Front:
 
     def leads(self, sequence: Sequence) -> bool:
         """True if ``sequence`` yields to one of them."""
-        return any(map(sequence.gives_way_to, self._heads))
+        return any(map(sequence.yields_to, self._heads))
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class _Turn:
     is_joined: bool
 
 
-class LaterShare:
+class PriorityShare:
     """The account of one worker. Later sequences get ``share`` of its time, and up to
     ``max_tokens`` of a step they join."""
 

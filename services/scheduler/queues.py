@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import chain, islice
 
 from services.scheduler.fair_order import FairOrder
-from services.scheduler.sequence import Obstacle, Sequence
+from services.scheduler.sequence import Sequence, WaitReason
 
 NUM_LOOKED_AT = 256
 """The number of sequences a plan looks at from the head of a queue, and again further on: each
@@ -65,7 +65,7 @@ class WaitingQueue:
         for each in islice(self._sequences, NUM_LOOKED_AT):
             if each.order > sequence.order:
                 break
-            if sequence.gives_way_to(each):
+            if sequence.yields_to(each):
                 return each
         return None
 
@@ -108,7 +108,7 @@ class Queues:
         self.waiting = WaitingQueue()
         self.isolated = WaitingQueue()
         self.paused = WaitingQueue()
-        self.on_return: Callable[[Sequence, Obstacle], None] = lambda sequence, why: None
+        self.on_return: Callable[[Sequence, WaitReason], None] = lambda sequence, why: None
 
     def __len__(self) -> int:
         return len(self.waiting) + len(self.isolated) + len(self.paused)
@@ -129,10 +129,10 @@ class Queues:
         else:
             self.waiting.add(sequence)
 
-    def put_back(self, sequence: Sequence, why: Obstacle) -> None:
+    def put_back(self, sequence: Sequence, why: WaitReason) -> None:
         """Takes a sequence that lost its slot."""
         self.put(sequence)
-        sequence.num_passed_over, sequence.obstacle = 0, None
+        sequence.num_passed_over, sequence.wait_reason = 0, None
         self.on_return(sequence, why)
 
     def remove(self, sequence: Sequence) -> None:

@@ -6,7 +6,7 @@ This module handles sequences and workers from arrival to end; ``planner.py`` pl
 **Order.** A sequence of priority p that arrived at time t takes the place of one of priority 0 that
 arrived at t + p · priority_step_s. No sequence starves: one that waits long enough is first, and is
 overtaken only while other long prompts are computed, which end. Running sequences yield to ones of
-an earlier priority in the same order (``later_share.py``).
+an earlier priority in the same order (``priority_share.py``).
 
 **Credit.** A sequence is not computed while its client does not read, and is preempted if another
 one needs its slot or blocks. It waits apart until it has credit again.
@@ -32,7 +32,7 @@ from services.scheduler.placement import Placement
 from services.scheduler.planner import Planner
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.queues import Queues
-from services.scheduler.sequence import Arrival, Ended, Obstacle, Sequence
+from services.scheduler.sequence import Arrival, Ended, Sequence, WaitReason
 from services.scheduler.worker_state import WorkerState
 from shared.errors import (
     NO_WORKER,
@@ -86,7 +86,7 @@ class Scheduler:
         caches_prefixes: bool = True,
         pipeline_depth: int = 1,
         prefill_limits: PrefillLimits = PrefillLimits(),  # noqa: B008, it is frozen
-        later_share: float = 0.2,
+        priority_share: float = 0.2,
     ) -> None:
         self.max_waiting = max_waiting
         self.workers: dict[str, WorkerState] = {}
@@ -101,7 +101,7 @@ class Scheduler:
         self._handover = Handover(self.workers, self.sequences, self.queues)
         self._in_need: dict[str, None] = {}
         self._priority_step_s = priority_step_s
-        self._later_share = later_share
+        self._priority_share = priority_share
         self._caches_prefixes = caches_prefixes
         self._num_added = self._num_absorbed = 0
         self._unservable: dict[Sequence, float] = {}  # since this time no worker can run them
@@ -117,7 +117,7 @@ class Scheduler:
             capacity=capacity,
             caches_prefixes=self._caches_prefixes,
             holders=self._holders,
-            later_share=self._later_share,
+            priority_share=self._priority_share,
             num_finished=num_finished,
         )
         self.workers[worker_id] = worker
@@ -150,7 +150,7 @@ class Scheduler:
                 text = f"{sequence.num_worker_deaths} workers died while they ran this request"
                 refusals.append(self._refusal(sequence, InternalError(text, code=WORKER_DIED)))
             else:
-                self.queues.put_back(sequence, Obstacle.WORKER_LOST)
+                self.queues.put_back(sequence, WaitReason.WORKER_LOST)
                 self.num_requeues += 1
         self._note_unservable(now_s)
         self._handover.run()
@@ -249,16 +249,16 @@ class Scheduler:
         return ended
 
     @property
-    def stranded(self) -> list[Sequence]:
+    def unrunnable(self) -> list[Sequence]:
         """Sequences that no connected worker can run."""
         if any(worker.admits for worker in self.workers.values()):
             return list(self._unservable)
         return list(self.queues)
 
     @property
-    def obstacle(self) -> Obstacle:
-        """The obstacle of the first waiting sequence at the last plan."""
-        return self.planner.obstacle if self.workers else Obstacle.NO_WORKER
+    def wait_reason(self) -> WaitReason:
+        """The reason of the first waiting sequence at the last plan."""
+        return self.planner.wait_reason if self.workers else WaitReason.NO_WORKER
 
     # --- steps ----------------------------------------------------------------------------------
 

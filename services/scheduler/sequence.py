@@ -25,7 +25,7 @@ from shared.wire.messages import (
 from shared.wire.token_arrays import bytes_of
 
 
-class Obstacle(IntEnum):
+class WaitReason(IntEnum):
     """The reason a waiting sequence has no slot, or lost its slot.
 
     The comments name the setting of each limit.
@@ -131,8 +131,8 @@ class Sequence:
     the number of the first block missing in its prefix cache at the last look. Logprobs of
     ``num_prompt_scored`` prompt tokens, from the second on, have arrived. ``num_steps`` counts
     steps with output. ``num_passed_over`` counts plans that admitted, or might have admitted,
-    others first, the last time because of ``obstacle``. ``num_held_back`` counts steps that left it
-    out although it had a slot.
+    others first, the last time because of ``wait_reason``. ``num_held_back`` counts steps that left
+    it out although it had a slot.
     """
 
     request: str
@@ -165,7 +165,7 @@ class Sequence:
     num_accepted: int = 0
     num_passed_over: int = 0
     num_held_back: int = 0
-    obstacle: Obstacle | None = None
+    wait_reason: WaitReason | None = None
     missing_blocks: dict[str, int] = field(default_factory=dict)
     _hashes: BlockHashes | None = None
 
@@ -178,7 +178,7 @@ class Sequence:
     def key(self) -> tuple[str, int]:
         return self.request, self.attempt
 
-    def gives_way_to(self, other: "Sequence") -> bool:
+    def yields_to(self, other: "Sequence") -> bool:
         """True if ``other`` is of an earlier priority and ahead of it."""
         later = self.options.priority > other.options.priority
         return later and self.order > other.order

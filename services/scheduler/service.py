@@ -9,11 +9,11 @@ from itertools import count, groupby
 import numpy as np
 from msgspec.structs import replace
 
+from services.scheduler.cell_handover import CellHandover
 from services.scheduler.emission import Emission
 from services.scheduler.intake import Intake, why_refused
 from services.scheduler.metrics import STALLED_WORKERS, CoreMetrics, StepMetrics
 from services.scheduler.observer import Observer
-from services.scheduler.other_cells import OtherCells
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.request_log import RequestLog
 from services.scheduler.result_check import check_result
@@ -95,7 +95,7 @@ class SchedulerService:
                 config.max_long_partial_prefills,
                 config.long_prefill_token_threshold,
             ),
-            later_share=config.later_priority_share,
+            priority_share=config.later_priority_share,
         )
         self._intake = Intake(self._core, config.quarantine_s)
         self._metrics = CoreMetrics(self._core)
@@ -107,7 +107,9 @@ class SchedulerService:
         self._routes: dict[int, Forwarding] = {}  # one per tokenizer
         self._workers: dict[str, Peer] = {}  # attached ones
         self._worker_ids: dict[Peer, str] = {}
-        self._other_cells = OtherCells(self._core, self._routes, config.instance, self._plan_soon)
+        self._cell_handover = CellHandover(
+            self._core, self._routes, config.instance, self._plan_soon
+        )
         self._inquiries = Inquiries()
         self._new_ids = count()
         self._num_steps = 0
@@ -135,8 +137,8 @@ class SchedulerService:
                 STALLED_WORKERS.inc()
                 step = self._core.workers[worker_id].in_flight[0].step
                 self._link.drop(self._workers[worker_id], f"step {step} has no result (stall-s)")
-            self._other_cells.hand_over(self._core.stranded)
-            self._other_cells.move_waiting(time.monotonic())
+            self._cell_handover.hand_over(self._core.unrunnable)
+            self._cell_handover.move_waiting(time.monotonic())
 
     async def drain(self) -> None:
         """Hands all sequences over to other cells. If there are none it returns soon, and gateways
@@ -151,7 +153,7 @@ class SchedulerService:
             self._plan_soon()
             await self._idle.wait()
         else:
-            await self._other_cells.hand_over_all(HANDOVER_SHARE * self._config.drain_timeout_s)
+            await self._cell_handover.hand_over_all(HANDOVER_SHARE * self._config.drain_timeout_s)
 
     def commands(self) -> dict[str, Command]:
         return {"reset_prefix_cache": self._core.reset_prefix_cache}
@@ -225,7 +227,7 @@ class SchedulerService:
         self._steps.forget(worker_id)
         now_s = time.monotonic()
         self._refuse(self._core.remove_worker(worker_id, now_s, is_explained))
-        self._other_cells.hand_over(self._core.stranded)
+        self._cell_handover.hand_over(self._core.unrunnable)
         loop = asyncio.get_running_loop()
         loop.call_later(self._config.worker_grace_s, self._fail_unservable, now_s)
 

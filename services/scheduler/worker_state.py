@@ -6,9 +6,9 @@ from math import ceil, inf
 
 from services.scheduler.block_pool import BlockPool, PrefixIndex
 from services.scheduler.draft_depth import DraftDepth
-from services.scheduler.later_share import LaterShare
 from services.scheduler.limits import fits
 from services.scheduler.plan_builder import PlanBuilder
+from services.scheduler.priority_share import PriorityShare
 from services.scheduler.sequence import Allocation, Sequence
 from services.scheduler.stages import is_in_other_stages, with_share
 from shared.errors import CodecError
@@ -36,7 +36,7 @@ class WorkerState:
         capacity: Capacity,
         caches_prefixes: bool,
         holders: dict[bytes, str],
-        later_share: float,
+        priority_share: float,
         num_finished: int = 0,
     ) -> None:
         self.worker_id = worker_id
@@ -54,7 +54,7 @@ class WorkerState:
         self.ran_isolated = False
         self.step_s = inf
         self.draft_depth = DraftDepth(capacity)
-        self.later_share = LaterShare(later_share, capacity.max_num_batched_tokens)
+        self.priority_share = PriorityShare(priority_share, capacity.max_num_batched_tokens)
         self._verify_depth = 0  # most drafts of a sequence after the last plan
         self._caches_prefixes = caches_prefixes
         self._free_slots = list(range(capacity.max_num_seqs - 1, -1, -1))
@@ -115,12 +115,12 @@ class WorkerState:
             expected = f"that of step {self.in_flight[0].step}" if self.in_flight else "none"
             raise CodecError(f"the result of step {step} came where {expected} was due")
         plan = self.in_flight.popleft()
-        if result.rows and not self.later_share.has_joined(plan):
+        if result.rows and not self.priority_share.has_joined(plan):
             self.step_s = result.step_s / result.num_steps
         if plan.prefill or plan.decode:
             self._num_finished += result.num_steps
         self.draft_depth.note(plan, result)
-        self.later_share.note(plan, result)
+        self.priority_share.note(plan, result)
         self.in_flight_since = num_absorbed
         done = [each for each in self.leaving if each.last_step <= step]
         self.leaving = [each for each in self.leaving if each.last_step > step]

@@ -39,7 +39,7 @@ class Schedulers:
         return any(peer.is_ready for peer in self)
 
     @property
-    def obstacle(self) -> str:
+    def unready_reason(self) -> str:
         """Why none is ready."""
         return next((peer.status.reason for peer in self), "no scheduler is connected")
 

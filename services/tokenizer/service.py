@@ -164,7 +164,7 @@ class TokenizerService:
             return State.NOT_READY, "loading the tokenizer"
         if self._schedulers.are_ready:
             return State.READY, ""
-        return State.NOT_READY, self._schedulers.obstacle
+        return State.NOT_READY, self._schedulers.unready_reason
 
     def _report_to(self, gateway: Peer) -> None:
         assert self._link is not None

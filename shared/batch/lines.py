@@ -46,7 +46,7 @@ class LineError:
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class BatchLine:
     """One request. ``body`` is a JSON object."""
 
     number: int
@@ -96,7 +96,7 @@ def read_lines(
             yield number, None
 
 
-def parse_line(text: Text, max_bytes: int, endpoint: str | None = None) -> Line | LineError:
+def parse_line(text: Text, max_bytes: int, endpoint: str | None = None) -> BatchLine | LineError:
     """``endpoint``, if given, is the only one allowed."""
     number, data = text
     if data is None:
@@ -113,7 +113,7 @@ def parse_line(text: Text, max_bytes: int, endpoint: str | None = None) -> Line 
         code, param, reason = wrong
         shown_id = line.custom_id[:MAX_ID_CHARS]
         return LineError(number, code, f"line {number}: {param} {reason}", param, shown_id)
-    return Line(number, line.custom_id, line.url, line.body)
+    return BatchLine(number, line.custom_id, line.url, line.body)
 
 
 def _wrong(line: _Line, endpoint: str | None) -> tuple[str, str, str] | None:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import Raw, Struct
 
 from shared.batch.errors import NoReply
-from shared.batch.lines import Line, LineError, Text, parse_line, read_lines
+from shared.batch.lines import BatchLine, LineError, Text, parse_line, read_lines
 from shared.batch.results import Result, ResultFile, result_of_error, result_of_reply
 from shared.batch.sender import Reply
 
@@ -188,7 +188,7 @@ def _take(texts: Iterator[Text]) -> list[Text]:
     return taken
 
 
-def _body(line: Line, priority: int | None) -> bytes:
+def _body(line: BatchLine, priority: int | None) -> bytes:
     if priority is None:
         return bytes(line.body)
     fields = msgspec.json.decode(line.body, type=dict[str, Raw])

@@ -8,9 +8,9 @@ from contextlib import suppress
 
 from shared.link.peer import Peer, PeerEvents, count_sent, try_decode
 from shared.link.sockets.connection import DialedConnection, PeerGone
-from shared.link.sockets.context import Context
+from shared.link.sockets.context import SocketContext
 from shared.link.sockets.libzmq import Protect
-from shared.link.sources import Source
+from shared.link.sources import AddressSource
 from shared.process.log import peer_text
 from shared.process.log_once import LogOnce
 from shared.process.metrics import DIALS_FAILED, PEERS_REFUSED
@@ -35,9 +35,9 @@ class Dialer:
 
     def __init__(
         self,
-        context: Context,
+        context: SocketContext,
         service: ServiceName,
-        sources: Sequence[Source],
+        sources: Sequence[AddressSource],
         events: PeerEvents,
         protect: Protect | None = None,
         takes_one: bool = False,

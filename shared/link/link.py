@@ -28,9 +28,9 @@ from shared.link.keys import Keys
 from shared.link.listener import Listener
 from shared.link.peer import SILENCE_S, Handler, Peer, count_bad
 from shared.link.sockets.connection import LINGER_S
-from shared.link.sockets.context import Context
+from shared.link.sockets.context import SocketContext
 from shared.link.sockets.libzmq import Protect, Socket
-from shared.link.sources import SocketDirectory, Source, source_of
+from shared.link.sources import AddressSource, SocketDirectory, source_of
 from shared.link.zap import Gatekeeper
 from shared.process.log import peer_text
 from shared.process.metrics import PEERS, PEERS_LOST
@@ -106,7 +106,7 @@ class Link:
         self.was_ready = False
         self.loading_silence_s = SILENCE_S
         self._keys = keys
-        self._context = Context()
+        self._context = SocketContext()
         self._gatekeeper = Gatekeeper(self._context.zmq, keys) if keys else None
         self._paths: list[Path] = []
         self._listeners: list[Listener] = []
@@ -162,7 +162,7 @@ class Link:
         """Connects to all present and future instances of ``service``, with ``takes_one`` to one at
         a time, while ``run`` runs: at the addresses ``tcp`` if given, else in ``directory``. Raises
         ConfigError for a missing key."""
-        sources: list[Source] = [self._source(service, Endpoint.parse(each)) for each in tcp]
+        sources: list[AddressSource] = [self._source(service, Endpoint.parse(each)) for each in tcp]
         key = self._key_for(service) if tcp else None
         sources = sources or [SocketDirectory(directory, service, role)]
         self._dialers.append(
@@ -323,7 +323,7 @@ class Link:
     def _endpoints(self) -> list[Listener | Dialer]:
         return [*self._listeners, *self._dialers]
 
-    def _source(self, service: ServiceName, endpoint: Endpoint) -> Source:
+    def _source(self, service: ServiceName, endpoint: Endpoint) -> AddressSource:
         return source_of(endpoint.host, endpoint.port_of(service, self.hello.service))
 
     def _guard(self, service: ServiceName) -> Protect | None:

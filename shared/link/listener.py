@@ -6,7 +6,7 @@ import logging
 
 from shared.link.peer import Peer, PeerEvents, count_sent, try_decode
 from shared.link.sockets.connection import LINGER_S, AcceptedConnection, PeerGone
-from shared.link.sockets.context import Context
+from shared.link.sockets.context import SocketContext
 from shared.link.sockets.libzmq import Protect
 from shared.process.log import peer_text
 from shared.process.log_once import LogOnce
@@ -25,7 +25,7 @@ class Listener:
 
     def __init__(
         self,
-        context: Context,
+        context: SocketContext,
         address: str,
         service: ServiceName,
         events: PeerEvents,

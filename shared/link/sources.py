@@ -20,7 +20,7 @@ LOOKUP_S = 1.0
 SETTLED_NS = 1_000_000_000  # two changes in one tick of a file system's clock look like one
 
 
-class Source(Protocol):
+class AddressSource(Protocol):
     """``addresses`` are ZeroMQ's, as of now; ``run`` keeps them current until cancelled."""
 
     addresses: set[str]
@@ -109,7 +109,7 @@ class HostName:
             self._failures.end()
 
 
-def source_of(host: str, port: int) -> Source:
+def source_of(host: str, port: int) -> AddressSource:
     try:
         ipaddress.ip_address(host)
     except ValueError:

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from kernels.cpu.collectives import Collectives, collectives_bytes, forget_name, open_memory
 from kernels.cpu.library import find_variant, load_library
-from kernels.cpu.meeting import Meeting, forget_name, meeting_bytes, open_memory
 
 SIZES = (1, 37, 70_000, 600_000)  # the last takes several exchanges
 ROUNDS = 3
@@ -32,10 +32,10 @@ def part_of(rank: int, size: int) -> torch.Tensor:
 def take_part(name: str, rank: int, size: int, folder: Path) -> None:
     native = library()
     native["shoal_start"](2)
-    memory = open_memory(name, meeting_bytes(native, size), creates=False)
-    meeting = Meeting(native, memory, rank, size)
-    found = [meeting.sum(part_of(rank, each)) for _ in range(ROUNDS) for each in SIZES]
-    odd = meeting.first(torch.full((3,), rank, dtype=torch.bfloat16))
+    memory = open_memory(name, collectives_bytes(native, size), creates=False)
+    collectives = Collectives(native, memory, rank, size)
+    found = [collectives.sum(part_of(rank, each)) for _ in range(ROUNDS) for each in SIZES]
+    odd = collectives.first(torch.full((3,), rank, dtype=torch.bfloat16))
     np.savez(folder / f"{rank}.npz", *[each.numpy() for each in found], odd=odd.float().numpy())
 
 
@@ -43,21 +43,21 @@ def join_as_host(name: str, rank: int, size: int, folder: Path, wires: dict[int,
     """Two ranks share a host's memory; ``wires`` are its first rank's."""
     native = library()
     native["shoal_start"](1)
-    memory = open_memory(name, meeting_bytes(native, size), creates=False)
+    memory = open_memory(name, collectives_bytes(native, size), creates=False)
     of_host = range(rank // 2 * 2, rank // 2 * 2 + 2)
-    meeting = Meeting(native, memory, rank, size, of_host, wires)
-    found = [meeting.sum(part_of(rank, each)) for _ in range(ROUNDS) for each in SIZES]
+    collectives = Collectives(native, memory, rank, size, of_host, wires)
+    found = [collectives.sum(part_of(rank, each)) for _ in range(ROUNDS) for each in SIZES]
     np.savez(folder / f"{rank}.npz", *[each.numpy() for each in found])
     if rank == 0:
         with pytest.raises(ConnectionError, match="another host's ranks"):
-            meeting.gather(torch.zeros(4))
+            collectives.gather(torch.zeros(4))
     if rank == 1:
-        meeting.gather(torch.zeros(4))  # another host has left: this blocks until the kill
+        collectives.gather(torch.zeros(4))  # another host has left: this blocks until the kill
 
 
 def test_ranks_of_three_hosts_have_the_sum_in_the_order_of_ranks(tmp_path: Path) -> None:
     size, num_hosts = 6, 3
-    num_bytes = meeting_bytes(library(), size)
+    num_bytes = collectives_bytes(library(), size)
     names = [f"shoal-test-{os.getpid()}-{host}" for host in range(num_hosts)]
     wires: list[dict[int, socket.socket]] = [{} for _ in range(num_hosts)]
     for host in range(num_hosts):
@@ -102,7 +102,7 @@ def assert_sums(folder: Path, size: int) -> None:
 
 def test_all_have_the_sum_in_the_order_of_ranks(tmp_path: Path) -> None:
     size = 3
-    name, num_bytes = f"shoal-test-{os.getpid()}", meeting_bytes(library(), size)
+    name, num_bytes = f"shoal-test-{os.getpid()}", collectives_bytes(library(), size)
     open_memory(name, num_bytes, creates=True)
     context = get_context("forkserver")
     processes = [

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor
 
 from kernels import switches
-from kernels.dependent.triton import early
 from kernels.paged_attention.device import TILE, ChunkRows, DecodeRows, DeviceAttention
 from kernels.paged_attention.grouped import PLAIN, AttentionOptions
 from kernels.paged_attention.triton import latent
 from kernels.paged_attention.triton.chunk import chunk_kernel
 from kernels.paged_attention.triton.decode import decode_kernel
 from kernels.paged_attention.triton.tiles import EXACT, LOG2_E, MAX_REGISTERS
+from kernels.programmatic_launch.triton import early
 from kernels.sizes import cdiv, next_power_of_2
 
 # With batch 1 and 8 KV heads, 16 splits are 128 programs, about as many as an H200 has

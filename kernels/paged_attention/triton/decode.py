@@ -7,8 +7,8 @@ the same for every token, and more keys change nothing in earlier splits.
 import triton
 import triton.language as tl
 
-from kernels.dependent.triton import begin
 from kernels.paged_attention.triton.tiles import LOG2_E, attend_keys, own_tiles
+from kernels.programmatic_launch.triton import begin
 
 COMBINED_QUERIES = tl.constexpr(8)  # per iteration: more parts, all in flight, fill the registers
 

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 
 from services.gateway.http.account import ACCOUNT, Account, KeyLimits
 from services.gateway.http.fair_time import FairTurns
-from services.gateway.http.own_socket import OWNER_HEADER, is_own
+from services.gateway.http.internal_socket import OWNER_HEADER, is_own
 from services.gateway.http.routes import Load, route_of
 from shared.errors import ConfigError, Unauthorized
 from shared.settings.fields import check_api_key
@@ -29,15 +29,15 @@ _LIMIT = re.compile(r"(max-open-requests|max-tokens-per-minute)=([1-9][0-9]{0,17
 
 class Guard:
     """Compares digests: all have the same length, so the time of a comparison reveals nothing of a
-    key. The gateway's own requests, on ``own_socket``, have no key and name their owner. Routes
-    without an entry in ``loads`` are work."""
+    key. The gateway's own requests, on ``internal_socket``, have no key and name their owner.
+    Routes without an entry in ``loads`` are work."""
 
     def __init__(
-        self, accounts: Sequence[Account], loads: Mapping[str, Load], own_socket: Path
+        self, accounts: Sequence[Account], loads: Mapping[str, Load], internal_socket: Path
     ) -> None:
         self._accounts = accounts
         self._loads = loads
-        self._own_socket = own_socket
+        self._internal_socket = internal_socket
         self._turns = FairTurns()
 
     @web.middleware
@@ -46,7 +46,7 @@ class Guard:
         load = self._loads.get(route_of(request), Load.WORK)
         if load is Load.OPEN:
             return await handler(request)
-        if is_own(request, self._own_socket):
+        if is_own(request, self._internal_socket):
             account = self._owner(request.headers.get(OWNER_HEADER, ""))
         else:
             account = self._account(_shown_keys(request))

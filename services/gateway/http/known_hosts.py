@@ -14,7 +14,7 @@ from pathlib import Path
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
-from services.gateway.http.own_socket import is_own
+from services.gateway.http.internal_socket import is_own
 from services.gateway.http.violations import show
 from shared.settings.gateway import GatewayConfig
 
@@ -26,15 +26,15 @@ _HOST = re.compile(r"(?:\[(?P<ipv6>[^\]]*)\]|(?P<name>[^:\[\]]*))(?::\d*)?")
 class KnownHosts:
     """Lets requests pass that name an address, ``names`` or nobody."""
 
-    def __init__(self, names: Sequence[str], own_socket: Path) -> None:
+    def __init__(self, names: Sequence[str], internal_socket: Path) -> None:
         self._names = {LOCALHOST, *(name.lower() for name in names)}
-        self._own_socket = own_socket
+        self._internal_socket = internal_socket
 
     @web.middleware
     async def check(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Raises web.HTTPMisdirectedRequest."""
         host = request.headers.get(hdrs.HOST, "")
-        if not self._knows(host) and not is_own(request, self._own_socket):
+        if not self._knows(host) and not is_own(request, self._internal_socket):
             raise web.HTTPMisdirectedRequest(
                 reason=f"the Host is {show(host)}; expected localhost, an IP address or one of"
                 " allowed-hosts"
@@ -49,12 +49,12 @@ class KnownHosts:
         return not name or name.lower() in self._names or _is_address(name)
 
 
-def known_hosts(config: GatewayConfig, own_socket: Path) -> KnownHosts | None:
+def known_hosts(config: GatewayConfig, internal_socket: Path) -> KnownHosts | None:
     """None if any name may be ours: the names of a network are not known here."""
     is_local = config.uds is None and _is_loopback(config.host)
     if not is_local and not config.allowed_hosts:
         return None
-    return KnownHosts(config.allowed_hosts, own_socket)
+    return KnownHosts(config.allowed_hosts, internal_socket)
 
 
 def _is_loopback(host: str) -> bool:

@@ -151,7 +151,7 @@ class Tokenizers:
         return None if is_telling or not others else _least_loaded(others)
 
     @property
-    def obstacle(self) -> str | None:
+    def unready_reason(self) -> str | None:
         """Why no request can be served now, or None."""
         if not self._by_peer:
             return "no tokenizer is connected"
@@ -160,7 +160,7 @@ class Tokenizers:
         return "; ".join(f"{peer}: {peer.status.reason}" for peer in self._by_peer)
 
     def unavailable(self) -> Unavailable:
-        return Unavailable(self.obstacle or "no model is known", retry_after_s=RETRY_AFTER_S)
+        return Unavailable(self.unready_reason or "no model is known", retry_after_s=RETRY_AFTER_S)
 
     async def _wait_until(self, condition: Callable[[], bool]) -> None:
         try:

@@ -1,6 +1,6 @@
 """Calls in the format of a model, with the markers around them."""
 
-from services.gateway.text.context import Context
+from services.gateway.text.context import CallContext
 from services.gateway.text.pythonic_calls import PythonicCalls
 from services.gateway.text.raw_values import RawArguments
 from services.gateway.text.source import Broken, Waiting
@@ -14,7 +14,7 @@ from shared.dialects.formats import (
 
 
 class Calls:
-    def __init__(self, context: Context, tools: ToolFormat) -> None:
+    def __init__(self, context: CallContext, tools: ToolFormat) -> None:
         self._context = context
         self._source = context.source
         self._out = context.out
@@ -114,7 +114,7 @@ class Calls:
 class NamedCalls:
     """Calls as a name, a marker and the arguments in JSON."""
 
-    def __init__(self, context: Context, layout: MarkedNameLayout) -> None:
+    def __init__(self, context: CallContext, layout: MarkedNameLayout) -> None:
         self._context = context
         self._source = context.source
         self._layout = layout
@@ -159,7 +159,7 @@ class NamedCalls:
 class PairCalls:
     """Calls as a name, then keys and values in markers of their own."""
 
-    def __init__(self, context: Context, layout: PairsLayout, call_close: str) -> None:
+    def __init__(self, context: CallContext, layout: PairsLayout, call_close: str) -> None:
         self._context = context
         self._source = context.source
         self._key_open = context.markers(layout.key_open)
@@ -202,7 +202,7 @@ class PairCalls:
 class TaggedCalls:
     """Several functions may be between the markers of one call: each is a call."""
 
-    def __init__(self, context: Context, layout: TaggedLayout) -> None:
+    def __init__(self, context: CallContext, layout: TaggedLayout) -> None:
         self._context = context
         self._source = context.source
         self._padding = layout.value_padding
@@ -263,7 +263,7 @@ _ARGUMENTS = ("arguments", "parameters")
 _OTHER = ("type", "id", "index")  # keys that may precede the name in a call
 
 
-def read_json_calls(context: Context, is_tagless: bool) -> Waiting[None]:
+def read_json_calls(context: CallContext, is_tagless: bool) -> Waiting[None]:
     """``is_tagless``: no marker came, so an object is a call only if it names an existing
     function."""
     source = context.source
@@ -285,7 +285,7 @@ def read_json_calls(context: Context, is_tagless: bool) -> Waiting[None]:
 
 
 class _JsonCall:
-    def __init__(self, context: Context, is_tagless: bool) -> None:
+    def __init__(self, context: CallContext, is_tagless: bool) -> None:
         self._context = context
         self._source = context.source
         self._is_tagless = is_tagless

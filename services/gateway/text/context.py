@@ -7,16 +7,16 @@ from typing import Any
 
 from services.gateway.text.collector import Collector
 from services.gateway.text.json_text import JsonText
-from services.gateway.text.source import Broken, Markers, MarkerTable, Source, Waiting
+from services.gateway.text.source import Broken, Markers, MarkerTable, TextSource, Waiting
 
 _NAME = re.compile(r"[\w.:/-]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class CallContext:
     """``stops`` are the markers around calls: in a call they occur only inside a string."""
 
-    source: Source
+    source: TextSource
     out: Collector
     functions: Mapping[str, Any]
     json: JsonText

@@ -4,7 +4,7 @@ import re
 
 from services.gateway.text.collector import Collector
 from services.gateway.text.reasoning_count import ReasoningCount
-from services.gateway.text.source import MarkerTable, Source, Waiting
+from services.gateway.text.source import MarkerTable, TextSource, Waiting
 from shared.dialects.formats import HarmonyLayout
 from shared.wire.messages import OutputStart
 
@@ -16,7 +16,7 @@ class HarmonyReply:
 
     def __init__(
         self,
-        source: Source,
+        source: TextSource,
         out: Collector,
         count: ReasoningCount,
         table: MarkerTable,

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from string import hexdigits
 
-from services.gateway.text.source import Broken, Markers, Source, Waiting
+from services.gateway.text.source import Broken, Markers, TextSource, Waiting
 from shared.text.surrogates import without_halves
 
 Sink = Callable[[str], None]
@@ -19,7 +19,7 @@ _DEPTHS = {"{": 1, "[": 1, "}": -1, "]": -1}
 class JsonText:
     """Reads JSON from ``source``. ``stops`` may occur in it only inside a string."""
 
-    def __init__(self, source: Source, stops: Markers) -> None:
+    def __init__(self, source: TextSource, stops: Markers) -> None:
         self._source = source
         self._stops = stops
         firsts = "".join({text[0] for text in stops.texts})

@@ -24,12 +24,12 @@ import msgspec
 
 from services.gateway.chat.replies.events import Event
 from services.gateway.text.collector import Collector, Over
-from services.gateway.text.context import Context
+from services.gateway.text.context import CallContext
 from services.gateway.text.harmony_reply import HarmonyReply
 from services.gateway.text.json_text import JsonText
 from services.gateway.text.reasoning_count import ReasoningCount
 from services.gateway.text.reply import Reply
-from services.gateway.text.source import Markers, MarkerTable, Source, Token, Waiting
+from services.gateway.text.source import Markers, MarkerTable, TextSource, Token, Waiting
 from shared.dialects.formats import HarmonyLayout, ReasoningFormat, ToolFormat
 from shared.wire.messages import OutputStart
 
@@ -77,7 +77,7 @@ class OutputMachine:
 
     def __init__(self, rules: OutputRules, start: OutputStart, seed: str) -> None:
         self.is_over = False
-        self._source = Source()
+        self._source = TextSource()
         ids = rules.tools.ids if rules.tools is not None else "call"
         self._out = Collector(ids, seed, rules.is_parallel)
         self._count = ReasoningCount()
@@ -162,7 +162,7 @@ class OutputMachine:
             ).read(start)
         stops = rules.table.of(*sorted(tools.outer_markers if tools is not None else ()))
         json = JsonText(self._source, stops)
-        context = Context(
+        context = CallContext(
             source=self._source,
             out=self._out,
             functions=rules.functions,

@@ -5,7 +5,7 @@ from contextlib import suppress
 from math import isfinite
 from string import hexdigits
 
-from services.gateway.text.context import Context
+from services.gateway.text.context import CallContext
 from services.gateway.text.source import Broken, Waiting
 from services.gateway.text.value_types import json_string
 from shared.dialects.formats import PythonicLayout
@@ -20,7 +20,7 @@ _HEX_LENGTHS = {"x": 2, "u": 4, "U": 8}
 
 
 class PythonicCalls:
-    def __init__(self, context: Context, layout: PythonicLayout) -> None:
+    def __init__(self, context: CallContext, layout: PythonicLayout) -> None:
         self._context = context
         self._source = context.source
         self._layout = layout
@@ -84,7 +84,7 @@ class PythonicCalls:
 class _Literal:
     """One value. ``_open`` are the unclosed brackets."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: CallContext) -> None:
         self._source = context.source
         self._stops = context.stops
         self._write = context.out.arguments

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from services.gateway.text.context import Context
+from services.gateway.text.context import CallContext
 from services.gateway.text.json_text import Sink
 from services.gateway.text.source import Broken, Markers, Waiting
 from services.gateway.text.value_types import ANY, json_of, json_string, types_of_parameters
@@ -16,7 +16,7 @@ class RawArguments:
     """The object of the arguments of one call. ``padding`` is one character, or none, on both sides
     of a value and not a part of it."""
 
-    def __init__(self, context: Context, name: str, padding: str = "") -> None:
+    def __init__(self, context: CallContext, name: str, padding: str = "") -> None:
         self._source = context.source
         self._out = context.out
         self._types: Mapping[str, frozenset[str]] = types_of_parameters(context.functions.get(name))

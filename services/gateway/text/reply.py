@@ -1,7 +1,7 @@
 """Splits a reply of reasoning, content and calls, each between markers of its own."""
 
 from services.gateway.text.calls import Calls
-from services.gateway.text.context import Context
+from services.gateway.text.context import CallContext
 from services.gateway.text.reasoning_count import ReasoningCount
 from services.gateway.text.source import Waiting
 from shared.dialects.formats import ReasoningFormat, ToolFormat
@@ -13,7 +13,7 @@ class Reply:
 
     def __init__(
         self,
-        context: Context,
+        context: CallContext,
         tools: ToolFormat | None,
         reasoning: ReasoningFormat | None,
         count: ReasoningCount,

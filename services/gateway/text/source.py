@@ -59,7 +59,7 @@ class MarkerTable:
         return self._made[texts]
 
 
-class Source:
+class TextSource:
     """Text and added tokens in their order.
 
     A recorded part can be read again unchanged. ``index`` is the position of the last marker among

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 from services.scheduler.observer import Observer
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.sequence import Arrival, Ended, Obstacle, Sequence
+from services.scheduler.sequence import Arrival, Ended, Sequence, WaitReason
 from shared.wire.messages import Admit, Span, SpanReport, SpanValue, StepPlan
 from shared.wire.spans import unix_s
 
-Sums = list[float]  # seconds, by obstacle
+Sums = list[float]  # seconds, by reason
 MAX_STAYS = 60
 """Waits and stays of a sequence with a span each. A sequence preempted again and again has more."""
 MAX_ENDED = 4096
@@ -20,28 +20,28 @@ Key = tuple[str, int]
 
 
 class WaitTimes:
-    """The total time of each obstacle of the first waiting sequence. Times are monotonic. The
+    """The total time of each reason of the first waiting sequence. Times are monotonic. The
     difference of two totals explains a wait."""
 
     def __init__(self, now_s: float) -> None:
-        self._sums = [0.0] * len(Obstacle)
-        self._obstacle = Obstacle.PLANS_IN_FLIGHT
+        self._sums = [0.0] * len(WaitReason)
+        self._wait_reason = WaitReason.PLANS_IN_FLIGHT
         self._since_s = now_s
 
-    def note(self, obstacle: Obstacle, now_s: float) -> None:
-        """``obstacle`` holds from ``now_s`` on."""
-        self._sums[self._obstacle] += now_s - self._since_s
-        self._obstacle, self._since_s = obstacle, now_s
+    def note(self, wait_reason: WaitReason, now_s: float) -> None:
+        """``wait_reason`` holds from ``now_s`` on."""
+        self._sums[self._wait_reason] += now_s - self._since_s
+        self._wait_reason, self._since_s = wait_reason, now_s
 
     def sums(self, now_s: float) -> Sums:
-        self.note(self._obstacle, now_s)
+        self.note(self._wait_reason, now_s)
         return self._sums.copy()
 
 
-def difference(before: Sums, after: Sums) -> list[tuple[float, Obstacle]]:
-    """Returns the seconds added for each obstacle, longest first."""
+def difference(before: Sums, after: Sums) -> list[tuple[float, WaitReason]]:
+    """Returns the seconds added for each reason, longest first."""
     added = [
-        (last - first, Obstacle(number))
+        (last - first, WaitReason(number))
         for number, (first, last) in enumerate(zip(before, after, strict=True))
         if last > first
     ]
@@ -51,9 +51,9 @@ def difference(before: Sums, after: Sums) -> list[tuple[float, Obstacle]]:
 @dataclass(slots=True)
 class _Wait:
     """A time without a slot from ``since_s``. The counters are from its beginning: the seconds of
-    each obstacle, plans with admission, admitted sequences, and sequences ahead in the queue."""
+    each reason, plans with admission, admitted sequences, and sequences ahead in the queue."""
 
-    why: Obstacle | None
+    why: WaitReason | None
     since_s: float
     sums: Sums
     num_tries: int
@@ -94,7 +94,7 @@ class SequenceSpans(Observer):
         self._waits = WaitTimes(now_s)
         self._open: dict[Key, _Trace] = {}
         self._ended: OrderedDict[Key, int] = OrderedDict()  # their routes
-        self._returned: list[tuple[Sequence, Obstacle]] = []  # lost their slots
+        self._returned: list[tuple[Sequence, WaitReason]] = []  # lost their slots
         core.queues.on_return = self._note_return
 
     def begin(self, arrival: Arrival) -> None:
@@ -117,7 +117,7 @@ class SequenceSpans(Observer):
                 trace.state = _Stay(worker, now_s, row, num_emitted)
 
     def account(self, now_s: float) -> None:
-        self._waits.note(self._core.obstacle, now_s)
+        self._waits.note(self._core.wait_reason, now_s)
         self._note_returned(now_s)
 
     def end(self, ended: Ended, now_s: float) -> None:
@@ -156,7 +156,7 @@ class SequenceSpans(Observer):
         if route is not None:
             self._send(route, report)
 
-    def _note_return(self, sequence: Sequence, why: Obstacle) -> None:
+    def _note_return(self, sequence: Sequence, why: WaitReason) -> None:
         if sequence.key in self._open:
             self._returned.append((sequence, why))
 
@@ -171,7 +171,7 @@ class SequenceSpans(Observer):
     def _report(self, key: Key, spans: list[Span]) -> SpanReport:
         return SpanReport(*key, "scheduler", self._instance, spans)
 
-    def _wait(self, sequence: Sequence, why: Obstacle | None, now_s: float) -> _Wait:
+    def _wait(self, sequence: Sequence, why: WaitReason | None, now_s: float) -> _Wait:
         planner, waiting = self._core.planner, self._core.queues.waiting
         sums = self._waits.sums(now_s)
         num_before = waiting.num_before(sequence)
@@ -190,22 +190,23 @@ class SequenceSpans(Observer):
                 trace.spans.append(_span("run", stay.since_s, now_s, 1, _of_stay(trace, stay, why)))
 
     def _why_it_waited(self, sequence: Sequence, wait: _Wait, now_s: float) -> dict[str, SpanValue]:
-        """The reason, and the milliseconds of each obstacle of the first waiting sequence."""
+        """The reason, and the milliseconds of each reason of the first waiting sequence."""
         planner = self._core.planner
         waited = difference(wait.sums, self._waits.sums(now_s))
         num_admitted = planner.num_admitted - wait.num_admitted
         num_sooner = max(0, num_admitted - 1 - wait.num_before)
-        reason = waited[0][1] if waited else Obstacle.PLANS_IN_FLIGHT
-        if wait.why in (Obstacle.CREDIT, Obstacle.ISOLATED):
+        reason = waited[0][1] if waited else WaitReason.PLANS_IN_FLIGHT
+        if wait.why in (WaitReason.CREDIT, WaitReason.ISOLATED):
             reason = wait.why
-        elif sequence.is_isolated and reason != Obstacle.NO_WORKER:
-            reason = Obstacle.ISOLATED
+        elif sequence.is_isolated and reason != WaitReason.NO_WORKER:
+            reason = WaitReason.ISOLATED
         elif (
-            sequence.obstacle and 2 * sequence.num_passed_over > planner.num_tries - wait.num_tries
+            sequence.wait_reason
+            and 2 * sequence.num_passed_over > planner.num_tries - wait.num_tries
         ):
-            reason = sequence.obstacle
+            reason = sequence.wait_reason
         elif num_sooner > wait.num_before:
-            reason = Obstacle.PRIORITY
+            reason = WaitReason.PRIORITY
         attributes: dict[str, SpanValue] = {
             "reason": reason.label,
             "num_before": wait.num_before,
@@ -213,9 +214,9 @@ class SequenceSpans(Observer):
         }
         if wait.why is not None:
             attributes["after"] = wait.why.label
-        for seconds, obstacle in waited:
+        for seconds, wait_reason in waited:
             if seconds >= SHOWN_S:
-                attributes[f"{obstacle.label}_ms"] = round(1000 * seconds, 3)
+                attributes[f"{wait_reason.label}_ms"] = round(1000 * seconds, 3)
         return attributes
 
 

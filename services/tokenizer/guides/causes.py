@@ -19,21 +19,21 @@ _PLACE = re.compile(r"^(at )?\d+\(\d+\): (failed to compile JSON schema: )?")
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class GrammarPart:
     """A grammar in a client's own words, which came as the field ``param``."""
 
     param: str
     grammar: str
 
 
-def parts_of(wanted: Wanted, unheld: frozenset[str] = frozenset()) -> list[Part]:
+def parts_of(wanted: Wanted, unheld: frozenset[str] = frozenset()) -> list[GrammarPart]:
     """The parts of ``wanted`` that are a grammar by themselves, without the ``unheld`` probes.
     ``wanted`` composes without an error."""
     totals, parts = Totals(unheld=unheld), []
     choice = wanted.choice or ToolChoice("auto")
     if wanted.tools and choice.kind != "none":
         parts += [
-            Part(f"{tool.param}.parameters", _written("json_schema", arguments(tool)))
+            GrammarPart(f"{tool.param}.parameters", _written("json_schema", arguments(tool)))
             for tool in read_tools(wanted.tools, choice, totals)
         ]
     if wanted.format is not None and choice.kind != "required":
@@ -41,15 +41,15 @@ def parts_of(wanted: Wanted, unheld: frozenset[str] = frozenset()) -> list[Part]
     return parts
 
 
-def _parts_of_format(format: OutputFormat, totals: Totals) -> list[Part]:
+def _parts_of_format(format: OutputFormat, totals: Totals) -> list[GrammarPart]:
     value, param = format.value, format.param
     if format.kind == "json_schema":
         schema = checked(read_json(value, param), param, totals, format.is_strict)
         schema = guided(schema, format.is_strict, format.whitespace)
-        return [Part(param, _written("json_schema", schema))]
+        return [GrammarPart(param, _written("json_schema", schema))]
     if format.kind == "grammar":
         grammar = gbnf_to_lark(value, param) if is_gbnf(value) else value
-        return [Part(param, _written("lark_grammar", grammar))]
+        return [GrammarPart(param, _written("lark_grammar", grammar))]
     return []
 
 

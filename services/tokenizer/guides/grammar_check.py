@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from services.tokenizer.guides.causes import Part, cause
+from services.tokenizer.guides.causes import GrammarPart, cause
 from services.tokenizer.guides.child import LENGTH, Question, Verdict, Vocabulary
 from services.tokenizer.guides.limits import invalid
 from shared.errors import GRAMMAR_TOO_COMPLEX, RETRY_AFTER_S, Overloaded, Unavailable
@@ -40,7 +40,7 @@ class _Found:
     part: str = ""
 
 
-def _no_parts() -> list[Part]:
+def _no_parts() -> list[GrammarPart]:
     return []
 
 
@@ -62,7 +62,7 @@ class GrammarCheck:
         grammar: str,
         param: str,
         owner: str = "",
-        read_parts: Callable[[], list[Part]] = _no_parts,
+        read_parts: Callable[[], list[GrammarPart]] = _no_parts,
     ) -> None:
         """Raises InvalidRequest naming ``param`` for a grammar that is wrong or costs too much, or
         the field of one of its parts, if that part is wrong by itself; ``read_parts`` is called on
@@ -128,7 +128,7 @@ class GrammarCheck:
         await self._end_child()
 
     async def _ask(
-        self, key: bytes, grammar: str, owner: str, read_parts: Callable[[], list[Part]]
+        self, key: bytes, grammar: str, owner: str, read_parts: Callable[[], list[GrammarPart]]
     ) -> _Found:
         await self._wait_for_turn(owner)
         if key in self._verdicts:  # the same grammar was before us
@@ -163,7 +163,9 @@ class GrammarCheck:
         if not trial.cancelled():
             trial.exception()
 
-    async def _try(self, key: bytes, grammar: str, read_parts: Callable[[], list[Part]]) -> _Found:
+    async def _try(
+        self, key: bytes, grammar: str, read_parts: Callable[[], list[GrammarPart]]
+    ) -> _Found:
         question = Question([grammar])
         verdict = await self._ask_child(question) or await self._ask_child(question)
         if verdict is None:
@@ -177,7 +179,7 @@ class GrammarCheck:
             self._verdicts.popitem(last=False)
         return found
 
-    async def _find_part(self, parts: list[Part]) -> _Found | None:
+    async def _find_part(self, parts: list[GrammarPart]) -> _Found | None:
         """The first part that is wrong by itself; None also if it is not found in time."""
         try:
             verdict = await self._ask_child(Question([each.grammar for each in parts], True))

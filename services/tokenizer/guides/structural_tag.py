@@ -41,14 +41,14 @@ class AnyText:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TagPart:
     """``has_end``: its end is recognizable without the text after it."""
 
     body: str
     has_end: bool = True
 
 
-Piece = Fixed | Regular | AnyText | Part
+Piece = Fixed | Regular | AnyText | TagPart
 
 
 def structural_tag(lark: Lark, format: OutputFormat, totals: Totals) -> str:
@@ -87,11 +87,11 @@ class _Writer:
                 check_regex(f"{path}.pattern", pattern)
                 return [Regular(regex(pattern))]
             case {"type": "grammar", "grammar": str(grammar)}:
-                return [Part(grammar_part(self._lark, grammar, f"{path}.grammar"))]
+                return [TagPart(grammar_part(self._lark, grammar, f"{path}.grammar"))]
             case {"type": "json_schema", "json_schema": schema, **others} if (
                 others.get("style", "json") == "json"
             ):
-                return [Part(self._json(schema, f"{path}.json_schema"))]
+                return [TagPart(self._json(schema, f"{path}.json_schema"))]
             case {"type": "sequence", "elements": [*elements]}:
                 return [
                     piece
@@ -102,7 +102,7 @@ class _Writer:
                 return self._tag(node, path, depth)
         return [self._composed(node, path, depth)]
 
-    def _composed(self, node: dict[str, Any], path: str, depth: int) -> Part:
+    def _composed(self, node: dict[str, Any], path: str, depth: int) -> TagPart:
         match node:
             case {"type": "or", "elements": [_, *_] as elements}:
                 parts = [
@@ -115,7 +115,7 @@ class _Writer:
                 part = self._part(content, f"{path}.content", depth + 1)
                 if kind != "optional":
                     self._check_end(part, path)
-                return Part(f"({part.body}){sign}", part.has_end)
+                return TagPart(f"({part.body}){sign}", part.has_end)
             case {"type": "repeat", "min": int(low), "max": int(high), "content": content}:
                 return self._repeated(low, high, content, path, depth)
             case {"type": "triggered_tags", "triggers": [*triggers], "tags": [*tags]}:
@@ -141,22 +141,22 @@ class _Writer:
         parts = [self.joined([Fixed(begin), *inner, Fixed(each)], path) for each in ends]
         return [self._either(parts)]
 
-    def _part(self, node: Any, path: str, depth: int) -> Part:
+    def _part(self, node: Any, path: str, depth: int) -> TagPart:
         return self.joined(self.pieces(node, path, depth), path)
 
-    def _either(self, parts: Sequence[Part]) -> Part:
+    def _either(self, parts: Sequence[TagPart]) -> TagPart:
         body = " | ".join(part.body for part in parts)
-        return Part(self._lark.rule(body), all(part.has_end for part in parts))
+        return TagPart(self._lark.rule(body), all(part.has_end for part in parts))
 
-    def _repeated(self, low: int, high: int, content: Any, path: str, depth: int) -> Part:
+    def _repeated(self, low: int, high: int, content: Any, path: str, depth: int) -> TagPart:
         check_limit(path, "repetitions", max(low, high), MAX_REPEATS)
         if low < 0 or high < max(low, -1):
             raise invalid(path, f"min is {low} and max is {high}; expected 0 ≤ min ≤ max")
         part = self._part(content, f"{path}.content", depth + 1)
         self._check_end(part, path)
-        return Part(f"({part.body}){{{low},{high}}}")
+        return TagPart(f"({part.body}){{{low},{high}}}")
 
-    def _separated(self, node: dict[str, Any], path: str, depth: int) -> Part:
+    def _separated(self, node: dict[str, Any], path: str, depth: int) -> TagPart:
         tags = [
             self._part(each, f"{path}.tags[{index}]", depth + 1)
             for index, each in enumerate(node["tags"])
@@ -166,9 +166,9 @@ class _Writer:
         if not node.get("stop_after_first"):
             self._check_end(one, path)
             body = f"{body} ({separator} {body})*"
-        return Part(body if node.get("at_least_one") else f"({body})?", one.has_end)
+        return TagPart(body if node.get("at_least_one") else f"({body})?", one.has_end)
 
-    def structures(self, tag: dict[str, Any], path: str) -> Part:
+    def structures(self, tag: dict[str, Any], path: str) -> TagPart:
         """The older form as the newer one."""
         structures, triggers = tag.get("structures"), tag.get("triggers")
         if not isinstance(structures, list) or not isinstance(triggers, list):
@@ -195,12 +195,12 @@ class _Writer:
         path: str,
         depth: int,
         field: str = "tags",
-    ) -> Part:
+    ) -> TagPart:
         """Free text, in which a trigger must go on as a tag that begins with it; the client gave
         the tags as ``field``."""
         if not tags or not triggers or not all(isinstance(each, str) and each for each in triggers):
             raise invalid(path, f"triggers and {field} are lists that are not empty")
-        by_trigger: dict[str, list[Part]] = {}
+        by_trigger: dict[str, list[TagPart]] = {}
         for index, tag in enumerate(tags):
             place = f"{path}.{field}[{index}]"
             pieces = self.pieces(tag, place, depth + 1)
@@ -220,14 +220,14 @@ class _Writer:
         )
         return self._in_text(part, node)
 
-    def _in_text(self, part: str, node: dict[str, Any]) -> Part:
+    def _in_text(self, part: str, node: dict[str, Any]) -> TagPart:
         text, at_least_one = self._lark.any_text(), bool(node.get("at_least_one"))
         if node.get("stop_after_first"):
             body = part if at_least_one else f"{part} | {text}"
-            return Part(self._lark.rule(body), at_least_one)
-        return Part(f"{part}{'+' if at_least_one else '*'} {text}", has_end=False)
+            return TagPart(self._lark.rule(body), at_least_one)
+        return TagPart(f"{part}{'+' if at_least_one else '*'} {text}", has_end=False)
 
-    def joined(self, pieces: Sequence[Piece], path: str) -> Part:
+    def joined(self, pieces: Sequence[Piece], path: str) -> TagPart:
         """One after the other. Any text and an expression end at the first fixed text that follows
         and that lets them."""
         words: list[str] = []
@@ -247,12 +247,12 @@ class _Writer:
                 case AnyText():
                     words.append(self._lark.any_text())
                     has_end = False
-                case Part(body):
+                case TagPart(body):
                     words.append(f"({body})")
                     has_end = piece.has_end
             if not has_end and following is not None and following != Fixed(""):
                 raise invalid(path, "after any_text only a const_string or a tag can be held")
-        return Part(" ".join(words) or '""', has_end)
+        return TagPart(" ".join(words) or '""', has_end)
 
     def _until(self, body: str, following: Piece | None) -> str:
         if not _is_text(following):
@@ -267,7 +267,7 @@ class _Writer:
     def _json(self, schema: Any, path: str) -> str:
         return json_part(self._lark, checked(schema, path, self._totals), self._format)
 
-    def _check_end(self, part: Part, path: str) -> None:
+    def _check_end(self, part: TagPart, path: str) -> None:
         if not part.has_end:
             raise invalid(path, "something follows a part that ends in any_text")
 

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kernels.codes import Codes, decoded_rows
-from kernels.dependent import one_by_one
 from kernels.experts import Biases
 from kernels.experts import experts as expert_products
 from kernels.latent import latent_queries, latent_values, write_latents
 from kernels.linear import gated as gated_product
 from kernels.linear import linear as product
 from kernels.paged_attention import AttentionOptions, attend
+from kernels.programmatic_launch import one_by_one
 from kernels.rms_norm import Norm, rms_norm
 from kernels.rope_kv import rope_kv
 from kernels.route import expert_logits, route

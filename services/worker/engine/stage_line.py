@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from services.worker.engine.protocol import StepOutput
-from services.worker.layers.stage import Line, Stage
+from services.worker.layers.stage import Stage, StageConnection
 from services.worker.machine.rank_group import Sent
 from shared.errors import CodecError
 from shared.wire.codec import decode, encode
@@ -86,7 +86,7 @@ class StageLine:
             self._sent.popleft().wait()
 
     @property
-    def _line(self) -> Line:
+    def _line(self) -> StageConnection:
         assert self._stage.line is not None
         return self._stage.line
 

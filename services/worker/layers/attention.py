@@ -5,7 +5,7 @@ from dataclasses import replace
 from torch import nn
 
 from services.worker.layers.heads import AttentionSpec, Heads
-from services.worker.layers.linear import Linear, Piece
+from services.worker.layers.linear import Linear, WeightPiece
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import Parallel
@@ -82,10 +82,10 @@ class Attention(nn.Module):
         spec = self.heads.spec
         return spec.num_heads if spec.softcap is not None or spec.has_sinks else 0
 
-    def checkpoint_pieces(self, name: str) -> dict[str, Piece]:
+    def checkpoint_pieces(self, name: str) -> dict[str, WeightPiece]:
         if self.sinks is None:
             return {}
-        return {f"{name}.sinks": Piece(self.sinks, 0, self._shard.start, self._shard.total)}
+        return {f"{name}.sinks": WeightPiece(self.sinks, 0, self._shard.start, self._shard.total)}
 
     def drop_window(self, max_len: int) -> None:
         spec = self.heads.spec

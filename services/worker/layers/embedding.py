@@ -4,7 +4,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels.grammar_mask import HIDDEN
-from services.worker.layers.linear import Piece
+from services.worker.layers.linear import WeightPiece
 from services.worker.layers.parallel import Shard, as_shard
 from services.worker.layers.weights import Dense, Quantized, Weight
 
@@ -35,8 +35,10 @@ class TokenRows(nn.Module):
         """False if its rows are left to another process."""
         return isinstance(self.weight, Quantized) or len(self.weight.values) == self.outputs
 
-    def checkpoint_pieces(self, name: str) -> dict[str, Piece]:
-        return {self._source: Piece(self.weight.values, 0, self.vocab.start, self.vocab.total)}
+    def checkpoint_pieces(self, name: str) -> dict[str, WeightPiece]:
+        return {
+            self._source: WeightPiece(self.weight.values, 0, self.vocab.start, self.vocab.total)
+        }
 
 
 class Embedding(TokenRows):

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from services.worker.layers.linear import Piece
+from services.worker.layers.linear import WeightPiece
 from services.worker.layers.parallel import Shard
 from services.worker.layers.weights import empty_parameter
 
@@ -21,8 +21,8 @@ class LatentExpansion(nn.Module):
         self._rows = heads.times(key_dim + value_dim)
         self.weight = empty_parameter(self._rows.num, rank)
 
-    def checkpoint_pieces(self, name: str) -> dict[str, Piece]:
-        return {f"{name}.weight": Piece(self.weight, 0, self._rows.start, self._rows.total)}
+    def checkpoint_pieces(self, name: str) -> dict[str, WeightPiece]:
+        return {f"{name}.weight": WeightPiece(self.weight, 0, self._rows.start, self._rows.total)}
 
     def halves(self) -> tuple[Tensor, Tensor]:
         """Views of the weight: [H, key_dim, rank] and [H, value_dim, rank]."""

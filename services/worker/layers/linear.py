@@ -12,7 +12,7 @@ from services.worker.layers.weights import Dense, Weight, empty_parameter
 META = torch.device("meta")
 
 
-class Piece(NamedTuple):
+class WeightPiece(NamedTuple):
     """The part of a checkpoint's tensor that fills ``destination``: along ``dim``, the range from
     ``start`` on. The whole tensor has ``size`` there; None: the range is the whole tensor.
     ``num_ranks`` share its columns. ``offset`` is added to its numbers."""
@@ -92,18 +92,20 @@ class Linear(nn.Module):
         assert isinstance(self.weight, Dense)
         self.weight = Dense(self.outputs, self.inputs, self.weight.values.dtype, device)
 
-    def checkpoint_pieces(self, name: str) -> dict[str, Piece]:
+    def checkpoint_pieces(self, name: str) -> dict[str, WeightPiece]:
         if self._columns is not None:
             layer, start, total = self._columns
-            return {f"{layer}.weight": Piece(self.weight.values, 1, start, total)}
+            return {f"{layer}.weight": WeightPiece(self.weight.values, 1, start, total)}
         pieces = {}
         for part, rows, values in self._split(self.weight.values):
             dim, shard = (1, self._input_shard) if self.is_partial else (0, rows)
             ranks = self._input_shard.total // max(1, self.inputs)
-            pieces[f"{part or name}.weight"] = Piece(values, dim, shard.start, shard.total, ranks)
+            pieces[f"{part or name}.weight"] = WeightPiece(
+                values, dim, shard.start, shard.total, ranks
+            )
         if self.bias is not None:
             for part, rows, values in self._split(self.bias):
-                pieces[f"{part or name}.bias"] = Piece(values, 0, rows.start, rows.total)
+                pieces[f"{part or name}.bias"] = WeightPiece(values, 0, rows.start, rows.total)
         return pieces
 
     def _split(self, tensor: Tensor) -> Iterator[tuple[str, Shard, Tensor]]:

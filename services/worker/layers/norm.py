@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from services.worker.layers.linear import Piece
+from services.worker.layers.linear import WeightPiece
 from services.worker.layers.parallel import Shard, as_shard
 from services.worker.layers.weights import empty_parameter
 
@@ -20,6 +20,6 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self._offset = offset
 
-    def checkpoint_pieces(self, name: str) -> dict[str, Piece]:
+    def checkpoint_pieces(self, name: str) -> dict[str, WeightPiece]:
         start, _, total = self._shard
-        return {f"{name}.weight": Piece(self.weight, 0, start, total, offset=self._offset)}
+        return {f"{name}.weight": WeightPiece(self.weight, 0, start, total, offset=self._offset)}

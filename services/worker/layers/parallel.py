@@ -64,38 +64,38 @@ class Parallel:
     stage: Stage = WHOLE
 
     def sum(self, part: Tensor) -> Tensor:
-        return part if self.size == 1 else self._meeting.sum(part)
+        return part if self.size == 1 else self._ranks.sum(part)
 
     def join(self, part: Tensor, total: int) -> Tensor:
         """[T, this rank's share of ``total``], as ``vocabulary`` cuts it → [T, total]"""
         if self.size == 1:
             return part
         width = -(-total // self.size)
-        parts = self._meeting.gather(functional.pad(part, (0, width - part.shape[1])))
+        parts = self._ranks.gather(functional.pad(part, (0, width - part.shape[1])))
         return parts.transpose(0, 1).flatten(1)[:, :total].contiguous()
 
     def first(self, own: Tensor) -> Tensor:
         """Returns the tensor of rank 0."""
-        return own if self.size == 1 else self._meeting.first(own)
+        return own if self.size == 1 else self._ranks.first(own)
 
     def gather(self, own: Tensor) -> Tensor:
         """[…] of each → [size, …]"""
-        return own[None] if self.size == 1 else self._meeting.gather(own)
+        return own[None] if self.size == 1 else self._ranks.gather(own)
 
     def least(self, number: int) -> int:
         """Returns the smallest that a rank has."""
         if self.size == 1:
             return number
-        return int(self._meeting.gather(torch.tensor([number])).min())
+        return int(self._ranks.gather(torch.tensor([number])).min())
 
     def num_alike(self, number: int) -> int:
         """Returns the number of ranks with the same ``number``, this one included."""
         if self.size == 1:
             return 1
-        return int((self._meeting.gather(torch.tensor([number])) == number).sum())
+        return int((self._ranks.gather(torch.tensor([number])) == number).sum())
 
     @property
-    def _meeting(self) -> Group:
+    def _ranks(self) -> Group:
         if self.group is None:
             raise RuntimeError(f"rank {self.rank} of {self.size} has no group")
         return self.group

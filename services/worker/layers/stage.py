@@ -11,7 +11,7 @@ from services.worker.machine.rank_group import Sent
 from shared.errors import ConfigError
 
 
-class Line(Protocol):
+class StageConnection(Protocol):
     """The connection between stages. Messages from one stage to another arrive in the order of
     sending, separately for each ``kind``."""
 
@@ -30,7 +30,7 @@ class Stage:
 
     number: int = 0
     num: int = 1
-    line: Line | None = None
+    line: StageConnection | None = None
 
     @property
     def is_first(self) -> bool:

@@ -128,7 +128,7 @@ def _store_of_hosts(first: str, port: int, *, is_first: bool) -> c10d.TCPStore:
         listening = socket.create_server((address, port), family=family)
     except OSError as error:
         raise ConfigError(
-            f"master-port: {port}, the next one, is for the first meeting of ranks:"
+            f"master-port: {port}, the next one, is where ranks meet first:"
             f" {error.strerror} at {address}"
         ) from None
     return c10d.TCPStore(

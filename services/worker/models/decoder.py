@@ -146,7 +146,7 @@ class DecoderLayer(nn.Module):
         return self.mlp.forward(ops, x, norm=self.post_attention_layernorm, residual=x, scale=scale)
 
 
-class LayerElsewhere(nn.Module):
+class RemoteLayer(nn.Module):
     """The placeholder of a layer on another stage."""
 
     def forward(self, _: Ops[X], x: X) -> X:
@@ -248,7 +248,7 @@ class DecoderLM(nn.Module, ABC):
         assert self.mtp_head is not None
         self.draft_lm_head = self.mtp_head.lm_head = head
 
-    def elsewhere(self) -> Iterator[nn.Module]:
+    def remote_modules(self) -> Iterator[nn.Module]:
         """The parts on other stages. Raises ConfigError if a stage would have no layer."""
         stage, layers = self.parallel.stage, self.model.layers
         own = stage.layers(len(layers))
@@ -261,16 +261,16 @@ class DecoderLM(nn.Module, ABC):
             if self.lm_head is not None:
                 yield self.lm_head
 
-    def leave_elsewhere(self) -> None:
+    def drop_remote(self) -> None:
         """Makes it the part of a model that its stage has, with places of the KV cache for its own
         layers alone."""
         stage, trunk = self.parallel.stage, self.model
         if stage.num == 1:
             return
-        left, own = list(self.elsewhere()), stage.layers(len(trunk.layers))
+        left, own = list(self.remote_modules()), stage.layers(len(trunk.layers))
         for number in range(len(trunk.layers)):
             if number not in own:
-                trunk.layers[number] = LayerElsewhere()
+                trunk.layers[number] = RemoteLayer()
         if trunk.embed_tokens in left:
             trunk.embed_tokens.leave()
         if not stage.is_last:

@@ -5,7 +5,7 @@ from torch import nn
 from kernels.route import Routing
 from services.worker.config.sparse_config import Num, SparseConfig
 from services.worker.layers.experts import Router
-from services.worker.layers.linear import Piece
+from services.worker.layers.linear import WeightPiece
 from services.worker.layers.mixture import Mixture
 from services.worker.layers.mlp import GatedMLP
 from services.worker.layers.parallel import ALONE, Parallel
@@ -16,11 +16,11 @@ from services.worker.models.mtp import MtpLayer, NormedMtpHead
 class ErnieRouter(Router):
     """Its correction is stored outside of it, as a row."""
 
-    def checkpoint_pieces(self, name: str) -> dict[str, Piece]:
+    def checkpoint_pieces(self, name: str) -> dict[str, WeightPiece]:
         assert self.e_score_correction_bias is not None
         return {
-            f"{name}.weight": Piece(self.weight),
-            "moe_statics.e_score_correction_bias": Piece(self.e_score_correction_bias[None]),
+            f"{name}.weight": WeightPiece(self.weight),
+            "moe_statics.e_score_correction_bias": WeightPiece(self.e_score_correction_bias[None]),
         }
 
 

@@ -10,7 +10,7 @@ from kernels.route import Routing
 from services.worker.config.model_config import Window
 from services.worker.config.sparse_config import Num, SparseConfig
 from services.worker.layers.experts import Router
-from services.worker.layers.linear import Piece
+from services.worker.layers.linear import WeightPiece
 from services.worker.layers.mixture import Mixture
 from services.worker.models.decoder import DecoderLayer, DecoderLM, Parts
 from services.worker.models.qwen2 import WindowsConfig
@@ -24,9 +24,9 @@ YARN = {
 
 
 class GptOssRouter(Router):
-    def checkpoint_pieces(self, name: str) -> dict[str, Piece]:
+    def checkpoint_pieces(self, name: str) -> dict[str, WeightPiece]:
         assert self.bias is not None
-        return {"router.weight": Piece(self.weight), "router.bias": Piece(self.bias)}
+        return {"router.weight": WeightPiece(self.weight), "router.bias": WeightPiece(self.bias)}
 
 
 class GptOssForCausalLM(DecoderLM):

@@ -11,8 +11,8 @@ from functools import partial
 
 import torch
 
+from kernels.cpu.collectives import Collectives, collectives_bytes, forget_name, open_memory
 from kernels.cpu.library import find_variant, load_library
-from kernels.cpu.meeting import Meeting, forget_name, meeting_bytes, open_memory
 from kernels.cpu.operators import DTYPES
 from kernels.cpu.packing import NativeLibrary, can_round, is_whole
 from kernels.cpu.sampler import NativeSampler
@@ -155,7 +155,7 @@ def meet_natively(parallel: Parallel, settings: WorkerConfig, library: ctypes.CD
     is_first = rank == of_host.start
     token = parallel.first(torch.tensor([secrets.randbits(62)]))
     name = f"shoal-{int(token):x}-{settings.node_rank}"
-    num_bytes = meeting_bytes(library, size)
+    num_bytes = collectives_bytes(library, size)
     try:
         if is_first:
             memory = open_memory(name, num_bytes, creates=True)
@@ -172,4 +172,4 @@ def meet_natively(parallel: Parallel, settings: WorkerConfig, library: ctypes.CD
         if is_first:
             forget_name(name)
     others = connect_hosts(parallel, settings)
-    return replace(parallel, group=Meeting(library, memory, rank, size, of_host, others))
+    return replace(parallel, group=Collectives(library, memory, rank, size, of_host, others))

@@ -12,9 +12,9 @@ from services.worker.startup.cache_codes import CACHE_CODES
 from services.worker.startup.implementations import implementation
 from services.worker.startup.model_shape import ModelShape
 from services.worker.weights.dummy import make_dummy
-from services.worker.weights.homes import GIB
 from services.worker.weights.load import build_model, load_model
 from services.worker.weights.progress import Progress
+from services.worker.weights.weight_placement import GIB
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 

@@ -34,7 +34,7 @@ from services.worker.startup.cache_codes import CACHE_CODES, choose_cache_dtype
 from services.worker.startup.join_ranks import check_split, join_ranks, share_of
 from services.worker.startup.load_weights import load_ours, load_theirs
 from services.worker.startup.model_shape import ModelShape, count_parameters, shape_of
-from services.worker.startup.own_config import find_own_config
+from services.worker.startup.native_config import find_native_config
 from services.worker.step.pooling import Pooler
 from services.worker.step.sampler import Sampler
 from services.worker.weights.pooled import make_up_score_head, read_score_head
@@ -168,7 +168,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
     )
     pools = model_info.pooling is not None
     architectures = read_architectures(folder, pools)
-    config = find_own_config(settings, folder, model_info, architectures)
+    config = find_native_config(settings, folder, model_info, architectures)
     device = choose_device(settings.device, settings.gpu_claims)
     cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, config)
     settings = settings.model_copy(update={"kv_cache_dtype": cache_dtype})

@@ -13,7 +13,7 @@ from shared.wire.messages import ModelInfo
 log = logging.getLogger(__name__)
 
 
-def find_own_config(
+def find_native_config(
     settings: WorkerConfig, folder: Path, model_info: ModelInfo, architectures: list[str]
 ) -> ModelConfig | None:
     """None if transformers computes it. Raises ConfigError."""

@@ -60,7 +60,7 @@ class StoredTensor:
 Tensors = dict[str, StoredTensor]
 
 
-class Source(NamedTuple):
+class TensorSource(NamedTuple):
     """The stored tensor for one of our tensors, and the conversion between them."""
 
     name: str
@@ -74,8 +74,8 @@ class Checkpoint:
         self.folder = folder
         self.tensors = tensors
 
-    def source(self, name: str) -> Source:
-        return Source(name)
+    def source(self, name: str) -> TensorSource:
+        return TensorSource(name)
 
     def find(self, name: str) -> StoredTensor | None:
         """The tensor that is ``name`` with us."""

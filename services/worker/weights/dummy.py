@@ -11,9 +11,9 @@ from services.worker.layers.embedding import LMHead, TokenRows
 from services.worker.layers.linear import Linear
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.models.decoder import DecoderLM
-from services.worker.weights.homes import Homes
 from services.worker.weights.load import build_model, quantize
 from services.worker.weights.online import Forms, Quantization
+from services.worker.weights.weight_placement import WeightPlacement
 from shared.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ def make_dummy(
     forms = Forms(quantization, head, embedding).tied(is_tied)
     log.warning("load-format = dummy: the weights are random, the output is not meaningful")
     model = build_model(config, dtype, device, parallel, pools=pools)
-    model.leave_elsewhere()
+    model.drop_remote()
     generator = torch.Generator(device).manual_seed(SEED)
     table = model.model.embed_tokens
     for module in model.modules():
@@ -59,8 +59,8 @@ def make_dummy(
     of_linears = {parameter for linear in linears for parameter in linear.parameters()}
     others = {each: name for name, each in model.named_parameters() if each not in of_linears}
     _make_up(others, generator)
-    homes = Homes(model, device, model.model.layers, host_bytes)
-    for _, module, home in homes.visit():
+    placement = WeightPlacement(model, device, model.model.layers, host_bytes)
+    for _, module, home in placement.visit():
         if isinstance(module, Linear):
             module.allocate(device)
             _make_up({each: name for name, each in module.named_parameters()}, generator)
@@ -71,7 +71,7 @@ def make_dummy(
             module.weight = table.weight
         elif isinstance(module, TokenRows) and module.is_here:
             quantize(module, forms.of(module))
-    model.offloaded = homes.offloaded()
+    model.offloaded = placement.offloaded()
     return model
 
 

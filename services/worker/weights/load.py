@@ -15,14 +15,13 @@ from torch import Tensor, nn
 
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.embedding import LMHead, TokenRows
-from services.worker.layers.linear import Linear, Piece
+from services.worker.layers.linear import Linear, WeightPiece
 from services.worker.layers.parallel import ALONE, Parallel, cannot_split
 from services.worker.layers.weights import Dense, Quantized, Weight, are_alike, joined
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import find_model
 from services.worker.weights.checkpoint import Checkpoint, StoredTensor, open_checkpoint
 from services.worker.weights.code_cache import CodeCache
-from services.worker.weights.homes import Homes
 from services.worker.weights.mtp_layouts import with_mtp_head, without_missing_head
 from services.worker.weights.online import DENSE, FP8_BLOCK, ONLINE, Forms, Quantization
 from services.worker.weights.pooled import open_pooled
@@ -30,12 +29,13 @@ from services.worker.weights.progress import Progress
 from services.worker.weights.schemes import find_scheme
 from services.worker.weights.schemes.scheme import Scheme, StoredCodes
 from services.worker.weights.stacked_experts import with_experts
+from services.worker.weights.weight_placement import WeightPlacement
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
 
 log = logging.getLogger(__name__)
 
-Read = Callable[[str, Piece], Tensor | Quantized]  # reads a stored tensor by name
+Read = Callable[[str, WeightPiece], Tensor | Quantized]  # reads a stored tensor by name
 
 # Extra tensors that checkpoints may hold: the head of tied embeddings, and a buffer.
 IGNORED = ("lm_head.weight", "rotary_emb.inv_freq")
@@ -47,7 +47,7 @@ CACHE_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".prob_scale")
 class HasPieces(Protocol):
     """A module whose parameters are made from tensors with other names."""
 
-    def checkpoint_pieces(self, name: str) -> dict[str, Piece]:
+    def checkpoint_pieces(self, name: str) -> dict[str, WeightPiece]:
         """The pieces for the parameters of this module (``name``), by their checkpoint names."""
 
 
@@ -84,20 +84,20 @@ def load_model(
     checkpoint = with_experts(with_mtp_head(stored, config), config)
     own = without_missing_head(config, checkpoint)
     model = build_model(own, dtype, device, parallel, pools=pools)
-    homes = Homes(model, device, model.model.layers, host_bytes)
+    placement = WeightPlacement(model, device, model.model.layers, host_bytes)
     if cache is not None and (scheme is not None or parallel is not ALONE):
         log.warning("quantization-cache: not used with ranks, nor where codes are read")
     if cache is None or forms == DENSE or scheme is not None or parallel is not ALONE:
-        elsewhere = {each for part in model.elsewhere() for each in part.modules()}
-        fill(model, checkpoint, progress, homes, forms, scheme, elsewhere=elsewhere)
-        model.leave_elsewhere()
+        remote = {each for part in model.remote_modules() for each in part.modules()}
+        fill(model, checkpoint, progress, placement, forms, scheme, remote=remote)
+        model.drop_remote()
     else:
         codes = CodeCache(cache, folder, dtype, forms)
         known = codes.read()
-        fill(model, checkpoint, progress, homes, forms, known=known)
+        fill(model, checkpoint, progress, placement, forms, known=known)
         if not known:
             codes.write(model)
-    model.offloaded = homes.offloaded()
+    model.offloaded = placement.offloaded()
     return model
 
 
@@ -127,21 +127,21 @@ def fill(
     model: nn.Module,
     checkpoint: Checkpoint,
     progress: Progress,
-    homes: Homes,
+    placement: WeightPlacement,
     forms: Forms = DENSE,
     scheme: Scheme | None = None,
     known: Mapping[str, Quantized] | None = None,
-    elsewhere: Set[nn.Module] = frozenset(),
+    remote: Set[nn.Module] = frozenset(),
 ) -> None:
     """Reads the tensors of each module, in the model's order, and quantizes it before the next:
     next to the codes, memory holds the values of one layer at most. ``known`` codes, by the paths
-    of their layers, are used instead, and modules ``elsewhere`` get nothing. Raises ConfigError
+    of their layers, are used instead, and modules ``remote`` get nothing. Raises ConfigError
     before anything is read if the checkpoint has fewer, more or different tensors."""
     wanted = {module: dict(_pieces(path, module)) for path, module in model.named_modules()}
     names = list(dict.fromkeys(name for pieces in wanted.values() for name in pieces))
     found = {name: each for name in names if (each := find_layer(checkpoint, name, scheme))}
     _check_names(checkpoint, names, found, scheme)
-    wanted = {module: pieces for module, pieces in wanted.items() if module not in elsewhere}
+    wanted = {module: pieces for module, pieces in wanted.items() if module not in remote}
     every = [(found[name], piece) for pieces in wanted.values() for name, piece in pieces.items()]
     for stored, piece in every:
         _check_kind(stored, piece)
@@ -151,21 +151,21 @@ def fill(
     done_bytes = 0
     tables: dict[str, Weight] = {}  # embeddings, by their checkpoint tensor
 
-    def read(name: str, piece: Piece) -> Tensor | Quantized:
+    def read(name: str, piece: WeightPiece) -> Tensor | Quantized:
         nonlocal done_bytes
         stored = found[name]
         progress(f"loading {stored.file.name}", min(1.0, done_bytes / num_bytes))
         done_bytes += _num_bytes(stored, piece)
         return _read(stored, piece)
 
-    for path, module, home in homes.visit():
-        if module in elsewhere:
+    for path, module, home in placement.visit():
+        if module in remote:
             continue
         if isinstance(module, Linear) and module.is_empty:
-            module.allocate(homes.device)
+            module.allocate(placement.device)
         elif isinstance(module, Linear):
             of_codes = {name for name in wanted[module] if isinstance(found[name], StoredCodes)}
-            device = home if forms.linear == "none" else homes.device
+            device = home if forms.linear == "none" else placement.device
             of_layer = (known or {}).get(path)
             if forms.linear != "none" and module.is_shard:
                 of_layer = _quantized_shard(wanted[module], read, device, forms.linear)
@@ -237,7 +237,7 @@ def _rows(
 
 
 def _quantized_rows(
-    name: str, piece: Piece, read: Read, device: torch.device, quantization: Quantization
+    name: str, piece: WeightPiece, read: Read, device: torch.device, quantization: Quantization
 ) -> Quantized:
     """A rank's rows of one process's weights: rows that share scales with its first and last row
     are quantized too."""
@@ -245,7 +245,7 @@ def _quantized_rows(
     first = piece.start // FP8_BLOCK * FP8_BLOCK
     end = min(piece.size or num, -(-(piece.start + num) // FP8_BLOCK) * FP8_BLOCK)
     rows = torch.empty(end - first, inputs, dtype=dtype, device="meta")
-    dense = read(name, Piece(rows, 0, first, piece.size))
+    dense = read(name, WeightPiece(rows, 0, first, piece.size))
     assert isinstance(dense, Tensor)
     part = ONLINE[quantization](dense.to(device, dtype)).part(0, piece.start - first, num)
     assert part is not None  # all of each row
@@ -253,7 +253,7 @@ def _quantized_rows(
 
 
 def _quantized_shard(
-    pieces: Mapping[str, Piece], read: Read, device: torch.device, quantization: Quantization
+    pieces: Mapping[str, WeightPiece], read: Read, device: torch.device, quantization: Quantization
 ) -> Quantized:
     """A rank's shard of one process's weights: whole layers are quantized, one at a time, and then
     cut."""
@@ -261,7 +261,7 @@ def _quantized_shard(
     for name, piece in pieces.items():
         if name.endswith(".weight"):
             dtype = piece.destination.dtype
-            dense = read(name, Piece(torch.empty(piece.whole, dtype=dtype, device="meta")))
+            dense = read(name, WeightPiece(torch.empty(piece.whole, dtype=dtype, device="meta")))
             assert isinstance(dense, Tensor)
             whole = ONLINE[quantization](dense.to(device, dtype))
             parts.append(_part(name, whole, piece))
@@ -277,7 +277,7 @@ def quantize(layer: Linear | TokenRows, quantization: Quantization) -> None:
         layer.weight = joined([ONLINE[quantization](part) for part in parts])
 
 
-def _read(stored: StoredTensor | StoredCodes, piece: Piece) -> Tensor | Quantized:
+def _read(stored: StoredTensor | StoredCodes, piece: WeightPiece) -> Tensor | Quantized:
     """The content of ``piece``: codes if they can be cut as it requires, else values."""
     num = piece.destination.shape[piece.dim]
     if isinstance(stored, StoredTensor):
@@ -290,7 +290,7 @@ def _read(stored: StoredTensor | StoredCodes, piece: Piece) -> Tensor | Quantize
     return weight.values.narrow(piece.dim, piece.start, num)
 
 
-def _part(name: str, whole: Quantized, piece: Piece) -> Quantized:
+def _part(name: str, whole: Quantized, piece: WeightPiece) -> Quantized:
     """A rank's part. Raises ConfigError if it would begin or end within a group."""
     part = whole.part(piece.dim, piece.start, piece.destination.shape[piece.dim])
     if part is not None:
@@ -307,20 +307,20 @@ def _part(name: str, whole: Quantized, piece: Piece) -> Quantized:
     )
 
 
-def _put(found: Tensor | Quantized, piece: Piece) -> None:
+def _put(found: Tensor | Quantized, piece: WeightPiece) -> None:
     piece.destination.copy_(found.values if isinstance(found, Quantized) else found)
     if piece.offset:
         piece.destination.add_(piece.offset)
 
 
-def _pieces(path: str, module: nn.Module) -> Iterator[tuple[str, Piece]]:
+def _pieces(path: str, module: nn.Module) -> Iterator[tuple[str, WeightPiece]]:
     if isinstance(module, HasPieces):
         parent, _, own = path.rpartition(".")
         for name, piece in module.checkpoint_pieces(own).items():
             yield f"{parent}.{name}".lstrip("."), piece
     elif not isinstance(module, Dense):
         for name, parameter in module.named_parameters(recurse=False):
-            yield f"{path}.{name}", Piece(parameter)
+            yield f"{path}.{name}", WeightPiece(parameter)
 
 
 def find_layer(
@@ -356,7 +356,7 @@ def _check_names(
         raise ConfigError(f"model: {checkpoint.folder} lacks {_some(lacking)}")
 
 
-def _check_kind(stored: StoredTensor | StoredCodes, piece: Piece) -> None:
+def _check_kind(stored: StoredTensor | StoredCodes, piece: WeightPiece) -> None:
     shape = piece.whole
     if stored.shape == shape and (isinstance(stored, StoredCodes) or stored.is_dense):
         return
@@ -380,7 +380,7 @@ def _check_form(
             )
 
 
-def _num_bytes(stored: StoredTensor | StoredCodes, piece: Piece) -> int:
+def _num_bytes(stored: StoredTensor | StoredCodes, piece: WeightPiece) -> int:
     """The number of bytes read for ``piece``."""
     if isinstance(stored, StoredCodes):
         return stored.num_bytes if piece.destination.numel() else 0

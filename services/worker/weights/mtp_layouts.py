@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from services.worker.config.model_config import ModelConfig
-from services.worker.weights.checkpoint import Checkpoint, Source
+from services.worker.weights.checkpoint import Checkpoint, TensorSource
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ class Layout(NamedTuple):
     The tensors in ``copies`` repeat tensors of the trunk.
     """
 
-    parts: dict[str, Source]
+    parts: dict[str, TensorSource]
     copies: re.Pattern[str] | None = None
 
 
@@ -51,11 +51,11 @@ BLOCK = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 # Copies are in DeepSeek-V3 and GLM-4.5; GLM-4.6 leaves them out.
 DEEPSEEK_V3 = Layout(
     {
-        "token_layernorm": Source("model.layers.{n}.enorm"),
-        "hidden_layernorm": Source("model.layers.{n}.hnorm"),
-        "input_proj.weight": Source("model.layers.{n}.eh_proj.weight", hidden_first),
-        "final_layernorm": Source("model.layers.{n}.shared_head.norm"),
-        **{part: Source(f"model.layers.{{n}}.{part}") for part in BLOCK},
+        "token_layernorm": TensorSource("model.layers.{n}.enorm"),
+        "hidden_layernorm": TensorSource("model.layers.{n}.hnorm"),
+        "input_proj.weight": TensorSource("model.layers.{n}.eh_proj.weight", hidden_first),
+        "final_layernorm": TensorSource("model.layers.{n}.shared_head.norm"),
+        **{part: TensorSource(f"model.layers.{{n}}.{part}") for part in BLOCK},
     },
     copies=re.compile(r"model\.layers\.\d+\.(shared_head\.head|embed_tokens)\.\w+"),
 )
@@ -63,10 +63,10 @@ DEEPSEEK_V3 = Layout(
 # Has no final_layernorm: the trunk's last norm, model.norm, is the head's too.
 ERNIE4_5 = Layout(
     {
-        "token_layernorm": Source("model.mtp_emb_norm.{i}"),
-        "hidden_layernorm": Source("model.mtp_hidden_norm.{i}"),
-        "input_proj.weight": Source("model.mtp_linear_proj.{i}.weight", ernie_hidden_first),
-        **{part: Source(f"model.mtp_block.{{i}}.{part}") for part in BLOCK},
+        "token_layernorm": TensorSource("model.mtp_emb_norm.{i}"),
+        "hidden_layernorm": TensorSource("model.mtp_hidden_norm.{i}"),
+        "input_proj.weight": TensorSource("model.mtp_linear_proj.{i}.weight", ernie_hidden_first),
+        **{part: TensorSource(f"model.mtp_block.{{i}}.{part}") for part in BLOCK},
     }
 )
 
@@ -89,14 +89,14 @@ class MtpView(Checkpoint):
         self._layout = layout
         self._num_trunk_layers = num_trunk_layers
 
-    def source(self, name: str) -> Source:
+    def source(self, name: str) -> TensorSource:
         if found := OUR_NAME.fullmatch(name):
             i, part = int(found["layer"]), f"{found['part']}."
             for ours, (theirs, transform) in self._layout.parts.items():
                 if part.startswith(f"{ours}."):
                     theirs = theirs.format(i=i, n=self._num_trunk_layers + i)
-                    return Source(theirs + found["part"].removeprefix(ours), transform)
-        return Source(name)
+                    return TensorSource(theirs + found["part"].removeprefix(ours), transform)
+        return TensorSource(name)
 
 
 def with_mtp_head(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:

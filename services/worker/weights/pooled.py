@@ -7,7 +7,12 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from services.worker.weights.checkpoint import Checkpoint, Source, StoredTensor, open_checkpoint
+from services.worker.weights.checkpoint import (
+    Checkpoint,
+    StoredTensor,
+    TensorSource,
+    open_checkpoint,
+)
 from shared.errors import ConfigError
 from shared.model_folder import TOKENIZER_FILE, find_file, weight_files
 from shared.wire.messages import PoolingInfo
@@ -20,8 +25,8 @@ SEED, STD = 0, 0.02  # of a head that is made up
 class BareTrunk(Checkpoint):
     """The tensors of a trunk alone, with names that lack its prefix."""
 
-    def source(self, name: str) -> Source:
-        return Source(name.removeprefix(TRUNK))
+    def source(self, name: str) -> TensorSource:
+        return TensorSource(name.removeprefix(TRUNK))
 
 
 def open_pooled(folder: Path) -> Checkpoint:

@@ -5,7 +5,7 @@ import re
 from torch import Tensor
 
 from services.worker.config.model_config import ModelConfig
-from services.worker.weights.checkpoint import Checkpoint, Source
+from services.worker.weights.checkpoint import Checkpoint, TensorSource
 
 FAMILIES = {"GptOssForCausalLM"}
 OUR_NAME = re.compile(
@@ -28,7 +28,7 @@ class StackedExperts(Checkpoint):
         super().__init__(checkpoint.folder, checkpoint.tensors)
         self._checkpoint = checkpoint
 
-    def source(self, name: str) -> Source:
+    def source(self, name: str) -> TensorSource:
         found = OUR_NAME.fullmatch(name)
         if found is None:
             return self._checkpoint.source(name)
@@ -40,7 +40,9 @@ class StackedExperts(Checkpoint):
             return (one.T if kind == "weight" else one)[outputs]
 
         suffix = "" if kind == "weight" else f"_{kind}"
-        return Source(self._checkpoint.source(f"{found['experts']}.{stack}{suffix}").name, take)
+        return TensorSource(
+            self._checkpoint.source(f"{found['experts']}.{stack}{suffix}").name, take
+        )
 
 
 def with_experts(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:

@@ -21,7 +21,7 @@ GIB = 1 << 30
 _Kind = tuple[tuple[int, int], ...]  # outputs and inputs of a layer's GEMMs
 
 
-class Homes:
+class WeightPlacement:
     """Has all modules of a model filled in turn, and moves the weights of some ``layers`` to host
     memory as soon as they are filled.
 

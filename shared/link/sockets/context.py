@@ -10,7 +10,7 @@ from shared.link.sockets.local import LocalListening
 IPC = "ipc://"
 
 
-class Context:
+class SocketContext:
     """All sockets of one process: local sockets on the event loop, tcp by libzmq.
 
     ``protect`` prepares a socket of tcp before it is bound or connected.

@@ -11,7 +11,7 @@ from shared.errors import ConfigError
 from shared.model_folder import EMBEDDED_MODEL
 
 TEXT = "".join(
-    f"Line {number} of a text – with ünïcode, and {number * number}.\n" for number in range(40)
+    f"TraceLine {number} of a text – with ünïcode, and {number * number}.\n" for number in range(40)
 )
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli.bench.options import parse
-from cli.bench.trace import Line
+from cli.bench.trace import TraceLine
 from cli.bench.workload import FIRST_ID, Request, random_prompts, random_requests, traced_requests
 
 
@@ -78,7 +78,7 @@ def test_a_chat_has_words_as_prompt_with_the_same_common_prefix():
 
 
 def test_a_line_of_a_trace_without_a_length_gets_the_settings():
-    lines = [Line(prompt="a", max_tokens=3), Line(prompt=[1, 2])]
+    lines = [TraceLine(prompt="a", max_tokens=3), TraceLine(prompt=[1, 2])]
     requests = traced_requests(parse(["--output-len", "8"]), "m", lines, rng())
     assert [request.max_tokens for request in requests] == [3, 8]
     assert [body["prompt"] for body in bodies(requests)] == ["a", [1, 2]]

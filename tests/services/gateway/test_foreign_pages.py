@@ -144,7 +144,7 @@ class TestHosts:
         self, tmp_path: Path, tokenizer: FakeTokenizer
     ) -> None:
         async with serving(tmp_path, batch_dir=tmp_path / "batches", instance="g1") as gateway:
-            connector = aiohttp.UnixConnector(str(gateway._own_socket))
+            connector = aiohttp.UnixConnector(str(gateway._internal_socket))
             async with (
                 aiohttp.ClientSession("http://gateway", connector=connector) as http,
                 http.get("/v1/models") as response,

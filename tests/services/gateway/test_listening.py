@@ -16,7 +16,7 @@ from cli.serve import _check_port
 from services.gateway.http.server import HttpSite
 from services.gateway.service import GatewayService
 from shared.errors import ConfigError
-from shared.link.sockets.context import Context
+from shared.link.sockets.context import SocketContext
 from shared.link.tcp import BACKLOG, url_host
 from shared.process.metrics import tcp_counts
 from shared.settings.load import load_settings
@@ -46,7 +46,7 @@ async def test_backlogs_are_as_long_as_the_kernel_lets_them_be(gateway: GatewayS
 async def test_the_backlog_of_the_mesh_is_the_same() -> None:
     import zmq
 
-    context = Context()
+    context = SocketContext()
     listening: Any = context.listen("tcp://127.0.0.1:0", lambda *_: None, lambda *_: None)
     try:
         assert listening._socket._zmq.get(zmq.BACKLOG) == BACKLOG

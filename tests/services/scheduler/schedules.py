@@ -126,7 +126,7 @@ class Mesh:
             priority_step_s=1,
             pipeline_depth=self.depth,
             prefill_limits=self.limits,
-            later_share=random.choice([0.05, 0.2, 0.9]),
+            priority_share=random.choice([0.05, 0.2, 0.9]),
         )
         self.owners = ["", "a", "b"][: random.randint(1, 3)]
         self.num_in_turn = 0  # plans made with several waiting owners
@@ -288,7 +288,7 @@ class Mesh:
             later = self.later(worker, [*worker.running.values(), *self.core.queues.waiting])
             self.check_later(worker, plan, tokens, later)
             leaders = [each for each in runnable if each.allocation is not None]
-            are_awaited = worker.later_share.expects_first and all(
+            are_awaited = worker.priority_share.expects_first and all(
                 each.options.priority > 0 for each in leaders
             )
             if later == self.later(worker, leaders) and not are_awaited:  # or it was not known
@@ -310,8 +310,8 @@ class Mesh:
         assert not plan.admit
         waiting = list(self.core.queues.waiting)
         assert not self.core.queues.isolated
-        assert all(any(map(each.gives_way_to, computed)) for each in waiting)
-        assert not any(each.gives_way_to(other) for each in computed for other in computed)
+        assert all(any(map(each.yields_to, computed)) for each in waiting)
+        assert not any(each.yields_to(other) for each in computed for other in computed)
         running = [each for each in worker.runnable() if not each.allocated.num_pending]
         self.num_long_beside += bool(waiting or running)
         for sequence in computed:
@@ -325,7 +325,7 @@ class Mesh:
         return {
             slot
             for slot, sequence in worker.running.items()
-            if any(map(sequence.gives_way_to, others))
+            if any(map(sequence.yields_to, others))
         }
 
     def check_later(
@@ -337,13 +337,11 @@ class Mesh:
         first = [each for slot, each in worker.running.items() if slot in tokens.keys() - later]
         old = [each for each in first if each.allocated.slot not in new]
         led = {
-            slot
-            for slot in later & tokens.keys()
-            if any(map(worker.running[slot].gives_way_to, old))
+            slot for slot in later & tokens.keys() if any(map(worker.running[slot].yields_to, old))
         }
         num_drafts = sum(row.verify_depth for row in plan.decode if row.slot in led)
         num_tokens = num_drafts + sum(tokens[slot] for slot in led)
-        assert num_tokens <= worker.later_share.max_tokens
+        assert num_tokens <= worker.priority_share.max_tokens
         self.num_joined += bool(led)
         self.num_held_back += bool(first) and any(
             not each.allocated.num_pending and each.allocated.slot in later - tokens.keys()

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from services.scheduler import other_cells
-from services.scheduler.other_cells import OtherCells
+from services.scheduler import cell_handover
+from services.scheduler.cell_handover import CellHandover
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Arrival
 from services.scheduler.tokens_message import Forwarding
@@ -51,7 +51,7 @@ class Cell:
         self.tokenizers = tokenizers
         routes = {route: Forwarding(peer, 0.01) for route, peer in enumerate(tokenizers)}
         self.num_changes = 0
-        self.others = OtherCells(self.core, routes, "us", self._note_change)
+        self.others = CellHandover(self.core, routes, "us", self._note_change)
         for route in routes:
             self.add(f"r{route}", route)
 
@@ -94,11 +94,11 @@ async def test_prompts_go_whole_and_only_where_their_tokenizer_has_another_cell(
 
 async def test_what_has_a_worker_to_wait_for_is_not_stranded() -> None:
     cell = Cell(tokenizer(OURS, OTHER))
-    assert not cell.core.stranded
+    assert not cell.core.unrunnable
     cell.core.note_state("w", is_ready=False)
-    assert {each.request for each in cell.core.stranded} == {"r0/0", "r0/1"}
+    assert {each.request for each in cell.core.unrunnable} == {"r0/0", "r0/1"}
     cell.core.add_worker("other", CAPACITY)
-    assert not cell.core.stranded
+    assert not cell.core.unrunnable
 
 
 async def test_the_next_cell_knows_of_the_workers_that_died_and_computes_the_prompt_alone() -> None:
@@ -106,7 +106,7 @@ async def test_the_next_cell_knows_of_the_workers_that_died_and_computes_the_pro
     cell.core.plan("w")
     cell.add("waits", 0)
     cell.core.remove_worker("w", 0)
-    cell.others.hand_over(cell.core.stranded)
+    cell.others.hand_over(cell.core.unrunnable)
     ((first, second),) = cell.lost
     assert sorted([first, second], key=lambda each: each.num_worker_deaths) == [
         lost("waits"),
@@ -125,7 +125,7 @@ async def test_the_next_cell_knows_of_the_workers_that_died_and_computes_the_pro
 async def test_all_is_handed_over_in_time_what_waits_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(other_cells, "TURN_S", 0.01)
+    monkeypatch.setattr(cell_handover, "TURN_S", 0.01)
     cell = Cell(tokenizer(OURS, OTHER))
     for number in range(1, 6):
         cell.add(f"r{number}", 0)

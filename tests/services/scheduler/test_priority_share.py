@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from benchmarks.harness.sequences import add_one
-from services.scheduler.later_share import LONGEST_PERIOD, PERIOD
+from services.scheduler.priority_share import LONGEST_PERIOD, PERIOD
 from services.scheduler.scheduler import Planned, Scheduler
-from services.scheduler.sequence import Obstacle
+from services.scheduler.sequence import WaitReason
 from services.scheduler.worker_state import PROBATION_STEPS
 from shared.wire.messages import Capacity, SamplingParams
 from tests.services.scheduler.simulated_worker import SimulatedWorker
@@ -43,7 +43,7 @@ class Bench:
         plan_s: float = 0.0,
         **fields: Any,
     ) -> None:
-        self.core = Scheduler(1000, 10, pipeline_depth=depth, later_share=SHARE)
+        self.core = Scheduler(1000, 10, pipeline_depth=depth, priority_share=SHARE)
         self.capacity = msgspec.structs.replace(CAPACITY, **fields)
         self.core.add_worker("w", self.capacity, PROBATION_STEPS)
         self.worker = SimulatedWorker(self.capacity)
@@ -286,10 +286,10 @@ def test_who_waits_for_the_share_of_its_priority_says_so() -> None:
     bench.step()
     bench.add_batch(8)
     bench.step()
-    assert bench.core.obstacle == Obstacle.LATER_PRIORITY
+    assert bench.core.wait_reason == WaitReason.LATER_PRIORITY
     bench.run(20)
     sequence = bench.core.sequences[f"{LATER} 0", 1]
-    assert sequence.obstacle == Obstacle.LATER_PRIORITY
+    assert sequence.wait_reason == WaitReason.LATER_PRIORITY
     assert sequence.allocation is not None
     num_held_back = sequence.num_held_back
     bench.run(20)
@@ -315,7 +315,7 @@ def test_for_a_second_after_a_stream_prompts_of_a_batch_come_in_pieces() -> None
     bench.add_batch(12, num_prompt=8000, max_tokens=1)
     while "stream" not in bench.ended:
         bench.step()
-    ended_s, most = bench.now_s, bench.core.workers["w"].later_share.max_tokens
+    ended_s, most = bench.now_s, bench.core.workers["w"].priority_share.max_tokens
     bench.tokens.clear()
     while bench.now_s < ended_s + 0.9:
         bench.step()

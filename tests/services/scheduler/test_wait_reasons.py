@@ -7,7 +7,7 @@ import pytest
 from benchmarks.harness.sequences import add_one
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.sequence import Obstacle
+from services.scheduler.sequence import WaitReason
 from services.scheduler.worker_state import PROBATION_STEPS
 from shared.wire.messages import Capacity, SamplingParams
 from tests.services.scheduler.simulated_worker import SimulatedWorker
@@ -33,33 +33,33 @@ def add(core: Scheduler, name: str, prompt_len: int = 3, first_id: int = 0, **fi
 
 
 @pytest.mark.parametrize(
-    ("obstacle", "capacity", "limits", "prompts"),
+    ("wait_reason", "capacity", "limits", "prompts"),
     [
-        (Obstacle.SLOTS, {"max_num_seqs": 1}, None, [3, 3]),
-        (Obstacle.KV_BLOCKS, {"num_blocks": 8}, None, [24, 24]),
-        (Obstacle.STEP_BUDGET, {"max_num_batched_tokens": 8}, None, [8, 3]),
-        (Obstacle.LONG_PREFILLS, {"max_num_batched_tokens": 8}, None, [30, 31]),
+        (WaitReason.SLOTS, {"max_num_seqs": 1}, None, [3, 3]),
+        (WaitReason.KV_BLOCKS, {"num_blocks": 8}, None, [24, 24]),
+        (WaitReason.STEP_BUDGET, {"max_num_batched_tokens": 8}, None, [8, 3]),
+        (WaitReason.LONG_PREFILLS, {"max_num_batched_tokens": 8}, None, [30, 31]),
         (
-            Obstacle.PARTIAL_PREFILLS,
+            WaitReason.PARTIAL_PREFILLS,
             {"max_num_batched_tokens": 8},
             PrefillLimits(max_partial=1, long_threshold=6),
             [7, 3],
         ),
-        (Obstacle.PLANS_IN_FLIGHT, {}, None, [3, 3]),
+        (WaitReason.PLANS_IN_FLIGHT, {}, None, [3, 3]),
     ],
 )
 def test_a_plan_says_why_it_admitted_no_more(
-    obstacle: Obstacle, capacity: Any, limits: PrefillLimits | None, prompts: list[int]
+    wait_reason: WaitReason, capacity: Any, limits: PrefillLimits | None, prompts: list[int]
 ) -> None:
     core = core_of(limits, **capacity)
     for number, prompt_len in enumerate(prompts):
         add(core, str(number), prompt_len, first_id=1000 * number, max_tokens=8)
     core.plan("w")
-    assert core.obstacle == obstacle
-    assert len(core.queues.waiting) == (obstacle != Obstacle.PLANS_IN_FLIGHT)
+    assert core.wait_reason == wait_reason
+    assert len(core.queues.waiting) == (wait_reason != WaitReason.PLANS_IN_FLIGHT)
 
 
-def test_a_worker_that_has_shown_nothing_yet_is_an_obstacle() -> None:
+def test_a_worker_on_probation_is_a_reason_to_wait() -> None:
     core, worker = core_of(), SimulatedWorker(CAPACITY)
     add(core, "long", max_tokens=100)
     for _ in range(PROBATION_STEPS):
@@ -68,17 +68,17 @@ def test_a_worker_that_has_shown_nothing_yet_is_an_obstacle() -> None:
     add(core, "a")
     add(core, "b")
     core.plan("new")
-    assert core.obstacle == Obstacle.PROBATION, "it gets one at a time"
+    assert core.wait_reason == WaitReason.PROBATION, "it gets one at a time"
 
 
-def test_a_better_worker_is_an_obstacle_and_so_is_none() -> None:
-    core, obstacles = core_of(), []
+def test_a_better_worker_is_a_reason_to_wait_and_so_is_none() -> None:
+    core, reasons = core_of(), []
     core.add_worker("other", CAPACITY)
     add(core, "a")
     add(core, "b")
     core.plan("w")
-    obstacles.append(core.obstacle)
+    reasons.append(core.wait_reason)
     for name in ("w", "other"):
         core.remove_worker(name, 0)
-    obstacles.append(core.obstacle)
-    assert obstacles == [Obstacle.PLACEMENT, Obstacle.NO_WORKER]
+    reasons.append(core.wait_reason)
+    assert reasons == [WaitReason.PLACEMENT, WaitReason.NO_WORKER]

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from services.worker.config.model_config import ModelConfig
 from services.worker.models.mimo import MiMoForCausalLM
 from services.worker.weights.checkpoint import Checkpoint, open_checkpoint
-from services.worker.weights.homes import Homes
 from services.worker.weights.load import fill
 from services.worker.weights.mtp_layouts import with_mtp_head
+from services.worker.weights.weight_placement import WeightPlacement
 from shared.errors import ConfigError
 from tests.services.worker.mtp_checkpoints import (
     CHECKPOINTS,
@@ -88,7 +88,7 @@ def assert_loads(folder: Path, checkpoint: HeadFormat, stored: Weights, true: We
     """A model filled with ``stored`` has the layout's logits for ``true``."""
     model = make_model(checkpoint)
     view = open_view(folder, checkpoint.architecture, stored)
-    fill(model, view, lambda text, fraction: None, Homes(model, torch.device("cpu")))
+    fill(model, view, lambda text, fraction: None, WeightPlacement(model, torch.device("cpu")))
     ids, hidden = torch.randint(VOCAB, (5,)), torch.randn(5, HIDDEN)
     for layer in range(MTP_LAYERS):
         head = model.get_submodule(f"model.mtp_layers.{layer}")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from shared.batch.check import check
-from shared.batch.lines import Line, LineError, parse_line, read_lines
+from shared.batch.lines import BatchLine, LineError, parse_line, read_lines
 
 LIMIT = 1000
 
@@ -23,14 +23,14 @@ def write(path: Path, *lines: Any) -> Path:
     return path
 
 
-def parsed(fields: Any) -> Line | LineError:
+def parsed(fields: Any) -> BatchLine | LineError:
     text = fields if isinstance(fields, bytes) else json.dumps(fields).encode()
     return parse_line((7, text), LIMIT)
 
 
 def test_a_line_is_its_number_id_url_and_body():
     found = parsed(line("x", body={"prompt": "ä"}))
-    assert isinstance(found, Line)
+    assert isinstance(found, BatchLine)
     assert (found.number, found.custom_id, found.url) == (7, "x", "/v1/completions")
     assert json.loads(bytes(found.body)) == {"prompt": "ä"}
 

@@ -17,7 +17,7 @@ class BatchesApi(Api):
         """Raises ConfigError."""
         folder, self._runner = core.config.batch_dir, None
         if folder is not None:
-            self._runner = BatchRunner(folder, core.config, core.own_socket)
+            self._runner = BatchRunner(folder, core.config, core.internal_socket)
         self._files = Files(self._runner, core.admission, core.config)
         self._batches = Batches(self._runner)
 

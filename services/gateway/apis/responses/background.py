@@ -14,9 +14,9 @@ from services.gateway.apis.responses.replies.objects import ResponseObject
 from services.gateway.apis.responses.store.database import Entry
 from services.gateway.apis.responses.store.endings import Failure
 from services.gateway.apis.responses.store.response_store import ResponseStore
+from services.gateway.http.internal_socket import OWNER_HEADER, RESPONSE_HEADER
 from services.gateway.http.json_reply import encode
 from services.gateway.http.log_limit import LogLimit
-from services.gateway.http.own_socket import OWNER_HEADER, RESPONSE_HEADER
 from services.gateway.http.request_id import HEADER as REQUEST_ID
 from shared.batch.errors import BatchStopped, NoReply
 from shared.batch.sender import Sender

@@ -16,8 +16,8 @@ from services.gateway.apis.responses.requests.reasoning_cipher import ReasoningC
 from services.gateway.apis.responses.store.response_store import ResponseStore, missing
 from services.gateway.chat.requests.unsupported import unsupported
 from services.gateway.http.account import owner_of
+from services.gateway.http.internal_socket import RESPONSE_HEADER, is_own
 from services.gateway.http.json_reply import json_response
-from services.gateway.http.own_socket import RESPONSE_HEADER, is_own
 from services.gateway.http.violations import show
 from shared.errors import InvalidRequest
 
@@ -69,14 +69,14 @@ class Responses(Api):
         self._completions = core.completions
         self._mesh = core.mesh
         self._bodies = core.bodies
-        config, self._own_socket = core.config, core.own_socket
+        config, self._internal_socket = core.config, core.internal_socket
         secret = config.reasoning_key
         self._cipher = ReasoningCipher(secret.get_secret_value() if secret is not None else None)
         self._store = ResponseStore(config)
         self._open: dict[str, OpenResponse] = {}
         limits = (config.max_background_responses, config.max_body_bytes)
         self._background = Background(
-            self._store, self._own_socket, *limits, self._so_far, self._abort
+            self._store, self._internal_socket, *limits, self._so_far, self._abort
         )
 
     def routes(self) -> list[web.RouteDef]:
@@ -96,7 +96,7 @@ class Responses(Api):
 
     def _new(self, request: web.Request) -> OpenResponse:
         response_id, owner, background = None, owner_of(request), self._background
-        if is_own(request, self._own_socket):
+        if is_own(request, self._internal_socket):
             response_id = request.headers.get(RESPONSE_HEADER)
         if response_id is None:
             return OpenResponse(self._store, self._cipher, owner, background)

@@ -120,9 +120,9 @@ class CountedPattern:
 
 
 def count_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    put, made, scan = source.Source.put, source.Markers.__init__, source.scan
+    put, made, scan = source.TextSource.put, source.Markers.__init__, source.scan
 
-    def counted_put(self: source.Source, item: Any) -> None:
+    def counted_put(self: source.TextSource, item: Any) -> None:
         put(self, item)
         CountedPattern.num_chars += len(self._text)
 
@@ -136,7 +136,7 @@ def count_looks(monkeypatch: pytest.MonkeyPatch) -> None:
         CountedPattern.num_chars += end - start + 1
         return end
 
-    monkeypatch.setattr(source.Source, "put", counted_put)
+    monkeypatch.setattr(source.TextSource, "put", counted_put)
     monkeypatch.setattr(source.Markers, "__init__", counted_markers)
     monkeypatch.setattr(source, "scan", counted_scan)
 

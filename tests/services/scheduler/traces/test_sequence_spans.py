@@ -6,7 +6,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.sequence import Arrival, Obstacle
+from services.scheduler.sequence import Arrival, WaitReason
 from services.scheduler.traces.sequence_spans import SequenceSpans, WaitTimes, difference
 from shared.wire.envelope import RequestOptions, write_options
 from shared.wire.messages import (
@@ -25,12 +25,15 @@ CAPACITY = Capacity(num_blocks=64, block_size=4, max_num_seqs=8, max_num_batched
                     max_model_len=128)  # fmt: skip
 
 
-def test_time_is_that_of_the_obstacle_that_was_there() -> None:
+def test_time_counts_for_the_reason_of_that_time() -> None:
     waits = WaitTimes(0.0)
-    waits.note(Obstacle.SLOTS, 1.0)
+    waits.note(WaitReason.SLOTS, 1.0)
     before = waits.sums(2.0)
-    waits.note(Obstacle.KV_BLOCKS, 3.0)
-    assert difference(before, waits.sums(7.0)) == [(4.0, Obstacle.KV_BLOCKS), (1.0, Obstacle.SLOTS)]
+    waits.note(WaitReason.KV_BLOCKS, 3.0)
+    assert difference(before, waits.sums(7.0)) == [
+        (4.0, WaitReason.KV_BLOCKS),
+        (1.0, WaitReason.SLOTS),
+    ]
 
 
 class Traced:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from services.gateway.apis.responses.requests.schema import Item, Part
+from services.gateway.apis.responses.requests.schema import ContentPart, Item
 from services.gateway.chat.requests.json_list import typed
 from shared.text.long_json import encode_text
 
@@ -96,7 +96,7 @@ class _Messages:
         return _joined(content) or "\n\n".join(part.text or "" for part in item.summary or ())
 
 
-def _content(content: str | list[Part] | None) -> str | list[dict[str, str]]:
+def _content(content: str | list[ContentPart] | None) -> str | list[dict[str, str]]:
     if not isinstance(content, list):
         return content or ""
     if len(content) <= 1:
@@ -104,7 +104,7 @@ def _content(content: str | list[Part] | None) -> str | list[dict[str, str]]:
     return [{"type": "text", "text": part.text or part.refusal or ""} for part in content]
 
 
-def _joined(parts: list[Part]) -> str:
+def _joined(parts: list[ContentPart]) -> str:
     return "".join(part.text or part.refusal or "" for part in parts)
 
 

@@ -3,7 +3,7 @@
 import msgspec
 from msgspec import Raw
 
-from services.gateway.apis.responses.requests.schema import Item, Part
+from services.gateway.apis.responses.requests.schema import ContentPart, Item
 from services.gateway.chat.requests.json_body import json_errors
 from services.gateway.chat.requests.json_list import PartCount, is_text, items, typed
 from services.gateway.chat.requests.schema import MAX_MESSAGES
@@ -86,7 +86,7 @@ def _checked(raw: Raw, param: str, parts: PartCount) -> bytes:
     return msgspec.json.encode({**fields, "type": kind})
 
 
-def _check_parts(found: str | list[Part] | None, param: str, parts: PartCount) -> None:
+def _check_parts(found: str | list[ContentPart] | None, param: str, parts: PartCount) -> None:
     if not isinstance(found, list):
         return
     parts.add(len(found))

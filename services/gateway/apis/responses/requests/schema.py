@@ -150,7 +150,7 @@ class ResponseRequest(GenerationRequest, kw_only=True):
         return self.include is not None and what in self.include
 
 
-class Part(Struct, omit_defaults=True):
+class ContentPart(Struct, omit_defaults=True):
     """A piece of a message, of a call's output or of reasoning."""
 
     type: str
@@ -164,12 +164,12 @@ class Item(Struct, omit_defaults=True):
     type: str | None = None
     id: str | None = None
     role: str | None = None
-    content: str | list[Part] | None = None
+    content: str | list[ContentPart] | None = None
     call_id: str | None = None
     name: str | None = None
     namespace: str | None = None
     arguments: str | None = None
     input: str | None = None
-    output: str | list[Part] | None = None
-    summary: list[Part] | None = None
+    output: str | list[ContentPart] | None = None
+    summary: list[ContentPart] | None = None
     encrypted_content: str | None = None
