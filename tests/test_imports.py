@@ -15,11 +15,11 @@ import pytest
 from shared.version import VERSION
 
 ROOT = Path(__file__).parent.parent
-OURS = {"cli", "kernels", "services", "shared", "models", "benchmarks", "tests"}
+OURS = {"cli", "kernels", "services", "shared", "shoal", "models", "benchmarks", "tests"}
 SERVICES = ("gateway", "tokenizer", "scheduler", "worker")
 SOURCES = sorted(
     path
-    for folder in ("cli", "kernels", "services", "shared")
+    for folder in ("cli", "kernels", "services", "shared", "shoal")
     for path in ROOT.glob(f"{folder}/**/*.py")
 )
 ONLY_IN = {
@@ -138,6 +138,8 @@ def may_import_ours(place: str) -> tuple[str, ...]:
         return ("shared.",)
     if folder == "kernels":
         return ("kernels.",)
+    if folder == "shoal":
+        return ("shoal.", "cli.", "shared.")
     if folder == "cli":
         return COMMANDS_MAY_IMPORT.get(place, ("cli.", "shared."))
     service = place.split("/")[1]
