@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> int:
     try:
         config = load_settings(ServeConfig, with_model(arguments), "shoal serve")
         locate_model(config.model)
-        _check_port(config)
+        check_port(config)
         directory = RunDirectory(config.mesh_dir)
         try:
             with Screen(config, directory.path) as screen:
@@ -73,7 +73,7 @@ def _takes_value(name: str, word: str) -> bool:
     return name.removeprefix("no_") not in fields
 
 
-def _check_port(config: ServeConfig) -> None:
+def check_port(config: ServeConfig) -> None:
     """Raises ConfigError if another process listens on the port. The check precedes the start
     because gateways share their port, and would share it with another mesh's gateways."""
     if config.gateways > 1 and config.port == 0:

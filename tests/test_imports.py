@@ -24,7 +24,7 @@ SOURCES = sorted(
 )
 ONLY_IN = {
     "zmq": ("shared/link/sockets/libzmq.py",),
-    "torch": ("services/worker/", "kernels/", "cli/plan/machine.py"),
+    "torch": ("services/worker/", "kernels/", "cli/plan/machine.py", "cli/doctor/device.py"),
     "huggingface_hub": ("shared/model_location.py",),
     "transformers": ("services/tokenizer/", "services/worker/", "shared/foreign_config.py"),
     "opentelemetry": ("services/gateway/traces/otlp.py",),
@@ -91,6 +91,7 @@ COMMANDS_MAY_IMPORT = {
     # Uses a service's own code, without the service.
     "cli/models/check.py": ("shared.", "services.worker."),
     "cli/tokenize.py": ("cli.", "shared.", "services.tokenizer."),
+    "cli/doctor/device.py": ("services.worker.machine.",),
     "cli/collect_env.py": ("cli.", "shared.", "kernels.cpu."),
     # The text held out of the embedded model's training.
     "cli/bench/pieces.py": ("shared.", "models.training.corpus."),
