@@ -24,6 +24,7 @@ COMMANDS = {
     "run-batch": Command("cli.batch.command", "-i IN -o OUT", "answers the requests in a file"),
     "bench": Command("cli.bench.command", "WHAT", "measures a server, the engine or quality"),
     "keys": Command("cli.keys", "DIR", "makes the keys of a mesh on several machines"),
+    "doctor": Command("cli.doctor.command", "", "checks this machine, and names changes that help"),
     "probe": Command("cli.probe", "[PATH]", "checks the health of a service of this machine"),
     "collect-env": Command("cli.collect_env", "", "prints versions and settings for a bug report"),
 }

@@ -24,7 +24,7 @@ a negative answer, or a partial failure; 2: a wrong flag, setting or file, or a 
 answer; 130: Ctrl-C.
 """
 # Commands with subcommands.
-PARTS = {"bench": ("serve", "engine", "quality")}
+PARTS = {"bench": ("serve", "engine", "quality", "compare")}
 
 
 def main() -> None:

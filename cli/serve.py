@@ -12,8 +12,10 @@ from cli.table import Screen
 from shared.errors import ConfigError
 from shared.link.tcp import listen_on_both
 from shared.model_location import locate_model
+from shared.settings.known_elsewhere import find_known
 from shared.settings.load import load_settings
 from shared.settings.serve import ServeConfig
+from shared.settings.translate import LISTS, TRUTHS, VALUE, name_of
 
 
 def main(arguments: list[str]) -> int:
@@ -22,7 +24,7 @@ def main(arguments: list[str]) -> int:
     try:
         config = load_settings(ServeConfig, with_model(arguments), "shoal serve")
         locate_model(config.model)
-        _check_port(config)
+        check_port(config)
         directory = RunDirectory(config.mesh_dir)
         try:
             with Screen(config, directory.path) as screen:
@@ -35,13 +37,43 @@ def main(arguments: list[str]) -> int:
 
 
 def with_model(arguments: list[str]) -> list[str]:
-    """Turns a model as first word into a flag."""
+    """Turns a model as first or last word into a flag."""
     if arguments and not arguments[0].startswith("-"):
         return ["--model", *arguments]
+    if arguments and _is_stray(arguments):
+        return [*arguments[:-1], "--model", arguments[-1]]
     return arguments
 
 
-def _check_port(config: ServeConfig) -> None:
+def _is_stray(arguments: list[str]) -> bool:
+    """True if the last word belongs to no flag: neither one, nor the value of the one before."""
+    *others, last = arguments
+    if not VALUE.fullmatch(last):
+        return False
+    num_values = 0
+    while others and VALUE.fullmatch(others[-1]):
+        num_values += bool(others.pop())
+    if not others:
+        return False
+    flag, is_joined, _ = others[-1].partition("=")
+    name = name_of(flag).partition(".")[0]
+    if name in LISTS:
+        return bool(is_joined)
+    takes_value = not is_joined and _takes_value(name, last)
+    return num_values == takes_value
+
+
+def _takes_value(name: str, word: str) -> bool:
+    """True if a flag takes the next ``word``; a foreign switch takes a truth only."""
+    fields = ServeConfig.model_fields
+    if name in fields:
+        return fields[name].annotation is not bool
+    if found := find_known(name):
+        return found.takes_value or word.lower() in TRUTHS
+    return name.removeprefix("no_") not in fields
+
+
+def check_port(config: ServeConfig) -> None:
     """Raises ConfigError if another process listens on the port. The check precedes the start
     because gateways share their port, and would share it with another mesh's gateways."""
     if config.gateways > 1 and config.port == 0:

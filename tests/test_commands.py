@@ -16,6 +16,7 @@ FLAG = re.compile(r"--(?:no-)?[a-z][a-z-]*")
 # Commands that also take the settings of services.
 TAKEN = {
     "serve": ServeConfig,
+    "doctor": ServeConfig,
     "run-batch": ServeConfig,
     "plan": WorkerConfig,
     "bench": WorkerConfig,

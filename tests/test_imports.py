@@ -15,16 +15,16 @@ import pytest
 from shared.version import VERSION
 
 ROOT = Path(__file__).parent.parent
-OURS = {"cli", "kernels", "services", "shared", "models", "benchmarks", "tests"}
+OURS = {"cli", "kernels", "services", "shared", "shoal", "models", "benchmarks", "tests"}
 SERVICES = ("gateway", "tokenizer", "scheduler", "worker")
 SOURCES = sorted(
     path
-    for folder in ("cli", "kernels", "services", "shared")
+    for folder in ("cli", "kernels", "services", "shared", "shoal")
     for path in ROOT.glob(f"{folder}/**/*.py")
 )
 ONLY_IN = {
     "zmq": ("shared/link/sockets/libzmq.py",),
-    "torch": ("services/worker/", "kernels/", "cli/plan/machine.py"),
+    "torch": ("services/worker/", "kernels/", "cli/plan/machine.py", "cli/doctor/device.py"),
     "huggingface_hub": ("shared/model_location.py",),
     "transformers": ("services/tokenizer/", "services/worker/", "shared/foreign_config.py"),
     "opentelemetry": ("services/gateway/traces/otlp.py",),
@@ -91,6 +91,7 @@ COMMANDS_MAY_IMPORT = {
     # Uses a service's own code, without the service.
     "cli/models/check.py": ("shared.", "services.worker."),
     "cli/tokenize.py": ("cli.", "shared.", "services.tokenizer."),
+    "cli/doctor/device.py": ("services.worker.machine.",),
     "cli/collect_env.py": ("cli.", "shared.", "kernels.cpu."),
     # The text held out of the embedded model's training.
     "cli/bench/pieces.py": ("shared.", "models.training.corpus."),
@@ -138,6 +139,8 @@ def may_import_ours(place: str) -> tuple[str, ...]:
         return ("shared.",)
     if folder == "kernels":
         return ("kernels.",)
+    if folder == "shoal":
+        return ("shoal.", "cli.", "shared.")
     if folder == "cli":
         return COMMANDS_MAY_IMPORT.get(place, ("cli.", "shared."))
     service = place.split("/")[1]

@@ -31,7 +31,7 @@ LISTS = (
 )
 # Tests of several APIs at once.
 TOGETHER = (f"tests/{GATEWAY}/apis/together", "tests/hostile")
-CORE_LINES = 44_920  # of services/ and shared/; 15,000 are the aim
+CORE_LINES = 44_950  # of services/ and shared/; 15,000 are the aim
 
 
 class Wing(NamedTuple):
@@ -59,6 +59,7 @@ WINGS = {
             "tests/gpu/test_transformers_on_cuda.py",
         ),
     ),
+    "offline": Wing(("shoal",), ("tests/offline",)),
     "page": Wing((f"{GATEWAY}/page",), (f"tests/{GATEWAY}/page", "tests/page")),
     "traces": Wing(
         (*(f"services/{service}/traces" for service in SERVICES), "cli/trace"),
@@ -164,6 +165,9 @@ def cut(wing: Wing, copy: Path) -> None:
     for place in (*wing.folders, *wing.tests, *TOGETHER):
         path = copy / place
         shutil.rmtree(path) if path.is_dir() else path.unlink()
+    project = copy / "pyproject.toml"
+    for folder in wing.folders:
+        project.write_text(project.read_text().replace(f', "{folder}"', ""))
     for place in LISTS:
         (copy / place).write_text("".join(lines_without(wing, (copy / place).read_text())))
 

@@ -24,7 +24,7 @@ TERMS = {
 }
 SOURCES = sorted(
     path
-    for folder in ("cli", "kernels", "services", "shared")
+    for folder in ("cli", "kernels", "services", "shared", "shoal")
     for path in ROOT.glob(f"{folder}/**/*.py")
 )
 
@@ -38,7 +38,7 @@ PAGES = [*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 LIMIT = 5.0  # per 1,000 words
 RECORDS = [*ROOT.glob("docs/decisions/*.md")]
 MAX_WORDS = 60_000  # of all pages and records, as `wc -w` counts
-FOLDERS = ("benchmarks", "cli", "kernels", "services", "shared", "tests")
+FOLDERS = ("benchmarks", "cli", "kernels", "services", "shared", "shoal", "tests")
 LITERAL = re.compile(
     r"```.*?```|<!--.*?-->|`+[^`]*`+|\]\([^)]*\)|https?://\S+|\"[^\"\n]*\"", re.DOTALL
 )

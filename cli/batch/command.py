@@ -13,10 +13,10 @@ from typing import Any
 import aiohttp
 from rich.console import Console
 
-from cli.batch.mesh import own_mesh
 from cli.batch.options import Options, parse
 from cli.batch.progress import shown
 from cli.exit_codes import WRONG
+from cli.own_mesh import own_mesh
 from cli.supervisor import StartFailedError
 from cli.table import is_shown
 from shared.batch.check import Checked, check

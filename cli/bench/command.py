@@ -1,4 +1,5 @@
-"""``shoal bench``: the load client ``serve``, and the measurements ``engine`` and ``quality``."""
+"""``shoal bench``: the load client ``serve``, the measurements ``engine`` and ``quality``, and
+``compare`` for two results."""
 
 import resource
 import sys
@@ -11,6 +12,7 @@ from rich.console import Console
 
 from cli.bench import arrivals, report, trace, verdict
 from cli.bench.client import client, offer
+from cli.bench.compare import compare
 from cli.bench.engine import engine
 from cli.bench.figures import figures
 from cli.bench.options import parse
@@ -35,7 +37,11 @@ usage: shoal bench engine [--concurrency N] [--setting of the worker value …]
 
 usage: shoal bench quality [--quantization FORMS] [--setting of the worker value …]
 
-  measures the loss of quality with weights in 8 or 4 bits; shoal bench quality --help"""
+  measures the loss of quality with weights in 8 or 4 bits; shoal bench quality --help
+
+usage: shoal bench compare A B
+
+  compares two files that --json wrote; shoal bench compare --help"""
 STOPPED = 130
 
 
@@ -133,4 +139,4 @@ def _allow_many_sockets() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-COMMANDS = {"serve": _serve, "engine": engine, "quality": quality}
+COMMANDS = {"serve": _serve, "engine": engine, "quality": quality, "compare": compare}

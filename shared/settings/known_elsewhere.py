@@ -149,6 +149,7 @@ SWITCHES = {
     "answers always have X-Request-Id": "enable_request_id_headers",
     "the same seed always gives the same text": "enable_deterministic_inference",
     "windows of a model always hold": "disable_sliding_window",
+    "the experts of a token are not returned": "enable_return_routed_experts",
     "priorities need no setting": "enable_priority_scheduling",
 }
 VALUES = {

@@ -9,7 +9,6 @@ from typing import Any
 import yaml
 from pydantic_settings import (
     BaseSettings,
-    CliSettingsSource,
     InitSettingsSource,
     PydanticBaseSettingsSource,
     YamlConfigSettingsSource,
@@ -41,12 +40,14 @@ class YamlSource(YamlConfigSettingsSource):
         return our_settings(file_path, settings, self._known)
 
 
-def merging(cls: type[BaseSettings], flags: CliSettingsSource[Any], known: Set[str]) -> type[Any]:
-    """``cls`` with its sources in the order flags, environment, file.
+def merging(
+    cls: type[BaseSettings], first: PydanticBaseSettingsSource, known: Set[str]
+) -> type[Any]:
+    """``cls`` with its sources in the order ``first`` (flags, for example), environment, file.
 
-    A flag or the environment names the file; ``known`` are the keys of all services.
+    The first source or the environment names the file; ``known`` are the keys of all services.
     """
-    path = flags().get("config") or os.environ.get("SHOAL_CONFIG")
+    path = first().get("config") or os.environ.get("SHOAL_CONFIG")
     if path and not Path(path).is_file():
         raise ConfigError(f"config: no such file: {path}")
     variables = our_variables(known)
@@ -62,7 +63,7 @@ def merging(cls: type[BaseSettings], flags: CliSettingsSource[Any], known: Set[s
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
             file = (YamlSource(settings_cls, path, known),) if path else ()
-            return (flags, env_settings, InitSettingsSource(settings_cls, variables), *file)
+            return (first, env_settings, InitSettingsSource(settings_cls, variables), *file)
 
     Merged.__name__ = cls.__name__
     return Merged

@@ -53,7 +53,7 @@ class _Flags:
         while self._words:
             word = self._words.pop()
             flag, is_joined, value = word.partition("=")
-            name, _, key = _name_of(flag).partition(".")
+            name, _, key = name_of(flag).partition(".")
             if is_joined and name:
                 self._words.append(value)
             if name in self._known:
@@ -180,7 +180,7 @@ def _find(given: str, name: str) -> Known | None:
     return find_known(name)
 
 
-def _name_of(flag: str) -> str:
+def name_of(flag: str) -> str:
     """The name in ``flag``, empty for any other word."""
     if flag.startswith("--"):
         return flag[2:].replace("-", "_")

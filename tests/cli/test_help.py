@@ -22,6 +22,7 @@ COMMON = (
     "plan",
     "run-batch",
     "keys",
+    "doctor",
     "probe",
     "collect-env",
 )

@@ -103,3 +103,29 @@ def test_the_first_word_is_the_model(word: str):
     config = load_settings(ServeConfig, arguments, "shoal serve")
     assert (config.model, config.port) == (word, 9)
     assert with_model(["--port", "9"]) == ["--port", "9"]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "--port 9",
+        "--port=9",
+        "--enforce-eager",
+        "--no-page",
+        "-tp 2",
+        "--swap-space 4",
+        "--trust-remote-code",
+        "--served-model-name=a",
+    ],
+)
+def test_a_last_word_without_a_flag_is_the_model(flags: str):
+    arguments = with_model([*flags.split(), "org/fish"])
+    assert load_settings(ServeConfig, arguments, "shoal serve").model == "org/fish"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    ["--port 9", "--served-model-name a b", "--trust-remote-code true", "--fish 1", "--page"],
+)
+def test_a_last_word_of_a_flag_stays_its_value(flags: str):
+    assert with_model(flags.split()) == flags.split()

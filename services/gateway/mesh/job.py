@@ -67,8 +67,9 @@ class Job:
     through all prompts: first the choices of the first prompt, then of the second. All services get
     its ``options``. The reply ``echoes`` the prompt before the text and in its logprobs,
     ``returns_ids``, ``returns_prompt_text``, and ``returns_offsets`` of its tokens in that text. It
-    names the tokens of logprobs by their text or ``names_by_id``; ``num_prompt_logprobs`` were
-    asked for in addition to ``num_echoed_logprobs``, the prompt's own. A prompt is replaced by its
+    names the tokens of logprobs by their text or ``names_by_id``, or has vLLM's objects
+    (``logprobs_by_id``); ``num_prompt_logprobs`` were asked for in addition to
+    ``num_echoed_logprobs``, the prompt's own. A prompt is replaced by its
     ids when the mesh has sent them. ``request_id`` is the client's own. ``field_names`` maps the
     mesh's ``prompt`` and ``max_tokens`` to the client's names, where they differ. Unless it
     ``is_seeded`` by the client, each prompt has its own seed. The reply to a chat begins with
@@ -93,6 +94,7 @@ class Job:
     returns_prompt_text: bool = False
     returns_offsets: bool = False
     names_by_id: bool = False
+    logprobs_by_id: bool = False
     num_prompt_logprobs: int | None = None
     num_echoed_logprobs: int | None = None
     request_id: str | None = None

@@ -55,6 +55,8 @@ async def test_a_run_ends_with_a_table_and_everything_as_json(tmp_path: Path, ca
     assert len(server.bodies) == 14
     prompts = [tuple(body["prompt"]) for body in server.bodies]
     assert len(set(prompts)) == 14, "warm-up prompts are not repeated"
+    assert main(["compare", str(path), str(path)]) == 0
+    assert "ttft_ms.p99" in capsys.readouterr().out
 
 
 async def test_failures_are_counted_and_named_and_the_rest_is_measured(tmp_path: Path, capsys):

@@ -12,7 +12,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from cli.serve import _check_port
+from cli.serve import check_port
 from services.gateway.http.server import HttpSite
 from services.gateway.service import GatewayService
 from shared.errors import ConfigError
@@ -100,7 +100,7 @@ async def test_a_port_that_ipv4_has_is_taken(tmp_path: Path) -> None:
         port = str(taken.getsockname()[1])
         config = load_settings(ServeConfig, ["--host", "::", "--port", port], "shoal serve")
         with pytest.raises(ConfigError, match="Address already in use"):
-            _check_port(config)
+            check_port(config)
 
 
 @pytest.mark.slow

@@ -26,6 +26,13 @@ from tests.services.gateway.fakes import (
 MESSAGES: Any = [{"role": "user", "content": "Hi"}]
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
+BY_ID = [
+    {
+        "6": {"logprob": -0.5, "rank": 2, "decoded_token": " w6"},
+        "7": {"logprob": -0.25, "rank": 1, "decoded_token": " w7"},
+    },
+    {"8": {"logprob": -0.125, "rank": 1, "decoded_token": " w8"}},
+]
 
 
 async def answer(tokenizer: FakeTokenizer, has_alternatives: bool = True) -> int | None:
@@ -140,6 +147,18 @@ async def test_tokens_are_named_by_their_ids_where_the_client_asks(
     response, _ = await asyncio.gather(http.post(TEXT, json=body), answer(tokenizer))
     logprobs = (await response.json())["choices"][0]["logprobs"]
     assert logprobs["tokens"] == ["token_id:6", "token_id:8"]
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+async def test_objects_by_ids_replace_the_columns_where_the_client_asks(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, is_stream: bool
+) -> None:
+    body = {"prompt": "a", "logprobs": 1, "logprobs_by_token_id": True, "stream": is_stream}
+    response, _ = await asyncio.gather(http.post(TEXT, json=body), answer(tokenizer))
+    content = await response.text()
+    replies = [event[6:] for event in content.split("\n\n")[:-2]] if is_stream else [content]
+    lists = [json.loads(each)["choices"][0]["logprobs"] or [] for each in replies]
+    assert [entry for each in lists for entry in each] == BY_ID
 
 
 LARGE = msgspec.structs.replace(MODEL, vocab_size=20_000)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from openai import AsyncOpenAI
 
-from services.gateway.chat.replies.logprob_json import PromptLogprobs
+from services.gateway.chat.replies.logprob_json import LogprobsById
 from services.gateway.chat.requests.parse import Limits, parse_chat, parse_completion
 from services.gateway.chat.requests.reply_bytes import prompt_bytes
 from services.gateway.mesh.job import Job
@@ -145,6 +145,16 @@ async def test_an_echo_and_the_list_have_as_many_alternatives_as_each_was_asked_
         {" w9": -0.25, " w7": -0.5},
         {" w7": -0.125, " w8": -4},
     ]
+
+
+async def test_objects_by_ids_of_an_echo_begin_with_the_prompt(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer
+) -> None:
+    ask = post(http, TEXT, prompt=PROMPT, echo=True, logprobs=2, logprobs_by_token_id=True)
+    reply, _ = await asyncio.gather(ask, serve(tokenizer))
+    [choice] = reply["choices"]
+    assert choice["logprobs"][:3] == OF_PROMPT
+    assert list(choice["logprobs"][3]) == ["10", "9"]
 
 
 @pytest.mark.parametrize("num_choices", [1, 2])
@@ -379,7 +389,7 @@ def test_the_whole_vocabulary_is_numbered_by_its_ranks() -> None:
         row = np.concatenate((values[token : token + 1], values))
         got = update([token], [row], ranks=[rank])
         got = replace(got, run=msgspec.structs.replace(got.run, kind=RunKind.PROMPT))
-        written[num_top] = json.loads(b"".join(PromptLogprobs(table, num_top).write([got])))
+        written[num_top] = json.loads(b"".join(LogprobsById(table, num_top).write([got])))
     [nothing, entries] = written[ALL_TOKENS]
     assert nothing is None
     order = np.argsort(-values, kind="stable").tolist()

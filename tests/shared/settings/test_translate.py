@@ -9,7 +9,7 @@ import pytest
 from shared.errors import ConfigError
 from shared.settings.gateway import GatewayConfig
 from shared.settings.known_elsewhere import FOREIGN, PROTECTING, SAME, SHORT, SWITCHED
-from shared.settings.load import load_settings
+from shared.settings.load import load_given, load_settings
 from shared.settings.serve import ServeConfig
 from shared.settings.translate import our_flags
 
@@ -124,3 +124,26 @@ def test_each_foreign_name_has_one_meaning_and_ours_come_first():
 def test_a_flag_that_nobody_knows_is_an_error(flags: str):
     with pytest.raises(ConfigError, match="unrecognized arguments"):
         settings_of(*flags.split())
+
+
+def test_python_values_follow_the_same_rule(caplog):
+    given = {"tp": 2, "disable_radix_cache": True, "swap_space": 4, "max_model_len": None}
+    config = load_given(ServeConfig, given, "LLM")
+    assert config.model_fields_set == {"tensor_parallel_size", "enable_prefix_caching"}
+    assert "LLM: swap-space has no effect: KV blocks stay" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        (
+            {"max_modell_len": 1},
+            "LLM: max-modell-len is not a setting; did you mean max-model-len?",
+        ),
+        ({"max_num_seqs": 0}, "max-num-seqs: 0: Input should be greater than 0"),
+        ({"config": "/nowhere"}, "config: no such file: /nowhere"),
+    ],
+)
+def test_wrong_python_values_are_named(given: dict[str, Any], text: str):
+    with pytest.raises(ConfigError, match=text.replace("?", r"\?")):
+        load_given(ServeConfig, given, "LLM")

@@ -224,20 +224,25 @@ class DraftLogprobs:
             )
 
 
-class PromptLogprobs:
-    """An object by ids for each token, itself first; null for the first token, which has no
-    logprob."""
+class LogprobsById:
+    """An object by ids for each token, itself first. Those of a prompt have ``num_top_of_prompt``
+    alternatives and begin with null for the first token, which has no logprob; None: there is no
+    prompt."""
 
-    def __init__(self, table: TokenTable, num_top: int) -> None:
+    def __init__(self, table: TokenTable, num_top_of_prompt: int | None = None) -> None:
         self._texts = table.json_texts
-        self._num_top = num_top
+        self._num_top_of_prompt = num_top_of_prompt or 0
+        self._unwritten = [] if num_top_of_prompt is None else [b"null"]
 
     def write(self, updates: Sequence[ChoiceUpdate]) -> Iterator[bytes]:
-        yield b"[null"
-        for token in tokens_of(updates, self._num_top):
-            yield b",{" + self._entry(token.token_id, number(token.logprob), token.rank)
+        yield b"[" + b"".join(self._unwritten)
+        separator = b"," if self._unwritten else b""
+        self._unwritten = []
+        for token in tokens_of(updates, self._num_top_of_prompt):
+            yield separator + b"{" + self._entry(token.token_id, number(token.logprob), token.rank)
             yield from self._alternatives(token)
             yield b"}"
+            separator = b","
         yield b"]"
 
     def _alternatives(self, token: Token) -> Iterator[bytes]:

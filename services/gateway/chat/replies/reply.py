@@ -11,8 +11,8 @@ from services.gateway.chat.replies.formats import Format
 from services.gateway.chat.replies.logprob_json import (
     DraftLogprobs,
     EchoedPrompt,
+    LogprobsById,
     LogprobWriter,
-    PromptLogprobs,
 )
 from services.gateway.chat.replies.openai import (
     NOTHING_SHOWN,
@@ -80,7 +80,10 @@ class Reply:
         """For the tokens of choice ``index``, after the tokens of an echoed prompt."""
         if self.spelling is None or not self.shows_logprobs:
             return None
-        return self.format.logprobs(self.spelling, self.echoed_prompt(index))
+        echo = self.echoed_prompt(index)
+        if self.job.logprobs_by_id:
+            return LogprobsById(self.spelling.table, echo.num_top if echo is not None else None)
+        return self.format.logprobs(self.spelling, echo)
 
     def draft_logprobs(self) -> DraftLogprobs | None:
         """For the drafts of every choice."""
@@ -88,12 +91,12 @@ class Reply:
             return None
         return DraftLogprobs(self.spelling)
 
-    def prompt_logprobs(self) -> PromptLogprobs | None:
+    def prompt_logprobs(self) -> LogprobsById | None:
         """For the tokens of a prompt by themselves."""
         num_top = self.job.num_prompt_logprobs
         if self.spelling is None or num_top is None:
             return None
-        return PromptLogprobs(self.spelling.table, num_top)
+        return LogprobsById(self.spelling.table, num_top)
 
     def echoed_prompt(self, index: int) -> EchoedPrompt | None:
         """None without logprobs, and if the prompt was aborted before it was accepted."""

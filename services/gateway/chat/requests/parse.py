@@ -83,7 +83,11 @@ def parse_completion(body: Body, model: ModelInfo, limits: Limits) -> Job:
     logprobs = num_logprobs(request.logprobs, "logprobs", limits.max_logprobs, model)
     options = text_options(request, model, adds_special_tokens=True)
     job = _job(request, prompts, model, limits, logprobs, options)
-    job = replace(job, warnings=in_vain(fields, CompletionRequest, unsupported.COMPLETION))
+    job = replace(
+        job,
+        logprobs_by_id=bool(request.logprobs_by_token_id),
+        warnings=in_vain(fields, CompletionRequest, unsupported.COMPLETION),
+    )
     return _echoing(job, logprobs) if request.echo else job
 
 

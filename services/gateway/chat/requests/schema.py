@@ -185,12 +185,14 @@ class ChatRequest(GenerationRequest, kw_only=True):
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
-    """``max_tokens`` 0 computes the prompt alone, for its logprobs."""
+    """``max_tokens`` 0 computes the prompt alone, for its logprobs. ``logprobs_by_token_id``: the
+    logprobs are in the form of ``prompt_logprobs``, exact for tokens with the same text."""
 
     prompt: Raw
     max_tokens: Annotated[int, Meta(ge=0, le=MAX_INT32)] | None = None
     echo: bool | None = None
     logprobs: NumLogprobs | None = None
+    logprobs_by_token_id: bool | None = None
 
 
 class TokenizeRequest(Struct, kw_only=True):

@@ -1,4 +1,4 @@
-"""A private mesh of ``shoal run-batch``, unusable for other processes."""
+"""A private mesh for one process, unusable for others."""
 
 import asyncio
 import secrets

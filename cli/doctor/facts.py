@@ -1,0 +1,166 @@
+"""The facts of a machine on which the start and the speed of a mesh depend."""
+
+import importlib.metadata
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from cli.collect_env import collect, version_of
+from cli.placement import num_gpus
+from cli.serve import check_port
+from shared.errors import ConfigError
+from shared.link.address import admin_path, checked, make_private_directory
+from shared.model_location import locate_model
+from shared.process.cores import read_text
+from shared.settings.serve import ServeConfig
+
+HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+SHARED_MEMORY = Path("/dev/shm")
+LONGEST_RUN = "serve-12345678"  # the folder of a run in mesh-dir
+LONGEST_INSTANCE = "63.99"
+EXTRAS = ("gateway", "tokenizer", "worker")
+REQUIREMENT = re.compile(r"(?P<package>[\w.-]+)[^;]*(;.*extra == ['\"](?P<extra>\w+)['\"])?")
+TORCH_TIMEOUT_S = 120.0
+DOCKER_TIMEOUT_S = 10.0
+ENGINE_VERSION = ("docker", "version", "--format", "{{.Server.Version}}")
+COMPOSE_VERSION = ("docker", "compose", "version", "--short")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    name: str
+    capability: tuple[int, int]
+    free_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Devices:
+    """A worker's view; ``error`` is torch's."""
+
+    torch: str = ""
+    cuda: str | None = None
+    dtype: str = ""
+    free_bytes: int = 0
+    gpus: tuple[Gpu, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """``environment`` is the object of ``shoal collect-env``. A version of Docker is empty without
+    an answer. Texts of errors are empty without one."""
+
+    environment: dict[str, Any]
+    devices: Devices
+    num_gpu_files: int
+    missing_packages: tuple[str, ...] = ()
+    shared_memory_bytes: int | None = None
+    huge_pages: str = ""
+    max_open_files: int = 0
+    port_error: str = ""
+    mesh_dir_error: str = ""
+    model_error: str = ""
+    weights_bytes: int = 0
+    engine: str = ""
+    compose: str = ""
+    config: ServeConfig = field(default_factory=ServeConfig)
+
+
+def gather(config: ServeConfig) -> Facts:
+    """Takes seconds: a child process imports torch."""
+    model_error, weights_bytes = _model(config)
+    return Facts(
+        environment=collect(),
+        devices=_devices(),
+        num_gpu_files=num_gpus(),
+        missing_packages=tuple(name for name in _required_packages() if version_of(name) is None),
+        shared_memory_bytes=_shared_memory_bytes(),
+        huge_pages=_chosen(read_text(HUGE_PAGES)),
+        max_open_files=resource.getrlimit(resource.RLIMIT_NOFILE)[1],
+        port_error=_error_of(check_port, config),
+        mesh_dir_error=_error_of(_check_mesh_dir, config),
+        model_error=model_error,
+        weights_bytes=weights_bytes,
+        engine=_output_of(*ENGINE_VERSION),
+        compose=_output_of(*COMPOSE_VERSION),
+        config=config,
+    )
+
+
+def _devices() -> Devices:
+    command = [sys.executable, "-P", "-m", "cli.doctor.device"]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=TORCH_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        return Devices(error=f"no answer within {TORCH_TIMEOUT_S:g} s")
+    if ended.returncode:
+        return Devices(error=(ended.stderr.strip().splitlines() or ["it crashed"])[-1])
+    found = json.loads(ended.stdout.splitlines()[-1])
+    gpus = (each | {"capability": tuple(each["capability"])} for each in found.pop("gpus"))
+    return Devices(**found, gpus=tuple(Gpu(**each) for each in gpus))
+
+
+def _required_packages() -> Iterator[str]:
+    """The packages of all services."""
+    yield "shoal"
+    if version_of("shoal") is None:
+        return
+    for text in importlib.metadata.requires("shoal") or []:
+        found = REQUIREMENT.match(text)
+        if found is not None and found["extra"] in (None, *EXTRAS):
+            yield found["package"]
+
+
+def _model(config: ServeConfig) -> tuple[str, int]:
+    """The reason for a missing model, and the bytes of its weights."""
+    try:
+        folder = locate_model(config.model).folder
+    except ConfigError as error:
+        return str(error), 0
+    return "", sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+
+
+def _shared_memory_bytes() -> int | None:
+    try:
+        found = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return None
+    return found.f_frsize * found.f_bavail
+
+
+def _chosen(text: str) -> str:
+    """The word in brackets: always [madvise] never."""
+    match = re.search(r"\[(\w+)\]", text)
+    return match[1] if match else ""
+
+
+def _check_mesh_dir(config: ServeConfig) -> None:
+    """Raises ConfigError if the sockets of a run cannot be made there."""
+    make_private_directory(config.mesh_dir)
+    if not os.access(config.mesh_dir, os.W_OK):
+        raise ConfigError(f"mesh-dir: {config.mesh_dir}: Read-only file system")
+    checked(admin_path(config.mesh_dir / LONGEST_RUN, "scheduler", LONGEST_INSTANCE))
+
+
+def _error_of(check: Any, config: ServeConfig) -> str:
+    try:
+        check(config)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _output_of(*command: str) -> str:
+    """Empty for a command that is not there, fails or hangs."""
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=DOCKER_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return "" if ended.returncode else ended.stdout.strip()

@@ -1,0 +1,54 @@
+"""Names of vLLM's offline API without a counterpart here, and unknown names."""
+
+import difflib
+from collections.abc import Collection, Mapping
+from typing import Any
+
+ADAPTERS = "adapters are not supported"
+ENGINE = "the engine runs in processes of its own"
+POOLING = "use embed, classify or score"
+ATTRIBUTES = {
+    "apply_model": ENGINE,
+    "beam_search": "beams are not supported; n gives independent texts",
+    "collective_rpc": ENGINE,
+    "encode": POOLING,
+    "get_metrics": "the server has them: GET /metrics",
+    "llm_engine": ENGINE,
+    "model_config": "the server has it: GET /v1/models",
+    "preprocess_chat": "get_tokenizer().apply_chat_template renders a chat",
+    "reset_prefix_cache": "cache_salt separates requests",
+    "reward": POOLING,
+    "set_tokenizer": "the folder of the model decides",
+    "sleep": "close() frees the memory",
+    "start_profile": "`shoal bench engine` measures the engine",
+    "stop_profile": "`shoal bench engine` measures the engine",
+    "wake_up": "close() frees the memory",
+}
+"""Methods and attributes of vLLM's LLM."""
+ARGUMENTS = {
+    "lora_request": ADAPTERS,
+    "mm_processor_kwargs": "models get text alone",
+    "prompt_adapter_request": ADAPTERS,
+    "prompt_token_ids": 'a prompt of ids is {"prompt_token_ids": [...]} or the list itself',
+    "guided_options_request": "use SamplingParams(structured_outputs=...)",
+    "tokenization_kwargs": "use truncate_prompt_tokens of the parameters",
+    "chat_template_content_format": "the folder of the model decides",
+    "pooling_task": "the model has one task",
+}
+"""Arguments of vLLM's methods."""
+
+
+def refuse_arguments(method: str, given: Mapping[str, Any], known: Collection[str]) -> None:
+    """Raises TypeError for the first argument with a value."""
+    for name, value in given.items():
+        if name not in ARGUMENTS:
+            raise unknown(method, name, known)
+        if value is not None and (name, value) != ("chat_template_content_format", "auto"):
+            raise TypeError(f"{method}: {name} is not supported: {ARGUMENTS[name]}")
+
+
+def unknown(where: str, name: str, known: Collection[str]) -> TypeError:
+    """The error for an argument that does not exist, with the nearest one."""
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    return TypeError(f"{where}: {name} is not an argument{hint}")

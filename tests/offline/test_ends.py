@@ -1,0 +1,64 @@
+"""The end of a program, however it comes, is the end of its mesh."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks.processes import services_of
+from shoal import LLM
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = """
+import sys
+from shoal import LLM, SamplingParams
+
+llm = LLM("shoal-tiny", mesh_dir=sys.argv[1], num_threads=1, schedulers=1)
+endless = SamplingParams(max_tokens=None, ignore_eos=True)
+print(llm.generate("import", SamplingParams(max_tokens=1))[0].finished, flush=True)
+if sys.argv[2] == "error":
+    raise LookupError("a mistake of the script")
+while True:
+    llm.generate(["import os"] * 300, endless)
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("error", 1), ("SIGINT", -signal.SIGINT), ("SIGKILL", -signal.SIGKILL)]
+)
+def test_no_process_survives_a_script(tmp_path: Path, end: str, code: int):
+    script, mesh = tmp_path / "script.py", tmp_path / "mesh"
+    script.write_text(SCRIPT)
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(mesh), end],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "True\n"
+    if end != "error":
+        assert len(services_of(mesh)) == 4
+        process.send_signal(signal.Signals[end])
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == code, errors
+    assert errors.count("Traceback") == (end != "SIGKILL"), errors
+    deadline = time.monotonic() + 30
+    while services_of(mesh):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    if end != "SIGKILL":
+        assert not [*mesh.iterdir()]
+
+
+def test_a_model_that_does_not_exist_ends_the_start(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"model: .*: /nowhere@main"):
+        LLM("/nowhere", revision="main", mesh_dir=tmp_path)
+    assert not services_of(tmp_path)
+    assert not [*tmp_path.iterdir()]
