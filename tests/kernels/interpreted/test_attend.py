@@ -224,7 +224,7 @@ def test_too_few_arrivals_are_an_error() -> None:
     assert attention.decode is not None
     rows = replace(attention.decode, arrivals=attention.decode.arrivals[:3])
     query = torch.randn(2, 4, 16)
-    with pytest.raises(ValueError, match="3 are less than 2 × 2"):
+    with pytest.raises(ValueError, match="3 are fewer than 2 × 2"):
         attend(query, cache, replace(attention, decode=rows), 1.0)
 
 
