@@ -125,8 +125,8 @@ def test_the_core_stays_small() -> None:
 @wings
 def test_without_a_wing_the_others_start(wing: Wing, tmp_path: Path) -> None:
     cut(wing, tmp_path)
-    for service in services_of(wing):
-        run(tmp_path, "-c", f"import {service.replace('/', '.')}.service")
+    modules = [f"{each.replace('/', '.')}.service" for each in services_of(wing)]
+    run(tmp_path, "-c", "\n".join(f"import {each}" for each in modules))
 
 
 @wings

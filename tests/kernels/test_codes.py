@@ -12,6 +12,7 @@ from kernels.codes import Codes, decoded, decoded_rows
 from kernels.linear import FEW_TOKENS, gated, linear
 from kernels.rms_norm import Norm, reference
 from tests.kernels.coded import KINDS, random_codes
+from tests.selection import every_pair
 
 # Relative to the largest result. The result is rounded, and in some paths the dequantized weights
 # are.
@@ -44,10 +45,10 @@ def assert_near(found: Tensor, expected: Tensor, dtype: torch.dtype) -> None:
     assert off <= TOLERANCES[dtype] * expected.abs().max()
 
 
-@dtypes
-@kinds
-@pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "group", "has_zeros", "dtype"),
+    every_pair(KINDS, GROUPS, [False, True], [*TOLERANCES]),
+)
 def test_it_is_the_product_with_what_the_codes_stand_for(
     kind: str, group: int | None, has_zeros: bool, dtype: torch.dtype, device: torch.device
 ) -> None:
@@ -57,14 +58,18 @@ def test_it_is_the_product_with_what_the_codes_stand_for(
     assert_near(linear(x, weight), exactly(x, weight), dtype)
 
 
-@kinds
 @pytest.mark.parametrize(
-    ("num_tokens", "shape"), [(0, (8, 16)), (1, (16, 64)), (17, (70, 272)), (64, (33, 144))]
+    ("kind", "sizes", "terms"),
+    every_pair(
+        KINDS,
+        [(0, (8, 16)), (1, (16, 64)), (17, (70, 272)), (64, (33, 144))],
+        ["bias", "norm", "residual", "all, ordered"],
+    ),
 )
-@pytest.mark.parametrize("terms", ["bias", "norm", "residual", "all, ordered"])
 def test_norm_bias_and_residual_are_added(
-    num_tokens: int, shape: tuple[int, int], kind: str, terms: str, device: torch.device
+    kind: str, sizes: tuple[int, tuple[int, int]], terms: str, device: torch.device
 ) -> None:
+    num_tokens, shape = sizes
     dtype = torch.float16 if terms == "bias" else torch.bfloat16
     num_rows, size = shape
 
@@ -134,10 +139,10 @@ def test_a_tokens_result_is_the_same_bits_whatever_is_beside_it(
             assert torch.equal(operator(num_tokens), wide[:num_tokens]), num_tokens
 
 
-@dtypes
-@kinds
-@pytest.mark.parametrize("group", [*GROUPS, 24])
-@pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "group", "has_zeros", "dtype"),
+    every_pair(KINDS, [*GROUPS, 24], [False, True], [*TOLERANCES]),
+)
 def test_decoded_weights_are_their_values_to_the_bit(
     kind: str, group: int | None, has_zeros: bool, dtype: torch.dtype, device: torch.device
 ) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from kernels.codes import Codes
 from kernels.experts import Biases, Clamp, experts, reference
 from tests.kernels.coded import KINDS, random_codes
+from tests.selection import every_pair
 
 # Relative to the largest result. Gates times ups and each expert's output are rounded; in some
 # paths gates, ups and dequantized weights are, too.
@@ -200,10 +201,10 @@ def part(each: Tensor | Codes, first: int, end: int) -> Tensor | Codes:
     return each._replace(codes=each.codes[first:end], scales=each.scales[first:end])
 
 
-@dtypes
-@kinds
-@pytest.mark.parametrize("has_more", [False, True], ids=["", "zeros, order"])
-@pytest.mark.parametrize("num_tokens", [1, 70])
+@pytest.mark.parametrize(
+    ("kind", "has_more", "num_tokens", "dtype"),
+    every_pair(KINDS, [False, True], [1, 70], [*TOLERANCES]),
+)
 def test_weights_may_be_in_codes(
     kind: str, has_more: bool, num_tokens: int, dtype: torch.dtype, device: torch.device
 ) -> None:

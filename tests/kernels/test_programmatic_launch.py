@@ -60,8 +60,23 @@ def test_a_layer_begins_early_and_waits_before_it_touches_memory(num_rows: int) 
         assert is_there == launch.is_dependent, launch.model.name
 
 
-@pytest.mark.parametrize("form", ["none", "wint4", "wint8", "nf4"])
-@pytest.mark.parametrize("num_tokens", [1, 64])
+@pytest.mark.parametrize(
+    ("num_tokens", "form"),
+    [
+        *((1, "none"), (64, "wint4")),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
+                (64, "none"),
+                (1, "wint4"),
+                (1, "wint8"),
+                (64, "wint8"),
+                (1, "nf4"),
+                (64, "nf4"),
+            )
+        ),
+    ],
+)
 def test_gemms_of_weights_in_codes_wait_first(num_tokens: int, form: Quantization) -> None:
     found = list(products(num_tokens, form))
     assert [each.is_dependent for each in found] == [True, True]

@@ -128,8 +128,8 @@ def test_texts_of_a_model_with_experts_are_the_host_engines(layout: str, tmp_pat
 )
 def test_prompts_in_graphs_bring_the_bits_that_others_bring(folder: Path, dtype: str) -> None:
     """In chunks, next to decoding rows: steps of up to 8 tokens in a graph."""
-    params = params_of(len(PROMPTS), logprobs=3, prompt_logprobs=2)
-    found, expected = ([Job(*each) for each in zip(PROMPTS, params, strict=True)] for _ in "12")
+    params = params_of(2, logprobs=3, prompt_logprobs=2)
+    found, expected = ([Job(*each) for each in zip(PROMPTS[1:], params, strict=True)] for _ in "12")
     graphs = {"cudagraph_mode": "full", "cudagraph_capture_sizes": [8]}
     for jobs, steps in ((found, graphs), (expected, {"enforce_eager": True})):
         engine = make_engine(folder, "device", dtype=dtype, max_num_seqs=4, **steps)

@@ -3,12 +3,15 @@
 import time
 from dataclasses import replace
 
+import pytest
+
 from benchmarks.gpu import kernel_table
 from benchmarks.gpu.suite import of_test
 
 SUITE = replace(of_test(), batches=(1,), nums_tokens=(1,), rotated_bytes=1)
 
 
+@pytest.mark.slow
 def test_each_kernel_has_a_row_and_attention_agrees_with_torch() -> None:
     rows = list(kernel_table.rows(SUITE, 1.0, time.monotonic() + 60))
     assert not [row for row in rows if "failed" in row]

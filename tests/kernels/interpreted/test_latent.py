@@ -17,6 +17,8 @@ __all__ = [
     "test_rows_that_hide_keys_agree",
 ]
 
+pytest.mark.slow(test_heads_of_the_size_of_deepseek_v3_agree)
+
 
 @pytest.fixture(autouse=True)
 def _few_splits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,11 +12,15 @@ from shared.wire.messages import SamplingParams
 PARAMS = SamplingParams(seed=0, temperature=0.0, max_tokens=24, ignore_eos=True)
 
 
-CACHES = [*((kernels, "auto") for kernels in ENGINES)]
-CACHES += [("native", "int8"), ("native", "fp8"), ("torch", "fp8"), ("device", "int8")]
+CACHES = [("native", "auto"), ("native", "int8"), ("device", "auto")]
+MORE_CACHES = [("native", "fp8"), ("torch", "auto"), ("torch", "fp8"), ("device", "int8")]
 
 
-@pytest.fixture(scope="module", params=CACHES, ids=", ".join)
+@pytest.fixture(
+    scope="module",
+    params=[*CACHES, *(pytest.param(each, marks=pytest.mark.slow) for each in MORE_CACHES)],
+    ids=", ".join,
+)
 def engine(request: pytest.FixtureRequest) -> AnyEngine:
     """Steps of 7 tokens end inside blocks; there are blocks for two or three sequences."""
     kernels, kv_cache_dtype = request.param
