@@ -3,7 +3,8 @@ have their own process, ``TRITON_INTERPRET=1 pytest tests/kernels/interpreted``.
 
 The interpreter stores a bfloat16 as its bits. Its dot would multiply these bits, its casts truncate
 instead of rounding and turn integers into bits, and its float32 dot depends on the processor:
-patches here give the results of GPUs.
+patches here give the results of GPUs. The programs of a launch run in random order: a result that
+depends on the order is wrong on a GPU now and then.
 """
 
 from functools import cache
@@ -15,6 +16,7 @@ import torch
 
 from kernels.dispatch import IS_INTERPRETED
 
+RANDOM = np.random.default_rng(0)
 collect_ignore_glob = [] if IS_INTERPRETED else ["test_*.py"]
 
 if IS_INTERPRETED:
@@ -53,6 +55,22 @@ def _bfloat16_as_on_cards() -> None:
     interpreter._convert_float = _convert_float
     interpreter.InterpreterBuilder.create_dot = _create_dot
     interpreter.InterpreterBuilder.create_si_to_fp = _create_si_to_fp
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _programs_in_random_order() -> None:
+    interpreter.InterpreterBuilder.set_grid_dim = _set_grid_dim
+    interpreter.InterpreterBuilder.set_grid_idx = _set_grid_idx
+
+
+def _set_grid_dim(self: Any, *sizes: int) -> None:
+    self.grid_dim = sizes
+    self.order = RANDOM.permutation(int(np.prod(sizes)))
+
+
+def _set_grid_idx(self: Any, *index: int) -> None:
+    number = self.order[np.ravel_multi_index(index, self.grid_dim)]
+    self.grid_idx = tuple(map(int, np.unravel_index(number, self.grid_dim)))
 
 
 def _convert_float(data: np.ndarray, source: Any, target: Any, rounding: Any) -> np.ndarray:
