@@ -19,6 +19,7 @@ from services.worker.engine.device.mixed_step import MixedStep
 from services.worker.engine.device.segments import Segments
 from services.worker.engine.device.steps import DecodeStep
 from services.worker.engine.device.trunk_graphs import RecordedTrunk, TrunkShape
+from services.worker.layers.stack_experts import stack_experts
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models.registry import find_model
 from services.worker.slots.table import SlotTable
@@ -91,6 +92,7 @@ def _step(config: Config, num_rows: int, max_len: int) -> DecodeStep:
 
 def _segments(config: Config, num_slots: int, max_len: int) -> tuple[Segments, SlotTable]:
     model = build_model(_read(config), DTYPE, META)
+    stack_experts(model)
     assert model.lm_head is not None
     model.lm_head.to(DTYPE)
     limits = BLOCK_SIZE, num_slots, num_slots, max_len, model.config.vocab_size, 0

@@ -1,16 +1,65 @@
 """The launches of a step, on a simulated GPU."""
 
 from collections import Counter
+from math import prod
 
 import pytest
 
 from benchmarks.gpu.dry_card import Launch
-from benchmarks.gpu.shapes import TINY
+from benchmarks.gpu.shapes import MIXTURES, QWEN3_8B, TINY, Config
 from benchmarks.gpu.step_launches import Operator, decode_launches, mixed_launches
 from kernels.linear import FEW_TOKENS
 
 pytestmark = pytest.mark.timeout(300)  # the first test of a step compiles its kernels
 MAX_LEN = 256
+MIN_PROGRAMS = 64  # half of an H100's processors
+EXPERTS = MIXTURES["Qwen3-30B-A3B"]
+QWEN3_MOE: Config = QWEN3_8B | {
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": EXPERTS.hidden_size,
+    "num_key_value_heads": 4,
+    "num_experts": EXPERTS.num_experts,
+    "num_experts_per_tok": EXPERTS.num_chosen,
+    "moe_intermediate_size": EXPERTS.inner_size,
+}
+# The shape of DeepSeek-V2-Lite, with the router of V3.
+LATENTS: Config = QWEN3_8B | {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "vocab_size": 102400,
+    "hidden_size": 2048,
+    "num_attention_heads": 16,
+    "first_k_dense_replace": 0,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 6,
+    "moe_intermediate_size": 1408,
+    "n_shared_experts": 2,
+    "q_lora_rank": None,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+    "n_group": 1,
+    "topk_group": 1,
+}
+FEW_PROGRAMS = {
+    "decode_inputs_kernel": "one per sequence",
+    "rms_norm_kernel": "one per token",
+    "rope_kv_kernel": "one per few heads of a token",
+    "route_kernel": "one per token",
+    "sum_kernel": "adds the outputs of a token's experts",
+    "write_kernel": "one latent per token",
+    "rotate_kernel": "one per few heads of a token",
+    "product_kernel": "one per head and half of its values",
+    "stats_kernel": "one per 2,048 entries of the vocabulary",
+    "bins_kernel": "one per 2,048 entries of the vocabulary",
+    "gather_kernel": "one per 2,048 entries of the vocabulary",
+    "_parts": "one per 2,048 entries of the vocabulary",
+    "finish_kernel": "joins the results of the vocabulary",
+    "_join": "joins the results of the vocabulary",
+    "accept_kernel": "one per sequence",
+}
+"""Kernels of a step with one token, and the reason for less than ``MIN_PROGRAMS`` programs."""
+SMALL_OUTPUT = 576  # of the GEMM that makes a latent and its rotated key
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +80,21 @@ def test_a_layer_is_eight_launches(launches: list[Launch | Operator]) -> None:
         "embedding",
         "index_select",
     ]
+
+
+@pytest.mark.parametrize(
+    "model", [QWEN3_8B, QWEN3_MOE, LATENTS], ids=["dense", "experts", "latents"]
+)
+def test_a_launch_for_one_token_has_many_programs(model: Config) -> None:
+    launches = decode_launches(model | {"num_hidden_layers": 1}, 1, 4096)
+    few = {
+        (each.model.name, prod(each.grid))
+        for each in launches
+        if isinstance(each, Launch) and prod(each.grid) < MIN_PROGRAMS
+    }
+    if model is LATENTS:
+        few.remove(("linear_kernel", SMALL_OUTPUT // 16))
+    assert {name for name, _ in few} <= FEW_PROGRAMS.keys(), few
 
 
 def test_with_a_graph_the_host_launches_no_layer_of_a_step_with_prompts() -> None:
