@@ -28,7 +28,13 @@ TESTS = Path(__file__).parent
 collect_ignore = ["clients", "page"]  # they have environments of their own
 # Prefixes of slow files.
 WAITING = ("mesh", "cli")
-COMPUTING = ("benchmarks", "services/worker/test_speculation", "services/worker", "kernels")
+COMPUTING = (
+    "exactness",
+    "benchmarks",
+    "services/worker/test_speculation",
+    "services/worker",
+    "kernels",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

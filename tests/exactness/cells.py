@@ -1,0 +1,89 @@
+"""The dimensions of a cell, their values, and the cells of the page.
+
+A new value is a line in ``DIMENSIONS`` and one in ``scenario.py``.
+"""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from itertools import combinations, product
+from typing import NamedTuple
+
+
+class Cell(NamedTuple):
+    """A combination of circumstances under which a prompt is computed."""
+
+    speculation: str
+    history: str
+    grammar: str
+    logprobs: str
+    company: str
+
+    def __str__(self) -> str:
+        return ", ".join(self)
+
+    @property
+    def baseline(self) -> "Cell":
+        """The cell of the same request without drafts, with a new prompt, alone."""
+        return self._replace(speculation="plain", history="cold", company="alone")
+
+
+DIMENSIONS: Mapping[str, Mapping[str, str]] = {
+    "speculation": {
+        "plain": "no drafts",
+        "MTP": "up to three drafts a step by the model's MTP head",
+        "n-gram": "up to three drafts a step by prompt lookup",
+    },
+    "history": {
+        "cold": "a new prompt",
+        "prefix hit": "the prompt is in the prefix cache; not used with `prompt_logprobs`",
+        "preempted": "sequences of an earlier priority take its slot; its KV is computed again",
+        "killed": "the worker dies with a step in flight; another one starts and replays",
+        "moved": "the worker leaves and hands over to a second one, which computes the known ids",
+    },
+    "grammar": {
+        "free": "no grammar",
+        "JSON": "the output follows a JSON schema",
+    },
+    "logprobs": {
+        "none": "no logprobs",
+        "scored": "`logprobs` 5 and `prompt_logprobs` 5",
+    },
+    "company": {
+        "alone": "no other sequence, or only the ones of its history",
+        "crowd": "five others of other seeds, lengths and options, from the start",
+        "joined": "it joins two others that are decoding, and three more join later",
+    },
+}
+Pair = tuple[int, str, int, str]
+
+
+def every_cell() -> list[Cell]:
+    return [Cell(*values) for values in product(*DIMENSIONS.values())]
+
+
+def one_cell() -> list[Cell]:
+    """The baseline of all others."""
+    return every_cell()[:1]
+
+
+def covering_cells() -> list[Cell]:
+    """Cells with every pair of values of two dimensions, few of them, always the same ones.
+
+    Each next cell has the most pairs that no earlier one has, and else the rarest ones.
+    """
+    cells, chosen, uses = every_cell(), list[Cell](), Counter[Pair]()
+
+    def worth(cell: Cell) -> tuple[int, int]:
+        counts = [uses[pair] for pair in pairs_of(cell)]
+        return counts.count(0), -sum(counts)
+
+    num_pairs = len({pair for cell in cells for pair in pairs_of(cell)})
+    while len(uses) < num_pairs:
+        chosen.append(max(cells, key=worth))
+        uses.update(pairs_of(chosen[-1]))
+    return sorted(chosen, key=cells.index)
+
+
+def pairs_of(cell: Cell) -> Iterator[Pair]:
+    for (one, value), (other, second) in combinations(enumerate(cell), 2):
+        yield one, value, other, second

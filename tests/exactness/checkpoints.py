@@ -1,0 +1,55 @@
+"""Tiny random checkpoints whose tokenizer is the beginning of the embedded model's."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import GptOssForCausalLM
+
+from shared.model_folder import EMBEDDED_MODEL, TOKENIZER_FILE
+from tests.services.worker.checkpoints import save_model
+from tests.services.worker.foreign_checkpoints import save_family
+from tests.services.worker.test_families import OSS
+from tests.services.worker.test_mtp_families import FAMILIES, Checkpoint
+
+NUM_TOKENS = 512  # few, so that an output repeats itself and prompt lookup finds drafts
+SIZES: dict[str, Any] = {"vocab_size": NUM_TOKENS, "eos_token_id": 2}
+
+
+def save_experts(folder: Path) -> None:
+    """GLM-4.5, with an MTP head."""
+    _save_with_head(folder, "GLM-4.5")
+
+
+def save_latent(folder: Path) -> None:
+    """DeepSeek-V3, with an MTP head."""
+    _save_with_head(folder, "DeepSeek-V3")
+
+
+def save_windowed(folder: Path) -> None:
+    """gpt-oss: sinks, and every second layer with a window of seven tokens."""
+    save_model(folder, GptOssForCausalLM, **OSS, **SIZES)
+    _save_tokenizer(folder)
+
+
+def save_foreign(folder: Path) -> None:
+    """Phi-3, an architecture of transformers alone."""
+    save_family(folder, "Phi3ForCausalLM", **SIZES)
+    _save_tokenizer(folder)
+
+
+def _save_with_head(folder: Path, name: str) -> None:
+    torch.manual_seed(0)
+    family = FAMILIES[name]
+    Checkpoint(replace(family, changes=family.changes | SIZES), folder)
+    _save_tokenizer(folder)
+
+
+def _save_tokenizer(folder: Path) -> None:
+    tokenizer = json.loads((EMBEDDED_MODEL / TOKENIZER_FILE).read_text())
+    model = tokenizer["model"]
+    model["vocab"] = {piece: n for piece, n in model["vocab"].items() if n < NUM_TOKENS}
+    model["merges"] = [pair for pair in model["merges"] if "".join(pair) in model["vocab"]]
+    (folder / TOKENIZER_FILE).write_text(json.dumps(tokenizer))

@@ -1,0 +1,136 @@
+"""The columns of the page: models, and the code that computes them.
+
+A new model, backend or form of weights is a line here.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from shared.model_folder import EMBEDDED_MODEL
+from tests.exactness.cells import Cell, covering_cells, every_cell, one_cell
+from tests.exactness.checkpoints import save_experts, save_foreign, save_latent, save_windowed
+
+
+@dataclass(frozen=True)
+class Model:
+    """Weights, and a temperature at which some drafts are right and some are wrong.
+
+    ``save`` writes a tiny random checkpoint; without it the model is the embedded one.
+    """
+
+    name: str
+    temperature: float
+    save: Callable[[Path], object] | None = None
+
+    def folder(self, folders: Path) -> Path:
+        """The model's folder, written to ``folders`` at the first use."""
+        if self.save is None:
+            return EMBEDDED_MODEL
+        folder = folders / self.name
+        if not folder.exists():
+            folder.mkdir()
+            self.save(folder)
+        return folder
+
+
+DENSE = Model("dense", 0.8)
+EXPERTS = Model("experts", 6.0, save_experts)
+LATENT = Model("latent attention", 6.0, save_latent)
+WINDOWED = Model("windows", 6.0, save_windowed)
+FOREIGN = Model("transformers'", 6.0, save_foreign)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A model, the operators that compute it (a key of ``ENGINES``), and the engine's settings.
+
+    ``processes``: ``one``, or two that share the model as ``ranks`` or ``stages``.
+    """
+
+    title: str
+    model: Model
+    kernels: str
+    dtype: str = "float32"
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    processes: str = "one"
+    cells: Callable[[], Sequence[Cell]] = covering_cells
+
+    @property
+    def name(self) -> str:
+        """Of all columns of all tables."""
+        return f"{self.kernels}, {self.title}"
+
+    def facts(self, cell: Cell) -> dict[str, str]:
+        """All that decides the exactness of ``cell`` in this column."""
+        own = {
+            "column": self.title,
+            "model": self.model.name,
+            "kernels": self.kernels,
+            "dtype": self.dtype,
+        }
+        return own | cell._asdict()
+
+
+EVERY = Column("dense, bfloat16", DENSE, "native", "bfloat16", cells=every_cell)
+"""The embedded model as ``make serve`` runs it."""
+
+WINT8 = {"quantization": "wint8"}
+WINT4 = {"quantization": "wint4"}
+INT8_KV = {"kv_cache_dtype": "int8"}
+THEIRS = {"model_impl": "transformers"}
+
+TABLES: dict[str, list[Column]] = {
+    "Native code on CPUs": [
+        Column("dense, float32", DENSE, "native"),
+        Column("wint8", DENSE, "native", "bfloat16", WINT8),
+        Column("wint4", DENSE, "native", "bfloat16", WINT4),
+        Column("int8 KV", DENSE, "native", "bfloat16", INT8_KV),
+        Column("experts", EXPERTS, "native", "bfloat16"),
+        Column("latent", LATENT, "native", "bfloat16"),
+        Column("windows", WINDOWED, "native", "bfloat16"),
+        Column("two ranks", DENSE, "native", "bfloat16", processes="ranks"),
+        Column("two ranks, experts", EXPERTS, "native", "bfloat16", processes="ranks"),
+        Column("two stages", DENSE, "native", "bfloat16", processes="stages"),
+        Column("two stages, experts", EXPERTS, "native", "bfloat16", processes="stages"),
+    ],
+    "torch's operators on CPUs": [
+        Column("dense", DENSE, "torch"),
+        Column("wint8", DENSE, "torch", settings=WINT8),
+        Column("wint4", DENSE, "torch", settings=WINT4),
+        Column("int8 KV", DENSE, "torch", settings=INT8_KV),
+        Column("experts", EXPERTS, "torch"),
+        Column("latent", LATENT, "torch"),
+        Column("windows", WINDOWED, "torch"),
+        Column("transformers'", FOREIGN, "torch", settings=THEIRS),
+        Column("two ranks", DENSE, "torch", processes="ranks"),
+        Column("two stages", DENSE, "torch", processes="stages"),
+        Column("dense, bfloat16", DENSE, "torch", "bfloat16"),
+        Column("experts, bfloat16", EXPERTS, "torch", "bfloat16"),
+        Column("latent, bfloat16", LATENT, "torch", "bfloat16"),
+        Column("windows, bfloat16", WINDOWED, "torch", "bfloat16"),
+        Column("transformers', bfloat16", FOREIGN, "torch", "bfloat16", THEIRS),
+    ],
+    "The engine for GPUs, on a CPU": [
+        Column("dense", DENSE, "device"),
+        Column("dense, bfloat16", DENSE, "device", "bfloat16"),
+        Column("wint8", DENSE, "device", settings=WINT8),
+        Column("wint4", DENSE, "device", settings=WINT4),
+        Column("int8 KV", DENSE, "device", settings=INT8_KV),
+        Column("experts", EXPERTS, "device"),
+        Column("latent", LATENT, "device"),
+        Column("windows", WINDOWED, "device"),
+        Column("transformers'", FOREIGN, "device", settings=THEIRS),
+    ],
+}
+
+REFUSED = [
+    Column("latent attention, int8 KV", LATENT, "native", settings=INT8_KV, cells=one_cell),
+    Column("transformers', wint8", FOREIGN, "torch", settings=WINT8, cells=one_cell),
+    Column("transformers', two ranks", FOREIGN, "torch", processes="ranks", cells=one_cell),
+    Column("transformers', two stages", FOREIGN, "torch", processes="stages", cells=one_cell),
+]
+"""Settings with which no worker starts, for any cell."""
+
+COLUMNS = [EVERY, *(column for columns in TABLES.values() for column in columns), *REFUSED]

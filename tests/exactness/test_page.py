@@ -1,0 +1,36 @@
+"""docs/exactness.md is what the columns and the rules say."""
+
+from itertools import product
+
+from tests.exactness.cells import DIMENSIONS, Cell, covering_cells, every_cell, pairs_of
+from tests.exactness.columns import COLUMNS
+from tests.exactness.page import PAGE, page
+from tests.exactness.rules import RULES, Promise, rule_of
+
+MAX_LINES = 150
+
+
+def test_the_page_is_what_the_rules_say() -> None:
+    assert PAGE.read_text() == page(), "the rules changed: run `make docs`"
+    assert page().count("\n") <= MAX_LINES
+
+
+def test_each_rule_is_the_promise_for_a_cell_and_has_a_reason() -> None:
+    used = {id(rule_of(column, cell)) for column in COLUMNS for cell in column.cells()}
+    assert used == set(map(id, RULES))
+    assert all(rule.title and rule.reason for rule in RULES)
+    for rule in RULES:
+        assert bool(rule.words) == (rule.promise is Promise.REFUSED)
+        assert bool(rule.tolerance) == (rule.promise is Promise.TO_ROUNDING)
+
+
+def test_the_cells_of_a_column_have_every_pair_of_values() -> None:
+    found = {pair for cell in covering_cells() for pair in pairs_of(cell)}
+    assert found == {pair for cell in every_cell() for pair in pairs_of(cell)}
+    largest = sorted(map(len, DIMENSIONS.values()))[-2:]
+    assert len(covering_cells()) == largest[0] * largest[1], "no smaller number has every pair"
+
+
+def test_every_cell_is_a_combination_of_all_dimensions() -> None:
+    assert tuple(DIMENSIONS) == Cell._fields
+    assert every_cell() == [Cell(*values) for values in product(*DIMENSIONS.values())]
