@@ -37,10 +37,12 @@ RELATIVE = re.compile(
 PAGES = [*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 LIMIT = 5.0  # per 1,000 words
 MAX_WORDS = 60_000  # of docs/, without the bars of tables
+CPP_SOURCES = sorted(ROOT.glob("kernels/**/*.[hc]*"))
 FOLDERS = ("benchmarks", "cli", "kernels", "services", "shared", "shoal", "tests")
 LITERAL = re.compile(
     r"```.*?```|<!--.*?-->|`+[^`]*`+|\]\([^)]*\)|https?://\S+|\"[^\"\n]*\"", re.DOTALL
 )
+CPP_TEXT = re.compile(r'"(?:[^"\\\n]|\\.)*"|//([^\n]*)')
 PYTHON_TEXT = re.compile(r'"""(.*?)"""|#([^\n]*)|"((?:[^"\\\n]|\\.)*)"', re.DOTALL)
 
 
@@ -104,6 +106,12 @@ def test_the_prose_of_a_folder_has_few_relative_constructions(folder: str) -> No
     assert rate <= LIMIT, found
 
 
+@pytest.mark.parametrize("path", CPP_SOURCES, ids=lambda path: path.name)
+def test_the_comments_of_a_native_source_have_few_relative_constructions(path: Path) -> None:
+    rate, found = rate_of([comments_of(path.read_text())])
+    assert rate <= LIMIT, found
+
+
 def rate_of(texts: Iterable[str]) -> tuple[float, list[str]]:
     """Relative constructions per 1,000 words, and the constructions."""
     text = " ".join(texts)
@@ -117,8 +125,15 @@ def prose_of(source: str) -> str:
     return LITERAL.sub(" ", "\n".join(text for text in texts if " " in text))
 
 
+def comments_of(source: str) -> str:
+    """Line comments of a C++ source."""
+    return LITERAL.sub(" ", "\n".join(each[1] or "" for each in CPP_TEXT.finditer(source)))
+
+
 def test_relative_constructions_are_counted_outside_literals() -> None:
     page = 'Those of `what` and "who" stand behind it.\n```\nwhat\n```\n'
     assert rate_of([LITERAL.sub(" ", page)])[1] == ["Those of", "behind"]
     source = 'x = "what"  # Who runs "what".\nraise E("none of these")\n'
     assert rate_of([prose_of(source)])[1] == ["Who", "none of"]
+    source = 'f("what // who");  // None of `what` counts.\nint behind;\n'
+    assert rate_of([comments_of(source)])[1] == ["None of"]

@@ -1,9 +1,9 @@
-// Attention of a step's tokens over the paged cache.
+// Attention of a step's tokens over the paged KV cache.
 //
-// Keys are taken SPLIT at a time: scores, their maximum, weights, and the weighted sum of values;
-// the splits are then put together in order (Dao et al., arXiv 2205.14135). So a token's result
-// depends on its own keys only, not on how many tokens or rows share its step, and a long row may
-// be divided among threads without changing it.
+// Keys are processed SPLIT at a time: scores, their maximum, softmax weights, weighted sum of
+// values. The splits are then joined in order (online softmax, Dao et al., arXiv 2205.14135). A
+// token's result depends on its own keys only, not on the other tokens and rows of its step;
+// division of a long row among threads does not change it.
 #pragma once
 
 #include <stdlib.h>
@@ -17,21 +17,21 @@ constexpr int UNIT_ROWS = 48;  // queries of a unit: tokens × heads that share 
 
 struct Rows {
   int num_rows;
-  const int64_t* starts;    // [num_rows + 1], of their tokens in the step
-  const int64_t* num_keys;  // [num_rows], of the last token
-  const int64_t* tables;    // [num_rows, table_stride], their blocks
+  const int64_t* starts;    // [num_rows + 1], first token of each row in the step
+  const int64_t* num_keys;  // [num_rows], of the row's last token
+  const int64_t* tables;    // [num_rows, table_stride], block tables
   int table_stride;
-  const int64_t* first_keys;  // [num_rows]: keys before them are hidden; or null
+  const int64_t* first_keys;  // [num_rows]: earlier keys are hidden; or null
 };
 
-// Some tokens of a row, and the splits of its keys that they are to see.
+// Consecutive tokens of a row, and a range of splits of its keys.
 struct Unit {
   int row, token, num_tokens;
   int first_split, end_split;
-  int partial;  // where its sums go if others have the other splits, else −1
+  int partial;  // index of its partial sums if the row's splits are divided, else −1
 };
 
-// What one query has of some splits: the highest score, Σ e^(score − highest), Σ of weighted
+// Sums of one query over some splits: the highest score, Σ e^(score − highest), Σ of weighted
 // values.
 template <int SIZE>
 struct SumsOf {
@@ -46,12 +46,12 @@ INLINE float exp_of(float x) {
   return y[0];
 }
 
-// What sums and those behind them are multiplied with where both are put together.
+// Factors that rescale the old and the added sums to a common highest score.
 struct Shares {
   float old, added;
 };
 
-// Puts the highest score and the mass of what comes behind `sums` to theirs.
+// Adds the highest score and the mass of a later split to `sums`.
 template <class Sums>
 INLINE Shares join_masses(Sums& sums, float highest, float mass) {
   if (mass == 0) return {1, 0};
@@ -62,7 +62,7 @@ INLINE Shares join_masses(Sums& sums, float highest, float mass) {
   return shares;
 }
 
-// values [dim] = those times their share, plus next [dim] times its own.
+// values [dim] = values · shares.old + next [dim] · shares.added
 INLINE void join_values(float* values, Shares shares, const float* next, int dim) {
   if (shares.added == 0) return;
   for (int i = 0; i < dim; i += LANES) {
@@ -72,17 +72,17 @@ INLINE void join_values(float* values, Shares shares, const float* next, int dim
   }
 }
 
-// Puts `next` behind `sums`.
+// Adds the sums of a later split, `next`, to `sums`.
 template <class Sums>
 INLINE void join(Sums& sums, const Sums& next, int dim) {
   Shares shares = join_masses(sums, next.highest, next.mass);
   join_values(sums.values, shares, next.values, dim);
 }
 
-// The units of a step, for all layers of one shape alike, and how many KV heads a thread takes of
-// one: with all of them it reads the cache in the order of the memory. A unit has up to `unit_rows`
-// queries of a KV head, of which there are `group_size` for a token. The splits before a window,
-// see Attention, are left out.
+// The units of a step, equal for all layers of one shape, and the number of KV heads per item. An
+// item with all KV heads reads the cache in memory order. A unit has up to `unit_rows` queries per
+// KV head, `group_size` for each token. Divided rows have no units for splits before the window
+// (see Attention).
 class Units {
  public:
   void prepare(const Rows& rows, int group_size, int num_kv_heads, int unit_rows = UNIT_ROWS,
@@ -131,34 +131,34 @@ class Units {
   int count_ = 0, room_ = 0, num_partials_ = 0, num_heads_ = 1;
 };
 
-// T is the type of queries and weights, W that of the cache.
+// T is the type of queries and weights, W the type of the cache.
 template <class T, class W>
 struct Attention {
   Rows rows;
   Cache<W> cache;
   const Units& units;
   const T* query;  // [tokens, num_heads, head_dim]
-  T* out;          // the same
+  T* out;          // [tokens, num_heads, head_dim]
   Sums* partials;  // [units.num_partials(), num_heads]
   int num_heads;
   float scale;
-  int window;          // a token sees so many of the last keys; 0: all of them
-  float softcap;       // scores are bent below it by a tanh; 0: they are not
-  const float* sinks;  // [num_heads], a score of each that has no value; or null
+  int window;          // a token sees the last `window` keys; 0: all keys
+  float softcap;       // score → softcap · tanh(score / softcap); 0: off
+  const float* sinks;  // [num_heads], an extra score per head, without a value; or null
 
-  // What one thread does at a time: a unit's queries of some KV heads, head by head.
+  // One item of a thread: a unit's queries of some KV heads, head by head.
   struct Item {
     const Unit& unit;
     int first_head, num_kv_heads;  // KV heads
-    int per_head;                  // queries
+    int per_head;                  // queries per KV head
     int num_tokens;                // of the row
     alignas(64) T queries[UNIT_ROWS * MAX_HEAD_DIM];
     alignas(64) T weights[UNIT_ROWS * SPLIT];
     alignas(64) float scores[UNIT_ROWS * SPLIT];
-    alignas(64) T widened[Cache<W>::HAS_CODES ? AT_ONCE * MAX_HEAD_DIM : 1];  // one head's
+    alignas(64) T widened[Cache<W>::HAS_CODES ? AT_ONCE * MAX_HEAD_DIM : 1];  // of one head
     Sums sums[UNIT_ROWS], found[UNIT_ROWS];
 
-    // The arrays are left as they are: to clear them would take longer than what they are for.
+    // The arrays stay uninitialized: clearing them would take longer than using them.
     Item(const Unit& unit, int first_head, int num_kv_heads, int per_head, int num_tokens)
         : unit(unit),
           first_head(first_head),
@@ -199,14 +199,14 @@ struct Attention {
     }
   }
 
-  // Where query i of an item lies in [tokens, num_heads].
+  // Index of query i of an item in [tokens, num_heads].
   size_t place(const Item& item, int i) const {
     int group = group_size(), head = item.first_head + i / item.per_head;
     int64_t token = rows.starts[item.unit.row] + item.unit.token + i % item.per_head / group;
     return token * num_heads + head * group + i % group;
   }
 
-  // The key behind the last one that query i sees.
+  // The key after the last one that query i sees.
   int end_key(const Item& item, int i) const {
     int after = item.num_tokens - 1 - item.unit.token - i % item.per_head / group_size();
     return (int)rows.num_keys[item.unit.row] - after;
@@ -219,17 +219,17 @@ struct Attention {
     return of_window > first ? of_window : first;
   }
 
-  // How many keys of the split query i sees, or would if none were hidden from it.
+  // Keys of the split up to the last one that query i sees, including hidden ones.
   int num_seen(const Item& item, int i, int split) const {
     return within_split(end_key(item, i), split);
   }
 
-  // How many keys at the beginning of the split are hidden from query i.
+  // Keys at the start of the split that are hidden from query i.
   int num_hidden(const Item& item, int i, int split) const {
     return within_split(first_key(item, i), split);
   }
 
-  // Where in the split reading begins: nobody sees what is before it.
+  // Offset in the split at which reading starts: no query sees an earlier key.
   int first_read(const Item& item, int split) const {
     return num_hidden(item, 0, split) / AT_ONCE * AT_ONCE;
   }
@@ -239,8 +239,8 @@ struct Attention {
     return num < 0 ? 0 : num < SPLIT ? num : SPLIT;
   }
 
-  // Adds what the queries see in one split. Some keys at a time are multiplied with the queries of
-  // all heads before the next, and their values likewise.
+  // Adds one split to the sums of all queries. AT_ONCE keys are multiplied with the queries of all
+  // heads before the next keys are read; the same holds for values.
   void attend(Item& item, int split) {
     int num = item.num_kv_heads * item.per_head, dim = cache.head_dim;
     int begin = first_read(item, split), longest = num_seen(item, item.per_head - 1, split);
@@ -263,16 +263,16 @@ struct Attention {
     for (int i = 0; i < num; i++) join(item.sums[i], item.found[i], dim);
   }
 
-  // Of one head, some tiles of keys or values.
+  // Tiles of keys or values of one head.
   struct Tiles {
     int num;
     const T* numbers[AT_ONCE / LANES];
     const float* scales[AT_ONCE / LANES];
   };
 
-  // Calls f(tiles, first, num) with the tiles of a head from `key` on, and with queries that are
-  // computed together, of which the last one sees `key`. The planes of keys begin at 0, those of
-  // values at num_kv_heads.
+  // Calls f(tiles, first, num) for the tiles of each head from `key` on and each block of up to
+  // MAX_ROWS queries, except blocks in which no query sees `key`. Planes of keys start at 0, planes
+  // of values at num_kv_heads.
   template <class F>
   void each_block(Item& item, int split, int key, int plane, F f) {
     int longest = num_seen(item, item.per_head - 1, split);
@@ -286,8 +286,9 @@ struct Attention {
     }
   }
 
-  // The tiles from `key` of the split on, as numbers. Meanwhile the memory is asked for those that
-  // come next, in pieces where codes are widened: blocks lie anywhere, so the CPU cannot guess.
+  // Tiles from `key` of the split on, in the model's type. The next tiles are prefetched meanwhile,
+  // interleaved with dequantization if there is any: blocks are scattered in memory, so the CPU
+  // cannot predict them.
   Tiles open(Item& item, int split, int key, int longest, int plane) {
     const W *stored[AT_ONCE / LANES], *next[AT_ONCE / LANES];
     Tiles tiles;
@@ -308,7 +309,7 @@ struct Attention {
     return tiles;
   }
 
-  // The tiles from `key` of the split on, and their scales; returns how many there are.
+  // Tiles from `key` of the split on, and their scales; returns the number of tiles.
   int tiles_of(const Item& item, int split, int key, int longest, int plane, const W** tiles,
                const float** scales) {
     int per_block = cache.block_size / LANES, num = div_up(longest - key, LANES);
@@ -323,8 +324,8 @@ struct Attention {
     return num;
   }
 
-  // The tiles of a head that are opened after those from `key` on: values follow keys, and the next
-  // split's keys these.
+  // The tiles to open after the ones from `key` on: values follow keys, and keys of the next split
+  // follow values.
   int next_tiles(const Item& item, int split, int key, int longest, int plane, const W** tiles) {
     key += AT_ONCE;
     if (key >= longest && plane < cache.num_kv_heads) {
@@ -357,15 +358,15 @@ struct Attention {
         }
   }
 
-  // scale · scores → what is bent.
+  // score → softcap · tanh(scale · score / softcap)
   void cap(float* scores, int begin, int end) const {
     f32x16 inner = spread(scale / softcap), outer = spread(softcap);
     for (int key = begin; key < end; key += LANES)
       store(scores + key, mul(tanh(mul(load(scores + key), inner)), outer));
   }
 
-  // The scores of query i from `begin` on → its weights, 0 for keys of the last tile of AT_ONCE
-  // that it does not see. Weights of codes are multiplied with the values' scales.
+  // Scores of query i from `begin` on → softmax weights relative to their maximum, 0 for unseen
+  // keys. For a quantized cache, the weights include the scales of the values.
   void weigh(Item& item, int split, int i, int begin, int num_seen) {
     float* scores = item.scores + i * SPLIT;
     T* weights = item.weights + i * SPLIT;
@@ -391,7 +392,8 @@ struct Attention {
     found.mass = num_seen > begin ? sum(mass) : 0;
   }
 
-  // The weights of a tile's keys times their values' scales. What is not there may be NaN.
+  // Weights of a tile's keys times the scales of their values. Unwritten scales may be NaN: their
+  // products are replaced by 0.
   f32x16 scaled(const Item& item, int split, int i, int key, int num_seen, f32x16 weight) {
     const W* tile;
     const float* scales;
@@ -401,7 +403,7 @@ struct Attention {
     return num_seen - key < LANES ? first(num_seen - key, product, zero()) : product;
   }
 
-  // found[…].values += the weighted values from `key` on.
+  // found[…].values += weights · values from `key` on.
   void add_values(Item& item, int split, int key, const Tiles& values, int first, int num) {
     int longest = num_seen(item, first + num - 1, split);
     int end = longest < key + AT_ONCE ? longest : key + AT_ONCE;
@@ -431,7 +433,7 @@ struct Attention {
       store_narrow(to + i, mul(load(sums.values + i), share));
   }
 
-  // The mass, if `sink` is among the scores.
+  // The mass with `sink` as a further score.
   static float mass_with(float sink, const Sums& sums) {
     return sums.mass + exp_of(sink - sums.highest);
   }

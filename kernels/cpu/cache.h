@@ -1,17 +1,17 @@
-// Where keys and values lie, as numbers of the model's type or as codes of eight bits.
+// Layout of the KV cache, in the model's type or quantized to eight bits.
 #pragma once
 
 #include "words.h"
 
 constexpr int MAX_HEAD_DIM = 256;
 
-// The code that the largest number of a key or value gets.
+// The quantized value of the largest element.
 template <class W>
 constexpr float HIGHEST_CODE = 127;
 template <>
 constexpr float HIGHEST_CODE<fp8> = 448;
 
-// Numbers of a key or value over its scale → their codes, rounded to the nearest.
+// Elements divided by their scale → quantized values, rounded to nearest.
 #ifdef __AVX512F__
 INLINE void store_codes(int8_t* p, f32x16 x) {
   _mm_storeu_si128((__m128i*)p, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(x)));
@@ -34,8 +34,8 @@ INLINE __m256i halves_of(f32x16 x) {
 
 INLINE f32x16 magnitude(f32x16 x) { return max(x, sub(zero(), x)); }
 
-// A large number of the right exponent, added and taken away again, rounds to three bits of
-// mantissa, and to multiples of 2⁻⁹ below 2⁻⁶.
+// Adding and subtracting a large number of the right exponent rounds to three mantissa bits, and to
+// multiples of 2⁻⁹ below 2⁻⁶.
 INLINE void store_codes(fp8* p, f32x16 x) {
   u32x16 bits = bits_of(max(magnitude(x), spread(1.0f / 64)));
   f32x16 power = from_bits(both(bits, spread_word(0x7F800000)));
@@ -49,7 +49,7 @@ INLINE void store_codes(fp8* p, f32x16 x) {
   _mm_storeu_si128((__m128i*)p, _mm_packus_epi16(low, high));
 }
 
-// x [size] → codes; returns their scale, which is NaN if a number is NaN or infinite.
+// x [size] → quantized values; returns their scale, NaN if an element is NaN or infinite.
 template <class W>
 INLINE float encode(const float* x, int size, W* codes) {
   f32x16 top = zero(), bad = zero();
@@ -63,13 +63,11 @@ INLINE float encode(const float* x, int size, W* codes) {
   return scale;
 }
 
-// Asks the memory for what is used later. Must be inlined: GCC takes a function that only does this
-// for one that does nothing.
+// Must be inlined: GCC takes a function that only prefetches for one without effects.
 INLINE void prefetch(const void* p) { _mm_prefetch((const char*)p, _MM_HINT_T1); }
 
-// Codes of sixteen columns, one step along the summed dimension after the other → a tile of a
-// packed matrix in the model's type, in which they are exact. Asks the memory for `next`, as many
-// codes.
+// Quantized values [depth][LANES] → a tile of a packed matrix in the model's type, without
+// rounding. Prefetches the tile `next`, of the same size.
 template <class W>
 INLINE void widen_tile(const W* codes, int depth, float* tile, const W* next) {
   for (int i = 0; i < depth; i += 4) {
@@ -91,11 +89,11 @@ INLINE void widen_tile(const W* codes, int depth, bf16* tile, const W* next) {
   }
 }
 
-// The KV cache of one layer: block by block [2, num_kv_heads, block_size / 16, 16 · head_dim].
-// Sixteen keys are a tile of a packed matrix that queries are multiplied with; the values of
-// sixteen positions are head_dim / 16 such tiles, that the weights of attention are multiplied
-// with. W is the model's type, or one of codes: these stand column by column for each step along
-// the summed dimension, and have scales [2, num_kv_heads, block_size] for each block.
+// The KV cache of one layer, in blocks [2, num_kv_heads, block_size / 16, 16 · head_dim]. Sixteen
+// keys are a tile of a packed matrix, multiplied with queries; the values of sixteen positions are
+// head_dim / 16 tiles, multiplied with softmax weights. W is the model's type or a quantized type.
+// Quantized tiles are not in pairs but [k][LANES], with scales [2, num_kv_heads, block_size] for
+// each block.
 template <class W>
 struct Cache {
   W* blocks;
@@ -105,7 +103,7 @@ struct Cache {
   static constexpr bool HAS_CODES = sizeof(W) == 1;
 
   size_t tile_size() const { return (size_t)LANES * head_dim; }
-  // Of a block's planes those of keys stand before those of values, head by head.
+  // A block has the planes of all keys first, then the planes of all values, one per head.
   W* tile(int64_t block, int plane, int tile) const {
     return blocks + place(block, plane, tile) * head_dim;
   }
@@ -116,8 +114,8 @@ struct Cache {
     return (block * 2 * num_kv_heads + plane) * block_size + tile * LANES;
   }
 
-  // key and value [head_dim] go to kv_slot = block · block_size + offset. `is_last`: what follows
-  // holds nothing yet, and its partner in a pair must not be NaN when it is multiplied by 0.
+  // Writes key and value [head_dim] to kv_slot = block · block_size + offset. `is_last`: the next
+  // slot is unwritten; its half of a bf16 pair is zeroed, because NaN times a weight of 0 is NaN.
   void write(int64_t kv_slot, int head, const float* key, const float* value, bool is_last) const {
     int64_t block = kv_slot / block_size;
     int offset = kv_slot % block_size, lane = offset % LANES, index = offset / LANES;

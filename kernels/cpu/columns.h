@@ -1,4 +1,4 @@
-// Columns of a packed matrix as numbers: an embedding is one of a table in codes, or of the head.
+// Columns of a packed matrix as floats: embeddings of a quantized table or of the LM head.
 #pragma once
 
 #include "matrix.h"
@@ -9,7 +9,7 @@ INLINE float lane_of(f32x16 x, int lane) {
   return each[lane];
 }
 
-// Sixteen codes of a tile's column from k on, as the numbers that they stand for.
+// Sixteen quantized values of a tile's column from k on, as floats, before zero point and scale.
 template <class C>
 INLINE f32x16 column_numbers(const Packed<Grouped<C>>&, const C* tile, int lane, int k) {
   C codes[LANES];
@@ -27,7 +27,7 @@ INLINE f32x16 column_numbers(const Packed<Grouped<nibble>>& w, const nibble* til
   return load(numbers);
 }
 
-// What sixteen numbers are in a weight of type T.
+// Stores sixteen values, rounded to T.
 template <class T>
 INLINE void store_rounded(f32x16 numbers, float* out) {
   store(out, numbers);
@@ -38,7 +38,7 @@ INLINE void store_rounded(f32x16 numbers, float* out) {
   }
 }
 
-// A column of w → out [w.k]. Codes become the numbers that a dense weight of type T would have.
+// A column of w → out [w.k], rounded to T as in a dense weight.
 template <class T>
 void unpack_column(const Packed<T>& w, int column, float* out) {
   const T* tile = w.tile(column / LANES) + column % LANES * DEPTH<T>;

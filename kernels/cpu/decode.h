@@ -1,5 +1,5 @@
-// Steps of rows that have one token each, one after the other: what a step samples the next one
-// begins with. See kernels/cpu/decode.py for what is passed.
+// Several decoding steps in one call: the tokens that a step samples are the inputs of the next.
+// See kernels/cpu/decode.py for the arguments.
 #pragma once
 
 #include <stddef.h>
@@ -10,10 +10,10 @@ struct RandomRows;
 extern "C" void shoal_sample(const float* logits, const float* adjusted, int num_rows, int n,
                              int num_computed, const RandomRows* random, int64_t* tokens);
 
-// R rows. What each step changes lies where the steps of the programs and `random` have it, too.
+// R rows. A step updates the same arrays that the programs and `random` read.
 struct DecodeRows {
   int32_t num_rows, block_size;
-  int32_t* ids;                                  // [R]: the last one that is known
+  int32_t* ids;                                  // [R]: last known token
   int64_t *positions, *slot_mapping, *num_keys;  // [R]
   const int64_t* tables;                         // [R, table_stride]
   int32_t table_stride, num_random;
@@ -25,7 +25,7 @@ struct DecodeRows {
   const float* logits;     // [R, vocab_size]
   const RandomRows* random;
 
-  // Whether a row goes no further with `tokens` [R], those of step number `step`.
+  // True if a row ends with `tokens` [R], sampled by step number `step`.
   bool any_ends(const int64_t* tokens, int step) const {
     for (int r = 0; r < num_rows; r++) {
       if (tokens[r] < 0 || step + 1 == rooms[r]) return true;
@@ -47,8 +47,9 @@ struct DecodeRows {
   }
 };
 
-// Calls compute(), which leaves the logits of all rows, and samples from them up to `num_steps`
-// times, until a row ends. Returns how often; `tokens` [num_steps, R] has what was sampled.
+// Calls compute(), which writes the logits of all rows, and samples from them, up to `num_steps`
+// times or until a row ends. Returns the number of steps; the samples are in `tokens` [num_steps,
+// R].
 template <class Compute>
 int decode(DecodeRows& rows, int num_steps, int64_t* tokens, Compute compute) {
   for (int step = 0;; tokens += rows.num_rows) {

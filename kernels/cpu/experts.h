@@ -1,30 +1,30 @@
-// Experts: of many feed-forward networks each token takes a few.
+// Mixture of experts.
 //
-// Tokens are put in order by expert, so that an expert's weights are read once for all tokens that
-// go to it. What they give stands apart for each token and choice, and is added up in the order of
-// choice: a row's result does not depend on the others of its batch.
+// Tokens are sorted by expert, so that an expert's weights are read once for all its tokens.
+// Outputs are kept for each pair of token and expert and added in order of choice: a row's result
+// does not depend on the other rows of its batch.
 #pragma once
 
 #include "matrix.h"
 #include "route.h"
 
-// Laid out as ExpertsStruct in kernels/cpu/operators.py.
+// Same layout as ExpertsStruct in kernels/cpu/operators.py.
 struct Experts {
   Routing routing;
   Matrix router;                 // in float32
-  const Matrix *gate_up, *down;  // of each expert that is here, all in one form
-  float alpha, limit;            // of Gate
-  int32_t first, num;            // the experts that are here; other ranks have the others
-  int64_t* counts;               // [num_experts]: tokens that went to each so far, or null
+  const Matrix *gate_up, *down;  // of each local expert, all in one form
+  float alpha, limit;            // parameters of Gate
+  int32_t first, num;            // the local experts; other ranks have the rest
+  int64_t* counts;               // [num_experts]: tokens routed to each so far, or null
 };
 
-// Pairs of a token and one of its choices, by expert.
+// Pairs of a token and a chosen expert, sorted by expert.
 struct Pairs {
   int32_t* chosen;  // [tokens, num_chosen]
-  float* weights;   // the same
-  int32_t* places;  // the same: where the pair stands in that order
-  int32_t* tokens;  // in that order
-  int32_t* starts;  // [num_experts + 1], in that order
+  float* weights;   // [tokens, num_chosen]
+  int32_t* places;  // [tokens, num_chosen]: index of the pair in sorted order
+  int32_t* tokens;  // [pairs], sorted
+  int32_t* starts;  // [num_experts + 1]: first pair of each expert
 
   void arrange(int num_tokens, const Routing& r) {
     int num = num_tokens * r.num_chosen;
@@ -44,15 +44,15 @@ inline Scratch<int32_t> pair_numbers;
 inline Scratch<float> pair_floats;   // weights, then the router's logits
 inline Scratch<float> pair_outputs;  // [pairs, hidden]
 template <class T>
-inline Scratch<T> pair_rows;  // [pairs, hidden]: what goes in
+inline Scratch<T> pair_rows;  // [pairs, hidden]: inputs
 template <class T>
 inline Scratch<T> pair_inner;  // [pairs, inner]
 
-// Products of several experts, each with rows of its own, whose items all threads share.
+// GEMMs of several experts, each with its own rows; threads share the items of all.
 template <class P>
 struct Products {
   P* each;
-  int* ends;  // of each one's items
+  int* ends;  // cumulative number of items
   int num = 0;
 
   void run(int unit) {
@@ -88,8 +88,8 @@ struct Products {
   }
 };
 
-// Multiplies each expert's rows, which begin at its place of `starts` [num_experts + 1], with its
-// matrix, of which all are of W; make(w, start) gives what takes the sums of rows from `start` on.
+// Multiplies each expert's rows, starts[e] … starts[e + 1] − 1, with its matrix; all matrices are
+// of W. make(w, start) returns the receiver of the sums of rows from `start` on.
 template <class P, class T, class W, class Make>
 void multiply_experts(const int32_t* starts, int num_experts, const Matrix* matrices, const T* rows,
                       int unit, Make make) {
@@ -105,7 +105,7 @@ void multiply_experts(const int32_t* starts, int num_experts, const Matrix* matr
   all.run(unit);
 }
 
-// The same for matrices of any form, all of one.
+// The same for matrices of any form, equal for all experts.
 template <class T, class Make>
 void multiply_experts(const int32_t* starts, int num_experts, const Matrix* matrices, const T* rows,
                       int unit, Make make) {
@@ -120,8 +120,8 @@ void multiply_experts(const int32_t* starts, int num_experts, const Matrix* matr
   });
 }
 
-// out [tokens, hidden] += scale · what those experts of each token that are here give, by their
-// weights. `rows` are the tokens in the weights' type, `wide` what the router takes.
+// out [tokens, hidden] += scale · Σ of weight · output over each token's local experts. `rows` are
+// the tokens in the weights' type, `wide` the router's input in float32.
 template <class T>
 void run_experts(const Experts& experts, const T* rows, const float* wide, int num_tokens,
                  float scale, float* out) {

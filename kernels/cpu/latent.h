@@ -1,8 +1,9 @@
-// Attention to latents (arXiv 2405.04434): one row of the cache is the key of all heads, and its
-// beginning their value. So queries come as latents see them, and what they attended to is
-// multiplied with each head's values behind (`keys` and `values` below).
+// Multi-head latent attention (MLA, arXiv 2405.04434) with absorbed projections: an entry of the
+// cache is the key of all heads, and its first `rank` elements are their value. LatentQueries
+// projects queries into the latent space, LatentValues projects the attended latents to each head's
+// values.
 //
-// What is summed up in which order is as in attention.h, and splits are put together as there.
+// Splits are joined as in attention.h: a token's result depends on its own keys only.
 #pragma once
 
 #include "attention.h"
@@ -12,7 +13,7 @@
 constexpr int MAX_RANK = 512, MAX_ROPE_DIM = 64, MAX_NOPE_DIM = 256;
 constexpr int LATENT_ROWS = 64;  // queries of a unit: tokens × heads; a multiple of 16
 constexpr int TOKENS_AT_ONCE = 32;
-// What stays in a core's first cache: so many numbers of each query, or tiles of a split's latents.
+// Blocks for a core's L1 cache: elements of each query per pass, and tiles of a split's latents.
 constexpr int SCORE_DEPTH = 192, LATENT_TILES = 4;
 
 typedef SumsOf<MAX_RANK> LatentSums;
@@ -30,7 +31,7 @@ struct Rotation {
   int dim;
   bool is_interleaved;
 
-  // x [dim], a part of token t → to.
+  // Rotates x [dim] of token t → to.
   template <class T>
   void operator()(int t, const float* x, T* to) const {
     alignas(64) float turned[MAX_ROPE_DIM];
@@ -40,7 +41,7 @@ struct Rotation {
   }
 };
 
-// latent [num_tokens, rank + rope_dim], its first part normed and the other rotated → the cache.
+// latent [num_tokens, rank + rope_dim] → the cache: first part normed, second part rotated.
 template <class T>
 void write_latents(const LatentShape& shape, const Rotation& rotation, const float* latent,
                    const float* weight, float eps, int num_tokens, const int64_t* slot_mapping,
@@ -54,7 +55,7 @@ void write_latents(const LatentShape& shape, const Rotation& rotation, const flo
   });
 }
 
-// rows [num_rows, w.k] times `num_tiles` tiles of w from `first` on → out, in the rows' type.
+// rows [num_rows, w.k] · `num_tiles` tiles of w from `first` on → out, in the rows' type.
 template <class T>
 void narrow_product(const T* rows, size_t stride, int num_rows, const Packed<T>& w, int first,
                     int num_tiles, T* out, size_t out_stride) {
@@ -75,7 +76,7 @@ void narrow_product(const T* rows, size_t stride, int num_rows, const Packed<T>&
   }
 }
 
-// Queries as latents see them.
+// Projects queries into the latent space and rotates their second part.
 template <class T>
 struct LatentQueries {
   LatentShape shape;
@@ -105,7 +106,7 @@ struct LatentQueries {
   }
 };
 
-// What heads attended to → their values.
+// Projects attended latents to the values of each head.
 template <class T>
 struct LatentValues {
   LatentShape shape;
@@ -126,15 +127,16 @@ struct LatentValues {
   }
 };
 
-// Sixteen numbers of each of DEPTH rows → a step of a tile.
+// Sixteen elements of each of DEPTH rows → one step of a tile.
 INLINE void interleave(const float* rows, size_t /* stride */, float* to) { store(to, load(rows)); }
 INLINE void interleave(const bf16* rows, size_t stride, bf16* to) {
   u32x16 even = bits_of(load_wide(rows)), odd = bits_of(load_wide(rows + stride));
   store((uint32_t*)to, either(shift_right(even, 16), odd));
 }
 
-// A thread takes the queries of some tokens and heads at a time. They are the packed matrix that
-// rows of the cache are multiplied with, so that scores stand query by query beside each other.
+// A thread takes the queries of some tokens and heads at a time. The queries are the packed matrix
+// and the entries of the cache are the rows, so that scores of different queries are in different
+// lanes.
 template <class T>
 struct LatentAttention {
   Rows rows;
@@ -152,18 +154,18 @@ struct LatentAttention {
   struct Item {
     const Unit& unit;
     int first_head, num_heads;
-    int num;         // queries, those of a token beside each other
-    int num_tokens;  // of the row
-    alignas(64) T queries[LATENT_ROWS * (MAX_RANK + MAX_ROPE_DIM)];  // tiles of sixteen
-    alignas(64) float scores[SPLIT * LATENT_ROWS];                   // place by place
-    alignas(64) T weights[SPLIT * LATENT_ROWS];  // DEPTH places of all queries, then the next
-    alignas(64) T latents[SPLIT * LATENT_TILES * LANES];  // tiles of sixteen numbers of all places
-    const T* keys[SPLIT / LANES];  // the cache's rows, of each sixteen the first
+    int num;                                                         // queries, [tokens][heads]
+    int num_tokens;                                                  // of the row
+    alignas(64) T queries[LATENT_ROWS * (MAX_RANK + MAX_ROPE_DIM)];  // tiles of sixteen queries
+    alignas(64) float scores[SPLIT * LATENT_ROWS];                   // [key][query]
+    alignas(64) T weights[SPLIT * LATENT_ROWS];                      // [key / DEPTH][query][DEPTH]
+    alignas(64) T latents[SPLIT * LATENT_TILES * LANES];  // [tile][key / DEPTH][LANES][DEPTH]
+    const T* keys[SPLIT / LANES];                         // the first of every sixteen entries
     float highest[LATENT_ROWS], masses[LATENT_ROWS];
     Shares shares[LATENT_ROWS];
     LatentSums sums[LATENT_ROWS];
 
-    // The arrays are left as they are: to clear them would take longer than what they are for.
+    // The arrays stay uninitialized: clearing them would take longer than using them.
     Item(const Unit& unit, int first_head, int num_heads, int num_tokens)
         : unit(unit),
           first_head(first_head),
@@ -202,7 +204,7 @@ struct LatentAttention {
     }
   }
 
-  // Packs the queries, and zeros for the last tile's rest.
+  // Packs the queries and zero-pads the last tile.
   void open(Item& item) {
     size_t tile_size = (size_t)LANES * entry_dim;
     memset(item.queries + (item.num_tiles() - 1) * tile_size, 0, tile_size * sizeof(T));
@@ -216,13 +218,13 @@ struct LatentAttention {
     }
   }
 
-  // Where query i of an item lies in [tokens, num_heads].
+  // Index of query i of an item in [tokens, num_heads].
   size_t place(const Item& item, int i) const {
     int64_t token = rows.starts[item.unit.row] + item.unit.token + i / item.num_heads;
     return token * num_heads + item.first_head + i % item.num_heads;
   }
 
-  // The key behind the last one that query i sees.
+  // The key after the last one that query i sees.
   int end_key(const Item& item, int i) const {
     int after = item.num_tokens - 1 - item.unit.token - i / item.num_heads;
     return (int)rows.num_keys[item.unit.row] - after;
@@ -237,7 +239,7 @@ struct LatentAttention {
     return num < 0 ? 0 : num < SPLIT ? num : SPLIT;
   }
 
-  // Adds what the queries see in one split.
+  // Adds one split to the sums of all queries.
   void attend(Item& item, int split) {
     int end = within_split(end_key(item, item.num - 1), split);
     find_keys(item, split, end);
@@ -283,13 +285,12 @@ struct LatentAttention {
     }
   }
 
-  // The scores of sixteen queries from `first` on → their weights, 0 for keys that one does not
-  // see.
+  // Scores of sixteen queries from `first` on → softmax weights, 0 for unseen keys.
   void weigh(Item& item, int first, int end) {
     const float* scores = item.scores + first;
     f32x16 top = spread(-INFINITE), mass = zero(), factor = spread(scale);
     for (int key = 0; key < end; key++) top = max(top, load(scores + key * LATENT_ROWS));
-    top = max(mul(top, factor), spread(-__FLT_MAX__));  // of a query that sees none
+    top = max(mul(top, factor), spread(-__FLT_MAX__));  // finite for a query without visible keys
     f32x16 shift = sub(zero(), top);
     alignas(64) T narrowed[DEPTH<T> * LANES];
     for (int key = 0; key < end; key += DEPTH<T>) {
@@ -304,7 +305,7 @@ struct LatentAttention {
     store(item.highest + first, top), store(item.masses + first, mass);
   }
 
-  // Some tiles of sums[…].values += the weighted latents.
+  // sums[…].values += weighted latents, for up to LATENT_TILES tiles from `first` on.
   void add_latents(Item& item, int first, int end) {
     int left = rank / LANES - first, num_tiles = left < LATENT_TILES ? left : LATENT_TILES;
     open_latents(item, first, num_tiles, end);
@@ -320,11 +321,11 @@ struct LatentAttention {
     }
   }
 
-  // Puts tiles of a split's latents in order.
+  // Packs tiles of a split's latents.
   void open_latents(Item& item, int first, int num_tiles, int end) {
     for (int key = 0; key < end; key += DEPTH<T>) {
       const T* from = item.key(key, entry_dim) + first * LANES;
-      bool is_last = key + DEPTH<T> > end;  // what is behind it is not there
+      bool is_last = key + DEPTH<T> > end;  // the second row of the pair is missing
       for (int t = 0; t < num_tiles; t++) {
         T* to = item.latents + (t * SPLIT + key) * LANES;
         if (is_last)
@@ -335,7 +336,7 @@ struct LatentAttention {
     }
   }
 
-  // sums[i …].values from `place` on, as many as the tiles have, += what is weighted of them.
+  // Rescales sums[i …].values from `place` on and adds the weighted latents of `tiles`.
   void add_tiles(Item& item, int i, int num, int place, int num_tiles, const T* const* tiles,
                  int end) {
     with_sizes(num, num_tiles, [&](auto num_rows, auto num_tiles) {

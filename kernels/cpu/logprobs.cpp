@@ -1,5 +1,5 @@
-// Tells the logprobs of rows of logits, for ctypes: see kernels/cpu/sampler.py for what is passed
-// and kernels/logprobs for what it means.
+// Logprobs of rows of logits, called with ctypes: see kernels/cpu/sampler.py for the arguments and
+// kernels/logprobs for the definition.
 
 #include "pool.h"
 #include "select.h"
@@ -11,11 +11,10 @@ int compare(const void* a, const void* b) {
   return one < other ? -1 : one > other;
 }
 
-// Ids of the k highest of x [n], descending, of equal ones the lowest first. `spare` [4 ·
-// padded(n)].
+// Ids of the k highest of x [n], descending, ties by lowest id. `spare` [4 · padded(n)].
 void find_highest(const float* x, int n, int k, float* spare, int32_t* ids) {
   float kth = kth_highest(x, n, k, spare);
-  uint64_t* higher = (uint64_t*)spare;  // sorted by descending words, then by ids
+  uint64_t* higher = (uint64_t*)spare;  // sort keys: descending value, then ascending id
   int32_t* equals = (int32_t*)(higher + k);
   int num_higher = 0, num_equals = 0;
   each(x, n, NAN, [&](int i, f32x16 now) {
@@ -30,7 +29,7 @@ void find_highest(const float* x, int n, int k, float* spare, int32_t* ids) {
     });
   });
   qsort(higher, num_higher, sizeof(uint64_t), compare);
-  for (int j = 0; j < k; j++)  // NaN compares with nothing, so fewer may be found
+  for (int j = 0; j < k; j++)  // NaN fails all comparisons, so fewer may be found
     ids[j] = j < num_higher                ? (int32_t)higher[j]
              : j < num_higher + num_equals ? equals[j - num_higher]
                                            : 0;
@@ -39,9 +38,9 @@ void find_highest(const float* x, int n, int k, float* spare, int32_t* ids) {
 struct RowsJob {
   const float* logits;
   int n;
-  const int64_t *rows, *tokens;  // of the tokens to score, one after the other
-  int num_top;                   // below 0: the whole vocabulary
-  bool finds;                    // else `top_ids` say which are wanted instead of the highest
+  const int64_t *rows, *tokens;  // logits row and id of each scored token
+  int num_top;                   // negative: the whole vocabulary
+  bool finds;                    // else `top_ids` has the wanted ids
   float* values;                 // [.., 1 + num_top or 1 + n]
   int32_t *top_ids, *ranks;      // [.., num_top], [..]
 

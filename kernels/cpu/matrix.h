@@ -1,11 +1,11 @@
-// Packed matrices as ctypes passes them: see kernels/cpu/operators.py.
+// Packed matrices as passed by ctypes: see kernels/cpu/operators.py.
 #pragma once
 
 #include "rounded.h"
 
 enum Form : int32_t { DENSE, INT8, GROUPED_INT4, GROUPED_INT8, GROUPED_FP8 };
 
-// See Packed for what its form has.
+// Fields of Packed; `form` selects its type.
 struct Matrix {
   const void* tiles;
   const float* bias;
@@ -26,7 +26,7 @@ Packed<W> packed(const Matrix& m) {
   return w;
 }
 
-// Calls f(m), packed as it is.
+// Calls f with m as the Packed of its form.
 template <class T, class F>
 void with_packed(const Matrix& m, F f) {
   switch (m.form) {

@@ -1,17 +1,17 @@
-// Gumbel noise of random bits: see kernels/random_bits/reference.py for Philox4x32-10, to the bit,
-// and kernels/sample/gumbel.py for what is made of them.
+// Gumbel noise of random bits: Philox4x32-10 as in kernels/random_bits/reference.py, bit for bit,
+// and noise as in kernels/sample/gumbel.py.
 #pragma once
 
 #include "words.h"
 
-// What the random bits of a row share.
+// Inputs of the random bits that a row's tokens share.
 struct BitKey {
   uint64_t seed;
   uint32_t position, choice, purpose;
 };
 
-// The bits of every other token id. Words are lower halves of 64 bits; the upper ones may hold
-// anything.
+// Random bits of eight token ids. Ids and results are in the lower words of 64-bit lanes; the upper
+// words may hold anything.
 INLINE u32x16 half_random_bits(const BitKey& key, u32x16 ids) {
   const u32x16 times0 = spread_word(0xD2511F53), times1 = spread_word(0xCD9E8D57);
   u32x16 c0 = ids, c1 = spread_word(key.position), c2 = spread_word(key.choice);
@@ -28,12 +28,12 @@ INLINE u32x16 half_random_bits(const BitKey& key, u32x16 ids) {
   return c0;
 }
 
-// 32 bits for each of sixteen token ids.
+// Random bits of sixteen token ids.
 INLINE u32x16 random_bits(const BitKey& key, u32x16 ids) {
   return pair_up(half_random_bits(key, ids), half_random_bits(key, upper(ids)));
 }
 
-// A uniform of the upper 24 of 32 bits, of which zero counts ½.
+// Standard Gumbel noise of a uniform from the upper 24 of 32 bits; zero counts as ½.
 INLINE f32x16 gumbel(u32x16 key) {
   f32x16 uniform = mul(max(to_float(shift_right(key, 8)), spread(0.5f)), spread(0x1p-24f));
   return sub(zero(), log(sub(zero(), log(uniform))));

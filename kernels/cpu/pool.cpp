@@ -10,25 +10,25 @@
 
 namespace {
 
-constexpr int SPINS = 2000;    // pauses before a thread sleeps: some 50 µs
-constexpr int ITEM_BITS = 32;  // of a ticket: how many items there are, and the next one
+constexpr int SPINS = 2000;    // pauses before a thread sleeps: about 50 µs
+constexpr int ITEM_BITS = 32;  // of a ticket: number of items above, next item below
 constexpr uint64_t ITEM_MASK = (1ull << ITEM_BITS) - 1;
 
 struct alignas(64) Pool {
   int num_threads = 1;
   Work work;
   void* job;
-  // One word says how many items the job has and which is next, so that a thread that comes late
-  // never takes one that there is not.
+  // The number of items and the next item are one word, so that a late thread never takes an item
+  // beyond the last.
   alignas(64) uint64_t ticket = 0;
   alignas(64) uint32_t num_done = 0;
-  alignas(64) uint32_t generation = 0;  // what sleeping threads wait to change
+  alignas(64) uint32_t generation = 0;  // futex of the sleeping threads
   uint32_t num_sleeping = 0;
 } pool;
 
 bool is_left(uint64_t ticket) { return (ticket & ITEM_MASK) < ticket >> ITEM_BITS; }
 
-// Takes items while there are any.
+// Takes items until the job has no more.
 void work_on() {
   while (is_left(__atomic_load_n(&pool.ticket, __ATOMIC_ACQUIRE))) {
     uint64_t taken = __atomic_fetch_add(&pool.ticket, 1, __ATOMIC_ACQ_REL);

@@ -1,10 +1,10 @@
-// Threads that share the items of a job: each takes the next one that is left, so that a thread
-// whose core is busy with something else holds up no more than what it has in hand.
+// Thread pool. Each thread takes the next free item of a job, so that a thread on a busy core
+// delays the job by one item at most.
 #pragma once
 
 typedef void (*Work)(void* job, int item);
 
-// Threads that compute, the caller's included; never fewer than were asked for before.
+// Number of computing threads, including the caller; the pool never shrinks.
 void start_pool(int num_threads);
 int pool_size();
 

@@ -1,7 +1,7 @@
-// Products of rows with a packed matrix: out[m][n] = Σ a[m][k] · w[n][k].
+// GEMM of rows with a packed matrix: out[m][n] = Σ a[m][k] · w[n][k].
 //
-// Every sum runs over k in order, in one accumulator or in AMX's way (tiles.h), whatever rows and
-// columns are computed beside it: a row's result does not depend on the others of its batch.
+// Each sum runs over k in order, in one accumulator or in AMX's order (tiles.h), independently of
+// the other rows and columns: a row's result does not depend on the other rows of its batch.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +10,7 @@
 #include "simd.h"
 #include "tiles.h"
 
-// What the registers hold at a time: rows × tiles of sums, with the operands of one step.
+// Register block: rows × tiles of accumulators, with the operands of one step.
 #if defined(__AVX512BF16__)
 constexpr int MAX_ROWS = 6, MAX_TILES = 4;
 #elif defined(__AVX512F__)
@@ -19,24 +19,23 @@ constexpr int MAX_ROWS = 5, MAX_TILES = 4;
 constexpr int MAX_ROWS = 4, MAX_TILES = 1;
 #endif
 
-// Rows that share a pass over the weights; what they hold of the left operand stays in a core's
-// cache.
+// Rows per pass over the weights; their left operand stays in a core's cache.
 template <class T>
 constexpr int CHUNK_ROWS = USES_TILES<T> ? 256 : 128;
 
-// Up to so many rows are computed part by part of the tiles, so many numbers of each column; with
-// more of them the memory is idle for little of the time anyway.
+// Up to FEW_ROWS rows are multiplied part by part of the tiles, PART_DEPTH elements of each column
+// at a time; with more rows, memory is seldom idle anyway.
 constexpr int FEW_ROWS = 64, PART_DEPTH = 128;
 
 INLINE int div_up(int a, int b) { return (a + b - 1) / b; }
 
-// A packed tile has a multiple of so many numbers of each column: zeros behind the last ones.
+// Packed tiles are zero-padded along k to a multiple of PACKED_DEPTH.
 constexpr int PACKED_DEPTH = 32;  // also in kernels/cpu/operators.py
 static_assert(PACKED_DEPTH % TILE_DEPTH == 0);
 
-// w [n, k] as tiles of sixteen columns of the output, each contiguous: step by step of k. The last
-// tile is filled up with zeros. W is the type of rows, or int8_t: codes, of which the products are
-// multiplied with each column's scale.
+// w [n, k] as contiguous tiles of sixteen output columns, step by step of k. The last tile is
+// zero-padded. W is the type of the rows, or int8_t: quantized values with a scale per column,
+// applied to the sums.
 template <class W>
 struct Packed {
   typedef W Numbers;
@@ -46,46 +45,45 @@ struct Packed {
   const float* bias;    // [n] or null
   const float* scales;  // [n] or null
   int n, k;
-  bool rounds;  // rows, see rounded.h
+  bool rounds;  // quantizes rows, see rounded.h
 
   int num_tiles() const { return div_up(n, LANES); }
   static size_t tile_size(int k) { return (size_t)LANES * div_up(k, PACKED_DEPTH) * PACKED_DEPTH; }
-  // From the k numbered `from` of each column on; it is the same for all rows.
+  // The tile from k = `from` on; equal for all rows.
   Tile tile(int index, int from = 0, int /* row */ = 0) const {
     return tiles + index * tile_size(k) + (size_t)from * LANES;
   }
 
-  // The numbers of column `column` of the product and of those behind it; `num` of the tile's
-  // sixteen exist.
+  // Applies scale and bias to sixteen columns from `column` on; `num` of them exist.
   f32x16 finish(int column, int num, f32x16 sums) const {
     if (scales) sums = mul(sums, load_some(scales + column, num));
     return bias ? add(sums, load_some(bias + column, num)) : sums;
   }
 };
 
-// Codes of C, of which groups of a column share a scale that their sum is multiplied with, and
-// perhaps a zero that is taken from them before.
+// Quantized values of type C with a scale, and perhaps a zero point, for each group of a column:
+// out = Σ over groups of scale · (Σ a · q − zero · Σ a).
 template <class C>
 struct Grouped {};
-struct nibble {};  // a code of four bits
+struct nibble {};  // a quantized value of four bits
 template <class C>
 constexpr int CODE_BITS = 8;
 template <>
 constexpr int CODE_BITS<nibble> = 4;
 
-// A packed tile's codes and groups from some k on, for rows that begin with one of some number.
+// A packed tile and its groups from some k on, for rows from some row on.
 template <class C>
 struct GroupedTile {
   const Packed<Grouped<C>>* w;
   const uint8_t* codes;
   const uint8_t* scales;  // of the first group
-  const float* sums;      // of the first row's numbers in each group, see Packed::row_sums
+  const float* sums;      // of the first row in each group, see Packed::row_sums
 
   const C* at(int k) const { return (const C*)codes + (size_t)k * LANES; }
 };
 
-// The tiles of codes are filled up with zeros as others are; scales and zeros stand apart. k is a
-// multiple of sixteen, `group` a power of two from there on.
+// Tiles are zero-padded like dense ones; scales and zero points are separate. k is a multiple of
+// 16, `group` a power of two from 16 to PART_DEPTH.
 template <class C>
 struct Packed<Grouped<C>> {
   typedef Grouped<C> Numbers;
@@ -93,17 +91,17 @@ struct Packed<Grouped<C>> {
 
   const uint8_t* tiles;
   const float* bias;       // [n] or null
-  const void* scales;      // [tiles][groups][LANES], then zeros of the same shape if it has them
-  const CodeTable* table;  // of codes of four bits
+  const void* scales;      // [tiles][groups][LANES], then zero points of the same shape, if any
+  const CodeTable* table;  // of quantized values of four bits
   int n, k, group, num_groups;
-  bool rounds;              // rows, see rounded.h
-  bool has_zeros, is_wide;  // is_wide: scales and zeros are float, not bf16
-  float* row_sums;          // [rows][groups], where there are zeros
+  bool rounds;              // quantizes rows, see rounded.h
+  bool has_zeros, is_wide;  // is_wide: scales and zero points are float, not bf16
+  float* row_sums;          // [rows][groups]: Σ of a row's elements, if there are zero points
 
   int num_tiles() const { return div_up(n, LANES); }
   static size_t tile_bytes(int k) { return Packed<fp8>::tile_size(k) * CODE_BITS<C> / 8; }
   size_t scale_bytes() const { return LANES * (is_wide ? sizeof(float) : sizeof(bf16)); }
-  // Of a tile's columns in the group of k.
+  // For a tile's columns in the group of k.
   f32x16 scales_at(int index, int k) const {
     return number((const uint8_t*)scales + group_at(index, k) * scale_bytes());
   }
@@ -133,7 +131,7 @@ constexpr bool HAS_GROUPS = false;
 template <class C>
 constexpr bool HAS_GROUPS<Grouped<C>> = true;
 
-// Whether a build rounds rows for such a weight, see rounded.h.
+// True if this build quantizes rows for weights of W, see rounded.h.
 template <class W>
 constexpr bool CAN_ROUND = false;
 
@@ -145,9 +143,9 @@ INLINE void clear(f32x16 sums[ROWS][TILES]) {
     for (int t = 0; t < TILES; t++) sums[r][t] = zero();
 }
 
-// sums[row][tile] += the products of k numbers of each row with those of each tile. FETCHES: has
-// the next part of the tiles brought near meanwhile. STEP: after DEPTH neighbours of a row the next
-// ones follow STEP times as far away.
+// sums[row][tile] += Σ over k elements of row · tile. FETCHES: prefetches the next part of the
+// tiles. STEP: distance from DEPTH elements of a row to the next DEPTH elements, in multiples of
+// DEPTH.
 template <class T, int ROWS, int TILES, bool FETCHES = false, int STEP = 1, class W>
 INLINE void multiply(const T* rows, size_t stride, const W* const* tiles, int k,
                      f32x16 sums[ROWS][TILES]) {
@@ -168,8 +166,7 @@ INLINE void multiply(const T* rows, size_t stride, const W* const* tiles, int k,
   }
 }
 
-// The same with codes of one group, from `start` on. Their numbers are found anew for each pass of
-// rows.
+// The same for one group of quantized values, from `start` on. Each pass of rows widens them anew.
 template <class T, int ROWS, int TILES, class C>
 INLINE void multiply_group(const T* rows, size_t stride, const GroupedTile<C>* tiles, int start,
                            int k, f32x16 sums[ROWS][TILES]) {
@@ -202,7 +199,7 @@ INLINE void multiply_group(const T* rows, size_t stride, const GroupedTile<nibbl
   }
 }
 
-// The same, group by group.
+// The same for all groups.
 template <class T, int ROWS, int TILES, class C>
 INLINE void multiply(const T* rows, size_t stride, const GroupedTile<C>* tiles, int k,
                      f32x16 sums[ROWS][TILES]) {
@@ -239,7 +236,7 @@ INLINE void multiply(const T* rows, size_t stride, const GroupedTile<C>* tiles, 
   }
 }
 
-// Adds what was found of a group, `found` [LANES], to `sums`, as `multiply` does.
+// Adds the sums of a group, `found` [LANES], to `sums` with the arithmetic of `multiply`.
 template <class C>
 INLINE void add_group(const GroupedTile<C>& tile, int row, int group, f32x16 scales, f32x16 zeros,
                       f32x16 found, f32x16& sums) {
@@ -249,7 +246,7 @@ INLINE void add_group(const GroupedTile<C>& tile, int row, int group, f32x16 sca
   sums = fma(found, scales, sums);
 }
 
-// A row as AMX sums it up: see tiles.h. Numbers from i to `end`, of 32 at most.
+// A row in AMX's order of sums (tiles.h), from i to `end`: at most 32 elements.
 template <int TILES, class C>
 INLINE void add_pairs(const bf16* row, const GroupedTile<C>* tiles, int i, int end,
                       PairSums sums[TILES]) {
@@ -306,7 +303,7 @@ void multiply_row(const bf16* row, int k, const GroupedTile<C>* tiles, float* ou
   for (int t = 0; t < TILES; t++) store(out + t * LANES, sums[t]);
 }
 
-// A packed tile's codes, k of each column, as bf16 in pairs.
+// A packed tile's quantized values, k of each column, as pairs of bf16.
 template <class C>
 void widen_codes(const GroupedTile<C>& tile, int k, bf16* out) {
   widen_codes(tile.at(0), k, out);
@@ -328,7 +325,7 @@ INLINE void load_sums(f32x16 sums[ROWS][TILES], const float* from, size_t stride
     for (int t = 0; t < TILES; t++) sums[r][t] = load(from + r * stride + t * LANES);
 }
 
-// The tiles side by side.
+// Tiles are adjacent in `out`.
 template <int ROWS, int TILES>
 INLINE void store_sums(const f32x16 sums[ROWS][TILES], float* out, size_t stride) {
 #pragma GCC unroll 6
@@ -374,8 +371,8 @@ INLINE void with_sizes(int num_rows, int num_tiles, F f) {
   }
 }
 
-// out [num_rows, out_stride] = the products of k numbers of each row with those of each tile, added
-// to what is there unless it is the `first` part of a sum.
+// out [num_rows, out_stride] = Σ over k elements of row · tile, added to `out` unless this part is
+// the `first` of a sum.
 template <class T, class Tile>
 void multiply_block(int num_rows, int num_tiles, const T* rows, size_t stride, const Tile* tiles,
                     int k, float* out, size_t out_stride, bool first = true, bool fetches = false) {
@@ -396,19 +393,19 @@ void multiply_block(int num_rows, int num_tiles, const T* rows, size_t stride, c
   });
 }
 
-inline Scratch<uint8_t> product_room;  // of the products that are computed
+inline Scratch<uint8_t> product_room;  // workspace of the running GEMMs
 
-// A product's items: each has some rows and some tiles.
+// Work items of a GEMM: a range of rows times a range of tiles.
 struct Items {
   struct Part {
     int start, end;  // rows
     int tile, num_tiles;
   };
   int num_rows, num_tiles, chunk_rows;
-  int group;  // tiles an item
+  int group;  // tiles per item
 
   Items() = default;
-  // `unit` tiles belong together, and all threads shall have some of `total`.
+  // `unit` tiles stay in one item; items are small enough for all threads to share `total` tiles.
   Items(int num_rows, int num_tiles, int chunk_rows, int unit, int total)
       : num_rows(num_rows), num_tiles(num_tiles), chunk_rows(chunk_rows) {
     int widest = unit > MAX_TILES ? unit : MAX_TILES;
@@ -423,7 +420,7 @@ struct Items {
   }
 };
 
-// Computes a product, of which `unit` tiles belong together: what takes its sums gets them at once.
+// Runs a GEMM. `unit` tiles stay in one item: the receiver gets their sums in one call.
 template <class P>
 void run_items(P product, int unit) {
   product.take_room(product_room.of(product.room()));
@@ -433,8 +430,8 @@ void run_items(P product, int unit) {
   share(product, product.items.num());
 }
 
-// rows [num_rows, w.k] times w, in items for all threads. ``out(row, tile, sums)`` takes what was
-// summed up: `num_tiles` tiles side by side from `tile` on.
+// rows [num_rows, w.k] times w, in items for all threads. `out(row, tile, num_tiles, sums)`
+// receives the sums of `num_tiles` adjacent tiles from `tile` on.
 template <class T, class W, class Out>
 struct Product {
   typedef typename Packed<W>::Tile Tile;
@@ -446,13 +443,14 @@ struct Product {
   Items items = {};
   TileRows packed = {};
 
-  // Whether sums have AMX's order. The registers cannot part groups of sixteen.
+  // True if sums have AMX's order. AMX takes 32 elements of k at a time, so groups of 16 cannot use
+  // it.
   bool uses_tiles() const {
     if constexpr (HAS_GROUPS<W>) return USES_TILES<T> && w.group % TILE_DEPTH == 0;
     return USES_TILES<T>;
   }
 
-  // What is made of the rows before they are multiplied: so many bytes, in so many parts.
+  // Memory for the rows packed for AMX and for row sums, prepared in `num_parts` parts.
   size_t packed_room() const {
     if (!uses_tiles() || num_rows == 1) return 0;
     return (size_t)div_up(num_rows, TILE_ROWS) * TILE_ROWS * TileRows::depth(w.k) * sizeof(bf16);
@@ -480,7 +478,7 @@ struct Product {
     }
   }
 
-  // Of the products that share a job, which have `total` tiles.
+  // `total`: tiles of all GEMMs in the same job.
   void divide(int unit, int total) {
     items = Items(num_rows, w.num_tiles(), CHUNK_ROWS<T>, unit, total);
   }
@@ -499,12 +497,12 @@ struct Product {
       }
   }
 
-  // Passes of dense weights from which on they take turns at parts of the tiles: fewer wait for the
-  // memory anyway.
+  // More passes than this take turns at parts of the tiles; fewer passes over dense weights wait
+  // for memory anyway.
   static constexpr int MIN_PASSES = std::is_same<T, W>::value ? 2 : 1;
 
-  // All passes over one part of the tiles, then over the next one, which all but the first pass
-  // have fetched meanwhile. Sums are stored between parts, which does not round them.
+  // Runs all passes over one part of the tiles, then over the next part, which all passes but the
+  // first prefetch. Storing sums between parts does not round them.
   void multiply_few_rows(int start, int num_rows, int tile, int num_tiles) {
     alignas(64) float sums[FEW_ROWS][4 * LANES];
     Tile tiles[4];
@@ -525,7 +523,7 @@ struct Product {
     for (int r = 0; r < num_rows; r++) out(start + r, tile, num_tiles, sums[r]);
   }
 
-  // Sums up a row's numbers group by group: what zeros are multiplied with.
+  // Sums a row's elements group by group: the factors of zero points.
   void sum_row(int row) const {
     const T* numbers = rows + (size_t)row * w.k;
     for (int group = 0; group < w.num_groups; group++) {
@@ -549,7 +547,7 @@ struct Product {
     }
   }
 
-  // sums [num, 4 · LANES] = the products of up to 32 rows; returns how many.
+  // sums [num, 4 · LANES] = the products of up to 32 rows; returns the number of rows.
   int multiply_packed(TileProduct& product, int row, int tile, int num_tiles,
                       const bf16* const* tiles, float* sums) {
     constexpr int stride = 4 * LANES;
@@ -592,7 +590,7 @@ struct Product {
     out(0, tile, num_tiles, sums);
   }
 
-  // The packed tile that is one of an item's four, by its number there.
+  // A packed tile in bf16; `index` is its number within the item.
   const bf16* as_bf16(const bf16* tile, int) { return tile; }
   template <class C>
   const bf16* as_bf16(const C& tile, int index) {
@@ -646,9 +644,9 @@ struct Add {
   }
 };
 
-// gate · σ(alpha · gate + beta · gate³) · up → out [num_rows, w.n / 2]; a tile of gates stands
-// before its tile of ups. With a limit gates are clamped to be no more, and ups within ± it and one
-// larger.
+// gate · σ(alpha · gate + beta · gate³) · up → out [num_rows, w.n / 2]; each tile of gates precedes
+// its tile of ups. With a limit, gates are clamped to at most `limit`, ups to ± limit, and ups are
+// increased by 1.
 template <class T, class W>
 struct Gate {
   T* out;
@@ -662,7 +660,7 @@ struct Gate {
       f32x16 up = w.finish(n + LANES, LANES, load(sums + (t + 1) * LANES));
       if (limit) {
         f32x16 most = spread(limit);
-        gate = min(most, gate);  // of NaN and a number the second, which is NaN
+        gate = min(most, gate);  // with NaN, min returns its second operand
         up = add(max(sub(zero(), most), min(most, up)), spread(1.0f));
       }
       f32x16 square = min(mul(gate, gate), spread(1e30f));  // finite, as 0 · ∞ is NaN

@@ -1,5 +1,5 @@
-// A forward pass on the CPU as a list of operators, for ctypes: see kernels/cpu/program.py for what
-// is passed.
+// A forward pass on the CPU as a list of operators, called with ctypes: see kernels/cpu/program.py
+// for the arguments.
 
 #include "attention.h"
 #include "columns.h"
@@ -12,19 +12,19 @@ namespace {
 
 struct Heads {
   int32_t num_heads, num_kv_heads, head_dim;
-  int32_t rotary_dim;  // so many numbers of a head are rotated, from the first on
+  int32_t rotary_dim;  // elements of a head that are rotated, from the first on
   int32_t is_interleaved;
-  int32_t norms_tokens;  // the norms are of all heads of a token together, and of all ranks
-  int32_t window;        // of attention: see there, as with softcap and sinks
+  int32_t norms_tokens;  // norms extend over all heads of a token, on all ranks
+  int32_t window;        // see Attention, also for softcap and sinks
   float eps, scale, softcap;
   const float *query_norm, *key_norm;  // or null
   const float *cos, *sin;              // [positions, rotary_dim]
   const float* sinks;                  // [num_heads] or null
 };
 
-// Of attention to latents: buffers, sizes, and what is on either side of it.
+// Latent attention: buffers, sizes, weights.
 struct Latents {
-  int32_t latent, queries, attended;  // buffers; `in` of the operator has queries as they are made
+  int32_t latent, queries, attended;  // buffers; `in`: queries before projection
   int32_t num_heads, rank, nope_dim, rope_dim, value_dim;
   int32_t is_interleaved;
   float eps, scale;
@@ -51,22 +51,22 @@ enum Kind : int32_t {
   SUM
 };
 
-// `in` and `out` are buffers. Wide ones are float32, the others of the weights' type T.
+// `in` and `out` are buffers: wide ones are float32, the others of the weights' type T.
 struct Operator {
   int32_t kind;
   int32_t in, out;
-  int32_t second;      // ATTEND: a buffer for queries; EXPERTS, OPEN: what scores are made of
-  int32_t layer;       // ATTEND, LATENT: its cache
+  int32_t second;      // ATTEND: a buffer for queries; EXPERTS, OPEN: input of the router or gate
+  int32_t layer;       // ATTEND, LATENT: index of the cache
   int32_t size;        // of a row of `in`; EMBED: of `out`
-  int32_t is_wide;     // NORM: `out` is
-  int32_t adds;        // NORM, LINEAR, EXPERTS, SUM: to what is in `out`
-  int32_t first, num;  // EMBED: the tokens whose embeddings are here, and how many
-  float scale;         // SCALE, BEND, EXPERTS, LINEAR or SUM that adds
+  int32_t is_wide;     // NORM: `out` is wide
+  int32_t adds;        // NORM, LINEAR, EXPERTS, SUM: adds to `out`
+  int32_t first, num;  // EMBED: first local id, number of local ids
+  float scale;         // SCALE, BEND, EXPERTS; LINEAR and SUM if they add
   float eps;           // NORM
   float alpha, beta;   // GATED
   const float* norm;
-  Matrix weight;     // LINEAR, GATED, OPEN; EMBED: its columns are the embeddings, or those are in
-  const void* rows;  // EMBED: [num, size]; SUM: a bias in float32 [size], or null
+  Matrix weight;     // LINEAR, GATED, OPEN; EMBED: its columns are the embeddings if `rows` is null
+  const void* rows;  // EMBED: [num, size]; SUM: float32 bias [size]; or null
   const Heads* heads;      // ATTEND
   const int64_t* order;    // ORDER: [size]
   const Experts* experts;  // EXPERTS
@@ -77,10 +77,10 @@ struct Step {
   int32_t num_tokens, block_size;
   const int64_t *positions, *slot_mapping;  // [num_tokens]
   Rows rows;
-  void* const* caches;   // one for each layer
-  float* const* scales;  // of the codes in each
+  void* const* caches;   // one per layer
+  float* const* scales;  // of quantized caches, one per layer
   void* const* buffers;  // [num_tokens, size] each
-  int32_t cached;        // what caches hold: a Cached
+  int32_t cached;        // element type of the caches: a Cached
 };
 
 struct Program {
@@ -95,8 +95,8 @@ int num_sums = 0;
 
 Scratch<float> all_squares;
 
-// Σ x² of a token's queries and of its keys, on all ranks: [num_tokens, 2]. Null where heads are
-// not normed together, or are all here.
+// Σ x² of each token's queries and of its keys, over all ranks: [num_tokens, 2]. Null if heads are
+// normed one by one or are all on one rank.
 const float* squares_of_ranks(const Heads& heads, const float* x, int num_tokens) {
   if (!heads.norms_tokens || collectives.size == 1) return nullptr;
   float* squares = all_squares.of(2 * num_tokens);
@@ -112,7 +112,7 @@ const float* squares_of_ranks(const Heads& heads, const float* x, int num_tokens
   return squares;
 }
 
-// Norms and rotates the heads of every token, and writes its keys and values.
+// Norms and rotates the heads of every token, and writes its keys and values to the cache.
 template <class T, class W>
 struct Prepare {
   const Heads& heads;
@@ -144,15 +144,15 @@ struct Prepare {
       if (h < num_heads)
         for (int i = 0; i < dim; i += LANES) store_narrow(to + h * dim + i, load(head + i));
     }
-    // All are written before any is attended to, so what follows in a block is there or comes
-    // later.
+    // All tokens are written before attention starts, so a next slot of the same step counts as
+    // written.
     bool is_last = t + 1 == step.num_tokens || step.slot_mapping[t + 1] != step.slot_mapping[t] + 1;
     for (int h = 0; h < num_kv_heads; h++, head += dim)
       cache.write(step.slot_mapping[t], h, head - num_kv_heads * dim, head, is_last);
   }
 
-  // All ranks have equally many heads of either kind, and each KV head is on equally many ranks: so
-  // the mean over what all have is that over all heads.
+  // Ranks have equal numbers of query heads and of KV heads, and each KV head is on the same number
+  // of ranks: so the mean square over all ranks equals the mean square over all heads.
   void norm_heads(float* head, const float* weight, int num, const float* of_ranks) {
     if (!weight) return;
     int total = num * heads.head_dim, size = heads.norms_tokens ? total : heads.head_dim;
@@ -164,7 +164,7 @@ struct Prepare {
   }
 };
 
-// What attention needs for layers with so many heads and such a window.
+// Units and partial sums of attention for layers with these numbers of heads and this window.
 struct Prepared {
   int num_heads = 0, num_kv_heads = 0, window = 0;
 
@@ -211,7 +211,7 @@ Units latent_units;
 LatentSums* latent_partials = nullptr;
 int num_latent_sums = 0;
 
-// The heads whose queries a thread takes at a time; prepares units of so many for all layers.
+// Prepares units of latent attention for all layers; returns the number of heads per item.
 int prepare_latents(const Rows& rows, int num_heads) {
   int num_groups = div_up(num_heads, LATENT_ROWS), heads_at_once = div_up(num_heads, num_groups);
   latent_units.prepare(rows, heads_at_once, num_groups, LATENT_ROWS);
@@ -244,8 +244,8 @@ void attend_latents(const Latents& of, const Operator& op, const Step& step) {
   LatentValues<T>{shape, attended, num, packed<T>(of.values), (T*)step.buffers[op.out]}.run();
 }
 
-// w [n, k] → tiles, where DEPTH numbers of a column are neighbours; column c of the packed matrix
-// is row `order[c]` of w.
+// w [n, k] → tiles, with DEPTH adjacent elements of each column; column c of the packed matrix is
+// row `order[c]` of w.
 template <class W, int DEPTH>
 void pack(const W* w, const int64_t* order, int n, int k, W* tiles) {
   auto tile = [=](int index) {
@@ -261,7 +261,7 @@ void pack(const W* w, const int64_t* order, int n, int k, W* tiles) {
   share(tile, div_up(n, LANES));
 }
 
-// codes [n, k / 2], the even one of two in the lower half of a byte → tiles.
+// Quantized values [n, k / 2], the even one of two in the lower half of a byte → tiles.
 void pack_nibbles(const uint8_t* codes, const int64_t* order, int n, int k, uint8_t* tiles) {
   size_t tile_bytes = Packed<Grouped<nibble>>::tile_bytes(k);
   auto tile = [=](int index) {
@@ -280,7 +280,7 @@ void pack_nibbles(const uint8_t* codes, const int64_t* order, int n, int k, uint
   share(tile, div_up(n, LANES));
 }
 
-// The embeddings of `ids` as rows of x [num, size]; zeros where they are another rank's.
+// Embeddings of `ids` → x [num, size]; zeros for ids of other ranks.
 template <class T>
 void embed(const Operator& op, const int32_t* ids, int num, float* x) {
   const int size = op.size;
@@ -426,13 +426,13 @@ EXPORT int shoal_can_round() { return CAN_ROUND<int8_t>; }
 
 EXPORT void shoal_start(int num_threads) { start_pool(num_threads); }
 
-// Bytes of memory that so many ranks share, all of them 0 at first.
+// Bytes of the memory that `size` ranks share; it must be zeroed.
 EXPORT size_t shoal_collectives_bytes(int size) {
   return MAX_RANKS * sizeof(Arrival) + 2 * size * ROOM * sizeof(float);
 }
 
-// Of ``size`` ranks ``num_here`` share the memory. The first of these has the sockets of the other
-// hosts, by their first ranks.
+// `num_here` of `size` ranks share the memory. The first rank of a host passes its sockets, one for
+// each other host, and the first ranks of these hosts.
 EXPORT void shoal_meet(void* memory, int rank, int size, int num_here, int num_wires,
                        const int* sockets, const int* first_ranks) {
   collectives = {(Arrival*)memory, (float*)((Arrival*)memory + MAX_RANKS), rank, size};

@@ -1,5 +1,5 @@
-// Memory in which the processes that compute together add up what each has. Those of one host share
-// it; what the processes of other hosts have is brought by the first process of each host.
+// Collectives of a model's ranks. The ranks of one host exchange data in shared memory; the first
+// rank of each host exchanges data with other hosts.
 #pragma once
 
 #include <errno.h>
@@ -14,37 +14,39 @@
 #include "heads.h"
 
 constexpr int MAX_RANKS = 64;
-constexpr size_t ROOM = 1 << 18;  // floats of a rank that are exchanged at a time
+constexpr size_t ROOM = 1 << 18;  // floats of a rank per exchange
 constexpr int RANK_SPINS = 2000;  // pauses before a rank sleeps
 
-// A word for each rank in a line of its own: how many exchanges it has come to.
+// The number of exchanges at which a rank has arrived, in a cache line of its own.
 struct alignas(64) Arrival {
   uint32_t num;
-  uint32_t num_sleeping;  // others that wait for it
+  uint32_t num_sleeping;  // ranks that sleep until this one arrives
 };
 
-// A connection between the first ranks of two hosts, and how many bytes of an exchange it has seen.
+// A connection between the first ranks of two hosts, and its bytes of the current exchange.
 struct Wire {
   int socket;
   int first_rank;  // of the other host
   size_t num_sent, num_received;
 };
 
-// Behind the arrivals are the parts of ranks, two of each: a rank writes into one while others
-// may still read the other. When all have come to the next exchange, all have read this one.
+// Shared memory: the arrivals, then two parts of each rank. A rank writes into one part while
+// others may still read the other part: once all ranks have arrived at the next exchange, all have
+// read this one.
 struct Collectives {
   Arrival* arrivals = nullptr;
   float* parts = nullptr;  // [2, size, ROOM]
   int rank = 0, size = 1;
   int first_rank = 0, num_here = 1;  // of this host
-  int num_wires = 0;                 // none, but on the first rank of a host beside others
+  int num_wires = 0;                 // 0, except on the first rank of one of several hosts
   uint32_t num = 0;
-  int failure = 0;  // errno of a wire that broke; nothing is exchanged any more
+  int failure = 0;  // errno of a broken wire; ends all exchanges
   Wire wires[MAX_RANKS];
 
   float* part(int of) const { return parts + ((size_t)(num & 1) * size + of) * ROOM; }
 
-  // Our part of so many floats is written; returns when all are, or with a failure.
+  // Announces our part of `num_floats`, already written; returns once all parts are there, or on
+  // failure.
   void arrive(size_t num_floats) {
     announce(rank);
     if (num_wires && (failure = bring(num_floats * sizeof(float)))) return;
@@ -60,8 +62,7 @@ struct Collectives {
       syscall(SYS_futex, &arrival.num, FUTEX_WAKE, MAX_RANKS, nullptr, nullptr, 0);
   }
 
-  // Sends the parts of this host, so many bytes each, to all others, and takes theirs. Returns 0
-  // or errno.
+  // Exchanges the parts of this host, `part_bytes` each, with all other hosts. Returns 0 or errno.
   int bring(size_t part_bytes) {
     for (int r = first_rank; r < first_rank + num_here; r++) wait_for(arrivals[r]);
     for (int i = 0; i < num_wires; i++) wires[i].num_sent = wires[i].num_received = 0;
@@ -84,7 +85,7 @@ struct Collectives {
     return 0;
   }
 
-  // As much as can be without waiting. Returns 0 or errno.
+  // Sends and receives as much as possible without blocking. Returns 0 or errno.
   int move(Wire& wire, size_t part_bytes, size_t total) {
     while (wire.num_sent < total) {
       auto [from, num_bytes] = stretch(first_rank, wire.num_sent, part_bytes);
@@ -109,7 +110,7 @@ struct Collectives {
     size_t num_bytes;
   };
 
-  // What is left of a part, of those of a host from its first rank on, behind so many bytes.
+  // The rest of the current part after `num_done` bytes of a host's parts, from rank `first` on.
   Stretch stretch(int first, size_t num_done, size_t part_bytes) const {
     size_t behind = num_done % part_bytes;
     return {(char*)part(first + (int)(num_done / part_bytes)) + behind, part_bytes - behind};
@@ -117,7 +118,7 @@ struct Collectives {
 
   static bool has_to_wait() { return errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR; }
 
-  // Also where the numbers have begun again from 0.
+  // Correct after the counter has wrapped around, too.
   bool has_come(uint32_t seen) const { return (int32_t)(seen - num) > 0; }
 
   void wait_for(Arrival& other) {
@@ -137,7 +138,7 @@ struct Collectives {
 
 inline Collectives collectives;
 
-constexpr size_t SUM_STRIP = 1 << 12;  // floats that a thread adds up at a time
+constexpr size_t SUM_STRIP = 1 << 12;  // floats per item
 
 // Calls f(start, end) for strips of 0 … num, on all threads.
 template <class F>
@@ -149,8 +150,7 @@ void each_strip(size_t num, F f) {
   share(strip, (int)((num + SUM_STRIP - 1) / SUM_STRIP));
 }
 
-// Calls f(start, num) for pieces of x that have been exchanged: collectives.part(r) is that of rank
-// r.
+// Calls f(start, num) for each exchanged piece of x; collectives.part(r) is rank r's piece.
 template <class F>
 void exchange(const float* x, size_t total, F f) {
   if (collectives.failure) return;
@@ -167,8 +167,8 @@ void exchange(const float* x, size_t total, F f) {
   }
 }
 
-// out = Σ x of all ranks, in their order, + bias; or scale times that is added to out. x may be
-// out. A number depends on those in its place alone: a row has the same bits in every batch.
+// out = Σ x over ranks, in rank order, + bias; if `adds`: out += scale · this sum. x may be out.
+// Each element is summed on its own, so a row has the same bits in every batch.
 inline void sum_ranks(const float* x, size_t num_rows, size_t size, const float* bias, bool adds,
                       float scale, float* out) {
   exchange(x, num_rows * size, [=](size_t start, size_t num) {
@@ -184,7 +184,7 @@ inline void sum_ranks(const float* x, size_t num_rows, size_t size, const float*
   });
 }
 
-// out [size, num] has x [num] of each rank.
+// x [total] of each rank → out [size, total]
 inline void gather_ranks(const float* x, size_t total, float* out) {
   exchange(x, total, [=](size_t start, size_t num) {
     for (int r = 0; r < collectives.size; r++) {

@@ -1,9 +1,8 @@
-// Products of rows that are rounded to codes of eight bits first, where the weight's codes are
-// whole numbers too: what is summed up is exact within a group, and four products take one
-// instruction.
+// GEMM with rows quantized to eight bits, for weights with integer quantized values: sums are exact
+// within a group, and one instruction (vpdpbusd) computes four products.
 //
-// A group of a row's numbers shares a scale, max |x| / 127. A row's result does not depend on the
-// others of its batch.
+// Each group of a row has its own scale, max |x| / 127: a row's result does not depend on the other
+// rows of its batch.
 #pragma once
 
 #include "product.h"
@@ -17,12 +16,12 @@ constexpr bool CAN_ROUND<Grouped<int8_t>> = true;
 template <>
 constexpr bool CAN_ROUND<Grouped<nibble>> = true;
 
-// So many numbers of a row share a scale where the weight has one for each output; else as many as
-// those of the weight.
+// Group size of rows for weights with one scale per output; grouped weights have their own group
+// size.
 constexpr int ROUNDED_GROUP = 128;
 constexpr int ROUNDED_ROWS = 4, ROUNDED_DEPTH = 8;  // multiplied at a time
 
-// Codes of [num, depth] numbers, with a scale and the sum of the codes of each group.
+// Quantized rows [num, depth], with a scale and the sum of quantized values of each group.
 struct RoundedRows {
   int8_t* codes;
   float* scales;
@@ -32,15 +31,15 @@ struct RoundedRows {
   int end(int g) const { return (g + 1) * group < depth ? (g + 1) * group : depth; }
 };
 
-// A weight's codes as numbers without a sign, four of a column in a word: the instruction takes one
-// operand without a sign.
+// Unsigned quantized values of a weight, four of a column in a word: one operand of vpdpbusd is
+// unsigned. Row sums correct for the OFFSET.
 template <class C>
 struct Unsigned;
 
 template <>
 struct Unsigned<int8_t> {
   static constexpr int OFFSET = 128;
-  const uint8_t* codes;  // of sixteen columns, k by k
+  const uint8_t* codes;  // [k][LANES]
 
   __attribute__((always_inline)) __m512i half(int half) const {
     const __m512i words = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
@@ -65,14 +64,14 @@ struct Unsigned<nibble> {
   INLINE Unsigned at(const uint8_t* tile, int k) {
     return {_mm512_loadu_si512(tile + k / CODES_DEPTH * CODES_BYTES)};
   }
-  // A row's numbers as code_shift has those of a column.
+  // Orders a row's elements like code_shift the elements of a column.
   INLINE __m128i in_order(__m128i row) {
     return _mm_shuffle_epi8(row,
                             _mm_setr_epi8(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15));
   }
 };
 
-// Rounds k numbers of `row` to the codes of a group each. What is not finite makes the scale NaN.
+// Quantizes k elements of `row`, group by group. NaN or an infinity makes the scale NaN.
 template <class C, class T>
 INLINE void round_row(const T* from, int k, int row, const RoundedRows& x) {
   int8_t* codes = x.codes + (size_t)row * x.depth;
@@ -107,8 +106,8 @@ struct CodeOf<Grouped<C>> {
   typedef C Type;
 };
 
-// out [ROWS, TILES · LANES] += the products of rows from `row` on with tiles from `tile` on, of the
-// groups from `first` to `last`.
+// out [ROWS, TILES · LANES] += rows from `row` on · tiles from `tile` on, over the groups first …
+// last − 1.
 template <int ROWS, int TILES, class W>
 INLINE void multiply_rounded(const RoundedRows x, int row, const Packed<W> w, int tile, int first,
                              int last, float* __restrict out, size_t stride) {
@@ -181,7 +180,7 @@ void rounded_block(int num_rows, int num_tiles, const RoundedRows& x, int row, c
   });
 }
 
-// rows [num_rows, w.k], rounded, times w: see Product.
+// rows [num_rows, w.k], quantized, times w: see Product.
 template <class T, class W, class Out>
 struct RoundedProduct {
   typedef typename CodeOf<W>::Type C;
@@ -215,7 +214,7 @@ struct RoundedProduct {
     items = Items(num_rows, w.num_tiles(), FEW_ROWS, unit, total);
   }
 
-  // All passes of rows over one part of the tiles, then over the next one.
+  // Runs all passes of rows over one part of the tiles, then over the next part.
   void operator()(int item) {
     alignas(64) float sums[FEW_ROWS][MAX_TILES * LANES] = {};
     Items::Part part = items.part(item);

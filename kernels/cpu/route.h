@@ -1,5 +1,4 @@
-// Which experts a token goes to, and how much each of them counts: see kernels/route for what is
-// computed.
+// Chooses the experts of a token and computes their weights: see kernels/route for the definition.
 #pragma once
 
 #include <math.h>
@@ -17,7 +16,7 @@ struct Routing {
   const float* correction;  // [num_experts] or null
 };
 
-// e^x over the sum of all, for n numbers; `out` has room for padded(n).
+// Softmax of n values; `out` has room for padded(n).
 INLINE void softmax(const float* x, int n, float* out) {
   f32x16 tops = spread(-INFINITY), sums = zero();
   each(x, n, -INFINITY, [&](int, f32x16 now) { tops = max(tops, now); });
@@ -37,8 +36,7 @@ INLINE void sigmoid(const float* x, int n, float* out) {
   });
 }
 
-// The places of the `num` highest of x [n], the highest first and of equal ones the first. They are
-// taken out of x.
+// Indices of the `num` highest of x [n], descending, ties by lowest index. Sets x to −∞ there.
 INLINE void take_highest(float* x, int n, int num, int32_t* places) {
   for (int j = 0; j < num; j++) {
     int place = 0;
@@ -49,8 +47,8 @@ INLINE void take_highest(float* x, int n, int num, int32_t* places) {
   }
 }
 
-// Takes the experts of all other groups out of `ranked`. `groups` and `places` have room for a
-// number of each group.
+// Sets the experts outside the kept groups to −∞ in `ranked`. `groups` and `places` have room for
+// one element per group.
 INLINE void keep_groups(const Routing& r, float* ranked, float* groups, int32_t* places) {
   int size = r.num_experts / r.num_groups;
   for (int g = 0; g < r.num_groups; g++) {
@@ -70,7 +68,7 @@ INLINE void keep_groups(const Routing& r, float* ranked, float* groups, int32_t*
   }
 }
 
-// A token's experts, the best one first, and their weights [num_chosen].
+// A token's experts, best first, and their weights [num_chosen].
 inline void route(const Routing& r, const float* logits, int32_t* chosen, float* weights) {
   int n = r.num_experts, room = padded(n);
   float* scores = scratch(n);

@@ -1,5 +1,5 @@
-// Draws tokens from rows of logits, for ctypes: see kernels/cpu/sampler.py for what is passed and
-// kernels/sample for what it means.
+// Samples tokens from rows of logits, called with ctypes: see kernels/cpu/sampler.py for the
+// arguments and kernels/sample for the definition.
 
 #include <float.h>
 
@@ -10,10 +10,10 @@
 namespace {
 
 constexpr int64_t NOT_FINITE = -1, NOTHING_LEFT = -2;
-// What noise can make up for, and its bound; see kernels/sample/gumbel.py.
+// The largest gap that noise can close, and the largest noise; see kernels/sample/gumbel.py.
 constexpr float MAX_GAP = 20.0f, MAX_NOISE = 17.0f;
 
-// `num` of the rows of logits in ascending order, and how they are drawn.
+// Sampling parameters of `num` rows of the logits, in ascending order of rows.
 struct RandomRows {
   int32_t num;
   const int64_t *rows, *positions;
@@ -22,7 +22,7 @@ struct RandomRows {
   const float *top_p, *min_p, *top_n_sigma;
   const int64_t *seeds, *choices;
 
-  // Which of them a row is, or −1: it is greedy.
+  // Index of a row's parameters, or −1 for a greedy row.
   int find(int row) const {
     int low = 0, high = num;
     while (low < high) {
@@ -58,7 +58,7 @@ int64_t first_equal(const float* x, int n, float value) {
   return NOT_FINITE;
 }
 
-// The standard deviation of those of x [n] that are not hidden.
+// Standard deviation of the elements of x [n] above −∞.
 float deviation(const float* x, int n) {
   const f32x16 lowest = spread(-FLT_MAX);
   double num =
@@ -73,14 +73,14 @@ float deviation(const float* x, int n) {
   return (float)sqrt(squares / num);
 }
 
-// The lowest score of the smallest set of highest ones that has a share `top_p` of the mass.
+// Top-p: the lowest score of the smallest set of highest scores with a share `top_p` of the mass.
 float nucleus(const float* scores, int n, float top, float top_p, float least, float* spare) {
   double wanted = top_p * sum_exp(scores, n, top, least, spare);
   return radix_select(scores, n, least, wanted, [=](int i) { return spare[i]; });
 }
 
-// logits [n] → what row `r` is drawn from [padded(n)], of which 0 is hidden as −inf; `spare` is as
-// large. Returns the highest.
+// logits [n] → scores [padded(n)] to sample from, −∞ for excluded tokens; `spare` is as large.
+// Returns the highest score.
 float make_scores(const float* logits, int n, float top, const RandomRows& random, int r,
                   float* scores, float* spare) {
   f32x16 temperature = spread(random.temperature[r]);
@@ -103,7 +103,7 @@ float make_scores(const float* logits, int n, float top, const RandomRows& rando
   return top;
 }
 
-// Gumbel-max over scores [n], a multiple of 16; what cannot win gets no noise.
+// Gumbel-max over scores [n], n a multiple of 16; tokens that cannot win get no noise.
 int64_t sample_row(const float* scores, int n, float top, const BitKey& key) {
   float best = -INFINITY, least = top - MAX_GAP;
   int64_t found = 0;
@@ -120,7 +120,7 @@ int64_t sample_row(const float* scores, int n, float top, const BitKey& key) {
 }
 
 struct Sample {
-  const float* logits;    // [rows, num_computed]; finite is what they are before adjustments
+  const float* logits;    // [rows, num_computed], before adjustments; must be finite
   const float* adjusted;  // [rows, n]
   int n, num_computed;
   const RandomRows& random;
@@ -148,7 +148,7 @@ struct Process {
   const float* logits;  // [rows, n]
   int n;
   const RandomRows& random;
-  float* out;  // the same
+  float* out;  // [rows, n]
 
   void operator()(int row) {
     const float* x = logits + (size_t)row * n;
@@ -159,7 +159,7 @@ struct Process {
   }
 };
 
-// Hides the ids whose bits are not set in the row's mask: id i is bit i % 32 of word i // 32.
+// Sets logits to −∞ where the bit in the row's mask is 0: id i is bit i % 32 of word i // 32.
 struct Hide {
   float* logits;  // [_, n]
   const int64_t* rows;
@@ -199,8 +199,8 @@ EXPORT void shoal_process(const float* logits, int num_rows, int n, const Random
   share(job, num_rows);
 }
 
-// For tests: the random bits of `num` ids from `first_id` on, a multiple of 16, and the noise of
-// bits.
+// For tests: random bits of `num` ids from `first_id` on, and the noise of random bits; `num` is a
+// multiple of 16.
 EXPORT void shoal_random_bits(int64_t seed, int64_t position, int64_t choice, int64_t purpose,
                               uint32_t first_id, int num, uint32_t* key) {
   BitKey row = {(uint64_t)seed, (uint32_t)position, (uint32_t)choice, (uint32_t)purpose};

@@ -1,4 +1,4 @@
-// What a row's numbers are beyond which only a few of them lie, found without sorting.
+// Finds the k-th highest value or the top-p threshold of a row without sorting.
 #pragma once
 
 #include <math.h>
@@ -6,12 +6,12 @@
 
 #include "words.h"
 
-// x[i … i + 16] of a row of n; past its end stands `pad`.
+// x[i … i + 15] of a row of n, padded with `pad`.
 INLINE f32x16 load_padded(const float* x, int i, int n, float pad) {
   return i + LANES <= n ? load(x + i) : first(n - i, load_some(x + i, n - i), spread(pad));
 }
 
-// Calls f(i, x[i … i + 16]) for a row of n.
+// Calls f(i, x[i … i + 15]) for a row of n.
 template <class F>
 INLINE void each(const float* x, int n, float pad, F f) {
   for (int i = 0; i < n; i += LANES) f(i, load_padded(x, i, n, pad));
@@ -19,7 +19,7 @@ INLINE void each(const float* x, int n, float pad, F f) {
 
 inline int padded(int n) { return (n + LANES - 1) / LANES * LANES; }
 
-// 4 · padded(n) numbers of the thread's own; they grow and stay.
+// 4 · padded(n) floats of the thread's own memory, which only grows.
 inline float* scratch(int n) {
   static thread_local float* memory = nullptr;
   static thread_local int size = 0;
@@ -37,7 +37,7 @@ INLINE void each_lane(uint32_t mask, F f) {
   for (; mask; mask &= mask - 1) f(__builtin_ctz(mask));
 }
 
-// Words in the order of the numbers; both zeros are one.
+// Words in the order of the values, as unsigned integers; −0 equals 0.
 INLINE u32x16 order(f32x16 x) {
   u32x16 bits = bits_of(add(x, zero()));
   return differ(bits, either(shift_signed(bits, 31), spread_word(0x80000000)));
@@ -50,8 +50,9 @@ INLINE float from_order(uint32_t word) {
   return x;
 }
 
-// The highest number v whose weight with that of all x ≥ v is `wanted` or more, of x ≥ least; else
-// `least`. A radix search over the words: the upper bits first, then those of equal upper bits.
+// The highest v for which the weights of all x ≥ v add up to `wanted` or more, else `least`;
+// elements below `least` have no weight. A radix search over the words of `order`, eight bits at a
+// time, upper bits first.
 template <class Weight>
 float radix_select(const float* x, int n, float least, double wanted, Weight weight) {
   double beyond = 0;
@@ -69,7 +70,7 @@ float radix_select(const float* x, int n, float least, double wanted, Weight wei
       each_lane(mask, [&](int lane) { bins[bin[lane]] += weight(i + lane); });
     });
     int found = 255;
-    // A bin that has nothing is passed over, for `wanted` may have been rounded to 0.
+    // Empty bins are skipped: `wanted` may have been rounded to 0.
     for (; found > 0 && !(bins[found] > 0 && beyond + bins[found] >= wanted); found--)
       beyond += bins[found];
     prefix = prefix << 8 | found;
@@ -78,8 +79,8 @@ float radix_select(const float* x, int n, float least, double wanted, Weight wei
   return v > least ? v : least;
 }
 
-// The k-th highest of x [n], 1 ≤ k ≤ n. The k-th highest of the maxima of groups is no higher: what
-// is below it need not be looked at. `spare` [n / 8] is for the maxima.
+// The k-th highest of x [n], 1 ≤ k ≤ n. The k-th highest of group maxima is a lower bound, so
+// smaller elements are skipped. `spare` [n / 8] is for the maxima.
 inline float kth_highest(const float* x, int n, int k, float* spare) {
   float least = -INFINITY;
   int num_groups = n / (LANES * LANES) * LANES;
@@ -94,7 +95,7 @@ inline float kth_highest(const float* x, int n, int k, float* spare) {
   return radix_select(x, n, least, k, [](int) { return 1.0; });
 }
 
-// Σ term(i, x[i … i + 16]) in double; past the end of x stands −∞.
+// Σ term(i, x[i … i + 15]) in double; x is padded with −∞.
 template <class Term>
 INLINE double sum_terms(const float* x, int n, Term term) {
   double total = 0;
@@ -109,7 +110,7 @@ INLINE double sum_terms(const float* x, int n, Term term) {
   return total + sum(some);
 }
 
-// Σ e^(x − top) of x ≥ least, in double; w [n, rounded up to 16] gets the terms if it is not null.
+// Σ e^(x − top) over x ≥ least, in double; the terms → w [padded(n)] if it is not null.
 INLINE double sum_exp(const float* x, int n, float top, float least, float* w) {
   return sum_terms(x, n, [=](int i, f32x16 now) {
     f32x16 term = pick(now, spread(least), exp(sub(now, spread(top))), zero());

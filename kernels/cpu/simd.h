@@ -1,6 +1,5 @@
-// Vectors of sixteen float32, on AVX-512 or AVX2, and the two number types that weights,
-// activations and the KV cache may have: bf16 and float. Everything above this file is written in
-// these terms.
+// Vectors of sixteen float32, on AVX-512 or AVX2, and the element types of weights, activations and
+// the KV cache. The kernels are written with these functions and few further intrinsics.
 #pragma once
 
 #include <immintrin.h>
@@ -32,9 +31,9 @@ INLINE f32x16 round(f32x16 a) {
 }
 INLINE float sum(f32x16 a) { return _mm512_reduce_add_ps(a); }
 INLINE float highest(f32x16 a) { return _mm512_reduce_max_ps(a); }
-// 2^n · a, where the lanes of n are whole numbers.
+// 2^n · a; the lanes of n are integers.
 INLINE f32x16 scale2(f32x16 a, f32x16 n) { return _mm512_scalef_ps(a, n); }
-// The first `num` lanes of a, the others of b.
+// The first `num` lanes of a, the other lanes of b.
 INLINE f32x16 first(int num, f32x16 a, f32x16 b) {
   return _mm512_mask_blend_ps((__mmask16)((1u << num) - 1), b, a);
 }
@@ -111,8 +110,8 @@ INLINE void store_some(float* p, f32x16 x, int num) {
 
 #endif
 
-// e^x; below −87 it is 0, above 88 it is e^88. Cody and Waite's reduction and a polynomial of
-// degree 6 (the Taylor terms up to 1/720): within 2 units in the last place of float32.
+// e^x; 0 below −87, e^88 above 88, e^−87 for NaN. Cody-Waite reduction and a polynomial of degree 6
+// (Taylor terms up to 1/720): within 2 ulp of float32.
 INLINE f32x16 exp(f32x16 x) {
   const f32x16 lowest = spread(-87.0f);
   f32x16 clamped = min(max(x, lowest), spread(88.0f));
@@ -135,7 +134,7 @@ INLINE f32x16 exp(f32x16 x) {
 #endif
 }
 
-// Exact to some units in the last place of 1.
+// Absolute error: a few ulp of 1.
 INLINE f32x16 tanh(f32x16 x) {
   return sub(spread(1.0f), div(spread(2.0f), add(spread(1.0f), exp(add(x, x)))));
 }
@@ -152,7 +151,7 @@ INLINE float widen(bf16 x) {
   return wide;
 }
 INLINE void narrow(float x, float* to) { *to = x; }
-// Rounds to the nearest, of two equally near to the even one; NaN stays NaN.
+// Rounds to nearest, ties to even; NaN stays NaN.
 INLINE void narrow(float x, bf16* to) {
   uint32_t bits;
   memcpy(&bits, &x, 4);
@@ -189,7 +188,7 @@ INLINE void store_narrow(bf16* p, f32x16 x) {
 }
 #endif
 
-// Sixteen codes of a weight of eight bits: each is a whole number, and exact in either type.
+// Sixteen int8 values of a weight, exact in float32 and bf16.
 #ifdef __AVX512F__
 INLINE f32x16 load_wide(const int8_t* p) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
@@ -201,13 +200,12 @@ INLINE __m256 load_wide_half(const int8_t* p) {
 INLINE f32x16 load_wide(const int8_t* p) { return {load_wide_half(p), load_wide_half(p + 8)}; }
 #endif
 
-// A number of eight bits: sign, four bits of exponent, three of mantissa (arXiv 2209.05433).
+// FP8 E4M3: sign, four bits of exponent, three of mantissa (arXiv 2209.05433).
 struct fp8 {
   uint8_t bits;
 };
 
-// Sixteen of them: a 256th of each has the same bits in a float of sixteen bits, also of those that
-// are too small to have an exponent.
+// Sixteen values / 256 as FP16: a shift of the bits, also for subnormals. NaN reads as ± 480.
 INLINE __m256i halves_of(const fp8* p) {
   __m256i upper = _mm256_slli_epi16(_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)p)), 8);
   return _mm256_and_si256(_mm256_srai_epi16(upper, 1), _mm256_set1_epi16((short)0xBFFF));
@@ -223,8 +221,8 @@ INLINE f32x16 load_wide(const fp8* p) {
 }
 #endif
 
-// Codes of sixteen columns and of the next k → bf16 in pairs: what float32 has of a code is in its
-// upper half.
+// Quantized values of sixteen columns at k and k + 1 → pairs of bf16: the upper half of a float32
+// is exact.
 #ifdef __AVX512F__
 template <class C>
 INLINE __m512i widen_pairs(const C* p) {
@@ -253,16 +251,16 @@ INLINE void store_pairs(bf16* to, const C* p) {
 }
 #endif
 
-// Codes of four bits of sixteen columns, CODES_DEPTH of each, in 32 words: nibble q of word 2 ·
-// column + p is that of k = 2 · q + p.
+// Values of four bits, CODES_DEPTH of each of sixteen columns, in 32 words of sixteen bits: nibble
+// q of word 2 · column + p is k = 2 · q + p.
 constexpr int CODES_DEPTH = 8;
 constexpr int CODES_BYTES = LANES * CODES_DEPTH / 2;
 
-// Where in 32 bits the code of a column is for 0 ≤ k < CODES_DEPTH.
+// Shift of k, 0 ≤ k < CODES_DEPTH, in a column's 32 bits.
 INLINE int code_shift(int k) { return 16 * (k & 1) + 4 * (k >> 1); }
 
-// What codes of four bits stand for. `narrow` has them twice, as a fifth bit of an index counts,
-// which is the next nibble's lowest.
+// Values of four-bit codes. `narrow` has the table twice: the index of the permutation has a fifth
+// bit, the lowest bit of the next nibble.
 struct alignas(64) CodeTable {
   float wide[16];
   bf16 narrow[32];
@@ -273,7 +271,7 @@ struct Codes {
   __m512i words;
 
   INLINE Codes load(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
-  // The numbers of all columns for one k. Only the lowest four bits of an index count.
+  // Values of all columns for one k. Only the lowest four bits of an index count.
   INLINE f32x16 wide(Codes codes, int k, const CodeTable* table) {
     __m512i found = _mm512_srl_epi32(codes.words, _mm_cvtsi32_si128(code_shift(k)));
     return _mm512_permutexvar_ps(found, ::load(table->wide));
@@ -281,12 +279,12 @@ struct Codes {
 };
 #else
 struct Codes {
-  __m256i low, high;  // of eight columns each
+  __m256i low, high;  // eight columns each
 
   INLINE Codes load(const uint8_t* p) {
     return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
   }
-  // The lowest three bits of a code are the place in a half of the table, the fourth says which.
+  // The lowest three bits of a code index a half of the table, the fourth bit selects the half.
   INLINE __m256 wide_half(__m256i words, int k, const CodeTable* table) {
     __m256i found = _mm256_srl_epi32(words, _mm_cvtsi32_si128(code_shift(k)));
     __m256 first = _mm256_permutevar8x32_ps(_mm256_load_ps(table->wide), found);
@@ -299,7 +297,7 @@ struct Codes {
 };
 #endif
 
-// The numbers of all columns for k and k + 1, k even, as bf16 in pairs.
+// Values of all columns for k and k + 1, k even, as pairs of bf16.
 #ifdef __AVX512BF16__
 INLINE __m512i code_pairs(Codes codes, int k, const CodeTable* table) {
   __m512i found = _mm512_srl_epi16(codes.words, _mm_cvtsi32_si128(2 * k));
@@ -314,13 +312,13 @@ INLINE void store_pairs(bf16* to, Codes codes, int k, const CodeTable* table) {
 }
 #endif
 
-// A product takes `DEPTH` neighbours along the summed dimension at a time: as many as 32 bits hold.
-// A tile has sixteen columns; one step of it is `LANES · DEPTH` numbers, column by column.
+// Elements along k per step of a GEMM, as held by 32 bits. A tile has sixteen columns; one step of
+// it is `LANES · DEPTH` elements, column by column.
 template <class T>
 constexpr int DEPTH = 4 / sizeof(T);
 
-// One step's operands: the tile's own, and one of `DEPTH` numbers that all columns share. The codes
-// of a tile are not in pairs: sixteen columns of one k stand before those of the next.
+// Operands of one step: a tile's own, and `DEPTH` elements of a row that all columns share.
+// Quantized tiles are not in pairs but [k][LANES].
 template <class T>
 struct Operands;
 

@@ -1,8 +1,7 @@
-// Products of bf16 by AMX, whose registers hold sixteen rows of 64 bytes: of as many rows of the
-// left operand 32 numbers each, or of sixteen columns 32 numbers each, which is how a packed matrix
-// lies in memory.
+// GEMM of bf16 on AMX. A register has sixteen rows of 64 bytes: 32 elements of each of sixteen left
+// rows, or of sixteen columns in the layout of a packed matrix.
 //
-// Each sum runs over k in order, 32 at a time, whatever rows and columns are computed beside it.
+// Each sum runs over k in order, 32 at a time, independently of the other rows and columns.
 #pragma once
 
 #include <stdlib.h>
@@ -10,7 +9,7 @@
 
 #include "simd.h"
 
-constexpr int AHEAD = 2 * 32;  // numbers of k between what is multiplied and what is fetched
+constexpr int AHEAD = 2 * 32;  // prefetch distance along k
 constexpr int TILE_ROWS = 16, TILE_DEPTH = 32, TILE_BYTES = 64;
 
 template <class T>
@@ -20,18 +19,17 @@ template <>
 constexpr bool USES_TILES<bf16> = true;
 #endif
 
-// What the registers hold, as the CPU wants to be told.
+// Operand of ldtilecfg.
 struct alignas(64) TileShapes {
   uint8_t palette = 1, start_row = 0, reserved[14] = {};
   uint16_t row_bytes[16] = {};
   uint8_t rows[16] = {};
 };
 
-// The compiler does not know what memory these instructions read and write: nothing may be moved
-// across.
+// Compiler barrier: the compiler does not know the memory accesses of tile instructions.
 INLINE void fence_tiles() { __asm__ volatile("" ::: "memory"); }
 
-// Within it this thread takes numbers that are too small to be normal for zeros, as AMX does.
+// Scope in which this thread treats subnormal numbers as zero, as AMX does.
 class FlushedToZero {
  public:
   FlushedToZero() {
@@ -59,7 +57,7 @@ INLINE void load_shapes(const TileShapes& shapes) {
 }
 INLINE void release_tiles() { _tile_release(); }
 
-#else  // the same in plain C++, for tests on other machines
+#else  // emulation in plain C++, for tests on other machines
 
 struct Tiles {
   TileShapes shapes;
@@ -73,7 +71,7 @@ struct Tiles {
     for (int r = 0; r < shapes.rows[from]; r++)
       memcpy((uint8_t*)to + r * stride, rows[from][r], shapes.row_bytes[from]);
   }
-  // Products of the even and of the odd of 32 numbers are summed up on their own.
+  // Products of even and of odd elements have separate sums.
   void dot(int to, int left, int right) {
     FlushedToZero flushed;
     for (int r = 0; r < shapes.rows[to]; r++) {
@@ -103,8 +101,8 @@ INLINE void release_tiles() {}
 
 #endif
 
-// Rows of a left operand as the registers take them: sixteen rows at a time, of those 32 numbers at
-// a time, filled up with zeros.
+// Left rows in AMX's layout: blocks of sixteen rows, 32 elements of each at a time, zero-padded
+// along k.
 struct TileRows {
   bf16* blocks;
   int num, k;
@@ -112,7 +110,7 @@ struct TileRows {
   static int depth(int k) { return (k + TILE_DEPTH - 1) / TILE_DEPTH * TILE_DEPTH; }
   bf16* block(int row) const { return blocks + (size_t)row * depth(k); }
 
-  // Copies a block's rows [.., k].
+  // Packs a block of rows [.., k] from `row` on.
   void pack(const bf16* rows, int row) const {
     bf16* to = block(row);
     int end = num - row < TILE_ROWS ? num : row + TILE_ROWS;
@@ -126,12 +124,12 @@ struct TileRows {
   }
 };
 
-// The sums of the even and of the odd of 32 products, which AMX keeps apart.
+// Sums of the even and of the odd of 32 products, which AMX keeps apart.
 struct PairSums {
   f32x16 even, odd;
 };
 
-// Two numbers of a row, each on its own and with zero in the other's place.
+// Two elements of a row, each with zero in the other's place.
 struct Pair {
   Operands<bf16>::Shared even, odd;
   float wide_even, wide_odd;
@@ -143,7 +141,7 @@ struct Pair {
   }
 };
 
-// The numbers of all columns for k and k + 1, k even, as AMX has them.
+// Values of all columns for k and k + 1, k even, rounded to bf16 as for AMX.
 INLINE Operands<bf16>::Tile narrow_tile(Codes codes, int k, const CodeTable* table) {
 #ifdef __AVX512BF16__
   return Operands<bf16>::tile(codes, k, table);
@@ -166,8 +164,8 @@ INLINE void add_products(PairSums& sums, const int8_t* column, const Pair& row) 
   sums.odd = fma(load_wide(column + LANES), spread(row.wide_odd), sums.odd);
 }
 
-// Multiplies one row without the registers of AMX, of which it would use a sixteenth. The sums are
-// the same bits.
+// Multiplies one row without AMX registers, which it would fill by a sixteenth. The sums have the
+// same bits.
 template <int TILES, class W>
 void multiply_row(const bf16* row, int k, const W* const* w, float* out) {
   f32x16 sums[TILES];
@@ -186,14 +184,14 @@ void multiply_row(const bf16* row, int k, const W* const* w, float* out) {
   for (int t = 0; t < TILES; t++) store(out + t * LANES, sums[t]);
 }
 
-// Multiplies up to 32 rows at a time; the registers have the shapes of the last ones.
+// Multiplies up to 32 rows at a time; keeps the shapes of the registers from call to call.
 class TileProduct {
  public:
   ~TileProduct() { release_tiles(); }
 
-  // out [num, out_stride] = the products of `depth` numbers, those from k `from` on, of rows from
-  // `row` on with those of each of up to four packed tiles, side by side. Returns how many rows:
-  // all that are left, or 32.
+  // out [num, out_stride] = rows from `row` on · up to four packed tiles, adjacent in `out`, over
+  // `depth` elements from k = `from` on. Returns the number of rows: all remaining ones, at most
+  // 32.
   int run(const TileRows& x, int row, int num_tiles, const bf16* const* tiles, float* out,
           size_t out_stride, int from, int depth) {
     int left = x.num - row, num = left < 2 * TILE_ROWS ? left : 2 * TILE_ROWS;
@@ -215,8 +213,8 @@ class TileProduct {
   }
 
  private:
-  // Registers: 0 … 3 have sums. With few rows 4 has these, 5 … 7 columns; with many 4 and 5 have
-  // rows, 6 and 7 columns.
+  // Registers: 0 … 3 have sums. With up to 16 rows, 4 has rows and 5 … 7 have columns; with more, 4
+  // and 5 have rows, 6 and 7 columns.
   void shape(int first, int second) {
     if (first == first_ && second == second_) return;
     first_ = first, second_ = second;
@@ -230,8 +228,7 @@ class TileProduct {
     load_shapes(shapes);
   }
 
-  // Asks the memory for what of a packed tile is wanted soon: the CPU does not guess it from loads
-  // of registers.
+  // Prefetches a step AHEAD along k: the CPU does not predict loads of tile registers.
   static void fetch(const bf16* w) {
     for (int row = 0; row < TILE_ROWS; row++)
       _mm_prefetch((const char*)(w + AHEAD * LANES) + row * TILE_BYTES, _MM_HINT_T0);
@@ -275,7 +272,7 @@ class TileProduct {
     if (num_tiles > 3) TILE_STORE(3, out + 3 * LANES, stride);
   }
 
-  // With the first two of so many tiles.
+  // Takes the first two of `num_tiles` tiles.
   static void many_rows(const bf16* rows, const bf16* next_rows, int k, int num_tiles,
                         const bf16* const* w, float* out, size_t stride) {
     begin();
@@ -307,7 +304,7 @@ class TileProduct {
   int first_ = 0, second_ = 0;
 };
 
-// Memory that stays.
+// Memory that only grows; its contents are lost when it grows.
 template <class N>
 struct Scratch {
   N* memory = nullptr;
@@ -323,9 +320,9 @@ struct Scratch {
   }
 };
 
-inline thread_local Scratch<bf16> widened;  // codes of an item
+inline thread_local Scratch<bf16> widened;  // quantized tiles of an item, in bf16
 
-// Codes of sixteen columns, k of each → the same as bf16 in pairs.
+// Quantized values of sixteen columns, k of each → pairs of bf16.
 template <class C>
 INLINE void widen_codes(const C* codes, int k, bf16* out) {
   for (int i = 0; i < k * LANES; i += 2 * LANES) store_pairs(out + i, codes + i);

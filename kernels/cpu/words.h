@@ -1,5 +1,5 @@
-// Sixteen 32-bit words, comparisons of vectors, and the logarithm that needs them. Written like
-// simd.h; with it, all that is above is the same for AVX-512 and AVX2.
+// Vectors of sixteen 32-bit words, comparisons of vectors, and the logarithm, with the same
+// functions on AVX-512 and AVX2.
 #pragma once
 
 #include "simd.h"
@@ -23,14 +23,14 @@ INLINE u32x16 either(u32x16 a, u32x16 b) { return _mm512_or_si512(a, b); }
 INLINE u32x16 differ(u32x16 a, u32x16 b) { return _mm512_xor_si512(a, b); }
 INLINE u32x16 shift_right(u32x16 a, int by) { return _mm512_srl_epi32(a, _mm_cvtsi32_si128(by)); }
 INLINE u32x16 shift_signed(u32x16 a, int by) { return _mm512_sra_epi32(a, _mm_cvtsi32_si128(by)); }
-// Of pairs of words: the product of the lower ones as 64 bits, the upper word in the lower's place,
-// and pairs of the lower words of two vectors.
+// Of pairs of words (64-bit lanes): product of the lower words, upper word moved down, and pairs of
+// the lower words of two vectors.
 INLINE u32x16 product_low(u32x16 a, u32x16 b) { return _mm512_mul_epu32(a, b); }
 INLINE u32x16 upper(u32x16 a) { return _mm512_srli_epi64(a, 32); }
 INLINE u32x16 pair_up(u32x16 a, u32x16 b) {
   return _mm512_mask_blend_epi32(0xAAAA, a, _mm512_slli_epi64(b, 32));
 }
-// Masks: a bit for each lane, the first lane's the lowest.
+// Masks have one bit per lane, from the lowest bit on.
 INLINE uint32_t equal(u32x16 a, u32x16 b) { return _mm512_cmpeq_epi32_mask(a, b); }
 INLINE uint32_t equal(f32x16 a, f32x16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 INLINE uint32_t at_least(f32x16 a, f32x16 b) { return _mm512_cmp_ps_mask(a, b, _CMP_GE_OQ); }
@@ -105,7 +105,7 @@ INLINE f32x16 pick(f32x16 x, f32x16 least, f32x16 a, f32x16 b) {
 #endif
 
 // Natural logarithm of positive normal numbers: log(2^e · (1 + f)) with 1 + f between √½ and √2.
-// The polynomial's relative error is 10⁻⁹, the whole within 2 units in the last place of float32.
+// The polynomial's relative error is 10⁻⁹, the total error within 2 ulp of float32.
 INLINE f32x16 log(f32x16 x) {
   const u32x16 root = spread_word(0x3F3504F3);  // the bits of √½
   u32x16 from_root = minus(bits_of(x), root);

@@ -242,7 +242,9 @@ class WorkerConfig(Settings):
                 " either layers of their own or parts of all layers; set one of them to 1"
             )
         if stages > 1 and self.device == "cuda":
-            raise ValueError("pipeline-parallel-size: stages are for CPUs; on GPUs none was tried")
+            raise ValueError(
+                "pipeline-parallel-size: stages are supported on CPUs only; set device to cpu"
+            )
         return self
 
     @model_validator(mode="after")
@@ -263,7 +265,7 @@ class WorkerConfig(Settings):
         if self.master_addr is None:
             raise ValueError("nnodes needs master-addr, the host with node-rank 0")
         if self.device == "cuda":
-            raise ValueError("nnodes: ranks of several hosts are for CPUs; on GPUs none was tried")
+            raise ValueError("nnodes: several hosts are supported on CPUs only; set device to cpu")
         if self.keys is None and not self.insecure_tcp:
             raise ValueError(f"nnodes needs {KEYS_OR_NOT}")
         return self

@@ -238,15 +238,15 @@ class Recorder(Ops[Value]):
             self._add(Kind.BEND, out, out, head.outputs, scale=softcap)
         return out
 
-    def check(self, x: Value, size: int, what: str, *, is_wide: bool = True) -> None:
+    def check(self, x: Value, size: int, name: str, *, is_wide: bool = True) -> None:
         """Raises NotSupported, unless ``x`` is still there, of this size and kind."""
         register = self.registers[x.register]
         if x.version != register.version:
-            raise NotSupported(f"{what}: its value before an addition is used")
+            raise NotSupported(f"{name}: its value before an addition is used")
         if register.size != size:
-            raise NotSupported(f"{what}: {register.size} elements per token, expected {size}")
+            raise NotSupported(f"{name}: {register.size} elements per token, expected {size}")
         if register.is_wide != is_wide:
-            raise NotSupported(f"{what}: output of a gate or attention is for GEMMs only")
+            raise NotSupported(f"{name}: output of a gate or attention is for GEMMs only")
 
     def _operand(self, x: Value, norm: RMSNorm | None, weight: Linear | LMHead) -> Value:
         """The input of a GEMM in the weights' dtype, normed if there is a ``norm``."""
@@ -322,11 +322,11 @@ class Recorder(Ops[Value]):
         self.registers.append(Register(size, is_wide))
         return Value(len(self.registers) - 1, 0)
 
-    def _written(self, x: Value, size: int, what: str) -> Value:
+    def _written(self, x: Value, size: int, name: str) -> Value:
         """The register of ``x`` with something else in it: ``x`` is no more."""
-        self.check(x, size, what)
+        self.check(x, size, name)
         if x.register < self._num_kept:
-            raise NotSupported(f"{what}: an input of the pass must stay unchanged")
+            raise NotSupported(f"{name}: an input of the pass must stay unchanged")
         register = self.registers[x.register]
         register.version += 1
         return Value(x.register, register.version)
@@ -336,9 +336,9 @@ class Recorder(Ops[Value]):
             Instruction(kind=kind, source=source.register, out=out.register, size=size, **options)
         )
 
-    def _check_tiles(self, module: nn.Module, what: str, size: int) -> None:
+    def _check_tiles(self, module: nn.Module, unit: str, size: int) -> None:
         if size % LANES:
-            raise NotSupported(f"{self._names[module]}: {size} {what} are no multiple of {LANES}")
+            raise NotSupported(f"{self._names[module]}: {size} {unit} are no multiple of {LANES}")
 
 
 def _packed_form(weight: Weight) -> tuple[Form, bool]:

@@ -173,7 +173,7 @@ class HostEngine:
 
     def _run_steps(self, plan: StepPlan) -> tuple[list[StepRows], int, RecordedStep | None]:
         """Returns the rows and the number of steps, and the last step if it has no drafts yet."""
-        brought: list[StepRows] = []
+        step_rows: list[StepRows] = []
         num_done = 0
         recorded: RecordedStep | None = None
         while num_done < plan.num_steps:
@@ -185,13 +185,13 @@ class HostEngine:
                 break
             if self._plain_steps is not None and self._plain_steps.may_run(plan, batch):
                 plain, num_steps = self._plain_steps.run(batch, plan.num_steps - num_done)
-                brought.append(plain)
+                step_rows.append(plain)
                 num_done += num_steps
                 continue
             rows, recorded = self._run(batch, plan.draft_depth)
-            brought.append(rows)
+            step_rows.append(rows)
             num_done += 1
-        return brought, num_done, recorded
+        return step_rows, num_done, recorded
 
     def _draft(self, recorded: RecordedStep) -> None:
         self._drafter.draft(self._slots, recorded)

@@ -68,7 +68,7 @@ def _group(settings: WorkerConfig, device: torch.device) -> RankGroup | HostsGro
     if settings.master_addr is None or settings.nnodes == 1:
         return RankGroup(ranks_path(settings.mesh_dir, leader), rank, size, device)
     if device.type != "cpu":
-        raise ConfigError("nnodes: ranks of several hosts are for CPUs; on GPUs none was tried")
+        raise ConfigError("nnodes: several hosts are supported on CPUs only; set device to cpu")
     return HostsGroup(settings.master_addr, settings.master_port + 1, leader, rank, size)
 
 

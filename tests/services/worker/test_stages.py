@@ -167,7 +167,7 @@ def test_the_first_stages_have_the_layers_that_do_not_divide() -> None:
         ({"pipeline_parallel_size": 2, "model_impl": "transformers"}, "2 is for our own archit"),
         ({"pipeline_parallel_size": 2, "cpu_offload_gb": 1}, "cpu-offload-gb: 1"),
         ({"pipeline_parallel_size": 2, "tensor_parallel_size": 2}, "with tensor-parallel-size 2"),
-        ({"pipeline_parallel_size": 2, "device": "cuda"}, "stages are for CPUs"),
+        ({"pipeline_parallel_size": 2, "device": "cuda"}, "stages are supported on CPUs only"),
         ({"pipeline_parallel_size": 3, "nnodes": 2}, "2 hosts cannot .* 3 ranks .pipeline-par"),
     ],
 )

@@ -82,8 +82,8 @@ class DeviceAcceptance:
         return computed.kept(is_open), self._outcome(packed[kept], kept * self._width)
 
     def _outcome(self, packed: np.ndarray, first_logits: np.ndarray) -> AcceptOutcome:
-        behind = TOKENS + self._width
-        tokens, drafts = packed[:, TOKENS:behind], packed[:, behind:]
+        end = TOKENS + self._width
+        tokens, drafts = packed[:, TOKENS:end], packed[:, end:]
         is_draft = np.arange(self._width - 1) < packed[:, NUM_VALID, None] - 1
         accepted = Accepted(packed[:, NUM_EMITTED], packed[:, NUM_ACCEPTED], packed[:, CODE])
         drafts = np.where(is_draft, drafts, NO_TOKEN)

@@ -31,7 +31,7 @@ def why_not_recordable(loaded: LoadedModel) -> str:
     step = padding_step(make_segments(loaded, slots.state, NO_BLOCKS), 1, 1)
     step.forward()  # compilation and one-time set-up may read values
     try:
-        with _looking_is_an_error(loaded.device):
+        with _reads_raise(loaded.device):
             step.forward()
     except RuntimeError as error:
         return str(error).partition("\n")[0]
@@ -41,7 +41,7 @@ def why_not_recordable(loaded: LoadedModel) -> str:
 
 
 @contextmanager
-def _looking_is_an_error(device: torch.device) -> Iterator[None]:
+def _reads_raise(device: torch.device) -> Iterator[None]:
     """Raises RuntimeError if an operator reads a value on the host; on a GPU, at any point where
     torch synchronizes."""
     if device.type == "cuda":
