@@ -83,6 +83,15 @@ def test_logprobs_are_dicts_by_token_id_with_ranks(llm: LLM):
     assert isinstance(result.prompt_logprobs[1][result.prompt_token_ids[1]], Logprob)
 
 
+def test_named_ids_have_logprobs_in_every_entry(llm: LLM):
+    [result] = llm.generate("import os\n", SamplingParams(max_tokens=3, logprob_token_ids=[5, 6]))
+    [output] = result.outputs
+    assert output.logprobs is not None
+    assert len(output.logprobs) == 3
+    for token_id, entry in zip(output.token_ids, output.logprobs, strict=True):
+        assert entry.keys() == {token_id, 5, 6}
+
+
 def test_ends_and_texts_follow_the_parameters(llm: LLM):
     [whole] = llm.generate("import os\n", SamplingParams(temperature=0, max_tokens=30))
     word = whole.outputs[0].text.split()[1]

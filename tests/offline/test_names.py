@@ -52,6 +52,8 @@ def test_the_body_has_the_fields_of_the_http_api():
     assert body.keys().isdisjoint({"seed", "detokenize", "structured_outputs"})
     assert "max_tokens" not in SamplingParams(max_tokens=None).body()
     assert "logprobs_by_token_id" not in SamplingParams().body()
+    of_ids = SamplingParams(logprob_token_ids=[5]).body()
+    assert (of_ids["logprobs"], of_ids["logprobs_by_token_id"]) == (0, True)
 
 
 @pytest.mark.parametrize("name", ["structured_outputs", "guided_decoding"])
