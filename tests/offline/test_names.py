@@ -114,6 +114,8 @@ def test_prompts_have_each_form_of_vllm(given: Any, expected: list[Prompt]):
         ([True, False], r"prompts\[0\]: expected"),
         ([[]], r"prompts\[0\]: expected"),
         ({"prompt": None}, "prompts: needs prompt"),
+        ({"prompt_token_ids": "ab"}, "prompts: needs prompt, a text, or prompt_token_ids, a list"),
+        ([{"prompt_token_ids": [[1], [2]]}], r"prompts\[0\]: needs prompt"),
         ({"prompt": "a", "multi_modal_data": {}}, "prompts: multi_modal_data is not supported"),
     ],
 )
@@ -128,6 +130,8 @@ def test_one_conversation_is_a_list_of_one():
     assert read_conversations([[message], [message]]) == [[message]] * 2
     with pytest.raises(TypeError, match=r"messages\[0\]: expected a list of messages, not str"):
         read_conversations(["a"])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"messages: expected a list of messages, not dict"):
+        read_conversations(message)  # type: ignore[arg-type]
 
 
 def test_parameters_are_one_for_all_or_one_for_each():
