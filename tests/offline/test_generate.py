@@ -166,6 +166,20 @@ def test_a_refused_value_has_the_words_of_the_server(llm: LLM, params: SamplingP
     assert text in str(error.value)
 
 
+@pytest.mark.parametrize("params", [{"temperature": 0}, [None]])
+def test_foreign_parameters_are_a_type_error(llm: LLM, params: Any):
+    with pytest.raises(TypeError, match="sampling_params: expected SamplingParams, not "):
+        llm.generate(["a"], params)
+
+
+@pytest.mark.parametrize("priority", [[1, 2], [], 3])
+def test_a_priority_is_one_for_all_or_one_for_each(llm: LLM, priority: Any):
+    results = llm.generate(["a", "b"], GREEDY, priority=priority)
+    assert [each.finished for each in results] == [True, True]
+    with pytest.raises(ValueError, match="priority: 1 for 2 prompts"):
+        llm.generate(["a", "b"], GREEDY, priority=[1])
+
+
 def test_a_refused_prompt_is_named_and_the_others_end(llm: LLM):
     prompts: list[Any] = ["a", [1, 2, 10**6], "b"]
     with pytest.raises(ValueError, match=r"^prompts\[1\]: "):

@@ -162,6 +162,8 @@ def test_a_method_of_vllm_without_a_counterpart_says_so(name: str):
         ({"max_modell_len": 3}, "did you mean max-model-len"),
         ({"max_num_seqs": 0}, "max-num-seqs: 0"),
         ({"api_key": "k"}, "api_key: is for url"),
+        ({"revision": "main"}, "revision: needs a model"),
+        ({"model": "a", "revision": "b", "url": "http://127.0.0.1:9"}, "revision: needs a model"),
         ({"url": "fish"}, "url: 'fish' is not a URL"),
         ({"url": "http://127.0.0.1:9", "max_num_seqs": 1}, "max_num_seqs: settings are for a mesh"),
     ],
