@@ -145,6 +145,13 @@ def test_the_rest_is_as_it_should_be(changes: dict[str, Any]):
     assert {each.state for each in findings(replace(GOOD, **changes))} == {"ok"}
 
 
+def test_a_socket_needs_no_port():
+    found = findings(replace(GOOD, **config(uds="/run/fish.sock")))
+    assert [each.text for each in found if each.topic == "port"] == [
+        "none; the socket is /run/fish.sock"
+    ]
+
+
 def test_without_torch_there_is_one_problem():
     found = findings(replace(GOOD, devices=Devices(error="ImportError: no libc10")))
     assert [each.topic for each in found if each.state == "problem"] == ["packages"]
