@@ -29,9 +29,11 @@ class RunDirectory:
                 for entry in base.glob(f"{PREFIX}*"):
                     _sweep_if_dead(entry)
                 self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=base))
-                self._lock = _try_lock(self.path)
+                lock = _try_lock(self.path)
         except OSError as error:
             raise ConfigError(f"mesh-dir: {base}: {error.strerror}") from None
+        assert lock is not None, "nobody else locks a new directory"
+        self._lock = lock
 
     def sweep(self, service: ServiceName, instance: str) -> None:
         """Removes the sockets of an ended process. Without a file that lists them they stay until
@@ -42,6 +44,7 @@ class RunDirectory:
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
 
 
 def _sweep_if_dead(directory: Path) -> None:

@@ -28,6 +28,16 @@ Opening = AbstractAsyncContextManager[aiohttp.ClientSession]
 encode = msgspec.json.Encoder().encode
 
 
+class Model(msgspec.Struct):
+    owned_by: str
+
+
+class Models(msgspec.Struct):
+    """A reply of ``/v1/models``."""
+
+    data: list[Model]
+
+
 class Request(NamedTuple):
     """``name`` is the name of its prompt in errors."""
 
@@ -153,11 +163,20 @@ async def running_server(url: str, api_key: str | None) -> AsyncIterator[aiohttp
     async with aiohttp.ClientSession(url, connector=connector, headers=headers) as session:
         try:
             async with session.get("/v1/models") as response:
-                text = await response.text()
+                body = await response.read()
         except (aiohttp.ClientError, OSError) as error:
             raise ConnectionError(f"url: {url} does not answer: {text_of_fault(error)}") from None
         if response.status != 200:
+            text = body.decode(errors="replace")
             raise ConnectionError(f"url: {url} answers {response.status}: {text}")
-        if '"owned_by":"shoal"' not in text:
+        if not _are_of_shoal(body):
             raise ConnectionError(f"url: {url} is a server of another kind; expected Shoal")
         yield session
+
+
+def _are_of_shoal(models: bytes) -> bool:
+    try:
+        found = msgspec.json.decode(models, type=Models).data
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return False
+    return any(each.owned_by == "shoal" for each in found)

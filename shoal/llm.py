@@ -36,6 +36,7 @@ from shoal.prompts import (
     one_each,
     read_conversations,
     read_prompts,
+    type_name,
 )
 from shoal.refusals import ATTRIBUTES, refuse_arguments
 from shoal.sampling_params import PoolingParams, SamplingParams
@@ -82,6 +83,8 @@ class LLM:
     ) -> None:
         name = None if model is None else os.fspath(model)
         if revision is not None:
+            if name is None or url is not None:
+                raise ValueError("revision: needs a model for a mesh of its own")
             name = f"{name}@{revision}"
         opening = _mesh(name, api_key, settings) if url is None else _server(url, api_key, settings)
         self._model = {} if url is None or name is None else {"model": name}
@@ -224,7 +227,10 @@ class LLM:
     ) -> list[RequestOutput]:
         given = sampling_params if sampling_params is not None else SamplingParams.of_model()
         params = one_each(given, len(prompts), "sampling_params")
-        priorities = one_each(priority and list(priority), len(prompts), "priority")
+        for each in params:
+            if not isinstance(each, SamplingParams):
+                raise TypeError(f"sampling_params: expected SamplingParams, not {type_name(each)}")
+        priorities = one_each(priority or None, len(prompts), "priority")
         common = self._model | {"return_token_ids": True}
         columns = zip(prompts, params, priorities, strict=True)
         requests = [

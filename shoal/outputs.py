@@ -15,7 +15,8 @@ Output = TypeVar("Output")
 
 @dataclass(slots=True)
 class Logprob:
-    """``rank`` counts from 1, the likeliest token of the vocabulary."""
+    """``rank`` counts from 1, the likeliest token of the vocabulary; as in vLLM, tokens of
+    ``logprob_token_ids`` are ranked among themselves."""
 
     logprob: float
     rank: int | None = None

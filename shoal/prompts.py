@@ -40,23 +40,25 @@ def _read(given: Any, where: str) -> Prompt:
     if _are_ids(given):
         return Prompt(None, list(given))
     if not isinstance(given, dict):
-        raise TypeError(f"{where}: expected a text, token ids or a dict, not {_type(given)}")
+        raise TypeError(f"{where}: expected a text, token ids or a dict, not {type_name(given)}")
     for name, value in given.items():
         if name not in KEYS and value is not None:
             raise TypeError(f"{where}: {name} is not supported; the keys are {', '.join(KEYS)}")
     text, ids = given.get("prompt"), given.get("prompt_token_ids")
-    if ids is None and not isinstance(text, str):
-        raise TypeError(f"{where}: needs prompt, a text, or prompt_token_ids")
+    if not (isinstance(text, str) if ids is None else _are_ids(ids)):
+        raise TypeError(f"{where}: needs prompt, a text, or prompt_token_ids, a list of ids")
     return Prompt(text, None if ids is None else list(ids), given.get("cache_salt"))
 
 
 def read_conversations(given: Messages | Sequence[Messages]) -> list[Messages]:
     """One conversation, or a list. Raises TypeError."""
+    if not isinstance(given, list | tuple):
+        raise TypeError(f"messages: expected a list of messages, not {type_name(given)}")
     conversations = [given] if given and isinstance(given[0], dict) else given
     for index, messages in enumerate(conversations):
         if not isinstance(messages, list | tuple):
             raise TypeError(
-                f"messages[{index}]: expected a list of messages, not {_type(messages)}"
+                f"messages[{index}]: expected a list of messages, not {type_name(messages)}"
             )
     return [list(messages) for messages in conversations]  # type: ignore[arg-type]
 
@@ -66,7 +68,7 @@ def _are_ids(given: Any) -> bool:
     return is_list and all(type(each) is int for each in given)
 
 
-def _type(value: object) -> str:
+def type_name(value: object) -> str:
     return type(value).__name__
 
 

@@ -139,8 +139,8 @@ class SamplingParams:
         own = ("detokenize", "structured_outputs", "guided_decoding", "logit_bias")
         names = [field.name for field in fields(self) if field.name not in own]
         body = {name: value for name in names if (value := getattr(self, name)) is not None}
-        if self.logprobs is not None:
-            body["logprobs_by_token_id"] = True
+        if self.logprobs is not None or self.logprob_token_ids:
+            body |= {"logprobs": self.logprobs or 0, "logprobs_by_token_id": True}
         if self.logit_bias is not None:
             body["logit_bias"] = {str(key): value for key, value in self.logit_bias.items()}
         form = self.structured_outputs or self.guided_decoding

@@ -14,7 +14,8 @@ from cli.flags import Parser
 from shared.errors import ConfigError
 
 NOT_COMPARED = {"errors", "goodput.targets_ms"}  # counts by text, and targets
-PLACES = {"json", "rows", "url", "trace"}  # settings without influence on the figures
+MACHINE = ("processor", "cores")
+PLACES = {"json", "rows", "url"}  # settings without influence on the figures
 
 
 def compare(arguments: list[str]) -> int:
@@ -38,18 +39,17 @@ def rows(first: dict[str, Any], second: dict[str, Any]) -> Iterator[tuple[str, f
 
 
 def differences(first: dict[str, Any], second: dict[str, Any]) -> Iterator[str]:
-    """Circumstances other than the compared change, if it is not one of them."""
-    for name, one, other in (
-        ("model", first["model"], second["model"]),
-        ("processor", first["machine"]["processor"], second["machine"]["processor"]),
-        *((each, first["settings"][each], second["settings"].get(each)) for each in _shared(first)),
-    ):
-        if one != other:
-            yield f"different {name}: {one}, {other}"
+    """Models, machines and settings that are not the same."""
+    ours, theirs = _circumstances(first), _circumstances(second)
+    for name in dict.fromkeys([*ours, *theirs]):
+        if ours.get(name) != theirs.get(name):
+            yield f"different {name}: {ours.get(name)}, {theirs.get(name)}"
 
 
-def _shared(result: dict[str, Any]) -> list[str]:
-    return sorted(result["settings"].keys() - PLACES)
+def _circumstances(result: dict[str, Any]) -> dict[str, Any]:
+    machine, settings = result["machine"], result["settings"]
+    found = {"model": result["model"], **{name: machine.get(name) for name in MACHINE}}
+    return found | {name: settings[name] for name in sorted(settings.keys() - PLACES)}
 
 
 def _numbers(figures: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, float]]:

@@ -14,9 +14,10 @@ from typing import Any
 
 from cli.collect_env import collect, version_of
 from cli.placement import num_gpus
+from cli.run_directory import RunDirectory
 from cli.serve import check_port
 from shared.errors import ConfigError
-from shared.link.address import admin_path, checked, make_private_directory
+from shared.link.address import admin_path, checked
 from shared.model_location import locate_model
 from shared.process.cores import read_text
 from shared.settings.serve import ServeConfig
@@ -142,10 +143,8 @@ def _chosen(text: str) -> str:
 
 
 def _check_mesh_dir(config: ServeConfig) -> None:
-    """Raises ConfigError if the sockets of a run cannot be made there."""
-    make_private_directory(config.mesh_dir)
-    if not os.access(config.mesh_dir, os.W_OK):
-        raise ConfigError(f"mesh-dir: {config.mesh_dir}: Read-only file system")
+    """Raises ConfigError if the folder and the sockets of a run cannot be made there."""
+    RunDirectory(config.mesh_dir).remove()
     checked(admin_path(config.mesh_dir / LONGEST_RUN, "scheduler", LONGEST_INSTANCE))
 
 

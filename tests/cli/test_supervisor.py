@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 import pytest
 from aiohttp import web
 
+from benchmarks.processes import num_descriptors
 from cli import supervisor as module
 from cli.child import ASK_S, Child
 from cli.run_directory import RunDirectory
@@ -444,11 +445,13 @@ def test_a_directory_of_the_dead_is_swept_and_one_of_the_living_is_not(tmp_path:
     (tmp_path / "not-ours").mkdir()
     living = RunDirectory(tmp_path)
     assert not dead.path.exists()
+    num_before = num_descriptors(os.getpid())
     again = RunDirectory(tmp_path)
     assert set(tmp_path.iterdir()) == {living.path, again.path, tmp_path / "not-ours"}
     assert again.path.stat().st_mode & 0o777 == 0o700
     again.remove()
     assert not again.path.exists()
+    assert num_descriptors(os.getpid()) == num_before
 
 
 def test_the_sockets_of_one_process_are_swept_and_no_others(tmp_path: Path):

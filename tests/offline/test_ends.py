@@ -26,6 +26,22 @@ while True:
     llm.generate(["import os"] * 300, endless)
 """
 
+FORKING = """
+import os
+import sys
+from shoal import LLM, SamplingParams
+
+llm = LLM("shoal-tiny", mesh_dir=sys.argv[1], num_threads=1, schedulers=1)
+if (fork := os.fork()) == 0:
+    llm.close()
+    os._exit(0)
+os.waitpid(fork, 0)
+print(llm.generate("import", SamplingParams(max_tokens=1))[0].finished, flush=True)
+if (fork := os.fork()) > 0:
+    print(fork, flush=True)
+sys.stdin.read()
+"""
+
 
 @pytest.mark.parametrize(
     ("end", "code"), [("error", 1), ("SIGINT", -signal.SIGINT), ("SIGKILL", -signal.SIGKILL)]
@@ -49,12 +65,36 @@ def test_no_process_survives_a_script(tmp_path: Path, end: str, code: int):
     _, errors = process.communicate(timeout=60)
     assert process.returncode == code, errors
     assert errors.count("Traceback") == (end != "SIGKILL"), errors
+    wait_for_end(mesh)
+    if end != "SIGKILL":
+        assert not [*mesh.iterdir()]
+
+
+def test_a_fork_neither_ends_a_mesh_nor_keeps_it_after_its_owner(tmp_path: Path):
+    script, mesh = tmp_path / "script.py", tmp_path / "mesh"
+    script.write_text(FORKING)
+    with subprocess.Popen(
+        [sys.executable, str(script), str(mesh)],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "True\n"
+        fork = int(process.stdout.readline())
+        process.kill()
+        process.wait()
+        wait_for_end(mesh)
+        assert Path(f"/proc/{fork}").exists()
+
+
+def wait_for_end(mesh: Path) -> None:
     deadline = time.monotonic() + 30
     while services_of(mesh):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    if end != "SIGKILL":
-        assert not [*mesh.iterdir()]
 
 
 def test_a_model_that_does_not_exist_ends_the_start(tmp_path: Path):

@@ -83,6 +83,15 @@ def test_logprobs_are_dicts_by_token_id_with_ranks(llm: LLM):
     assert isinstance(result.prompt_logprobs[1][result.prompt_token_ids[1]], Logprob)
 
 
+def test_named_ids_have_logprobs_in_every_entry(llm: LLM):
+    [result] = llm.generate("import os\n", SamplingParams(max_tokens=3, logprob_token_ids=[5, 6]))
+    [output] = result.outputs
+    assert output.logprobs is not None
+    assert len(output.logprobs) == 3
+    for token_id, entry in zip(output.token_ids, output.logprobs, strict=True):
+        assert entry.keys() == {token_id, 5, 6}
+
+
 def test_ends_and_texts_follow_the_parameters(llm: LLM):
     [whole] = llm.generate("import os\n", SamplingParams(temperature=0, max_tokens=30))
     word = whole.outputs[0].text.split()[1]
@@ -155,6 +164,20 @@ def test_a_refused_value_has_the_words_of_the_server(llm: LLM, params: SamplingP
     with pytest.raises(ValueError) as error:  # noqa: PT011
         llm.generate("a", params)
     assert text in str(error.value)
+
+
+@pytest.mark.parametrize("params", [{"temperature": 0}, [None]])
+def test_foreign_parameters_are_a_type_error(llm: LLM, params: Any):
+    with pytest.raises(TypeError, match="sampling_params: expected SamplingParams, not "):
+        llm.generate(["a"], params)
+
+
+@pytest.mark.parametrize("priority", [[1, 2], [], 3])
+def test_a_priority_is_one_for_all_or_one_for_each(llm: LLM, priority: Any):
+    results = llm.generate(["a", "b"], GREEDY, priority=priority)
+    assert [each.finished for each in results] == [True, True]
+    with pytest.raises(ValueError, match="priority: 1 for 2 prompts"):
+        llm.generate(["a", "b"], GREEDY, priority=[1])
 
 
 def test_a_refused_prompt_is_named_and_the_others_end(llm: LLM):

@@ -52,6 +52,8 @@ def test_the_body_has_the_fields_of_the_http_api():
     assert body.keys().isdisjoint({"seed", "detokenize", "structured_outputs"})
     assert "max_tokens" not in SamplingParams(max_tokens=None).body()
     assert "logprobs_by_token_id" not in SamplingParams().body()
+    of_ids = SamplingParams(logprob_token_ids=[5]).body()
+    assert (of_ids["logprobs"], of_ids["logprobs_by_token_id"]) == (0, True)
 
 
 @pytest.mark.parametrize("name", ["structured_outputs", "guided_decoding"])
@@ -112,6 +114,8 @@ def test_prompts_have_each_form_of_vllm(given: Any, expected: list[Prompt]):
         ([True, False], r"prompts\[0\]: expected"),
         ([[]], r"prompts\[0\]: expected"),
         ({"prompt": None}, "prompts: needs prompt"),
+        ({"prompt_token_ids": "ab"}, "prompts: needs prompt, a text, or prompt_token_ids, a list"),
+        ([{"prompt_token_ids": [[1], [2]]}], r"prompts\[0\]: needs prompt"),
         ({"prompt": "a", "multi_modal_data": {}}, "prompts: multi_modal_data is not supported"),
     ],
 )
@@ -126,6 +130,8 @@ def test_one_conversation_is_a_list_of_one():
     assert read_conversations([[message], [message]]) == [[message]] * 2
     with pytest.raises(TypeError, match=r"messages\[0\]: expected a list of messages, not str"):
         read_conversations(["a"])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"messages: expected a list of messages, not dict"):
+        read_conversations(message)  # type: ignore[arg-type]
 
 
 def test_parameters_are_one_for_all_or_one_for_each():
@@ -156,6 +162,8 @@ def test_a_method_of_vllm_without_a_counterpart_says_so(name: str):
         ({"max_modell_len": 3}, "did you mean max-model-len"),
         ({"max_num_seqs": 0}, "max-num-seqs: 0"),
         ({"api_key": "k"}, "api_key: is for url"),
+        ({"revision": "main"}, "revision: needs a model"),
+        ({"model": "a", "revision": "b", "url": "http://127.0.0.1:9"}, "revision: needs a model"),
         ({"url": "fish"}, "url: 'fish' is not a URL"),
         ({"url": "http://127.0.0.1:9", "max_num_seqs": 1}, "max_num_seqs: settings are for a mesh"),
     ],

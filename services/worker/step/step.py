@@ -81,7 +81,7 @@ class Computation(Protocol):
         """Returns logits [S, V] of the sampling rows."""
         ...
 
-    def places(self) -> "Places":
+    def places(self) -> Places:
         """Called only if the table has the results of all earlier steps."""
         ...
 

@@ -20,7 +20,7 @@ FIGURES: dict[str, Any] = {
 RESULT: dict[str, Any] = {
     "benchmark": "serve",
     "figures": FIGURES,
-    "machine": {"processor": "Fish 9000"},
+    "machine": {"processor": "Fish 9000", "cores": 2},
     "model": "fish",
     "settings": {"concurrency": 8, "url": "http://a"},
 }
@@ -44,11 +44,15 @@ def test_each_common_figure_has_a_row():
 
 def test_other_circumstances_are_named():
     assert not [*differences(RESULT, RESULT | {"settings": RESULT["settings"] | {"url": "b"}})]
-    other = RESULT | {"model": "whale", "settings": {"concurrency": 1}}
+    other = RESULT | {"model": "whale", "settings": {"concurrency": 1, "trace": "a.jsonl"}}
+    other["machine"] = {"processor": "Fish 9000", "cores": 1}
     assert [*differences(RESULT, other)] == [
         "different model: fish, whale",
+        "different cores: 2, 1",
         "different concurrency: 8, 1",
+        "different trace: None, a.jsonl",
     ]
+    assert [*differences(other, RESULT)][-1] == "different trace: a.jsonl, None"
 
 
 def test_the_table_has_ratios(tmp_path: Path, capsys):

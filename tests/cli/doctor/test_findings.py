@@ -1,13 +1,16 @@
 """Findings from invented facts, and one run on this machine."""
 
+import errno
 import json
+import os
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli.doctor import command
+from cli.doctor import command, facts
 from cli.doctor.facts import Devices, Facts, Gpu
 from cli.doctor.findings import CHECKS, findings
 from cli.exit_codes import FAILED, OK, WRONG
@@ -142,6 +145,13 @@ def test_the_rest_is_as_it_should_be(changes: dict[str, Any]):
     assert {each.state for each in findings(replace(GOOD, **changes))} == {"ok"}
 
 
+def test_a_socket_needs_no_port():
+    found = findings(replace(GOOD, **config(uds="/run/fish.sock")))
+    assert [each.text for each in found if each.topic == "port"] == [
+        "none; the socket is /run/fish.sock"
+    ]
+
+
 def test_without_torch_there_is_one_problem():
     found = findings(replace(GOOD, devices=Devices(error="ImportError: no libc10")))
     assert [each.topic for each in found if each.state == "problem"] == ["packages"]
@@ -155,6 +165,19 @@ def test_this_machine_is_checked_with_the_settings(tmp_path: Path, capsys):
     assert "only we can enter" in found["mesh-dir"]["text"]
     assert "MiB of weights" in found["model"]["text"]
     assert command.main(["--fish"]) == WRONG
+
+
+def test_a_mesh_dir_without_room_has_the_reason(tmp_path: Path, monkeypatch):
+    tmp_path.chmod(0o700)
+    assert not facts._error_of(facts._check_mesh_dir, ServeConfig(mesh_dir=tmp_path))
+    assert not [*tmp_path.iterdir()]
+
+    def full(**_: Any) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
+    text = facts._error_of(facts._check_mesh_dir, ServeConfig(mesh_dir=tmp_path))
+    assert text == f"mesh-dir: {tmp_path}: No space left on device"
 
 
 def test_people_get_a_line_for_each_finding_and_its_fix(monkeypatch, capsys):
