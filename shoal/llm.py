@@ -39,7 +39,7 @@ from shoal.prompts import (
     type_name,
 )
 from shoal.refusals import ATTRIBUTES, refuse_arguments
-from shoal.sampling_params import PoolingParams, SamplingParams
+from shoal.sampling_params import PoolingParams, SamplingParams, pooling_body
 from shoal.tokenizer import Tokenizer
 
 Reply = TypeVar("Reply")
@@ -167,8 +167,8 @@ class LLM:
     ) -> list[EmbeddingRequestOutput]:
         """An embedding of each prompt, by a model that embeds."""
         refuse_arguments("embed", others, OF_POOLING)
-        inputs, params = read_prompts(prompts), pooling_params or PoolingParams()
-        body = params.body() | {"encoding_format": "base64"}
+        inputs, body = read_prompts(prompts), pooling_body(pooling_params)
+        body["encoding_format"] = "base64"
         replies = self._pool("/v1/embeddings", inputs, body, use_tqdm)
         pairs = zip(replies, inputs, strict=True)
         return [reply.embedding(prompt.token_ids or []) for reply, prompt in pairs]
@@ -183,8 +183,8 @@ class LLM:
     ) -> list[ClassificationRequestOutput]:
         """Probabilities of classes for each prompt, by a model that classifies."""
         refuse_arguments("classify", others, OF_POOLING)
-        inputs, params = read_prompts(prompts), pooling_params or PoolingParams()
-        replies = self._pool("/classify", inputs, params.body(), use_tqdm)
+        inputs = read_prompts(prompts)
+        replies = self._pool("/classify", inputs, pooling_body(pooling_params), use_tqdm)
         pairs = zip(replies, inputs, strict=True)
         return [reply.classes(prompt.token_ids or []) for reply, prompt in pairs]
 
@@ -203,7 +203,7 @@ class LLM:
         seconds = [data_2] if isinstance(data_2, str) else list(data_2)
         given = [data_1] if isinstance(data_1, str) else list(data_1)
         firsts = one_each(given[0] if len(given) == 1 else given, len(seconds), "data_1")
-        body = self._model | (pooling_params or PoolingParams()).body()
+        body = self._model | pooling_body(pooling_params)
         requests = [
             Request("/score", body | {"text_1": one, "text_2": other}, f"data_2[{index}]")
             for index, (one, other) in enumerate(zip(firsts, seconds, strict=True))

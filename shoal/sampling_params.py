@@ -161,3 +161,14 @@ class PoolingParams:
 
     def body(self) -> dict[str, Any]:
         return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+def pooling_body(params: PoolingParams | None) -> dict[str, Any]:
+    """The fields of a request. Raises TypeError for parameters of another type, also for a list:
+    they apply to all prompts."""
+    if params is None:
+        return {}
+    if not isinstance(params, PoolingParams):
+        name = type(params).__name__
+        raise TypeError(f"pooling_params is a {name}; expected one PoolingParams for all prompts")
+    return params.body()

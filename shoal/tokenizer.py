@@ -31,8 +31,10 @@ class Tokenizer:
         )
         return ids
 
-    def decode(self, token_ids: int | TokenIds) -> str:
-        """Special tokens are part of the text."""
+    def decode(self, token_ids: int | TokenIds, skip_special_tokens: bool = False) -> str:
+        """Special tokens are part of the text. Raises TypeError if they are to be skipped."""
+        if skip_special_tokens:
+            raise TypeError("skip_special_tokens: the server decodes all tokens")
         ids = [token_ids] if isinstance(token_ids, int) else list(token_ids)
         [text] = self._texts([ids])
         return text

@@ -215,6 +215,8 @@ def test_a_tokenizer_has_the_common_methods(llm: LLM):
     )
     with pytest.raises(AttributeError, match="AutoTokenizer"):
         tokenizer.vocab_size  # noqa: B018
+    with pytest.raises(TypeError, match="skip_special_tokens"):
+        tokenizer.decode(ids, skip_special_tokens=True)
 
 
 def test_no_heavy_package_is_imported():

@@ -27,6 +27,9 @@ def test_a_model_that_embeds(tmp_path: Path):
         assert [each.prompt_token_ids for each in results] == [[], [], [], ids]
         [raw] = llm.embed(TEXTS[0], pooling_params=PoolingParams(normalize=False))
         assert abs(np.linalg.norm(raw.outputs.embedding) - 1) > 1e-3
+        several: Any = [PoolingParams()] * 3
+        with pytest.raises(TypeError, match="pooling_params is a list"):
+            llm.embed(TEXTS, pooling_params=several)
         scores = [each.outputs.score for each in llm.score(TEXTS[0], TEXTS)]
         assert np.allclose(scores, vectors[:3] @ vectors[0], atol=1e-5)
         again = llm.score(TEXTS[:1], TEXTS)

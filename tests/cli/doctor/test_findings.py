@@ -85,7 +85,6 @@ def test_a_good_machine_has_nothing_to_change():
         (cpu(numa_nodes=2), "cores", "on 2 NUMA nodes: one worker waits", "--workers auto"),
         ({"huge_pages": "never"}, "huge pages", "never", "echo madvise"),
         ({"max_open_files": 1024}, "open files", "max-open-requests = 4,096 needs", "ulimit"),
-        ({"port_error": "host, port: cannot"}, "port", "cannot", "--port 8001"),
         ({"num_gpu_files": 2}, "GPUs", "the driver has 2, torch finds none", "with CUDA"),
         ({"engine": "19.3"}, "docker", "engine 19.3", "20.10"),
         ({"compose": ""}, "docker", "compose not installed", "2.26"),
@@ -102,6 +101,7 @@ def test_a_machine_that_could_do_better_is_noted(
     [
         (environment(system="Darwin 23"), "software", "needs Linux", "virtual machine"),
         ({"missing_packages": ("torch",)}, "packages", "torch", "pip install '.["),
+        ({"port_error": "host, port: cannot"}, "port", "cannot", "--port 8001"),
         ({"mesh_dir_error": "mesh-dir: no"}, "mesh-dir", "no", "--mesh-dir /tmp"),
         (devices(gpus=(OLD,)), "GPUs", "Old Card (7.5): compute capability 8.0", "--device cpu"),
         (config(device="cuda"), "GPUs", "torch finds none", "--device cpu"),

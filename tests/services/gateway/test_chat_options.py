@@ -60,6 +60,7 @@ def test_a_budget_of_reasoning_reaches_the_tokenizer(subtests: pytest.Subtests) 
         ({}, None),
         ({"thinking_token_budget": 0}, 0),
         ({"thinking_token_budget": 9}, 9),
+        ({"thinking_token_budget": -1}, None),
         ({"custom_params": {"thinking_budget": 9}}, 9),
         ({"custom_params": {}}, None),
         ({"reasoning_max_tokens": 9}, 9),
@@ -72,7 +73,7 @@ def test_a_budget_of_reasoning_reaches_the_tokenizer(subtests: pytest.Subtests) 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"reasoning_effort": "huge"}, "reasoning_effort", '"huge"'),
-    ({"thinking_token_budget": -1}, "thinking_token_budget", ">= 0"),
+    ({"thinking_token_budget": -2}, "thinking_token_budget", ">= -1"),
     (
         {"thinking_token_budget": 5, "reasoning_effort": "none"},
         "thinking_token_budget",

@@ -26,7 +26,7 @@ def reasoning_budget(request: GenerationRequest, model: ModelInfo) -> tuple[int 
         "reasoning_max_tokens": request.reasoning_max_tokens,
         "custom_params.thinking_budget": custom.thinking_budget if custom is not None else None,
     }
-    budgets = [(param, budget) for param, budget in given.items() if budget is not None]
+    budgets = [(param, budget) for param, budget in given.items() if budget not in (None, -1)]
     if not budgets:
         return None, ""
     (param, budget), *others = budgets

@@ -36,6 +36,7 @@ Penalty = Annotated[float, Meta(ge=-2, le=2)]
 Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 NumTokens = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 MinTokens = Annotated[int, Meta(ge=0, le=MAX_INT32)]
+Budget = Annotated[int, Meta(ge=-1, le=MAX_INT32)]  # -1: without a limit
 NumChoices = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 NumLogprobs = Annotated[int, Meta(ge=-1, le=MAX_INT32)]
 Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
@@ -112,7 +113,7 @@ class GenerationRequest(FormatFields, kw_only=True):
     cache_salt: CacheSalt | None = None
     request_id: RequestId | None = None
     repetition_detection: RepetitionDetection | None = None
-    thinking_token_budget: MinTokens | None = None
+    thinking_token_budget: Budget | None = None
     reasoning_max_tokens: MinTokens | None = None
     custom_params: CustomParams | None = None
 
