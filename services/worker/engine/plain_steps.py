@@ -39,12 +39,12 @@ class PlainSteps:
         context = batch.context
         assert isinstance(context.attention, AttentionBatch)
         rows = DecodeRows(
-            batch.input_ids,
-            batch.positions,
-            context.slot_mapping,
-            context.attention,
-            context.kv_caches,
-            random_rows_of(table, slots, num_known, batch.positions.device),
+            input_ids=batch.input_ids,
+            positions=batch.positions,
+            slot_mapping=context.slot_mapping,
+            attention=context.attention,
+            kv_caches=context.kv_caches,
+            random=random_rows_of(table, slots, num_known, batch.positions.device),
             rooms=table.end[slots] - num_known,
             ignores_eos=table.ignore_eos[slots],
         )

@@ -145,17 +145,17 @@ def row_change(
     if len(ids) - prompt_len < params.min_tokens and not _is_complete(rules, mask):
         hidden += [rules.stop_ids, eos_ids]
     return RowChange(
-        row,
-        rules.allowed,
-        np.concatenate(hidden),
-        rules.biased,
-        rules.biases,
-        known.ids if known is not None else _NO_IDS,
-        params.repetition_penalty,
-        emitted.ids if emitted is not None else _NO_IDS,
-        emitted.counts if emitted is not None else _NO_IDS,
-        params.presence_penalty,
-        params.frequency_penalty,
+        row=row,
+        allowed=rules.allowed,
+        hidden=np.concatenate(hidden),
+        biased=rules.biased,
+        biases=rules.biases,
+        known=known.ids if known is not None else _NO_IDS,
+        repetition_penalty=params.repetition_penalty,
+        emitted=emitted.ids if emitted is not None else _NO_IDS,
+        num_emitted=emitted.counts if emitted is not None else _NO_IDS,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
     )
 
 

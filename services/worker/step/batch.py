@@ -87,13 +87,13 @@ def make_context(
         kv_cache.layers,
         torch.from_numpy(slot_mapping).to(kv_cache.device),
         prepare_attention(
-            num_tokens,
-            num_keys,
-            table.block_tables[slots],
-            kv_cache.block_size,
-            kv_cache.dtype,
-            kv_cache.device,
-            first_keys,
+            num_tokens=num_tokens,
+            num_keys=num_keys,
+            block_tables=table.block_tables[slots],
+            block_size=kv_cache.block_size,
+            dtype=kv_cache.dtype,
+            device=kv_cache.device,
+            first_keys=first_keys,
         ),
     )
 

@@ -114,14 +114,14 @@ class Tokenization(Api):
         prompt = conversion.prompt
         with client_names({"prompt": conversion.param}):
             array = await self._mesh.conversions.convert(
-                owner_of(request),
-                prompt.kind,
-                prompt.data,
-                conversion.adds_special_tokens,
-                conversion.chat,
-                to,
-                conversion.max_prompt_tokens,
-                conversion.keeps_prompt_start,
+                owner=owner_of(request),
+                kind=prompt.kind,
+                data=prompt.data,
+                adds_special_tokens=conversion.adds_special_tokens,
+                chat=conversion.chat,
+                to=to,
+                max_prompt_tokens=conversion.max_prompt_tokens,
+                keeps_prompt_start=conversion.keeps_prompt_start,
             )
         reservation.grow(array.nbytes)
         return array

@@ -31,13 +31,15 @@ class DeviceSlots:
         # Slots with logits rules that the host applies.
         self.has_host_rules = np.zeros(capacity.max_num_seqs, bool)
         self.state: SlotState = empty_slots(
-            capacity.max_num_seqs,
-            0 if capacity.pooled_size else capacity.vocab_size,  # pooling has no logits rules
-            capacity.num_speculative_tokens,
-            table.block_tables.shape[1],
-            table.null_block,
-            MAX_STOP_IDS,
-            device,
+            num_slots=capacity.max_num_seqs,
+            vocab_size=0
+            if capacity.pooled_size
+            else capacity.vocab_size,  # pooling has no logits rules
+            max_drafts=capacity.num_speculative_tokens,
+            max_blocks=table.block_tables.shape[1],
+            null_block=table.null_block,
+            max_stop_ids=MAX_STOP_IDS,
+            device=device,
         )
 
     def update(self, table: SlotTable, plan: StepPlan) -> None:

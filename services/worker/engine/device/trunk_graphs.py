@@ -123,14 +123,14 @@ class RecordedTrunk:
         token_starts = np.array([0] + num_chunks * [num_tokens])
         tile_rows, tile_starts = self._tiles
         self._chunks = ChunkRows(
-            segments.state.block_tables,
-            self._pads.slots[:num_chunks].clone(),
-            upload(token_starts.astype(np.int32), hidden.device),
-            self._pads.starts[:num_chunks].clone(),
-            tile_rows,
-            tile_starts,
-            np.zeros(num_chunks, np.int64),
-            token_starts,
+            tables=segments.state.block_tables,
+            slots=self._pads.slots[:num_chunks].clone(),
+            token_starts=upload(token_starts.astype(np.int32), hidden.device),
+            starts=self._pads.starts[:num_chunks].clone(),
+            tile_rows=tile_rows,
+            tile_starts=tile_starts,
+            host_starts=np.zeros(num_chunks, np.int64),
+            host_token_starts=token_starts,
         )
         self._fill_tiles()
         self._replay: Run
@@ -200,13 +200,13 @@ class _Pads(NamedTuple):
         place = segments.null_block * segments.kv_cache.block_size
         null_slot = len(segments.state.is_open) - 1
         return cls(
-            ids,
-            ids.long(),
-            torch.full_like(ids, place, dtype=torch.int64),
-            torch.full_like(rows, null_slot),
-            rows,
-            torch.full_like(rows, -width),
-            torch.full_like(rows, num_tokens),
+            ids=ids,
+            positions=ids.long(),
+            places=torch.full_like(ids, place, dtype=torch.int64),
+            slots=torch.full_like(rows, null_slot),
+            starts=rows,
+            no_keys=torch.full_like(rows, -width),
+            ends=torch.full_like(rows, num_tokens),
         )
 
 
