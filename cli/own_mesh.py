@@ -59,6 +59,6 @@ async def _until_ready(session: aiohttp.ClientSession) -> None:
             async with session.get("/ready") as response:
                 if response.status == 200:
                     return
-        except aiohttp.ClientError:
+        except (aiohttp.ClientError, TimeoutError):
             pass
         await asyncio.sleep(POLL_S)

@@ -1,37 +1,14 @@
 """A progress bar for a run."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cli.bench.client import Send
 from cli.bench.row import Row
 from cli.bench.workload import Request
-
-REFRESHES_PER_S = 2  # few, since they cost the client CPU time
-
-
-@contextmanager
-def bar(console: Console, num: int, text: str, **fields: Any) -> Iterator[Callable[..., None]]:
-    """Yields a function that advances a bar of ``num`` and changes the ``fields`` named in
-    ``text``. Shows nothing if ``console`` is no terminal."""
-    columns = (BarColumn(), MofNCompleteColumn(), TextColumn(text), TimeElapsedColumn())
-    with Progress(
-        *columns,
-        console=console,
-        disable=not console.is_terminal,
-        refresh_per_second=REFRESHES_PER_S,
-        transient=True,
-    ) as shown:
-        task = shown.add_task("", total=num, **fields)
-
-        def update(advance: int = 0, **changes: Any) -> None:
-            shown.update(task, advance=advance, **changes)
-
-        yield update
+from cli.progress import bar
 
 
 @contextmanager

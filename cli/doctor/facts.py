@@ -123,9 +123,9 @@ def _model(config: ServeConfig) -> tuple[str, int]:
     """The reason for a missing model, and the bytes of its weights."""
     try:
         folder = locate_model(config.model).folder
-    except ConfigError as error:
+        return "", sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    except (ConfigError, OSError) as error:
         return str(error), 0
-    return "", sum(file.stat().st_size for file in folder.glob("*.safetensors"))
 
 
 def _shared_memory_bytes() -> int | None:
