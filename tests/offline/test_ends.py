@@ -14,9 +14,11 @@ from shoal import LLM
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
+import signal
 import sys
 from shoal import LLM, SamplingParams
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 llm = LLM("shoal-tiny", mesh_dir=sys.argv[1], num_threads=1, schedulers=1)
 endless = SamplingParams(max_tokens=None, ignore_eos=True)
 print(llm.generate("import", SamplingParams(max_tokens=1))[0].finished, flush=True)

@@ -220,8 +220,7 @@ class Listening:
 
 
 class Sockets:
-    """In place of ``shared.link.sockets.context.Context``: the sockets of the process that makes
-    it."""
+    """Replaces ``SocketContext``: the sockets of the process that creates it."""
 
     zmq = None
 
