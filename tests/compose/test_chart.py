@@ -320,7 +320,7 @@ def test_a_worker_with_gpus_gets_them_and_makes_room_before_its_successor_comes(
         ({"worker": {"hosts": 0}}, "worker.hosts: .* greater than or equal to 1"),
         (
             {"worker": {"hosts": 2, "gpus": 2}},
-            "worker.hosts is 2 and worker.gpus is 2: .* for CPUs",
+            "worker.hosts is 2 and worker.gpus is 2: .* on CPUs only",
         ),
         (
             {"worker": {"hosts": 2}, "settings": {"pipeline-parallel-size": 3}},
