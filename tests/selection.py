@@ -1,13 +1,14 @@
 """Selects the cases of a product for ``make test``; ``make test-all`` runs all of them."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from itertools import combinations, product
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 
-Case = tuple[int, ...]
-"""An index into each column."""
+Case = TypeVar("Case", bound=tuple[Any, ...])
+Pair = tuple[tuple[int, Any], tuple[int, Any]]
 
 
 def every_pair(*columns: Sequence[Any]) -> list[Any]:
@@ -25,14 +26,25 @@ def every_pair(*columns: Sequence[Any]) -> list[Any]:
     ]
 
 
-def cover(cases: Sequence[Case]) -> set[Case]:
-    """Cases with all pairs of values that occur in ``cases``, found greedily: the next case is the
-    first of those with the most pairs that are missing."""
-    pairs = {case: {*combinations(enumerate(case), 2)} for case in cases}
-    missing = set().union(*pairs.values())
-    chosen = set()
-    while missing:
-        best = max(cases, key=lambda case: len(pairs[case] & missing))
-        chosen.add(best)
-        missing -= pairs[best]
-    return chosen
+def cover(cases: Sequence[Case]) -> list[Case]:
+    """Few of ``cases`` with all pairs of values that occur in them, in the order of ``cases``,
+    always the same ones.
+
+    Each next case has the most pairs that no earlier one has, and else the rarest ones.
+    """
+    chosen, uses = list[Case](), Counter[Pair]()
+
+    def worth(case: Case) -> tuple[int, int]:
+        counts = [uses[pair] for pair in pairs_of(case)]
+        return counts.count(0), -sum(counts)
+
+    num_pairs = len({pair for case in cases for pair in pairs_of(case)})
+    while len(uses) < num_pairs:
+        chosen.append(max(cases, key=worth))
+        uses.update(pairs_of(chosen[-1]))
+    return sorted(chosen, key=cases.index)
+
+
+def pairs_of(case: tuple[Any, ...]) -> Iterator[Pair]:
+    """Two values with their places in ``case``."""
+    return combinations(enumerate(case), 2)

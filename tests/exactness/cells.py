@@ -3,10 +3,11 @@
 A new value is a line in ``DIMENSIONS`` and one in ``scenario.py``.
 """
 
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from itertools import combinations, product
+from collections.abc import Mapping
+from itertools import product
 from typing import NamedTuple
+
+from tests.selection import cover
 
 
 class Cell(NamedTuple):
@@ -54,7 +55,6 @@ DIMENSIONS: Mapping[str, Mapping[str, str]] = {
         "joined": "it joins two others that are decoding, and three more join later",
     },
 }
-Pair = tuple[int, str, int, str]
 
 
 def every_cell() -> list[Cell]:
@@ -67,23 +67,5 @@ def one_cell() -> list[Cell]:
 
 
 def covering_cells() -> list[Cell]:
-    """Cells with every pair of values of two dimensions, few of them, always the same ones.
-
-    Each next cell has the most pairs that no earlier one has, and else the rarest ones.
-    """
-    cells, chosen, uses = every_cell(), list[Cell](), Counter[Pair]()
-
-    def worth(cell: Cell) -> tuple[int, int]:
-        counts = [uses[pair] for pair in pairs_of(cell)]
-        return counts.count(0), -sum(counts)
-
-    num_pairs = len({pair for cell in cells for pair in pairs_of(cell)})
-    while len(uses) < num_pairs:
-        chosen.append(max(cells, key=worth))
-        uses.update(pairs_of(chosen[-1]))
-    return sorted(chosen, key=cells.index)
-
-
-def pairs_of(cell: Cell) -> Iterator[Pair]:
-    for (one, value), (other, second) in combinations(enumerate(cell), 2):
-        yield one, value, other, second
+    """Few cells with every pair of values of two dimensions."""
+    return cover(every_cell())

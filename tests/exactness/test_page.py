@@ -2,10 +2,11 @@
 
 from itertools import product
 
-from tests.exactness.cells import DIMENSIONS, Cell, covering_cells, every_cell, pairs_of
+from tests.exactness.cells import DIMENSIONS, Cell, covering_cells, every_cell
 from tests.exactness.columns import COLUMNS
 from tests.exactness.page import PAGE, page
 from tests.exactness.rules import RULES, Promise, rule_of
+from tests.selection import pairs_of
 
 MAX_LINES = 150
 

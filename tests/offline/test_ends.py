@@ -1,10 +1,11 @@
 """The end of a program, however it comes, is the end of its mesh."""
 
 import os
+import select
 import signal
 import subprocess
 import sys
-import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from shoal import LLM
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = """
+import select
 import signal
 import sys
 from shoal import LLM, SamplingParams
@@ -93,10 +95,12 @@ def test_a_fork_neither_ends_a_mesh_nor_keeps_it_after_its_owner(tmp_path: Path)
 
 
 def wait_for_end(mesh: Path) -> None:
-    deadline = time.monotonic() + 30
-    while services_of(mesh):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    for pid in services_of(mesh).values():
+        with suppress(ProcessLookupError):
+            ended = os.pidfd_open(pid)
+            assert select.select([ended], [], [], 30)[0], pid
+            os.close(ended)
+    assert not services_of(mesh)
 
 
 def test_a_model_that_does_not_exist_ends_the_start(tmp_path: Path):

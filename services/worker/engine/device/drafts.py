@@ -17,7 +17,7 @@ from services.worker.step.step import PendingResult, Step, StepPart
 from shared.wire.messages import Capacity, StepPlan
 
 
-class NoDrafts(StepPart[Any]):
+class Drafts(StepPart[Any]):  # none; other kinds derive from it
     is_of_every_step = True
     recomputes_states = False
 
@@ -35,7 +35,7 @@ class _Made(NamedTuple):
     fetched: Fetched | None
 
 
-class MtpDrafts(NoDrafts):
+class MtpDrafts(Drafts):
     recomputes_states = True
 
     def __init__(self, table: SlotTable, slots: DeviceSlots, capacity: Capacity) -> None:
@@ -77,7 +77,7 @@ class MtpDrafts(NoDrafts):
         return []
 
 
-class NgramDrafts(NoDrafts):
+class NgramDrafts(Drafts):
     """A step with drafts first waits for the results of all earlier steps."""
 
     def __init__(

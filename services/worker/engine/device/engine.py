@@ -13,7 +13,7 @@ from services.worker.backends.torch_lm import TorchLM
 from services.worker.engine.device.chunks import prepare_chunks
 from services.worker.engine.device.computation import DeviceComputation
 from services.worker.engine.device.device_slots import DeviceSlots, SlotBounds
-from services.worker.engine.device.drafts import MtpDrafts, NgramDrafts, NoDrafts
+from services.worker.engine.device.drafts import Drafts, MtpDrafts, NgramDrafts
 from services.worker.engine.device.graphs import shapes
 from services.worker.engine.device.measure import measure
 from services.worker.engine.device.mixed_step import MixedStep
@@ -148,7 +148,7 @@ class DeviceEngine:
         self._error: Exception | None = None  # of the first failed step; later steps are void
         EXPERT_LOADS.source = loaded.expert_loads
 
-    def _make_drafts(self, loaded: LoadedModel) -> NoDrafts:
+    def _make_drafts(self, loaded: LoadedModel) -> Drafts:
         match loaded.speculation.method:
             case "mtp":
                 return MtpDrafts(self._table, self._slots, self.capacity)
@@ -156,7 +156,7 @@ class DeviceEngine:
                 drafter = NgramDrafter(*loaded.settings.speculative_config.lookup_lens)
                 return NgramDrafts(self._table, self._slots, drafter, self._wait_for_results)
             case "none":
-                return NoDrafts()
+                return Drafts()
 
     @property
     def num_running(self) -> int:
