@@ -127,6 +127,6 @@ class _NativeDraftHead:
 
 def _run(program: NativeProgram, inputs: Sequence[Tensor], positions: Tensor) -> Tensor:
     context = current_context()
-    assert isinstance(context.attention, AttentionBatch)
-    places = positions, context.slot_mapping, context.attention
-    return program.run(inputs, *places, context.kv_caches)
+    (slot_mapping, attention), *_ = context.groups
+    assert isinstance(attention, AttentionBatch)
+    return program.run(inputs, positions, slot_mapping, attention, context.kv_caches)

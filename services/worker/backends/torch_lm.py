@@ -142,7 +142,7 @@ class TorchOps(Ops[Tensor]):
 
     def attend(self, x: Tensor, heads: Heads) -> Tensor:
         context, spec = current_context(), heads.spec
-        kv = context.kv_caches[heads.layer]
+        kv, inputs = context.kv_caches[heads.layer], context.groups[heads.group]
         query_norm, key_norm = _operand(heads.query_norm), _operand(heads.key_norm)
         if spec.norm == "tokens" and self._parallel.size > 1:
             self._norm_over_ranks(x, query_norm, key_norm)
@@ -152,25 +152,25 @@ class TorchOps(Ops[Tensor]):
             query_norm,
             key_norm,
             self._rotation(heads.rotary),
-            context.slot_mapping,
+            inputs.slot_mapping,
             kv.entries,
             spec.is_interleaved,
             kv.scales,
         )
         options = AttentionOptions(spec.window, spec.softcap, heads.sinks)
-        attended = attend(query, kv.entries, context.attention, spec.scale, options, kv.scales)
+        attended = attend(query, kv.entries, inputs.attention, spec.scale, options, kv.scales)
         return attended.flatten(1)
 
     def latent(self, query: Tensor, latent: Tensor, latents: Latents) -> Tensor:
         context, spec, rotation = current_context(), latents.spec, self._rotation(latents.rotary)
-        entries = context.kv_caches[latents.layer].entries
+        entries, inputs = context.kv_caches[latents.layer].entries, context.groups[latents.group]
         keys, values = latents.expansion.halves()
         norm = Norm(latents.norm.weight, latents.norm.eps)
-        slots, is_interleaved = context.slot_mapping, spec.is_interleaved
+        slots, is_interleaved = inputs.slot_mapping, spec.is_interleaved
         write_latents(latent, norm, rotation, slots, entries, is_interleaved)
         queries = latent_queries(query, keys, rotation, is_interleaved)
         options = AttentionOptions(value_dim=spec.rank)
-        attended = attend(queries, entries, context.attention, spec.scale, options)
+        attended = attend(queries, entries, inputs.attention, spec.scale, options)
         return latent_values(attended, values)
 
     def logits(
@@ -229,7 +229,7 @@ def _count(chosen: Tensor, counts: Tensor) -> None:
     block."""
     context = current_context()
     num_blocks, block_size = context.kv_caches[0].entries.shape[:2]
-    is_token = context.slot_mapping < (num_blocks - 1) * block_size
+    is_token = context.groups[0].slot_mapping < (num_blocks - 1) * block_size
     counts.index_add_(0, chosen.flatten(), is_token.long().repeat_interleave(chosen.shape[1]))
 
 

@@ -37,12 +37,13 @@ class PlainSteps:
         table, slots = self._table, batch.rows.slots
         num_known = batch.host_positions + 1
         context = batch.context
-        assert isinstance(context.attention, AttentionBatch)
+        (slot_mapping, attention), *_ = context.groups
+        assert isinstance(attention, AttentionBatch)
         rows = DecodeRows(
             input_ids=batch.input_ids,
             positions=batch.positions,
-            slot_mapping=context.slot_mapping,
-            attention=context.attention,
+            slot_mapping=slot_mapping,
+            attention=attention,
             kv_caches=context.kv_caches,
             random=random_rows_of(table, slots, num_known, batch.positions.device),
             rooms=table.end[slots] - num_known,

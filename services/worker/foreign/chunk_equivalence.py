@@ -7,7 +7,7 @@ from transformers import PreTrainedModel
 
 from kernels.paged_attention import prepare_attention
 from services.worker.foreign.model import TransformersLM
-from services.worker.layers.context import ForwardContext, forward_context
+from services.worker.layers.context import AttentionInputs, ForwardContext, forward_context
 from services.worker.machine.kv_cache import KVCache
 from services.worker.machine.kv_layout import KVLayout
 from services.worker.machine.streams import upload
@@ -51,7 +51,8 @@ def logits_in_chunks(
         rows = np.repeat(np.arange(len(texts)), ends - starts)
         slot_mapping = tables[rows, positions // BLOCK_SIZE] * BLOCK_SIZE + positions % BLOCK_SIZE
         attention = prepare_attention(ends - starts, ends, tables, BLOCK_SIZE, dtype, device)
-        context = ForwardContext(cache.layers, upload(slot_mapping, device), attention)
+        inputs = AttentionInputs(upload(slot_mapping, device), attention)
+        context = ForwardContext(cache.layers, [inputs])
         parts = zip(texts, starts, ends, strict=True)
         ids = torch.cat([text[start:end] for text, start, end in parts])
         with forward_context(context):

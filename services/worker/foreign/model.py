@@ -38,13 +38,13 @@ def attend(
     The names are transformers'.
     """
     context = current_context()
-    kv = context.kv_caches[module.layer_idx]
+    kv, inputs = context.kv_caches[module.layer_idx], context.groups[0]
     keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
-    kv_write(kv.entries, keys, values, context.slot_mapping, kv.scales)
+    kv_write(kv.entries, keys, values, inputs.slot_mapping, kv.scales)
     attended = paged_attention.attend(
         query[0].transpose(0, 1).contiguous(),
         kv.entries,
-        context.attention,
+        inputs.attention,
         query.shape[-1] ** -0.5 if scaling is None else scaling,
         AttentionOptions(sliding_window, softcap, s_aux, value.shape[-1]),
         kv.scales,

@@ -6,6 +6,7 @@ The only ambient global. Prepared once a step and read by every layer.
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -13,13 +14,19 @@ from kernels.paged_attention import AttentionBatch, DeviceAttention
 from services.worker.machine.kv_layout import LayerKV
 
 
+class AttentionInputs(NamedTuple):
+    """The blocks of a step's T tokens in one group of layers, which share block tables."""
+
+    slot_mapping: Tensor  # [T] int64: block * block_size + offset that a token's KV goes to
+    attention: AttentionBatch | DeviceAttention
+
+
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
     """T tokens of a step, flattened over its rows."""
 
     kv_caches: Sequence[LayerKV]  # one for each layer
-    slot_mapping: Tensor  # [T] int64: block * block_size + offset that a token's KV goes to
-    attention: AttentionBatch | DeviceAttention
+    groups: Sequence[AttentionInputs]  # one for each group of layers
 
 
 _current: ForwardContext | None = None

@@ -58,7 +58,8 @@ class LatentSpec:
 
 
 class Heads(NamedTuple):
-    """``layer`` is the place of its KV cache in the context; ``sinks`` [num_heads]."""
+    """``layer`` is the place of its KV cache in the context, and ``group`` that of its blocks;
+    ``sinks`` [num_heads]."""
 
     spec: AttentionSpec
     layer: int
@@ -66,13 +67,16 @@ class Heads(NamedTuple):
     key_norm: RMSNorm | None
     rotary: RotaryEmbedding
     sinks: nn.Parameter | None
+    group: int = 0
 
 
 class Latents(NamedTuple):
-    """``layer`` is the place of its KV cache in the context; ``norm`` is that of latents."""
+    """``layer`` is the place of its KV cache in the context, and ``group`` that of its blocks;
+    ``norm`` is that of latents."""
 
     spec: LatentSpec
     layer: int
     norm: RMSNorm
     expansion: LatentExpansion
     rotary: RotaryEmbedding
+    group: int = 0

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels.paged_attention import prepare_attention
-from services.worker.layers.context import ForwardContext
+from services.worker.layers.context import AttentionInputs, ForwardContext
 from services.worker.machine.kv_cache import KVCache
 from services.worker.slots.table import SlotTable
 from services.worker.step.rows import Rows, by_route, plan_rows
@@ -31,7 +31,7 @@ class Batch:
     def kv_slots_of(self, is_chosen: np.ndarray) -> Tensor:
         """Returns the KV slots of all tokens of the sampling rows in ``is_chosen`` [Q] bool."""
         tokens = np.isin(self.token_rows, self.rows.sampling_rows[is_chosen])
-        return self.context.slot_mapping[torch.from_numpy(tokens)]
+        return self.context.groups[0].slot_mapping[torch.from_numpy(tokens)]
 
 
 def prepare_batch(
@@ -83,19 +83,17 @@ def make_context(
 ) -> ForwardContext:
     """Makes the context of R rows in the order of attention: one-token rows first, then by number
     of keys. ``slot_mapping`` [T] covers their tokens; keys before ``first_keys`` [R] are hidden."""
-    return ForwardContext(
-        kv_cache.layers,
-        torch.from_numpy(slot_mapping).to(kv_cache.device),
-        prepare_attention(
-            num_tokens=num_tokens,
-            num_keys=num_keys,
-            block_tables=table.block_tables[slots],
-            block_size=kv_cache.block_size,
-            dtype=kv_cache.dtype,
-            device=kv_cache.device,
-            first_keys=first_keys,
-        ),
+    attention = prepare_attention(
+        num_tokens=num_tokens,
+        num_keys=num_keys,
+        block_tables=table.block_tables[slots],
+        block_size=kv_cache.block_size,
+        dtype=kv_cache.dtype,
+        device=kv_cache.device,
+        first_keys=first_keys,
     )
+    places = torch.from_numpy(slot_mapping).to(kv_cache.device)
+    return ForwardContext(kv_cache.layers, [AttentionInputs(places, attention)])
 
 
 def _attention_order(slots: np.ndarray, num_tokens: np.ndarray, num_keys: np.ndarray) -> np.ndarray:

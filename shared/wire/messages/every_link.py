@@ -7,7 +7,9 @@ from msgspec import Meta
 
 from shared.wire.messages.ranges import (
     MAX_CELLS,
+    MAX_GROUPS,
     MAX_LABELS,
+    MAX_MODEL_LEN,
     MAX_REPORTED_PEERS,
     MAX_SETTINGS,
     MAX_STATS,
@@ -87,6 +89,16 @@ class ModelInfo(Row, frozen=True):
     embedding_quantization: Name = ""  # "none": embeddings as in the checkpoint
 
 
+class Group(Row, frozen=True):
+    """Layers of a model with block tables of their own: a token sees its last ``window`` keys, its
+    own included, or all of them."""
+
+    window: Annotated[int, Meta(ge=1, le=MAX_MODEL_LEN)] | None = None
+
+
+EVERY_LAYER = (Group(),)
+
+
 class Capacity(Row, frozen=True):
     """The sizes of one worker: blocks, slots, tokens per step, vocabulary.
 
@@ -94,7 +106,8 @@ class Capacity(Row, frozen=True):
     ``adapts_depth``. A step that takes longer than ``stall_s`` hangs. A pooling model returns
     ``pooled_size`` values per prompt; 0: it generates text. A plan has at most ``max_num_steps``
     steps. A pipeline of ``num_stages`` computes one plan per stage at a time; no two of these plans
-    may share a sequence.
+    may share a sequence. A block holds the KV of ``block_size`` tokens in the layers of one of
+    ``groups``; all groups draw on the same blocks.
     """
 
     num_blocks: Int32
@@ -109,6 +122,7 @@ class Capacity(Row, frozen=True):
     pooled_size: PooledSize = 0
     max_num_steps: NumSteps = 1
     num_stages: NumStages = 1
+    groups: Annotated[tuple[Group, ...], Meta(min_length=1, max_length=MAX_GROUPS)] = EVERY_LAYER
 
 
 INSTANCE = r"[A-Za-z0-9._-]{1,32}"  # the name of a process

@@ -6,12 +6,13 @@ import msgspec
 from msgspec import Meta
 
 PROTOCOL_MAJOR = 3
-PROTOCOL_MINOR = 6
+PROTOCOL_MINOR = 7
 POOLING_MINOR = 1  # the first with pooling
 CONVERTED_MINOR = 2  # the first with all conversions of Convert, not to ids alone
 REPORT_MINOR = 2  # the first with Inquire and ServiceReport
 CELLS_MINOR = 3  # the first with several schedulers, each with its own workers
 OPTIONS_MINOR = 6  # the first with RequestOptions
+GROUPS_MINOR = 7  # the first with groups of layers
 
 ServiceName = Literal["gateway", "tokenizer", "scheduler", "worker"]
 FinishReason = Literal["stop", "length", "abort", "repetition"]
@@ -58,6 +59,7 @@ MAX_MARKER_IDS = 64
 MAX_POOLED_SIZE = 1 << 16  # values per prompt
 MAX_LABELS = 4096
 MAX_STAGES = 64  # of a worker
+MAX_GROUPS = 16  # of layers
 MAX_STATS = 64  # of a service in a ServiceReport
 MAX_SETTINGS = 256  # of a rank
 MAX_REPORTED_PEERS = 65_536

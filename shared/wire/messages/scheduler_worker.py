@@ -21,8 +21,9 @@ class Admit(Row, frozen=True):
 
     ``route`` groups the rows of a StepResult by their destination. ``num_ids`` counts this row's
     ids in the plan's buffer, of which the first ``prompt_len`` are the prompt and the first
-    ``num_cached`` have their KV in ``blocks``. ``num_prompt_scored``: as in ChoiceStart.
-    ``options`` and ``old_is_traced``: as in Submit.
+    ``num_cached`` have their KV in ``blocks``, and in ``more_blocks`` of each further group of
+    layers. There ``Capacity.num_blocks`` stands for a block behind the group's window.
+    ``num_prompt_scored``: as in ChoiceStart. ``options`` and ``old_is_traced``: as in Submit.
     """
 
     slot: Int32
@@ -38,11 +39,27 @@ class Admit(Row, frozen=True):
     num_prompt_scored: Int32 = 0
     old_is_traced: bool = False
     options: Raw = EMPTY_ROW
+    more_blocks: list[list[Int32]] = []
 
 
 class Extend(Row, frozen=True):
+    """Blocks of the first group of layers, and of each further one."""
+
     slot: Int32
     blocks: list[Int32]
+    more_blocks: list[list[Int32]] = []
+
+
+class Drop(Row, tag=1, frozen=True):
+    """The first ``num_blocks`` blocks of a slot in a ``group`` are behind its window, and leave
+    it."""
+
+    slot: Int32
+    group: Int32
+    num_blocks: Int32
+
+
+PlanRow = Drop
 
 
 class Prefill(Row, frozen=True):
@@ -60,11 +77,11 @@ class Decode(Row, frozen=True):
 class StepPlan(Row, tag=13, frozen=True):
     """Scheduler → worker: one step or several, as a difference to the worker's slots.
 
-    Applied in the order of the fields: a plan may release a slot and admit a sequence to it.
-    ``draft_depth`` is the number of drafts to make of each sampling sequence, for the next step.
-    ``num_steps``: a decode-only plan may have several. Each computes the same rows, except ended
-    sequences, with the last sampled token as input. Buffer 0: int32 known ids of all ``admit``
-    rows, concatenated.
+    Applied in the order of the fields, ``rows`` after ``release``: a plan may release a slot and
+    admit a sequence to it. ``draft_depth`` is the number of drafts to make of each sampling
+    sequence, for the next step. ``num_steps``: a decode-only plan may have several. Each computes
+    the same rows, except ended sequences, with the last sampled token as input. Buffer 0: int32
+    known ids of all ``admit`` rows, concatenated.
     """
 
     step: Int64
@@ -75,6 +92,7 @@ class StepPlan(Row, tag=13, frozen=True):
     decode: list[Decode]
     draft_depth: Int32 = 0
     num_steps: NumSteps = 1
+    rows: list[PlanRow] = []
 
 
 class Reset(Row, tag=18, frozen=True):

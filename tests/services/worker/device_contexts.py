@@ -30,8 +30,10 @@ class OnDevice(CausalLM):
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         context = current_context()
-        attention = _device_attention(context.attention)
-        with forward_context(replace(context, attention=attention)):
+        groups = [
+            each._replace(attention=_device_attention(each.attention)) for each in context.groups
+        ]
+        with forward_context(replace(context, groups=groups)):
             return self._model(input_ids, positions)
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ class Spoilt(CausalLM):
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         context, nan = current_context(), float("nan")
-        batch: Any = context.attention
+        batch: Any = context.groups[0].attention
         first_seen = batch.num_keys - np.diff(batch.token_starts) + 1 - WINDOW
         for row, first in enumerate(first_seen.tolist()):
             num_behind = max(0, first // 64) * 64 // 16  # keys are read in groups of this size

@@ -164,7 +164,7 @@ def test_native_code_keeps_what_torch_does(name: str, variant: str, codes: torch
     native = Keeping(make_native(config, FLOAT32, variant, 32, 2))
     for model in (torchs, native):
         run(model, config, FLOAT32, some, 1000, 32, codes=codes)
-    slots = torchs.context.slot_mapping
+    slots = torchs.context.groups[0].slot_mapping
     expected = torchs.context.kv_caches[0]
     found = in_order(native.context.kv_caches[0])
     numbers, scales = [], []

@@ -258,10 +258,12 @@ def run(
         batch = prepare_batch(table, plan, cache)
         context = batch.context
         if first_key is not None:
-            attention: Any = context.attention
+            inputs = context.groups[0]
+            attention: Any = inputs.attention
             nums_before = attention.num_keys - batch.rows.num_tokens
             first_keys = np.minimum(first_key, nums_before)
-            context = replace(context, attention=replace(attention, first_keys=first_keys))
+            attention = replace(attention, first_keys=first_keys)
+            context = replace(context, groups=[inputs._replace(attention=attention)])
         with forward_context(context):
             hidden = model(batch.input_ids, batch.positions)
         parts = model.logits(hidden).split(batch.rows.num_tokens.tolist())

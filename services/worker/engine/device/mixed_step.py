@@ -12,7 +12,7 @@ from kernels.paged_attention import DecodeRows
 from services.worker.engine.device.chunks import Chunks
 from services.worker.engine.device.segments import SampledRows, SamplerOutput, Segments
 from services.worker.engine.device.trunk_graphs import RecordedTrunk
-from services.worker.layers.context import ForwardContext, forward_context
+from services.worker.layers.context import forward_context
 from services.worker.step.sampler import Adjusted
 
 
@@ -64,7 +64,7 @@ class MixedStep:
         rows = segments.decode_rows(self.decoding, inputs.starts, self.width)
         attention = segments.attention(self._if_any(rows), self.max_keys, chunks.rows)
         slot_mapping = torch.cat((inputs.slot_mapping, chunks.slot_mapping))
-        with forward_context(ForwardContext(segments.kv_cache.layers, slot_mapping, attention)):
+        with forward_context(segments.context(slot_mapping, attention)):
             states: Tensor = segments.model(
                 torch.cat((inputs.input_ids, chunks.input_ids)),
                 torch.cat((inputs.positions, chunks.positions)),
@@ -111,7 +111,7 @@ class MixedStep:
         pair_rows = chunks.pair_rows(segments.state)
         attention = segments.attention(self._if_any(rows), self.max_keys + 1, pair_rows)
         slot_mapping = torch.cat((pairs.slot_mapping, chunks.next_slot_mapping))
-        with forward_context(ForwardContext(segments.kv_cache.layers, slot_mapping, attention)):
+        with forward_context(segments.context(slot_mapping, attention)):
             out = segments.draft_head.forward(
                 segments.draft_head.first_state(self.hidden),
                 torch.cat((pairs.input_ids, next_ids)),

@@ -26,7 +26,7 @@ from kernels.sample.slot_rules import Changed
 from kernels.sample.slots import process_slots, sample_slots
 from kernels.slot_state import SlotState
 from kernels.store_drafts import store_drafts
-from services.worker.layers.context import ForwardContext, forward_context
+from services.worker.layers.context import AttentionInputs, ForwardContext, forward_context
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.machine.kv_cache import KVCache
 from services.worker.machine.streams import upload
@@ -109,7 +109,7 @@ class Segments:
         to ``logits`` [B * width, V], if given."""
         inputs = self.inputs(slots, depths, width)
         attention = self.attention(self.decode_rows(slots, inputs.starts, width), max_keys)
-        with forward_context(ForwardContext(self.kv_cache.layers, inputs.slot_mapping, attention)):
+        with forward_context(self.context(inputs.slot_mapping, attention)):
             hidden: Tensor = self.model(inputs.input_ids, inputs.positions)
         return ForwardOutput(inputs, hidden, self.model.logits(hidden, logits))
 
@@ -200,12 +200,16 @@ class Segments:
     ) -> DeviceAttention:
         return DeviceAttention(decode, chunks, self.kv_cache.block_size, max_keys)
 
+    def context(self, slot_mapping: Tensor, attention: DeviceAttention) -> ForwardContext:
+        """The context of T tokens; slot_mapping [T] int64."""
+        return ForwardContext(self.kv_cache.layers, [AttentionInputs(slot_mapping, attention)])
+
     def _mtp(
         self, slots: Tensor, states: Tensor, pairs: Pairs, width: int, max_keys: int
     ) -> Tensor:
         rows = self.decode_rows(slots, pairs.starts, width, pairs.first_keys)
         attention = self.attention(rows, max_keys + self.state.max_drafts)
-        with forward_context(ForwardContext(self.kv_cache.layers, pairs.slot_mapping, attention)):
+        with forward_context(self.context(pairs.slot_mapping, attention)):
             return self.draft_head.forward(states, pairs.input_ids, pairs.positions)
 
 

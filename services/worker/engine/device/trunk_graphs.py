@@ -20,7 +20,7 @@ from services.worker.engine.device.chunks import Chunks
 from services.worker.engine.device.recorders import CaptureError, on_all_ranks
 from services.worker.engine.device.segments import Segments
 from services.worker.engine.device.steps import Record, Run
-from services.worker.layers.context import ForwardContext, forward_context
+from services.worker.layers.context import forward_context
 from services.worker.machine.streams import ALIGNED, upload
 from shared.errors import ConfigError
 
@@ -151,8 +151,7 @@ class RecordedTrunk:
         segments = self._segments
         rows = segments.decode_rows(self._slots, self._starts, self.width)
         attention = segments.attention(rows, self._max_keys, self._chunks)
-        caches = segments.kv_cache.layers
-        with forward_context(ForwardContext(caches, self._slot_mapping, attention)):
+        with forward_context(segments.context(self._slot_mapping, attention)):
             self._hidden.copy_(segments.model(self._input_ids, self._positions))
 
     def _fill_tokens(self, inputs: DecodeInputs, chunks: Chunks) -> None:
