@@ -36,7 +36,7 @@ class DeviceSlots:
             if capacity.pooled_size
             else capacity.vocab_size,  # pooling has no logits rules
             max_drafts=capacity.num_speculative_tokens,
-            max_blocks=table.block_tables.shape[1],
+            max_blocks=table.block_tables.shape[-1],
             null_block=table.null_block,
             max_stop_ids=MAX_STOP_IDS,
             device=device,
@@ -87,7 +87,7 @@ class DeviceSlots:
             (state.num_drafts, table.num_drafts),
             (state.ends, table.end),
             (state.is_open, table.is_open),
-            (state.block_tables, table.block_tables),
+            (state.block_tables, table.block_tables[0]),
             *zip(state.sampling, table.sampling, strict=True),
             (state.ignores_eos, table.ignore_eos),
             (state.num_logprobs, table.num_logprobs),
@@ -121,7 +121,7 @@ class DeviceSlots:
 
     def _extend(self, table: SlotTable, plan: StepPlan) -> None:
         """Uploads the new blocks, the last of each table; a slot may occur more than once."""
-        ends = {row.slot: int(table.num_blocks[row.slot]) for row in plan.extend}
+        ends = {row.slot: int(table.num_blocks[0, row.slot]) for row in plan.extend}
         entries: list[tuple[int, int, int]] = []
         for row in reversed(plan.extend):
             ends[row.slot] -= len(row.blocks)
