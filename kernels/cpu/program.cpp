@@ -7,6 +7,7 @@
 #include "experts.h"
 #include "latent.h"
 #include "ranks.h"
+#include "short_conv.h"
 
 namespace {
 
@@ -48,7 +49,8 @@ enum Kind : int32_t {
   OPEN,
   LATENT,
   BEND,
-  SUM
+  SUM,
+  SHORT_CONV
 };
 
 // `in` and `out` are buffers: wide ones are float32, the others of the weights' type T.
@@ -57,7 +59,7 @@ struct Operator {
   int32_t in, out;
   int32_t second;      // ATTEND: a buffer for queries; EXPERTS, OPEN: input of the router or gate
   int32_t layer;       // ATTEND, LATENT: index of the cache
-  int32_t group;       // ATTEND, LATENT: index of the layer's group
+  int32_t group;       // ATTEND, LATENT, SHORT_CONV: index of the layer's group
   int32_t size;        // of a row of `in`; EMBED: of `out`
   int32_t is_wide;     // NORM: `out` is wide
   int32_t adds;        // NORM, LINEAR, EXPERTS, SUM: adds to `out`
@@ -72,6 +74,7 @@ struct Operator {
   const int64_t* order;    // ORDER: [size]
   const Experts* experts;  // EXPERTS
   const Latents* latents;  // LATENT
+  const ShortConv* short_conv;  // SHORT_CONV
 };
 
 // The blocks of a step in one group of layers; other groups differ in tables and slot mapping only.
@@ -393,6 +396,13 @@ void run(const Operator* ops, int num_ops, const Step& step) {
         open_rows((const float*)step.buffers[op.second], op.weight, (const float*)in, num, op.size,
                   (float*)out);
         break;
+      case SHORT_CONV: {
+        const Group& group = step.groups[op.group];
+        ColumnCache<T> cache = {step.caches + op.layer, op.short_conv->part};
+        run_short_conv<T>(*op.short_conv, cache, group.rows, group.slot_mapping, step.block_size,
+                          (const float*)in, num, op.size, (T*)out);
+        break;
+      }
       case SUM:
         sum_ranks((const float*)in, num, op.size, (const float*)op.rows, op.adds, op.scale,
                   (float*)out);

@@ -120,9 +120,10 @@ class NativeProgram:
         self._heads = [each.heads.struct() if each.heads else None for each in operators]
         self._experts = [each.experts.struct() if each.experts else None for each in operators]
         self._latents = [each.latents.struct() if each.latents else None for each in operators]
-        parts = zip(operators, self._heads, self._experts, self._latents, strict=True)
+        self._columns = [each.columns.struct() if each.columns else None for each in operators]
+        own = zip(self._heads, self._experts, self._latents, self._columns, strict=True)
         self._structs = (OperatorStruct * len(operators))(
-            *(each.struct(heads, experts, latents) for each, heads, experts, latents in parts)
+            *(each.struct(*structs) for each, structs in zip(operators, own, strict=True))
         )
         self._places = (Pointer * len(buffers))()
         self._scratch = set(range(num_inputs, len(buffers))) - {output}

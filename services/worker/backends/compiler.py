@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from kernels.cpu.operators import (
     Kind,
     Operator,
+    PackedColumns,
     PackedExperts,
     PackedHeads,
     PackedLatents,
@@ -22,6 +23,7 @@ from services.worker.layers.heads import Heads
 from services.worker.layers.latent_expansion import LatentExpansion
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
+from services.worker.layers.short_conv import Columns
 from services.worker.layers.weights import Dense
 from services.worker.models.decoder import DecoderLM
 
@@ -69,7 +71,7 @@ class Compiler:
         return program
 
     def _operator(self, each: Instruction, places: dict[int, int]) -> Operator:
-        norm, attention = each.norm, each.heads or each.latents
+        norm, attention = each.norm, each.heads or each.latents or each.columns
         rows, weight = self._embeddings(each.embedding)
         vocab = None if each.embedding is None else each.embedding.vocab
         if each.summed is not None and each.summed.bias is not None:
@@ -100,6 +102,7 @@ class Compiler:
             order=each.order,
             experts=None if each.experts is None else self._experts(each.experts),
             latents=self._latents(each, places),
+            columns=None if each.columns is None else _columns(each.columns),
         )
 
     def _embeddings(self, embedding: Embedding | None) -> tuple[Tensor | None, PackedMatrix | None]:
@@ -209,6 +212,17 @@ class Compiler:
             self._halves[expansion] = packed[0], packed[1]
             del expansion.weight
         return self._halves[expansion]
+
+
+def _columns(columns: Columns) -> PackedColumns:
+    """The weight by columns, so that channels are side by side."""
+    return PackedColumns(
+        num_parts=columns.num_parts,
+        part=columns.part,
+        width=columns.weight.shape[1],
+        weight=columns.weight.T.float().contiguous(),
+        bias=None if columns.bias is None else columns.bias.float(),
+    )
 
 
 def _with_embeddings(model: DecoderLM) -> TokenRows | None:

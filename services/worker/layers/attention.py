@@ -18,7 +18,7 @@ class Attention(nn.Module):
     """Grouped-query self-attention (arXiv 2305.13245), from the GEMM of queries, keys and values to
     the output GEMM. ``spec`` counts the heads of all ranks; each rank has its own heads.
 
-    ``layer`` is the place of its KV cache in the context.
+    ``layer`` is its number in the model.
     """
 
     def __init__(
@@ -50,6 +50,7 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(spec.head_dim if is_each else kv, eps, norm_offset)
         self.sinks = empty_parameter(heads.num) if spec.has_sinks else None
         self._shard = heads
+        self.number = layer
         self.heads = Heads(
             spec=spec,
             layer=layer,
@@ -60,20 +61,12 @@ class Attention(nn.Module):
         )
 
     @property
-    def layer(self) -> int:
-        return self.heads.layer
-
-    @property
     def group(self) -> int:
         return self.heads.group
 
-    def put_cache(self, place: int) -> None:
-        """Gives its KV cache another place in the context."""
-        self.heads = self.heads._replace(layer=place)
-
-    def put_group(self, group: int) -> None:
-        """Gives it the blocks of a group of layers."""
-        self.heads = self.heads._replace(group=group)
+    def put_cache(self, place: int, group: int) -> None:
+        """Gives its KV cache a place in the context, and the blocks of a group of layers."""
+        self.heads = self.heads._replace(layer=place, group=group)
 
     @property
     def kv_spec(self) -> KVSpec:

@@ -21,7 +21,7 @@ class LatentAttention(nn.Module):
     through ``query_rank`` numbers, or directly. ``spec`` counts the heads of all ranks; each rank
     has its own heads, and all latents.
 
-    ``layer`` is the place of its KV cache in the context.
+    ``layer`` is its number in the model.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class LatentAttention(nn.Module):
         has_bias: bool = False,
     ) -> None:
         super().__init__()
+        self.number = layer
         heads, _ = parallel.heads(spec.num_heads, spec.num_heads)
         spec = replace(spec, num_heads=heads.num)
         query = heads.times(spec.query_dim)
@@ -51,20 +52,12 @@ class LatentAttention(nn.Module):
         self.latents = Latents(spec, layer, self.kv_a_layernorm, self.kv_b_proj, rotary)
 
     @property
-    def layer(self) -> int:
-        return self.latents.layer
-
-    @property
     def group(self) -> int:
         return self.latents.group
 
-    def put_cache(self, place: int) -> None:
-        """Gives its KV cache another place in the context."""
-        self.latents = self.latents._replace(layer=place)
-
-    def put_group(self, group: int) -> None:
-        """Gives it the blocks of a group of layers."""
-        self.latents = self.latents._replace(group=group)
+    def put_cache(self, place: int, group: int) -> None:
+        """Gives its KV cache a place in the context, and the blocks of a group of layers."""
+        self.latents = self.latents._replace(layer=place, group=group)
 
     @property
     def kv_spec(self) -> KVSpec:

@@ -1,7 +1,7 @@
 """The operators that models are written in. Each backend has its own way to run them."""
 
 from abc import ABC, abstractmethod
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from torch import nn
 
@@ -11,6 +11,9 @@ from services.worker.layers.experts import Experts, Scores
 from services.worker.layers.heads import Heads, Latents
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
+
+if TYPE_CHECKING:
+    from services.worker.layers.short_conv import Columns
 
 X = TypeVar("X")
 
@@ -87,6 +90,13 @@ class Ops(ABC, Generic[X]):
         latent and r a rotated key of a visible token, and q = [n, rotated part] of a head:
         softmax(scale · (n U · c + q_rotated · r)) weighs c, and the weighted sum is multiplied with
         Vᵀ. [c, r] of the T tokens are written first. Neither argument may be used again.
+        """
+
+    @abstractmethod
+    def short_conv(self, x: X, columns: "Columns") -> X:
+        """(b, c, u) [T, 3 · size] → c · (the convolution of b · u, and its bias): [T, size]
+
+        b · u of the T tokens is written first. ``x`` must not be used again.
         """
 
     @abstractmethod

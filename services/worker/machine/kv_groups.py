@@ -19,11 +19,12 @@ WORTH_A_GROUP = 1.05  # times the least memory: fewer groups have shorter plans 
 
 
 class KVSpec(NamedTuple):
-    """A layer's ``entry`` of a token in the KV cache, and the ``window`` of last tokens that
-    attention reads, or None for all."""
+    """A layer's ``entry`` of a token in the KV cache, or several of them in as many seats, and the
+    ``window`` of last tokens that the layer reads, or None for all."""
 
     entry: tuple[int, ...]
     window: int | None = None
+    num_seats: int = 1
 
 
 class LayerGroups(NamedTuple):
@@ -35,13 +36,18 @@ class LayerGroups(NamedTuple):
 
 def group_layers(layers: Sequence[KVSpec], capacity: Capacity) -> LayerGroups:
     """Divides the layers of a whole model into few groups with which a request of the greatest
-    length takes little memory. Layers without a window come first. Layers with different entries
-    are one group, which keeps all tokens."""
-    windows = [_window(layer, capacity.max_model_len) for layer in layers]
-    found = [_in_seats(windows, num_seats) for num_seats in range(1, len(layers) + 1)]
-    sizes = {each: _size(each, capacity) for each in found if len(each.groups) <= MAX_GROUPS}
-    if len({layer.entry for layer in layers}) > 1 or not any(windows) or not sizes:
+    length takes little memory. Layers without a window are the first group. Layers with different
+    entries are one group, which keeps all tokens."""
+    specs = [each._replace(window=_window(each, capacity.max_model_len)) for each in layers]
+    is_plain = all(each.window is None for each in specs)
+    if is_plain or len({each.entry for each in specs}) > 1:
         return LayerGroups(EVERY_LAYER, (0,) * len(layers))
+    of_whole = sum(each.num_seats for each in specs if each.window is None)
+    least = max(of_whole, *(each.num_seats for each in specs))
+    most_seats = sum(each.num_seats for each in specs)
+    found = [_in_seats(specs, num_seats) for num_seats in range(least, most_seats + 1)]
+    few = [each for each in found if len(each.groups) <= MAX_GROUPS]
+    sizes = {each: _size(each, specs, capacity) for each in few}
     most = WORTH_A_GROUP * min(sizes.values())
     small = [each for each in sizes if sizes[each] <= most]
     return min(small, key=lambda each: (len(each.groups), sizes[each]))
@@ -72,23 +78,25 @@ def _window(layer: KVSpec, max_len: int) -> int | None:
     return None if layer.window is None or layer.window >= max_len else layer.window
 
 
-def _in_seats(windows: Sequence[int | None], num_seats: int) -> LayerGroups:
-    """Layers of a window take turns in its groups, so that each stage has layers of all. The last
+def _in_seats(layers: Sequence[KVSpec], num_seats: int) -> LayerGroups:
+    """Layers of a kind take turns in its groups, so that each stage has layers of all. The last
     one, for example of an MTP head, is in the first of them."""
-    left = Counter(windows)
-    kinds = sorted(left, key=lambda window: (window is not None, window))
-    nums = {window: -(-left[window] // num_seats) for window in kinds}
-    firsts = {window: sum(nums[each] for each in kinds[:at]) for at, window in enumerate(kinds)}
+    left = Counter(layers)
+    kinds = sorted(left, key=lambda each: (each.window is not None, each.window, each.num_seats))
+    nums = {each: -(-left[each] // (num_seats // each.num_seats)) for each in kinds}
+    firsts = {each: sum(nums[kind] for kind in kinds[:at]) for at, each in enumerate(kinds)}
     of_layers = []
-    for window in windows:
-        left[window] -= 1
-        of_layers.append(firsts[window] + left[window] % nums[window])
-    groups = [Group(window) for window in kinds for _ in range(nums[window])]
+    for layer in layers:
+        left[layer] -= 1
+        of_layers.append(firsts[layer] + left[layer] % nums[layer])
+    groups = [Group(kind.window) for kind in kinds for _ in range(nums[kind])]
     return LayerGroups(tuple(groups), tuple(of_layers))
 
 
-def _size(found: LayerGroups, capacity: Capacity) -> int:
+def _size(found: LayerGroups, layers: Sequence[KVSpec], capacity: Capacity) -> int:
     """The seats of all blocks that a request of the greatest length takes."""
-    num_seats = max(Counter(found.of_layers).values())
+    num_seats: Counter[int] = Counter()
+    for group, layer in zip(found.of_layers, layers, strict=True):
+        num_seats[group] += layer.num_seats
     of_groups = replace(capacity, groups=found.groups)
-    return num_seats * most_blocks(of_groups, capacity.max_model_len)
+    return max(num_seats.values()) * most_blocks(of_groups, capacity.max_model_len)

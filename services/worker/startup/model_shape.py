@@ -56,14 +56,15 @@ def shape_of(
     are kept, computed again and joined with embeddings.
     """
     config = model.config
-    attention = max(each.numbers_per_token for each in model.attentions())
+    layers = model.cached_layers()
+    attention = max(each.numbers_per_token for each in layers)
     always = (7 if drafts else 3) * config.hidden_size + 2 * config.head_dim
     mixtures = [_mixture_numbers(each) for each in model.modules() if isinstance(each, Experts)]
     numbers = always + max(attention, 4 * config.intermediate_size, *mixtures)
     return ModelShape(
         kv_layouts=model.kv_layouts(dtype, drafts=drafts, codes=codes),
         numbers_per_token=numbers,
-        num_scored_heads=max(each.num_scored_heads for each in model.attentions()),
+        num_scored_heads=max(each.num_scored_heads for each in layers),
         groups=model.groups,
         layer_groups=model.layer_groups(drafts=drafts),
     )
