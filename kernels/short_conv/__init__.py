@@ -1,8 +1,8 @@
 """The gated short convolution of LFM2 over a paged cache (arXiv 2511.23404).
 
 A token's input is (b, c, u) of equal size. b · u is its entry in the cache, and the output is
-c · (Σ_j w[:, j] · entry of the token ``width − 1 − j`` places before + bias). An entry is rounded to
-the cache's dtype before it is used, so that the chunks of a prompt do not matter. It has several
+c · (Σ_j w[:, j] · entry of the token ``width − 1 − j`` places before + bias). An entry is rounded
+to the cache's dtype before it is used, so that the chunks of a prompt do not matter. It has several
 parts, each in the cache of one seat (``services/worker/machine/kv_groups.py``).
 
 ``reference.py`` computes it token by token; torch serves CPUs, Triton CUDA devices.
@@ -38,8 +38,7 @@ def short_conv(
         return launch(x, weight, bias, caches, slot_mapping, places)
     b, c, u = x.chunk(3, 1)
     entries = [cache.flatten(0, 1).flatten(1) for cache in caches]
-    sizes = [each.shape[1] for each in entries]
-    parts = (b * u).to(entries[0].dtype).split(sizes, 1)
+    parts = (b * u).to(entries[0].dtype).split(entries[0].shape[1], 1)
     for part, of_seat in zip(parts, entries, strict=False):
         of_seat[slot_mapping, : part.shape[1]] = part
     num_parts = len(parts)

@@ -82,10 +82,10 @@ def conv_kernel(
             place = tl.load(p_places + i_token * (WIDTH - 1) + column)
         else:
             place = tl.load(p_slot_mapping + i_token)
-        p_entry = p_cache + place * PART + o_channel
-        b_entry = tl.load(p_entry, mask=is_channel & (place >= 0), other=0).to(tl.float32)
+        p_entry = p_cache + tl.maximum(place, 0) * PART + o_channel
+        b_entry = tl.load(p_entry, mask=is_channel, other=0).to(tl.float32)
         b_weight = tl.load(p_weight + o_whole * WIDTH + column, mask=is_channel, other=0)
-        b_total += b_entry * b_weight.to(tl.float32)
+        b_total += tl.where(place >= 0, b_entry, 0.0) * b_weight.to(tl.float32)
     if p_bias is not None:
         b_total += tl.load(p_bias + o_whole, mask=is_channel, other=0).to(tl.float32)
     b_gate = tl.load(p_x + i_token * 3 * SIZE + SIZE + o_whole, mask=is_channel, other=0)

@@ -7,13 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from benchmarks.harness.engines import ENGINES, make_engine
+from benchmarks.harness.engines import make_engine
 from services.worker.foreign import backend
 from services.worker.machine.kv_groups import LayerGroups
 from services.worker.startup import model_shape
-from shared.errors import ConfigError
-from shared.wire.kv_groups import most_blocks
-from shared.wire.messages import EVERY_LAYER, Group, SamplingParams
+from shared.wire.messages import EVERY_LAYER, SamplingParams
 from tests.services.worker.driver import Job
 from tests.services.worker.foreign_checkpoints import save_family
 from tests.services.worker.tight_driver import TightDriver

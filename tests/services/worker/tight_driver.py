@@ -130,9 +130,7 @@ class TightDriver:
         """Does nothing if its first blocks are not all there."""
         held, size = self._held[slot], self.engine.capacity.block_size
         num_kept = held.num_computed // size
-        passed = [
-            num_passed(group, num_kept * size, size) for group in self.engine.capacity.groups
-        ]
+        passed = [num_passed(group, num_kept * size, size) for group in self.engine.capacity.groups]
         if passed != held.num_passed or self._admit:
             return
         for table in held.tables:
