@@ -10,9 +10,10 @@ from tests.kernels.test_short_conv import (
 )
 
 
-@pytest.mark.parametrize(
-    ("step", "width", "size"), zip(STEPS, (3, 5, 1, 3), (80, 16, 32, 32), strict=True)
-)
+SHAPES = [*zip(STEPS, (3, 5, 1, 3), (80, 16, 32, 32), strict=True)]
+
+
+@pytest.mark.parametrize(("step", "width", "size"), SHAPES)
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 def test_each_token_sees_the_last_columns_of_its_sequence(
     step: Step, width: int, size: int, dtype: torch.dtype
