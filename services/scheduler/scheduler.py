@@ -271,8 +271,8 @@ class Scheduler:
         builder = self.planner.next_plan(worker, self._num_absorbed)
         if builder is None:
             return None
-        for sequence in worker.filling_blocks(builder.plan):
-            worker.index_blocks(sequence)
+        for row in builder.plan.prefill:
+            worker.blocks.index_blocks(worker.running[row.slot])
         self._count_hits(builder.newcomers)
         worker.send(builder.plan, self._num_absorbed)
         return Planned(builder.plan, builder.ids, builder.newcomers)
@@ -295,10 +295,10 @@ class Scheduler:
         for emission in last.values():
             ends = emission.ends
             if ends or emission.has_output:
-                worker.index_blocks(emission.sequence, ends)
+                worker.blocks.index_blocks(emission.sequence, ends)
             if ends:
                 if isinstance(emission.error, InternalError):
-                    worker.pool.uncache(emission.sequence.allocated.blocks)
+                    worker.blocks.uncache(emission.sequence)
                 worker.remove(emission.sequence)
                 self._end(emission.sequence, emission.end_reason)
         self._handover.run()
