@@ -5,6 +5,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from hashlib import blake2b
 
+from services.scheduler.eviction import Eviction, Standing
+
 HASH_BYTES = 16
 
 
@@ -102,9 +104,9 @@ class BlockPool:
     more sequences.
 
     A cached block has no owner but is in ``index`` or in a keep point: it can be shared again, and
-    counts as free. Allocation evicts the least recently used units once no others are free. A unit
-    is a block of the index, or a keep point with its blocks. Of one sequence the last unit is
-    evicted first, since the units before it are usable without it.
+    counts as free. Allocation evicts units (``Eviction``) once no others are free. A unit is a
+    block of the index, or a keep point with its blocks. Of one sequence the last unit is evicted
+    first, since the units before it are usable without it.
     """
 
     def __init__(self, num_blocks: int, index: PrefixIndex) -> None:
@@ -114,8 +116,7 @@ class BlockPool:
         self._index = index
         self._free: list[int] = []  # blocks that were used before
         self._num_used = 0  # blocks with an id below it were used before
-        # Cached blocks of the index and all keep points, least recently used first.
-        self._units: dict[int | KeepPoint, None] = {}
+        self.eviction: Eviction[int | KeepPoint] = Eviction(max_evicted=num_blocks)
         self._num_cached = 0
         self._ref_counts = array("i", bytes(4 * num_blocks))
         self._keep_counts: dict[int, int] = {}  # keep points of a block
@@ -151,20 +152,20 @@ class BlockPool:
         """Adds an owner to each of ``blocks``, which are cached or owned."""
         for block in blocks:
             if not self._ref_counts[block]:
-                self._units.pop(block, None)
+                self.eviction.discard(block)
                 self._num_cached -= 1
             self._ref_counts[block] += 1
         self.num_owned += len(blocks)
 
-    def free(self, blocks: list[int]) -> None:
-        """Removes an owner from each of ``blocks``. Raises ValueError for a block without owners:
-        two sequences would write to it."""
+    def free(self, blocks: list[int], standing: Standing = Standing.USUAL) -> None:
+        """Removes an owner of this ``standing`` from each of ``blocks``. Raises ValueError for a
+        block without owners: two sequences would write to it."""
         for block in reversed(blocks):
             if not self._ref_counts[block]:
                 raise ValueError(f"block {block} was given back twice")
             self._ref_counts[block] -= 1
             if not self._ref_counts[block]:
-                self._set_free(block)
+                self._set_free(block, standing)
         self.num_owned -= len(blocks)
 
     def keep(self, block_hash: bytes, num_blocks: int, tables: list[list[int]]) -> KeepPoint:
@@ -178,17 +179,17 @@ class BlockPool:
         self.use(point)
         return point
 
-    def use(self, point: KeepPoint) -> None:
+    def use(self, point: KeepPoint, standing: Standing = Standing.USUAL) -> None:
         """Notes that ``point`` is used last. Does nothing for an evicted one."""
         if self.keep_points.get(point.block_hash) is point:
-            self._units.pop(point, None)
-            self._units[point] = None
+            self.eviction.put(point, point.block_hash, standing)
 
     def forget(self, point: KeepPoint) -> None:
         """Removes ``point`` from the prefix cache. Does nothing for an evicted one."""
         if self.keep_points.get(point.block_hash) is not point:
             return
-        del self.keep_points[point.block_hash], self._units[point]
+        del self.keep_points[point.block_hash]
+        self.eviction.discard(point)
         for block in point.blocks:
             self._keep_counts[block] -= 1
             if not self._keep_counts[block]:
@@ -204,13 +205,15 @@ class BlockPool:
 
     def reset_cache(self) -> None:
         """Empties the prefix cache. Owned blocks stay with their owners."""
-        while self._units:
+        while self.eviction:
             self._evict()
+        self.eviction.clear()
         self._index.clear()
 
-    def _set_free(self, block: int) -> None:
-        if block in self._index:
-            self._units[block] = None
+    def _set_free(self, block: int, standing: Standing) -> None:
+        block_hash = self._index.block_hash(block)
+        if block_hash is not None:
+            self.eviction.put(block, block_hash, standing)
             self._num_cached += 1
         elif block in self._keep_counts:
             self._num_cached += 1
@@ -218,13 +221,12 @@ class BlockPool:
             self._free.append(block)
 
     def _evict(self) -> None:
-        """Evicts the unit that was used first; no block is free afterwards if all blocks of a keep
-        point have owners or are in others."""
-        unit = next(iter(self._units))
+        """Evicts a unit; no block is free afterwards if all blocks of a keep point have owners or
+        are in others."""
+        unit = self.eviction.pop()
         if isinstance(unit, KeepPoint):
             self.forget(unit)
             return
-        del self._units[unit]
         self._num_cached -= 1
         self._index.drop(unit)
         self._free.append(unit)

@@ -137,6 +137,10 @@ class KVBlocks:
             self.pool.share(blocks)
             tables.append(BlockTable(blocks, num_passed(group, num_computed, self._size)))
         allocation = Allocation(worker_id, slot, tables, hit.num_blocks, num_computed)
+        if self.pool.eviction.has_evicted:
+            numbers = range(hit.num_blocks, sequence.max_cached // self._size)
+            missed = (sequence.block_hash(each, self._size) for each in numbers)
+            allocation.standing = self.pool.eviction.standing_of(missed)
         if self.has_windows:
             allocation.junction = hit.num_whole if hit.num_whole > hit.num_blocks else 0
             if hit.num_blocks:
@@ -147,17 +151,18 @@ class KVBlocks:
     def free(self, allocation: Allocation) -> None:
         """Takes the blocks of a sequence back; no plan in flight names them. Of the units that
         remain in the cache, the last one is evicted first."""
+        standing = allocation.standing
         whole, *others = allocation.tables
         if not self._has_whole:
             whole, others = BlockTable([]), allocation.tables
         for table in others:
-            self.pool.free(table.blocks)
+            self.pool.free(table.blocks, standing)
         end = len(whole.blocks)
         for point in sorted(allocation.keep_points, key=lambda each: -each.num_blocks):
-            self.pool.free(whole.blocks[point.num_blocks : end])
-            self.pool.use(point)
+            self.pool.free(whole.blocks[point.num_blocks : end], standing)
+            self.pool.use(point, standing)
             end = min(end, point.num_blocks)
-        self.pool.free(whole.blocks[:end])
+        self.pool.free(whole.blocks[:end], standing)
 
     def leave(self, sequence: Sequence) -> None:
         """Makes a keep point at the last full block of a sequence that is about to lose its

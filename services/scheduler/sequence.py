@@ -10,6 +10,7 @@ import numpy as np
 from msgspec import Raw
 
 from services.scheduler.block_pool import BlockHashes, KeepPoint
+from services.scheduler.eviction import Standing
 from shared.wire.envelope import RequestOptions, hash_root, read_options
 from shared.wire.faults import reads_all
 from shared.wire.messages import (
@@ -79,7 +80,8 @@ class Allocation:
     blocks after these plans. There is a table for each group of layers, with blocks for
     ``num_places`` ids at least. The first ``num_indexed`` blocks were offered to the worker's
     index. Its ``keep_points`` are those that it began at, passed or made. One is due at block
-    ``junction``, behind which an earlier prompt had no more in common with it; 0: none.
+    ``junction``, behind which an earlier prompt had no more in common with it; 0: none. Its blocks
+    are evicted by their ``standing``.
     ``may_have_drafts``: a plan has sampled for the sequence.
     """
 
@@ -90,6 +92,7 @@ class Allocation:
     num_computed: int
     num_places: int = 0
     junction: int = 0
+    standing: Standing = Standing.USUAL
     keep_points: list[KeepPoint] = field(default_factory=list)
     num_pending: int = 0
     num_due: int = 0
