@@ -96,7 +96,8 @@ class Scheduler:
         self._placement = Placement(self.workers, self._holders, prefill_limits)
         self.planner = Planner(self.queues, self._placement, pipeline_depth, prefill_limits)
         self.num_requeues = 0  # after the death of their worker
-        self.num_prefix_queries = self.num_prefix_hits = 0  # in tokens of newcomers' prompts
+        # In tokens of newcomers' prompts; cut: known to groups without a window alone.
+        self.num_prefix_queries = self.num_prefix_hits = self.num_prefix_cut = 0
         self.capacities: list[Capacity] = []  # of all workers, without repetition
         self._handover = Handover(self.workers, self.sequences, self.queues)
         self._in_need: dict[str, None] = {}
@@ -322,6 +323,10 @@ class Scheduler:
         """Preempted sequences that resume are left out: they are no success of the cache."""
         self.num_prefix_queries += sum(len(each.prompt) for each in newcomers)
         self.num_prefix_hits += sum(each.num_cached for each in newcomers)
+        for each in newcomers:
+            if each.allocated.junction:
+                size = self.workers[each.allocated.worker_id].capacity.block_size
+                self.num_prefix_cut += each.allocated.junction * size - each.num_cached
 
     def _refusal(self, sequence: Sequence, error: RequestError) -> Refusal:
         self._end(sequence, error.code)

@@ -7,7 +7,8 @@ from services.scheduler.limits import LacksBlocks
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.worker_state import WorkerState
 from shared.wire.kv_groups import READ_AT_ONCE, most_blocks, num_passed
-from shared.wire.messages import Capacity, Drop, Group
+from shared.wire.messages import NO_TOKENS, Capacity, Drop, Group
+from shared.wire.token_arrays import TokenArrays
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 from tests.services.scheduler.test_prefix_cache import add as add_unread
 from tests.services.scheduler.test_prefix_cache import admits, finish, step
@@ -19,8 +20,10 @@ WINDOWED = msgspec.structs.replace(BOTH, groups=(Group(WINDOW),))
 PROMPT = list(range(1000))
 
 
-def scheduler(capacity: Capacity, **settings: bool) -> tuple[Scheduler, SimulatedWorker]:
-    core = Scheduler(100, 10, **settings)
+def scheduler(
+    capacity: Capacity, caches_prefixes: bool = True
+) -> tuple[Scheduler, SimulatedWorker]:
+    core = Scheduler(100, 10, caches_prefixes)
     core.add_worker("w", capacity)
     return core, SimulatedWorker(capacity)
 
@@ -56,7 +59,7 @@ def test_no_block_is_behind_a_window_until_attention_reads_none_of_its_keys():
 
 @pytest.mark.parametrize("caches_prefixes", [True, False])
 def test_a_window_keeps_few_blocks_however_long_the_text_is(caches_prefixes: bool):
-    core, worker = scheduler(BOTH, caches_prefixes=caches_prefixes)
+    core, worker = scheduler(BOTH, caches_prefixes)
     add(core, "r", PROMPT, max_tokens=500)
     drops: list[Drop] = []
     for _ in range(300):
@@ -106,6 +109,7 @@ def test_a_prompt_that_leaves_another_one_keeps_the_junction_for_the_next():
         numbers += [each.num_cached for each in admits(core, worker)]
         finish(core, worker)
     assert numbers == [0, 0, 496]
+    assert core.num_prefix_cut == 496, "of the second one"
 
 
 def test_an_answer_keeps_a_point_every_few_thousand_tokens():
@@ -133,11 +137,9 @@ def test_of_a_sequence_with_bad_numbers_nothing_stays():
         step(core, worker)
     planned = core.plan("w")
     assert planned is not None
-    result, arrays = worker.step(planned)
-    failed = msgspec.structs.replace(result.rows[0], error="NaN", run=result.rows[0].run)
-    failed = msgspec.structs.replace(failed, run=type(failed.run)(0))
-    rows = msgspec.structs.replace(result, rows=[failed])
-    core.absorb("w", rows, type(arrays)())
+    result, _ = worker.step(planned)
+    failed = msgspec.structs.replace(result.rows[0], error="NaN", run=NO_TOKENS)
+    core.absorb("w", msgspec.structs.replace(result, rows=[failed]), TokenArrays())
     assert not kept(core)
     assert not len(worker_of(core).index)
     assert worker_of(core).pool.num_free == BOTH.num_blocks
