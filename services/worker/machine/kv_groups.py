@@ -7,7 +7,8 @@ larger blocks, and fewer seats more groups, each with blocks of its own.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import cycle
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 from shared.wire.kv_groups import most_blocks
 from shared.wire.messages import EVERY_LAYER, MAX_GROUPS, Capacity, Group
 
-WORTH_A_GROUP = 1.05  # times the least memory: fewer groups have shorter plans and steps
+NEARLY = 1.05  # of the least memory: then shorter plans or blocks that come back decide
 
 
 class KVSpec(NamedTuple):
@@ -35,15 +36,19 @@ class LayerGroups(NamedTuple):
 
 def group_layers(layers: Sequence[KVSpec], capacity: Capacity) -> LayerGroups:
     """Divides the layers of a whole model into few groups with which a request of the greatest
-    length takes little memory. Layers without a window come first. Layers with different entries
-    are one group, which keeps all tokens."""
+    length takes little memory. Layers without a window are the first group. Layers are one group,
+    which keeps all tokens, if their entries differ or that takes less memory."""
+    whole = LayerGroups(EVERY_LAYER, (0,) * len(layers))
     windows = [_window(layer, capacity.max_model_len) for layer in layers]
-    found = [_in_seats(windows, num_seats) for num_seats in range(1, len(layers) + 1)]
+    nums_seats = range(max(1, windows.count(None)), len(layers) + 1)
+    found = [_in_seats(windows, num_seats) for num_seats in nums_seats]
     sizes = {each: _size(each, capacity) for each in found if len(each.groups) <= MAX_GROUPS}
     if len({layer.entry for layer in layers}) > 1 or not any(windows) or not sizes:
-        return LayerGroups(EVERY_LAYER, (0,) * len(layers))
-    most = WORTH_A_GROUP * min(sizes.values())
-    small = [each for each in sizes if sizes[each] <= most]
+        return whole
+    least = min(sizes.values())
+    if least > NEARLY * _size(whole, capacity):
+        return whole
+    small = [each for each in sizes if sizes[each] <= NEARLY * least]
     return min(small, key=lambda each: (len(each.groups), sizes[each]))
 
 
@@ -73,18 +78,15 @@ def _window(layer: KVSpec, max_len: int) -> int | None:
 
 
 def _in_seats(windows: Sequence[int | None], num_seats: int) -> LayerGroups:
-    """Layers of a window take turns in its groups, so that each stage has layers of all. The last
-    one, for example of an MTP head, is in the first of them."""
-    left = Counter(windows)
-    kinds = sorted(left, key=lambda window: (window is not None, window))
-    nums = {window: -(-left[window] // num_seats) for window in kinds}
-    firsts = {window: sum(nums[each] for each in kinds[:at]) for at, window in enumerate(kinds)}
-    of_layers = []
-    for window in windows:
-        left[window] -= 1
-        of_layers.append(firsts[window] + left[window] % nums[window])
-    groups = [Group(window) for window in kinds for _ in range(nums[window])]
-    return LayerGroups(tuple(groups), tuple(of_layers))
+    """Layers of a window take turns in its groups, so that each stage has layers of all."""
+    nums = Counter(windows)
+    groups: list[Group] = []
+    turns: dict[int | None, Iterator[int]] = {}
+    for window in sorted(nums, key=lambda window: (window is not None, window)):
+        num_groups = -(-nums[window] // num_seats)
+        turns[window] = cycle(range(len(groups), len(groups) + num_groups))
+        groups += [Group(window)] * num_groups
+    return LayerGroups(tuple(groups), tuple(next(turns[window]) for window in windows))
 
 
 def _size(found: LayerGroups, capacity: Capacity) -> int:
