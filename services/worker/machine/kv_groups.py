@@ -7,7 +7,8 @@ larger blocks, and fewer seats more groups, each with blocks of its own.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import cycle
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -15,7 +16,7 @@ from msgspec.structs import replace
 from shared.wire.kv_groups import most_blocks
 from shared.wire.messages import EVERY_LAYER, MAX_GROUPS, Capacity, Group
 
-WORTH_A_GROUP = 1.05  # times the least memory: fewer groups have shorter plans and steps
+NEARLY = 1.05  # of the least memory: then shorter plans or blocks that come back decide
 
 
 class KVSpec(NamedTuple):
@@ -36,20 +37,23 @@ class LayerGroups(NamedTuple):
 
 def group_layers(layers: Sequence[KVSpec], capacity: Capacity) -> LayerGroups:
     """Divides the layers of a whole model into few groups with which a request of the greatest
-    length takes little memory. Layers without a window are the first group. Layers with different
-    entries are one group, which keeps all tokens."""
+    length takes little memory. Layers without a window are the first group. Layers are one group,
+    which keeps all tokens, if their entries differ or that takes less memory."""
+    whole = LayerGroups(EVERY_LAYER, (0,) * len(layers))
     specs = [each._replace(window=_window(each, capacity.max_model_len)) for each in layers]
-    is_plain = all(each.window is None for each in specs)
-    if is_plain or len({each.entry for each in specs}) > 1:
-        return LayerGroups(EVERY_LAYER, (0,) * len(layers))
     of_whole = sum(each.num_seats for each in specs if each.window is None)
-    least = max(of_whole, *(each.num_seats for each in specs))
+    least_seats = max(of_whole, *(each.num_seats for each in specs))
     most_seats = sum(each.num_seats for each in specs)
-    found = [_in_seats(specs, num_seats) for num_seats in range(least, most_seats + 1)]
+    found = [_in_seats(specs, num) for num in range(least_seats, most_seats + 1)]
     few = [each for each in found if len(each.groups) <= MAX_GROUPS]
     sizes = {each: _size(each, specs, capacity) for each in few}
-    most = WORTH_A_GROUP * min(sizes.values())
-    small = [each for each in sizes if sizes[each] <= most]
+    has_windows = any(each.window is not None for each in specs)
+    if len({each.entry for each in specs}) > 1 or not has_windows or not sizes:
+        return whole
+    least = min(sizes.values())
+    if least > NEARLY * _size(whole, specs, capacity):
+        return whole
+    small = [each for each in sizes if sizes[each] <= NEARLY * least]
     return min(small, key=lambda each: (len(each.groups), sizes[each]))
 
 

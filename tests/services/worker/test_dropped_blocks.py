@@ -8,17 +8,28 @@ import numpy as np
 import pytest
 
 from benchmarks.harness.engines import make_engine
+from benchmarks.harness.scheduled import Run
 from services.worker.foreign import backend
 from services.worker.machine.kv_groups import LayerGroups
 from services.worker.startup import model_shape
-from shared.wire.messages import EVERY_LAYER, SamplingParams
-from tests.services.worker.driver import Job
+from shared.errors import ConfigError
+from shared.wire.kv_groups import most_blocks
+from shared.wire.messages import EVERY_LAYER, Group, SamplingParams
+from tests.services.worker.checkpoints import save_mimo
 from tests.services.worker.foreign_checkpoints import save_family
-from tests.services.worker.tight_driver import TightDriver
+from tests.services.worker.tight_driver import Poisoned, run_tightly
 
 FAMILIES = ("GptOssForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "MistralForCausalLM")
-MAX_LEN = 320
-CHUNKS = [1, 7, 30, 13]
+MAX_LEN = 240
+CHUNKS = [40, 1, 7, 30, 13]
+PARAMS = [
+    SamplingParams(seed, 0.5, max_tokens=num, ignore_eos=True, logprobs=3)
+    for seed, num in enumerate((90, 3, 20))
+]
+PLAIN_PARAMS = [
+    SamplingParams(seed, 0.5, max_tokens=num, ignore_eos=True)
+    for seed, num in enumerate((90, 3, 20))
+]
 slow = pytest.mark.slow
 
 
@@ -27,21 +38,23 @@ class Case(NamedTuple):
     dtype: str = "float32"
     cache: str = "auto"
     method: str = "none"
+    num_at_once: int = 1
 
 
 CASES = [
     Case("native", "bfloat16"),
-    Case("native", "bfloat16", "int8"),
+    Case("native", "bfloat16", "int8", num_at_once=3),
     Case("native", "float32", "fp8", "ngram"),
-    Case("torch"),
+    Case("torch", num_at_once=3),
     Case("torch", "float32", "int8", "ngram"),
 ]
 MORE_CASES = [
-    Case("native"),
-    Case("native", "bfloat16", "fp8", "ngram"),
+    Case("native", num_at_once=3),
+    Case("native", "bfloat16", "fp8", "ngram", 3),
     Case("torch", "bfloat16", "fp8"),
-    Case("torch", "bfloat16", "auto", "ngram"),
+    Case("torch", "bfloat16", "auto", "ngram", 3),
 ]
+ALL_CASES = [*CASES, *(pytest.param(case, marks=slow) for case in MORE_CASES)]
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -51,25 +64,21 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return path
 
 
+def prompts() -> list[list[int]]:
+    """Of the last one prompt lookup finds much."""
+    rng = np.random.default_rng(5)
+    first, second, third = (rng.integers(8, 160, length).tolist() for length in (120, 9, 40))
+    return [first, second, third * 4]
+
+
 def engine_of(folder: Path, case: Case, **settings: Any) -> Any:
-    drafts = {"method": case.method, "num_speculative_tokens": 3}
     own = {
         "dtype": case.dtype,
         "kv_cache_dtype": case.cache,
-        "max_num_batched_tokens": 60,
-        "speculative_config": drafts if case.method != "none" else {"method": "none"},
+        "max_num_batched_tokens": 50 * case.num_at_once,
+        "speculative_config": {"method": case.method},
     }
     return make_engine(folder, case.kernels, **(own | settings))
-
-
-def jobs() -> list[Job]:
-    rng = np.random.default_rng(5)
-    prompts = [rng.integers(8, 160, length).tolist() for length in (150, 9, 201, 130)]
-    prompts[2] = prompts[2][:40] * 5  # for prompt lookup
-    return [
-        Job(prompt, SamplingParams(seed, 0.5, max_tokens=110, ignore_eos=True, logprobs=3))
-        for seed, prompt in enumerate(prompts)
-    ]
 
 
 def with_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,36 +89,85 @@ def with_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "group_layers", one_group)
 
 
-def bits(done: list[Job]) -> list[tuple[list[int], bytes]]:
-    return [(job.emitted, np.stack(job.logprobs).tobytes()) for job in done]
+def assert_same_bits(found: Run, expected: Run) -> None:
+    assert found.num_drops > 3
+    assert expected.num_drops == 0
+    assert found.texts == expected.texts
+    for ours, theirs in zip(found.logprobs, expected.logprobs, strict=True):
+        assert np.array(ours).tobytes() == np.array(theirs).tobytes()
 
 
-def assert_same_bits(
+def check(
     folder: Path,
     case: Case,
     monkeypatch: pytest.MonkeyPatch,
     settings: dict[str, Any] | None = None,
     **options: Any,
-) -> TightDriver:
-    """Returns the driver with few blocks."""
+) -> Run:
+    """Returns the results with few blocks."""
+    options |= {"num_at_once": case.num_at_once, "depth": 0 if case.method == "none" else 3}
+    asked = prompts(), PLAIN_PARAMS if "num_steps" in options else PARAMS, CHUNKS
     engine = engine_of(folder, case, **(settings or {}))
-    depth = 0 if case.method == "none" else 3
-    tight, found, expected = TightDriver(engine, CHUNKS, depth=depth, **options), jobs(), jobs()
-    tight.run(found)
-    assert tight.num_dropped > 100 // engine.capacity.block_size
+    found = run_tightly(Poisoned(engine), *asked, **options)
     with_one_group(monkeypatch)
     plain = engine_of(folder, case, **(settings or {}))
     assert plain.capacity.groups == EVERY_LAYER
-    TightDriver(plain, CHUNKS, depth=depth, **options).run(expected)
-    assert bits(found) == bits(expected)
-    return tight
+    assert_same_bits(found, run_tightly(plain, *asked, **options))
+    return found
 
 
-@pytest.mark.parametrize("num_at_once", [1, 3])
-@pytest.mark.parametrize(
-    "case", [*CASES, *(pytest.param(case, marks=slow) for case in MORE_CASES)], ids=", ".join
-)
-def test_what_was_dropped_is_not_missed(
-    folder: Path, case: Case, num_at_once: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("case", ALL_CASES, ids=repr)
+def test_dropped_blocks_are_not_missed(
+    folder: Path, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert_same_bits(folder, case, monkeypatch, num_at_once=num_at_once)
+    check(folder, case, monkeypatch)
+
+
+@pytest.mark.parametrize("case", [CASES[1], pytest.param(CASES[4], marks=slow)], ids=repr)
+def test_sequences_resume_from_the_blocks_of_their_windows(
+    folder: Path, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert check(folder, case, monkeypatch, resume_every=5).num_hits > 5
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_several_steps_go_on_in_the_tables_of_all_groups(
+    folder: Path, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(kernels, num_at_once=3)
+    assert check(folder, case, monkeypatch, num_steps=16).num_long_plans > 3
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_an_mtp_head_drafts_from_the_blocks_of_the_first_group(
+    tmp_path: Path, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
+    save_mimo(tmp_path, max_position_embeddings=MAX_LEN, **windows)
+    found = check(tmp_path, Case(kernels, method="mtp"), monkeypatch, resume_every=7)
+    assert found.num_accepted > 5
+    assert found.num_hits > 3
+
+
+@pytest.mark.parametrize("cache", ["auto", "int8"])
+def test_layers_of_transformers_have_groups_too(
+    folder: Path, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"model_impl": "transformers"}
+    check(folder, Case("torch", cache=cache), monkeypatch, settings, resume_every=9)
+
+
+def test_a_cache_of_one_request_has_the_blocks_that_it_needs_at_once(tmp_path: Path) -> None:
+    save_family(tmp_path, "MistralForCausalLM", max_position_embeddings=MAX_LEN)
+    case = CASES[2]
+    capacity = engine_of(tmp_path, case).capacity
+    assert capacity.groups == (Group(5),)
+    num_blocks = most_blocks(capacity, MAX_LEN)
+    assert num_blocks < MAX_LEN // capacity.block_size - 2
+    engine = engine_of(tmp_path, case, num_gpu_blocks_override=num_blocks)
+    assert engine.capacity.num_blocks == num_blocks
+    run = run_tightly(Poisoned(engine), prompts(), PARAMS, CHUNKS, depth=3)
+    assert [len(text) for text in run.texts] == [90, 3, 20]
+    problem = f"{num_blocks - 1} blocks of 16 tokens; .* takes {num_blocks}: raise the one"
+    with pytest.raises(ConfigError, match=problem):
+        engine_of(tmp_path, case, num_gpu_blocks_override=num_blocks - 1)

@@ -124,8 +124,8 @@ def test_blocks_take_what_is_left_of_the_share() -> None:
     ],
 )
 def test_more_tokens_fit_in_long_requests_if_layers_have_windows(max_len: int, tokens: str) -> None:
-    """A layer with a window holds it, 64 more, a step's tokens and a block: 64 blocks."""
-    capacity = Capacity(0, 16, 256, 200, max_len, groups=(Group(), Group(744)))
+    """A layer with a window holds it, 64 more, a step's tokens and three blocks: 64."""
+    capacity = Capacity(0, 16, 256, 168, max_len, groups=(Group(), Group(744)))
     needs = replace(NEEDS, capacity=capacity, block=NEEDS.block // 2)
     report = plan_memory(settings(num_gpu_blocks_override=2624), needs, MACHINE, CUDA)
     *_, cache, concurrency = report.lines()
