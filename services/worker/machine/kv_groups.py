@@ -7,8 +7,7 @@ larger blocks, and fewer seats more groups, each with blocks of its own.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from itertools import cycle
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from msgspec.structs import replace

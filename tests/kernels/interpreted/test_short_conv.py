@@ -9,7 +9,6 @@ from tests.kernels.test_short_conv import (
     test_each_token_sees_the_last_columns_of_its_sequence as check,
 )
 
-
 SHAPES = [*zip(STEPS, (3, 5, 1, 3), (80, 16, 32, 32), strict=True)]
 
 
