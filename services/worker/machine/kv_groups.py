@@ -7,7 +7,8 @@ larger blocks, and fewer seats more groups, each with blocks of its own.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import cycle
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -82,18 +83,15 @@ def _window(layer: KVSpec, max_len: int) -> int | None:
 
 
 def _in_seats(layers: Sequence[KVSpec], num_seats: int) -> LayerGroups:
-    """Layers of a kind take turns in its groups, so that each stage has layers of all. The last
-    one, for example of an MTP head, is in the first of them."""
-    left = Counter(layers)
-    kinds = sorted(left, key=lambda each: (each.window is not None, each.window, each.num_seats))
-    nums = {each: -(-left[each] // (num_seats // each.num_seats)) for each in kinds}
-    firsts = {each: sum(nums[kind] for kind in kinds[:at]) for at, each in enumerate(kinds)}
-    of_layers = []
-    for layer in layers:
-        left[layer] -= 1
-        of_layers.append(firsts[layer] + left[layer] % nums[layer])
-    groups = [Group(kind.window) for kind in kinds for _ in range(nums[kind])]
-    return LayerGroups(tuple(groups), tuple(of_layers))
+    """Layers of a kind take turns in its groups, so that each stage has layers of all."""
+    nums = Counter(layers)
+    groups: list[Group] = []
+    turns: dict[KVSpec, Iterator[int]] = {}
+    for kind in sorted(nums, key=lambda each: (each.window is not None, each.window)):
+        num_groups = -(-nums[kind] // (num_seats // kind.num_seats))
+        turns[kind] = cycle(range(len(groups), len(groups) + num_groups))
+        groups += [Group(kind.window)] * num_groups
+    return LayerGroups(tuple(groups), tuple(next(turns[layer]) for layer in layers))
 
 
 def _size(found: LayerGroups, layers: Sequence[KVSpec], capacity: Capacity) -> int:
