@@ -129,7 +129,7 @@ def test_more_tokens_fit_in_long_requests() -> None:
 
 @pytest.mark.parametrize("groups", [(Group(128),), (Group(), Group(128))])
 def test_a_scheduler_that_knows_of_no_groups_is_refused(groups: tuple[Group, ...]) -> None:
-    service: Any = WorkerService(WorkerConfig(), lambda config, progress: None)  # type: ignore[arg-type,return-value]
+    service: Any = WorkerService(WorkerConfig(), lambda config, progress: None)
     service._engine = SimpleNamespace(capacity=CAPACITY)
     older = Hello(PROTOCOL_MAJOR, GROUPS_MINOR - 1, "scheduler", "s")
     assert service.refusal(older) is None
