@@ -72,7 +72,7 @@ def mixed_launches(
         trunk = RecordedTrunk(segments, TrunkShape(num_padded, 1), num_slots, max_len, hidden)
         trunk.record(lambda run: _replay_nothing)
     with torch.inference_mode(), dry_card(watch=found.append), _Watch(found.append):
-        prepared = prepare_chunks(table, planned, segments.state.block_tables, num_rows)
+        prepared = prepare_chunks(table, planned, num_rows, META)
         decoding = segments, slots, torch.zeros_like(slots), 1, max_len
         step = MixedStep(*decoding, prepared, trunk)
         step.forward()

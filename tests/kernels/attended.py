@@ -149,12 +149,13 @@ def decoded_rows(
     cache, scales = in_codes(cache.to(device), codes)
     query = torch.randn(num_rows * width, *heads[::2]).to(dtype).to(device)
     with device:
-        whole = device_attention(step, tables).decode
-    assert whole is not None
+        whole = device_attention(step, tables)
+    every = whole.decode
+    assert every is not None
 
     def decode(num: int) -> Tensor:
-        rows = replace(whole, slots=whole.slots[:num], starts=whole.starts[:num])
-        attention = DeviceAttention(rows, None, step.block_size, max(starts) + width)
+        rows = replace(every, slots=every.slots[:num], starts=every.starts[:num])
+        attention = replace(whole, decode=rows)
         out = attend(query[: num * width], cache, attention, 1.0, options, scales)
         return out.unflatten(0, (num, width))
 
@@ -183,19 +184,17 @@ def device_attention(step: Step, tables: np.ndarray) -> DeviceAttention:
     starts, num_tokens = step.rows.T
     num_decoding = len(step.starts)
     slots = _int32(np.arange(len(tables))[::-1])
-    on_device = _int32(tables[::-1])
     first_keys = None if step.first_keys is None else _int32(step.first_keys)
     parts = [
         (slots[part], _int32(starts[part]), None if first_keys is None else first_keys[part])
         for part in (slice(num_decoding), slice(num_decoding, None))
     ]
     arrivals = torch.zeros(num_decoding * MAX_KV_HEADS, dtype=torch.int32)
-    decode = DecodeRows(step.width, parts[0][0], on_device, parts[0][1], arrivals, parts[0][2])
+    decode = DecodeRows(step.width, *parts[0][:2], arrivals, parts[0][2])
     host_starts, host_nums = starts[num_decoding:], num_tokens[num_decoding:]
     token_starts = decode.num_tokens + np.concatenate([[0], np.cumsum(host_nums)])
     tile_rows, tile_starts = map(_int32, make_tiles(host_nums))
     chunks = ChunkRows(
-        on_device,
         parts[1][0],
         _int32(token_starts),
         parts[1][1],
@@ -206,6 +205,7 @@ def device_attention(step: Step, tables: np.ndarray) -> DeviceAttention:
         parts[1][2],
     )
     return DeviceAttention(
+        _int32(tables[::-1]),
         decode if step.starts else None,
         chunks if step.chunks else None,
         step.block_size,

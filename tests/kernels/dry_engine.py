@@ -53,8 +53,7 @@ class DryEngine:
         starts = 7 * np.arange(len(nums))
         ending = np.delete(np.arange(len(nums)), slice(1, 2))
         planned = Rows(chunk_slots, starts, ints, 0 * ints, 0 * ints, ending)
-        tables, num_decoded = self.segments.state.block_tables, num_rows * (1 + depth)
-        chunks = prepare_chunks(self.table, planned, tables, num_decoded)
+        chunks = prepare_chunks(self.table, planned, num_rows * (1 + depth), CPU)
         rows = upload(slots, CPU), upload(np.full(num_rows, depth, np.int32), CPU)
         return MixedStep(self.segments, *rows, 1 + depth, MAX_LEN, chunks)
 

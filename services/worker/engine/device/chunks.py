@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from kernels.paged_attention import ChunkRows, make_tiles
@@ -38,10 +39,10 @@ class Chunks:
         )
 
 
-def prepare_chunks(table: SlotTable, chunks: Rows, tables: Tensor, num_decoded: int) -> Chunks:
-    """``tables`` [N, max_blocks] int32: block tables on the device. The chunks follow
-    ``num_decoded`` tokens of decode rows."""
-    device = tables.device
+def prepare_chunks(
+    table: SlotTable, chunks: Rows, num_decoded: int, device: torch.device
+) -> Chunks:
+    """The chunks follow ``num_decoded`` tokens of decode rows."""
     slots, nums, starts, ends = chunks.slots, chunks.num_tokens, chunks.starts, chunks.token_ends
     rows = np.repeat(np.arange(len(slots)), nums)  # [T]
     offsets = np.arange(len(rows)) - (ends - nums)[rows]
@@ -65,7 +66,6 @@ def prepare_chunks(table: SlotTable, chunks: Rows, tables: Tensor, num_decoded: 
         next_ids=ints[1],
         next_slot_mapping=longs[2],
         rows=ChunkRows(
-            tables=tables,
             slots=by_row[0],
             token_starts=upload(token_starts.astype(np.int32), device),
             starts=by_row[2],

@@ -62,9 +62,9 @@ class MixedStep:
         """Hidden states of all tokens."""
         segments, chunks = self.segments, self.chunks
         rows = segments.decode_rows(self.decoding, inputs.starts, self.width)
-        attention = segments.attention(self._if_any(rows), self.max_keys, chunks.rows)
         slot_mapping = torch.cat((inputs.slot_mapping, chunks.slot_mapping))
-        with forward_context(segments.context(slot_mapping, attention)):
+        of_rows = self._if_any(rows), self.max_keys, chunks.rows
+        with forward_context(segments.context(slot_mapping, *of_rows)):
             states: Tensor = segments.model(
                 torch.cat((inputs.input_ids, chunks.input_ids)),
                 torch.cat((inputs.positions, chunks.positions)),
@@ -108,10 +108,9 @@ class MixedStep:
         ending = tokens[num_rows:, 0].clamp(min=0).int()
         next_ids = chunks.next_ids.index_copy(0, chunks.last_tokens, ending)
         rows = segments.decode_rows(self.decoding, pairs.starts, self.width, pairs.first_keys)
-        pair_rows = chunks.pair_rows(segments.state)
-        attention = segments.attention(self._if_any(rows), self.max_keys + 1, pair_rows)
+        of_rows = self._if_any(rows), self.max_keys + 1, chunks.pair_rows(segments.state)
         slot_mapping = torch.cat((pairs.slot_mapping, chunks.next_slot_mapping))
-        with forward_context(segments.context(slot_mapping, attention)):
+        with forward_context(segments.context(slot_mapping, *of_rows)):
             out = segments.draft_head.forward(
                 segments.draft_head.first_state(self.hidden),
                 torch.cat((pairs.input_ids, next_ids)),

@@ -123,7 +123,6 @@ class RecordedTrunk:
         token_starts = np.array([0] + num_chunks * [num_tokens])
         tile_rows, tile_starts = self._tiles
         self._chunks = ChunkRows(
-            tables=segments.state.block_tables,
             slots=self._pads.slots[:num_chunks].clone(),
             token_starts=upload(token_starts.astype(np.int32), hidden.device),
             starts=self._pads.starts[:num_chunks].clone(),
@@ -150,8 +149,8 @@ class RecordedTrunk:
     def _compute(self) -> None:
         segments = self._segments
         rows = segments.decode_rows(self._slots, self._starts, self.width)
-        attention = segments.attention(rows, self._max_keys, self._chunks)
-        with forward_context(segments.context(self._slot_mapping, attention)):
+        of_rows = rows, self._max_keys, self._chunks
+        with forward_context(segments.context(self._slot_mapping, *of_rows)):
             self._hidden.copy_(segments.model(self._input_ids, self._positions))
 
     def _fill_tokens(self, inputs: DecodeInputs, chunks: Chunks) -> None:
