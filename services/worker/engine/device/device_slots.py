@@ -36,6 +36,7 @@ class DeviceSlots:
             if capacity.pooled_size
             else capacity.vocab_size,  # pooling has no logits rules
             max_drafts=capacity.num_speculative_tokens,
+            num_groups=len(capacity.groups),
             max_blocks=table.block_tables.shape[1],
             null_block=table.null_block,
             max_stop_ids=MAX_STOP_IDS,
@@ -87,7 +88,6 @@ class DeviceSlots:
             (state.num_drafts, table.num_drafts),
             (state.ends, table.end),
             (state.is_open, table.is_open),
-            (state.block_tables, table.block_tables),
             *zip(state.sampling, table.sampling, strict=True),
             (state.ignores_eos, table.ignore_eos),
             (state.num_logprobs, table.num_logprobs),
@@ -97,6 +97,8 @@ class DeviceSlots:
             ),
         ):
             self._put(target, rows, values[slots])
+        tables = table.block_tables[None, slots]
+        state.block_tables[:, rows] = upload(tables, self._device).int()
         stop_ids = np.full((len(slots), MAX_STOP_IDS), NO_ID)
         for row, slot in enumerate(slots.tolist()):
             ids = table.params[slot].stop_token_ids
@@ -127,7 +129,7 @@ class DeviceSlots:
             ends[row.slot] -= len(row.blocks)
             entries += zip(repeat(row.slot), count(ends[row.slot]), row.blocks)
         rows, columns, blocks = upload(np.array(entries, np.int64).reshape(-1, 3).T, self._device)
-        self.state.block_tables[rows, columns] = blocks.int()
+        self.state.block_tables[0, rows, columns] = blocks.int()
 
 
 class SlotBounds:

@@ -201,10 +201,13 @@ class Segments:
         max_keys: int,
         chunks: ChunkRows | None = None,
     ) -> ForwardContext:
-        """The context of T tokens; slot_mapping [T] int64."""
+        """The context of T tokens; slot_mapping [G, T] int64."""
         rows = decode, chunks, self.kv_cache.block_size, max_keys
-        attention = DeviceAttention(self.state.block_tables, *rows)
-        return ForwardContext(self.kv_cache.layers, [AttentionInputs(slot_mapping, attention)])
+        groups = [
+            AttentionInputs(of_group, DeviceAttention(tables, *rows))
+            for of_group, tables in zip(slot_mapping, self.state.block_tables, strict=True)
+        ]
+        return ForwardContext(self.kv_cache.layers, groups)
 
     def _mtp(
         self, slots: Tensor, states: Tensor, pairs: Pairs, width: int, max_keys: int
