@@ -20,6 +20,8 @@ from kernels.paged_attention import (
     prepare_attention,
     reference,
 )
+from shared.wire.kv_groups import num_passed
+from shared.wire.messages import Group
 
 MAX_BLOCKS, MAX_KV_HEADS = 24, 8
 CPU = torch.device("cpu")
@@ -109,6 +111,30 @@ def assert_later_tokens_do_not_matter(heads: Heads, codes: torch.dtype | None = 
     actual = attend(query, cache, attention, 1.0, kv_scales=scales)
     before = torch.tensor([0, 1, 3, 4, 6, 7, 8])
     torch.testing.assert_close(actual[before], expected[before], atol=0, rtol=0)
+
+
+def assert_passed_blocks_do_not_matter(
+    window: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
+    codes: torch.dtype | None = None,
+) -> None:
+    """A row's blocks behind the window of a token before its first may be the null block, here
+    NaN."""
+    step = Step([63, 64, 200, 351], 2, [(130, 40), (300, 80)], block_size=16)
+    options, null_block = AttentionOptions(window), len(step.rows) * MAX_BLOCKS
+    tables, cache = random_cache(step, Heads(4, 2, 16), dtype, options)
+    cache, scales = in_codes(cache.to(device), codes)
+    query = torch.randn(int(step.rows[:, 1].sum()), 4, 16).to(dtype).to(device)
+    dropped = tables.copy()
+    for table, start in zip(dropped, step.rows[:, 0].tolist(), strict=True):
+        table[: num_passed(Group(window), start + 1, step.block_size)] = null_block
+    assert (dropped == null_block).any()
+    with device:
+        before, after = (device_attention(step, each) for each in (tables, dropped))
+    expected = attend(query, cache, before, 1.0, options, scales)
+    assert expected.isfinite().all()
+    assert torch.equal(attend(query, cache, after, 1.0, options, scales), expected)
 
 
 def assert_first_tokens_do_not_matter(
