@@ -1,8 +1,11 @@
 """Ownership of one worker's KV blocks, and its prefix cache. Pure."""
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from hashlib import blake2b
+
+from services.scheduler.eviction import Eviction, Standing
 
 HASH_BYTES = 16
 
@@ -81,27 +84,46 @@ def _digest(content: bytes) -> bytes:
     return blake2b(content, digest_size=HASH_BYTES).digest()
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KeepPoint:
+    """The end of a prefix at which another sequence may begin, although the layers with a window
+    keep the blocks of few positions: ``tables`` has, for each group of them, the last blocks of the
+    prefix, of ``num_blocks`` blocks. ``block_hash`` is that of its last block."""
+
+    block_hash: bytes
+    num_blocks: int
+    tables: list[list[int]]
+
+    @property
+    def blocks(self) -> Iterable[int]:
+        return (block for table in self.tables for block in table)
+
+
 class BlockPool:
     """Allocates the ids of ``num_blocks`` blocks. Each block is free, cached, or owned by one or
     more sequences.
 
-    A cached block has no owner but is in ``index``: it can be shared again, and counts as free.
-    Allocation evicts the least recently used cached blocks once no others are free. Of one sequence
-    the last block is evicted first, since the blocks before it are usable without it.
+    A cached block has no owner but is in ``index`` or in a keep point: it can be shared again, and
+    counts as free. Allocation evicts units (``Eviction``) once no others are free. A unit is a
+    block of the index, or a keep point with its blocks. Of one sequence the last unit is evicted
+    first, since the units before it are usable without it.
     """
 
     def __init__(self, num_blocks: int, index: PrefixIndex) -> None:
         self.num_blocks = num_blocks
         self.num_owned = 0  # pairs of a block and an owner
+        self.keep_points: dict[bytes, KeepPoint] = {}  # by block hash
         self._index = index
         self._free: list[int] = []  # blocks that were used before
         self._num_used = 0  # blocks with an id below it were used before
-        self._cached: dict[int, None] = {}  # least recently used first
+        self.eviction: Eviction[int | KeepPoint] = Eviction(max_evicted=num_blocks)
+        self._num_cached = 0
         self._ref_counts = array("i", bytes(4 * num_blocks))
+        self._keep_counts: dict[int, int] = {}  # keep points of a block
 
     @property
     def num_free(self) -> int:
-        return len(self._free) + len(self._cached) + self.num_blocks - self._num_used
+        return len(self._free) + self._num_cached + self.num_blocks - self._num_used
 
     def ref_count(self, block: int) -> int:
         return self._ref_counts[block]
@@ -117,49 +139,94 @@ class BlockPool:
         taken.extend(range(self._num_used, self._num_used + num_new))
         self._num_used += num_new
         while len(taken) < num:
-            taken.append(self._evict())
+            if self._free:
+                taken.append(self._free.pop())
+            else:
+                self._evict()
         for block in taken:
             self._ref_counts[block] = 1
         self.num_owned += num
         return taken
 
     def share(self, blocks: list[int]) -> None:
-        """Adds an owner to each of ``blocks``, which are in the index."""
+        """Adds an owner to each of ``blocks``, which are cached or owned."""
         for block in blocks:
-            self._cached.pop(block, None)
+            if not self._ref_counts[block]:
+                self.eviction.discard(block)
+                self._num_cached -= 1
             self._ref_counts[block] += 1
         self.num_owned += len(blocks)
 
-    def free(self, blocks: list[int]) -> None:
-        """Removes an owner from each of ``blocks``. Raises ValueError for a block without owners:
-        two sequences would write to it."""
+    def free(self, blocks: list[int], standing: Standing = Standing.USUAL) -> None:
+        """Removes an owner of this ``standing`` from each of ``blocks``. Raises ValueError for a
+        block without owners: two sequences would write to it."""
         for block in reversed(blocks):
             if not self._ref_counts[block]:
                 raise ValueError(f"block {block} was given back twice")
             self._ref_counts[block] -= 1
             if not self._ref_counts[block]:
-                self._set_free(block)
+                self._set_free(block, standing)
         self.num_owned -= len(blocks)
 
+    def keep(self, block_hash: bytes, num_blocks: int, tables: list[list[int]]) -> KeepPoint:
+        """Returns the keep point at ``block_hash``, which is used last; a new one has ``tables``,
+        whose blocks have owners."""
+        point = self.keep_points.get(block_hash)
+        if point is None:
+            point = self.keep_points[block_hash] = KeepPoint(block_hash, num_blocks, tables)
+            for block in point.blocks:
+                self._keep_counts[block] = self._keep_counts.get(block, 0) + 1
+        self.use(point)
+        return point
+
+    def use(self, point: KeepPoint, standing: Standing = Standing.USUAL) -> None:
+        """Notes that ``point`` is used last. Does nothing for an evicted one."""
+        if self.keep_points.get(point.block_hash) is point:
+            self.eviction.put(point, point.block_hash, standing)
+
+    def forget(self, point: KeepPoint) -> None:
+        """Removes ``point`` from the prefix cache. Does nothing for an evicted one."""
+        if self.keep_points.get(point.block_hash) is not point:
+            return
+        del self.keep_points[point.block_hash]
+        self.eviction.discard(point)
+        for block in point.blocks:
+            self._keep_counts[block] -= 1
+            if not self._keep_counts[block]:
+                del self._keep_counts[block]
+                if not self._ref_counts[block]:
+                    self._num_cached -= 1
+                    self._free.append(block)
+
     def uncache(self, blocks: list[int]) -> None:
-        """Removes ``blocks`` from the prefix cache; their owners keep them."""
+        """Removes ``blocks`` from the index; their owners keep them."""
         for block in blocks:
             self._index.drop(block)
 
     def reset_cache(self) -> None:
-        """Empties the index. Owned blocks stay with their owners."""
+        """Empties the prefix cache. Owned blocks stay with their owners."""
+        while self.eviction:
+            self._evict()
+        self.eviction.clear()
         self._index.clear()
-        self._free.extend(self._cached)
-        self._cached.clear()
 
-    def _set_free(self, block: int) -> None:
-        if block in self._index:
-            self._cached[block] = None
+    def _set_free(self, block: int, standing: Standing) -> None:
+        block_hash = self._index.block_hash(block)
+        if block_hash is not None:
+            self.eviction.put(block, block_hash, standing)
+            self._num_cached += 1
+        elif block in self._keep_counts:
+            self._num_cached += 1
         else:
             self._free.append(block)
 
-    def _evict(self) -> int:
-        block = next(iter(self._cached))
-        del self._cached[block]
-        self._index.drop(block)
-        return block
+    def _evict(self) -> None:
+        """Evicts a unit; no block is free afterwards if all blocks of a keep point have owners or
+        are in others."""
+        unit = self.eviction.pop()
+        if isinstance(unit, KeepPoint):
+            self.forget(unit)
+            return
+        self._num_cached -= 1
+        self._index.drop(unit)
+        self._free.append(unit)

@@ -1,9 +1,9 @@
 """Refuses requests that no worker could ever run, and names the limit."""
 
 from collections.abc import Iterable
-from math import ceil
 
 from shared.errors import InvalidRequest
+from shared.wire.kv_groups import most_blocks
 from shared.wire.messages import Capacity
 
 
@@ -31,7 +31,8 @@ def fits(capacity: Capacity, prompt_len: int, max_tokens: int | None) -> bool:
 
 
 def _max_tokens_of(capacity: Capacity) -> int:
-    return min(capacity.num_blocks * capacity.block_size, capacity.max_model_len)
+    num_tokens = capacity.num_blocks * capacity.block_size // len(capacity.groups)
+    return min(num_tokens, capacity.max_model_len)
 
 
 def _check(capacity: Capacity, prompt_len: int, max_tokens: int | None) -> None:
@@ -55,7 +56,7 @@ def _check_context(limit: int, prompt_len: int, max_tokens: int | None) -> None:
 
 
 def _check_blocks(capacity: Capacity, num_tokens: int) -> None:
-    num_blocks = ceil(num_tokens / capacity.block_size)
+    num_blocks = most_blocks(capacity, num_tokens)
     if num_blocks <= capacity.num_blocks:
         return
     raise LacksBlocks(

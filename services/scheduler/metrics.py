@@ -28,6 +28,13 @@ STALLED_WORKERS = Counter(
 )
 PREFIX_QUERIES = Counter("vllm:prefix_cache_queries", "Tokens of prompts that were looked up")
 PREFIX_HITS = Counter("vllm:prefix_cache_hits", "Tokens of prompts that were in the cache")
+PREFIX_HITS_CUT = Counter(
+    "shoal_prefix_hits_cut",
+    "Tokens of prompts that were in the cache only for layers without a window",
+)
+KEEP_POINTS = Gauge(
+    "shoal_keep_points", "Prefixes in the caches of all workers whose windows are kept"
+)
 STEP_SECONDS = Histogram(
     "shoal_step_seconds",
     "Time of one step in the worker",
@@ -78,7 +85,7 @@ class CoreMetrics:
     def __init__(self, core: Scheduler) -> None:
         self._core = core
         self._num_preemptions = self._num_requeues = 0
-        self._num_prefix_queries = self._num_prefix_hits = 0
+        self._num_prefix_queries = self._num_prefix_hits = self._num_prefix_cut = 0
         RUNNING.set_function(lambda: self._num_running)
         WAITING.set_function(lambda: len(core.queues))
         KV_USAGE.set_function(self._usage)
@@ -86,6 +93,9 @@ class CoreMetrics:
         BLOCKS.labels("used").set_function(lambda: self._num_blocks - self._num_free)
         BLOCK_LEAK.set_function(self._num_leaked)
         SEQUENCES.set_function(lambda: len(core.sequences))
+        KEEP_POINTS.set_function(
+            lambda: sum(len(each.pool.keep_points) for each in core.workers.values())
+        )
 
     def count(self) -> None:
         """Adds the changes since the last call to the counters."""
@@ -97,6 +107,8 @@ class CoreMetrics:
         self._num_prefix_queries = self._core.num_prefix_queries
         PREFIX_HITS.inc(self._core.num_prefix_hits - self._num_prefix_hits)
         self._num_prefix_hits = self._core.num_prefix_hits
+        PREFIX_HITS_CUT.inc(self._core.num_prefix_cut - self._num_prefix_cut)
+        self._num_prefix_cut = self._core.num_prefix_cut
 
     def stats(self) -> Stats:
         """Returns the scheduler's part of a service report."""

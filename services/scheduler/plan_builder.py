@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from services.scheduler.draft_depth import room_for_drafts
 from services.scheduler.sequence import Sequence
 from shared.wire.faults import list_bytes
-from shared.wire.messages import Admit, Decode, Extend, Prefill, StepPlan
+from shared.wire.messages import Admit, Decode, Drop, Extend, Prefill, StepPlan
 
 # A plan is a header of at most 4 MiB, mostly lists of blocks and ids.
 MAX_ADMIT_BYTES = 2 << 20
@@ -24,15 +24,25 @@ class PlanBuilder:
         step: int,
         budget: int,
         release: list[int],
+        drops: list[Drop],
+        null_block: int,
         vocab_size: int,
         verify_depth: int,
         draft_depth: int,
     ) -> None:
         self.budget = budget
         self.verify_depth = verify_depth
+        self._null_block = null_block
         self._vocab_size = vocab_size
         self.plan = StepPlan(
-            step, release, admit=[], extend=[], prefill=[], decode=[], draft_depth=draft_depth
+            step=step,
+            release=release,
+            admit=[],
+            extend=[],
+            prefill=[],
+            decode=[],
+            draft_depth=draft_depth,
+            rows=[*drops],
         )
         self.newcomers: list[Sequence] = []
         self._known: list[np.ndarray] = []
@@ -41,7 +51,9 @@ class PlanBuilder:
     @property
     def is_empty(self) -> bool:
         plan = self.plan
-        return not (plan.release or plan.admit or plan.extend or plan.prefill or plan.decode)
+        return not (
+            plan.release or plan.rows or plan.admit or plan.extend or plan.prefill or plan.decode
+        )
 
     @property
     def is_full(self) -> bool:
@@ -75,7 +87,10 @@ class PlanBuilder:
         ids = sequence.known_ids()
         self._known.append(ids)
         self._num_id_bytes += ids.nbytes
-        self._num_admit_bytes += 5 * len(allocation.blocks) + list_bytes(sequence.params)
+        # Copies, for the tables may grow before the plan is encoded.
+        blocks, *more_blocks = (each.padded(self._null_block) for each in allocation.tables)
+        num_blocks = sum(each.num_blocks for each in allocation.tables)
+        self._num_admit_bytes += 5 * num_blocks + list_bytes(sequence.params)
         self._num_admit_bytes += len(memoryview(sequence.option_row))
         self.plan.admit.append(
             Admit(
@@ -88,17 +103,18 @@ class PlanBuilder:
                 num_ids=len(ids),
                 num_cached=allocation.num_computed,
                 params=sequence.params,
-                blocks=list(
-                    allocation.blocks
-                ),  # a copy: the list may grow before the plan is encoded
+                blocks=blocks,
                 num_prompt_scored=sequence.num_prompt_scored,
                 options=sequence.option_row,
+                more_blocks=more_blocks,
             )
         )
 
-    def extend(self, sequence: Sequence, blocks: list[int]) -> None:
+    def extend(self, sequence: Sequence, blocks: list[list[int]]) -> None:
+        """``blocks`` of each group of layers, or none at all."""
         if blocks:
-            self.plan.extend.append(Extend(sequence.allocated.slot, blocks))
+            first, *others = blocks
+            self.plan.extend.append(Extend(sequence.allocated.slot, first, others))
 
     def max_tokens(self, sequence: Sequence) -> int:
         """Returns the number of tokens to compute of ``sequence``, as far as its credit allows."""

@@ -228,7 +228,7 @@ class Planner:
         builder.compute(isolated, builder.budget)
         return builder
 
-    def _reserve(self, worker: WorkerState) -> list[tuple[Sequence, list[int]]]:
+    def _reserve(self, worker: WorkerState) -> list[tuple[Sequence, list[list[int]]]]:
         """Returns the sequences to compute with their new blocks. If blocks are short, the youngest
         are preempted."""
         extensions = []
@@ -301,7 +301,7 @@ class Planner:
             prefills.admit(first)
             groups.admit(first)
             self.num_admitted += 1
-            if worker.num_to_index(first) > 0 or first in prefills.longs:
+            if worker.blocks.num_to_index(first) > 0 or first in prefills.longs:
                 prompts.add(first.prompt_key)
         return WaitReason.STEP_BUDGET if worker.admits else WaitReason.NO_WORKER
 

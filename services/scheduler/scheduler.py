@@ -96,7 +96,8 @@ class Scheduler:
         self._placement = Placement(self.workers, self._holders, prefill_limits)
         self.planner = Planner(self.queues, self._placement, pipeline_depth, prefill_limits)
         self.num_requeues = 0  # after the death of their worker
-        self.num_prefix_queries = self.num_prefix_hits = 0  # in tokens of newcomers' prompts
+        # In tokens of newcomers' prompts; cut: known to groups without a window alone.
+        self.num_prefix_queries = self.num_prefix_hits = self.num_prefix_cut = 0
         self.capacities: list[Capacity] = []  # of all workers, without repetition
         self._handover = Handover(self.workers, self.sequences, self.queues)
         self._in_need: dict[str, None] = {}
@@ -271,8 +272,8 @@ class Scheduler:
         builder = self.planner.next_plan(worker, self._num_absorbed)
         if builder is None:
             return None
-        for sequence in worker.filling_blocks(builder.plan):
-            worker.index_blocks(sequence)
+        for row in builder.plan.prefill:
+            worker.blocks.index_blocks(worker.running[row.slot])
         self._count_hits(builder.newcomers)
         worker.send(builder.plan, self._num_absorbed)
         return Planned(builder.plan, builder.ids, builder.newcomers)
@@ -295,10 +296,10 @@ class Scheduler:
         for emission in last.values():
             ends = emission.ends
             if ends or emission.has_output:
-                worker.index_blocks(emission.sequence, ends)
+                worker.blocks.index_blocks(emission.sequence, ends)
             if ends:
                 if isinstance(emission.error, InternalError):
-                    worker.pool.uncache(emission.sequence.allocated.blocks)
+                    worker.blocks.uncache(emission.sequence)
                 worker.remove(emission.sequence)
                 self._end(emission.sequence, emission.end_reason)
         self._handover.run()
@@ -322,6 +323,10 @@ class Scheduler:
         """Preempted sequences that resume are left out: they are no success of the cache."""
         self.num_prefix_queries += sum(len(each.prompt) for each in newcomers)
         self.num_prefix_hits += sum(each.num_cached for each in newcomers)
+        for each in newcomers:
+            if each.allocated.junction:
+                size = self.workers[each.allocated.worker_id].capacity.block_size
+                self.num_prefix_cut += each.allocated.junction * size - each.num_cached
 
     def _refusal(self, sequence: Sequence, error: RequestError) -> Refusal:
         self._end(sequence, error.code)

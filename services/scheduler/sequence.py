@@ -9,7 +9,8 @@ from math import ceil
 import numpy as np
 from msgspec import Raw
 
-from services.scheduler.block_pool import BlockHashes
+from services.scheduler.block_pool import BlockHashes, KeepPoint
+from services.scheduler.eviction import Standing
 from shared.wire.envelope import RequestOptions, hash_root, read_options
 from shared.wire.faults import reads_all
 from shared.wire.messages import (
@@ -54,26 +55,55 @@ class WaitReason(IntEnum):
 
 
 @dataclass(slots=True, eq=False)
+class BlockTable:
+    """The blocks of a sequence in a group of layers, after ``num_passed`` behind the window."""
+
+    blocks: list[int]
+    num_passed: int = 0
+
+    @property
+    def num_blocks(self) -> int:
+        """Counts the blocks of the whole sequence."""
+        return self.num_passed + len(self.blocks)
+
+    def padded(self, null_block: int) -> list[int]:
+        return [null_block] * self.num_passed + self.blocks
+
+
+@dataclass(slots=True, eq=False)
 class Allocation:
     """A slot and blocks of worker ``worker_id``, and its progress with the sequence.
 
     Plans in flight, up to step ``last_step``, sample up to ``num_pending`` ids, and at least
     ``num_due`` unless the sequence ends: one per step. ``pending`` has the steps and the most ids
-    of each of these plans. If they sample the most, ``num_computed`` ids have their KV in
-    ``blocks`` after these plans. The first ``num_indexed`` blocks were offered to the worker's
-    index. ``may_have_drafts``: a plan has sampled for the sequence.
+    of each of these plans. If they sample the most, ``num_computed`` ids have their KV in the
+    blocks after these plans. There is a table for each group of layers, with blocks for
+    ``num_places`` ids at least. The first ``num_indexed`` blocks were offered to the worker's
+    index. Its ``keep_points`` are those that it began at, passed or made. One is due at block
+    ``junction``, behind which an earlier prompt had no more in common with it; 0: none. Its blocks
+    are evicted by their ``standing``.
+    ``may_have_drafts``: a plan has sampled for the sequence.
     """
 
     worker_id: str
     slot: int
-    blocks: list[int]
+    tables: list[BlockTable]
     num_indexed: int
     num_computed: int
+    num_places: int = 0
+    junction: int = 0
+    standing: Standing = Standing.USUAL
+    keep_points: list[KeepPoint] = field(default_factory=list)
     num_pending: int = 0
     num_due: int = 0
     pending: deque[tuple[int, int]] = field(default_factory=deque)
     may_have_drafts: bool = False
     last_step: int = 0
+
+    @property
+    def blocks(self) -> list[int]:
+        """The blocks of all tables."""
+        return [block for table in self.tables for block in table.blocks]
 
     def expect(self, num_steps: int, num_tokens: int) -> None:
         """Notes a plan that samples up to ``num_tokens`` in ``num_steps`` and computes all but the

@@ -2,10 +2,10 @@
 
 from collections import deque
 from collections.abc import Iterable
-from math import ceil, inf
+from math import inf
 
-from services.scheduler.block_pool import BlockPool, PrefixIndex
 from services.scheduler.draft_depth import DraftDepth
+from services.scheduler.kv_blocks import KVBlocks
 from services.scheduler.limits import fits
 from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.priority_share import PriorityShare
@@ -27,7 +27,7 @@ class WorkerState:
     ``releases_all``; ``handed_over`` is the last one. ``ran_isolated``: its last plan computed one
     isolated sequence and nothing else. Its next plan looks at the head of the waiting queue and at
     the sequences from place ``next_look`` on. ``step_s`` is the time of a step in the last plan
-    with rows and without later sequences. Unless ``caches_prefixes`` its index stays empty.
+    with rows and without later sequences.
     """
 
     def __init__(
@@ -41,8 +41,8 @@ class WorkerState:
     ) -> None:
         self.worker_id = worker_id
         self.capacity = capacity
-        self.index = PrefixIndex(worker_id, holders)
-        self.pool = BlockPool(capacity.num_blocks, self.index)
+        self.blocks = KVBlocks(worker_id, capacity, caches_prefixes, holders)
+        self.index, self.pool = self.blocks.index, self.blocks.pool
         self.running: dict[int, Sequence] = {}
         self.in_flight: deque[StepPlan] = deque()
         self.in_flight_since = 0
@@ -56,7 +56,6 @@ class WorkerState:
         self.draft_depth = DraftDepth(capacity)
         self.priority_share = PriorityShare(priority_share, capacity.max_num_batched_tokens)
         self._verify_depth = 0  # most drafts of a sequence after the last plan
-        self._caches_prefixes = caches_prefixes
         self._free_slots = list(range(capacity.max_num_seqs - 1, -1, -1))
         self._released: list[int] = []
         self._num_steps = 0
@@ -87,6 +86,8 @@ class WorkerState:
     def begin_plan(self) -> PlanBuilder:
         self._free_slots.extend(self._released)
         release, self._released = self._released, []
+        drops = [each for each in self.blocks.drops if each.slot not in release]
+        self.blocks.drops = []
         self._num_steps += 1
         capacity = self.capacity
         budget, vocab_size = capacity.max_num_batched_tokens, capacity.vocab_size
@@ -95,6 +96,8 @@ class WorkerState:
             step=self._num_steps,
             budget=budget,
             release=release,
+            drops=drops,
+            null_block=capacity.num_blocks,
             vocab_size=vocab_size,
             verify_depth=self._verify_depth,
             draft_depth=depth,
@@ -144,7 +147,8 @@ class WorkerState:
         """True if there are too few blocks to compute all runnable sequences."""
         # A plan reserves for all ids it may sample and for the drafts of the next one.
         size, num_drafts = self.capacity.block_size, self.capacity.num_speculative_tokens
-        if self.pool.num_free >= len(self.running) * (2 + (1 + 3 * num_drafts) // size):
+        most = len(self.running) * (2 + (1 + 3 * num_drafts) // size)
+        if self.pool.num_free >= most and not self.blocks.has_windows:
             return False
         wanted = map(self.num_blocks_lacking, filter(self._may_run, self.running.values()))
         return sum(wanted) > self.pool.num_free
@@ -155,105 +159,54 @@ class WorkerState:
 
     def has_room_for(self, sequence: Sequence) -> bool:
         """True if there are a slot and blocks for ``sequence`` now."""
-        return self.num_free_slots > 0 and self._has_blocks_for(sequence)
+        if self.num_free_slots == 0:
+            return False
+        return self.blocks.has_room_for(sequence, self._num_places(sequence), self.end_of(sequence))
 
     def has_room_without(self, others: Iterable[Sequence], sequence: Sequence) -> bool:
         """True if there would be blocks for ``sequence`` without ``others``."""
-        cached = set(self.cached_blocks(sequence))
-        num_freed = sum(
-            self.pool.ref_count(block) == 1 and block not in cached
-            for each in others
-            for block in each.allocated.blocks
-        )
-        return self._has_blocks_for(sequence, num_freed)
+        num_places, end = self._num_places(sequence), self.end_of(sequence)
+        return self.blocks.has_room_without(others, sequence, num_places, end)
 
     def num_blocks_lacking(self, sequence: Sequence, num_steps: int = 1) -> int:
-        """Counts the blocks to add so that the KV of all ids has a place: ids sampled by plans in
-        flight and by all but the last step of the next plan, and the drafts this step verifies and
-        makes; nothing beyond the sequence's end."""
-        size, allocation = self.capacity.block_size, sequence.allocation
-        num_blocks = 0 if allocation is None else len(allocation.blocks)
-        num_brought = (num_steps - 1) * (1 + self._verify_depth)
-        num_positions = sequence.num_expected + num_brought + self._num_ahead
-        if num_positions <= num_blocks * size:
-            return 0
-        return max(0, ceil(min(num_positions, self.end_of(sequence)) / size) - num_blocks)
-
-    def cached_blocks(self, sequence: Sequence) -> list[int]:
-        """Returns the blocks of the prefix cache with the first ids of ``sequence``."""
-        blocks: list[int] = []
-        if not self.index:
-            return blocks
-        size = self.capacity.block_size
-        for number in range(sequence.max_cached // size):
-            block = self.index.find(sequence.block_hash(number, size))
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+        """Counts the blocks that a running sequence lacks for ``num_steps``."""
+        num_places = self._num_places(sequence, num_steps)
+        return self.blocks.num_lacking(sequence, num_places, self.end_of(sequence))
 
     def is_known_miss(self, sequence: Sequence, num_tokens: int) -> bool:
         """True if the block that ``has_cached`` last missed is still missing."""
         number = sequence.missing_blocks.get(self.worker_id, 0)
-        size = self.capacity.block_size
-        if number * size >= num_tokens:
+        if number * self.capacity.block_size >= num_tokens:
             return False
-        is_last = number >= sequence.max_cached // size
-        return is_last or self.index.find(sequence.block_hash(number, size)) is None
+        return self.blocks.is_missing(sequence, number)
 
     def has_cached(self, sequence: Sequence, num_tokens: int) -> bool:
         """True if the prefix cache has the KV of its first ``num_tokens`` ids."""
         if num_tokens <= 0 or self.is_known_miss(sequence, num_tokens):
             return num_tokens <= 0
-        blocks = self.cached_blocks(sequence)
-        sequence.missing_blocks[self.worker_id] = len(blocks)
-        return len(blocks) * self.capacity.block_size >= num_tokens
+        num_blocks = self.blocks.find_hit(sequence).num_blocks
+        sequence.missing_blocks[self.worker_id] = num_blocks
+        return num_blocks * self.capacity.block_size >= num_tokens
 
     def num_cached(self, sequence: Sequence) -> int:
         """Counts the ids of ``sequence`` with KV in the prefix cache."""
-        return len(self.cached_blocks(sequence)) * self.capacity.block_size
-
-    def index_blocks(self, sequence: Sequence, has_ended: bool = False) -> None:
-        """Adds full blocks of ``sequence`` to the prefix cache if their ids are known and computed
-        once the sent plans have run. A worker runs plans in order, but computes nothing, and so not
-        the last id, of a sequence that ``has_ended``."""
-        for _ in range(self.num_to_index(sequence, has_ended)):
-            allocation = sequence.allocated
-            block_hash = sequence.block_hash(allocation.num_indexed, self.capacity.block_size)
-            self.index.add(block_hash, allocation.blocks[allocation.num_indexed])
-            allocation.num_indexed += 1
-
-    def num_to_index(self, sequence: Sequence, has_ended: bool = False) -> int:
-        """Counts the full blocks that ``index_blocks`` would add."""
-        if not self._caches_prefixes:
-            return 0
-        allocation = sequence.allocated
-        num_known = len(sequence.prompt) + len(sequence.emitted)
-        num_tokens = min(allocation.num_computed, num_known - has_ended)
-        return num_tokens // self.capacity.block_size - allocation.num_indexed
+        return self.blocks.find_hit(sequence).num_blocks * self.capacity.block_size
 
     def filling_blocks(self, plan: StepPlan) -> list[Sequence]:
-        """Returns the sequences with a chunk in ``plan`` that fills a block."""
+        """Returns the sequences with a chunk in ``plan`` that fills a block of the prefix cache."""
         chunks = [self.running[row.slot] for row in plan.prefill]
-        return [each for each in chunks if self.num_to_index(each) > 0]
+        return [each for each in chunks if self.blocks.num_to_index(each) > 0]
 
-    def try_extend(self, sequence: Sequence, num_steps: int = 1) -> list[int] | None:
-        """Gives a running sequence the blocks it lacks for ``num_steps``. Returns them, or None if
-        too few are free."""
-        num_lacking = self.num_blocks_lacking(sequence, num_steps)
-        if not num_lacking:
-            return []
-        blocks = self.pool.try_allocate(num_lacking)
-        if blocks is not None:
-            sequence.allocated.blocks.extend(blocks)
-        return blocks
+    def try_extend(self, sequence: Sequence, num_steps: int = 1) -> list[list[int]] | None:
+        """Gives a running sequence the blocks it lacks for ``num_steps``. Returns them for each
+        group of layers, nothing if it lacks none, or None if too few are free."""
+        num_places = self._num_places(sequence, num_steps)
+        return self.blocks.try_extend(sequence, num_places, self.end_of(sequence))
 
     def allocate(self, sequence: Sequence) -> None:
         """Gives ``sequence`` a slot and blocks, cached ones first. There must be room for it."""
-        blocks, slot = self.cached_blocks(sequence), self._free_slots.pop()
-        self.pool.share(blocks)
-        num_computed = len(blocks) * self.capacity.block_size
-        sequence.allocation = Allocation(self.worker_id, slot, blocks, len(blocks), num_computed)
+        slot = self._free_slots.pop()
+        self.blocks.allocate(sequence, self.worker_id, slot)
         extended = self.try_extend(sequence)
         assert extended is not None
         sequence.last_worker_id = self.worker_id
@@ -262,6 +215,7 @@ class WorkerState:
     def remove(self, sequence: Sequence) -> None:
         """Frees slot and blocks once no plan in flight names them. The results of those plans are
         dropped; recomputation has the same outcome."""
+        self.blocks.leave(sequence)
         allocation, sequence.allocation = sequence.allocated, None
         del self.running[allocation.slot]
         if self.in_flight and allocation.last_step >= self.in_flight[0].step:
@@ -271,12 +225,13 @@ class WorkerState:
 
     def _free(self, allocation: Allocation) -> None:
         self._released.append(allocation.slot)
-        self.pool.free(allocation.blocks)
+        self.blocks.free(allocation)
 
-    @property
-    def _num_ahead(self) -> int:
-        """Drafts that the next plan verifies and makes."""
-        return self._verify_depth + self.draft_depth.now
+    def _num_places(self, sequence: Sequence, num_steps: int = 1) -> int:
+        """Counts the ids whose KV needs a place: ids sampled by plans in flight and by all but the
+        last step of the next plan, and the drafts this step verifies and makes."""
+        num_ahead = self._verify_depth + self.draft_depth.now
+        return sequence.num_expected + (num_steps - 1) * (1 + self._verify_depth) + num_ahead
 
     def end_of(self, sequence: Sequence) -> int:
         """Returns the number of ids of ``sequence`` when it is full."""
@@ -301,16 +256,6 @@ class WorkerState:
             return False
         is_full = sequence.num_known + num_due >= self.capacity.max_model_len
         return sequence.may_emit_more and not is_full
-
-    def _has_blocks_for(self, sequence: Sequence, num_freed: int = 0) -> bool:
-        """True if there are enough blocks, with ``num_freed`` more. Cached blocks owned by other
-        sequences cost nothing."""
-        num_lacking = self.num_blocks_lacking(sequence) - num_freed
-        if num_lacking <= self.pool.num_free:
-            return True
-        cached = self.cached_blocks(sequence)
-        num_shared = sum(self.pool.ref_count(block) > 0 for block in cached)
-        return num_lacking - num_shared <= self.pool.num_free
 
 
 def _order(sequence: Sequence) -> tuple[float, int]:

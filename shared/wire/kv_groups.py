@@ -26,4 +26,4 @@ def _most_of_group(group: Group, capacity: Capacity, num_tokens: int) -> int:
         return num_blocks
     num_ahead = capacity.max_num_batched_tokens + 2 * capacity.num_speculative_tokens
     num_held = group.window + READ_AT_ONCE + num_ahead
-    return min(num_blocks, -(-num_held // size) + 1)
+    return min(num_blocks, -(-num_held // size) + 3)  # both ends are rounded to blocks

@@ -58,9 +58,11 @@ NAMES: dict[ServiceName, list[str]] = {
     "scheduler": [
         'shoal_kv_blocks{state="free"}',
         'shoal_kv_blocks{state="used"}',
+        "shoal_keep_points",
         "shoal_kv_block_leak",
         'shoal_link_round_trip_seconds_count{service="worker"}',
         "shoal_plan_seconds_count",
+        "shoal_prefix_hits_cut_total",
         "shoal_requeues_total",
         "shoal_sequences",
         "shoal_step_age_seconds",

@@ -13,6 +13,7 @@ from typing import Any
 from unittest.mock import Mock, patch
 
 import msgspec
+from msgspec.structs import replace
 
 from services.gateway.service import GatewayService
 from services.scheduler.service import SchedulerService
@@ -25,7 +26,7 @@ from shared.settings.gateway import GatewayConfig
 from shared.settings.scheduler import SchedulerConfig
 from shared.settings.tokenizer import TokenizerConfig
 from shared.settings.worker import WorkerConfig
-from shared.wire.messages import Capacity, ModelInfo, ServiceName
+from shared.wire.messages import EVERY_LAYER, Capacity, Group, ModelInfo, ServiceName
 from tests.sim.clients import Request, ask
 from tests.sim.engine import SimulatedEngine
 from tests.sim.network import Machine, Network, Sockets
@@ -306,6 +307,9 @@ class Shape:
             max_num_steps=draw(1, 1, 4),
             stall_s=STALL_S,
         )
+        groups = draw(EVERY_LAYER, EVERY_LAYER, (Group(), Group(24)), (Group(16),))
+        num_blocks = self.capacity.num_blocks * len(groups)
+        self.capacity = replace(self.capacity, num_blocks=num_blocks, groups=groups)
         self.is_small = draw(False, False, False, True)  # so that queues may be full
         self.forward_interval_s = draw(0.01, 0.1)
         self.settings: dict[str, dict[str, Any]] = {

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from functools import cache
 from multiprocessing import get_context
 from random import Random
+from unittest.mock import patch
 
 from tests.sim.clients import NUM_JOBS, Request
 from tests.sim.faults import Faults
@@ -30,7 +31,7 @@ class Run:
         """Raises AssertionError, with the way to see it again in its notes."""
         mesh = self.mesh
         try:
-            with mesh.running():
+            with mesh.running(), patch("shared.wire.kv_groups.READ_AT_ONCE", 16):
                 for site in mesh.sites:
                     mesh.later(self.random.uniform(0, 0.5), mesh.start, site)
                 self._plan()

@@ -7,6 +7,7 @@ that a failed one can be repeated.
 from collections import Counter
 from itertools import combinations
 from random import Random
+from unittest.mock import patch
 
 import msgspec
 import numpy as np
@@ -20,11 +21,14 @@ from services.scheduler.sequence import MAX_WORKER_DEATHS, Arrival, Sequence, sc
 from services.scheduler.worker_state import PROBATION_STEPS, WorkerState
 from shared.errors import InvalidRequest, Overloaded, RequestError, Unavailable
 from shared.wire.envelope import RequestOptions, hash_root, write_options
+from shared.wire.kv_groups import most_blocks
 from shared.wire.messages import (
+    EVERY_LAYER,
     WINDOW_TOKENS,
     Capacity,
     Generate,
     Grant,
+    Group,
     NewSequence,
     RunKind,
     SamplingParams,
@@ -56,15 +60,42 @@ def run_schedule(number: int) -> "Mesh":
     """The mesh at the end. Raises AssertionError, with the number in its notes."""
     mesh = Mesh(Random(number))
     try:
-        for name in _events(mesh.random):
-            mesh.events.append(name)
-            getattr(mesh, name)()
-            mesh.check()
-        mesh.finish()
+        with patch("shared.wire.kv_groups.READ_AT_ONCE", mesh.read_at_once):
+            for name in _events(mesh.random):
+                mesh.events.append(name)
+                getattr(mesh, name)()
+                mesh.check()
+            mesh.finish()
     except Exception as error:
         error.add_note(f"run_schedule({number}): {' '.join(mesh.events)}")
         raise
     return mesh
+
+
+def _groups(random: Random) -> tuple[Group, ...]:
+    """Often one group of all layers, else groups with windows, beside one without or alone."""
+    windows = [random.randint(1, 40) for _ in range(random.choice([0, 0, 1, 1, 2, 3]))]
+    first = EVERY_LAYER if not windows or random.choice([True, True, False]) else ()
+    return (*first, *map(Group, windows))
+
+
+def _places(sequence: Sequence) -> set[tuple[int, int, int]]:
+    """Group, number and block."""
+    tables = enumerate(sequence.allocated.tables)
+    return {
+        (group, number, block)
+        for group, table in tables
+        for number, block in enumerate(table.blocks, table.num_passed)
+    }
+
+
+def _contexts(ids: list[int]) -> list[int]:
+    """What SimulatedWorker has as the KV of ``ids``."""
+    context, contexts = 0, []
+    for token_id in ids:
+        context = hash((context, token_id))
+        contexts.append(context)
+    return contexts
 
 
 def _events(random: Random) -> list[str]:
@@ -84,16 +115,13 @@ def expected_text(prompt: list[int], max_tokens: int, stop: int) -> list[int]:
 
 
 def names_of(ids: list[int], block_size: int, salt: str) -> dict[bytes, list[int]]:
-    """What SimulatedWorker has in a block, by the name that an index may have for it."""
-    array, context, contexts = np.array(ids, np.int32), 0, []
-    for token_id in ids:
-        context = hash((context, token_id))
-        contexts.append(context)
+    """What SimulatedWorker has up to the end of a block, by the block's name."""
+    array, contexts = np.array(ids, np.int32), _contexts(ids)
     names = BlockHashes(block_size, hash_root(RequestOptions(salt=salt)))
     found = {}
     for start in range(0, len(ids) - block_size + 1, block_size):
         name = names.block_hash(start // block_size, lambda start, end: array[start:end].tobytes())
-        found[name] = contexts[start : start + block_size]
+        found[name] = contexts[: start + block_size]
     return found
 
 
@@ -116,7 +144,9 @@ class Mesh:
             adapts_depth=random.choice([False, True]),
             max_num_steps=1 if num_stages > 1 else random.choice([1, 2, 5]),
             num_stages=num_stages,
+            groups=_groups(random),
         )
+        self.read_at_once = random.choice([1, 4, 16])
         max_partial = random.randint(1, 4)
         max_long, threshold = random.randint(1, max_partial), random.choice([0, 1, 5, 12, MAX_LEN])
         self.limits = PrefillLimits(max_partial, max_long, threshold)
@@ -173,10 +203,10 @@ class Mesh:
 
     def fits(self, num_tokens: int) -> bool:
         """True if a connected worker has room for this many tokens."""
-        rooms = [
-            each.capacity.num_blocks * each.capacity.block_size for each in self.workers.values()
-        ]
-        return num_tokens <= min(MAX_LEN, max(rooms, default=0))
+        capacities = [each.capacity for each in self.workers.values()]
+        return num_tokens <= MAX_LEN and any(
+            most_blocks(each, num_tokens) <= each.num_blocks for each in capacities
+        )
 
     def arrive(self) -> None:
         """Prompts may share their first ids; prompts of one request are equal."""
@@ -509,22 +539,47 @@ class Mesh:
     def check_shared(self, worker: WorkerState, one: Sequence, other: Sequence) -> None:
         """Two sequences share the full blocks of their common beginning, and no others."""
         blocks, others = one.allocated.blocks, other.allocated.blocks
-        pairs = enumerate(zip(blocks, others, strict=False))
-        numbers = [number for number, (block, same) in pairs if block == same]
-        assert len(numbers) == len(set(blocks) & set(others)), "at different places"
-        if not numbers:
+        shared = _places(one) & _places(other)
+        assert len(shared) == len(set(blocks) & set(others)), "at different places"
+        if not shared:
             return
-        end = (numbers[-1] + 1) * worker.capacity.block_size
+        end = (max(number for _, number, _ in shared) + 1) * worker.capacity.block_size
         assert end <= min(one.num_computed, other.num_computed)
         assert one.known_ids()[:end].tolist() == other.known_ids()[:end].tolist()
         assert one.options.salt == other.options.salt
 
     def check_index(self, worker: WorkerState, simulated: SimulatedWorker) -> None:
-        """An index names blocks by their content."""
+        """An index names blocks by their content, and so does a keep point."""
+        size = worker.capacity.block_size
         if worker.index:
             for block in range(worker.pool.num_blocks):
                 name = worker.index.block_hash(block)
-                assert name is None or simulated.kv[block] == self.names[name]
+                assert name is None or simulated.kv[block] == self.names[name][-size:]
+        for name, point in worker.pool.keep_points.items():
+            assert len(self.names[name]) == point.num_blocks * size
+            for table in point.tables:
+                found = [context for block in table for context in simulated.kv[block]]
+                assert found == self.names[name][-len(found) :] or not found
+        for sequence in self.core.queues:
+            self.check_hit(worker, sequence)
+
+    def check_hit(self, worker: WorkerState, sequence: Sequence) -> None:
+        """The hit is the longest prefix found by its content."""
+        size, contexts = worker.capacity.block_size, _contexts(sequence.known_ids().tolist())
+        ends = range(size, sequence.max_cached + 1, size)
+        names = [sequence.block_hash(end // size - 1, size) for end in ends]
+        assert all(
+            self.names[each] == contexts[:end] for each, end in zip(names, ends, strict=True)
+        )
+        groups, points = worker.capacity.groups, worker.pool.keep_points.values()
+        if groups[0].window is None:
+            while names and any(worker.index.find(each) is None for each in names):
+                names.pop()
+        if any(each.window is not None for each in groups):
+            kept = {each.block_hash for each in points}
+            while names and names[-1] not in kept:
+                names.pop()
+        assert worker.num_cached(sequence) == len(names) * size
 
     def finish(self) -> None:
         """With no further events except reading, every sequence finishes and nothing is left."""

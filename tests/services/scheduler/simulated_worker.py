@@ -8,12 +8,15 @@ import numpy as np
 
 from services.scheduler.plan_length import PLAN_S
 from services.scheduler.scheduler import Planned
+from shared.wire.kv_groups import num_passed
 from shared.wire.messages import (
     ALL_TOKENS,
     Admit,
     Capacity,
     Decode,
+    Drop,
     FinishReason,
+    Group,
     Prefill,
     ResultRow,
     RunKind,
@@ -45,10 +48,10 @@ def is_stop_id(token_id: int, stop: int) -> bool:
 class Slot:
     admit: Admit
     ids: list[int]
-    blocks: list[int]
+    tables: list[list[int]]  # of each group of layers
     num_computed: int = 0
-    context: int = 0  # a hash of the computed ids
     num_prompt_scored: int = 0
+    contexts: list[int] = field(default_factory=list)  # a hash of the ids up to each computed one
     has_finished: bool = False
     drafts: list[int] = field(default_factory=list)  # after ``ids``
 
@@ -58,7 +61,8 @@ class SimulatedWorker:
     """Raises AssertionError for a plan that breaks the step contract.
 
     ``kv`` holds, for each place of each block, a hash of all ids up to it, the input of its KV.
-    After rejected drafts it is invalid until overwritten. ``draft_depth`` is the last plan's. An
+    After rejected drafts it is invalid until overwritten. Each token reads the KV of its window in
+    each group of layers. ``draft_depth`` is the last plan's. An
     output ends with the first multiple of ``stop``; 0: none does. ``write`` returns the next id of
     a slot.
     """
@@ -75,10 +79,14 @@ class SimulatedWorker:
         plan = planned.plan
         for slot in plan.release:
             del self.slots[slot]
+        for drop in plan.rows:
+            self._drop(drop)
         self._admit(planned)
         for extend in plan.extend:
-            self.slots[extend.slot].blocks.extend(extend.blocks)
-            self._clear(extend.blocks)
+            lists = [extend.blocks, *extend.more_blocks]
+            for table, blocks in zip(self.slots[extend.slot].tables, lists, strict=True):
+                table.extend(blocks)
+                self._clear(blocks)
         for admit in plan.admit:
             self._find_cached(self.slots[admit.slot])
         num_tokens = self._check_rows(plan)
@@ -119,48 +127,88 @@ class SimulatedWorker:
             assert admit.slot not in self.slots, "a slot was given away twice"
             ids = planned.ids[start : start + admit.num_ids].tolist()
             start += admit.num_ids
-            slot = Slot(
-                admit, ids, list(admit.blocks), admit.num_cached, 0, admit.num_prompt_scored
+            tables = [list(blocks) for blocks in (admit.blocks, *admit.more_blocks)]
+            self.slots[admit.slot] = Slot(
+                admit, ids, tables, admit.num_cached, admit.num_prompt_scored
             )
-            self.slots[admit.slot] = slot
             assert admit.num_cached < admit.num_ids
-            self._clear(admit.blocks[-(-admit.num_cached // self.capacity.block_size) :])
+            for table in tables:
+                self._clear(table[-(-admit.num_cached // self.capacity.block_size) :])
         assert start == len(planned.ids)
         assert len(self.slots) <= self.capacity.max_num_seqs
 
+    def _drop(self, drop: Drop) -> None:
+        table = self.slots[drop.slot].tables[drop.group]
+        assert self.capacity.groups[drop.group].window is not None
+        assert self._num_null(table) < drop.num_blocks <= len(table)
+        table[: drop.num_blocks] = [self.capacity.num_blocks] * drop.num_blocks
+
+    def _num_null(self, table: list[int]) -> int:
+        """The null blocks come first."""
+        num = table.count(self.capacity.num_blocks)
+        assert table[:num] == [self.capacity.num_blocks] * num
+        return num
+
     def _clear(self, blocks: list[int]) -> None:
-        owned = Counter(block for slot in self.slots.values() for block in slot.blocks)
+        owned = Counter(
+            block for slot in self.slots.values() for table in slot.tables for block in table
+        )
         for block in blocks:
+            assert block < self.capacity.num_blocks
             assert owned[block] == 1, "a block that is written to has two owners"
             self.kv[block] = []
 
     def _find_cached(self, slot: Slot) -> None:
-        found = [context for block in slot.blocks for context in self.kv[block]]
-        for token_id in slot.ids[: slot.num_computed]:
-            slot.context = hash((slot.context, token_id))
-            assert slot.context == found.pop(0), "the KV of other ids"
-        assert not found
+        """An MTP head computes the last cached id once more."""
+        context, size, num = 0, self.capacity.block_size, slot.num_computed
+        for token_id in slot.ids[:num]:
+            context = hash((context, token_id))
+            slot.contexts.append(context)
+        for group, table in zip(self.capacity.groups, slot.tables, strict=True):
+            assert self._num_null(table) == num_passed(group, num, size)
+            self._read(slot, group, table, num - 1)
+            assert not any(self.kv[block] for block in table[-(-num // size) :])
+
+    def _read(self, slot: Slot, group: Group, table: list[int], position: int) -> None:
+        """Checks the KV that the token at ``position`` sees, without its own."""
+        size = self.capacity.block_size
+        first = 0 if group.window is None else max(0, position + 1 - group.window)
+        for seen in range(first, position):
+            context = self.kv[table[seen // size]][seen % size]
+            assert context == slot.contexts[seen], "the KV of other ids"
 
     def _write(self, slot: Slot, ids: list[int]) -> None:
-        """The tokens after the computed ones."""
-        size, context = self.capacity.block_size, slot.context
-        assert slot.num_computed + len(ids) <= len(slot.blocks) * size
+        """The tokens after the computed ones, of which attention reads only those of its window."""
+        context = slot.contexts[-1] if slot.contexts else 0
         for position, token_id in enumerate(ids, slot.num_computed):
             context = hash((context, token_id))
-            number, allocate = divmod(position, size)
-            block = slot.blocks[number]
-            if allocate < len(self.kv[block]):
-                assert self.capacity.num_speculative_tokens
-                owners = [each for each in self.slots.values() if block in each.blocks]
-                assert owners == [slot], "an overwritten block has two owners"
-            else:
-                assert allocate == len(self.kv[block])
-            self.kv[block][allocate : allocate + 1] = [context]
+            slot.contexts[position:] = [context]
+            for group, table in zip(self.capacity.groups, slot.tables, strict=True):
+                self._write_one(table, position, context)
+                if group.window is not None:
+                    self._read(slot, group, table, position)
+        del slot.contexts[slot.num_computed :]
+
+    def _write_one(self, table: list[int], position: int, context: int) -> None:
+        number, place = divmod(position, self.capacity.block_size)
+        assert number < len(table), "a token has no place"
+        kv = self.kv[table[number]]
+        if place < len(kv):
+            assert self.capacity.num_speculative_tokens
+            owned = [each for slot in self.slots.values() for each in slot.tables]
+            assert sum(table[number] in each for each in owned) == 1, (
+                "an overwritten block has two owners"
+            )
+        else:
+            assert place == len(kv)
+        kv[place : place + 1] = [context]
 
     def _keep(self, slot: Slot, num: int) -> None:
         """Keeps the first written ids as the slot's ids."""
+        context = slot.contexts[-1] if slot.contexts else 0
         for token_id in slot.ids[slot.num_computed : slot.num_computed + num]:
-            slot.context = hash((slot.context, token_id))
+            context = hash((context, token_id))
+            slot.contexts.append(context)
         slot.num_computed += num
 
     def _prefill(self, row: Prefill, draft_depth: int) -> list[Part]:
@@ -221,7 +269,8 @@ class SimulatedWorker:
         """Drafts have KV too, and the drafter writes at least one place ahead."""
         if self.capacity.num_speculative_tokens:
             num_positions = len(slot.ids) + min(num_ahead, self._num_left(slot))
-            assert num_positions <= len(slot.blocks) * self.capacity.block_size
+            num_blocks = min(map(len, slot.tables))
+            assert num_positions <= num_blocks * self.capacity.block_size
 
     def _draft(self, slot: Slot, num: int) -> None:
         """A sequence with one token to go needs no draft."""

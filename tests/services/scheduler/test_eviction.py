@@ -1,0 +1,83 @@
+"""The order in which cached units go, and chats in turn that need more room than there is."""
+
+import pytest
+
+from services.scheduler.eviction import NUM_IN_TURN, Eviction, Standing
+from services.scheduler.scheduler import Scheduler
+from shared.wire.messages import EVERY_LAYER, Capacity, Group
+from tests.services.scheduler.simulated_worker import SimulatedWorker
+from tests.services.scheduler.test_prefix_cache import add, finish
+
+USUAL, MISSED, PASSING = Standing
+
+
+def name_of(unit: int) -> bytes:
+    return bytes([unit])
+
+
+def evicted(eviction: Eviction[int]) -> list[int]:
+    return [eviction.pop() for _ in range(100) if eviction]
+
+
+def test_the_unit_used_first_goes_first_and_what_passes_before_it():
+    eviction: Eviction[int] = Eviction(10)
+    for unit, standing in ((1, USUAL), (2, PASSING), (3, MISSED), (4, PASSING), (1, USUAL)):
+        eviction.put(unit, name_of(unit), standing)
+    eviction.discard(4)
+    assert evicted(eviction) == [2, 3, 1]
+
+
+def test_who_misses_its_prefix_again_passes_but_for_one_in_a_few():
+    eviction: Eviction[int] = Eviction(10)
+    standing, standings = USUAL, []
+    for _ in range(2 + 2 * NUM_IN_TURN):
+        eviction.put(1, name_of(1), standing)
+        eviction.pop()
+        standing = eviction.standing_of([name_of(1), name_of(2)])
+        standings.append(standing)
+    assert standings[0] is MISSED
+    assert standings[1:].count(MISSED) == 2
+    assert standings[1:].count(PASSING) == 2 * NUM_IN_TURN - 1
+
+
+def test_a_prefix_that_was_found_meanwhile_is_as_any_other():
+    eviction: Eviction[int] = Eviction(10)
+    eviction.put(1, name_of(1), USUAL)
+    eviction.pop()
+    assert eviction.standing_of([name_of(1)]) is MISSED
+    eviction.put(1, name_of(1), MISSED)
+    assert eviction.standing_of([]) is USUAL
+    eviction.put(1, name_of(1), USUAL)
+    eviction.pop()
+    assert eviction.standing_of([name_of(1)]) is MISSED
+
+
+def test_few_names_are_remembered():
+    eviction: Eviction[int] = Eviction(2)
+    for unit in (1, 2, 3):
+        eviction.put(unit, name_of(unit), USUAL)
+    evicted(eviction)
+    assert eviction.standing_of([name_of(1)]) is USUAL
+    assert eviction.standing_of([name_of(2)]) is MISSED
+
+
+@pytest.mark.parametrize(
+    ("groups", "num_pages"), [(EVERY_LAYER, 1), ((Group(), Group(64)), 2), ((Group(64),), 1)]
+)
+def test_chats_in_turn_find_some_of_their_text_where_half_of_them_fits(
+    groups: tuple[Group, ...], num_pages: int
+):
+    """Eight chats of five turns; with recency alone none would find anything from some round on."""
+    capacity = Capacity(num_blocks=4 * 44 * num_pages, block_size=16, max_num_seqs=4,
+                        max_num_batched_tokens=256, max_model_len=2048, groups=groups)  # fmt: skip
+    core, worker = Scheduler(100, 10), SimulatedWorker(capacity)
+    core.add_worker("w", capacity)
+    chats = [[number, *range(400)] for number in range(8)]
+    for turn in range(5):
+        hits = []
+        for number, chat in enumerate(chats):
+            add(core, f"{turn}/{number}", chat, max_tokens=16)
+            text = core.sequences[f"{turn}/{number}", 1].emitted
+            hits += [num for _, num in finish(core, worker)]
+            chat += [*text, *[turn] * 32]
+        assert turn < 2 or sum(hits) > 400, hits
