@@ -109,7 +109,7 @@ class ExpertsStruct(ctypes.Structure):
 
 class OperatorStruct(ctypes.Structure):
     _fields_ = [
-        *((name, Int) for name in ("kind", "in", "out", "second", "layer", "size")),
+        *((name, Int) for name in ("kind", "in", "out", "second", "layer", "group", "size")),
         *((name, Int) for name in ("is_wide", "adds", "first", "num")),
         *((name, Float) for name in ("scale", "eps", "alpha", "beta")),
         ("norm", Pointer),
@@ -298,6 +298,7 @@ class Operator:
     size: int
     second: int = 0
     layer: int = 0
+    group: int = 0
     is_wide: bool = False
     adds: bool = False
     first: int = 0
@@ -328,7 +329,7 @@ class Operator:
         """The caller must keep the given structures alive."""
         matrix = MatrixStruct() if self.weight is None else self.weight.struct()
         return OperatorStruct(
-            *(self.kind, self.source, self.out, self.second, self.layer, self.size),
+            *(self.kind, self.source, self.out, self.second, self.layer, self.group, self.size),
             *(self.is_wide, self.adds, self.first, self.num),
             *(self.scale, self.eps, *CURVES[self.act]),
             *(address(self.norm), matrix),

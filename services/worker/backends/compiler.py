@@ -69,7 +69,7 @@ class Compiler:
         return program
 
     def _operator(self, each: Instruction, places: dict[int, int]) -> Operator:
-        norm = each.norm
+        norm, attention = each.norm, each.heads or each.latents
         rows, weight = self._embeddings(each.embedding)
         vocab = None if each.embedding is None else each.embedding.vocab
         if each.summed is not None and each.summed.bias is not None:
@@ -83,7 +83,8 @@ class Compiler:
             source=places[each.source],
             out=places[each.out],
             second=0 if each.second is None else places[each.second],
-            layer=_layer(each),
+            layer=0 if attention is None else attention.layer,
+            group=0 if attention is None else attention.group,
             size=each.size,
             is_wide=each.is_wide,
             adds=each.adds,
@@ -222,12 +223,6 @@ def _with_embeddings(model: DecoderLM) -> TokenRows | None:
 def _bias(layer: Linear | LMHead) -> Tensor | None:
     """The bias that the GEMM adds; for a partial output the sum over ranks adds it."""
     return layer.bias if isinstance(layer, Linear) and not layer.is_partial else None
-
-
-def _layer(each: Instruction) -> int:
-    """The place of the KV cache that it uses, or 0."""
-    found = each.heads or each.latents
-    return 0 if found is None else found.layer
 
 
 def _assign(recording: Recording) -> dict[int, int]:

@@ -11,6 +11,7 @@ from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import Parallel
 from services.worker.layers.rope import RotaryEmbedding
 from services.worker.layers.weights import empty_parameter
+from services.worker.machine.kv_groups import KVSpec
 
 
 class Attention(nn.Module):
@@ -62,13 +63,22 @@ class Attention(nn.Module):
     def layer(self) -> int:
         return self.heads.layer
 
+    @property
+    def group(self) -> int:
+        return self.heads.group
+
     def put_cache(self, place: int) -> None:
         """Gives its KV cache another place in the context."""
         self.heads = self.heads._replace(layer=place)
 
+    def put_group(self, group: int) -> None:
+        """Gives it the blocks of a group of layers."""
+        self.heads = self.heads._replace(group=group)
+
     @property
-    def kv_entry(self) -> tuple[int, ...]:
-        return 2, self.heads.spec.num_kv_heads, self.heads.spec.head_dim
+    def kv_spec(self) -> KVSpec:
+        spec = self.heads.spec
+        return KVSpec((2, spec.num_kv_heads, spec.head_dim), spec.window)
 
     @property
     def numbers_per_token(self) -> int:

@@ -11,6 +11,7 @@ from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import Parallel
 from services.worker.layers.rope import RotaryEmbedding
+from services.worker.machine.kv_groups import KVSpec
 
 EPS = 1e-6  # of the inner norms, not rms_norm_eps: as in DeepSeek's code and transformers
 
@@ -53,13 +54,21 @@ class LatentAttention(nn.Module):
     def layer(self) -> int:
         return self.latents.layer
 
+    @property
+    def group(self) -> int:
+        return self.latents.group
+
     def put_cache(self, place: int) -> None:
         """Gives its KV cache another place in the context."""
         self.latents = self.latents._replace(layer=place)
 
+    def put_group(self, group: int) -> None:
+        """Gives it the blocks of a group of layers."""
+        self.latents = self.latents._replace(group=group)
+
     @property
-    def kv_entry(self) -> tuple[int, ...]:
-        return 1, 1, self.latents.spec.entry_dim
+    def kv_spec(self) -> KVSpec:
+        return KVSpec((1, 1, self.latents.spec.entry_dim))
 
     @property
     def num_scored_heads(self) -> int:

@@ -4,7 +4,7 @@ A family defines the parts of its layers. Modules are named as in its checkpoint
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -27,8 +27,10 @@ from services.worker.layers.offloaded import OffloadedLayers
 from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import ALONE, Parallel, Shard
 from services.worker.layers.rope import RotaryEmbedding
+from services.worker.machine.kv_groups import KVSpec, LayerGroups
 from services.worker.machine.kv_layout import KVLayout
 from shared.errors import ConfigError
+from shared.wire.messages import EVERY_LAYER, Group
 
 AnyAttention = Attention | LatentAttention
 
@@ -224,6 +226,8 @@ class DecoderLM(nn.Module, ABC):
     draft_lm_head: DraftLMHead | None = None
     offloaded: OffloadedLayers | None = None
     has_head_elsewhere = False
+    groups: tuple[Group, ...] = EVERY_LAYER
+    _specs_of_all: Sequence[KVSpec] = ()  # on a stage
 
     def __init__(self, config: ModelConfig, parallel: Parallel = ALONE) -> None:
         super().__init__()
@@ -267,6 +271,7 @@ class DecoderLM(nn.Module, ABC):
         stage, trunk = self.parallel.stage, self.model
         if stage.num == 1:
             return
+        self._specs_of_all = self._kv_specs()
         left, own = list(self.remote_modules()), stage.layers(len(trunk.layers))
         for number in range(len(trunk.layers)):
             if number not in own:
@@ -295,15 +300,39 @@ class DecoderLM(nn.Module, ABC):
     ) -> list[KVLayout]:
         """The cached values of a token in each layer of the trunk, and of the MTP head if it
         ``drafts``: numbers, or ``codes`` of that type. Raises ConfigError for codes of latents."""
-        by_layer = {module.layer: module for module in self.attentions()}
-        num_layers = len(self.parallel.stage.layers(self.config.num_hidden_layers))
-        ordered = [by_layer[layer] for layer in range(num_layers + drafts)]
+        ordered = self._cached_layers(drafts)
         if codes is not None and any(isinstance(each, LatentAttention) for each in ordered):
             raise ConfigError(
                 "kv-cache-dtype: int8 and fp8 are for keys and values of heads; this model keeps"
                 " latents: use auto"
             )
-        return [KVLayout(module.kv_entry, dtype, codes) for module in ordered]
+        return [KVLayout(module.kv_spec.entry, dtype, codes) for module in ordered]
+
+    def kv_specs(self, *, drafts: bool) -> Sequence[KVSpec]:
+        """The layers of the whole model, on all stages, in order."""
+        specs = self._specs_of_all or self._kv_specs()
+        return specs[: self.config.num_hidden_layers + drafts]
+
+    def put_groups(self, found: LayerGroups) -> None:
+        """``found`` for the layers of the whole model."""
+        self.groups = found.groups
+        start = self.parallel.stage.layers(self.config.num_hidden_layers).start
+        for attention in self.attentions():
+            if start + attention.layer < len(found.of_layers):
+                attention.put_group(found.of_layers[start + attention.layer])
+
+    def layer_groups(self, *, drafts: bool) -> list[int]:
+        """The group of each layer of ``kv_layouts``."""
+        return [module.group for module in self._cached_layers(drafts)]
+
+    def _kv_specs(self) -> list[KVSpec]:
+        return [each.kv_spec for each in sorted(self.attentions(), key=lambda each: each.layer)]
+
+    def _cached_layers(self, drafts: bool) -> list[AnyAttention]:
+        """The layers of this stage with a place in the KV cache, in order."""
+        by_layer = {module.layer: module for module in self.attentions()}
+        num_layers = len(self.parallel.stage.layers(self.config.num_hidden_layers))
+        return [by_layer[layer] for layer in range(num_layers + drafts)]
 
     def attentions(self) -> Iterator[AnyAttention]:
         """The attention of all layers, the MTP head's too."""

@@ -48,9 +48,9 @@ def prepare_chunks(
     rows = np.repeat(np.arange(len(slots)), nums)  # [T]
     offsets = np.arange(len(rows)) - (ends - nums)[rows]
     positions = offsets + starts[rows]
-    slot_mapping = table.slot_mapping(slots[rows], positions)[None]
+    slot_mapping = table.slot_mapping(slots[rows], positions)
     slot_mapping[:, offsets < chunks.num_recomputed[rows]] = table.null_block * table.block_size
-    next_slot_mapping = table.slot_mapping(slots[rows], positions + 1)[None]
+    next_slot_mapping = table.slot_mapping(slots[rows], positions + 1)
     ids = table.ids[slots[rows], positions], table.ids[slots[rows], positions + 1]
     longs = upload_rows(positions, *slot_mapping, *next_slot_mapping, device=device)
     end = 1 + len(slot_mapping)

@@ -73,6 +73,7 @@ class Segments:
     acceptance: Tensor | None = None  # [1] float32
     parallel: Parallel = ALONE
     arrivals: Tensor = field(init=False)  # see ``paged_attention.DecodeRows``
+    tables: tuple[Tensor, ...] = field(init=False)  # [N, max_blocks] int32, of each group of layers
 
     def __post_init__(self) -> None:
         num_heads = max(layer.entries.shape[3] for layer in self.kv_cache.layers)
@@ -81,6 +82,7 @@ class Segments:
         device = self.kv_cache.device
         zeros = torch.zeros(num_rows * num_heads, dtype=torch.int32, device=device)
         object.__setattr__(self, "arrivals", zeros)
+        object.__setattr__(self, "tables", self.state.block_tables.unbind())
 
     @property
     def draft_head(self) -> DraftHead:
@@ -205,7 +207,7 @@ class Segments:
         rows = decode, chunks, self.kv_cache.block_size, max_keys
         groups = [
             AttentionInputs(of_group, DeviceAttention(tables, *rows))
-            for of_group, tables in zip(slot_mapping, self.state.block_tables, strict=True)
+            for of_group, tables in zip(slot_mapping.unbind(), self.tables, strict=True)
         ]
         return ForwardContext(self.kv_cache.layers, groups)
 
