@@ -22,6 +22,7 @@ from services.worker.layers.stack_experts import stack_experts
 from services.worker.machine.kv_cache import KVCache
 from services.worker.machine.streams import upload
 from services.worker.slots.table import SlotTable
+from services.worker.startup.model_shape import place_layers, shape_of
 from services.worker.step.rows import Rows
 from services.worker.step.sampler import Adjusted
 from services.worker.weights.load import build_model, quantize
@@ -93,15 +94,16 @@ def start(
     model.lm_head.to(dtype)
     stack_experts(model)
     drafts = model.mtp_head is not None
-    layouts = model.kv_layouts(dtype, drafts=drafts, codes=codes)
     limits = (block_size, MAX_ROWS, MAX_TOKENS, MAX_LEN, VOCAB_SIZE, num_drafts)
+    place_layers(model, Capacity(0, *limits), drafts=drafts)
+    shape = shape_of(model, dtype, drafts=drafts, codes=codes)
     for num_blocks in (0, NUM_BLOCKS):
-        capacity = Capacity(num_blocks, *limits)
+        capacity = Capacity(num_blocks, *limits, groups=shape.groups)
         table = SlotTable(capacity)
         segments = Segments(
             TorchLM(model),
             DeviceSlots(capacity, table, np.zeros(2, np.int64), CPU).state,
-            KVCache(layouts, num_blocks, block_size, CPU),
+            KVCache(shape.seat_layouts, num_blocks, block_size, CPU, shape.seats),
             torch.zeros(2, dtype=torch.int32),
             drafts=drafts,
             returns_processed=False,
