@@ -24,7 +24,7 @@ UNLIMITED_BYTES = 1 << 40
 class Run:
     """Results by request; rows in order of arrival. ``num_hits`` sequences started from the prefix
     cache, ``num_resumed`` of them after preemption; ``num_readmitted`` were admitted again at all.
-    ``num_long_plans`` had several steps."""
+    ``num_long_plans`` had several steps, and plans had ``num_drops`` rows that give blocks back."""
 
     texts: list[list[int]]
     logprobs: list[list[np.ndarray]]  # values of each token
@@ -35,6 +35,7 @@ class Run:
     num_resumed: int = 0
     num_readmitted: int = 0
     num_long_plans: int = 0
+    num_drops: int = 0
     pooled: dict[int, np.ndarray] = field(default_factory=dict)  # vectors of pooled prompts
     scored: dict[int, list[np.ndarray]] = field(default_factory=dict)  # logprobs of prompts
 
@@ -50,6 +51,7 @@ class Run:
 
     def note_plan(self, plan: StepPlan) -> None:
         self.num_long_plans += plan.num_steps > 1
+        self.num_drops += len(plan.rows)
         for row in plan.admit:
             self.num_readmitted += row.num_ids > row.prompt_len
             self.num_hits += row.num_cached > 0

@@ -87,7 +87,9 @@ class SlotTable:
     def slot_mapping(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
         """block * block_size + offset [groups, T] of ``positions`` [T] of ``slots`` [T]; in the
         null block for positions without a block."""
-        blocks = self.block_tables[:, slots, positions // self.block_size]
+        num_groups, _, max_blocks = self.block_tables.shape
+        places = slots * max_blocks + positions // self.block_size
+        blocks = self.block_tables.reshape(num_groups, -1).take(places, axis=1)
         slot_mapping: np.ndarray = blocks * self.block_size + positions % self.block_size
         return slot_mapping
 

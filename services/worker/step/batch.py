@@ -86,7 +86,7 @@ def make_context(
     """Makes the context of R rows in the order of attention: one-token rows first, then by number
     of keys. ``slot_mapping`` [groups, T] covers their tokens; keys before ``first_keys`` [R] are
     hidden."""
-    first, *others = table.block_tables[:, slots]
+    first, *others = table.block_tables.take(slots, axis=1)
     attention = prepare_attention(
         num_tokens=num_tokens,
         num_keys=num_keys,

@@ -1,6 +1,8 @@
 """The groups of a model's layers, and the layers that share a seat."""
 
 from collections import Counter
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -14,8 +16,18 @@ from services.worker.machine.kv_groups import (
     seats_of,
     tokens_that_fit,
 )
+from services.worker.service import WorkerService
+from shared.settings.worker import WorkerConfig
 from shared.wire.kv_groups import most_blocks
-from shared.wire.messages import EVERY_LAYER, MAX_GROUPS, Capacity, Group
+from shared.wire.messages import (
+    EVERY_LAYER,
+    GROUPS_MINOR,
+    MAX_GROUPS,
+    PROTOCOL_MAJOR,
+    Capacity,
+    Group,
+    Hello,
+)
 
 ENTRY = (2, 8, 64)
 CAPACITY = Capacity(0, 16, 8, 512, 131_072)
@@ -115,3 +127,15 @@ def test_more_tokens_fit_in_long_requests() -> None:
     assert tokens_that_fit(both, 16) == 1000 * 16 // 2
     num_held = -(-(128 + 64 + 512) // 16) + 1
     assert tokens_that_fit(both, 8000) == 1000 * 8000 // (500 + num_held)
+
+
+@pytest.mark.parametrize("groups", [(Group(128),), (Group(), Group(128))])
+def test_a_scheduler_that_knows_of_no_groups_is_refused(groups: tuple[Group, ...]) -> None:
+    service: Any = WorkerService(WorkerConfig(), lambda config, progress: None)  # type: ignore[arg-type,return-value]
+    service._engine = SimpleNamespace(capacity=CAPACITY)
+    older = Hello(PROTOCOL_MAJOR, GROUPS_MINOR - 1, "scheduler", "s")
+    assert service.refusal(older) is None
+    service._engine = SimpleNamespace(capacity=replace(CAPACITY, groups=groups))
+    refused = "protocol minor 6 knows of no groups of layers with windows, 7 does"
+    assert service.refusal(older) == refused
+    assert service.refusal(replace(older, minor=GROUPS_MINOR)) is None
