@@ -104,7 +104,7 @@ def _segments(config: Config, num_slots: int, max_len: int) -> tuple[Segments, S
     segments = Segments(
         TorchLM(model),
         DeviceSlots(capacity, table, np.zeros(1, np.int64), META).state,
-        KVCache(shape.seat_layouts, 0, BLOCK_SIZE, META, shape.seats),
+        KVCache(shape.section_layouts, 0, BLOCK_SIZE, META, shape.sections),
         torch.zeros(1, dtype=torch.int32, device=META),
         drafts=False,
         returns_processed=False,

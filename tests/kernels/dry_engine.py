@@ -103,7 +103,7 @@ def start(
         segments = Segments(
             TorchLM(model),
             DeviceSlots(capacity, table, np.zeros(2, np.int64), CPU).state,
-            KVCache(shape.seat_layouts, num_blocks, block_size, CPU, shape.seats),
+            KVCache(shape.section_layouts, num_blocks, block_size, CPU, shape.sections),
             torch.zeros(2, dtype=torch.int32),
             drafts=drafts,
             returns_processed=False,

@@ -1,9 +1,9 @@
 """Groups of a model's layers. Layers of a group have the same window and share block tables; all
 groups draw on one pool of equal blocks.
 
-A block has *seats*, each with room for the tokens of one layer. The n-th layer of every group has
-the n-th seat: layers of different groups use the same memory, in different blocks. More seats make
-larger blocks, and fewer seats more groups, each with blocks of its own.
+A block has *sections*, each with room for the tokens of one layer. The n-th layer of every group
+has the n-th section: layers of different groups use the same memory, in different blocks. More
+sections make larger blocks, and fewer sections more groups, each with blocks of its own.
 """
 
 from collections import Counter
@@ -40,8 +40,8 @@ def group_layers(layers: Sequence[KVSpec], capacity: Capacity) -> LayerGroups:
     which keeps all tokens, if their entries differ or that takes less memory."""
     whole = LayerGroups(EVERY_LAYER, (0,) * len(layers))
     windows = [_window(layer, capacity.max_model_len) for layer in layers]
-    nums_seats = range(max(1, windows.count(None)), len(layers) + 1)
-    found = [_in_seats(windows, num_seats) for num_seats in nums_seats]
+    nums_sections = range(max(1, windows.count(None)), len(layers) + 1)
+    found = [_in_sections(windows, num_sections) for num_sections in nums_sections]
     sizes = {each: _size(each, capacity) for each in found if len(each.groups) <= MAX_GROUPS}
     if len({layer.entry for layer in layers}) > 1 or not any(windows) or not sizes:
         return whole
@@ -52,14 +52,14 @@ def group_layers(layers: Sequence[KVSpec], capacity: Capacity) -> LayerGroups:
     return min(small, key=lambda each: (len(each.groups), sizes[each]))
 
 
-def seats_of(of_layers: Sequence[int]) -> list[int]:
-    """The seat of each layer, from the groups of the layers in one process."""
+def sections_of(of_layers: Sequence[int]) -> list[int]:
+    """The section of each layer, from the groups of the layers in one process."""
     nums: Counter[int] = Counter()
-    seats = []
+    sections = []
     for group in of_layers:
-        seats.append(nums[group])
+        sections.append(nums[group])
         nums[group] += 1
-    return seats
+    return sections
 
 
 def tokens_that_fit(capacity: Capacity, length: int) -> int:
@@ -77,20 +77,20 @@ def _window(layer: KVSpec, max_len: int) -> int | None:
     return None if layer.window is None or layer.window >= max_len else layer.window
 
 
-def _in_seats(windows: Sequence[int | None], num_seats: int) -> LayerGroups:
+def _in_sections(windows: Sequence[int | None], num_sections: int) -> LayerGroups:
     """Layers of a window take turns in its groups, so that each stage has layers of all."""
     nums = Counter(windows)
     groups: list[Group] = []
     turns: dict[int | None, Iterator[int]] = {}
     for window in sorted(nums, key=lambda window: (window is not None, window)):
-        num_groups = -(-nums[window] // num_seats)
+        num_groups = -(-nums[window] // num_sections)
         turns[window] = cycle(range(len(groups), len(groups) + num_groups))
         groups += [Group(window)] * num_groups
     return LayerGroups(tuple(groups), tuple(next(turns[window]) for window in windows))
 
 
 def _size(found: LayerGroups, capacity: Capacity) -> int:
-    """The seats of all blocks that a request of the greatest length takes."""
-    num_seats = max(Counter(found.of_layers).values())
+    """The sections of all blocks that a request of the greatest length takes."""
+    num_sections = max(Counter(found.of_layers).values())
     of_groups = replace(capacity, groups=found.groups)
-    return num_seats * most_blocks(of_groups, capacity.max_model_len)
+    return num_sections * most_blocks(of_groups, capacity.max_model_len)

@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks.harness.engines import make_engine
 from benchmarks.harness.scheduled import Run
-from services.worker.foreign import backend
 from services.worker.machine.kv_groups import KVSpec, LayerGroups
 from services.worker.startup import model_shape
 from shared.errors import ConfigError
@@ -89,8 +88,7 @@ def one_group(layers: Sequence[KVSpec], _: Capacity) -> LayerGroups:
 
 
 def with_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (model_shape, backend):
-        monkeypatch.setattr(module, "group_layers", one_group)
+    monkeypatch.setattr(model_shape, "group_layers", one_group)
 
 
 def assert_same_bits(found: Run, expected: Run) -> None:
@@ -101,20 +99,13 @@ def assert_same_bits(found: Run, expected: Run) -> None:
         assert np.array(ours).tobytes() == np.array(theirs).tobytes()
 
 
-def check(
-    folder: Path,
-    case: Case,
-    monkeypatch: pytest.MonkeyPatch,
-    settings: dict[str, Any] | None = None,
-    **options: Any,
-) -> Run:
+def check(folder: Path, case: Case, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Run:
     """Returns the results with few blocks."""
     options |= {"num_at_once": case.num_at_once, "depth": 0 if case.method == "none" else 3}
     asked = prompts(), PLAIN_PARAMS if "num_steps" in options else PARAMS, CHUNKS
-    engine = engine_of(folder, case, **(settings or {}))
-    found = run_tightly(Poisoned(engine), *asked, **options)
+    found = run_tightly(Poisoned(engine_of(folder, case)), *asked, **options)
     with_one_group(monkeypatch)
-    plain = engine_of(folder, case, **(settings or {}))
+    plain = engine_of(folder, case)
     assert plain.capacity.groups == EVERY_LAYER
     assert_same_bits(found, run_tightly(plain, *asked, **options))
     return found
@@ -153,14 +144,6 @@ def test_an_mtp_head_drafts_from_the_blocks_of_the_first_group(
     assert found.num_hits > 3
 
 
-@pytest.mark.parametrize("cache", ["auto", "int8"])
-def test_layers_of_transformers_have_groups_too(
-    folder: Path, cache: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = {"model_impl": "transformers"}
-    check(folder, Case("torch", cache=cache), monkeypatch, settings, resume_every=9)
-
-
 def test_a_cache_of_one_request_has_the_blocks_that_it_needs_at_once(tmp_path: Path) -> None:
     save_family(tmp_path, "MistralForCausalLM", max_position_embeddings=MAX_LEN)
     case = CASES[2]
@@ -177,7 +160,7 @@ def test_a_cache_of_one_request_has_the_blocks_that_it_needs_at_once(tmp_path: P
         engine_of(tmp_path, case, num_gpu_blocks_override=num_blocks - 1)
 
 
-def test_stages_have_seats_for_their_own_layers(
+def test_stages_have_sections_for_their_own_layers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stages of two layers each, one of them with a window."""
