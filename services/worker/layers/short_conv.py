@@ -27,7 +27,7 @@ class Columns(NamedTuple):
 
 
 class ShortConv(nn.Module):
-    """From the GEMM of gates and inputs to the output GEMM. A token's column takes as many seats of
+    """From the GEMM of gates and inputs to the output GEMM. A token's column takes as many sections of
     a block as it needs: ``entry`` is the shape of one. Ranks share the channels."""
 
     def __init__(

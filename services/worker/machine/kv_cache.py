@@ -15,10 +15,11 @@ from services.worker.machine.kv_layout import KVLayout, LayerKV
 class KVCache:
     """The layers' cache entries of tokens, in blocks that the scheduler hands out.
 
-    A block has a seat for each of ``layouts``; the memory of a seat in all blocks is one after the
-    other. ``layers`` has the memory of each layer: of the seat in ``seats``, or of its own. The
-    last block is the null block: block tables are padded with it, and tokens without a reserved
-    block write to it. ``dtype`` is the dtype of the layers' inputs and outputs.
+    A block has a section for each of ``layouts``; one allocation has all blocks' first sections,
+    then their second ones, and so on. ``layers`` has the memory of each layer: of the section in
+    ``sections``, or of its own. The last block is the null block: block tables are padded with it,
+    and tokens without a reserved block write to it. ``dtype`` is the dtype of the layers' inputs
+    and outputs.
     """
 
     def __init__(
@@ -27,7 +28,7 @@ class KVCache:
         num_blocks: int,
         block_size: int,
         device: torch.device,
-        seats: Sequence[int] | None = None,
+        sections: Sequence[int] | None = None,
     ) -> None:
         shape = num_blocks + 1, block_size
         token_bytes = [size for each in layouts for size in (each.entry_bytes, each.scales_bytes)]
@@ -36,35 +37,35 @@ class KVCache:
         memory = _zeros(ends[-1], device)
         starts = zip([0, *ends[:-1]], sizes, strict=True)
         parts = iter([memory[start : start + size] for start, size in starts])
-        self._seats = []
+        self._sections = []
         for layout in layouts:
             entries, scales = next(parts).view(layout.stored), next(parts).view(torch.float32)
-            self._seats.append(
+            self._sections.append(
                 LayerKV(
                     entries.view(*shape, *layout.entry),
                     scales.view(*shape, *layout.entry[:-1]) if layout.codes else None,
                 )
             )
-        self.layers = [self._seats[each] for each in seats or range(len(layouts))]
+        self.layers = [self._sections[each] for each in sections or range(len(layouts))]
         self.dtype = layouts[0].dtype
         self.device = device
         self.null_block = num_blocks
         self.block_size = block_size
 
     def clear(self, blocks: np.ndarray) -> None:
-        """Zeroes ``blocks`` [N] int64, before a new owner gets them, in all seats.
+        """Zeroes ``blocks`` [N] int64, before a new owner gets them, in all sections.
 
         Attention multiplies masked values by 0, and a NaN of the former owner would survive that.
         """
         if len(blocks):
             places = torch.from_numpy(blocks).to(self.device)
-            for seat in self._seats:
-                seat.clear(places)
+            for section in self._sections:
+                section.clear(places)
 
     def clear_slots(self, slots: Tensor) -> None:
-        """Zeroes single ``slots`` [N] int64, block · block_size + offset, in all seats."""
-        for seat in self._seats:
-            seat.clear_slots(slots)
+        """Zeroes single ``slots`` [N] int64, block · block_size + offset, in all sections."""
+        for section in self._sections:
+            section.clear_slots(slots)
 
 
 def _zeros(num_bytes: int, device: torch.device) -> Tensor:

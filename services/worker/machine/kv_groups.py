@@ -1,9 +1,9 @@
 """Groups of a model's layers. Layers of a group have the same window and share block tables; all
 groups draw on one pool of equal blocks.
 
-A block has *seats*, each with room for the tokens of one layer. The n-th layer of every group has
-the n-th seat: layers of different groups use the same memory, in different blocks. More seats make
-larger blocks, and fewer seats more groups, each with blocks of its own.
+A block has *sections*, each with room for the tokens of one layer. The n-th layer of every group
+has the n-th section: layers of different groups use the same memory, in different blocks. More
+sections make larger blocks, and fewer sections more groups, each with blocks of its own.
 """
 
 from collections import Counter
@@ -20,12 +20,12 @@ NEARLY = 1.05  # of the least memory: then shorter plans or blocks that come bac
 
 
 class KVSpec(NamedTuple):
-    """A layer's ``entry`` of a token in the KV cache, or several of them in as many seats, and the
+    """A layer's ``entry`` of a token in the KV cache, or several of them in as many sections, and the
     ``window`` of last tokens that the layer reads, or None for all."""
 
     entry: tuple[int, ...]
     window: int | None = None
-    num_seats: int = 1
+    num_sections: int = 1
 
 
 class LayerGroups(NamedTuple):
@@ -41,10 +41,10 @@ def group_layers(layers: Sequence[KVSpec], capacity: Capacity) -> LayerGroups:
     which keeps all tokens, if their entries differ or that takes less memory."""
     whole = LayerGroups(EVERY_LAYER, (0,) * len(layers))
     specs = [each._replace(window=_window(each, capacity.max_model_len)) for each in layers]
-    of_whole = sum(each.num_seats for each in specs if each.window is None)
-    least_seats = max(of_whole, *(each.num_seats for each in specs))
-    most_seats = sum(each.num_seats for each in specs)
-    found = [_in_seats(specs, num) for num in range(least_seats, most_seats + 1)]
+    of_whole = sum(each.num_sections for each in specs if each.window is None)
+    least_sections = max(of_whole, *(each.num_sections for each in specs))
+    most_sections = sum(each.num_sections for each in specs)
+    found = [_in_sections(specs, num) for num in range(least_sections, most_sections + 1)]
     few = [each for each in found if len(each.groups) <= MAX_GROUPS]
     sizes = {each: _size(each, specs, capacity) for each in few}
     has_windows = any(each.window is not None for each in specs)
@@ -57,14 +57,14 @@ def group_layers(layers: Sequence[KVSpec], capacity: Capacity) -> LayerGroups:
     return min(small, key=lambda each: (len(each.groups), sizes[each]))
 
 
-def seats_of(of_layers: Sequence[int]) -> list[int]:
-    """The seat of each layer, from the groups of the layers in one process."""
+def sections_of(of_layers: Sequence[int]) -> list[int]:
+    """The section of each layer, from the groups of the layers in one process."""
     nums: Counter[int] = Counter()
-    seats = []
+    sections = []
     for group in of_layers:
-        seats.append(nums[group])
+        sections.append(nums[group])
         nums[group] += 1
-    return seats
+    return sections
 
 
 def tokens_that_fit(capacity: Capacity, length: int) -> int:
@@ -82,22 +82,22 @@ def _window(layer: KVSpec, max_len: int) -> int | None:
     return None if layer.window is None or layer.window >= max_len else layer.window
 
 
-def _in_seats(layers: Sequence[KVSpec], num_seats: int) -> LayerGroups:
+def _in_sections(layers: Sequence[KVSpec], num_sections: int) -> LayerGroups:
     """Layers of a kind take turns in its groups, so that each stage has layers of all."""
     nums = Counter(layers)
     groups: list[Group] = []
     turns: dict[KVSpec, Iterator[int]] = {}
     for kind in sorted(nums, key=lambda each: (each.window is not None, each.window)):
-        num_groups = -(-nums[kind] // (num_seats // kind.num_seats))
+        num_groups = -(-nums[kind] // (num_sections // kind.num_sections))
         turns[kind] = cycle(range(len(groups), len(groups) + num_groups))
         groups += [Group(kind.window)] * num_groups
     return LayerGroups(tuple(groups), tuple(next(turns[layer]) for layer in layers))
 
 
 def _size(found: LayerGroups, layers: Sequence[KVSpec], capacity: Capacity) -> int:
-    """The seats of all blocks that a request of the greatest length takes."""
-    num_seats: Counter[int] = Counter()
+    """The sections of all blocks that a request of the greatest length takes."""
+    num_sections: Counter[int] = Counter()
     for group, layer in zip(found.of_layers, layers, strict=True):
-        num_seats[group] += layer.num_seats
+        num_sections[group] += layer.num_sections
     of_groups = replace(capacity, groups=found.groups)
-    return max(num_seats.values()) * most_blocks(of_groups, capacity.max_model_len)
+    return max(num_sections.values()) * most_blocks(of_groups, capacity.max_model_len)

@@ -321,7 +321,9 @@ class DecoderLM(nn.Module, ABC):
                 " latents or convolutions: use auto"
             )
         specs = [module.kv_spec for module in ordered]
-        return [KVLayout(each.entry, dtype, codes) for each in specs for _ in range(each.num_seats)]
+        return [
+            KVLayout(each.entry, dtype, codes) for each in specs for _ in range(each.num_sections)
+        ]
 
     def kv_specs(self, *, drafts: bool) -> Sequence[KVSpec]:
         """The layers of the whole model, on all stages, in order."""
@@ -336,7 +338,7 @@ class DecoderLM(nn.Module, ABC):
     def layer_groups(self, *, drafts: bool) -> list[int]:
         """The group of each of ``kv_layouts``."""
         layers = self._cached_layers(drafts)
-        return [each.group for each in layers for _ in range(each.kv_spec.num_seats)]
+        return [each.group for each in layers for _ in range(each.kv_spec.num_sections)]
 
     def _kv_specs(self) -> list[KVSpec]:
         return [each.kv_spec for each in self.cached_layers()]
@@ -351,7 +353,7 @@ class DecoderLM(nn.Module, ABC):
         place = 0
         for layer in self.cached_layers():
             layer.put_cache(place, groups.get(layer.number, 0))
-            place += layer.kv_spec.num_seats
+            place += layer.kv_spec.num_sections
 
     def cached_layers(self) -> list[Cached]:
         """The parts of all layers here that keep something of a token, the MTP head's too, in

@@ -130,7 +130,7 @@ class LoadedModel:
         """Raises ConfigError if the memory does not suffice."""
         size, shape = self.settings.block_size, self.shape
         try:
-            return KVCache(shape.seat_layouts, num_blocks, size, self.device, shape.seats)
+            return KVCache(shape.section_layouts, num_blocks, size, self.device, shape.sections)
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 f"gpu-memory-utilization: {num_blocks} blocks of {size} tokens do not fit:"

@@ -9,7 +9,7 @@ from torch import nn
 
 from services.worker.layers.experts import Experts
 from services.worker.layers.weights import Quantized
-from services.worker.machine.kv_groups import group_layers, seats_of
+from services.worker.machine.kv_groups import group_layers, sections_of
 from services.worker.machine.kv_layout import KVLayout
 from services.worker.models.decoder import DecoderLM
 from shared.wire.messages import Capacity, Group
@@ -29,14 +29,14 @@ class ModelShape:
     layer_groups: Sequence[int]
 
     @property
-    def seats(self) -> list[int]:
-        """The seat in a block of each layer."""
-        return seats_of(self.layer_groups)
+    def sections(self) -> list[int]:
+        """The section in a block of each layer."""
+        return sections_of(self.layer_groups)
 
     @property
-    def seat_layouts(self) -> list[KVLayout]:
-        layouts = dict(zip(self.seats, self.kv_layouts, strict=True))
-        return [layouts[seat] for seat in range(len(layouts))]
+    def section_layouts(self) -> list[KVLayout]:
+        layouts = dict(zip(self.sections, self.kv_layouts, strict=True))
+        return [layouts[section] for section in range(len(layouts))]
 
 
 def place_layers(model: DecoderLM, capacity: Capacity, *, drafts: bool) -> None:

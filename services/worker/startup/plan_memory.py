@@ -174,7 +174,7 @@ def requirements_with(
     loaded: LoadedModel, peak: int, graphs: int | None = None, slack: int = 0
 ) -> MemoryRequirements:
     """With ``peak``, the memory of a step apart from weights and KV cache."""
-    token_bytes = sum(layout.num_bytes for layout in loaded.shape.seat_layouts)
+    token_bytes = sum(layout.num_bytes for layout in loaded.shape.section_layouts)
     return MemoryRequirements(
         weights=weight_bytes(loaded.model),
         peak=peak,

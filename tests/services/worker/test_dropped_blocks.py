@@ -1,6 +1,7 @@
 """Sequences whose blocks are given back behind windows, to others that leave NaN there, have the
 bits of those that keep all of their blocks."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -9,14 +10,15 @@ import pytest
 
 from benchmarks.harness.engines import make_engine
 from benchmarks.harness.scheduled import Run
-from services.worker.foreign import backend
-from services.worker.machine.kv_groups import LayerGroups
+from services.worker.machine.kv_groups import KVSpec, LayerGroups
 from services.worker.startup import model_shape
 from shared.errors import ConfigError
 from shared.wire.kv_groups import most_blocks
-from shared.wire.messages import EVERY_LAYER, Group, SamplingParams
+from shared.wire.messages import EVERY_LAYER, Capacity, Group, SamplingParams
+from tests.services.worker import ranks, stages
 from tests.services.worker.checkpoints import save_mimo
 from tests.services.worker.foreign_checkpoints import save_family
+from tests.services.worker.ranks import Texts, texts_of_ranks
 from tests.services.worker.tight_driver import Poisoned, run_tightly
 
 FAMILIES = ("GptOssForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "MistralForCausalLM")
@@ -81,12 +83,12 @@ def engine_of(folder: Path, case: Case, **settings: Any) -> Any:
     return make_engine(folder, case.kernels, **(own | settings))
 
 
-def with_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
-    def one_group(layers: list[Any], _: Any) -> LayerGroups:
-        return LayerGroups(EVERY_LAYER, (0,) * len(layers))
+def one_group(layers: Sequence[KVSpec], _: Capacity) -> LayerGroups:
+    return LayerGroups(EVERY_LAYER, (0,) * len(layers))
 
-    for module in (model_shape, backend):
-        monkeypatch.setattr(module, "group_layers", one_group)
+
+def with_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_shape, "group_layers", one_group)
 
 
 def assert_same_bits(found: Run, expected: Run) -> None:
@@ -97,20 +99,13 @@ def assert_same_bits(found: Run, expected: Run) -> None:
         assert np.array(ours).tobytes() == np.array(theirs).tobytes()
 
 
-def check(
-    folder: Path,
-    case: Case,
-    monkeypatch: pytest.MonkeyPatch,
-    settings: dict[str, Any] | None = None,
-    **options: Any,
-) -> Run:
+def check(folder: Path, case: Case, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Run:
     """Returns the results with few blocks."""
     options |= {"num_at_once": case.num_at_once, "depth": 0 if case.method == "none" else 3}
     asked = prompts(), PLAIN_PARAMS if "num_steps" in options else PARAMS, CHUNKS
-    engine = engine_of(folder, case, **(settings or {}))
-    found = run_tightly(Poisoned(engine), *asked, **options)
+    found = run_tightly(Poisoned(engine_of(folder, case)), *asked, **options)
     with_one_group(monkeypatch)
-    plain = engine_of(folder, case, **(settings or {}))
+    plain = engine_of(folder, case)
     assert plain.capacity.groups == EVERY_LAYER
     assert_same_bits(found, run_tightly(plain, *asked, **options))
     return found
@@ -149,14 +144,6 @@ def test_an_mtp_head_drafts_from_the_blocks_of_the_first_group(
     assert found.num_hits > 3
 
 
-@pytest.mark.parametrize("cache", ["auto", "int8"])
-def test_layers_of_transformers_have_groups_too(
-    folder: Path, cache: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    settings = {"model_impl": "transformers"}
-    check(folder, Case("torch", cache=cache), monkeypatch, settings, resume_every=9)
-
-
 def test_a_cache_of_one_request_has_the_blocks_that_it_needs_at_once(tmp_path: Path) -> None:
     save_family(tmp_path, "MistralForCausalLM", max_position_embeddings=MAX_LEN)
     case = CASES[2]
@@ -171,3 +158,55 @@ def test_a_cache_of_one_request_has_the_blocks_that_it_needs_at_once(tmp_path: P
     problem = f"{num_blocks - 1} blocks of 16 tokens; .* takes {num_blocks}: raise the one"
     with pytest.raises(ConfigError, match=problem):
         engine_of(tmp_path, case, num_gpu_blocks_override=num_blocks - 1)
+
+
+def test_stages_have_sections_for_their_own_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stages of two layers each, one of them with a window."""
+    settings = {"max_num_batched_tokens": 50, "max_model_len": MAX_LEN, "kv_cache_dtype": "int8"}
+    cases = {}
+    for name in ("GptOssForCausalLM", "Gemma3ForCausalLM"):
+        folder = tmp_path / name
+        folder.mkdir()
+        save_family(folder, name, max_position_embeddings=MAX_LEN)
+        cases[name] = stages.Case(
+            *(folder, prompts(), PARAMS),
+            settings=settings,
+            options={"chunk_sizes": CHUNKS, "resume_every": 7},
+            drive=run_tightly,
+            wrap=Poisoned,
+        )
+    found = stages.run_stages(cases, 2, tmp_path)
+    with_one_group(monkeypatch)
+    for name, case in cases.items():
+        assert_same_bits(found[name].run, stages.run_alone(case))
+
+
+def test_ranks_have_the_same_groups(tmp_path: Path) -> None:
+    save_family(tmp_path, "Gemma3ForCausalLM", max_position_embeddings=MAX_LEN)
+    cases = {
+        f"{kernels}, {name}": ranks.Case(
+            *(tmp_path, kernels, {"max_num_batched_tokens": 50}),
+            texts=tight_texts,
+            prepare=prepare,
+        )
+        for name, prepare in (("groups", None), ("one group", make_one_group))
+        for kernels in ("native", "torch")
+    }
+    with texts_of_ranks(cases, 2, tmp_path) as found:
+        pass
+    for kernels in ("native", "torch"):
+        both = found[f"{kernels}, groups"], found[f"{kernels}, one group"]
+        for own, plain in zip(*both, strict=True):
+            assert own.ids == plain.ids
+            assert own.logprobs.tobytes() == plain.logprobs.tobytes()
+
+
+def tight_texts(engine: Any, _: int) -> Texts:
+    run = run_tightly(Poisoned(engine), prompts(), PARAMS, CHUNKS)
+    return Texts(run.texts, np.concatenate([np.stack(each) for each in run.logprobs]))
+
+
+def make_one_group(_: int) -> None:
+    vars(model_shape)["group_layers"] = one_group

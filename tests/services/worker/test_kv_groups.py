@@ -1,4 +1,4 @@
-"""The groups of a model's layers, and the layers that share a seat."""
+"""The groups of a model's layers, and the layers that share a section."""
 
 from collections import Counter
 from types import SimpleNamespace
@@ -13,7 +13,7 @@ from services.worker.machine.kv_groups import (
     KVSpec,
     LayerGroups,
     group_layers,
-    seats_of,
+    sections_of,
     tokens_that_fit,
 )
 from services.worker.service import WorkerService
@@ -60,7 +60,7 @@ def test_many_layers_with_a_window_are_several_groups_as_large_as_that_without()
 def test_few_layers_with_a_window_have_a_group_if_that_saves_memory(
     max_len: int, expected: tuple[list[int | None], list[int]]
 ) -> None:
-    """A block of their group would have 20 empty seats."""
+    """A block of their group would have 20 empty sections."""
     windows = [FULL] * 30 + [128] * 10
     assert grouped(windows, replace(CAPACITY, max_model_len=max_len)) == expected
 
@@ -92,29 +92,29 @@ def test_each_half_of_the_layers_has_as_many_of_each_group() -> None:
     assert len(found.groups) == 6
     for own in (found.of_layers[:24], found.of_layers[24:]):
         assert set(Counter(own).values()) == {4}
-        assert Counter(seats_of(own)) == dict.fromkeys(range(4), 6)
+        assert Counter(sections_of(own)) == dict.fromkeys(range(4), 6)
 
 
 @given(
     st.lists(st.sampled_from([FULL, 128, 1024]), min_size=1, max_size=40),
     st.sampled_from([100, 1000, 10_000]),
 )
-def test_layers_of_a_group_have_its_window_and_seats_of_their_own(
+def test_layers_of_a_group_have_its_window_and_sections_of_their_own(
     windows: list[int | None], max_len: int
 ) -> None:
     capacity = replace(CAPACITY, max_model_len=max_len)
     found = group_layers([KVSpec(ENTRY, window) for window in windows], capacity)
     assert len(found.groups) <= MAX_GROUPS
     assert set(found.of_layers) == set(range(len(found.groups)))
-    places = list(zip(found.of_layers, seats_of(found.of_layers), strict=True))
+    places = list(zip(found.of_layers, sections_of(found.of_layers), strict=True))
     assert len(set(places)) == len(windows)
     if found.groups == EVERY_LAYER:
         return
     for window, group in zip(windows, found.of_layers, strict=True):
         visible = None if window is None or window >= max_len else window
         assert found.groups[group].window == visible
-    seats = max(seats_of(found.of_layers)) + 1
-    taken = seats * most_blocks(replace(capacity, groups=found.groups), max_len)
+    sections = max(sections_of(found.of_layers)) + 1
+    taken = sections * most_blocks(replace(capacity, groups=found.groups), max_len)
     assert taken <= len(windows) * -(-max_len // 16) * 1.05
 
 
@@ -129,7 +129,7 @@ def test_more_tokens_fit_in_long_requests() -> None:
 
 @pytest.mark.parametrize("groups", [(Group(128),), (Group(), Group(128))])
 def test_a_scheduler_that_knows_of_no_groups_is_refused(groups: tuple[Group, ...]) -> None:
-    service: Any = WorkerService(WorkerConfig(), lambda config, progress: None)  # type: ignore[arg-type,return-value]
+    service: Any = WorkerService(WorkerConfig(), lambda config, progress: None)
     service._engine = SimpleNamespace(capacity=CAPACITY)
     older = Hello(PROTOCOL_MAJOR, GROUPS_MINOR - 1, "scheduler", "s")
     assert service.refusal(older) is None

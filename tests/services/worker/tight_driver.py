@@ -32,8 +32,13 @@ class Poisoned:
     owner might leave them."""
 
     def __init__(self, engine: Any) -> None:
-        self.capacity = engine.capacity
+        self.capacity, self.model_info = engine.capacity, engine.model_info
         self._engine = engine
+
+    @property
+    def num_running(self) -> int:
+        num: int = self._engine.num_running
+        return num
 
     def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
         tables = self._engine._slots.block_tables
@@ -108,9 +113,10 @@ class TightDriver:
         while waiting or self._held:
             while waiting and len(self._held) < self._num_at_once:
                 index, (prompt, own) = waiting.pop(0)
-                lists = [[] for _ in self._capacity.groups], [0 for _ in self._capacity.groups]
                 slot = next(slot for slot in range(9) if slot not in self._held)
-                self._held[slot] = Held(index, own, len(prompt), list(prompt), *lists)
+                tables: list[list[int]] = [[] for _ in self._capacity.groups]
+                held = Held(index, own, len(prompt), list(prompt), tables, [0] * len(tables))
+                self._held[slot] = held
                 self._admitted.append(slot)
             self._step(done)
         assert len(self._free) == num_free
