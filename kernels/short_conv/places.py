@@ -19,10 +19,10 @@ def previous_places(
     decode, chunks = attention.decode, attention.chunks
     parts = []
     if decode is not None:
-        parts.append(_of_decodes(decode, attention.block_size, num))
+        parts.append(_of_decodes(decode, attention, num))
         num_tokens -= decode.num_tokens
     if chunks is not None:
-        parts.append(_of_chunks(chunks, attention.block_size, num_tokens, num))
+        parts.append(_of_chunks(chunks, attention, num_tokens, num))
     return torch.cat(parts)
 
 
@@ -37,25 +37,25 @@ def _on_host(batch: AttentionBatch, num: int) -> np.ndarray:
     return np.where(seen < 0, NOWHERE, places)
 
 
-def _of_decodes(rows: DecodeRows, block_size: int, num: int) -> Tensor:
+def _of_decodes(rows: DecodeRows, attention: DeviceAttention, num: int) -> Tensor:
     columns = torch.arange(rows.width, device=rows.slots.device)
     positions = (rows.starts[:, None] + columns).flatten()
     slots = rows.slots.repeat_interleave(rows.width)
-    return _places(rows.tables, slots, positions, block_size, num)
+    return _places(attention, slots, positions, num)
 
 
-def _of_chunks(rows: ChunkRows, block_size: int, num_tokens: int, num: int) -> Tensor:
+def _of_chunks(rows: ChunkRows, attention: DeviceAttention, num_tokens: int, num: int) -> Tensor:
     """Tokens behind the last chunk are padding; they are of the last row."""
     tokens = torch.arange(num_tokens, device=rows.slots.device) + rows.token_starts[0]
     row = torch.searchsorted(rows.token_starts, tokens, right=True) - 1
     row = row.clamp(max=len(rows.slots) - 1)
     positions = rows.starts[row] + tokens - rows.token_starts[row]
-    return _places(rows.tables, rows.slots[row], positions, block_size, num)
+    return _places(attention, rows.slots[row], positions, num)
 
 
-def _places(tables: Tensor, slots: Tensor, positions: Tensor, block_size: int, num: int) -> Tensor:
-    before = torch.arange(num, 0, -1, device=positions.device)
-    seen = positions[:, None] - before
-    blocks = tables[slots.long()].gather(1, seen.clamp(min=0) // block_size).long()
-    places = blocks * block_size + seen.clamp(min=0) % block_size
-    return torch.where(seen < 0, NOWHERE, places)
+def _places(attention: DeviceAttention, slots: Tensor, positions: Tensor, num: int) -> Tensor:
+    size = attention.block_size
+    seen = positions[:, None] - torch.arange(num, 0, -1, device=positions.device)
+    numbers = seen.clamp(min=0)
+    blocks = attention.tables[slots.long()].gather(1, numbers // size).long()
+    return torch.where(seen < 0, NOWHERE, blocks * size + numbers % size)

@@ -18,13 +18,13 @@ from kernels.cpu.operators import (
 )
 from kernels.cpu.packing import is_whole, packed_form, why_not_packed
 from kernels.silu_mul import Act
+from services.worker.layers.columns import Columns
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.experts import Experts, Scores
 from services.worker.layers.heads import Heads, Latents
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import NotSupported, Ops
-from services.worker.layers.short_conv import Columns
 from services.worker.layers.weights import Dense, Quantized, Weight
 
 

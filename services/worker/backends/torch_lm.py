@@ -26,6 +26,7 @@ from kernels.route import expert_logits, route
 from kernels.short_conv import short_conv
 from kernels.silu_mul import Act
 from services.worker.backends.check import check_model
+from services.worker.layers.columns import Columns
 from services.worker.layers.context import current_context
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.experts import Experts, Scores, biases_of
@@ -37,7 +38,6 @@ from services.worker.layers.offloaded import OffloadedLayers
 from services.worker.layers.ops import Ops
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.layers.rope import RotaryEmbedding
-from services.worker.layers.short_conv import Columns
 from services.worker.layers.weights import Dense, Quantized, Weight
 from services.worker.models import DraftLogits, TorchCausalLM
 from services.worker.models.decoder import DecoderLM, MtpHead

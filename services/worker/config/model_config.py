@@ -1,12 +1,10 @@
 """The keys of config.json that all families read."""
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 import msgspec
 
 from services.worker.config.frequencies import Rope, read_rope
-from services.worker.weights.checkpoint import TensorSource
 
 DEFAULT_ROPE_THETA = 10000.0
 Window = Annotated[int, msgspec.Meta(ge=1)] | None  # this number of last keys; None: all of them
@@ -19,8 +17,6 @@ class ModelConfig(msgspec.Struct, frozen=True):
     rotates_partly: ClassVar[bool] = False  # partial_rotary_factor counts
     norm_offset: ClassVar[float] = 0.0  # added to the norms of a checkpoint
     keeps_latents: ClassVar[bool] = False  # the KV cache has no keys and values of heads
-    # Parts of our tensors' names, and of a checkpoint's with conversions.
-    names: ClassVar[Mapping[str, TensorSource]] = {}
 
     architectures: list[str]
     vocab_size: int

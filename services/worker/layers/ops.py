@@ -1,19 +1,17 @@
 """The operators that models are written in. Each backend has its own way to run them."""
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from torch import nn
 
 from kernels.silu_mul import Act
+from services.worker.layers.columns import Columns
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.experts import Experts, Scores
 from services.worker.layers.heads import Heads, Latents
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
-
-if TYPE_CHECKING:
-    from services.worker.layers.short_conv import Columns
 
 X = TypeVar("X")
 
@@ -93,7 +91,7 @@ class Ops(ABC, Generic[X]):
         """
 
     @abstractmethod
-    def short_conv(self, x: X, columns: "Columns") -> X:
+    def short_conv(self, x: X, columns: Columns) -> X:
         """(b, c, u) [T, 3 · size] → c · (the convolution of b · u, and its bias): [T, size]
 
         b · u of the T tokens is written first. ``x`` must not be used again.

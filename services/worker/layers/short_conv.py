@@ -1,10 +1,10 @@
 """A gated short convolution (LFM2, arXiv 2511.23404), whose last columns are in the KV cache."""
 
 import math
-from typing import NamedTuple
 
 from torch import nn
 
+from services.worker.layers.columns import Columns
 from services.worker.layers.linear import Linear, WeightPiece
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
@@ -13,22 +13,9 @@ from services.worker.layers.weights import empty_parameter
 from services.worker.machine.kv_groups import KVSpec
 
 
-class Columns(NamedTuple):
-    """The places of the columns in the context: ``num_parts`` caches from ``layer`` on, with
-    ``part`` numbers of a token each, and the blocks of a ``group``. ``weight`` [size, width],
-    ``bias`` [size]."""
-
-    layer: int
-    num_parts: int
-    part: int
-    weight: nn.Parameter
-    bias: nn.Parameter | None
-    group: int = 0
-
-
 class ShortConv(nn.Module):
-    """From the GEMM of gates and inputs to the output GEMM. A token's column takes as many sections of
-    a block as it needs: ``entry`` is the shape of one. Ranks share the channels."""
+    """From the GEMM of gates and inputs to the output GEMM. A token's column takes as many sections
+    of a block as it needs: ``entry`` is the shape of one. Ranks share the channels."""
 
     def __init__(
         self,

@@ -20,8 +20,8 @@ NEARLY = 1.05  # of the least memory: then shorter plans or blocks that come bac
 
 
 class KVSpec(NamedTuple):
-    """A layer's ``entry`` of a token in the KV cache, or several of them in as many sections, and the
-    ``window`` of last tokens that the layer reads, or None for all."""
+    """A layer's ``entry`` of a token in the KV cache, or several of them in as many sections, and
+    the ``window`` of last tokens that the layer reads, or None for all."""
 
     entry: tuple[int, ...]
     window: int | None = None

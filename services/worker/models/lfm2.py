@@ -1,10 +1,9 @@
 """LFM2 (arXiv 2511.23404): most layers are short convolutions, the others attention."""
 
-from collections.abc import Callable, Mapping
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import msgspec
-from torch import Tensor, nn
+from torch import nn
 
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.gated import GatedNames
@@ -12,29 +11,12 @@ from services.worker.layers.mixture import Mixture
 from services.worker.layers.mlp import GatedMLP
 from services.worker.layers.ops import Ops, X
 from services.worker.models.decoder import DecoderLM, Parts
-from services.worker.weights.checkpoint import TensorSource
 
 NAMES = GatedNames("w1", "w3", "w2")
 ATTENTION, CONVOLUTION = "full_attention", "conv"
 
 
-def third(number: int) -> Callable[[Tensor], Tensor]:
-    return lambda whole: whole.chunk(3)[number]
-
-
 class LfmConfig(ModelConfig, frozen=True, kw_only=True):
-    names: ClassVar[Mapping[str, TensorSource]] = {
-        "self_attn.o_proj.": TensorSource("self_attn.out_proj."),
-        "self_attn.q_norm.": TensorSource("self_attn.q_layernorm."),
-        "self_attn.k_norm.": TensorSource("self_attn.k_layernorm."),
-        "model.norm.": TensorSource("model.embedding_norm."),
-        "conv.in_proj_b.": TensorSource("conv.in_proj.", third(0)),
-        "conv.in_proj_c.": TensorSource("conv.in_proj.", third(1)),
-        "conv.in_proj_x.": TensorSource("conv.in_proj.", third(2)),
-        "conv.conv.weight": TensorSource("conv.conv.weight", lambda whole: whole.squeeze(1)),
-        "gate.e_score_correction_bias": TensorSource("expert_bias"),
-    }
-
     rms_norm_eps: float = msgspec.field(default=1e-5, name="norm_eps")
     rope_theta: float | None = 1e6
     tie_word_embeddings: bool | None = True

@@ -1,6 +1,6 @@
 """The tensors of a checkpoint: safetensors files, which are mapped and read slice by slice."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -82,20 +82,6 @@ class Checkpoint:
         source = self.source(name)
         tensor = self.tensors.get(source.name)
         return tensor and replace(tensor, transform=source.transform)
-
-
-class Renamed(Checkpoint):
-    """A view of ``checkpoint`` by our names; ``names`` has a family's own for parts of ours."""
-
-    def __init__(self, checkpoint: Checkpoint, names: Mapping[str, TensorSource]) -> None:
-        super().__init__(checkpoint.folder, checkpoint.tensors)
-        self._names = names
-
-    def source(self, name: str) -> TensorSource:
-        for ours, theirs in self._names.items():
-            if ours in name:
-                return theirs._replace(name=name.replace(ours, theirs.name))
-        return TensorSource(name)
 
 
 def open_checkpoint(files: list[Path]) -> Checkpoint:

@@ -20,12 +20,13 @@ from services.worker.layers.parallel import ALONE, Parallel, cannot_split
 from services.worker.layers.weights import Dense, Quantized, Weight, are_alike, joined
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import find_model
-from services.worker.weights.checkpoint import Checkpoint, Renamed, StoredTensor, open_checkpoint
+from services.worker.weights.checkpoint import Checkpoint, StoredTensor, open_checkpoint
 from services.worker.weights.code_cache import CodeCache
 from services.worker.weights.mtp_layouts import with_mtp_head, without_missing_head
 from services.worker.weights.online import DENSE, FP8_BLOCK, ONLINE, Forms, Quantization
 from services.worker.weights.pooled import open_pooled
 from services.worker.weights.progress import Progress
+from services.worker.weights.renamed import with_our_names
 from services.worker.weights.schemes import find_scheme
 from services.worker.weights.schemes.scheme import Scheme, StoredCodes
 from services.worker.weights.stacked_experts import with_experts
@@ -81,8 +82,7 @@ def load_model(
         log.info("the weights are quantised already: %s", scheme)
     forms = Forms(quantization, head, embedding).tied(bool(config.tie_word_embeddings))
     stored = open_pooled(folder) if pools else open_checkpoint(weight_files(folder))
-    if config.names:
-        stored = Renamed(stored, config.names)
+    stored = with_our_names(stored, config)
     checkpoint = with_experts(with_mtp_head(stored, config), config)
     own = without_missing_head(config, checkpoint)
     model = build_model(own, dtype, device, parallel, pools=pools)
