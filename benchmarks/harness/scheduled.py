@@ -14,6 +14,7 @@ from benchmarks.harness.sequences import add_one
 from services.scheduler.scheduler import Planned, Scheduler
 from services.scheduler.worker_state import PROBATION_STEPS
 from services.worker.engine.protocol import StepOutput
+from services.worker.plan_check import PlanCheck
 from shared.wire.messages import Grant, ResultRow, RunKind, SamplingParams, StepPlan
 from shared.wire.token_arrays import Layout, TokenArrays
 
@@ -88,13 +89,14 @@ def run(
 ) -> Run:
     """Runs all ``prompts``, at most ``max_open`` at a time. ``depths`` are the draft depths of
     successive plans, by default chosen by the engine. Decode-only plans have ``num_steps`` steps if
-    the engine supports it."""
+    the engine supports it. Each plan is checked as a worker checks it."""
     core = Scheduler(1000, 10, caches_prefixes, pipeline_depth)
     most = min(num_steps, engine.capacity.max_num_steps)
     core.add_worker("w", replace(engine.capacity, max_num_steps=most), PROBATION_STEPS)
     each_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     done, waiting = Run.of(len(prompts)), deque(enumerate(prompts))
     in_flight: deque[Future[StepOutput]] = deque()
+    check = PlanCheck(engine.capacity, engine.capacity.vocab_size)
     each_depth = iter(depths)
     while waiting or core.sequences:
         while waiting and len(core.sequences) < max_open:
@@ -102,6 +104,7 @@ def run(
             add_one(core, str(index), prompt, each_params[index], float(index))
             core.grant(Grant(str(index), 1, engine.capacity.max_model_len, UNLIMITED_BYTES))
         while (planned := _plan(core, each_depth)) is not None:
+            check.check(planned.plan, planned.ids)
             done.note_plan(planned.plan)
             in_flight.append(Future())
             engine.submit(planned.plan, planned.ids, in_flight[-1])

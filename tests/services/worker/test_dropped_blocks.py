@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from benchmarks.harness import scheduled
 from benchmarks.harness.engines import make_engine
 from benchmarks.harness.scheduled import Run
 from services.worker.machine.kv_groups import KVSpec, LayerGroups
@@ -142,6 +143,21 @@ def test_an_mtp_head_drafts_from_the_blocks_of_the_first_group(
     found = check(tmp_path, Case(kernels, method="mtp"), monkeypatch, resume_every=7)
     assert found.num_accepted > 5
     assert found.num_hits > 3
+
+
+@pytest.mark.parametrize("method", ["none", "ngram"])
+def test_the_scheduler_squeezes_sequences_into_the_blocks_of_two(folder: Path, method: str) -> None:
+    case = Case("native", method=method)
+    plenty = engine_of(folder, case)
+    starts = [prompts()[0][: 90 + 10 * num] for num in range(6)]
+    params = SamplingParams(1, 0.7, max_tokens=90, ignore_eos=True)
+    expected = scheduled.run(plenty, starts, params)
+    num_blocks = 2 * most_blocks(plenty.capacity, MAX_LEN)
+    tight = engine_of(folder, case, num_gpu_blocks_override=num_blocks)
+    found = scheduled.run(tight, starts, params, caches_prefixes=True, max_open=5)
+    assert found.texts == expected.texts
+    assert found.num_hits > 3
+    assert found.num_drops > 10
 
 
 def test_a_cache_of_one_request_has_the_blocks_that_it_needs_at_once(tmp_path: Path) -> None:
