@@ -1,12 +1,20 @@
-"""Known formats of reasoning, by vLLM's parser names."""
+"""Known formats of reasoning, by the names of vLLM's, SGLang's and FastDeploy's parsers."""
 
 from shared.dialects.formats import ReasoningFormat
 
 _FORMATS = (
-    ReasoningFormat("deepseek_r1", begins="always", aliases=("deepseek-r1",)),
-    ReasoningFormat("deepseek_v3", begins="prompt", aliases=("deepseek_v31",)),
-    ReasoningFormat("qwen3"),
-    ReasoningFormat("glm45"),
+    ReasoningFormat(
+        "deepseek_r1",
+        begins="always",
+        aliases=("deepseek-r1", "ernie-45-vl", "ernie-45-vl-thinking", "nano_v3"),
+    ),
+    ReasoningFormat(
+        "deepseek_v3",
+        begins="prompt",
+        aliases=("deepseek-v3", "deepseek_v31", "deepseek_v4", "deepseek-v4"),
+    ),
+    ReasoningFormat("qwen3", aliases=("nemotron_v3", "nemotron_3", "qwen3-thinking")),
+    ReasoningFormat("glm45", aliases=("glm47", "ling3", "poolside_v1")),
     ReasoningFormat(
         "ernie45",
         begins="always",
@@ -24,7 +32,7 @@ _FORMATS = (
     ),
     ReasoningFormat("mimo"),
     ReasoningFormat("kimi_k2"),
-    ReasoningFormat("step3", begins="always"),
+    ReasoningFormat("step3", begins="always", aliases=("step3p5",)),
     ReasoningFormat("minimax_m2", begins="always"),
     ReasoningFormat("mistral", "[THINK]", "[/THINK]", forced_close="[/THINK]"),
     ReasoningFormat("seed_oss", "<seed:think>", "</seed:think>", forced_close="\n</seed:think>\n"),

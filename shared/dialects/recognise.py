@@ -11,6 +11,7 @@ _TOOLS = (
     (("]<]minimax[>[",), ""),
     (("<function=", "<|python_tag|>"), ""),
     (("<tool_calls>[",), ""),
+    (("<TOOLCALL>",), "nemotron_json"),
     (("<|channel|>", "<|message|>"), "openai"),
     (("<｜tool▁calls▁begin｜>", "```json"), "deepseek_v3"),
     (("<｜tool▁calls▁begin｜>",), "deepseek_v31"),

@@ -1,4 +1,4 @@
-"""Known formats of tool calls, by vLLM's parser names."""
+"""Known formats of tool calls, by the names of vLLM's, SGLang's and FastDeploy's parsers."""
 
 from collections.abc import Container
 
@@ -48,7 +48,7 @@ _FORMATS = (
     ToolFormat(
         "qwen3_coder",
         TaggedLayout(value_padding="\n"),
-        aliases=("qwen3_xml",),
+        aliases=("qwen3_xml", "step3p5"),
         padding="\n",
         separator="\n",
         call_open="<tool_call>",
@@ -99,14 +99,30 @@ _FORMATS = (
         call_close="<｜tool▁call▁end｜>",
     ),
     ToolFormat(
-        "glm45", PairsLayout(), separator="\n", call_open="<tool_call>", call_close="</tool_call>"
+        "glm45",
+        PairsLayout(),
+        aliases=("glm",),
+        separator="\n",
+        call_open="<tool_call>",
+        call_close="</tool_call>",
     ),
     ToolFormat(
-        "glm47", PairsLayout(line_end=""), call_open="<tool_call>", call_close="</tool_call>"
+        "glm47",
+        PairsLayout(line_end=""),
+        aliases=("ling3", "poolside_v1"),
+        call_open="<tool_call>",
+        call_close="</tool_call>",
+    ),
+    ToolFormat(
+        "nemotron_json",
+        JsonLayout(is_list=True),
+        call_open="<TOOLCALL>",
+        call_close="</TOOLCALL>",
     ),
     ToolFormat(
         "ernie45",
         JsonLayout(),
+        aliases=("ernie-45-vl-thinking",),
         padding="\n",
         separator="\n",
         call_open="<tool_call>",

@@ -11,7 +11,10 @@ from shared.dialects.tools import TOOL_FORMATS, find_tool_format
 def test_formats_are_found_by_the_names_of_parsers_elsewhere():
     names = {
         "hermes": ["qwen25", "qwen3_json"],
-        "qwen3_coder": ["qwen3_xml"],
+        "qwen3_coder": ["qwen3_xml", "step3p5"],
+        "glm45": ["glm"],
+        "glm47": ["ling3", "poolside_v1"],
+        "ernie45": ["ernie-45-vl-thinking"],
         "llama3_json": ["llama4_json", "llama3"],
         "pythonic": ["llama4_pythonic"],
         "deepseek_v3": ["deepseekv3"],
@@ -21,6 +24,16 @@ def test_formats_are_found_by_the_names_of_parsers_elsewhere():
     for name, aliases in names.items():
         for alias in (name, *aliases):
             assert TOOL_FORMATS[alias].name == name
+    reasoning = {
+        "deepseek_r1": ["ernie-45-vl", "nano_v3"],
+        "deepseek_v3": ["deepseek_v4", "deepseek-v3", "deepseek-v4"],
+        "glm45": ["glm47", "ling3", "poolside_v1"],
+        "qwen3": ["nemotron_v3", "nemotron_3", "qwen3-thinking"],
+        "step3": ["step3p5"],
+    }
+    for name, aliases in reasoning.items():
+        for alias in (name, *aliases):
+            assert REASONING_FORMATS[alias].name == name
     assert find_tool_format("unknown", ()) is None
 
 

@@ -55,6 +55,7 @@ TEMPLATES = [
         "cohere_command3",
     ),
     ("<|tool_call|>" + THINK + "<response></response>", "granite", "qwen3"),
+    ("{{ tools }}<TOOLCALL>[{{ calls }}]</TOOLCALL>" + THINK, "nemotron_json", "qwen3"),
 ]
 # Marks of unsupported formats, by their models.
 UNKNOWN = {
@@ -70,7 +71,6 @@ UNKNOWN = {
     "InternLM2": "<|action_start|><|plugin|>",
     "MiniCPM5": '<function name="f"><param name="p">',
     "MiniMax M3": ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f"><response>',
-    "Nemotron Nano 2": "<TOOLCALL>[{{ call }}]</TOOLCALL>",
     "Solar": "<|tool_calls|>",
     "xLAM": "[{% for call in message.tool_calls %}{{ call | tojson }}{% endfor %}]",
 }

@@ -134,6 +134,7 @@ GOOD: list[tuple[str, str, list[Told]]] = [
         [PARIS, NOW],
     ),
     ("mistral_v11", '[TOOL_CALLS]weather[CALL_ID]123456789[ARGS]{"city": "Paris"}', [PARIS]),
+    ("nemotron_json", '<TOOLCALL>[{"name": "now", "arguments": {}}]</TOOLCALL>', [NOW]),
     ("granite", '<|tool_call|>[{"name": "now", "arguments": {}}]', [NOW]),
     ("phi4_mini_json", 'functools[{"name": "now", "arguments": {}}]', [NOW]),
     (

@@ -65,6 +65,8 @@ TEXTS = {
     "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
     "granite": f'<|tool_call|>[{{"name": "get_weather", "arguments": {ROME}}},'
     ' {"name": "now", "arguments": {}}]',
+    "nemotron_json": f'<TOOLCALL>[{{"name": "get_weather", "arguments": {ROME}}},'
+    ' {"name": "now", "arguments": {}}]</TOOLCALL>',
     "cohere_command3": f'<|START_ACTION|>[{{"tool_name": "get_weather", "parameters": {ROME}}},'
     ' {"tool_name": "now", "parameters": {}}]<|END_ACTION|>',
     "phi4_mini_json": f'functools[{{"name": "get_weather", "arguments": {ROME}}},'
