@@ -6,11 +6,8 @@ The frame of a call (markers, names and keys) is exact; the arguments are the to
 from services.tokenizer.guides.json_rule import json_rule
 from services.tokenizer.guides.lark import Lark, literal
 from services.tokenizer.guides.limits import invalid
-from services.tokenizer.guides.raw_arguments import (
-    pair_arguments,
-    pythonic_arguments,
-    tagged_arguments,
-)
+from services.tokenizer.guides.literals import pythonic_arguments
+from services.tokenizer.guides.raw_arguments import pair_arguments, tagged_arguments
 from services.tokenizer.guides.tools import Tool, arguments
 from shared.dialects.formats import (
     HarmonyLayout,
