@@ -51,6 +51,9 @@ class Calls:
             if self._out.num_calls and (yield from self._source.next_char()) == ";":
                 self._source.take(1)
                 yield from self._source.skip_blanks()
+                if (yield from self._source.at(self._context.markers(*sorted(self._openers)))):
+                    self._source.recorded()
+                    return
             if (yield from self._source.next_char()) != self._begins:
                 self._out.content(self._source.recorded())
                 return
@@ -71,7 +74,8 @@ class Calls:
             self._out.content("" if is_cut else text)
         if self._out.num_calls == num_before:
             return False
-        section_close = self._tools.section_close if marker == self._tools.section_open else ""
+        is_section = marker in (self._tools.section_open, "")  # or a section without its opener
+        section_close = self._tools.section_close if is_section else ""
         self._closers |= {self._tools.call_close, section_close} - {""}
         yield from self._read_closers()
         return True

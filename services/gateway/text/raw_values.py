@@ -1,5 +1,6 @@
 """Arguments that a model writes as text between markers, made into JSON as they come."""
 
+import re
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -10,6 +11,8 @@ from services.gateway.text.value_types import ANY, json_of, json_string, types_o
 
 _NULLS = ("null", "None")
 _MAX_NULL_CHARS = 64  # with blanks
+_IN_STRING = re.compile(r'(?:[^"\\\n]|\\.)*')
+_TO_QUOTES = re.compile(r'\\.|"', re.DOTALL)
 
 
 class RawArguments:
@@ -29,15 +32,22 @@ class RawArguments:
         self._out.arguments(json_string(key) + ": ")
         self._num_values += 1
         value = self._new_value(self._types.get(key, ANY))
-        marker = None
-        while marker is None:
+        while True:
             text, marker = yield from self._source.read(close)
-            if text:
-                value.add(text)
-            elif marker is None:
+            if marker is not None and not (yield from self._is_quoted(value)):
+                break
+            if not text and marker is None:
                 value.cut()
                 raise Broken
+            value.add(text or marker or "")
         value.end()
+
+    def _is_quoted(self, value: "_Value") -> Waiting[bool]:
+        """True: the marker just read stands in a string of the value's JSON, which has no line
+        ends."""
+        if self._source.index is not None or not value.has_open_string:
+            return False
+        return (yield from self._source.is_before('"', _IN_STRING))
 
     def _new_value(self, types: frozenset[str]) -> "_Value":
         if types == {"string"}:
@@ -53,6 +63,10 @@ class RawArguments:
 
 
 class _Value(Protocol):
+    @property
+    def has_open_string(self) -> bool:
+        """True: it is JSON that is cut in a string."""
+
     def add(self, text: str) -> None: ...
 
     def end(self) -> None: ...
@@ -63,6 +77,8 @@ class _Value(Protocol):
 
 class _String:
     """Written as it comes, except a last character that may be padding."""
+
+    has_open_string = False
 
     def __init__(self, sink: Sink, padding: str) -> None:
         self._sink = sink
@@ -95,9 +111,19 @@ class _Typed:
         self._padding = padding
         self._types = types
         self._pieces: list[str] = []
+        self._num_quotes = 0
+        self._escape = ""  # a backslash at the end of the pieces
+
+    @property
+    def has_open_string(self) -> bool:
+        may_be_string = self._types == ANY or "string" in self._types
+        return not may_be_string and self._num_quotes % 2 == 1
 
     def add(self, text: str) -> None:
         self._pieces.append(text)
+        parts = _TO_QUOTES.findall(self._escape + text)
+        self._num_quotes += parts.count('"')
+        self._escape = "\\" if _ends_escaped(self._escape + text) else ""
 
     def end(self) -> None:
         text = "".join(self._pieces).removeprefix(self._padding).removesuffix(self._padding)
@@ -109,6 +135,8 @@ class _Typed:
 
 class _StringOrNull:
     """A string from the first character on that distinguishes it from null."""
+
+    has_open_string = False
 
     def __init__(self, sink: Sink, padding: str) -> None:
         self._sink = sink
@@ -145,3 +173,8 @@ class _StringOrNull:
             self._write_string()
         if self._string is not None:
             self._string.cut()
+
+
+def _ends_escaped(text: str) -> bool:
+    """True: the last character is a backslash that escapes the next one."""
+    return (len(text) - len(text.rstrip("\\"))) % 2 == 1

@@ -149,6 +149,18 @@ class TextSource:
         is_there = yield from self.ready()
         return self._text[self._position] if is_there and self.token is None else ""
 
+    def is_before(self, char: str, pattern: re.Pattern[str]) -> Waiting[bool]:
+        """True: text that ``pattern`` matches as a whole stands between this place and ``char``."""
+        num_read = 0
+        while self.token is None:
+            found = scan(pattern, self._text, self._position + num_read)
+            following = self._text[found : found + 1]
+            if following not in ("", "\\") or not self._may_grow:
+                return following == char
+            num_read = found - self._position
+            yield
+        return False
+
     def skip_blanks(self) -> Waiting[str]:
         blanks = []
         while (yield from self.next_char()) in _BLANK_CHARS:

@@ -346,6 +346,8 @@ HARD: list[tuple[str, str, list[Told]]] = [
         '<|python_tag|>print("{}")',
         [("content", '<|python_tag|>print("{}")')],
     ),
+    ("llama3_json", '{"name": "now"}; <|python_tag|>{"name": "now"}', [NOW, NOW]),
+    ("pythonic", "[now()]<|python_end|>", [NOW]),
     ("llama3_json", '{"name": "now"}; thanks', [NOW, ("content", "; thanks")]),
     ("pythonic", "[1, 2, 3] is a list", [("content", "[1, 2, 3] is a list")]),
     ("pythonic", "[other(a=1)]", [("content", "[other(a=1)]")]),
