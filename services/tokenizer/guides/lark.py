@@ -138,15 +138,19 @@ class Lark:
             words.append(rests[prefix] or '""')
         return f"{literal(prefix)} {self.rule(' | '.join(words))}"
 
-    def lazy(self, text: str) -> str:
+    def lazy(self, text: str, padding: str = "") -> str:
         """Any text up to the first ``text``, which is part of it; if there is an added token in
-        ``text``, up to the first of these."""
+        ``text``, up to the first of these. Otherwise ``padding`` stands before ``text``."""
         parts = self.added.split(text)
         for index, part in enumerate(parts):
             if token := self._token(part):
                 head = self.rule(f"{self.any_text()} {token}")
                 return " ".join([head, *map(self.fixed, parts[index + 1 :])])
-        return self.rule(regex(f"(.|\\n)*{escaped(text)}"), "[lazy]")
+        if not padding:
+            return self.rule(regex(f"(.|\\n)*{escaped(text)}"), "[lazy]")
+        padded = regex(f"(.|\\n)*{escaped(padding + text)}")
+        longer = regex(f"(.|\\n)*{escaped(text)}(.|\\n)+")
+        return self.terminal(f"{padded} & ~{longer}")
 
     def any_text(self) -> str:
         return self.terminal(ANY_TEXT)
