@@ -4,7 +4,8 @@ A *marker* is a text that begins or ends a part of the output. In the vocabulary
 is an added token, otherwise plain text.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 IdForm = Literal["call", "kimi", "mistral"]
@@ -26,7 +27,10 @@ class TaggedLayout:
     ``parameter_open`` name ``name_close`` value ``parameter_close``.
 
     ``line_end`` follows the function's name and every parameter; ``value_padding`` stands on both
-    sides of a value. Strings are written literally, other values as JSON.
+    sides of a value. Strings are written literally, other values as JSON. With ``index_open`` it
+    and the call's number follow the function's name. With ``type_open`` it and the word for the
+    value's type follow the parameter's name; ``type_words`` are by type of JSON. ``escapes`` are
+    written in names.
     """
 
     function_open: str = "<function="
@@ -36,18 +40,24 @@ class TaggedLayout:
     function_close: str = "</function>"
     line_end: str = "\n"
     value_padding: str = ""
+    index_open: str = ""
+    type_open: str = ""
+    type_words: Mapping[str, str] = field(default_factory=dict)
+    escapes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class PairsLayout:
-    """A call is the function's name, then keys and values in turn, each in its own markers and,
-    like the name, followed by ``line_end``. Strings are written literally, other values as JSON."""
+    """A call is the function's name, ``name_close``, then keys and values in turn, each in its own
+    markers and, like the name, followed by ``line_end``. Strings are written literally, other
+    values as JSON."""
 
     key_open: str = "<arg_key>"
     key_close: str = "</arg_key>"
     value_open: str = "<arg_value>"
     value_close: str = "</arg_value>"
     line_end: str = "\n"
+    name_close: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,14 +105,15 @@ Layout = JsonLayout | TaggedLayout | PairsLayout | PythonicLayout | MarkedNameLa
 
 def _texts_of(layout: Layout) -> frozenset[str]:
     texts = (getattr(layout, each.name) for each in fields(layout))
-    return frozenset(text for text in texts if text.strip())
+    return frozenset(text for text in texts if isinstance(text, str) and text.strip())
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """The format of calls: ``section_open`` call … ``section_close``, and each call as
     ``call_open`` layout ``call_close``, with ``separator`` between two. ``padding`` stands inside
-    the outer of these markers. Empty markers are not written.
+    the outer of these markers. Empty markers are not written. ``tokens`` may be added tokens, of
+    which longer markers are made.
 
     ``is_tagless``: the model may omit the first marker, so a reply that begins like a call is one.
     """
@@ -118,6 +129,7 @@ class ToolFormat:
     separator: str = ""
     ids: IdForm = "call"
     is_tagless: bool = False
+    tokens: tuple[str, ...] = ()
 
     @property
     def outer_markers(self) -> frozenset[str]:
@@ -138,9 +150,10 @@ class ReasoningFormat:
 
     ``begins`` is the state after a prompt that ends in neither marker: ``prompt``, only a prompt
     opens reasoning, so this is the answer; ``model``, the model may open it; ``always``, it has
-    begun. ``forced_close`` is written to end it early. ``answer_open`` and ``answer_close``
-    surround the answer and are not part of it. ``is_harmony``: as in HarmonyLayout, without
-    ``open`` and ``close``.
+    begun. ``label`` may follow ``open`` and is no part of the reasoning. ``forced_close`` is
+    written to end it early. ``answer_open`` and ``answer_close`` surround the answer and are not
+    part of it, nor are ``ends``, wherever they stand after it. ``tokens`` are as in ToolFormat.
+    ``is_harmony``: as in HarmonyLayout, without ``open`` and ``close``.
     """
 
     name: str
@@ -148,14 +161,17 @@ class ReasoningFormat:
     close: str = "</think>"
     begins: ReasoningStart = "model"
     aliases: tuple[str, ...] = ()
+    label: str = ""
     forced_close: str = "\n</think>\n\n"
     answer_open: str = ""
     answer_close: str = ""
+    ends: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
     is_harmony: bool = False
 
     @property
     def markers(self) -> frozenset[str]:
         if self.is_harmony:
             return _texts_of(HarmonyLayout())
-        texts = (self.open, self.close, self.answer_open, self.answer_close)
+        texts = (self.open, self.close, self.answer_open, self.answer_close, *self.ends)
         return frozenset(filter(None, texts))

@@ -1,8 +1,43 @@
 """Known formats of reasoning, by the names of vLLM's, SGLang's and FastDeploy's parsers."""
 
+from collections.abc import Container
+
 from shared.dialects.formats import ReasoningFormat
 
+HY_V3 = ReasoningFormat("hy_v3")
+HY_V3_OPEN_SOURCE = ReasoningFormat(
+    "hy_v3_opensource",
+    "<think:opensource>",
+    "</think:opensource>",
+    forced_close="\n</think:opensource>\n\n",
+)
 _FORMATS = (
+    HY_V3,
+    HY_V3_OPEN_SOURCE,
+    ReasoningFormat(
+        "kimi_k3",
+        "<|open|>think<|sep|>",
+        "<|close|>think<|sep|>",
+        begins="prompt",
+        forced_close="<|close|>think<|sep|>",
+        answer_open="<|open|>response<|sep|>",
+        ends=("<|close|>response<|sep|>", "<|close|>message<|sep|>"),
+        tokens=("<|open|>", "<|close|>", "<|sep|>"),
+    ),
+    ReasoningFormat(
+        "gemma4",
+        "<|channel>",
+        "<channel|>",
+        label="thought\n",
+        forced_close="<channel|>",
+    ),
+    ReasoningFormat(
+        "minimax_m3",
+        "<mm:think>",
+        "</mm:think>",
+        aliases=("minimax-m3",),
+        forced_close="\n</mm:think>\n\n",
+    ),
     ReasoningFormat(
         "deepseek_r1",
         begins="always",
@@ -48,3 +83,13 @@ _FORMATS = (
 )
 
 REASONING_FORMATS = {name: each for each in _FORMATS for name in (each.name, *each.aliases)}
+
+
+def find_reasoning_format(name: str, added_tokens: Container[str]) -> ReasoningFormat | None:
+    """The format of a parser's name for a vocabulary; None for an unknown name.
+
+    The markers of Hy3's models have a suffix in some.
+    """
+    found = REASONING_FORMATS.get(name)
+    has_suffix = found is HY_V3 and HY_V3_OPEN_SOURCE.open in added_tokens
+    return HY_V3_OPEN_SOURCE if has_suffix else found

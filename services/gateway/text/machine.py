@@ -62,13 +62,19 @@ class OutputRules:
     table: MarkerTable = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "table", MarkerTable(self.added_tokens))
+        tokens = {token: None for each in self._formats for token in each.tokens}
+        object.__setattr__(self, "table", MarkerTable(self.added_tokens, tokens))
+
+    @property
+    def _formats(self) -> list[ToolFormat | ReasoningFormat]:
+        return [each for each in (self.tools, self.reasoning) if each is not None]
 
     @property
     def markers(self) -> Markers:
         """All markers to look for."""
-        formats = (each for each in (self.tools, self.reasoning) if each is not None)
-        return self.table.of(*sorted(frozenset[str]().union(*(each.markers for each in formats))))
+        return self.table.of(
+            *sorted(frozenset[str]().union(*(each.markers for each in self._formats)))
+        )
 
 
 class OutputMachine:
@@ -85,6 +91,7 @@ class OutputMachine:
         self._held = ""  # the text of a token that has not come as a whole
         self._position = 0  # position of the held text, or of the next text
         self._tokens = rules.markers.tokens
+        self._parts = rules.table.parts.chars
         self._parser = self._parse(rules, start)
 
     @property
@@ -105,7 +112,9 @@ class OutputMachine:
         """The next part of the choice's text, and its marks, in order."""
         if self.is_over:
             return []
-        self._marks.extend(mark for mark in marks if mark.text in self._tokens)
+        self._marks.extend(
+            mark for mark in marks if mark.text in self._tokens or mark.text in self._parts
+        )
         self._put(self._held + text)
         next(self._parser, None)
         return self._out.take()
@@ -136,7 +145,10 @@ class OutputMachine:
                 break
             self._source.put(text[begin:at])
             begin = at + mark.num_chars
-            self._source.put(Token(mark.text, text[at:begin], mark.index))
+            if char := self._parts.get(mark.text):
+                self._source.put_part(char, text[at:begin])
+            else:
+                self._source.put(Token(mark.text, text[at:begin], mark.index))
             self._marks.popleft()
         self._source.put(text[begin:end])
         self._held = text[end:]

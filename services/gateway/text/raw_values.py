@@ -10,6 +10,7 @@ from services.gateway.text.source import Broken, Markers, Waiting
 from services.gateway.text.value_types import ANY, json_of, json_string, types_of_parameters
 
 _NULLS = ("null", "None")
+NO_STRING = frozenset({"null", "boolean", "integer", "number", "array", "object"})
 _MAX_NULL_CHARS = 64  # with blanks
 _IN_STRING = re.compile(r'(?:[^"\\\n]|\\.)*')
 _TO_QUOTES = re.compile(r'\\.|"', re.DOTALL)
@@ -26,12 +27,16 @@ class RawArguments:
         self._padding = padding
         self._num_values = 0
 
-    def read_value(self, key: str, close: Markers) -> Waiting[None]:
-        """The value of parameter ``key``, and ``close`` after it."""
+    def read_value(self, key: str, close: Markers, is_string: bool | None = None) -> Waiting[None]:
+        """The value of parameter ``key``, and ``close`` after it; ``is_string``: as the model says,
+        which decides if the schema does not."""
         self._out.arguments(", " if self._num_values else "{")
         self._out.arguments(json_string(key) + ": ")
         self._num_values += 1
-        value = self._new_value(self._types.get(key, ANY))
+        types = self._types.get(key, ANY)
+        if is_string is not None and (types == ANY or types > {"string"}):
+            types = frozenset({"string"}) if is_string else NO_STRING
+        value = self._new_value(types)
         while True:
             text, marker = yield from self._source.read(close)
             if marker is not None and not (yield from self._is_quoted(value)):

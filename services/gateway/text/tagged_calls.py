@@ -14,6 +14,7 @@ class PairCalls:
         self._source = context.source
         self._key_open = context.markers(layout.key_open)
         self._first = context.markers(layout.key_open, call_close)
+        self._name_close = context.markers(layout.name_close)
         self._key_close = context.markers(layout.key_close)
         self._key_end = context.markers(layout.key_close, *sorted(context.stops.all))
         self._value_open = context.markers(layout.value_open)
@@ -21,7 +22,11 @@ class PairCalls:
 
     def read(self) -> Waiting[None]:
         name = yield from self._context.read_name()
-        if not (yield from self._source.at(self._first)):
+        if self._name_close.all:
+            if not (yield from self._source.try_take(self._name_close)):
+                raise Broken
+            yield from self._source.skip_blanks()
+        elif not (yield from self._source.at(self._first)):
             raise Broken
         self._context.start_call(name)
         arguments = RawArguments(self._context, name)
@@ -55,8 +60,7 @@ class TaggedCalls:
     def __init__(self, context: CallContext, layout: TaggedLayout) -> None:
         self._context = context
         self._source = context.source
-        self._padding = layout.value_padding
-        self._parameter_open = layout.parameter_open
+        self._layout = layout
         self._function_open = context.markers(layout.function_open)
         self._name_close = context.markers(layout.name_close)
         self._name_end = context.markers(layout.name_close, "\n")
@@ -80,29 +84,36 @@ class TaggedCalls:
                 return
 
     def _read_call(self, is_tagless: bool) -> Waiting[None]:
-        name = yield from self._read_name()
+        name, _ = yield from self._read_name(self._layout.index_open)
         self._context.start_call(name, is_known=is_tagless)
-        arguments = RawArguments(self._context, name, self._padding)
+        arguments = RawArguments(self._context, name, self._layout.value_padding)
         while True:
             yield from self._source.skip_blanks()
             while text := (yield from self._source.until(self._next_or_stop)):
                 self._context.out.content(text)
             self._source.record()
             marker = yield from self._source.try_take(self._next)
-            if marker != self._parameter_open:
+            if marker != self._layout.parameter_open:
                 break
-            key = yield from self._read_name()
+            key, word = yield from self._read_name(self._layout.type_open)
             self._source.recorded()
-            yield from arguments.read_value(key, self._parameter_close)
+            is_string = word == self._layout.type_words.get("string") if word else None
+            yield from arguments.read_value(key, self._parameter_close, is_string)
         self._source.recorded()
         if not (yield from self._source.ready()) and marker is None:
             raise Broken
         arguments.end()
 
-    def _read_name(self) -> Waiting[str]:
+    def _read_name(self, rest_open: str) -> Waiting[tuple[str, str]]:
+        """A name and the word after ``rest_open``."""
         pieces: list[str] = []
         while text := (yield from self._source.until(self._name_end)):
             pieces.append(text)
         if not (yield from self._source.try_take(self._name_close)):
             raise Broken
-        return "".join(pieces).strip()
+        name, _, rest = (
+            "".join(pieces).partition(rest_open) if rest_open else ("".join(pieces), "", "")
+        )
+        for char, escape in reversed([*self._layout.escapes.items()]):
+            name = name.replace(escape, char)
+        return name.strip(), rest.strip()

@@ -21,6 +21,7 @@ from shared.dialects.formats import (
 
 SPACE = r"/[ ]/"
 COMMA = r"/,[ \n]?/"
+INDEX = "/[0-9]{1,4}/"
 NO_CALL = r"/[ \n]*([^ \n{\[](.|\n)*)?/"
 
 
@@ -118,10 +119,13 @@ class Calls:
             case JsonLayout(key):
                 return f'{name}", "{key}": ', f'{json_rule(lark, arguments(tool))} "}}"'
             case TaggedLayout() as layout:
-                rest = tagged_arguments(lark, layout, tool)
-                return f"{name}{layout.name_close}{layout.line_end}", rest
+                index = lark.terminal(INDEX) if layout.index_open else ""
+                close = lark.fixed(f"{layout.name_close}{layout.line_end}")
+                rest = f"{index} {close} {tagged_arguments(lark, layout, tool)}"
+                return f"{name}{layout.index_open}", rest
             case PairsLayout() as layout:
-                return f"{name}{layout.line_end}", pair_arguments(lark, layout, tool)
+                close = lark.fixed(f"{layout.name_close}{layout.line_end}")
+                return name, f"{close} {pair_arguments(lark, layout, tool)}"
             case PythonicLayout():
                 return f"{name}(", pythonic_arguments(lark, tool)
             case MarkedNameLayout() as layout:
@@ -131,7 +135,7 @@ class Calls:
     def _marked_arguments(self, layout: MarkedNameLayout, tool: Tool) -> str:
         lark = self._lark
         words = [
-            lark.terminal("/[0-9]{1,4}/") if layout.index_open else "",
+            lark.terminal(INDEX) if layout.index_open else "",
             lark.fixed(layout.arguments_open),
             json_rule(lark, arguments(tool)),
             lark.fixed(layout.arguments_close),

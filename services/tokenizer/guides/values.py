@@ -28,7 +28,9 @@ class Values:
 
     def json_of(self, kinds: set[str]) -> Schema:
         """The schema of a JSON value of one of these types; empty: any."""
-        kept = {name: self.root[name] for name in ("$defs", "definitions") if name in self.root}
+        kept: Schema = {
+            name: self.root[name] for name in ("$defs", "definitions") if name in self.root
+        }
         if kinds != self.types:
             kept["type"] = sorted(kinds)
         return guided(kept | {"anyOf": self.schemas}, self.is_strict)

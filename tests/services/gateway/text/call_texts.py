@@ -1,6 +1,10 @@
 """Models' outputs with tool calls, and their meaning."""
 
+import re
+
 from tests.services.gateway.text.replies import Told
+
+TAGS = {"": "<|open|>", "/": "<|close|>"}
 
 NOW = ("call", "now", "{}")
 PARIS = ("call", "weather", '{"city": "Paris"}')
@@ -41,6 +45,22 @@ def coder(parameters: str) -> str:
 
 def glm(pairs: str) -> str:
     return f"<tool_call>weather\n{pairs}</tool_call>"
+
+
+def hy(call: str) -> str:
+    return f"<tool_calls>\n<tool_call>{call}</tool_call>\n</tool_calls>"
+
+
+def dsml(calls: str, section: str = "tool_calls") -> str:
+    return f"<｜DSML｜{section}>\n{calls}</｜DSML｜{section}>".replace("<DS:", "<｜DSML｜").replace(
+        "</DS:", "</｜DSML｜"
+    )
+
+
+def kimi_k3(calls: str) -> str:
+    """``<|open|>`` and ``<|close|>`` are tags of XML in ``calls``."""
+    tags = re.sub(r"<(/?)([^<>|]+)>", lambda tag: TAGS[tag[1]] + tag[2] + "<|sep|>", calls)
+    return f"<|open|>tools<|sep|>{tags}<|close|>tools<|sep|>"
 
 
 def invoke(parameters: str) -> str:
@@ -121,6 +141,56 @@ GOOD: list[tuple[str, str, list[Told]]] = [
         "<tool_call>weather<arg_key>city</arg_key><arg_value>Paris</arg_value></tool_call>"
         "<tool_call>now</tool_call>",
         [PARIS, NOW],
+    ),
+    (
+        "hy_v3",
+        hy("weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"),
+        [PARIS],
+    ),
+    ("hy_v3", hy("now<tool_sep>\n</tool_call>\n<tool_call>now<tool_sep>"), [NOW, NOW]),
+    (
+        "hy_v3_opensource",
+        "<tool_calls:opensource>\n<tool_call:opensource>weather<tool_sep:opensource>\n"
+        "<arg_key:opensource>city</arg_key:opensource>\n"
+        "<arg_value:opensource>Paris</arg_value:opensource>\n</tool_call:opensource>\n"
+        "</tool_calls:opensource>",
+        [PARIS],
+    ),
+    (
+        "deepseek_v32",
+        dsml(
+            '<DS:invoke name="weather">\n<DS:parameter name="city" string="true">Paris'
+            '</DS:parameter>\n</DS:invoke>\n<DS:invoke name="now">\n</DS:invoke>\n',
+            "function_calls",
+        ),
+        [PARIS, NOW],
+    ),
+    (
+        "deepseek_v4",
+        dsml(
+            '<DS:invoke name="weather">\n<DS:parameter name="any" string="true">3</DS:parameter>\n'
+            '<DS:parameter name="new" string="false">3</DS:parameter>\n'
+            '<DS:parameter name="city" string="false">3</DS:parameter>\n'
+            '<DS:parameter name="note" string="true">null</DS:parameter>\n</DS:invoke>\n'
+        ),
+        [weather('{"any": "3", "new": 3, "city": "3", "note": "null"}')],
+    ),
+    (
+        "kimi_k3",
+        kimi_k3(
+            '<call tool="weather" index="1"><argument key="city" type="string">Paris</argument>'
+            '</call><call tool="now" index="2"></call>'
+        ),
+        [PARIS, NOW],
+    ),
+    (
+        "kimi_k3",
+        "Let me see."
+        + kimi_k3(
+            '<call tool="weather" index="1"><argument key="a &quot;&amp;quot;" type="array">[1, "x"]'
+            '</argument><argument key="any" type="string">[1]</argument></call>'
+        ),
+        [("content", "Let me see."), weather('{"a \\"&quot;": [1, "x"], "any": "[1]"}')],
     ),
     (
         "mistral",

@@ -1,6 +1,7 @@
 """Tool calls are constrained in each family's format, with markers as tokens and as text."""
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -33,6 +34,14 @@ FORMAT = OutputFormat(
 )
 REQUIRED = ToolChoice("required")
 
+DSML = (
+    '<D|{0}>\n<D|invoke name="get_weather">\n'
+    '<D|parameter name="city" string="true">Rome</D|parameter>\n'
+    '<D|parameter name="days" string="false">3</D|parameter>\n'
+    '<D|parameter name="unit" string="true">Celsius</D|parameter>\n</D|invoke>\n'
+    '<D|invoke name="now">\n<D|parameter name="x" string="true">1</D|parameter>\n</D|invoke>\n'
+    "</D|{0}>"
+).replace("D|", "｜DSML｜")
 # A text with two calls, in each format; in some the second is of the tool with free arguments.
 TEXTS = {
     "hermes": f'<tool_call>\n{{"name": "get_weather", "arguments": {ROME}}}\n</tool_call>\n'
@@ -51,6 +60,22 @@ TEXTS = {
     "<arg_key>unit</arg_key>\n<arg_value>Celsius</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>",
     "glm47": "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Rome</arg_value>"
     "<arg_key>unit</arg_key><arg_value>Celsius</arg_value></tool_call><tool_call>now</tool_call>",
+    "hy_v3": "<tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>"
+    "Rome</arg_value>\n<arg_key>unit</arg_key>\n<arg_value>Celsius</arg_value>\n</tool_call>\n"
+    "<tool_call>now<tool_sep>\n</tool_call>\n</tool_calls>",
+    "hy_v3_opensource": "<tool_calls:opensource>\n<tool_call:opensource>get_weather"
+    "<tool_sep:opensource>\n<arg_key:opensource>city</arg_key:opensource>\n<arg_value:opensource>"
+    "Rome</arg_value:opensource>\n<arg_key:opensource>unit</arg_key:opensource>\n"
+    "<arg_value:opensource>Celsius</arg_value:opensource>\n</tool_call:opensource>\n"
+    "<tool_call:opensource>now<tool_sep:opensource>\n</tool_call:opensource>\n"
+    "</tool_calls:opensource>",
+    "deepseek_v32": DSML.format("function_calls"),
+    "deepseek_v4": DSML.format("tool_calls"),
+    "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|>'
+    '<|open|>argument key="city" type="string"<|sep|>Rome<|close|>argument<|sep|>'
+    '<|open|>argument key="unit" type="string"<|sep|>Celsius<|close|>argument<|sep|>'
+    '<|close|>call<|sep|><|open|>call tool="now" index="2"<|sep|><|close|>call<|sep|>'
+    "<|close|>tools<|sep|>",
     "mistral": f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {ROME}}}, '
     '{"name": "now", "arguments": {}}]',
     "mistral_v11": f"[TOOL_CALLS]get_weather[ARGS]{ROME}[TOOL_CALLS]now[ARGS]{{}}",
@@ -81,13 +106,14 @@ TEXTS = {
     "lfm2": '<|tool_call_start|>[get_weather(city="Rome", unit="Celsius"), now()]<|tool_call_end|>',
     "olmo3": '<function_calls>get_weather(city="Rome", unit="Celsius")\nnow()</function_calls>',
 }
+TOKEN = r"<?｜\w+｜>?|<\|\w+\|>|\[(TOOL_CALLS|ARGS)\]|</?(tool|arg)_\w+(:opensource)?>"
 WITH_TOKENS = tuple(
     sorted(
         {
             marker
             for name in TEXTS
-            for marker in TOOL_FORMATS[name].markers
-            if marker.startswith(("<｜", "<|", "[T", "[A", "<tool", "</tool", "<arg", "</arg"))
+            for marker in (*TOOL_FORMATS[name].markers, *TOOL_FORMATS[name].tokens)
+            if re.fullmatch(TOKEN, marker)
         }
     )
 )
