@@ -71,6 +71,15 @@ class PythonicLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class BareLayout:
+    """A call is ``name_open`` name and an object as in JSON, but keys are bare, and a string stands
+    literally between two ``quote``."""
+
+    name_open: str = "call:"
+    quote: str = '<|"|>'
+
+
+@dataclass(frozen=True, slots=True)
 class MarkedNameLayout:
     """A call is ``kind kind_close name_open`` name ``arguments_open`` a JSON object
     ``arguments_close``. With ``index_open`` it and the call's number follow the name; a model may
@@ -100,7 +109,15 @@ class HarmonyLayout:
     recipient_open: str = "functions."
 
 
-Layout = JsonLayout | TaggedLayout | PairsLayout | PythonicLayout | MarkedNameLayout | HarmonyLayout
+Layout = (
+    JsonLayout
+    | TaggedLayout
+    | PairsLayout
+    | PythonicLayout
+    | BareLayout
+    | MarkedNameLayout
+    | HarmonyLayout
+)
 
 
 def _texts_of(layout: Layout) -> frozenset[str]:

@@ -13,6 +13,7 @@ _TOOLS = (
     (("<|open|>", "<|close|>", "<|sep|>"), "kimi_k3"),
     (("｜DSML｜", "function_calls>"), "deepseek_v32"),
     (("｜DSML｜", "tool_calls>"), "deepseek_v4"),
+    (("<|tool_call>call:",), "gemma4"),
     (("<tool_sep",), HY_V3.name),
     (("<function=", "<|python_tag|>"), ""),
     (("<tool_calls>[",), ""),

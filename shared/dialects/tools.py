@@ -3,6 +3,7 @@
 from collections.abc import Container
 
 from shared.dialects.formats import (
+    BareLayout,
     HarmonyLayout,
     JsonLayout,
     MarkedNameLayout,
@@ -99,6 +100,7 @@ _FORMATS = (
         separator="\n",
         tokens=("｜DSML｜",),
     ),
+    ToolFormat("gemma4", BareLayout(), call_open="<|tool_call>", call_close="<tool_call|>"),
     ToolFormat(
         "kimi_k3",
         TaggedLayout(

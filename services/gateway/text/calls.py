@@ -1,10 +1,12 @@
 """Calls in the format of a model, with the markers around them."""
 
+from services.gateway.text.bare_calls import BareCalls
 from services.gateway.text.context import CallContext
 from services.gateway.text.pythonic_calls import PythonicCalls
 from services.gateway.text.source import Broken, Waiting
 from services.gateway.text.tagged_calls import PairCalls, TaggedCalls
 from shared.dialects.formats import (
+    BareLayout,
     MarkedNameLayout,
     PairsLayout,
     PythonicLayout,
@@ -96,6 +98,8 @@ class Calls:
                 yield from PairCalls(self._context, self._layout, call_close).read()
             case MarkedNameLayout():
                 yield from NamedCalls(self._context, self._layout).read()
+            case BareLayout():
+                yield from BareCalls(self._context, self._layout).read()
             case PythonicLayout():
                 yield from PythonicCalls(self._context, self._layout).read(not marker)
             case _:

@@ -6,10 +6,11 @@ The frame of a call (markers, names and keys) is exact; the arguments are the to
 from services.tokenizer.guides.json_rule import json_rule
 from services.tokenizer.guides.lark import Lark, literal
 from services.tokenizer.guides.limits import invalid
-from services.tokenizer.guides.literals import pythonic_arguments
+from services.tokenizer.guides.literals import bare_arguments, pythonic_arguments
 from services.tokenizer.guides.raw_arguments import pair_arguments, tagged_arguments
 from services.tokenizer.guides.tools import Tool, arguments
 from shared.dialects.formats import (
+    BareLayout,
     HarmonyLayout,
     JsonLayout,
     MarkedNameLayout,
@@ -104,6 +105,8 @@ class Calls:
                 return f'{{"{key}": "'
             case TaggedLayout(opening):
                 return opening
+            case BareLayout(name_open):
+                return name_open
             case MarkedNameLayout() as layout:
                 return f"{layout.kind}{layout.kind_close}{layout.name_open}"
         return ""
@@ -128,6 +131,8 @@ class Calls:
                 return name, f"{close} {pair_arguments(lark, layout, tool)}"
             case PythonicLayout():
                 return f"{name}(", pythonic_arguments(lark, tool)
+            case BareLayout() as layout:
+                return f"{name}{{", bare_arguments(lark, layout, tool)
             case MarkedNameLayout() as layout:
                 return f"{name}{layout.index_open}", self._marked_arguments(layout, tool)
         raise AssertionError(self._format)

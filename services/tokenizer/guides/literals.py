@@ -1,5 +1,6 @@
 """Arguments of calls as literals in the syntax of a language other than JSON."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +18,14 @@ from services.tokenizer.guides.values import (
     parameters,
     properties,
 )
+from shared.dialects.formats import BareLayout
 
 PYTHON_STRING = r"""/"([^"\\\n]|\\["'\\nrt])*"|'([^'\\\n]|\\["'\\nrt])*'/"""
 PYTHON_NAME = r"/[A-Za-z_][A-Za-z0-9_]*/"
 NUMBER = r"/-?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,4})?/"
 COMMA = r"/,[ ]?/"
 COLON = r"/:[ ]?/"
+BARE_KEY = r"/[A-Za-z0-9_$@.-]{1,256}/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +64,7 @@ class Literals:
     def _any_body(self, name: str) -> str:
         syntax, number = self._syntax, self._lark.terminal(NUMBER)
         words = " | ".join(map(literal, syntax.words.values()))
-        member = f"{syntax.any_key} {syntax.colon} {name}"
-        lists = " | ".join([self._array(name), self._braced(f"({self._repeated(member)})?")])
+        lists = f"{self._array(name)} | {self._braced(self._members(name))}"
         return f"{syntax.string} | {number} | {words} | {lists}"
 
     def _one(self, values: Values, schema: Schema) -> str:
@@ -98,9 +100,9 @@ class Literals:
         return " | ".join(found)
 
     def _array(self, item: str) -> str:
-        return f'"[" ({self._repeated(item)})? "]"'
+        return f'"[" ({self.repeated(item)})? "]"'
 
-    def _repeated(self, one: str) -> str:
+    def repeated(self, one: str) -> str:
         return f"{one} ({self._syntax.comma} {one})*"
 
     def _braced(self, members: str) -> str:
@@ -111,11 +113,18 @@ class Literals:
         if wanted is None:
             extra = schema.get("additionalProperties")
             item = self.value(values.of(extra)) if isinstance(extra, dict) else self.any_value()
-            member = f"{self._syntax.any_key} {self._syntax.colon} {item}"
-            return self._braced(f"({self._repeated(member)})?")
-        return self._braced(self.in_order(wanted, self._member))
+            return self._braced(self._members(item))
+        return self._braced(self.in_order(wanted, self.member))
 
-    def _member(self, each: Property) -> str:
+    def any_members(self) -> str:
+        return self._members(self.any_value())
+
+    def _members(self, item: str) -> str:
+        """Members of an object with any keys."""
+        one = f"{self._syntax.any_key} {self._syntax.colon} {item}"
+        return f"({self.repeated(one)})?"
+
+    def member(self, each: Property) -> str:
         key = self._syntax.write_key(each.name)
         return f"{key} {self._syntax.colon} {self.value(each.values)}"
 
@@ -151,25 +160,47 @@ class Literals:
 
 def pythonic_arguments(lark: Lark, tool: Tool) -> str:
     """``a=1, b="x")``: by name, in the order of the schema."""
-    string, comma = lark.terminal(PYTHON_STRING), lark.terminal(COMMA)
+    string = lark.terminal(PYTHON_STRING)
     syntax = Syntax(
         string=string,
-        write=_python_text,
+        write=_json_text,
         any_key=string,
-        write_key=_python_text,
+        write_key=_json_text,
         words={"true": "True", "false": "False", "null": "None"},
-        comma=comma,
+        comma=lark.terminal(COMMA),
         colon=lark.terminal(COLON),
     )
     literals, wanted = Literals(lark, syntax), parameters(tool)
     if wanted is None:
         one = lark.rule(f'{lark.terminal(PYTHON_NAME)} "=" {literals.any_value()}')
-        return f'({one} ({comma} {one})*)? ")"'
+        return f'({literals.repeated(one)})? ")"'
     ordered = literals.in_order(
         wanted, lambda each: f"{literal(each.name)} {literal('=')} {literals.value(each.values)}"
     )
     return f'{ordered} ")"'
 
 
-def _python_text(text: str) -> str:
+def bare_arguments(lark: Lark, layout: BareLayout, tool: Tool) -> str:
+    """``a:1,b:<|"|>x<|"|>}``: in the order of the schema."""
+    quote = lark.fixed(layout.quote)
+
+    def quoted(text: str) -> str:
+        return f"{quote} {literal(text)} {quote}"
+
+    syntax = Syntax(
+        string=lark.rule(f"{quote} {lark.lazy(layout.quote)}"),
+        write=quoted,
+        any_key=lark.terminal(BARE_KEY),
+        write_key=lambda key: literal(key) if re.fullmatch(BARE_KEY[1:-1], key) else quoted(key),
+        words={"true": "true", "false": "false", "null": "null"},
+        comma=lark.terminal(COMMA),
+        colon=lark.terminal(COLON),
+    )
+    literals, wanted = Literals(lark, syntax), parameters(tool)
+    if wanted is None:
+        return f'{literals.any_members()} "}}"'
+    return f'{literals.in_order(wanted, literals.member)} "}}"'
+
+
+def _json_text(text: str) -> str:
     return literal(as_json(text))

@@ -14,6 +14,7 @@ import pytest
 
 from services.tokenizer.guides.compose import Wanted, compose
 from shared.dialects.formats import (
+    BareLayout,
     PairsLayout,
     PythonicLayout,
     TaggedLayout,
@@ -94,6 +95,8 @@ def written(format: ToolFormat, value: str) -> list[str]:
             ]
         case PairsLayout() as layout:
             return [layout.value_open + value + layout.value_close]
+        case BareLayout(quote=quote):
+            return [quote + value + quote]
     return []
 
 
@@ -114,6 +117,9 @@ def check(format: ToolFormat, text: str, calls: list[Told]) -> None:
         values = json.loads(arguments)
         jsonschema.validate(values, FUNCTIONS[name])
         match format.layout:
+            case BareLayout():
+                for each in strings_in(values):
+                    assert written(format, each)[0] in text
             case TaggedLayout() | PairsLayout():
                 for each in values.values():
                     leaf = each if isinstance(each, str) else json.dumps(each)

@@ -68,6 +68,7 @@ TEMPLATES = [
     ),
     ("{{ tools }}'<|open|>' + tag + '<|sep|>' '<|close|>'", "kimi_k3", "kimi_k3"),
     ("{{ tools }}<tool_calls><tool_call>f<tool_sep><arg_key>" + THINK, "hy_v3", "hy_v3"),
+    ("{{ tools }}<|tool_call>call:' + name + '{' <|channel>thought\\n", "gemma4", "gemma4"),
     ("{{ tools }}<TOOLCALL>[{{ calls }}]</TOOLCALL>" + THINK, "nemotron_json", "qwen3"),
 ]
 # Marks of unsupported formats, by their models.
@@ -77,7 +78,6 @@ UNKNOWN = {
     "Functionary 3.1": '<function=f>{"a": 1}</function><|python_tag|>',
     "Functionary 3.2": "{% for call in message.tool_calls %}>>>{{ call.function.name }}",
     "FunctionGemma": "<start_function_call>call:",
-    "Gemma 4": "<|tool_call>call:",
     "GigaChat": "function call<|role_sep|>{{ message.function_call }}",
     "Granite 20B": "<function_call> {{ call }}",
     "InternLM2": "<|action_start|><|plugin|>",

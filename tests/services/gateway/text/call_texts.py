@@ -176,6 +176,17 @@ GOOD: list[tuple[str, str, list[Told]]] = [
         [weather('{"any": "3", "new": 3, "city": "3", "note": "null"}')],
     ),
     (
+        "gemma4",
+        'Hm.<|tool_call>call:weather{city:<|"|>Pa"ris<|"|>,days:3,'
+        'any:{k-1:[true,null,<|"|><|"|>],a b:{}}'
+        "}<tool_call|><|tool_call>call:now{}<tool_call|>",
+        [
+            ("content", "Hm."),
+            weather(r'{"city": "Pa\"ris", "days": 3, "any": {"k-1": [true, null, ""], "a b": {}}}'),
+            NOW,
+        ],
+    ),
+    (
         "kimi_k3",
         kimi_k3(
             '<call tool="weather" index="1"><argument key="city" type="string">Paris</argument>'
@@ -187,8 +198,8 @@ GOOD: list[tuple[str, str, list[Told]]] = [
         "kimi_k3",
         "Let me see."
         + kimi_k3(
-            '<call tool="weather" index="1"><argument key="a &quot;&amp;quot;" type="array">[1, "x"]'
-            '</argument><argument key="any" type="string">[1]</argument></call>'
+            '<call tool="weather" index="1"><argument key="a &quot;&amp;quot;" type="array">'
+            '[1, "x"]</argument><argument key="any" type="string">[1]</argument></call>'
         ),
         [("content", "Let me see."), weather('{"a \\"&quot;": [1, "x"], "any": "[1]"}')],
     ),
@@ -438,6 +449,18 @@ HARD: list[tuple[str, str, list[Told]]] = [
         f"[weather(a=0x{'f' * 300}, b=0x{'f' * 4000}, c=1_{'0' * 320})]",
         [weather(f'{{"a": {16**300 - 1}, "b": "0x{"f" * 4000}", "c": 1{"0" * 320}}}')],
     ),
+    ("gemma4", '<|tool_call>call:weather{city:<|"|>Pa', [weather('{"city": "Pa')]),
+    (
+        "gemma4",
+        '<|tool_call>call:weather{ "any" : New York , tags:[ a b, 1.5 ] , }<tool_call|> x',
+        [weather('{"any": "New York", "tags": ["a b", 1.5]}'), ("content", "x")],
+    ),
+    (
+        "gemma4",
+        "<|tool_call>call:weather{city}<tool_call|>",
+        [weather("{"), ("content", "city}")],
+    ),
+    ("gemma4", "<|tool_call>call:{}", [("content", "<|tool_call>call:{}")]),
     ("pythonic", "[weather(city='Pa", [weather('{"city": "Pa')]),
     # sections
     (

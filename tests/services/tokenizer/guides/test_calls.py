@@ -71,6 +71,8 @@ TEXTS = {
     "</tool_calls:opensource>",
     "deepseek_v32": DSML.format("function_calls"),
     "deepseek_v4": DSML.format("tool_calls"),
+    "gemma4": '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>,days:3,unit:<|"|>Celsius<|"|>}'
+    '<tool_call|><|tool_call>call:now{a:{b:[<|"|>x<|"|>,true]}}<tool_call|>',
     "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|>'
     '<|open|>argument key="city" type="string"<|sep|>Rome<|close|>argument<|sep|>'
     '<|open|>argument key="unit" type="string"<|sep|>Celsius<|close|>argument<|sep|>'
@@ -106,7 +108,9 @@ TEXTS = {
     "lfm2": '<|tool_call_start|>[get_weather(city="Rome", unit="Celsius"), now()]<|tool_call_end|>',
     "olmo3": '<function_calls>get_weather(city="Rome", unit="Celsius")\nnow()</function_calls>',
 }
-TOKEN = r"<?｜\w+｜>?|<\|\w+\|>|\[(TOOL_CALLS|ARGS)\]|</?(tool|arg)_\w+(:opensource)?>"
+TOKEN = (
+    r"<?｜\w+｜>?|<\|(\w+|\W)\|>|<\|\w+>|<\w+\|>|\[(TOOL_CALLS|ARGS)\]|</?(tool|arg)_\w+(:\w+)?>"
+)
 WITH_TOKENS = tuple(
     sorted(
         {
