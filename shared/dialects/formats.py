@@ -109,6 +109,21 @@ class HarmonyLayout:
     recipient_open: str = "functions."
 
 
+@dataclass(frozen=True, slots=True)
+class BlocksLayout:
+    """A reply is blocks, each ``start``, the marker of its kind, its text and ``end``. A call is an
+    object of a name and arguments, and its name stands before the marker, too."""
+
+    start: str = "<|message_model|>"
+    reasoning: str = "<|content_thinking|>"
+    text: str = "<|content_text|>"
+    call: str = "<|content_invoke_tool_json|>"
+    end: str = "<|end_message|>"
+    end_of_reply: str = "<|content_model_end_sampling|>"
+    arguments_key: str = "args"
+
+
+Channels = HarmonyLayout | BlocksLayout
 Layout = (
     JsonLayout
     | TaggedLayout
@@ -116,7 +131,7 @@ Layout = (
     | PythonicLayout
     | BareLayout
     | MarkedNameLayout
-    | HarmonyLayout
+    | Channels
 )
 
 
@@ -149,6 +164,10 @@ class ToolFormat:
     tokens: tuple[str, ...] = ()
 
     @property
+    def channels(self) -> Channels | None:
+        return self.layout if isinstance(self.layout, Channels) else None
+
+    @property
     def outer_markers(self) -> frozenset[str]:
         """Markers around calls."""
         texts = (self.section_open, self.section_close, self.call_open, self.call_close)
@@ -169,8 +188,9 @@ class ReasoningFormat:
     opens reasoning, so this is the answer; ``model``, the model may open it; ``always``, it has
     begun. ``label`` may follow ``open`` and is no part of the reasoning. ``forced_close`` is
     written to end it early. ``answer_open`` and ``answer_close`` surround the answer and are not
-    part of it, nor are ``ends``, wherever they stand after it. ``tokens`` are as in ToolFormat.
-    ``is_harmony``: as in HarmonyLayout, without ``open`` and ``close``.
+    part of it, nor are ``ends``, wherever they stand: the first ends an answer, the others the
+    reply. ``tokens`` are as in ToolFormat.
+    With ``channels`` it is a part of these; in harmony's nothing alone opens or closes it.
     """
 
     name: str
@@ -184,11 +204,11 @@ class ReasoningFormat:
     answer_close: str = ""
     ends: tuple[str, ...] = ()
     tokens: tuple[str, ...] = ()
-    is_harmony: bool = False
+    channels: Channels | None = None
 
     @property
     def markers(self) -> frozenset[str]:
-        if self.is_harmony:
-            return _texts_of(HarmonyLayout())
+        if self.channels is not None:
+            return _texts_of(self.channels)
         texts = (self.open, self.close, self.answer_open, self.answer_close, *self.ends)
         return frozenset(filter(None, texts))

@@ -2,7 +2,7 @@
 
 from collections.abc import Container
 
-from shared.dialects.formats import ReasoningFormat
+from shared.dialects.formats import BlocksLayout, HarmonyLayout, ReasoningFormat
 
 HY_V3 = ReasoningFormat("hy_v3")
 HY_V3_OPEN_SOURCE = ReasoningFormat(
@@ -78,7 +78,19 @@ _FORMATS = (
         forced_close="\n\nHere is my response:",
     ),
     ReasoningFormat(
-        "openai_gptoss", "", "", aliases=("gpt-oss", "GptOss"), forced_close="", is_harmony=True
+        "openai_gptoss",
+        "",
+        "",
+        aliases=("gpt-oss", "GptOss"),
+        forced_close="",
+        channels=HarmonyLayout(),
+    ),
+    ReasoningFormat(
+        "inkling",
+        "<|content_thinking|>",
+        "<|end_message|>",
+        forced_close="<|end_message|>",
+        channels=BlocksLayout(),
     ),
 )
 

@@ -11,6 +11,7 @@ from shared.dialects.tools import HERMES, HY_V3, LFM2, MISTRAL_V11, find_tool_fo
 _TOOLS = (
     (("]<]minimax[>[",), ""),
     (("<|open|>", "<|close|>", "<|sep|>"), "kimi_k3"),
+    (("<|content_invoke_tool_json|>",), "inkling"),
     (("｜DSML｜", "function_calls>"), "deepseek_v32"),
     (("｜DSML｜", "tool_calls>"), "deepseek_v4"),
     (("<|tool_call>call:",), "gemma4"),
@@ -46,6 +47,7 @@ _TOOLS = (
     (("[func_name1(",), "pythonic"),
 )
 _REASONING = (
+    (("<|content_thinking|>",), "inkling"),
     (("<|open|>", "<|close|>", "<|sep|>"), "kimi_k3"),
     (("<tool_sep",), "hy_v3"),
     (("<mm:think>",), "minimax_m3"),

@@ -4,6 +4,7 @@ from collections.abc import Container
 
 from shared.dialects.formats import (
     BareLayout,
+    BlocksLayout,
     HarmonyLayout,
     JsonLayout,
     MarkedNameLayout,
@@ -242,6 +243,7 @@ _FORMATS = (
         padding="\n",
         separator="\n",
     ),
+    ToolFormat("inkling", BlocksLayout()),
     ToolFormat("openai", HarmonyLayout(), aliases=("gpt-oss", "gpt_oss")),
 )
 

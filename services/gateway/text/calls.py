@@ -1,5 +1,7 @@
 """Calls in the format of a model, with the markers around them."""
 
+from collections.abc import Collection
+
 from services.gateway.text.bare_calls import BareCalls
 from services.gateway.text.context import CallContext
 from services.gateway.text.pythonic_calls import PythonicCalls
@@ -169,17 +171,19 @@ _ARGUMENTS = ("arguments", "parameters")
 _OTHER = ("type", "id", "index")  # keys that may precede the name in a call
 
 
-def read_json_calls(context: CallContext, is_tagless: bool) -> Waiting[None]:
-    """``is_tagless``: no marker came, so an object is a call only if it names an existing
-    function."""
+def read_json_calls(
+    context: CallContext, is_tagless: bool, arguments: Collection[str] = _ARGUMENTS
+) -> Waiting[None]:
+    """``is_tagless``: no marker came, so an object is a call only if it names an existing function;
+    ``arguments`` are the keys of its arguments."""
     source = context.source
     if (yield from source.next_char()) != "[":
-        yield from _JsonCall(context, is_tagless).read()
+        yield from _JsonCall(context, is_tagless, arguments).read()
         return
     source.take(1)
     while True:
         yield from source.skip_blanks()
-        yield from _JsonCall(context, is_tagless).read()
+        yield from _JsonCall(context, is_tagless, arguments).read()
         yield from source.skip_blanks()
         char = yield from source.next_char()
         if char not in (",", "]"):
@@ -191,10 +195,11 @@ def read_json_calls(context: CallContext, is_tagless: bool) -> Waiting[None]:
 
 
 class _JsonCall:
-    def __init__(self, context: CallContext, is_tagless: bool) -> None:
+    def __init__(self, context: CallContext, is_tagless: bool, arguments: Collection[str]) -> None:
         self._context = context
         self._source = context.source
         self._is_tagless = is_tagless
+        self._arguments = arguments
         self._has_name = False
         self._has_arguments = False
         self._held: list[str] = []  # arguments that came before the name
@@ -226,7 +231,7 @@ class _JsonCall:
         yield from self._source.skip_blanks()
         if key in _NAMES and not self._has_name:
             self._start((yield from json.read_string()))
-        elif key in _ARGUMENTS and not self._has_arguments:
+        elif key in self._arguments and not self._has_arguments:
             self._has_arguments = True
             sink = self._context.out.arguments if self._has_name else self._held.append
             yield from json.copy_arguments(sink)

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from services.gateway.chat.replies.events import Event
+from services.gateway.text.blocks_reply import BlocksReply
 from services.gateway.text.collector import Collector, Over
 from services.gateway.text.context import CallContext
 from services.gateway.text.harmony_reply import HarmonyReply
@@ -62,18 +63,25 @@ class OutputRules:
     table: MarkerTable = field(init=False)
 
     def __post_init__(self) -> None:
-        tokens = {token: None for each in self._formats for token in each.tokens}
+        tokens = {token: None for each in self.formats for token in each.tokens}
         object.__setattr__(self, "table", MarkerTable(self.added_tokens, tokens))
 
     @property
-    def _formats(self) -> list[ToolFormat | ReasoningFormat]:
+    def formats(self) -> list[ToolFormat | ReasoningFormat]:
         return [each for each in (self.tools, self.reasoning) if each is not None]
+
+    @property
+    def stops(self) -> frozenset[str]:
+        """Markers that occur in a call only inside a string."""
+        if self.tools is None:
+            return frozenset()
+        return self.tools.markers if self.tools.channels else self.tools.outer_markers
 
     @property
     def markers(self) -> Markers:
         """All markers to look for."""
         return self.table.of(
-            *sorted(frozenset[str]().union(*(each.markers for each in self._formats)))
+            *sorted(frozenset[str]().union(*(each.markers for each in self.formats)))
         )
 
 
@@ -162,8 +170,8 @@ class OutputMachine:
 
     def _reply(self, rules: OutputRules, start: OutputStart) -> Waiting[None]:
         tools, reasoning = rules.tools, rules.reasoning
-        has_channels = tools is not None and isinstance(tools.layout, HarmonyLayout)
-        if has_channels or (reasoning is not None and reasoning.is_harmony):
+        channels = next((each.channels for each in rules.formats if each.channels), None)
+        if isinstance(channels, HarmonyLayout):
             return HarmonyReply(
                 self._source,
                 self._out,
@@ -172,7 +180,7 @@ class OutputMachine:
                 has_reasoning=reasoning is not None,
                 has_calls=tools is not None,
             ).read(start)
-        stops = rules.table.of(*sorted(tools.outer_markers if tools is not None else ()))
+        stops = rules.table.of(*sorted(rules.stops))
         json = JsonText(self._source, stops)
         context = CallContext(
             source=self._source,
@@ -182,4 +190,7 @@ class OutputMachine:
             stops=stops,
             table=rules.table,
         )
+        if channels is not None:
+            has_reasoning, has_calls = reasoning is not None, tools is not None
+            return BlocksReply(context, self._count, has_reasoning, has_calls).read(start)
         return Reply(context, tools, reasoning, self._count).read(start)

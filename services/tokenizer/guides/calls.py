@@ -5,13 +5,11 @@ The frame of a call (markers, names and keys) is exact; the arguments are the to
 
 from services.tokenizer.guides.json_rule import json_rule
 from services.tokenizer.guides.lark import Lark, literal
-from services.tokenizer.guides.limits import invalid
 from services.tokenizer.guides.literals import bare_arguments, pythonic_arguments
 from services.tokenizer.guides.raw_arguments import pair_arguments, tagged_arguments
 from services.tokenizer.guides.tools import Tool, arguments
 from shared.dialects.formats import (
     BareLayout,
-    HarmonyLayout,
     JsonLayout,
     MarkedNameLayout,
     PairsLayout,
@@ -30,8 +28,6 @@ class Calls:
     """Calls of ``tools`` in a format."""
 
     def __init__(self, lark: Lark, format: ToolFormat, tools: list[Tool]) -> None:
-        if isinstance(format.layout, HarmonyLayout):
-            raise invalid("tool_choice", "calls cannot be held in the format of this model")
         self._lark = lark
         self._format = format
         self._one = lark.rule(f"{lark.fixed(self._before_name())} {self._names(tools)}")

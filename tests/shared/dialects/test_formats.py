@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from shared.dialects.formats import HarmonyLayout, JsonLayout
+from shared.dialects.formats import JsonLayout
 from shared.dialects.reasoning import REASONING_FORMATS
 from shared.dialects.tools import TOOL_FORMATS, find_tool_format
 
@@ -52,7 +52,7 @@ def test_mistral_writes_as_its_vocabulary_lets_it():
 def test_every_call_begins_with_a_marker_or_may_begin_the_reply():
     for each in TOOL_FORMATS.values():
         begins = each.section_open or each.call_open or each.is_tagless
-        assert begins or isinstance(each.layout, HarmonyLayout), each.name
+        assert begins or each.channels, each.name
         assert bool(each.section_open) == bool(each.section_close), each.name
         assert {each.call_open, each.call_close, each.section_open} - {""} <= each.markers
 
@@ -66,4 +66,4 @@ def test_markers_hold_no_text_that_is_none():
 def test_what_closes_reasoning_early_holds_its_marker():
     for each in REASONING_FORMATS.values():
         assert each.close in each.forced_close
-        assert each.is_harmony or (each.open and each.close)
+        assert each.channels or (each.open and each.close)

@@ -69,6 +69,7 @@ TEMPLATES = [
     ("{{ tools }}'<|open|>' + tag + '<|sep|>' '<|close|>'", "kimi_k3", "kimi_k3"),
     ("{{ tools }}<tool_calls><tool_call>f<tool_sep><arg_key>" + THINK, "hy_v3", "hy_v3"),
     ("{{ tools }}<|tool_call>call:' + name + '{' <|channel>thought\\n", "gemma4", "gemma4"),
+    ("{{ tools }}<|content_thinking|><|content_invoke_tool_json|>", "inkling", "inkling"),
     ("{{ tools }}<TOOLCALL>[{{ calls }}]</TOOLCALL>" + THINK, "nemotron_json", "qwen3"),
 ]
 # Marks of unsupported formats, by their models.

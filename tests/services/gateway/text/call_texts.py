@@ -219,6 +219,19 @@ GOOD: list[tuple[str, str, list[Told]]] = [
     ("granite", '<|tool_call|>[{"name": "now", "arguments": {}}]', [NOW]),
     ("phi4_mini_json", 'functools[{"name": "now", "arguments": {}}]', [NOW]),
     (
+        "inkling",
+        'weather<|content_invoke_tool_json|>{"name":"weather","args":{"city": "Paris"}}'
+        "<|end_message|><|message_model|>now<|content_invoke_tool_json|>"
+        '{"name":"now","args":{}}<|end_message|><|content_model_end_sampling|>',
+        [PARIS, NOW],
+    ),
+    (
+        "inkling",
+        "<|content_text|>Let me see.<|end_message|><|message_model|>now"
+        '<|content_invoke_tool_json|>{"name":"now"}<|end_message|>',
+        [("content", "Let me see."), NOW],
+    ),
+    (
         "openai",
         "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
         '{"city": "Paris"}<|call|>',
@@ -479,6 +492,23 @@ HARD: list[tuple[str, str, list[Told]]] = [
         "kimi_k2",
         kimi("<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|><|tool_call_end|>"),
         [NOW],
+    ),
+    ("inkling", "no blocks, but text", [("content", "no blocks, but text")]),
+    ("inkling", "weather", [("content", "weather")]),
+    (
+        "inkling",
+        "f<|content_invoke_tool_json|>[1]<|end_message|> x",
+        [("content", "<|content_invoke_tool_json|>[1] x")],
+    ),
+    (
+        "inkling",
+        'now<|content_invoke_tool_json|>{"name":"weather","args":{"city": "Pa',
+        [weather('{"city": "Pa')],
+    ),
+    (
+        "inkling",
+        '<|content_invoke_tool_json|>{"name":"weather","args":{"city": "<|end_message|>',
+        [weather('{"city": "<|end_message|>')],
     ),
     ("mistral", "[TOOL_CALLS] is a marker", [("content", "[TOOL_CALLS] is a marker")]),
     ("mistral_v11", "[TOOL_CALLS] is {[ARGS]{", [("content", "[TOOL_CALLS] is {[ARGS]{")]),

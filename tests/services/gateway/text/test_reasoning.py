@@ -99,6 +99,18 @@ TEXTS: list[tuple[str, str, OutputStart, str, list[Told]]] = [
         "<|channel|>commentary <|constrain|>json<|message|>{}<|call|>",
         [HM, CALL],
     ),
+    (
+        "inkling",
+        "inkling",
+        UNDECIDED,
+        "<|content_thinking|>hm<|end_message|><|message_model|><|content_text|>Hi<|end_message|>"
+        '<|message_model|>now<|content_invoke_tool_json|>{"name":"now","args":{}}<|end_message|>'
+        "<|content_model_end_sampling|>",
+        [HM, HI, CALL],
+    ),
+    ("", "inkling", REASONING, "hm<|end_message|><|message_model|><|content_text|>Hi", [HM, HI]),
+    ("", "inkling", ANSWER, "Hi<|end_message|><|content_model_end_sampling|>", [HI]),
+    ("inkling", "", UNDECIDED, "<|content_thinking|>Hi<|end_message|>", [HI]),
     ("", "openai_gptoss", UNDECIDED, "no channels", [("content", "no channels")]),
     ("", "openai_gptoss", ANSWER, "Hi<|return|>", [HI]),
     ("", "openai_gptoss", REASONING, "hm<|end|><|start|>assistant<|channel|>fin", [HM]),
@@ -125,6 +137,7 @@ def test_tokens_of_reasoning_are_those_between_its_markers(subtests: pytest.Subt
         ("qwen3", UNDECIDED, "abc", 3, 0),
         ("deepseek_r1", REASONING, "abc</think>de", 6, 3),
         ("deepseek_r1", REASONING, "abc", 3, 3),
+        ("inkling", UNDECIDED, "<|content_thinking|>abc<|end_message|>", 5, 3),
         ("gemma4", UNDECIDED, "<|channel>abc<channel|>", 5, 3),
         ("openai_gptoss", UNDECIDED, "<|channel|>analysis<|message|>abc<|end|>", 13, 3),
     ]

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from services.tokenizer.guides.compose import Wanted, compose
-from shared.dialects.formats import HarmonyLayout
 from shared.dialects.tools import TOOL_FORMATS
 from shared.errors import InvalidRequest
 from shared.wire.messages import OutputFormat, OutputStart, ToolChoice
@@ -136,10 +135,8 @@ def marked(request: pytest.FixtureRequest) -> Vocabulary:
 
 def test_every_format_has_a_text_here():
     names = {each.name for each in TOOL_FORMATS.values()}
-    harmony = {
-        each.name for each in TOOL_FORMATS.values() if isinstance(each.layout, HarmonyLayout)
-    }
-    assert TEXTS.keys() == names - harmony
+    in_channels = {each.name for each in TOOL_FORMATS.values() if each.channels}
+    assert TEXTS.keys() == names - in_channels
 
 
 def test_required_calls_are_held_exactly(marked: Vocabulary, subtests: pytest.Subtests):
@@ -229,7 +226,6 @@ def test_tools_that_are_not_strict_leave_the_text_free(vocabulary: Vocabulary):
     ("name", "wanted", "param"),
     [
         ("", Wanted(tools=TOOLS, choice=REQUIRED), "tool_choice"),
-        ("openai", Wanted(tools=TOOLS, choice=REQUIRED), "tool_choice"),
         ("hermes", Wanted(tools=TOOLS, choice=ToolChoice("required", ["no"])), "tool_choice"),
         ("hermes", Wanted(tools='[{"function": {"name": "a b"}}]'), "tools[0].function.name"),
         ("hermes", Wanted(tools="[{}]"), "tools"),
