@@ -80,6 +80,21 @@ class BareLayout:
 
 
 @dataclass(frozen=True, slots=True)
+class ElementsLayout:
+    """A call is ``function_open`` name ``name_close`` elements ``function_close``. An element is a
+    parameter, a member of an object or, named ``item``, an item of an array: ``tag_open`` name
+    ``tag_close`` value ``tag_open`` slash name ``tag_close``. Strings are written literally, other
+    values that are no elements as JSON."""
+
+    function_open: str
+    function_close: str
+    tag_open: str
+    name_close: str = '">'
+    tag_close: str = ">"
+    item: str = "item"
+
+
+@dataclass(frozen=True, slots=True)
 class MarkedNameLayout:
     """A call is ``kind kind_close name_open`` name ``arguments_open`` a JSON object
     ``arguments_close``. With ``index_open`` it and the call's number follow the name; a model may
@@ -130,6 +145,7 @@ Layout = (
     | PairsLayout
     | PythonicLayout
     | BareLayout
+    | ElementsLayout
     | MarkedNameLayout
     | Channels
 )

@@ -9,7 +9,7 @@ from shared.dialects.tools import HERMES, HY_V3, LFM2, MISTRAL_V11, find_tool_fo
 # In order: texts of a later row also occur in templates of earlier ones. A template must contain
 # all texts of a row. A row without a name is an unsupported format.
 _TOOLS = (
-    (("]<]minimax[>[",), ""),
+    (("]<]minimax[>[",), "minimax_m3"),
     (("<|open|>", "<|close|>", "<|sep|>"), "kimi_k3"),
     (("<|content_invoke_tool_json|>",), "inkling"),
     (("｜DSML｜", "function_calls>"), "deepseek_v32"),

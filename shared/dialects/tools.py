@@ -5,6 +5,7 @@ from collections.abc import Container
 from shared.dialects.formats import (
     BareLayout,
     BlocksLayout,
+    ElementsLayout,
     HarmonyLayout,
     JsonLayout,
     MarkedNameLayout,
@@ -242,6 +243,20 @@ _FORMATS = (
         call_close="</seed:tool_call>",
         padding="\n",
         separator="\n",
+    ),
+    ToolFormat(
+        "minimax_m3",
+        ElementsLayout(
+            function_open=']<]minimax[>[<invoke name="',
+            function_close="]<]minimax[>[</invoke>",
+            tag_open="]<]minimax[>[<",
+        ),
+        aliases=("minimax-m3",),
+        section_open="]<]minimax[>[<tool_call>",
+        section_close="]<]minimax[>[</tool_call>",
+        padding="\n",
+        separator="\n",
+        tokens=("]<]minimax[>[",),
     ),
     ToolFormat("inkling", BlocksLayout()),
     ToolFormat("openai", HarmonyLayout(), aliases=("gpt-oss", "gpt_oss")),

@@ -37,6 +37,7 @@ class BlocksReply:
         elif start == OutputStart.ANSWER:
             yield from self._read_text(self._out.content)
         else:
+            yield from self._source.try_take(self._start)
             yield from self._read_block()
         while (yield from self._source.ready()):
             while text := (yield from self._source.until(self._between)):

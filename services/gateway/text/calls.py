@@ -4,11 +4,13 @@ from collections.abc import Collection
 
 from services.gateway.text.bare_calls import BareCalls
 from services.gateway.text.context import CallContext
+from services.gateway.text.element_calls import ElementCalls
 from services.gateway.text.pythonic_calls import PythonicCalls
 from services.gateway.text.source import Broken, Waiting
 from services.gateway.text.tagged_calls import PairCalls, TaggedCalls
 from shared.dialects.formats import (
     BareLayout,
+    ElementsLayout,
     MarkedNameLayout,
     PairsLayout,
     PythonicLayout,
@@ -102,6 +104,8 @@ class Calls:
                 yield from NamedCalls(self._context, self._layout).read()
             case BareLayout():
                 yield from BareCalls(self._context, self._layout).read()
+            case ElementsLayout():
+                yield from ElementCalls(self._context, self._layout).read()
             case PythonicLayout():
                 yield from PythonicCalls(self._context, self._layout).read(not marker)
             case _:

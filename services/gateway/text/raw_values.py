@@ -30,13 +30,11 @@ class RawArguments:
     def read_value(self, key: str, close: Markers, is_string: bool | None = None) -> Waiting[None]:
         """The value of parameter ``key``, and ``close`` after it; ``is_string``: as the model says,
         which decides if the schema does not."""
-        self._out.arguments(", " if self._num_values else "{")
-        self._out.arguments(json_string(key) + ": ")
-        self._num_values += 1
+        self.begin(key)
         types = self._types.get(key, ANY)
         if is_string is not None and (types == ANY or types > {"string"}):
             types = frozenset({"string"}) if is_string else NO_STRING
-        value = self._new_value(types)
+        value = new_value(self._out.arguments, self._padding, types)
         while True:
             text, marker = yield from self._source.read(close)
             if marker is not None and not (yield from self._is_quoted(value)):
@@ -47,19 +45,18 @@ class RawArguments:
             value.add(text or marker or "")
         value.end()
 
-    def _is_quoted(self, value: "_Value") -> Waiting[bool]:
+    def _is_quoted(self, value: "Value") -> Waiting[bool]:
         """True: the marker just read stands in a string of the value's JSON, which has no line
         ends."""
         if self._source.index is not None or not value.has_open_string:
             return False
         return (yield from self._source.is_before('"', _IN_STRING))
 
-    def _new_value(self, types: frozenset[str]) -> "_Value":
-        if types == {"string"}:
-            return _String(self._out.arguments, self._padding)
-        if types == {"string", "null"}:
-            return _StringOrNull(self._out.arguments, self._padding)
-        return _Typed(self._out.arguments, self._padding, types)
+    def begin(self, key: str) -> None:
+        """The key of the next value."""
+        self._out.arguments(", " if self._num_values else "{")
+        self._out.arguments(json_string(key) + ": ")
+        self._num_values += 1
 
     def end(self) -> None:
         if self._num_values:
@@ -67,7 +64,7 @@ class RawArguments:
         self._out.end_call()
 
 
-class _Value(Protocol):
+class Value(Protocol):
     @property
     def has_open_string(self) -> bool:
         """True: it is JSON that is cut in a string."""
@@ -78,6 +75,14 @@ class _Value(Protocol):
 
     def cut(self) -> None:
         """The text ended inside the value."""
+
+
+def new_value(sink: Sink, padding: str, types: frozenset[str]) -> Value:
+    if types == {"string"}:
+        return _String(sink, padding)
+    if types == {"string", "null"}:
+        return _StringOrNull(sink, padding)
+    return _Typed(sink, padding, types)
 
 
 class _String:

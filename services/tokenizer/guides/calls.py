@@ -3,6 +3,7 @@
 The frame of a call (markers, names and keys) is exact; the arguments are the tool's.
 """
 
+from services.tokenizer.guides.elements import Elements
 from services.tokenizer.guides.json_rule import json_rule
 from services.tokenizer.guides.lark import Lark, literal
 from services.tokenizer.guides.literals import bare_arguments, pythonic_arguments
@@ -10,6 +11,7 @@ from services.tokenizer.guides.raw_arguments import pair_arguments, tagged_argum
 from services.tokenizer.guides.tools import Tool, arguments
 from shared.dialects.formats import (
     BareLayout,
+    ElementsLayout,
     JsonLayout,
     MarkedNameLayout,
     PairsLayout,
@@ -99,7 +101,7 @@ class Calls:
         match self._format.layout:
             case JsonLayout(name_key=key):
                 return f'{{"{key}": "'
-            case TaggedLayout(opening):
+            case TaggedLayout(opening) | ElementsLayout(opening):
                 return opening
             case BareLayout(name_open):
                 return name_open
@@ -127,6 +129,8 @@ class Calls:
                 return name, f"{close} {pair_arguments(lark, layout, tool)}"
             case PythonicLayout():
                 return f"{name}(", pythonic_arguments(lark, tool)
+            case ElementsLayout() as layout:
+                return f"{name}{layout.name_close}", Elements(lark, layout).arguments(tool)
             case BareLayout() as layout:
                 return f"{name}{{", bare_arguments(lark, layout, tool)
             case MarkedNameLayout() as layout:

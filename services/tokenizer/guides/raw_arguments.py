@@ -65,7 +65,7 @@ def _value(lark: Lark, values: Values | None, end: str, padding: str = "") -> st
     """A value and the text that ends it: a string as it is, anything else as JSON; without
     ``values`` any."""
     if values is not None and (listed := values.listed) is not None:
-        return f"{_one_of(lark, listed)} {lark.fixed(padding + end)}"
+        return f"{one_of(lark, listed)} {lark.fixed(padding + end)}"
     if values is None or not values.types or "string" in values.types:
         return lark.lazy(end, padding)
     return f"{json_rule(lark, values.json)} {lark.fixed(padding + end)}"
@@ -84,7 +84,7 @@ def _typed(
     for word in dict.fromkeys(words[kind] for kind in KINDS if kind in kinds):
         here = {kind for kind in kinds if words[kind] == word}
         if listed is not None:
-            value = _one_of(lark, [each for each in listed if kind_of(each) in here])
+            value = one_of(lark, [each for each in listed if kind_of(each) in here])
             value = f"{value} {lark.fixed(end)}"
         elif here == {"string"}:
             value = lark.lazy(end)
@@ -94,6 +94,6 @@ def _typed(
     return f"{opening} {lark.rule(' | '.join(ways))}"
 
 
-def _one_of(lark: Lark, listed: list[Any]) -> str:
+def one_of(lark: Lark, listed: list[Any]) -> str:
     texts = [each if isinstance(each, str) else as_json(each) for each in listed]
     return lark.terminal(" | ".join(map(literal, texts)))

@@ -70,6 +70,11 @@ TEMPLATES = [
     ("{{ tools }}<tool_calls><tool_call>f<tool_sep><arg_key>" + THINK, "hy_v3", "hy_v3"),
     ("{{ tools }}<|tool_call>call:' + name + '{' <|channel>thought\\n", "gemma4", "gemma4"),
     ("{{ tools }}<|content_thinking|><|content_invoke_tool_json|>", "inkling", "inkling"),
+    (
+        "{% set ns = ']<]minimax[>[' %}{{ tools }}{{ ns ~ '<tool_call>' }}<mm:think><response>",
+        "minimax_m3",
+        "minimax_m3",
+    ),
     ("{{ tools }}<TOOLCALL>[{{ calls }}]</TOOLCALL>" + THINK, "nemotron_json", "qwen3"),
 ]
 # Marks of unsupported formats, by their models.
@@ -83,7 +88,6 @@ UNKNOWN = {
     "Granite 20B": "<function_call> {{ call }}",
     "InternLM2": "<|action_start|><|plugin|>",
     "MiniCPM5": '<function name="f"><param name="p">',
-    "MiniMax M3": ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f"><response>',
     "Solar": "<|tool_calls|>",
     "xLAM": "[{% for call in message.tool_calls %}{{ call | tojson }}{% endfor %}]",
 }

@@ -63,6 +63,10 @@ def kimi_k3(calls: str) -> str:
     return f"<|open|>tools<|sep|>{tags}<|close|>tools<|sep|>"
 
 
+def m3(calls: str) -> str:
+    return f"<tool_call>\n{calls}\n</tool_call>".replace("<", "]<]minimax[>[<")
+
+
 def invoke(parameters: str) -> str:
     return f'<invoke name="weather">\n{parameters}</invoke>\n'
 
@@ -184,6 +188,23 @@ GOOD: list[tuple[str, str, list[Told]]] = [
             ("content", "Hm."),
             weather(r'{"city": "Pa\"ris", "days": 3, "any": {"k-1": [true, null, ""], "a b": {}}}'),
             NOW,
+        ],
+    ),
+    (
+        "minimax_m3",
+        m3('<invoke name="weather"><city>Paris</city></invoke>\n<invoke name="now"></invoke>'),
+        [PARIS, NOW],
+    ),
+    (
+        "minimax_m3",
+        m3(
+            '<invoke name="weather">\n<days>3</days><tags><item>a</item><item>3</item></tags>'
+            "<any><x>1</x>\n<y><item>true</item></y><x>b</x></any>\n<note>null</note></invoke>"
+        ),
+        [
+            weather(
+                '{"days": 3, "tags": ["a", "3"], "any": {"x": [1, "b"], "y": [true]}, "note": null}'
+            )
         ],
     ),
     (
@@ -462,6 +483,18 @@ HARD: list[tuple[str, str, list[Told]]] = [
         f"[weather(a=0x{'f' * 300}, b=0x{'f' * 4000}, c=1_{'0' * 320})]",
         [weather(f'{{"a": {16**300 - 1}, "b": "0x{"f" * 4000}", "c": 1{"0" * 320}}}')],
     ),
+    (
+        "minimax_m3",
+        m3('<invoke name="weather"><city>a <b>c</b></city><tags></tags></invoke>'),
+        [weather('{"city": "a ]<]minimax[>[<b>c]<]minimax[>[</b>", "tags": []}')],
+    ),
+    ("minimax_m3", m3('<invoke name="weather"><city>Paris</city>'), [PARIS]),
+    ("minimax_m3", m3('<invoke name="now"><x>1'), [("call", "now", '{"x": ')]),
+    (
+        "minimax_m3",
+        m3('<invoke name="now">hm</invoke>'),
+        [NOW, ("content", "hm]<]minimax[>[</invoke>\n")],
+    ),
     ("gemma4", '<|tool_call>call:weather{city:<|"|>Pa', [weather('{"city": "Pa')]),
     (
         "gemma4",
@@ -491,6 +524,11 @@ HARD: list[tuple[str, str, list[Told]]] = [
     (
         "kimi_k2",
         kimi("<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|><|tool_call_end|>"),
+        [NOW],
+    ),
+    (
+        "inkling",
+        '<|message_model|>now<|content_invoke_tool_json|>{"name":"now"}<|end_message|>',
         [NOW],
     ),
     ("inkling", "no blocks, but text", [("content", "no blocks, but text")]),

@@ -70,6 +70,9 @@ TEXTS = {
     "</tool_calls:opensource>",
     "deepseek_v32": DSML.format("function_calls"),
     "deepseek_v4": DSML.format("tool_calls"),
+    "minimax_m3": "<tool_call>\n"
+    '<invoke name="get_weather"><city>Rome</city><days>3</days><unit>Celsius</unit></invoke>\n'
+    '<invoke name="now"></invoke>\n</tool_call>'.replace("<", "]<]minimax[>[<"),
     "gemma4": '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>,days:3,unit:<|"|>Celsius<|"|>}'
     '<tool_call|><|tool_call>call:now{a:{b:[<|"|>x<|"|>,true]}}<tool_call|>',
     "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|>'
