@@ -29,7 +29,10 @@ ONE = ToolChoice("required", ["weather"], is_parallel=False)
 THOUGHT = "<|channel|>analysis<|message|>Hm < hm.<|end|><|start|>assistant"
 PREAMBLE = "<|channel|>commentary<|message|>Let me see.<|end|><|start|>assistant"
 FINAL = "<|channel|>final<|message|>"
-CALL = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Rome"}'
+CALL = (
+    "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
+    '{"city": "Rome"}<|call|>'
+)
 BLOCK = (
     'weather<|content_invoke_tool_json|>{"name":"weather","args":{"city": "Rome"}}<|end_message|>'
 )
@@ -67,8 +70,14 @@ TABLE = [
         HARMONY,
         Wanted(tools=TOOLS, choice=REQUIRED),
         UNDECIDED,
-        [CALL, f"{THOUGHT}{CALL}<|call|>"],
-        [f"{FINAL}yes", CALL.replace("Rome", "Oslo"), CALL.replace("weather", "then"), ""],
+        [CALL, f"{THOUGHT}{CALL}"],
+        [
+            CALL.removesuffix("<|call|>"),
+            f"{FINAL}yes",
+            CALL.replace("Rome", "Oslo"),
+            CALL.replace("weather", "then"),
+            "",
+        ],
     ),
     (HARMONY, Wanted(tools=TOOLS, choice=ONE), UNDECIDED, [CALL], [CALL.replace("weather", "now")]),
     (
