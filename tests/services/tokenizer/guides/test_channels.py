@@ -6,8 +6,8 @@ import pytest
 
 from services.tokenizer.guides.compose import Wanted, compose
 from shared.dialects.formats import BlocksLayout, HarmonyLayout
+from shared.dialects.tools import TOOL_FORMATS
 from shared.wire.messages import Guide, OutputFormat, OutputStart, ToolChoice
-from tests.services.gateway.text.replies import markers_of, rules
 from tests.services.tokenizer.guides.conftest import Vocabulary, vocabulary_with
 
 ANSWER, UNDECIDED = OutputStart.ANSWER, OutputStart.UNDECIDED
@@ -43,8 +43,9 @@ LAST = "<|content_model_end_sampling|>"
 
 @pytest.fixture(scope="module", params=[True, False], ids=["tokens", "text"])
 def channels(request: pytest.FixtureRequest) -> Vocabulary:
-    markers = markers_of(rules("openai")) | markers_of(rules("inkling"))
-    return vocabulary_with(*(sorted(markers) if request.param else ()))
+    markers = TOOL_FORMATS["openai"].markers | TOOL_FORMATS["inkling"].markers
+    tokens = sorted(marker for marker in markers if marker.startswith("<|"))
+    return vocabulary_with(*(tokens if request.param else ()))
 
 
 def grammar_of(

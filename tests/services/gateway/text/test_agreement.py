@@ -23,9 +23,9 @@ from shared.dialects.formats import (
 )
 from shared.dialects.tools import TOOL_FORMATS
 from shared.wire.messages import OutputStart, ToolChoice
+from tests.services.gateway.text.admitted import admitted
 from tests.services.gateway.text.replies import Told, all_cuts, cut, markers_of, rules, run, told
 from tests.services.tokenizer.guides.conftest import vocabulary_with
-from tests.shared.dialects.admitted import admitted
 
 NUM_TEXTS = 4  # of each format, with markers as tokens, and again as text
 NUM_CUTS = 6
