@@ -53,7 +53,7 @@ class HarmonyFrame:
         calls = lark.after_texts(
             {f"{each.name} ": f"{after} {json_rule(lark, arguments(each))}" for each in tools}
         )
-        return lark.rule(f"{lark.fixed(opening)} {calls} {lark.fixed(layout.end_of_calls)}")
+        return lark.rule(f"{lark.fixed(opening)} {calls} ({lark.fixed(layout.end_of_calls)})?")
 
 
 class BlocksFrame:

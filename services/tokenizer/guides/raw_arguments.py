@@ -6,7 +6,7 @@ from typing import Any
 from services.tokenizer.guides.json_rule import json_rule
 from services.tokenizer.guides.lark import Lark, literal
 from services.tokenizer.guides.tools import Tool
-from services.tokenizer.guides.values import KINDS, Values, as_json, kind_of, parameters, values_of
+from services.tokenizer.guides.values import ANY, KINDS, Values, as_json, kind_of, parameters
 from shared.dialects.formats import PairsLayout, TaggedLayout
 
 NO_ESCAPES: Mapping[str, str] = {}
@@ -76,7 +76,7 @@ def _typed(
 ) -> str:
     """The word for the type, a value of the type, and ``end``."""
     opening, words, after = types
-    values = values or values_of({}, {}, is_strict=False)
+    values = values or Values([ANY], ANY, is_strict=False)
     listed, kinds = values.listed, values.types or set(KINDS)
     if listed is not None:
         kinds = set(map(kind_of, listed))

@@ -9,6 +9,7 @@ from services.tokenizer.guides.limits import MAX_CHAIN
 from services.tokenizer.guides.schema import Schema, find, guided
 from services.tokenizer.guides.tools import Tool
 
+ANY: Schema = {}  # one object, for rules are found by the identity of a schema
 KINDS = ("string", "number", "integer", "boolean", "null", "array", "object")
 
 
@@ -79,7 +80,7 @@ def kinds_of(schema: Schema) -> set[str]:
 
 
 def values_of(schema: Any, root: Schema, is_strict: bool) -> Values:
-    alternatives = _alternatives(root, schema) if isinstance(schema, dict) else [{}]
+    alternatives = _alternatives(root, schema) if isinstance(schema, dict) else [ANY]
     return Values(alternatives, root, is_strict)
 
 
@@ -130,9 +131,9 @@ def _alternatives(root: Schema, schema: Schema) -> list[Schema]:
         if isinstance(target, dict):
             unseen.append(target)
         elif isinstance(members, list) and members and len(members) <= MAX_CHAIN:
-            unseen += [member if isinstance(member, dict) else {} for member in members]
+            unseen += [member if isinstance(member, dict) else ANY for member in members]
         else:
             found.append(each)
         if len(unseen) > MAX_CHAIN:
-            return [{}]
+            return [ANY]
     return found

@@ -12,7 +12,7 @@ from openai import AsyncOpenAI
 
 from shared.wire.messages import Delta, Deltas, Mark, OutputStart, State, TokenRun
 from shared.wire.token_arrays import TokenArrays
-from tests.services.gateway.asking import CALLER, MESSAGES, tool
+from tests.services.gateway.asking import CALLER, MESSAGES
 from tests.services.gateway.fakes import (
     FakeTokenizer,
     Submitted,
@@ -22,10 +22,13 @@ from tests.services.gateway.fakes import (
 )
 from tests.services.gateway.marked import accept
 from tests.services.gateway.text.call_texts import GOOD
-from tests.services.gateway.text.replies import markers_of, marks_of, rules
+from tests.services.gateway.text.replies import FUNCTIONS, markers_of, marks_of, rules
 
 PLAIN = 20  # the id of a token that is no marker
-TOOLS: Any = [tool("weather"), tool("now")]
+TOOLS: Any = [
+    {"type": "function", "function": {"name": name, "parameters": schema}}
+    for name, schema in FUNCTIONS.items()
+]
 FORMATS = (
     "deepseek_v32",
     "deepseek_v4",

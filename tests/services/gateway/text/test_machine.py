@@ -220,6 +220,16 @@ def test_what_follows_the_first_call_is_dropped_if_there_may_be_one(name: str, t
     assert at_once.num_chars == machine.num_chars < len(text)
 
 
+@pytest.mark.parametrize(("arguments", "is_open"), [("{}", False), ('{"a"', True), ("[1]", True)])
+def test_a_call_in_channels_may_end_with_the_text_if_its_arguments_do(
+    arguments: str, is_open: bool
+):
+    machine = OutputMachine(rules("openai"), OutputStart.UNDECIDED, "id/0")
+    machine.push(f"<|channel|>commentary to=functions.now<|message|>{arguments}")
+    machine.finish()
+    assert machine.has_open_call == is_open
+
+
 def test_calls_are_content_where_none_are_looked_for():
     assert told(feed(rules(reasoning="qwen3"), f"<think>hm</think>\n{CODER_PARIS}")) == [
         ("reasoning", "hm"),

@@ -71,9 +71,8 @@ TABLE = [
         HARMONY,
         Wanted(tools=TOOLS, choice=REQUIRED),
         UNDECIDED,
-        [CALL, f"{THOUGHT}{CALL}"],
+        [CALL, f"{THOUGHT}{CALL.removesuffix('<|call|>')}"],
         [
-            CALL.removesuffix("<|call|>"),
             f"{FINAL}yes",
             CALL.replace("Rome", "Oslo"),
             CALL.replace("weather", "then"),
