@@ -64,30 +64,34 @@ class BlocksFrame:
     def __init__(self, lark: Lark, start: OutputStart) -> None:
         self._lark = lark
         self._layout = BlocksLayout()
-        self._next = f"({lark.fixed(self._layout.start)})?"  # unless the prompt ends in it
+        self._start = lark.fixed(self._layout.start)
         self._is_answer = start is OutputStart.ANSWER
         self._end = lark.fixed(self._layout.end)
         self._last = f"({lark.fixed(self._layout.end_of_reply)})?"
 
     def answer(self, answer: str) -> str:
-        opening = "" if self._is_answer else f"{self._next} {self._lark.fixed(self._layout.text)}"
-        return f"{opening} ({answer}) ({self._end})? {self._last}"
+        opening = f"({self._start})? {self._lark.fixed(self._layout.text)}"
+        return f"{'' if self._is_answer else opening} ({answer}) ({self._end})? {self._last}"
 
     def required(self, tools: list[Tool], is_parallel: bool) -> str:
-        before, call = self._end if self._is_answer else "", self._call(tools)
-        return f"{before} {call}{'+' if is_parallel else ''} {self._last}"
+        call = self._call(tools)
+        before = f"{self._end} {self._start}" if self._is_answer else f"({self._start})?"
+        more = f"({self._start} {call})*" if is_parallel else ""
+        return f"{before} {call} {more} {self._last}"
 
     def in_text(self, tools: list[Tool], is_parallel: bool) -> str:
-        lark, call = self._lark, self._call(tools)
+        lark, start = self._lark, self._start
         text = lark.lazy(self._layout.end)
-        before = text if self._is_answer else ""
-        block = lark.rule(f"{self._next} {lark.fixed(self._layout.text)} {text}")
-        calls = f"({block} | {call})*" if is_parallel else f"{block}* {call}?"
-        return f"{before} {calls} {self._last}"
+        block = lark.rule(f"{lark.fixed(self._layout.text)} {text}")
+        item = lark.rule(f"{block} | {self._call(tools)}")
+        blocks = f"({item if is_parallel else block} {start})* {item}"
+        if self._is_answer:
+            return f"{text} ({start} {blocks})? {self._last}"
+        return f"({start})? {blocks} {self._last}"
 
     def _call(self, tools: list[Tool]) -> str:
         calls = self._lark.after_texts({each.name: self._after_name(each) for each in tools})
-        return self._lark.rule(f"{self._next} {calls}")
+        return self._lark.rule(calls)
 
     def _after_name(self, tool: Tool) -> str:
         lark, layout = self._lark, self._layout

@@ -22,7 +22,7 @@ from shared.dialects.formats import BareLayout
 
 PYTHON_STRING = r"""/"([^"\\\n]|\\["'\\nrt])*"|'([^'\\\n]|\\["'\\nrt])*'/"""
 PYTHON_NAME = r"/[A-Za-z_][A-Za-z0-9_]*/"
-NUMBER = r"/-?[0-9]{1,40}(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,4})?/"
+NUMBER = r"/-?(0|[1-9][0-9]{0,39})(\.[0-9]{1,40})?([eE][+-]?[0-9]{1,2})?/"
 COMMA = r"/,[ ]?/"
 COLON = r"/:[ ]?/"
 BARE_KEY = r"/[A-Za-z0-9_$@.-]{1,256}/"

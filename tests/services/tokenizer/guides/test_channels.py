@@ -118,9 +118,15 @@ TABLE = [
         Wanted(tools=TOOLS, choice=REQUIRED),
         UNDECIDED,
         [BLOCK, f"<|message_model|>{BLOCK}{NOW}{LAST}"],
-        [TEXT, BLOCK.replace("Rome", "Oslo"), BLOCK.replace("weather<", "now<"), ""],
+        [TEXT, BLOCK * 2, BLOCK.replace("Rome", "Oslo"), BLOCK.replace("weather<", "now<"), ""],
     ),
-    (BLOCKS, Wanted(tools=TOOLS, choice=ONE), UNDECIDED, [BLOCK], [BLOCK * 2, NOW]),
+    (
+        BLOCKS,
+        Wanted(tools=TOOLS, choice=ONE),
+        UNDECIDED,
+        [BLOCK],
+        [f"{BLOCK}<|message_model|>{BLOCK}", NOW],
+    ),
     (
         BLOCKS,
         Wanted(tools=TOOLS, choice=REQUIRED),
