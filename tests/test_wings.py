@@ -30,8 +30,8 @@ LISTS = (
     f"{WORKER}/startup/implementations.py",
 )
 # Tests of several APIs at once.
-TOGETHER = (f"tests/{GATEWAY}/apis/together", "tests/hostile")
-CORE_LINES = 44_976  # of services/ and shared/; 15,000 are the aim
+TOGETHER = (f"tests/{GATEWAY}/apis/together", "tests/hostile", "tests/mesh/test_agents.py")
+CORE_LINES = 45_822  # of services/ and shared/; 15,000 are the aim
 
 
 class Wing(NamedTuple):

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 import numpy as np
 
 from shared.dialects.formats import ReasoningFormat, ToolFormat
-from shared.dialects.reasoning import REASONING_FORMATS
+from shared.dialects.reasoning import REASONING_FORMATS, find_reasoning_format
 from shared.dialects.recognise import recognise
 from shared.dialects.tools import TOOL_FORMATS, find_tool_format
 from shared.errors import ConfigError
@@ -30,7 +30,7 @@ def find_formats(
     tools, reasoning = recognise(template, added)
     tools = _chosen("tool-call-parser", tool_parser, tools, TOOL_FORMATS)
     reasoning = _chosen("reasoning-parser", reasoning_parser, reasoning, REASONING_FORMATS)
-    return find_tool_format(tools, added), REASONING_FORMATS.get(reasoning)
+    return find_tool_format(tools, added), find_reasoning_format(reasoning, added)
 
 
 def _chosen(setting: str, value: str, recognised: str, known: Iterable[str]) -> str:
@@ -63,7 +63,8 @@ class PromptEnd:
         markers = [] if reasoning is None else [reasoning.open, reasoning.close]
         self._ids = {added[text]: text for text in markers if text in added}
         self._texts = [text for text in markers if text and text not in added]
-        self._all_ids = np.array([*{*self._ids, *special_ids}], np.int32)
+        parts = {added[text] for text in (reasoning.tokens if reasoning else ()) if text in added}
+        self._all_ids = np.array([*({*self._ids, *special_ids} - parts)], np.int32)
 
     def start(self, prompt: Array, is_chat: bool, continues_answer: bool) -> OutputStart:
         """The last marker in the last message of ``prompt`` [prompt_len] int32 decides, else the

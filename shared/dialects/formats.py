@@ -4,7 +4,8 @@ A *marker* is a text that begins or ends a part of the output. In the vocabulary
 is an added token, otherwise plain text.
 """
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from typing import Literal
 
 IdForm = Literal["call", "kimi", "mistral"]
@@ -26,7 +27,10 @@ class TaggedLayout:
     ``parameter_open`` name ``name_close`` value ``parameter_close``.
 
     ``line_end`` follows the function's name and every parameter; ``value_padding`` stands on both
-    sides of a value. Strings are written literally, other values as JSON.
+    sides of a value. Strings are written literally, other values as JSON. With ``index_open`` it
+    and the call's number follow the function's name. With ``type_open`` it and the word for the
+    value's type follow the parameter's name; ``type_words`` are by type of JSON. ``escapes`` are
+    written in names.
     """
 
     function_open: str = "<function="
@@ -36,18 +40,24 @@ class TaggedLayout:
     function_close: str = "</function>"
     line_end: str = "\n"
     value_padding: str = ""
+    index_open: str = ""
+    type_open: str = ""
+    type_words: Mapping[str, str] = field(default_factory=dict)
+    escapes: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class PairsLayout:
-    """A call is the function's name, then keys and values in turn, each in its own markers and,
-    like the name, followed by ``line_end``. Strings are written literally, other values as JSON."""
+    """A call is the function's name, ``name_close``, then keys and values in turn, each in its own
+    markers and, like the name, followed by ``line_end``. Strings are written literally, other
+    values as JSON."""
 
     key_open: str = "<arg_key>"
     key_close: str = "</arg_key>"
     value_open: str = "<arg_value>"
     value_close: str = "</arg_value>"
     line_end: str = "\n"
+    name_close: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +68,30 @@ class PythonicLayout:
     open: str = "["
     close: str = "]"
     separator: str = ", "
+
+
+@dataclass(frozen=True, slots=True)
+class BareLayout:
+    """A call is ``name_open`` name and an object as in JSON, but keys are bare, and a string stands
+    literally between two ``quote``."""
+
+    name_open: str = "call:"
+    quote: str = '<|"|>'
+
+
+@dataclass(frozen=True, slots=True)
+class ElementsLayout:
+    """A call is ``function_open`` name ``name_close`` elements ``function_close``. An element is a
+    parameter, a member of an object or, named ``item``, an item of an array: ``tag_open`` name
+    ``tag_close`` value ``tag_open`` slash name ``tag_close``. Strings are written literally, other
+    values that are no elements as JSON."""
+
+    function_open: str
+    function_close: str
+    tag_open: str
+    name_close: str = '">'
+    tag_close: str = ">"
+    item: str = "item"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,19 +124,44 @@ class HarmonyLayout:
     recipient_open: str = "functions."
 
 
-Layout = JsonLayout | TaggedLayout | PairsLayout | PythonicLayout | MarkedNameLayout | HarmonyLayout
+@dataclass(frozen=True, slots=True)
+class BlocksLayout:
+    """A reply is blocks, each ``start``, the marker of its kind, its text and ``end``. A call is an
+    object of a name and arguments, and its name stands before the marker, too."""
+
+    start: str = "<|message_model|>"
+    reasoning: str = "<|content_thinking|>"
+    text: str = "<|content_text|>"
+    call: str = "<|content_invoke_tool_json|>"
+    end: str = "<|end_message|>"
+    end_of_reply: str = "<|content_model_end_sampling|>"
+    arguments_key: str = "args"
+
+
+Channels = HarmonyLayout | BlocksLayout
+Layout = (
+    JsonLayout
+    | TaggedLayout
+    | PairsLayout
+    | PythonicLayout
+    | BareLayout
+    | ElementsLayout
+    | MarkedNameLayout
+    | Channels
+)
 
 
 def _texts_of(layout: Layout) -> frozenset[str]:
     texts = (getattr(layout, each.name) for each in fields(layout))
-    return frozenset(text for text in texts if text.strip())
+    return frozenset(text for text in texts if isinstance(text, str) and text.strip())
 
 
 @dataclass(frozen=True, slots=True)
 class ToolFormat:
     """The format of calls: ``section_open`` call … ``section_close``, and each call as
     ``call_open`` layout ``call_close``, with ``separator`` between two. ``padding`` stands inside
-    the outer of these markers. Empty markers are not written.
+    the outer of these markers. Empty markers are not written. ``tokens`` may be added tokens, of
+    which longer markers are made.
 
     ``is_tagless``: the model may omit the first marker, so a reply that begins like a call is one.
     """
@@ -118,6 +177,11 @@ class ToolFormat:
     separator: str = ""
     ids: IdForm = "call"
     is_tagless: bool = False
+    tokens: tuple[str, ...] = ()
+
+    @property
+    def channels(self) -> Channels | None:
+        return self.layout if isinstance(self.layout, Channels) else None
 
     @property
     def outer_markers(self) -> frozenset[str]:
@@ -138,9 +202,11 @@ class ReasoningFormat:
 
     ``begins`` is the state after a prompt that ends in neither marker: ``prompt``, only a prompt
     opens reasoning, so this is the answer; ``model``, the model may open it; ``always``, it has
-    begun. ``forced_close`` is written to end it early. ``answer_open`` and ``answer_close``
-    surround the answer and are not part of it. ``is_harmony``: as in HarmonyLayout, without
-    ``open`` and ``close``.
+    begun. ``label`` may follow ``open`` and is no part of the reasoning. ``forced_close`` is
+    written to end it early. ``answer_open`` and ``answer_close`` surround the answer and are not
+    part of it, nor are ``ends``, wherever they stand: the first ends an answer, the others the
+    reply. ``tokens`` are as in ToolFormat.
+    With ``channels`` it is a part of these; in harmony's nothing alone opens or closes it.
     """
 
     name: str
@@ -148,14 +214,17 @@ class ReasoningFormat:
     close: str = "</think>"
     begins: ReasoningStart = "model"
     aliases: tuple[str, ...] = ()
+    label: str = ""
     forced_close: str = "\n</think>\n\n"
     answer_open: str = ""
     answer_close: str = ""
-    is_harmony: bool = False
+    ends: tuple[str, ...] = ()
+    tokens: tuple[str, ...] = ()
+    channels: Channels | None = None
 
     @property
     def markers(self) -> frozenset[str]:
-        if self.is_harmony:
-            return _texts_of(HarmonyLayout())
-        texts = (self.open, self.close, self.answer_open, self.answer_close)
+        if self.channels is not None:
+            return _texts_of(self.channels)
+        texts = (self.open, self.close, self.answer_open, self.answer_close, *self.ends)
         return frozenset(filter(None, texts))

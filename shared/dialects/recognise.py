@@ -3,14 +3,22 @@
 import re
 from collections.abc import Container
 
-from shared.dialects.tools import HERMES, LFM2, MISTRAL_V11, find_tool_format
+from shared.dialects.reasoning import find_reasoning_format
+from shared.dialects.tools import HERMES, HY_V3, LFM2, MISTRAL_V11, find_tool_format
 
 # In order: texts of a later row also occur in templates of earlier ones. A template must contain
 # all texts of a row. A row without a name is an unsupported format.
 _TOOLS = (
-    (("]<]minimax[>[",), ""),
+    (("]<]minimax[>[",), "minimax_m3"),
+    (("<|open|>", "<|close|>", "<|sep|>"), "kimi_k3"),
+    (("<|content_invoke_tool_json|>",), "inkling"),
+    (("｜DSML｜", "function_calls>"), "deepseek_v32"),
+    (("｜DSML｜", "tool_calls>"), "deepseek_v4"),
+    (("<|tool_call>call:",), "gemma4"),
+    (("<tool_sep",), HY_V3.name),
     (("<function=", "<|python_tag|>"), ""),
     (("<tool_calls>[",), ""),
+    (("<TOOLCALL>",), "nemotron_json"),
     (("<|channel|>", "<|message|>"), "openai"),
     (("<｜tool▁calls▁begin｜>", "```json"), "deepseek_v3"),
     (("<｜tool▁calls▁begin｜>",), "deepseek_v31"),
@@ -39,6 +47,11 @@ _TOOLS = (
     (("[func_name1(",), "pythonic"),
 )
 _REASONING = (
+    (("<|content_thinking|>",), "inkling"),
+    (("<|open|>", "<|close|>", "<|sep|>"), "kimi_k3"),
+    (("<tool_sep",), "hy_v3"),
+    (("<mm:think>",), "minimax_m3"),
+    (("<|channel>thought",), "gemma4"),
     (("<|channel|>", "analysis"), "openai_gptoss"),
     (("[THINK]",), "mistral"),
     (("<seed:think>",), "seed_oss"),
@@ -72,7 +85,8 @@ def recognise(template: str, added_tokens: Container[str]) -> tuple[str, str]:
     if tools is None and "tools" in template and not _OWN_FORM.search(template):
         tools = LFM2.name if LFM2.section_open in added_tokens else HERMES.name
     found = find_tool_format(tools or "", added_tokens)
-    return found.name if found else "", _first(_REASONING, template) or ""
+    reasoning = find_reasoning_format(_first(_REASONING, template) or "", added_tokens)
+    return found.name if found else "", reasoning.name if reasoning else ""
 
 
 def _first(table: tuple[tuple[tuple[str, ...], str], ...], template: str) -> str | None:

@@ -1,8 +1,11 @@
-"""Known formats of tool calls, by vLLM's parser names."""
+"""Known formats of tool calls, by the names of vLLM's, SGLang's and FastDeploy's parsers."""
 
 from collections.abc import Container
 
 from shared.dialects.formats import (
+    BareLayout,
+    BlocksLayout,
+    ElementsLayout,
     HarmonyLayout,
     JsonLayout,
     MarkedNameLayout,
@@ -34,11 +37,91 @@ LFM2 = ToolFormat(
     section_open="<|tool_call_start|>",
     section_close="<|tool_call_end|>",
 )
+HY_V3 = ToolFormat(
+    "hy_v3",
+    PairsLayout(name_close="<tool_sep>"),
+    section_open="<tool_calls>",
+    section_close="</tool_calls>",
+    call_open="<tool_call>",
+    call_close="</tool_call>",
+    padding="\n",
+    separator="\n",
+)
+HY_V3_OPEN_SOURCE = ToolFormat(
+    "hy_v3_opensource",
+    PairsLayout(
+        key_open="<arg_key:opensource>",
+        key_close="</arg_key:opensource>",
+        value_open="<arg_value:opensource>",
+        value_close="</arg_value:opensource>",
+        name_close="<tool_sep:opensource>",
+    ),
+    section_open="<tool_calls:opensource>",
+    section_close="</tool_calls:opensource>",
+    call_open="<tool_call:opensource>",
+    call_close="</tool_call:opensource>",
+    padding="\n",
+    separator="\n",
+)
+_DSML = TaggedLayout(
+    function_open='<｜DSML｜invoke name="',
+    parameter_open='<｜DSML｜parameter name="',
+    name_close='">',
+    parameter_close="</｜DSML｜parameter>",
+    function_close="</｜DSML｜invoke>",
+    type_open='" string="',
+    type_words={
+        "string": "true",
+        **dict.fromkeys(("number", "integer", "boolean", "null", "array", "object"), "false"),
+    },
+)
 _FORMATS = (
     HERMES,
     MISTRAL,
     MISTRAL_V11,
     LFM2,
+    HY_V3,
+    HY_V3_OPEN_SOURCE,
+    ToolFormat(
+        "deepseek_v32",
+        _DSML,
+        aliases=("deepseekv32",),
+        section_open="<｜DSML｜function_calls>",
+        section_close="</｜DSML｜function_calls>",
+        padding="\n",
+        separator="\n",
+        tokens=("｜DSML｜",),
+    ),
+    ToolFormat(
+        "deepseek_v4",
+        _DSML,
+        aliases=("deepseekv4",),
+        section_open="<｜DSML｜tool_calls>",
+        section_close="</｜DSML｜tool_calls>",
+        padding="\n",
+        separator="\n",
+        tokens=("｜DSML｜",),
+    ),
+    ToolFormat("gemma4", BareLayout(), call_open="<|tool_call>", call_close="<tool_call|>"),
+    ToolFormat(
+        "kimi_k3",
+        TaggedLayout(
+            function_open='<|open|>call tool="',
+            index_open='" index="',
+            name_close='"<|sep|>',
+            parameter_open='<|open|>argument key="',
+            type_open='" type="',
+            type_words={each: each for each in ("string", "number", "boolean", "null", "array")}
+            | {"integer": "number", "object": "object"},
+            parameter_close="<|close|>argument<|sep|>",
+            function_close="<|close|>call<|sep|>",
+            line_end="",
+            escapes={"&": "&amp;", '"': "&quot;"},
+        ),
+        section_open="<|open|>tools<|sep|>",
+        section_close="<|close|>tools<|sep|>",
+        tokens=("<|open|>", "<|close|>", "<|sep|>"),
+    ),
     ToolFormat(
         "cohere_command3",
         JsonLayout("parameters", is_list=True, name_key="tool_name"),
@@ -48,7 +131,7 @@ _FORMATS = (
     ToolFormat(
         "qwen3_coder",
         TaggedLayout(value_padding="\n"),
-        aliases=("qwen3_xml",),
+        aliases=("qwen3_xml", "step3p5"),
         padding="\n",
         separator="\n",
         call_open="<tool_call>",
@@ -99,14 +182,30 @@ _FORMATS = (
         call_close="<｜tool▁call▁end｜>",
     ),
     ToolFormat(
-        "glm45", PairsLayout(), separator="\n", call_open="<tool_call>", call_close="</tool_call>"
+        "glm45",
+        PairsLayout(),
+        aliases=("glm",),
+        separator="\n",
+        call_open="<tool_call>",
+        call_close="</tool_call>",
     ),
     ToolFormat(
-        "glm47", PairsLayout(line_end=""), call_open="<tool_call>", call_close="</tool_call>"
+        "glm47",
+        PairsLayout(line_end=""),
+        aliases=("ling3", "poolside_v1"),
+        call_open="<tool_call>",
+        call_close="</tool_call>",
+    ),
+    ToolFormat(
+        "nemotron_json",
+        JsonLayout(is_list=True),
+        call_open="<TOOLCALL>",
+        call_close="</TOOLCALL>",
     ),
     ToolFormat(
         "ernie45",
         JsonLayout(),
+        aliases=("ernie-45-vl-thinking",),
         padding="\n",
         separator="\n",
         call_open="<tool_call>",
@@ -145,6 +244,21 @@ _FORMATS = (
         padding="\n",
         separator="\n",
     ),
+    ToolFormat(
+        "minimax_m3",
+        ElementsLayout(
+            function_open=']<]minimax[>[<invoke name="',
+            function_close="]<]minimax[>[</invoke>",
+            tag_open="]<]minimax[>[<",
+        ),
+        aliases=("minimax-m3",),
+        section_open="]<]minimax[>[<tool_call>",
+        section_close="]<]minimax[>[</tool_call>",
+        padding="\n",
+        separator="\n",
+        tokens=("]<]minimax[>[",),
+    ),
+    ToolFormat("inkling", BlocksLayout()),
     ToolFormat("openai", HarmonyLayout(), aliases=("gpt-oss", "gpt_oss")),
 )
 
@@ -154,7 +268,12 @@ TOOL_FORMATS = {name: each for each in _FORMATS for name in (each.name, *each.al
 def find_tool_format(name: str, added_tokens: Container[str]) -> ToolFormat | None:
     """The format of a parser's name for a vocabulary; None for an unknown name.
 
-    Mistral's models have had another format since ``[ARGS]`` is in their vocabulary.
+    Mistral's models have had another format since ``[ARGS]`` is in their vocabulary; the markers of
+    Hy3's have a suffix in some.
     """
     found = TOOL_FORMATS.get(name)
-    return MISTRAL_V11 if found is MISTRAL and "[ARGS]" in added_tokens else found
+    if found is MISTRAL and "[ARGS]" in added_tokens:
+        return MISTRAL_V11
+    if found is HY_V3 and HY_V3_OPEN_SOURCE.call_open in added_tokens:
+        return HY_V3_OPEN_SOURCE
+    return found

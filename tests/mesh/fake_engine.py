@@ -49,7 +49,7 @@ def made_up_arrays(token: int, position: int, vocab_size: int, num: int | None) 
 
 
 class FakeEngine(StepEngine):
-    """Writes the ids of ``text`` over and over, one per step; checks every plan.
+    """Writes ``ids`` over and over, one per step; checks every plan.
 
     ``starts_at`` returns the index at which a choice of a prompt begins.
     """
@@ -61,7 +61,7 @@ class FakeEngine(StepEngine):
         self.capacity = capacity
         self.step_s = step_s
         self.starts_at: Callable[[list[int], int], int] = lambda prompt_ids, choice: 0
-        self._ids = ids
+        self.ids = ids
         self._idle_time = IdleTime()
         self.reset()
 
@@ -109,7 +109,7 @@ class FakeEngine(StepEngine):
     def _next_id(self, slot: Slot) -> int:
         position = len(slot.ids) - slot.admit.prompt_len
         start = self.starts_at(slot.ids[: slot.admit.prompt_len], slot.admit.choice)
-        return self._ids[(start + position) % len(self._ids)]
+        return self.ids[(start + position) % len(self.ids)]
 
     def _arrays(self, row: ResultRow, token: int, num_left: int) -> TokenArrays:
         """``num_left`` tokens of its slot are in this row and later ones."""

@@ -39,6 +39,7 @@ class Mesh:
     tasks: dict[str, asyncio.Task]
     engines: dict[str, FakeEngine]
     new_engine: Callable[[], FakeEngine]
+    model: Path = EMBEDDED_MODEL
 
     def url(self, gateway: str = "gateway") -> str:
         return f"http://127.0.0.1:{self.services[gateway].port}"
@@ -67,7 +68,8 @@ class Mesh:
                 return GatewayService(GatewayConfig(**at, port=0, max_logprobs=-1, ready_wait_s=0))
             case "tokenizer":
                 max_len = self.new_engine().capacity.max_model_len
-                return TokenizerService(TokenizerConfig(**at, max_model_len=max_len))
+                config = TokenizerConfig(**at, model=str(self.model), max_model_len=max_len)
+                return TokenizerService(config)
             case "scheduler":
                 return SchedulerService(SchedulerConfig(**at, max_waiting=16))
             case _:
@@ -112,11 +114,12 @@ async def running_mesh(
     num_tokenizers: int = 1,
     num_workers: int = 1,
     num_schedulers: int = 1,
+    model: Path = EMBEDDED_MODEL,
 ):
-    ids = Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json")).encode(TEXT).ids
-    info = read_model_info(EMBEDDED_MODEL, [], capacity.max_model_len)
+    ids = Tokenizer.from_file(str(model / "tokenizer.json")).encode(TEXT).ids
+    info = read_model_info(model, [], capacity.max_model_len)
     capacity = msgspec.structs.replace(capacity, vocab_size=info.vocab_size)
-    mesh = Mesh(directory, {}, {}, {}, lambda: FakeEngine(info, capacity, ids, step_s))
+    mesh = Mesh(directory, {}, {}, {}, lambda: FakeEngine(info, capacity, ids, step_s), model)
     counts = {
         "scheduler": num_schedulers,
         "tokenizer": num_tokenizers,

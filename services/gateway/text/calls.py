@@ -1,10 +1,16 @@
 """Calls in the format of a model, with the markers around them."""
 
+from collections.abc import Collection
+
+from services.gateway.text.bare_calls import BareCalls
 from services.gateway.text.context import CallContext
+from services.gateway.text.element_calls import ElementCalls
 from services.gateway.text.pythonic_calls import PythonicCalls
-from services.gateway.text.raw_values import RawArguments
 from services.gateway.text.source import Broken, Waiting
+from services.gateway.text.tagged_calls import PairCalls, TaggedCalls
 from shared.dialects.formats import (
+    BareLayout,
+    ElementsLayout,
     MarkedNameLayout,
     PairsLayout,
     PythonicLayout,
@@ -51,6 +57,9 @@ class Calls:
             if self._out.num_calls and (yield from self._source.next_char()) == ";":
                 self._source.take(1)
                 yield from self._source.skip_blanks()
+                if (yield from self._source.at(self._context.markers(*sorted(self._openers)))):
+                    self._source.recorded()
+                    return
             if (yield from self._source.next_char()) != self._begins:
                 self._out.content(self._source.recorded())
                 return
@@ -71,7 +80,8 @@ class Calls:
             self._out.content("" if is_cut else text)
         if self._out.num_calls == num_before:
             return False
-        section_close = self._tools.section_close if marker == self._tools.section_open else ""
+        is_section = marker in (self._tools.section_open, "")  # or a section without its opener
+        section_close = self._tools.section_close if is_section else ""
         self._closers |= {self._tools.call_close, section_close} - {""}
         yield from self._read_closers()
         return True
@@ -92,6 +102,10 @@ class Calls:
                 yield from PairCalls(self._context, self._layout, call_close).read()
             case MarkedNameLayout():
                 yield from NamedCalls(self._context, self._layout).read()
+            case BareLayout():
+                yield from BareCalls(self._context, self._layout).read()
+            case ElementsLayout():
+                yield from ElementCalls(self._context, self._layout).read()
             case PythonicLayout():
                 yield from PythonicCalls(self._context, self._layout).read(not marker)
             case _:
@@ -156,124 +170,24 @@ class NamedCalls:
         self._context.out.end_call()
 
 
-class PairCalls:
-    """Calls as a name, then keys and values in markers of their own."""
-
-    def __init__(self, context: CallContext, layout: PairsLayout, call_close: str) -> None:
-        self._context = context
-        self._source = context.source
-        self._key_open = context.markers(layout.key_open)
-        self._first = context.markers(layout.key_open, call_close)
-        self._key_close = context.markers(layout.key_close)
-        self._key_end = context.markers(layout.key_close, *sorted(context.stops.all))
-        self._value_open = context.markers(layout.value_open)
-        self._value_close = context.markers(layout.value_close)
-
-    def read(self) -> Waiting[None]:
-        name = yield from self._context.read_name()
-        if not (yield from self._source.at(self._first)):
-            raise Broken
-        self._context.start_call(name)
-        arguments = RawArguments(self._context, name)
-        while (yield from self._source.at(self._key_open)):
-            key = yield from self._read_key()
-            yield from arguments.read_value(key, self._value_close)
-            yield from self._source.skip_blanks()
-        if not (yield from self._source.ready()):
-            raise Broken
-        arguments.end()
-
-    def _read_key(self) -> Waiting[str]:
-        """The key before a value, including the markers on both sides of it."""
-        self._source.record()
-        yield from self._source.try_take(self._key_open)
-        pieces: list[str] = []
-        while text := (yield from self._source.until(self._key_end)):
-            pieces.append(text)
-        if not (yield from self._source.try_take(self._key_close)):
-            raise Broken
-        yield from self._source.skip_blanks()
-        if not (yield from self._source.try_take(self._value_open)):
-            raise Broken
-        self._source.recorded()
-        return "".join(pieces).strip()
-
-
-class TaggedCalls:
-    """Several functions may be between the markers of one call: each is a call."""
-
-    def __init__(self, context: CallContext, layout: TaggedLayout) -> None:
-        self._context = context
-        self._source = context.source
-        self._padding = layout.value_padding
-        self._parameter_open = layout.parameter_open
-        self._function_open = context.markers(layout.function_open)
-        self._name_close = context.markers(layout.name_close)
-        self._name_end = context.markers(layout.name_close, "\n")
-        self._parameter_close = context.markers(layout.parameter_close)
-        self._next = context.markers(layout.parameter_open, layout.function_close)
-        self._next_or_stop = context.markers(
-            layout.parameter_open, layout.function_close, *sorted(context.stops.all)
-        )
-
-    def read(self, is_tagless: bool) -> Waiting[None]:
-        """``is_tagless``: the text began with the function, so it is a call only if the request has
-        a function of this name."""
-        if not is_tagless and not (yield from self._source.try_take(self._function_open)):
-            raise Broken
-        while True:
-            yield from self._read_call(is_tagless)
-            yield from self._source.skip_blanks()
-            self._source.record()
-            if not (yield from self._source.try_take(self._function_open)):
-                self._source.recorded()
-                return
-
-    def _read_call(self, is_tagless: bool) -> Waiting[None]:
-        name = yield from self._read_name()
-        self._context.start_call(name, is_known=is_tagless)
-        arguments = RawArguments(self._context, name, self._padding)
-        while True:
-            yield from self._source.skip_blanks()
-            while text := (yield from self._source.until(self._next_or_stop)):
-                self._context.out.content(text)
-            self._source.record()
-            marker = yield from self._source.try_take(self._next)
-            if marker != self._parameter_open:
-                break
-            key = yield from self._read_name()
-            self._source.recorded()
-            yield from arguments.read_value(key, self._parameter_close)
-        self._source.recorded()
-        if not (yield from self._source.ready()) and marker is None:
-            raise Broken
-        arguments.end()
-
-    def _read_name(self) -> Waiting[str]:
-        pieces: list[str] = []
-        while text := (yield from self._source.until(self._name_end)):
-            pieces.append(text)
-        if not (yield from self._source.try_take(self._name_close)):
-            raise Broken
-        return "".join(pieces).strip()
-
-
 _NAMES = ("name", "tool_name")
 _ARGUMENTS = ("arguments", "parameters")
 _OTHER = ("type", "id", "index")  # keys that may precede the name in a call
 
 
-def read_json_calls(context: CallContext, is_tagless: bool) -> Waiting[None]:
-    """``is_tagless``: no marker came, so an object is a call only if it names an existing
-    function."""
+def read_json_calls(
+    context: CallContext, is_tagless: bool, arguments: Collection[str] = _ARGUMENTS
+) -> Waiting[None]:
+    """``is_tagless``: no marker came, so an object is a call only if it names an existing function;
+    ``arguments`` are the keys of its arguments."""
     source = context.source
     if (yield from source.next_char()) != "[":
-        yield from _JsonCall(context, is_tagless).read()
+        yield from _JsonCall(context, is_tagless, arguments).read()
         return
     source.take(1)
     while True:
         yield from source.skip_blanks()
-        yield from _JsonCall(context, is_tagless).read()
+        yield from _JsonCall(context, is_tagless, arguments).read()
         yield from source.skip_blanks()
         char = yield from source.next_char()
         if char not in (",", "]"):
@@ -285,10 +199,11 @@ def read_json_calls(context: CallContext, is_tagless: bool) -> Waiting[None]:
 
 
 class _JsonCall:
-    def __init__(self, context: CallContext, is_tagless: bool) -> None:
+    def __init__(self, context: CallContext, is_tagless: bool, arguments: Collection[str]) -> None:
         self._context = context
         self._source = context.source
         self._is_tagless = is_tagless
+        self._arguments = arguments
         self._has_name = False
         self._has_arguments = False
         self._held: list[str] = []  # arguments that came before the name
@@ -320,7 +235,7 @@ class _JsonCall:
         yield from self._source.skip_blanks()
         if key in _NAMES and not self._has_name:
             self._start((yield from json.read_string()))
-        elif key in _ARGUMENTS and not self._has_arguments:
+        elif key in self._arguments and not self._has_arguments:
             self._has_arguments = True
             sink = self._context.out.arguments if self._has_name else self._held.append
             yield from json.copy_arguments(sink)

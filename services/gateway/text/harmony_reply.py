@@ -1,5 +1,6 @@
 """Replies as messages in channels, as gpt-oss writes them."""
 
+import json
 import re
 
 from services.gateway.text.collector import Collector
@@ -98,12 +99,22 @@ class HarmonyReply:
                 return marker
 
     def _read_call(self, name: str) -> Waiting[str | None]:
+        """A call ends in a marker, or with the text if its arguments are complete."""
         self._out.start_call(name)
         yield from self._source.skip_blanks()
+        pieces: list[str] = []
         while True:
             text, marker = yield from self._source.read(self._markers)
             self._out.arguments(text)
-            if marker is not None:
+            pieces.append(text)
+            if marker is not None or (not text and _is_object("".join(pieces))):
                 self._out.end_call()
             if marker is not None or not text:
                 return marker
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -23,6 +23,7 @@ from typing import Any
 import msgspec
 
 from services.gateway.chat.replies.events import Event
+from services.gateway.text.blocks_reply import BlocksReply
 from services.gateway.text.collector import Collector, Over
 from services.gateway.text.context import CallContext
 from services.gateway.text.harmony_reply import HarmonyReply
@@ -62,13 +63,26 @@ class OutputRules:
     table: MarkerTable = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "table", MarkerTable(self.added_tokens))
+        tokens = {token: None for each in self.formats for token in each.tokens}
+        object.__setattr__(self, "table", MarkerTable(self.added_tokens, tokens))
+
+    @property
+    def formats(self) -> list[ToolFormat | ReasoningFormat]:
+        return [each for each in (self.tools, self.reasoning) if each is not None]
+
+    @property
+    def stops(self) -> frozenset[str]:
+        """Markers that occur in a call only inside a string."""
+        if self.tools is None:
+            return frozenset()
+        return self.tools.markers if self.tools.channels else self.tools.outer_markers
 
     @property
     def markers(self) -> Markers:
         """All markers to look for."""
-        formats = (each for each in (self.tools, self.reasoning) if each is not None)
-        return self.table.of(*sorted(frozenset[str]().union(*(each.markers for each in formats))))
+        return self.table.of(
+            *sorted(frozenset[str]().union(*(each.markers for each in self.formats)))
+        )
 
 
 class OutputMachine:
@@ -85,6 +99,7 @@ class OutputMachine:
         self._held = ""  # the text of a token that has not come as a whole
         self._position = 0  # position of the held text, or of the next text
         self._tokens = rules.markers.tokens
+        self._parts = rules.table.parts.chars
         self._parser = self._parse(rules, start)
 
     @property
@@ -105,7 +120,9 @@ class OutputMachine:
         """The next part of the choice's text, and its marks, in order."""
         if self.is_over:
             return []
-        self._marks.extend(mark for mark in marks if mark.text in self._tokens)
+        self._marks.extend(
+            mark for mark in marks if mark.text in self._tokens or mark.text in self._parts
+        )
         self._put(self._held + text)
         next(self._parser, None)
         return self._out.take()
@@ -136,7 +153,10 @@ class OutputMachine:
                 break
             self._source.put(text[begin:at])
             begin = at + mark.num_chars
-            self._source.put(Token(mark.text, text[at:begin], mark.index))
+            if char := self._parts.get(mark.text):
+                self._source.put_part(char, text[at:begin])
+            else:
+                self._source.put(Token(mark.text, text[at:begin], mark.index))
             self._marks.popleft()
         self._source.put(text[begin:end])
         self._held = text[end:]
@@ -150,8 +170,8 @@ class OutputMachine:
 
     def _reply(self, rules: OutputRules, start: OutputStart) -> Waiting[None]:
         tools, reasoning = rules.tools, rules.reasoning
-        has_channels = tools is not None and isinstance(tools.layout, HarmonyLayout)
-        if has_channels or (reasoning is not None and reasoning.is_harmony):
+        channels = next((each.channels for each in rules.formats if each.channels), None)
+        if isinstance(channels, HarmonyLayout):
             return HarmonyReply(
                 self._source,
                 self._out,
@@ -160,7 +180,7 @@ class OutputMachine:
                 has_reasoning=reasoning is not None,
                 has_calls=tools is not None,
             ).read(start)
-        stops = rules.table.of(*sorted(tools.outer_markers if tools is not None else ()))
+        stops = rules.table.of(*sorted(rules.stops))
         json = JsonText(self._source, stops)
         context = CallContext(
             source=self._source,
@@ -170,4 +190,7 @@ class OutputMachine:
             stops=stops,
             table=rules.table,
         )
+        if channels is not None:
+            has_reasoning, has_calls = reasoning is not None, tools is not None
+            return BlocksReply(context, self._count, has_reasoning, has_calls).read(start)
         return Reply(context, tools, reasoning, self._count).read(start)

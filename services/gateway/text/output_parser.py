@@ -12,7 +12,7 @@ from services.gateway.mesh.output_collector import ChoiceUpdate
 from services.gateway.mesh.token_table import TokenTable
 from services.gateway.text.machine import OutputMachine, OutputRules, TokenMark
 from shared.dialects.formats import ReasoningFormat
-from shared.dialects.reasoning import REASONING_FORMATS
+from shared.dialects.reasoning import find_reasoning_format
 from shared.dialects.tools import find_tool_format
 from shared.wire.messages import Finished, OutputStart
 
@@ -24,7 +24,7 @@ def output_parsers(
     makes the ids of calls unique to this reply."""
     rules = OutputRules(
         tools=find_tool_format(parsing.tool_parser, table) if parsing.tool_parser else None,
-        reasoning=REASONING_FORMATS.get(parsing.reasoning_parser),
+        reasoning=find_reasoning_format(parsing.reasoning_parser, table),
         added_tokens=table,
         functions=_functions(parsing.tools),
         is_parallel=parsing.is_parallel,
@@ -134,7 +134,8 @@ class _Joiner:
     """Makes reasoning a part of the content, with the markers that the model wrote."""
 
     def __init__(self, reasoning: ReasoningFormat, start: OutputStart) -> None:
-        self._open = "" if start == OutputStart.REASONING else reasoning.open
+        opening = reasoning.open + reasoning.label
+        self._open = "" if start == OutputStart.REASONING else opening
         self._close = reasoning.close
         self._is_reasoning = False
 

@@ -148,7 +148,7 @@ class _Literal:
     def _end_word(self, is_key: bool = False) -> None:
         word, self._word = self._word, ""
         if word:
-            self._write(json_string(word) if is_key else _json_of(word))
+            self._write(json_string(word) if is_key else json_of_word(word))
 
     def _copy_string(self) -> Waiting[None]:
         quote = self._source.take(1)
@@ -182,7 +182,7 @@ class _Literal:
         return chr(code) if is_character else f"\\{char}{digits}"
 
 
-def _json_of(word: str) -> str:
+def json_of_word(word: str) -> str:
     """A number or a constant; anything else as a string."""
     word = _WORDS.get(word, word)
     if word in _WORDS.values() or _NUMBER.fullmatch(word):

@@ -1,5 +1,6 @@
 """Arguments that a model writes as text between markers, made into JSON as they come."""
 
+import re
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -9,7 +10,10 @@ from services.gateway.text.source import Broken, Markers, Waiting
 from services.gateway.text.value_types import ANY, json_of, json_string, types_of_parameters
 
 _NULLS = ("null", "None")
+NO_STRING = frozenset({"null", "boolean", "integer", "number", "array", "object"})
 _MAX_NULL_CHARS = 64  # with blanks
+_IN_STRING = re.compile(r'(?:[^"\\\n]|\\.)*')
+_TO_QUOTES = re.compile(r'\\.|"', re.DOTALL)
 
 
 class RawArguments:
@@ -23,28 +27,36 @@ class RawArguments:
         self._padding = padding
         self._num_values = 0
 
-    def read_value(self, key: str, close: Markers) -> Waiting[None]:
-        """The value of parameter ``key``, and ``close`` after it."""
+    def read_value(self, key: str, close: Markers, is_string: bool | None = None) -> Waiting[None]:
+        """The value of parameter ``key``, and ``close`` after it; ``is_string``: as the model says,
+        which decides if the schema does not."""
+        self.begin(key)
+        types = self._types.get(key, ANY)
+        if is_string is not None and (types == ANY or types > {"string"}):
+            types = frozenset({"string"}) if is_string else NO_STRING
+        value = new_value(self._out.arguments, self._padding, types)
+        while True:
+            text, marker = yield from self._source.read(close)
+            if marker is not None and not (yield from self._is_quoted(value)):
+                break
+            if not text and marker is None:
+                value.cut()
+                raise Broken
+            value.add(text or marker or "")
+        value.end()
+
+    def _is_quoted(self, value: "Value") -> Waiting[bool]:
+        """True: the marker just read stands in a string of the value's JSON, which has no line
+        ends."""
+        if self._source.index is not None or not value.has_open_string:
+            return False
+        return (yield from self._source.is_before('"', _IN_STRING))
+
+    def begin(self, key: str) -> None:
+        """The key of the next value."""
         self._out.arguments(", " if self._num_values else "{")
         self._out.arguments(json_string(key) + ": ")
         self._num_values += 1
-        value = self._new_value(self._types.get(key, ANY))
-        marker = None
-        while marker is None:
-            text, marker = yield from self._source.read(close)
-            if text:
-                value.add(text)
-            elif marker is None:
-                value.cut()
-                raise Broken
-        value.end()
-
-    def _new_value(self, types: frozenset[str]) -> "_Value":
-        if types == {"string"}:
-            return _String(self._out.arguments, self._padding)
-        if types == {"string", "null"}:
-            return _StringOrNull(self._out.arguments, self._padding)
-        return _Typed(self._out.arguments, self._padding, types)
 
     def end(self) -> None:
         if self._num_values:
@@ -52,7 +64,11 @@ class RawArguments:
         self._out.end_call()
 
 
-class _Value(Protocol):
+class Value(Protocol):
+    @property
+    def has_open_string(self) -> bool:
+        """True: it is JSON that is cut in a string."""
+
     def add(self, text: str) -> None: ...
 
     def end(self) -> None: ...
@@ -61,8 +77,18 @@ class _Value(Protocol):
         """The text ended inside the value."""
 
 
+def new_value(sink: Sink, padding: str, types: frozenset[str]) -> Value:
+    if types == {"string"}:
+        return _String(sink, padding)
+    if types == {"string", "null"}:
+        return _StringOrNull(sink, padding)
+    return _Typed(sink, padding, types)
+
+
 class _String:
     """Written as it comes, except a last character that may be padding."""
+
+    has_open_string = False
 
     def __init__(self, sink: Sink, padding: str) -> None:
         self._sink = sink
@@ -95,9 +121,19 @@ class _Typed:
         self._padding = padding
         self._types = types
         self._pieces: list[str] = []
+        self._num_quotes = 0
+        self._escape = ""  # a backslash at the end of the pieces
+
+    @property
+    def has_open_string(self) -> bool:
+        may_be_string = self._types == ANY or "string" in self._types
+        return not may_be_string and self._num_quotes % 2 == 1
 
     def add(self, text: str) -> None:
         self._pieces.append(text)
+        parts = _TO_QUOTES.findall(self._escape + text)
+        self._num_quotes += parts.count('"')
+        self._escape = "\\" if _ends_escaped(self._escape + text) else ""
 
     def end(self) -> None:
         text = "".join(self._pieces).removeprefix(self._padding).removesuffix(self._padding)
@@ -109,6 +145,8 @@ class _Typed:
 
 class _StringOrNull:
     """A string from the first character on that distinguishes it from null."""
+
+    has_open_string = False
 
     def __init__(self, sink: Sink, padding: str) -> None:
         self._sink = sink
@@ -145,3 +183,8 @@ class _StringOrNull:
             self._write_string()
         if self._string is not None:
             self._string.cut()
+
+
+def _ends_escaped(text: str) -> bool:
+    """True: the last character is a backslash that escapes the next one."""
+    return (len(text) - len(text.rstrip("\\"))) % 2 == 1

@@ -25,6 +25,7 @@ class Reply:
         self._count = count
         self._calls = Calls(context, tools) if tools is not None else None
         self._closers: set[str] = set()  # of the answer
+        self._ends = frozenset(reasoning.ends) if reasoning is not None else frozenset[str]()
 
     def read(self, start: OutputStart) -> Waiting[None]:
         if self._reasoning is not None:
@@ -42,6 +43,7 @@ class Reply:
         blanks = self._source.recorded()
         if is_open:
             self._count.begin(self._source.index)
+            yield from self._source.try_take(self._context.markers(reasoning.label))
         elif start == OutputStart.REASONING:
             self._count.begin(-1)
         else:
@@ -69,11 +71,11 @@ class Reply:
     def _read_content(self) -> Waiting[None]:
         """Content up to a marker, then the part that the marker begins."""
         of_calls = sorted(self._calls.markers) if self._calls is not None else ()
-        markers = self._context.markers(*of_calls, *self._closers)
+        markers = self._context.markers(*of_calls, *self._closers, *sorted(self._ends))
         while text := (yield from self._source.until(markers)):
             self._out.content(text)
         marker = yield from self._source.try_take(markers)
-        if marker in self._closers:
+        if marker in self._closers or marker in self._ends:
             self._closers.discard(marker)
             self._out.drop_blanks()
             yield from self._source.skip_blanks()

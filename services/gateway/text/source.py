@@ -16,6 +16,7 @@ Waiting = Generator[None, None, T]
 BLANKS = " \t\r\n"
 _BLANK_CHARS = frozenset(BLANKS)
 _BLANKS = re.compile(f"[{BLANKS}]+")
+_FIRST_PART = 0xD800
 _ADDED = re.compile(r"[<\[].*[>\]]", re.DOTALL)
 
 
@@ -31,31 +32,53 @@ class Token(msgspec.Struct, frozen=True, gc=False):
     index: int
 
 
+class Parts:
+    """Added tokens that are parts of markers: each is one character of the text, a lone surrogate,
+    which no model writes."""
+
+    def __init__(self, tokens: Iterable[str]) -> None:
+        self.chars = {token: chr(_FIRST_PART + index) for index, token in enumerate(tokens)}
+
+    def spell(self, marker: str) -> str:
+        """``marker`` as it stands in the text."""
+        for token, char in self.chars.items():
+            marker = marker.replace(token, char)
+        return marker
+
+
+NO_PARTS = Parts(())
+
+
 class Markers:
-    """Texts to look for, ``added_tokens`` as tokens and the others as text.
+    """Texts to look for, ``added_tokens`` as tokens and the others as text, spelled with ``parts``.
 
     A vocabulary may have any word as a token; only a text in brackets counts as an added token.
     """
 
-    def __init__(self, texts: Iterable[str], added_tokens: Container[str]) -> None:
+    def __init__(
+        self, texts: Iterable[str], added_tokens: Container[str], parts: Parts = NO_PARTS
+    ) -> None:
         self.all = {text for text in texts if text}
         self.tokens = {text for text in self.all if text in added_tokens and _ADDED.fullmatch(text)}
-        self.texts = sorted(self.all - self.tokens, key=len, reverse=True)
+        self.spelled = {parts.spell(text): text for text in self.all - self.tokens}
+        self.texts = sorted(self.spelled, key=len, reverse=True)
         self.pattern = re.compile("|".join(map(re.escape, self.texts))) if self.texts else None
         self.beginnings = {text[:num] for text in self.texts for num in range(1, len(text))}
         self.max_held = max(map(len, self.texts), default=1) - 1
 
 
 class MarkerTable:
-    """Markers of one vocabulary, made once for each set of texts."""
+    """Markers of one vocabulary, made once for each set of texts; ``tokens`` of it are parts of
+    markers."""
 
-    def __init__(self, added_tokens: Container[str]) -> None:
+    def __init__(self, added_tokens: Container[str], tokens: Iterable[str] = ()) -> None:
         self._added_tokens = added_tokens
+        self.parts = Parts(token for token in tokens if token in added_tokens)
         self._made: dict[tuple[str, ...], Markers] = {}
 
     def of(self, *texts: str) -> Markers:
         if texts not in self._made:
-            self._made[texts] = Markers(texts, self._added_tokens)
+            self._made[texts] = Markers(texts, self._added_tokens, self.parts)
         return self._made[texts]
 
 
@@ -73,6 +96,7 @@ class TextSource:
         self._is_ended = False
         self._recorded: list[str] | None = None
         self._last_shown = ""
+        self._shown: dict[int, str] = {}  # texts of parts, by character
         self.token: Token | None = None
         self.index: int | None = None
         self.num_chars = 0
@@ -87,6 +111,11 @@ class TextSource:
             self._items.append(item)
         else:
             self._text, self._position = self._text[self._position :] + item, 0
+
+    def put_part(self, char: str, shown: str) -> None:
+        """Adds a token that may be part of a marker; ``shown`` is its part of the client's text."""
+        self._shown[ord(char)] = shown
+        self.put(char)
 
     def end(self) -> None:
         self._is_ended = True
@@ -122,7 +151,9 @@ class TextSource:
     def take(self, num_chars: int) -> str:
         text = self._text[self._position : self._position + num_chars]
         self._position += num_chars
-        self.num_chars += num_chars
+        if self._shown:
+            text = text.translate(self._shown)
+        self.num_chars += len(text)
         if self._recorded is not None:
             self._recorded.append(text)
         return text
@@ -149,6 +180,18 @@ class TextSource:
         is_there = yield from self.ready()
         return self._text[self._position] if is_there and self.token is None else ""
 
+    def is_before(self, char: str, pattern: re.Pattern[str]) -> Waiting[bool]:
+        """True: text that ``pattern`` matches as a whole stands between this place and ``char``."""
+        num_read = 0
+        while self.token is None:
+            found = scan(pattern, self._text, self._position + num_read)
+            following = self._text[found : found + 1]
+            if following not in ("", "\\") or not self._may_grow:
+                return following == char
+            num_read = found - self._position
+            yield
+        return False
+
     def skip_blanks(self) -> Waiting[str]:
         blanks = []
         while (yield from self.next_char()) in _BLANK_CHARS:
@@ -164,7 +207,7 @@ class TextSource:
                 return None
             found = markers.pattern.match(self._text, self._position)
             if found:
-                return found.group()
+                return markers.spelled[found.group()]
             num_left = len(self._text) - self._position
             is_cut = num_left <= markers.max_held and self._may_grow
             if not is_cut or self._text[self._position :] not in markers.beginnings:
@@ -175,15 +218,13 @@ class TextSource:
     def try_take(self, markers: Markers) -> Waiting[str | None]:
         """Takes the marker that comes next, if one does."""
         marker = yield from self.at(markers)
-        if marker is not None:
-            self._take_marker(marker)
-        return marker
-
-    def _take_marker(self, marker: str) -> None:
-        if self.token is not None:
+        if marker is not None and self.token is not None:
             self.take_token()
-        else:
-            self._last_shown, self.index = self.take(len(marker)), None
+        elif marker is not None and markers.pattern is not None:
+            found = markers.pattern.match(self._text, self._position)
+            assert found is not None
+            self._last_shown, self.index = self.take(len(found.group())), None
+        return marker
 
     def until(self, markers: Markers) -> Waiting[str]:
         """Text before the next marker, as much as is certain; empty: a marker comes next, or the
@@ -196,9 +237,12 @@ class TextSource:
                     return shown
                 continue
             num_chars, is_certain = self._find(markers)
-            if num_chars or is_certain:
-                return self.take(num_chars)
-            yield
+            if text := self.take(num_chars):
+                return text
+            if is_certain and not num_chars:
+                return ""
+            if not num_chars:
+                yield
         return ""
 
     def read(self, markers: Markers) -> Waiting[tuple[str, str | None]]:

@@ -1,11 +1,13 @@
 """The JSON types allowed by a schema, and text as values of these types."""
 
 import json
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 ANY: frozenset[str] = frozenset()
 _MAX_DEPTH = 16
+_MAX_ALTERNATIVES = 128
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
@@ -33,6 +35,31 @@ class Types:
             self._known[id(schema)] = ANY  # to a schema in it that leads back here
             self._known[id(schema)] = self._read(schema, depth + 1)
         return self._known[id(schema)]
+
+    def child(self, schema: Any, name: str | None) -> Any:
+        """The schema of a member of an object, without ``name`` of an item of an array."""
+        for each in self._alternatives(schema):
+            named, others = each.get("properties"), each.get("additionalProperties")
+            if name is None and "items" in each:
+                return each["items"]
+            if name is not None and isinstance(named, Mapping) and name in named:
+                return named[name]
+            if name is not None and isinstance(others, Mapping):
+                return others
+        return {}
+
+    def _alternatives(self, schema: Any) -> Iterator[Mapping[str, Any]]:
+        """The schema, and those that it refers to or that it consists of."""
+        unseen = deque([schema])
+        for _ in range(_MAX_ALTERNATIVES):
+            each = unseen.popleft() if unseen else None
+            if not isinstance(each, Mapping):
+                continue
+            yield each
+            if isinstance(ref := each.get("$ref"), str):
+                unseen.append(_resolve(ref, self._root))
+            for key in ("anyOf", "oneOf", "allOf"):
+                unseen += each[key] if isinstance(each.get(key), list) else ()
 
     def _read(self, schema: Mapping[str, Any], depth: int) -> frozenset[str]:
         if isinstance(ref := schema.get("$ref"), str):

@@ -3,17 +3,15 @@
 The frame of a call (markers, names and keys) is exact; the arguments are the tool's.
 """
 
+from services.tokenizer.guides.elements import Elements
 from services.tokenizer.guides.json_rule import json_rule
 from services.tokenizer.guides.lark import Lark, literal
-from services.tokenizer.guides.limits import invalid
-from services.tokenizer.guides.raw_arguments import (
-    pair_arguments,
-    pythonic_arguments,
-    tagged_arguments,
-)
+from services.tokenizer.guides.literals import bare_arguments, pythonic_arguments
+from services.tokenizer.guides.raw_arguments import pair_arguments, tagged_arguments
 from services.tokenizer.guides.tools import Tool, arguments
 from shared.dialects.formats import (
-    HarmonyLayout,
+    BareLayout,
+    ElementsLayout,
     JsonLayout,
     MarkedNameLayout,
     PairsLayout,
@@ -24,6 +22,7 @@ from shared.dialects.formats import (
 
 SPACE = r"/[ ]/"
 COMMA = r"/,[ \n]?/"
+INDEX = "/[0-9]{1,4}/"
 NO_CALL = r"/[ \n]*([^ \n{\[](.|\n)*)?/"
 
 
@@ -31,8 +30,6 @@ class Calls:
     """Calls of ``tools`` in a format."""
 
     def __init__(self, lark: Lark, format: ToolFormat, tools: list[Tool]) -> None:
-        if isinstance(format.layout, HarmonyLayout):
-            raise invalid("tool_choice", "calls cannot be held in the format of this model")
         self._lark = lark
         self._format = format
         self._one = lark.rule(f"{lark.fixed(self._before_name())} {self._names(tools)}")
@@ -104,8 +101,10 @@ class Calls:
         match self._format.layout:
             case JsonLayout(name_key=key):
                 return f'{{"{key}": "'
-            case TaggedLayout(opening):
+            case TaggedLayout(opening) | ElementsLayout(opening):
                 return opening
+            case BareLayout(name_open):
+                return name_open
             case MarkedNameLayout() as layout:
                 return f"{layout.kind}{layout.kind_close}{layout.name_open}"
         return ""
@@ -121,12 +120,19 @@ class Calls:
             case JsonLayout(key):
                 return f'{name}", "{key}": ', f'{json_rule(lark, arguments(tool))} "}}"'
             case TaggedLayout() as layout:
-                rest = tagged_arguments(lark, layout, tool)
-                return f"{name}{layout.name_close}{layout.line_end}", rest
+                index = lark.terminal(INDEX) if layout.index_open else ""
+                close = lark.fixed(f"{layout.name_close}{layout.line_end}")
+                rest = f"{index} {close} {tagged_arguments(lark, layout, tool)}"
+                return f"{name}{layout.index_open}", rest
             case PairsLayout() as layout:
-                return f"{name}{layout.line_end}", pair_arguments(lark, layout, tool)
+                close = lark.fixed(f"{layout.name_close}{layout.line_end}")
+                return name, f"{close} {pair_arguments(lark, layout, tool)}"
             case PythonicLayout():
                 return f"{name}(", pythonic_arguments(lark, tool)
+            case ElementsLayout() as layout:
+                return f"{name}{layout.name_close}", Elements(lark, layout).arguments(tool)
+            case BareLayout() as layout:
+                return f"{name}{{", bare_arguments(lark, layout, tool)
             case MarkedNameLayout() as layout:
                 return f"{name}{layout.index_open}", self._marked_arguments(layout, tool)
         raise AssertionError(self._format)
@@ -134,7 +140,7 @@ class Calls:
     def _marked_arguments(self, layout: MarkedNameLayout, tool: Tool) -> str:
         lark = self._lark
         words = [
-            lark.terminal("/[0-9]{1,4}/") if layout.index_open else "",
+            lark.terminal(INDEX) if layout.index_open else "",
             lark.fixed(layout.arguments_open),
             json_rule(lark, arguments(tool)),
             lark.fixed(layout.arguments_close),

@@ -7,13 +7,14 @@ from functools import cached_property
 import msgspec
 
 from services.tokenizer.guides.calls import Calls
+from services.tokenizer.guides.channels import Frame, FramedCalls, frame_of
 from services.tokenizer.guides.lark import AddedTokens, Lark
 from services.tokenizer.guides.limits import Totals, invalid
 from services.tokenizer.guides.parts import choice_part, grammar_part, json_part, regex_part
 from services.tokenizer.guides.schema import checked, read_json
 from services.tokenizer.guides.structural_tag import structural_tag
 from services.tokenizer.guides.tools import read_tools
-from shared.dialects.formats import ReasoningFormat, ToolFormat
+from shared.dialects.formats import Channels, ReasoningFormat, ToolFormat
 from shared.wire.messages import Guide, OutputFormat, OutputStart, ToolChoice
 
 
@@ -26,6 +27,11 @@ class Dialect:
     encode: Callable[[str], list[int]]
     tools: ToolFormat | None = None
     reasoning: ReasoningFormat | None = None
+
+    @property
+    def channels(self) -> Channels | None:
+        formats = (each for each in (self.tools, self.reasoning) if each is not None)
+        return next((each.channels for each in formats if each.channels), None)
 
     @cached_property
     def added_tokens(self) -> AddedTokens:
@@ -50,14 +56,13 @@ def compose(
     field."""
     gate = _gate(dialect, start)
     lark = Lark(dialect.added_tokens, param_of(wanted))
-    answer = _answer(lark, dialect, wanted, start, totals or Totals())
+    frame = frame_of(lark, dialect.channels, start)
+    answer = _answer(lark, dialect, wanted, frame, start, totals or Totals())
     if wanted.budget is not None:
         gate = _limited(dialect, gate, wanted.budget, start)
     if answer is None:
         return gate if gate.budget is not None else None
-    if not gate.close_ids:
-        if dialect.reasoning is not None and dialect.reasoning.is_harmony:
-            raise invalid(param_of(wanted), "the format of the model's reasoning leaves no form")
+    if not gate.close_ids and not (frame is not None and frame.has_reasoning):
         answer = _after_text_markers(lark, dialect.reasoning, answer, start)
     return msgspec.structs.replace(gate, grammar=lark.written(answer))
 
@@ -69,33 +74,73 @@ def param_of(wanted: Wanted) -> str:
 
 
 def _answer(
-    lark: Lark, dialect: Dialect, wanted: Wanted, start: OutputStart, totals: Totals
+    lark: Lark,
+    dialect: Dialect,
+    wanted: Wanted,
+    frame: Frame | None,
+    start: OutputStart,
+    totals: Totals,
 ) -> str | None:
     """The expression for the text after the reasoning; None: any text."""
     format, choice = wanted.format, wanted.choice or ToolChoice("auto")
-    calls = _calls(lark, dialect, wanted, choice, totals)
+    calls = _calls(lark, dialect, wanted, frame, totals)
     if calls is not None and choice.kind == "required":
         if format is not None:  # it holds for nothing, but a wrong one is an error all the same
             format_part(Lark(dialect.added_tokens, format.param), format, totals)
-        return calls.required(choice.is_parallel)
+        return _after_answer(lark, dialect.reasoning, "", calls.required(choice.is_parallel))
     if format is None:
-        return calls.in_text(choice.is_parallel) if calls is not None else None
-    answer = format_part(lark, format, totals)
-    if start is not OutputStart.ANSWER:
-        answer = f"{lark.blanks()} ({answer})"
-    if (reasoning := dialect.reasoning) is not None and reasoning.answer_open:
-        before, after = lark.fixed(reasoning.answer_open), lark.fixed(reasoning.answer_close)
-        answer = f"({lark.blanks()} {before})? {answer} ({lark.blanks()} {after})?"
+        return _in_text(lark, dialect.reasoning, calls, choice) if calls is not None else None
+    answer = _framed(lark, dialect.reasoning, frame, format_part(lark, format, totals), start)
     if calls is None:
         return answer
     marked = calls.required(choice.is_parallel, has_marker=True)  # else it may begin as the answer
     return f"{lark.rule(marked)} | {lark.rule(answer)}"
 
 
+def _framed(
+    lark: Lark,
+    reasoning: ReasoningFormat | None,
+    frame: Frame | None,
+    answer: str,
+    start: OutputStart,
+) -> str:
+    """``answer`` with the markers around it."""
+    if frame is not None:
+        return frame.answer(answer)
+    if start is not OutputStart.ANSWER:
+        answer = f"{lark.blanks()} ({answer})"
+    if reasoning is None or not reasoning.answer_open:
+        return answer
+    closes = filter(None, (reasoning.answer_close, *reasoning.ends))
+    after = [f"({lark.blanks()} {lark.fixed(close)})?" for close in closes]
+    return " ".join([f"({lark.blanks()} {lark.fixed(reasoning.answer_open)})?", answer, *after])
+
+
+def _in_text(
+    lark: Lark, reasoning: ReasoningFormat | None, calls: Calls | FramedCalls, choice: ToolChoice
+) -> str:
+    """Any text, and calls."""
+    if reasoning is None or not reasoning.ends:
+        return calls.in_text(choice.is_parallel)
+    required = f"({calls.required(choice.is_parallel)})?"
+    return _after_answer(lark, reasoning, lark.any_text(), required)
+
+
+def _after_answer(lark: Lark, reasoning: ReasoningFormat | None, answer: str, calls: str) -> str:
+    """Calls, after an answer if its markers are none of theirs."""
+    if reasoning is None or not reasoning.ends:
+        return calls
+    opening, close, *ends = (
+        f"({lark.fixed(text)})?" for text in (reasoning.answer_open, *reasoning.ends)
+    )
+    return " ".join([opening, answer, close, calls, *ends])
+
+
 def _calls(
-    lark: Lark, dialect: Dialect, wanted: Wanted, choice: ToolChoice, totals: Totals
-) -> Calls | None:
+    lark: Lark, dialect: Dialect, wanted: Wanted, frame: Frame | None, totals: Totals
+) -> Calls | FramedCalls | None:
     """The calls that a grammar has to hold; None: there are none."""
+    choice = wanted.choice or ToolChoice("auto")
     if not wanted.tools or choice.kind == "none":
         return None
     tools = read_tools(wanted.tools, choice, totals)
@@ -107,7 +152,9 @@ def _calls(
         if is_required:
             raise invalid("tool_choice", "the model has no format for calls (tool-call-parser)")
         return None
-    return Calls(lark, dialect.tools, tools) if tools else None
+    if not tools:
+        return None
+    return FramedCalls(frame, tools) if frame is not None else Calls(lark, dialect.tools, tools)
 
 
 def _gate(dialect: Dialect, start: OutputStart) -> Guide:

@@ -138,15 +138,24 @@ class Lark:
             words.append(rests[prefix] or '""')
         return f"{literal(prefix)} {self.rule(' | '.join(words))}"
 
-    def lazy(self, text: str) -> str:
-        """Any text up to the first ``text``, which is part of it; if there is an added token in
-        ``text``, up to the first of these."""
+    def lazy(self, text: str, padding: str = "") -> str:
+        """Any text up to the first ``text``, which is part of it and has ``padding`` before it; if
+        there is an added token in ``text``, up to the first of these."""
         parts = self.added.split(text)
         for index, part in enumerate(parts):
             if token := self._token(part):
-                head = self.rule(f"{self.any_text()} {token}")
+                before = padding + "".join(parts[:index])
+                head = self._ending_in(before) if before else self.any_text()
+                head = self.rule(f"{head} {token}")
                 return " ".join([head, *map(self.fixed, parts[index + 1 :])])
-        return self.rule(regex(f"(.|\\n)*{escaped(text)}"), "[lazy]")
+        if not padding:
+            return self.rule(regex(f"(.|\\n)*{escaped(text)}"), "[lazy]")
+        longer = regex(f"(.|\\n)*{escaped(text)}(.|\\n)+")
+        padded = regex(f"(.|\\n)*{escaped(padding + text)}")
+        return self.terminal(f"{padded} & ~{longer}")
+
+    def _ending_in(self, text: str) -> str:
+        return self.terminal(regex(f"(.|\\n)*{escaped(text)}"))
 
     def any_text(self) -> str:
         return self.terminal(ANY_TEXT)

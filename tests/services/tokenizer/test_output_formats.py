@@ -26,11 +26,12 @@ def text_model(
     folder: Path,
     template: str = END,
     added: tuple[str, ...] = (*SPECIAL, *MARKERS),
+    special: tuple[str, ...] = SPECIAL,
     **settings: Any,
 ) -> TextModel:
     tokenizer: Tokenizer = byte_level_tokenizer([SAMPLE], 300)
-    tokenizer.add_special_tokens([each for each in added if each in SPECIAL])
-    tokenizer.add_tokens([each for each in added if each not in SPECIAL])
+    tokenizer.add_special_tokens([each for each in added if each in special])
+    tokenizer.add_tokens([each for each in added if each not in special])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "chat_template.jinja").write_text(template)
     return TextModel(folder, 4096, tokenizer.get_vocab_size(), ChatSettings(**settings))
@@ -65,6 +66,17 @@ def test_the_end_of_the_prompt_says_how_the_output_begins(
     ):
         with subtests.test(parser=parser, end=end[:20]):
             assert start(models[parser], end) == expected
+
+
+def test_markers_of_several_tokens_say_how_the_output_begins(tmp_path: Path):
+    added = (*SPECIAL, "<|open|>", "<|close|>", "<|sep|>")
+    template = END.replace("<think></think>", "<|open|><|close|><|sep|>")
+    for special in (added, SPECIAL):
+        model = text_model(tmp_path, template, added, special=special)
+        assert model.reasoning is not None
+        assert model.reasoning.name == "kimi_k3"
+        assert start(model, "<|open|>think<|sep|>") == REASONING
+        assert start(model, "<|open|>response<|sep|>") == ANSWER
 
 
 def test_the_answer_that_is_continued_is_no_reasoning(tmp_path: Path, subtests: pytest.Subtests):

@@ -3,7 +3,7 @@
 import re
 from typing import Any
 
-from shared.dialects.formats import HarmonyLayout, JsonLayout
+from shared.dialects.formats import JsonLayout
 from shared.dialects.reasoning import REASONING_FORMATS
 from shared.dialects.tools import TOOL_FORMATS, find_tool_format
 
@@ -11,7 +11,10 @@ from shared.dialects.tools import TOOL_FORMATS, find_tool_format
 def test_formats_are_found_by_the_names_of_parsers_elsewhere():
     names = {
         "hermes": ["qwen25", "qwen3_json"],
-        "qwen3_coder": ["qwen3_xml"],
+        "qwen3_coder": ["qwen3_xml", "step3p5"],
+        "glm45": ["glm"],
+        "glm47": ["ling3", "poolside_v1"],
+        "ernie45": ["ernie-45-vl-thinking"],
         "llama3_json": ["llama4_json", "llama3"],
         "pythonic": ["llama4_pythonic"],
         "deepseek_v3": ["deepseekv3"],
@@ -21,6 +24,16 @@ def test_formats_are_found_by_the_names_of_parsers_elsewhere():
     for name, aliases in names.items():
         for alias in (name, *aliases):
             assert TOOL_FORMATS[alias].name == name
+    reasoning = {
+        "deepseek_r1": ["ernie-45-vl", "nano_v3"],
+        "deepseek_v3": ["deepseek_v4", "deepseek-v3", "deepseek-v4"],
+        "glm45": ["glm47", "ling3", "poolside_v1"],
+        "qwen3": ["nemotron_v3", "nemotron_3", "qwen3-thinking"],
+        "step3": ["step3p5"],
+    }
+    for name, aliases in reasoning.items():
+        for alias in (name, *aliases):
+            assert REASONING_FORMATS[alias].name == name
     assert find_tool_format("unknown", ()) is None
 
 
@@ -39,7 +52,7 @@ def test_mistral_writes_as_its_vocabulary_lets_it():
 def test_every_call_begins_with_a_marker_or_may_begin_the_reply():
     for each in TOOL_FORMATS.values():
         begins = each.section_open or each.call_open or each.is_tagless
-        assert begins or isinstance(each.layout, HarmonyLayout), each.name
+        assert begins or each.channels, each.name
         assert bool(each.section_open) == bool(each.section_close), each.name
         assert {each.call_open, each.call_close, each.section_open} - {""} <= each.markers
 
@@ -53,4 +66,4 @@ def test_markers_hold_no_text_that_is_none():
 def test_what_closes_reasoning_early_holds_its_marker():
     for each in REASONING_FORMATS.values():
         assert each.close in each.forced_close
-        assert each.is_harmony or (each.open and each.close)
+        assert each.channels or (each.open and each.close)

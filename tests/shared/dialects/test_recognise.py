@@ -14,6 +14,7 @@ THINK = "{{ '<think>' ~ message.reasoning ~ '</think>' }}"
 JSON_CALL = '{% if tools %}<tool_call>\n{"name": <name>, "arguments": <args>}\n</tool_call>'
 CODER = r"'<tool_call>\n<function=f>\n<parameter=example_parameter_1>\nvalue_1\n</parameter>'"
 DEEPSEEK = "'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'"
+ASSISTANT = "{% if not thinking %}'<｜Assistant｜></think>'"
 
 TEMPLATES = [
     # template, tools, reasoning
@@ -31,7 +32,7 @@ TEMPLATES = [
         "deepseek_v3",
         "deepseek_r1",
     ),
-    (DEEPSEEK + "{% if not thinking %}'<｜Assistant｜></think>'", "deepseek_v31", "deepseek_v3"),
+    (DEEPSEEK + ASSISTANT, "deepseek_v31", "deepseek_v3"),
     ("<|tool_call_begin|><|tool_call_argument_begin|>", "kimi_k2", ""),
     ("<|im_system|>tool_declare<|im_middle|>", "kimi_k2", ""),
     ("[TOOL_CALLS] [{{ calls }}]", "mistral", ""),
@@ -55,22 +56,38 @@ TEMPLATES = [
         "cohere_command3",
     ),
     ("<|tool_call|>" + THINK + "<response></response>", "granite", "qwen3"),
+    (
+        "{{ tools }}<｜DSML｜function_calls>thinking<｜Assistant｜></think>",
+        "deepseek_v32",
+        "deepseek_v3",
+    ),
+    (
+        "{{ tools }}<｜DSML｜tool_calls>thinking<｜Assistant｜></think>",
+        "deepseek_v4",
+        "deepseek_v3",
+    ),
+    ("{{ tools }}'<|open|>' + tag + '<|sep|>' '<|close|>'", "kimi_k3", "kimi_k3"),
+    ("{{ tools }}<tool_calls><tool_call>f<tool_sep><arg_key>" + THINK, "hy_v3", "hy_v3"),
+    ("{{ tools }}<|tool_call>call:' + name + '{' <|channel>thought\\n", "gemma4", "gemma4"),
+    ("{{ tools }}<|content_thinking|><|content_invoke_tool_json|>", "inkling", "inkling"),
+    (
+        "{% set ns = ']<]minimax[>[' %}{{ tools }}{{ ns ~ '<tool_call>' }}<mm:think><response>",
+        "minimax_m3",
+        "minimax_m3",
+    ),
+    ("{{ tools }}<TOOLCALL>[{{ calls }}]</TOOLCALL>" + THINK, "nemotron_json", "qwen3"),
 ]
 # Marks of unsupported formats, by their models.
 UNKNOWN = {
     "Apertus": "<|tools_prefix|>[{{ call.name }}: {{ call.arguments }}]<|tools_suffix|>",
     "Apriel": "<tool_calls>[{{ call }}]</tool_calls> <tool_call>",
-    "DeepSeek V3.2": "<｜DSML｜function_calls><｜DSML｜invoke name=",
     "Functionary 3.1": '<function=f>{"a": 1}</function><|python_tag|>',
     "Functionary 3.2": "{% for call in message.tool_calls %}>>>{{ call.function.name }}",
     "FunctionGemma": "<start_function_call>call:",
-    "Gemma 4": "<|tool_call>call:",
     "GigaChat": "function call<|role_sep|>{{ message.function_call }}",
     "Granite 20B": "<function_call> {{ call }}",
     "InternLM2": "<|action_start|><|plugin|>",
     "MiniCPM5": '<function name="f"><param name="p">',
-    "MiniMax M3": ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f"><response>',
-    "Nemotron Nano 2": "<TOOLCALL>[{{ call }}]</TOOLCALL>",
     "Solar": "<|tool_calls|>",
     "xLAM": "[{% for call in message.tool_calls %}{{ call | tojson }}{% endfor %}]",
 }
@@ -104,6 +121,12 @@ def test_what_is_recognised_is_known():
 
 def test_mistral_is_told_by_its_vocabulary():
     assert recognise("[TOOL_CALLS]", {"[ARGS]"}) == ("mistral_v11", "")
+
+
+def test_the_markers_of_hy3_are_told_by_its_vocabulary():
+    template = "{% set sep = '<tool_sep{}>'.format(suffix) %}"
+    names = ("hy_v3_opensource", "hy_v3_opensource")
+    assert recognise(template, {"<tool_call:opensource>", "<think:opensource>"}) == names
 
 
 def test_the_embedded_model_calls_tools_as_hermes_does():

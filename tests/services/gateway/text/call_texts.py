@@ -1,6 +1,10 @@
 """Models' outputs with tool calls, and their meaning."""
 
+import re
+
 from tests.services.gateway.text.replies import Told
+
+TAGS = {"": "<|open|>", "/": "<|close|>"}
 
 NOW = ("call", "now", "{}")
 PARIS = ("call", "weather", '{"city": "Paris"}')
@@ -41,6 +45,26 @@ def coder(parameters: str) -> str:
 
 def glm(pairs: str) -> str:
     return f"<tool_call>weather\n{pairs}</tool_call>"
+
+
+def hy(call: str) -> str:
+    return f"<tool_calls>\n<tool_call>{call}</tool_call>\n</tool_calls>"
+
+
+def dsml(calls: str, section: str = "tool_calls") -> str:
+    return f"<｜DSML｜{section}>\n{calls}</｜DSML｜{section}>".replace("<DS:", "<｜DSML｜").replace(
+        "</DS:", "</｜DSML｜"
+    )
+
+
+def kimi_k3(calls: str) -> str:
+    """``<|open|>`` and ``<|close|>`` are tags of XML in ``calls``."""
+    tags = re.sub(r"<(/?)([^<>|]+)>", lambda tag: TAGS[tag[1]] + tag[2] + "<|sep|>", calls)
+    return f"<|open|>tools<|sep|>{tags}<|close|>tools<|sep|>"
+
+
+def m3(calls: str) -> str:
+    return f"<tool_call>\n{calls}\n</tool_call>".replace("<", "]<]minimax[>[<")
 
 
 def invoke(parameters: str) -> str:
@@ -123,6 +147,84 @@ GOOD: list[tuple[str, str, list[Told]]] = [
         [PARIS, NOW],
     ),
     (
+        "hy_v3",
+        hy("weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>Paris</arg_value>\n"),
+        [PARIS],
+    ),
+    ("hy_v3", hy("now<tool_sep>\n</tool_call>\n<tool_call>now<tool_sep>"), [NOW, NOW]),
+    (
+        "hy_v3_opensource",
+        "<tool_calls:opensource>\n<tool_call:opensource>weather<tool_sep:opensource>\n"
+        "<arg_key:opensource>city</arg_key:opensource>\n"
+        "<arg_value:opensource>Paris</arg_value:opensource>\n</tool_call:opensource>\n"
+        "</tool_calls:opensource>",
+        [PARIS],
+    ),
+    (
+        "deepseek_v32",
+        dsml(
+            '<DS:invoke name="weather">\n<DS:parameter name="city" string="true">Paris'
+            '</DS:parameter>\n</DS:invoke>\n<DS:invoke name="now">\n</DS:invoke>\n',
+            "function_calls",
+        ),
+        [PARIS, NOW],
+    ),
+    (
+        "deepseek_v4",
+        dsml(
+            '<DS:invoke name="weather">\n<DS:parameter name="any" string="true">3</DS:parameter>\n'
+            '<DS:parameter name="new" string="false">3</DS:parameter>\n'
+            '<DS:parameter name="city" string="false">3</DS:parameter>\n'
+            '<DS:parameter name="note" string="true">null</DS:parameter>\n</DS:invoke>\n'
+        ),
+        [weather('{"any": "3", "new": 3, "city": "3", "note": "null"}')],
+    ),
+    (
+        "gemma4",
+        'Hm.<|tool_call>call:weather{city:<|"|>Pa"ris<|"|>,days:3,'
+        'any:{k-1:[true,null,<|"|><|"|>],a b:{}}'
+        "}<tool_call|><|tool_call>call:now{}<tool_call|>",
+        [
+            ("content", "Hm."),
+            weather(r'{"city": "Pa\"ris", "days": 3, "any": {"k-1": [true, null, ""], "a b": {}}}'),
+            NOW,
+        ],
+    ),
+    (
+        "minimax_m3",
+        m3('<invoke name="weather"><city>Paris</city></invoke>\n<invoke name="now"></invoke>'),
+        [PARIS, NOW],
+    ),
+    (
+        "minimax_m3",
+        m3(
+            '<invoke name="weather">\n<days>3</days><tags><item>a</item><item>3</item></tags>'
+            "<any><x>1</x>\n<y><item>true</item></y><x>b</x></any>\n<note>null</note></invoke>"
+        ),
+        [
+            weather(
+                '{"days": 3, "tags": ["a", "3"], "any": {"x": [1, "b"], "y": [true]}, "note": null}'
+            )
+        ],
+    ),
+    (
+        "kimi_k3",
+        kimi_k3(
+            '<call tool="weather" index="1"><argument key="city" type="string">Paris</argument>'
+            '</call><call tool="now" index="2"></call>'
+        ),
+        [PARIS, NOW],
+    ),
+    (
+        "kimi_k3",
+        "Let me see."
+        + kimi_k3(
+            '<call tool="weather" index="1"><argument key="a &quot;&amp;quot;" type="array">'
+            '[1, "x"]</argument><argument key="any" type="string">[1]</argument></call>'
+        ),
+        [("content", "Let me see."), weather('{"a \\"&quot;": [1, "x"], "any": "[1]"}')],
+    ),
+    (
         "mistral",
         '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": "Paris"}}, '
         '{"name": "now", "arguments": {}}]',
@@ -134,8 +236,22 @@ GOOD: list[tuple[str, str, list[Told]]] = [
         [PARIS, NOW],
     ),
     ("mistral_v11", '[TOOL_CALLS]weather[CALL_ID]123456789[ARGS]{"city": "Paris"}', [PARIS]),
+    ("nemotron_json", '<TOOLCALL>[{"name": "now", "arguments": {}}]</TOOLCALL>', [NOW]),
     ("granite", '<|tool_call|>[{"name": "now", "arguments": {}}]', [NOW]),
     ("phi4_mini_json", 'functools[{"name": "now", "arguments": {}}]', [NOW]),
+    (
+        "inkling",
+        'weather<|content_invoke_tool_json|>{"name":"weather","args":{"city": "Paris"}}'
+        "<|end_message|><|message_model|>now<|content_invoke_tool_json|>"
+        '{"name":"now","args":{}}<|end_message|><|content_model_end_sampling|>',
+        [PARIS, NOW],
+    ),
+    (
+        "inkling",
+        "<|content_text|>Let me see.<|end_message|><|message_model|>now"
+        '<|content_invoke_tool_json|>{"name":"now"}<|end_message|>',
+        [("content", "Let me see."), NOW],
+    ),
     (
         "openai",
         "<|channel|>commentary to=functions.weather <|constrain|>json<|message|>"
@@ -345,6 +461,8 @@ HARD: list[tuple[str, str, list[Told]]] = [
         '<|python_tag|>print("{}")',
         [("content", '<|python_tag|>print("{}")')],
     ),
+    ("llama3_json", '{"name": "now"}; <|python_tag|>{"name": "now"}', [NOW, NOW]),
+    ("pythonic", "[now()]<|python_end|>", [NOW]),
     ("llama3_json", '{"name": "now"}; thanks', [NOW, ("content", "; thanks")]),
     ("pythonic", "[1, 2, 3] is a list", [("content", "[1, 2, 3] is a list")]),
     ("pythonic", "[other(a=1)]", [("content", "[other(a=1)]")]),
@@ -365,6 +483,30 @@ HARD: list[tuple[str, str, list[Told]]] = [
         f"[weather(a=0x{'f' * 300}, b=0x{'f' * 4000}, c=1_{'0' * 320})]",
         [weather(f'{{"a": {16**300 - 1}, "b": "0x{"f" * 4000}", "c": 1{"0" * 320}}}')],
     ),
+    (
+        "minimax_m3",
+        m3('<invoke name="weather"><city>a <b>c</b></city><tags></tags></invoke>'),
+        [weather('{"city": "a ]<]minimax[>[<b>c]<]minimax[>[</b>", "tags": []}')],
+    ),
+    ("minimax_m3", m3('<invoke name="weather"><city>Paris</city>'), [PARIS]),
+    ("minimax_m3", m3('<invoke name="now"><x>1'), [("call", "now", '{"x": ')]),
+    (
+        "minimax_m3",
+        m3('<invoke name="now">hm</invoke>'),
+        [NOW, ("content", "hm]<]minimax[>[</invoke>\n")],
+    ),
+    ("gemma4", '<|tool_call>call:weather{city:<|"|>Pa', [weather('{"city": "Pa')]),
+    (
+        "gemma4",
+        '<|tool_call>call:weather{ "any" : New York , tags:[ a b, 1.5 ] , }<tool_call|> x',
+        [weather('{"any": "New York", "tags": ["a b", 1.5]}'), ("content", "x")],
+    ),
+    (
+        "gemma4",
+        "<|tool_call>call:weather{city}<tool_call|>",
+        [weather("{"), ("content", "city}")],
+    ),
+    ("gemma4", "<|tool_call>call:{}", [("content", "<|tool_call>call:{}")]),
     ("pythonic", "[weather(city='Pa", [weather('{"city": "Pa')]),
     # sections
     (
@@ -383,6 +525,28 @@ HARD: list[tuple[str, str, list[Told]]] = [
         "kimi_k2",
         kimi("<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|><|tool_call_end|>"),
         [NOW],
+    ),
+    (
+        "inkling",
+        '<|message_model|>now<|content_invoke_tool_json|>{"name":"now"}<|end_message|>',
+        [NOW],
+    ),
+    ("inkling", "no blocks, but text", [("content", "no blocks, but text")]),
+    ("inkling", "weather", [("content", "weather")]),
+    (
+        "inkling",
+        "f<|content_invoke_tool_json|>[1]<|end_message|> x",
+        [("content", "<|content_invoke_tool_json|>[1] x")],
+    ),
+    (
+        "inkling",
+        'now<|content_invoke_tool_json|>{"name":"weather","args":{"city": "Pa',
+        [weather('{"city": "Pa')],
+    ),
+    (
+        "inkling",
+        '<|content_invoke_tool_json|>{"name":"weather","args":{"city": "<|end_message|>',
+        [weather('{"city": "<|end_message|>')],
     ),
     ("mistral", "[TOOL_CALLS] is a marker", [("content", "[TOOL_CALLS] is a marker")]),
     ("mistral_v11", "[TOOL_CALLS] is {[ARGS]{", [("content", "[TOOL_CALLS] is {[ARGS]{")]),

@@ -49,8 +49,10 @@ def rules(tools: str = "", reasoning: str = "", **others: Any) -> OutputRules:
 def markers_of(of: OutputRules) -> set[str]:
     """Markers that could be added tokens."""
     formats = [each for each in (of.tools, of.reasoning) if each is not None]
+    parts = {text for each in formats for text in each.tokens}
     texts = {text for each in formats for text in each.markers}
-    return {text for text in texts if re.fullmatch(r"[<\[].*[>\]]", text)}
+    whole = {text for text in texts if not any(part in text for part in parts)}
+    return parts | {text for text in whole if re.fullmatch(r"[<\[].*[>\]]", text)}
 
 
 def run(of: OutputRules, pieces: Pieces, start: OutputStart, seed: str = "id/0") -> list[Event]:

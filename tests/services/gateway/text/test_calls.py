@@ -5,7 +5,7 @@ import json
 import pytest
 
 from shared.wire.messages import OutputStart
-from tests.services.gateway.text.call_texts import GOOD, HARD
+from tests.services.gateway.text.call_texts import GOOD, HARD, coder, weather
 from tests.services.gateway.text.replies import (
     all_cuts,
     cut,
@@ -43,3 +43,14 @@ def test_arguments_of_good_calls_are_json():
     for name, text, _ in GOOD:
         for kind, *rest in told(run(rules(name), cut(text, [], []), OutputStart.UNDECIDED)):
             assert kind != "call" or isinstance(json.loads(rest[1]), dict)
+
+
+def test_a_marker_of_text_is_text_in_a_string_of_json_that_ends_in_its_line():
+    quoted = '["a</parameter>\\"", "</parameter>"]'
+    for value, expected in (
+        (quoted, weather(f'{{"tags": {quoted}}}')),
+        ('["a]', weather(r'{"tags": "[\"a]"}')),
+    ):
+        text = coder(f"<parameter=tags>\n{value}\n</parameter>\n")
+        for pieces in all_cuts(text, [], NUM_CUTS):
+            assert told(run(rules("qwen3_coder"), pieces, OutputStart.ANSWER)) == [expected]

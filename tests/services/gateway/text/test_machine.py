@@ -17,6 +17,7 @@ from tests.services.gateway.text.replies import cut, markers_of, marks_of, rules
 
 NOW = '<tool_call>{"name": "now", "arguments": {}}</tool_call>'
 NAMES = sorted({each.name for each in TOOL_FORMATS.values()})
+IN_CHANNELS = {each.name for each in TOOL_FORMATS.values() if each.channels}
 WORDS = sorted(
     {text for each in TOOL_FORMATS.values() for text in each.markers}
     | {"now", "weather", "<think>", "</think>", '"', "\\", "{", "}", "[", "]", "(", ")", ":", ","}
@@ -72,17 +73,17 @@ def test_a_text_without_calls_and_reasoning_comes_back(reply: tuple[str, str]):
     name, text = reply
     of = rules(name)
     events = told(feed(of, text))
-    if name != "openai" and not any(kind == "call" for kind, *_ in events):
+    if name not in IN_CHANNELS and not any(kind == "call" for kind, *_ in events):
         assert "".join(each for _, each in events) == text
 
 
 def test_what_stands_around_calls_is_not_lost(subtests: pytest.Subtests):
-    """Unique letters around a possible call; harmony drops text outside channels."""
+    """Unique letters around a possible call; text outside channels is dropped."""
     for name, text, _ in GOOD:
         with subtests.test(name=name, text=text):
             events = told(feed(rules(name), f"ÄÖ{text}ÜẞÄ"))
-            assert name == "openai" or events[0][-1].startswith("ÄÖ")
-            assert name == "openai" or "ÜẞÄ" in "".join(each[-1] for each in events)
+            assert name in IN_CHANNELS or events[0][-1].startswith("ÄÖ")
+            assert name in IN_CHANNELS or "ÜẞÄ" in "".join(each[-1] for each in events)
 
 
 LONG_CALLS = {
@@ -93,6 +94,13 @@ LONG_CALLS = {
     "kimi_k2": ('<|tool_call_begin|>functions.now:0<|tool_call_argument_begin|>{"a": "', '"}'),
     "llama3_json": ('{"parameters": {"a": "', '"}, "name": "now"}'),
     "openai": ("<|channel|>commentary to=functions.now<|message|>", "<|call|>"),
+    "gemma4": ('<|tool_call>call:now{a:<|"|>', '<|"|>}<tool_call|>'),
+    "kimi_k3": (
+        '<|open|>tools<|sep|><|open|>call tool="now" index="1"<|sep|><|open|>argument key="a"'
+        ' type="string"<|sep|>',
+        "<|close|>argument<|sep|>",
+    ),
+    "inkling": ('now<|content_invoke_tool_json|>{"name":"now","args":{"a": "', '"}}'),
     "ernie45": ("<tool_call>", ""),
 }
 
@@ -210,6 +218,16 @@ def test_what_follows_the_first_call_is_dropped_if_there_may_be_one(name: str, t
     at_once.push(text)
     assert at_once.is_over
     assert at_once.num_chars == machine.num_chars < len(text)
+
+
+@pytest.mark.parametrize(("arguments", "is_open"), [("{}", False), ('{"a"', True), ("[1]", True)])
+def test_a_call_in_channels_may_end_with_the_text_if_its_arguments_do(
+    arguments: str, is_open: bool
+):
+    machine = OutputMachine(rules("openai"), OutputStart.UNDECIDED, "id/0")
+    machine.push(f"<|channel|>commentary to=functions.now<|message|>{arguments}")
+    machine.finish()
+    assert machine.has_open_call == is_open
 
 
 def test_calls_are_content_where_none_are_looked_for():

@@ -4,6 +4,7 @@ import pytest
 
 from services.gateway.text.machine import OutputMachine
 from shared.wire.messages import OutputStart
+from tests.services.gateway.text.call_texts import kimi_k3
 from tests.services.gateway.text.replies import (
     Told,
     all_cuts,
@@ -60,6 +61,28 @@ TEXTS: list[tuple[str, str, OutputStart, str, list[Told]]] = [
         "Here is my thought process:\nhm\n\nHere is my response:\nHi",
         [HM, HI],
     ),
+    ("hermes", "hy_v3_opensource", REASONING, "hm</think:opensource>Hi", [HM, HI]),
+    ("", "minimax_m3", UNDECIDED, "<mm:think>hm</mm:think>Hi", [HM, HI]),
+    ("", "gemma4", UNDECIDED, "<|channel>thought\nhm\n<channel|>Hi", [HM, HI]),
+    ("", "gemma4", UNDECIDED, "<|channel>thought\n<channel|>Hi", [HI]),
+    ("", "gemma4", UNDECIDED, "<|channel>thoughts<channel|>Hi", [("reasoning", "thoughts"), HI]),
+    ("", "gemma4", REASONING, "hm<channel|>Hi", [HM, HI]),
+    (
+        "kimi_k3",
+        "kimi_k3",
+        REASONING,
+        "hm<|close|>think<|sep|><|open|>response<|sep|>Hi<|close|>response<|sep|>"
+        + kimi_k3('<call tool="now" index="1"></call>')
+        + "<|close|>message<|sep|>",
+        [HM, HI, CALL],
+    ),
+    (
+        "kimi_k3",
+        "kimi_k3",
+        ANSWER,
+        "<|sep|>Hi <|open|> there<|close|>response<|sep|><|close|>message<|sep|>",
+        [("content", "<|sep|>Hi <|open|> there")],
+    ),
     (
         "openai",
         "openai_gptoss",
@@ -76,6 +99,18 @@ TEXTS: list[tuple[str, str, OutputStart, str, list[Told]]] = [
         "<|channel|>commentary <|constrain|>json<|message|>{}<|call|>",
         [HM, CALL],
     ),
+    (
+        "inkling",
+        "inkling",
+        UNDECIDED,
+        "<|content_thinking|>hm<|end_message|><|message_model|><|content_text|>Hi<|end_message|>"
+        '<|message_model|>now<|content_invoke_tool_json|>{"name":"now","args":{}}<|end_message|>'
+        "<|content_model_end_sampling|>",
+        [HM, HI, CALL],
+    ),
+    ("", "inkling", REASONING, "hm<|end_message|><|message_model|><|content_text|>Hi", [HM, HI]),
+    ("", "inkling", ANSWER, "Hi<|end_message|><|content_model_end_sampling|>", [HI]),
+    ("inkling", "", UNDECIDED, "<|content_thinking|>Hi<|end_message|>", [HI]),
     ("", "openai_gptoss", UNDECIDED, "no channels", [("content", "no channels")]),
     ("", "openai_gptoss", ANSWER, "Hi<|return|>", [HI]),
     ("", "openai_gptoss", REASONING, "hm<|end|><|start|>assistant<|channel|>fin", [HM]),
@@ -102,6 +137,8 @@ def test_tokens_of_reasoning_are_those_between_its_markers(subtests: pytest.Subt
         ("qwen3", UNDECIDED, "abc", 3, 0),
         ("deepseek_r1", REASONING, "abc</think>de", 6, 3),
         ("deepseek_r1", REASONING, "abc", 3, 3),
+        ("inkling", UNDECIDED, "<|content_thinking|>abc<|end_message|>", 5, 3),
+        ("gemma4", UNDECIDED, "<|channel>abc<channel|>", 5, 3),
         ("openai_gptoss", UNDECIDED, "<|channel|>analysis<|message|>abc<|end|>", 13, 3),
     ]
     for name, start, text, num_tokens, expected in counted:
@@ -119,6 +156,18 @@ def test_tokens_of_reasoning_are_not_known_where_its_markers_are_text():
     machine = OutputMachine(rules(reasoning="qwen3"), UNDECIDED, "id/0")
     machine.push("<think>abc</think>de")
     assert machine.num_reasoning_tokens(20) is None
+
+
+def test_tokens_that_are_not_shown_make_markers_with_the_text_between_them():
+    of = rules("kimi_k3", "kimi_k3")
+    of = rules("kimi_k3", "kimi_k3", added_tokens=markers_of(of))
+    whole = (
+        "hm<|sep|><|close|>think<|sep|><|open|>response<|sep|>Hi <|open|>there"
+        "<|close|>response<|sep|>"
+    )
+    text, marks = hidden(whole, marks_of(whole, markers_of(of)))
+    for pieces in all_cuts(text, marks, 20):
+        assert told(run(of, pieces, REASONING)) == [HM, ("content", "Hi there")]
 
 
 def test_a_text_that_looks_like_a_marker_is_text_where_that_is_a_token():

@@ -1,12 +1,12 @@
 """Tool calls are constrained in each family's format, with markers as tokens and as text."""
 
 import json
+import re
 from typing import Any
 
 import pytest
 
 from services.tokenizer.guides.compose import Wanted, compose
-from shared.dialects.formats import HarmonyLayout
 from shared.dialects.tools import TOOL_FORMATS
 from shared.errors import InvalidRequest
 from shared.wire.messages import OutputFormat, OutputStart, ToolChoice
@@ -33,6 +33,14 @@ FORMAT = OutputFormat(
 )
 REQUIRED = ToolChoice("required")
 
+DSML = (
+    '<D|{0}>\n<D|invoke name="get_weather">\n'
+    '<D|parameter name="city" string="true">Rome</D|parameter>\n'
+    '<D|parameter name="days" string="false">3</D|parameter>\n'
+    '<D|parameter name="unit" string="true">Celsius</D|parameter>\n</D|invoke>\n'
+    '<D|invoke name="now">\n<D|parameter name="x" string="true">1</D|parameter>\n</D|invoke>\n'
+    "</D|{0}>"
+).replace("D|", "｜DSML｜")
 # A text with two calls, in each format; in some the second is of the tool with free arguments.
 TEXTS = {
     "hermes": f'<tool_call>\n{{"name": "get_weather", "arguments": {ROME}}}\n</tool_call>\n'
@@ -51,6 +59,27 @@ TEXTS = {
     "<arg_key>unit</arg_key>\n<arg_value>Celsius</arg_value>\n</tool_call>\n<tool_call>now\n</tool_call>",
     "glm47": "<tool_call>get_weather<arg_key>city</arg_key><arg_value>Rome</arg_value>"
     "<arg_key>unit</arg_key><arg_value>Celsius</arg_value></tool_call><tool_call>now</tool_call>",
+    "hy_v3": "<tool_calls>\n<tool_call>get_weather<tool_sep>\n<arg_key>city</arg_key>\n<arg_value>"
+    "Rome</arg_value>\n<arg_key>unit</arg_key>\n<arg_value>Celsius</arg_value>\n</tool_call>\n"
+    "<tool_call>now<tool_sep>\n</tool_call>\n</tool_calls>",
+    "hy_v3_opensource": "<tool_calls:opensource>\n<tool_call:opensource>get_weather"
+    "<tool_sep:opensource>\n<arg_key:opensource>city</arg_key:opensource>\n<arg_value:opensource>"
+    "Rome</arg_value:opensource>\n<arg_key:opensource>unit</arg_key:opensource>\n"
+    "<arg_value:opensource>Celsius</arg_value:opensource>\n</tool_call:opensource>\n"
+    "<tool_call:opensource>now<tool_sep:opensource>\n</tool_call:opensource>\n"
+    "</tool_calls:opensource>",
+    "deepseek_v32": DSML.format("function_calls"),
+    "deepseek_v4": DSML.format("tool_calls"),
+    "minimax_m3": "<tool_call>\n"
+    '<invoke name="get_weather"><city>Rome</city><days>3</days><unit>Celsius</unit></invoke>\n'
+    '<invoke name="now"></invoke>\n</tool_call>'.replace("<", "]<]minimax[>[<"),
+    "gemma4": '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>,days:3,unit:<|"|>Celsius<|"|>}'
+    '<tool_call|><|tool_call>call:now{a:{b:[<|"|>x<|"|>,true]}}<tool_call|>',
+    "kimi_k3": '<|open|>tools<|sep|><|open|>call tool="get_weather" index="1"<|sep|>'
+    '<|open|>argument key="city" type="string"<|sep|>Rome<|close|>argument<|sep|>'
+    '<|open|>argument key="unit" type="string"<|sep|>Celsius<|close|>argument<|sep|>'
+    '<|close|>call<|sep|><|open|>call tool="now" index="2"<|sep|><|close|>call<|sep|>'
+    "<|close|>tools<|sep|>",
     "mistral": f'[TOOL_CALLS] [{{"name": "get_weather", "arguments": {ROME}}}, '
     '{"name": "now", "arguments": {}}]',
     "mistral_v11": f"[TOOL_CALLS]get_weather[ARGS]{ROME}[TOOL_CALLS]now[ARGS]{{}}",
@@ -65,6 +94,8 @@ TEXTS = {
     "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
     "granite": f'<|tool_call|>[{{"name": "get_weather", "arguments": {ROME}}},'
     ' {"name": "now", "arguments": {}}]',
+    "nemotron_json": f'<TOOLCALL>[{{"name": "get_weather", "arguments": {ROME}}},'
+    ' {"name": "now", "arguments": {}}]</TOOLCALL>',
     "cohere_command3": f'<|START_ACTION|>[{{"tool_name": "get_weather", "parameters": {ROME}}},'
     ' {"tool_name": "now", "parameters": {}}]<|END_ACTION|>',
     "phi4_mini_json": f'functools[{{"name": "get_weather", "arguments": {ROME}}},'
@@ -79,13 +110,16 @@ TEXTS = {
     "lfm2": '<|tool_call_start|>[get_weather(city="Rome", unit="Celsius"), now()]<|tool_call_end|>',
     "olmo3": '<function_calls>get_weather(city="Rome", unit="Celsius")\nnow()</function_calls>',
 }
+TOKEN = (
+    r"<?｜\w+｜>?|<\|(\w+|\W)\|>|<\|\w+>|<\w+\|>|\[(TOOL_CALLS|ARGS)\]|</?(tool|arg)_\w+(:\w+)?>"
+)
 WITH_TOKENS = tuple(
     sorted(
         {
             marker
             for name in TEXTS
-            for marker in TOOL_FORMATS[name].markers
-            if marker.startswith(("<｜", "<|", "[T", "[A", "<tool", "</tool", "<arg", "</arg"))
+            for marker in (*TOOL_FORMATS[name].markers, *TOOL_FORMATS[name].tokens)
+            if re.fullmatch(TOKEN, marker)
         }
     )
 )
@@ -104,10 +138,8 @@ def marked(request: pytest.FixtureRequest) -> Vocabulary:
 
 def test_every_format_has_a_text_here():
     names = {each.name for each in TOOL_FORMATS.values()}
-    harmony = {
-        each.name for each in TOOL_FORMATS.values() if isinstance(each.layout, HarmonyLayout)
-    }
-    assert TEXTS.keys() == names - harmony
+    in_channels = {each.name for each in TOOL_FORMATS.values() if each.channels}
+    assert TEXTS.keys() == names - in_channels
 
 
 def test_required_calls_are_held_exactly(marked: Vocabulary, subtests: pytest.Subtests):
@@ -197,7 +229,6 @@ def test_tools_that_are_not_strict_leave_the_text_free(vocabulary: Vocabulary):
     ("name", "wanted", "param"),
     [
         ("", Wanted(tools=TOOLS, choice=REQUIRED), "tool_choice"),
-        ("openai", Wanted(tools=TOOLS, choice=REQUIRED), "tool_choice"),
         ("hermes", Wanted(tools=TOOLS, choice=ToolChoice("required", ["no"])), "tool_choice"),
         ("hermes", Wanted(tools='[{"function": {"name": "a b"}}]'), "tools[0].function.name"),
         ("hermes", Wanted(tools="[{}]"), "tools"),

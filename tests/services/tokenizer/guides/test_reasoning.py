@@ -82,12 +82,14 @@ def test_a_budget_needs_reasoning_in_markers_that_are_tokens(
         assert refused.value.param == "reasoning_budget"
 
 
-def test_a_form_and_messages_in_channels_do_not_go_together(thinking: Vocabulary):
-    dialect = thinking.dialect(reasoning="openai_gptoss")
-    for start in (OutputStart.ANSWER, OutputStart.UNDECIDED):
-        with pytest.raises(InvalidRequest) as refused:
-            compose(dialect, Wanted(CHOICE), start)
-        assert refused.value.param == "guided_choice"
+def test_markers_of_several_tokens_frame_the_answer_and_the_calls():
+    kimi = vocabulary_with("<|open|>", "<|close|>", "<|sep|>")
+    response = "<|open|>response<|sep|>yes<|close|>response<|sep|><|close|>message<|sep|>"
+    grammar = guide_of(kimi, Wanted(CHOICE), OutputStart.REASONING, "kimi_k3").grammar
+    assert kimi.refusal(grammar, f"hm<|close|>think<|sep|>{response}") is None
+    assert kimi.refusal(grammar, f"hm{response}") is not None
+    grammar = guide_of(kimi, Wanted(CHOICE), OutputStart.ANSWER, "kimi_k3").grammar
+    assert kimi.refusal(grammar, "yes<|close|>response<|sep|>") is None
 
 
 def test_nothing_is_held_where_nothing_is_asked(thinking: Vocabulary):

@@ -31,8 +31,8 @@ from shared.text.long_json import MAX_VALUES, encode_text
 Message = dict[str, Any]
 
 BILLING = "x-anthropic-billing-header"
-"""The beginning of Claude Code's first line: it differs in each request, so that nothing after it
-would be found in the cache."""
+"""The beginning of a line of Claude Code's: it differs in each request, so that nothing after it
+would be found in the cache. Clients and proxies that join texts may put it anywhere."""
 REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 """Around a client's system texts after the first. Many templates accept a system text only at the
 front; a text put there would change the front with each turn, so that no cache would help."""
@@ -240,7 +240,9 @@ def _system_text(blocks: list[Any]) -> str:
 
 
 def _without_billing(text: str) -> str:
-    return text.partition("\n")[2] if text.startswith(BILLING) else text
+    if BILLING not in text:
+        return text
+    return "\n".join(line for line in text.split("\n") if not line.startswith(BILLING))
 
 
 def _joined(message: Message) -> Message:

@@ -126,7 +126,7 @@ def _set_budget(
 ) -> None:
     if not isinstance(request.thinking, EnabledThinking) or not model.reasoning_parser:
         return
-    if REASONING_FORMATS[model.reasoning_parser].is_harmony:
+    if not REASONING_FORMATS[model.reasoning_parser].close:
         warnings.append("thinking.budget_tokens: the model's channels know no budget")
     else:
         chat.thinking_token_budget = request.thinking.budget_tokens

@@ -15,7 +15,7 @@ TopP = Annotated[float, Meta(gt=0, le=1)]
 TopK = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 MaxTokens = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 Budget = Annotated[int, Meta(ge=1, le=MAX_INT32)]
-Display = Literal["summarized", "omitted"]
+Display = Literal["summarized", "omitted", "updates", "highlights"]
 
 
 class Text(Struct, tag_field="type", tag="text"):

@@ -48,6 +48,7 @@ def test_texts_are_joined_and_cache_marks_change_nothing():
         [text(BILLING), text("You are a fish.", **CACHED)],
         [text(f"{BILLING}\nYou are a fish.")],
         f"{BILLING}\nYou are a fish.",
+        f"You are a fish.\n{BILLING}",
     ],
 )
 def test_the_line_that_differs_in_each_request_is_left_out(system: Any):
@@ -189,6 +190,14 @@ def test_a_model_thinks_if_it_is_asked_to(fields: Any, kwargs: Any, budget: int 
     assert json.loads(job.chat.template_kwargs) == kwargs
     assert job.reasoning_budget == budget
     assert job.warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("display", "shows"),
+    [("summarized", True), ("updates", True), ("highlights", True), ("omitted", False)],
+)
+def test_thinking_has_its_text_unless_it_is_omitted(display: str, shows: bool):
+    assert parsed(thinking={"type": "adaptive", "display": display}).shows_thinking is shows
 
 
 def test_what_a_model_cannot_do_is_named_and_no_error():
