@@ -29,17 +29,6 @@ _context.set_forkserver_preload(["torch", "transformers"])
 
 
 @dataclass(frozen=True)
-class Case:
-    """A model, its engine's settings, and the plans that give ``texts``."""
-
-    folder: Path
-    kernels: str = "torch"
-    settings: dict[str, Any] = field(default_factory=dict)
-    prepare: Callable[[int], None] | None = None  # a rank, for this case and later ones
-    texts: "Callable[[Any, int], Texts]" = lambda *given: checked_texts(*given)
-
-
-@dataclass(frozen=True)
 class Texts:
     """The outputs of several prompts, and the requested logprobs [V] at each token."""
 
@@ -65,6 +54,17 @@ def checked_texts(engine: Any, num_steps: int) -> Texts:
         rows = np.stack([by_id(row) for row in alone.logprobs])
         assert rows.tobytes() == texts.logprobs[: len(rows)].tobytes()
     return texts
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model, its engine's settings, and the plans that give ``texts``."""
+
+    folder: Path
+    kernels: str = "torch"
+    settings: dict[str, Any] = field(default_factory=dict)
+    prepare: Callable[[int], None] | None = None  # a rank, for this case and later ones
+    texts: Callable[[Any, int], Texts] = checked_texts
 
 
 def by_id(row: np.ndarray) -> np.ndarray:

@@ -29,6 +29,10 @@ _context = get_context("forkserver")
 _context.set_forkserver_preload(["torch", "transformers"])
 
 
+def _unchanged(engine: Any) -> Any:
+    return engine
+
+
 @dataclass(frozen=True)
 class Case:
     """A model, prompts, and ``options`` of ``drive``. Each stage has its engine as ``wrap`` gives
@@ -41,7 +45,7 @@ class Case:
     settings: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
     drive: Callable[..., Run] = run
-    wrap: Callable[[Any], Any] = lambda engine: engine
+    wrap: Callable[[Any], Any] = _unchanged
 
 
 @dataclass(frozen=True)
