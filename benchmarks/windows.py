@@ -48,7 +48,9 @@ async def chat(url: str, seed: int) -> list[dict[str, float]]:
     cached, if the server says so."""
     prompts = [_ids(FIRST, seed, number) for number in range(NUM_CHATS)]
     turns = []
-    async with aiohttp.ClientSession() as session:
+    # llama.cpp ends connections that others keep.
+    connector = aiohttp.TCPConnector(force_close=True)
+    async with aiohttp.ClientSession(connector=connector) as session:
         for turn in range(NUM_TURNS):
             first_ms, num_cached, num_known = [], 0.0, 0
             for number, prompt in enumerate(prompts):

@@ -9,12 +9,12 @@ from msgspec import structs
 from cli.plan.cards import Card
 from services.worker.engine.host import HostEngine
 from services.worker.machine.hardware import Memory, choose_device, read_memory
-from services.worker.machine.kv_groups import tokens_that_fit
 from services.worker.startup.footprint import Footprint
 from services.worker.startup.plan_memory import MemoryReport, MemoryRequirements, plan_memory
 from shared.errors import ConfigError
 from shared.process.cores import num_cores
 from shared.settings.worker import WorkerConfig
+from shared.wire.kv_groups import tokens_that_fit
 from shared.wire.messages import Capacity
 
 NUMBERS_OF_CARDS = (1, 2, 4, 8, 16)

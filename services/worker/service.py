@@ -13,7 +13,6 @@ from msgspec.structs import replace
 
 from services.worker.attachment import Attachment
 from services.worker.engine.protocol import BuildEngine, StepOutput
-from services.worker.machine.kv_groups import tokens_that_fit
 from services.worker.metrics import (
     SEQUENCES,
     STEP_BUSY_SECONDS,
@@ -38,6 +37,7 @@ from shared.process.log import log_end
 from shared.process.report import make_report
 from shared.settings.worker import WorkerConfig
 from shared.wire.codec import Array
+from shared.wire.kv_groups import tokens_that_fit
 from shared.wire.messages import (
     CELLS_MINOR,
     EVERY_LAYER,

@@ -67,17 +67,6 @@ def sections_of(of_layers: Sequence[int]) -> list[int]:
     return sections
 
 
-def tokens_that_fit(capacity: Capacity, length: int) -> int:
-    """Counts the tokens in the KV cache if it is full of requests of ``length`` tokens."""
-    if not has_windows(capacity):
-        return capacity.num_blocks * capacity.block_size
-    return capacity.num_blocks * length // most_blocks(capacity, length)
-
-
-def has_windows(capacity: Capacity) -> bool:
-    return any(group.window is not None for group in capacity.groups)
-
-
 def _window(layer: KVSpec, max_len: int) -> int | None:
     return None if layer.window is None or layer.window >= max_len else layer.window
 

@@ -14,14 +14,13 @@ from services.worker.layers.embedding import LMHead
 from services.worker.layers.linear import Linear
 from services.worker.layers.weights import Quantized
 from services.worker.machine.hardware import Memory
-from services.worker.machine.kv_groups import has_windows, tokens_that_fit
 from services.worker.metrics import show_memory
 from services.worker.models import CausalLM, TorchCausalLM
 from services.worker.startup.loaded_model import LoadedModel
 from services.worker.step.logprobs import MAX_LOGITS_AT_ONCE
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
-from shared.wire.kv_groups import most_blocks
+from shared.wire.kv_groups import has_windows, most_blocks, tokens_that_fit
 from shared.wire.messages import MAX_BLOCKS, WINDOW_BYTES, Capacity
 
 log = logging.getLogger(__name__)

@@ -14,11 +14,10 @@ from services.worker.machine.kv_groups import (
     LayerGroups,
     group_layers,
     sections_of,
-    tokens_that_fit,
 )
 from services.worker.service import WorkerService
 from shared.settings.worker import WorkerConfig
-from shared.wire.kv_groups import most_blocks
+from shared.wire.kv_groups import most_blocks, tokens_that_fit
 from shared.wire.messages import (
     EVERY_LAYER,
     GROUPS_MINOR,
