@@ -104,7 +104,9 @@ def check(folder: Path, case: Case, monkeypatch: pytest.MonkeyPatch, **options: 
     """Returns the results with few blocks."""
     options |= {"num_at_once": case.num_at_once, "depth": 0 if case.method == "none" else 3}
     asked = prompts(), PLAIN_PARAMS if "num_steps" in options else PARAMS, CHUNKS
-    found = run_tightly(Poisoned(engine_of(folder, case)), *asked, **options)
+    engine = Poisoned(engine_of(folder, case))
+    options["windows"] = engine.capacity.groups
+    found = run_tightly(engine, *asked, **options)
     with_one_group(monkeypatch)
     plain = engine_of(folder, case)
     assert plain.capacity.groups == EVERY_LAYER
@@ -189,7 +191,7 @@ def test_stages_have_sections_for_their_own_layers(
         cases[name] = stages.Case(
             *(folder, prompts(), PARAMS),
             settings=settings,
-            options={"chunk_sizes": CHUNKS, "resume_every": 7},
+            options={"chunk_sizes": CHUNKS},
             drive=run_tightly,
             wrap=Poisoned,
         )

@@ -19,6 +19,7 @@ from shared.wire.messages import (
     Decode,
     Drop,
     Extend,
+    Group,
     Prefill,
     RunKind,
     SamplingParams,
@@ -74,6 +75,7 @@ class Held:
     tables: list[list[int]]
     num_passed: list[int]
     num_computed: int = 0
+    num_settled: int = 0  # computed ids when blocks were last dropped
 
     @property
     def num_lacking(self) -> int:
@@ -82,7 +84,8 @@ class Held:
 
 class TightDriver:
     """Has blocks for ``num_at_once`` sequences that are computed alone. Every ``resume_every``-th
-    plan takes a sequence out of its slot and admits it again, with what is in its blocks."""
+    plan takes a sequence out of its slot and admits it again, with what is in its blocks; but only
+    if the blocks of ``windows``, by default the engine's groups, are still there."""
 
     def __init__(
         self,
@@ -93,13 +96,14 @@ class TightDriver:
         depth: int = 0,
         num_steps: int = 1,
         resume_every: int = 1000,
+        windows: Sequence[Group] = (),
     ) -> None:
         self._engine, self._capacity = engine, engine.capacity
         most = num_at_once * most_blocks(self._capacity, self._capacity.max_model_len)
         free = np.random.default_rng(0).permutation(self._capacity.num_blocks)
         self._free: list[int] = free.tolist()[:most]
         self._num_at_once, self._depth, self._num_steps = num_at_once, depth, num_steps
-        self._resume_every = resume_every
+        self._resume_every, self._windows = resume_every, windows or self._capacity.groups
         self._chunk_sizes = cycle(chunk_sizes)
         self._held: dict[int, Held] = {}
         self._release: list[int] = []
@@ -180,8 +184,9 @@ class TightDriver:
         """Does nothing if a window's blocks at the end of the last whole block are gone."""
         held, size = self._held[slot], self._capacity.block_size
         num_kept = held.num_computed // size
-        passed = [num_passed(group, num_kept * size, size) for group in self._capacity.groups]
-        if passed != held.num_passed or slot in self._admitted:
+        ends = num_kept * size, held.num_settled
+        passed, dropped = ([num_passed(each, end, size) for each in self._windows] for end in ends)
+        if passed != dropped or slot in self._admitted:
             return
         for table in held.tables:
             self._free = table[num_kept:] + self._free
@@ -197,7 +202,7 @@ class TightDriver:
             self._free = table[passed:] + self._free
 
     def _drop(self, slot: int, held: Held) -> list[Drop]:
-        drops = []
+        drops, held.num_settled = [], held.num_computed
         for index, group in enumerate(self._capacity.groups):
             before = held.num_passed[index]
             passed = num_passed(group, held.num_computed, self._capacity.block_size)

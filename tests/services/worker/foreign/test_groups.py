@@ -28,7 +28,8 @@ def test_dropped_blocks_are_not_missed(
     save_family(tmp_path, name, max_position_embeddings=MAX_LEN)
     case = Case("torch", cache=cache)
     engine = Poisoned(engine_of(tmp_path, case, model_impl="transformers"))
-    found = run_tightly(engine, prompts(), PARAMS, CHUNKS, resume_every=9)
+    options = {"resume_every": 9, "windows": engine.capacity.groups}
+    found = run_tightly(engine, prompts(), PARAMS, CHUNKS, **options)
     monkeypatch.setattr(backend, "group_layers", one_group)
     plain = engine_of(tmp_path, case, model_impl="transformers")
-    assert_same_bits(found, run_tightly(plain, prompts(), PARAMS, CHUNKS, resume_every=9))
+    assert_same_bits(found, run_tightly(plain, prompts(), PARAMS, CHUNKS, **options))
