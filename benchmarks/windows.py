@@ -40,6 +40,7 @@ def ours(model: Path, folder: Path, name: str) -> servers.Server:
 def llama(program: Path, gguf: Path) -> servers.Server:
     command = [str(program), "--model", str(gguf), "--parallel", str(NUM_CHATS)]
     command += ["--ctx-size", str(NUM_CHATS * MAX_LEN), "--threads", "2"]
+    command += ["--log-verbosity", "4"]  # so that it tells the sizes of its caches
     return servers.Server("llama.cpp", command)
 
 
