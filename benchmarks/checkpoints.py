@@ -1,8 +1,9 @@
-"""Checkpoints for server benchmarks: Qwen3 with random weights, in bfloat16.
+"""Checkpoints for server benchmarks: Qwen3 and Gemma 3 with random weights, in bfloat16.
 
 ``small`` has 27 million parameters, ``medium`` the shape of Qwen3-0.6B with a smaller vocabulary,
 ``moe`` 64 experts per layer and 8 per token: 2.3 billion parameters, with as many active ones as
-``medium`` has. The tokenizers are trained on the source of Python's standard library. Each folder
+``medium`` has. ``windows`` has the shape of Gemma-3-270M: of six layers five have a window of 512
+tokens. The tokenizers are trained on the source of Python's standard library. Each folder
 loads in shoal, vLLM and transformers; ``benchmarks.to_gguf`` converts it to llama.cpp's format.
 """
 
@@ -44,6 +45,16 @@ SHAPES["moe"] = SHAPES["medium"] | {
     "moe_intermediate_size": 384,
     "norm_topk_prob": True,  # llama.cpp supports no other
 }
+SHAPES["windows"] = {
+    "vocab_size": 4096,
+    "hidden_size": 640,
+    "num_hidden_layers": 18,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "intermediate_size": 2048,
+    "sliding_window": 512,
+}
 
 
 def checkpoint(name: str, parent: Path = FOLDER) -> Path:
@@ -57,8 +68,9 @@ def checkpoint(name: str, parent: Path = FOLDER) -> Path:
 
 def config_of(name: str) -> PretrainedConfig:
     shape: dict[str, Any] = SHAPES[name]
+    family = "qwen3_moe" if "num_experts" in shape else "qwen3"
     return AutoConfig.for_model(
-        "qwen3_moe" if "num_experts" in shape else "qwen3",
+        "gemma3_text" if "sliding_window" in shape else family,
         **shape,
         max_position_embeddings=4096,
         tie_word_embeddings=True,

@@ -70,8 +70,9 @@ def llama(program: Path, gguf: Path) -> Server:
 
 
 @asynccontextmanager
-async def running(server: Server) -> AsyncIterator[str]:
-    """The server's URL, once it is ready; ends it and all its processes at the end."""
+async def running(server: Server, lines: list[str] | None = None) -> AsyncIterator[str]:
+    """The server's URL, once it is ready; ends it and all its processes at the end. Its log is
+    added to ``lines``."""
     port = free_port()
     url = f"http://127.0.0.1:{port}"
     with tempfile.TemporaryDirectory() as name, (Path(name) / "log").open("w+b") as log:
@@ -88,6 +89,8 @@ async def running(server: Server) -> AsyncIterator[str]:
             yield url
         finally:
             await _stop(process)
+            if lines is not None:
+                lines += Path(log.name).read_text(errors="replace").splitlines()
 
 
 async def _stop(process: asyncio.subprocess.Process) -> None:

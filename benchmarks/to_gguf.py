@@ -35,17 +35,25 @@ NAMES = {
     "mlp.experts.up_proj": "ffn_up_exps",
     "mlp.experts.down_proj": "ffn_down_exps",
 }
+GEMMA_NAMES = NAMES | {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)(\..+)")
 
 
 def convert(folder: Path, path: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
-    writer = GGUFWriter(path, config["model_type"].replace("_", ""))
+    is_gemma = config["model_type"] == "gemma3_text"
+    names = GEMMA_NAMES if is_gemma else NAMES
+    writer = GGUFWriter(path, "gemma3" if is_gemma else config["model_type"].replace("_", ""))
     _add_shape(writer, config)
     _add_tokenizer(writer, json.loads((folder / "tokenizer.json").read_text()), config)
-    for name, bits in _weights(folder / "model.safetensors"):
+    for name, bits in _weights(folder / "model.safetensors", names):
         if bits.ndim == 1 or "ffn_gate_inp" in name:  # a bfloat16 is the upper half of a float32
-            writer.add_tensor(name, (bits.astype(np.uint32) << 16).view(np.float32))
+            numbers = (bits.astype(np.uint32) << 16).view(np.float32)
+            writer.add_tensor(name, numbers + 1 if is_gemma else numbers)
         else:
             writer.add_tensor(name, bits.view(np.uint8), raw_dtype=GGMLQuantizationType.BF16)
     writer.write_header_to_file()
@@ -63,7 +71,10 @@ def _add_shape(writer: GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_key_length(config["head_dim"])
     writer.add_value_length(config["head_dim"])
-    writer.add_rope_freq_base(config["rope_parameters"]["rope_theta"])
+    rope = config["rope_parameters"]
+    writer.add_rope_freq_base(rope.get("full_attention", rope)["rope_theta"])
+    if window := config.get("sliding_window"):
+        writer.add_sliding_window(window)
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     if config["model_type"] == "qwen3_moe":
         writer.add_expert_count(config["num_local_experts"])
@@ -87,16 +98,16 @@ def _add_tokenizer(writer: GGUFWriter, tokenizer: dict[str, Any], config: dict[s
     writer.add_add_bos_token(False)
 
 
-def _weights(path: Path) -> Iterator[tuple[str, np.ndarray]]:
+def _weights(path: Path, names: dict[str, str]) -> Iterator[tuple[str, np.ndarray]]:
     """llama.cpp's names, and the bits of bfloat16 values as uint16."""
     stacks: dict[str, dict[int, np.ndarray]] = defaultdict(dict)
     for name, bits in _tensors(path):
         if found := EXPERT.fullmatch(name):
             stacks[found[1] + found[3]][int(found[2])] = bits
         else:
-            yield _name(name), bits
+            yield _name(name, names), bits
     for name, experts in stacks.items():
-        yield _name(name), np.stack([experts[number] for number in range(len(experts))])
+        yield _name(name, names), np.stack([experts[number] for number in range(len(experts))])
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
@@ -110,11 +121,11 @@ def _tensors(path: Path) -> Iterator[tuple[str, np.ndarray]]:
         yield name.removesuffix(".weight"), bits
 
 
-def _name(name: str) -> str:
+def _name(name: str, names: dict[str, str]) -> str:
     if name.startswith("model.layers."):
         number, part = name.removeprefix("model.layers.").split(".", 1)
-        return f"blk.{number}.{NAMES[part]}.weight"
-    return f"{NAMES[name]}.weight"
+        return f"blk.{number}.{names[part]}.weight"
+    return f"{names[name]}.weight"
 
 
 if __name__ == "__main__":

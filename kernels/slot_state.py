@@ -9,6 +9,7 @@ from torch import Tensor
 from kernels.logprobs.num_logprobs import NO_LOGPROBS
 from kernels.sample.slot_params import SlotParams, device_params
 from kernels.sample.slot_rules import SlotRules, no_rules
+from kernels.sizes import ALIGNED, cdiv
 
 NO_ID = -1
 
@@ -27,7 +28,9 @@ class SlotState:
     num_drafts: Tensor  # [N] int32
     ends: Tensor  # [N] int32: known ids at which the sequence is full
     is_open: Tensor  # [N] int32, 1 or 0
-    block_tables: Tensor  # [N, max_blocks] int32, padded with the null block
+    # [G, N, max_blocks] int32, padded with the null block: one table for each group of layers. Each
+    # is contiguous and begins at an aligned place.
+    block_tables: Tensor
     sampling: SlotParams[Tensor]
     rules: SlotRules[Tensor]
     ignores_eos: Tensor  # [N] int32, 1 or 0
@@ -48,8 +51,8 @@ class SlotState:
 
 
 def empty_slots(
-    num_slots: int, vocab_size: int, max_drafts: int, max_blocks: int, null_block: int,
-    max_stop_ids: int, device: torch.device,
+    num_slots: int, vocab_size: int, max_drafts: int, num_groups: int, max_blocks: int,
+    null_block: int, max_stop_ids: int, device: torch.device,
 ) -> SlotState:  # fmt: skip
     """``num_slots`` slots and the null slot, all closed."""
     num = num_slots + 1
@@ -57,7 +60,8 @@ def empty_slots(
     def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
         return torch.zeros(shape, dtype=dtype, device=device)
 
-    tables = zeros(num, max_blocks).fill_(null_block)
+    table_size = num * max_blocks
+    tables = zeros(num_groups, cdiv(table_size, ALIGNED) * ALIGNED).fill_(null_block)
     stop_ids = zeros(num, max_stop_ids).fill_(NO_ID)
     return SlotState(
         ids=zeros(num, 1 + max_drafts),
@@ -65,7 +69,7 @@ def empty_slots(
         num_drafts=zeros(num),
         ends=zeros(num),
         is_open=zeros(num),
-        block_tables=tables,
+        block_tables=tables[:, :table_size].view(num_groups, num, max_blocks),
         sampling=device_params(num, device),
         rules=no_rules(num, vocab_size, device),
         ignores_eos=zeros(num),

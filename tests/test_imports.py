@@ -45,9 +45,10 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"__main__"},
     ],
     "scheduler": [
-        {"__init__", "block_pool", "limits"},
+        {"__init__", "eviction", "limits"},
+        {"block_pool"},
         {"sequence", "draft_depth"},
-        {"fair_order"},
+        {"fair_order", "kv_blocks"},
         {"queues", "plan_builder", "stages"},
         {"priority_share"},
         {"worker_state"},

@@ -64,13 +64,9 @@ def _latent_decode_case(suite: Suite, num_rows: int, context: int) -> Case:
         starts = torch.full((num_rows,), context - 1, dtype=torch.int32, device=suite.device)
         slots = torch.arange(copies * num_rows, dtype=torch.int32, device=suite.device)
         arrivals = torch.zeros(num_rows, dtype=torch.int32, device=suite.device)
-        rows = [DecodeRows(1, each, tables, starts, arrivals) for each in slots.split(num_rows)]
-        return [
-            _attend_latents(
-                suite, cache, DeviceAttention(each, None, BLOCK_SIZE, context), num_rows
-            )
-            for each in rows
-        ], []
+        rows = [DecodeRows(1, each, starts, arrivals) for each in slots.split(num_rows)]
+        attentions = (DeviceAttention(tables, each, None, BLOCK_SIZE, context) for each in rows)
+        return [_attend_latents(suite, cache, each, num_rows) for each in attentions], []
 
     return Case("latent decode attention", f"{num_rows} × {context} keys", make, num_bytes)
 
@@ -81,8 +77,8 @@ def _latent_chunk_case(suite: Suite, num_tokens: int) -> Case:
 
     def make() -> tuple[list[Run], list[Run]]:
         cache, tables = _latents(suite, 1, num_tokens)
-        chunks = _chunk_rows(suite, tables, num_tokens, 1)
-        attention = DeviceAttention(None, chunks, BLOCK_SIZE, 1)
+        chunks = _chunk_rows(suite, num_tokens, 1)
+        attention = DeviceAttention(tables, None, chunks, BLOCK_SIZE, 1)
         return [_attend_latents(suite, cache, attention, num_tokens)], []
 
     return Case("latent chunk attention", f"{num_tokens} tokens", make, num_bytes, num_flops)
@@ -145,8 +141,8 @@ def _decode(
     theirs: list[Run] = []
     grouped = query.unflatten(1, (num_kv_heads, -1))  # heads that share keys, as tokens
     for rows in slots.split(num_rows):
-        decode = DecodeRows(1, rows, tables, starts, arrivals)
-        attention = DeviceAttention(decode, None, BLOCK_SIZE, context)
+        decode = DecodeRows(1, rows, starts, arrivals)
+        attention = DeviceAttention(tables, decode, None, BLOCK_SIZE, context)
         ours.append(partial(attend, query, cache, attention, scale, options, scales))
         key, value = _in_one_piece(numbers, tables[rows.long()])
         theirs.append(partial(scaled_dot_product_attention, grouped, key, value, scale=scale))
@@ -207,15 +203,15 @@ def _chunk(
     cache, scales = (numbers, None) if codes is None else quantize(numbers, codes)
     shape = (num_chunks, num_tokens, num_heads, head_dim)
     query = torch.randn(shape, device=suite.device, dtype=suite.dtype)
-    chunks = _chunk_rows(suite, tables, num_tokens, num_chunks)
-    attention = DeviceAttention(None, chunks, BLOCK_SIZE, 1)
+    chunks = _chunk_rows(suite, num_tokens, num_chunks)
+    attention = DeviceAttention(tables, None, chunks, BLOCK_SIZE, 1)
     key, value = _in_one_piece(numbers, tables)
     by_head, query = query.transpose(1, 2), query.flatten(0, 1)
     ours = partial(attend, query, cache, attention, head_dim**-0.5, options, scales)
     return [ours], [partial(_causal, by_head, key, value)]
 
 
-def _chunk_rows(suite: Suite, tables: Tensor, num_tokens: int, num_chunks: int) -> ChunkRows:
+def _chunk_rows(suite: Suite, num_tokens: int, num_chunks: int) -> ChunkRows:
     nums = np.full(num_chunks, num_tokens)
     zeros = torch.zeros(num_chunks, dtype=torch.int32, device=suite.device)
     slots = torch.arange(num_chunks, dtype=torch.int32, device=suite.device)
@@ -223,7 +219,7 @@ def _chunk_rows(suite: Suite, tables: Tensor, num_tokens: int, num_chunks: int) 
     ends = np.arange(num_chunks + 1) * num_tokens
     starts = np.zeros(num_chunks, np.int64)
     on_device = slots.new_tensor(ends)
-    return ChunkRows(tables, slots, on_device, zeros, tile_rows, tile_starts, starts, ends)
+    return ChunkRows(slots, on_device, zeros, tile_rows, tile_starts, starts, ends)
 
 
 def _causal(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

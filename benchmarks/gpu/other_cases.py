@@ -81,7 +81,7 @@ def _sample(suite: Suite, num_rows: int, way: str) -> Runs:
 
 def _change(suite: Suite, num_rows: int, num_changed: int) -> Runs:
     """Each row has its own slot, with drafts before it."""
-    sizes = num_rows, suite.model["vocab_size"], NUM_DRAFTS, 1, 0, 1
+    sizes = num_rows, suite.model["vocab_size"], NUM_DRAFTS, 1, 1, 0, 1
     state = empty_slots(*sizes, suite.device)
     state.rules.is_changed[:num_changed] = 1
     slots = torch.arange(num_rows, dtype=torch.int32, device=suite.device)
@@ -102,7 +102,7 @@ def _logprobs(suite: Suite, num_rows: int, num_top: int) -> Runs:
 
 def _accept(suite: Suite, num_rows: int) -> Runs:
     device = suite.device
-    state = empty_slots(num_rows, 2, NUM_DRAFTS, 1, 0, 1, device)
+    state = empty_slots(num_rows, 2, NUM_DRAFTS, 1, 1, 0, 1, device)
     state.ends.fill_(FOREVER)
     state.is_open.fill_(1)
     slots = torch.arange(num_rows, dtype=torch.int32, device=device)

@@ -23,6 +23,7 @@ from services.worker.layers.stack_experts import stack_experts
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models.registry import find_model
 from services.worker.slots.table import SlotTable
+from services.worker.startup.model_shape import place_layers, shape_of
 from services.worker.step.rows import Rows
 from services.worker.weights.load import build_model
 from shared.wire.messages import Capacity
@@ -72,7 +73,7 @@ def mixed_launches(
         trunk = RecordedTrunk(segments, TrunkShape(num_padded, 1), num_slots, max_len, hidden)
         trunk.record(lambda run: _replay_nothing)
     with torch.inference_mode(), dry_card(watch=found.append), _Watch(found.append):
-        prepared = prepare_chunks(table, planned, segments.state.block_tables, num_rows)
+        prepared = prepare_chunks(table, planned, num_rows, META)
         decoding = segments, slots, torch.zeros_like(slots), 1, max_len
         step = MixedStep(*decoding, prepared, trunk)
         step.forward()
@@ -96,12 +97,14 @@ def _segments(config: Config, num_slots: int, max_len: int) -> tuple[Segments, S
     assert model.lm_head is not None
     model.lm_head.to(DTYPE)
     limits = BLOCK_SIZE, num_slots, num_slots, max_len, model.config.vocab_size, 0
-    capacity = Capacity(0, *limits)
+    place_layers(model, Capacity(0, *limits), drafts=False)
+    shape = shape_of(model, DTYPE, drafts=False)
+    capacity = Capacity(0, *limits, groups=shape.groups)
     table = SlotTable(capacity)
     segments = Segments(
         TorchLM(model),
         DeviceSlots(capacity, table, np.zeros(1, np.int64), META).state,
-        KVCache(model.kv_layouts(DTYPE, drafts=False), 0, BLOCK_SIZE, META),
+        KVCache(shape.section_layouts, 0, BLOCK_SIZE, META, shape.sections),
         torch.zeros(1, dtype=torch.int32, device=META),
         drafts=False,
         returns_processed=False,

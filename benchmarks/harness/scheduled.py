@@ -14,6 +14,7 @@ from benchmarks.harness.sequences import add_one
 from services.scheduler.scheduler import Planned, Scheduler
 from services.scheduler.worker_state import PROBATION_STEPS
 from services.worker.engine.protocol import StepOutput
+from services.worker.plan_check import PlanCheck
 from shared.wire.messages import Grant, ResultRow, RunKind, SamplingParams, StepPlan
 from shared.wire.token_arrays import Layout, TokenArrays
 
@@ -24,7 +25,7 @@ UNLIMITED_BYTES = 1 << 40
 class Run:
     """Results by request; rows in order of arrival. ``num_hits`` sequences started from the prefix
     cache, ``num_resumed`` of them after preemption; ``num_readmitted`` were admitted again at all.
-    ``num_long_plans`` had several steps."""
+    ``num_long_plans`` had several steps, and plans had ``num_drops`` rows that give blocks back."""
 
     texts: list[list[int]]
     logprobs: list[list[np.ndarray]]  # values of each token
@@ -35,6 +36,7 @@ class Run:
     num_resumed: int = 0
     num_readmitted: int = 0
     num_long_plans: int = 0
+    num_drops: int = 0
     pooled: dict[int, np.ndarray] = field(default_factory=dict)  # vectors of pooled prompts
     scored: dict[int, list[np.ndarray]] = field(default_factory=dict)  # logprobs of prompts
 
@@ -50,6 +52,7 @@ class Run:
 
     def note_plan(self, plan: StepPlan) -> None:
         self.num_long_plans += plan.num_steps > 1
+        self.num_drops += len(plan.rows)
         for row in plan.admit:
             self.num_readmitted += row.num_ids > row.prompt_len
             self.num_hits += row.num_cached > 0
@@ -86,13 +89,14 @@ def run(
 ) -> Run:
     """Runs all ``prompts``, at most ``max_open`` at a time. ``depths`` are the draft depths of
     successive plans, by default chosen by the engine. Decode-only plans have ``num_steps`` steps if
-    the engine supports it."""
+    the engine supports it. Each plan is checked as a worker checks it."""
     core = Scheduler(1000, 10, caches_prefixes, pipeline_depth)
     most = min(num_steps, engine.capacity.max_num_steps)
     core.add_worker("w", replace(engine.capacity, max_num_steps=most), PROBATION_STEPS)
     each_params = [params] * len(prompts) if isinstance(params, SamplingParams) else params
     done, waiting = Run.of(len(prompts)), deque(enumerate(prompts))
     in_flight: deque[Future[StepOutput]] = deque()
+    check = PlanCheck(engine.capacity, engine.capacity.vocab_size)
     each_depth = iter(depths)
     while waiting or core.sequences:
         while waiting and len(core.sequences) < max_open:
@@ -100,6 +104,7 @@ def run(
             add_one(core, str(index), prompt, each_params[index], float(index))
             core.grant(Grant(str(index), 1, engine.capacity.max_model_len, UNLIMITED_BYTES))
         while (planned := _plan(core, each_depth)) is not None:
+            check.check(planned.plan, planned.ids)
             done.note_plan(planned.plan)
             in_flight.append(Future())
             engine.submit(planned.plan, planned.ids, in_flight[-1])

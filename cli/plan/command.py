@@ -68,10 +68,10 @@ def plan(given: Namespace, settings: WorkerConfig, say: Say = lambda _: None) ->
     requests = read_requests(given, folder)
     device = this_machine(settings)
     if settings.max_model_len is None:
-        longest = footprint_of(settings, device).requirements.max_model_len
+        longest = footprint_of(settings, device).requirements.capacity.max_model_len
         settings = settings.model_copy(update={"max_model_len": log.enough_len(requests, longest)})
     footprint = footprint_of(settings, device)
-    needs = footprint.requirements
+    needs, capacity = footprint.requirements, footprint.requirements.capacity
     return {
         "model": {
             "name": folder.name,
@@ -84,14 +84,14 @@ def plan(given: Namespace, settings: WorkerConfig, say: Say = lambda _: None) ->
         },
         "requests": log.describe(requests),
         "settings": {
-            "max_model_len": needs.max_model_len,
-            "max_num_seqs": needs.max_num_seqs,
+            "max_model_len": capacity.max_model_len,
+            "max_num_seqs": capacity.max_num_seqs,
             "quantization": settings.quantization,
             "lm_head_quantization": settings.lm_head_quantization,
             "embedding_quantization": settings.embedding_quantization,
             "kv_cache_dtype": settings.kv_cache_dtype,
             "num_too_long": sum(
-                each.num_prompt_tokens + each.num_output_tokens > needs.max_model_len
+                each.num_prompt_tokens + each.num_output_tokens > capacity.max_model_len
                 for each in requests
             ),
         },
@@ -139,7 +139,8 @@ def _on(
     except ConfigError as error:
         return {"name": name, "problem": str(error)}
     totals = log.describe(requests)["total_tokens"]
-    needs = fit.memory.requirements
+    needs, longest = fit.memory.requirements, fit.capacity.max_model_len
+    lengths = {"longest": longest, "p50": totals["p50"], "p95": totals["p95"]}
     found = {
         "name": name,
         "num_cards": fit.num_cards,
@@ -148,11 +149,8 @@ def _on(
         "weights_bytes": needs.weights,
         "step_bytes": needs.peak,
         "kv_cache_bytes": fit.memory.kv_cache,
-        "kv_cache_tokens": fit.num_tokens,
-        "concurrency": {
-            "longest": fit.num_tokens / needs.max_model_len,
-            **{name: fit.num_tokens / totals[name] for name in ("p50", "p95")},
-        },
+        "kv_cache_tokens": fit.num_tokens(longest),
+        "concurrency": {name: fit.num_tokens(each) / each for name, each in lengths.items()},
     }
     times = _times(given, settings, footprint, card, fit, say)
     if times is None:
@@ -161,7 +159,7 @@ def _on(
     def say_workers(num: int) -> None:
         say(f"plays requests on {name}, workers: {num} …")
 
-    return found | _play(given, settings, fit, requests, *times, say_workers)
+    return found | _play(given, fit, requests, *times, say_workers)
 
 
 def _times(
@@ -195,12 +193,11 @@ def _times(
         update={"speculative_config": type(settings.speculative_config)(method="none")}
     )
     mesh = ON_SHARED_CORES if shares_its_cores(settings) else ON_CORES_OF_ITS_OWN
-    return measure(alone, footprint, fit.memory.requirements.max_num_seqs), mesh
+    return measure(alone, footprint, fit.capacity.max_num_seqs), mesh
 
 
 def _play(
     given: Namespace,
-    settings: WorkerConfig,
     fit: "Fit",
     requests: list[Request],
     times: "StepTimes",
@@ -210,14 +207,13 @@ def _play(
     from cli.plan import sizing
     from cli.plan.replay import Played, Replay
 
-    needs = fit.memory.requirements
-    capacity = fit.capacity(settings)
+    capacity = fit.capacity
     some = requests[: given.num_played]
     is_timed = some[0].arrived_s is not None
 
     def play(num_workers: int) -> Played:
         say_workers(num_workers)
-        concurrency = 0 if is_timed else (given.concurrency or needs.max_num_seqs)
+        concurrency = 0 if is_timed else (given.concurrency or capacity.max_num_seqs)
         return Replay(capacity, times, mesh, num_workers).run(some, concurrency)
 
     has_to_choose = is_timed or given.goodput
@@ -225,9 +221,9 @@ def _play(
         sizing.enough_workers(play, given.goodput) if has_to_choose else sizing.Enough(1, play(1))
     )
     steps = {
-        str(rows): 1e3 * times.seconds(rows, rows * needs.max_model_len // 2, 0)
+        str(rows): 1e3 * times.seconds(rows, rows * capacity.max_model_len // 2, 0)
         for rows in (1, 8, 32, 128)
-        if rows <= needs.max_num_seqs
+        if rows <= capacity.max_num_seqs
     }
     found: dict[str, Any] = {
         "step_ms": steps,

@@ -1,18 +1,20 @@
 """Machines for a worker, and the number of KV blocks that fit."""
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
+from msgspec import structs
 
 from cli.plan.cards import Card
 from services.worker.engine.host import HostEngine
 from services.worker.machine.hardware import Memory, choose_device, read_memory
 from services.worker.startup.footprint import Footprint
-from services.worker.startup.loaded_model import DEFAULT_BATCHED_TOKENS
 from services.worker.startup.plan_memory import MemoryReport, MemoryRequirements, plan_memory
 from shared.errors import ConfigError
 from shared.process.cores import num_cores
 from shared.settings.worker import WorkerConfig
+from shared.wire.kv_groups import tokens_that_fit
 from shared.wire.messages import Capacity
 
 NUMBERS_OF_CARDS = (1, 2, 4, 8, 16)
@@ -27,21 +29,17 @@ class Fit:
     num_cards: int
     memory: MemoryReport
 
-    @property
-    def num_tokens(self) -> int:
-        """Tokens in the KV cache."""
-        return self.memory.num_blocks * self.memory.requirements.block_size
+    def num_tokens(self, length: float) -> int:
+        """Tokens in the KV cache if it is full of requests of this ``length``."""
+        return tokens_that_fit(self.memory.capacity, math.ceil(length))
 
-    def capacity(self, settings: WorkerConfig) -> Capacity:
+    @property
+    def capacity(self) -> Capacity:
         """The capacity this worker would report, without drafts."""
-        needs = self.memory.requirements
-        default = DEFAULT_BATCHED_TOKENS[self.device.type]
-        return Capacity(
-            self.memory.num_blocks,
-            needs.block_size,
-            needs.max_num_seqs,
-            settings.max_num_batched_tokens or default,
-            needs.max_model_len,
+        return structs.replace(
+            self.memory.capacity,
+            num_speculative_tokens=0,
+            pooled_size=0,
             max_num_steps=HostEngine.max_num_steps if self.device.type == "cpu" else 1,
         )
 

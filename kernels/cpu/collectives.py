@@ -89,12 +89,13 @@ class Collectives:
 
     def gather(self, part: Tensor) -> Tensor:
         """Each rank's part […] → [size, …], of any type."""
+        if not part.numel():
+            return part.new_empty(self._size, *part.shape)
         ours = part.contiguous().flatten().view(torch.uint8)
         num_words = -(-len(ours) // WORD_BYTES)
         words = functional.pad(ours, (0, num_words * WORD_BYTES - len(ours)))
         parts = ours.new_empty(self._size, len(words))
-        if num_words:
-            check_wires(self._gather(address(words), ctypes.c_size_t(num_words), address(parts)))
+        check_wires(self._gather(address(words), ctypes.c_size_t(num_words), address(parts)))
         return parts[:, : len(ours)].contiguous().view(part.dtype).view(self._size, *part.shape)
 
     def first(self, own: Tensor) -> Tensor:

@@ -10,13 +10,19 @@ struct RandomRows;
 extern "C" void shoal_sample(const float* logits, const float* adjusted, int num_rows, int n,
                              int num_computed, const RandomRows* random, int64_t* tokens);
 
+// The blocks of R rows in one group of layers.
+struct DecodeGroup {
+  int64_t* slot_mapping;  // [R]
+  const int64_t* tables;  // [R, table_stride]
+};
+
 // R rows. A step updates the same arrays that the programs and `random` read.
 struct DecodeRows {
   int32_t num_rows, block_size;
-  int32_t* ids;                                  // [R]: last known token
-  int64_t *positions, *slot_mapping, *num_keys;  // [R]
-  const int64_t* tables;                         // [R, table_stride]
-  int32_t table_stride, num_random;
+  int32_t* ids;                   // [R]: last known token
+  int64_t *positions, *num_keys;  // [R]
+  const DecodeGroup* groups;      // [num_groups]
+  int32_t num_groups, table_stride, num_random;
   int64_t* random_positions;   // [num_random]
   const int64_t* rooms;        // [R]: tokens that may follow
   const uint8_t* ignores_eos;  // [R]
@@ -37,11 +43,11 @@ struct DecodeRows {
 
   void go_on(const int64_t* tokens) {
     for (int r = 0; r < num_rows; r++) {
-      int64_t position = ++positions[r], block = position / block_size;
+      int64_t position = ++positions[r], place = (int64_t)r * table_stride + position / block_size;
       ids[r] = (int32_t)tokens[r];
       num_keys[r]++;
-      slot_mapping[r] =
-          tables[(size_t)r * table_stride + block] * block_size + position % block_size;
+      for (int g = 0; g < num_groups; g++)
+        groups[g].slot_mapping[r] = groups[g].tables[place] * block_size + position % block_size;
     }
     for (int i = 0; i < num_random; i++) random_positions[i]++;
   }

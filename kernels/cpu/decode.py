@@ -12,17 +12,20 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.operators import Int, Pointer, address, array_address
-from kernels.cpu.program import KVPair, NativeProgram
+from kernels.cpu.program import GroupBlocks, KVPair, NativeProgram
 from kernels.cpu.sampler import random_struct
-from kernels.paged_attention import AttentionBatch
 from kernels.sample import RandomRows
+
+
+class _DecodeGroup(ctypes.Structure):
+    _fields_ = [(name, Pointer) for name in ("slot_mapping", "tables")]
 
 
 class _DecodeRows(ctypes.Structure):
     _fields_ = [
         *((name, Int) for name in ("num_rows", "block_size")),
-        *((name, Pointer) for name in ("ids", "positions", "slot_mapping", "num_keys", "tables")),
-        *((name, Int) for name in ("table_stride", "num_random")),
+        *((name, Pointer) for name in ("ids", "positions", "num_keys", "groups")),
+        *((name, Int) for name in ("num_groups", "table_stride", "num_random")),
         *((name, Pointer) for name in ("random_positions", "rooms", "ignores_eos")),
         *((name, Int) for name in ("num_eos", "vocab_size")),
         *((name, Pointer) for name in ("eos_ids", "logits", "random")),
@@ -35,8 +38,7 @@ class DecodeRows(NamedTuple):
 
     input_ids: Tensor  # [R] int32
     positions: Tensor  # [R] int64
-    slot_mapping: Tensor  # [R] int64
-    attention: AttentionBatch
+    groups: Sequence[GroupBlocks]
     kv_caches: Sequence[KVPair]
     random: RandomRows | None
     rooms: np.ndarray  # [R] int64: tokens that may follow, at least one
@@ -56,15 +58,15 @@ class NativeDecoder:
     def run(self, rows: DecodeRows, num_steps: int) -> np.ndarray:
         """Runs at most ``num_steps`` steps, until a row ends; each samples one token per row.
         Returns [n, R] int64: token ids, or a negative error code as in ``NativeSampler.sample``."""
-        places = rows.positions, rows.slot_mapping, rows.attention, rows.kv_caches
-        trunk = self._trunk.prepare([rows.input_ids], *places)
+        trunk = self._trunk.prepare([rows.input_ids], rows.positions, rows.groups, rows.kv_caches)
         head = self._head.prepare([trunk.out])
-        tables, random = rows.attention.block_tables, rows.random
+        attention, random = rows.groups[0].attention, rows.random
+        groups = (_DecodeGroup * len(rows.groups))(*map(_group, rows.groups))
         drawn = random_struct(random)
         struct = _DecodeRows(
-            *(len(rows.input_ids), rows.attention.block_size),
-            *(address(each) for each in (rows.input_ids, rows.positions, rows.slot_mapping)),
-            *(array_address(rows.attention.num_keys), array_address(tables), tables.shape[1]),
+            *(len(rows.input_ids), attention.block_size),
+            *(address(rows.input_ids), address(rows.positions), array_address(attention.num_keys)),
+            *(ctypes.cast(groups, Pointer), len(groups), attention.block_tables.shape[1]),
             *(0, None) if random is None else (len(random.rows), address(random.positions)),
             *(array_address(rows.rooms), address(torch.from_numpy(rows.ignores_eos))),
             *(len(self._eos_ids), head.out.shape[1], array_address(self._eos_ids)),
@@ -75,3 +77,8 @@ class NativeDecoder:
         decode = self._trunk.library.decode
         num = decode(*programs, ctypes.byref(struct), num_steps, array_address(tokens))
         return tokens[:num]
+
+
+def _group(blocks: GroupBlocks) -> _DecodeGroup:
+    tables = blocks.attention.block_tables
+    return _DecodeGroup(address(blocks.slot_mapping), array_address(tables))

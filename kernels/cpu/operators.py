@@ -45,6 +45,7 @@ class Kind(IntEnum):
     LATENT = 10  # wide → narrow
     BEND = 11  # wide, in place
     SUM = 12  # wide of each rank → wide
+    SHORT_CONV = 13  # wide → narrow
 
 
 class Form(IntEnum):
@@ -109,12 +110,12 @@ class ExpertsStruct(ctypes.Structure):
 
 class OperatorStruct(ctypes.Structure):
     _fields_ = [
-        *((name, Int) for name in ("kind", "in", "out", "second", "layer", "size")),
+        *((name, Int) for name in ("kind", "in", "out", "second", "layer", "group", "size")),
         *((name, Int) for name in ("is_wide", "adds", "first", "num")),
         *((name, Float) for name in ("scale", "eps", "alpha", "beta")),
         ("norm", Pointer),
         ("weight", MatrixStruct),
-        *((name, Pointer) for name in ("rows", "heads", "order", "experts", "latents")),
+        *((name, Pointer) for name in ("rows", "heads", "order", "experts", "latents", "columns")),
     ]
 
 
@@ -126,6 +127,13 @@ class LatentsStruct(ctypes.Structure):
         *((name, Float) for name in ("eps", "scale")),
         *((name, Pointer) for name in ("norm", "cos", "sin")),
         *((name, MatrixStruct) for name in ("keys", "values")),
+    ]
+
+
+class ColumnsStruct(ctypes.Structure):
+    _fields_ = [
+        *((name, Int) for name in ("num_parts", "part", "width")),
+        *((name, Pointer) for name in ("weight", "bias")),
     ]
 
 
@@ -278,6 +286,31 @@ class PackedExperts:
         return experts
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedColumns:
+    """``weight`` [width, size] and ``bias`` [size] of a short convolution, float32; the cache has
+    ``num_parts`` parts of a token."""
+
+    num_parts: int
+    part: int
+    width: int
+    weight: Tensor
+    bias: Tensor | None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [each for each in (self.weight, self.bias) if each is not None]
+
+    def struct(self) -> ColumnsStruct:
+        return ColumnsStruct(
+            num_parts=self.num_parts,
+            part=self.part,
+            width=self.width,
+            weight=address(self.weight),
+            bias=address(self.bias),
+        )
+
+
 def _structs(matrices: list[PackedMatrix]) -> ctypes.Array[MatrixStruct]:
     return (MatrixStruct * len(matrices))(*(each.struct() for each in matrices))
 
@@ -298,6 +331,7 @@ class Operator:
     size: int
     second: int = 0
     layer: int = 0
+    group: int = 0
     is_wide: bool = False
     adds: bool = False
     first: int = 0
@@ -312,11 +346,12 @@ class Operator:
     order: Tensor | None = None
     experts: PackedExperts | None = None
     latents: PackedLatents | None = None
+    columns: PackedColumns | None = None
 
     @property
     def tensors(self) -> list[Tensor]:
         own = [tensor for tensor in (self.norm, self.rows, self.order) if tensor is not None]
-        parts = (self.weight, self.heads, self.experts, self.latents)
+        parts = (self.weight, self.heads, self.experts, self.latents, self.columns)
         return sum([each.tensors for each in parts if each is not None], own)
 
     def struct(
@@ -324,16 +359,17 @@ class Operator:
         heads: HeadsStruct | None,
         experts: ExpertsStruct | None,
         latents: LatentsStruct | None,
+        columns: ColumnsStruct | None,
     ) -> OperatorStruct:
         """The caller must keep the given structures alive."""
         matrix = MatrixStruct() if self.weight is None else self.weight.struct()
         return OperatorStruct(
-            *(self.kind, self.source, self.out, self.second, self.layer, self.size),
+            *(self.kind, self.source, self.out, self.second, self.layer, self.group, self.size),
             *(self.is_wide, self.adds, self.first, self.num),
             *(self.scale, self.eps, *CURVES[self.act]),
             *(address(self.norm), matrix),
             *(address(self.rows), _place(heads), address(self.order)),
-            *(_place(experts), _place(latents)),
+            *(_place(experts), _place(latents), _place(columns)),
         )
 
 

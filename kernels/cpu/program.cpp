@@ -7,6 +7,7 @@
 #include "experts.h"
 #include "latent.h"
 #include "ranks.h"
+#include "short_conv.h"
 
 namespace {
 
@@ -48,7 +49,8 @@ enum Kind : int32_t {
   OPEN,
   LATENT,
   BEND,
-  SUM
+  SUM,
+  SHORT_CONV
 };
 
 // `in` and `out` are buffers: wide ones are float32, the others of the weights' type T.
@@ -57,6 +59,7 @@ struct Operator {
   int32_t in, out;
   int32_t second;      // ATTEND: a buffer for queries; EXPERTS, OPEN: input of the router or gate
   int32_t layer;       // ATTEND, LATENT: index of the cache
+  int32_t group;       // ATTEND, LATENT, SHORT_CONV: index of the layer's group
   int32_t size;        // of a row of `in`; EMBED: of `out`
   int32_t is_wide;     // NORM: `out` is wide
   int32_t adds;        // NORM, LINEAR, EXPERTS, SUM: adds to `out`
@@ -71,12 +74,19 @@ struct Operator {
   const int64_t* order;    // ORDER: [size]
   const Experts* experts;  // EXPERTS
   const Latents* latents;  // LATENT
+  const ShortConv* short_conv;  // SHORT_CONV
+};
+
+// The blocks of a step in one group of layers; other groups differ in tables and slot mapping only.
+struct Group {
+  const int64_t* slot_mapping;  // [num_tokens]
+  Rows rows;
 };
 
 struct Step {
   int32_t num_tokens, block_size;
-  const int64_t *positions, *slot_mapping;  // [num_tokens]
-  Rows rows;
+  const int64_t* positions;  // [num_tokens]
+  const Group* groups;
   void* const* caches;   // one per layer
   float* const* scales;  // of quantized caches, one per layer
   void* const* buffers;  // [num_tokens, size] each
@@ -117,6 +127,7 @@ template <class T, class W>
 struct Prepare {
   const Heads& heads;
   const Step& step;
+  const int64_t* slot_mapping;
   Cache<W> cache;
   float* x;              // [num_tokens, num_heads + 2 · num_kv_heads, head_dim]
   T* query;              // [num_tokens, num_heads, head_dim]
@@ -146,9 +157,9 @@ struct Prepare {
     }
     // All tokens are written before attention starts, so a next slot of the same step counts as
     // written.
-    bool is_last = t + 1 == step.num_tokens || step.slot_mapping[t + 1] != step.slot_mapping[t] + 1;
+    bool is_last = t + 1 == step.num_tokens || slot_mapping[t + 1] != slot_mapping[t] + 1;
     for (int h = 0; h < num_kv_heads; h++, head += dim)
-      cache.write(step.slot_mapping[t], h, head - num_kv_heads * dim, head, is_last);
+      cache.write(slot_mapping[t], h, head - num_kv_heads * dim, head, is_last);
   }
 
   // Ranks have equal numbers of query heads and of KV heads, and each KV head is on the same number
@@ -189,8 +200,9 @@ void attend(const Operator& op, const Step& step, float* x, T* out) {
                     heads.num_kv_heads, heads.head_dim};
   T* query = (T*)step.buffers[op.second];
   const float* squares = squares_of_ranks(heads, x, step.num_tokens);
-  Prepare<T, W>{heads, step, cache, x, query, squares}.run();
-  Attention<T, W>{step.rows,       cache,       units,        query,         out,        partials,
+  const Group& group = step.groups[op.group];
+  Prepare<T, W>{heads, step, group.slot_mapping, cache, x, query, squares}.run();
+  Attention<T, W>{group.rows,      cache,       units,        query,         out,        partials,
                   heads.num_heads, heads.scale, heads.window, heads.softcap, heads.sinks}
       .run();
 }
@@ -229,15 +241,16 @@ void attend_latents(const Latents& of, const Operator& op, const Step& step) {
   LatentShape shape = {of.num_heads, of.rank,      of.nope_dim,
                        of.rope_dim,  of.value_dim, (bool)of.is_interleaved};
   Rotation rotation = {step.positions, of.cos, of.sin, of.rope_dim, shape.is_interleaved};
+  const Group& group = step.groups[op.group];
   int num = step.num_tokens;
   T* cache = (T*)step.caches[op.layer];
   T *queries = (T*)step.buffers[of.queries], *attended = (T*)step.buffers[of.attended];
   write_latents(shape, rotation, (const float*)step.buffers[of.latent], of.norm, of.eps, num,
-                step.slot_mapping, cache);
+                group.slot_mapping, cache);
   const float* made = (const float*)step.buffers[op.in];
   LatentQueries<T>{shape, rotation, made, num, packed<T>(of.keys), queries}.run();
-  int heads_at_once = prepare_latents(step.rows, of.num_heads);
-  LatentAttention<T>{step.rows,     cache,    step.block_size,   latent_units,
+  int heads_at_once = prepare_latents(group.rows, of.num_heads);
+  LatentAttention<T>{group.rows,    cache,    step.block_size,   latent_units,
                      queries,       attended, latent_partials,   of.num_heads,
                      heads_at_once, of.rank,  shape.entry_dim(), of.scale}
       .run();
@@ -365,7 +378,7 @@ void run(const Operator* ops, int num_ops, const Step& step) {
         });
         break;
       case ATTEND:
-        prepared.prepare(*op.heads, step.rows);
+        prepared.prepare(*op.heads, step.groups[op.group].rows);
         attend<T>(op, step, (float*)in, (T*)out);
         break;
       case ORDER:
@@ -383,6 +396,13 @@ void run(const Operator* ops, int num_ops, const Step& step) {
         open_rows((const float*)step.buffers[op.second], op.weight, (const float*)in, num, op.size,
                   (float*)out);
         break;
+      case SHORT_CONV: {
+        const Group& group = step.groups[op.group];
+        ColumnCache<T> cache = {step.caches + op.layer, op.short_conv->part};
+        run_short_conv<T>(*op.short_conv, cache, group.rows, group.slot_mapping, step.block_size,
+                          (const float*)in, num, op.size, (T*)out);
+        break;
+      }
       case SUM:
         sum_ranks((const float*)in, num, op.size, (const float*)op.rows, op.adds, op.scale,
                   (float*)out);

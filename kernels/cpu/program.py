@@ -30,11 +30,14 @@ class _Rows(ctypes.Structure):
     ]
 
 
+class _GroupStruct(ctypes.Structure):
+    _fields_ = [("slot_mapping", Pointer), ("rows", _Rows)]
+
+
 class StepStruct(ctypes.Structure):
     _fields_ = [
         *((name, Int) for name in ("num_tokens", "block_size")),
-        *((name, Pointer) for name in ("positions", "slot_mapping")),
-        ("rows", _Rows),
+        *((name, Pointer) for name in ("positions", "groups")),
         *((name, Pointer) for name in ("caches", "scales", "buffers")),
         ("cached", Int),
     ]
@@ -49,9 +52,10 @@ class ProgramStruct(ctypes.Structure):
 
 
 class Prepared(NamedTuple):
-    """Arguments of a prepared step and its output tensor."""
+    """Arguments of a prepared step, the memory that they point to, and its output tensor."""
 
     program: ProgramStruct
+    groups: "ctypes.Array[_GroupStruct]"
     out: Tensor
 
 
@@ -64,6 +68,13 @@ class Buffer(NamedTuple):
 
 # The entries of a layer, and their scales if they are quantized.
 KVPair = tuple[Tensor, Tensor | None]
+
+
+class GroupBlocks(NamedTuple):
+    """The blocks of T tokens in one group of layers."""
+
+    slot_mapping: Tensor  # [T] int64
+    attention: AttentionBatch
 
 
 class _Caches:
@@ -109,9 +120,10 @@ class NativeProgram:
         self._heads = [each.heads.struct() if each.heads else None for each in operators]
         self._experts = [each.experts.struct() if each.experts else None for each in operators]
         self._latents = [each.latents.struct() if each.latents else None for each in operators]
-        parts = zip(operators, self._heads, self._experts, self._latents, strict=True)
+        self._columns = [each.columns.struct() if each.columns else None for each in operators]
+        own = zip(self._heads, self._experts, self._latents, self._columns, strict=True)
         self._structs = (OperatorStruct * len(operators))(
-            *(each.struct(heads, experts, latents) for each, heads, experts, latents in parts)
+            *(each.struct(*structs) for each, structs in zip(operators, own, strict=True))
         )
         self._places = (Pointer * len(buffers))()
         self._scratch = set(range(num_inputs, len(buffers))) - {output}
@@ -124,12 +136,11 @@ class NativeProgram:
         self,
         inputs: Sequence[Tensor],
         positions: Tensor | None = None,
-        slot_mapping: Tensor | None = None,
-        attention: AttentionBatch | None = None,
+        groups: Sequence[GroupBlocks] = (),
         kv_caches: Sequence[KVPair] = (),
     ) -> Tensor:
         """Prepares a step and runs it; arguments as in ``prepare``."""
-        prepared = self.prepare(inputs, positions, slot_mapping, attention, kv_caches)
+        prepared = self.prepare(inputs, positions, groups, kv_caches)
         check_wires(self.library.run(self._structs, len(self._structs), prepared.program.step))
         return prepared.out
 
@@ -137,24 +148,24 @@ class NativeProgram:
         self,
         inputs: Sequence[Tensor],
         positions: Tensor | None = None,
-        slot_mapping: Tensor | None = None,
-        attention: AttentionBatch | None = None,
+        groups: Sequence[GroupBlocks] = (),
         kv_caches: Sequence[KVPair] = (),
     ) -> Prepared:
-        """inputs [T, …] each float32, or int32 ids; positions and slot_mapping [T] int64. Programs
-        with attention need these, the attention batch and the caches. Returns a step with output
-        [T, size] float32, whose memory the next prepared step reuses.
+        """inputs [T, …] each float32, or int32 ids; positions [T] int64. Programs with attention
+        need these, the groups of layers and the caches. Returns a step with output [T, size]
+        float32, whose memory the next prepared step reuses.
 
         ``kv_caches`` is usually the same list in every run. ``cache.h`` documents the layout; only
         the sizes of caches and scales are read here. All caches have the library's type, or all the
         same quantized type.
         """
         num_tokens = len(inputs[0])
-        places = [each for each in (positions, slot_mapping) if each is not None]
+        places = [each.slot_mapping for each in groups]
+        places += [] if positions is None else [positions]
         if any(len(each) != num_tokens for each in (*inputs, *places)):
-            raise ValueError("inputs, positions and slot_mapping differ in their number of tokens")
+            raise ValueError("inputs, positions and slot mappings differ in their number of tokens")
         if any(each.dtype != torch.int64 or not each.is_contiguous() for each in places):
-            raise ValueError("positions or slot_mapping are not int64, or not contiguous")
+            raise ValueError("positions or slot mappings are not int64, or not contiguous")
         out = inputs[self._output] if self._gives_input else self._out(num_tokens)
         for place, tensor in enumerate(inputs):
             if not tensor.is_contiguous() or tensor.dtype not in (torch.float32, torch.int32):
@@ -164,18 +175,19 @@ class NativeProgram:
         self._make_room(num_tokens)
         if kv_caches is not self._caches.pairs:
             self._caches = _Caches(kv_caches, self.library.dtype)
+        structs = (_GroupStruct * len(groups))(*map(_group, groups))
         step = StepStruct(
             num_tokens=num_tokens,
-            block_size=0 if attention is None else attention.block_size,
+            block_size=groups[0].attention.block_size if groups else 0,
             positions=address(positions),
-            slot_mapping=address(slot_mapping),
-            rows=_Rows() if attention is None else _rows(attention),
+            groups=ctypes.cast(structs, Pointer),
             caches=ctypes.cast(self._caches.entries, Pointer),
             scales=ctypes.cast(self._caches.scales, Pointer),
             buffers=ctypes.cast(self._places, Pointer),
             cached=self._caches.cached,
         )
-        return Prepared(ProgramStruct(self._structs, len(self._structs), ctypes.pointer(step)), out)
+        program = ProgramStruct(self._structs, len(self._structs), ctypes.pointer(step))
+        return Prepared(program, structs, out)
 
     def _out(self, num_tokens: int) -> Tensor:
         return torch.empty(num_tokens, self._buffers[self._output].size)
@@ -188,6 +200,10 @@ class NativeProgram:
             size, dtype = self._buffers[place]
             self._tensors[place] = torch.empty(num_tokens * size, dtype=dtype)
             self._places[place] = self._tensors[place].data_ptr()
+
+
+def _group(blocks: GroupBlocks) -> _GroupStruct:
+    return _GroupStruct(address(blocks.slot_mapping), _rows(blocks.attention))
 
 
 def _rows(attention: AttentionBatch) -> _Rows:

@@ -30,15 +30,29 @@ def decode_inputs(
     is_valid = columns < num_valid[:, None]  # [B, w]
     ids = torch.where(is_valid, state.ids[slots, :width], 0)
     positions = torch.where(is_valid, starts[:, None] + columns, starts[:, None]).long()
-    blocks = state.block_tables[slots].gather(1, positions // block_size)
-    slot_mapping = blocks * block_size + positions % block_size
-    slot_mapping = torch.where(is_valid, slot_mapping, null_block * block_size)
+    slot_mapping = kv_slots_of(state, slots, positions, is_valid, block_size, null_block)
     return DecodeInputs(
         ids.flatten(),
         positions.flatten(),
-        slot_mapping.flatten(),
+        slot_mapping,
         starts,
         num_valid.int(),
         slots.int().repeat_interleave(width),
         positions.flatten() + 1,
     )
+
+
+def kv_slots_of(
+    state: SlotState,
+    slots: Tensor,
+    positions: Tensor,
+    is_valid: Tensor,
+    block_size: int,
+    null_block: int,
+) -> Tensor:
+    """``positions`` and ``is_valid`` [R, w] of ``slots`` [R] int64 → their KV entries in each group
+    of layers [G, R * w]; invalid ones are in the null block."""
+    tables = state.block_tables[:, slots]  # [G, R, max_blocks]
+    places = (positions // block_size).expand(len(tables), -1, -1)
+    kv_slots = tables.gather(2, places) * block_size + positions % block_size
+    return torch.where(is_valid, kv_slots, null_block * block_size).flatten(1)

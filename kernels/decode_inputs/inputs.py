@@ -10,7 +10,8 @@ class DecodeInputs(NamedTuple):
 
     input_ids: Tensor  # [B * w] int32
     positions: Tensor  # [B * w] int64
-    slot_mapping: Tensor  # [B * w] int64: KV entry of a token, block * block_size + offset
+    # [G, B * w] int64: KV entry of a token in each group, block * block_size + offset
+    slot_mapping: Tensor
     starts: Tensor  # [B] int32: the position of the first token
     num_valid: Tensor  # [B] int32: tokens of the row; 0 for a closed slot
     token_slots: Tensor  # [B * w] int32

@@ -19,15 +19,16 @@ def decode_inputs(
         for column in range(width):
             is_valid = column < num
             position = start + column if is_valid else start
-            block = int(state.block_tables[slot, position // block_size])
+            blocks = state.block_tables[:, slot, position // block_size]
             ids.append(int(state.ids[slot, column]) if is_valid else 0)
             positions.append(position)
-            kv_slot = block * block_size + position % block_size
-            slot_mapping.append(kv_slot if is_valid else null_block * block_size)
+            kv_slots = blocks.long() * block_size + position % block_size
+            nowhere = torch.full_like(kv_slots, null_block * block_size)
+            slot_mapping.append(kv_slots if is_valid else nowhere)
     return DecodeInputs(
         torch.tensor(ids, dtype=torch.int32),
         torch.tensor(positions),
-        torch.tensor(slot_mapping),
+        torch.stack(slot_mapping, 1),
         torch.tensor(starts, dtype=torch.int32),
         torch.tensor(nums, dtype=torch.int32),
         torch.tensor([slot for slot in slots.tolist() for _ in range(width)], dtype=torch.int32),

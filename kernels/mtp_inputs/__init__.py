@@ -7,6 +7,7 @@ The pair (h of q − 1, t of q) is entry q of the head's KV cache; its rotary po
 import torch
 from torch import Tensor
 
+from kernels.decode_inputs import kv_slots_of
 from kernels.dispatch import runs_triton
 from kernels.mtp_inputs.pairs import Pairs
 from kernels.slot_state import SlotState
@@ -87,17 +88,14 @@ def _pairs(
     num_rows, width = ids.shape
     columns = torch.arange(width, dtype=torch.int32, device=ids.device)
     rows = torch.where(is_valid, firsts[:, None] + columns, firsts[:, None]).long()
-    blocks = state.block_tables[slots.long()].gather(1, rows // block_size)
-    slot_mapping = torch.where(
-        is_valid, blocks * block_size + rows % block_size, null_block * block_size
-    )
+    longs = slots.long()
     return Pairs(
         ids.flatten(),
         (rows - 1).flatten(),
-        slot_mapping.flatten(),
+        kv_slots_of(state, longs, rows, is_valid, block_size, null_block),
         firsts,
-        state.mtp_starts[slots.long()],
+        state.mtp_starts[longs],
         torch.arange(num_rows, device=ids.device) * width + lasts,
-        (state.num_tokens + state.num_drafts)[slots.long()].long(),
+        (state.num_tokens + state.num_drafts)[longs].long(),
         counts,
     )

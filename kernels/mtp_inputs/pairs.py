@@ -11,7 +11,8 @@ class Pairs(NamedTuple):
 
     input_ids: Tensor  # [R * w] int32
     positions: Tensor  # [R * w] int64
-    slot_mapping: Tensor  # [R * w] int64: KV entry of a pair, block * block_size + offset
+    # [G, R * w] int64: KV entry of a pair in each group, block * block_size + offset
+    slot_mapping: Tensor
     starts: Tensor  # [R] int32: the place of a row's first pair
     first_keys: Tensor  # [R] int32: places before it have no pairs
     lasts: Tensor  # [R] int64: the pair of each draft, among all R * w

@@ -2,7 +2,7 @@
 
 from kernels.slot_state import SlotState
 
-Pair = tuple[int, int, int]  # id, position, place
+Pair = tuple[int, int, tuple[int, ...]]  # id, position, place in each group
 
 
 def step_row(
@@ -21,7 +21,7 @@ def step_row(
             row = first + column
             pairs.append((max(token, 0), row - 1, _place(state, slot, row, block_size)))
         else:
-            pairs.append((0, first - 1, null_block * block_size))
+            pairs.append((0, first - 1, _nowhere(state, block_size, null_block)))
     return pairs, first, int(state.mtp_starts[slot])
 
 
@@ -32,7 +32,7 @@ def draft_row(
     num, known = int(state.num_drafts[slot]), int(state.num_tokens[slot])
     token, seen = int(state.ids[slot, num]), int(state.mtp_starts[slot])
     if not num or not state.is_open[slot]:
-        return (token, known - 1, null_block * block_size), known, seen
+        return (token, known - 1, _nowhere(state, block_size, null_block)), known, seen
     row = known + num - 1
     return (token, row - 1, _place(state, slot, row, block_size)), row, seen
 
@@ -42,5 +42,10 @@ def target_of(state: SlotState, slot: int) -> int:
     return int(state.num_tokens[slot]) + int(state.num_drafts[slot])
 
 
-def _place(state: SlotState, slot: int, row: int, block_size: int) -> int:
-    return int(state.block_tables[slot, row // block_size]) * block_size + row % block_size
+def _place(state: SlotState, slot: int, row: int, block_size: int) -> tuple[int, ...]:
+    blocks = state.block_tables[:, slot, row // block_size].tolist()
+    return tuple(block * block_size + row % block_size for block in blocks)
+
+
+def _nowhere(state: SlotState, block_size: int, null_block: int) -> tuple[int, ...]:
+    return len(state.block_tables) * (null_block * block_size,)

@@ -5,9 +5,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from kernels.decode_inputs.triton import kv_slots_of
+from kernels.decode_inputs.triton import groups_of, store_kv_slots
 from kernels.mtp_inputs.pairs import Pairs
-from kernels.sizes import next_power_of_2
+from kernels.sizes import empty_rows, next_power_of_2
 from kernels.slot_state import SlotState
 
 
@@ -22,31 +22,32 @@ def launch_step_pairs(
     null_block: int,
 ) -> Pairs:
     width = tokens.shape[1]
-    pairs = _empty_pairs(slots, width, num_emitted)
+    pairs = _empty_pairs(state, slots, width, num_emitted)
     step_pairs_kernel[len(slots),](
         slots, starts, num_valid, tokens, state.num_tokens, state.block_tables, state.mtp_starts,
-        state.mtp_ends, *pairs, *tokens.stride(), null_block * block_size,
-        state.block_tables.shape[1], width, block_size, next_power_of_2(width), num_warps=1,
+        state.mtp_ends, *pairs, *tokens.stride(), pairs.slot_mapping.stride(0),
+        null_block * block_size, *groups_of(state), width, block_size, next_power_of_2(width),
+        num_warps=1,
     )  # fmt: skip
     return pairs
 
 
 def launch_draft_pairs(state: SlotState, slots: Tensor, block_size: int, null_block: int) -> Pairs:
-    pairs = _empty_pairs(slots, 1, torch.empty_like(slots))
+    pairs = _empty_pairs(state, slots, 1, torch.empty_like(slots))
     draft_pairs_kernel[len(slots),](
         slots, state.ids, state.num_tokens, state.num_drafts, state.is_open, state.block_tables,
-        state.mtp_starts, *pairs, null_block * block_size, state.ids.shape[1],
-        state.block_tables.shape[1], block_size, num_warps=1,
+        state.mtp_starts, *pairs, pairs.slot_mapping.stride(0), null_block * block_size,
+        state.ids.shape[1], *groups_of(state), block_size, num_warps=1,
     )  # fmt: skip
     return pairs
 
 
-def _empty_pairs(slots: Tensor, width: int, counts: Tensor) -> Pairs:
+def _empty_pairs(state: SlotState, slots: Tensor, width: int, counts: Tensor) -> Pairs:
     num_rows = len(slots)
     return Pairs(
         slots.new_empty(num_rows * width),
         slots.new_empty(num_rows * width, dtype=torch.int64),
-        slots.new_empty(num_rows * width, dtype=torch.int64),
+        empty_rows(len(state.block_tables), num_rows * width, slots),
         slots.new_empty(num_rows),
         slots.new_empty(num_rows),
         slots.new_empty(num_rows, dtype=torch.int64),
@@ -55,19 +56,19 @@ def _empty_pairs(slots: Tensor, width: int, counts: Tensor) -> Pairs:
     )
 
 
-@triton.jit(do_not_specialize=["null_kv_slot"])
+@triton.jit(do_not_specialize=["mapping_stride", "null_kv_slot"])
 def step_pairs_kernel(
     p_slots,  # [R]
     p_starts,  # [R]
     p_num_valid,  # [R]
     p_tokens,  # [R, WIDTH]
     p_num_tokens,  # [N]
-    p_block_tables,  # [N, MAX_BLOCKS]
+    p_block_tables,  # [G, N, max_blocks]
     p_mtp_starts,  # [N]
     p_mtp_ends,  # [N]
     p_input_ids,  # [R, WIDTH]
     p_positions,  # [R, WIDTH]
-    p_slot_mapping,  # [R, WIDTH]
+    p_slot_mapping,  # [G, mapping_stride]
     p_firsts,  # [R]
     p_first_keys,  # [R]
     p_lasts,  # [R]
@@ -75,8 +76,10 @@ def step_pairs_kernel(
     p_num_emitted,  # [R]
     token_stride,
     token_step,
+    mapping_stride,
     null_kv_slot,
-    MAX_BLOCKS: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    TABLE_STRIDES: tl.constexpr,  # of groups and slots
     WIDTH: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_W: tl.constexpr,
@@ -91,13 +94,14 @@ def step_pairs_kernel(
     mtp_start, mtp_end = tl.load(p_mtp_starts + slot), tl.load(p_mtp_ends + slot)
     num_tokens = tl.load(p_num_tokens + slot)
     b_rows = tl.where(is_valid, first + o_w, first)
-    p_table = p_block_tables + slot * MAX_BLOCKS
-    b_slot_mapping = kv_slots_of(p_table, b_rows, is_valid, null_kv_slot, BLOCK_SIZE)
     mtp_start = tl.where((num_valid > 0) & (mtp_end != first), first, mtp_start)
     o_out = i_row * WIDTH + o_w
     tl.store(p_input_ids + o_out, tl.maximum(b_tokens, 0).to(tl.int32), mask=o_w < WIDTH)
     tl.store(p_positions + o_out, (b_rows - 1).to(tl.int64), mask=o_w < WIDTH)
-    tl.store(p_slot_mapping + o_out, b_slot_mapping, mask=o_w < WIDTH)
+    store_kv_slots(
+        p_slot_mapping + o_out, mapping_stride, p_block_tables, slot, b_rows, is_valid,
+        o_w < WIDTH, null_kv_slot, NUM_GROUPS, TABLE_STRIDES, BLOCK_SIZE,
+    )  # fmt: skip
     tl.store(p_firsts + i_row, first)
     tl.store(p_first_keys + i_row, mtp_start)
     last = tl.maximum(tl.load(p_num_emitted + i_row) - 1, 0)
@@ -108,26 +112,28 @@ def step_pairs_kernel(
     tl.store(p_mtp_ends + slot, tl.minimum(first + num_valid, num_tokens), mask=num_valid > 0)
 
 
-@triton.jit(do_not_specialize=["null_kv_slot"])
+@triton.jit(do_not_specialize=["mapping_stride", "null_kv_slot"])
 def draft_pairs_kernel(
     p_slots,  # [R]
     p_ids,  # [N, MAX_IDS]
     p_num_tokens,  # [N]
     p_num_drafts,  # [N]
     p_is_open,  # [N]
-    p_block_tables,  # [N, MAX_BLOCKS]
+    p_block_tables,  # [G, N, max_blocks]
     p_mtp_starts,  # [N]
     p_input_ids,  # [R]
     p_positions,  # [R]
-    p_slot_mapping,  # [R]
+    p_slot_mapping,  # [G, mapping_stride]
     p_firsts,  # [R]
     p_first_keys,  # [R]
     p_lasts,  # [R]
     p_targets,  # [R]
     p_counts,  # [R]
+    mapping_stride,
     null_kv_slot,
     MAX_IDS: tl.constexpr,
-    MAX_BLOCKS: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    TABLE_STRIDES: tl.constexpr,  # of groups and slots
     BLOCK_SIZE: tl.constexpr,
 ):
     i_row = tl.program_id(0)
@@ -137,11 +143,12 @@ def draft_pairs_kernel(
     first_key = tl.load(p_mtp_starts + slot)
     token = tl.load(p_ids + slot * MAX_IDS + num_drafts)
     first = tl.where(has_drafts, num_tokens + num_drafts - 1, num_tokens)
-    p_table = p_block_tables + slot * MAX_BLOCKS
-    kv_slot = kv_slots_of(p_table, first, has_drafts, null_kv_slot, BLOCK_SIZE)
     tl.store(p_input_ids + i_row, token)
     tl.store(p_positions + i_row, (first - 1).to(tl.int64))
-    tl.store(p_slot_mapping + i_row, kv_slot)
+    store_kv_slots(
+        p_slot_mapping + i_row, mapping_stride, p_block_tables, slot, first, has_drafts, None,
+        null_kv_slot, NUM_GROUPS, TABLE_STRIDES, BLOCK_SIZE,
+    )  # fmt: skip
     tl.store(p_firsts + i_row, first)
     tl.store(p_first_keys + i_row, first_key)
     tl.store(p_lasts + i_row, i_row.to(tl.int64))

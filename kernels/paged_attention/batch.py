@@ -1,7 +1,7 @@
 """The rows of a step and their blocks, prepared on the host."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -45,6 +45,13 @@ class AttentionBatch:
     _groups: dict[int | None, list[Group]] = field(  # by window
         default_factory=dict, init=False, repr=False, compare=False
     )
+    _masks: dict[tuple[int, int | None], Tensor | None] = field(  # by first row and window
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def with_tables(self, block_tables: np.ndarray) -> "AttentionBatch":
+        """The same rows in layers with other ``block_tables``."""
+        return replace(self, block_tables=block_tables)
 
     def groups(self, window: int | None = None) -> list[Group]:
         """The calls of torch's attention, computed once a step for each ``window``. A token sees
@@ -59,16 +66,22 @@ class AttentionBatch:
     def _group(self, first: int, last: int, num_blocks: np.ndarray, window: int | None) -> Group:
         start, end = self.token_starts[[first, last]].tolist()
         blocks = self.block_tables[first:last, : num_blocks[last - 1]]
-        first_keys = None if self.first_keys is None else self.first_keys[first:last]
-        mask = _mask(self.num_keys[first:last], end - start, self.dtype, first_keys, window)
         return Group(
             start,
             end,
             last - first,
             int(self.num_keys[last - 1]),
             torch.from_numpy(blocks.ravel()).to(self.device, non_blocking=True),
-            None if mask is None else mask.to(self.device, non_blocking=True),
+            self._mask(first, last, end - start, window),
         )
+
+    def _mask(self, first: int, last: int, num_tokens: int, window: int | None) -> Tensor | None:
+        if (first, window) not in self._masks:
+            first_keys = None if self.first_keys is None else self.first_keys[first:last]
+            mask = _mask(self.num_keys[first:last], num_tokens, self.dtype, first_keys, window)
+            on_device = None if mask is None else mask.to(self.device, non_blocking=True)
+            self._masks[first, window] = on_device
+        return self._masks[first, window]
 
 
 def prepare_attention(

@@ -20,8 +20,7 @@ class DecodeRows:
     """
 
     width: int
-    slots: Tensor  # [B] int32: rows of ``tables``
-    tables: Tensor  # [N, max_blocks] int32
+    slots: Tensor  # [B] int32: rows of the block tables
     starts: Tensor  # [B] int32: the position of a row's first token
     arrivals: Tensor  # [at least B * H_kv] int32 zeros: kernels count in it and reset it to zeros
     first_keys: Tensor | None = None  # [B] int32: earlier keys are hidden; None: no key is hidden
@@ -38,8 +37,7 @@ class ChunkRows:
     Each token sees the keys of its row from ``first_key`` to its own.
     """
 
-    tables: Tensor  # [N, max_blocks] int32
-    slots: Tensor  # [R] int32: rows of ``tables``
+    slots: Tensor  # [R] int32: rows of the block tables
     token_starts: Tensor  # [R + 1] int32, counted from the step's first token
     starts: Tensor  # [R] int32: the position of a chunk's first token
     tile_rows: Tensor  # [num_tiles] int32: the row of each tile of TILE tokens
@@ -51,8 +49,10 @@ class ChunkRows:
 
 @dataclass(frozen=True, slots=True)
 class DeviceAttention:
-    """The tokens of a step: decode rows first, then chunks."""
+    """The tokens of a step: decode rows first, then chunks. Groups of layers have different
+    ``tables``."""
 
+    tables: Tensor  # [N, max_blocks] int32, contiguous
     decode: DecodeRows | None
     chunks: ChunkRows | None
     block_size: int

@@ -40,10 +40,10 @@ def attend(
     num_decoded = 0 if decode is None else decode.num_tokens
     if decode is not None:
         rows = torch.unflatten(query[:num_decoded], 0, (-1, decode.width))
-        attended = _decode(rows, cache, decode, attention.max_keys, scale, options)
+        attended = _decode(rows, cache, decode, attention, scale, options)
         out[:num_decoded] = attended.flatten(0, 1)
     if chunks is not None:
-        _attend_chunks(out, query, cache, chunks, scale, options)
+        _attend_chunks(out, query, cache, chunks, attention.tables, scale, options)
     return out
 
 
@@ -51,16 +51,16 @@ def _decode(
     query: Tensor,
     cache: _Cache,
     rows: DecodeRows,
-    max_keys: int,
+    attention: DeviceAttention,
     scale: float,
     options: AttentionOptions,
 ) -> Tensor:
     """query [B, width, H, D] → [B, width, H, value_dim], in groups of rows whose copies have a
     bound."""
-    num_keys = min(max_keys, rows.tables.shape[1] * cache.block_size)
+    num_keys = min(attention.max_keys, attention.tables.shape[1] * cache.block_size)
     positions = rows.starts.unsqueeze(1) + torch.arange(rows.width, device=query.device)
     is_seen = seen_keys(positions, num_keys, rows.first_keys, options.window)
-    tables = rows.tables[rows.slots]
+    tables = attention.tables[rows.slots]
     num_rows = max(1, MAX_GATHERED_TOKENS // num_keys)
     parts = zip(*(torch.split(each, num_rows) for each in (query, tables, is_seen)), strict=True)
     return torch.cat(
@@ -73,6 +73,7 @@ def _attend_chunks(
     query: Tensor,
     cache: _Cache,
     chunks: ChunkRows,
+    tables: Tensor,
     scale: float,
     options: AttentionOptions,
 ) -> None:
@@ -84,13 +85,13 @@ def _attend_chunks(
         if start == end:
             continue
         after = position + end - start
-        num_keys = min(after, chunks.tables.shape[1] * cache.block_size)
+        num_keys = min(after, tables.shape[1] * cache.block_size)
         positions = torch.arange(position, after, device=query.device).unsqueeze(0)
         first_keys = None if chunks.first_keys is None else chunks.first_keys[row : row + 1]
         is_seen = seen_keys(positions, num_keys, first_keys, options.window)
-        tables = chunks.tables[chunks.slots[row : row + 1]]
+        blocks = tables[chunks.slots[row : row + 1]]
         part = query[None, start:end]
-        out[start:end] = _attend(part, cache, tables, is_seen, scale, options)[0]
+        out[start:end] = _attend(part, cache, blocks, is_seen, scale, options)[0]
 
 
 def _attend(

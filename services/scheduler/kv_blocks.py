@@ -150,7 +150,8 @@ class KVBlocks:
 
     def free(self, allocation: Allocation) -> None:
         """Takes the blocks of a sequence back; no plan in flight names them. Of the units that
-        remain in the cache, the last one is evicted first."""
+        remain in the cache, the last one is evicted first. The next turn begins at one of the last
+        two keep points, so that earlier ones grow old."""
         standing = allocation.standing
         whole, *others = allocation.tables
         if not self._has_whole:
@@ -158,7 +159,7 @@ class KVBlocks:
         for table in others:
             self.pool.free(table.blocks, standing)
         end = len(whole.blocks)
-        for point in sorted(allocation.keep_points, key=lambda each: -each.num_blocks):
+        for point in reversed(allocation.keep_points[-2:]):
             self.pool.free(whole.blocks[point.num_blocks : end], standing)
             self.pool.use(point, standing)
             end = min(end, point.num_blocks)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from prometheus_client import Counter, Gauge, Histogram
 
 from services.scheduler.scheduler import Planned, Scheduler
+from shared.wire.kv_groups import tokens_that_fit
 from shared.wire.messages import Overview, RunKind, Stats, StepResult, TokenRun
 
 RUNNING = Gauge("vllm:num_requests_running", "Sequences that have a slot")
@@ -206,6 +207,10 @@ class StepMetrics:
             "slots": worker.capacity.max_num_seqs,
             "kv_blocks_used": worker.pool.num_blocks - worker.pool.num_free,
             "kv_blocks": worker.pool.num_blocks,
+            "kv_tokens": tokens_that_fit(worker.capacity, worker.capacity.max_model_len),
+            "kv_tokens_short": tokens_that_fit(
+                worker.capacity, min(SHORT, worker.capacity.max_model_len)
+            ),
             "tokens_per_s": recent.tokens_per_s(now_s),
             "step_ms": 1000 * recent.step_s(now_s),
             "drafted": recent.num_drafted,
@@ -234,6 +239,7 @@ def _count_drafts(runs: list[TokenRun]) -> None:
         ACCEPTED_PER_POSITION.labels(position).inc(num_accepted)
 
 
+SHORT = 4096  # tokens of a short request
 SPAN_S = 1.0
 
 

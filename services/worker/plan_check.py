@@ -7,16 +7,19 @@ import numpy as np
 
 from shared.errors import CodecError
 from shared.wire.faults import ids_fault, params_fault, pooling_fault, reads_all
-from shared.wire.messages import Admit, Capacity, StepPlan
+from shared.wire.kv_groups import num_passed
+from shared.wire.messages import Admit, Capacity, Drop, Extend, Group, StepPlan
 
 
 @dataclass(slots=True)
 class _Held:
     """The state of a slot according to the plans. ``num_left`` ids of its admission are not
-    computed yet; after them each row computes the last sampled id."""
+    computed yet; after them each row computes the last sampled id. ``num_blocks`` and, of these,
+    ``num_dropped`` are of each group of layers."""
 
     num_left: int
-    num_blocks: int
+    num_blocks: list[int]
+    num_dropped: list[int]
 
 
 class PlanCheck:
@@ -40,12 +43,12 @@ class PlanCheck:
             del self._slots[slot]
         self._check_num_steps(plan)
         self._check_ids(plan, ids)
+        for drop in plan.rows:
+            self._drop(drop)
         for row in plan.admit:
             self._admit(row)
         for extend in plan.extend:
-            held = self._find(extend.slot)
-            held.num_blocks += len(extend.blocks)
-            self._check_blocks(extend.blocks, held.num_blocks)
+            self._extend(extend)
         self._check_rows(plan)
 
     def _find(self, slot: int) -> _Held:
@@ -68,17 +71,55 @@ class PlanCheck:
         if fault := ids_fault(ids, self._vocab_size):
             raise CodecError(fault)
 
+    def _drop(self, drop: Drop) -> None:
+        held, groups = self._find(drop.slot), self._capacity.groups
+        if drop.group >= len(groups) or groups[drop.group].window is None:
+            raise CodecError(f"group {drop.group} has no window, or does not exist")
+        least, most = held.num_dropped[drop.group], held.num_blocks[drop.group]
+        if not least <= drop.num_blocks <= most:
+            raise CodecError(
+                f"slot {drop.slot} drops {drop.num_blocks} blocks of group {drop.group}, where it"
+                f" has {most} and dropped {least}"
+            )
+        held.num_dropped[drop.group] = drop.num_blocks
+
+    def _extend(self, row: Extend) -> None:
+        held, of_groups = self._find(row.slot), self._blocks_of(row)
+        for group, blocks in enumerate(of_groups):
+            held.num_blocks[group] += len(blocks)
+            self._check_blocks(blocks, held.num_blocks[group])
+
+    def _blocks_of(self, row: Admit | Extend) -> list[list[int]]:
+        """The new blocks of each group."""
+        of_groups, num = [row.blocks, *row.more_blocks], len(self._capacity.groups)
+        if len(of_groups) != num:
+            raise CodecError(f"slot {row.slot} has blocks in {len(of_groups)} groups of {num}")
+        return of_groups
+
     def _admit(self, row: Admit) -> None:
         if row.slot >= self._capacity.max_num_seqs or row.slot in self._slots:
             raise CodecError(f"slot {row.slot} is taken or does not exist")
-        self._check_lengths(row)
-        self._check_blocks(row.blocks, len(row.blocks))
+        of_groups = self._blocks_of(row)
+        self._check_lengths(row, min(map(len, of_groups)))
+        num_dropped = [
+            self._check_passed(row, *each)
+            for each in zip(self._capacity.groups, of_groups, strict=True)
+        ]
         fault = params_fault(row.params, self._vocab_size)
         if fault := fault or pooling_fault(row.params, self._capacity.pooled_size):
             raise CodecError(fault)
-        self._slots[row.slot] = _Held(row.num_ids - row.num_cached, len(row.blocks))
+        num_blocks = [len(blocks) for blocks in of_groups]
+        self._slots[row.slot] = _Held(row.num_ids - row.num_cached, num_blocks, num_dropped)
 
-    def _check_lengths(self, row: Admit) -> None:
+    def _check_passed(self, row: Admit, group: Group, blocks: list[int]) -> int:
+        """The number of leading blocks that the window has passed: exactly these are null."""
+        num = num_passed(group, row.num_cached, self._capacity.block_size)
+        if any(block != self._capacity.num_blocks for block in blocks[:num]):
+            raise CodecError(f"slot {row.slot} has blocks behind a window; {num} are null blocks")
+        self._check_blocks(blocks[num:], len(blocks))
+        return num
+
+    def _check_lengths(self, row: Admit, num_blocks: int) -> None:
         limit, max_tokens = self._capacity.max_model_len, row.params.max_tokens
         end = limit if max_tokens is None else min(limit, row.prompt_len + max_tokens)
         may_sample = row.num_ids < end or row.num_ids == row.prompt_len == end
@@ -94,7 +135,7 @@ class PlanCheck:
         max_cached = min(
             row.num_prompt_scored if is_scoring else row.num_ids - 1,
             0 if reads_all(row.params) else row.num_ids - 1,
-            len(row.blocks) * self._capacity.block_size,
+            num_blocks * self._capacity.block_size,
         )
         if row.num_prompt_scored > max_prompt_scored or row.num_cached > max_cached:
             raise CodecError(

@@ -37,8 +37,11 @@ from shared.process.log import log_end
 from shared.process.report import make_report
 from shared.settings.worker import WorkerConfig
 from shared.wire.codec import Array
+from shared.wire.kv_groups import tokens_that_fit
 from shared.wire.messages import (
     CELLS_MINOR,
+    EVERY_LAYER,
+    GROUPS_MINOR,
     POOLING_MINOR,
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
@@ -192,6 +195,11 @@ class WorkerService:
     def refusal(self, hello: Hello) -> str | None:
         if self._engine.capacity.pooled_size and hello.minor < POOLING_MINOR:
             return f"protocol minor {hello.minor} knows of no pooling, {POOLING_MINOR} does"
+        if self._engine.capacity.groups != EVERY_LAYER and hello.minor < GROUPS_MINOR:
+            return (
+                f"protocol minor {hello.minor} knows of no groups of layers with windows,"
+                f" {GROUPS_MINOR} does"
+            )
         home = self._attachment.home
         if hello.minor < CELLS_MINOR and home is not None:
             return f"attached to scheduler {home.hello.instance}, so not to {hello.instance}"
@@ -253,7 +261,7 @@ class WorkerService:
             "kv_cache_dtype": model.kv_cache_dtype,
             "max_model_len": model.max_model_len,
             "max_num_seqs": capacity.max_num_seqs,
-            "kv_cache_tokens": capacity.num_blocks * capacity.block_size,
+            "kv_cache_tokens": tokens_that_fit(capacity, capacity.max_model_len),
             **memory_stats(),
             **device_stats(),
         }

@@ -19,6 +19,17 @@ def most_blocks(capacity: Capacity, num_tokens: int) -> int:
     return sum(_most_of_group(each, capacity, num_tokens) for each in capacity.groups)
 
 
+def tokens_that_fit(capacity: Capacity, length: int) -> int:
+    """Counts the tokens in the KV cache if it is full of requests of ``length`` tokens."""
+    if not has_windows(capacity):
+        return capacity.num_blocks * capacity.block_size
+    return capacity.num_blocks * length // most_blocks(capacity, length)
+
+
+def has_windows(capacity: Capacity) -> bool:
+    return any(group.window is not None for group in capacity.groups)
+
+
 def _most_of_group(group: Group, capacity: Capacity, num_tokens: int) -> int:
     size = capacity.block_size
     num_blocks = -(-num_tokens // size)

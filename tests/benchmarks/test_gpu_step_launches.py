@@ -120,3 +120,19 @@ def test_products_of_many_tokens_add_to_the_residual_without_a_copy() -> None:
         for model in (TINY, deeper)
     )
     assert deep - shallow == {"linear": 2, "addmm_": 2, "to": 2}
+
+
+@pytest.mark.parametrize("num_padded", [None, 16], ids=["as it comes", "in a graph"])
+def test_groups_of_layers_need_no_more_launches(num_padded: int | None) -> None:
+    plain = TINY | {"architectures": ["Qwen2ForCausalLM"], "max_window_layers": 1}
+    windowed = plain | {"use_sliding_window": True, "sliding_window": 32}
+    one, several = (
+        mixed_launches(each, 2, [5, 3], MAX_LEN, num_padded) for each in (plain, windowed)
+    )
+    assert list(map(_name, several)) == list(map(_name, one))
+    launches = (each for each in several if isinstance(each, Launch))
+    assert {each.arguments.get("NUM_GROUPS", 3) for each in launches} == {3}
+
+
+def _name(launch: Launch | Operator) -> str:
+    return launch.model.name if isinstance(launch, Launch) else launch.name

@@ -15,7 +15,8 @@ from tests.services.worker.checkpoints import assert_greedy
 from tests.services.worker.foreign_checkpoints import FAMILIES, OWN_FAMILIES
 
 ALWAYS = ("GptOssForCausalLM",)  # experts, windows and sinks
-ALWAYS_OURS = ALWAYS
+ALWAYS_OURS = (*ALWAYS, "Lfm2ForCausalLM")
+UNEQUAL = ("MiMoV2FlashForCausalLM",)  # one group of layers, as their entries differ
 COUNTED = "--enable-expert-distribution-metrics"
 
 
@@ -52,10 +53,12 @@ async def compare(
     ``more`` are flags."""
     folder = tmp_path / "model"
     save_with_tokenizer(folder, family)
+    has_groups = "layer_types" in (FAMILIES | OWN_FAMILIES)[family] and family not in UNEQUAL
+    num_tokens = 384 if has_groups else 192  # in blocks of half of the layers, or of all
     flags = [
         *("--model", str(folder), "--served-model-name", "any", "--dtype", "float32"),
         *("--max-model-len", "112", "--block-size", str(block_size)),
-        *("--num-gpu-blocks-override", str(192 // block_size)),
+        *("--num-gpu-blocks-override", str(num_tokens // block_size)),
         *("--max-num-batched-tokens", "15", "--max-num-seqs", "8"),
         *("--model-impl", model_impl),
         *("--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}'),

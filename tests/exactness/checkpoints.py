@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import GptOssForCausalLM
+from transformers import GptOssForCausalLM, Lfm2ForCausalLM
 
 from shared.model_folder import EMBEDDED_MODEL, TOKENIZER_FILE
 from tests.services.worker.checkpoints import save_model
 from tests.services.worker.foreign_checkpoints import save_family
-from tests.services.worker.test_families import OSS
+from tests.services.worker.test_families import LFM, OSS
 from tests.services.worker.test_mtp_families import FAMILIES, Checkpoint
 
 NUM_TOKENS = 512  # few, so that an output repeats itself and prompt lookup finds drafts
@@ -31,6 +31,12 @@ def save_latent(folder: Path) -> None:
 def save_windowed(folder: Path) -> None:
     """gpt-oss: sinks, and every second layer with a window of seven tokens."""
     save_model(folder, GptOssForCausalLM, **OSS, **SIZES)
+    _save_tokenizer(folder)
+
+
+def save_convolved(folder: Path) -> None:
+    """LFM2: two layers of three are short convolutions, with a state of two tokens."""
+    save_model(folder, Lfm2ForCausalLM, **LFM, **SIZES)
     _save_tokenizer(folder)
 
 

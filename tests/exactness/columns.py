@@ -10,7 +10,13 @@ from typing import Any
 
 from shared.model_folder import EMBEDDED_MODEL
 from tests.exactness.cells import Cell, covering_cells, every_cell, one_cell
-from tests.exactness.checkpoints import save_experts, save_foreign, save_latent, save_windowed
+from tests.exactness.checkpoints import (
+    save_convolved,
+    save_experts,
+    save_foreign,
+    save_latent,
+    save_windowed,
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,7 @@ DENSE = Model("dense", 0.8)
 EXPERTS = Model("experts", 6.0, save_experts)
 LATENT = Model("latent attention", 6.0, save_latent)
 WINDOWED = Model("windows", 6.0, save_windowed)
+CONVOLVED = Model("convolutions", 6.0, save_convolved)
 FOREIGN = Model("transformers'", 6.0, save_foreign)
 
 
@@ -90,8 +97,10 @@ TABLES: dict[str, list[Column]] = {
         Column("experts", EXPERTS, "native", "bfloat16"),
         Column("latent", LATENT, "native", "bfloat16"),
         Column("windows", WINDOWED, "native", "bfloat16"),
+        Column("convolutions", CONVOLVED, "native", "bfloat16"),
         Column("two ranks", DENSE, "native", "bfloat16", processes="ranks"),
         Column("two ranks, experts", EXPERTS, "native", "bfloat16", processes="ranks"),
+        Column("two ranks, convolutions", CONVOLVED, "native", "bfloat16", processes="ranks"),
         Column("two stages", DENSE, "native", "bfloat16", processes="stages"),
         Column("two stages, experts", EXPERTS, "native", "bfloat16", processes="stages"),
     ],
@@ -103,6 +112,7 @@ TABLES: dict[str, list[Column]] = {
         Column("experts", EXPERTS, "torch"),
         Column("latent", LATENT, "torch"),
         Column("windows", WINDOWED, "torch"),
+        Column("convolutions", CONVOLVED, "torch"),
         Column("transformers'", FOREIGN, "torch", settings=THEIRS),
         Column("two ranks", DENSE, "torch", processes="ranks"),
         Column("two stages", DENSE, "torch", processes="stages"),
@@ -121,12 +131,14 @@ TABLES: dict[str, list[Column]] = {
         Column("experts", EXPERTS, "device"),
         Column("latent", LATENT, "device"),
         Column("windows", WINDOWED, "device"),
+        Column("convolutions", CONVOLVED, "device"),
         Column("transformers'", FOREIGN, "device", settings=THEIRS),
     ],
 }
 
 REFUSED = [
     Column("latent attention, int8 KV", LATENT, "native", settings=INT8_KV, cells=one_cell),
+    Column("convolutions, int8 KV", CONVOLVED, "native", settings=INT8_KV, cells=one_cell),
     Column("transformers', wint8", FOREIGN, "torch", settings=WINT8, cells=one_cell),
     Column("transformers', two ranks", FOREIGN, "torch", processes="ranks", cells=one_cell),
     Column("transformers', two stages", FOREIGN, "torch", processes="stages", cells=one_cell),

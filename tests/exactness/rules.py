@@ -37,9 +37,9 @@ class Rule:
 RULES = [
     Rule(
         Promise.REFUSED,
-        {"column": ("latent attention, int8 KV",)},
-        title="an 8-bit KV cache for latent attention",
-        reason="Codes exist for keys and values of heads, not for latents.",
+        {"column": ("latent attention, int8 KV", "convolutions, int8 KV")},
+        title="an 8-bit KV cache for latent attention and short convolutions",
+        reason="Codes exist for keys and values of heads alone.",
         words="kv-cache-dtype: int8 and fp8 are for keys and values of heads",
     ),
     Rule(
@@ -65,7 +65,7 @@ RULES = [
     ),
     Rule(
         Promise.REFUSED,
-        {"model": ("windows", "transformers'"), "speculation": ("MTP",)},
+        {"model": ("windows", "convolutions", "transformers'"), "speculation": ("MTP",)},
         title="MTP drafts for a model without an MTP head",
         reason="The head is a part of the checkpoint.",
         words="speculative-config: method mtp: the model has no MTP head",

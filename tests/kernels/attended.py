@@ -20,6 +20,8 @@ from kernels.paged_attention import (
     prepare_attention,
     reference,
 )
+from shared.wire.kv_groups import num_passed
+from shared.wire.messages import Group
 
 MAX_BLOCKS, MAX_KV_HEADS = 24, 8
 CPU = torch.device("cpu")
@@ -111,6 +113,30 @@ def assert_later_tokens_do_not_matter(heads: Heads, codes: torch.dtype | None = 
     torch.testing.assert_close(actual[before], expected[before], atol=0, rtol=0)
 
 
+def assert_passed_blocks_do_not_matter(
+    window: int,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device = CPU,
+    codes: torch.dtype | None = None,
+) -> None:
+    """A row's blocks behind the window of a token before its first may be the null block, here
+    NaN."""
+    step = Step([63, 64, 200, 351], 2, [(130, 40), (300, 80)], block_size=16)
+    options, null_block = AttentionOptions(window), len(step.rows) * MAX_BLOCKS
+    tables, cache = random_cache(step, Heads(4, 2, 16), dtype, options)
+    cache, scales = in_codes(cache.to(device), codes)
+    query = torch.randn(int(step.rows[:, 1].sum()), 4, 16).to(dtype).to(device)
+    dropped = tables.copy()
+    for table, start in zip(dropped, step.rows[:, 0].tolist(), strict=True):
+        table[: num_passed(Group(window), start + 1, step.block_size)] = null_block
+    assert (dropped == null_block).any()
+    with device:
+        before, after = (device_attention(step, each) for each in (tables, dropped))
+    expected = attend(query, cache, before, 1.0, options, scales)
+    assert expected.isfinite().all()
+    assert torch.equal(attend(query, cache, after, 1.0, options, scales), expected)
+
+
 def assert_first_tokens_do_not_matter(
     heads: Heads,
     width: int,
@@ -149,12 +175,13 @@ def decoded_rows(
     cache, scales = in_codes(cache.to(device), codes)
     query = torch.randn(num_rows * width, *heads[::2]).to(dtype).to(device)
     with device:
-        whole = device_attention(step, tables).decode
-    assert whole is not None
+        whole = device_attention(step, tables)
+    every = whole.decode
+    assert every is not None
 
     def decode(num: int) -> Tensor:
-        rows = replace(whole, slots=whole.slots[:num], starts=whole.starts[:num])
-        attention = DeviceAttention(rows, None, step.block_size, max(starts) + width)
+        rows = replace(every, slots=every.slots[:num], starts=every.starts[:num])
+        attention = replace(whole, decode=rows)
         out = attend(query[: num * width], cache, attention, 1.0, options, scales)
         return out.unflatten(0, (num, width))
 
@@ -183,19 +210,17 @@ def device_attention(step: Step, tables: np.ndarray) -> DeviceAttention:
     starts, num_tokens = step.rows.T
     num_decoding = len(step.starts)
     slots = _int32(np.arange(len(tables))[::-1])
-    on_device = _int32(tables[::-1])
     first_keys = None if step.first_keys is None else _int32(step.first_keys)
     parts = [
         (slots[part], _int32(starts[part]), None if first_keys is None else first_keys[part])
         for part in (slice(num_decoding), slice(num_decoding, None))
     ]
     arrivals = torch.zeros(num_decoding * MAX_KV_HEADS, dtype=torch.int32)
-    decode = DecodeRows(step.width, parts[0][0], on_device, parts[0][1], arrivals, parts[0][2])
+    decode = DecodeRows(step.width, *parts[0][:2], arrivals, parts[0][2])
     host_starts, host_nums = starts[num_decoding:], num_tokens[num_decoding:]
     token_starts = decode.num_tokens + np.concatenate([[0], np.cumsum(host_nums)])
     tile_rows, tile_starts = map(_int32, make_tiles(host_nums))
     chunks = ChunkRows(
-        on_device,
         parts[1][0],
         _int32(token_starts),
         parts[1][1],
@@ -206,6 +231,7 @@ def device_attention(step: Step, tables: np.ndarray) -> DeviceAttention:
         parts[1][2],
     )
     return DeviceAttention(
+        _int32(tables[::-1]),
         decode if step.starts else None,
         chunks if step.chunks else None,
         step.block_size,

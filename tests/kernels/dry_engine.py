@@ -22,6 +22,7 @@ from services.worker.layers.stack_experts import stack_experts
 from services.worker.machine.kv_cache import KVCache
 from services.worker.machine.streams import upload
 from services.worker.slots.table import SlotTable
+from services.worker.startup.model_shape import place_layers, shape_of
 from services.worker.step.rows import Rows
 from services.worker.step.sampler import Adjusted
 from services.worker.weights.load import build_model, quantize
@@ -53,8 +54,7 @@ class DryEngine:
         starts = 7 * np.arange(len(nums))
         ending = np.delete(np.arange(len(nums)), slice(1, 2))
         planned = Rows(chunk_slots, starts, ints, 0 * ints, 0 * ints, ending)
-        tables, num_decoded = self.segments.state.block_tables, num_rows * (1 + depth)
-        chunks = prepare_chunks(self.table, planned, tables, num_decoded)
+        chunks = prepare_chunks(self.table, planned, num_rows * (1 + depth), CPU)
         rows = upload(slots, CPU), upload(np.full(num_rows, depth, np.int32), CPU)
         return MixedStep(self.segments, *rows, 1 + depth, MAX_LEN, chunks)
 
@@ -94,15 +94,16 @@ def start(
     model.lm_head.to(dtype)
     stack_experts(model)
     drafts = model.mtp_head is not None
-    layouts = model.kv_layouts(dtype, drafts=drafts, codes=codes)
     limits = (block_size, MAX_ROWS, MAX_TOKENS, MAX_LEN, VOCAB_SIZE, num_drafts)
+    place_layers(model, Capacity(0, *limits), drafts=drafts)
+    shape = shape_of(model, dtype, drafts=drafts, codes=codes)
     for num_blocks in (0, NUM_BLOCKS):
-        capacity = Capacity(num_blocks, *limits)
+        capacity = Capacity(num_blocks, *limits, groups=shape.groups)
         table = SlotTable(capacity)
         segments = Segments(
             TorchLM(model),
             DeviceSlots(capacity, table, np.zeros(2, np.int64), CPU).state,
-            KVCache(layouts, num_blocks, block_size, CPU),
+            KVCache(shape.section_layouts, num_blocks, block_size, CPU, shape.sections),
             torch.zeros(2, dtype=torch.int32),
             drafts=drafts,
             returns_processed=False,

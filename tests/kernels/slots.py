@@ -22,9 +22,9 @@ class Rows(NamedTuple):
     depths: Tensor  # [R] int32
 
 
-def random_slots(rng: np.random.Generator, num_slots: int) -> SlotState:
+def random_slots(rng: np.random.Generator, num_slots: int, num_groups: int = 1) -> SlotState:
     state = empty_slots(
-        *(num_slots, 1 + VOCAB_SIZE, MAX_DRAFTS, MAX_BLOCKS, NULL_BLOCK),
+        *(num_slots, 1 + VOCAB_SIZE, MAX_DRAFTS, num_groups, MAX_BLOCKS, NULL_BLOCK),
         max_stop_ids=3,
         device=torch.device("cpu"),
     )
@@ -41,7 +41,8 @@ def random_slots(rng: np.random.Generator, num_slots: int) -> SlotState:
     state.ends.clamp_(max=MAX_LEN)
     fill(state.is_open, 0, 5)
     state.is_open.clamp_(max=1)
-    fill(state.block_tables, 0, NULL_BLOCK)
+    for table in state.block_tables:
+        fill(table, 0, NULL_BLOCK)
     fill(state.ignores_eos, 0, 2)
     fill(state.stop_ids, -1, 2 * VOCAB_SIZE)
     fill(state.sampling.seeds, -(2**62), 2**62)

@@ -13,6 +13,7 @@ from tests.kernels.attended import (
     Heads,
     Step,
     assert_later_tokens_do_not_matter,
+    assert_passed_blocks_do_not_matter,
     attended_chunks,
     compare,
     decoded_rows,
@@ -86,6 +87,12 @@ def test_what_later_tokens_are_does_not_matter(codes: torch.dtype | None) -> Non
     assert_later_tokens_do_not_matter(Heads(4, 2, 8), codes)
 
 
+@pytest.mark.parametrize("codes", [None, *HIGHEST_CODE], ids=str)
+@pytest.mark.parametrize("window", [1, 48, 130])
+def test_blocks_behind_the_window_may_be_given_back(window: int, codes: torch.dtype | None) -> None:
+    assert_passed_blocks_do_not_matter(window, codes=codes)
+
+
 # Each is compiled: other models' heads need not have every width.
 ON_CARDS = [(Heads(32, 8, 128), width) for width in (1, 3, 4, 17)]
 ON_CARDS += [(Heads(4, 2, 64), 1), (Heads(8, 2, 96), 3)]
@@ -121,6 +128,15 @@ def test_cards_agree_with_options(name: str, width: int, dtype: torch.dtype) -> 
     step = Step([0, 17, 300], width, [(0, 140), (130, 20)], block_size=16, hides=width == 3)
     tolerance = 2e-2 if dtype == torch.bfloat16 else TOLERANCE
     compare(step, heads, tolerance, dtype, torch.device("cuda"), options)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("codes", [None, *HIGHEST_CODE], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_blocks_behind_the_window_may_be_given_back_on_cards(
+    dtype: torch.dtype, codes: torch.dtype | None
+) -> None:
+    assert_passed_blocks_do_not_matter(48, dtype, torch.device("cuda"), codes)
 
 
 @pytest.mark.gpu

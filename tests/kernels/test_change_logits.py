@@ -38,7 +38,7 @@ def params_of(slot: int) -> SamplingParams:
 
 def slots_of(rng: np.random.Generator, texts: list[list[int]], prompt_len: int) -> SlotState:
     """As after the admission of their sequences, with drafts."""
-    state = empty_slots(NUM_SLOTS, VOCAB_SIZE, MAX_DRAFTS, 1, 0, 1, CPU)
+    state = empty_slots(NUM_SLOTS, VOCAB_SIZE, MAX_DRAFTS, 1, 1, 0, 1, CPU)
     state.ids[:] = torch.from_numpy(rng.integers(0, 12, state.ids.shape))
     for slot, text in enumerate(texts):
         ids = np.array(text, np.int32)
@@ -85,7 +85,7 @@ def test_logits_are_changed_as_the_reference_and_the_host_change_them(
 
 
 def test_no_rows_are_changed_to_none(device: torch.device) -> None:
-    state = copied(empty_slots(NUM_SLOTS, VOCAB_SIZE, MAX_DRAFTS, 1, 0, 1, CPU), device)
+    state = copied(empty_slots(NUM_SLOTS, VOCAB_SIZE, MAX_DRAFTS, 1, 1, 0, 1, CPU), device)
     none = torch.empty(0, dtype=torch.int32, device=device)
     logits = torch.empty(0, VOCAB_SIZE, device=device)
     assert change_logits(logits, state, none, none.long()).shape == (0, VOCAB_SIZE)

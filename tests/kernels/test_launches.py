@@ -33,6 +33,18 @@ MODELS: dict[str, dict[str, Any]] = {
         "head_size": 256,
         "sliding_window": 512,
     },
+    "gpt-oss, bfloat16, heads of 64 in two groups": {
+        "architectures": ["GptOssForCausalLM"],
+        "head_size": 64,
+        "num_local_experts": 8,
+        "num_experts_per_tok": 2,
+    },
+    "Gemma 3, bfloat16, heads of 128 in six groups": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "head_size": 128,
+        "sliding_window": 100,
+        "num_hidden_layers": 6,
+    },
     "DeepSeek-V3, bfloat16, latents": {
         "architectures": ["DeepseekV3ForCausalLM"],
         "first_k_dense_replace": 1,
@@ -42,7 +54,11 @@ MODELS: dict[str, dict[str, Any]] = {
         "q_lora_rank": 128,
     },
 }
-SLOW = ("Gemma 2, bfloat16, heads of 256", "DeepSeek-V3, bfloat16, latents")
+SLOW = (
+    "Gemma 2, bfloat16, heads of 256",
+    "gpt-oss, bfloat16, heads of 64 in two groups",
+    "DeepSeek-V3, bfloat16, latents",
+)
 pytestmark = pytest.mark.timeout(900)  # the first test of a model compiles all its kernels
 ASKED = {"returns_processed": True, "acceptance": torch.tensor([0.7])}
 
@@ -69,12 +85,11 @@ def started(request: pytest.FixtureRequest) -> Iterator[Started]:
         vocab_size=VOCAB_SIZE,
         hidden_size=256,
         intermediate_size=768,
-        num_hidden_layers=2,
         num_attention_heads=8,
         num_kv_heads=2,
         max_position_embeddings=MAX_LEN,
         rms_norm_eps=1e-6,
-        **MODELS[name],
+        **{"num_hidden_layers": 2} | MODELS[name],
     )
     num_drafts = 2 if "MiMo" in name else 0
     block_size, changes = (8, ASKED) if dtype == torch.float32 else (16, {})

@@ -14,7 +14,7 @@ from kernels.decode_inputs.reference import decode_inputs as decode_inputs_slowl
 from kernels.dispatch import IS_INTERPRETED
 from kernels.mtp_inputs import draft_pairs, step_pairs
 from kernels.mtp_inputs.pairs import Pairs
-from kernels.mtp_inputs.reference import draft_row, step_row, target_of
+from kernels.mtp_inputs.reference import Pair, draft_row, step_row, target_of
 from kernels.random_bits import PURPOSE_ACCEPT
 from kernels.random_bits.reference import random_bits as random_bits_slowly
 from kernels.slot_state import SlotState
@@ -54,7 +54,8 @@ def test_rows_that_decode_put_their_last_id_and_their_drafts_in(
     for seed, num_slots in SIZES:
         with subtests.test(seed=seed, num_slots=num_slots):
             rng = np.random.default_rng(seed)
-            state, rows = random_slots(rng, num_slots), random_rows(rng, width, num_slots)
+            state = random_slots(rng, num_slots, num_groups=1 + seed % 3)
+            rows = random_rows(rng, width, num_slots)
             wanted = decode_inputs_slowly(state, *rows, width, BLOCK_SIZE, NULL_BLOCK)
             there = Rows(*(each.to(device) for each in rows))
             found = inputs_of(copied(state, device), there, width)
@@ -111,7 +112,8 @@ def test_the_pairs_of_a_step_follow_its_tokens(
     for seed, num_slots in SIZES:
         with subtests.test(seed=seed, num_slots=num_slots):
             rng = np.random.default_rng(seed)
-            state, rows = random_slots(rng, num_slots), random_rows(rng, width, num_slots)
+            state = random_slots(rng, num_slots, num_groups=1 + seed % 3)
+            rows = random_rows(rng, width, num_slots)
             inputs = decode_inputs_slowly(state, *rows, width, BLOCK_SIZE, NULL_BLOCK)
             tokens = random_tokens(rng, state, rows.slots.tolist(), width)
             columns = (rows.slots, inputs.starts, inputs.num_valid, tokens)
@@ -147,7 +149,8 @@ def test_a_pair_more_is_that_of_the_last_draft(
     for seed, num_slots in SIZES:
         with subtests.test(seed=seed, num_slots=num_slots):
             rng = np.random.default_rng(seed)
-            state, (slots, _) = random_slots(rng, num_slots), random_rows(rng, 1, num_slots)
+            state = random_slots(rng, num_slots, num_groups=1 + seed % 3)
+            slots, _ = random_rows(rng, 1, num_slots)
             wanted = [draft_row(state, slot, BLOCK_SIZE, NULL_BLOCK) for slot in slots.tolist()]
             found = draft_pairs(copied(state, device), slots.to(device), BLOCK_SIZE, NULL_BLOCK)
             assert_pairs(found, [pair for pair, _, _ in wanted])
@@ -158,9 +161,10 @@ def test_a_pair_more_is_that_of_the_last_draft(
             assert_equal(found.counts, state.num_drafts[slots.long()], "counts")
 
 
-def assert_pairs(found: Pairs, wanted: list[tuple[int, ...]]) -> None:
-    columns = (found.input_ids, found.positions, found.slot_mapping)
-    assert list(zip(*(column.tolist() for column in columns), strict=True)) == wanted
+def assert_pairs(found: Pairs, wanted: list[Pair]) -> None:
+    places = zip(*found.slot_mapping.tolist(), strict=True)
+    columns = (found.input_ids.tolist(), found.positions.tolist(), places)
+    assert list(zip(*columns, strict=True)) == wanted
 
 
 @pytest.mark.parametrize("eos_ids", [EOS_IDS, NO_EOS], ids=["eos", "no eos"])

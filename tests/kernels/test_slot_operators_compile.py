@@ -9,15 +9,18 @@ from kernels.accept.triton import accept_kernel
 from kernels.decode_inputs.triton import decode_inputs_kernel
 from kernels.mtp_inputs.triton import draft_pairs_kernel, step_pairs_kernel
 from kernels.store_drafts.triton import store_drafts_kernel
+from shared.wire.messages import MAX_GROUPS
 from tests.kernels.compiled import ARCHS, compile_kernel
 
 WIDTHS = [1, 4, 6, 17]
 MAX_BLOCKS = 2560  # of 16 tokens: Qwen3-8B's full context
+NUM_SLOTS = 257
 INT64S = {"p_tokens", "p_positions", "p_slot_mapping", "p_seeds", "p_lasts", "p_targets"}
 FLOATS = {"p_logprobs", "p_draft_logprobs", "p_acceptance"}
 MAX_REGISTERS = 128  # of the hardware's 255 per thread
 
 archs = pytest.mark.parametrize("arch", ARCHS)
+groups = pytest.mark.parametrize("num_groups", [1, MAX_GROUPS])
 widths = pytest.mark.parametrize("width", WIDTHS)
 
 
@@ -39,14 +42,19 @@ def _kind(name: str) -> str:
     return "i32"
 
 
+def tables(num_groups: int) -> dict[str, int | tuple[int, int]]:
+    return {"NUM_GROUPS": num_groups, "TABLE_STRIDES": (NUM_SLOTS * MAX_BLOCKS, MAX_BLOCKS)}
+
+
 def wide(width: int) -> dict[str, int]:
     return {"WIDTH": width, "BLOCK_W": triton.next_power_of_2(width)}
 
 
 @archs
 @widths
-def test_inputs_of_rows_that_decode_fit(width: int, arch: int) -> None:
-    constants = {"MAX_IDS": width, "MAX_BLOCKS": MAX_BLOCKS, "BLOCK_SIZE": 16, **wide(width)}
+@groups
+def test_inputs_of_rows_that_decode_fit(num_groups: int, width: int, arch: int) -> None:
+    constants = {"MAX_IDS": width, "BLOCK_SIZE": 16, **tables(num_groups), **wide(width)}
     assert_fits(decode_inputs_kernel, constants, arch)
 
 
@@ -62,14 +70,16 @@ def test_acceptance_with_many_stop_ids_fits(
 
 @archs
 @widths
-def test_pairs_of_a_step_fit(width: int, arch: int) -> None:
-    constants = {"MAX_BLOCKS": MAX_BLOCKS, "BLOCK_SIZE": 16, **wide(width)}
+@groups
+def test_pairs_of_a_step_fit(num_groups: int, width: int, arch: int) -> None:
+    constants = {"BLOCK_SIZE": 16, **tables(num_groups), **wide(width)}
     assert_fits(step_pairs_kernel, constants, arch)
 
 
 @archs
-def test_pairs_of_drafts_fit(arch: int) -> None:
-    constants = {"MAX_IDS": 6, "MAX_BLOCKS": MAX_BLOCKS, "BLOCK_SIZE": 16}
+@groups
+def test_pairs_of_drafts_fit(num_groups: int, arch: int) -> None:
+    constants = {"MAX_IDS": 6, "BLOCK_SIZE": 16, **tables(num_groups)}
     assert_fits(draft_pairs_kernel, constants, arch)
 
 

@@ -13,6 +13,7 @@ from shared.wire.messages import (
     PROTOCOL_MAJOR,
     Attach,
     Detach,
+    Group,
     Heartbeat,
     Hello,
     Message,
@@ -34,7 +35,8 @@ class LinkArena:
         self._service = SchedulerService(SchedulerConfig(mesh_dir=directory, instance="s"))
         pooling = PoolingInfo("embed", "last", "normalize", 64, ["fish"], True, [8])
         model = msgspec.structs.replace(MODEL, runner="pooling", pooling=pooling)
-        capacity = msgspec.structs.replace(CAPACITY, pooled_size=64)
+        groups = Group(), Group(8)
+        capacity = msgspec.structs.replace(CAPACITY, pooled_size=64, groups=groups)
         hello = Hello(PROTOCOL_MAJOR, 0, "worker", "new", model, capacity, still_s=0.5)
         overview = Overview("s", 1, 2, 3, 4, 1, 8, True, "w")
         heartbeat = Heartbeat(State.READY, "", 1, 2, 1.0, 1.0, 0.5, overview, [overview])

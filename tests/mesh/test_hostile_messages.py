@@ -24,9 +24,10 @@ from tests.mesh.link_arena import LinkArena
 from tests.mesh.ranks_arena import RanksArena
 from tests.mesh.scheduler_arena import SchedulerArena
 from tests.mesh.tokenizer_arena import TokenizerArena
-from tests.mesh.worker_arena import PoolingWorkerArena, WorkerArena
+from tests.mesh.worker_arena import PoolingWorkerArena, WindowsWorkerArena, WorkerArena
 from tests.pooling_models import save_embedder
 from tests.services.worker.checkpoints import save_qwen2
+from tests.services.worker.foreign_checkpoints import save_family
 from tests.services.worker.speculation import engine_of
 
 OF_SOCKETS = {Bye, Refused}  # see tests/shared/link/test_link.py
@@ -46,6 +47,12 @@ def pooling_worker(directory: Path) -> Arena:
     return PoolingWorkerArena(make_engine(directory, "native"))
 
 
+def windows_worker(directory: Path) -> Arena:
+    save_family(directory, "GptOssForCausalLM")
+    shutil.copy(EMBEDDED_MODEL / TOKENIZER_FILE, directory)
+    return WindowsWorkerArena(make_engine(directory, "native"))
+
+
 ARENAS: dict[str, Callable[[Path], Arena]] = {
     "scheduler": SchedulerArena,
     "link of a scheduler": LinkArena,
@@ -54,6 +61,7 @@ ARENAS: dict[str, Callable[[Path], Arena]] = {
     "gateway": lambda directory: GatewayArena(),
     "worker": worker("native"),
     "worker that pools": pooling_worker,
+    "worker with windows": windows_worker,
     "worker that drafts": lambda directory: WorkerArena(engine_of("native", "mtp", 3)),
     "worker with torch's operators": worker("torch"),
     "worker on a device": worker("device"),
@@ -84,7 +92,8 @@ async def test_every_part_of_every_message_is_in_an_example_and_holds_something(
     lacking = {kind: set(kind.__struct_fields__) for kind in parts_of(Message) - OF_SOCKETS}
     lacking[Submit].remove("reasoning_budget")  # the embedded model does not reason
     links = ("link of a scheduler", "link of a first rank")
-    for name in ("scheduler", *links, "tokenizer", "gateway", "worker", "worker that pools"):
+    workers = ("worker", "worker that pools", "worker with windows")
+    for name in ("scheduler", *links, "tokenizer", "gateway", *workers):
         directory = tmp_path / name
         directory.mkdir()
         arena = ARENAS[name](directory)

@@ -81,6 +81,7 @@ async def test_what_workers_do_is_counted(tmp_path: Path) -> None:
         capacity = mesh.engine.capacity
         assert (worker["slots_used"], worker["slots"]) == (1, capacity.max_num_seqs)
         assert 0 < worker["kv_blocks_used"] < worker["kv_blocks"] == capacity.num_blocks
+        assert worker["kv_tokens"] == worker["kv_tokens_short"] > 0, "no layer has a window"
         assert 2 <= worker["step_ms"] < 1000
         assert worker["model"] == "shoal-tiny"
         assert roles["scheduler"][0]["stats"]["running"] == 1

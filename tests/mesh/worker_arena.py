@@ -16,6 +16,7 @@ from shared.wire.codec import Array, decode, encode
 from shared.wire.messages import (
     Admit,
     Decode,
+    Drop,
     Extend,
     Message,
     Pooling,
@@ -132,6 +133,30 @@ class WorkerArena:
         result, parts = run_step(self._engine, plan, arrays[0])
         decode([bytes(frame) for frame in encode(result, parts)])
         return result.rows, [part.tobytes() for part in parts]
+
+
+class WindowsWorkerArena(WorkerArena):
+    """Half of its layers have a window of 5 tokens: behind 100 ids, four blocks are passed."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine, is_fast=True)
+        prompt = np.resize(PROMPT, 100)
+        row = (0, "a~1/0/0", 1, 0, 0, 100, 100, 0, PLAIN, [*range(7)])
+        admit = Admit(*row, more_blocks=[[*range(7, 14)]])
+        first = StepPlan(1, [], [admit], [], [Prefill(0, 100)], [])
+        extend = Extend(0, [14], [[15]])
+        second = StepPlan(2, [], [], [extend], [], [Decode(0)], rows=[Drop(0, 1, 4)])
+        self.examples = [(first, [prompt]), (second, [NO_IDS])]
+        null_block = engine.capacity.num_blocks
+        bad_hit = replace(admit, num_cached=96)  # its first blocks should be null
+        bad_extend = Extend(0, [14], [[null_block]])
+        self.lies = {
+            "blocks of too few groups": (0, replace(first, admit=[Admit(*row)]), [prompt]),
+            "a hit with blocks behind a window": (0, replace(first, admit=[bad_hit]), [prompt]),
+            "a null block to write to": (1, replace(second, extend=[bad_extend]), [NO_IDS]),
+            "a drop without a window": (1, replace(second, rows=[Drop(0, 0, 4)]), [NO_IDS]),
+            "a drop beyond the table": (1, replace(second, rows=[Drop(0, 1, 8)]), [NO_IDS]),
+        }
 
 
 class PoolingWorkerArena(WorkerArena):

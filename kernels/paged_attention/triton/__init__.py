@@ -101,9 +101,10 @@ def attend(
         _attend_latents(out, query, kv_cache, attention, scale, options)
         return out
     if decode is not None:
-        _decode(out[:num_decoded], query[:num_decoded], cache, decode, scale, options)
+        tokens = out[:num_decoded], query[:num_decoded]
+        _decode(*tokens, cache, decode, attention.tables, scale, options)
     if chunks is not None:
-        _attend_chunks(out, query, cache, chunks, scale, options)
+        _attend_chunks(out, query, cache, chunks, attention.tables, scale, options)
     return out
 
 
@@ -120,17 +121,16 @@ def _attend_latents(
     decode, chunks = attention.decode, attention.chunks
     num_decoded = 0 if decode is None else decode.num_tokens
     if decode is not None:
-        rows = out[:num_decoded], query[:num_decoded], kv_cache, decode
-        latent.decode(*rows, scale)
+        tokens = out[:num_decoded], query[:num_decoded]
+        latent.decode(*tokens, kv_cache, decode, attention.tables, scale)
     if chunks is not None:
-        latent.attend_chunks(out, query, kv_cache, chunks, scale)
+        latent.attend_chunks(out, query, kv_cache, chunks, attention.tables, scale)
 
 
 def _is_out_of_reach(window: int | None, attention: DeviceAttention) -> bool:
     """True if the window is at least as long as a row can be. Shoal's own models drop such windows
     at load; transformers' models keep them."""
-    rows = attention.decode or attention.chunks
-    return bool(window and rows and window >= rows.tables.shape[1] * attention.block_size)
+    return bool(window and window >= attention.tables.shape[1] * attention.block_size)
 
 
 def _decode(
@@ -138,6 +138,7 @@ def _decode(
     query: Tensor,
     cache: Cache,
     rows: DecodeRows,
+    tables: Tensor,
     scale: float,
     options: AttentionOptions,
 ) -> None:
@@ -161,11 +162,11 @@ def _decode(
         query,
         *cache,
         rows.slots,
-        rows.tables,
-        rows.tables.stride(0),
+        tables,
+        tables.stride(0),
         rows.starts,
         rows.first_keys,
-        rows.tables.shape[1] * block_size,
+        tables.shape[1] * block_size,
         scale * LOG2_E.value,
         partials,
         weights,
@@ -195,6 +196,7 @@ def _attend_chunks(
     query: Tensor,
     cache: Cache,
     chunks: ChunkRows,
+    tables: Tensor,
     scale: float,
     options: AttentionOptions,
 ) -> None:
@@ -208,11 +210,11 @@ def _attend_chunks(
         query,
         *cache,
         chunks.slots,
-        chunks.tables,
-        chunks.tables.stride(0),
+        tables,
+        tables.stride(0),
         chunks.starts,
         chunks.first_keys,
-        chunks.tables.shape[1] * cache.numbers.shape[1],
+        tables.shape[1] * cache.numbers.shape[1],
         chunks.token_starts,
         chunks.tile_rows,
         chunks.tile_starts,

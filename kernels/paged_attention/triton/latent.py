@@ -58,6 +58,7 @@ def decode(
     query: Tensor,
     kv_cache: Tensor,
     rows: DecodeRows,
+    tables: Tensor,
     scale: float,
 ) -> None:
     """query [B * width, H, rank + rope_dim], out [B * width, H, rank]."""
@@ -68,7 +69,7 @@ def decode(
     shape = (num_tokens, num_heads, splits_of_row)
     partials = torch.empty(*shape, rank, dtype=torch.float32, device=query.device)
     weights = torch.empty(shape, dtype=torch.float32, device=query.device)
-    lengths = (rows.starts, rows.first_keys, rows.tables.shape[1] * kv_cache.shape[1])
+    lengths = (rows.starts, rows.first_keys, tables.shape[1] * kv_cache.shape[1])
     splits = {
         "WIDTH": rows.width,
         "NUM_HEADS": num_heads,
@@ -81,8 +82,8 @@ def decode(
         query,
         kv_cache,
         rows.slots,
-        rows.tables,
-        rows.tables.stride(0),
+        tables,
+        tables.stride(0),
         *lengths,
         scale * LOG2_E.value,
         partials,
@@ -103,7 +104,12 @@ def decode(
 
 
 def attend_chunks(
-    out: Tensor, query: Tensor, kv_cache: Tensor, chunks: ChunkRows, scale: float
+    out: Tensor,
+    query: Tensor,
+    kv_cache: Tensor,
+    chunks: ChunkRows,
+    tables: Tensor,
+    scale: float,
 ) -> None:
     """Computes the chunks' tokens: query [T, H, rank + rope_dim], out [T, H, rank]."""
     _, num_heads, rank = out.shape
@@ -113,11 +119,11 @@ def attend_chunks(
         query,
         kv_cache,
         chunks.slots,
-        chunks.tables,
-        chunks.tables.stride(0),
+        tables,
+        tables.stride(0),
         chunks.starts,
         chunks.first_keys,
-        chunks.tables.shape[1] * kv_cache.shape[1],
+        tables.shape[1] * kv_cache.shape[1],
         chunks.token_starts,
         chunks.tile_rows,
         chunks.tile_starts,

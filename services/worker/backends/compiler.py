@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from kernels.cpu.operators import (
     Kind,
     Operator,
+    PackedColumns,
     PackedExperts,
     PackedHeads,
     PackedLatents,
@@ -16,6 +17,7 @@ from kernels.cpu.operators import (
 from kernels.cpu.packing import NativeLibrary, gate_up_order
 from kernels.cpu.program import Buffer, NativeProgram
 from services.worker.backends.recorder import Instruction, Recording
+from services.worker.layers.columns import Columns
 from services.worker.layers.embedding import Embedding, LMHead, TokenRows
 from services.worker.layers.experts import Experts, Router, Scores
 from services.worker.layers.heads import Heads
@@ -69,7 +71,7 @@ class Compiler:
         return program
 
     def _operator(self, each: Instruction, places: dict[int, int]) -> Operator:
-        norm = each.norm
+        norm, attention = each.norm, each.heads or each.latents or each.columns
         rows, weight = self._embeddings(each.embedding)
         vocab = None if each.embedding is None else each.embedding.vocab
         if each.summed is not None and each.summed.bias is not None:
@@ -83,7 +85,8 @@ class Compiler:
             source=places[each.source],
             out=places[each.out],
             second=0 if each.second is None else places[each.second],
-            layer=_layer(each),
+            layer=0 if attention is None else attention.layer,
+            group=0 if attention is None else attention.group,
             size=each.size,
             is_wide=each.is_wide,
             adds=each.adds,
@@ -99,6 +102,7 @@ class Compiler:
             order=each.order,
             experts=None if each.experts is None else self._experts(each.experts),
             latents=self._latents(each, places),
+            columns=None if each.columns is None else _columns(each.columns),
         )
 
     def _embeddings(self, embedding: Embedding | None) -> tuple[Tensor | None, PackedMatrix | None]:
@@ -210,6 +214,17 @@ class Compiler:
         return self._halves[expansion]
 
 
+def _columns(columns: Columns) -> PackedColumns:
+    """The weight by columns, so that channels are side by side."""
+    return PackedColumns(
+        num_parts=columns.num_parts,
+        part=columns.part,
+        width=columns.weight.shape[1],
+        weight=columns.weight.T.float().contiguous(),
+        bias=None if columns.bias is None else columns.bias.float(),
+    )
+
+
 def _with_embeddings(model: DecoderLM) -> TokenRows | None:
     """The layer with the embeddings as packed columns: the output head if it has the same weights,
     else embeddings in codes."""
@@ -222,12 +237,6 @@ def _with_embeddings(model: DecoderLM) -> TokenRows | None:
 def _bias(layer: Linear | LMHead) -> Tensor | None:
     """The bias that the GEMM adds; for a partial output the sum over ranks adds it."""
     return layer.bias if isinstance(layer, Linear) and not layer.is_partial else None
-
-
-def _layer(each: Instruction) -> int:
-    """The place of the KV cache that it uses, or 0."""
-    found = each.heads or each.latents
-    return 0 if found is None else found.layer
 
 
 def _assign(recording: Recording) -> dict[int, int]:

@@ -9,12 +9,12 @@ from torch import Tensor, nn
 from kernels.cpu.decode import NativeDecoder
 from kernels.cpu.operators import LANES, Kind
 from kernels.cpu.packing import NativeLibrary
-from kernels.cpu.program import NativeProgram
+from kernels.cpu.program import GroupBlocks, NativeProgram
 from kernels.paged_attention import AttentionBatch
 from services.worker.backends.check import check_model
 from services.worker.backends.compiler import Compiler, OnShare
 from services.worker.backends.recorder import Recording, record
-from services.worker.layers.context import current_context
+from services.worker.layers.context import ForwardContext, current_context
 from services.worker.layers.embedding import LMHead
 from services.worker.layers.ops import NotSupported
 from services.worker.layers.parallel import Parallel
@@ -127,6 +127,13 @@ class _NativeDraftHead:
 
 def _run(program: NativeProgram, inputs: Sequence[Tensor], positions: Tensor) -> Tensor:
     context = current_context()
-    (slot_mapping, attention), *_ = context.groups
-    assert isinstance(attention, AttentionBatch)
-    return program.run(inputs, positions, slot_mapping, attention, context.kv_caches)
+    return program.run(inputs, positions, group_blocks(context), context.kv_caches)
+
+
+def group_blocks(context: ForwardContext) -> list[GroupBlocks]:
+    """The groups of a step that the host prepared."""
+    found = []
+    for slot_mapping, attention in context.groups:
+        assert isinstance(attention, AttentionBatch)
+        found.append(GroupBlocks(slot_mapping, attention))
+    return found

@@ -18,6 +18,7 @@ from kernels.cpu.operators import (
 )
 from kernels.cpu.packing import is_whole, packed_form, why_not_packed
 from kernels.silu_mul import Act
+from services.worker.layers.columns import Columns
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.experts import Experts, Scores
 from services.worker.layers.heads import Heads, Latents
@@ -69,6 +70,7 @@ class Instruction:
     experts: Experts | None = None
     gate: Scores | None = None
     latents: Latents | None = None
+    columns: Columns | None = None
     others: tuple[int, ...] = ()  # further registers, of attention to latents
 
     @property
@@ -218,6 +220,15 @@ class Recorder(Ops[Value]):
         others = latent.register, *(each.register for each in scratch)
         width = spec.num_heads * spec.query_dim
         self._add(Kind.LATENT, query, out, width, latents=latents, others=others)
+        return out
+
+    def short_conv(self, x: Value, columns: Columns) -> Value:
+        size, name = len(columns.weight), f"the convolution of layer {columns.layer}"
+        if size % LANES or columns.part % LANES:
+            raise NotSupported(f"{name}: {size} channels are no multiple of {LANES}")
+        out = self._new(size, is_wide=False)
+        read = self._written(x, 3 * size, name)
+        self._add(Kind.SHORT_CONV, read, out, size, columns=columns)
         return out
 
     def logits(

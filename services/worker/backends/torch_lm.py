@@ -23,8 +23,10 @@ from kernels.programmatic_launch import one_by_one
 from kernels.rms_norm import Norm, rms_norm
 from kernels.rope_kv import rope_kv
 from kernels.route import expert_logits, route
+from kernels.short_conv import short_conv
 from kernels.silu_mul import Act
 from services.worker.backends.check import check_model
+from services.worker.layers.columns import Columns
 from services.worker.layers.context import current_context
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.experts import Experts, Scores, biases_of
@@ -172,6 +174,12 @@ class TorchOps(Ops[Tensor]):
         options = AttentionOptions(value_dim=spec.rank)
         attended = attend(queries, entries, inputs.attention, spec.scale, options)
         return latent_values(attended, values)
+
+    def short_conv(self, x: Tensor, columns: Columns) -> Tensor:
+        context, end = current_context(), columns.layer + columns.num_parts
+        caches = [each.entries for each in context.kv_caches[columns.layer : end]]
+        inputs = context.groups[columns.group]
+        return short_conv(x, columns.weight, columns.bias, caches, *inputs)
 
     def logits(
         self,

@@ -4,7 +4,7 @@ import numpy as np
 
 from kernels.accept.rule import accept_rows
 from kernels.cpu.decode import DecodeRows, NativeDecoder
-from kernels.paged_attention import AttentionBatch
+from services.worker.backends.native import group_blocks
 from services.worker.slots.table import SlotTable
 from services.worker.step.batch import Batch
 from services.worker.step.results import NO_LOGPROBS, StepRows, result_row
@@ -37,13 +37,10 @@ class PlainSteps:
         table, slots = self._table, batch.rows.slots
         num_known = batch.host_positions + 1
         context = batch.context
-        (slot_mapping, attention), *_ = context.groups
-        assert isinstance(attention, AttentionBatch)
         rows = DecodeRows(
             input_ids=batch.input_ids,
             positions=batch.positions,
-            slot_mapping=slot_mapping,
-            attention=attention,
+            groups=group_blocks(context),
             kv_caches=context.kv_caches,
             random=random_rows_of(table, slots, num_known, batch.positions.device),
             rooms=table.end[slots] - num_known,

@@ -24,10 +24,12 @@ from transformers.utils import logging as transformers_logging
 
 from services.worker.foreign.chunk_equivalence import logits_in_chunks, random_texts, whole_logits
 from services.worker.foreign.model import ATTENTION, TransformersLM
+from services.worker.machine.kv_groups import KVSpec, group_layers
 from services.worker.machine.kv_layout import KVLayout
 from services.worker.startup.model_shape import ModelShape
 from shared.errors import ConfigError
 from shared.foreign_config import read_foreign_config
+from shared.wire.messages import Capacity
 
 log = logging.getLogger(__name__)
 transformers_logging.disable_progress_bar()
@@ -62,20 +64,20 @@ def load(
     folder: Path,
     dtype: torch.dtype,
     device: torch.device,
-    max_model_len: int,
+    capacity: Capacity,
     is_dummy: bool,
     codes: torch.dtype | None,
 ) -> tuple[TransformersLM, ModelShape]:
     """Returns the model and its shape, with ``codes`` in its KV cache if given; the weights are
     first read into host memory. Raises ConfigError with the reason if it does not load, or needs
     state that we do not keep."""
-    config = _read_config(folder, max_model_len)
+    config = _read_config(folder, capacity.max_model_len)
     text_config = config.get_text_config()
     with _errors_as_config_errors():
         model = _dummy(config, dtype) if is_dummy else _pretrained(folder, dtype)
     model.eval().requires_grad_(requires_grad=False).to(device)
-    layers = _look(model, text_config, max_model_len)
-    shape = _shape_of(model, text_config, layers, dtype, codes)
+    layers = _look(model, text_config, capacity.max_model_len)
+    shape = _shape_of(model, text_config, layers, capacity, dtype, codes)
     texts = random_texts(text_config.vocab_size, device)
     with _errors_as_config_errors():
         with _attention(model, OWN_ATTENTION):
@@ -91,6 +93,7 @@ def load(
             " cache"
         )
     torch.cuda.empty_cache()  # of the comparison, which is no step's
+    loaded.put_groups(shape.layer_groups)
     return loaded, shape
 
 
@@ -250,6 +253,7 @@ def _shape_of(
     model: PreTrainedModel,
     config: Any,
     layers: dict[int, LayerAttention],
+    capacity: Capacity,
     dtype: torch.dtype,
     codes: torch.dtype | None,
 ) -> ModelShape:
@@ -261,8 +265,12 @@ def _shape_of(
     )
     num_experts = getattr(config, "num_experts_per_tok", None) or 1
     ordered = [layers.get(place, NO_ATTENTION) for place in range(max(layers) + 1)]
+    specs = [KVSpec((2, each.num_kv_heads, each.head_dim), each.window) for each in ordered]
+    found = group_layers(specs, capacity)
     return ModelShape(
-        [KVLayout((2, layer.num_kv_heads, layer.head_dim), dtype, codes) for layer in ordered],
-        8 * config.hidden_size + 4 * widest * (1 + num_experts),
-        max(layer.num_scored_heads for layer in ordered),
+        kv_layouts=[KVLayout(spec.entry, dtype, codes) for spec in specs],
+        numbers_per_token=8 * config.hidden_size + 4 * widest * (1 + num_experts),
+        num_scored_heads=max(layer.num_scored_heads for layer in ordered),
+        groups=found.groups,
+        layer_groups=found.of_layers,
     )

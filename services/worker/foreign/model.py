@@ -4,6 +4,7 @@ transformers finds a model's attention by a name that the model was loaded with
 (``AttentionInterface``): ours has the name ``ATTENTION`` and is used by all layers.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from services.worker.layers.context import current_context
 from services.worker.models import TorchCausalLM
 
 ATTENTION = "shoal"
+KV_GROUP = "shoal_kv_group"  # an attribute of a layer's modules
 
 
 def attend(
@@ -38,7 +40,7 @@ def attend(
     The names are transformers'.
     """
     context = current_context()
-    kv, inputs = context.kv_caches[module.layer_idx], context.groups[0]
+    kv, inputs = context.kv_caches[module.layer_idx], context.groups[getattr(module, KV_GROUP, 0)]
     keys, values = key[0].transpose(0, 1), value[0].transpose(0, 1)
     kv_write(kv.entries, keys, values, inputs.slot_mapping, kv.scales)
     attended = paged_attention.attend(
@@ -69,6 +71,13 @@ class TransformersLM(TorchCausalLM):
         self.base = getattr(model, name)
         setattr(model, name, _GivenStates())
         self.head = model
+
+    def put_groups(self, layer_groups: Sequence[int]) -> None:
+        """Gives layers the blocks of their groups, by default of the first."""
+        for module in self.base.modules():
+            layer = getattr(module, "layer_idx", None)
+            if layer is not None and layer < len(layer_groups):
+                setattr(module, KV_GROUP, layer_groups[layer])
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         outputs = self.base(

@@ -11,13 +11,14 @@ from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import Parallel
 from services.worker.layers.rope import RotaryEmbedding
 from services.worker.layers.weights import empty_parameter
+from services.worker.machine.kv_groups import KVSpec
 
 
 class Attention(nn.Module):
     """Grouped-query self-attention (arXiv 2305.13245), from the GEMM of queries, keys and values to
     the output GEMM. ``spec`` counts the heads of all ranks; each rank has its own heads.
 
-    ``layer`` is the place of its KV cache in the context.
+    ``layer`` is its number in the model.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Attention(nn.Module):
             self.k_norm = RMSNorm(spec.head_dim if is_each else kv, eps, norm_offset)
         self.sinks = empty_parameter(heads.num) if spec.has_sinks else None
         self._shard = heads
+        self.number = layer
         self.heads = Heads(
             spec=spec,
             layer=layer,
@@ -59,16 +61,17 @@ class Attention(nn.Module):
         )
 
     @property
-    def layer(self) -> int:
-        return self.heads.layer
+    def group(self) -> int:
+        return self.heads.group
 
-    def put_cache(self, place: int) -> None:
-        """Gives its KV cache another place in the context."""
-        self.heads = self.heads._replace(layer=place)
+    def put_cache(self, place: int, group: int) -> None:
+        """Gives its KV cache a place in the context, and the blocks of a group of layers."""
+        self.heads = self.heads._replace(layer=place, group=group)
 
     @property
-    def kv_entry(self) -> tuple[int, ...]:
-        return 2, self.heads.spec.num_kv_heads, self.heads.spec.head_dim
+    def kv_spec(self) -> KVSpec:
+        spec = self.heads.spec
+        return KVSpec((2, spec.num_kv_heads, spec.head_dim), spec.window)
 
     @property
     def numbers_per_token(self) -> int:

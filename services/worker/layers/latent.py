@@ -11,6 +11,7 @@ from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import Parallel
 from services.worker.layers.rope import RotaryEmbedding
+from services.worker.machine.kv_groups import KVSpec
 
 EPS = 1e-6  # of the inner norms, not rms_norm_eps: as in DeepSeek's code and transformers
 
@@ -20,7 +21,7 @@ class LatentAttention(nn.Module):
     through ``query_rank`` numbers, or directly. ``spec`` counts the heads of all ranks; each rank
     has its own heads, and all latents.
 
-    ``layer`` is the place of its KV cache in the context.
+    ``layer`` is its number in the model.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class LatentAttention(nn.Module):
         has_bias: bool = False,
     ) -> None:
         super().__init__()
+        self.number = layer
         heads, _ = parallel.heads(spec.num_heads, spec.num_heads)
         spec = replace(spec, num_heads=heads.num)
         query = heads.times(spec.query_dim)
@@ -50,16 +52,16 @@ class LatentAttention(nn.Module):
         self.latents = Latents(spec, layer, self.kv_a_layernorm, self.kv_b_proj, rotary)
 
     @property
-    def layer(self) -> int:
-        return self.latents.layer
+    def group(self) -> int:
+        return self.latents.group
 
-    def put_cache(self, place: int) -> None:
-        """Gives its KV cache another place in the context."""
-        self.latents = self.latents._replace(layer=place)
+    def put_cache(self, place: int, group: int) -> None:
+        """Gives its KV cache a place in the context, and the blocks of a group of layers."""
+        self.latents = self.latents._replace(layer=place, group=group)
 
     @property
-    def kv_entry(self) -> tuple[int, ...]:
-        return 1, 1, self.latents.spec.entry_dim
+    def kv_spec(self) -> KVSpec:
+        return KVSpec((1, 1, self.latents.spec.entry_dim))
 
     @property
     def num_scored_heads(self) -> int:

@@ -1,7 +1,7 @@
 """The gated feed-forward network."""
 
 from kernels.silu_mul import Act
-from services.worker.layers.gated import GatedProducts
+from services.worker.layers.gated import USUAL_NAMES, GatedNames, GatedProducts
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import Parallel
@@ -17,8 +17,9 @@ class GatedMLP(GatedProducts):
         parallel: Parallel,
         has_bias: bool = False,
         act: Act = "silu",
+        names: GatedNames = USUAL_NAMES,
     ) -> None:
-        super().__init__(hidden_size, parallel.inner(size), has_bias)
+        super().__init__(hidden_size, parallel.inner(size), has_bias, names)
         self._act = act
 
     def forward(

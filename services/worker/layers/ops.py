@@ -6,6 +6,7 @@ from typing import Generic, TypeVar
 from torch import nn
 
 from kernels.silu_mul import Act
+from services.worker.layers.columns import Columns
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.experts import Experts, Scores
 from services.worker.layers.heads import Heads, Latents
@@ -87,6 +88,13 @@ class Ops(ABC, Generic[X]):
         latent and r a rotated key of a visible token, and q = [n, rotated part] of a head:
         softmax(scale · (n U · c + q_rotated · r)) weighs c, and the weighted sum is multiplied with
         Vᵀ. [c, r] of the T tokens are written first. Neither argument may be used again.
+        """
+
+    @abstractmethod
+    def short_conv(self, x: X, columns: Columns) -> X:
+        """(b, c, u) [T, 3 · size] → c · (the convolution of b · u, and its bias): [T, size]
+
+        b · u of the T tokens is written first. ``x`` must not be used again.
         """
 
     @abstractmethod

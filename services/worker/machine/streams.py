@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-ALIGNED = 4  # elements, 16 bytes or more
+from kernels.sizes import ALIGNED, cdiv
 
 
 def upload(array: np.ndarray, device: torch.device) -> Tensor:
@@ -18,13 +18,13 @@ def upload(array: np.ndarray, device: torch.device) -> Tensor:
     return tensor.pin_memory().to(device, non_blocking=True)
 
 
-def upload_rows(*rows: np.ndarray, device: torch.device) -> list[Tensor]:
+def upload_rows(*rows: np.ndarray, device: torch.device) -> Tensor:
     """Arrays of one length and type in one copy. Each begins at an aligned place, independent of
-    the length, because Triton compiles kernels anew for another alignment."""
+    the length."""
     length = len(rows[0])
-    padded = np.zeros((len(rows), -(-length // ALIGNED) * ALIGNED), rows[0].dtype)
+    padded = np.zeros((len(rows), cdiv(length, ALIGNED) * ALIGNED), rows[0].dtype)
     padded[:, :length] = rows
-    return [row[:length] for row in upload(padded, device)]
+    return upload(padded, device)[:, :length]
 
 
 class Fetched(Protocol):

@@ -4,7 +4,7 @@ A family defines the parts of its layers. Modules are named as in its checkpoint
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import ClassVar, Literal
 
 import torch
@@ -27,10 +27,14 @@ from services.worker.layers.offloaded import OffloadedLayers
 from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import ALONE, Parallel, Shard
 from services.worker.layers.rope import RotaryEmbedding
+from services.worker.layers.short_conv import ShortConv
+from services.worker.machine.kv_groups import KVSpec, LayerGroups
 from services.worker.machine.kv_layout import KVLayout
 from shared.errors import ConfigError
+from shared.wire.messages import EVERY_LAYER, Group
 
 AnyAttention = Attention | LatentAttention
+Cached = AnyAttention | ShortConv
 
 
 class Parts:
@@ -92,13 +96,25 @@ class Parts:
             has_bias=has_bias,
         )
 
+    def short_conv(self, layer: int, width: int, *, has_bias: bool = False) -> ShortConv:
+        config = self._config
+        _, kv_heads = self._parallel.heads(config.num_attention_heads, config.num_key_value_heads)
+        entry = 2, kv_heads.num, config.head_dim
+        hidden_size, parallel = config.hidden_size, self._parallel
+        return ShortConv(hidden_size, width, entry, layer, parallel, has_bias=has_bias)
+
     def mlp(
-        self, has_bias: bool = False, *, size: int | None = None, act: Act = "silu"
+        self,
+        has_bias: bool = False,
+        *,
+        size: int | None = None,
+        act: Act = "silu",
+        names: GatedNames = USUAL_NAMES,
     ) -> GatedMLP:
         """``size`` is by default the model's ``intermediate_size``."""
         config = self._config
         size = config.intermediate_size if size is None else size
-        return GatedMLP(config.hidden_size, size, self._parallel, has_bias, act)
+        return GatedMLP(config.hidden_size, size, self._parallel, has_bias, act, names)
 
     def router(self, num_experts: int, routing: Routing, *, has_correction: bool = False) -> Router:
         hidden_size = self._config.hidden_size
@@ -224,6 +240,8 @@ class DecoderLM(nn.Module, ABC):
     draft_lm_head: DraftLMHead | None = None
     offloaded: OffloadedLayers | None = None
     has_head_elsewhere = False
+    groups: tuple[Group, ...] = EVERY_LAYER
+    _specs_of_all: Sequence[KVSpec] = ()  # on a stage
 
     def __init__(self, config: ModelConfig, parallel: Parallel = ALONE) -> None:
         super().__init__()
@@ -238,6 +256,7 @@ class DecoderLM(nn.Module, ABC):
         source = "model.embed_tokens" if self.is_tied else "lm_head"
         tied = self.model.embed_tokens if self.is_tied else None
         self.lm_head: LMHead | None = LMHead(vocab, config.hidden_size, f"{source}.weight", tied)
+        self._put_caches()
 
     def drop_heads(self) -> None:
         """Makes it a model that pools: ``logits`` gives the states after the last norm."""
@@ -267,6 +286,7 @@ class DecoderLM(nn.Module, ABC):
         stage, trunk = self.parallel.stage, self.model
         if stage.num == 1:
             return
+        self._specs_of_all = self._kv_specs()
         left, own = list(self.remote_modules()), stage.layers(len(trunk.layers))
         for number in range(len(trunk.layers)):
             if number not in own:
@@ -277,8 +297,7 @@ class DecoderLM(nn.Module, ABC):
             self.has_head_elsewhere = self.mtp_head is not None
             self.drop_heads()
             trunk.mtp_layers = nn.ModuleList()
-        for attention in self.attentions():
-            attention.put_cache(attention.layer - own.start)
+        self._put_caches()
 
     @property
     def is_interleaved(self) -> bool:
@@ -295,26 +314,57 @@ class DecoderLM(nn.Module, ABC):
     ) -> list[KVLayout]:
         """The cached values of a token in each layer of the trunk, and of the MTP head if it
         ``drafts``: numbers, or ``codes`` of that type. Raises ConfigError for codes of latents."""
-        by_layer = {module.layer: module for module in self.attentions()}
-        num_layers = len(self.parallel.stage.layers(self.config.num_hidden_layers))
-        ordered = [by_layer[layer] for layer in range(num_layers + drafts)]
-        if codes is not None and any(isinstance(each, LatentAttention) for each in ordered):
+        ordered = self._cached_layers(drafts)
+        if codes is not None and not all(isinstance(each, Attention) for each in ordered):
             raise ConfigError(
                 "kv-cache-dtype: int8 and fp8 are for keys and values of heads; this model keeps"
-                " latents: use auto"
+                " latents or convolutions: use auto"
             )
-        return [KVLayout(module.kv_entry, dtype, codes) for module in ordered]
+        specs = [module.kv_spec for module in ordered]
+        return [
+            KVLayout(each.entry, dtype, codes) for each in specs for _ in range(each.num_sections)
+        ]
 
-    def attentions(self) -> Iterator[AnyAttention]:
-        """The attention of all layers, the MTP head's too."""
-        for module in self.modules():
-            if isinstance(module, AnyAttention):
-                yield module
+    def kv_specs(self, *, drafts: bool) -> Sequence[KVSpec]:
+        """The layers of the whole model, on all stages, in order."""
+        specs = self._specs_of_all or self._kv_specs()
+        return specs[: self.config.num_hidden_layers + drafts]
+
+    def put_groups(self, found: LayerGroups) -> None:
+        """``found`` for the layers of the whole model."""
+        self.groups = found.groups
+        self._put_caches(dict(enumerate(found.of_layers)))
+
+    def layer_groups(self, *, drafts: bool) -> list[int]:
+        """The group of each of ``kv_layouts``."""
+        layers = self._cached_layers(drafts)
+        return [each.group for each in layers for _ in range(each.kv_spec.num_sections)]
+
+    def _kv_specs(self) -> list[KVSpec]:
+        return [each.kv_spec for each in self.cached_layers()]
+
+    def _cached_layers(self, drafts: bool) -> list[Cached]:
+        """The layers of this stage with a place in the KV cache, in order."""
+        num_layers = self.config.num_hidden_layers + drafts
+        return [each for each in self.cached_layers() if each.number < num_layers]
+
+    def _put_caches(self, groups: Mapping[int, int] = {}) -> None:
+        """Gives the layers their places in the KV cache, one after the other."""
+        place = 0
+        for layer in self.cached_layers():
+            layer.put_cache(place, groups.get(layer.number, 0))
+            place += layer.kv_spec.num_sections
+
+    def cached_layers(self) -> list[Cached]:
+        """The parts of all layers here that keep something of a token, the MTP head's too, in
+        order."""
+        found = [module for module in self.modules() if isinstance(module, Cached)]
+        return sorted(found, key=lambda each: each.number)
 
     def drop_windows(self, max_len: int) -> None:
         """Removes windows of at least ``max_len`` tokens, the longest sequence, because they hide
         nothing."""
-        for module in self.attentions():
+        for module in self.cached_layers():
             if isinstance(module, Attention):
                 module.drop_window(max_len)
 

@@ -20,6 +20,8 @@ MODELS = {
     "Glm4MoeForCausalLM": "services.worker.models.glm4_moe",
     "GptOssForCausalLM": "services.worker.models.gpt_oss",
     "GraniteForCausalLM": "services.worker.models.granite",
+    "Lfm2ForCausalLM": "services.worker.models.lfm2",
+    "Lfm2MoeForCausalLM": "services.worker.models.lfm2_moe",
     "LlamaForCausalLM": "services.worker.models.llama",
     "MiMoForCausalLM": "services.worker.models.mimo",
     "MistralForCausalLM": "services.worker.models.mistral",

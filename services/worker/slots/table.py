@@ -10,7 +10,7 @@ from kernels.sample.slot_params import FILTERS, SlotParams, host_params
 from services.worker.guides.guides import Guides
 from services.worker.guides.slot_guide import SlotGuide
 from services.worker.slots.logits_rules import LogitsRules, make_logits_rules
-from shared.wire.messages import Admit, Capacity, SamplingParams, StepPlan
+from shared.wire.messages import Admit, Capacity, Extend, SamplingParams, StepPlan
 
 
 class SlotTable:
@@ -43,8 +43,10 @@ class SlotTable:
         self.lacks_state = np.zeros(num_slots, bool)
         self.num_computed = np.zeros(num_slots, np.int64)  # known ids with KV in the cache
         self.end = np.zeros(num_slots, np.int64)  # number of ids of a full sequence
-        self.num_blocks = np.zeros(num_slots, np.int64)
-        self.block_tables = np.full((num_slots, max_blocks), self.null_block, np.int64)
+        num_groups = len(capacity.groups)
+        self.num_blocks = np.zeros((num_groups, num_slots), np.int64)
+        tables = num_groups, num_slots, max_blocks
+        self.block_tables = np.full(tables, self.null_block, np.int64)
         self.sampling = host_params(num_slots)
         self.ignore_eos = np.zeros(num_slots, bool)
         self.params = [SamplingParams(seed=0)] * num_slots
@@ -61,27 +63,33 @@ class SlotTable:
         self.wants_more = np.zeros(num_slots, bool)
 
     def apply(self, plan: StepPlan, ids: np.ndarray) -> np.ndarray:
-        """Releases, then admits, then extends. ``ids`` [sum of num_ids] belong to the admitted
-        rows.
+        """Releases, then drops blocks, then admits, then extends. ``ids`` [sum of num_ids] belong
+        to the admitted rows.
 
         Returns the blocks [N] int64 with a new owner and no content for it.
         """
         self.is_open[plan.release] = False
         start = 0
         fresh: list[int] = []
+        for drop in plan.rows:
+            self.block_tables[drop.group, drop.slot, : drop.num_blocks] = self.null_block
         for row in plan.admit:
             self._admit(row, ids[start : start + row.num_ids])
             start += row.num_ids
-            fresh += row.blocks[-(-row.num_cached // self.block_size) :]
+            for blocks in (row.blocks, *row.more_blocks):
+                fresh += blocks[-(-row.num_cached // self.block_size) :]
         for extend in plan.extend:
-            self._add_blocks(extend.slot, extend.blocks)
-            fresh += extend.blocks
+            self._add_blocks(extend)
+            for blocks in (extend.blocks, *extend.more_blocks):
+                fresh += blocks
         return np.array(fresh, np.int64)
 
     def slot_mapping(self, slots: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """block * block_size + offset [T] of ``positions`` [T] of ``slots`` [T]; in the null block
-        for positions without a block."""
-        blocks = self.block_tables[slots, positions // self.block_size]
+        """block * block_size + offset [groups, T] of ``positions`` [T] of ``slots`` [T]; in the
+        null block for positions without a block."""
+        num_groups, _, max_blocks = self.block_tables.shape
+        places = slots * max_blocks + positions // self.block_size
+        blocks = self.block_tables.reshape(num_groups, -1).take(places, axis=1)
         slot_mapping: np.ndarray = blocks * self.block_size + positions % self.block_size
         return slot_mapping
 
@@ -114,9 +122,9 @@ class SlotTable:
         self.lacks_state[slot] = row.num_cached > 0
         max_tokens = self.max_len if params.max_tokens is None else params.max_tokens
         self.end[slot] = min(row.prompt_len + max_tokens, self.max_len)
-        self.block_tables[slot] = self.null_block
-        self.num_blocks[slot] = 0
-        self._add_blocks(slot, row.blocks)
+        self.block_tables[:, slot] = self.null_block
+        self.num_blocks[:, slot] = 0
+        self._add_blocks(row)
         for column, value in zip(self.sampling, _sampling_of(row), strict=True):
             column[slot] = value
         self.ignore_eos[slot] = params.ignore_eos
@@ -142,10 +150,11 @@ class SlotTable:
             or self.end[slot] == row.prompt_len
         )
 
-    def _add_blocks(self, slot: int, blocks: list[int]) -> None:
-        start = self.num_blocks[slot]
-        self.block_tables[slot, start : start + len(blocks)] = blocks
-        self.num_blocks[slot] += len(blocks)
+    def _add_blocks(self, row: Admit | Extend) -> None:
+        for group, blocks in enumerate((row.blocks, *row.more_blocks)):
+            start = self.num_blocks[group, row.slot]
+            self.block_tables[group, row.slot, start : start + len(blocks)] = blocks
+            self.num_blocks[group, row.slot] += len(blocks)
 
 
 def _sampling_of(row: Admit) -> SlotParams[float]:

@@ -1,7 +1,8 @@
 """The pairs in an MTP head's KV cache: the head pauses while no drafts are planned.
 
 Each sequence remembers the position from which it has all pairs, and attends to no earlier ones.
-Each block remembers if it is complete, for sequences that find it in the prefix cache.
+Each block remembers if it is complete, for sequences that find it in the prefix cache. The head's
+layer sees all keys, so its blocks are of the first group of layers.
 """
 
 import numpy as np
@@ -42,4 +43,4 @@ class MtpCoverage:
         lows = np.maximum(first // size, np.where(starts > FIRST_ENTRY, -(-starts // size), 0))
         highs = self.ends[slots] // size
         for row in np.flatnonzero(highs > lows).tolist():
-            self._is_whole[table.block_tables[slots[row], lows[row] : highs[row]]] = True
+            self._is_whole[table.block_tables[0, slots[row], lows[row] : highs[row]]] = True

@@ -20,8 +20,13 @@ from services.worker.models.registry import read_model_config
 from services.worker.speculation.choose import choose_speculation
 from services.worker.speculation.draft_vocab import limit_drafts
 from services.worker.startup.cache_codes import CACHE_CODES, choose_cache_dtype
-from services.worker.startup.loaded_model import LoadedModel
-from services.worker.startup.model_shape import ParameterCount, count_parameters, shape_of
+from services.worker.startup.loaded_model import LoadedModel, capacity_of
+from services.worker.startup.model_shape import (
+    ParameterCount,
+    count_parameters,
+    place_layers,
+    shape_of,
+)
 from services.worker.startup.plan_memory import (
     MemoryRequirements,
     estimate_requirements,
@@ -84,13 +89,14 @@ def footprint_of(settings: WorkerConfig, device: torch.device) -> Footprint:
     unchanged = _Sizes(Forms(forms.linear), dtype).of(model)
     if (head := model.lm_head) is not None and forms.head != forms.embedding:
         head.weight = Dense(head.outputs, head.inputs, dtype, META)  # no more the embeddings'
-    model.drop_windows(info.max_model_len)
     parameters = count_parameters(model)
     limit_drafts(settings.speculative_config, model)
     computed = TorchLM(model, HOST)
     speculation = choose_speculation(settings.speculative_config, computed.draft_head is not None)
     codes = CACHE_CODES[choose_cache_dtype(settings.kv_cache_dtype, model.config)]
-    shape = shape_of(model, dtype, drafts=speculation.method == "mtp", codes=codes)
+    drafts = speculation.method == "mtp"
+    place_layers(model, capacity_of(settings, info, device, speculation), drafts=drafts)
+    shape = shape_of(model, dtype, drafts=drafts, codes=codes)
     loaded = LoadedModel(
         *(settings, folder, info, shape, computed, TorchSampler(), device, dtype, speculation),
         *(np.empty(0, np.int64), Memory(0, 0), None),
@@ -103,9 +109,9 @@ def footprint_of(settings: WorkerConfig, device: torch.device) -> Footprint:
     return Footprint(
         parameters,
         requirements,
-        requirements.block // requirements.block_size,
+        sum(layout.num_bytes for layout in shape.kv_layouts),
         *_reads(model, sizes, weights / counted),
-        rule_bytes(requirements.max_num_seqs, 0 if info.pooling else info.vocab_size),
+        rule_bytes(requirements.capacity.max_num_seqs, 0 if info.pooling else info.vocab_size),
     )
 
 

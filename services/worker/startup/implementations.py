@@ -8,6 +8,7 @@ import torch
 
 from services.worker.models import CausalLM
 from services.worker.startup.model_shape import ModelShape
+from shared.wire.messages import Capacity
 
 MODULES = {
     "transformers": "services.worker.foreign.backend",
@@ -22,11 +23,11 @@ class Implementation(Protocol):
         folder: Path,
         dtype: torch.dtype,
         device: torch.device,
-        max_model_len: int,
+        capacity: Capacity,
         is_dummy: bool,
         codes: torch.dtype | None,
     ) -> tuple[CausalLM, ModelShape]:
-        """Raises ConfigError."""
+        """``capacity`` has no blocks yet. Raises ConfigError."""
 
     def can_serve(self, folder: Path, max_model_len: int) -> bool:
         """Judges by shapes: no weight is read or made."""

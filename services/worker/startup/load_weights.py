@@ -17,6 +17,7 @@ from services.worker.weights.progress import Progress
 from services.worker.weights.weight_placement import GIB
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
+from shared.wire.messages import Capacity
 
 FOR_OUR_OWN = " is for our own architectures; transformers computes this model"
 
@@ -55,7 +56,11 @@ def load_ours(
 
 
 def load_theirs(
-    settings: WorkerConfig, folder: Path, dtype: torch.dtype, device: torch.device, max_len: int
+    settings: WorkerConfig,
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    capacity: Capacity,
 ) -> tuple[CausalLM, ModelShape]:
     """Raises ConfigError."""
     if settings.quantization != "none":
@@ -73,4 +78,4 @@ def load_theirs(
         raise ConfigError("model-impl: transformers is not a part of this installation")
     codes = CACHE_CODES[settings.kv_cache_dtype]
     is_dummy = settings.load_format == "dummy"
-    return transformers.load(folder, dtype, device, max_len, is_dummy, codes)
+    return transformers.load(folder, dtype, device, capacity, is_dummy, codes)

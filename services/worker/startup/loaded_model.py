@@ -33,7 +33,12 @@ from services.worker.speculation.draft_vocab import limit_drafts
 from services.worker.startup.cache_codes import CACHE_CODES, choose_cache_dtype
 from services.worker.startup.join_ranks import check_split, join_ranks, share_of
 from services.worker.startup.load_weights import load_ours, load_theirs
-from services.worker.startup.model_shape import ModelShape, count_parameters, shape_of
+from services.worker.startup.model_shape import (
+    ModelShape,
+    count_parameters,
+    place_layers,
+    shape_of,
+)
 from services.worker.startup.native_config import find_native_config
 from services.worker.step.pooling import Pooler
 from services.worker.step.sampler import Sampler
@@ -104,8 +109,7 @@ class LoadedModel:
 
     @property
     def max_num_batched_tokens(self) -> int:
-        default = DEFAULT_BATCHED_TOKENS[self.device.type]
-        return self.settings.max_num_batched_tokens or default
+        return self.capacity(num_blocks=0).max_num_batched_tokens
 
     @property
     def returns_processed(self) -> bool:
@@ -120,14 +124,13 @@ class LoadedModel:
 
     @property
     def max_num_seqs(self) -> int:
-        """Each may want a token in every step."""
-        return min(self.settings.max_num_seqs, self.max_num_batched_tokens)
+        return self.capacity(num_blocks=0).max_num_seqs
 
     def make_kv_cache(self, num_blocks: int) -> KVCache:
         """Raises ConfigError if the memory does not suffice."""
-        size = self.settings.block_size
+        size, shape = self.settings.block_size, self.shape
         try:
-            return KVCache(self.shape.kv_layouts, num_blocks, size, self.device)
+            return KVCache(shape.section_layouts, num_blocks, size, self.device, shape.sections)
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 f"gpu-memory-utilization: {num_blocks} blocks of {size} tokens do not fit:"
@@ -142,20 +145,33 @@ class LoadedModel:
         return Guides(self.folder, self.model_info.vocab_size, self.eos_ids)
 
     def capacity(self, num_blocks: int, max_num_steps: int = 1) -> Capacity:
-        return Capacity(
+        return msgspec.structs.replace(
+            capacity_of(self.settings, self.model_info, self.device, self.speculation),
             num_blocks=num_blocks,
-            block_size=self.settings.block_size,
-            max_num_seqs=self.max_num_seqs,
-            max_num_batched_tokens=self.max_num_batched_tokens,
-            max_model_len=self.model_info.max_model_len,
-            vocab_size=self.model_info.vocab_size,
-            num_speculative_tokens=self.speculation.num_drafts,
-            adapts_depth=self.speculation.adapts,
-            stall_s=self.settings.stall_s,
-            pooled_size=self.model_info.pooling.size if self.model_info.pooling else 0,
             max_num_steps=max_num_steps,
-            num_stages=self.settings.pipeline_parallel_size,
+            groups=self.shape.groups,
         )
+
+
+def capacity_of(
+    settings: WorkerConfig, model_info: ModelInfo, device: torch.device, speculation: Speculation
+) -> Capacity:
+    """Without blocks, and with one group of layers. Each sequence may want a token in every
+    step."""
+    max_tokens = settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
+    return Capacity(
+        num_blocks=0,
+        block_size=settings.block_size,
+        max_num_seqs=min(settings.max_num_seqs, max_tokens),
+        max_num_batched_tokens=max_tokens,
+        max_model_len=model_info.max_model_len,
+        vocab_size=model_info.vocab_size,
+        num_speculative_tokens=speculation.num_drafts,
+        adapts_depth=speculation.adapts,
+        stall_s=settings.stall_s,
+        pooled_size=model_info.pooling.size if model_info.pooling else 0,
+        num_stages=settings.pipeline_parallel_size,
+    )
 
 
 def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedModel:
@@ -180,13 +196,18 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
     ranks, parallel = join_ranks(settings, device)
     before = share_of(read_memory(device, settings.numa_node), settings, ranks, device)
     model: DecoderLM | CausalLM
-    expert_loads, max_len = None, model_info.max_model_len
+    expert_loads = None
     try:
         if config is None:
-            model, shape = load_theirs(settings, folder, dtype, device, max_len)
+            speculation = _speculation(settings, pools, has_head=False)
+            capacity = capacity_of(settings, model_info, device, speculation)
+            model, shape = load_theirs(settings, folder, dtype, device, capacity)
         else:
             model = load_ours(settings, folder, config, dtype, device, progress, pools, parallel)
-            model.drop_windows(max_len)
+            has_head = model.mtp_head is not None or model.has_head_elsewhere
+            speculation = _speculation(settings, pools, has_head)
+            capacity = capacity_of(settings, model_info, device, speculation)
+            place_layers(model, capacity, drafts=speculation.method == "mtp")
             _show_parameters(model, ranks)
             is_whole = parallel.stage.num == 1  # else other stages may have all experts
             if settings.enable_expert_distribution_metrics and (is_whole or has_experts(model)):
@@ -198,14 +219,9 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
         problem = why_out_of_memory(error)
         raise ConfigError(f"model: its weights do not fit on {device}: {problem}") from None
     return_freed_memory()
-    has_head_elsewhere = isinstance(model, DecoderLM) and model.has_head_elsewhere
-    speculation = NO_SPECULATION
-    if not pools:
-        has_head = computed.draft_head is not None or has_head_elsewhere
-        speculation = choose_speculation(settings.speculative_config, has_head)
     if isinstance(model, DecoderLM):
         codes = CACHE_CODES[settings.kv_cache_dtype]
-        drafts = speculation.method == "mtp" and not has_head_elsewhere
+        drafts = speculation.method == "mtp" and not model.has_head_elsewhere
         shape = shape_of(model, dtype, drafts=drafts, codes=codes)
     return LoadedModel(
         settings=settings,
@@ -224,6 +240,10 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
         ranks=ranks,
         expert_loads=expert_loads,
     )
+
+
+def _speculation(settings: WorkerConfig, pools: bool, has_head: bool) -> Speculation:
+    return NO_SPECULATION if pools else choose_speculation(settings.speculative_config, has_head)
 
 
 def _described(model_info: ModelInfo, settings: WorkerConfig, dtype: torch.dtype) -> ModelInfo:

@@ -1,5 +1,6 @@
 """The sizes for memory planning, independent of the backend."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -8,19 +9,40 @@ from torch import nn
 
 from services.worker.layers.experts import Experts
 from services.worker.layers.weights import Quantized
+from services.worker.machine.kv_groups import group_layers, sections_of
 from services.worker.machine.kv_layout import KVLayout
 from services.worker.models.decoder import DecoderLM
+from shared.wire.messages import Capacity, Group
 
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """``kv_layouts`` has one for each layer of the KV cache. ``numbers_per_token``: the most
     numbers of a token that exist at once within a layer. ``num_scored_heads``: the most heads of a
-    layer with scores that torch's operators compute one by one."""
+    layer with scores that torch's operators compute one by one. ``layer_groups`` has the index in
+    ``groups`` of each layer of the KV cache."""
 
     kv_layouts: list[KVLayout]
     numbers_per_token: int
-    num_scored_heads: int = 0
+    num_scored_heads: int
+    groups: tuple[Group, ...]
+    layer_groups: Sequence[int]
+
+    @property
+    def sections(self) -> list[int]:
+        """The section in a block of each layer."""
+        return sections_of(self.layer_groups)
+
+    @property
+    def section_layouts(self) -> list[KVLayout]:
+        layouts = dict(zip(self.sections, self.kv_layouts, strict=True))
+        return [layouts[section] for section in range(len(layouts))]
+
+
+def place_layers(model: DecoderLM, capacity: Capacity, *, drafts: bool) -> None:
+    """Gives the layers their groups. Windows that hide nothing are removed."""
+    model.drop_windows(capacity.max_model_len)
+    model.put_groups(group_layers(model.kv_specs(drafts=drafts), capacity))
 
 
 def shape_of(
@@ -34,12 +56,18 @@ def shape_of(
     are kept, computed again and joined with embeddings.
     """
     config = model.config
-    attention = max(each.numbers_per_token for each in model.attentions())
+    layers = model.cached_layers()
+    attention = max(each.numbers_per_token for each in layers)
     always = (7 if drafts else 3) * config.hidden_size + 2 * config.head_dim
     mixtures = [_mixture_numbers(each) for each in model.modules() if isinstance(each, Experts)]
     numbers = always + max(attention, 4 * config.intermediate_size, *mixtures)
-    layouts = model.kv_layouts(dtype, drafts=drafts, codes=codes)
-    return ModelShape(layouts, numbers, max(each.num_scored_heads for each in model.attentions()))
+    return ModelShape(
+        kv_layouts=model.kv_layouts(dtype, drafts=drafts, codes=codes),
+        numbers_per_token=numbers,
+        num_scored_heads=max(each.num_scored_heads for each in layers),
+        groups=model.groups,
+        layer_groups=model.layer_groups(drafts=drafts),
+    )
 
 
 def _mixture_numbers(experts: Experts) -> int:

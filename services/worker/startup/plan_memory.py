@@ -5,6 +5,7 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
+from msgspec import structs
 
 from kernels.paged_attention.batch import MAX_GATHERED_TOKENS
 from kernels.paged_attention.grouped import MAX_SCORES
@@ -19,11 +20,13 @@ from services.worker.startup.loaded_model import LoadedModel
 from services.worker.step.logprobs import MAX_LOGITS_AT_ONCE
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
-from shared.wire.messages import MAX_BLOCKS, WINDOW_BYTES
+from shared.wire.kv_groups import has_windows, most_blocks, tokens_that_fit
+from shared.wire.messages import MAX_BLOCKS, WINDOW_BYTES, Capacity
 
 log = logging.getLogger(__name__)
 
 CPU_MAX_KV_BYTES = 4 << 30
+SHORT = 4096  # tokens of a request for which the log says what fits
 # For each entry of the logits: scores, their filtered copies and indices, and the ids that requests
 # allow. Logprobs come after these are freed and take less: rows are processed in pieces.
 SAMPLER_BYTES = 64
@@ -36,14 +39,13 @@ SCORE_BYTES = 16
 
 @dataclass(frozen=True)
 class MemoryRequirements:
-    """Bytes that the model takes on its device, and the limits that the peak is for."""
+    """Bytes that the model takes on its device. ``capacity`` has the limits that the peak is for,
+    and no blocks yet."""
 
     weights: int
     peak: int
     block: int
-    block_size: int
-    max_num_seqs: int
-    max_model_len: int
+    capacity: Capacity
     graphs: int | None = None  # None: the peak was estimated, and there are no graphs
     slack: int = 0  # for bytes that the measurement of the peak may have missed
 
@@ -54,7 +56,7 @@ class MemoryRequirements:
 
     @property
     def blocks_per_request(self) -> int:
-        return -(-self.max_model_len // self.block_size)
+        return most_blocks(self.capacity, self.capacity.max_model_len)
 
 
 @dataclass(frozen=True)
@@ -80,18 +82,34 @@ class MemoryReport:
 
     def lines(self) -> list[str]:
         """The lines of the start-up log, one per item."""
-        requirements = self.requirements
-        num_tokens = self.num_blocks * requirements.block_size
-        concurrency = num_tokens / requirements.max_model_len
+        requirements, capacity = self.requirements, self.capacity
+        longest = capacity.max_model_len
+        concurrency = tokens_that_fit(capacity, longest) / longest
         return [
             f"memory: {mib(self.budget)} may be used, {mib(self.others)} are used by others",
             f"weights: {mib(requirements.weights)} in memory{self._each}",
             *self._peak_lines(),
-            f"KV cache: {self.num_blocks} blocks of {requirements.block_size} tokens"
-            f" = {num_tokens} tokens ({mib(self.kv_cache)}{self._each})",
-            f"maximum concurrency for {requirements.max_model_len} tokens per request:"
-            f" {concurrency:.2f}×",
+            f"KV cache: {self.num_blocks} blocks of {capacity.block_size} tokens"
+            f" = {self._tokens} ({mib(self.kv_cache)}{self._each})",
+            f"maximum concurrency for {longest} tokens per request: {concurrency:.2f}×",
         ]
+
+    @property
+    def capacity(self) -> Capacity:
+        return structs.replace(self.requirements.capacity, num_blocks=self.num_blocks)
+
+    @property
+    def _tokens(self) -> str:
+        """With windows short requests take more of the cache for a token than long ones."""
+        capacity = self.capacity
+        longest = capacity.max_model_len
+        if not has_windows(capacity):
+            return f"{tokens_that_fit(capacity, longest)} tokens"
+        lengths = dict.fromkeys((longest, min(SHORT, longest)))
+        return ", ".join(
+            f"{tokens_that_fit(capacity, length)} tokens in requests of {length}"
+            for length in lengths
+        )
 
     @property
     def _each(self) -> str:
@@ -155,14 +173,12 @@ def requirements_with(
     loaded: LoadedModel, peak: int, graphs: int | None = None, slack: int = 0
 ) -> MemoryRequirements:
     """With ``peak``, the memory of a step apart from weights and KV cache."""
-    settings = loaded.settings
+    token_bytes = sum(layout.num_bytes for layout in loaded.shape.section_layouts)
     return MemoryRequirements(
         weights=weight_bytes(loaded.model),
         peak=peak,
-        block=settings.block_size * sum(layout.num_bytes for layout in loaded.shape.kv_layouts),
-        block_size=settings.block_size,
-        max_num_seqs=loaded.max_num_seqs,
-        max_model_len=loaded.model_info.max_model_len,
+        block=loaded.settings.block_size * token_bytes,
+        capacity=loaded.capacity(num_blocks=0),
         graphs=graphs,
         slack=slack,
     )
@@ -216,10 +232,11 @@ def plan_memory(
 
     Raises ConfigError if one request of ``max_model_len`` does not fit.
     """
+    capacity = requirements.capacity
     budget = int(before.total * settings.gpu_memory_utilization)
     others = before.total - before.free
     room = _room(settings, budget - others - requirements.total, device)
-    num_wanted = min(requirements.max_num_seqs * requirements.blocks_per_request, MAX_BLOCKS)
+    num_wanted = min(capacity.max_num_seqs * requirements.blocks_per_request, MAX_BLOCKS)
     num_blocks = min(room // requirements.block, num_wanted)
     num_blocks = settings.num_gpu_blocks_override or num_blocks
     report = MemoryReport(num_blocks, budget, others, requirements)
@@ -238,12 +255,12 @@ def _room(settings: WorkerConfig, left: int, device: torch.device) -> int:
 def _too_little(
     settings: WorkerConfig, requirements: MemoryRequirements, room: int, report: MemoryReport
 ) -> str:
-    wanted = requirements.blocks_per_request * requirements.block
+    wanted, capacity = requirements.blocks_per_request * requirements.block, requirements.capacity
     if settings.num_gpu_blocks_override is not None:
         return (
             f"num-gpu-blocks-override: {settings.num_gpu_blocks_override} blocks of"
-            f" {requirements.block_size} tokens; one request of max-model-len ="
-            f" {requirements.max_model_len} tokens takes {requirements.blocks_per_request}: raise"
+            f" {capacity.block_size} tokens; one request of max-model-len ="
+            f" {capacity.max_model_len} tokens takes {requirements.blocks_per_request}: raise"
             " the one or lower the other"
         )
     if settings.kv_cache_memory_bytes is not None:
@@ -254,7 +271,7 @@ def _too_little(
             f" gpu-memory-utilization ({settings.gpu_memory_utilization})"
         )
     return (
-        f"max-model-len: the KV cache of one request of {requirements.max_model_len} tokens takes"
+        f"max-model-len: the KV cache of one request of {capacity.max_model_len} tokens takes"
         f" {mib(wanted)} and {mib(room)} are left for it; {remedy}. "
         + "; ".join(report.lines()[:-2])
     )

@@ -29,9 +29,11 @@ class Batch:
     context: ForwardContext
 
     def kv_slots_of(self, is_chosen: np.ndarray) -> Tensor:
-        """Returns the KV slots of all tokens of the sampling rows in ``is_chosen`` [Q] bool."""
+        """Returns the KV slots, in all groups, of all tokens of the sampling rows in ``is_chosen``
+        [Q] bool."""
         tokens = np.isin(self.token_rows, self.rows.sampling_rows[is_chosen])
-        return self.context.groups[0].slot_mapping[torch.from_numpy(tokens)]
+        is_token = torch.from_numpy(tokens)
+        return torch.cat([each.slot_mapping[is_token] for each in self.context.groups])
 
 
 def prepare_batch(
@@ -54,7 +56,7 @@ def prepare_batch(
     if recomputes_states:  # recomputed tokens have their KV in the cache
         offsets = np.arange(len(rows)) - (token_ends - num_tokens)[rows]
         is_cached = offsets < planned.num_recomputed[rows]
-        slot_mapping[is_cached] = table.null_block * table.block_size
+        slot_mapping[:, is_cached] = table.null_block * table.block_size
 
     def upload(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
@@ -82,18 +84,21 @@ def make_context(
     first_keys: np.ndarray | None = None,
 ) -> ForwardContext:
     """Makes the context of R rows in the order of attention: one-token rows first, then by number
-    of keys. ``slot_mapping`` [T] covers their tokens; keys before ``first_keys`` [R] are hidden."""
+    of keys. ``slot_mapping`` [groups, T] covers their tokens; keys before ``first_keys`` [R] are
+    hidden."""
+    first, *others = table.block_tables.take(slots, axis=1)
     attention = prepare_attention(
         num_tokens=num_tokens,
         num_keys=num_keys,
-        block_tables=table.block_tables[slots],
+        block_tables=first,
         block_size=kv_cache.block_size,
         dtype=kv_cache.dtype,
         device=kv_cache.device,
         first_keys=first_keys,
     )
     places = torch.from_numpy(slot_mapping).to(kv_cache.device)
-    return ForwardContext(kv_cache.layers, [AttentionInputs(places, attention)])
+    batches = [attention, *(attention.with_tables(each) for each in others)]
+    return ForwardContext(kv_cache.layers, list(map(AttentionInputs, places, batches)))
 
 
 def _attention_order(slots: np.ndarray, num_tokens: np.ndarray, num_keys: np.ndarray) -> np.ndarray:

@@ -26,6 +26,7 @@ from services.worker.weights.mtp_layouts import with_mtp_head, without_missing_h
 from services.worker.weights.online import DENSE, FP8_BLOCK, ONLINE, Forms, Quantization
 from services.worker.weights.pooled import open_pooled
 from services.worker.weights.progress import Progress
+from services.worker.weights.renamed import with_our_names
 from services.worker.weights.schemes import find_scheme
 from services.worker.weights.schemes.scheme import Scheme, StoredCodes
 from services.worker.weights.stacked_experts import with_experts
@@ -81,6 +82,7 @@ def load_model(
         log.info("the weights are quantised already: %s", scheme)
     forms = Forms(quantization, head, embedding).tied(bool(config.tie_word_embeddings))
     stored = open_pooled(folder) if pools else open_checkpoint(weight_files(folder))
+    stored = with_our_names(stored, config)
     checkpoint = with_experts(with_mtp_head(stored, config), config)
     own = without_missing_head(config, checkpoint)
     model = build_model(own, dtype, device, parallel, pools=pools)

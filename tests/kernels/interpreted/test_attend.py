@@ -14,6 +14,7 @@ from tests.kernels.attended import (
     Step,
     assert_later_tokens_do_not_matter,
     assert_padding_changes_nothing,
+    assert_passed_blocks_do_not_matter,
     attended_chunks,
     compare,
     device_attention,
@@ -189,6 +190,13 @@ def test_windows_agree_over_any_splits(
 def test_windows_agree_in_chunks(window: int, hides: bool) -> None:
     step = Step(chunks=[(0, 17), (33, 1), (50, 40)], block_size=16, hides=hides)
     compare(step, SMALL, TOLERANCE, options=AttentionOptions(window))
+
+
+@pytest.mark.parametrize(
+    ("window", "codes"), [(1, None), (130, None), *((48, each) for each in HIGHEST_CODE)], ids=str
+)
+def test_blocks_behind_the_window_may_be_given_back(window: int, codes: torch.dtype | None) -> None:
+    assert_passed_blocks_do_not_matter(window, codes=codes)
 
 
 EVERY = every_option(4)

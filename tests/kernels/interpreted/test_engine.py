@@ -197,3 +197,20 @@ def test_with_drafts_the_texts_are_the_host_engines_without(
         for (_, ours), (_, theirs) in zip(rows, others, strict=True):
             np.testing.assert_array_equal([ours.ids, ours.ranks], [theirs.ids, theirs.ranks])
             np.testing.assert_allclose(ours.values, theirs.values, atol=LOGPROB_TOLERANCE)
+
+
+def test_texts_of_a_model_with_groups_of_layers_are_the_host_engines(tmp_path: Path) -> None:
+    """The first prompt's blocks behind the window are given back."""
+    windows = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
+    save_mimo(tmp_path, num_hidden_layers=2, **windows)
+    prompts = [np.random.default_rng(num).integers(8, VOCAB_SIZE, num).tolist() for num in (80, 9)]
+    speculation = {"method": "mtp", "num_speculative_tokens": 1, "adaptive": False}
+    common: dict[str, Any] = {"max_num_batched_tokens": 48, "max_model_len": 100}
+    common |= {"max_num_seqs": 2, "speculative_config": speculation}
+    params = params_of(len(prompts), temperature=6.0)
+    engine = make_engine(tmp_path, "device", cudagraph_capture_sizes=[2], **common)
+    found = scheduled.run(engine, prompts, params)
+    with by_torch():
+        expected = scheduled.run(make_engine(tmp_path, **common), prompts, params)
+    assert found.texts == expected.texts
+    assert engine._slots._num_dropped.any()

@@ -46,14 +46,13 @@ def _device_attention(batch: Any) -> DeviceAttention:
     tables = _int32(batch.block_tables)
     num_decoding = int((num_tokens == 1).sum())
     slots = torch.arange(len(starts), dtype=torch.int32)
-    rows = slots[:num_decoding], tables, _int32(starts[:num_decoding])
+    rows = slots[:num_decoding], _int32(starts[:num_decoding])
     arrivals = torch.zeros(num_decoding * MAX_KV_HEADS, dtype=torch.int32)
     decode = DecodeRows(1, *rows, arrivals)
     chunk_starts, chunk_nums = starts[num_decoding:], num_tokens[num_decoding:]
     token_starts = num_decoding + np.concatenate([[0], np.cumsum(chunk_nums)])
     tile_rows, tile_starts = map(_int32, make_tiles(chunk_nums))
     chunks = ChunkRows(
-        tables,
         slots[num_decoding:],
         _int32(token_starts),
         _int32(chunk_starts),
@@ -63,6 +62,7 @@ def _device_attention(batch: Any) -> DeviceAttention:
         token_starts,
     )
     return DeviceAttention(
+        tables,
         decode if num_decoding else None,
         chunks if len(chunk_nums) else None,
         batch.block_size,

@@ -48,8 +48,8 @@ class Job:
 
 
 class Driver:
-    """All ids of a job get blocks at admission, in an order drawn by ``seed``. Decode-only plans
-    ask for ``num_steps``."""
+    """All ids of a job get blocks at admission, in each group of layers, in an order drawn by
+    ``seed``. Decode-only plans ask for ``num_steps``."""
 
     def __init__(
         self,
@@ -70,8 +70,8 @@ class Driver:
         slots = self._rng.permutation(capacity.max_num_seqs)[: len(jobs)].tolist()
         tables = self._tables(len(jobs))
         admits = [
-            self._admit(slot, job, blocks)
-            for slot, job, blocks in zip(slots, jobs, tables, strict=True)
+            self._admit(slot, job, of_groups)
+            for slot, job, of_groups in zip(slots, jobs, tables, strict=True)
         ]
         known = [np.array(job.prompt + job.emitted, np.int32) for job in jobs]
         lacking = {slot: len(ids) for slot, ids in zip(slots, known, strict=True)}
@@ -81,18 +81,19 @@ class Driver:
             self._step(by_slot, lacking, [], np.zeros(0, np.int32))
         return [job.emitted for job in jobs]
 
-    def _tables(self, num: int) -> list[list[int]]:
-        """Blocks of each job for its full length."""
-        size = -(-self.engine.capacity.max_model_len // self.engine.capacity.block_size)
-        blocks = self._rng.permutation(self.engine.capacity.num_blocks)
-        return blocks[: num * size].reshape(num, size).tolist()
+    def _tables(self, num: int) -> list[list[list[int]]]:
+        """Blocks of each job and group, for the job's full length."""
+        capacity = self.engine.capacity
+        shape = num, len(capacity.groups), -(-capacity.max_model_len // capacity.block_size)
+        blocks = self._rng.permutation(capacity.num_blocks)
+        return blocks[: np.prod(shape)].reshape(shape).tolist()
 
-    def _admit(self, slot: int, job: Job, blocks: list[int]) -> Admit:
+    def _admit(self, slot: int, job: Job, tables: list[list[int]]) -> Admit:
         num_ids = len(job.prompt) + len(job.emitted)
         route = slot % 3
         return Admit(
             slot, f"r{slot}", 1, route, job.choice, len(job.prompt), num_ids, 0, job.params,
-            blocks, job.num_prompt_scored,
+            tables[0], job.num_prompt_scored, more_blocks=tables[1:],
         )  # fmt: skip
 
     def _step(

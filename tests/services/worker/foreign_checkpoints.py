@@ -32,6 +32,7 @@ LATENT = {
     "qk_rope_head_dim": 16,
     "v_head_dim": 16,
 }
+CONVOLVES = {"layer_types": ["conv", "full_attention"] * 2}
 GRANITE = {
     "logits_scaling": 2.0,
     "embedding_multiplier": 3.0,
@@ -93,6 +94,8 @@ OWN_FAMILIES: dict[str, dict[str, Any]] = {
     "Glm4MoeForCausalLM": FAMILIES["Glm4MoeForCausalLM"],
     "GptOssForCausalLM": FAMILIES["GptOssForCausalLM"],
     "GraniteForCausalLM": GRANITE,
+    "Lfm2ForCausalLM": {**CONVOLVES, "block_multiple_of": 32},
+    "Lfm2MoeForCausalLM": {**CONVOLVES, **EXPERTS, "num_experts": 4, "num_dense_layers": 1},
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {"sliding_window": 5},
     "MixtralForCausalLM": {"num_local_experts": 4},

@@ -1,7 +1,7 @@
 """Stages of a pipeline as processes: the first runs the scheduler's core, and lets all compute each
 plan."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from multiprocessing import get_context
@@ -29,9 +29,14 @@ _context = get_context("forkserver")
 _context.set_forkserver_preload(["torch", "transformers"])
 
 
+def _unchanged(engine: Any) -> Any:
+    return engine
+
+
 @dataclass(frozen=True)
 class Case:
-    """A model, prompts, and ``options`` of ``scheduled.run``."""
+    """A model, prompts, and ``options`` of ``drive``. Each stage has its engine as ``wrap`` gives
+    it."""
 
     folder: Path
     prompts: Sequence[list[int]]
@@ -39,6 +44,8 @@ class Case:
     kernels: str = "native"
     settings: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+    drive: Callable[..., Run] = run
+    wrap: Callable[[Any], Any] = _unchanged
 
 
 @dataclass(frozen=True)
@@ -73,7 +80,7 @@ class _Stages:
 
 def run_alone(case: Case) -> Run:
     """By one process."""
-    return run(_engine(case), case.prompts, case.params, **case.options)
+    return case.drive(case.wrap(_engine(case)), case.prompts, case.params, **case.options)
 
 
 def run_stages(
@@ -125,8 +132,8 @@ def _run_first(
     for number, case in enumerate(cases):
         engine = _engine(case, **settings, leader=str(number))
         before = _counted()
-        stages: Any = _Stages(engine, plans)
-        done = run(stages, case.prompts, case.params, **case.options)
+        stages: Any = _Stages(case.wrap(engine), plans)
+        done = case.drive(stages, case.prompts, case.params, **case.options)
         after = _counted()
         is_native = isinstance(model_of(engine), NativeLM)
         results.put(Found(done, is_native, after[0] - before[0], after[1] - before[1]))
@@ -135,7 +142,7 @@ def _run_first(
 
 def _run_other(cases: list[Case], settings: dict[str, Any], plans: Any) -> None:
     for number, case in enumerate(cases):
-        engine = _engine(case, **settings, leader=str(number))
+        engine = case.wrap(_engine(case, **settings, leader=str(number)))
         while (planned := plans.get(timeout=TIMEOUT_S)) is not None:
             engine.submit(*planned, Future())
         engine.reset()

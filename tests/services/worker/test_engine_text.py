@@ -94,7 +94,8 @@ def test_tokens_beyond_the_reserved_blocks_write_to_the_null_block(
     """A job with a short table must not disturb the owner of block 0."""
     prompts = random_prompts(2, seed=5)
     driver = Driver(engine)
-    tables = [list(range(MAX_POSITIONS // engine.capacity.block_size)), []]
+    num_blocks = MAX_POSITIONS // engine.capacity.block_size
+    tables: list[list[list[int]]] = [[[*range(num_blocks)]], [[]]]
     driver._tables = lambda num: tables  # type: ignore[method-assign]
     texts = driver.run([Job(prompt) for prompt in prompts])
     assert_greedy(oracle, prompts[0], texts[0])

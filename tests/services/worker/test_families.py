@@ -18,6 +18,8 @@ from transformers import (
     Glm4MoeForCausalLM,
     GptOssForCausalLM,
     GraniteForCausalLM,
+    Lfm2ForCausalLM,
+    Lfm2MoeForCausalLM,
     LlamaForCausalLM,
     MistralForCausalLM,
     MixtralForCausalLM,
@@ -97,6 +99,10 @@ GEMMA: dict[str, Any] = {
     "query_pre_attn_scalar": 9,
     "sliding_window": WINDOW,
     "tie_word_embeddings": True,
+}
+LFM: dict[str, Any] = {
+    "layer_types": ["conv", "conv", "full_attention"],
+    "block_multiple_of": 32,
 }
 CASES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
     "deepseek v2, groups": (
@@ -301,6 +307,27 @@ CASES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
             "topk_group": 2,
             "routed_scaling_factor": 2.5,
             "n_shared_experts": 2,
+        },
+    ),
+    "lfm2": (Lfm2ForCausalLM, LFM),
+    "lfm2, a wide convolution with biases": (
+        Lfm2ForCausalLM,
+        {
+            **LFM,
+            "conv_L_cache": 5,
+            "conv_bias": True,
+            "block_auto_adjust_ff_dim": False,
+            "num_key_value_heads": 1,
+        },
+    ),
+    "lfm2 moe": (
+        Lfm2MoeForCausalLM,
+        {
+            **LFM,
+            **SIZED,
+            "num_experts": 8,
+            "num_dense_layers": 1,
+            "layer_types": ["conv", "full_attention", "conv"],
         },
     ),
     "glm moe, weights as they are": (

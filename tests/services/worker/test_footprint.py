@@ -7,13 +7,16 @@ from typing import Any
 import pytest
 import torch
 
+from benchmarks.harness.engines import make_engine
 from cli.plan.cards import CARDS
-from cli.plan.machine import fit_on
+from cli.plan.machine import fit_here, fit_on
 from services.worker.models.registry import read_model_config
 from services.worker.startup.footprint import footprint_of
 from services.worker.weights.dummy import make_dummy
 from shared.model_folder import EMBEDDED_MODEL
 from shared.settings.worker import WorkerConfig
+from shared.wire.messages import Group
+from tests.services.worker.foreign_checkpoints import save_family
 from tests.services.worker.stored_codes import LAYOUTS, save_quantized
 
 CPU = torch.device("cpu")
@@ -144,6 +147,22 @@ def test_rows_of_the_head_for_drafts_are_in_the_sum() -> None:
     assert added == 1000 * (256 * 2 + 8)
     assert limited.parameters == whole.parameters
     assert limited.read_by(1) == whole.read_by(1)
+
+
+def test_layers_with_windows_take_the_blocks_of_a_worker(tmp_path: Path) -> None:
+    """Two of four layers have a window: a block has two sections."""
+    save_family(tmp_path, "GptOssForCausalLM", max_position_embeddings=4096)
+    limits: dict[str, Any] = {"max_num_batched_tokens": 40, "max_num_seqs": 8}
+    engine = make_engine(tmp_path, "native", **limits)
+    settings = WorkerConfig(model=str(tmp_path), dtype="float32", device="cpu", **limits)
+    found = footprint_of(settings, CPU)
+    fit = fit_here(settings, found, CPU)
+    assert fit.capacity.groups == engine.capacity.groups == (Group(), Group(5))
+    assert fit.capacity.num_blocks == engine.capacity.num_blocks
+    of_layers = {each.entries.data_ptr(): each.entries for each in engine._kv_cache.layers}
+    assert found.requirements.block == sum(each[0].nbytes for each in of_layers.values())
+    assert found.kv_per_token == 2 * found.requirements.block // 16
+    assert fit.num_tokens(4096) > 1.8 * fit.num_tokens(100)
 
 
 def test_published_sums_come_out(tmp_path: Path) -> None:

@@ -95,6 +95,34 @@ def test_only_the_blocks_or_slots_that_are_named_are_zeroed_in_all_layers(cache:
     assert [zeroed_slots(each) for each in kept] == [[3, *range(4, 8), 9, *range(16, 20)]] * num
 
 
+def test_layers_share_the_memory_of_a_section() -> None:
+    layout = KVLayout((2, 1, 8), torch.float32)
+    cache = KVCache([layout] * 2, NUM_BLOCKS, BLOCK_SIZE, CPU, sections=[0, 0, 1, 0, 1])
+    places = [layer.entries.data_ptr() for layer in cache.layers]
+    assert places[0] == places[1] == places[3] != places[2] == places[4]
+    for layer in cache.layers:
+        layer.entries.fill_(1.0)
+    cache.clear(np.array([2]))
+    cache.clear_slots(torch.tensor([0]))
+    assert [zeroed_slots(layer.entries) for layer in cache.layers] == [[0, 8, 9, 10, 11]] * 5
+
+
+@pytest.mark.parametrize(
+    ("name", "num_groups", "num_sections"),
+    [("Gemma3ForCausalLM", 2, 2), ("MistralForCausalLM", 1, 4), ("LlamaForCausalLM", 1, 4)],
+)
+def test_a_block_has_sections_for_the_layers_of_a_group(
+    tmp_path: Path, name: str, num_groups: int, num_sections: int
+) -> None:
+    save_family(tmp_path, name)
+    engine = make_engine(tmp_path, num_gpu_blocks_override=100)
+    assert len(engine.capacity.groups) == num_groups
+    layers = engine._kv_cache.layers
+    assert len(layers) == 4
+    assert len({layer.entries.data_ptr() for layer in layers}) == num_sections
+    assert planned_bytes("kv_cache") == 100 * 4 * 2 * 2 * 16 * 4 * num_sections
+
+
 def test_layers_of_transformers_keep_what_they_use_each(tmp_path: Path) -> None:
     """Layers with a window have twice the KV heads of the others."""
     save_family(tmp_path, "MiMoV2FlashForCausalLM")

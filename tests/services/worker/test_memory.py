@@ -49,7 +49,7 @@ from services.worker.weights.online import Quantization
 from shared.errors import ConfigError
 from shared.process import cores
 from shared.settings.worker import WorkerConfig
-from shared.wire.messages import WINDOW_BYTES
+from shared.wire.messages import WINDOW_BYTES, Capacity, Group
 from tests.services.worker.checkpoints import save_model
 from tests.services.worker.foreign_checkpoints import FAMILIES
 from tests.services.worker.forward import prepare
@@ -61,9 +61,7 @@ NEEDS = MemoryRequirements(
     weights=2 * GIB,
     peak=GIB,
     block=1 << 20,
-    block_size=16,
-    max_num_seqs=256,
-    max_model_len=4096,
+    capacity=Capacity(0, 16, 256, 512, 4096),
 )
 MACHINE = Memory(total=20 * GIB, free=15 * GIB)
 
@@ -118,6 +116,26 @@ def test_blocks_take_what_is_left_of_the_share() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("max_len", "tokens"),
+    [
+        (4096, "33587 tokens in requests of 4096"),
+        (40_960, "40960 tokens in requests of 40960, 33587 tokens in requests of 4096"),
+    ],
+)
+def test_more_tokens_fit_in_long_requests_if_layers_have_windows(max_len: int, tokens: str) -> None:
+    """A layer with a window holds it, 64 more, a step's tokens and three blocks: 64."""
+    capacity = Capacity(0, 16, 256, 168, max_len, groups=(Group(), Group(744)))
+    needs = replace(NEEDS, capacity=capacity, block=NEEDS.block // 2)
+    report = plan_memory(settings(num_gpu_blocks_override=2624), needs, MACHINE, CUDA)
+    *_, cache, concurrency = report.lines()
+    assert cache == f"KV cache: 2624 blocks of 16 tokens = {tokens} (1312.0 MiB)"
+    wanted = 2624 / (max_len // 16 + 64)
+    assert concurrency == f"maximum concurrency for {max_len} tokens per request: {wanted:.2f}×"
+    with pytest.raises(ConfigError, match=f"tokens takes {max_len // 16 + 64}: raise"):
+        plan_memory(settings(num_gpu_blocks_override=max_len // 16 + 63), needs, MACHINE, CUDA)
+
+
 def test_slack_is_kept_from_the_cache_and_reported() -> None:
     requirements = replace(NEEDS, graphs=GIB // 4, slack=GIB // 4)
     report = plan_memory(settings(gpu_memory_utilization=0.5), requirements, MACHINE, CUDA)
@@ -133,7 +151,7 @@ def test_a_cpu_gives_four_gibibytes_at_most_by_default() -> None:
 
 
 def test_no_more_blocks_than_all_slots_can_use() -> None:
-    requirements = replace(NEEDS, max_num_seqs=2, max_model_len=100)
+    requirements = replace(NEEDS, capacity=Capacity(0, 16, 2, 512, 100))
     assert plan_memory(settings(), requirements, MACHINE, CPU).num_blocks == 2 * 7
 
 

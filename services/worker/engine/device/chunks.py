@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from kernels.paged_attention import ChunkRows, make_tiles
@@ -20,9 +21,10 @@ class Chunks:
     nums: Tensor  # [C] int32: number of tokens
     input_ids: Tensor  # [T] int32
     positions: Tensor  # [T] int64
-    slot_mapping: Tensor  # [T] int64: block * block_size + offset that a token's KV goes to
+    # [G, T] int64: block * block_size + offset that a token's KV goes to in each group of layers
+    slot_mapping: Tensor
     next_ids: Tensor  # [T] int32: the id after each token, if known
-    next_slot_mapping: Tensor  # [T] int64
+    next_slot_mapping: Tensor  # [G, T] int64
     rows: ChunkRows
     sampling_slots: Tensor  # [P] int32
     last_tokens: Tensor  # [P] int64, indices into T: last tokens of sampling chunks
@@ -38,19 +40,20 @@ class Chunks:
         )
 
 
-def prepare_chunks(table: SlotTable, chunks: Rows, tables: Tensor, num_decoded: int) -> Chunks:
-    """``tables`` [N, max_blocks] int32: block tables on the device. The chunks follow
-    ``num_decoded`` tokens of decode rows."""
-    device = tables.device
+def prepare_chunks(
+    table: SlotTable, chunks: Rows, num_decoded: int, device: torch.device
+) -> Chunks:
+    """The chunks follow ``num_decoded`` tokens of decode rows."""
     slots, nums, starts, ends = chunks.slots, chunks.num_tokens, chunks.starts, chunks.token_ends
     rows = np.repeat(np.arange(len(slots)), nums)  # [T]
     offsets = np.arange(len(rows)) - (ends - nums)[rows]
     positions = offsets + starts[rows]
     slot_mapping = table.slot_mapping(slots[rows], positions)
-    slot_mapping[offsets < chunks.num_recomputed[rows]] = table.null_block * table.block_size
+    slot_mapping[:, offsets < chunks.num_recomputed[rows]] = table.null_block * table.block_size
     next_slot_mapping = table.slot_mapping(slots[rows], positions + 1)
     ids = table.ids[slots[rows], positions], table.ids[slots[rows], positions + 1]
-    longs = upload_rows(positions, slot_mapping, next_slot_mapping, device=device)
+    longs = upload_rows(positions, *slot_mapping, *next_slot_mapping, device=device)
+    end = 1 + len(slot_mapping)
     ints = upload_rows(*ids, device=device)
     numbers = (each.astype(np.int32) for each in (slots, nums, starts))
     by_row = upload_rows(*numbers, device=device)
@@ -61,11 +64,10 @@ def prepare_chunks(table: SlotTable, chunks: Rows, tables: Tensor, num_decoded: 
         nums=by_row[1],
         input_ids=ints[0],
         positions=longs[0],
-        slot_mapping=longs[1],
+        slot_mapping=longs[1:end],
         next_ids=ints[1],
-        next_slot_mapping=longs[2],
+        next_slot_mapping=longs[end:],
         rows=ChunkRows(
-            tables=tables,
             slots=by_row[0],
             token_starts=upload(token_starts.astype(np.int32), device),
             starts=by_row[2],

@@ -17,6 +17,7 @@ from services.worker.step.rows import Rows, plan_rows
 from shared.wire.messages import MAX_STOP_IDS, Capacity, StepPlan
 
 OWN_ONLY = 0
+BlockEntry = tuple[int, int, int, int]  # group, slot, index in its block table, and the block
 
 
 class DeviceSlots:
@@ -30,13 +31,15 @@ class DeviceSlots:
         self._eos_ids = eos_ids
         # Slots with logits rules that the host applies.
         self.has_host_rules = np.zeros(capacity.max_num_seqs, bool)
+        self._num_dropped = np.zeros(table.num_blocks.shape, np.int64)  # of each group and slot
         self.state: SlotState = empty_slots(
             num_slots=capacity.max_num_seqs,
             vocab_size=0
             if capacity.pooled_size
             else capacity.vocab_size,  # pooling has no logits rules
             max_drafts=capacity.num_speculative_tokens,
-            max_blocks=table.block_tables.shape[1],
+            num_groups=len(capacity.groups),
+            max_blocks=table.block_tables.shape[2],
             null_block=table.null_block,
             max_stop_ids=MAX_STOP_IDS,
             device=device,
@@ -44,10 +47,13 @@ class DeviceSlots:
 
     def update(self, table: SlotTable, plan: StepPlan) -> None:
         """``plan`` must be applied to ``table`` already."""
+        changed = self._dropped(table, plan)
         if plan.admit:
             self._admit(table, np.array([row.slot for row in plan.admit]))
         if plan.extend:
-            self._extend(table, plan)
+            changed += _added(table, plan)
+        if changed:
+            self._upload_blocks(changed)
 
     def close(self) -> None:
         self.state.is_open.zero_()
@@ -87,7 +93,6 @@ class DeviceSlots:
             (state.num_drafts, table.num_drafts),
             (state.ends, table.end),
             (state.is_open, table.is_open),
-            (state.block_tables, table.block_tables),
             *zip(state.sampling, table.sampling, strict=True),
             (state.ignores_eos, table.ignore_eos),
             (state.num_logprobs, table.num_logprobs),
@@ -97,6 +102,9 @@ class DeviceSlots:
             ),
         ):
             self._put(target, rows, values[slots])
+        tables = table.block_tables[:, slots]
+        state.block_tables[:, rows] = upload(tables, self._device).int()
+        self._num_dropped[:, slots] = 0
         stop_ids = np.full((len(slots), MAX_STOP_IDS), NO_ID)
         for row, slot in enumerate(slots.tolist()):
             ids = table.params[slot].stop_token_ids
@@ -119,15 +127,31 @@ class DeviceSlots:
     def _put(self, target: Tensor, rows: Tensor, values: np.ndarray) -> None:
         target[rows] = upload(values, self._device).to(target.dtype)
 
-    def _extend(self, table: SlotTable, plan: StepPlan) -> None:
-        """Uploads the new blocks, the last of each table; a slot may occur more than once."""
-        ends = {row.slot: int(table.num_blocks[row.slot]) for row in plan.extend}
-        entries: list[tuple[int, int, int]] = []
-        for row in reversed(plan.extend):
-            ends[row.slot] -= len(row.blocks)
-            entries += zip(repeat(row.slot), count(ends[row.slot]), row.blocks)
-        rows, columns, blocks = upload(np.array(entries, np.int64).reshape(-1, 3).T, self._device)
-        self.state.block_tables[rows, columns] = blocks.int()
+    def _dropped(self, table: SlotTable, plan: StepPlan) -> list[BlockEntry]:
+        """The null block in place of the blocks that ``plan`` drops."""
+        entries: list[BlockEntry] = []
+        for row in plan.rows:
+            columns = range(self._num_dropped[row.group, row.slot], row.num_blocks)
+            entries += zip(repeat(row.group), repeat(row.slot), columns, repeat(table.null_block))
+            self._num_dropped[row.group, row.slot] = row.num_blocks
+        return entries
+
+    def _upload_blocks(self, entries: list[BlockEntry]) -> None:
+        *places, blocks = upload(np.array(entries, np.int64).T, self._device)
+        self.state.block_tables[tuple(places)] = blocks.int()
+
+
+def _added(table: SlotTable, plan: StepPlan) -> list[BlockEntry]:
+    """The new blocks, the last of each table; a slot may occur more than once."""
+    slots = [row.slot for row in plan.extend]
+    ends = dict(zip(slots, table.num_blocks[:, slots].T.tolist(), strict=True))
+    entries: list[BlockEntry] = []
+    for row in reversed(plan.extend):
+        of_slot = ends[row.slot]
+        for group, blocks in enumerate((row.blocks, *row.more_blocks)):
+            of_slot[group] -= len(blocks)
+            entries += zip(repeat(group), repeat(row.slot), count(of_slot[group]), blocks)
+    return entries
 
 
 class SlotBounds:

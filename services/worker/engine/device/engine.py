@@ -282,9 +282,7 @@ class DeviceEngine:
             depths=depths,
             width=width,
             max_keys=max_keys,
-            chunks=prepare_chunks(
-                self._table, chunks, self._slots.state.block_tables, len(slots) * width
-            ),
+            chunks=prepare_chunks(self._table, chunks, len(slots) * width, self._device),
             trunk=trunk,
         )
 

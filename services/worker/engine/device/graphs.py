@@ -11,10 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from kernels.sizes import ALIGNED, cdiv
 from services.worker.engine.device.recorders import CaptureError
 from services.worker.engine.device.segments import Segments
 from services.worker.engine.device.steps import DecodeStep, Record
-from services.worker.machine.streams import ALIGNED, upload
+from services.worker.machine.streams import upload
 from shared.errors import ConfigError
 
 
@@ -53,7 +54,7 @@ class StepGraphs:
         self._device = device
         self._null_slot = len(segments.state.is_open) - 1
         # Slots and depths of the rows; all shapes read the same memory.
-        self._rows = np.zeros((2, -(-max_rows // ALIGNED) * ALIGNED), np.int32)
+        self._rows = np.zeros((2, cdiv(max_rows, ALIGNED) * ALIGNED), np.int32)
         self._rows[0] = self._null_slot
         self._inputs = upload(self._rows, device)
         max_tokens = max((shape.num_rows * shape.width for shape in wanted), default=0)

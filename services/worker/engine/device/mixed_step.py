@@ -9,6 +9,7 @@ from kernels.decode_inputs.inputs import DecodeInputs
 from kernels.mtp_inputs import note_pairs
 from kernels.mtp_inputs.pairs import Pairs
 from kernels.paged_attention import DecodeRows
+from kernels.sizes import empty_rows
 from services.worker.engine.device.chunks import Chunks
 from services.worker.engine.device.segments import SampledRows, SamplerOutput, Segments
 from services.worker.engine.device.trunk_graphs import RecordedTrunk
@@ -62,9 +63,9 @@ class MixedStep:
         """Hidden states of all tokens."""
         segments, chunks = self.segments, self.chunks
         rows = segments.decode_rows(self.decoding, inputs.starts, self.width)
-        attention = segments.attention(self._if_any(rows), self.max_keys, chunks.rows)
-        slot_mapping = torch.cat((inputs.slot_mapping, chunks.slot_mapping))
-        with forward_context(segments.context(slot_mapping, attention)):
+        slot_mapping = _joined(inputs.slot_mapping, chunks.slot_mapping)
+        of_rows = self._if_any(rows), self.max_keys, chunks.rows
+        with forward_context(segments.context(slot_mapping, *of_rows)):
             states: Tensor = segments.model(
                 torch.cat((inputs.input_ids, chunks.input_ids)),
                 torch.cat((inputs.positions, chunks.positions)),
@@ -108,10 +109,9 @@ class MixedStep:
         ending = tokens[num_rows:, 0].clamp(min=0).int()
         next_ids = chunks.next_ids.index_copy(0, chunks.last_tokens, ending)
         rows = segments.decode_rows(self.decoding, pairs.starts, self.width, pairs.first_keys)
-        pair_rows = chunks.pair_rows(segments.state)
-        attention = segments.attention(self._if_any(rows), self.max_keys + 1, pair_rows)
-        slot_mapping = torch.cat((pairs.slot_mapping, chunks.next_slot_mapping))
-        with forward_context(segments.context(slot_mapping, attention)):
+        of_rows = self._if_any(rows), self.max_keys + 1, chunks.pair_rows(segments.state)
+        slot_mapping = _joined(pairs.slot_mapping, chunks.next_slot_mapping)
+        with forward_context(segments.context(slot_mapping, *of_rows)):
             out = segments.draft_head.forward(
                 segments.draft_head.first_state(self.hidden),
                 torch.cat((pairs.input_ids, next_ids)),
@@ -134,3 +134,10 @@ class MixedStep:
 
     def _if_any(self, rows: DecodeRows) -> DecodeRows | None:
         return rows if len(rows.slots) else None
+
+
+def _joined(decoded: Tensor, chunked: Tensor) -> Tensor:
+    """Slot mappings of decode rows [G, B * w] and chunks [G, T] → [G, B * w + T]."""
+    num_tokens = decoded.shape[1] + chunked.shape[1]
+    out = empty_rows(len(chunked), num_tokens, chunked)
+    return torch.cat((decoded, chunked), 1, out=out)

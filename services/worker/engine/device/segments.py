@@ -73,6 +73,7 @@ class Segments:
     acceptance: Tensor | None = None  # [1] float32
     parallel: Parallel = ALONE
     arrivals: Tensor = field(init=False)  # see ``paged_attention.DecodeRows``
+    tables: tuple[Tensor, ...] = field(init=False)  # [N, max_blocks] int32, of each group of layers
 
     def __post_init__(self) -> None:
         num_heads = max(layer.entries.shape[3] for layer in self.kv_cache.layers)
@@ -81,6 +82,7 @@ class Segments:
         device = self.kv_cache.device
         zeros = torch.zeros(num_rows * num_heads, dtype=torch.int32, device=device)
         object.__setattr__(self, "arrivals", zeros)
+        object.__setattr__(self, "tables", self.state.block_tables.unbind())
 
     @property
     def draft_head(self) -> DraftHead:
@@ -108,8 +110,8 @@ class Segments:
         """The forward pass of decode rows with at most ``max_keys`` keys each. It writes its logits
         to ``logits`` [B * width, V], if given."""
         inputs = self.inputs(slots, depths, width)
-        attention = self.attention(self.decode_rows(slots, inputs.starts, width), max_keys)
-        with forward_context(self.context(inputs.slot_mapping, attention)):
+        rows = self.decode_rows(slots, inputs.starts, width)
+        with forward_context(self.context(inputs.slot_mapping, rows, max_keys)):
             hidden: Tensor = self.model(inputs.input_ids, inputs.positions)
         return ForwardOutput(inputs, hidden, self.model.logits(hidden, logits))
 
@@ -192,24 +194,29 @@ class Segments:
     def decode_rows(
         self, slots: Tensor, starts: Tensor, width: int, first_keys: Tensor | None = None
     ) -> DecodeRows:
-        tables = self.state.block_tables
-        return DecodeRows(width, slots, tables, starts, self.arrivals, first_keys)
+        return DecodeRows(width, slots, starts, self.arrivals, first_keys)
 
-    def attention(
-        self, decode: DecodeRows | None, max_keys: int, chunks: ChunkRows | None = None
-    ) -> DeviceAttention:
-        return DeviceAttention(decode, chunks, self.kv_cache.block_size, max_keys)
-
-    def context(self, slot_mapping: Tensor, attention: DeviceAttention) -> ForwardContext:
-        """The context of T tokens; slot_mapping [T] int64."""
-        return ForwardContext(self.kv_cache.layers, [AttentionInputs(slot_mapping, attention)])
+    def context(
+        self,
+        slot_mapping: Tensor,
+        decode: DecodeRows | None,
+        max_keys: int,
+        chunks: ChunkRows | None = None,
+    ) -> ForwardContext:
+        """The context of T tokens; slot_mapping [G, T] int64."""
+        rows = decode, chunks, self.kv_cache.block_size, max_keys
+        groups = [
+            AttentionInputs(of_group, DeviceAttention(tables, *rows))
+            for of_group, tables in zip(slot_mapping.unbind(), self.tables, strict=True)
+        ]
+        return ForwardContext(self.kv_cache.layers, groups)
 
     def _mtp(
         self, slots: Tensor, states: Tensor, pairs: Pairs, width: int, max_keys: int
     ) -> Tensor:
         rows = self.decode_rows(slots, pairs.starts, width, pairs.first_keys)
-        attention = self.attention(rows, max_keys + self.state.max_drafts)
-        with forward_context(self.context(pairs.slot_mapping, attention)):
+        most = max_keys + self.state.max_drafts
+        with forward_context(self.context(pairs.slot_mapping, rows, most)):
             return self.draft_head.forward(states, pairs.input_ids, pairs.positions)
 
 

@@ -16,12 +16,13 @@ from torch import Tensor
 from kernels.decode_inputs.inputs import DecodeInputs
 from kernels.linear import FEW_TOKENS
 from kernels.paged_attention import TILE, ChunkRows, make_tiles
+from kernels.sizes import ALIGNED, cdiv, empty_rows
 from services.worker.engine.device.chunks import Chunks
 from services.worker.engine.device.recorders import CaptureError, on_all_ranks
 from services.worker.engine.device.segments import Segments
 from services.worker.engine.device.steps import Record, Run
 from services.worker.layers.context import forward_context
-from services.worker.machine.streams import ALIGNED, upload
+from services.worker.machine.streams import upload
 from shared.errors import ConfigError
 
 
@@ -116,14 +117,14 @@ class RecordedTrunk:
         self._pads = _Pads.make(segments, num_tokens, shape.width, max(num_rows, num_chunks))
         self._input_ids = self._pads.ids.clone()
         self._positions = self._pads.positions.clone()
-        self._slot_mapping = self._pads.places.clone()
+        num_groups = len(segments.state.block_tables)
+        self._slot_mapping = empty_rows(num_groups, num_tokens, hidden).copy_(self._pads.places)
         self._slots = self._pads.slots[:num_rows].clone()
         self._starts = self._pads.no_keys[:num_rows].clone()
-        self._tiles = self._pads.ids.new_zeros(2, -(-num_tiles // ALIGNED) * ALIGNED)
+        self._tiles = self._pads.ids.new_zeros(2, cdiv(num_tiles, ALIGNED) * ALIGNED)
         token_starts = np.array([0] + num_chunks * [num_tokens])
         tile_rows, tile_starts = self._tiles
         self._chunks = ChunkRows(
-            tables=segments.state.block_tables,
             slots=self._pads.slots[:num_chunks].clone(),
             token_starts=upload(token_starts.astype(np.int32), hidden.device),
             starts=self._pads.starts[:num_chunks].clone(),
@@ -150,8 +151,8 @@ class RecordedTrunk:
     def _compute(self) -> None:
         segments = self._segments
         rows = segments.decode_rows(self._slots, self._starts, self.width)
-        attention = segments.attention(rows, self._max_keys, self._chunks)
-        with forward_context(segments.context(self._slot_mapping, attention)):
+        of_rows = rows, self._max_keys, self._chunks
+        with forward_context(segments.context(self._slot_mapping, *of_rows)):
             self._hidden.copy_(segments.model(self._input_ids, self._positions))
 
     def _fill_tokens(self, inputs: DecodeInputs, chunks: Chunks) -> None:
@@ -187,7 +188,7 @@ class _Pads(NamedTuple):
 
     ids: Tensor  # [N] int32
     positions: Tensor  # [N] int64
-    places: Tensor  # [N] int64: an entry of the null block
+    places: Tensor  # [G, N] int64: an entry of the null block
     slots: Tensor  # [R] int32: the null slot
     starts: Tensor  # [R] int32
     no_keys: Tensor  # [R] int32: starts of rows that end before their first key
@@ -198,10 +199,11 @@ class _Pads(NamedTuple):
         ids, rows = (segments.eos_ids.new_zeros(num) for num in (num_tokens, num_rows))
         place = segments.null_block * segments.kv_cache.block_size
         null_slot = len(segments.state.is_open) - 1
+        num_groups = len(segments.state.block_tables)
         return cls(
             ids=ids,
             positions=ids.long(),
-            places=torch.full_like(ids, place, dtype=torch.int64),
+            places=torch.full_like(ids, place, dtype=torch.int64).expand(num_groups, -1),
             slots=torch.full_like(rows, null_slot),
             starts=rows,
             no_keys=torch.full_like(rows, -width),
@@ -210,7 +212,8 @@ class _Pads(NamedTuple):
 
 
 def _fill(target: Tensor, *parts: Tensor) -> None:
-    """Concatenates ``parts`` into ``target``; the last part is cut to the remaining room."""
+    """Concatenates the rows of ``parts`` into ``target``; the last part is cut to the remaining
+    room."""
     *given, pad = parts
-    room = len(target) - sum(map(len, given))
-    torch.cat((*given, pad[:room]), out=target)
+    room = target.shape[-1] - sum(part.shape[-1] for part in given)
+    torch.cat((*given, pad[..., :room]), -1, out=target)

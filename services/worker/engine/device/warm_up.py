@@ -115,7 +115,7 @@ def _rows_of(nums: np.ndarray, sampling_rows: np.ndarray) -> Rows:
 
 def _largest(segments: Segments, table: SlotTable, rows: Rows) -> MixedStep:
     state = segments.state
-    chunks = prepare_chunks(table, rows, state.block_tables, num_decoded=0)
+    chunks = prepare_chunks(table, rows, num_decoded=0, device=segments.kv_cache.device)
     decoding = chunks.slots[:0]
     return MixedStep(
         segments=segments,

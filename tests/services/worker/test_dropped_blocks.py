@@ -1,0 +1,230 @@
+"""Sequences whose blocks are given back behind windows, to others that leave NaN there, have the
+bits of those that keep all of their blocks."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from benchmarks.harness import scheduled
+from benchmarks.harness.engines import make_engine
+from benchmarks.harness.scheduled import Run
+from services.worker.machine.kv_groups import KVSpec, LayerGroups
+from services.worker.startup import model_shape
+from shared.errors import ConfigError
+from shared.wire.kv_groups import most_blocks
+from shared.wire.messages import EVERY_LAYER, Capacity, Group, SamplingParams
+from tests.services.worker import ranks, stages
+from tests.services.worker.checkpoints import save_mimo
+from tests.services.worker.foreign_checkpoints import save_family
+from tests.services.worker.ranks import Texts, texts_of_ranks
+from tests.services.worker.tight_driver import Poisoned, run_tightly
+
+FAMILIES = ("GptOssForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "MistralForCausalLM")
+MAX_LEN = 240
+CHUNKS = [40, 1, 7, 30, 13]
+PARAMS = [
+    SamplingParams(seed, 0.5, max_tokens=num, ignore_eos=True, logprobs=3)
+    for seed, num in enumerate((90, 3, 20))
+]
+PLAIN_PARAMS = [
+    SamplingParams(seed, 0.5, max_tokens=num, ignore_eos=True)
+    for seed, num in enumerate((90, 3, 20))
+]
+slow = pytest.mark.slow
+
+
+class Case(NamedTuple):
+    kernels: str
+    dtype: str = "float32"
+    cache: str = "auto"
+    method: str = "none"
+    num_at_once: int = 1
+
+
+CASES = [
+    Case("native", "bfloat16"),
+    Case("native", "bfloat16", "int8", num_at_once=3),
+    Case("native", "float32", "fp8", "ngram"),
+    Case("torch", num_at_once=3),
+    Case("torch", "float32", "int8", "ngram"),
+]
+MORE_CASES = [
+    Case("native", num_at_once=3),
+    Case("native", "bfloat16", "fp8", "ngram", 3),
+    Case("torch", "bfloat16", "fp8"),
+    Case("torch", "bfloat16", "auto", "ngram", 3),
+]
+ALL_CASES = [*CASES, *(pytest.param(case, marks=slow) for case in MORE_CASES)]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp(request.param)
+    save_family(path, request.param, max_position_embeddings=MAX_LEN)
+    return path
+
+
+def prompts() -> list[list[int]]:
+    """Of the last one prompt lookup finds much."""
+    rng = np.random.default_rng(5)
+    first, second, third = (rng.integers(8, 160, length).tolist() for length in (120, 9, 40))
+    return [first, second, third * 4]
+
+
+def engine_of(folder: Path, case: Case, **settings: Any) -> Any:
+    own = {
+        "dtype": case.dtype,
+        "kv_cache_dtype": case.cache,
+        "max_num_batched_tokens": 50 * case.num_at_once,
+        "speculative_config": {"method": case.method},
+    }
+    return make_engine(folder, case.kernels, **(own | settings))
+
+
+def one_group(layers: Sequence[KVSpec], _: Capacity) -> LayerGroups:
+    return LayerGroups(EVERY_LAYER, (0,) * len(layers))
+
+
+def with_one_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_shape, "group_layers", one_group)
+
+
+def assert_same_bits(found: Run, expected: Run) -> None:
+    assert found.num_drops > 3
+    assert expected.num_drops == 0
+    assert found.texts == expected.texts
+    for ours, theirs in zip(found.logprobs, expected.logprobs, strict=True):
+        assert np.array(ours).tobytes() == np.array(theirs).tobytes()
+
+
+def check(folder: Path, case: Case, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Run:
+    """Returns the results with few blocks."""
+    options |= {"num_at_once": case.num_at_once, "depth": 0 if case.method == "none" else 3}
+    asked = prompts(), PLAIN_PARAMS if "num_steps" in options else PARAMS, CHUNKS
+    engine = Poisoned(engine_of(folder, case))
+    options["windows"] = engine.capacity.groups
+    found = run_tightly(engine, *asked, **options)
+    with_one_group(monkeypatch)
+    plain = engine_of(folder, case)
+    assert plain.capacity.groups == EVERY_LAYER
+    assert_same_bits(found, run_tightly(plain, *asked, **options))
+    return found
+
+
+@pytest.mark.parametrize("case", ALL_CASES, ids=repr)
+def test_dropped_blocks_are_not_missed(
+    folder: Path, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(folder, case, monkeypatch)
+
+
+@pytest.mark.parametrize("case", [CASES[1], pytest.param(CASES[4], marks=slow)], ids=repr)
+def test_sequences_resume_from_the_blocks_of_their_windows(
+    folder: Path, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert check(folder, case, monkeypatch, resume_every=5).num_hits > 5
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_several_steps_go_on_in_the_tables_of_all_groups(
+    folder: Path, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Case(kernels, num_at_once=3)
+    assert check(folder, case, monkeypatch, num_steps=16).num_long_plans > 3
+
+
+@pytest.mark.parametrize("kernels", ["native", "torch"])
+def test_an_mtp_head_drafts_from_the_blocks_of_the_first_group(
+    tmp_path: Path, kernels: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    windows = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
+    save_mimo(tmp_path, max_position_embeddings=MAX_LEN, **windows)
+    found = check(tmp_path, Case(kernels, method="mtp"), monkeypatch, resume_every=7)
+    assert found.num_accepted > 5
+    assert found.num_hits > 3
+
+
+@pytest.mark.parametrize("method", ["none", "ngram"])
+def test_the_scheduler_squeezes_sequences_into_the_blocks_of_two(folder: Path, method: str) -> None:
+    case = Case("native", method=method)
+    plenty = engine_of(folder, case)
+    starts = [prompts()[0][: 90 + 10 * num] for num in range(6)]
+    params = SamplingParams(1, 0.7, max_tokens=90, ignore_eos=True)
+    expected = scheduled.run(plenty, starts, params)
+    num_blocks = 2 * most_blocks(plenty.capacity, MAX_LEN)
+    tight = engine_of(folder, case, num_gpu_blocks_override=num_blocks)
+    found = scheduled.run(tight, starts, params, caches_prefixes=True, max_open=5)
+    assert found.texts == expected.texts
+    assert found.num_hits > 3
+    assert found.num_drops > 10
+
+
+def test_a_cache_of_one_request_has_the_blocks_that_it_needs_at_once(tmp_path: Path) -> None:
+    save_family(tmp_path, "MistralForCausalLM", max_position_embeddings=MAX_LEN)
+    case = CASES[2]
+    capacity = engine_of(tmp_path, case).capacity
+    assert capacity.groups == (Group(5),)
+    num_blocks = most_blocks(capacity, MAX_LEN)
+    assert num_blocks < MAX_LEN // capacity.block_size - 2
+    engine = engine_of(tmp_path, case, num_gpu_blocks_override=num_blocks)
+    assert engine.capacity.num_blocks == num_blocks
+    run = run_tightly(Poisoned(engine), prompts(), PARAMS, CHUNKS, depth=3)
+    assert [len(text) for text in run.texts] == [90, 3, 20]
+    problem = f"{num_blocks - 1} blocks of 16 tokens; .* takes {num_blocks}: raise the one"
+    with pytest.raises(ConfigError, match=problem):
+        engine_of(tmp_path, case, num_gpu_blocks_override=num_blocks - 1)
+
+
+def test_stages_have_sections_for_their_own_layers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stages of two layers each, one of them with a window."""
+    settings = {"max_num_batched_tokens": 50, "max_model_len": MAX_LEN, "kv_cache_dtype": "int8"}
+    cases = {}
+    for name in ("GptOssForCausalLM", "Gemma3ForCausalLM"):
+        folder = tmp_path / name
+        folder.mkdir()
+        save_family(folder, name, max_position_embeddings=MAX_LEN)
+        cases[name] = stages.Case(
+            *(folder, prompts(), PARAMS),
+            settings=settings,
+            options={"chunk_sizes": CHUNKS},
+            drive=run_tightly,
+            wrap=Poisoned,
+        )
+    found = stages.run_stages(cases, 2, tmp_path)
+    with_one_group(monkeypatch)
+    for name, case in cases.items():
+        assert_same_bits(found[name].run, stages.run_alone(case))
+
+
+def test_ranks_have_the_same_groups(tmp_path: Path) -> None:
+    save_family(tmp_path, "Gemma3ForCausalLM", max_position_embeddings=MAX_LEN)
+    cases = {
+        f"{kernels}, {name}": ranks.Case(
+            *(tmp_path, kernels, {"max_num_batched_tokens": 50}),
+            texts=tight_texts,
+            prepare=prepare,
+        )
+        for name, prepare in (("groups", None), ("one group", make_one_group))
+        for kernels in ("native", "torch")
+    }
+    with texts_of_ranks(cases, 2, tmp_path) as found:
+        pass
+    for kernels in ("native", "torch"):
+        both = found[f"{kernels}, groups"], found[f"{kernels}, one group"]
+        for own, plain in zip(*both, strict=True):
+            assert own.ids == plain.ids
+            assert own.logprobs.tobytes() == plain.logprobs.tobytes()
+
+
+def tight_texts(engine: Any, _: int) -> Texts:
+    run = run_tightly(Poisoned(engine), prompts(), PARAMS, CHUNKS)
+    return Texts(run.texts, np.concatenate([np.stack(each) for each in run.logprobs]))
+
+
+def make_one_group(_: int) -> None:
+    vars(model_shape)["group_layers"] = one_group
