@@ -154,7 +154,7 @@ def test_state_that_nobody_declares_is_found_by_comparing(
     kinds = backend.LAYER_TYPES | {"conv"}
     monkeypatch.setattr(backend, "LAYER_TYPES", kinds)
     with pytest.raises(ConfigError, match="may keep state that is not in the KV cache"):
-        make_engine(tmp_path)
+        make_engine(tmp_path, model_impl="transformers")
 
 
 @pytest.mark.parametrize("window", [64, 200])
