@@ -70,10 +70,10 @@ struct Operator {
   const float* norm;
   Matrix weight;     // LINEAR, GATED, OPEN; EMBED: its columns are the embeddings if `rows` is null
   const void* rows;  // EMBED: [num, size]; SUM: float32 bias [size]; or null
-  const Heads* heads;      // ATTEND
-  const int64_t* order;    // ORDER: [size]
-  const Experts* experts;  // EXPERTS
-  const Latents* latents;  // LATENT
+  const Heads* heads;           // ATTEND
+  const int64_t* order;         // ORDER: [size]
+  const Experts* experts;       // EXPERTS
+  const Latents* latents;       // LATENT
   const ShortConv* short_conv;  // SHORT_CONV
 };
 

@@ -33,8 +33,8 @@ inline int row_of(const Rows& rows, int t) {
   return first;
 }
 
-// x [num, 3 · size]: the gates b and c, and the inputs u. Writes b · u of all tokens, then out [num,
-// size].
+// x [num, 3 · size]: the gates b and c, and the inputs u. Writes b · u of all tokens, then out
+// [num, size].
 template <class T>
 void run_short_conv(const ShortConv& conv, ColumnCache<T> cache, const Rows& rows,
                     const int64_t* slot_mapping, int block_size, const float* x, int num, int size,
