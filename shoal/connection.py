@@ -130,6 +130,8 @@ class Connection:
                 for _ in range(min(len(requests), MAX_OPEN_REQUESTS)):
                     tasks.create_task(answer_some())
         except ExceptionGroup as errors:
+            if self._session.result().closed:  # before these requests were told to end
+                raise asyncio.CancelledError from None
             error = first_leaf(errors)
             raise (RuntimeError(str(error)) if isinstance(error, ShoalError) else error) from None
         return replies
