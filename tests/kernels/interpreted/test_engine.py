@@ -202,7 +202,7 @@ def test_with_drafts_the_texts_are_the_host_engines_without(
 def test_texts_of_a_model_with_groups_of_layers_are_the_host_engines(tmp_path: Path) -> None:
     """The first prompt's blocks behind the window are given back."""
     windows = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
-    save_mimo(tmp_path, num_hidden_layers=2, **windows)
+    save_mimo(tmp_path, num_hidden_layers=3, **windows)
     prompts = [np.random.default_rng(num).integers(8, VOCAB_SIZE, num).tolist() for num in (80, 9)]
     speculation = {"method": "mtp", "num_speculative_tokens": 1, "adaptive": False}
     common: dict[str, Any] = {"max_num_batched_tokens": 48, "max_model_len": 100}
