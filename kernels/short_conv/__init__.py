@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 
 from kernels.dispatch import runs_triton
-from kernels.paged_attention import AttentionBatch, DeviceAttention
-from kernels.short_conv.places import previous_places
 
 
 def short_conv(
@@ -24,14 +22,14 @@ def short_conv(
     bias: Tensor | None,
     caches: Sequence[Tensor],
     slot_mapping: Tensor,
-    attention: AttentionBatch | DeviceAttention,
+    places: Tensor,
 ) -> Tensor:
     """x [T, 3 · size], weight [size, width], bias [size], caches [num_blocks + 1, block_size, …]
-    each, slot_mapping [T] int64: block · block_size + offset of a token's entry → [T, size].
+    each, slot_mapping [T] int64: block · block_size + offset of a token's entry, places
+    [T, width − 1] int64 of earlier tokens' (``previous_places``) → [T, size].
 
     Writes the entries of the T tokens first.
     """
-    places = previous_places(attention, len(x), weight.shape[1] - 1)  # [T, width − 1]
     if runs_triton(x):
         from kernels.short_conv.triton import launch
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.paged_attention import AttentionBatch, DeviceAttention, prepare_attention
 from kernels.short_conv import reference, short_conv
+from kernels.short_conv.places import previous_places
 from tests.kernels.attended import MAX_BLOCKS, Step, device_attention
 
 TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -58,9 +59,9 @@ class Paged:
             for row, (before, num) in rows
             for position in range(before, before + num)
         ]
-        return short_conv(
-            x, weight, bias, self.caches, torch.tensor(places, dtype=torch.int64), attention
-        )
+        slots = torch.tensor(places, dtype=torch.int64)
+        before = previous_places(attention, len(x), weight.shape[1] - 1)
+        return short_conv(x, weight, bias, self.caches, slots, before)
 
     @property
     def on_host(self) -> AttentionBatch:

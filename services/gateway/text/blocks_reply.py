@@ -4,7 +4,7 @@ from services.gateway.text.calls import read_json_calls
 from services.gateway.text.context import CallContext
 from services.gateway.text.json_text import Sink
 from services.gateway.text.reasoning_count import ReasoningCount
-from services.gateway.text.source import Broken, Waiting
+from services.gateway.text.source import Waiting
 from shared.dialects.formats import BlocksLayout
 from shared.wire.messages import OutputStart
 
@@ -73,16 +73,10 @@ class BlocksReply:
 
     def _read_call(self) -> Waiting[None]:
         """A call; an object that is none is content."""
-        num_before = self._out.num_calls
         self._source.record(with_marker=True)
-        try:
-            yield from self._source.skip_blanks()
-            yield from read_json_calls(self._context, False, (self._layout.arguments_key,))
-        except Broken:
-            has_begun = self._out.num_calls > num_before
-            is_cut = has_begun and not (yield from self._source.ready())
-            text = self._source.recorded()
-            if has_begun and not is_cut:
-                self._out.end_call()
-            self._out.content("" if is_cut else text)
+        yield from self._context.try_call(self._read_object())
         yield from self._read_text(self._out.content)
+
+    def _read_object(self) -> Waiting[None]:
+        yield from self._source.skip_blanks()
+        yield from read_json_calls(self._context, False, (self._layout.arguments_key,))

@@ -66,19 +66,7 @@ class Calls:
             has_read = yield from self._try_read("")
 
     def _try_read(self, marker: str) -> Waiting[bool]:
-        """A part that is not a call is content, unchanged from the start of its recording, unless
-        the text ends inside a call."""
-        num_before = self._out.num_calls
-        try:
-            yield from self._read_call(marker)
-        except Broken:
-            has_begun = self._out.num_calls > num_before
-            is_cut = has_begun and not (yield from self._source.ready())
-            text = self._source.recorded()
-            if has_begun and not is_cut:
-                self._out.end_call()
-            self._out.content("" if is_cut else text)
-        if self._out.num_calls == num_before:
+        if not (yield from self._context.try_call(self._read_call(marker))):
             return False
         is_section = marker in (self._tools.section_open, "")  # or a section without its opener
         section_close = self._tools.section_close if is_section else ""

@@ -33,6 +33,21 @@ class CallContext:
         self.out.start_call(name, call_id)
         self.source.recorded()
 
+    def try_call(self, reading: Waiting[None]) -> Waiting[bool]:
+        """Returns True if ``reading`` begins a call. A part without a call is content, unchanged
+        from the start of its recording, unless the text ends inside a call."""
+        num_before = self.out.num_calls
+        try:
+            yield from reading
+        except Broken:
+            has_begun = self.out.num_calls > num_before
+            is_cut = has_begun and not (yield from self.source.ready())
+            text = self.source.recorded()
+            if has_begun and not is_cut:
+                self.out.end_call()
+            self.out.content("" if is_cut else text)
+        return self.out.num_calls > num_before
+
     def read_name(self) -> Waiting[str]:
         """The name of a function, without the blanks around it."""
         yield from self.source.skip_blanks()

@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from shared.text.json_types import type_of
+
 ANY: frozenset[str] = frozenset()
 _MAX_DEPTH = 16
 _MAX_ALTERNATIVES = 128
@@ -88,24 +90,6 @@ def _resolve(ref: str, root: Any) -> Any:
         name = part.replace("~1", "/").replace("~0", "~")
         found = found.get(name) if isinstance(found, Mapping) else None
     return found
-
-
-def type_of(value: Any) -> str:
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-        case list():
-            return "array"
-        case _:
-            return "object"
 
 
 def json_of(text: str, types: frozenset[str]) -> str:

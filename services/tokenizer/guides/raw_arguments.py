@@ -6,8 +6,9 @@ from typing import Any
 from services.tokenizer.guides.json_rule import json_rule
 from services.tokenizer.guides.lark import Lark, literal
 from services.tokenizer.guides.tools import Tool
-from services.tokenizer.guides.values import ANY, KINDS, Values, as_json, kind_of, parameters
+from services.tokenizer.guides.values import ANY, KINDS, Values, as_json, parameters
 from shared.dialects.formats import PairsLayout, TaggedLayout
+from shared.text.json_types import type_of
 
 NO_ESCAPES: Mapping[str, str] = {}
 ANY_KEY = r"/[^<>\"'=\s]{1,256}/"
@@ -79,12 +80,12 @@ def _typed(
     values = values or Values([ANY], ANY, is_strict=False)
     listed, kinds = values.listed, values.types or set(KINDS)
     if listed is not None:
-        kinds = set(map(kind_of, listed))
+        kinds = set(map(type_of, listed))
     ways = []
     for word in dict.fromkeys(words[kind] for kind in KINDS if kind in kinds):
         here = {kind for kind in kinds if words[kind] == word}
         if listed is not None:
-            value = one_of(lark, [each for each in listed if kind_of(each) in here])
+            value = one_of(lark, [each for each in listed if type_of(each) in here])
             value = f"{value} {lark.fixed(end)}"
         elif here == {"string"}:
             value = lark.lazy(end)

@@ -100,22 +100,6 @@ def properties(values: Values, schema: Schema) -> list[Property] | None:
     return [Property(name, name in names, values.of(each)) for name, each in named.items()]
 
 
-def kind_of(value: Any) -> str:
-    """The type of JSON of a value."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "boolean"
-        case int():
-            return "integer"
-        case float():
-            return "number"
-        case str():
-            return "string"
-    return "array" if isinstance(value, list) else "object"
-
-
 def as_json(value: Any) -> str:
     return msgspec.json.encode(value).decode()
 

@@ -24,6 +24,7 @@ from kernels.rms_norm import Norm, rms_norm
 from kernels.rope_kv import rope_kv
 from kernels.route import expert_logits, route
 from kernels.short_conv import short_conv
+from kernels.short_conv.places import previous_places
 from kernels.silu_mul import Act
 from services.worker.backends.check import check_model
 from services.worker.layers.columns import Columns
@@ -74,6 +75,7 @@ class TorchOps(Ops[Tensor]):
         self._offloaded = offloaded
         self._parallel = parallel
         self._rotations: dict[RotaryEmbedding, Tensor] = {}  # computed once for all layers
+        self._places: dict[int, Tensor] = {}  # of convolutions, by group: layers have one width
 
     def enter(self, layer: nn.Module) -> None:
         if self._offloaded is not None:
@@ -178,8 +180,11 @@ class TorchOps(Ops[Tensor]):
     def short_conv(self, x: Tensor, columns: Columns) -> Tensor:
         context, end = current_context(), columns.layer + columns.num_parts
         caches = [each.entries for each in context.kv_caches[columns.layer : end]]
-        inputs = context.groups[columns.group]
-        return short_conv(x, columns.weight, columns.bias, caches, *inputs)
+        inputs, num_before = context.groups[columns.group], columns.weight.shape[1] - 1
+        if columns.group not in self._places:
+            self._places[columns.group] = previous_places(inputs.attention, len(x), num_before)
+        places = self._places[columns.group]
+        return short_conv(x, columns.weight, columns.bias, caches, inputs.slot_mapping, places)
 
     def logits(
         self,

@@ -76,5 +76,4 @@ def test_texts_with_few_blocks_are_the_host_engines_with_all(
     assert found.num_readmitted > 0
     has_window = [group.window is not None for group in engine.capacity.groups]
     assert (engine._slots._num_dropped.sum(1) > 0).tolist() == has_window == sorted(has_window)
-    assert True in has_window
-    assert False in has_window
+    assert set(has_window) == {False, True}
