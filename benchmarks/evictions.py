@@ -1,8 +1,8 @@
-"""Cached tokens of chats that need more room than a prefix cache has, by order of eviction.
+"""Cached tokens of more chats than a prefix cache has room for, by order of eviction.
 
-The scheduler's core plans for a worker that computes nothing. A chat begins with 960 tokens; each
+The scheduler's core plans for a worker without computation. A chat begins with 960 tokens; each
 turn brings 64 tokens and an answer of 96. A chat of more than 2,200 tokens ends, and another one
-takes its place. The share is that of the tokens of earlier turns.
+takes its place. The share refers to the tokens of earlier turns.
 """
 
 import argparse

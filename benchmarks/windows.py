@@ -1,4 +1,4 @@
-"""Memory and first tokens of chats with a model whose layers mostly have a window.
+"""Memory and first tokens of chats with a model of mostly windowed layers.
 
 Eight chats of five turns take turns on whole servers: the code of another checkout, before layers
 had groups, this code, and llama.cpp, which keeps windows alone too. The servers of ours have the
@@ -40,16 +40,16 @@ def ours(model: Path, folder: Path, name: str) -> servers.Server:
 def llama(program: Path, gguf: Path) -> servers.Server:
     command = [str(program), "--model", str(gguf), "--parallel", str(NUM_CHATS)]
     command += ["--ctx-size", str(NUM_CHATS * MAX_LEN), "--threads", "2"]
-    command += ["--log-verbosity", "4"]  # so that it tells the sizes of its caches
+    command += ["--log-verbosity", "4"]  # for the sizes of its caches
     return servers.Server("llama.cpp", command)
 
 
 async def chat(url: str, seed: int) -> list[dict[str, float]]:
-    """The mean time to the first token in ms of each turn, and the share of earlier tokens that was
-    cached, if the server says so."""
+    """The median time to the first token of each turn in ms, and the cached share of earlier tokens
+    as told by the server."""
     prompts = [_ids(FIRST, seed, number) for number in range(NUM_CHATS)]
     turns = []
-    # llama.cpp ends connections that others keep.
+    # llama.cpp ends kept connections.
     connector = aiohttp.TCPConnector(force_close=True)
     async with aiohttp.ClientSession(connector=connector) as session:
         for turn in range(NUM_TURNS):

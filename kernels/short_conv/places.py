@@ -45,7 +45,7 @@ def _of_decodes(rows: DecodeRows, attention: DeviceAttention, num: int) -> Tenso
 
 
 def _of_chunks(rows: ChunkRows, attention: DeviceAttention, num_tokens: int, num: int) -> Tensor:
-    """Tokens behind the last chunk are padding; they are of the last row."""
+    """Padding behind the last chunk counts as tokens of the last row."""
     tokens = torch.arange(num_tokens, device=rows.slots.device) + rows.token_starts[0]
     row = torch.searchsorted(rows.token_starts, tokens, right=True) - 1
     row = row.clamp(max=len(rows.slots) - 1)

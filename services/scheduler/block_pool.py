@@ -86,9 +86,9 @@ def _digest(content: bytes) -> bytes:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KeepPoint:
-    """The end of a prefix at which another sequence may begin, although the layers with a window
-    keep the blocks of few positions: ``tables`` has, for each group of them, the last blocks of the
-    prefix, of ``num_blocks`` blocks. ``block_hash`` is that of its last block."""
+    """The end of a prefix of ``num_blocks`` blocks, and the start of other sequences in spite of
+    windows: ``tables`` has the last blocks of the prefix for each group of layers with a window.
+    ``block_hash`` is the hash of its last block."""
 
     block_hash: bytes
     num_blocks: int
@@ -149,7 +149,7 @@ class BlockPool:
         return taken
 
     def share(self, blocks: list[int]) -> None:
-        """Adds an owner to each of ``blocks``, which are cached or owned."""
+        """Adds an owner to each of the cached or owned ``blocks``."""
         for block in blocks:
             if not self._ref_counts[block]:
                 self.eviction.discard(block)
@@ -169,8 +169,8 @@ class BlockPool:
         self.num_owned -= len(blocks)
 
     def keep(self, block_hash: bytes, num_blocks: int, tables: list[list[int]]) -> KeepPoint:
-        """Returns the keep point at ``block_hash``, which is used last; a new one has ``tables``,
-        whose blocks have owners."""
+        """Returns the keep point at ``block_hash`` and notes its use; a new one gets the owned
+        blocks of ``tables``."""
         point = self.keep_points.get(block_hash)
         if point is None:
             point = self.keep_points[block_hash] = KeepPoint(block_hash, num_blocks, tables)
@@ -180,7 +180,7 @@ class BlockPool:
         return point
 
     def use(self, point: KeepPoint, standing: Standing = Standing.USUAL) -> None:
-        """Notes that ``point`` is used last. Does nothing for an evicted one."""
+        """Notes the last use of ``point``. Does nothing for an evicted one."""
         if self.keep_points.get(point.block_hash) is point:
             self.eviction.put(point, point.block_hash, standing)
 

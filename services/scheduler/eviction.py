@@ -2,9 +2,10 @@
 
 The least recently used unit goes first. More chats in turn than there is room for would then find
 nothing at all, since each returns just after its end. So the names of evicted units are remembered.
-A prefix that is missed for a second time is cached in passing: it is evicted before all others, and
-some of the others are still there when their chats return. One in ``NUM_IN_TURN`` of such prefixes
-is cached as usual, lest prefixes stay that nobody asks for. ``benchmarks.evictions`` compares both.
+A prefix missed for a second time is cached in passing: its eviction comes before all others, and
+some of the others are still there at the return of their chats. One in ``NUM_IN_TURN`` of such
+prefixes is cached as usual, against prefixes without further use. ``benchmarks.evictions`` compares
+both orders.
 """
 
 from collections.abc import Hashable, Iterable
@@ -48,13 +49,13 @@ class Eviction(Generic[Unit]):
         return bool(self._evicted)
 
     def put(self, unit: Unit, name: bytes, standing: Standing) -> None:
-        """Notes that ``unit`` is used last."""
+        """Notes the last use of ``unit``."""
         self.discard(unit)
         units = self._passing if standing is Standing.PASSING else self._usual
         units[unit] = _Place(name, standing is not Standing.USUAL)
 
     def discard(self, unit: Unit) -> None:
-        """Does nothing for a unit that is not cached."""
+        """Does nothing for an uncached unit."""
         self._usual.pop(unit, None)
         self._passing.pop(unit, None)
 
@@ -74,7 +75,7 @@ class Eviction(Generic[Unit]):
         self._evicted.clear()
 
     def standing_of(self, missed: Iterable[bytes]) -> Standing:
-        """The standing of a sequence that begins; ``missed`` are the names behind its hit."""
+        """The standing of a new sequence; ``missed`` are the names behind its hit."""
         found = [self._evicted.pop(name) for name in missed if name in self._evicted]
         if not found:
             return Standing.USUAL

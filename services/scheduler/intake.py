@@ -173,7 +173,7 @@ def _problem_of(capacity: Capacity | None, model: ModelInfo) -> str | None:
             f"pooled_size of the capacity is {capacity.pooled_size}, but {pooled_size} of the model"
         )
     if any(each.window is None for each in capacity.groups[1:]):
-        return "a group of the capacity that is not the first one has no window"
+        return "a group of the capacity after the first one has no window"
     return _out_of_bounds(capacity)
 
 

@@ -5,9 +5,9 @@ pool. A group with a window gives blocks back once they are behind it, and takes
 prompt chunk by chunk.
 
 **Prefix hits.** Without windows a sequence may begin after any full block that the cache has. With
-windows it begins at a *keep point*, whose last blocks are kept in all groups: the last full block
-of a prompt, and of a sequence that has ended or left; a *junction*, at which a prompt left an
-earlier one, so that a third prompt can begin there; and every ``KEEP_INTERVAL`` tokens of output.
+windows it begins at a *keep point*, with its last blocks kept in all groups: the last full block of
+a prompt, and of an ended or removed sequence; a *junction*, the end of the common part of two
+prompts, for a third one; and every ``KEEP_INTERVAL`` tokens of output.
 """
 
 from collections.abc import Iterable
@@ -19,12 +19,12 @@ from services.scheduler.sequence import Allocation, BlockTable, Sequence
 from shared.wire.kv_groups import num_passed
 from shared.wire.messages import Capacity, Drop
 
-KEEP_INTERVAL = 2048  # tokens; an answer that breaks off loses no more than these
+KEEP_INTERVAL = 2048  # tokens; the most that a broken answer loses
 
 
 class Hit(NamedTuple):
-    """A prefix of ``num_blocks`` in the cache, and its blocks in each group of layers that are not
-    behind a window. The groups without a window have ``num_whole`` blocks of the sequence."""
+    """A prefix of ``num_blocks`` in the cache, and its blocks in each group of layers, without the
+    ones behind a window. The group without a window has ``num_whole`` blocks of the sequence."""
 
     num_blocks: int
     tables: list[list[int]]
@@ -55,8 +55,8 @@ class KVBlocks:
     # --- room -----------------------------------------------------------------------------------
 
     def num_lacking(self, sequence: Sequence, num_places: int, end: int) -> int:
-        """Counts the blocks to add for ``num_places`` ids of a running sequence that ends at
-        ``end``."""
+        """Counts the blocks to add to a running sequence with ``end`` ids at most, for
+        ``num_places`` of them."""
         if num_places <= sequence.allocated.num_places:
             return 0
         return sum(self._lacking(sequence, num_places, end))
@@ -166,8 +166,7 @@ class KVBlocks:
         self.pool.free(whole.blocks[:end], standing)
 
     def leave(self, sequence: Sequence) -> None:
-        """Makes a keep point at the last full block of a sequence that is about to lose its
-        slot."""
+        """Makes a keep point at the last full block of a sequence before its removal."""
         allocation = sequence.allocated
         if self.has_windows and allocation.num_indexed:
             self._keep(sequence, allocation)
@@ -183,7 +182,7 @@ class KVBlocks:
     # --- prefix cache ---------------------------------------------------------------------------
 
     def find_hit(self, sequence: Sequence) -> Hit:
-        """The longest prefix of ``sequence`` in the cache at which it may begin."""
+        """The longest cached prefix with a keep point, or without windows the longest one."""
         whole = self._find_whole(sequence) if self.index else []
         if not self.has_windows:
             return Hit(len(whole), [whole], len(whole))
@@ -204,7 +203,7 @@ class KVBlocks:
         return is_last or self.index.find(sequence.block_hash(number, self._size)) is None
 
     def num_to_index(self, sequence: Sequence, has_ended: bool = False) -> int:
-        """Counts the full blocks that ``index_blocks`` would add."""
+        """Counts the full blocks for ``index_blocks``."""
         if not self._caches_prefixes:
             return 0
         return self._num_full(sequence, has_ended)
@@ -269,8 +268,8 @@ class KVBlocks:
 
     def _drop_passed(self, allocation: Allocation) -> None:
         """Gives back the blocks behind windows. All plans after the sent ones compute ids behind
-        the last full block, and the worker runs plans in order: it reads a block that is taken
-        again only before its next owner writes to it."""
+        the last full block, and the worker runs plans in order: its last read of such a block
+        precedes the first write of the next owner."""
         num_computed = allocation.num_indexed * self._size
         for number, (group, table) in enumerate(zip(self._groups, allocation.tables, strict=True)):
             num = num_passed(group, num_computed, self._size) - table.num_passed

@@ -31,11 +31,9 @@ PREFIX_QUERIES = Counter("vllm:prefix_cache_queries", "Tokens of prompts that we
 PREFIX_HITS = Counter("vllm:prefix_cache_hits", "Tokens of prompts that were in the cache")
 PREFIX_HITS_CUT = Counter(
     "shoal_prefix_hits_cut",
-    "Tokens of prompts that were in the cache only for layers without a window",
+    "Tokens of prompts in the cache of layers without a window alone",
 )
-KEEP_POINTS = Gauge(
-    "shoal_keep_points", "Prefixes in the caches of all workers whose windows are kept"
-)
+KEEP_POINTS = Gauge("shoal_keep_points", "Prefixes with kept windows in the caches of all workers")
 STEP_SECONDS = Histogram(
     "shoal_step_seconds",
     "Time of one step in the worker",

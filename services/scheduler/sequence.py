@@ -79,10 +79,9 @@ class Allocation:
     of each of these plans. If they sample the most, ``num_computed`` ids have their KV in the
     blocks after these plans. There is a table for each group of layers, with blocks for
     ``num_places`` ids at least. The first ``num_indexed`` blocks were offered to the worker's
-    index. Its ``keep_points`` are those that it began at, passed or made. One is due at block
-    ``junction``, behind which an earlier prompt had no more in common with it; 0: none. Its blocks
-    are evicted by their ``standing``.
-    ``may_have_drafts``: a plan has sampled for the sequence.
+    index. Its ``keep_points`` are its beginning and its own ones. One is due at block ``junction``,
+    the end of the part in common with an earlier prompt; 0: none. The ``standing`` of its blocks
+    decides about their eviction. ``may_have_drafts``: a plan has sampled for the sequence.
     """
 
     worker_id: str

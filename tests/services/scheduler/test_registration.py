@@ -11,6 +11,7 @@ from services.scheduler.intake import why_refused
 from shared.wire.messages import (
     MAX_BLOCKS,
     Capacity,
+    Group,
     Hello,
     ModelInfo,
     PoolingInfo,
@@ -112,6 +113,14 @@ def test_a_capacity_must_go_with_its_model():
     assert why_refused(msgspec.structs.replace(WORKER, model=model), []) is not None
     assert why_refused(msgspec.structs.replace(WORKER, capacity=None), []) is not None
     assert why_refused(msgspec.structs.replace(TOKENIZER, model=None), []) is not None
+
+
+def test_layers_without_a_window_are_one_group_the_first_one():
+    assert why_refused(worker(groups=(Group(), Group(64), Group(64))), []) is None
+    assert why_refused(worker(groups=(Group(64),)), []) is None
+    for groups in ((Group(64), Group()), (Group(), Group())):
+        refusal = "a group of the capacity after the first one has no window"
+        assert why_refused(worker(groups=groups), []) == refusal
 
 
 def test_the_largest_pool_holds_no_list_of_its_blocks():
