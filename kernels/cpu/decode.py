@@ -60,7 +60,7 @@ class NativeDecoder:
         Returns [n, R] int64: token ids, or a negative error code as in ``NativeSampler.sample``."""
         trunk = self._trunk.prepare([rows.input_ids], rows.positions, rows.groups, rows.kv_caches)
         head = self._head.prepare([trunk.out])
-        attention, random = rows.groups[0].attention, rows.random
+        (_, attention), random = rows.groups[0], rows.random
         groups = (_DecodeGroup * len(rows.groups))(*map(_group, rows.groups))
         drawn = random_struct(random)
         struct = _DecodeRows(
@@ -80,5 +80,5 @@ class NativeDecoder:
 
 
 def _group(blocks: GroupBlocks) -> _DecodeGroup:
-    tables = blocks.attention.block_tables
-    return _DecodeGroup(address(blocks.slot_mapping), array_address(tables))
+    slot_mapping, attention = blocks
+    return _DecodeGroup(address(slot_mapping), array_address(attention.block_tables))

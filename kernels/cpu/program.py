@@ -55,7 +55,7 @@ class Prepared(NamedTuple):
     """Arguments of a prepared step, the memory that they point to, and its output tensor."""
 
     program: ProgramStruct
-    groups: "ctypes.Array[_GroupStruct]"
+    groups: "ctypes.Array[_GroupStruct] | None"
     out: Tensor
 
 
@@ -70,11 +70,8 @@ class Buffer(NamedTuple):
 KVPair = tuple[Tensor, Tensor | None]
 
 
-class GroupBlocks(NamedTuple):
-    """The blocks of T tokens in one group of layers."""
-
-    slot_mapping: Tensor  # [T] int64
-    attention: AttentionBatch
+# The blocks of T tokens in one group of layers: the slot mapping [T] int64, and their rows.
+GroupBlocks = tuple[Tensor, AttentionBatch]
 
 
 class _Caches:
@@ -160,7 +157,7 @@ class NativeProgram:
         same quantized type.
         """
         num_tokens = len(inputs[0])
-        places = [each.slot_mapping for each in groups]
+        places = [slot_mapping for slot_mapping, _ in groups]
         places += [] if positions is None else [positions]
         if any(len(each) != num_tokens for each in (*inputs, *places)):
             raise ValueError("inputs, positions and slot mappings differ in their number of tokens")
@@ -175,12 +172,12 @@ class NativeProgram:
         self._make_room(num_tokens)
         if kv_caches is not self._caches.pairs:
             self._caches = _Caches(kv_caches, self.library.dtype)
-        structs = (_GroupStruct * len(groups))(*map(_group, groups))
+        structs = (_GroupStruct * len(groups))(*map(_group, groups)) if groups else None
         step = StepStruct(
             num_tokens=num_tokens,
-            block_size=groups[0].attention.block_size if groups else 0,
+            block_size=groups[0][1].block_size if groups else 0,
             positions=address(positions),
-            groups=ctypes.cast(structs, Pointer),
+            groups=None if structs is None else ctypes.addressof(structs),
             caches=ctypes.cast(self._caches.entries, Pointer),
             scales=ctypes.cast(self._caches.scales, Pointer),
             buffers=ctypes.cast(self._places, Pointer),
@@ -203,7 +200,8 @@ class NativeProgram:
 
 
 def _group(blocks: GroupBlocks) -> _GroupStruct:
-    return _GroupStruct(address(blocks.slot_mapping), _rows(blocks.attention))
+    slot_mapping, attention = blocks
+    return _GroupStruct(address(slot_mapping), _rows(attention))
 
 
 def _rows(attention: AttentionBatch) -> _Rows:

@@ -57,16 +57,12 @@ class KVBlocks:
     def num_lacking(self, sequence: Sequence, num_places: int, end: int) -> int:
         """Counts the blocks to add to a running sequence with ``end`` ids at most, for
         ``num_places`` of them."""
-        if num_places <= sequence.allocated.num_places:
-            return 0
         return sum(self._lacking(sequence, num_places, end))
 
     def try_extend(self, sequence: Sequence, num_places: int, end: int) -> list[list[int]] | None:
         """Gives a running sequence the blocks it lacks for ``num_places`` ids. Returns them for
         each group, nothing if it lacks none, or None if too few are free."""
         allocation = sequence.allocated
-        if num_places <= allocation.num_places:
-            return []
         lacking = self._lacking(sequence, num_places, end)
         taken = self.pool.try_allocate(sum(lacking))
         if taken is None:

@@ -171,6 +171,8 @@ class WorkerState:
     def num_blocks_lacking(self, sequence: Sequence, num_steps: int = 1) -> int:
         """Counts the blocks that a running sequence lacks for ``num_steps``."""
         num_places = self._num_places(sequence, num_steps)
+        if num_places <= sequence.allocated.num_places:
+            return 0
         return self.blocks.num_lacking(sequence, num_places, self.end_of(sequence))
 
     def is_known_miss(self, sequence: Sequence, num_tokens: int) -> bool:
@@ -201,6 +203,8 @@ class WorkerState:
         """Gives a running sequence the blocks it lacks for ``num_steps``. Returns them for each
         group of layers, nothing if it lacks none, or None if too few are free."""
         num_places = self._num_places(sequence, num_steps)
+        if num_places <= sequence.allocated.num_places:
+            return []
         return self.blocks.try_extend(sequence, num_places, self.end_of(sequence))
 
     def allocate(self, sequence: Sequence) -> None:

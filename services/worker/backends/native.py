@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
+from typing import cast
 
 import numpy as np
 from torch import Tensor, nn
@@ -10,7 +11,6 @@ from kernels.cpu.decode import NativeDecoder
 from kernels.cpu.operators import LANES, Kind
 from kernels.cpu.packing import NativeLibrary
 from kernels.cpu.program import GroupBlocks, NativeProgram
-from kernels.paged_attention import AttentionBatch
 from services.worker.backends.check import check_model
 from services.worker.backends.compiler import Compiler, OnShare
 from services.worker.backends.recorder import Recording, record
@@ -130,10 +130,6 @@ def _run(program: NativeProgram, inputs: Sequence[Tensor], positions: Tensor) ->
     return program.run(inputs, positions, group_blocks(context), context.kv_caches)
 
 
-def group_blocks(context: ForwardContext) -> list[GroupBlocks]:
-    """The groups of a step that the host prepared."""
-    found = []
-    for slot_mapping, attention in context.groups:
-        assert isinstance(attention, AttentionBatch)
-        found.append(GroupBlocks(slot_mapping, attention))
-    return found
+def group_blocks(context: ForwardContext) -> Sequence[GroupBlocks]:
+    """The groups of a step prepared by the host."""
+    return cast(Sequence[GroupBlocks], context.groups)

@@ -96,7 +96,7 @@ def make_context(
         device=kv_cache.device,
         first_keys=first_keys,
     )
-    places = torch.from_numpy(slot_mapping).to(kv_cache.device)
+    places = [torch.from_numpy(each).to(kv_cache.device) for each in slot_mapping]
     batches = [attention, *(attention.with_tables(each) for each in others)]
     return ForwardContext(kv_cache.layers, list(map(AttentionInputs, places, batches)))
 
