@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from kernels.cpu.operators import address
+from kernels.cpu.pointers import address
 
 WORD_BYTES = 4
 SHARED_MEMORY = Path("/dev/shm")

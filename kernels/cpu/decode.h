@@ -30,6 +30,7 @@ struct DecodeRows {
   const int64_t* eos_ids;  // [num_eos]
   const float* logits;     // [R, vocab_size]
   const RandomRows* random;
+  int64_t *state_positions, *num_kept, *num_seen;  // [R] of states, or null: see delta.h
 
   // True if a row ends with `tokens` [R], sampled by step number `step`.
   bool any_ends(const int64_t* tokens, int step) const {
@@ -50,6 +51,11 @@ struct DecodeRows {
         groups[g].slot_mapping[r] = groups[g].tables[place] * block_size + position % block_size;
     }
     for (int i = 0; i < num_random; i++) random_positions[i]++;
+    if (!state_positions) return;
+    for (int r = 0; r < num_rows; r++) {
+      state_positions[r] += num_kept[r] + 1 - num_seen[r];
+      num_kept[r] = num_seen[r] = 0;
+    }
   }
 };
 

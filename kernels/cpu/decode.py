@@ -11,9 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu.operators import Int, Pointer, address, array_address
+from kernels.cpu.pointers import Int, Pointer, address, array_address
 from kernels.cpu.program import GroupBlocks, KVPair, NativeProgram
 from kernels.cpu.sampler import random_struct
+from kernels.delta.states import States
 from kernels.sample import RandomRows
 
 
@@ -29,6 +30,7 @@ class _DecodeRows(ctypes.Structure):
         *((name, Pointer) for name in ("random_positions", "rooms", "ignores_eos")),
         *((name, Int) for name in ("num_eos", "vocab_size")),
         *((name, Pointer) for name in ("eos_ids", "logits", "random")),
+        *((name, Pointer) for name in ("state_positions", "num_kept", "num_seen")),
     ]
 
 
@@ -43,6 +45,7 @@ class DecodeRows(NamedTuple):
     random: RandomRows | None
     rooms: np.ndarray  # [R] int64: tokens that may follow, at least one
     ignores_eos: np.ndarray  # [R] bool
+    states: States | None = None  # without drafts
 
 
 class NativeDecoder:
@@ -58,7 +61,9 @@ class NativeDecoder:
     def run(self, rows: DecodeRows, num_steps: int) -> np.ndarray:
         """Runs at most ``num_steps`` steps, until a row ends; each samples one token per row.
         Returns [n, R] int64: token ids, or a negative error code as in ``NativeSampler.sample``."""
-        trunk = self._trunk.prepare([rows.input_ids], rows.positions, rows.groups, rows.kv_caches)
+        trunk = self._trunk.prepare(
+            [rows.input_ids], rows.positions, rows.groups, rows.kv_caches, rows.states
+        )
         head = self._head.prepare([trunk.out])
         (_, attention), random = rows.groups[0], rows.random
         groups = (_DecodeGroup * len(rows.groups))(*map(_group, rows.groups))
@@ -72,6 +77,10 @@ class NativeDecoder:
             *(len(self._eos_ids), head.out.shape[1], array_address(self._eos_ids)),
             *(address(head.out), ctypes.cast(ctypes.byref(drawn), Pointer)),
         )
+        if trunk.states is not None:
+            struct.state_positions = trunk.states.positions
+            struct.num_kept = trunk.states.num_kept
+            struct.num_seen = trunk.states.num_seen
         tokens = np.empty((num_steps, len(rows.input_ids)), np.int64)
         programs = ctypes.byref(trunk.program), ctypes.byref(head.program)
         decode = self._trunk.library.decode

@@ -83,6 +83,17 @@ void narrow_rows(const float* x, int num_rows, int size, T* out) {
   });
 }
 
+// out ← sigmoid(gates) · out
+template <class T>
+void gate_rows(const float* gates, int num_rows, int size, T* out) {
+  each_row(num_rows, size, [=](size_t at) {
+    for (int i = 0; i < size; i += LANES) {
+      f32x16 gate = load(gates + at + i);
+      store_narrow(out + at + i, mul(or_nan(gate, sigmoid(gate)), load_wide(out + at + i)));
+    }
+  });
+}
+
 // Rotary embedding of the first `dim` elements of a head, in place. Pairs are i and i + dim / 2, or
 // neighbours; `sin` is negated for the first element of each pair.
 INLINE void rotate(float* head, const float* cos, const float* sin, int dim, bool is_interleaved) {

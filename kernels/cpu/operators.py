@@ -5,14 +5,16 @@ memory of their pointers alive.
 """
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.cpu.delta import PackedDelta
+from kernels.cpu.pointers import Float, Int, Pointer, address, place
 from kernels.route import Routing
 from kernels.silu_mul import CURVES, Act, Clamp
 
@@ -22,10 +24,6 @@ MAX_HEAD_DIM = 256
 MAX_GROUP_SIZE = 48  # query heads that share a KV head
 MAX_RANK, MAX_ROPE_DIM, MAX_NOPE_DIM = 512, 64, 256  # of latents
 DTYPES = (torch.bfloat16, torch.float32)
-
-Pointer = ctypes.c_void_p
-Int = ctypes.c_int32
-Float = ctypes.c_float
 
 
 class Kind(IntEnum):
@@ -46,6 +44,8 @@ class Kind(IntEnum):
     BEND = 11  # wide, in place
     SUM = 12  # wide of each rank → wide
     SHORT_CONV = 13  # wide → narrow
+    GATED_DELTA = 14  # wide, and wide for the gates → narrow
+    GATE = 15  # wide → narrow, in place
 
 
 class Form(IntEnum):
@@ -115,7 +115,8 @@ class OperatorStruct(ctypes.Structure):
         *((name, Float) for name in ("scale", "eps", "alpha", "beta")),
         ("norm", Pointer),
         ("weight", MatrixStruct),
-        *((name, Pointer) for name in ("rows", "heads", "order", "experts", "latents", "columns")),
+        *((name, Pointer) for name in ("rows", "heads", "order", "experts", "latents")),
+        *((name, Pointer) for name in ("columns", "delta")),
     ]
 
 
@@ -311,6 +312,9 @@ class PackedColumns:
         )
 
 
+Part = PackedHeads | PackedExperts | PackedLatents | PackedColumns | PackedDelta
+
+
 def _structs(matrices: list[PackedMatrix]) -> ctypes.Array[MatrixStruct]:
     return (MatrixStruct * len(matrices))(*(each.struct() for each in matrices))
 
@@ -347,44 +351,26 @@ class Operator:
     experts: PackedExperts | None = None
     latents: PackedLatents | None = None
     columns: PackedColumns | None = None
+    delta: PackedDelta | None = None
+
+    @property
+    def parts(self) -> tuple[Part | None, ...]:
+        return self.heads, self.experts, self.latents, self.columns, self.delta
 
     @property
     def tensors(self) -> list[Tensor]:
         own = [tensor for tensor in (self.norm, self.rows, self.order) if tensor is not None]
-        parts = (self.weight, self.heads, self.experts, self.latents, self.columns)
-        return sum([each.tensors for each in parts if each is not None], own)
+        found = (self.weight, *self.parts)
+        return sum([each.tensors for each in found if each is not None], own)
 
-    def struct(
-        self,
-        heads: HeadsStruct | None,
-        experts: ExpertsStruct | None,
-        latents: LatentsStruct | None,
-        columns: ColumnsStruct | None,
-    ) -> OperatorStruct:
-        """The caller must keep the given structures alive."""
+    def struct(self, parts: Sequence[ctypes.Structure | None]) -> OperatorStruct:
+        """``parts`` are the structures of the operator's own; the caller must keep them alive."""
         matrix = MatrixStruct() if self.weight is None else self.weight.struct()
+        heads, *others = map(place, parts)
         return OperatorStruct(
             *(self.kind, self.source, self.out, self.second, self.layer, self.group, self.size),
             *(self.is_wide, self.adds, self.first, self.num),
             *(self.scale, self.eps, *CURVES[self.act]),
             *(address(self.norm), matrix),
-            *(address(self.rows), _place(heads), address(self.order)),
-            *(_place(experts), _place(latents), _place(columns)),
+            *(address(self.rows), heads, address(self.order), *others),
         )
-
-
-def _place(struct: ctypes.Structure | None) -> int | None:
-    return None if struct is None else ctypes.addressof(struct)
-
-
-def address(tensor: Tensor | None) -> Any:
-    """Raises ValueError for memory that native code cannot read."""
-    if tensor is not None and tensor.device.type != "cpu":
-        raise ValueError(f"native code takes CPU tensors, not one on {tensor.device}")
-    return None if tensor is None else Pointer(tensor.data_ptr())
-
-
-def array_address(array: np.ndarray) -> Any:
-    if array.dtype != np.int64 or not array.flags.c_contiguous:
-        raise ValueError(f"native code takes contiguous int64 arrays, not {array.dtype}")
-    return Pointer(array.ctypes.data)

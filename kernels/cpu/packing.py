@@ -8,7 +8,8 @@ from torch import Tensor
 
 from kernels.codes import Codes
 from kernels.cpu.memory import Arena
-from kernels.cpu.operators import LANES, PACKED_DEPTH, Form, PackedMatrix, address, array_address
+from kernels.cpu.operators import LANES, PACKED_DEPTH, Form, PackedMatrix
+from kernels.cpu.pointers import address, array_address
 
 # Group sizes of native code; a larger group becomes several with equal scales.
 GROUPS = (128, 64, 32, 16)

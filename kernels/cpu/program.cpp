@@ -4,6 +4,7 @@
 #include "attention.h"
 #include "columns.h"
 #include "decode.h"
+#include "delta.h"
 #include "experts.h"
 #include "latent.h"
 #include "ranks.h"
@@ -50,15 +51,18 @@ enum Kind : int32_t {
   LATENT,
   BEND,
   SUM,
-  SHORT_CONV
+  SHORT_CONV,
+  GATED_DELTA,
+  GATE
 };
 
 // `in` and `out` are buffers: wide ones are float32, the others of the weights' type T.
 struct Operator {
   int32_t kind;
   int32_t in, out;
-  int32_t second;      // ATTEND: a buffer for queries; EXPERTS, OPEN: input of the router or gate
-  int32_t layer;       // ATTEND, LATENT: index of the cache
+  int32_t second;      // ATTEND: a buffer for queries; EXPERTS, OPEN: input of the router or gate;
+                       // GATED_DELTA: the gates
+  int32_t layer;       // ATTEND, LATENT: index of the cache; GATED_DELTA: of the states
   int32_t group;       // ATTEND, LATENT, SHORT_CONV: index of the layer's group
   int32_t size;        // of a row of `in`; EMBED: of `out`
   int32_t is_wide;     // NORM: `out` is wide
@@ -75,6 +79,7 @@ struct Operator {
   const Experts* experts;       // EXPERTS
   const Latents* latents;       // LATENT
   const ShortConv* short_conv;  // SHORT_CONV
+  const Delta* delta;           // GATED_DELTA
 };
 
 // The blocks of a step in one group of layers; other groups differ in tables and slot mapping only.
@@ -87,10 +92,12 @@ struct Step {
   int32_t num_tokens, block_size;
   const int64_t* positions;  // [num_tokens]
   const Group* groups;
-  void* const* caches;   // one per layer
-  float* const* scales;  // of quantized caches, one per layer
-  void* const* buffers;  // [num_tokens, size] each
-  int32_t cached;        // element type of the caches: a Cached
+  void* const* caches;              // one per layer
+  float* const* scales;             // of quantized caches, one per layer
+  void* const* buffers;             // [num_tokens, size] each
+  int32_t cached;                   // element type of the caches: a Cached
+  const LayerStates* layer_states;  // one per layer with states
+  const StateRows* state_rows;
 };
 
 struct Program {
@@ -403,6 +410,14 @@ void run(const Operator* ops, int num_ops, const Step& step) {
                           (const float*)in, num, op.size, (T*)out);
         break;
       }
+      case GATED_DELTA:
+        DeltaRows<T>{*op.delta,        step.layer_states[op.layer],           *step.state_rows,
+                     (const float*)in, (const float*)step.buffers[op.second], (T*)out}
+            .run();
+        break;
+      case GATE:
+        gate_rows((const float*)in, num, op.size, (T*)out);
+        break;
       case SUM:
         sum_ranks((const float*)in, num, op.size, (const float*)op.rows, op.adds, op.scale,
                   (float*)out);

@@ -8,16 +8,11 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.collectives import check_wires
-from kernels.cpu.operators import (
-    Cached,
-    Int,
-    Operator,
-    OperatorStruct,
-    Pointer,
-    address,
-    array_address,
-)
+from kernels.cpu.delta import StateLayers, StateRowsStruct, state_rows
+from kernels.cpu.operators import Cached, Operator, OperatorStruct
 from kernels.cpu.packing import NativeLibrary
+from kernels.cpu.pointers import Int, Pointer, address, array_address
+from kernels.delta.states import States
 from kernels.paged_attention import AttentionBatch
 
 
@@ -40,6 +35,7 @@ class StepStruct(ctypes.Structure):
         *((name, Pointer) for name in ("positions", "groups")),
         *((name, Pointer) for name in ("caches", "scales", "buffers")),
         ("cached", Int),
+        *((name, Pointer) for name in ("layer_states", "state_rows")),
     ]
 
 
@@ -56,6 +52,7 @@ class Prepared(NamedTuple):
 
     program: ProgramStruct
     groups: "ctypes.Array[_GroupStruct] | None"
+    states: StateRowsStruct | None
     out: Tensor
 
 
@@ -114,13 +111,11 @@ class NativeProgram:
         self.library = library
         self._buffers = buffers
         self._output = output
-        self._heads = [each.heads.struct() if each.heads else None for each in operators]
-        self._experts = [each.experts.struct() if each.experts else None for each in operators]
-        self._latents = [each.latents.struct() if each.latents else None for each in operators]
-        self._columns = [each.columns.struct() if each.columns else None for each in operators]
-        own = zip(self._heads, self._experts, self._latents, self._columns, strict=True)
+        self._parts = [
+            [None if part is None else part.struct() for part in each.parts] for each in operators
+        ]
         self._structs = (OperatorStruct * len(operators))(
-            *(each.struct(*structs) for each, structs in zip(operators, own, strict=True))
+            *(each.struct(parts) for each, parts in zip(operators, self._parts, strict=True))
         )
         self._places = (Pointer * len(buffers))()
         self._scratch = set(range(num_inputs, len(buffers))) - {output}
@@ -128,6 +123,8 @@ class NativeProgram:
         self._tensors: dict[int, Tensor] = {}
         self._room = 0  # tokens the buffers have room for
         self._caches = _Caches((), library.dtype)
+        self._has_states = any(each.delta is not None for each in operators)
+        self._state_layers = StateLayers(())
 
     def run(
         self,
@@ -135,9 +132,10 @@ class NativeProgram:
         positions: Tensor | None = None,
         groups: Sequence[GroupBlocks] = (),
         kv_caches: Sequence[KVPair] = (),
+        states: States | None = None,
     ) -> Tensor:
         """Prepares a step and runs it; arguments as in ``prepare``."""
-        prepared = self.prepare(inputs, positions, groups, kv_caches)
+        prepared = self.prepare(inputs, positions, groups, kv_caches, states)
         check_wires(self.library.run(self._structs, len(self._structs), prepared.program.step))
         return prepared.out
 
@@ -147,14 +145,16 @@ class NativeProgram:
         positions: Tensor | None = None,
         groups: Sequence[GroupBlocks] = (),
         kv_caches: Sequence[KVPair] = (),
+        states: States | None = None,
     ) -> Prepared:
         """inputs [T, …] each float32, or int32 ids; positions [T] int64. Programs with attention
-        need these, the groups of layers and the caches. Returns a step with output [T, size]
-        float32, whose memory the next prepared step reuses.
+        need these, the groups of layers and the caches; programs with the gated delta rule need
+        ``states``. Returns a step with output [T, size] float32, whose memory the next prepared
+        step reuses.
 
-        ``kv_caches`` is usually the same list in every run. ``cache.h`` documents the layout; only
-        the sizes of caches and scales are read here. All caches have the library's type, or all the
-        same quantized type.
+        ``kv_caches`` and the layers' states are usually the same lists in every run. ``cache.h``
+        documents the layout; only the sizes of caches and scales are read here. All caches have the
+        library's type, or all the same quantized type.
         """
         num_tokens = len(inputs[0])
         places = [slot_mapping for slot_mapping, _ in groups]
@@ -183,8 +183,23 @@ class NativeProgram:
             buffers=ctypes.cast(self._places, Pointer),
             cached=self._caches.cached,
         )
+        rows = self._add_states(step, states) if self._has_states else None
         program = ProgramStruct(self._structs, len(self._structs), ctypes.pointer(step))
-        return Prepared(program, structs, out)
+        return Prepared(program, structs, rows, out)
+
+    def _add_states(self, step: StepStruct, states: States | None) -> StateRowsStruct:
+        if states is None:
+            raise ValueError("a program with the gated delta rule needs states")
+        layers, rows = states
+        if layers is not self._state_layers.layers:
+            for each in self.operators:
+                if each.delta is not None:
+                    each.delta.check(layers[each.layer])
+            self._state_layers = StateLayers(layers)
+        struct = state_rows(rows)
+        step.layer_states = ctypes.addressof(self._state_layers.structs)
+        step.state_rows = ctypes.addressof(struct)
+        return struct
 
     def _out(self, num_tokens: int) -> Tensor:
         return torch.empty(num_tokens, self._buffers[self._output].size)

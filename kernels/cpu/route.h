@@ -31,9 +31,7 @@ INLINE void softmax(const float* x, int n, float* out) {
 }
 
 INLINE void sigmoid(const float* x, int n, float* out) {
-  each(x, n, 0, [=](int i, f32x16 now) {
-    store(out + i, div(spread(1), add(spread(1), exp(sub(zero(), now)))));
-  });
+  each(x, n, 0, [=](int i, f32x16 now) { store(out + i, sigmoid(now)); });
 }
 
 // Indices of the `num` highest of x [n], descending, ties by lowest index. Sets x to −∞ there.

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.cpu.operators import address, array_address
+from kernels.cpu.pointers import address, array_address
 from kernels.logprobs.row_logprobs import RowLogprobs
 from kernels.sample import Adjustments, RandomRows, adjust
 from kernels.sample.slot_params import SlotParams

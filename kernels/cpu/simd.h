@@ -139,6 +139,16 @@ INLINE f32x16 tanh(f32x16 x) {
   return sub(spread(1.0f), div(spread(2.0f), add(spread(1.0f), exp(add(x, x)))));
 }
 
+INLINE f32x16 sigmoid(f32x16 x) {
+  return div(spread(1.0f), add(spread(1.0f), exp(sub(zero(), x))));
+}
+// y, or NaN where x is NaN, which exp takes for a number.
+INLINE f32x16 or_nan(f32x16 x, f32x16 y) {
+  f32x16 finite = min(spread(1e30f), max(spread(-1e30f), x));  // NaN as second operand stays
+  return fma(finite, zero(), y);
+}
+INLINE f32x16 silu(f32x16 x) { return div(x, add(spread(1.0f), exp(sub(zero(), x)))); }
+
 struct bf16 {
   uint16_t bits;
 };

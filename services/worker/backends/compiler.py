@@ -5,6 +5,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from kernels.cpu.delta import PackedDelta
 from kernels.cpu.operators import (
     Kind,
     Operator,
@@ -18,6 +19,7 @@ from kernels.cpu.packing import NativeLibrary, gate_up_order
 from kernels.cpu.program import Buffer, NativeProgram
 from services.worker.backends.recorder import Instruction, Recording
 from services.worker.layers.columns import Columns
+from services.worker.layers.delta_rule import DeltaRule
 from services.worker.layers.embedding import Embedding, LMHead, TokenRows
 from services.worker.layers.experts import Experts, Router, Scores
 from services.worker.layers.heads import Heads
@@ -72,6 +74,7 @@ class Compiler:
 
     def _operator(self, each: Instruction, places: dict[int, int]) -> Operator:
         norm, attention = each.norm, each.heads or each.latents or each.columns
+        place = attention or each.delta
         rows, weight = self._embeddings(each.embedding)
         vocab = None if each.embedding is None else each.embedding.vocab
         if each.summed is not None and each.summed.bias is not None:
@@ -85,7 +88,7 @@ class Compiler:
             source=places[each.source],
             out=places[each.out],
             second=0 if each.second is None else places[each.second],
-            layer=0 if attention is None else attention.layer,
+            layer=0 if place is None else place.layer,
             group=0 if attention is None else attention.group,
             size=each.size,
             is_wide=each.is_wide,
@@ -103,6 +106,7 @@ class Compiler:
             experts=None if each.experts is None else self._experts(each.experts),
             latents=self._latents(each, places),
             columns=None if each.columns is None else _columns(each.columns),
+            delta=None if each.delta is None else _delta(each.delta),
         )
 
     def _embeddings(self, embedding: Embedding | None) -> tuple[Tensor | None, PackedMatrix | None]:
@@ -222,6 +226,18 @@ def _columns(columns: Columns) -> PackedColumns:
         width=columns.weight.shape[1],
         weight=columns.weight.T.float().contiguous(),
         bias=None if columns.bias is None else columns.bias.float(),
+    )
+
+
+def _delta(rule: DeltaRule) -> PackedDelta:
+    return PackedDelta(
+        num_key_heads=rule.num_key_heads,
+        key_dim=rule.key_dim,
+        conv=rule.conv.T.float().contiguous(),
+        rates=rule.decay.float().exp(),
+        dt_bias=rule.dt_bias.float(),
+        norm=rule.norm.float(),
+        eps=rule.eps,
     )
 
 

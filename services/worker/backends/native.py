@@ -127,7 +127,8 @@ class _NativeDraftHead:
 
 def _run(program: NativeProgram, inputs: Sequence[Tensor], positions: Tensor) -> Tensor:
     context = current_context()
-    return program.run(inputs, positions, group_blocks(context), context.kv_caches)
+    groups, caches = group_blocks(context), context.kv_caches
+    return program.run(inputs, positions, groups, caches, context.states)
 
 
 def group_blocks(context: ForwardContext) -> Sequence[GroupBlocks]:

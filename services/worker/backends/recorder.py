@@ -6,19 +6,12 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from kernels.cpu.operators import (
-    LANES,
-    MAX_GROUP_SIZE,
-    MAX_HEAD_DIM,
-    MAX_NOPE_DIM,
-    MAX_RANK,
-    MAX_ROPE_DIM,
-    Form,
-    Kind,
-)
+from kernels.cpu.operators import LANES, Form, Kind
 from kernels.cpu.packing import is_whole, packed_form, why_not_packed
 from kernels.silu_mul import Act
+from services.worker.backends.head_limits import check_delta, check_heads, check_latents
 from services.worker.layers.columns import Columns
+from services.worker.layers.delta_rule import DeltaRule
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.experts import Experts, Scores
 from services.worker.layers.heads import Heads, Latents
@@ -71,6 +64,7 @@ class Instruction:
     gate: Scores | None = None
     latents: Latents | None = None
     columns: Columns | None = None
+    delta: DeltaRule | None = None
     others: tuple[int, ...] = ()  # further registers, of attention to latents
 
     @property
@@ -201,7 +195,7 @@ class Recorder(Ops[Value]):
         return out
 
     def attend(self, x: Value, heads: Heads) -> Value:
-        _check_heads(heads)
+        check_heads(heads)
         spec = heads.spec
         size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         out, query = self._new(size, is_wide=False), self._new(size, is_wide=False)
@@ -211,7 +205,7 @@ class Recorder(Ops[Value]):
         return out
 
     def latent(self, query: Value, latent: Value, latents: Latents) -> Value:
-        _check_latents(latents)
+        check_latents(latents)
         spec, name = latents.spec, f"attention of layer {latents.layer}"
         self.check(query, spec.num_heads * spec.query_dim, name)
         self.check(latent, spec.entry_dim, name)
@@ -229,6 +223,25 @@ class Recorder(Ops[Value]):
         out = self._new(size, is_wide=False)
         read = self._written(x, 3 * size, name)
         self._add(Kind.SHORT_CONV, read, out, size, columns=columns)
+        return out
+
+    def gated_delta(self, x: Value, gates: Value, rule: DeltaRule) -> Value:
+        check_delta(rule)
+        size, name = rule.num_heads * rule.value_dim, f"the delta rule of state {rule.layer}"
+        width = rule.channels + size
+        self.check(x, width, name)
+        self.check(gates, 2 * rule.num_heads, name)
+        out = self._new(size, is_wide=False)
+        self._add(Kind.GATED_DELTA, x, out, width, second=gates.register, delta=rule)
+        return out
+
+    def gate(self, x: Value, gates: Value) -> Value:
+        size = self.registers[x.register].size
+        if size % LANES:
+            raise NotSupported(f"gates: {size} numbers are no multiple of {LANES}")
+        self.check(gates, size, "gates")
+        out = self._written(x, size, "the input of gates", is_wide=False)
+        self._add(Kind.GATE, gates, out, size)
         return out
 
     def logits(
@@ -256,6 +269,8 @@ class Recorder(Ops[Value]):
             raise NotSupported(f"{name}: its value before an addition is used")
         if register.size != size:
             raise NotSupported(f"{name}: {register.size} elements per token, expected {size}")
+        if register.is_wide and not is_wide:
+            raise NotSupported(f"{name}: not the output of a gate or attention")
         if register.is_wide != is_wide:
             raise NotSupported(f"{name}: output of a gate or attention is for GEMMs only")
 
@@ -333,9 +348,9 @@ class Recorder(Ops[Value]):
         self.registers.append(Register(size, is_wide))
         return Value(len(self.registers) - 1, 0)
 
-    def _written(self, x: Value, size: int, name: str) -> Value:
+    def _written(self, x: Value, size: int, name: str, *, is_wide: bool = True) -> Value:
         """The register of ``x`` with something else in it: ``x`` is no more."""
-        self.check(x, size, name)
+        self.check(x, size, name, is_wide=is_wide)
         if x.register < self._num_kept:
             raise NotSupported(f"{name}: an input of the pass must stay unchanged")
         register = self.registers[x.register]
@@ -357,30 +372,3 @@ def _packed_form(weight: Weight) -> tuple[Form, bool]:
     if isinstance(weight, Dense):
         return Form.DENSE, False
     return packed_form(weight.as_codes), is_whole(weight.as_codes)
-
-
-def _check_heads(heads: Heads) -> None:
-    spec, name = heads.spec, f"attention of layer {heads.layer}"
-    if spec.head_dim % LANES:
-        raise NotSupported(f"{name}: head_dim {spec.head_dim} is no multiple of {LANES}")
-    if spec.head_dim > MAX_HEAD_DIM:
-        raise NotSupported(f"{name}: head_dim {spec.head_dim} is above {MAX_HEAD_DIM}")
-    if (group := spec.num_heads // spec.num_kv_heads) > MAX_GROUP_SIZE:
-        raise NotSupported(
-            f"{name}: {group} query heads share a KV head; {MAX_GROUP_SIZE} are the most"
-        )
-
-
-def _check_latents(latents: Latents) -> None:
-    spec, name = latents.spec, f"attention of layer {latents.layer}"
-    sizes = {
-        "kv_lora_rank": (spec.rank, MAX_RANK),
-        "qk_nope_head_dim": (spec.nope_dim, MAX_NOPE_DIM),
-        "qk_rope_head_dim": (spec.rope_dim, MAX_ROPE_DIM),
-        "v_head_dim": (spec.value_dim, None),
-    }
-    for key, (size, most) in sizes.items():
-        if size % LANES:
-            raise NotSupported(f"{name}: {key} {size} is no multiple of {LANES}")
-        if most is not None and size > most:
-            raise NotSupported(f"{name}: {key} {size} is above {most}")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from kernels.codes import Codes, decoded_rows
+from kernels.delta import gated_delta
 from kernels.experts import Biases
 from kernels.experts import experts as expert_products
 from kernels.latent import latent_queries, latent_values, write_latents
@@ -29,6 +30,7 @@ from kernels.silu_mul import Act
 from services.worker.backends.check import check_model
 from services.worker.layers.columns import Columns
 from services.worker.layers.context import current_context
+from services.worker.layers.delta_rule import DeltaRule
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.experts import Experts, Scores, biases_of
 from services.worker.layers.gated import GatedProducts
@@ -185,6 +187,14 @@ class TorchOps(Ops[Tensor]):
             self._places[columns.group] = previous_places(inputs.attention, len(x), num_before)
         places = self._places[columns.group]
         return short_conv(x, columns.weight, columns.bias, caches, inputs.slot_mapping, places)
+
+    def gated_delta(self, x: Tensor, gates: Tensor, rule: DeltaRule) -> Tensor:
+        states = current_context().states
+        assert states is not None
+        return gated_delta(x, gates, rule.weights, states.layers[rule.layer], states.rows)
+
+    def gate(self, x: Tensor, gates: Tensor) -> Tensor:
+        return (x.float() * gates.float().sigmoid()).to(x.dtype)
 
     def logits(
         self,

@@ -1,0 +1,99 @@
+"""The gated delta rule in native code: its weights, and the states of a step.
+
+The structures are those of ``delta.h``, field by field.
+"""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kernels.cpu.pointers import Float, Int, Pointer, address, array_address
+from kernels.delta import LayerStates, StateRows
+
+MAX_KEY_DIM, MAX_VALUE_DIM, MAX_WIDTH = 256, 256, 8
+MAX_VALUE_HEADS = 16  # of a key head: one vector
+
+
+class DeltaStruct(ctypes.Structure):
+    _fields_ = [
+        *((name, Int) for name in ("num_heads", "num_key_heads", "key_dim", "value_dim", "width")),
+        ("eps", Float),
+        *((name, Pointer) for name in ("conv", "rates", "dt_bias", "norm")),
+    ]
+
+
+class _LayerStruct(ctypes.Structure):
+    _fields_ = [
+        *((name, Pointer) for name in ("matrices", "columns", "kept")),
+        ("most_drafts", Int),
+    ]
+
+
+class StateRowsStruct(ctypes.Structure):
+    _fields_ = [
+        *((name, Int) for name in ("num_rows", "interval")),
+        *((name, Pointer) for name in ("starts", "num_drafts", "states")),
+        *((name, Pointer) for name in ("positions", "num_kept", "num_seen", "copies")),
+    ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackedDelta:
+    """``conv`` [width, channels], ``rates`` (exp(A_log)) and ``dt_bias`` [num_heads], ``norm``
+    [value_dim], float32."""
+
+    num_key_heads: int
+    key_dim: int
+    conv: Tensor
+    rates: Tensor
+    dt_bias: Tensor
+    norm: Tensor
+    eps: float
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [self.conv, self.rates, self.dt_bias, self.norm]
+
+    def struct(self) -> DeltaStruct:
+        return DeltaStruct(
+            num_heads=len(self.rates),
+            num_key_heads=self.num_key_heads,
+            key_dim=self.key_dim,
+            value_dim=len(self.norm),
+            width=len(self.conv),
+            eps=self.eps,
+            conv=address(self.conv),
+            rates=address(self.rates),
+            dt_bias=address(self.dt_bias),
+            norm=address(self.norm),
+        )
+
+    def check(self, states: LayerStates) -> None:
+        """Raises ValueError for states of other sizes or in another form."""
+        (width, channels), num_heads = self.conv.shape, len(self.rates)
+        matrices, columns, kept = (tuple(each.shape[1:]) for each in states)
+        expected = (num_heads, self.key_dim, len(self.norm)), (width, channels)
+        if (matrices, columns) != expected or kept[1:] != (channels + 2 * num_heads,):
+            raise ValueError(f"states {matrices}, {columns} and drafts {kept} are not {expected}")
+        if any(each.dtype != torch.float32 or not each.is_contiguous() for each in states):
+            raise ValueError("states are not float32, or not contiguous")
+
+
+class StateLayers:
+    """Addresses of the states of all layers."""
+
+    def __init__(self, layers: Sequence[LayerStates]) -> None:
+        self.layers = layers
+        self.structs = (_LayerStruct * len(layers))(*map(_layer, layers))
+
+
+def _layer(states: LayerStates) -> _LayerStruct:
+    return _LayerStruct(*map(address, states), states.kept.shape[1])
+
+
+def state_rows(rows: StateRows) -> StateRowsStruct:
+    *arrays, interval = rows
+    return StateRowsStruct(len(rows.states), interval, *map(array_address, arrays))

@@ -1,0 +1,27 @@
+"""The gated delta rule with its convolution and its gated norm (arXiv 2412.06464, Qwen3-Next).
+
+A value head h has a matrix S [key_dim, value_dim], part of its sequence's state; it shares the key
+head h // (num_value_heads // num_key_heads). A token's input is (q, k, v, z), and (b, a) of each
+value head. In float32, token by token:
+
+1. (q, k, v) ← silu(Σ_j conv[:, j] · (q, k, v) of the token ``width − 1 − j`` places before)
+2. q ← q / √(Σ q² + 1e-6) / √key_dim and k ← k / √(Σ k² + 1e-6), each over its head
+3. S ← exp(−exp(A_log) · softplus(a + dt_bias)) · S
+4. S ← S + k ⊗ sigmoid(b) · (v − Sᵀ k)
+5. y = Sᵀ q
+6. out = norm · y / √(mean(y²) + eps) · silu(z)
+
+A state has the last inputs of the convolution and the matrices of all heads. The rows of a step
+advance theirs (``StateRows``). Drafts leave no trace in it, since they may be refused: their inputs
+are kept, and the next step first advances the state over the accepted ones. A token that the state
+has seen is computed once more with decay 1 and without step 4.
+
+``reference.py`` computes it row by row; ``plain.py`` serves all devices. Native code
+(``kernels/cpu/delta.h``) sums in an order that does not depend on the other rows or on the chunks
+of a prompt.
+"""
+
+from kernels.delta.plain import gated_delta
+from kernels.delta.states import DeltaWeights, LayerStates, StateRows
+
+__all__ = ["DeltaWeights", "LayerStates", "StateRows", "gated_delta"]

@@ -1,0 +1,75 @@
+"""Reference of ``gated_delta``: row by row and token by token, all heads at once."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu, softplus
+
+from kernels.delta.states import DeltaWeights, LayerStates, StateRows
+
+EPS = 1e-6  # of the norms of queries and keys
+
+
+def gated_delta(
+    x: Tensor, gates: Tensor, weights: DeltaWeights, layer: LayerStates, rows: StateRows
+) -> Tensor:
+    """As in ``kernels.delta``."""
+    channels = weights.conv.shape[0]
+    given = torch.cat([x[:, :channels], gates], 1).float()  # as drafts are kept
+    outputs = []
+    for row, state in enumerate(rows.states.tolist()):
+        num_kept, num_drafts = int(rows.num_kept[row]), int(rows.num_drafts[row])
+        num_seen = int(rows.num_seen[row])
+        tokens = given[int(rows.starts[row]) : int(rows.starts[row + 1])]
+        inputs = torch.cat([layer.kept[state, :num_kept], tokens])
+        position, end = int(rows.positions[row]) - num_seen, len(inputs) - num_drafts
+        to_copy = (position + end) // rows.interval * rows.interval - position
+        matrices, columns = layer.matrices[state].clone(), layer.columns[state].clone()
+        for number, token in enumerate(inputs):
+            if number == end:
+                _write(layer, state, matrices, columns)
+            is_seen = number < num_seen
+            if not is_seen:
+                columns = torch.cat([columns[1:], token[None, :channels]])
+            y, matrices = _advance(token, weights, matrices, columns, is_seen)
+            if number >= num_kept:
+                outputs.append(y)
+            copy = int(rows.copies[row])
+            if num_seen < number + 1 == to_copy and copy >= 0:
+                _write(layer, copy, matrices, columns)
+        if not num_drafts:
+            _write(layer, state, matrices, columns)
+        layer.kept[state, :num_drafts] = inputs[end:]
+    z = x[:, channels:].float().unflatten(1, (-1, len(weights.norm)))
+    y = torch.stack(outputs)
+    normed = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + weights.eps)
+    return (weights.norm.float() * normed * silu(z)).flatten(1).to(x.dtype)
+
+
+def _advance(
+    token: Tensor, weights: DeltaWeights, matrices: Tensor, columns: Tensor, is_seen: bool
+) -> tuple[Tensor, Tensor]:
+    """(q, k, v, b, a) of a token, the matrices before it, or behind it if it ``is_seen``, and the
+    columns with its own → y [num_value_heads, value_dim], and the matrices behind it."""
+    num_heads, key_dim, value_dim = matrices.shape
+    num_key_heads, channels = weights.num_key_heads, weights.conv.shape[0]
+    mixed = torch.zeros(channels)
+    for place, column in enumerate(columns):  # in this order, as native code sums
+        mixed = mixed + weights.conv[:, place].float() * column
+    sizes = [num_key_heads * key_dim, num_key_heads * key_dim, num_heads * value_dim]
+    query, key, value = silu(mixed).split(sizes)
+    query, key = (each.view(num_key_heads, key_dim) for each in (query, key))
+    query = query * torch.rsqrt(query.square().sum(1, keepdim=True) + EPS) * key_dim**-0.5
+    key = key * torch.rsqrt(key.square().sum(1, keepdim=True) + EPS)
+    query, key = (each.repeat_interleave(num_heads // num_key_heads, 0) for each in (query, key))
+    if is_seen:
+        return torch.einsum("hkv,hk->hv", matrices, query), matrices
+    b, a = token[channels:].chunk(2)
+    decay = torch.exp(-weights.decay.float().exp() * softplus(a + weights.dt_bias.float()))
+    matrices = matrices * decay[:, None, None]
+    error = value.view(num_heads, value_dim) - torch.einsum("hkv,hk->hv", matrices, key)
+    matrices = matrices + key[:, :, None] * (b.sigmoid()[:, None] * error)[:, None, :]
+    return torch.einsum("hkv,hk->hv", matrices, query), matrices
+
+
+def _write(layer: LayerStates, state: int, matrices: Tensor, columns: Tensor) -> None:
+    layer.matrices[state], layer.columns[state] = matrices, columns

@@ -1,0 +1,47 @@
+"""The states of a step's sequences, and the weights of a layer."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from torch import Tensor
+
+
+class StateRows(NamedTuple):
+    """The states of R rows, and their tokens among the T of a step."""
+
+    starts: np.ndarray  # [R + 1] int64: the first token of each row, and T
+    num_drafts: np.ndarray  # [R] int64: the last tokens of each row
+    states: np.ndarray  # [R] int64: the number of a row's state, and of its kept drafts
+    positions: np.ndarray  # [R] int64: tokens that the state has seen
+    num_kept: np.ndarray  # [R] int64: accepted drafts of the last step; the state lacks them
+    num_seen: np.ndarray  # [R] int64, 1 if the state has seen the first token, and lacks nothing
+    copies: np.ndarray  # [R] int64: the state for a copy, behind a multiple of interval; -1: none
+    interval: int
+
+
+class LayerStates(NamedTuple):
+    """The part of one layer in N states, and in the kept drafts of the first M of them."""
+
+    matrices: Tensor  # [N, num_value_heads, key_dim, value_dim] float32
+    columns: Tensor  # [N, width, channels] float32: inputs (q, k, v), the last token's last
+    kept: Tensor  # [M, most drafts, channels + 2 · num_value_heads] float32: (q, k, v, b, a)
+
+
+class States(NamedTuple):
+    """The states of a step's sequences."""
+
+    layers: Sequence[LayerStates]  # one for each layer with a state
+    rows: StateRows
+
+
+class DeltaWeights(NamedTuple):
+    """``conv`` [channels, width], ``decay`` (A_log) and ``dt_bias`` [num_value_heads], ``norm``
+    [value_dim]. The channels are q, k and v, in this order."""
+
+    num_key_heads: int
+    conv: Tensor
+    decay: Tensor
+    dt_bias: Tensor
+    norm: Tensor
+    eps: float

@@ -1,0 +1,62 @@
+"""The heads that native code can compute. Others raise NotSupported with the reason."""
+
+from collections.abc import Mapping
+
+from kernels.cpu.delta import MAX_KEY_DIM, MAX_VALUE_DIM, MAX_VALUE_HEADS, MAX_WIDTH
+from kernels.cpu.operators import (
+    LANES,
+    MAX_GROUP_SIZE,
+    MAX_HEAD_DIM,
+    MAX_NOPE_DIM,
+    MAX_RANK,
+    MAX_ROPE_DIM,
+)
+from services.worker.layers.delta_rule import DeltaRule
+from services.worker.layers.heads import Heads, Latents
+from services.worker.layers.ops import NotSupported
+
+
+def check_heads(heads: Heads) -> None:
+    spec, name = heads.spec, f"attention of layer {heads.layer}"
+    if spec.head_dim % LANES:
+        raise NotSupported(f"{name}: head_dim {spec.head_dim} is no multiple of {LANES}")
+    if spec.head_dim > MAX_HEAD_DIM:
+        raise NotSupported(f"{name}: head_dim {spec.head_dim} is above {MAX_HEAD_DIM}")
+    if (group := spec.num_heads // spec.num_kv_heads) > MAX_GROUP_SIZE:
+        raise NotSupported(
+            f"{name}: {group} query heads share a KV head; {MAX_GROUP_SIZE} are the most"
+        )
+
+
+def check_latents(latents: Latents) -> None:
+    spec, name = latents.spec, f"attention of layer {latents.layer}"
+    sizes = {
+        "kv_lora_rank": (spec.rank, MAX_RANK),
+        "qk_nope_head_dim": (spec.nope_dim, MAX_NOPE_DIM),
+        "qk_rope_head_dim": (spec.rope_dim, MAX_ROPE_DIM),
+        "v_head_dim": (spec.value_dim, None),
+    }
+    _check_sizes(sizes, name)
+
+
+def check_delta(rule: DeltaRule) -> None:
+    name = f"the delta rule of state {rule.layer}"
+    sizes = {
+        "linear_key_head_dim": (rule.key_dim, MAX_KEY_DIM),
+        "linear_value_head_dim": (rule.value_dim, MAX_VALUE_DIM),
+    }
+    _check_sizes(sizes, name)
+    if (width := rule.conv.shape[1]) > MAX_WIDTH:
+        raise NotSupported(f"{name}: linear_conv_kernel_dim {width} is above {MAX_WIDTH}")
+    if (group := rule.num_heads // rule.num_key_heads) > MAX_VALUE_HEADS:
+        raise NotSupported(
+            f"{name}: {group} value heads share a key head; {MAX_VALUE_HEADS} are the most"
+        )
+
+
+def _check_sizes(sizes: Mapping[str, tuple[int, int | None]], name: str) -> None:
+    for key, (size, most) in sizes.items():
+        if size % LANES:
+            raise NotSupported(f"{name}: {key} {size} is no multiple of {LANES}")
+        if most is not None and size > most:
+            raise NotSupported(f"{name}: {key} {size} is above {most}")

@@ -1,0 +1,179 @@
+"""Sequences under the gated delta rule, computed in steps with drafts, and at once in float64."""
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.delta import DeltaWeights, LayerStates, StateRows
+
+INTERVAL, MOST_DRAFTS = 16, 3
+# x, gates, states and rows → outputs, as of ``kernels.delta.gated_delta``.
+Compute = Callable[[Tensor, Tensor, LayerStates, StateRows], Tensor]
+
+
+class Shape(NamedTuple):
+    num_key_heads: int
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    width: int
+
+    @property
+    def channels(self) -> int:
+        return 2 * self.num_key_heads * self.key_dim + self.inner
+
+    @property
+    def inner(self) -> int:
+        return self.num_heads * self.value_dim
+
+    def weights(self) -> DeltaWeights:
+        """Decays are from about 0.02 to 1."""
+        return DeltaWeights(
+            self.num_key_heads,
+            conv=torch.randn(self.channels, self.width) / self.width**0.5,
+            decay=torch.randn(self.num_heads),
+            dt_bias=torch.randn(self.num_heads) - 2,
+            norm=1 + torch.randn(self.value_dim) / 5,
+            eps=1e-6,
+        )
+
+    def states(self, num: int, num_kept: int) -> LayerStates:
+        """Random ones, as of another sequence."""
+        return LayerStates(
+            torch.randn(num, self.num_heads, self.key_dim, self.value_dim),
+            torch.randn(num, self.width, self.channels),
+            torch.randn(num_kept, MOST_DRAFTS, self.channels + 2 * self.num_heads),
+        )
+
+    def inputs(self, num: int) -> tuple[Tensor, Tensor]:
+        x = torch.randn(num, self.channels + self.inner)
+        return x, 2 * torch.randn(num, 2 * self.num_heads)
+
+
+SHAPES = [
+    Shape(2, 4, 32, 48, 4),
+    Shape(1, 3, 16, 16, 1),
+    Shape(3, 3, 64, 144, 2),
+    Shape(1, 2, 128, 128, 4),
+    Shape(1, 1, 256, 256, 8),
+]
+
+
+class Part(NamedTuple):
+    """Tokens of a sequence in a step; drafts follow them, of which the first are accepted. A step
+    ``repeats`` the token before them."""
+
+    num_tokens: int
+    num_drafts: int = 0
+    num_accepted: int = 0
+    repeats: bool = False
+
+
+def random_parts(length: int, rng: np.random.Generator) -> Iterator[Part]:
+    """The last one has no drafts, so that the state has seen all tokens."""
+    may_repeat = False
+    while length:
+        repeats = may_repeat and bool(rng.integers(0, 2))
+        if repeats and rng.integers(0, 2):
+            yield Part(0, repeats=True)
+        num = min(int(rng.choice([1, 1, 2, 7, 20])), length)
+        length -= num
+        num_drafts = int(rng.integers(0, MOST_DRAFTS + 1)) if length else 0
+        num_accepted = min(int(rng.integers(0, num_drafts + 1)), max(length - 1, 0))
+        length -= num_accepted
+        yield Part(num, num_drafts, num_accepted, repeats)
+        may_repeat = not num_accepted
+
+
+class Sequence:
+    """The inputs of its tokens, and its progress. Its state has its number, and its copies are in
+    another one."""
+
+    def __init__(self, x: Tensor, gates: Tensor, state: int, copy: int) -> None:
+        self.x, self.gates, self.state, self.copy = x, gates, state, copy
+        self.outputs = x.new_empty(len(x), 0)
+        self.num_seen = self.num_kept = self.num_copied = 0
+
+    def step(self, part: Part) -> tuple[Tensor, Tensor]:
+        """Inputs of tokens and drafts; refused drafts are random."""
+        first = self.num_seen + self.num_kept - part.repeats
+        num_right = part.repeats + part.num_tokens + part.num_accepted
+        num_wrong = part.num_drafts - part.num_accepted
+        given = self.x, self.gates
+        own = [each[first : first + num_right] for each in given]
+        wrong = [torch.randn(num_wrong, each.shape[1]) for each in given]
+        x, gates = (torch.cat(pair) for pair in zip(own, wrong, strict=True))
+        return x, gates
+
+    def absorb(self, part: Part, outputs: Tensor) -> None:
+        if not self.outputs.shape[1]:
+            self.outputs = outputs.new_full((len(self.x), outputs.shape[1]), torch.nan)
+        first, end = self.num_seen + self.num_kept, self.num_seen + self.num_kept + part.num_tokens
+        own = slice(first - part.repeats, end + part.num_accepted)
+        again = self.outputs[first - 1 : first] if part.repeats else outputs[:0]
+        assert torch.equal(again, outputs[: len(again)])
+        self.outputs[own] = outputs[: own.stop - own.start]
+        last = end // INTERVAL * INTERVAL
+        self.num_copied = last if last > self.num_seen else self.num_copied
+        self.num_seen, self.num_kept = end, part.num_accepted
+
+
+def run(
+    compute: Compute, sequences: list[Sequence], parts: list[list[Part]], states: LayerStates
+) -> None:
+    """Step n computes the n-th part of each sequence that has one."""
+    for number in range(max(map(len, parts))):
+        step = [
+            (sequence, own[number])
+            for sequence, own in zip(sequences, parts, strict=True)
+            if number < len(own)
+        ]
+        inputs = [sequence.step(part) for sequence, part in step]
+        nums = [len(x) for x, _ in inputs]
+        rows = StateRows(
+            starts=np.cumsum([0, *nums]),
+            num_drafts=np.array([part.num_drafts for _, part in step]),
+            states=np.array([sequence.state for sequence, _ in step]),
+            positions=np.array([sequence.num_seen for sequence, _ in step]),
+            num_kept=np.array([sequence.num_kept for sequence, _ in step]),
+            num_seen=np.array([int(part.repeats) for _, part in step]),
+            copies=np.array([sequence.copy for sequence, _ in step]),
+            interval=INTERVAL,
+        )
+        x, gates = (torch.cat(each) for each in zip(*inputs, strict=True))
+        outputs = compute(x, gates, states, rows).split(nums)
+        for (sequence, part), own in zip(step, outputs, strict=True):
+            sequence.absorb(part, own)
+
+
+def exact(
+    x: Tensor, gates: Tensor, weights: DeltaWeights, states: LayerStates, state: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The outputs [T, H · value_dim] of one sequence, its matrices and columns, in float64."""
+    conv, decay, dt_bias, norm = (each.double() for each in weights[1:5])
+    matrices, columns = states.matrices[state].double(), states.columns[state].double()
+    num_heads, key_dim, value_dim = matrices.shape
+    (channels, width), num_keys = conv.shape, weights.num_key_heads
+    seen, outputs = torch.cat([columns[1:], x[:, :channels].double()]), []
+    for token, (b, a) in enumerate(gates.double().view(-1, 2, num_heads)):
+        mixed = (conv * seen[token : token + width].T).sum(1)
+        mixed = mixed / (1 + (-mixed).exp())
+        z = x[token, channels:].double().view(num_heads, value_dim)
+        for head in range(num_heads):
+            key_head = head // (num_heads // num_keys)
+            query, key = mixed[: 2 * num_keys * key_dim].view(2, num_keys, key_dim)[:, key_head]
+            query = query / (query.square().sum() + 1e-6).sqrt() / key_dim**0.5
+            key = key / (key.square().sum() + 1e-6).sqrt()
+            value = mixed[2 * num_keys * key_dim :].view(num_heads, value_dim)[head]
+            rate = decay[head].exp() * (1 + (a[head] + dt_bias[head]).exp()).log()
+            matrix = (-rate).exp() * matrices[head]
+            beta = 1 / (1 + (-b[head]).exp())
+            matrices[head] = matrix + torch.outer(key, beta * (value - matrix.T @ key))
+            y = matrices[head].T @ query
+            normed = norm * y / (y.square().mean() + weights.eps).sqrt()
+            outputs.append(normed * z[head] / (1 + (-z[head]).exp()))
+    after = torch.cat([columns, x[:, :channels].double()])[len(x) :]
+    return torch.cat(outputs).view(len(x), -1), matrices, after
