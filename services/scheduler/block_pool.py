@@ -87,12 +87,13 @@ def _digest(content: bytes) -> bytes:
 @dataclass(frozen=True, slots=True, eq=False)
 class KeepPoint:
     """The end of a prefix of ``num_blocks`` blocks, and the start of other sequences in spite of
-    windows: ``tables`` has the last blocks of the prefix for each group of layers with a window.
-    ``block_hash`` is the hash of its last block."""
+    windows and states: ``tables`` has the last blocks of the prefix for each group of layers with a
+    window, and ``state`` is the copy of its state. ``block_hash`` is the hash of its last block."""
 
     block_hash: bytes
     num_blocks: int
     tables: list[list[int]]
+    state: int | None = None
 
     @property
     def blocks(self) -> Iterable[int]:
@@ -100,8 +101,9 @@ class KeepPoint:
 
 
 class BlockPool:
-    """Allocates the ids of ``num_blocks`` blocks. Each block is free, cached, or owned by one or
-    more sequences.
+    """Allocates the ids of ``num_blocks`` blocks, and of ``num_states`` copies of states. Each
+    block is free, cached, or owned by one or more sequences; each copy is free, owned by a
+    sequence, or in a keep point.
 
     A cached block has no owner but is in ``index`` or in a keep point: it can be shared again, and
     counts as free. Allocation evicts units (``Eviction``) once no others are free. A unit is a
@@ -109,8 +111,9 @@ class BlockPool:
     first, since the units before it are usable without it.
     """
 
-    def __init__(self, num_blocks: int, index: PrefixIndex) -> None:
+    def __init__(self, num_blocks: int, index: PrefixIndex, num_states: int = 0) -> None:
         self.num_blocks = num_blocks
+        self._free_states = list(range(num_states - 1, -1, -1))
         self.num_owned = 0  # pairs of a block and an owner
         self.keep_points: dict[bytes, KeepPoint] = {}  # by block hash
         self._index = index
@@ -120,10 +123,19 @@ class BlockPool:
         self._num_cached = 0
         self._ref_counts = array("i", bytes(4 * num_blocks))
         self._keep_counts: dict[int, int] = {}  # keep points of a block
+        self._uses: dict[KeepPoint, Standing] = {}  # of keep points, the last use last
 
     @property
     def num_free(self) -> int:
         return len(self._free) + self._num_cached + self.num_blocks - self._num_used
+
+    @property
+    def num_kept_states(self) -> int:
+        return sum(each.state is not None for each in self.keep_points.values())
+
+    @property
+    def num_free_states(self) -> int:
+        return len(self._free_states)
 
     def ref_count(self, block: int) -> int:
         return self._ref_counts[block]
@@ -168,12 +180,26 @@ class BlockPool:
                 self._set_free(block, standing)
         self.num_owned -= len(blocks)
 
-    def keep(self, block_hash: bytes, num_blocks: int, tables: list[list[int]]) -> KeepPoint:
+    def take_state(self) -> int | None:
+        """Returns a copy without an owner, if need be that of the keep point to evict first."""
+        if not self._free_states and self._uses:
+            passing = (each for each, use in self._uses.items() if use is Standing.PASSING)
+            point = next(passing, None) or next(iter(self._uses))
+            self.eviction.evict(point)
+            self.forget(point)
+        return self._free_states.pop() if self._free_states else None
+
+    def free_state(self, state: int) -> None:
+        self._free_states.append(state)
+
+    def keep(
+        self, block_hash: bytes, num_blocks: int, tables: list[list[int]], state: int | None = None
+    ) -> KeepPoint:
         """Returns the keep point at ``block_hash`` and notes its use; a new one gets the owned
-        blocks of ``tables``."""
+        blocks of ``tables`` and the ``state``."""
         point = self.keep_points.get(block_hash)
         if point is None:
-            point = self.keep_points[block_hash] = KeepPoint(block_hash, num_blocks, tables)
+            point = self.keep_points[block_hash] = KeepPoint(block_hash, num_blocks, tables, state)
             for block in point.blocks:
                 self._keep_counts[block] = self._keep_counts.get(block, 0) + 1
         self.use(point)
@@ -183,6 +209,8 @@ class BlockPool:
         """Notes the last use of ``point``. Does nothing for an evicted one."""
         if self.keep_points.get(point.block_hash) is point:
             self.eviction.put(point, point.block_hash, standing)
+            self._uses.pop(point, None)
+            self._uses[point] = standing
 
     def forget(self, point: KeepPoint) -> None:
         """Removes ``point`` from the prefix cache. Does nothing for an evicted one."""
@@ -190,6 +218,9 @@ class BlockPool:
             return
         del self.keep_points[point.block_hash]
         self.eviction.discard(point)
+        del self._uses[point]
+        if point.state is not None:
+            self.free_state(point.state)
         for block in point.blocks:
             self._keep_counts[block] -= 1
             if not self._keep_counts[block]:

@@ -59,6 +59,9 @@ def apply_result(worker: WorkerState, result: StepResult, ids: list[int]) -> lis
                 sequence.emit(run, ids[start : start + run.num_tokens])
                 allocation = sequence.allocated
                 received[allocation] = received.get(allocation, 0) + run.num_tokens
+                allocation.num_last = run.num_tokens
+            else:
+                sequence.allocated.num_last = 0
         start += run.num_tokens
     for allocation, num_tokens in received.items():
         allocation.receive(num_tokens)

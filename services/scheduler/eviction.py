@@ -61,13 +61,17 @@ class Eviction(Generic[Unit]):
 
     def pop(self) -> Unit:
         """Removes the unit to evict."""
-        units = self._passing or self._usual
-        unit = next(iter(units))
+        unit = next(iter(self._passing or self._usual))
+        self.evict(unit)
+        return unit
+
+    def evict(self, unit: Unit) -> None:
+        """Removes a cached unit, before its turn or in it."""
+        units = self._passing if unit in self._passing else self._usual
         name, is_missed = units.pop(unit)
         self._evicted[name] = is_missed
         if len(self._evicted) > self._max_evicted:
             del self._evicted[next(iter(self._evicted))]
-        return unit
 
     def clear(self) -> None:
         self._usual.clear()

@@ -16,6 +16,7 @@ from shared.process.log import client_text
 from shared.process.rate import Rate
 from shared.wire.envelope import RequestOptions, hash_root
 from shared.wire.faults import ids_fault, params_fault, pooling_fault
+from shared.wire.kv_groups import has_windows
 from shared.wire.messages import (
     MAX_BATCHED_TOKENS,
     MAX_BLOCK_SIZE,
@@ -25,6 +26,7 @@ from shared.wire.messages import (
     MAX_SEQS,
     MAX_SPECULATIVE_TOKENS,
     MAX_STALL_S,
+    MAX_STATES,
     MAX_VOCAB_SIZE,
     Capacity,
     Generate,
@@ -144,6 +146,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "max_model_len": (1, MAX_MODEL_LEN),
     "vocab_size": (1, MAX_VOCAB_SIZE),
     "pooled_size": (0, MAX_POOLED_SIZE),
+    "num_states": (0, MAX_STATES),
 }
 SHARED_FIELDS = ("max_model_len", "vocab_size")
 
@@ -174,12 +177,16 @@ def _problem_of(capacity: Capacity | None, model: ModelInfo) -> str | None:
         )
     if any(each.window is None for each in capacity.groups[1:]):
         return "a group of the capacity after the first one has no window"
+    if capacity.num_states is not None and has_windows(capacity):
+        return "the capacity has groups with windows and states"
     return _out_of_bounds(capacity)
 
 
 def _out_of_bounds(sizes: Capacity | ModelInfo) -> str | None:
     for field, (least, most) in BOUNDS.items():
         value = getattr(sizes, field, least)
+        if value is None:
+            continue
         if not least <= value <= most:
             return f"{field} is {value}, which is not between {least} and {most}"
     return None

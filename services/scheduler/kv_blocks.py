@@ -8,31 +8,38 @@ prompt chunk by chunk.
 windows it begins at a *keep point*, with its last blocks kept in all groups: the last full block of
 a prompt, and of an ended or removed sequence; a *junction*, the end of the common part of two
 prompts, for a third one; and every ``KEEP_INTERVAL`` tokens of output.
+
+**States.** Layers with a state need keep points too, each with a copy of the state. The worker
+makes copies at multiples of ``copy_interval`` ids, one over the other. At a keep point the last
+copy stays, and a ``Keep`` row of the next plan has the worker write the next ones elsewhere. A
+chunk of a prompt ends before the copy of a keep point would be overwritten.
 """
 
 from collections.abc import Iterable
 from math import ceil
 from typing import NamedTuple
 
-from services.scheduler.block_pool import BlockPool, PrefixIndex
+from services.scheduler.block_pool import BlockPool, KeepPoint, PrefixIndex
 from services.scheduler.sequence import Allocation, BlockTable, Sequence
-from shared.wire.kv_groups import num_passed
-from shared.wire.messages import Capacity, Drop
+from shared.wire.kv_groups import copy_interval, num_passed
+from shared.wire.messages import Capacity, Drop, Keep, PlanRow
 
 KEEP_INTERVAL = 2048  # tokens; the most that a broken answer loses
 
 
 class Hit(NamedTuple):
     """A prefix of ``num_blocks`` in the cache, and its blocks in each group of layers, without the
-    ones behind a window. The group without a window has ``num_whole`` blocks of the sequence."""
+    ones behind a window. The group without a window has ``num_whole`` blocks of the sequence. The
+    prefix may end at a keep ``point``."""
 
     num_blocks: int
     tables: list[list[int]]
     num_whole: int
+    point: KeepPoint | None = None
 
 
 class KVBlocks:
-    """The blocks of the worker ``worker_id``. ``drops`` are the blocks given back since the last
+    """The blocks of the worker ``worker_id``, and the copies of states. ``rows`` are for the next
     plan. Unless it ``caches_prefixes`` its index stays empty."""
 
     def __init__(
@@ -43,13 +50,17 @@ class KVBlocks:
         holders: dict[bytes, str],
     ) -> None:
         self.index = PrefixIndex(worker_id, holders)
-        self.pool = BlockPool(capacity.num_blocks, self.index)
-        self.drops: list[Drop] = []
+        self.has_states = capacity.num_states is not None
+        num_states = (capacity.num_states or 0) if caches_prefixes else 0
+        self.pool = BlockPool(capacity.num_blocks, self.index, num_states)
+        self.rows: list[PlanRow] = []
         self._capacity = capacity
         self._size = capacity.block_size
         self._groups = capacity.groups
         self._has_whole = capacity.groups[0].window is None
         self.has_windows = any(each.window is not None for each in capacity.groups)
+        self._has_keep_points = self.has_windows or self.has_states
+        self._interval = copy_interval(self._size) if self.has_states else self._size
         self._caches_prefixes = caches_prefixes
 
     # --- room -----------------------------------------------------------------------------------
@@ -133,14 +144,12 @@ class KVBlocks:
             self.pool.share(blocks)
             tables.append(BlockTable(blocks, num_passed(group, num_computed, self._size)))
         allocation = Allocation(worker_id, slot, tables, hit.num_blocks, num_computed)
+        if self._caches_prefixes and self._has_keep_points:
+            self._begin(sequence, allocation, hit)
         if self.pool.eviction.has_evicted:
             numbers = range(hit.num_blocks, sequence.max_cached // self._size)
             missed = (sequence.block_hash(each, self._size) for each in numbers)
             allocation.standing = self.pool.eviction.standing_of(missed)
-        if self.has_windows:
-            allocation.junction = hit.num_whole if hit.num_whole > hit.num_blocks else 0
-            if hit.num_blocks:
-                self._keep(sequence, allocation)
         sequence.allocation = allocation
         return allocation
 
@@ -154,6 +163,8 @@ class KVBlocks:
             whole, others = BlockTable([]), allocation.tables
         for table in others:
             self.pool.free(table.blocks, standing)
+        if allocation.to_state is not None:
+            self.pool.free_state(allocation.to_state)
         end = len(whole.blocks)
         for point in reversed(allocation.keep_points[-2:]):
             self.pool.free(whole.blocks[point.num_blocks : end], standing)
@@ -161,11 +172,18 @@ class KVBlocks:
             end = min(end, point.num_blocks)
         self.pool.free(whole.blocks[:end], standing)
 
-    def leave(self, sequence: Sequence) -> None:
-        """Makes a keep point at the last full block of a sequence before its removal."""
+    def leave(self, sequence: Sequence, has_ended: bool) -> None:
+        """Makes a keep point at the last full block of a sequence before its removal, or at the
+        last copy of its state."""
         allocation = sequence.allocated
-        if self.has_windows and allocation.num_indexed:
-            self._keep(sequence, allocation)
+        if not self._has_keep_points or not self._caches_prefixes:
+            return
+        if self.has_states:
+            copied = allocation.num_copied(self._interval, sequence.num_known, has_ended)
+            allocation.due = min(allocation.num_indexed, (copied or 0) // self._size)
+            self._keep_state(sequence, allocation, copied, goes_on=False)
+        elif allocation.num_indexed:
+            self._keep(sequence, allocation, allocation.num_indexed)
 
     def uncache(self, sequence: Sequence) -> None:
         """Removes the blocks of a running sequence from the prefix cache; it keeps them."""
@@ -178,22 +196,23 @@ class KVBlocks:
     # --- prefix cache ---------------------------------------------------------------------------
 
     def find_hit(self, sequence: Sequence) -> Hit:
-        """The longest cached prefix with a keep point, or without windows the longest one."""
+        """The longest cached prefix with a keep point, or without windows and states the longest
+        one."""
         whole = self._find_whole(sequence) if self.index else []
-        if not self.has_windows:
+        if not self._has_keep_points:
             return Hit(len(whole), [whole], len(whole))
         if self.pool.keep_points:
             for num in range(self._max_hit(sequence, whole), 0, -1):
                 point = self.pool.keep_points.get(sequence.block_hash(num - 1, self._size))
                 if point is not None:
                     tables = [whole[:num], *point.tables] if self._has_whole else point.tables
-                    return Hit(num, [list(each) for each in tables], len(whole))
+                    return Hit(num, [list(each) for each in tables], len(whole), point)
         return Hit(0, [[] for _ in self._groups], len(whole))
 
     def is_missing(self, sequence: Sequence, number: int) -> bool:
         """True if no prefix of more than ``number`` blocks can be in the cache, since the next
-        block is missing. Always false with windows."""
-        if self.has_windows:
+        block is missing. Always false with keep points."""
+        if self._has_keep_points:
             return False
         is_last = number >= sequence.max_cached // self._size
         return is_last or self.index.find(sequence.block_hash(number, self._size)) is None
@@ -209,17 +228,23 @@ class KVBlocks:
         once the sent plans have run, and gives back blocks behind windows. A worker runs plans in
         order, but computes nothing, and so not the last id, of a sequence that ``has_ended``."""
         allocation, num = sequence.allocated, self._num_full(sequence, has_ended)
-        if not num:
+        if not num and not allocation.due:
             return
         for number in range(allocation.num_indexed, allocation.num_indexed + num):
             allocation.num_indexed += 1
             if self._caches_prefixes and self._has_whole:
                 block_hash = sequence.block_hash(number, self._size)
                 self.index.add(block_hash, allocation.tables[0].blocks[number])
-            if self.has_windows and self._is_keep_point(sequence, allocation):
-                self._keep(sequence, allocation)
+            if self._has_keep_points and self._is_keep_point(sequence, allocation):
+                if self.has_states:
+                    allocation.due = allocation.num_indexed
+                else:
+                    self._keep(sequence, allocation, allocation.num_indexed)
         if self.has_windows:
             self._drop_passed(allocation)
+        if allocation.due:
+            copied = allocation.num_copied(self._interval, sequence.num_known, has_ended)
+            self._keep_state(sequence, allocation, copied, goes_on=not has_ended)
 
     def _num_full(self, sequence: Sequence, has_ended: bool) -> int:
         allocation = sequence.allocated
@@ -242,23 +267,62 @@ class KVBlocks:
 
     def _is_keep_point(self, sequence: Sequence, allocation: Allocation) -> bool:
         """True behind block ``num_indexed``."""
-        num, of_prompt = allocation.num_indexed, (len(sequence.prompt) - 1) // self._size
+        num, of_prompt = allocation.num_indexed, self._rounded(len(sequence.prompt) - 1)
         if num in (of_prompt, allocation.junction):
             return True
         return num > of_prompt and not (num - of_prompt) * self._size % KEEP_INTERVAL
 
-    def _keep(self, sequence: Sequence, allocation: Allocation) -> None:
-        """Makes a keep point behind the last full block."""
+    def _begin(self, sequence: Sequence, allocation: Allocation, hit: Hit) -> None:
+        """Notes the use of the keep point of ``hit``, and plans those of the prompt."""
+        num_whole = self._rounded(hit.num_whole * self._size)
+        allocation.junction = num_whole if num_whole > hit.num_blocks else 0
+        if hit.point is not None:
+            self.pool.use(hit.point)
+            allocation.keep_points.append(hit.point)
+            allocation.from_state = hit.point.state
+        if self.has_states:
+            allocation.to_state = self.pool.take_state()
+            allocation.copied_after = allocation.num_computed
+        if allocation.to_state is not None:
+            ends = {allocation.junction, self._rounded(len(sequence.prompt) - 1)}
+            cuts = [each * self._size for each in ends if each > hit.num_blocks]
+            allocation.cuts = [(each, each + self._interval) for each in cuts]
+
+    def _rounded(self, num_tokens: int) -> int:
+        """Counts the blocks in front of the last possible keep point of ``num_tokens``."""
+        return num_tokens // self._interval * (self._interval // self._size)
+
+    def _keep_state(
+        self, sequence: Sequence, allocation: Allocation, copied: int | None, goes_on: bool
+    ) -> None:
+        """Makes the keep point that is due once the last copy of the state, of ``copied`` ids, is
+        there. The next copies of a sequence that ``goes_on`` are made elsewhere."""
+        num = allocation.due
+        if copied is None or copied < num * self._size:
+            return
+        allocation.due = 0
+        if not num or copied > num * self._size:
+            return
+        is_new = sequence.block_hash(num - 1, self._size) not in self.pool.keep_points
+        self._keep(sequence, allocation, num)
+        if is_new:
+            allocation.to_state = self.pool.take_state() if goes_on else None
+            allocation.copied_after = copied
+            if goes_on:
+                self.rows.append(Keep(allocation.slot, allocation.to_state))
+
+    def _keep(self, sequence: Sequence, allocation: Allocation, num: int) -> None:
+        """Makes a keep point behind block ``num``, with the last copy of the state if there is
+        one."""
         if not self._caches_prefixes:
             return
-        num = allocation.num_indexed
         tables = []
         for group, table in zip(self._groups, allocation.tables, strict=True):
             if group.window is not None:
                 first = num_passed(group, num * self._size, self._size)
                 tables.append(table.blocks[first - table.num_passed : num - table.num_passed])
         block_hash = sequence.block_hash(num - 1, self._size)
-        point = self.pool.keep(block_hash, num, tables)
+        point = self.pool.keep(block_hash, num, tables, allocation.to_state)
         if point not in allocation.keep_points:
             allocation.keep_points.append(point)
 
@@ -273,4 +337,4 @@ class KVBlocks:
                 self.pool.free(table.blocks[:num])
                 del table.blocks[:num]
                 table.num_passed += num
-                self.drops.append(Drop(allocation.slot, number, table.num_passed))
+                self.rows.append(Drop(allocation.slot, number, table.num_passed))

@@ -31,9 +31,12 @@ PREFIX_QUERIES = Counter("vllm:prefix_cache_queries", "Tokens of prompts that we
 PREFIX_HITS = Counter("vllm:prefix_cache_hits", "Tokens of prompts that were in the cache")
 PREFIX_HITS_CUT = Counter(
     "shoal_prefix_hits_cut",
-    "Tokens of prompts in the cache of layers without a window alone",
+    "Tokens of prompts in the cache of layers without a window or state alone",
 )
-KEEP_POINTS = Gauge("shoal_keep_points", "Prefixes with kept windows in the caches of all workers")
+KEEP_POINTS = Gauge(
+    "shoal_keep_points", "Prefixes with kept windows or states in the caches of all workers"
+)
+STATES = Gauge("shoal_states", "Copies of states in the caches of all workers", ["state"])
 STEP_SECONDS = Histogram(
     "shoal_step_seconds",
     "Time of one step in the worker",
@@ -94,6 +97,12 @@ class CoreMetrics:
         SEQUENCES.set_function(lambda: len(core.sequences))
         KEEP_POINTS.set_function(
             lambda: sum(len(each.pool.keep_points) for each in core.workers.values())
+        )
+        STATES.labels("kept").set_function(
+            lambda: sum(each.pool.num_kept_states for each in core.workers.values())
+        )
+        STATES.labels("free").set_function(
+            lambda: sum(each.pool.num_free_states for each in core.workers.values())
         )
 
     def count(self) -> None:

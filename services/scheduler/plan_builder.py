@@ -6,7 +6,7 @@ from msgspec.structs import replace
 from services.scheduler.draft_depth import room_for_drafts
 from services.scheduler.sequence import Sequence
 from shared.wire.faults import list_bytes
-from shared.wire.messages import Admit, Decode, Drop, Extend, Prefill, StepPlan
+from shared.wire.messages import Admit, Decode, Extend, PlanRow, Prefill, StepPlan
 
 # A plan is a header of at most 4 MiB, mostly lists of blocks and ids.
 MAX_ADMIT_BYTES = 2 << 20
@@ -24,7 +24,7 @@ class PlanBuilder:
         step: int,
         budget: int,
         release: list[int],
-        drops: list[Drop],
+        rows: list[PlanRow],
         null_block: int,
         vocab_size: int,
         verify_depth: int,
@@ -42,7 +42,7 @@ class PlanBuilder:
             prefill=[],
             decode=[],
             draft_depth=draft_depth,
-            rows=[*drops],
+            rows=rows,
         )
         self.newcomers: list[Sequence] = []
         self._known: list[np.ndarray] = []
@@ -107,6 +107,8 @@ class PlanBuilder:
                 num_prompt_scored=sequence.num_prompt_scored,
                 options=sequence.option_row,
                 more_blocks=more_blocks,
+                from_state=allocation.from_state,
+                to_state=allocation.to_state,
             )
         )
 
@@ -129,6 +131,8 @@ class PlanBuilder:
         )
         if num_tokens == 0:
             return
+        if allocation.cuts:
+            num_tokens = allocation.up_to_cut(num_tokens)
         verify_depth = 0
         if num_to_compute == 1:
             if allocation.may_have_drafts:

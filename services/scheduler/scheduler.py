@@ -300,7 +300,7 @@ class Scheduler:
             if ends:
                 if isinstance(emission.error, InternalError):
                     worker.blocks.uncache(emission.sequence)
-                worker.remove(emission.sequence)
+                worker.remove(emission.sequence, has_ended=True)
                 self._end(emission.sequence, emission.end_reason)
         self._handover.run()
         return emissions

@@ -82,6 +82,12 @@ class Allocation:
     index. Its ``keep_points`` are its beginning and its own ones. One is due at block ``junction``,
     the end of the part in common with an earlier prompt; 0: none. The ``standing`` of its blocks
     decides about their eviction. ``may_have_drafts``: a plan has sampled for the sequence.
+
+    Its state begins as the copy ``from_state``. Copies of it behind more than ``copied_after`` ids
+    go to ``to_state``, each over the one before; None: there are none. A keep point is due at block
+    ``due``, or none at 0. ``cuts`` are pairs of an end and a limit: a chunk of the prompt that
+    would reach the limit stops at the end, before the copy there is overwritten. ``num_last``
+    counts the ids of its last output row: 0 if it failed or its token is computed again.
     """
 
     worker_id: str
@@ -98,6 +104,12 @@ class Allocation:
     pending: deque[tuple[int, int]] = field(default_factory=deque)
     may_have_drafts: bool = False
     last_step: int = 0
+    from_state: int | None = None
+    to_state: int | None = None
+    copied_after: int = 0
+    due: int = 0
+    cuts: list[tuple[int, int]] = field(default_factory=list)
+    num_last: int | None = None
 
     @property
     def blocks(self) -> list[int]:
@@ -112,6 +124,24 @@ class Allocation:
         self.num_due += num_steps
         self.num_pending += num_tokens
         self.num_computed += num_tokens - 1
+
+    def num_copied(self, interval: int, num_known: int, has_ended: bool) -> int | None:
+        """Counts the ids in the last copy of its state, after the plans in flight; None without a
+        copy, or if results decide which copy is the last."""
+        if self.to_state is None or self.num_last == 0:
+            return None
+        if self.num_due and not has_ended:  # the next step computes all known ids
+            least, most = num_known, max(num_known, self.num_computed)
+        else:  # the state lacks the drafts accepted in the last step
+            least = most = min(self.num_computed, num_known - (self.num_last or 0))
+        num = least // interval * interval
+        return num if num == most // interval * interval and num > self.copied_after else None
+
+    def up_to_cut(self, num_tokens: int) -> int:
+        """Returns ``num_tokens`` of the next chunk, or the number up to the first cut."""
+        first, end = self.num_computed, self.num_computed + num_tokens
+        ends = [cut for cut, most in self.cuts if first < cut and most <= end]
+        return min(ends, default=end) - first
 
     def receive(self, num_tokens: int) -> None:
         """Notes that the oldest of these plans sampled ``num_tokens``."""

@@ -86,8 +86,8 @@ class WorkerState:
     def begin_plan(self) -> PlanBuilder:
         self._free_slots.extend(self._released)
         release, self._released = self._released, []
-        drops = [each for each in self.blocks.drops if each.slot not in release]
-        self.blocks.drops = []
+        rows = [each for each in self.blocks.rows if each.slot not in release]
+        self.blocks.rows = []
         self._num_steps += 1
         capacity = self.capacity
         budget, vocab_size = capacity.max_num_batched_tokens, capacity.vocab_size
@@ -96,7 +96,7 @@ class WorkerState:
             step=self._num_steps,
             budget=budget,
             release=release,
-            drops=drops,
+            rows=rows,
             null_block=capacity.num_blocks,
             vocab_size=vocab_size,
             verify_depth=self._verify_depth,
@@ -216,10 +216,10 @@ class WorkerState:
         sequence.last_worker_id = self.worker_id
         self.running[slot] = sequence
 
-    def remove(self, sequence: Sequence) -> None:
+    def remove(self, sequence: Sequence, has_ended: bool = False) -> None:
         """Frees slot and blocks once no plan in flight names them. The results of those plans are
-        dropped; recomputation has the same outcome."""
-        self.blocks.leave(sequence)
+        dropped; recomputation has the same outcome. A sequence ``has_ended`` on the worker too."""
+        self.blocks.leave(sequence, has_ended)
         allocation, sequence.allocation = sequence.allocated, None
         del self.running[allocation.slot]
         if self.in_flight and allocation.last_step >= self.in_flight[0].step:

@@ -1,8 +1,16 @@
-"""The blocks that a sequence needs in each group of a model's layers."""
+"""The blocks that a sequence needs in each group of a model's layers, and the copies of states."""
+
+from math import lcm
 
 from shared.wire.messages import Capacity, Group
 
 READ_AT_ONCE = 64  # keys: attention reads, and hides, the keys from a multiple of it on
+COPY_INTERVAL = 64  # ids between copies of a state, at least
+
+
+def copy_interval(block_size: int) -> int:
+    """The state of a sequence is copied at multiples of this number of ids, where blocks end."""
+    return lcm(COPY_INTERVAL, block_size)
 
 
 def num_passed(group: Group, num_computed: int, block_size: int) -> int:

@@ -65,6 +65,8 @@ NAMES: dict[ServiceName, list[str]] = {
         "shoal_prefix_hits_cut_total",
         "shoal_requeues_total",
         "shoal_sequences",
+        'shoal_states{state="free"}',
+        'shoal_states{state="kept"}',
         "shoal_step_age_seconds",
         "shoal_step_seconds_count",
         "shoal_step_sequences_count",

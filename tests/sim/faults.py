@@ -5,7 +5,7 @@ from math import inf
 from random import Random
 from typing import NamedTuple
 
-from shared.wire.messages import EVERY_LAYER, GROUPS_MINOR, ServiceName
+from shared.wire.messages import EVERY_LAYER, GROUPS_MINOR, STATES_MINOR, ServiceName
 from tests.sim.mesh import ORDER, SETTLED_S, Host, Mesh
 from tests.sim.network import LATENCY_S, Connection
 from tests.sim.virtual_loop import THREAD_S, TURN_S, Process
@@ -142,8 +142,11 @@ class Faults:
         """Its next process speaks another minor version."""
         host = self._victim()
         host.site.minor = self._random.choice(OLD_MINORS)
-        if host.kind == "scheduler" and self._mesh.shape.capacity.groups != EVERY_LAYER:
+        capacity = self._mesh.shape.capacity
+        if host.kind == "scheduler" and capacity.groups != EVERY_LAYER:
             host.site.minor = GROUPS_MINOR  # workers with groups refuse older ones
+        if host.kind == "scheduler" and capacity.num_states is not None:
+            host.site.minor = STATES_MINOR
         self._stop(host) if self._random.random() < 0.5 else self._kill(host)
 
     def jump(self) -> None:

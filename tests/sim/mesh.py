@@ -309,7 +309,10 @@ class Shape:
         )
         groups = draw(EVERY_LAYER, EVERY_LAYER, (Group(), Group(24)), (Group(16),))
         num_blocks = self.capacity.num_blocks * len(groups)
-        self.capacity = replace(self.capacity, num_blocks=num_blocks, groups=groups)
+        num_states = draw(None, 0, 2, 9) if groups == EVERY_LAYER else None
+        self.capacity = replace(
+            self.capacity, num_blocks=num_blocks, groups=groups, num_states=num_states
+        )
         self.is_small = draw(False, False, False, True)  # so that queues may be full
         self.forward_interval_s = draw(0.01, 0.1)
         self.settings: dict[str, dict[str, Any]] = {

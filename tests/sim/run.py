@@ -31,7 +31,11 @@ class Run:
         """Raises AssertionError, with the way to see it again in its notes."""
         mesh = self.mesh
         try:
-            with mesh.running(), patch("shared.wire.kv_groups.READ_AT_ONCE", 16):
+            with (
+                mesh.running(),
+                patch("shared.wire.kv_groups.READ_AT_ONCE", 16),
+                patch("shared.wire.kv_groups.COPY_INTERVAL", 16),
+            ):
                 for site in mesh.sites:
                     mesh.later(self.random.uniform(0, 0.5), mesh.start, site)
                 self._plan()

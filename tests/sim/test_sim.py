@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from services.gateway.mesh.open_prompt import OpenPrompt
+from services.scheduler.sequence import Allocation
 from services.worker.service import WorkerService
 from shared.link.link import Link
 from shared.wire.codec import Array
@@ -21,6 +22,9 @@ from tests.sim.run import Run, alone, fails, search
 PUT_BACK: dict[str, Callable[[], Any]] = {
     "a worker runs plans of its former scheduler": lambda: patch.object(
         WorkerService, "_is_home", lambda self, scheduler: True
+    ),
+    "a copy of a state is kept that a step in flight overwrites": lambda: patch.object(
+        Allocation, "num_copied", copied_at_most
     ),
     "a replay asks for what has come": lambda: patch.object(OpenPrompt, "submit", submit_anew),
 }
@@ -52,6 +56,11 @@ def test_a_fault_that_is_put_back_is_found(what: str):
     alone()
     with PUT_BACK[what]():
         assert any(map(fails, range(100)))
+
+
+def copied_at_most(self: Allocation, interval: int, num_known: int, has_ended: bool) -> int | None:
+    num = (num_known if has_ended else self.num_computed) // interval * interval
+    return None if self.to_state is None else num
 
 
 def submit_anew(self: OpenPrompt) -> tuple[Submit, Array, Array]:

@@ -107,7 +107,8 @@ class Capacity(Row, frozen=True):
     ``pooled_size`` values per prompt; 0: it generates text. A plan has at most ``max_num_steps``
     steps. A pipeline of ``num_stages`` computes one plan per stage at a time; no two of these plans
     may share a sequence. A block holds the KV of ``block_size`` tokens in the layers of one of
-    ``groups``; all groups draw on the same blocks.
+    ``groups``; all groups draw on the same blocks. Some layers keep a state of each sequence, with
+    room for ``num_states`` copies; None: no layer does.
     """
 
     num_blocks: Int32
@@ -123,6 +124,7 @@ class Capacity(Row, frozen=True):
     max_num_steps: NumSteps = 1
     num_stages: NumStages = 1
     groups: Annotated[tuple[Group, ...], Meta(min_length=1, max_length=MAX_GROUPS)] = EVERY_LAYER
+    num_states: Int32 | None = None
 
 
 INSTANCE = r"[A-Za-z0-9._-]{1,32}"  # the name of a process

@@ -6,13 +6,14 @@ import msgspec
 from msgspec import Meta
 
 PROTOCOL_MAJOR = 3
-PROTOCOL_MINOR = 7
+PROTOCOL_MINOR = 8
 POOLING_MINOR = 1  # the first with pooling
 CONVERTED_MINOR = 2  # the first with all conversions of Convert, not to ids alone
 REPORT_MINOR = 2  # the first with Inquire and ServiceReport
 CELLS_MINOR = 3  # the first with several schedulers, each with its own workers
 OPTIONS_MINOR = 6  # the first with RequestOptions
 GROUPS_MINOR = 7  # the first with groups of layers
+STATES_MINOR = 8  # the first with states of layers
 
 ServiceName = Literal["gateway", "tokenizer", "scheduler", "worker"]
 FinishReason = Literal["stop", "length", "abort", "repetition"]
@@ -33,6 +34,7 @@ MAX_PATTERN_COUNT = 512
 MAX_BLOCKS = 1 << 24
 MAX_BLOCK_SIZE = 256
 MAX_SEQS = 1 << 16
+MAX_STATES = 8 * MAX_SEQS
 MAX_BATCHED_TOKENS = 1 << 20
 MAX_MODEL_LEN = 1 << 24
 MAX_VOCAB_SIZE = 1 << 24

@@ -23,6 +23,7 @@ class Admit(Row, frozen=True):
     ids in the plan's buffer, of which the first ``prompt_len`` are the prompt and the first
     ``num_cached`` have their KV in ``blocks``, and in ``more_blocks`` of each further group of
     layers. There ``Capacity.num_blocks`` stands for a block behind the group's window.
+    The state of its ``num_cached`` ids is the copy ``from_state``; ``to_state``: as in Keep.
     ``num_prompt_scored``: as in ChoiceStart. ``options`` and ``old_is_traced``: as in Submit.
     """
 
@@ -40,6 +41,8 @@ class Admit(Row, frozen=True):
     old_is_traced: bool = False
     options: Raw = EMPTY_ROW
     more_blocks: list[list[Int32]] = []
+    from_state: Int32 | None = None
+    to_state: Int32 | None = None
 
 
 class Extend(Row, frozen=True):
@@ -59,7 +62,15 @@ class Drop(Row, tag=1, frozen=True):
     num_blocks: Int32
 
 
-PlanRow = Drop
+class Keep(Row, tag=2, frozen=True):
+    """The last copy of a slot's state stays. The copies at later multiples of ``copy_interval`` ids
+    go to ``to_state``, each over the one before; None: no more are made."""
+
+    slot: Int32
+    to_state: Int32 | None
+
+
+PlanRow = Drop | Keep
 
 
 class Prefill(Row, frozen=True):
@@ -93,6 +104,14 @@ class StepPlan(Row, tag=13, frozen=True):
     draft_depth: Int32 = 0
     num_steps: NumSteps = 1
     rows: list[PlanRow] = []
+
+    @property
+    def drops(self) -> list[Drop]:
+        return [row for row in self.rows if isinstance(row, Drop)]
+
+    @property
+    def keeps(self) -> list[Keep]:
+        return [row for row in self.rows if isinstance(row, Keep)]
 
 
 class Reset(Row, tag=18, frozen=True):

@@ -60,7 +60,10 @@ def run_schedule(number: int) -> "Mesh":
     """The mesh at the end. Raises AssertionError, with the number in its notes."""
     mesh = Mesh(Random(number))
     try:
-        with patch("shared.wire.kv_groups.READ_AT_ONCE", mesh.read_at_once):
+        with (
+            patch("shared.wire.kv_groups.READ_AT_ONCE", mesh.read_at_once),
+            patch("shared.wire.kv_groups.COPY_INTERVAL", mesh.copy_interval),
+        ):
             for name in _events(mesh.random):
                 mesh.events.append(name)
                 getattr(mesh, name)()
@@ -77,6 +80,11 @@ def _groups(random: Random) -> tuple[Group, ...]:
     windows = [random.randint(1, 40) for _ in range(random.choice([0, 0, 1, 1, 2, 3]))]
     first = EVERY_LAYER if not windows or random.choice([True, True, False]) else ()
     return (*first, *map(Group, windows))
+
+
+def _ends_at_cut(sequence: Sequence) -> bool:
+    allocation = sequence.allocated
+    return allocation.num_computed in {cut for cut, _ in allocation.cuts}
 
 
 def _places(sequence: Sequence) -> set[tuple[int, int, int]]:
@@ -146,6 +154,10 @@ class Mesh:
             num_stages=num_stages,
             groups=_groups(random),
         )
+        if self.capacity.groups == EVERY_LAYER and random.choice([False, True]):
+            num_states = random.choice([0, 1, 2, 3, 5, 12])
+            self.capacity = msgspec.structs.replace(self.capacity, num_states=num_states)
+        self.copy_interval = random.choice([1, 4, 16])
         self.read_at_once = random.choice([1, 4, 16])
         max_partial = random.randint(1, 4)
         max_long, threshold = random.randint(1, max_partial), random.choice([0, 1, 5, 12, MAX_LEN])
@@ -184,7 +196,7 @@ class Mesh:
             capacity = msgspec.structs.replace(self.capacity, num_blocks=blocks)
             is_fast = self.random.choice([False, True])
             self.workers[str(self.num_workers)] = SimulatedWorker(
-                capacity, self.stop, is_fast=is_fast
+                capacity, self.stop, is_fast=is_fast, repeats=self.random.choice([False, True])
             )
             num_finished = self.random.choice([0, PROBATION_STEPS, PROBATION_STEPS])
             self.core.add_worker(str(self.num_workers), capacity, num_finished)
@@ -384,6 +396,8 @@ class Mesh:
         """For sequences that are not ``later``: every decoding one gets a token, unless stages
         divide them. No sequence starts beyond the limits, the budget is used up while a prompt is
         incomplete, and long prompts get their part of it."""
+        if any(_ends_at_cut(each) for each in worker.running.values()):
+            return  # before the end of the budget, and perhaps of its prompt
         limits, budget = self.limits, self.capacity.max_num_batched_tokens
         num_drafts = sum(row.verify_depth for row in plan.decode)
         running = [
@@ -560,6 +574,10 @@ class Mesh:
             for table in point.tables:
                 found = [context for block in table for context in simulated.kv[block]]
                 assert found == self.names[name][-len(found) :] or not found
+            if point.state is not None:
+                num_ids, context = simulated.states[point.state]
+                assert num_ids == point.num_blocks * size
+                assert context == self.names[name][-1]
         for sequence in self.core.queues:
             self.check_hit(worker, sequence)
 
@@ -575,7 +593,8 @@ class Mesh:
         if groups[0].window is None:
             while names and any(worker.index.find(each) is None for each in names):
                 names.pop()
-        if any(each.window is not None for each in groups):
+        has_states = worker.capacity.num_states is not None
+        if has_states or any(each.window is not None for each in groups):
             kept = {each.block_hash for each in points}
             while names and names[-1] not in kept:
                 names.pop()
@@ -599,5 +618,7 @@ class Mesh:
         assert not len(self.core.queues)
         for worker in self.core.workers.values():
             assert worker.pool.num_free == worker.pool.num_blocks
+            num_states = worker.pool.num_free_states + worker.pool.num_kept_states
+            assert num_states == (worker.capacity.num_states or 0)
             assert not worker.running
             assert not worker.leaving

@@ -8,7 +8,7 @@ import numpy as np
 
 from services.scheduler.plan_length import PLAN_S
 from services.scheduler.scheduler import Planned
-from shared.wire.kv_groups import num_passed
+from shared.wire.kv_groups import copy_interval, num_passed
 from shared.wire.messages import (
     ALL_TOKENS,
     Admit,
@@ -27,6 +27,7 @@ from shared.wire.messages import (
 from shared.wire.token_arrays import TokenArrays, join
 
 Part = tuple[ResultRow, TokenArrays]
+State = tuple[int, int]  # the number of ids that it has seen, and a hash of them
 
 
 def next_token(ids: list[int]) -> int:
@@ -38,6 +39,13 @@ def next_draft(ids: list[int]) -> int:
     """The drafter's next token: occasionally wrong."""
     token_id = next_token(ids)
     return token_id if (sum(ids) + 7 * len(ids)) % 10 < 7 else token_id + 1
+
+
+def state_of(ids: list[int]) -> State:
+    context = 0
+    for token_id in ids:
+        context = hash((context, token_id))
+    return len(ids), context
 
 
 def is_stop_id(token_id: int, stop: int) -> bool:
@@ -54,6 +62,9 @@ class Slot:
     contexts: list[int] = field(default_factory=list)  # a hash of the ids up to each computed one
     has_finished: bool = False
     drafts: list[int] = field(default_factory=list)  # after ``ids``
+    is_repeated: bool = False  # its last step gave no token
+    state: "State" = (0, 0)
+    copies_to: int | None = None
 
 
 @dataclass
@@ -62,25 +73,30 @@ class SimulatedWorker:
 
     ``kv`` holds, for each place of each block, a hash of all ids up to it, the input of its KV.
     After rejected drafts it is invalid until overwritten. Each token reads the KV of its window in
-    each group of layers. ``draft_depth`` is the last plan's. An
-    output ends with the first multiple of ``stop``; 0: none does. ``write`` returns the next id of
-    a slot.
+    each group of layers. ``states`` are the copies of states. ``draft_depth`` is the last plan's.
+    An output ends with the first multiple of ``stop``; 0: none does. If it ``repeats``, some steps
+    with drafts give no token, and their token is computed again. ``write`` returns the next id of a
+    slot.
     """
 
     capacity: Capacity
     stop: int = 0
     slots: dict[int, Slot] = field(default_factory=dict)
     kv: dict[int, list[int]] = field(default_factory=dict)
+    states: dict[int, State] = field(default_factory=dict)
     draft_depth: int = 0
     is_fast: bool = False
+    repeats: bool = False
     write: Callable[[Slot], int] = lambda slot: next_token(slot.ids)
 
     def step(self, planned: Planned) -> tuple[StepResult, TokenArrays]:
         plan = planned.plan
         for slot in plan.release:
             del self.slots[slot]
-        for drop in plan.rows:
+        for drop in plan.drops:
             self._drop(drop)
+        for keep in plan.keeps:
+            self.slots[keep.slot].copies_to = keep.to_state
         self._admit(planned)
         for extend in plan.extend:
             lists = [extend.blocks, *extend.more_blocks]
@@ -132,10 +148,37 @@ class SimulatedWorker:
                 admit, ids, tables, admit.num_cached, admit.num_prompt_scored
             )
             assert admit.num_cached < admit.num_ids
+            self._begin_state(self.slots[admit.slot])
             for table in tables:
                 self._clear(table[-(-admit.num_cached // self.capacity.block_size) :])
         assert start == len(planned.ids)
         assert len(self.slots) <= self.capacity.max_num_seqs
+
+    def _begin_state(self, slot: Slot) -> None:
+        source = slot.admit.from_state
+        slot.copies_to = slot.admit.to_state
+        if self.capacity.num_states is None:
+            assert source is None
+            assert slot.copies_to is None
+        elif slot.num_computed:
+            assert source is not None
+            slot.state = self.states[source]
+            assert slot.state == state_of(slot.ids[: slot.num_computed]), "the state of other ids"
+
+    def _advance(self, slot: Slot, end: int) -> None:
+        """The state sees the ids up to ``end``. It lacks the drafts accepted in the last step."""
+        if self.capacity.num_states is None:
+            return
+        (first, context), most_drafts = slot.state, self.capacity.num_speculative_tokens
+        assert slot.num_computed - most_drafts <= first <= slot.num_computed + slot.is_repeated
+        interval = copy_interval(self.capacity.block_size)
+        for num, token_id in enumerate(slot.ids[first:end], first + 1):
+            context = hash((context, token_id))
+            if slot.copies_to is not None and num % interval == 0:
+                owners = [each for each in self.slots.values() if each.copies_to == slot.copies_to]
+                assert len([each for each in owners if not each.has_finished]) == 1
+                self.states[slot.copies_to] = num, context
+        slot.state = end, context
 
     def _drop(self, drop: Drop) -> None:
         table = self.slots[drop.slot].tables[drop.group]
@@ -218,6 +261,7 @@ class SimulatedWorker:
             return []
         end = slot.num_computed + row.num_tokens
         assert end <= len(slot.ids)
+        self._advance(slot, end)
         self._write(slot, slot.ids[slot.num_computed : end])
         self._keep(slot, row.num_tokens)
         parts = self._tell(row.slot, row.num_tokens)
@@ -232,7 +276,14 @@ class SimulatedWorker:
             return []
         assert slot.num_computed + 1 == len(slot.ids)
         drafts = slot.drafts[: min(row.verify_depth, self._num_left(slot) - 1)]
+        self._advance(slot, len(slot.ids))
         self._write(slot, [slot.ids[-1], *drafts])
+        if self.repeats and drafts and not slot.is_repeated and sum(slot.ids) % 4 == 0:
+            slot.is_repeated, slot.drafts = True, []
+            run = TokenRun(0, num_drafts=len(drafts))
+            again = ResultRow(row.slot, slot.admit.request, slot.admit.attempt, run)
+            return [(again, TokenArrays(np.zeros(0, np.int32)))]
+        slot.is_repeated = False
         self._keep(slot, 1)
         parts = self._tell(row.slot, 1)
         if not slot.has_finished:

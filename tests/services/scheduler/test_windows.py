@@ -65,7 +65,7 @@ def test_a_window_keeps_few_blocks_however_long_the_text_is(caches_prefixes: boo
     for _ in range(300):
         planned = core.plan("w")
         assert planned is not None
-        drops += planned.plan.rows
+        drops += planned.plan.drops
         core.absorb("w", *worker.step(planned))
         whole, windowed = num_held(core, "r")
         assert whole >= len(PROMPT) // SIZE
