@@ -22,12 +22,15 @@ FINGERPRINT_CHARS = 32
 SAMPLE_BYTES = 64 << 10
 MAX_WEIGHTS_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
 
+SIZES = "vocab_size", "max_position_embeddings"
+
 T = TypeVar("T", bound=msgspec.Struct)
 
 
 class _Sizes(msgspec.Struct):
     vocab_size: int | None = None
     max_position_embeddings: int | None = None
+    text_config: "_Sizes | None" = None  # of a multimodal model
 
 
 class _EndConfig(msgspec.Struct):
@@ -72,15 +75,16 @@ def read_model_info(folder: Path, names: list[str], max_model_len: int | None) -
 
 def _read_sizes(path: Path) -> tuple[int, int]:
     """vocab_size and max_position_embeddings. If config.json lacks one of these names, both come
-    from transformers' reading (``n_positions``, ``text_config``)."""
+    from transformers' reading (``n_positions``)."""
     sizes = decode_json(path, _Sizes)
+    sizes = sizes.text_config or sizes
     if sizes.vocab_size is not None and sizes.max_position_embeddings is not None:
         return sizes.vocab_size, sizes.max_position_embeddings
     from shared.foreign_config import read_foreign_config
 
     config = read_foreign_config(path.parent).get_text_config()
-    found: list[Any] = [getattr(config, name, None) for name in _Sizes.__struct_fields__]
-    for name, value in zip(_Sizes.__struct_fields__, found, strict=True):
+    found: list[Any] = [getattr(config, name, None) for name in SIZES]
+    for name, value in zip(SIZES, found, strict=True):
         if not isinstance(value, int):
             raise ConfigError(
                 f"model: {path} has no {name}, and transformers knows no other name of it"

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from kernels.delta.states import States
 from kernels.paged_attention import AttentionBatch, DeviceAttention
 from services.worker.machine.kv_layout import LayerKV
 
@@ -23,10 +24,11 @@ class AttentionInputs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ForwardContext:
-    """T tokens of a step, flattened over its rows."""
+    """T tokens of a step, flattened over its rows. Models with states have ``states``."""
 
     kv_caches: Sequence[LayerKV]  # one for each layer
     groups: Sequence[AttentionInputs]  # one for each group of layers
+    states: States | None = None
 
 
 _current: ForwardContext | None = None

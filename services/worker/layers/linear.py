@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from services.worker.layers.parallel import Shard, as_shard
+from services.worker.layers.parallel import Rows, Shard, as_shard
 from services.worker.layers.weights import Dense, Weight, empty_parameter
 
 META = torch.device("meta")
@@ -14,8 +15,8 @@ META = torch.device("meta")
 
 class WeightPiece(NamedTuple):
     """The part of a checkpoint's tensor that fills ``destination``: along ``dim``, the range from
-    ``start`` on. The whole tensor has ``size`` there; None: the range is the whole tensor.
-    ``num_ranks`` share its columns. ``offset`` is added to its numbers."""
+    ``start`` on, or the ``rows`` [n] int64. The whole tensor has ``size`` there; None: the range is
+    the whole tensor. ``num_ranks`` share its columns. ``offset`` is added to its numbers."""
 
     destination: Tensor
     dim: int = 0
@@ -23,6 +24,7 @@ class WeightPiece(NamedTuple):
     size: int | None = None
     num_ranks: int = 1
     offset: float = 0.0
+    rows: np.ndarray | None = None
 
     @property
     def whole(self) -> list[int]:
@@ -30,6 +32,12 @@ class WeightPiece(NamedTuple):
         shape = list(self.destination.shape)
         shape[self.dim] = self.size or shape[self.dim]
         return shape
+
+
+def row_piece(destination: Tensor, part: Shard | Rows) -> WeightPiece:
+    if isinstance(part, Rows):
+        return WeightPiece(destination, size=part.total, rows=part.ids)
+    return WeightPiece(destination, 0, part.start, part.total)
 
 
 class Columns(NamedTuple):
@@ -44,15 +52,15 @@ class Linear(nn.Module):
     """[T, inputs] → [T, outputs]
 
     ``outputs`` may be the sizes of several layers of a checkpoint with a common input, by their
-    names next to this one: they are one GEMM. With ``columns`` it is a part of a layer. Ranks
-    share its outputs or its inputs; each has the bias of its outputs. Its weight is dense and on no
-    device until it is filled.
+    names next to this one: they are one GEMM. With ``columns`` or ``Rows`` it is a part of a layer.
+    Ranks share its outputs or its inputs; each has the bias of its outputs. Its weight is dense and
+    on no device until it is filled.
     """
 
     def __init__(
         self,
         inputs: int | Shard,
-        outputs: int | Shard | Mapping[str, int | Shard],
+        outputs: int | Shard | Mapping[str, int | Shard | Rows],
         has_bias: bool = False,
         *,
         columns: Columns | None = None,
@@ -60,8 +68,11 @@ class Linear(nn.Module):
         super().__init__()
         self._input_shard = as_shard(inputs)
         merged = outputs if isinstance(outputs, Mapping) else {"": outputs}
-        self._parts = {part: as_shard(size) for part, size in merged.items()}
-        self.sizes = [shard.num for shard in self._parts.values()]
+        self._parts = {
+            name: part if isinstance(part, Rows) else as_shard(part)
+            for name, part in merged.items()
+        }
+        self.sizes = [part.num for part in self._parts.values()]
         self._columns = columns
         self.inputs, self.outputs = self._input_shard.num, sum(self.sizes)
         self.weight: Weight = Dense(self.outputs, self.inputs, device="meta")
@@ -84,8 +95,10 @@ class Linear(nn.Module):
 
     @property
     def is_shard(self) -> bool:
-        """Other ranks have more of its layer."""
-        return self.is_partial or any(each.num < each.total for each in self._parts.values())
+        """Its parts are not whole layers, or their rows have another order."""
+        return self.is_partial or any(
+            isinstance(each, Rows) or each.num < each.total for each in self._parts.values()
+        )
 
     def allocate(self, device: torch.device) -> None:
         """Gives the weight uninitialized memory of its own."""
@@ -98,15 +111,17 @@ class Linear(nn.Module):
             return {f"{layer}.weight": WeightPiece(self.weight.values, 1, start, total)}
         pieces = {}
         for part, rows, values in self._split(self.weight.values):
-            dim, shard = (1, self._input_shard) if self.is_partial else (0, rows)
-            ranks = self._input_shard.total // max(1, self.inputs)
-            pieces[f"{part or name}.weight"] = WeightPiece(
-                values, dim, shard.start, shard.total, ranks
+            pieces[f"{part or name}.weight"] = (
+                self._columns_piece(values) if self.is_partial else row_piece(values, rows)
             )
         if self.bias is not None:
             for part, rows, values in self._split(self.bias):
-                pieces[f"{part or name}.bias"] = WeightPiece(values, 0, rows.start, rows.total)
+                pieces[f"{part or name}.bias"] = row_piece(values, rows)
         return pieces
 
-    def _split(self, tensor: Tensor) -> Iterator[tuple[str, Shard, Tensor]]:
+    def _columns_piece(self, values: Tensor) -> WeightPiece:
+        start, num, total = self._input_shard
+        return WeightPiece(values, 1, start, total, num_ranks=total // max(1, num))
+
+    def _split(self, tensor: Tensor) -> Iterator[tuple[str, Shard | Rows, Tensor]]:
         return zip(self._parts, self._parts.values(), tensor.split(self.sizes), strict=True)

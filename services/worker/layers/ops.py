@@ -7,6 +7,7 @@ from torch import nn
 
 from kernels.silu_mul import Act
 from services.worker.layers.columns import Columns
+from services.worker.layers.delta_rule import DeltaRule
 from services.worker.layers.embedding import Embedding, LMHead
 from services.worker.layers.experts import Experts, Scores
 from services.worker.layers.heads import Heads, Latents
@@ -96,6 +97,15 @@ class Ops(ABC, Generic[X]):
 
         b · u of the T tokens is written first. ``x`` must not be used again.
         """
+
+    @abstractmethod
+    def gated_delta(self, x: X, gates: X, rule: DeltaRule) -> X:
+        """(q, k, v, z) of tokens and (b, a) of their heads → [T, num_heads · value_dim], as in
+        ``kernels.delta``. The states of the T tokens' sequences are advanced."""
+
+    @abstractmethod
+    def gate(self, x: X, gates: X) -> X:
+        """sigmoid(gates) · x: [T, size] → [T, size]; x must not be used again."""
 
     @abstractmethod
     def logits(

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -30,6 +31,17 @@ class Shard(NamedTuple):
 
     def times(self, factor: int) -> "Shard":
         return Shard(self.start * factor, self.num * factor, self.total * factor)
+
+
+class Rows(NamedTuple):
+    """The rows ``ids`` [num] int64 of ``total`` ones, in this order."""
+
+    ids: np.ndarray
+    total: int
+
+    @property
+    def num(self) -> int:
+        return len(self.ids)
 
 
 def as_shard(size: int | Shard) -> Shard:
@@ -100,11 +112,16 @@ class Parallel:
             raise RuntimeError(f"rank {self.rank} of {self.size} has no group")
         return self.group
 
-    def heads(self, num_heads: int, num_kv_heads: int) -> tuple[Shard, Shard]:
+    def heads(
+        self,
+        num_heads: int,
+        num_kv_heads: int,
+        names: tuple[str, str] = ("num_attention_heads", "num_key_value_heads"),
+    ) -> tuple[Shard, Shard]:
         """This rank's query heads and the KV heads that they share. Where ranks outnumber KV heads,
-        several hold the same. Raises ConfigError."""
+        several hold the same. Raises ConfigError with the config's ``names``."""
         self._check(
-            f"num_attention_heads {num_heads} with num_key_value_heads {num_kv_heads}",
+            f"{names[0]} {num_heads} with {names[1]} {num_kv_heads}",
             lambda n: num_heads % n == 0 and (num_kv_heads % n == 0 or n % num_kv_heads == 0),
         )
         num = max(1, num_kv_heads // self.size)

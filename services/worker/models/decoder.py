@@ -5,24 +5,20 @@ A family defines the parts of its layers. Modules are named as in its checkpoint
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from typing import ClassVar, Literal
+from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import nn
 
-from kernels.route import Routing
-from kernels.silu_mul import Act
 from services.worker.config.frequencies import Rope
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.attention import Attention
 from services.worker.layers.embedding import DraftLMHead, Embedding, LMHead
-from services.worker.layers.experts import Router
-from services.worker.layers.gated import USUAL_NAMES, GatedNames, GatedProducts
-from services.worker.layers.heads import AttentionSpec, LatentSpec
+from services.worker.layers.gated_delta import GatedDelta
 from services.worker.layers.latent import LatentAttention
 from services.worker.layers.mixture import Mixture
 from services.worker.layers.mlp import GatedMLP
-from services.worker.layers.norm import RMSNorm
 from services.worker.layers.offloaded import OffloadedLayers
 from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import ALONE, Parallel, Shard
@@ -30,112 +26,13 @@ from services.worker.layers.rope import RotaryEmbedding
 from services.worker.layers.short_conv import ShortConv
 from services.worker.machine.kv_groups import KVSpec, LayerGroups
 from services.worker.machine.kv_layout import KVLayout
+from services.worker.machine.state_pool import StateSpec
+from services.worker.models.parts import Parts, make_norm
 from shared.errors import ConfigError
 from shared.wire.messages import EVERY_LAYER, Group
 
 AnyAttention = Attention | LatentAttention
 Cached = AnyAttention | ShortConv
-
-
-class Parts:
-    """Makes the parts of a family's layers: a rank's shards of the sizes of ``config``."""
-
-    def __init__(self, config: ModelConfig, rotary: RotaryEmbedding, parallel: Parallel) -> None:
-        self._config = config
-        self._rotary = rotary
-        self._parallel = parallel
-
-    def attention(
-        self,
-        layer: int,
-        *,
-        norm: Literal["none", "heads", "tokens"] = "none",
-        scale: float | None = None,
-        window: int | None = None,
-        softcap: float | None = None,
-        has_sinks: bool = False,
-        rotary: RotaryEmbedding | None = None,
-        has_qkv_bias: bool = False,
-        has_out_bias: bool = False,
-    ) -> Attention:
-        """``scale`` is by default that of arXiv 1706.03762, and ``rotary`` the trunk's."""
-        config, rotary = self._config, rotary or self._rotary
-        spec = AttentionSpec(
-            num_heads=config.num_attention_heads,
-            num_kv_heads=config.num_key_value_heads,
-            head_dim=config.head_dim,
-            scale=config.head_dim**-0.5 if scale is None else scale,
-            norm=norm,
-            is_interleaved=rotary.is_interleaved,
-            window=window,
-            softcap=softcap,
-            has_sinks=has_sinks,
-        )
-        return Attention(
-            hidden_size=config.hidden_size,
-            spec=spec,
-            layer=layer,
-            rotary=rotary,
-            eps=config.rms_norm_eps,
-            parallel=self._parallel,
-            has_qkv_bias=has_qkv_bias,
-            has_out_bias=has_out_bias,
-            norm_offset=config.norm_offset,
-        )
-
-    def latent_attention(
-        self, layer: int, spec: LatentSpec, query_rank: int | None, *, has_bias: bool = False
-    ) -> LatentAttention:
-        return LatentAttention(
-            self._config.hidden_size,
-            spec,
-            layer,
-            self._rotary,
-            self._parallel,
-            query_rank=query_rank,
-            has_bias=has_bias,
-        )
-
-    def short_conv(self, layer: int, width: int, *, has_bias: bool = False) -> ShortConv:
-        config = self._config
-        _, kv_heads = self._parallel.heads(config.num_attention_heads, config.num_key_value_heads)
-        entry = 2, kv_heads.num, config.head_dim
-        hidden_size, parallel = config.hidden_size, self._parallel
-        return ShortConv(hidden_size, width, entry, layer, parallel, has_bias=has_bias)
-
-    def mlp(
-        self,
-        has_bias: bool = False,
-        *,
-        size: int | None = None,
-        act: Act = "silu",
-        names: GatedNames = USUAL_NAMES,
-    ) -> GatedMLP:
-        """``size`` is by default the model's ``intermediate_size``."""
-        config = self._config
-        size = config.intermediate_size if size is None else size
-        return GatedMLP(config.hidden_size, size, self._parallel, has_bias, act, names)
-
-    def router(self, num_experts: int, routing: Routing, *, has_correction: bool = False) -> Router:
-        hidden_size = self._config.hidden_size
-        return Router(hidden_size, num_experts, routing, has_correction=has_correction)
-
-    def experts(
-        self, num: int, size: int, names: GatedNames = USUAL_NAMES, *, has_bias: bool = False
-    ) -> list[GatedProducts]:
-        """``num`` of an inner ``size``."""
-        hidden_size = self._config.hidden_size
-        return [
-            GatedProducts(hidden_size, shard, has_bias and shard.num > 0, names)
-            for shard in self._parallel.experts(num, size)
-        ]
-
-    def norm(self) -> RMSNorm:
-        return make_norm(self._config)
-
-
-def make_norm(config: ModelConfig) -> RMSNorm:
-    return RMSNorm(config.hidden_size, config.rms_norm_eps, config.norm_offset)
 
 
 class DecoderLayer(nn.Module):
@@ -241,7 +138,7 @@ class DecoderLM(nn.Module, ABC):
     offloaded: OffloadedLayers | None = None
     has_head_elsewhere = False
     groups: tuple[Group, ...] = EVERY_LAYER
-    _specs_of_all: Sequence[KVSpec] = ()  # on a stage
+    _specs_of_all: Mapping[int, KVSpec] = {}  # on a stage
 
     def __init__(self, config: ModelConfig, parallel: Parallel = ALONE) -> None:
         super().__init__()
@@ -256,7 +153,7 @@ class DecoderLM(nn.Module, ABC):
         source = "model.embed_tokens" if self.is_tied else "lm_head"
         tied = self.model.embed_tokens if self.is_tied else None
         self.lm_head: LMHead | None = LMHead(vocab, config.hidden_size, f"{source}.weight", tied)
-        self._put_caches()
+        self.place_layers()
 
     def drop_heads(self) -> None:
         """Makes it a model that pools: ``logits`` gives the states after the last norm."""
@@ -268,8 +165,10 @@ class DecoderLM(nn.Module, ABC):
         self.draft_lm_head = self.mtp_head.lm_head = head
 
     def remote_modules(self) -> Iterator[nn.Module]:
-        """The parts on other stages. Raises ConfigError if a stage would have no layer."""
+        """The parts on other stages. Raises ConfigError if a stage would have no layer, none with a
+        KV cache, or none with a state in a model with states."""
         stage, layers = self.parallel.stage, self.model.layers
+        self._check_stages()
         own = stage.layers(len(layers))
         yield from (layer for number, layer in enumerate(layers) if number not in own)
         embeds = stage.is_first or (stage.is_last and self.mtp_head is not None)
@@ -281,8 +180,8 @@ class DecoderLM(nn.Module, ABC):
                 yield self.lm_head
 
     def drop_remote(self) -> None:
-        """Makes it the part of a model that its stage has, with places of the KV cache for its own
-        layers alone."""
+        """Makes it the part of a model that its stage has, with places of the KV cache and of
+        states for its own layers alone."""
         stage, trunk = self.parallel.stage, self.model
         if stage.num == 1:
             return
@@ -297,7 +196,22 @@ class DecoderLM(nn.Module, ABC):
             self.has_head_elsewhere = self.mtp_head is not None
             self.drop_heads()
             trunk.mtp_layers = nn.ModuleList()
-        self._put_caches()
+        self.place_layers()
+
+    def _check_stages(self) -> None:
+        """Each stage has a part of the KV cache and, in a model with states, of these."""
+        stage = self.parallel.stage
+        needed = {"attention": set(self._kv_specs())}
+        if states := {each.number for each in self.state_layers()}:
+            needed["a state"] = states
+        for number in range(stage.num):
+            own = replace(stage, number=number).layers(len(self.model.layers))
+            for what, layers in needed.items():
+                if layers.isdisjoint(own):
+                    raise ConfigError(
+                        f"pipeline-parallel-size: of {stage.num} stages, number {number} would have"
+                        f" the layers {own[0]} to {own[-1]}, none with {what}; each needs one"
+                    )
 
     @property
     def is_interleaved(self) -> bool:
@@ -328,25 +242,40 @@ class DecoderLM(nn.Module, ABC):
     def kv_specs(self, *, drafts: bool) -> Sequence[KVSpec]:
         """The layers of the whole model, on all stages, in order."""
         specs = self._specs_of_all or self._kv_specs()
-        return specs[: self.config.num_hidden_layers + drafts]
+        return [specs[number] for number in specs if number < self._num_layers(drafts)]
 
     def put_groups(self, found: LayerGroups) -> None:
-        """``found`` for the layers of the whole model."""
+        """``found`` for the layers of ``kv_specs``."""
         self.groups = found.groups
-        self._put_caches(dict(enumerate(found.of_layers)))
+        numbers = self._specs_of_all or self._kv_specs()
+        self._put_caches(dict(zip(numbers, found.of_layers, strict=False)))
 
     def layer_groups(self, *, drafts: bool) -> list[int]:
         """The group of each of ``kv_layouts``."""
         layers = self._cached_layers(drafts)
         return [each.group for each in layers for _ in range(each.kv_spec.num_sections)]
 
-    def _kv_specs(self) -> list[KVSpec]:
-        return [each.kv_spec for each in self.cached_layers()]
+    def state_specs(self) -> list[StateSpec]:
+        """The layers of this stage with a state, in order."""
+        return [each.state_spec for each in self.state_layers()]
+
+    def _kv_specs(self) -> dict[int, KVSpec]:
+        """By the layers' numbers, in order."""
+        return {each.number: each.kv_spec for each in self.cached_layers()}
+
+    def _num_layers(self, drafts: bool) -> int:
+        return self.config.num_hidden_layers + drafts
 
     def _cached_layers(self, drafts: bool) -> list[Cached]:
         """The layers of this stage with a place in the KV cache, in order."""
-        num_layers = self.config.num_hidden_layers + drafts
+        num_layers = self._num_layers(drafts)
         return [each for each in self.cached_layers() if each.number < num_layers]
+
+    def place_layers(self) -> None:
+        """Gives the layers their places in the KV cache, and among those with a state."""
+        self._put_caches()
+        for place, layer in enumerate(self.state_layers()):
+            layer.put_state(place)
 
     def _put_caches(self, groups: Mapping[int, int] = {}) -> None:
         """Gives the layers their places in the KV cache, one after the other."""
@@ -359,6 +288,11 @@ class DecoderLM(nn.Module, ABC):
         """The parts of all layers here that keep something of a token, the MTP head's too, in
         order."""
         found = [module for module in self.modules() if isinstance(module, Cached)]
+        return sorted(found, key=lambda each: each.number)
+
+    def state_layers(self) -> list[GatedDelta]:
+        """The parts of all layers here with a state, in order."""
+        found = [module for module in self.modules() if isinstance(module, GatedDelta)]
         return sorted(found, key=lambda each: each.number)
 
     def drop_windows(self, max_len: int) -> None:

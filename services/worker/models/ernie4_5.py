@@ -1,7 +1,8 @@
 """ERNIE 4.5, dense (technical report of June 2025): rotated pairs are neighbours."""
 
 from services.worker.config.model_config import ModelConfig
-from services.worker.models.decoder import DecoderLayer, DecoderLM, Parts
+from services.worker.models.decoder import DecoderLayer, DecoderLM
+from services.worker.models.parts import Parts
 
 
 class Ernie4_5ForCausalLM(DecoderLM):  # noqa: N801, its name in config.json

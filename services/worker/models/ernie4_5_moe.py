@@ -9,8 +9,9 @@ from services.worker.layers.linear import WeightPiece
 from services.worker.layers.mixture import Mixture
 from services.worker.layers.mlp import GatedMLP
 from services.worker.layers.parallel import ALONE, Parallel
-from services.worker.models.decoder import DecoderLayer, DecoderLM, Parts
+from services.worker.models.decoder import DecoderLayer, DecoderLM
 from services.worker.models.mtp import MtpLayer, NormedMtpHead
+from services.worker.models.parts import Parts
 
 
 class ErnieRouter(Router):

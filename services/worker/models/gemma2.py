@@ -11,7 +11,8 @@ from services.worker.config.model_config import Window
 from services.worker.layers.attention import Attention
 from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import ALONE, Parallel
-from services.worker.models.decoder import DecoderLM, Parts
+from services.worker.models.decoder import DecoderLM
+from services.worker.models.parts import Parts
 from services.worker.models.qwen2 import WindowsConfig
 
 Positive = Annotated[float, msgspec.Meta(gt=0)]

@@ -6,9 +6,10 @@ from torch import nn
 
 from services.worker.layers.attention import Attention
 from services.worker.layers.parallel import ALONE, Parallel
-from services.worker.models.decoder import DecoderLayer, DecoderLM, Parts
+from services.worker.models.decoder import DecoderLayer, DecoderLM
 from services.worker.models.grouped_experts import GroupedConfig, make_mlp
 from services.worker.models.mtp import NormedMtpHead, NormedMtpLayer
+from services.worker.models.parts import Parts
 
 
 class Glm4MoeForCausalLM(DecoderLM):

@@ -12,7 +12,8 @@ from services.worker.config.sparse_config import Num, SparseConfig
 from services.worker.layers.experts import Router
 from services.worker.layers.linear import WeightPiece
 from services.worker.layers.mixture import Mixture
-from services.worker.models.decoder import DecoderLayer, DecoderLM, Parts
+from services.worker.models.decoder import DecoderLayer, DecoderLM
+from services.worker.models.parts import Parts
 from services.worker.models.qwen2 import WindowsConfig
 
 YARN = {

@@ -1,8 +1,9 @@
 """Granite 3 (technical report of October 2024): a Llama with factors of its own in its parts."""
 
 from services.worker.layers.parallel import ALONE, Parallel
-from services.worker.models.decoder import DecoderLayer, Parts
+from services.worker.models.decoder import DecoderLayer
 from services.worker.models.llama import LlamaForCausalLM
+from services.worker.models.parts import Parts
 
 
 class GraniteForCausalLM(LlamaForCausalLM):

@@ -7,7 +7,7 @@ from kernels.route import Routing
 from services.worker.config.sparse_config import Num, SparseConfig
 from services.worker.layers.mixture import Mixture
 from services.worker.layers.mlp import GatedMLP
-from services.worker.models.decoder import Parts
+from services.worker.models.parts import Parts
 
 MIN_SUM = 1e-20
 

@@ -3,8 +3,9 @@
 from kernels.route import Routing
 from services.worker.config.sparse_config import Num, SparseConfig
 from services.worker.layers.mixture import Mixture
-from services.worker.models.decoder import DecoderLM, Parts
+from services.worker.models.decoder import DecoderLM
 from services.worker.models.lfm2 import NAMES, LfmConfig, LfmLayer
+from services.worker.models.parts import Parts
 
 MIN_SUM = 1e-6
 

@@ -4,7 +4,8 @@ The kinds of rotary positions are in ``config/frequencies.py``.
 """
 
 from services.worker.config.model_config import ModelConfig
-from services.worker.models.decoder import DecoderLayer, DecoderLM, Parts
+from services.worker.models.decoder import DecoderLayer, DecoderLM
+from services.worker.models.parts import Parts
 
 
 class LlamaForCausalLM(DecoderLM):

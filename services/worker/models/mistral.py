@@ -1,7 +1,8 @@
 """Mistral (arXiv 2310.06825): a token sees a window of the last keys."""
 
 from services.worker.config.model_config import ModelConfig, Window
-from services.worker.models.decoder import DecoderLayer, DecoderLM, Parts
+from services.worker.models.decoder import DecoderLayer, DecoderLM
+from services.worker.models.parts import Parts
 
 
 class MistralForCausalLM(DecoderLM):

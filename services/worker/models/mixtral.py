@@ -9,7 +9,8 @@ from services.worker.layers.attention import Attention
 from services.worker.layers.gated import GatedNames
 from services.worker.layers.mixture import Mixture
 from services.worker.layers.ops import Ops, X
-from services.worker.models.decoder import DecoderLM, Parts
+from services.worker.models.decoder import DecoderLM
+from services.worker.models.parts import Parts
 
 NAMES = GatedNames("w1", "w3", "w2")
 

@@ -9,7 +9,8 @@ from services.worker.layers.mixture import Mixture
 from services.worker.layers.mlp import GatedMLP
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
-from services.worker.models.decoder import AnyAttention, DecoderLayer, MtpHead, Parts, Trunk
+from services.worker.models.decoder import AnyAttention, DecoderLayer, MtpHead, Trunk
+from services.worker.models.parts import Parts
 
 
 class MtpLayer(DecoderLayer):

@@ -5,7 +5,8 @@ from torch import nn
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.attention import Attention
 from services.worker.layers.ops import Ops, X
-from services.worker.models.decoder import DecoderLM, Parts
+from services.worker.models.decoder import DecoderLM
+from services.worker.models.parts import Parts
 
 
 class Olmo2Layer(nn.Module):

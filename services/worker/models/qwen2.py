@@ -1,7 +1,8 @@
 """Qwen2 (arXiv 2407.10671): biases on queries, keys and values, and windows in some layers."""
 
 from services.worker.config.model_config import ModelConfig, Window
-from services.worker.models.decoder import DecoderLayer, DecoderLM, Parts
+from services.worker.models.decoder import DecoderLayer, DecoderLM
+from services.worker.models.parts import Parts
 
 
 class WindowsConfig(ModelConfig, frozen=True):

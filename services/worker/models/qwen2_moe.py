@@ -14,7 +14,8 @@ from services.worker.layers.mixture import Mixture
 from services.worker.layers.mlp import GatedMLP
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
-from services.worker.models.decoder import DecoderLayer, DecoderLM, Parts
+from services.worker.models.decoder import DecoderLayer, DecoderLM
+from services.worker.models.parts import Parts
 from services.worker.models.qwen2 import WindowsConfig
 
 
@@ -68,6 +69,18 @@ class OpenedMixture(Mixture):
         return ops.open(normed, self.shared_expert_gate, y=shared, residual=x)
 
 
+def opened_mixture(
+    parts: Parts, config: SparseConfig, *, size: int, shared_size: int
+) -> OpenedMixture:
+    """Experts of an inner ``size``, and the network that all tokens share."""
+    return OpenedMixture(
+        parts.router(config.num_routed_experts, config.routing),
+        parts.experts(config.num_routed_experts, size),
+        parts.mlp(size=shared_size),
+        Scores(config.hidden_size, 1),
+    )
+
+
 class Qwen2MoeForCausalLM(DecoderLM):
     class Config(StepConfig, frozen=True, kw_only=True):
         shared_expert_intermediate_size: Num
@@ -84,9 +97,5 @@ class Qwen2MoeForCausalLM(DecoderLM):
         config = self.config
         if not config.is_sparse(layer):
             return parts.mlp()
-        return OpenedMixture(
-            parts.router(config.num_routed_experts, config.routing),
-            parts.experts(config.num_routed_experts, config.moe_intermediate_size),
-            parts.mlp(size=config.shared_expert_intermediate_size),
-            Scores(config.hidden_size, 1),
-        )
+        size, shared_size = config.moe_intermediate_size, config.shared_expert_intermediate_size
+        return opened_mixture(parts, config, size=size, shared_size=shared_size)

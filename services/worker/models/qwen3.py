@@ -1,6 +1,7 @@
 """Qwen3 (arXiv 2505.09388): queries and keys are normed head by head."""
 
-from services.worker.models.decoder import DecoderLayer, DecoderLM, Parts
+from services.worker.models.decoder import DecoderLayer, DecoderLM
+from services.worker.models.parts import Parts
 from services.worker.models.qwen2 import WindowsConfig
 
 

@@ -2,7 +2,8 @@
 
 from services.worker.layers.mixture import Mixture
 from services.worker.layers.mlp import GatedMLP
-from services.worker.models.decoder import DecoderLayer, DecoderLM, Parts
+from services.worker.models.decoder import DecoderLayer, DecoderLM
+from services.worker.models.parts import Parts
 from services.worker.models.qwen2_moe import StepConfig
 
 

@@ -2,6 +2,7 @@
 
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -31,6 +32,11 @@ MODELS = {
     "Qwen2MoeForCausalLM": "services.worker.models.qwen2_moe",
     "Qwen3ForCausalLM": "services.worker.models.qwen3",
     "Qwen3MoeForCausalLM": "services.worker.models.qwen3_moe",
+    "Qwen3NextForCausalLM": "services.worker.models.qwen3_next",
+    "Qwen3_5ForCausalLM": "services.worker.models.qwen3_5",
+    "Qwen3_5ForConditionalGeneration": "services.worker.models.qwen3_5",
+    "Qwen3_5MoeForCausalLM": "services.worker.models.qwen3_5",
+    "Qwen3_5MoeForConditionalGeneration": "services.worker.models.qwen3_5",
 }
 
 
@@ -41,6 +47,15 @@ OTHER_HEADS = ("ForSequenceClassification", "Model")
 
 class _Config(msgspec.Struct):
     architectures: list[str] = []
+
+
+class _Multimodal(msgspec.Struct):
+    """The config of a model that reads images too. Keys next to ``text_config`` are for all its
+    parts."""
+
+    text_config: dict[str, Any] | None = None
+    tie_word_embeddings: bool | None = None
+    quantization_config: dict[str, Any] | None = None
 
 
 def read_architectures(folder: Path, pools: bool = False) -> list[str]:
@@ -63,11 +78,26 @@ def read_model_config(folder: Path, pools: bool = False) -> ModelConfig:
     ours, or the model needs an unsupported feature."""
     path = find_file(folder, CONFIG_FILE)
     architectures = read_architectures(folder, pools)
-    config = decode_json(path, find_model(architectures).Config)
+    config = _decode_config(path, find_model(architectures).Config)
     config = msgspec.structs.replace(config, architectures=architectures)
     for problem in config.problems():
         raise ConfigError(f"model: {path}: {problem}")
     return config
+
+
+def _decode_config(path: Path, kind: type[ModelConfig]) -> ModelConfig:
+    multimodal = decode_json(path, _Multimodal)
+    if multimodal.text_config is None:
+        return decode_json(path, kind)
+    given = {"architectures": []} | multimodal.text_config
+    if multimodal.tie_word_embeddings is not None:
+        given["tie_word_embeddings"] = multimodal.tie_word_embeddings
+    if multimodal.quantization_config is not None:
+        given["quantization_config"] = multimodal.quantization_config
+    try:
+        return msgspec.convert(given, kind)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"model: {path}: text_config: {error}") from None
 
 
 def find_model(architectures: list[str]) -> type[DecoderLM]:

@@ -6,7 +6,7 @@ read weights that are already quantized.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -20,6 +20,7 @@ from services.worker.layers.parallel import ALONE, Parallel, cannot_split
 from services.worker.layers.weights import Dense, Quantized, Weight, are_alike, joined
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import find_model
+from services.worker.weights.check_tensors import check_form, check_kind, check_names
 from services.worker.weights.checkpoint import Checkpoint, StoredTensor, open_checkpoint
 from services.worker.weights.code_cache import CodeCache
 from services.worker.weights.mtp_layouts import with_mtp_head, without_missing_head
@@ -37,11 +38,6 @@ from shared.model_folder import weight_files
 log = logging.getLogger(__name__)
 
 Read = Callable[[str, WeightPiece], Tensor | Quantized]  # reads a stored tensor by name
-
-# Extra tensors that checkpoints may hold: the head of tied embeddings, and a buffer.
-IGNORED = ("lm_head.weight", "rotary_emb.inv_freq")
-# Scales of all keys, of all values …, found by calibration; our cache has finer ones.
-CACHE_SCALES = (".k_scale", ".v_scale", ".kv_scale", ".q_scale", ".prob_scale")
 
 
 @runtime_checkable
@@ -142,13 +138,13 @@ def fill(
     wanted = {module: dict(_pieces(path, module)) for path, module in model.named_modules()}
     names = list(dict.fromkeys(name for pieces in wanted.values() for name in pieces))
     found = {name: each for name in names if (each := find_layer(checkpoint, name, scheme))}
-    _check_names(checkpoint, names, found, scheme)
+    check_names(checkpoint, names, found, scheme)
     wanted = {module: pieces for module, pieces in wanted.items() if module not in remote}
     every = [(found[name], piece) for pieces in wanted.values() for name, piece in pieces.items()]
     for stored, piece in every:
-        _check_kind(stored, piece)
+        check_kind(stored, piece)
     for module, pieces in wanted.items():
-        _check_form(module, [found[name] for name in pieces], forms)
+        check_form(module, [found[name] for name in pieces], forms)
     num_bytes = sum(_num_bytes(stored, piece) for stored, piece in every)
     done_bytes = 0
     tables: dict[str, Weight] = {}  # embeddings, by their checkpoint tensor
@@ -169,7 +165,7 @@ def fill(
             of_codes = {name for name in wanted[module] if isinstance(found[name], StoredCodes)}
             device = home if forms.linear == "none" else placement.device
             of_layer = (known or {}).get(path)
-            if forms.linear != "none" and module.is_shard:
+            if forms.linear != "none" and module.is_shard and of_layer is None:
                 of_layer = _quantized_shard(wanted[module], read, device, forms.linear)
             _fill_linear(path, module, of_codes, read, device, of_layer)
             if isinstance(module.weight, Dense):
@@ -257,8 +253,8 @@ def _quantized_rows(
 def _quantized_shard(
     pieces: Mapping[str, WeightPiece], read: Read, device: torch.device, quantization: Quantization
 ) -> Quantized:
-    """A rank's shard of one process's weights: whole layers are quantized, one at a time, and then
-    cut."""
+    """Whole layers are quantized, one at a time, and then cut: ranks have the weights of one
+    process."""
     parts = []
     for name, piece in pieces.items():
         if name.endswith(".weight"):
@@ -282,9 +278,14 @@ def quantize(layer: Linear | TokenRows, quantization: Quantization) -> None:
 def _read(stored: StoredTensor | StoredCodes, piece: WeightPiece) -> Tensor | Quantized:
     """The content of ``piece``: codes if they can be cut as it requires, else values."""
     num = piece.destination.shape[piece.dim]
+    if isinstance(stored, StoredTensor) and piece.rows is not None:
+        return stored.read_all()[torch.from_numpy(piece.rows)]
     if isinstance(stored, StoredTensor):
         return stored.read(piece.dim, piece.start, num)
     weight = stored.read(piece.destination.dtype)
+    if piece.rows is not None:
+        rows = weight.rows(torch.from_numpy(piece.rows))
+        return rows if isinstance(rows, Quantized) else rows.values
     if isinstance(weight, Quantized):
         part = weight.part(piece.dim, piece.start, num)
         if part is not None or piece.num_ranks > 1:
@@ -293,7 +294,9 @@ def _read(stored: StoredTensor | StoredCodes, piece: WeightPiece) -> Tensor | Qu
 
 
 def _part(name: str, whole: Quantized, piece: WeightPiece) -> Quantized:
-    """A rank's part. Raises ConfigError if it would begin or end within a group."""
+    """A rank's part, or some rows. Raises ConfigError if it would begin or end within a group."""
+    if piece.rows is not None:
+        return whole.rows(torch.from_numpy(piece.rows))
     part = whole.part(piece.dim, piece.start, piece.destination.shape[piece.dim])
     if part is not None:
         return part
@@ -337,62 +340,8 @@ def find_layer(
     return checkpoint.find(name)
 
 
-def _check_names(
-    checkpoint: Checkpoint,
-    wanted: Iterable[str],
-    found: Mapping[str, StoredTensor | StoredCodes],
-    scheme: Scheme | None,
-) -> None:
-    known = {tensor.name for each in found.values() for tensor in _tensors(each)}
-    for name, tensor in checkpoint.tensors.items():
-        is_ignored = name.endswith(IGNORED + CACHE_SCALES) or (
-            scheme is not None and scheme.ignores(tensor)
-        )
-        if name not in known and not is_ignored:
-            raise ConfigError(f"model: {tensor.file}: the architecture has no tensor {name}")
-    if any(name.endswith(CACHE_SCALES) for name in checkpoint.tensors):
-        log.info(
-            "the checkpoint's scales of keys and values are not used: kv-cache-dtype has its own"
-        )
-    if lacking := sorted(checkpoint.source(name).name for name in wanted if name not in found):
-        raise ConfigError(f"model: {checkpoint.folder} lacks {_some(lacking)}")
-
-
-def _check_kind(stored: StoredTensor | StoredCodes, piece: WeightPiece) -> None:
-    shape = piece.whole
-    if stored.shape == shape and (isinstance(stored, StoredCodes) or stored.is_dense):
-        return
-    raise ConfigError(
-        f"model: {stored.file}: {stored.label} {stored.shape};"
-        f" the architecture has {shape} of floats"
-    )
-
-
-def _check_form(
-    module: nn.Module, parts: Iterable[StoredTensor | StoredCodes], forms: Forms
-) -> None:
-    if not isinstance(module, TokenRows) or forms.of(module) == "none":
-        return
-    setting = "lm-head" if isinstance(module, LMHead) else "embedding"
-    for stored in parts:
-        if isinstance(stored, StoredCodes):
-            raise ConfigError(
-                f"{setting}-quantization: {forms.of(module)} is made of dense weights; those of"
-                f" {stored.layer} are quantised already"
-            )
-
-
 def _num_bytes(stored: StoredTensor | StoredCodes, piece: WeightPiece) -> int:
     """The number of bytes read for ``piece``."""
     if isinstance(stored, StoredCodes):
         return stored.num_bytes if piece.destination.numel() else 0
     return piece.destination.numel() * stored.dtype.itemsize
-
-
-def _tensors(stored: StoredTensor | StoredCodes) -> Iterable[StoredTensor]:
-    return stored.tensors.values() if isinstance(stored, StoredCodes) else [stored]
-
-
-def _some(names: list[str], num: int = 5) -> str:
-    more = f" and {len(names) - num} more" if len(names) > num else ""
-    return f"tensors {', '.join(names[:num])}{more}"

@@ -3,7 +3,7 @@
 Our names and order are MiMo's: ``input_proj`` takes the hidden state first, then the embedding. The
 other families take the embedding first. The tensors of attention and MLP keep their names.
 Sources: README_WEIGHTS.md of DeepSeek-V3; deepseek_mtp, glm4_moe_mtp, ernie_mtp and mimo_mtp of
-vLLM; ernie4_5_mtp of FastDeploy.
+vLLM; ernie4_5_mtp of FastDeploy; qwen3_next_mtp of vLLM.
 """
 
 import logging
@@ -70,10 +70,25 @@ ERNIE4_5 = Layout(
     }
 )
 
+QWEN3_NEXT = Layout(
+    {
+        "token_layernorm": TensorSource("mtp.pre_fc_norm_embedding"),
+        "hidden_layernorm": TensorSource("mtp.pre_fc_norm_hidden"),
+        "input_proj.weight": TensorSource("mtp.fc.weight", hidden_first),
+        "final_layernorm": TensorSource("mtp.norm"),
+        **{part: TensorSource(f"mtp.layers.{{i}}.{part}") for part in BLOCK},
+    }
+)
+
 LAYOUTS = {
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,
     "Ernie4_5_MoeForCausalLM": ERNIE4_5,
     "Glm4MoeForCausalLM": DEEPSEEK_V3,
+    "Qwen3NextForCausalLM": QWEN3_NEXT,
+    "Qwen3_5ForCausalLM": QWEN3_NEXT,
+    "Qwen3_5ForConditionalGeneration": QWEN3_NEXT,
+    "Qwen3_5MoeForCausalLM": QWEN3_NEXT,
+    "Qwen3_5MoeForConditionalGeneration": QWEN3_NEXT,
 }
 
 
@@ -86,6 +101,7 @@ class MtpView(Checkpoint):
         if copies := layout.copies:
             tensors = {name: tensors[name] for name in tensors if not copies.fullmatch(name)}
         super().__init__(checkpoint.folder, tensors)
+        self._checkpoint = checkpoint
         self._layout = layout
         self._num_trunk_layers = num_trunk_layers
 
@@ -96,7 +112,7 @@ class MtpView(Checkpoint):
                 if part.startswith(f"{ours}."):
                     theirs = theirs.format(i=i, n=self._num_trunk_layers + i)
                     return TensorSource(theirs + found["part"].removeprefix(ours), transform)
-        return TensorSource(name)
+        return self._checkpoint.source(name)
 
 
 def with_mtp_head(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
@@ -113,5 +129,5 @@ def without_missing_head(config: ModelConfig, checkpoint: Checkpoint) -> ModelCo
     wanted = getattr(config, "num_nextn_predict_layers", 0)
     if not wanted or checkpoint.find(f"{FIRST_LAYER}.hidden_layernorm.weight"):
         return config
-    log.info("config.json counts %d MTP layers, of which the checkpoint has none", wanted)
+    log.info("the checkpoint lacks the model's MTP head: there are no drafts by it")
     return msgspec.structs.replace(config, num_nextn_predict_layers=0)

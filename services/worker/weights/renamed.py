@@ -1,11 +1,16 @@
 """Checkpoints of families with other names for our tensors."""
 
+import logging
 from collections.abc import Callable, Mapping
 
 from torch import Tensor
 
 from services.worker.config.model_config import ModelConfig
 from services.worker.weights.checkpoint import Checkpoint, TensorSource
+
+log = logging.getLogger(__name__)
+
+TRUNK, TEXT_TRUNK, IMAGES = "model.", "model.language_model.", "model.visual."
 
 
 def third(number: int) -> Callable[[Tensor], Tensor]:
@@ -22,6 +27,12 @@ LFM2 = {
     "conv.in_proj_x.": TensorSource("conv.in_proj.", third(2)),
     "conv.conv.weight": TensorSource("conv.conv.weight", lambda whole: whole.squeeze(1)),
     "gate.e_score_correction_bias": TensorSource("expert_bias"),
+}
+WITH_IMAGES = {
+    "Qwen3_5ForCausalLM",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForCausalLM",
+    "Qwen3_5MoeForConditionalGeneration",
 }
 FAMILIES: Mapping[str, Mapping[str, TensorSource]] = {
     "Lfm2ForCausalLM": LFM2,
@@ -44,8 +55,27 @@ class Renamed(Checkpoint):
         return TensorSource(name)
 
 
+class TextPart(Checkpoint):
+    """The tensors of a model that reads images too, without those for images."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        names = [name for name in checkpoint.tensors if not name.startswith(IMAGES)]
+        super().__init__(checkpoint.folder, {name: checkpoint.tensors[name] for name in names})
+        self._checkpoint = checkpoint
+        if num_left := len(checkpoint.tensors) - len(names):
+            log.info("text only: %d tensors %s* for images are not loaded", num_left, IMAGES)
+        self._trunk = TEXT_TRUNK if any(name.startswith(TEXT_TRUNK) for name in names) else TRUNK
+
+    def source(self, name: str) -> TensorSource:
+        if name.startswith(TRUNK):
+            name = self._trunk + name.removeprefix(TRUNK)
+        return self._checkpoint.source(name)
+
+
 def with_our_names(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
     """``checkpoint`` by our names, if its family has others."""
+    if not WITH_IMAGES.isdisjoint(config.architectures):
+        return TextPart(checkpoint)
     for name in config.architectures:
         if names := FAMILIES.get(name):
             return Renamed(checkpoint, names)

@@ -21,6 +21,7 @@ from shared.model_folder import weight_files
 VOCAB_SIZE = 160
 EOS_ID = 7
 MAX_POSITIONS = 128
+LESS_ONE = ("Gemma", "Qwen3Next", "Qwen3_5")  # families that store norms minus 1
 SETTLED = 1e-4  # outputs may differ if two float32 scores are closer than this
 
 
@@ -52,8 +53,11 @@ def save_model(
     model = family(config)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if name.endswith(("bias", "norm.weight")):
-            mean = "norm" in name and not family.__name__.startswith("Gemma")  # stores them minus 1
+            is_less_one = family.__name__.startswith(LESS_ONE) and "linear_attn" not in name
+            mean = "norm" in name and not is_less_one
             torch.nn.init.normal_(tensor.data, mean=float(mean), std=0.3)
+        if name.endswith("A_log"):  # states that last for some tokens, and for many
+            torch.nn.init.uniform_(tensor.data, -5, 0)
     model.save_pretrained(folder, max_shard_size=shard_size)
     (folder / "tokenizer.json").write_text("{}")
 

@@ -1,6 +1,6 @@
 """MTP heads of DeepSeek-V3, GLM-4.5 and ERNIE-4.5: their drafts; outputs equal those without."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +10,21 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm
-from transformers import Ernie4_5_MoeForCausalLM, Glm4MoeForCausalLM, PreTrainedModel
+from transformers import (
+    Ernie4_5_MoeForCausalLM,
+    Glm4MoeForCausalLM,
+    PreTrainedModel,
+    Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3NextForCausalLM,
+)
 
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import ENGINES, make_engine
 from shared.model_folder import weight_files
 from shared.wire.messages import SamplingParams
 from tests.services.worker.checkpoints import change_config, random_prompts, save_model
+from tests.services.worker.hybrids import EXPERTS, SIZES
 from tests.services.worker.speculation import iter_positions
 from tests.services.worker.test_families import CASES, ERNIE, GLM
 
@@ -26,7 +34,8 @@ BLOCK = f"model.layers.{TRUNK_LAYERS}."
 
 @dataclass(frozen=True)
 class Family:
-    """Names of a head's tensors, besides its ``block``, in the family's checkpoints."""
+    """Names of a head's tensors, besides its ``block``, in the family's checkpoints. ``counts`` are
+    the keys of config.json for a trunk with a head; norms are stored minus ``norm_offset``."""
 
     model: type[PreTrainedModel]
     changes: dict[str, Any]
@@ -35,6 +44,8 @@ class Family:
     proj: str
     final_norm: str
     block: str
+    counts: dict[str, Any] = field(default_factory=lambda: {"num_nextn_predict_layers": 1})
+    norm_offset: float = 0.0
 
 
 FAMILIES = {
@@ -67,6 +78,28 @@ FAMILIES = {
 }
 
 
+def hybrid(model: type[PreTrainedModel], counts: dict[str, Any], **changes: Any) -> Family:
+    types = ["linear_attention", "full_attention"] * 2
+    return Family(
+        model,
+        {**SIZES, **changes, "layer_types": types},
+        token_norm="mtp.pre_fc_norm_embedding",
+        hidden_norm="mtp.pre_fc_norm_hidden",
+        proj="mtp.fc",
+        final_norm="mtp.norm",
+        block="mtp.layers.0.",
+        counts=counts | {"layer_types": types[:TRUNK_LAYERS]},
+        norm_offset=1.0,
+    )
+
+
+HYBRID_FAMILIES = {
+    "Qwen3.5": hybrid(Qwen3_5ForCausalLM, {"mtp_num_hidden_layers": 1}),
+    "Qwen3.5 MoE": hybrid(Qwen3_5MoeForCausalLM, {"mtp_num_hidden_layers": 1}, **EXPERTS),
+    "Qwen3-Next": hybrid(Qwen3NextForCausalLM, {}, **EXPERTS),
+}
+
+
 class Checkpoint:
     """A checkpoint in ``folder``. Its head's block is the last layer of a transformers model; the
     layers before it are the trunk."""
@@ -87,7 +120,7 @@ class Checkpoint:
             added[family.final_norm] = torch.rand(HIDDEN) + 0.5
         self._weights = weights | {f"{name}.weight": each for name, each in added.items()}
         save_file(self._weights, file, {"format": "pt"})
-        change_config(folder, num_hidden_layers=TRUNK_LAYERS, num_nextn_predict_layers=1)
+        change_config(folder, num_hidden_layers=TRUNK_LAYERS, **family.counts)
         self._family, self._layers = family, list(self._model.model.layers)
         self.folder = folder
 
@@ -117,7 +150,8 @@ class Checkpoint:
 
     def _norm(self, x: Tensor, name: str) -> Tensor:
         eps = self._model.config.rms_norm_eps
-        return rms_norm(x, (HIDDEN,), self._weights[f"{name}.weight"], eps)
+        weight = self._weights[f"{name}.weight"] + self._family.norm_offset
+        return rms_norm(x, (HIDDEN,), weight, eps)
 
 
 @pytest.fixture(scope="module", params=FAMILIES)

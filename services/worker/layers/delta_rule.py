@@ -1,0 +1,51 @@
+"""The gated delta rule of a layer, and the place of its states."""
+
+from typing import NamedTuple
+
+from torch import nn
+
+from kernels.delta import DeltaWeights
+
+
+class DeltaSpec(NamedTuple):
+    """The sizes of a layer on all ranks, and the ``width`` of its convolution."""
+
+    num_heads: int  # of values
+    num_key_heads: int
+    key_dim: int
+    value_dim: int
+    width: int
+
+
+class DeltaRule(NamedTuple):
+    """``layer`` is the place of its states in the context; parameters as in ``kernels.delta``, with
+    heads and channels of this rank."""
+
+    layer: int
+    num_key_heads: int
+    conv: nn.Parameter
+    decay: nn.Parameter
+    dt_bias: nn.Parameter
+    norm: nn.Parameter
+    eps: float
+
+    @property
+    def weights(self) -> DeltaWeights:
+        return DeltaWeights(*self[1:])
+
+    @property
+    def num_heads(self) -> int:
+        return len(self.decay)
+
+    @property
+    def channels(self) -> int:
+        return len(self.conv)
+
+    @property
+    def value_dim(self) -> int:
+        return len(self.norm)
+
+    @property
+    def key_dim(self) -> int:
+        of_keys = self.channels - self.num_heads * self.value_dim
+        return of_keys // (2 * self.num_key_heads)

@@ -1,0 +1,25 @@
+"""Qwen3-Next: gated delta layers and gated attention, with experts."""
+
+from kernels.route import Routing
+from services.worker.config.sparse_config import Num
+from services.worker.models.delta_hybrid import SparseHybridConfig, SparseHybridLM
+
+
+class Qwen3NextForCausalLM(SparseHybridLM):
+    has_joined_inputs = True
+
+    class Config(SparseHybridConfig, frozen=True, kw_only=True):
+        norm_topk_prob: bool = True
+        decoder_sparse_step: Num = 1
+        mlp_only_layers: list[int] | None = None
+        num_nextn_predict_layers: int = 1  # config.json does not count them
+
+        @property
+        def routing(self) -> Routing:
+            return Routing(self.num_experts_per_tok, min_sum=0.0 if self.norm_topk_prob else None)
+
+        def is_sparse(self, layer: int) -> bool:
+            is_named = layer in (self.mlp_only_layers or [])
+            return not is_named and (layer + 1) % self.decoder_sparse_step == 0
+
+    config: Config
