@@ -70,7 +70,7 @@ def _start(suite: Suite, model: Path, drafts: bool) -> None:
     assert isinstance(loaded.model, TorchLM)
     assert loaded.model.model.lm_head is not None
     loaded.model.model.lm_head.to(suite.dtype)  # float32 on a CPU, but not on a GPU
-    capacity = loaded.capacity(NUM_BLOCKS)
+    capacity = loaded.limits
     table = SlotTable(capacity)
     state = DeviceSlots(capacity, table, loaded.eos_ids, loaded.device).state
     warm_up(make_segments(loaded, state, NUM_BLOCKS), table, capacity, _be_silent)

@@ -150,6 +150,9 @@ def _on(
         "step_bytes": needs.peak,
         "kv_cache_bytes": fit.memory.kv_cache,
         "kv_cache_tokens": fit.num_tokens(longest),
+        "num_seqs": fit.capacity.max_num_seqs,
+        "num_states": fit.capacity.num_states,
+        "state_bytes": fit.memory.states,
         "concurrency": {name: fit.num_tokens(each) / each for name, each in lengths.items()},
     }
     times = _times(given, settings, footprint, card, fit, say)

@@ -102,15 +102,20 @@ def _machine(found: dict[str, Any], settings: dict[str, Any]) -> dict[str, str]:
 
 
 def _memory(found: dict[str, Any], settings: dict[str, Any]) -> dict[str, str]:
-    concurrency = found["concurrency"]
+    concurrency, num_seqs, states = found["concurrency"], found["num_seqs"], ""
+    if found["num_states"] is not None:
+        states = (
+            f", states of {num_seqs} sequences and {found['num_states']} copies"
+            f" {bytes_of(found['state_bytes'])}"
+        )
     return {
         "memory": f"{bytes_of(found['memory_bytes'])} may be used: weights"
         f" {bytes_of(found['weights_bytes'])}, a step {bytes_of(found['step_bytes'])}, KV cache"
-        f" {bytes_of(found['kv_cache_bytes'])} = {found['kv_cache_tokens']:,} tokens",
+        f" {bytes_of(found['kv_cache_bytes'])} = {found['kv_cache_tokens']:,} tokens{states}",
         "at once": f"{concurrency['p50']:.1f} requests of the median length,"
         f" {concurrency['p95']:.1f} of the 95th percentile,"
         f" {concurrency['longest']:.1f} of {settings['max_model_len']:,} tokens;"
-        f" --max-num-seqs {settings['max_num_seqs']}",
+        f" --max-num-seqs {num_seqs}",
     }
 
 

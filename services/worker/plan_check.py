@@ -7,7 +7,7 @@ import numpy as np
 
 from shared.errors import CodecError
 from shared.wire.faults import ids_fault, params_fault, pooling_fault, reads_all
-from shared.wire.kv_groups import num_passed
+from shared.wire.kv_groups import copy_interval, num_passed
 from shared.wire.messages import Admit, Capacity, Drop, Extend, Group, StepPlan
 
 
@@ -43,8 +43,11 @@ class PlanCheck:
             del self._slots[slot]
         self._check_num_steps(plan)
         self._check_ids(plan, ids)
-        for drop in plan.rows:
+        for drop in plan.drops:
             self._drop(drop)
+        for keep in plan.keeps:
+            self._find(keep.slot)
+            self._check_state(keep.to_state)
         for row in plan.admit:
             self._admit(row)
         for extend in plan.extend:
@@ -108,6 +111,7 @@ class PlanCheck:
         fault = params_fault(row.params, self._vocab_size)
         if fault := fault or pooling_fault(row.params, self._capacity.pooled_size):
             raise CodecError(fault)
+        self._check_states(row)
         num_blocks = [len(blocks) for blocks in of_groups]
         self._slots[row.slot] = _Held(row.num_ids - row.num_cached, num_blocks, num_dropped)
 
@@ -142,6 +146,22 @@ class PlanCheck:
                 f"slot {row.slot}: of {row.prompt_len} ids of a prompt {row.num_prompt_scored} are"
                 f" scored and {row.num_cached} cached"
             )
+
+    def _check_states(self, row: Admit) -> None:
+        self._check_state(row.from_state)
+        self._check_state(row.to_state)
+        if self._capacity.num_states is None:
+            return
+        is_whole = row.num_cached % copy_interval(self._capacity.block_size) == 0
+        if not is_whole or (row.from_state is None) != (row.num_cached == 0):
+            raise CodecError(
+                f"slot {row.slot} begins with {row.num_cached} ids and state {row.from_state}"
+            )
+
+    def _check_state(self, state: int | None) -> None:
+        num_states = self._capacity.num_states or 0
+        if state is not None and state >= num_states:
+            raise CodecError(f"state {state}; there is room for {num_states}")
 
     def _check_blocks(self, blocks: list[int], num_in_all: int) -> None:
         if num_in_all > self._max_blocks or max(blocks, default=0) >= self._capacity.num_blocks:

@@ -45,6 +45,7 @@ from shared.wire.messages import (
     POOLING_MINOR,
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
+    STATES_MINOR,
     Heartbeat,
     Hello,
     Inquire,
@@ -200,6 +201,8 @@ class WorkerService:
                 f"protocol minor {hello.minor} knows of no groups of layers with windows,"
                 f" {GROUPS_MINOR} does"
             )
+        if self._engine.capacity.num_states is not None and hello.minor < STATES_MINOR:
+            return f"protocol minor {hello.minor} knows of no states of layers, {STATES_MINOR} does"
         home = self._attachment.home
         if hello.minor < CELLS_MINOR and home is not None:
             return f"attached to scheduler {home.hello.instance}, so not to {hello.instance}"

@@ -11,12 +11,14 @@ from functools import partial
 
 import numpy as np
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from kernels.sample import NOT_COMPILED, NOT_FINITE
 from services.worker.engine.plain_steps import PlainSteps
 from services.worker.engine.protocol import StepOutput
 from services.worker.layers.context import forward_context
+from services.worker.machine.state_pool import StatePool
 from services.worker.machine.streams import Fetched, OnHost
 from services.worker.metrics import EXPERT_LOADS
 from services.worker.slots.table import SlotTable
@@ -99,12 +101,13 @@ class HostEngine:
         report = plan_worker(loaded, estimate_requirements(loaded))
         report.publish()
         self.model_info = loaded.model_info
-        self.capacity = loaded.capacity(report.num_blocks, self.max_num_steps)
+        self.capacity = structs.replace(report.capacity, max_num_steps=self.max_num_steps)
         self._model, self._pooler = loaded.model, loaded.pooler
         self._speculation, self._eos_ids = loaded.speculation, loaded.eos_ids
         self._parallel = loaded.parallel
         self._slots = SlotTable(self.capacity, loaded.make_guides())
         self._kv_cache = loaded.make_kv_cache(report.num_blocks)
+        self._state_pool = StatePool(loaded.shape.state_specs, self.capacity, loaded.device)
         backend = Backend(
             sampler=loaded.sampler,
             has_rules=self._slots.has_logits_rules,
@@ -132,7 +135,7 @@ class HostEngine:
         is_alone = loaded.ranks.size == 1 and self._pooler is None
         if decoder is None or self._speculation.num_drafts or not is_alone:
             return None
-        return PlainSteps(self._slots, decoder, self._eos_ids)
+        return PlainSteps(self._slots, self._state_pool, decoder, self._eos_ids)
 
     @property
     def num_running(self) -> int:
@@ -169,6 +172,7 @@ class HostEngine:
         fresh_blocks = self._slots.apply(plan, ids)
         if self._model.clears_blocks:
             self._kv_cache.clear(fresh_blocks)
+        self._state_pool.apply(plan)
         self._drafter.begin(self._slots, plan, fresh_blocks)
 
     def _run_steps(self, plan: StepPlan) -> tuple[list[StepRows], int, RecordedStep | None]:
@@ -199,7 +203,7 @@ class HostEngine:
 
     def _prepare(self, plan: StepPlan) -> Batch:
         recomputes_states = self._drafter.recomputes_states and plan.draft_depth > 0
-        return prepare_batch(self._slots, plan, self._kv_cache, recomputes_states)
+        return prepare_batch(self._slots, plan, self._kv_cache, self._state_pool, recomputes_states)
 
     def _run(self, batch: Batch, draft_depth: int) -> tuple[StepRows, RecordedStep]:
         step = Step(batch.rows, min(draft_depth, self._speculation.num_drafts))

@@ -5,6 +5,7 @@ import numpy as np
 from kernels.accept.rule import accept_rows
 from kernels.cpu.decode import DecodeRows, NativeDecoder
 from services.worker.backends.native import group_blocks
+from services.worker.machine.state_pool import StatePool
 from services.worker.slots.table import SlotTable
 from services.worker.step.batch import Batch
 from services.worker.step.results import NO_LOGPROBS, StepRows, result_row
@@ -19,8 +20,11 @@ ONE_TOKEN = TokenRun(1)
 class PlainSteps:
     """The results equal those from the engine's other steps, bit for bit."""
 
-    def __init__(self, table: SlotTable, decoder: NativeDecoder, eos_ids: np.ndarray) -> None:
+    def __init__(
+        self, table: SlotTable, states: StatePool, decoder: NativeDecoder, eos_ids: np.ndarray
+    ) -> None:
         self._table = table
+        self._states = states
         self._decoder = decoder
         self._eos_ids = eos_ids
 
@@ -45,8 +49,10 @@ class PlainSteps:
             random=random_rows_of(table, slots, num_known, batch.positions.device),
             rooms=table.end[slots] - num_known,
             ignores_eos=table.ignore_eos[slots],
+            states=context.states,
         )
         tokens = self._decoder.run(rows, num_steps)
+        self._states.note_more(slots, len(tokens) - 1)
         ordered = batch.rows.sampling_rows
         return self._record(slots[ordered], tokens.T[ordered]), len(tokens)
 

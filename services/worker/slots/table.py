@@ -71,7 +71,7 @@ class SlotTable:
         self.is_open[plan.release] = False
         start = 0
         fresh: list[int] = []
-        for drop in plan.rows:
+        for drop in plan.drops:
             self.block_tables[drop.group, drop.slot, : drop.num_blocks] = self.null_block
         for row in plan.admit:
             self._admit(row, ids[start : start + row.num_ids])

@@ -109,7 +109,7 @@ class LoadedModel:
 
     @property
     def max_num_batched_tokens(self) -> int:
-        return self.capacity(num_blocks=0).max_num_batched_tokens
+        return self.limits.max_num_batched_tokens
 
     @property
     def returns_processed(self) -> bool:
@@ -124,7 +124,7 @@ class LoadedModel:
 
     @property
     def max_num_seqs(self) -> int:
-        return self.capacity(num_blocks=0).max_num_seqs
+        return self.limits.max_num_seqs
 
     def make_kv_cache(self, num_blocks: int) -> KVCache:
         """Raises ConfigError if the memory does not suffice."""
@@ -144,13 +144,12 @@ class LoadedModel:
             return None
         return Guides(self.folder, self.model_info.vocab_size, self.eos_ids)
 
-    def capacity(self, num_blocks: int, max_num_steps: int = 1) -> Capacity:
-        return msgspec.structs.replace(
-            capacity_of(self.settings, self.model_info, self.device, self.speculation),
-            num_blocks=num_blocks,
-            max_num_steps=max_num_steps,
-            groups=self.shape.groups,
-        )
+    @property
+    def limits(self) -> Capacity:
+        """Its capacity before there are blocks and copies of states."""
+        found = capacity_of(self.settings, self.model_info, self.device, self.speculation)
+        num_states = 0 if self.shape.state_specs else None
+        return msgspec.structs.replace(found, groups=self.shape.groups, num_states=num_states)
 
 
 def capacity_of(

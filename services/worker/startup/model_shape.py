@@ -11,8 +11,11 @@ from services.worker.layers.experts import Experts
 from services.worker.layers.weights import Quantized
 from services.worker.machine.kv_groups import group_layers, sections_of
 from services.worker.machine.kv_layout import KVLayout
+from services.worker.machine.state_pool import StateSpec
 from services.worker.models.decoder import DecoderLM
 from shared.wire.messages import Capacity, Group
+
+STATES_ON_GPUS = "model: layers with a state are supported on CPUs only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +23,15 @@ class ModelShape:
     """``kv_layouts`` has one for each layer of the KV cache. ``numbers_per_token``: the most
     numbers of a token that exist at once within a layer. ``num_scored_heads``: the most heads of a
     layer with scores that torch's operators compute one by one. ``layer_groups`` has the index in
-    ``groups`` of each layer of the KV cache."""
+    ``groups`` of each layer of the KV cache. ``state_specs`` has one for each layer with a
+    state."""
 
     kv_layouts: list[KVLayout]
     numbers_per_token: int
     num_scored_heads: int
     groups: tuple[Group, ...]
     layer_groups: Sequence[int]
+    state_specs: Sequence[StateSpec] = ()
 
     @property
     def sections(self) -> list[int]:
@@ -52,21 +57,22 @@ def shape_of(
     its KV cache if given.
 
     A layer holds its input, the residual sum, its norm and its rotation; and then the inputs of
-    attention, or the two GEMMs of the feed-forward network with their outputs. For drafts, states
-    are kept, computed again and joined with embeddings.
+    attention or the delta rule, or the two GEMMs of the feed-forward network with their outputs.
+    For drafts, states are kept, computed again and joined with embeddings.
     """
     config = model.config
     layers = model.cached_layers()
-    attention = max(each.numbers_per_token for each in layers)
+    mixing = max(each.numbers_per_token for each in [*layers, *model.state_layers()])
     always = (7 if drafts else 3) * config.hidden_size + 2 * config.head_dim
     mixtures = [_mixture_numbers(each) for each in model.modules() if isinstance(each, Experts)]
-    numbers = always + max(attention, 4 * config.intermediate_size, *mixtures)
+    numbers = always + max(mixing, 4 * config.intermediate_size, *mixtures)
     return ModelShape(
         kv_layouts=model.kv_layouts(dtype, drafts=drafts, codes=codes),
         numbers_per_token=numbers,
         num_scored_heads=max(each.num_scored_heads for each in layers),
         groups=model.groups,
         layer_groups=model.layer_groups(drafts=drafts),
+        state_specs=model.state_specs(),
     )
 
 

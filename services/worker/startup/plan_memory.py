@@ -26,6 +26,7 @@ from shared.wire.messages import MAX_BLOCKS, WINDOW_BYTES, Capacity
 log = logging.getLogger(__name__)
 
 CPU_MAX_KV_BYTES = 4 << 30
+MAX_COPIES = 4  # of the states of each sequence
 SHORT = 4096  # tokens of a request for which the log says what fits
 # For each entry of the logits: scores, their filtered copies and indices, and the ids that requests
 # allow. Logprobs come after these are freed and take less: rows are processed in pieces.
@@ -48,10 +49,12 @@ class MemoryRequirements:
     capacity: Capacity
     graphs: int | None = None  # None: the peak was estimated, and there are no graphs
     slack: int = 0  # for bytes that the measurement of the peak may have missed
+    state: int = 0  # of a sequence, in all layers with a state
+    drafts: int = 0  # of a sequence, kept for its state
 
     @property
     def total(self) -> int:
-        """Without the KV cache."""
+        """Without the KV cache and states."""
         return self.weights + self.peak + (self.graphs or 0) + self.slack
 
     @property
@@ -61,9 +64,12 @@ class MemoryRequirements:
 
 @dataclass(frozen=True)
 class MemoryReport:
-    """The blocks of the KV cache, and how we came by their number."""
+    """The blocks of the KV cache, and how we came by their number. A model with states has room for
+    ``num_seqs`` sequences and ``num_states`` copies."""
 
     num_blocks: int
+    num_seqs: int
+    num_states: int | None
     budget: int
     others: int
     requirements: MemoryRequirements
@@ -73,6 +79,12 @@ class MemoryReport:
     def kv_cache(self) -> int:
         """Bytes of all blocks."""
         return self.num_blocks * self.requirements.block
+
+    @property
+    def states(self) -> int:
+        """Bytes of the states of all sequences, of their copies and of kept drafts."""
+        needs = self.requirements
+        return self.num_seqs * (needs.state + needs.drafts) + (self.num_states or 0) * needs.state
 
     def publish(self) -> None:
         for line in self.lines():
@@ -89,6 +101,7 @@ class MemoryReport:
             f"memory: {mib(self.budget)} may be used, {mib(self.others)} are used by others",
             f"weights: {mib(requirements.weights)} in memory{self._each}",
             *self._peak_lines(),
+            *self._state_lines(),
             f"KV cache: {self.num_blocks} blocks of {capacity.block_size} tokens"
             f" = {self._tokens} ({mib(self.kv_cache)}{self._each})",
             f"maximum concurrency for {longest} tokens per request: {concurrency:.2f}×",
@@ -96,7 +109,27 @@ class MemoryReport:
 
     @property
     def capacity(self) -> Capacity:
-        return structs.replace(self.requirements.capacity, num_blocks=self.num_blocks)
+        return structs.replace(
+            self.requirements.capacity,
+            num_blocks=self.num_blocks,
+            max_num_seqs=self.num_seqs,
+            num_states=self.num_states,
+        )
+
+    def _state_lines(self) -> list[str]:
+        if self.num_states is None:
+            return []
+        needs, num_seqs = self.requirements, self.num_seqs
+        lines = [
+            f"states: {num_seqs} of sequences, {self.num_states} copies of {mib(needs.state)}"
+            f" ({mib(self.states)}{self._each})"
+        ]
+        if num_seqs < needs.capacity.max_num_seqs:
+            lines.append(
+                f"max-num-seqs: {num_seqs} instead of {needs.capacity.max_num_seqs}, since states"
+                " take half of the cache's memory (kv-cache-memory-bytes, gpu-memory-utilization)"
+            )
+        return lines
 
     @property
     def _tokens(self) -> str:
@@ -173,14 +206,18 @@ def requirements_with(
     loaded: LoadedModel, peak: int, graphs: int | None = None, slack: int = 0
 ) -> MemoryRequirements:
     """With ``peak``, the memory of a step apart from weights and KV cache."""
-    token_bytes = sum(layout.num_bytes for layout in loaded.shape.section_layouts)
+    shape, limits = loaded.shape, loaded.limits
+    token_bytes = sum(layout.num_bytes for layout in shape.section_layouts)
+    of_draft = sum(each.draft_bytes for each in shape.state_specs)
     return MemoryRequirements(
         weights=weight_bytes(loaded.model),
         peak=peak,
         block=loaded.settings.block_size * token_bytes,
-        capacity=loaded.capacity(num_blocks=0),
+        capacity=limits,
         graphs=graphs,
         slack=slack,
+        state=sum(each.num_bytes for each in shape.state_specs),
+        drafts=limits.num_speculative_tokens * of_draft,
     )
 
 
@@ -222,6 +259,9 @@ def plan_worker(loaded: LoadedModel, requirements: MemoryRequirements) -> Memory
     num_blocks = ranks.least(report.num_blocks)
     if not num_blocks:
         raise ConfigError("max-model-len: one request does not fit on another rank, which says why")
+    if report.num_states is not None:
+        num_seqs, num_states = ranks.least(report.num_seqs), ranks.least(report.num_states)
+        report = replace(report, num_seqs=num_seqs, num_states=num_states)
     return replace(report, num_blocks=num_blocks, num_ranks=ranks.size)
 
 
@@ -232,17 +272,31 @@ def plan_memory(
 
     Raises ConfigError if one request of ``max_model_len`` does not fit.
     """
-    capacity = requirements.capacity
     budget = int(before.total * settings.gpu_memory_utilization)
     others = before.total - before.free
     room = _room(settings, budget - others - requirements.total, device)
-    num_wanted = min(capacity.max_num_seqs * requirements.blocks_per_request, MAX_BLOCKS)
+    num_seqs, num_states = _count_states(requirements, room)
+    room -= num_seqs * (requirements.state + requirements.drafts)
+    room = max(0, room - (num_states or 0) * requirements.state)
+    num_wanted = min(num_seqs * requirements.blocks_per_request, MAX_BLOCKS)
     num_blocks = min(room // requirements.block, num_wanted)
     num_blocks = settings.num_gpu_blocks_override or num_blocks
-    report = MemoryReport(num_blocks, budget, others, requirements)
+    report = MemoryReport(num_blocks, num_seqs, num_states, budget, others, requirements)
     if num_blocks < requirements.blocks_per_request:
         raise ConfigError(_too_little(settings, requirements, room, report))
     return report
+
+
+def _count_states(requirements: MemoryRequirements, room: int) -> tuple[int, int | None]:
+    """Counts the sequences and the copies of states, in half of the ``room`` for the cache: one
+    copy for each sequence at least, and up to ``MAX_COPIES``."""
+    num_seqs, state = requirements.capacity.max_num_seqs, requirements.state
+    if not state:
+        return num_seqs, None
+    room //= 2
+    num_seqs = max(1, min(num_seqs, room // (2 * state + requirements.drafts)))
+    left = room - num_seqs * (state + requirements.drafts)
+    return num_seqs, max(1, min(left // state, MAX_COPIES * num_seqs))
 
 
 def _room(settings: WorkerConfig, left: int, device: torch.device) -> int:

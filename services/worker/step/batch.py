@@ -1,14 +1,16 @@
 """A plan's rows as tensors of the host: decodes, drafts and prompt chunks in one flat batch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from kernels.delta.states import States
 from kernels.paged_attention import prepare_attention
 from services.worker.layers.context import AttentionInputs, ForwardContext
 from services.worker.machine.kv_cache import KVCache
+from services.worker.machine.state_pool import StatePool
 from services.worker.slots.table import SlotTable
 from services.worker.step.rows import Rows, by_route, plan_rows
 from shared.wire.messages import StepPlan
@@ -37,9 +39,14 @@ class Batch:
 
 
 def prepare_batch(
-    table: SlotTable, plan: StepPlan, kv_cache: KVCache, recomputes_states: bool = False
+    table: SlotTable,
+    plan: StepPlan,
+    kv_cache: KVCache,
+    states: StatePool,
+    recomputes_states: bool = False,
 ) -> Batch:
-    """Concatenates the plan's rows with open slots; see ``plan_rows``."""
+    """Concatenates the plan's rows with open slots; see ``plan_rows``. The step must run, since
+    ``states`` count its tokens."""
     planned = plan_rows(table, table, plan, recomputes_states, _attention_order)
     sampling = planned.sampling_rows
     if len(sampling) > 1:
@@ -58,6 +65,11 @@ def prepare_batch(
         is_cached = offsets < planned.num_recomputed[rows]
         slot_mapping[:, is_cached] = table.null_block * table.block_size
 
+    context = make_context(table, slots, num_tokens, planned.ends, slot_mapping, kv_cache)
+    of_states = states.rows(slots, planned.starts, num_tokens, planned.num_drafts)
+    if of_states is not None:
+        context = replace(context, states=States(states.layers, of_states))
+
     def upload(array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(device, non_blocking=True)
 
@@ -70,7 +82,7 @@ def prepare_batch(
         positions=upload(positions),
         host_positions=positions,
         sampling_tokens=upload(sampling_tokens),
-        context=make_context(table, slots, num_tokens, planned.ends, slot_mapping, kv_cache),
+        context=context,
     )
 
 

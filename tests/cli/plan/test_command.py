@@ -10,6 +10,7 @@ from cli.plan.command import main, plan
 from cli.plan.options import PROGRAM, parse
 from shared.settings.load import load_settings
 from shared.settings.worker import WorkerConfig
+from tests.services.worker.hybrids import save_hybrid
 
 LOAD = ["--input-len", "40", "--output-len", "8", "--num-played", "20"]
 
@@ -38,6 +39,16 @@ def test_a_log_becomes_settings_workers_and_times_measured_here(tmp_path: Path, 
     assert machine["played"]["num_requests"] == 20
     assert list(machine["step_ms"]) == ["1"]
     assert machine["kv_cache_tokens"] == 4 * 256
+
+
+def test_states_are_planned_for_cpus_and_refused_for_cards(tmp_path: Path, capsys) -> None:
+    save_hybrid(tmp_path, "qwen3.5")
+    common = [str(tmp_path), *LOAD, "--device", "cpu", "--no-measure"]
+    assert main([*common, "--max-num-seqs", "8"]) == OK
+    text = " ".join(capsys.readouterr().out.split())
+    assert "states of 8 sequences and 32 copies" in text
+    assert main([*common, "--card", "h100"]) == FAILED
+    assert "layers with a state are supported on CPUs only" in capsys.readouterr().out
 
 
 def test_all_cards_are_compared_from_a_config_alone(tmp_path: Path, capsys) -> None:

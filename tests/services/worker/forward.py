@@ -7,6 +7,7 @@ import torch
 
 from services.worker.layers.context import forward_context
 from services.worker.machine.kv_cache import KVCache
+from services.worker.machine.state_pool import StatePool
 from services.worker.models import CausalLM
 from services.worker.models.registry import read_model_config
 from services.worker.slots.table import SlotTable
@@ -42,7 +43,9 @@ def prepare(
     rows = [Prefill(slot, len(ids)) for slot, ids in enumerate(prompts)]
     plan = StepPlan(1, [], admits, [], rows, [])
     table.apply(plan, np.concatenate([np.array(ids, np.int32) for ids in prompts]))
-    return model, prepare_batch(table, plan, cache)
+    states = StatePool(loaded.state_specs(), CAPACITY, CPU)
+    states.apply(plan)
+    return model, prepare_batch(table, plan, cache, states)
 
 
 @torch.inference_mode()

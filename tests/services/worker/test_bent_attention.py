@@ -14,7 +14,7 @@ from services.worker.backends.native import NativeLM
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.layers.context import current_context
 from services.worker.layers.heads import AttentionSpec
-from services.worker.models import CausalLM, decoder
+from services.worker.models import CausalLM, parts
 from services.worker.models.decoder import DecoderLM
 from tests.services.worker.builds import each_variant
 from tests.services.worker.test_native import furthest, make_config, make_model, random_prompts, run
@@ -42,7 +42,7 @@ def _options(monkeypatch: pytest.MonkeyPatch) -> None:
         return AttentionSpec(**(values | {"window": window, "softcap": 2.0, "has_sinks": True}))
 
     made: list[bool] = []
-    monkeypatch.setattr(decoder, "AttentionSpec", make)
+    monkeypatch.setattr(parts, "AttentionSpec", make)
 
 
 def model_of(dtype: torch.dtype) -> DecoderLM:

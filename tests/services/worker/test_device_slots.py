@@ -44,7 +44,7 @@ class Plans:
         admits = [self._admit(slot) for slot in free if self._rng.random() < 0.4]
         slots = 2 * [slot for slot in self._held if self._rng.random() < 0.6]
         return StepPlan(
-            1, release, admits, [self._extend(each) for each in slots], [], [], rows=drops
+            1, release, admits, [self._extend(each) for each in slots], [], [], rows=[*drops]
         )
 
     def _drops(self, slot: int) -> list[Drop]:

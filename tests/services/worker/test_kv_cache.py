@@ -14,8 +14,9 @@ from kernels.cpu.library import variants
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.machine.kv_cache import KVCache
 from services.worker.machine.kv_layout import KVLayout
-from services.worker.models.decoder import DecoderLayer, Parts
+from services.worker.models.decoder import DecoderLayer
 from services.worker.models.llama import LlamaForCausalLM
+from services.worker.models.parts import Parts
 from services.worker.models.registry import MODELS
 from tests.services.worker.checkpoints import save_mimo
 from tests.services.worker.device_contexts import OnDevice

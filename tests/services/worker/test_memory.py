@@ -53,6 +53,7 @@ from shared.wire.messages import WINDOW_BYTES, Capacity, Group
 from tests.services.worker.checkpoints import save_model
 from tests.services.worker.foreign_checkpoints import FAMILIES
 from tests.services.worker.forward import prepare
+from tests.services.worker.hybrids import HYBRIDS
 
 GIB = 1 << 30
 EXPERTS: dict[str, Any] = {"num_experts_per_tok": 4, "moe_intermediate_size": 64}
@@ -134,6 +135,28 @@ def test_more_tokens_fit_in_long_requests_if_layers_have_windows(max_len: int, t
     assert concurrency == f"maximum concurrency for {max_len} tokens per request: {wanted:.2f}×"
     with pytest.raises(ConfigError, match=f"tokens takes {max_len // 16 + 64}: raise"):
         plan_memory(settings(num_gpu_blocks_override=max_len // 16 + 63), needs, MACHINE, CUDA)
+
+
+@pytest.mark.parametrize(
+    ("room", "num_seqs", "num_states", "num_blocks"),
+    [(8 * GIB, 256, 1024, 6848), (2 * GIB, 256, 704, 1024), (GIB // 2, 113, 114, 256)],
+)
+def test_states_take_half_of_the_cache_at_most(
+    room: int, num_seqs: int, num_states: int, num_blocks: int
+) -> None:
+    needs = replace(NEEDS, state=1 << 20, drafts=1 << 18)
+    report = plan_memory(settings(kv_cache_memory_bytes=room), needs, MACHINE, CPU)
+    capacity = report.capacity
+    assert (capacity.max_num_seqs, capacity.num_states) == (num_seqs, num_states)
+    assert capacity.num_blocks == num_blocks
+    lines = report.lines()
+    of_states = num_seqs * 1.25 + num_states
+    assert (
+        f"states: {num_seqs} of sequences, {num_states} copies of 1.0 MiB ({of_states:.1f} MiB)"
+        in lines
+    )
+    is_lowered = any(line.startswith(f"max-num-seqs: {num_seqs} instead of 256") for line in lines)
+    assert is_lowered == (num_seqs < 256)
 
 
 def test_slack_is_kept_from_the_cache_and_reported() -> None:
@@ -228,6 +251,8 @@ def allocated_peak(watch: profile) -> int:
         (Qwen3MoeForCausalLM, {"head_dim": 16, "num_experts": 32, **EXPERTS}),
         (DeepseekV3ForCausalLM, FAMILIES["DeepseekV3ForCausalLM"]),
         (DeepseekV3ForCausalLM, FAMILIES["DeepseekV3ForCausalLM"] | {"kv_lora_rank": 96}),
+        HYBRIDS["qwen3.5"],
+        HYBRIDS["qwen3-next"],
     ],
 )
 def test_a_step_fits_what_is_reserved_for_its_layers_and_takes_half_of_it(

@@ -24,6 +24,7 @@ from services.worker.layers.ops import NotSupported
 from services.worker.layers.weights import Dense
 from services.worker.machine.kv_cache import KVCache
 from services.worker.machine.kv_layout import KVLayout
+from services.worker.machine.state_pool import StatePool
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import find_model
@@ -228,7 +229,8 @@ def run(
     first chunks grow by one token from prompt to prompt. Tokens of a later chunk see no key before
     ``first_key``. The cache is quantized to ``codes``, if given."""
     num_blocks = NUM_BLOCKS * 16 // block_size
-    table = SlotTable(Capacity(num_blocks, block_size, len(prompts), MAX_LEN, MAX_LEN))
+    capacity = Capacity(num_blocks, block_size, len(prompts), MAX_LEN, MAX_LEN)
+    table, no_states = SlotTable(capacity), StatePool([], capacity, CPU)
     if layouts is None:
         whole = build_model(config, dtype, torch.device("meta"))
         layouts = whole.kv_layouts(dtype, drafts=False, codes=codes)
@@ -255,7 +257,7 @@ def run(
         prefill = [Prefill(slot, size) for slot, size in enumerate(sizes) if size > 1]
         plan = StepPlan(step, [], [] if step else admits, [], prefill, decode)
         table.apply(plan, ids)
-        batch = prepare_batch(table, plan, cache)
+        batch = prepare_batch(table, plan, cache, no_states)
         context = batch.context
         if first_key is not None:
             inputs = context.groups[0]

@@ -15,7 +15,7 @@ from kernels.cpu.packing import NativeLibrary
 from services.worker.backends.native import NativeLM
 from services.worker.layers.heads import AttentionSpec
 from services.worker.layers.ops import NotSupported
-from services.worker.models import CausalLM, decoder
+from services.worker.models import CausalLM, parts
 from services.worker.models.decoder import DecoderLM
 from services.worker.startup.choose_backend import choose_device_kernels, choose_kernels
 from services.worker.weights.load import build_model
@@ -71,7 +71,7 @@ def build(monkeypatch: pytest.MonkeyPatch) -> Callable[..., DecoderLM]:
     """Makes a model with the given attention options; weights depend only on parameter names."""
 
     def build(kind: type[AttentionSpec] = AttentionSpec, **options: Any) -> DecoderLM:
-        monkeypatch.setattr(decoder, "AttentionSpec", lambda **values: kind(**(values | options)))
+        monkeypatch.setattr(parts, "AttentionSpec", lambda **values: kind(**(values | options)))
         model = build_model(CONFIG, DTYPE, CPU)
         allocate(model, CPU)
         for name, parameter in model.named_parameters():

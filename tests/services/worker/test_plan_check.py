@@ -1,11 +1,22 @@
-"""A worker refuses plans whose blocks do not fit the groups of its layers."""
+"""A worker refuses plans with blocks or states that do not fit its layers."""
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from services.worker.plan_check import PlanCheck
 from shared.errors import CodecError
-from shared.wire.messages import Admit, Capacity, Drop, Extend, Group, SamplingParams, StepPlan
+from shared.wire.messages import (
+    EVERY_LAYER,
+    Admit,
+    Capacity,
+    Drop,
+    Extend,
+    Group,
+    Keep,
+    SamplingParams,
+    StepPlan,
+)
 
 NULL = 100
 CAPACITY = Capacity(NULL, 16, 4, 512, 1024, 50, groups=(Group(), Group(20), Group(20)))
@@ -22,7 +33,7 @@ def plan(
     row: Admit | None = None, extend: Extend | None = None, drops: list[Drop] | None = None
 ) -> StepPlan:
     rows = [row] if row else [], [extend] if extend else []
-    return StepPlan(1, [], *rows, [], [], rows=drops or [])
+    return StepPlan(1, [], *rows, [], [], rows=[*(drops or [])])
 
 
 def check(*plans: StepPlan, capacity: Capacity = CAPACITY) -> None:
@@ -101,3 +112,33 @@ def test_drops_go_on_from_those_before() -> None:
 def test_a_table_does_not_outgrow_a_slot() -> None:
     with pytest.raises(CodecError, match="66 blocks"):
         check(ADMITTED, plan(extend=Extend(0, [], [[0] * 64, []])))
+
+
+@pytest.mark.parametrize(("num_states", "state"), [(None, 0), (0, 0), (3, 3)])
+def test_a_state_has_a_place(num_states: int | None, state: int) -> None:
+    capacity = replace(CAPACITY, groups=EVERY_LAYER, num_states=num_states)
+    plain = admit(100, 0, [*range(7)])
+    check(plan(plain), capacity=capacity)
+    keep = StepPlan(1, [], [], [], [], [], rows=[Keep(0, state)])
+    hit = replace(plain, num_cached=64)
+    wrong = [
+        [plan(replace(hit, from_state=state))],
+        [plan(replace(plain, to_state=state))],
+        [plan(plain), keep],
+    ]
+    for plans in wrong:
+        with pytest.raises(CodecError, match=f"state {state}; there is room for {num_states or 0}"):
+            check(*plans, capacity=capacity)
+    with pytest.raises(CodecError, match="slot 0 was not admitted"):
+        check(keep, capacity=capacity)
+
+
+@pytest.mark.parametrize(("num_cached", "state"), [(64, None), (0, 1), (48, 1)])
+def test_a_sequence_begins_with_the_state_of_its_cached_ids(
+    num_cached: int, state: int | None
+) -> None:
+    capacity = replace(CAPACITY, groups=EVERY_LAYER, num_states=3)
+    row = replace(admit(100, num_cached, [*range(7)]), from_state=state)
+    with pytest.raises(CodecError, match=f"begins with {num_cached} ids and state {state}"):
+        check(plan(row), capacity=capacity)
+    check(plan(replace(row, num_cached=64, from_state=1)), capacity=capacity)

@@ -51,6 +51,9 @@ COMPUTED: dict[str, Pass] = {
     "a norm that is added": lambda its, ops, x: ops.norm(
         ops.linear(ops.linear(x, its.into), its.out_of), its.norm, residual=ops.norm(x, its.norm)
     ),
+    "gates of a gated product": lambda its, ops, x: ops.linear(
+        ops.gate(ops.gated(x, its.gate_up), ops.linear(x, its.into, norm=its.norm)), its.out_of
+    ),
 }  # fmt: skip
 
 
@@ -72,6 +75,14 @@ REFUSED: dict[str, tuple[Pass, str]] = {
     "scaled gates": (
         lambda its, ops, x: ops.scale(ops.gated(x, its.gate_up), 2.0),
         "the input of a scale: output of a gate or attention",
+    ),
+    "gates of a wide input": (
+        lambda its, ops, x: ops.gate(ops.norm(x, its.norm), x),
+        "the input of gates: not the output of a gate or attention",
+    ),
+    "gates of another size": (
+        lambda its, ops, x: ops.gate(ops.gated(x, its.gate_up), x),
+        "gates: 64 elements per token, expected 96",
     ),
     "gates as the result": (
         lambda its, ops, x: ops.gated(x, its.gate_up),

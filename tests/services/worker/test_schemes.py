@@ -18,7 +18,7 @@ from services.worker.weights.checkpoint import open_checkpoint
 from services.worker.weights.load import find_layer
 from services.worker.weights.schemes import find_scheme
 from services.worker.weights.schemes.scheme import StoredCodes
-from services.worker.weights.stacked_experts import STACKS, StackedExperts
+from services.worker.weights.stacked_experts import GPT_OSS, StackedExperts
 from shared.errors import ConfigError
 from tests.services.worker.builds import each_variant
 
@@ -39,15 +39,15 @@ def expected_layers(name: str) -> dict[str, Tensor]:
     if name != EXPERTS:
         return tensors
     return {
-        f"{FIRST_EXPERTS}.{expert}.{part}_proj.weight": whole[outputs]
-        for part, (stack, outputs) in STACKS.items()
-        for expert, whole in enumerate(tensors[f"{FIRST_EXPERTS}.{stack}.weight"])
+        f"{FIRST_EXPERTS}.{expert}.{part}_proj.weight": whole[GPT_OSS.outputs(part, len(whole))]
+        for part, stack in (("gate", "gate_up"), ("up", "gate_up"), ("down", "down"))
+        for expert, whole in enumerate(tensors[f"{FIRST_EXPERTS}.{stack}_proj.weight"])
     }
 
 
 def read_layers(name: str, dtype: torch.dtype = torch.float32) -> dict[str, Weight]:
     """The layers in ``expected_layers``."""
-    checkpoint = StackedExperts(open_checkpoint([GOLDEN / name / "model.safetensors"]))
+    checkpoint = StackedExperts(open_checkpoint([GOLDEN / name / "model.safetensors"]), GPT_OSS)
     found = {}
     for layer, expected in expected_layers(name).items():
         stored = find_layer(checkpoint, layer, find_scheme(config_of(name)))

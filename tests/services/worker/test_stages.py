@@ -22,6 +22,7 @@ from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import ALL_TOKENS, Pooling, SamplingParams
 from tests.services.worker.checkpoints import random_prompts
+from tests.services.worker.hybrids import HYBRIDS
 from tests.services.worker.stages import Case, Found, run_alone, run_stages
 from tests.services.worker.stored_codes import LAYOUTS
 from tests.services.worker.test_families import CASES
@@ -183,4 +184,6 @@ def test_what_stages_cannot_have_is_refused(
 
 
 def test_every_family_is_compared() -> None:
-    assert {family.__name__ for family, _ in CASES.values()} | {"MiMoForCausalLM"} == set(MODELS)
+    """test_hybrid_engines.py has the models with states."""
+    compared = [*CASES.values(), *HYBRIDS.values()]
+    assert {family.__name__ for family, _ in compared} | {"MiMoForCausalLM"} == set(MODELS)

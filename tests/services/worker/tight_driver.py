@@ -44,7 +44,7 @@ class Poisoned:
     def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
         tables = self._engine._slots.block_tables
         taken = [tables[:, plan.release].ravel()]
-        taken += [tables[each.group, each.slot, : each.num_blocks] for each in plan.rows]
+        taken += [tables[each.group, each.slot, : each.num_blocks] for each in plan.drops]
         kept = [self.capacity.num_blocks]
         for row in plan.admit:
             for blocks in (row.blocks, *row.more_blocks):
@@ -163,7 +163,8 @@ class TightDriver:
                 held.num_computed += num
         plan = StepPlan(
             *(self._num_plans, self._release, admits, extends, prefill, decode, self._depth),
-            *(num_steps, drops),
+            num_steps,
+            [*drops],
         )
         self._release, self._admitted = [], []
         return plan, np.array(ids, np.int32)

@@ -130,7 +130,7 @@ class DeviceSlots:
     def _dropped(self, table: SlotTable, plan: StepPlan) -> list[BlockEntry]:
         """The null block in place of the blocks that ``plan`` drops."""
         entries: list[BlockEntry] = []
-        for row in plan.rows:
+        for row in plan.drops:
             columns = range(self._num_dropped[row.group, row.slot], row.num_blocks)
             entries += zip(repeat(row.group), repeat(row.slot), columns, repeat(table.null_block))
             self._num_dropped[row.group, row.slot] = row.num_blocks

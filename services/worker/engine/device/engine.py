@@ -33,6 +33,7 @@ from services.worker.slots.table import SlotTable
 from services.worker.speculation.ngram import NgramDrafter
 from services.worker.startup.choose_backend import choose_device_kernels
 from services.worker.startup.loaded_model import LoadedModel, load
+from services.worker.startup.model_shape import STATES_ON_GPUS
 from services.worker.startup.plan_memory import estimate_requirements, mib, plan_worker
 from services.worker.step.parts import make_parts
 from services.worker.step.rows import Rows
@@ -108,6 +109,8 @@ class DeviceEngine:
 
     def __init__(self, settings: WorkerConfig, progress: Progress) -> None:
         loaded = load(settings, progress, choose_device_kernels)
+        if loaded.shape.state_specs:
+            raise ConfigError(STATES_ON_GPUS)
         _warn_of_acceptance(loaded)
         _check_ranks(loaded)
         wanted = _wanted_graphs(loaded)
@@ -118,7 +121,7 @@ class DeviceEngine:
         report = plan_worker(loaded, requirements)
         report.publish()
         self.copies_s = report_offload(loaded)  # of weights, per step
-        self.model_info, self.capacity = loaded.model_info, loaded.capacity(report.num_blocks)
+        self.model_info, self.capacity = loaded.model_info, report.capacity
         self._device = loaded.device
         self._parallel = loaded.parallel
         self._table = SlotTable(self.capacity, loaded.make_guides())

@@ -31,7 +31,7 @@ def measure(loaded: LoadedModel, wanted: WantedGraphs, progress: Progress) -> Me
 
     Raises ConfigError if the memory does not suffice.
     """
-    capacity = loaded.capacity(NO_BLOCKS)
+    capacity = loaded.limits
     table = SlotTable(capacity)
     slots = DeviceSlots(capacity, table, loaded.eos_ids, loaded.device)
     segments = make_segments(loaded, slots.state, NO_BLOCKS)
@@ -66,7 +66,7 @@ def _measure_graphs(
     if not wanted.shapes:
         return 0
     num_bytes, before = 0, _num_used(loaded)
-    graphs = make_graphs(segments, wanted, loaded.capacity(NO_BLOCKS))
+    graphs = make_graphs(segments, wanted, loaded.limits)
     recorder = CudaRecorder(loaded.device, loaded.parallel)
     samples = _samples(wanted.steps) + _samples(wanted.trunks)
     with without_garbage_collection():

@@ -26,7 +26,7 @@ MASKS = {torch.bool, torch.uint8}
 def why_not_recordable(loaded: LoadedModel) -> str:
     """Runs a step of one row over a cache with only the null block. Returns the first read of the
     host, or an empty string."""
-    capacity = loaded.capacity(NO_BLOCKS)
+    capacity = loaded.limits
     slots = DeviceSlots(capacity, SlotTable(capacity), loaded.eos_ids, loaded.device)
     step = padding_step(make_segments(loaded, slots.state, NO_BLOCKS), 1, 1)
     step.forward()  # compilation and one-time set-up may read values
