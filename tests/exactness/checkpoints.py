@@ -12,7 +12,7 @@ from shared.model_folder import EMBEDDED_MODEL, TOKENIZER_FILE
 from tests.services.worker.checkpoints import save_model
 from tests.services.worker.foreign_checkpoints import save_family
 from tests.services.worker.test_families import LFM, OSS
-from tests.services.worker.test_mtp_families import FAMILIES, Checkpoint
+from tests.services.worker.test_mtp_families import FAMILIES, HYBRID_FAMILIES, Checkpoint
 
 NUM_TOKENS = 512  # few, so that an output repeats itself and prompt lookup finds drafts
 SIZES: dict[str, Any] = {"vocab_size": NUM_TOKENS, "eos_token_id": 2}
@@ -40,6 +40,11 @@ def save_convolved(folder: Path) -> None:
     _save_tokenizer(folder)
 
 
+def save_stateful(folder: Path) -> None:
+    """Qwen3.5: two layers of three have a state. With an MTP head."""
+    _save_with_head(folder, "Qwen3.5")
+
+
 def save_foreign(folder: Path) -> None:
     """Phi-3, an architecture of transformers alone."""
     save_family(folder, "Phi3ForCausalLM", **SIZES)
@@ -48,7 +53,7 @@ def save_foreign(folder: Path) -> None:
 
 def _save_with_head(folder: Path, name: str) -> None:
     torch.manual_seed(0)
-    family = FAMILIES[name]
+    family = (FAMILIES | HYBRID_FAMILIES)[name]
     Checkpoint(replace(family, changes=family.changes | SIZES), folder)
     _save_tokenizer(folder)
 

@@ -15,6 +15,7 @@ from tests.exactness.checkpoints import (
     save_experts,
     save_foreign,
     save_latent,
+    save_stateful,
     save_windowed,
 )
 
@@ -46,6 +47,7 @@ EXPERTS = Model("experts", 6.0, save_experts)
 LATENT = Model("latent attention", 6.0, save_latent)
 WINDOWED = Model("windows", 6.0, save_windowed)
 CONVOLVED = Model("convolutions", 6.0, save_convolved)
+STATEFUL = Model("states", 6.0, save_stateful)
 FOREIGN = Model("transformers'", 6.0, save_foreign)
 
 
@@ -98,9 +100,11 @@ TABLES: dict[str, list[Column]] = {
         Column("latent", LATENT, "native", "bfloat16"),
         Column("windows", WINDOWED, "native", "bfloat16"),
         Column("convolutions", CONVOLVED, "native", "bfloat16"),
+        Column("states", STATEFUL, "native", "bfloat16"),
         Column("two ranks", DENSE, "native", "bfloat16", processes="ranks"),
         Column("two ranks, experts", EXPERTS, "native", "bfloat16", processes="ranks"),
         Column("two ranks, convolutions", CONVOLVED, "native", "bfloat16", processes="ranks"),
+        Column("two ranks, states", STATEFUL, "native", "bfloat16", processes="ranks"),
         Column("two stages", DENSE, "native", "bfloat16", processes="stages"),
         Column("two stages, experts", EXPERTS, "native", "bfloat16", processes="stages"),
     ],
@@ -113,6 +117,7 @@ TABLES: dict[str, list[Column]] = {
         Column("latent", LATENT, "torch"),
         Column("windows", WINDOWED, "torch"),
         Column("convolutions", CONVOLVED, "torch"),
+        Column("states", STATEFUL, "torch"),
         Column("transformers'", FOREIGN, "torch", settings=THEIRS),
         Column("two ranks", DENSE, "torch", processes="ranks"),
         Column("two stages", DENSE, "torch", processes="stages"),
@@ -137,6 +142,7 @@ TABLES: dict[str, list[Column]] = {
 }
 
 REFUSED = [
+    Column("states, on a GPU", STATEFUL, "device", cells=one_cell),
     Column("latent attention, int8 KV", LATENT, "native", settings=INT8_KV, cells=one_cell),
     Column("convolutions, int8 KV", CONVOLVED, "native", settings=INT8_KV, cells=one_cell),
     Column("transformers', wint8", FOREIGN, "torch", settings=WINT8, cells=one_cell),

@@ -20,8 +20,9 @@ from tests.exactness.outcome import Difference, difference
 from tests.exactness.scenario import SPECULATION, Prompts, play
 from tests.services.worker.speculation import BEGINNINGS
 
-MAX_PROMPT_LEN = 48
-TARGET = BEGINNINGS[1] + BEGINNINGS[2] + BEGINNINGS[1]
+MAX_PROMPT_LEN = 72
+# Longer than the interval between copies of states.
+TARGET = 2 * (BEGINNINGS[1] + BEGINNINGS[2]) + BEGINNINGS[1]
 OTHERS = [BEGINNINGS[number] for number in (3, 4, 5, 8, 11)]
 
 
