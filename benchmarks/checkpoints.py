@@ -1,9 +1,10 @@
-"""Checkpoints for server benchmarks: Qwen3 and Gemma 3 with random weights, in bfloat16.
+"""Checkpoints for server benchmarks: Qwen3, Qwen3.5 and Gemma 3 with random weights, in bfloat16.
 
 ``small`` has 27 million parameters, ``medium`` the shape of Qwen3-0.6B with a smaller vocabulary,
 ``moe`` 64 experts per layer and 8 per token: 2.3 billion parameters, with as many active ones as
 ``medium`` has. ``windows`` has the shape of Gemma-3-270M: of six layers five have a window of 512
-tokens. The tokenizers are trained on the source of Python's standard library. Each folder
+tokens. ``states`` has the shape of Qwen3.5-0.8B, with a smaller vocabulary: of four layers three
+have a state. The tokenizers are trained on the source of Python's standard library. Each folder
 loads in shoal, vLLM and transformers; ``benchmarks.to_gguf`` converts it to llama.cpp's format.
 """
 
@@ -55,6 +56,21 @@ SHAPES["windows"] = {
     "intermediate_size": 2048,
     "sliding_window": 512,
 }
+SHAPES["states"] = {
+    "vocab_size": 32768,
+    "hidden_size": 1024,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "intermediate_size": 3584,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 16,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "full_attention_interval": 4,
+}
 
 
 def checkpoint(name: str, parent: Path = FOLDER) -> Path:
@@ -68,9 +84,13 @@ def checkpoint(name: str, parent: Path = FOLDER) -> Path:
 
 def config_of(name: str) -> PretrainedConfig:
     shape: dict[str, Any] = SHAPES[name]
-    family = "qwen3_moe" if "num_experts" in shape else "qwen3"
+    families = {
+        "num_experts": "qwen3_moe",
+        "sliding_window": "gemma3_text",
+        "linear_num_key_heads": "qwen3_5_text",
+    }
     return AutoConfig.for_model(
-        "gemma3_text" if "sliding_window" in shape else family,
+        next((family for key, family in families.items() if key in shape), "qwen3"),
         **shape,
         max_position_embeddings=4096,
         tie_word_embeddings=True,
@@ -83,7 +103,7 @@ def config_of(name: str) -> PretrainedConfig:
 def bytes_read(name: str, num_rows: int, num_cached: int, bits: float) -> float:
     """Bytes read by a decode step of ``num_rows`` sequences with ``num_cached`` tokens in the
     cache: layers at ``bits`` per weight, the expected number of used experts under random choice,
-    and output head and cache in bfloat16."""
+    and output head and cache in bfloat16. States are read and written, in float32."""
     shape = SHAPES[name]
     hidden, key_size = shape["hidden_size"], shape["head_dim"] * shape["num_key_value_heads"]
     mlp = 3.0 * hidden * shape["intermediate_size"]
@@ -92,7 +112,17 @@ def bytes_read(name: str, num_rows: int, num_cached: int, bits: float) -> float:
         mlp = 3 * hidden * shape["moe_intermediate_size"] * num_experts * share_hit
     attention = 2 * hidden * (shape["head_dim"] * shape["num_attention_heads"] + key_size)
     layer = (attention + mlp) * bits / 8 + num_rows * num_cached * 2 * key_size * 2
-    return shape["num_hidden_layers"] * layer + 2 * shape["vocab_size"] * hidden
+    num_layers, of_states = shape["num_hidden_layers"], 0.0
+    if interval := shape.get("full_attention_interval"):
+        num_states = num_layers - num_layers // interval
+        value_size = shape["linear_num_value_heads"] * shape["linear_value_head_dim"]
+        inputs = 2 * shape["linear_num_key_heads"] * shape["linear_key_head_dim"] + 2 * value_size
+        weights = hidden * (inputs + value_size)
+        state = 4 * value_size * shape["linear_key_head_dim"]
+        of_states = num_states * ((weights + mlp) * bits / 8 + num_rows * 2 * state)
+        num_layers //= interval
+        layer += hidden * shape["head_dim"] * shape["num_attention_heads"] * bits / 8  # gates
+    return num_layers * layer + of_states + 2 * shape["vocab_size"] * hidden
 
 
 def _save_tokenizer(folder: Path, vocab_size: int) -> None:
