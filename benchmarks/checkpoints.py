@@ -115,9 +115,11 @@ def bytes_read(name: str, num_rows: int, num_cached: int, bits: float) -> float:
     num_layers, of_states = shape["num_hidden_layers"], 0.0
     if interval := shape.get("full_attention_interval"):
         num_states = num_layers - num_layers // interval
-        value_size = shape["linear_num_value_heads"] * shape["linear_value_head_dim"]
-        inputs = 2 * shape["linear_num_key_heads"] * shape["linear_key_head_dim"] + 2 * value_size
-        weights = hidden * (inputs + value_size)
+        num_heads = shape["linear_num_value_heads"]
+        value_size = num_heads * shape["linear_value_head_dim"]
+        channels = 2 * shape["linear_num_key_heads"] * shape["linear_key_head_dim"] + value_size
+        weights = hidden * (channels + 2 * value_size + 2 * num_heads)
+        weights += channels * shape["linear_conv_kernel_dim"]
         state = 4 * value_size * shape["linear_key_head_dim"]
         of_states = num_states * ((weights + mlp) * bits / 8 + num_rows * 2 * state)
         num_layers //= interval
