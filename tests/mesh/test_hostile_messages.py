@@ -16,7 +16,7 @@ from benchmarks.harness.engines import make_engine
 from shared.errors import CodecError
 from shared.model_folder import EMBEDDED_MODEL, TOKENIZER_FILE
 from shared.wire.codec import decode, encode
-from shared.wire.messages import Bye, Message, Refused, Submit
+from shared.wire.messages import Bye, Capacity, Message, Refused, Submit
 from tests.mesh.arena_parts import Arena
 from tests.mesh.gateway_arena import GatewayArena
 from tests.mesh.hostile import Odd, odd_versions, with_turned_bits
@@ -24,10 +24,16 @@ from tests.mesh.link_arena import LinkArena
 from tests.mesh.ranks_arena import RanksArena
 from tests.mesh.scheduler_arena import SchedulerArena
 from tests.mesh.tokenizer_arena import TokenizerArena
-from tests.mesh.worker_arena import PoolingWorkerArena, WindowsWorkerArena, WorkerArena
+from tests.mesh.worker_arena import (
+    PoolingWorkerArena,
+    StatesWorkerArena,
+    WindowsWorkerArena,
+    WorkerArena,
+)
 from tests.pooling_models import save_embedder
 from tests.services.worker.checkpoints import save_qwen2
 from tests.services.worker.foreign_checkpoints import save_family
+from tests.services.worker.hybrids import save_hybrid
 from tests.services.worker.speculation import engine_of
 
 OF_SOCKETS = {Bye, Refused}  # see tests/shared/link/test_link.py
@@ -53,6 +59,12 @@ def windows_worker(directory: Path) -> Arena:
     return WindowsWorkerArena(make_engine(directory, "native"))
 
 
+def states_worker(directory: Path) -> Arena:
+    save_hybrid(directory, "qwen3.5")
+    shutil.copy(EMBEDDED_MODEL / TOKENIZER_FILE, directory)
+    return StatesWorkerArena(make_engine(directory, "native"))
+
+
 ARENAS: dict[str, Callable[[Path], Arena]] = {
     "scheduler": SchedulerArena,
     "link of a scheduler": LinkArena,
@@ -62,6 +74,7 @@ ARENAS: dict[str, Callable[[Path], Arena]] = {
     "worker": worker("native"),
     "worker that pools": pooling_worker,
     "worker with windows": windows_worker,
+    "worker with states": states_worker,
     "worker that drafts": lambda directory: WorkerArena(engine_of("native", "mtp", 3)),
     "worker with torch's operators": worker("torch"),
     "worker on a device": worker("device"),
@@ -91,8 +104,9 @@ async def test_every_part_of_every_message_is_in_an_example_and_holds_something(
     """Empty values could not be made odd."""
     lacking = {kind: set(kind.__struct_fields__) for kind in parts_of(Message) - OF_SOCKETS}
     lacking[Submit].remove("reasoning_budget")  # the embedded model does not reason
+    lacking[Capacity].remove("num_states")  # the example has windows, and no model has both
     links = ("link of a scheduler", "link of a first rank")
-    workers = ("worker", "worker that pools", "worker with windows")
+    workers = ("worker", "worker that pools", "worker with windows", "worker with states")
     for name in ("scheduler", *links, "tokenizer", "gateway", *workers):
         directory = tmp_path / name
         directory.mkdir()

@@ -18,6 +18,7 @@ from shared.wire.messages import (
     Decode,
     Drop,
     Extend,
+    Keep,
     Message,
     Pooling,
     Prefill,
@@ -157,6 +158,34 @@ class WindowsWorkerArena(WorkerArena):
             "a drop without a window": (1, replace(second, rows=[Drop(0, 0, 4)]), [NO_IDS]),
             "a drop beyond the table": (1, replace(second, rows=[Drop(0, 1, 8)]), [NO_IDS]),
         }
+
+
+class StatesWorkerArena(WorkerArena):
+    """Of its four layers three have a state. A copy of it is made behind 64 ids, and stays for a
+    second sequence with the same beginning."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine, is_fast=True)
+        prompt = np.resize(PROMPT, 100)
+        row = (1, 0, 0, 100, 100)
+        admit = Admit(0, "a~1/0/0", *row, 0, PLAIN, [*range(7)], to_state=0)
+        hit = Admit(1, "b~1/0/0", *row, 64, PLAIN, [*range(4), 7, 8, 9], from_state=0, to_state=2)
+        first = StepPlan(1, [], [admit], [], [Prefill(0, 100)], [])
+        second = StepPlan(2, [], [hit], [], [Prefill(1, 36)], [Decode(0)], rows=[Keep(0, 1)])
+        self.examples = [(first, [prompt]), (second, [prompt])]
+        beyond = engine.capacity.num_states
+        ids = [prompt]
+        self.lies = {
+            "a copy without a place": (1, replace(second, rows=[Keep(0, beyond)]), ids),
+            "no copy for cached ids": (1, _admitting(second, replace(hit, from_state=None)), ids),
+            "a copy without cached ids": (0, _admitting(first, replace(admit, from_state=0)), ids),
+            "a copy of other ids": (1, _admitting(second, replace(hit, num_cached=48)), ids),
+            "copies without a place": (0, _admitting(first, replace(admit, to_state=beyond)), ids),
+        }
+
+
+def _admitting(plan: StepPlan, row: Admit) -> StepPlan:
+    return replace(plan, admit=[row])
 
 
 class PoolingWorkerArena(WorkerArena):

@@ -125,6 +125,9 @@ class SimulatedWorker:
         """Returns the number of tokens."""
         slots = [row.slot for row in plan.prefill] + [row.slot for row in plan.decode]
         assert len(set(slots)) == len(slots)
+        copies = [self.slots[each].copies_to for each in slots]
+        copies = [each for each in copies if each is not None]
+        assert len(set(copies)) == len(copies), "two sequences write to one copy"
         assert all(row.num_tokens > 0 for row in plan.prefill)
         assert all(0 <= row.verify_depth <= self.draft_depth for row in plan.decode)
         assert 0 <= plan.draft_depth <= self.capacity.num_speculative_tokens
@@ -175,8 +178,6 @@ class SimulatedWorker:
         for num, token_id in enumerate(slot.ids[first:end], first + 1):
             context = hash((context, token_id))
             if slot.copies_to is not None and num % interval == 0:
-                owners = [each for each in self.slots.values() if each.copies_to == slot.copies_to]
-                assert len([each for each in owners if not each.has_finished]) == 1
                 self.states[slot.copies_to] = num, context
         slot.state = end, context
 
