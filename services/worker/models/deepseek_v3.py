@@ -1,11 +1,9 @@
 """DeepSeek-V3 (arXiv 2412.19437): a DeepSeek-V2 with another choice of experts, and layers that
 predict further tokens (MTP)."""
 
-from torch import nn
-
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.models.deepseek_v2 import LatentConfig, LatentLM
-from services.worker.models.mtp import NormedMtpHead, NormedMtpLayer
+from services.worker.models.mtp import NormedMtpLayer, add_mtp_head
 
 
 class DeepseekV3ForCausalLM(LatentLM):
@@ -18,11 +16,7 @@ class DeepseekV3ForCausalLM(LatentLM):
     def __init__(self, config: Config, parallel: Parallel = ALONE) -> None:
         super().__init__(config, parallel)
         layers = [self._make_mtp_layer(i) for i in range(config.num_nextn_predict_layers)]
-        self.model.mtp_layers = nn.ModuleList(layers)
-        if layers:
-            assert self.lm_head is not None
-            norm = layers[0].final_layernorm
-            self.mtp_head = NormedMtpHead(self.model, layers[0], norm, self.lm_head)
+        add_mtp_head(self, layers)
 
     def _make_mtp_layer(self, index: int) -> NormedMtpLayer:
         attention, mlp = self.make_parts(self.parts, self.config.num_hidden_layers + index)

@@ -18,7 +18,7 @@ from services.worker.layers.mlp import GatedMLP
 from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.models.decoder import DecoderLM
-from services.worker.models.mtp import NormedMtpHead, NormedMtpLayer
+from services.worker.models.mtp import NormedMtpLayer, add_mtp_head
 from services.worker.models.parts import Parts
 from services.worker.models.qwen2_moe import opened_mixture
 
@@ -130,12 +130,7 @@ class HybridLM(DecoderLM):
     def __init__(self, config: HybridConfig, parallel: Parallel = ALONE) -> None:
         super().__init__(config, parallel)
         layers = [self._make_mtp_layer(i) for i in range(config.num_nextn_predict_layers)]
-        self.model.mtp_layers = nn.ModuleList(layers)
-        if layers:
-            assert self.lm_head is not None
-            norm = layers[0].final_layernorm
-            self.mtp_head = NormedMtpHead(self.model, layers[0], norm, self.lm_head)
-        self.place_layers()
+        add_mtp_head(self, layers)
 
     def make_layer(self, parts: Parts, layer: int) -> HybridLayer:
         mixer: GatedDelta | Attention

@@ -2,13 +2,11 @@
 
 from typing import ClassVar, Literal
 
-from torch import nn
-
 from services.worker.layers.attention import Attention
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.models.decoder import DecoderLayer, DecoderLM
 from services.worker.models.grouped_experts import GroupedConfig, make_mlp
-from services.worker.models.mtp import NormedMtpHead, NormedMtpLayer
+from services.worker.models.mtp import NormedMtpLayer, add_mtp_head
 from services.worker.models.parts import Parts
 
 
@@ -26,11 +24,7 @@ class Glm4MoeForCausalLM(DecoderLM):
     def __init__(self, config: Config, parallel: Parallel = ALONE) -> None:
         super().__init__(config, parallel)
         layers = [self._make_mtp_layer(i) for i in range(config.num_nextn_predict_layers)]
-        self.model.mtp_layers = nn.ModuleList(layers)
-        if layers:
-            assert self.lm_head is not None
-            norm = layers[0].final_layernorm
-            self.mtp_head = NormedMtpHead(self.model, layers[0], norm, self.lm_head)
+        add_mtp_head(self, layers)
 
     def make_layer(self, parts: Parts, layer: int) -> DecoderLayer:
         mlp = make_mlp(parts, self.config, layer)

@@ -3,13 +3,15 @@
 Of several MTP layers only the first is used, repeatedly for drafts further ahead.
 """
 
+from torch import nn
+
 from services.worker.layers.embedding import LMHead
 from services.worker.layers.linear import Columns, Linear
 from services.worker.layers.mixture import Mixture
 from services.worker.layers.mlp import GatedMLP
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
-from services.worker.models.decoder import AnyAttention, DecoderLayer, MtpHead, Trunk
+from services.worker.models.decoder import AnyAttention, DecoderLayer, DecoderLM, MtpHead, Trunk
 from services.worker.models.parts import Parts
 
 
@@ -65,3 +67,13 @@ class NormedMtpHead(MtpHead):
 
     def logits(self, ops: Ops[X], out: X) -> X:
         return ops.logits(out, self.lm_head)
+
+
+def add_mtp_head(model: DecoderLM, layers: list[NormedMtpLayer]) -> None:
+    """Gives ``model`` its MTP ``layers``, and the head of the first one if there is any."""
+    model.model.mtp_layers = nn.ModuleList(layers)
+    if layers:
+        assert model.lm_head is not None
+        norm = layers[0].final_layernorm
+        model.mtp_head = NormedMtpHead(model.model, layers[0], norm, model.lm_head)
+    model.place_layers()
