@@ -47,6 +47,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
     "scheduler": [
         {"__init__", "eviction", "limits"},
         {"block_pool"},
+        {"allocation"},
         {"sequence", "draft_depth"},
         {"fair_order", "kv_blocks"},
         {"queues", "plan_builder", "stages"},

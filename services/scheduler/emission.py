@@ -2,7 +2,8 @@
 
 import msgspec
 
-from services.scheduler.sequence import Allocation, Sequence
+from services.scheduler.allocation import Allocation
+from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState
 from shared.errors import InternalError, InvalidRequest, RequestError
 from shared.wire.messages import ResultRow, RunKind, StepResult

@@ -19,8 +19,9 @@ from collections.abc import Iterable
 from math import ceil
 from typing import NamedTuple
 
+from services.scheduler.allocation import Allocation, BlockTable
 from services.scheduler.block_pool import BlockPool, KeepPoint, PrefixIndex
-from services.scheduler.sequence import Allocation, BlockTable, Sequence
+from services.scheduler.sequence import Sequence
 from shared.wire.kv_groups import copy_interval, num_passed
 from shared.wire.messages import Capacity, Drop, Keep, PlanRow
 

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import Iterable
 from itertools import islice
 
-from services.scheduler.sequence import Allocation, Sequence
+from services.scheduler.allocation import Allocation
+from services.scheduler.sequence import Sequence
 from shared.wire.messages import StepPlan
 
 

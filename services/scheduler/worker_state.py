@@ -4,12 +4,13 @@ from collections import deque
 from collections.abc import Iterable
 from math import inf
 
+from services.scheduler.allocation import Allocation
 from services.scheduler.draft_depth import DraftDepth
 from services.scheduler.kv_blocks import KVBlocks
 from services.scheduler.limits import fits
 from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.priority_share import PriorityShare
-from services.scheduler.sequence import Allocation, Sequence
+from services.scheduler.sequence import Sequence
 from services.scheduler.stages import is_in_other_stages, with_share
 from shared.errors import CodecError
 from shared.wire.messages import Capacity, StepPlan, StepResult

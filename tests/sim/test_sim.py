@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from services.gateway.mesh.open_prompt import OpenPrompt
-from services.scheduler.sequence import Allocation
+from services.scheduler.allocation import Allocation
 from services.worker.service import WorkerService
 from shared.link.link import Link
 from shared.wire.codec import Array
