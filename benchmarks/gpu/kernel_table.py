@@ -5,7 +5,13 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from benchmarks.gpu import attention_cases, expert_cases, other_cases, product_cases
+from benchmarks.gpu import (
+    attention_cases,
+    expert_cases,
+    other_cases,
+    product_cases,
+    state_cases,
+)
 from benchmarks.gpu.rows import Case, measure
 from benchmarks.gpu.suite import Suite
 from benchmarks.gpu.sweeps import sweep
@@ -37,6 +43,7 @@ def cases(suite: Suite) -> Iterator[Case]:
     yield from other_cases.cases(suite)
     yield from product_cases.codes_cases(suite)
     yield from expert_cases.cases(suite)
+    yield from state_cases.cases(suite)
 
 
 def _guarded(case: Case, suite: Suite, read_gb_per_s: float | None) -> dict[str, Any]:

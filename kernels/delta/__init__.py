@@ -16,12 +16,39 @@ advance theirs (``StateRows``). Drafts leave no trace in it, since they may be r
 are kept, and the next step first advances the state over the accepted ones. A token that the state
 has seen is computed once more with decay 1 and without step 4.
 
-``reference.py`` computes it row by row; ``plain.py`` serves all devices. Native code
-(``kernels/cpu/delta.h``) sums in an order that does not depend on the other rows or on the chunks
-of a prompt.
+``reference.py`` computes it row by row; ``plain.py`` serves rows of the host, Triton those of a
+device. Native code (``kernels/cpu/delta.h``) and Triton's kernels sum in an order that does not
+depend on the other rows or on the chunks of a prompt.
 """
 
-from kernels.delta.plain import gated_delta
-from kernels.delta.states import DeltaWeights, LayerStates, StateRows
+from torch import Tensor
 
-__all__ = ["DeltaWeights", "LayerStates", "StateRows", "gated_delta"]
+from kernels.delta import device, plain
+from kernels.delta.device import DeviceRows
+from kernels.delta.states import DeltaWeights, LayerStates, StateRows
+from kernels.dispatch import runs_triton
+
+__all__ = ["DeltaWeights", "DeviceRows", "LayerStates", "StateRows", "gated_delta"]
+
+
+def gated_delta(
+    x: Tensor,
+    gates: Tensor,
+    weights: DeltaWeights,
+    layer: LayerStates,
+    rows: StateRows | DeviceRows,
+) -> Tensor:
+    """x [T, channels + num_value_heads · value_dim], the (q, k, v, z) of the tokens; gates
+    [T, 2 · num_value_heads], their (b, a) → [T, num_value_heads · value_dim], 0 for padding.
+
+    Each row advances its state over its kept drafts and its tokens, without its drafts, whose
+    inputs are kept. If the state passes multiples of ``interval`` on the way, it is copied at the
+    last one of them.
+    """
+    if isinstance(rows, StateRows):
+        return plain.gated_delta(x, gates, weights, layer, rows)
+    if runs_triton(x):
+        from kernels.delta.triton import launch
+
+        return launch(x, gates, weights, layer, rows)
+    return device.gated_delta(x, gates, weights, layer, rows)

@@ -25,13 +25,7 @@ class _Inputs(NamedTuple):
 def gated_delta(
     x: Tensor, gates: Tensor, weights: DeltaWeights, layer: LayerStates, rows: StateRows
 ) -> Tensor:
-    """x [T, channels + num_value_heads · value_dim], the (q, k, v, z) of the tokens; gates
-    [T, 2 · num_value_heads], their (b, a) → [T, num_value_heads · value_dim].
-
-    Each row advances its state over its kept drafts and its tokens, without its drafts, whose
-    inputs are kept. If the state passes multiples of ``interval`` on the way, it is copied at the
-    last one of them.
-    """
+    """As in ``kernels.delta``."""
     channels, width = weights.conv.shape
     places = Places(rows, width)
     order, writes = Order(places), Writes(rows, places)

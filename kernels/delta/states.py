@@ -34,6 +34,9 @@ class States(NamedTuple):
     layers: Sequence[LayerStates]  # one for each layer with a state
     rows: StateRows
 
+    def of_layer(self, layer: int) -> tuple[LayerStates, StateRows]:
+        return self.layers[layer], self.rows
+
 
 class DeltaWeights(NamedTuple):
     """``conv`` [channels, width], ``decay`` (A_log) and ``dt_bias`` [num_value_heads], ``norm``

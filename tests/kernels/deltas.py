@@ -1,13 +1,15 @@
 """Sequences under the gated delta rule, computed in steps with drafts, and at once in float64."""
 
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.delta import DeltaWeights, LayerStates, StateRows
+from kernels.delta import DeltaWeights, DeviceRows, LayerStates, StateRows
+from kernels.delta.device import device_rows
+from kernels.paged_attention import ChunkRows, DecodeRows
 
 INTERVAL, MOST_DRAFTS = 16, 3
 # x, gates, states and rows → outputs, as of ``kernels.delta.gated_delta``.
@@ -108,13 +110,14 @@ class Sequence:
         x, gates = (torch.cat(pair) for pair in zip(own, wrong, strict=True))
         return x, gates
 
-    def absorb(self, part: Part, outputs: Tensor) -> None:
+    def absorb(self, part: Part, outputs: Tensor, tolerance: float) -> None:
         if not self.outputs.shape[1]:
             self.outputs = outputs.new_full((len(self.x), outputs.shape[1]), torch.nan)
         first, end = self.num_seen + self.num_kept, self.num_seen + self.num_kept + part.num_tokens
         own = slice(first - part.repeats, end + part.num_accepted)
         again = self.outputs[first - 1 : first] if part.repeats else outputs[:0]
-        assert torch.equal(again, outputs[: len(again)])
+        rounding: dict[str, Any] = {"atol": tolerance, "rtol": tolerance}
+        torch.testing.assert_close(again, outputs[: len(again)], **rounding)
         self.outputs[own] = outputs[: own.stop - own.start]
         last = end // INTERVAL * INTERVAL
         self.num_copied = last if last > self.num_seen else self.num_copied
@@ -122,9 +125,14 @@ class Sequence:
 
 
 def run(
-    compute: Compute, sequences: list[Sequence], parts: list[list[Part]], states: LayerStates
+    compute: Compute,
+    sequences: list[Sequence],
+    parts: list[list[Part]],
+    states: LayerStates,
+    tolerance: float = 0.0,
 ) -> None:
-    """Step n computes the n-th part of each sequence that has one."""
+    """Step n computes the n-th part of each sequence that has one. A repeated token has the output
+    of the first time, within ``tolerance``."""
     for number in range(max(map(len, parts))):
         step = [
             (sequence, own[number])
@@ -146,7 +154,84 @@ def run(
         x, gates = (torch.cat(each) for each in zip(*inputs, strict=True))
         outputs = compute(x, gates, states, rows).split(nums)
         for (sequence, part), own in zip(step, outputs, strict=True):
-            sequence.absorb(part, own)
+            sequence.absorb(part, own, tolerance)
+
+
+# x, gates, states and rows on a device → outputs.
+ComputeOnDevice = Callable[[Tensor, Tensor, LayerStates, DeviceRows], Tensor]
+NUM_PADDED = 3
+
+
+class Laid(NamedTuple):
+    """Rows as a device has them, among padding: rows that decode, then others, each with the tokens
+    of the host in ``tokens``; -1 is padding."""
+
+    tokens: np.ndarray  # [T]
+    rows: DeviceRows
+
+    @classmethod
+    def of(cls, host: StateRows, num_slots: int, device: torch.device) -> "Laid":
+        nums = np.diff(host.starts)
+        decodes = (host.num_kept > 0) | (host.num_drafts > 0) | (nums == 1)
+        decoding, others = np.flatnonzero(decodes), np.flatnonzero(~decodes)
+        width, num_padded = int(nums[decoding].max(initial=1)), max(1, len(decoding) // 2)
+        padded = np.full((len(decoding) + num_padded, width), -1)
+        for place, row in enumerate(decoding.tolist()):
+            padded[place, : nums[row]] = np.arange(host.starts[row], host.starts[row + 1])
+        chunks = [np.arange(host.starts[row], host.starts[row + 1]) for row in others]
+        tokens = np.concatenate([padded.ravel(), *chunks, np.full(NUM_PADDED, -1)])
+        starts = host.positions + host.num_kept - host.num_seen
+        pads, null_slot = np.zeros(num_padded, np.int64), num_slots
+
+        def ints(*parts: np.ndarray | list[int]) -> Tensor:
+            return torch.from_numpy(np.concatenate(parts).astype(np.int32)).to(device)
+
+        decode = DecodeRows(
+            width,
+            ints(host.states[decoding], pads + null_slot),
+            ints(starts[decoding], pads),
+            ints([0]),
+        )
+        ends = padded.size + np.cumsum([0, *nums[others], NUM_PADDED, 0])
+        host_starts = np.concatenate([starts[others], [0, 0]])
+        chunk_rows = ChunkRows(
+            slots=ints(host.states[others], [null_slot, null_slot]),
+            token_starts=ints(ends),
+            starts=ints(host_starts),
+            tile_rows=ints([0]),
+            tile_starts=ints([0]),
+            host_starts=host_starts,
+            host_token_starts=ends,
+        )
+        positions = np.zeros(num_slots + 1)
+        positions[host.states] = host.positions
+        copies = np.full(num_slots + 1, -1)
+        copies[host.states] = host.copies
+        of_slots = ints(positions), ints(copies), host.interval
+        rows = device_rows(decode, ints(nums[decoding], pads), chunk_rows, len(tokens), *of_slots)
+        # Decode rows of an engine have one token before their drafts.
+        num_drafts = ints(host.num_drafts[decoding], pads, host.num_drafts[others], [0, 0])
+        return cls(tokens, rows._replace(num_drafts=num_drafts))
+
+
+def on_device(compute: ComputeOnDevice, device: torch.device) -> Compute:
+    """``compute`` on rows of the host. Padding has no output, and positions are advanced."""
+
+    def computed(x: Tensor, gates: Tensor, layer: LayerStates, host: StateRows) -> Tensor:
+        laid = Laid.of(host, len(layer.kept), device)
+        tokens = torch.from_numpy(laid.tokens).clamp(min=0).to(device)
+        out = compute(x.to(device)[tokens], gates.to(device)[tokens], layer, laid.rows).cpu()
+        is_token = laid.tokens >= 0
+        assert not out[~is_token].any()
+        outputs = torch.empty(len(x), out.shape[1])
+        outputs[laid.tokens[is_token]] = out[is_token]
+        ends = host.positions + host.num_kept - host.num_seen + np.diff(host.starts)
+        positions = laid.rows.positions.cpu().numpy()
+        assert (positions[host.states] == ends - host.num_drafts).all()
+        assert positions[-1] == 0
+        return outputs
+
+    return computed
 
 
 def exact(

@@ -1,0 +1,78 @@
+"""``gated_delta`` on a device, in four to six launches: the inputs of all tokens, what rows leave
+behind of them, the matrices of rows that decode, token by token, those of prompts, chunk by chunk,
+and the gated norm.
+
+The sums of a row depend on the row alone. Rows that decode have the same bits however they are
+drafted; prompts have the same bits if they are cut at multiples of a chunk.
+"""
+
+import torch
+from torch import Tensor
+
+from kernels.delta.device import DeviceRows
+from kernels.delta.states import DeltaWeights, LayerStates
+from kernels.delta.triton.advance import advance_kernel
+from kernels.delta.triton.chunks import pass_kernel, solve_kernel
+from kernels.delta.triton.finish import finish_kernel
+from kernels.delta.triton.inputs import mix_kernel, note_kernel
+from kernels.sizes import cdiv, next_power_of_2
+
+CHANNELS = 512  # of a program that writes columns; not measured
+VALUES = 32  # of a program's part of a matrix; not measured
+# Of a program for chunks, and the keys that it reads at once: more take more registers than exist.
+CHUNK_VALUES, CHUNK_KEYS = 16, 16
+PRECISION = "tf32x3"  # three products by tensor cores for one in float32
+
+
+def launch(
+    x: Tensor, gates: Tensor, weights: DeltaWeights, layer: LayerStates, rows: DeviceRows
+) -> Tensor:
+    """The arguments of ``kernels.delta.gated_delta``."""
+    if not (x.is_contiguous() and gates.is_contiguous()):
+        raise ValueError("gated_delta: x and gates must be contiguous")
+    matrices, columns, kept = layer
+    (channels, width), num_keys = weights.conv.shape, weights.num_key_heads
+    _, num_heads, key_dim, value_dim = matrices.shape
+    num_tokens, num_rows, most_drafts = len(x), len(rows.slots), kept.shape[1]
+    num_decoding, num_chunks = rows.num_decoding, len(rows.chunk_rows)
+    num_inputs = num_tokens + num_decoding * most_drafts
+    mixed = x.new_empty(num_inputs, channels, dtype=torch.float32)
+    openings = x.new_empty(num_inputs, 2 * num_heads, dtype=torch.float32)
+    y = x.new_zeros(num_tokens, num_heads * value_dim, dtype=torch.float32)
+    out = torch.empty_like(y, dtype=x.dtype)
+    of_rows = rows.slots, rows.starts, rows.token_starts, rows.nums
+    dims = num_keys, num_heads, key_dim, value_dim
+    blocks = next_power_of_2(key_dim), next_power_of_2(value_dim)
+    mix_kernel[num_inputs, 2 * num_keys + num_heads](
+        x, gates, columns, kept, weights.conv, weights.decay, weights.dt_bias, *of_rows,
+        rows.token_rows, rows.positions, mixed, openings, num_tokens, columns.stride(0),
+        kept.stride(0), most_drafts, *dims, width, max(blocks), num_warps=2,
+    )  # fmt: skip
+    note_kernel[num_rows, cdiv(channels + 2 * num_heads, CHANNELS)](
+        x, gates, columns, kept, *of_rows, rows.num_drafts, rows.positions, rows.copies,
+        rows.interval, columns.stride(0), kept.stride(0), most_drafts, channels,
+        num_heads, value_dim, width, next_power_of_2(width),
+        next_power_of_2(max(1, most_drafts)), CHANNELS,
+    )  # fmt: skip
+    if num_decoding:
+        advance_kernel[num_decoding, num_heads, cdiv(value_dim, VALUES)](
+            mixed, openings, matrices, *of_rows, rows.num_drafts, rows.positions, rows.copies, y,
+            num_tokens, rows.interval, matrices.stride(0), most_drafts, *dims, blocks[0], VALUES,
+        )  # fmt: skip
+    if num_rows > num_decoding:
+        square = num_tokens, num_heads, rows.chunk
+        solved, scores = (x.new_empty(square, dtype=torch.float32) for _ in range(2))
+        solve_kernel[num_chunks, num_heads](
+            mixed, openings, rows.chunk_rows, rows.chunks, *of_rows[1:], solved, scores, *dims,
+            CHUNK_KEYS, rows.chunk, PRECISION,
+        )  # fmt: skip
+        pass_kernel[num_rows - num_decoding, num_heads, cdiv(value_dim, CHUNK_VALUES)](
+            mixed, openings, solved, scores, matrices, *of_rows, rows.positions, rows.copies, y,
+            num_decoding, rows.interval, matrices.stride(0), *dims, CHUNK_KEYS, CHUNK_VALUES,
+            rows.chunk, PRECISION,
+        )  # fmt: skip
+    finish_kernel[max(num_tokens, num_rows), num_heads](
+        x, y, weights.norm, *of_rows, rows.num_drafts, rows.positions, out, num_tokens, num_rows,
+        weights.eps, channels, num_heads, value_dim, blocks[1], num_warps=2,
+    )  # fmt: skip
+    return out

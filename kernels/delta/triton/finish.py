@@ -1,0 +1,44 @@
+"""The gated norm, and the new positions."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit(do_not_specialize=["num_tokens", "num_rows"])
+def finish_kernel(
+    p_x,  # [T, NUM_CHANNELS + H VALUE_DIM]
+    p_y,  # [T, H VALUE_DIM]
+    p_norm,  # [VALUE_DIM]
+    p_slots,  # [R]
+    p_starts,  # [R]
+    p_token_starts,  # [R]
+    p_nums,  # [R]
+    p_num_drafts,  # [R]
+    p_positions,  # [slots]
+    p_out,  # [T, H VALUE_DIM]
+    num_tokens,
+    num_rows,
+    eps,
+    NUM_CHANNELS: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """The output of a token's head, and the position of a row's state."""
+    i_program, head = tl.program_id(0), tl.program_id(1)
+    o_v = tl.arange(0, BLOCK)
+    is_v = o_v < tl.where(i_program < num_tokens, VALUE_DIM, 0)
+    o_token = i_program.to(tl.int64) * NUM_HEADS * VALUE_DIM + head * VALUE_DIM + o_v
+    b_y = tl.load(p_y + o_token, mask=is_v, other=0)
+    p_z = p_x + (i_program.to(tl.int64) + 1) * NUM_CHANNELS + o_token
+    b_z = tl.load(p_z, mask=is_v, other=0).to(tl.float32)
+    b_norm = tl.load(p_norm + o_v, mask=is_v, other=0).to(tl.float32)
+    scale = 1 / tl.sqrt(tl.sum(b_y * b_y, 0) / VALUE_DIM + eps)
+    b_out = b_norm * b_y * scale * b_z * tl.sigmoid(b_z)
+    tl.store(p_out + o_token, b_out.to(p_out.dtype.element_ty), mask=is_v)
+    is_row = (i_program < num_rows) & (head == 0)
+    num = tl.load(p_nums + i_program, mask=is_row, other=0)
+    if num > 0:
+        slot = tl.load(p_slots + i_program)
+        end = tl.load(p_starts + i_program) + num - tl.load(p_num_drafts + i_program)
+        tl.store(p_positions + slot, end)

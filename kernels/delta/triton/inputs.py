@@ -1,0 +1,200 @@
+"""The inputs of a step's rows: mixed by the convolution, and what rows leave behind of them."""
+
+import triton
+import triton.language as tl
+
+from kernels.delta.reference import EPS
+
+NORM_EPS = tl.constexpr(EPS)
+
+
+@triton.jit
+def inputs_of(p_slots, p_starts, p_positions, i_row):
+    """The slot of a row, the inputs that its state lacks before its tokens, 1 if it has seen the
+    first token, and the position of the first input."""
+    slot = tl.load(p_slots + i_row).to(tl.int64)
+    start, position = tl.load(p_starts + i_row), tl.load(p_positions + slot)
+    num_kept, num_seen = tl.maximum(start - position, 0), tl.maximum(position - start, 0)
+    return slot, num_kept, num_seen, tl.minimum(start, position)
+
+
+@triton.jit
+def end_and_copy(num_inputs, num_drafts, first, num_seen, copy, interval):
+    """The inputs before a row's state, and before a copy of it; 0: there is no copy."""
+    end = num_inputs - num_drafts
+    copied = (first + end) // interval * interval - first
+    return end, tl.where((copied > num_seen) & (copy >= 0), copied, 0)
+
+
+@triton.jit
+def load_inputs(
+    p_x, p_columns, p_kept, b_numbers, o_channels, is_valid, token_start, num_kept, num_seen,
+    NUM_IN_X: tl.constexpr, NUM_CHANNELS: tl.constexpr, NUM_KEPT: tl.constexpr,
+    WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Channels of a row's inputs by number; negative ones are columns. ``p_columns`` and ``p_kept``
+    are those of the row. The arguments with a b, an o or an is are of one shape."""
+    tokens = (token_start + b_numbers - num_kept).to(tl.int64)
+    is_token = is_valid & (b_numbers >= num_kept) & (b_numbers >= 0)
+    of_x = tl.load(p_x + tokens * NUM_IN_X + o_channels, mask=is_token, other=0)
+    is_kept = is_valid & (b_numbers >= 0) & (b_numbers < num_kept)
+    of_kept = tl.load(p_kept + b_numbers * NUM_KEPT + o_channels, mask=is_kept, other=0)
+    columns = WIDTH - num_seen + b_numbers
+    is_before = is_valid & (b_numbers < 0)
+    before = tl.load(p_columns + columns * NUM_CHANNELS + o_channels, mask=is_before, other=0)
+    return of_x.to(tl.float32) + of_kept + before
+
+
+@triton.jit(do_not_specialize=["num_tokens"])
+def mix_kernel(
+    p_x,  # [T, channels + H V]
+    p_gates,  # [T, 2 H]
+    p_columns,  # [states, WIDTH, channels]
+    p_kept,  # [slots, MOST_DRAFTS, channels + 2 H]
+    p_conv,  # [channels, WIDTH]
+    p_decay,  # [H]
+    p_dt_bias,  # [H]
+    p_slots,  # [R]
+    p_starts,  # [R]
+    p_token_starts,  # [R]
+    p_nums,  # [R]
+    p_token_rows,  # [T]
+    p_positions,  # [slots]
+    p_mixed,  # [I, channels]: the T tokens, then drafts of each row
+    p_openings,  # [I, 2 H]: the logarithm of a decay, and beta
+    num_tokens,
+    COLUMNS_STRIDE: tl.constexpr,
+    KEPT_STRIDE: tl.constexpr,
+    MOST_DRAFTS: tl.constexpr,
+    NUM_KEYS: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    KEY_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """A query, a key or a value, and with a value its head's gates."""
+    NUM_CHANNELS: tl.constexpr = 2 * NUM_KEYS * KEY_DIM + NUM_HEADS * VALUE_DIM
+    NUM_KEPT: tl.constexpr = NUM_CHANNELS + 2 * NUM_HEADS
+    i_input, i_part = tl.program_id(0), tl.program_id(1)
+    is_token = i_input < num_tokens
+    if MOST_DRAFTS:
+        of_kept = i_input - num_tokens
+        i_row = tl.load(p_token_rows + i_input, mask=is_token, other=0)
+        i_row = tl.where(is_token, i_row, of_kept // MOST_DRAFTS)
+    else:
+        i_row = tl.load(p_token_rows + i_input)
+    slot, num_kept, num_seen, _ = inputs_of(p_slots, p_starts, p_positions, i_row)
+    token_start, num = tl.load(p_token_starts + i_row), tl.load(p_nums + i_row)
+    number = num_kept + i_input - token_start
+    is_input = i_input - token_start < num
+    if MOST_DRAFTS:
+        number = tl.where(is_token, number, of_kept % MOST_DRAFTS)
+        is_input = (num > 0) & tl.where(is_token, is_input, number < num_kept)
+    if is_input == 0:
+        return
+    is_value = i_part >= 2 * NUM_KEYS
+    head = tl.maximum(i_part - 2 * NUM_KEYS, 0)
+    first = tl.where(is_value, 2 * NUM_KEYS * KEY_DIM + head * VALUE_DIM, i_part * KEY_DIM)
+    o_part = tl.arange(0, BLOCK)
+    is_part = o_part < tl.where(is_value, VALUE_DIM, KEY_DIM)
+    o_channel = first + o_part
+    p_row_columns, p_row_kept = p_columns + slot * COLUMNS_STRIDE, p_kept + slot * KEPT_STRIDE
+    b_number = tl.full([BLOCK], 0, tl.int32) + number
+    b_mixed = tl.zeros([BLOCK], tl.float32)
+    for column in tl.static_range(WIDTH):
+        b_input = load_inputs(
+            p_x, p_row_columns, p_row_kept, b_number + column + 1 - WIDTH, o_channel, is_part,
+            token_start, num_kept, num_seen,
+            NUM_CHANNELS + NUM_HEADS * VALUE_DIM, NUM_CHANNELS, NUM_KEPT, WIDTH,
+        )  # fmt: skip
+        b_weight = tl.load(p_conv + o_channel * WIDTH + column, mask=is_part, other=0)
+        b_mixed += b_weight.to(tl.float32) * b_input
+    b_mixed *= tl.sigmoid(b_mixed)
+    scale = 1 / tl.sqrt(tl.sum(b_mixed * b_mixed, 0) + NORM_EPS)
+    scale = tl.where(i_part < NUM_KEYS, scale * KEY_DIM**-0.5, scale)
+    b_mixed *= tl.where(is_value, 1.0, scale)
+    i_wide = i_input.to(tl.int64)
+    tl.store(p_mixed + i_wide * NUM_CHANNELS + o_channel, b_mixed, mask=is_part)
+    if is_value:
+        p_own = p_gates + i_wide * 2 * NUM_HEADS + head
+        b = tl.load(p_own, mask=is_token, other=0).to(tl.float32)
+        a = tl.load(p_own + NUM_HEADS, mask=is_token, other=0).to(tl.float32)
+        if MOST_DRAFTS:
+            p_of_kept = p_row_kept + number * NUM_KEPT + NUM_CHANNELS + head
+            b += tl.load(p_of_kept, mask=~is_token, other=0)
+            a += tl.load(p_of_kept + NUM_HEADS, mask=~is_token, other=0)
+        a += tl.load(p_dt_bias + head).to(tl.float32)
+        softplus = tl.maximum(a, 0) + tl.log(1 + tl.exp(-tl.abs(a)))
+        log_decay = -tl.exp(tl.load(p_decay + head).to(tl.float32)) * softplus
+        is_seen = number < num_seen
+        p_opening = p_openings + i_wide * 2 * NUM_HEADS + head
+        tl.store(p_opening, tl.where(is_seen, 0.0, log_decay))
+        tl.store(p_opening + NUM_HEADS, tl.where(is_seen, 0.0, tl.sigmoid(b)))
+
+
+@triton.jit(do_not_specialize=["interval"])
+def note_kernel(
+    p_x,  # [T, NUM_CHANNELS + H V]
+    p_gates,  # [T, 2 H]
+    p_columns,  # [states, WIDTH, NUM_CHANNELS]
+    p_kept,  # [slots, MOST_DRAFTS, NUM_CHANNELS + 2 H]
+    p_slots,  # [R]
+    p_starts,  # [R]
+    p_token_starts,  # [R]
+    p_nums,  # [R]
+    p_num_drafts,  # [R]
+    p_positions,  # [slots]
+    p_copies,  # [slots]
+    interval,
+    COLUMNS_STRIDE: tl.constexpr,
+    KEPT_STRIDE: tl.constexpr,
+    MOST_DRAFTS: tl.constexpr,
+    NUM_CHANNELS: tl.constexpr,
+    NUM_HEADS: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    WIDTH: tl.constexpr,
+    BLOCK_W: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Some channels of a row's columns, and of its drafts: all are read before any is written."""
+    NUM_KEPT: tl.constexpr = NUM_CHANNELS + 2 * NUM_HEADS
+    NUM_IN_X: tl.constexpr = NUM_CHANNELS + NUM_HEADS * VALUE_DIM
+    i_row = tl.program_id(0)
+    num = tl.load(p_nums + i_row)
+    if num == 0:
+        return
+    slot, num_kept, num_seen, first = inputs_of(p_slots, p_starts, p_positions, i_row)
+    num_drafts, copy = tl.load(p_num_drafts + i_row), tl.load(p_copies + slot).to(tl.int64)
+    end, copied = end_and_copy(num_kept + num, num_drafts, first, num_seen, copy, interval)
+    token_start = tl.load(p_token_starts + i_row)
+    o_channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    o_column = tl.arange(0, BLOCK_W)[:, None]
+    is_valid = (o_column < WIDTH) & (o_channel < NUM_CHANNELS)
+    p_row_columns, p_row_kept = p_columns + slot * COLUMNS_STRIDE, p_kept + slot * KEPT_STRIDE
+    b_own = load_inputs(
+        p_x, p_row_columns, p_row_kept, end + o_column - WIDTH, o_channel, is_valid,
+        token_start, num_kept, num_seen, NUM_IN_X, NUM_CHANNELS, NUM_KEPT, WIDTH,
+    )  # fmt: skip
+    is_copied = (o_column < tl.where(copied > 0, WIDTH, 0)) & (o_channel < NUM_CHANNELS)
+    b_copied = load_inputs(
+        p_x, p_row_columns, p_row_kept, copied + o_column - WIDTH, o_channel, is_copied,
+        token_start, num_kept, num_seen, NUM_IN_X, NUM_CHANNELS, NUM_KEPT, WIDTH,
+    )  # fmt: skip
+    tl.debug_barrier()
+    o_columns = o_column * NUM_CHANNELS + o_channel
+    tl.store(p_row_columns + o_columns, b_own, mask=is_valid)
+    tl.store(p_columns + copy * COLUMNS_STRIDE + o_columns, b_copied, mask=is_copied)
+    if MOST_DRAFTS:
+        o_draft = tl.arange(0, BLOCK_D)[:, None]
+        is_draft = o_draft < num_drafts
+        tokens = (token_start + num - num_drafts + o_draft).to(tl.int64)
+        is_channel = is_draft & (o_channel < NUM_CHANNELS)
+        b_x = tl.load(p_x + tokens * NUM_IN_X + o_channel, mask=is_channel, other=0)
+        is_gate = is_draft & (o_channel >= NUM_CHANNELS) & (o_channel < NUM_KEPT)
+        p_own = p_gates + tokens * 2 * NUM_HEADS + o_channel - NUM_CHANNELS
+        b_gates = tl.load(p_own, mask=is_gate, other=0)
+        b_draft = b_x.to(tl.float32) + b_gates.to(tl.float32)
+        p_draft = p_row_kept + o_draft * NUM_KEPT + o_channel
+        tl.store(p_draft, b_draft, mask=is_channel | is_gate)

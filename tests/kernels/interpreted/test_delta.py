@@ -1,0 +1,67 @@
+"""gated_delta by Triton's kernels."""
+
+from collections.abc import Iterator
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from kernels.delta import LayerStates
+from tests.kernels.deltas import INTERVAL, MOST_DRAFTS, SHAPES, Part, Sequence, Shape, run
+from tests.kernels.test_delta import (
+    on_a_device,
+    test_a_device_computes_what_the_reference_computes,
+    test_a_state_is_copied_at_the_last_multiple_of_the_interval,
+    test_outputs_and_states_are_those_of_float64_in_any_steps,
+)
+
+__all__ = ["test_a_device_computes_what_the_reference_computes"]
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [SHAPES[0], SHAPES[1], *(pytest.param(each, marks=pytest.mark.slow) for each in SHAPES[2:])],
+    ids=str,
+)
+def test_outputs_and_states_are_those_of_float64(shape: Shape) -> None:
+    test_outputs_and_states_are_those_of_float64_in_any_steps(shape, on_a_device)
+
+
+def test_a_state_is_copied() -> None:
+    test_a_state_is_copied_at_the_last_multiple_of_the_interval(on_a_device)
+
+
+def parts_of(length: int, rng: np.random.Generator, *, is_whole: bool) -> Iterator[Part]:
+    """A prompt cut at multiples of a chunk, and 12 tokens decoded with drafts or one by one."""
+    prompt = length - 12
+    ends = range(INTERVAL, prompt, INTERVAL)
+    start = 0
+    for end in (*(end for end in ends if not is_whole and rng.integers(0, 2)), prompt):
+        yield Part(end - start)
+        start = end
+    while start < length:
+        most = 0 if is_whole else max(0, min(MOST_DRAFTS, length - start - 2))
+        num_accepted = int(rng.integers(0, most + 1))
+        num_drafts = 0 if is_whole else int(rng.integers(num_accepted, MOST_DRAFTS + 1))
+        yield Part(1, num_drafts, num_accepted)
+        start += 1 + num_accepted
+
+
+def test_cuts_drafts_and_neighbours_change_no_bit() -> None:
+    """Of outputs, states and copies."""
+    shape, lengths = SHAPES[0], (85, 13, 60, 28)
+    num = len(lengths)
+    weights, inputs = shape.weights(), [shape.inputs(size) for size in lengths]
+    states, rng = shape.states(2 * num, num), np.random.default_rng(3)
+    found, expected = (LayerStates(*(each.clone() for each in states)) for _ in range(2))
+    cut = [Sequence(*each, i, num + i) for i, each in enumerate(inputs)]
+    parts = [[*parts_of(size, rng, is_whole=False)] for size in lengths]
+    run(partial(on_a_device, weights), cut, parts, found)
+    for i, each in enumerate(inputs):
+        whole = Sequence(*each, i, num + i)
+        parts = [[*parts_of(lengths[i], rng, is_whole=True)]]
+        run(partial(on_a_device, weights), [whole], parts, expected)
+        assert torch.equal(cut[i].outputs, whole.outputs)
+    assert torch.equal(found.columns, expected.columns)
+    assert torch.equal(found.matrices, expected.matrices)

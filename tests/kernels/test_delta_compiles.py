@@ -1,0 +1,90 @@
+"""The kernels of gated_delta compile for GPUs without spills."""
+
+from typing import Any
+
+import pytest
+
+from kernels.delta.device import CHUNK
+from kernels.delta.triton import CHANNELS, CHUNK_KEYS, CHUNK_VALUES, PRECISION, VALUES
+from kernels.delta.triton.advance import advance_kernel
+from kernels.delta.triton.chunks import pass_kernel, solve_kernel
+from kernels.delta.triton.finish import finish_kernel
+from kernels.delta.triton.inputs import mix_kernel, note_kernel
+from tests.kernels.compiled import ARCHS, compile_kernel
+
+# Qwen3-Next, and with twice its sizes of heads.
+HEADS = {"NUM_KEYS": 16, "NUM_HEADS": 32}
+NUM_CHANNELS = 8192
+OF_STATES = ("p_columns", "p_kept", "p_matrices")
+OF_TOKENS = ("p_mixed", "p_openings", "p_solved", "p_scores", "p_y")
+FLOATS = (*OF_STATES, *OF_TOKENS, "p_decay", "p_dt_bias", "p_norm")
+ROWS = ("p_slots", "p_starts", "p_token_starts", "p_nums")
+OF_ROWS = dict.fromkeys((*ROWS, "p_positions"), "*i32")
+AFTER = dict.fromkeys(("p_num_drafts", "p_copies"), "*i32")
+STRIDES = {"COLUMNS_STRIDE": 1 << 22, "KEPT_STRIDE": 3 * (NUM_CHANNELS + 64)}
+
+
+def num_stack_bytes(
+    kernel: Any, signature: dict[str, str], constants: dict[str, Any], arch: int, num_warps: int = 4
+) -> int:
+    names = kernel.arg_names
+    floats = {name: "*fp32" for name in FLOATS if name in names}
+    found = compile_kernel(kernel, signature | floats, constants, arch, num_warps=num_warps)
+    return found.num_stack_bytes
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("most_drafts", [0, 3])
+def test_mix_kernel(most_drafts: int, dtype: str, arch: int) -> None:
+    signature = dict.fromkeys(("p_x", "p_gates", "p_conv"), f"*{dtype}") | OF_ROWS
+    signature |= {"p_token_rows": "*i32", "num_tokens": "i32"}
+    dims = {"KEY_DIM": 128, "VALUE_DIM": 128, "WIDTH": 4, "BLOCK": 128}
+    constants = STRIDES | HEADS | dims | {"MOST_DRAFTS": most_drafts}
+    assert num_stack_bytes(mix_kernel, signature, constants, arch, num_warps=2) == 0
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+@pytest.mark.parametrize("most_drafts", [0, 3])
+def test_note_kernel(most_drafts: int, dtype: str, arch: int) -> None:
+    signature = dict.fromkeys(("p_x", "p_gates"), f"*{dtype}") | OF_ROWS | AFTER
+    signature |= {"interval": "i32"}
+    dims = {"NUM_CHANNELS": NUM_CHANNELS, "NUM_HEADS": 32, "VALUE_DIM": 128, "WIDTH": 4}
+    blocks = {"BLOCK_W": 4, "BLOCK_D": 4, "BLOCK": CHANNELS, "MOST_DRAFTS": most_drafts}
+    assert num_stack_bytes(note_kernel, signature, STRIDES | dims | blocks, arch) == 0
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("size", [128, 256])
+def test_advance_kernel(size: int, arch: int) -> None:
+    signature = OF_ROWS | AFTER | {"num_tokens": "i32", "interval": "i32"}
+    dims = {"KEY_DIM": size, "VALUE_DIM": size, "BLOCK_K": size, "BLOCK_V": VALUES}
+    constants = HEADS | dims | {"MATRICES_STRIDE": 1 << 22, "MOST_DRAFTS": 3}
+    assert num_stack_bytes(advance_kernel, signature, constants, arch) == 0
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_solve_kernel(arch: int) -> None:
+    signature = dict.fromkeys(("p_chunk_rows", "p_chunks", *ROWS[1:]), "*i32")
+    dims = {"KEY_DIM": 128, "VALUE_DIM": 128, "BLOCK_K": CHUNK_KEYS, "CHUNK": CHUNK}
+    constants = HEADS | dims | {"PRECISION": PRECISION}
+    assert num_stack_bytes(solve_kernel, signature, constants, arch) == 0
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_pass_kernel(arch: int) -> None:
+    signature = OF_ROWS | {"p_copies": "*i32", "first_row": "i32", "interval": "i32"}
+    dims = {"KEY_DIM": 128, "VALUE_DIM": 128, "CHUNK": CHUNK}
+    dims |= {"BLOCK_K": CHUNK_KEYS, "BLOCK_V": CHUNK_VALUES}
+    constants = HEADS | dims | {"MATRICES_STRIDE": 1 << 22, "PRECISION": PRECISION}
+    assert num_stack_bytes(pass_kernel, signature, constants, arch) == 0
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_finish_kernel(dtype: str, arch: int) -> None:
+    signature = dict.fromkeys(("p_x", "p_out"), f"*{dtype}") | OF_ROWS
+    signature |= {"p_num_drafts": "*i32", "eps": "fp32", "num_tokens": "i32", "num_rows": "i32"}
+    dims = {"NUM_CHANNELS": NUM_CHANNELS, "NUM_HEADS": 32, "VALUE_DIM": 128, "BLOCK": 128}
+    assert num_stack_bytes(finish_kernel, signature, dims, arch, num_warps=2) == 0
