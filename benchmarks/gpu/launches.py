@@ -17,7 +17,7 @@ from benchmarks.gpu.shapes import write_model
 from benchmarks.gpu.suite import Suite
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.engine.device.device_slots import DeviceSlots
-from services.worker.engine.device.segments import make_segments
+from services.worker.engine.device.segments import make_trial_segments
 from services.worker.engine.device.warm_up import warm_up
 from services.worker.slots.table import SlotTable
 from services.worker.startup.choose_backend import choose_device_kernels
@@ -26,7 +26,6 @@ from shared.settings.worker import WorkerConfig
 
 # Small, to limit compile time on a CPU; kernels do not depend on them.
 MAX_NUM_SEQS, MAX_BATCHED_TOKENS = 16, 256
-NUM_BLOCKS = 0
 
 
 def measure(suite: Suite, folder: Path) -> Iterator[dict[str, Any]]:
@@ -73,7 +72,7 @@ def _start(suite: Suite, model: Path, drafts: bool) -> None:
     capacity = loaded.limits
     table = SlotTable(capacity)
     state = DeviceSlots(capacity, table, loaded.eos_ids, loaded.device).state
-    warm_up(make_segments(loaded, state, NUM_BLOCKS), table, capacity, _be_silent)
+    warm_up(make_trial_segments(loaded, state), table, capacity, _be_silent)
 
 
 def _run_cases(suite: Suite) -> None:

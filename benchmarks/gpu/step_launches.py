@@ -20,6 +20,7 @@ from services.worker.engine.device.segments import Segments
 from services.worker.engine.device.steps import DecodeStep
 from services.worker.engine.device.trunk_graphs import RecordedTrunk, TrunkShape
 from services.worker.layers.stack_experts import stack_experts
+from services.worker.machine.device_states import DeviceStatePool
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models.registry import find_model
 from services.worker.slots.table import SlotTable
@@ -105,6 +106,7 @@ def _segments(config: Config, num_slots: int, max_len: int) -> tuple[Segments, S
         TorchLM(model),
         DeviceSlots(capacity, table, np.zeros(1, np.int64), META).state,
         KVCache(shape.section_layouts, 0, BLOCK_SIZE, META, shape.sections),
+        DeviceStatePool(shape.state_specs, capacity, META),
         torch.zeros(1, dtype=torch.int32, device=META),
         drafts=False,
         returns_processed=False,

@@ -10,7 +10,6 @@ from cli.plan.cards import Card
 from services.worker.engine.host import HostEngine
 from services.worker.machine.hardware import Memory, choose_device, read_memory
 from services.worker.startup.footprint import Footprint
-from services.worker.startup.model_shape import STATES_ON_GPUS
 from services.worker.startup.plan_memory import MemoryReport, MemoryRequirements, plan_memory
 from shared.errors import ConfigError
 from shared.process.cores import num_cores
@@ -58,8 +57,6 @@ def shares_its_cores(settings: WorkerConfig) -> bool:
 
 def fit_here(settings: WorkerConfig, footprint: Footprint, device: torch.device) -> Fit:
     """Raises ConfigError with the memory calculation if the model does not fit."""
-    if device.type == "cuda":
-        _check_states(footprint)
     before = read_memory(device, settings.numa_node)
     needs = footprint.on_gpu if device.type == "cuda" else footprint.requirements
     memory = plan_memory(settings, needs, before, device)
@@ -69,7 +66,6 @@ def fit_here(settings: WorkerConfig, footprint: Footprint, device: torch.device)
 def fit_on(card: Card, settings: WorkerConfig, footprint: Footprint) -> Fit:
     """The least number of GPUs that hold the model, each with its share of weights and KV cache.
     Raises ConfigError if ``NUMBERS_OF_CARDS`` are not enough."""
-    _check_states(footprint)
     problem = ConfigError(f"{card.name}: nothing was tried")
     device = torch.device("cuda")
     for num in NUMBERS_OF_CARDS:
@@ -84,15 +80,11 @@ def fit_on(card: Card, settings: WorkerConfig, footprint: Footprint) -> Fit:
     raise problem
 
 
-def _check_states(footprint: Footprint) -> None:
-    """Raises ConfigError for a model that GPUs refuse."""
-    if footprint.requirements.state:
-        raise ConfigError(STATES_ON_GPUS)
-
-
 def _shared(requirements: MemoryRequirements, num_cards: int) -> MemoryRequirements:
     return replace(
         requirements,
         weights=-(-requirements.weights // num_cards),
         block=-(-requirements.block // num_cards),
+        state=-(-requirements.state // num_cards),
+        drafts=-(-requirements.drafts // num_cards),
     )

@@ -137,12 +137,12 @@ TABLES: dict[str, list[Column]] = {
         Column("latent", LATENT, "device"),
         Column("windows", WINDOWED, "device"),
         Column("convolutions", CONVOLVED, "device"),
+        Column("states", STATEFUL, "device"),
         Column("transformers'", FOREIGN, "device", settings=THEIRS),
     ],
 }
 
 REFUSED = [
-    Column("states, on a GPU", STATEFUL, "device", cells=one_cell),
     Column("latent attention, int8 KV", LATENT, "native", settings=INT8_KV, cells=one_cell),
     Column("convolutions, int8 KV", CONVOLVED, "native", settings=INT8_KV, cells=one_cell),
     Column("transformers', wint8", FOREIGN, "torch", settings=WINT8, cells=one_cell),

@@ -37,13 +37,6 @@ class Rule:
 RULES = [
     Rule(
         Promise.REFUSED,
-        {"column": ("states, on a GPU",)},
-        title="layers with a state on GPUs",
-        reason="The kernels are missing.",
-        words="model: layers with a state are supported on CPUs only",
-    ),
-    Rule(
-        Promise.REFUSED,
         {"column": ("latent attention, int8 KV", "convolutions, int8 KV")},
         title="an 8-bit KV cache for latent attention and short convolutions",
         reason="Codes exist for keys and values of heads alone.",

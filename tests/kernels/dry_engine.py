@@ -19,6 +19,7 @@ from services.worker.engine.device.warm_up import warm_up
 from services.worker.layers.embedding import LMHead, TokenRows
 from services.worker.layers.linear import Linear
 from services.worker.layers.stack_experts import stack_experts
+from services.worker.machine.device_states import DeviceStatePool
 from services.worker.machine.kv_cache import KVCache
 from services.worker.machine.streams import upload
 from services.worker.slots.table import SlotTable
@@ -104,6 +105,7 @@ def start(
             TorchLM(model),
             DeviceSlots(capacity, table, np.zeros(2, np.int64), CPU).state,
             KVCache(shape.section_layouts, num_blocks, block_size, CPU, shape.sections),
+            DeviceStatePool(shape.state_specs, capacity, CPU),
             torch.zeros(2, dtype=torch.int32),
             drafts=drafts,
             returns_processed=False,

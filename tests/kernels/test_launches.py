@@ -53,6 +53,16 @@ MODELS: dict[str, dict[str, Any]] = {
         "moe_intermediate_size": 256,
         "q_lora_rank": 128,
     },
+    "Qwen3.5, bfloat16, states and drafts": {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "head_size": 128,
+        "layer_types": ["linear_attention", "full_attention"],
+    },
+    "LFM2, bfloat16, short convolutions": {
+        "architectures": ["Lfm2ForCausalLM"],
+        "layer_types": ["conv", "full_attention"],
+        "tie_word_embeddings": False,
+    },
 }
 SLOW = (
     "Gemma 2, bfloat16, heads of 256",
@@ -91,7 +101,7 @@ def started(request: pytest.FixtureRequest) -> Iterator[Started]:
         rms_norm_eps=1e-6,
         **{"num_hidden_layers": 2} | MODELS[name],
     )
-    num_drafts = 2 if "MiMo" in name else 0
+    num_drafts = 2 if "MiMo" in name or "drafts" in name else 0
     block_size, changes = (8, ASKED) if dtype == torch.float32 else (16, {})
     quantization: Quantization = "wint4" if "four bits" in name else "none"
     codes = torch.int8 if "int8" in name else None

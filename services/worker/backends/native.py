@@ -11,6 +11,7 @@ from kernels.cpu.decode import NativeDecoder
 from kernels.cpu.operators import LANES, Kind
 from kernels.cpu.packing import NativeLibrary
 from kernels.cpu.program import GroupBlocks, NativeProgram
+from kernels.delta.states import States
 from services.worker.backends.check import check_model
 from services.worker.backends.compiler import Compiler, OnShare
 from services.worker.backends.recorder import Recording, record
@@ -128,9 +129,14 @@ class _NativeDraftHead:
 def _run(program: NativeProgram, inputs: Sequence[Tensor], positions: Tensor) -> Tensor:
     context = current_context()
     groups, caches = group_blocks(context), context.kv_caches
-    return program.run(inputs, positions, groups, caches, context.states)
+    return program.run(inputs, positions, groups, caches, host_states(context))
 
 
 def group_blocks(context: ForwardContext) -> Sequence[GroupBlocks]:
     """The groups of a step prepared by the host."""
     return cast(Sequence[GroupBlocks], context.groups)
+
+
+def host_states(context: ForwardContext) -> States | None:
+    """The states of a step prepared by the host."""
+    return cast(States | None, context.states)

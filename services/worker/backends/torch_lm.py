@@ -191,7 +191,7 @@ class TorchOps(Ops[Tensor]):
     def gated_delta(self, x: Tensor, gates: Tensor, rule: DeltaRule) -> Tensor:
         states = current_context().states
         assert states is not None
-        return gated_delta(x, gates, rule.weights, states.layers[rule.layer], states.rows)
+        return gated_delta(x, gates, rule.weights, *states.of_layer(rule.layer))
 
     def gate(self, x: Tensor, gates: Tensor) -> Tensor:
         return (x.float() * gates.float().sigmoid()).to(x.dtype)

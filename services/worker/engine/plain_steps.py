@@ -4,7 +4,7 @@ import numpy as np
 
 from kernels.accept.rule import accept_rows
 from kernels.cpu.decode import DecodeRows, NativeDecoder
-from services.worker.backends.native import group_blocks
+from services.worker.backends.native import group_blocks, host_states
 from services.worker.machine.state_pool import StatePool
 from services.worker.slots.table import SlotTable
 from services.worker.step.batch import Batch
@@ -49,7 +49,7 @@ class PlainSteps:
             random=random_rows_of(table, slots, num_known, batch.positions.device),
             rooms=table.end[slots] - num_known,
             ignores_eos=table.ignore_eos[slots],
-            states=context.states,
+            states=host_states(context),
         )
         tokens = self._decoder.run(rows, num_steps)
         self._states.note_more(slots, len(tokens) - 1)

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from kernels.delta.device import DeviceStates
 from kernels.delta.states import States
 from kernels.paged_attention import AttentionBatch, DeviceAttention
 from services.worker.machine.kv_layout import LayerKV
@@ -28,7 +29,7 @@ class ForwardContext:
 
     kv_caches: Sequence[LayerKV]  # one for each layer
     groups: Sequence[AttentionInputs]  # one for each group of layers
-    states: States | None = None
+    states: States | DeviceStates | None = None
 
 
 _current: ForwardContext | None = None

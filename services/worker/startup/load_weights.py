@@ -10,7 +10,7 @@ from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from services.worker.startup.cache_codes import CACHE_CODES
 from services.worker.startup.implementations import implementation
-from services.worker.startup.model_shape import STATES_ON_GPUS, ModelShape
+from services.worker.startup.model_shape import ModelShape
 from services.worker.weights.dummy import make_dummy
 from services.worker.weights.load import build_model, load_model
 from services.worker.weights.progress import Progress
@@ -36,8 +36,6 @@ def load_ours(
     # Before anything is read: refuses what the model or its device does not support.
     planned = build_model(config, dtype, torch.device("meta"))
     planned.kv_layouts(dtype, drafts=False, codes=codes)
-    if device.type == "cuda" and planned.state_layers():
-        raise ConfigError(STATES_ON_GPUS)
     host_bytes = int(settings.cpu_offload_gb * GIB)
     if settings.load_format == "dummy":
         return make_dummy(

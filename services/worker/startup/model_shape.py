@@ -15,8 +15,6 @@ from services.worker.machine.state_pool import StateSpec
 from services.worker.models.decoder import DecoderLM
 from shared.wire.messages import Capacity, Group
 
-STATES_ON_GPUS = "model: layers with a state are supported on CPUs only"
-
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:

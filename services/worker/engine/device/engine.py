@@ -26,6 +26,7 @@ from services.worker.engine.device.trunk_graphs import trunk_shapes
 from services.worker.engine.protocol import StepOutput
 from services.worker.layers.offloaded import NUM_BUFFERS, OffloadedLayers
 from services.worker.layers.weights import Quantized
+from services.worker.machine.device_states import DeviceStatePool
 from services.worker.machine.hardware import why_out_of_memory
 from services.worker.machine.streams import DeviceEvent, Download, upload
 from services.worker.metrics import EXPERT_LOADS
@@ -33,7 +34,6 @@ from services.worker.slots.table import SlotTable
 from services.worker.speculation.ngram import NgramDrafter
 from services.worker.startup.choose_backend import choose_device_kernels
 from services.worker.startup.loaded_model import LoadedModel, load
-from services.worker.startup.model_shape import STATES_ON_GPUS
 from services.worker.startup.plan_memory import estimate_requirements, mib, plan_worker
 from services.worker.step.parts import make_parts
 from services.worker.step.rows import Rows
@@ -109,11 +109,10 @@ class DeviceEngine:
 
     def __init__(self, settings: WorkerConfig, progress: Progress) -> None:
         loaded = load(settings, progress, choose_device_kernels)
-        if loaded.shape.state_specs:
-            raise ConfigError(STATES_ON_GPUS)
         _warn_of_acceptance(loaded)
         _check_ranks(loaded)
-        wanted = _wanted_graphs(loaded)
+        may_record = _may_record(loaded)
+        wanted = _wanted_graphs(loaded, loaded.max_num_seqs, may_record)
         is_cuda = loaded.device.type == "cuda"
         requirements = (
             measure(loaded, wanted, progress) if is_cuda else estimate_requirements(loaded)
@@ -127,7 +126,10 @@ class DeviceEngine:
         self._table = SlotTable(self.capacity, loaded.make_guides())
         self._slots = DeviceSlots(self.capacity, self._table, loaded.eos_ids, self._device)
         self._bounds = SlotBounds(self.capacity)
-        self._segments = make_segments(loaded, self._slots.state, report.num_blocks)
+        self._states = DeviceStatePool(loaded.shape.state_specs, self.capacity, self._device)
+        of_slots = self._slots.state, report.num_blocks, self._states
+        self._segments = make_segments(loaded, *of_slots)
+        wanted = _wanted_graphs(loaded, self.capacity.max_num_seqs, may_record)
         graphs = record_graphs(self._segments, wanted, self.capacity, progress)
         self._graphs, self._trunks = graphs
         backend = Backend(
@@ -195,6 +197,7 @@ class DeviceEngine:
         fresh_blocks = self._table.apply(plan, ids)
         self._bounds.admit(plan)
         self._slots.update(self._table, plan)
+        self._states.apply(plan)
         self._failed_prompts.fail_hits(plan)
         self._drafts.begin(plan, fresh_blocks)
         depth = min(plan.draft_depth, self.capacity.num_speculative_tokens)
@@ -321,21 +324,28 @@ def _check_ranks(loaded: LoadedModel) -> None:
     log.warning("tensor-parallel-size: several ranks on GPUs have never been tested")
 
 
-def _wanted_graphs(loaded: LoadedModel) -> WantedGraphs:
-    """Returns the shapes to record. Copies from unpinned memory cannot be recorded. A model not
-    written in operators is tried, and the reason is logged if it cannot be recorded."""
-    settings, offloaded = loaded.settings, loaded.model.offloaded
-    if loaded.pooler is not None or settings.enforce_eager:
-        return WantedGraphs()
+def _may_record(loaded: LoadedModel) -> bool:
+    """Copies from unpinned memory cannot be recorded. A model not written in operators is tried,
+    and the reason is logged if it cannot be recorded."""
+    offloaded = loaded.model.offloaded
+    if loaded.pooler is not None or loaded.settings.enforce_eager:
+        return False
     is_pinned = offloaded is None or not offloaded.why_not_pinned
     if not loaded.parallel.least(int(is_pinned)):
-        return WantedGraphs()
+        return False
     if not isinstance(loaded.model, TorchLM) and (problem := why_not_recordable(loaded)):
         log.warning("CUDA graphs: none, steps run eagerly: %s", problem)
+        return False
+    return True
+
+
+def _wanted_graphs(loaded: LoadedModel, max_rows: int, may_record: bool) -> WantedGraphs:
+    """Returns the shapes to record."""
+    if not may_record:
         return WantedGraphs()
-    sizes, max_tokens = settings.cudagraph_capture_sizes, loaded.max_num_batched_tokens
-    num_drafts = loaded.speculation.num_drafts
-    steps = shapes(sizes, loaded.max_num_seqs, max_tokens, num_drafts)
+    settings, max_tokens = loaded.settings, loaded.max_num_batched_tokens
+    sizes, num_drafts = settings.cudagraph_capture_sizes, loaded.speculation.num_drafts
+    steps = shapes(sizes, max_rows, max_tokens, num_drafts)
     if settings.cudagraph_mode == "full_decode_only":
         return WantedGraphs(steps)
     return WantedGraphs(steps, trunk_shapes(sizes, max_tokens, num_drafts))

@@ -9,7 +9,7 @@ from services.worker.engine.device.graphs import Shape
 from services.worker.engine.device.out_of_memory import REMEDIES
 from services.worker.engine.device.record_graphs import WantedGraphs, make_graphs
 from services.worker.engine.device.recorders import CudaRecorder, without_garbage_collection
-from services.worker.engine.device.segments import Segments, make_segments
+from services.worker.engine.device.segments import Segments, make_trial_segments
 from services.worker.engine.device.trunk_graphs import TrunkShape
 from services.worker.engine.device.warm_up import warm_up
 from services.worker.machine.hardware import read_memory, why_out_of_memory
@@ -20,7 +20,6 @@ from services.worker.step.logprobs import MAX_LOGITS_AT_ONCE
 from services.worker.weights.progress import Progress
 from shared.errors import ConfigError
 
-NO_BLOCKS = 0
 MIN_SLACK_BYTES, SLACK_SHARE = 256 << 20, 0.02  # of the GPU's memory; not measured yet
 
 
@@ -34,7 +33,7 @@ def measure(loaded: LoadedModel, wanted: WantedGraphs, progress: Progress) -> Me
     capacity = loaded.limits
     table = SlotTable(capacity)
     slots = DeviceSlots(capacity, table, loaded.eos_ids, loaded.device)
-    segments = make_segments(loaded, slots.state, NO_BLOCKS)
+    segments = make_trial_segments(loaded, slots.state)
     try:
         warm_up(segments, table, capacity, progress, loaded.pooler)
         of_step = _num_used(loaded)

@@ -64,8 +64,8 @@ class MixedStep:
         segments, chunks = self.segments, self.chunks
         rows = segments.decode_rows(self.decoding, inputs.starts, self.width)
         slot_mapping = _joined(inputs.slot_mapping, chunks.slot_mapping)
-        of_rows = self._if_any(rows), self.max_keys, chunks.rows
-        with forward_context(segments.context(slot_mapping, *of_rows)):
+        of_rows = self._if_any(rows), inputs.num_valid, self.max_keys, chunks.rows
+        with forward_context(segments.trunk_context(slot_mapping, *of_rows)):
             states: Tensor = segments.model(
                 torch.cat((inputs.input_ids, chunks.input_ids)),
                 torch.cat((inputs.positions, chunks.positions)),

@@ -11,12 +11,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from services.worker.engine.device.device_slots import DeviceSlots
-from services.worker.engine.device.segments import make_segments
+from services.worker.engine.device.segments import make_trial_segments
 from services.worker.engine.device.warm_up import padding_step
 from services.worker.slots.table import SlotTable
 from services.worker.startup.loaded_model import LoadedModel
 
-NO_BLOCKS = 0
 READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
 INDEXES = {torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default}
 MASKS = {torch.bool, torch.uint8}
@@ -28,7 +27,7 @@ def why_not_recordable(loaded: LoadedModel) -> str:
     host, or an empty string."""
     capacity = loaded.limits
     slots = DeviceSlots(capacity, SlotTable(capacity), loaded.eos_ids, loaded.device)
-    step = padding_step(make_segments(loaded, slots.state, NO_BLOCKS), 1, 1)
+    step = padding_step(make_trial_segments(loaded, slots.state), 1, 1)
     step.forward()  # compilation and one-time set-up may read values
     try:
         with _reads_raise(loaded.device):

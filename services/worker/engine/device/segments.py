@@ -4,7 +4,7 @@ forward → logits; judge: sample → accept; draft: the MTP head over the step'
 one more draft at a time. No segment blocks the host or allocates permanent memory.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -28,6 +28,7 @@ from kernels.slot_state import SlotState
 from kernels.store_drafts import store_drafts
 from services.worker.layers.context import AttentionInputs, ForwardContext, forward_context
 from services.worker.layers.parallel import ALONE, Parallel
+from services.worker.machine.device_states import DeviceStatePool
 from services.worker.machine.kv_cache import KVCache
 from services.worker.machine.streams import upload
 from services.worker.models import DraftHead, TorchCausalLM
@@ -67,6 +68,7 @@ class Segments:
     model: TorchCausalLM
     state: SlotState
     kv_cache: KVCache
+    states: DeviceStatePool
     eos_ids: Tensor  # [E] int32
     drafts: bool  # by the model's MTP head
     returns_processed: bool
@@ -111,7 +113,8 @@ class Segments:
         to ``logits`` [B * width, V], if given."""
         inputs = self.inputs(slots, depths, width)
         rows = self.decode_rows(slots, inputs.starts, width)
-        with forward_context(self.context(inputs.slot_mapping, rows, max_keys)):
+        of_rows = rows, inputs.num_valid, max_keys
+        with forward_context(self.trunk_context(inputs.slot_mapping, *of_rows)):
             hidden: Tensor = self.model(inputs.input_ids, inputs.positions)
         return ForwardOutput(inputs, hidden, self.model.logits(hidden, logits))
 
@@ -211,6 +214,19 @@ class Segments:
         ]
         return ForwardContext(self.kv_cache.layers, groups)
 
+    def trunk_context(
+        self,
+        slot_mapping: Tensor,
+        decode: DecodeRows | None,
+        num_valid: Tensor,
+        max_keys: int,
+        chunks: ChunkRows | None = None,
+    ) -> ForwardContext:
+        """With the states of the rows; ``num_valid`` [B] int32 are the tokens of decode rows."""
+        context = self.context(slot_mapping, decode, max_keys, chunks)
+        states = self.states.of_step(decode, num_valid, chunks, slot_mapping.shape[1])
+        return replace(context, states=states)
+
     def _mtp(
         self, slots: Tensor, states: Tensor, pairs: Pairs, width: int, max_keys: int
     ) -> Tensor:
@@ -220,16 +236,26 @@ class Segments:
             return self.draft_head.forward(states, pairs.input_ids, pairs.positions)
 
 
-def make_segments(loaded: LoadedModel, state: SlotState, num_blocks: int) -> Segments:
+def make_segments(
+    loaded: LoadedModel, state: SlotState, num_blocks: int, states: DeviceStatePool
+) -> Segments:
     """Makes segments with a KV cache of ``num_blocks`` blocks."""
     share = loaded.settings.draft_acceptance
     return Segments(
         model=cast(TorchCausalLM, loaded.model),
         state=state,
         kv_cache=loaded.make_kv_cache(num_blocks),
+        states=states,
         eos_ids=torch.from_numpy(loaded.eos_ids).int().to(loaded.device),
         drafts=loaded.speculation.method == "mtp",
         returns_processed=loaded.returns_processed,
         acceptance=None if share is None else torch.tensor([share], device=loaded.device),
         parallel=loaded.parallel,
     )
+
+
+def make_trial_segments(loaded: LoadedModel, state: SlotState) -> Segments:
+    """For steps whose results no one reads: with no block but the null block, and one state."""
+    specs = loaded.shape.state_specs
+    states = DeviceStatePool(specs, loaded.limits, loaded.device, is_trial=True)
+    return make_segments(loaded, state, 0, states)

@@ -121,6 +121,7 @@ class RecordedTrunk:
         self._slot_mapping = empty_rows(num_groups, num_tokens, hidden).copy_(self._pads.places)
         self._slots = self._pads.slots[:num_rows].clone()
         self._starts = self._pads.no_keys[:num_rows].clone()
+        self._num_valid = self._pads.starts[:num_rows].clone()
         self._tiles = self._pads.ids.new_zeros(2, cdiv(num_tiles, ALIGNED) * ALIGNED)
         token_starts = np.array([0] + num_chunks * [num_tokens])
         tile_rows, tile_starts = self._tiles
@@ -151,8 +152,8 @@ class RecordedTrunk:
     def _compute(self) -> None:
         segments = self._segments
         rows = segments.decode_rows(self._slots, self._starts, self.width)
-        of_rows = rows, self._max_keys, self._chunks
-        with forward_context(segments.context(self._slot_mapping, *of_rows)):
+        of_rows = rows, self._num_valid, self._max_keys, self._chunks
+        with forward_context(segments.trunk_context(self._slot_mapping, *of_rows)):
             self._hidden.copy_(segments.model(self._input_ids, self._positions))
 
     def _fill_tokens(self, inputs: DecodeInputs, chunks: Chunks) -> None:
@@ -165,6 +166,7 @@ class RecordedTrunk:
         pads, ours, theirs = self._pads, self._chunks, chunks.rows
         _fill(self._slots, slots, pads.slots)
         _fill(self._starts, inputs.starts, pads.no_keys)
+        _fill(self._num_valid, inputs.num_valid, pads.starts)
         _fill(ours.slots, theirs.slots, pads.slots)
         _fill(ours.starts, theirs.starts, pads.starts)
         _fill(ours.token_starts, theirs.token_starts, pads.ends)
@@ -190,7 +192,7 @@ class _Pads(NamedTuple):
     positions: Tensor  # [N] int64
     places: Tensor  # [G, N] int64: an entry of the null block
     slots: Tensor  # [R] int32: the null slot
-    starts: Tensor  # [R] int32
+    starts: Tensor  # [R] int32, 0
     no_keys: Tensor  # [R] int32: starts of rows that end before their first key
     ends: Tensor  # [R] int32: the number of tokens
 
