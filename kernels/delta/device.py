@@ -12,6 +12,7 @@ from kernels.delta.places import ranges
 from kernels.delta.plain import gated_delta as on_host
 from kernels.delta.states import DeltaWeights, LayerStates, StateRows
 from kernels.paged_attention import ChunkRows, DecodeRows
+from kernels.paged_attention.device import flat_rows
 
 CHUNK = 64  # positions of a prompt that are computed at once, up to a multiple of it
 
@@ -82,33 +83,26 @@ def device_rows(
 ) -> DeviceRows:
     """The rows of a step of T tokens. ``num_valid`` [B] int32 are the tokens of decode rows, 0 of a
     closed slot; the last of the N slots is the null slot, which has no state."""
-    tokens = torch.arange(num_tokens, dtype=torch.int32, device=positions.device)
-    parts, token_rows, num_decoding = [], torch.zeros_like(tokens), 0
-    chunk_rows = numbers = tokens[:0]
-    if decode is not None:
-        num_decoding = len(decode.slots)
-        token_starts = decode.width * torch.arange(num_decoding, device=positions.device).int()
-        num_drafts = (num_valid - 1).clamp(min=0)
-        parts.append((decode.slots, decode.starts, token_starts, num_valid, num_drafts))
-        token_rows = tokens // decode.width
+    rows = flat_rows(decode, chunks, num_tokens)
+    num_decoding = 0 if decode is None else len(decode.slots)
+    chunk_rows = numbers = rows.token_rows[:0]
+    nums = num_valid[:num_decoding]
     if chunks is not None:
-        first, ends = chunks.token_starts[0], chunks.token_starts
-        nums = torch.where(chunks.slots == len(positions) - 1, 0, ends[1:] - ends[:-1])
-        parts.append((chunks.slots, chunks.starts, ends[:-1], nums, torch.zeros_like(nums)))
-        row = torch.searchsorted(ends, tokens, right=True, out_int32=True) - 1
-        row = num_decoding + row.clamp(0, len(chunks.slots) - 1)
-        token_rows = torch.where(tokens < first, token_rows, row)
+        ends = chunks.token_starts
+        of_chunks = torch.where(chunks.slots == len(positions) - 1, 0, ends[1:] - ends[:-1])
+        nums = torch.cat((nums, of_chunks))
         size = math.gcd(CHUNK, interval)
-        chunk_rows, numbers = _chunks_of(chunks.starts, nums, size, num_tokens)
+        chunk_rows, numbers = _chunks_of(chunks.starts, of_chunks, size, num_tokens)
         chunk_rows = torch.where(chunk_rows < 0, -1, num_decoding + chunk_rows)
-    slots, starts, token_starts, nums, num_drafts = map(torch.cat, zip(*parts, strict=True))
+    num_drafts = torch.zeros_like(nums)
+    num_drafts[:num_decoding] = (nums[:num_decoding] - 1).clamp(min=0)
     return DeviceRows(
-        slots=slots,
-        starts=starts,
-        token_starts=token_starts,
+        slots=rows.slots,
+        starts=rows.starts,
+        token_starts=rows.token_starts,
         nums=nums,
         num_drafts=num_drafts,
-        token_rows=token_rows,
+        token_rows=rows.token_rows,
         chunk_rows=chunk_rows,
         chunks=numbers,
         positions=positions,

@@ -2,6 +2,7 @@
 decode rows, so a captured graph can be replayed."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -66,6 +67,41 @@ def make_tiles(host_nums: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     firsts = np.repeat(np.cumsum(counts) - counts, counts)
     starts = (np.arange(len(rows)) - firsts) * TILE
     return rows.astype(np.int32), starts.astype(np.int32)
+
+
+class FlatRows(NamedTuple):
+    """All R rows of a step of T tokens: decode rows, then chunks."""
+
+    slots: Tensor  # [R] int32
+    starts: Tensor  # [R] int32: the position of a row's first token
+    token_starts: Tensor  # [R] int32: its place among the T tokens
+    token_rows: Tensor  # [T] int32: the row of each token
+
+
+def flat_rows(decode: DecodeRows | None, chunks: ChunkRows | None, num_tokens: int) -> FlatRows:
+    """There are rows. Chunks follow the decode rows that a graph uses, in place of the tokens of
+    unused ones. Padding behind the last chunk counts as tokens of the last row."""
+    parts: list[tuple[Tensor, Tensor, Tensor]] = []
+    if decode is not None:
+        tokens = _numbers(num_tokens, decode.slots)
+        token_rows = tokens // decode.width
+        token_starts = decode.width * _numbers(len(decode.slots), decode.slots)
+        parts.append((decode.slots, decode.starts, token_starts))
+    if chunks is not None:
+        tokens = _numbers(num_tokens, chunks.slots)
+        row = torch.searchsorted(chunks.token_starts, tokens, right=True, out_int32=True) - 1
+        row = row.clamp(0, len(chunks.slots) - 1)
+        if decode is not None:
+            row = torch.where(tokens < chunks.token_starts[0], token_rows, len(decode.slots) + row)
+        token_rows = row
+        parts.append((chunks.slots, chunks.starts, chunks.token_starts[:-1]))
+    slots, starts, token_starts = map(torch.cat, zip(*parts, strict=True))
+    return FlatRows(slots, starts, token_starts, token_rows)
+
+
+def _numbers(num: int, like: Tensor) -> Tensor:
+    """0 … num − 1, int32"""
+    return torch.arange(num, dtype=torch.int32, device=like.device)
 
 
 def seen_keys(

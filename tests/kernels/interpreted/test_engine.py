@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from transformers import Glm4MoeForCausalLM
+import torch
+from transformers import Glm4MoeForCausalLM, Lfm2ForCausalLM
 
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import make_engine
@@ -19,7 +20,8 @@ from shared.wire.messages import ALL_TOKENS, SamplingParams
 from tests.services.worker.checkpoints import save_mimo, save_model
 from tests.services.worker.driver import Driver, Job
 from tests.services.worker.stored_codes import LAYOUTS, save_quantized
-from tests.services.worker.test_families import GLM
+from tests.services.worker.test_families import GLM, LFM
+from tests.services.worker.test_mtp_families import HYBRID_FAMILIES, Checkpoint
 
 LOGPROB_TOLERANCE = 1e-3  # in float32
 # Mean over bfloat16 logprobs with a spread of 1.6: they round at different places.
@@ -214,3 +216,32 @@ def test_texts_of_a_model_with_groups_of_layers_are_the_host_engines(tmp_path: P
         expected = scheduled.run(make_engine(tmp_path, **common), prompts, params)
     assert found.texts == expected.texts
     assert engine._slots._num_dropped.any()
+
+
+@pytest.mark.parametrize("name", ["states", "convolutions"])
+def test_texts_of_layers_other_than_attention_are_the_host_engines(
+    name: str, tmp_path: Path
+) -> None:
+    """Two prompts have 64 ids in common, after which the second one begins, in steps with drafts
+    and in graphs."""
+    torch.manual_seed(0)
+    if name == "states":
+        Checkpoint(HYBRID_FAMILIES["Qwen3.5"], tmp_path)
+    else:
+        save_model(tmp_path, Lfm2ForCausalLM, **LFM)
+    beginning = np.random.default_rng(1).integers(8, VOCAB_SIZE, 64).tolist()
+    prompts = [[*beginning, 9], PROMPTS[2], [*beginning, 11, 12], PROMPTS[0]]
+    method = {"states": "mtp", "convolutions": "none"}[name]
+    speculation = {"method": method, "num_speculative_tokens": 2, "adaptive": False}
+    common: dict[str, Any] = {"max_num_batched_tokens": 40, "max_model_len": 80}
+    common |= {"max_num_seqs": 2, "speculative_config": speculation}
+    params = params_of(len(prompts), temperature=6.0, logprobs=0)
+    engine = make_engine(tmp_path, "device", cudagraph_capture_sizes=[2], **common)
+    found = scheduled.run(engine, prompts, params, caches_prefixes=True, max_open=2)
+    with by_torch():
+        expected = scheduled.run(make_engine(tmp_path, **common), prompts, params)
+    assert found.texts == expected.texts
+    assert found.num_hits > 0
+    assert (found.num_accepted > 0) == (method == "mtp")
+    for one, other in zip(found.logprobs, expected.logprobs, strict=True):
+        np.testing.assert_allclose(one, other, atol=LOGPROB_TOLERANCE)

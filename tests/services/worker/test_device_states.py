@@ -1,4 +1,5 @@
-"""Layers with a state in the engine for GPUs: after hits, preemption, drafts and in graphs."""
+"""Layers with a state, and short convolutions, in the engine for GPUs: after hits, preemption and
+drafts, and in graphs."""
 
 from pathlib import Path
 from typing import Any
@@ -6,16 +7,24 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import Lfm2ForCausalLM
 
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import make_engine
 from kernels.paged_attention import DecodeRows
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.machine.device_states import DeviceStatePool
+from shared.wire.kv_groups import most_blocks
 from shared.wire.messages import Capacity, SamplingParams
-from tests.services.worker.checkpoints import MAX_POSITIONS, VOCAB_SIZE, random_prompts
+from tests.services.worker.checkpoints import (
+    MAX_POSITIONS,
+    VOCAB_SIZE,
+    random_prompts,
+    save_model,
+)
 from tests.services.worker.hybrids import save_hybrid
 from tests.services.worker.test_device_groups import STEPS
+from tests.services.worker.test_families import LFM
 from tests.services.worker.test_mtp_families import HYBRID_FAMILIES, Checkpoint
 from tests.services.worker.test_state_pool import SPEC, admit, plan
 
@@ -26,8 +35,16 @@ COMMON: dict[str, Any] = {
     "max_model_len": MAX_POSITIONS,
     "max_num_batched_tokens": 48,
     "max_num_seqs": 6,
+    "block_size": 4,
 }
-BLOCKS = {"block_size": 4, "num_gpu_blocks_override": 2 * MAX_POSITIONS // 4}
+
+
+def save(folder: Path, name: str) -> None:
+    torch.manual_seed(0)
+    if name == "LFM2":
+        save_model(folder, Lfm2ForCausalLM, **LFM)
+    else:
+        Checkpoint(HYBRID_FAMILIES[name], folder)
 
 
 def prompts() -> list[list[int]]:
@@ -45,6 +62,7 @@ def prompts() -> list[list[int]]:
     [
         ("Qwen3.5", "none"),
         ("Qwen3-Next", "mtp"),
+        ("LFM2", "none"),
         pytest.param("Qwen3-Next", "none", marks=pytest.mark.slow),
         pytest.param("Qwen3.5", "mtp", marks=pytest.mark.slow),
         pytest.param("Qwen3.5", "ngram", marks=pytest.mark.slow),
@@ -54,14 +72,14 @@ def prompts() -> list[list[int]]:
 def test_texts_with_few_blocks_are_the_host_engines_with_all(
     tmp_path: Path, name: str, method: str, steps: str
 ) -> None:
-    torch.manual_seed(0)
-    Checkpoint(HYBRID_FAMILIES[name], tmp_path)
+    save(tmp_path, name)
     speculation = {"method": method, "num_speculative_tokens": 2, "adaptive": False}
     common = {**COMMON, "speculative_config": speculation}
     params = [SamplingParams(seed=seed, temperature=6.0, max_tokens=30) for seed in range(9)]
-    engine = make_engine(tmp_path, "device", **BLOCKS, **common, **STEPS[steps])
-    found = scheduled.run(engine, prompts(), params, caches_prefixes=True)
     host = make_engine(tmp_path, **common)
+    blocks = {"num_gpu_blocks_override": 3 * most_blocks(host.capacity, MAX_POSITIONS) // 2}
+    engine = make_engine(tmp_path, "device", **blocks, **common, **STEPS[steps])
+    found = scheduled.run(engine, prompts(), params, caches_prefixes=True)
     assert found.texts == scheduled.run(host, prompts(), params).texts
     assert found.num_hits > 0
     assert found.num_readmitted > 0
