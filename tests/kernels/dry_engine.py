@@ -105,7 +105,7 @@ def start(
             TorchLM(model),
             DeviceSlots(capacity, table, np.zeros(2, np.int64), CPU).state,
             KVCache(shape.section_layouts, num_blocks, block_size, CPU, shape.sections),
-            DeviceStatePool(shape.state_specs, capacity, CPU),
+            DeviceStatePool(shape.state_specs, capacity, CPU, is_trial=not num_blocks),
             torch.zeros(2, dtype=torch.int32),
             drafts=drafts,
             returns_processed=False,

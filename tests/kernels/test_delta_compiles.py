@@ -21,7 +21,7 @@ FLOATS = (*OF_STATES, *OF_TOKENS, "p_decay", "p_dt_bias", "p_norm")
 ROWS = ("p_slots", "p_starts", "p_token_starts", "p_nums")
 OF_ROWS = dict.fromkeys((*ROWS, "p_positions"), "*i32")
 AFTER = dict.fromkeys(("p_num_drafts", "p_copies"), "*i32")
-STRIDES = {"COLUMNS_STRIDE": 1 << 22, "KEPT_STRIDE": 3 * (NUM_CHANNELS + 64)}
+STRIDES = {"columns_stride": "i32:16", "kept_stride": "i32"}
 
 
 def num_stack_bytes(
@@ -38,9 +38,9 @@ def num_stack_bytes(
 @pytest.mark.parametrize("most_drafts", [0, 3])
 def test_mix_kernel(most_drafts: int, dtype: str, arch: int) -> None:
     signature = dict.fromkeys(("p_x", "p_gates", "p_conv"), f"*{dtype}") | OF_ROWS
-    signature |= {"p_token_rows": "*i32", "num_tokens": "i32"}
+    signature |= STRIDES | {"p_token_rows": "*i32", "num_tokens": "i32"}
     dims = {"KEY_DIM": 128, "VALUE_DIM": 128, "WIDTH": 4, "BLOCK": 128}
-    constants = STRIDES | HEADS | dims | {"MOST_DRAFTS": most_drafts}
+    constants = HEADS | dims | {"MOST_DRAFTS": most_drafts}
     assert num_stack_bytes(mix_kernel, signature, constants, arch, num_warps=2) == 0
 
 
@@ -49,10 +49,10 @@ def test_mix_kernel(most_drafts: int, dtype: str, arch: int) -> None:
 @pytest.mark.parametrize("most_drafts", [0, 3])
 def test_note_kernel(most_drafts: int, dtype: str, arch: int) -> None:
     signature = dict.fromkeys(("p_x", "p_gates"), f"*{dtype}") | OF_ROWS | AFTER
-    signature |= {"interval": "i32"}
+    signature |= STRIDES | {"interval": "i32"}
     dims = {"NUM_CHANNELS": NUM_CHANNELS, "NUM_HEADS": 32, "VALUE_DIM": 128, "WIDTH": 4}
     blocks = {"BLOCK_W": 4, "BLOCK_D": 4, "BLOCK": CHANNELS, "MOST_DRAFTS": most_drafts}
-    assert num_stack_bytes(note_kernel, signature, STRIDES | dims | blocks, arch) == 0
+    assert num_stack_bytes(note_kernel, signature, dims | blocks, arch) == 0
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -60,7 +60,8 @@ def test_note_kernel(most_drafts: int, dtype: str, arch: int) -> None:
 def test_advance_kernel(size: int, arch: int) -> None:
     signature = OF_ROWS | AFTER | {"num_tokens": "i32", "interval": "i32"}
     dims = {"KEY_DIM": size, "VALUE_DIM": size, "BLOCK_K": size, "BLOCK_V": VALUES}
-    constants = HEADS | dims | {"MATRICES_STRIDE": 1 << 22, "MOST_DRAFTS": 3}
+    signature |= {"matrices_stride": "i32:16"}
+    constants = HEADS | dims | {"MOST_DRAFTS": 3}
     assert num_stack_bytes(advance_kernel, signature, constants, arch) == 0
 
 
@@ -77,7 +78,8 @@ def test_pass_kernel(arch: int) -> None:
     signature = OF_ROWS | {"p_copies": "*i32", "first_row": "i32", "interval": "i32"}
     dims = {"KEY_DIM": 128, "VALUE_DIM": 128, "CHUNK": CHUNK}
     dims |= {"BLOCK_K": CHUNK_KEYS, "BLOCK_V": CHUNK_VALUES}
-    constants = HEADS | dims | {"MATRICES_STRIDE": 1 << 22, "PRECISION": PRECISION}
+    signature |= {"matrices_stride": "i32:16"}
+    constants = HEADS | dims | {"PRECISION": PRECISION}
     assert num_stack_bytes(pass_kernel, signature, constants, arch) == 0
 
 

@@ -21,7 +21,7 @@ def advance_kernel(
     p_y,  # [T, H VALUE_DIM]
     num_tokens,
     interval,
-    MATRICES_STRIDE: tl.constexpr,
+    matrices_stride,  # of states
     MOST_DRAFTS: tl.constexpr,
     NUM_KEYS: tl.constexpr,
     NUM_HEADS: tl.constexpr,
@@ -44,7 +44,7 @@ def advance_kernel(
     is_k, is_v = o_k < KEY_DIM, o_v < VALUE_DIM
     is_valid = is_k[:, None] & is_v[None, :]
     o_matrix = (head * KEY_DIM + o_k[:, None]) * VALUE_DIM + o_v[None, :]
-    p_own = p_matrices + slot * MATRICES_STRIDE + o_matrix
+    p_own = p_matrices + slot * matrices_stride + o_matrix
     b_matrix = tl.load(p_own, mask=is_valid, other=0)
     o_query = head // (NUM_HEADS // NUM_KEYS) * KEY_DIM + o_k
     o_value = 2 * NUM_KEYS * KEY_DIM + head * VALUE_DIM + o_v
@@ -64,6 +64,6 @@ def advance_kernel(
         p_out = p_y + (token.to(tl.int64) * NUM_HEADS + head) * VALUE_DIM + o_v
         tl.store(p_out, b_y, mask=o_v < tl.where(number >= num_kept, VALUE_DIM, 0))
         if number + 1 == copied:
-            tl.store(p_matrices + copy * MATRICES_STRIDE + o_matrix, b_matrix, mask=is_valid)
+            tl.store(p_matrices + copy * matrices_stride + o_matrix, b_matrix, mask=is_valid)
         if number + 1 == end:
             tl.store(p_own, b_matrix, mask=is_valid)

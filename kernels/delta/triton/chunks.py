@@ -103,7 +103,7 @@ def pass_kernel(
     p_y,  # [T, H VALUE_DIM]
     first_row,
     interval,
-    MATRICES_STRIDE: tl.constexpr,
+    matrices_stride,  # of states
     NUM_KEYS: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -127,8 +127,8 @@ def pass_kernel(
     o_t = tl.arange(0, CHUNK)
     o_v = tl.program_id(2) * BLOCK_V + tl.arange(0, BLOCK_V)
     is_v = o_v < VALUE_DIM
-    p_own = p_matrices + slot * MATRICES_STRIDE
-    p_copy = p_matrices + copy * MATRICES_STRIDE
+    p_own = p_matrices + slot * matrices_stride
+    p_copy = p_matrices + copy * matrices_stride
     o_query = head // (NUM_HEADS // NUM_KEYS) * KEY_DIM
     o_value = 2 * NUM_KEYS * KEY_DIM + head * VALUE_DIM + o_v
     for chunk in range(start // CHUNK, (start + end - 1) // CHUNK + 1):

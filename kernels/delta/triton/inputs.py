@@ -45,7 +45,7 @@ def load_inputs(
     return of_x.to(tl.float32) + of_kept + before
 
 
-@triton.jit(do_not_specialize=["num_tokens"])
+@triton.jit(do_not_specialize=["num_tokens", "kept_stride"])
 def mix_kernel(
     p_x,  # [T, channels + H V]
     p_gates,  # [T, 2 H]
@@ -63,8 +63,8 @@ def mix_kernel(
     p_mixed,  # [I, channels]: the T tokens, then drafts of each row
     p_openings,  # [I, 2 H]: the logarithm of a decay, and beta
     num_tokens,
-    COLUMNS_STRIDE: tl.constexpr,
-    KEPT_STRIDE: tl.constexpr,
+    columns_stride,  # of states
+    kept_stride,  # of slots
     MOST_DRAFTS: tl.constexpr,
     NUM_KEYS: tl.constexpr,
     NUM_HEADS: tl.constexpr,
@@ -99,7 +99,7 @@ def mix_kernel(
     o_part = tl.arange(0, BLOCK)
     is_part = o_part < tl.where(is_value, VALUE_DIM, KEY_DIM)
     o_channel = first + o_part
-    p_row_columns, p_row_kept = p_columns + slot * COLUMNS_STRIDE, p_kept + slot * KEPT_STRIDE
+    p_row_columns, p_row_kept = p_columns + slot * columns_stride, p_kept + slot * kept_stride
     b_number = tl.full([BLOCK], 0, tl.int32) + number
     b_mixed = tl.zeros([BLOCK], tl.float32)
     for column in tl.static_range(WIDTH):
@@ -133,7 +133,7 @@ def mix_kernel(
         tl.store(p_opening + NUM_HEADS, tl.where(is_seen, 0.0, tl.sigmoid(b)))
 
 
-@triton.jit(do_not_specialize=["interval"])
+@triton.jit(do_not_specialize=["interval", "kept_stride"])
 def note_kernel(
     p_x,  # [T, NUM_CHANNELS + H V]
     p_gates,  # [T, 2 H]
@@ -147,8 +147,8 @@ def note_kernel(
     p_positions,  # [slots]
     p_copies,  # [slots]
     interval,
-    COLUMNS_STRIDE: tl.constexpr,
-    KEPT_STRIDE: tl.constexpr,
+    columns_stride,  # of states
+    kept_stride,  # of slots
     MOST_DRAFTS: tl.constexpr,
     NUM_CHANNELS: tl.constexpr,
     NUM_HEADS: tl.constexpr,
@@ -172,7 +172,7 @@ def note_kernel(
     o_channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[None, :]
     o_column = tl.arange(0, BLOCK_W)[:, None]
     is_valid = (o_column < WIDTH) & (o_channel < NUM_CHANNELS)
-    p_row_columns, p_row_kept = p_columns + slot * COLUMNS_STRIDE, p_kept + slot * KEPT_STRIDE
+    p_row_columns, p_row_kept = p_columns + slot * columns_stride, p_kept + slot * kept_stride
     b_own = load_inputs(
         p_x, p_row_columns, p_row_kept, end + o_column - WIDTH, o_channel, is_valid,
         token_start, num_kept, num_seen, NUM_IN_X, NUM_CHANNELS, NUM_KEPT, WIDTH,
@@ -185,7 +185,7 @@ def note_kernel(
     tl.debug_barrier()
     o_columns = o_column * NUM_CHANNELS + o_channel
     tl.store(p_row_columns + o_columns, b_own, mask=is_valid)
-    tl.store(p_columns + copy * COLUMNS_STRIDE + o_columns, b_copied, mask=is_copied)
+    tl.store(p_columns + copy * columns_stride + o_columns, b_copied, mask=is_copied)
     if MOST_DRAFTS:
         o_draft = tl.arange(0, BLOCK_D)[:, None]
         is_draft = o_draft < num_drafts
