@@ -5,8 +5,9 @@ option of a newer release passes through older services. The reader checks them.
 """
 
 from hashlib import blake2b
+from typing import Annotated
 
-from msgspec import MsgspecError, Raw
+from msgspec import Meta, MsgspecError, Raw
 from msgspec.msgpack import Decoder, Encoder
 
 from shared.errors import CodecError
@@ -15,6 +16,17 @@ from shared.wire.messages import MAX_TRACED, Int32, Name, Priority, Row
 MAX_OPTION_BYTES = 64 << 10  # a plan admits many sequences, each with its options
 ROOT_FORMAT = 1
 ROOT_BYTES = 16
+MAX_PROMISE_MS = 86_400_000.0
+
+PromiseMs = Annotated[float, Meta(gt=0, le=MAX_PROMISE_MS)]
+
+
+class Promise(Row, frozen=True, kw_only=True):
+    """The milliseconds until the first token, and from each token to the next, that a client may
+    expect; None: no promise."""
+
+    ttft_ms: PromiseMs | None = None
+    tpot_ms: PromiseMs | None = None
 
 
 class RequestOptions(Row, frozen=True, kw_only=True):
@@ -24,7 +36,7 @@ class RequestOptions(Row, frozen=True, kw_only=True):
     ``owner`` names the API key; empty: there are no keys. If a request ``is_traced``, each service
     sends a SpanReport. ``num_worker_deaths`` counts workers of other cells that died while they
     computed it, before it got a token. ``left_scheduler`` handed it over, and gets it again only if
-    there is no other.
+    there is no other. Without a ``promise`` the scheduler's defaults apply.
     """
 
     priority: Priority = 0
@@ -33,6 +45,7 @@ class RequestOptions(Row, frozen=True, kw_only=True):
     is_traced: bool = False
     num_worker_deaths: Int32 = 0
     left_scheduler: Name = ""
+    promise: Promise | None = None
 
     def traces(self, choice: int) -> bool:
         """True for the first choices of a traced prompt."""
