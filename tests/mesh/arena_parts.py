@@ -15,7 +15,7 @@ from msgspec.msgpack import encode as encode_msgpack
 
 from shared.link.peer import Peer
 from shared.wire.codec import Array, decode, encode
-from shared.wire.envelope import MAX_OPTION_BYTES, RequestOptions, write_options
+from shared.wire.envelope import MAX_OPTION_BYTES, Promise, RequestOptions, write_options
 from shared.wire.messages import (
     PROTOCOL_MAJOR,
     Capacity,
@@ -64,8 +64,10 @@ SPANS = [
 ]
 PLAIN = SamplingParams(seed=0, temperature=0.0, max_tokens=6)
 TRACED = write_options(RequestOptions(is_traced=True))
-SALTED = write_options(RequestOptions(priority=1, salt="salt", owner="me"))
+PROMISE = Promise(ttft_ms=300.0, tpot_ms=20.0)
+SALTED = write_options(RequestOptions(priority=1, salt="salt", owner="me", promise=PROMISE))
 NO_ROW = Raw(encode_msgpack("salt"))
+NO_TIME_ROW = Raw(encode_msgpack([0, "", "", False, 0, "", [300.0, 0.0]]))
 LONG_ROW = Raw(encode_msgpack([0, "", "", False, 0, "", "x" * MAX_OPTION_BYTES]))
 
 Example = tuple[Message, list[np.ndarray]]

@@ -40,6 +40,7 @@ from tests.mesh.arena_parts import (
     NO_ARRAYS,
     NO_IDS,
     NO_ROW,
+    NO_TIME_ROW,
     PARAMS,
     PLAIN,
     PROMPT,
@@ -150,6 +151,11 @@ class SchedulerArena:
             "options that are no row": (
                 0,
                 msgspec.structs.replace(self.generate, options=NO_ROW),
+                [PROMPT, NO_IDS],
+            ),
+            "a promise of no time": (
+                0,
+                msgspec.structs.replace(self.generate, options=NO_TIME_ROW),
                 [PROMPT, NO_IDS],
             ),
             "long options": (

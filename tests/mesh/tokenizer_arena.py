@@ -54,6 +54,7 @@ from tests.mesh.arena_parts import (
     NO_ARRAYS,
     NO_IDS,
     NO_ROW,
+    NO_TIME_ROW,
     PARAMS,
     PLAIN,
     PROMPT,
@@ -151,6 +152,11 @@ class TokenizerArena:
                 [PROMPT, NO_IDS],
             ),
             "options that are no row": (0, replace(self.submit, options=NO_ROW), [text, two]),
+            "a promise of no time": (
+                0,
+                replace(self.submit, options=NO_TIME_ROW),
+                [text, two],
+            ),
             "long options": (0, replace(self.submit, options=LONG_ROW), [text, two]),
             "resumed ids that the model does not have": (
                 0,

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from shared.errors import CodecError
 from shared.wire.envelope import (
     MAX_OPTION_BYTES,
+    Promise,
     RequestOptions,
     hash_root,
     read_options,
@@ -17,7 +18,13 @@ from shared.wire.envelope import (
 )
 
 OPTIONS = RequestOptions(
-    priority=-7, salt="k s", owner="k", is_traced=True, num_worker_deaths=1, left_scheduler="s1"
+    priority=-7,
+    salt="k s",
+    owner="k",
+    is_traced=True,
+    num_worker_deaths=1,
+    left_scheduler="s1",
+    promise=Promise(ttft_ms=300.0, tpot_ms=20.0),
 )
 
 
@@ -35,6 +42,9 @@ def test_what_was_written_is_read():
         ([0, "x" * 257], "length <= 256"),
         ([0, "", "", 1], "Expected `bool`"),
         ([0, "", "", False, -1], ">= 0"),
+        ([0, "", "", False, 0, "", "soon"], r"Expected `array \| null`"),
+        ([0, "", "", False, 0, "", [0.0]], "> 0"),
+        ([0, "", "", False, 0, "", [None, 86_400_001.0]], "<= 86400000"),
         ([0, "", "", False, 0, "", "x" * MAX_OPTION_BYTES], "the limit is 65536"),
     ],
 )
