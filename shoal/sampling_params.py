@@ -93,8 +93,8 @@ class SamplingParams:
     """The defaults are vLLM's. None is the default of the server: for ``max_tokens`` the rest of
     the context, for ``temperature`` and others the value in generation_config.json.
 
-    ``guided_decoding`` is a synonym of ``structured_outputs``. ``top_n_sigma``, ``cache_salt`` and
-    ``truncate_prompt_tokens`` are fields of our HTTP API.
+    ``guided_decoding`` is a synonym of ``structured_outputs``. ``top_n_sigma``, ``cache_salt``,
+    ``slo`` and ``truncate_prompt_tokens`` are fields of our HTTP API.
     """
 
     n: int = 1
@@ -128,6 +128,7 @@ class SamplingParams:
     truncate_prompt_tokens: int | None = None
     top_n_sigma: float | None = None
     cache_salt: str | None = None
+    slo: dict[str, float] | None = None
 
     @classmethod
     def of_model(cls) -> "SamplingParams":

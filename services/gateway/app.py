@@ -41,6 +41,7 @@ from services.gateway.page.endpoint import Page
 from services.gateway.text.structure import TextStructure
 from services.gateway.traces.endpoint import Traces
 from shared.settings.gateway import GatewayConfig
+from shared.wire.envelope import Promise
 from shared.wire.messages import Heartbeat
 
 MAKERS: tuple[Callable[[Core], Api], ...] = (
@@ -75,7 +76,14 @@ def make_app(
 ) -> web.Application:
     """Raises ConfigError."""
     bodies, parser, pieces = BodyReader(config.max_body_bytes), BodyParser(), PieceMaker()
-    intake = Intake(mesh, admission, bodies, parser, shares_cache=config.share_prefix_cache)
+    intake = Intake(
+        mesh,
+        admission,
+        bodies,
+        parser,
+        shares_cache=config.share_prefix_cache,
+        promise=Promise(ttft_ms=config.ttft_ms, tpot_ms=config.tpot_ms),
+    )
     structure = STRUCTURES[0]()
     completions = Completions(mesh, intake, pieces, config, structure)
     core = Core(

@@ -6,6 +6,7 @@ from pydantic import Field, model_validator
 from shared.settings.base import Settings
 from shared.settings.fields import Addresses, ApiKeys, HostNames, Origins, ReasoningKey
 from shared.settings.shared_fields import MAX_OPEN_REQUESTS
+from shared.wire.envelope import MAX_PROMISE_MS
 from shared.wire.messages import MAX_CHOICES, MAX_PRIORITY
 
 ReasoningField = Literal["both", "reasoning", "reasoning_content"]
@@ -77,6 +78,20 @@ class GatewayConfig(Settings):
         None,
         gt=0,
         description="prompt and generated tokens of an API key per minute; beyond them 429",
+    )
+    ttft_ms: float | None = Field(
+        None,
+        gt=0,
+        le=MAX_PROMISE_MS,
+        description="promise: milliseconds until the first token; a request may ask for longer"
+        " times, not for shorter (default: none)",
+    )
+    tpot_ms: float | None = Field(
+        None,
+        gt=0,
+        le=MAX_PROMISE_MS,
+        description="promise: milliseconds from each token to the next, on average; a request may"
+        " ask for longer times, not for shorter (default: none)",
     )
     share_prefix_cache: bool = Field(
         False,

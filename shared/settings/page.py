@@ -55,7 +55,9 @@ SEE = {
     "speculative_config": "speculation.md",
     "tensor_parallel_size": "parallel.md",
     "tool_call_parser": "api.md#tools",
+    "tpot_ms": "keys.md#promises",
     "trace_store_bytes": "traces.md",
+    "ttft_ms": "keys.md#promises",
 }
 OPENING = """\
 # Settings

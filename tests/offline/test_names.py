@@ -54,6 +54,8 @@ def test_the_body_has_the_fields_of_the_http_api():
     assert "logprobs_by_token_id" not in SamplingParams().body()
     of_ids = SamplingParams(logprob_token_ids=[5]).body()
     assert (of_ids["logprobs"], of_ids["logprobs_by_token_id"]) == (0, True)
+    assert SamplingParams(slo={"tpot_ms": 20}).body()["slo"] == {"tpot_ms": 20}
+    assert "slo" not in body
 
 
 @pytest.mark.parametrize("name", ["structured_outputs", "guided_decoding"])

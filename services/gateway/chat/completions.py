@@ -1,6 +1,7 @@
 """Generation: from a request of any API to its reply."""
 
 import time
+from dataclasses import replace
 
 from aiohttp import web
 
@@ -95,6 +96,7 @@ class Completions:
         body, model = await self._intake.read(request, reservation)
         check_generates(model)
         with observer_of(request).measure("parse"):
-            job = await endpoint.job(body, model, self._limits, self._intake.parser)
+            limits = replace(self._limits, promise=self._intake.promise(request))
+            job = await endpoint.job(body, model, limits, self._intake.parser)
         reservation.replace(len(body), job.prompt_bytes + job.option_bytes)
         return job, model

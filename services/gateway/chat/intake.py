@@ -12,6 +12,7 @@ from services.gateway.http.body import Body, BodyParser, BodyReader
 from services.gateway.http.observed import observer_of
 from services.gateway.mesh.job import Job
 from services.gateway.mesh.mesh import Mesh
+from shared.wire.envelope import Promise
 from shared.wire.messages import ModelInfo
 
 Parsed = TypeVar("Parsed")
@@ -28,12 +29,15 @@ class Intake:
         parser: BodyParser,
         *,
         shares_cache: bool,
+        promise: Promise,
     ) -> None:
+        """``promise`` applies without API keys."""
         self.admission = admission
         self.bodies = bodies
         self.parser = parser
         self._mesh = mesh
         self._shares_cache = shares_cache
+        self._promise = promise
 
     async def read(self, request: web.Request, reservation: Reservation) -> tuple[Body, ModelInfo]:
         """Returns the body, which ``reservation`` holds, and the model, once there is one. Raises
@@ -50,6 +54,11 @@ class Intake:
         """While the request generates ``num`` texts. Raises Overloaded at a limit of its key."""
         account = request.get(ACCOUNT)
         return account.texts(num) if account is not None else nullcontext()
+
+    def promise(self, request: web.Request) -> Promise:
+        """The promise to the request's API key."""
+        account = request.get(ACCOUNT)
+        return account.promise if account is not None else self._promise
 
     def owned(self, request: web.Request, job: Job) -> Job:
         """The job of the request's API key."""

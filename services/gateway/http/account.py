@@ -13,6 +13,7 @@ from pydantic import SecretStr
 from services.gateway.metrics import KEY_REFUSALS, KEY_TOKENS
 from shared.errors import Overloaded
 from shared.process.rate import Rate
+from shared.wire.envelope import Promise
 
 NUM_ID_DIGITS = 16
 MAX_OPEN = "max-open-requests-per-key"
@@ -22,10 +23,13 @@ RATE_LIMITED = "rate_limit_exceeded"
 
 @dataclass(frozen=True, slots=True)
 class KeyLimits:
-    """None: no limit."""
+    """None: no limit. ``ttft_ms`` and ``tpot_ms`` are promises to the key, as in Promise, and the
+    shortest times that its requests may ask for."""
 
     max_open_requests: int | None
     max_tokens_per_minute: int | None
+    ttft_ms: float | None = None
+    tpot_ms: float | None = None
 
 
 class OpenRequests:
@@ -86,6 +90,7 @@ class Account:
         per_minute = limits.max_tokens_per_minute
         self._bucket = TokenBucket(per_minute, time.monotonic()) if per_minute else None
         self._num_tokens = KEY_TOKENS.labels(self.key_id)
+        self.promise = Promise(ttft_ms=limits.ttft_ms, tpot_ms=limits.tpot_ms)
 
     def request(self, *, generates: bool) -> AbstractContextManager[None]:
         """While one is open. Raises Overloaded at a limit."""

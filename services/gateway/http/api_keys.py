@@ -3,10 +3,11 @@ or ``x-api-key: KEY``."""
 
 import hmac
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
@@ -19,12 +20,14 @@ from services.gateway.http.routes import Load, route_of
 from shared.errors import ConfigError, Unauthorized
 from shared.settings.fields import check_api_key
 from shared.settings.gateway import GatewayConfig
+from shared.wire.envelope import MAX_PROMISE_MS
 
 API_KEY = "X-Api-Key"
 MAX_SHOWN = 2
 """Keys of one request: some clients send two, one of them a placeholder."""
 
-_LIMIT = re.compile(r"(max-open-requests|max-tokens-per-minute)=([1-9][0-9]{0,17}|none)")
+_COUNT = re.compile("[1-9][0-9]{0,17}")
+_TIME_MS = re.compile(r"[0-9]{1,8}(\.[0-9]{1,6})?")
 
 
 class Guard:
@@ -97,7 +100,12 @@ def load_accounts(config: GatewayConfig) -> list[Account]:
     """The accounts of the keys in the file and in the settings; without any, requests need no key.
     Raises ConfigError."""
     path = config.api_key_file
-    limits = KeyLimits(config.max_open_requests_per_key, config.max_tokens_per_minute_per_key)
+    limits = KeyLimits(
+        max_open_requests=config.max_open_requests_per_key,
+        max_tokens_per_minute=config.max_tokens_per_minute_per_key,
+        ttft_ms=config.ttft_ms,
+        tpot_ms=config.tpot_ms,
+    )
     accounts = _read_accounts(path, limits) if path is not None else []
     return accounts + [Account(key, limits) for key in config.api_key]
 
@@ -123,15 +131,39 @@ def _read_accounts(path: Path, limits: KeyLimits) -> list[Account]:
 def _account_of(line: str, limits: KeyLimits) -> Account:
     """Raises ValueError; its text does not contain the key."""
     key, *words = line.split()
-    matches = [_LIMIT.fullmatch(word) for word in words]
-    if not all(matches):
-        raise ValueError(
-            "after the key only max-open-requests=N and max-tokens-per-minute=N may stand, where N"
-            " is a number from 1 or none; a key has no space"
-        )
-    own = {
-        match[1].replace("-", "_"): None if match[2] == "none" else int(match[2])
-        for match in matches
-        if match
-    }
+    own = dict(map(_limit_of, words))
     return Account(check_api_key(SecretStr(key)), replace(limits, **own))
+
+
+def _limit_of(word: str) -> tuple[str, Any]:
+    """A field of KeyLimits and its value. Raises ValueError."""
+    name, _, value = word.partition("=")
+    if name not in _VALUES:
+        raise ValueError(
+            f"after the key only {', '.join(f'{name}=N' for name in _VALUES)} may stand; a key has"
+            " no space"
+        )
+    return name.replace("-", "_"), None if value == "none" else _VALUES[name](name, value)
+
+
+def _count(name: str, value: str) -> int:
+    if not _COUNT.fullmatch(value):
+        raise ValueError(f"{name} is {value!r}; expected a whole number from 1, or none")
+    return int(value)
+
+
+def _time_ms(name: str, value: str) -> float:
+    if not _TIME_MS.fullmatch(value) or not 0 < float(value) <= MAX_PROMISE_MS:
+        raise ValueError(
+            f"{name} is {value!r}; expected milliseconds above 0, up to {MAX_PROMISE_MS:.0f}, or"
+            " none"
+        )
+    return float(value)
+
+
+_VALUES: dict[str, Callable[[str, str], float]] = {
+    "max-open-requests": _count,
+    "max-tokens-per-minute": _count,
+    "ttft-ms": _time_ms,
+    "tpot-ms": _time_ms,
+}

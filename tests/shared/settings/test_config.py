@@ -64,6 +64,8 @@ def test_a_foreign_key_is_logged_by_name(file: str, caplog):
         (["--max-num-seqs", "0"], "max-num-seqs: '0'.*greater than 0"),
         (["--batch-priority", "1001"], "batch-priority: '1001'.*1000"),
         (["--max-priority-boost", "1001"], "max-priority-boost: '1001'.*1000"),
+        (["--ttft-ms", "0"], "ttft-ms: '0'.*greater than 0"),
+        (["--tpot-ms", "86400001"], "tpot-ms: '86400001'.*86400000"),
         (["--dtype", "int3"], "dtype: 'int3'.*bfloat16"),
         (["--config", "/no/such/file"], "no such file: /no/such/file"),
         (["--gpu-memory-utilization", "1.5"], "gpu-memory-utilization: '1.5'.*1"),

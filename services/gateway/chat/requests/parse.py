@@ -8,7 +8,7 @@ from services.gateway.chat.requests import unsupported
 from services.gateway.chat.requests.chat_options import chat_options
 from services.gateway.chat.requests.history import NO_LIMIT, requested_limit
 from services.gateway.chat.requests.json_body import check, decode, in_vain, served_name
-from services.gateway.chat.requests.options import request_options
+from services.gateway.chat.requests.options import promise_of, request_options
 from services.gateway.chat.requests.output_format import output_format
 from services.gateway.chat.requests.prompts import (
     chat_prompt,
@@ -27,18 +27,21 @@ from services.gateway.chat.structure import NoStructure, Structure
 from services.gateway.http.body import Body
 from services.gateway.mesh.job import Job, Prompt
 from shared.errors import InvalidRequest
+from shared.wire.envelope import Promise
 from shared.wire.messages import ALL_TOKENS, ModelInfo, TextOptions
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one request, from the settings, and the structure of chats."""
+    """Limits of one request, from the settings, and the structure of chats. ``promise`` is to its
+    API key, without keys to all."""
 
     max_choices: int
     max_logprobs: int
     max_priority_boost: int = 0
     history_limit: int = NO_LIMIT
     structure: Structure = field(default_factory=NoStructure)
+    promise: Promise = field(default_factory=Promise)
 
 
 def parse_chat(body: Body, model: ModelInfo, limits: Limits) -> Job:
@@ -133,7 +136,9 @@ def _job(
         num_choices=_num_choices(request.n, len(prompts), limits.max_choices),
         params=sampling_params(request, model, logprobs, prompt_logprobs),
         text=text,
-        options=request_options(request, limits.max_priority_boost),
+        options=request_options(
+            request, limits.max_priority_boost, promise_of(request, limits.promise)
+        ),
         is_stream=bool(request.stream),
         includes_usage=bool(request.stream_options and request.stream_options.include_usage),
         returns_ids=bool(request.return_token_ids),

@@ -8,6 +8,7 @@ from services.gateway.chat.requests.format_schema import FormatFields
 from services.gateway.chat.requests.raw_json import NULL
 from services.gateway.chat.requests.tool_schema import FunctionChoice, ToolChoiceField
 from services.gateway.http.request_id import PATTERN
+from shared.wire.envelope import PromiseMs
 from shared.wire.messages import (
     MAX_BAD_WORDS,
     MAX_LOGPROB_IDS,
@@ -75,6 +76,13 @@ class RepetitionDetection(Struct, forbid_unknown_fields=True):
     min_count: Annotated[int, Meta(ge=0, le=MAX_PATTERN_COUNT)] = 0
 
 
+class Slo(Struct, forbid_unknown_fields=True):
+    """The times that the client is promised; fields as in Promise."""
+
+    ttft_ms: PromiseMs | None = None
+    tpot_ms: PromiseMs | None = None
+
+
 class GenerationRequest(FormatFields, kw_only=True):
     """The fields shared by both endpoints."""
 
@@ -111,6 +119,7 @@ class GenerationRequest(FormatFields, kw_only=True):
     include_draft_logprobs: bool | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
+    slo: Slo | None = None
     request_id: RequestId | None = None
     repetition_detection: RepetitionDetection | None = None
     thinking_token_budget: Budget | None = None

@@ -58,7 +58,7 @@ def parse_messages(body: Body, model: ModelInfo, limits: Limits) -> ParsedMessag
     chat, warnings = prompt_of(request, model)
     chat.max_tokens = request.max_tokens
     chat.temperature, chat.top_p, chat.top_k = request.temperature, request.top_p, request.top_k
-    chat.stop, chat.stream = request.stop_sequences, request.stream
+    chat.stop, chat.stream, chat.slo = request.stop_sequences, request.stream, request.slo
     _set_budget(chat, request, model, warnings)
     job = chat_job(chat, model, limits)
     format, param = _format(request)

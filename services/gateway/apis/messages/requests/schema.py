@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 from msgspec import Meta, Raw, Struct
 
 from services.gateway.chat.requests.raw_json import NULL
-from services.gateway.chat.requests.schema import MAX_INT32, StopList
+from services.gateway.chat.requests.schema import MAX_INT32, Slo, StopList
 from services.gateway.chat.requests.tool_schema import ToolName
 from shared.wire.messages import MAX_NAME_CHARS
 
@@ -147,3 +147,4 @@ class MessagesRequest(PromptRequest, kw_only=True):
     stream: bool | None = None
     metadata: Metadata | None = None
     service_tier: Literal["auto", "standard_only"] | None = None
+    slo: Slo | None = None
