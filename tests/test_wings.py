@@ -31,7 +31,7 @@ LISTS = (
 )
 # Tests of several APIs at once.
 TOGETHER = (f"tests/{GATEWAY}/apis/together", "tests/hostile", "tests/mesh/test_agents.py")
-CORE_LINES = 48_320  # of services/ and shared/; 15,000 are the aim
+CORE_LINES = 49_000  # of services/ and shared/; 15,000 are the aim
 
 
 class Wing(NamedTuple):

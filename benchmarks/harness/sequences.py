@@ -6,7 +6,7 @@ import numpy as np
 
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Arrival
-from shared.wire.envelope import RequestOptions, write_options
+from shared.wire.envelope import Promise, RequestOptions, write_options
 from shared.wire.messages import Generate, NewSequence, SamplingParams
 
 
@@ -17,13 +17,17 @@ def generate_one(
     priority: int = 0,
     salt: str = "",
     num_emitted: int = 0,
+    promise: Promise | None = None,
+    owner: str = "",
 ) -> Generate:
     return Generate(
         request=name,
         attempt=attempt,
         params=params,
         sequences=[NewSequence(name, num_emitted=num_emitted)],
-        options=write_options(RequestOptions(priority=priority, salt=salt)),
+        options=write_options(
+            RequestOptions(priority=priority, salt=salt, promise=promise, owner=owner)
+        ),
     )
 
 
@@ -36,7 +40,9 @@ def add_one(
     attempt: int = 1,
     priority: int = 0,
     salt: str = "",
+    promise: Promise | None = None,
+    owner: str = "",
 ) -> None:
     ids = np.array(prompt, np.int32)
-    generate = generate_one(name, params, attempt, priority, salt)
+    generate = generate_one(name, params, attempt, priority, salt, promise=promise, owner=owner)
     core.add(Arrival(generate=generate, prompt=ids, emitted=ids[:0], route=0, now_s=now_s))

@@ -8,7 +8,8 @@ from math import ceil
 import msgspec
 import numpy as np
 
-from services.scheduler.metrics import QUARANTINE_REFUSALS, QUARANTINED_REQUESTS
+from services.scheduler.first_token import PROMISE_OUT_OF_REACH
+from services.scheduler.metrics import PROMISES, QUARANTINE_REFUSALS, QUARANTINED_REQUESTS
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Arrival, Sequence
 from shared.errors import QUARANTINED, InvalidRequest, Overloaded, RequestError
@@ -56,11 +57,13 @@ class Intake:
         try:
             self._check(arrival)
             self._quarantine.check(arrival.prompt, arrival.generate.params, arrival.options, now_s)
-            self._core.add(arrival)
+            self._core.add(arrival, self._ends.per_s(now_s))
         except RequestError as error:
             if error.code == QUARANTINED:
                 QUARANTINE_REFUSALS.inc()
-            if isinstance(error, Overloaded):
+            if error.code == PROMISE_OUT_OF_REACH:
+                PROMISES.labels("ttft", "refused").inc()
+            if isinstance(error, Overloaded) and error.retry_after_s is None:
                 error.retry_after_s = self._ends.retry_after_s(now_s)
             raise
 

@@ -67,6 +67,16 @@ QUEUE_SECONDS = Histogram(
     buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40,
              50, 60, 120, 240, 480, 960, 1920, 7680),
 )  # fmt: skip
+PROMISES = Counter(
+    "shoal_promises",
+    "Requests with a promised time (ttft, tpot) that ended, or were refused, by outcome",
+    ["time", "outcome"],
+)
+STEP_PREDICTION = Histogram(
+    "shoal_step_prediction_ratio",
+    "Time of a plan, relative to its predicted time",
+    buckets=(0.25, 0.5, 0.7, 0.85, 0.95, 1.05, 1.15, 1.3, 1.5, 2, 4),
+)
 DRAFTS = Counter("vllm:spec_decode_num_drafts", "Times that drafts of a sequence were verified")
 DRAFT_TOKENS = Counter("vllm:spec_decode_num_draft_tokens", "Drafts that were verified")
 ACCEPTED_TOKENS = Counter("vllm:spec_decode_num_accepted_tokens", "Drafts that were accepted")
@@ -193,6 +203,8 @@ class StepMetrics:
     def end(self, worker_id: str, result: StepResult, now_s: float) -> None:
         """The worker begins its next plan in flight at ``now_s``."""
         self._since_s[worker_id] = now_s
+        if ratio := self._core.workers[worker_id].stream_share.last_ratio:
+            STEP_PREDICTION.observe(ratio)
         for _ in range(result.num_steps):
             STEP_SECONDS.observe(result.step_s / result.num_steps)
         runs = [row.run for row in result.rows]

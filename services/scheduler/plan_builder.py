@@ -74,9 +74,11 @@ class PlanBuilder:
         """Makes the empty plan a plan of several steps."""
         self.plan = replace(self.plan, num_steps=num_steps)
 
-    def limit(self, num_tokens: int) -> None:
-        """Lowers the budget to ``num_tokens``."""
-        self.budget = min(self.budget, num_tokens)
+    def limit(self, num_tokens: int) -> int:
+        """Lowers the budget to ``num_tokens``. Returns the difference."""
+        before = self.budget
+        self.budget = min(before, num_tokens)
+        return before - self.budget
 
     def admit(self, sequence: Sequence) -> None:
         allocation = sequence.allocated

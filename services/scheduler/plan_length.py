@@ -9,14 +9,18 @@ sequences bound the number of steps.
 from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState
+from shared.wire.messages import MAX_STEPS
 
 PLAN_S = 0.01
 
 
-def lengthen(worker: WorkerState, builder: PlanBuilder, decoding: list[Sequence]) -> None:
-    """Gives an empty plan several steps, and ``decoding``, the only sequences it computes, the
-    blocks for them."""
-    num_steps = _num_with_blocks(worker, decoding, _num_wanted(worker, builder, decoding))
+def lengthen(
+    worker: WorkerState, builder: PlanBuilder, decoding: list[Sequence], most: int = MAX_STEPS
+) -> None:
+    """Gives an empty plan several steps, at most ``most``, and ``decoding``, the only sequences it
+    computes, the blocks for them."""
+    num_wanted = min(most, _num_wanted(worker, builder, decoding))
+    num_steps = _num_with_blocks(worker, decoding, num_wanted)
     if num_steps == 1:
         return
     builder.ask_for(num_steps)

@@ -16,6 +16,9 @@ priority after it in the order are preempted for it (``preemption.py``). Next to
 in the batch, later ones run in a share of the time (``priority_share.py``) and keep their slots and
 blocks meanwhile.
 
+**Promises.** Prompts join decoding sequences as far as the promised time per token allows
+(``stream_share.py``).
+
 **Several steps.** If steps are short, a decode-only plan has several (``plan_length.py``).
 Lower-priority sequences shorten a plan only if their share has them join it.
 
@@ -44,6 +47,7 @@ from services.scheduler.prefills import PrefillLimits, Prefills
 from services.scheduler.priority_share import PriorityGroups
 from services.scheduler.queues import NUM_LOOKED_AT, Queues, WaitingQueue
 from services.scheduler.sequence import Sequence, WaitReason
+from services.scheduler.stream_share import Room
 from services.scheduler.worker_state import WorkerState
 
 
@@ -161,16 +165,41 @@ class Planner:
         for sequence in groups.later if groups.is_past else groups.first:
             (prompts if sequence.num_to_compute > 1 else decoding).append(sequence)
         builder.share_budget(len(decoding))
-        if not prompts and self._may_be_long(worker, groups, len(decoding)):
+        room = (
+            Room() if groups.is_past else self._room_for_prompts(worker, groups, decoding, prompts)
+        )
+        if room.num_steps:
+            lengthen(worker, builder, decoding, room.num_steps)
+        elif not prompts and self._may_be_long(worker, groups, len(decoding)):
             lengthen(worker, builder, decoding)
         for sequence in decoding:
             builder.compute(sequence, builder.budget)
+        if room.num_steps:
+            for sequence in prompts:
+                sequence.num_held_back += builder.plan.num_steps
+            return wait_reason or WaitReason.PROMISE
+        num_spared = builder.limit(room.num_tokens)
         prefills = Prefills(self._prefill_limits, worker, builder)
         prefills.add(prompts)
         if wait_reason is None:
             wait_reason = self._admit(worker, builder, prefills, groups, num_absorbed)
         prefills.finish()
+        builder.budget += num_spared
         return wait_reason
+
+    def _room_for_prompts(
+        self,
+        worker: WorkerState,
+        groups: PriorityGroups,
+        decoding: list[Sequence],
+        prompts: list[Sequence],
+    ) -> Room:
+        num_wanted = sum(each.num_to_compute for each in prompts)
+        if decoding and worker.num_free_slots:
+            first = self._queues.waiting.first_where(lambda each: not groups.leads(each))
+            num_wanted += 0 if first is None else first.num_to_compute
+        num_keys = prompts[0].num_computed if prompts else 0
+        return worker.stream_share.room(decoding, num_wanted, num_keys)
 
     def _may_be_long(self, worker: WorkerState, groups: PriorityGroups, num_decoding: int) -> bool:
         """True if a plan of several steps delays no sequence but later ones that would not join it,

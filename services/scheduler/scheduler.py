@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 
 from services.scheduler.emission import Emission, apply_result
+from services.scheduler.first_token import check_first_token
 from services.scheduler.handover import Handover
 from services.scheduler.limits import LacksBlocks, check_length
 from services.scheduler.placement import Placement
@@ -87,6 +88,7 @@ class Scheduler:
         pipeline_depth: int = 1,
         prefill_limits: PrefillLimits = PrefillLimits(),  # noqa: B008, it is frozen
         priority_share: float = 0.2,
+        stream_rate: float = 0.5,
     ) -> None:
         self.max_waiting = max_waiting
         self.workers: dict[str, WorkerState] = {}
@@ -102,7 +104,9 @@ class Scheduler:
         self._handover = Handover(self.workers, self.sequences, self.queues)
         self._in_need: dict[str, None] = {}
         self._priority_step_s = priority_step_s
+        self._prefill_limits = prefill_limits
         self._priority_share = priority_share
+        self._stream_rate = stream_rate
         self._caches_prefixes = caches_prefixes
         self._num_added = self._num_absorbed = 0
         self._unservable: dict[Sequence, float] = {}  # since this time no worker can run them
@@ -119,6 +123,7 @@ class Scheduler:
             caches_prefixes=self._caches_prefixes,
             holders=self._holders,
             priority_share=self._priority_share,
+            stream_rate=self._stream_rate,
             num_finished=num_finished,
         )
         self.workers[worker_id] = worker
@@ -183,11 +188,14 @@ class Scheduler:
 
     # --- sequences ------------------------------------------------------------------------------
 
-    def add(self, arrival: Arrival) -> None:
+    def add(self, arrival: Arrival, ends_per_s: float = 0.0) -> None:
         """Puts the sequences of a prompt in the waiting queue, or raises the RequestError that
-        refuses them."""
+        refuses them. So many sequences end per second; 0: it is not known."""
         generate, options = arrival.generate, arrival.options
         self._check(generate, len(arrival.prompt))
+        check_first_token(
+            self.workers.values(), self.queues.waiting, self._prefill_limits, arrival, ends_per_s
+        )
         due_s = arrival.now_s + options.priority * self._priority_step_s
         end = 0
         for new in generate.sequences:

@@ -47,6 +47,7 @@ class WaitReason(IntEnum):
     WORKER_LOST = 13
     HANDED_OVER = 14  # its worker is leaving
     LATER_PRIORITY = 15  # it yields to running sequences: later-priority-share
+    PROMISE = 16  # streams decode first: tpot-ms, min-stream-rate
 
     @property
     def label(self) -> str:

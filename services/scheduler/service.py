@@ -15,6 +15,7 @@ from services.scheduler.intake import Intake, why_refused
 from services.scheduler.metrics import STALLED_WORKERS, CoreMetrics, StepMetrics
 from services.scheduler.observer import Observer
 from services.scheduler.prefills import PrefillLimits
+from services.scheduler.promises import Promises
 from services.scheduler.request_log import RequestLog
 from services.scheduler.result_check import check_result
 from services.scheduler.scheduler import Refusal, Scheduler
@@ -96,10 +97,12 @@ class SchedulerService:
                 config.long_prefill_token_threshold,
             ),
             priority_share=config.later_priority_share,
+            stream_rate=config.min_stream_rate,
         )
         self._intake = Intake(self._core, config.quarantine_s)
         self._metrics = CoreMetrics(self._core)
         self._log = RequestLog()
+        self._promises = Promises()
         now_s = time.monotonic()
         self._observer = OBSERVERS[0](self._core, config.instance, self._send_report, now_s)
         self._steps = StepMetrics(self._core)
@@ -328,6 +331,7 @@ class SchedulerService:
         self._steps.end(worker_id, result, time.monotonic())
         for report in result.spans:
             self._observer.forward(report)
+        self._promises.note(emissions, time.monotonic())
         for route, group in groupby(emissions, key=lambda each: each.sequence.route):
             self._forward(route, list(group), layout)
         self._account()
@@ -381,6 +385,7 @@ class SchedulerService:
             self._intake.note_ends(len(all_ended), now_s)
             for ended in all_ended:
                 self._log.end(ended, now_s)
+                self._promises.end(ended)
                 self._observer.end(ended, now_s)
 
     def _plan_for(self, worker_id: str, peer: Peer) -> None:

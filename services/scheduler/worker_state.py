@@ -12,6 +12,7 @@ from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.priority_share import PriorityShare
 from services.scheduler.sequence import Sequence
 from services.scheduler.stages import is_in_other_stages, with_share
+from services.scheduler.stream_share import StreamShare
 from shared.errors import CodecError
 from shared.wire.messages import Capacity, StepPlan, StepResult
 
@@ -38,6 +39,7 @@ class WorkerState:
         caches_prefixes: bool,
         holders: dict[bytes, str],
         priority_share: float,
+        stream_rate: float,
         num_finished: int = 0,
     ) -> None:
         self.worker_id = worker_id
@@ -56,6 +58,7 @@ class WorkerState:
         self.step_s = inf
         self.draft_depth = DraftDepth(capacity)
         self.priority_share = PriorityShare(priority_share, capacity.max_num_batched_tokens)
+        self.stream_share = StreamShare(stream_rate, capacity)
         self._verify_depth = 0  # most drafts of a sequence after the last plan
         self._free_slots = list(range(capacity.max_num_seqs - 1, -1, -1))
         self._released: list[int] = []
@@ -110,6 +113,12 @@ class WorkerState:
             self.in_flight_since = num_absorbed
         self.in_flight.append(plan)
         self._verify_depth = plan.draft_depth
+        ends = [self.running[row.slot].num_computed for row in plan.prefill]
+        pairs = (
+            row.num_tokens * (end - row.num_tokens // 2)
+            for row, end in zip(plan.prefill, ends, strict=True)
+        )
+        self.stream_share.send(plan, sum(pairs))
 
     def finish(self, result: StepResult, num_absorbed: int) -> None:
         """Takes the oldest plan out of flight. Raises CodecError if ``result`` is of another plan,
@@ -125,6 +134,7 @@ class WorkerState:
             self._num_finished += result.num_steps
         self.draft_depth.note(plan, result)
         self.priority_share.note(plan, result)
+        self.stream_share.note(plan, result)
         self.in_flight_since = num_absorbed
         done = [each for each in self.leaving if each.last_step <= step]
         self.leaving = [each for each in self.leaving if each.last_step > step]
@@ -215,6 +225,7 @@ class WorkerState:
         extended = self.try_extend(sequence)
         assert extended is not None
         sequence.last_worker_id = self.worker_id
+        self.stream_share.note_admission(sequence)
         self.running[slot] = sequence
 
     def remove(self, sequence: Sequence, has_ended: bool = False) -> None:

@@ -44,6 +44,7 @@ SEE = {
     "max_tokens_per_minute_per_key": "keys.md#api-keys",
     "num_threads": "cpu.md#threads-and-numa",
     "otlp_traces_endpoint": "traces.md#opentelemetry",
+    "min_stream_rate": "keys.md#promises",
     "nnodes": "parallel.md#several-hosts",
     "numa_node": "cpu.md#threads-and-numa",
     "pipeline_parallel_size": "parallel.md#pipelines",

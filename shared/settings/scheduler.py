@@ -39,6 +39,13 @@ class SchedulerConfig(Settings):
         description="share of a worker's time for lower priorities (for example batches) while"
         " higher ones run; alone they get all of it",
     )
+    min_stream_rate: float = Field(
+        0.5,
+        ge=0,
+        le=0.8,
+        description="share of its rate without prompts that a stream keeps beside prompts, unless"
+        " it was promised another time per token; 0: prompts come first",
+    )
     worker_grace_s: float = Field(
         60.0, ge=0, description="seconds that requests wait for the replacement of a lost worker"
     )

@@ -2,11 +2,12 @@
 
 import asyncio
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from random import Random
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from services.gateway.chat.serving import accepting
@@ -15,7 +16,7 @@ from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.observer import RequestObserver
 from services.gateway.mesh.output_collector import ChoiceUpdate
 from shared.errors import RequestError
-from shared.wire.envelope import RequestOptions
+from shared.wire.envelope import Promise, RequestOptions
 from shared.wire.messages import Mark, SamplingParams, TextOptions
 from tests.sim.virtual_loop import Process
 
@@ -89,7 +90,7 @@ def job_of(number: int) -> Job:
         logprobs=random.choice([None, None, 0, 2]),
         prompt_logprobs=random.choice([None, None, None, 1]),
     )
-    return Job(
+    job = Job(
         model="shoal-tiny",
         prompts=[random.choice(prompts) for _ in range(random.choice([1, 1, 3]))],
         num_choices=1 if number % 16 == 0 else random.choice([1, 1, 3]),
@@ -108,6 +109,8 @@ def job_of(number: int) -> Job:
         includes_usage=True,
         is_seeded=random.choice([False, True]),
     )
+    promise = random.choice([None, None, Promise(tpot_ms=3), Promise(ttft_ms=1e6, tpot_ms=50)])
+    return replace(job, options=msgspec.structs.replace(job.options, promise=promise))
 
 
 def _bytes(text: str) -> np.ndarray:

@@ -330,6 +330,7 @@ class Shape:
             },
             "worker": {"scheduler_address": LOWER, "stall_s": STALL_S},
         }
+        self.settings["scheduler"]["min_stream_rate"] = draw(0.5, 0.5, 0, 0.8)
 
 
 CONFIGS: dict[ServiceName, type[Settings]] = {

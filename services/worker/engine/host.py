@@ -156,17 +156,20 @@ class HostEngine:
         self._apply(plan, ids)
         steps, num_steps, recorded = self._run_steps(plan)
         rows, arrays = join_steps(self._slots, steps)
-        step_s = time.perf_counter() - started_s + self._draft_s
+        ended_s = time.perf_counter()
         result = StepResult(
-            step=plan.step, rows=rows, step_s=step_s, idle_s=idle_s, num_steps=max(1, num_steps)
+            step=plan.step,
+            rows=rows,
+            step_s=ended_s - started_s + self._draft_s,
+            idle_s=idle_s,
+            num_steps=max(1, num_steps),
         )
         output.set_result((result, arrays))
         delivered_s = time.perf_counter()
         if recorded is not None:
             self._draft(recorded)
-        drafted_s = time.perf_counter()
-        self._draft_s = drafted_s - delivered_s
-        self._idle_time.end_step(drafted_s, self.num_running)
+        self._draft_s = time.perf_counter() - delivered_s
+        self._idle_time.end_step(ended_s + self._draft_s, self.num_running)
 
     def _apply(self, plan: StepPlan, ids: np.ndarray) -> None:
         fresh_blocks = self._slots.apply(plan, ids)
@@ -233,7 +236,8 @@ class HostEngine:
 
 
 class IdleTime:
-    """Measures the time between steps. All times are of one clock.
+    """Measures the time between steps, the delivery of results included. All times are of one
+    clock.
 
     A plan is expected if the last step left sequences open, even if all of them are paused: only
     the scheduler knows.

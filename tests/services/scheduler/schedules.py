@@ -17,7 +17,13 @@ from services.scheduler.emission import Emission
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.result_check import check_result
 from services.scheduler.scheduler import Planned, Refusal, Scheduler
-from services.scheduler.sequence import MAX_WORKER_DEATHS, Arrival, Sequence, scored_token_bytes
+from services.scheduler.sequence import (
+    MAX_WORKER_DEATHS,
+    Arrival,
+    Sequence,
+    WaitReason,
+    scored_token_bytes,
+)
 from services.scheduler.worker_state import PROBATION_STEPS, WorkerState
 from shared.errors import InvalidRequest, Overloaded, RequestError, Unavailable
 from shared.wire.envelope import RequestOptions, hash_root, write_options
@@ -163,12 +169,14 @@ class Mesh:
         max_long, threshold = random.randint(1, max_partial), random.choice([0, 1, 5, 12, MAX_LEN])
         self.limits = PrefillLimits(max_partial, max_long, threshold)
         self.depth, self.stop = random.randint(1, 2), random.choice([0, 4, 15])
+        self.stream_rate = random.choice([0, 0.3, 0.8])
         self.core = Scheduler(
             max_waiting=8,
             priority_step_s=1,
             pipeline_depth=self.depth,
             prefill_limits=self.limits,
             priority_share=random.choice([0.05, 0.2, 0.9]),
+            stream_rate=self.stream_rate,
         )
         self.owners = ["", "a", "b"][: random.randint(1, 3)]
         self.num_in_turn = 0  # plans made with several waiting owners
@@ -352,7 +360,8 @@ class Mesh:
         assert not plan.admit
         waiting = list(self.core.queues.waiting)
         assert not self.core.queues.isolated
-        assert all(any(map(each.yields_to, computed)) for each in waiting)
+        is_promised = self.core.wait_reason == WaitReason.PROMISE
+        assert is_promised or all(any(map(each.yields_to, computed)) for each in waiting)
         assert not any(each.yields_to(other) for each in computed for other in computed)
         running = [each for each in worker.runnable() if not each.allocated.num_pending]
         self.num_long_beside += bool(waiting or running)
@@ -420,6 +429,8 @@ class Mesh:
             return  # a client has to read first
         if self.capacity.num_stages == 1:
             assert all(each.num_to_compute > 1 or each.allocated.slot in tokens for each in running)
+        if self.stream_rate and plan.decode:
+            return  # a promise may keep prompts back
         assert not halfway or sum(tokens.values()) + num_drafts == budget
         room = budget - len(plan.decode) - num_drafts
         due = sum(min(room // limits.max_partial, lacking[slot]) for slot in long - new)

@@ -1,0 +1,49 @@
+"""Counts kept and missed promises of time."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from services.scheduler.emission import Emission
+from services.scheduler.metrics import PROMISES
+from services.scheduler.sequence import Ended, Sequence
+
+
+@dataclass(slots=True)
+class _Times:
+    first_s: float
+    last_s: float
+    num_tokens: int = 0  # after the first ones
+
+
+class Promises:
+    """Has the times of running sequences with a promise. Times are monotonic."""
+
+    def __init__(self) -> None:
+        self._times: dict[Sequence, _Times] = {}
+
+    def note(self, emissions: Iterable[Emission], now_s: float) -> None:
+        for emission in emissions:
+            sequence = emission.sequence
+            if sequence.options.promise is None or not emission.has_output:
+                continue
+            if (times := self._times.get(sequence)) is None:
+                self._times[sequence] = _Times(now_s, now_s)
+            else:
+                times.last_s = now_s
+                times.num_tokens += emission.row.run.num_tokens
+
+    def end(self, ended: Ended) -> None:
+        sequence, times = ended.sequence, self._times.pop(ended.sequence, None)
+        promise = sequence.options.promise
+        if times is None or promise is None:
+            return
+        if promise.ttft_ms is not None and sequence.attempt == 1:
+            ttft_ms = 1000 * (times.first_s - sequence.arrived_s)
+            _count("ttft", ttft_ms <= promise.ttft_ms)
+        if promise.tpot_ms is not None and times.num_tokens:
+            tpot_ms = 1000 * (times.last_s - times.first_s) / times.num_tokens
+            _count("tpot", tpot_ms <= promise.tpot_ms)
+
+
+def _count(kind: str, is_kept: bool) -> None:
+    PROMISES.labels(kind, "kept" if is_kept else "missed").inc()
