@@ -42,7 +42,7 @@ def _private(config: ServeConfig, socket: Path, key: str) -> ServeConfig:
     own = {"uds": socket, "api_key": [SecretStr(key)], "gateways": 1}
     defaults = {"schedulers": 1, "min_stream_rate": 0.0}
     own |= {name: defaults[name] for name in defaults.keys() - config.model_fields_set}
-    others = ("api_key_file", "ssl_certfile", "ssl_keyfile", "batch_dir")
+    others = ("api_key_file", "ssl_certfile", "ssl_keyfile", "batch_dir", "ttft_ms", "tpot_ms")
     return config.model_copy(update=own | dict.fromkeys(others))
 
 

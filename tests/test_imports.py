@@ -49,7 +49,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"block_pool"},
         {"allocation"},
         {"sequence", "draft_depth"},
-        {"fair_order", "kv_blocks", "step_times"},
+        {"fair_order", "kv_blocks", "step_model"},
         {"queues", "plan_builder", "stages", "stream_share"},
         {"priority_share"},
         {"worker_state"},

@@ -16,7 +16,8 @@ MAX_ID_BYTES = 16 << 20  # in the buffer; choices of one prompt have a copy of i
 class PlanBuilder:
     """Collects the rows of a plan and counts the rest of the token budget.
 
-    Each decoding sequence verifies up to ``verify_depth`` drafts in each step.
+    Each decoding sequence verifies up to ``verify_depth`` drafts in each step. Prompts are cut at
+    multiples of ``chunk_multiple``.
     """
 
     def __init__(
@@ -29,11 +30,13 @@ class PlanBuilder:
         vocab_size: int,
         verify_depth: int,
         draft_depth: int,
+        chunk_multiple: int,
     ) -> None:
         self.budget = budget
         self.verify_depth = verify_depth
         self._null_block = null_block
         self._vocab_size = vocab_size
+        self._chunk_multiple = chunk_multiple
         self.plan = StepPlan(
             step=step,
             release=release,
@@ -124,6 +127,11 @@ class PlanBuilder:
         """Returns the number of tokens to compute of ``sequence``, as far as its credit allows."""
         return sequence.max_chunk(sequence.num_to_compute, self._vocab_size)
 
+    def _up_to_multiple(self, num_computed: int, num_tokens: int) -> int:
+        """Lowers ``num_tokens`` of a prompt to end at a multiple of the chunks, if any is left."""
+        past = (num_computed + num_tokens) % self._chunk_multiple
+        return num_tokens - past if past < num_tokens else num_tokens
+
     def compute(self, sequence: Sequence, max_tokens: int) -> None:
         """Plans the tokens ``sequence`` lacks, up to ``max_tokens`` and the budget."""
         num_to_compute, plan, allocation = sequence.num_to_compute, self.plan, sequence.allocation
@@ -133,6 +141,8 @@ class PlanBuilder:
         )
         if num_tokens == 0:
             return
+        if num_tokens < num_to_compute:
+            num_tokens = self._up_to_multiple(allocation.num_computed, num_tokens)
         if allocation.cuts:
             num_tokens = allocation.up_to_cut(num_tokens)
         verify_depth = 0

@@ -194,6 +194,8 @@ class Planner:
         decoding: list[Sequence],
         prompts: list[Sequence],
     ) -> Room:
+        if worker.capacity.num_stages > 1:
+            return Room()  # a token passes several steps
         num_wanted = sum(each.num_to_compute for each in prompts)
         if decoding and worker.num_free_slots:
             first = self._queues.waiting.first_where(lambda each: not groups.leads(each))

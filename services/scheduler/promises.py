@@ -26,21 +26,26 @@ class Promises:
             sequence = emission.sequence
             if sequence.options.promise is None or not emission.has_output:
                 continue
+            if not emission.row.run.num_tokens:
+                continue  # a repeated step, or an error
             if (times := self._times.get(sequence)) is None:
                 self._times[sequence] = _Times(now_s, now_s)
             else:
                 times.last_s = now_s
                 times.num_tokens += emission.row.run.num_tokens
 
-    def end(self, ended: Ended) -> None:
+    def end(self, ended: Ended, now_s: float) -> None:
+        """Sequences that end within their time without a token count as none."""
         sequence, times = ended.sequence, self._times.pop(ended.sequence, None)
         promise = sequence.options.promise
-        if times is None or promise is None:
+        if promise is None:
             return
         if promise.ttft_ms is not None and sequence.attempt == 1:
-            ttft_ms = 1000 * (times.first_s - sequence.arrived_s)
-            _count("ttft", ttft_ms <= promise.ttft_ms)
-        if promise.tpot_ms is not None and times.num_tokens:
+            first_s = now_s if times is None else times.first_s
+            is_kept = 1000 * (first_s - sequence.arrived_s) <= promise.ttft_ms
+            if times is not None or not is_kept:
+                _count("ttft", is_kept)
+        if promise.tpot_ms is not None and times is not None and times.num_tokens:
             tpot_ms = 1000 * (times.last_s - times.first_s) / times.num_tokens
             _count("tpot", tpot_ms <= promise.tpot_ms)
 

@@ -190,14 +190,12 @@ class Scheduler:
 
     def add(self, arrival: Arrival, ends_per_s: float = 0.0) -> None:
         """Puts the sequences of a prompt in the waiting queue, or raises the RequestError that
-        refuses them. So many sequences end per second; 0: it is not known."""
+        refuses them. ``ends_per_s``: the rate at which sequences end; 0 if unknown."""
         generate, options = arrival.generate, arrival.options
         self._check(generate, len(arrival.prompt))
-        check_first_token(
-            self.workers.values(), self.queues.waiting, self._prefill_limits, arrival, ends_per_s
-        )
         due_s = arrival.now_s + options.priority * self._priority_step_s
         end = 0
+        sequences: list[Sequence] = []
         for new in generate.sequences:
             start, end = end, end + new.num_emitted
             sequence = Sequence(
@@ -205,7 +203,7 @@ class Scheduler:
                 attempt=generate.attempt,
                 choice=new.choice,
                 route=arrival.route,
-                order=(due_s, self._num_added),
+                order=(due_s, self._num_added + len(sequences)),
                 prompt=arrival.prompt,
                 params=_params_of(generate, new),
                 emitted=arrival.emitted[start:end].tolist(),
@@ -215,7 +213,11 @@ class Scheduler:
                 num_prompt_scored=new.num_prompt_scored,
                 hits=self._left_hits.pop(new.request, {}),
             )
-            self._num_added += 1
+            sequences.append(sequence)
+        workers, waiting = self.workers.values(), self.queues.waiting
+        check_first_token(workers, waiting, self._prefill_limits, sequences[0], ends_per_s)
+        self._num_added += len(sequences)
+        for sequence in sequences:
             self.sequences[sequence.key] = sequence
             self.queues.put(sequence)
 

@@ -385,7 +385,7 @@ class SchedulerService:
             self._intake.note_ends(len(all_ended), now_s)
             for ended in all_ended:
                 self._log.end(ended, now_s)
-                self._promises.end(ended)
+                self._promises.end(ended, now_s)
                 self._observer.end(ended, now_s)
 
     def _plan_for(self, worker_id: str, peer: Peer) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from math import ceil, inf
 
 from services.scheduler.sequence import Sequence
-from services.scheduler.step_times import StepTimes
+from services.scheduler.step_model import StepModel
 from shared.wire.messages import MAX_BATCHED_TOKENS, Capacity, RunKind, StepPlan, StepResult
 
 BURST_S, SAVED_S = 0.04, 0.2
@@ -48,7 +48,7 @@ class Room:
 @dataclass(frozen=True, slots=True)
 class _Shape:
     """A plan in flight: its rows, and its predicted time; ``limit_s`` is the promise per step, inf
-    without one. If it ``follows`` a plan with streams, they also wait for it."""
+    without one. ``follows``: the plan before had streams too, so its wait for this one counts."""
 
     num_rows: int
     num_tokens: int
@@ -63,14 +63,16 @@ class StreamShare:
     its rate without prompts, unless its priority is later than 0."""
 
     def __init__(self, rate: float, capacity: Capacity) -> None:
-        self.times = StepTimes(capacity)
+        self.model = StepModel(capacity)
         self._rate = rate
+        self._max_tokens = capacity.max_num_batched_tokens
         self._balance_s = inf
         self._next_limit_s = inf
         self._burst_s, self._saved_s = BURST_S, SAVED_S
         self._stretch = 1.0  # time per time of prompts
         self.last_ratio = 0.0  # of the last plan's time to its prediction; 0: it had none
         self._num_joined = 0  # steps in a row
+        self._joined_s = self._held_s = 0.0  # the last step with prompts, and all after it
         self._tokens_per_step = 1.0  # of a stream
         self._in_flight: dict[int, _Shape] = {}
         self._time_s = 0.0  # of all steps
@@ -79,47 +81,60 @@ class StreamShare:
     def room(self, streams: list[Sequence], num_wanted: int, num_keys: int) -> Room:
         """Returns the room beside ``streams`` for prompts that want ``num_wanted`` tokens, the
         first of them after ``num_keys`` computed ones. Must be called for each plan."""
-        own_s = self.times.decode_s(len(streams))
+        own_s = self.model.decode_s(len(streams))
         limit_s = self._limit_s(streams, own_s)
-        is_shared = self._is_shared
+        is_shared = self._rate > 0 and self._has_several_keys()
         if limit_s == inf:
             self._balance_s = self._next_limit_s = inf
             self._stretch = 1.0
-            most = self.times.num_tokens_within(SHORT_BURST_S, num_keys) if is_shared else None
-            return Room() if most is None else Room(max(most, MIN_TOKENS))
+            return self._short_step(num_keys) if is_shared else Room()
+        if own_s:
+            self._next_limit_s = limit_s
         if num_wanted and self._num_joined >= (MEASURED_EVERY if own_s else FIRST_EVERY):
             return Room(0, 1)
         if not own_s:
             return Room()
-        self._next_limit_s = limit_s
         is_promised = any(_tpot_ms(each) is not None for each in streams)
         self._burst_s = SHORT_BURST_S if is_promised or is_shared else BURST_S
         self._saved_s = 0.0 if is_promised else SAVED_S
         self._stretch = limit_s / (limit_s - own_s)
         longest_s = max(limit_s, self._burst_s)
         room_s = min(limit_s + self._balance_s, longest_s)
-        num_tokens = self.times.num_tokens_within(room_s - own_s, num_keys)
+        num_tokens = self.model.num_tokens_within(room_s - own_s, num_keys)
         if num_tokens is None or not num_wanted:
             return Room()
-        if num_tokens >= num_wanted or room_s >= ENOUGH * longest_s:
-            return Room(max(num_tokens, MIN_TOKENS))
+        has_waited = self._held_s >= self._joined_s * (1 - MIN_SHARE) / MIN_SHARE
+        if num_tokens >= num_wanted or room_s >= ENOUGH * longest_s or has_waited:
+            least = max(MIN_TOKENS, self.model.least_tokens)
+            return Room(num_tokens if num_tokens >= MIN_TOKENS else least)
         return Room(0, ceil((longest_s - room_s) / (limit_s - own_s)))
 
+    def _short_step(self, num_keys: int) -> Room:
+        """The room in a step of prompts alone, half of which is no fixed cost."""
+        least_s = self.model.least_s
+        step_s = max(SHORT_BURST_S, 2 * least_s)
+        num_tokens = self.model.num_tokens_within(step_s - self.model.decode_s(1), num_keys)
+        return Room() if num_tokens is None else Room(max(num_tokens, MIN_TOKENS))
+
+    def alone_s(self, num_tokens: float, num_keys: int) -> float:
+        """Returns the time in which an idle worker computes ``num_tokens`` of prompts, of
+        ``num_keys`` each; 0 before any step had a prompt."""
+        num_more = max(0, ceil(num_tokens / self._max_tokens) - 1)  # steps after the first one
+        own_s = self.model.prompts_s(num_tokens, num_tokens * num_keys / 2)
+        return own_s + num_more * self.model.least_s
+
     def prompts_s(self, num_tokens: float, num_keys: int) -> float:
-        """Returns the time until ``num_tokens`` of prompts, of ``num_keys`` each, are computed
-        after the plans in flight, next to the streams of the last one; 0 before any step had a
-        prompt."""
+        """As ``alone_s``, after the plans in flight and next to the streams of the last one."""
         in_flight_s = sum(each.expected_s for each in self._in_flight.values())
-        own_s = self.times.prompts_s(num_tokens, num_tokens * num_keys / 2)
+        alone_s = self.alone_s(num_tokens, num_keys)
         saved_s = min(self._balance_s, self._saved_s)
-        stretched_s = self._stretch * own_s - (self._stretch - 1) * saved_s
-        return in_flight_s + max(own_s, stretched_s)
+        stretched_s = self._stretch * alone_s - (self._stretch - 1) * saved_s
+        return in_flight_s + max(alone_s, stretched_s)
 
     def note_admission(self, sequence: Sequence) -> None:
         self._admitted_s[sequence.options.owner] = self._time_s
 
-    @property
-    def _is_shared(self) -> bool:
+    def _has_several_keys(self) -> bool:
         if len(self._admitted_s) > 1:
             since_s = self._time_s - LINGER_S
             self._admitted_s = {
@@ -134,9 +149,9 @@ class StreamShare:
             self._num_joined = self._num_joined + 1 if num_tokens else 0
         limit_s, self._next_limit_s = self._next_limit_s, inf
         follows = self._balance_s != inf
-        expected_s = self.times.prompts_s(num_tokens, num_pairs)
-        if num_rows:
-            expected_s += plan.num_steps * self.times.decode_s(num_rows)
+        expected_s = self.model.prompts_s(num_tokens, num_pairs)
+        if num_rows or num_tokens:
+            expected_s += plan.num_steps * self.model.decode_s(max(1, num_rows))
         if limit_s != inf:
             self._add(limit_s, plan.num_steps * limit_s - expected_s)
         shape = _Shape(num_rows, num_tokens, num_pairs, limit_s, expected_s, follows)
@@ -152,11 +167,13 @@ class StreamShare:
         if shape.expected_s and result.num_steps == plan.num_steps:
             self.last_ratio = result.step_s / shape.expected_s
         if shape.num_tokens:
-            self.times.note_prompts(
+            self._joined_s, self._held_s = result.step_s, 0.0
+            self.model.note_prompts(
                 shape.num_rows, shape.num_tokens, shape.num_pairs, result.step_s
             )
         elif shape.num_rows:
-            self.times.note_decode(shape.num_rows, result.step_s / result.num_steps)
+            self._held_s += result.step_s
+            self.model.note_decode(shape.num_rows, result.step_s / result.num_steps)
             self._note_tokens(result)
         if shape.limit_s != inf and self._balance_s != inf:
             num_left_out = plan.num_steps - result.num_steps

@@ -14,6 +14,7 @@ from services.scheduler.sequence import Sequence
 from services.scheduler.stages import is_in_other_stages, with_share
 from services.scheduler.stream_share import StreamShare
 from shared.errors import CodecError
+from shared.wire.kv_groups import COPY_INTERVAL
 from shared.wire.messages import Capacity, StepPlan, StepResult
 
 PROBATION_STEPS = 16  # a broken worker dies within them
@@ -105,6 +106,7 @@ class WorkerState:
             vocab_size=vocab_size,
             verify_depth=self._verify_depth,
             draft_depth=depth,
+            chunk_multiple=COPY_INTERVAL if capacity.num_states is not None else 1,
         )
 
     def send(self, plan: StepPlan, num_absorbed: int) -> None:

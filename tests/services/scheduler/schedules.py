@@ -429,8 +429,8 @@ class Mesh:
             return  # a client has to read first
         if self.capacity.num_stages == 1:
             assert all(each.num_to_compute > 1 or each.allocated.slot in tokens for each in running)
-        if self.stream_rate and plan.decode:
-            return  # a promise may keep prompts back
+        if (self.stream_rate and plan.decode) or self.capacity.num_states is not None:
+            return  # a promise may keep prompts back, and chunks end at multiples
         assert not halfway or sum(tokens.values()) + num_drafts == budget
         room = budget - len(plan.decode) - num_drafts
         due = sum(min(room // limits.max_partial, lacking[slot]) for slot in long - new)

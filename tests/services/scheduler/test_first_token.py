@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.harness.sequences import generate_one
+from benchmarks.harness.sequences import add_one, generate_one
 from services.scheduler.emission import Emission
 from services.scheduler.first_token import PROMISE_OUT_OF_REACH
 from services.scheduler.intake import Intake
@@ -44,52 +44,84 @@ def refusal(
     bench: Bench, ttft_ms: float, attempt: int = 1, num_prompt: int = 600
 ) -> Overloaded | None:
     try:
-        bench.core.add(arrival(num_prompt, ttft_ms, attempt))
+        bench.core.add(arrival(num_prompt, ttft_ms, attempt, bench.now_s))
     except Overloaded as error:
         return error
     bench.core.cancel(("new", attempt))
     return None
 
 
+def alone_ms(num_prompt: int) -> float:
+    """A promise that an idle worker keeps."""
+    return 1300 * (num_prompt * TOKEN_S + (1 + num_prompt // 512) * 0.003)
+
+
+def predicted_s(bench: Bench, num_prompt: int = 600) -> float:
+    error = refusal(bench, alone_ms(num_prompt), num_prompt=num_prompt)
+    assert error is not None
+    assert error.code == PROMISE_OUT_OF_REACH
+    assert error.retry_after_s is not None
+    return error.retry_after_s + alone_ms(num_prompt) / 1000
+
+
 @pytest.mark.parametrize("num_streams", [0, 1])
 def test_a_promise_out_of_reach_is_refused_with_the_time_until_it_is_not(num_streams: int) -> None:
     bench = with_prompts(4, num_streams)
-    predicted_s = (4 * 1500 + 600) * TOKEN_S * (2 if num_streams else 1)
-    error = refusal(bench, 1000 * predicted_s / 2, num_prompt=600)
-    assert error is not None
-    assert error.code == PROMISE_OUT_OF_REACH
-    assert error.retry_after_s == pytest.approx(predicted_s / 2, rel=0.3)
-    assert "slo.ttft_ms" in error.message
-    assert refusal(bench, 1000 * predicted_s * 1.3, num_prompt=600) is None
+    expected_s = (4 * 1500 + 600) * TOKEN_S * (2 if num_streams else 1)
+    assert predicted_s(bench) == pytest.approx(expected_s, rel=0.3)
+    assert refusal(bench, 1000 * expected_s * 1.3) is None
 
 
 @pytest.mark.parametrize("num_streams", [0, 2])
 @pytest.mark.parametrize("num_prompt", [128, 256, 600, 2000])
 def test_the_predicted_time_is_that_of_the_first_token(num_prompt: int, num_streams: int) -> None:
     bench = with_prompts(6, num_streams)
-    for number in range(4):
+    for number in range(8):
         bench.add(f"short {number}", num_prompt=128, max_tokens=1)
-    error = refusal(bench, 0.001, num_prompt=num_prompt)
-    assert error is not None
-    assert error.retry_after_s is not None
+    expected_s = predicted_s(bench, num_prompt)
     start_s = bench.now_s
     bench.add("new", num_prompt=num_prompt, max_tokens=1)
     while "new" not in bench.ended:
         bench.step()
-    assert bench.now_s - start_s == pytest.approx(error.retry_after_s, rel=0.3)
+    assert bench.now_s - start_s == pytest.approx(expected_s, rel=0.3)
 
 
 def test_a_later_attempt_and_a_request_without_a_promise_are_never_refused() -> None:
     bench = with_prompts(50)
-    assert refusal(bench, 1) is not None
-    assert refusal(bench, 1, attempt=2) is None
-    bench.core.add(arrival(300, None))
+    assert predicted_s(bench) > 10
+    assert refusal(bench, alone_ms(600), attempt=2) is None
+    bench.core.add(arrival(600, None, now_s=bench.now_s))
+
+
+def test_a_promise_that_no_wait_would_help_is_accepted_and_missed() -> None:
+    assert refusal(with_prompts(50), alone_ms(600) / 4) is None
+
+
+def test_a_batch_that_yields_does_not_count() -> None:
+    bench = with_prompts(0, max_num_seqs=4)
+    for number in range(4):
+        bench.add(f"running {number}", priority=100)
+    bench.run(8)
+    bench.add_batch(100, num_prompt=1500)
+    assert len(bench.core.workers["w"].running) == 4
+    bench.core.add(arrival(600, alone_ms(600) * 2, now_s=bench.now_s), ends_per_s=0.1)
+
+
+def test_cached_prefixes_do_not_count() -> None:
+    bench = with_prompts(0)
+    params = SamplingParams(seed=0, max_tokens=1)
+    add_one(bench.core, "first", range(50_000, 56_000), params, bench.now_s)
+    while "first" not in bench.ended:
+        bench.step()
+    for number in range(2):
+        bench.add(f"short {number}", num_prompt=200, max_tokens=1)
+    bench.core.add(arrival(6000, 200, now_s=bench.now_s))
 
 
 def test_the_wait_for_a_slot_counts() -> None:
     bench = with_prompts(0, num_streams=4, max_num_seqs=4)
     with pytest.raises(Overloaded) as caught:
-        bench.core.add(arrival(10, 1000), ends_per_s=0.5)
+        bench.core.add(arrival(10, 1000, now_s=bench.now_s), ends_per_s=0.5)
     assert caught.value.retry_after_s == pytest.approx(1, rel=0.1)
 
 
@@ -103,7 +135,7 @@ def test_the_intake_tells_the_time_of_the_promise_and_counts() -> None:
     intake = Intake(bench.core, 0)
     before = PROMISES.labels("ttft", "refused")._value.get()
     with pytest.raises(Overloaded) as caught:
-        intake.add(arrival(600, 1))
+        intake.add(arrival(600, alone_ms(600), now_s=bench.now_s))
     assert caught.value.retry_after_s == pytest.approx(50 * 1500 * TOKEN_S, rel=0.3)
     assert PROMISES.labels("ttft", "refused")._value.get() == before + 1
 
@@ -120,7 +152,7 @@ def test_kept_and_missed_promises_count(ttft_ms: float, tpot_ms: float) -> None:
     for now_s, num_tokens in ((0.1, 1), (0.12, 2), (0.15, 3)):
         emission = Emission(sequence, 0, replace_run(row, num_tokens), 0)
         promises.note([emission], now_s)
-    promises.end(Ended(sequence, "length"))
+    promises.end(Ended(sequence, "length"), 1.0)
     counted = {name: PROMISES.labels(*name)._value.get() - before[name] for name in names}
     assert counted == {
         ("ttft", "kept"): ttft_ms == 110,

@@ -20,7 +20,7 @@ RIDGE = np.array([0.1, 1e-3, 1e-2])
 MOST = 4  # a step that took more than this multiple of its prediction was disturbed
 
 
-class StepTimes:
+class StepModel:
     """Learns from the steps of one worker."""
 
     def __init__(self, capacity: Capacity) -> None:
@@ -65,6 +65,17 @@ class StepTimes:
             return 0.0
         fixed_s, token_s, pair_s = self._costs
         return fixed_s + num_tokens * token_s + num_pairs * pair_s
+
+    @property
+    def least_s(self) -> float:
+        """The time of a step with a single token of a prompt and one decoding row."""
+        return self.decode_s(1) + self._costs[0] if self._costs else 0.0
+
+    @property
+    def least_tokens(self) -> int:
+        """The number of tokens of a prompt that cost as much as the fixed part."""
+        fixed_s, token_s, _ = self._costs or (0.0, 1.0, 0.0)
+        return int(fixed_s / max(token_s, 1e-9))
 
     def num_tokens_within(self, time_s: float, num_keys: int) -> int | None:
         """Returns the number of tokens of a prompt, after ``num_keys`` computed ones, that add at

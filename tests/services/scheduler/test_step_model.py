@@ -4,7 +4,7 @@ from random import Random
 
 import pytest
 
-from services.scheduler.step_times import StepTimes
+from services.scheduler.step_model import StepModel
 from shared.wire.messages import Capacity
 
 CAPACITY = Capacity(num_blocks=64, block_size=16, max_num_seqs=64, max_num_batched_tokens=512,
@@ -16,9 +16,9 @@ def cost_s(num_rows: int, num_tokens: int, num_pairs: int) -> float:
     return own_s + (0.002 + 3e-5 * num_tokens + 4e-9 * num_pairs if num_tokens else 0.0)
 
 
-def learned(noise: float, num_steps: int = 300) -> StepTimes:
+def learned(noise: float, num_steps: int = 300) -> StepModel:
     """Steps next to 1 to 8 streams; interference makes them up to ``noise`` longer."""
-    random, times = Random(1), StepTimes(CAPACITY)
+    random, times = Random(1), StepModel(CAPACITY)
     for _ in range(num_steps):
         num_rows = random.choice([1, 2, 4, 8])
         times.note_decode(num_rows, cost_s(num_rows, 0, 0) * (1 + noise * random.random()))
@@ -60,14 +60,14 @@ def test_one_disturbed_step_spoils_little() -> None:
 
 
 def test_equal_steps_are_told_apart_by_their_tokens() -> None:
-    times = StepTimes(CAPACITY)
+    times = StepModel(CAPACITY)
     for _ in range(20):
         times.note_prompts(0, 512, 512 * 256, 0.02)
     assert times.prompts_s(256, 256 * 128) == pytest.approx(0.01, rel=0.25)
 
 
 def test_nothing_is_predicted_before_a_measurement() -> None:
-    times = StepTimes(CAPACITY)
+    times = StepModel(CAPACITY)
     assert times.decode_s(1) == times.prompts_s(64, 64) == 0
     assert times.num_tokens_within(1.0, 0) is None
     times.note_prompts(0, 100, 5000, 0.01)
