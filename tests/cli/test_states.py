@@ -20,7 +20,7 @@ from tests.services.worker.test_mtp_families import HYBRID_FAMILIES, Checkpoint
 
 FLAGS = [
     *("--dtype", "float32", "--served-model-name", "any"),
-    *("--max-num-batched-tokens", "90", "--max-num-seqs", "8", "--num-gpu-blocks-override", "24"),
+    *("--max-num-batched-tokens", "90", "--max-num-seqs", "8", "--num-gpu-blocks-override", "14"),
 ]
 INTERVAL = 64  # ids between two copies of a state
 
