@@ -100,5 +100,5 @@ async def test_a_server_beside_prompts():
     found = await measure({"ours": servers.ROOT}, arguments)
     alone, beside = (each["ours"] for each in found.values())
     assert alone["windows that keep it"]["median"] == 1
-    assert alone["tokens/s of a stream"]["median"] > beside["tokens/s of a stream"]["median"] > 0
+    assert all(each["tokens/s of a stream"]["median"] > 0 for each in (alone, beside))
     assert beside["prompt tokens/s"]["median"] > 0
