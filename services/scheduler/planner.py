@@ -165,9 +165,7 @@ class Planner:
         for sequence in groups.later if groups.is_past else groups.first:
             (prompts if sequence.num_to_compute > 1 else decoding).append(sequence)
         builder.share_budget(len(decoding))
-        room = (
-            Room() if groups.is_past else self._room_for_prompts(worker, groups, decoding, prompts)
-        )
+        room = self._room_for_prompts(worker, groups, decoding, prompts)
         if room.num_steps:
             lengthen(worker, builder, decoding, room.num_steps)
         elif not prompts and self._may_be_long(worker, groups, len(decoding)):
@@ -194,8 +192,8 @@ class Planner:
         decoding: list[Sequence],
         prompts: list[Sequence],
     ) -> Room:
-        if worker.capacity.num_stages > 1:
-            return Room()  # a token passes several steps
+        if groups.is_past or worker.capacity.num_stages > 1:
+            return Room()  # theirs is a share; a token passes several steps
         num_wanted = sum(each.num_to_compute for each in prompts)
         if decoding and worker.num_free_slots:
             first = self._queues.waiting.first_where(lambda each: not groups.leads(each))

@@ -21,20 +21,17 @@ sequence was computed, prompts of later sequences alone are cut into the same pi
 soon asks again finds a step of theirs in flight.
 """
 
-from collections import deque
 from dataclasses import dataclass
 from math import inf
 
-from services.scheduler.draft_depth import typical
 from services.scheduler.queues import WaitingQueue
 from services.scheduler.sequence import Sequence
+from services.scheduler.step_model import NUM_TIMES, DecodeTimes
 from shared.wire.messages import StepPlan, StepResult
 
 PERIOD = 8
 LONGEST_PERIOD = 64
 MIN_TOKENS = 16
-NUM_TIMES = 16
-MIN_TIMES = 4  # fewer are not compared with
 LINGER_S = 1.0
 MAX_SAVED = 4  # steps of income, or of expected cost, that the balance may hold
 SMOOTHING = 1 / 4  # weight of a new cost in the expected one
@@ -96,7 +93,7 @@ class PriorityShare:
         self._alone_s = inf  # seconds of steps since a plan with both kinds to choose from
         self._num_without = self._num_joined = 0  # steps in a row
         self._turns: dict[int, _Turn] = {}  # plans in flight, by step
-        self._times: dict[int, deque[float]] = {}
+        self._times = DecodeTimes()
 
     @property
     def expects_first(self) -> bool:
@@ -122,7 +119,7 @@ class PriorityShare:
         turn = self._turns.pop(plan.step, None)
         num_later = _num_later(plan, turn) if turn is not None else 0
         if not num_later and plan.decode and not plan.prefill:
-            self._times_of(len(plan.decode)).append(result.step_s / result.num_steps)
+            self._times.note_decode(len(plan.decode), result.step_s / result.num_steps)
         if turn is None:
             # No later sequence was held back, so no time is saved up.
             self._balance_s = min(self._balance_s, 0.0)
@@ -141,17 +138,16 @@ class PriorityShare:
             return True
         if self._num_joined >= NUM_TIMES:
             return False  # times of steps without them are needed again
-        if not has_prefill and len(self._times_of(num_decode)) < MIN_TIMES:
+        if not has_prefill and not self._times.typical_s(num_decode):
             return False
         num_in_flight = sum(turn.is_joined for turn in self._turns.values())
         return self._balance_s > num_in_flight * self._expected_cost_s
 
     def _cost_s(self, turn: _Turn, plan: StepPlan, num_later: int, step_s: float) -> float:
-        times = self._times_of(turn.num_decode)
-        if turn.num_prefill or not times:
+        own_s = self._times.typical_s(turn.num_decode)
+        if turn.num_prefill or not own_s:
             cost_s = step_s * num_later / _num_tokens(plan, 0, 0)
         else:
-            own_s = typical(times)
             cost_s = max(0.0, step_s - own_s)
             self._adapt(num_later, cost_s, PERIOD * own_s * self._share / (1 - self._share))
         self._expected_cost_s += SMOOTHING * (cost_s - self._expected_cost_s)
@@ -164,11 +160,6 @@ class PriorityShare:
             self.max_tokens = min(max(num_tokens, MIN_TOKENS), self._limit)
         elif 2 * cost_s < max_cost_s and 2 * num_tokens > self.max_tokens:
             self.max_tokens = min(2 * self.max_tokens, self._limit)
-
-    def _times_of(self, num_decode: int) -> deque[float]:
-        """Step times of the last decode-only plans with about ``num_decode`` sequences."""
-        size = max(0, num_decode - 1).bit_length()
-        return self._times.setdefault(size, deque(maxlen=NUM_TIMES))
 
 
 def _num_later(plan: StepPlan, turn: _Turn) -> int:

@@ -328,10 +328,11 @@ class SchedulerService:
         emissions = self._core.absorb(worker_id, result, arrays)
         self._plan_for(worker_id, peer)  # first of all: the worker idles until it has a plan
         self._num_steps += result.num_steps
-        self._steps.end(worker_id, result, time.monotonic())
+        now_s = time.monotonic()
+        self._steps.end(worker_id, result, now_s)
         for report in result.spans:
             self._observer.forward(report)
-        self._promises.note(emissions, time.monotonic())
+        self._promises.note(emissions, now_s)
         for route, group in groupby(emissions, key=lambda each: each.sequence.route):
             self._forward(route, list(group), layout)
         self._account()

@@ -20,16 +20,12 @@ RIDGE = np.array([0.1, 1e-3, 1e-2])
 MOST = 4  # a step that took more than this multiple of its prediction was disturbed
 
 
-class StepModel:
-    """Learns from the steps of one worker."""
+class DecodeTimes:
+    """Typical times of steps that decode and nothing else, by size of batch."""
 
-    def __init__(self, capacity: Capacity) -> None:
-        self._scale = np.array([1, capacity.max_num_batched_tokens, 0], float)
-        self._scale[2] = capacity.max_num_batched_tokens * capacity.max_model_len
-        self._times: dict[int, deque[float]] = {}  # by size of batch
+    def __init__(self) -> None:
+        self._times: dict[int, deque[float]] = {}
         self._typical_s: dict[int, float] = {}
-        self._squares, self._sums = np.diag(RIDGE), np.zeros(3)
-        self._costs: list[float] = []  # fixed, of a token, of a pair
 
     def note_decode(self, num_rows: int, step_s: float) -> None:
         """A step of ``num_rows`` decoding rows and nothing else took ``step_s``."""
@@ -38,6 +34,28 @@ class StepModel:
         times.append(step_s)
         if len(times) >= MIN_TIMES:
             self._typical_s[size] = typical(times)
+
+    def typical_s(self, num_rows: int) -> float:
+        """0 if batches of about ``num_rows`` have not been measured."""
+        return self._typical_s.get(_size(num_rows), 0.0)
+
+    def decode_s(self, num_rows: int) -> float:
+        """As ``typical_s``, of the nearest size that was measured; 0 if none was."""
+        size, known = _size(num_rows), self._typical_s
+        if size not in known and known:
+            size = min(known, key=lambda each: (abs(each - size), each))
+        return known.get(size, 0.0)
+
+
+class StepModel(DecodeTimes):
+    """Learns from the steps of one worker."""
+
+    def __init__(self, capacity: Capacity) -> None:
+        super().__init__()
+        self._scale = np.array([1, capacity.max_num_batched_tokens, 0], float)
+        self._scale[2] = capacity.max_num_batched_tokens * capacity.max_model_len
+        self._squares, self._sums = np.diag(RIDGE), np.zeros(3)
+        self._costs: list[float] = []  # fixed, of a token, of a pair
 
     def note_prompts(self, num_rows: int, num_tokens: int, num_pairs: int, step_s: float) -> None:
         """A step of ``num_rows`` decoding rows and ``num_tokens`` of prompts, which saw
@@ -50,14 +68,6 @@ class StepModel:
         self._squares += np.outer(values, values)
         self._sums = KEPT * self._sums + extra_s * values
         self._costs = (_fit(self._squares, self._sums) / self._scale).tolist()
-
-    def decode_s(self, num_rows: int) -> float:
-        """Returns the typical time of a step of ``num_rows`` decoding rows, or 0 if no size of
-        batch has been measured."""
-        size, known = _size(num_rows), self._typical_s
-        if size not in known and known:
-            size = min(known, key=lambda each: (abs(each - size), each))
-        return known.get(size, 0.0)
 
     def prompts_s(self, num_tokens: float, num_pairs: float) -> float:
         """Returns the time that prompts add to a step, 0 before any step had one."""

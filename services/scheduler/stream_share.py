@@ -23,6 +23,7 @@ from math import ceil, inf
 
 from services.scheduler.sequence import Sequence
 from services.scheduler.step_model import StepModel
+from shared.wire.envelope import Promise
 from shared.wire.messages import MAX_BATCHED_TOKENS, Capacity, RunKind, StepPlan, StepResult
 
 BURST_S, SAVED_S = 0.04, 0.2
@@ -82,7 +83,8 @@ class StreamShare:
         """Returns the room beside ``streams`` for prompts that want ``num_wanted`` tokens, the
         first of them after ``num_keys`` computed ones. Must be called for each plan."""
         own_s = self.model.decode_s(len(streams))
-        limit_s = self._limit_s(streams, own_s)
+        kinds = {(each.options.promise, each.options.priority > 0) for each in streams}
+        limit_s = self._limit_s(kinds, own_s)
         is_shared = self._rate > 0 and self._has_several_keys()
         if limit_s == inf:
             self._balance_s = self._next_limit_s = inf
@@ -94,7 +96,7 @@ class StreamShare:
             return Room(0, 1)
         if not own_s:
             return Room()
-        is_promised = any(_tpot_ms(each) is not None for each in streams)
+        is_promised = any(_tpot_ms(promise) is not None for promise, _ in kinds)
         self._burst_s = SHORT_BURST_S if is_promised or is_shared else BURST_S
         self._saved_s = 0.0 if is_promised else SAVED_S
         self._stretch = limit_s / (limit_s - own_s)
@@ -187,16 +189,17 @@ class StreamShare:
         balance_s = min(self._balance_s, most_s) + time_s
         self._balance_s = max(-MAX_DEBT * longest_s, min(balance_s, most_s))
 
-    def _limit_s(self, streams: list[Sequence], own_s: float) -> float:
-        """The tightest promise in seconds per step, inf without one."""
+    def _limit_s(self, kinds: set[tuple[Promise | None, bool]], own_s: float) -> float:
+        """The tightest promise in seconds per step, inf without one. ``kinds`` of streams: their
+        promises, and if their priority is later than 0."""
         default_s = own_s / self._rate if self._rate else inf
-        limit_s = min((self._promise_s(each, default_s) for each in streams), default=inf)
+        limit_s = inf
+        for promise, is_later in kinds:
+            if (tpot_ms := _tpot_ms(promise)) is not None:
+                limit_s = min(limit_s, tpot_ms / 1000 * self._tokens_per_step)
+            elif not is_later:
+                limit_s = min(limit_s, default_s)
         return max(limit_s, own_s / (1 - MIN_SHARE))
-
-    def _promise_s(self, stream: Sequence, default_s: float) -> float:
-        if (tpot_ms := _tpot_ms(stream)) is not None:
-            return tpot_ms / 1000 * self._tokens_per_step
-        return inf if stream.options.priority > 0 else default_s
 
     def _note_tokens(self, result: StepResult) -> None:
         runs = [row.run for row in result.rows if row.run.kind == RunKind.OUTPUT]
@@ -205,6 +208,5 @@ class StreamShare:
             self._tokens_per_step += SMOOTHING * (mean - self._tokens_per_step)
 
 
-def _tpot_ms(stream: Sequence) -> float | None:
-    promise = stream.options.promise
+def _tpot_ms(promise: Promise | None) -> float | None:
     return promise.tpot_ms if promise is not None else None
