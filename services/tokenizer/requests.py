@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from services.tokenizer.chat.template_options import num_chars
 from services.tokenizer.conversions import Conversions
 from services.tokenizer.deliver import deliver
-from services.tokenizer.guides.guides import guides_for, wants_guide
+from services.tokenizer.guide_maker import GuideMaker, wants_guide
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.metrics import ENCODED_TOKENS, PREPARE_SECONDS
 from services.tokenizer.observer import Observer
@@ -69,6 +69,7 @@ class Requests:
         tasks: asyncio.TaskGroup,
         schedulers: Schedulers,
         observer: Observer | None = None,
+        guides: GuideMaker | None = None,
     ) -> None:
         self.num_deliveries = 0
         self._text = text
@@ -77,7 +78,7 @@ class Requests:
         self._lanes = lanes
         self._tasks = tasks
         self._schedulers = schedulers
-        self._guides = guides_for(text, lanes)
+        self._guides = guides or GuideMaker()
         self._open = RequestTable(observer, self._note_pop)
         self._conversions = Conversions(text, lanes, tasks, self._note_ends)
         self._credits = CreditBatch()

@@ -10,6 +10,8 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from services.tokenizer.guide_maker import MakeGuides, no_guides
+from services.tokenizer.guides.guides import guides_for
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.observer import Observer
 from services.tokenizer.requests import Requests
@@ -58,7 +60,11 @@ OBSERVERS: tuple[type[Observer], ...] = (
     Prompts,
     Observer,
 )
-"""The first one serves."""
+GUIDES: tuple[MakeGuides, ...] = (
+    guides_for,
+    no_guides,
+)
+"""Of each the first one serves."""
 
 
 class TokenizerService:
@@ -88,6 +94,7 @@ class TokenizerService:
                     tasks=tasks,
                     schedulers=self._schedulers,
                     observer=OBSERVERS[0](self._config.instance),
+                    guides=GUIDES[0](self._text, self._lanes),
                 )
                 await self._run_link(self._link)
         finally:

@@ -9,9 +9,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from services.scheduler.intake import check_generate
-from services.tokenizer.guides.guides import Guides
 from services.tokenizer.requests import Requests
-from services.tokenizer.service import TokenizerService
+from services.tokenizer.service import GUIDES, TokenizerService
 from shared.errors import CodecError, InvalidRequest
 from shared.link.link import Link
 from shared.model_folder import EMBEDDED_MODEL
@@ -92,7 +91,7 @@ class TokenizerArena:
         self._model = self._service._load()
         hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "tokenizer", "t", self._model)
         self._service._link = Link(hello, self._service)
-        self._guides: Guides | None = None
+        self._guides = GUIDES[0](self._service._text, self._service._lanes)
         self._other_text = self._service._text.decode(OTHER_IDS.tolist())
         text = np.frombuffer(b"Who leads the shoal?", np.uint8)
         chat = np.frombuffer(b'[{"role": "user", "content": "Hi"}]', np.uint8)
@@ -205,15 +204,14 @@ class TokenizerArena:
 
     def _open_requests(self, tasks: asyncio.TaskGroup, scheduler: FakePeer) -> Requests:
         """New ones, except for the process that tries grammars."""
+        text, lanes = self._service._text, self._service._lanes
         requests = self._service._requests = Requests(
-            self._service._text, None, 10, self._service._lanes, tasks, OneScheduler(scheduler)
+            text, None, 10, lanes, tasks, OneScheduler(scheduler), guides=self._guides
         )
-        self._guides = requests._guides = self._guides or requests._guides
         return requests
 
     async def close(self) -> None:
-        if self._guides is not None:
-            await self._guides.close()
+        await self._guides.close()
         self._service._lanes.close()
         if self._service._link is not None:
             await self._service._link.close("the end")

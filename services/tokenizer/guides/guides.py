@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 
+from services.tokenizer.guide_maker import GuideMaker, wants_guide
 from services.tokenizer.guides.causes import parts_of
 from services.tokenizer.guides.child import Vocabulary
 from services.tokenizer.guides.compose import Dialect, Wanted, compose, param_of
@@ -17,7 +18,7 @@ from shared.wire.messages import Guide, OutputStart, Submit
 log = logging.getLogger(__name__)
 
 
-class Guides:
+class Guides(GuideMaker):
     """``read_vocabulary`` is called, on a thread, before the process that tries grammars starts.
     Without ``has_file`` the model's folder lacks the file that workers need for a grammar.
     ``close`` ends that process."""
@@ -41,15 +42,8 @@ class Guides:
         note_left_out: Callable[[list[str]], None] = lambda places: None,
         owner: str = "",
     ) -> Guide | None:
-        """None: any text is allowed. ``start`` is the open part of the output after the prompt;
-        ``note_left_out`` gets the places of schema keywords that are not enforced, if any. API
-        keys (``owner``) share threads.
-
-        Raises InvalidRequest for constraints that are wrong or too large, naming the place in the
-        request, and Unavailable or Overloaded while too many grammars wait. A cancelled caller
-        stops waiting. The grammar of a replay is not tried again: a worker has run it, and a trial
-        may fail for lack of time.
-        """
+        """The grammar of a replay is not tried again: a worker has run it, and a trial may fail for
+        lack of time."""
         if not wants_guide(submit):
             return None
         tools = submit.chat.tools if submit.chat is not None else ""
@@ -97,12 +91,6 @@ class Guides:
 
     async def close(self) -> None:
         await self._check.close()
-
-
-def wants_guide(submit: Submit) -> bool:
-    """True if a grammar might have to enforce a constraint on the text."""
-    has_tools = submit.chat is not None and bool(submit.chat.tools)
-    return submit.format is not None or has_tools or submit.reasoning_budget is not None
 
 
 def guides_for(text: TextModel, lanes: Lanes) -> Guides:

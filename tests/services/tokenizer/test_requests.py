@@ -18,6 +18,7 @@ from shared.wire.messages import (
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     Accepted,
+    ChatOptions,
     ChoiceStart,
     Failed,
     Generate,
@@ -29,6 +30,7 @@ from shared.wire.messages import (
     SamplingParams,
     Submit,
     TextOptions,
+    ToolChoice,
 )
 from tests.services.tokenizer.one_scheduler import OneScheduler
 from tests.services.tokenizer.test_deliver import FakePeer
@@ -104,29 +106,32 @@ async def test_what_is_accepted_says_how_the_output_begins():
     assert accepted == Accepted("r", 1, OutputStart.REASONING)
 
 
-async def test_what_a_client_wants_a_text_to_be_goes_down_as_a_guide_or_is_refused():
-    settings = ChatSettings(reasoning_parser="deepseek_r1")
-    text = TextModel(EMBEDDED_MODEL, 100, 8192, settings)
-    gateway, scheduler = FakePeer(), FakePeer()
+@pytest.mark.parametrize(
+    ("constraint", "param"),
+    [
+        ({}, ""),
+        ({"format": OutputFormat("regex", "guided_regex", "[0-9]+")}, "guided_regex"),
+        ({"reasoning_budget": 3}, "thinking_token_budget"),
+        ({"tool_choice": ToolChoice("auto")}, ""),
+        ({"tool_choice": ToolChoice("required")}, "tool_choice"),
+    ],
+)
+async def test_constraints_without_grammars(constraint: dict[str, Any], param: str):
+    text, gateway, scheduler = TextModel(EMBEDDED_MODEL, 100, 8192), FakePeer(), FakePeer()
+    submit, _, resumed = submitted("r")
+    chat = ChatOptions(tools='[{"type": "function", "function": {"name": "f"}}]')
+    messages = np.frombuffer(b'[{"role": "user", "content": "Hi"}]', "u1")
     async with asyncio.TaskGroup() as tasks:
         requests = Requests(text, None, 10, Lanes(1), tasks, OneScheduler(scheduler))
-        kind: Any
-        for name, kind, value in (
-            ("plain", None, ""),
-            ("held", "regex", "[0-9]+"),
-            ("wrong", "regex", "[0-9"),
-        ):
-            submit, prompt, resumed = submitted(name)
-            format = kind and OutputFormat(kind, "guided_regex", value)
-            requests.submit(gateway, replace(submit, format=format), prompt, resumed)
-    await requests.close()
-    guides = {message.request: message.params.guide for message, _ in scheduler.sent}
-    assert guides.keys() == {"plain", "held"}
-    assert guides["plain"] is None
-    assert guides["held"].grammar
+        submit = replace(submit, kind="chat", chat=chat, **constraint)
+        requests.submit(gateway, submit, messages, resumed)
+    if not param:
+        ((generate, _),) = scheduler.sent
+        assert generate.params.guide is None
+        return
     (failed,) = gateway.sent
-    assert (failed.request, failed.status, failed.param) == ("wrong", 400, "guided_regex")
-    assert len(requests) == 2
+    assert (failed.status, failed.param) == (400, param)
+    assert "has no grammars" in failed.message
 
 
 async def test_ids_of_a_prompt_are_held_until_the_gateway_gets_them():

@@ -23,7 +23,7 @@ from shared.dialects.formats import (
 )
 from shared.dialects.tools import TOOL_FORMATS
 from shared.wire.messages import OutputStart, ToolChoice
-from tests.services.gateway.text.admitted import admitted
+from tests.services.agreement.admitted import admitted
 from tests.services.gateway.text.replies import Told, all_cuts, cut, markers_of, rules, run, told
 from tests.services.tokenizer.guides.conftest import vocabulary_with
 
