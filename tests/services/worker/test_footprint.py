@@ -141,8 +141,9 @@ def test_the_embedded_model_has_its_mtp_head_in_the_sum() -> None:
 
 def test_rows_of_the_head_for_drafts_are_in_the_sum() -> None:
     """Of 1000 tokens: 256 elements in bfloat16, and an id."""
-    limited = footprint_of(WorkerConfig(speculative_config={"draft_vocab_size": 1000}), CPU)
-    whole = footprint_of(WorkerConfig(), CPU)
+    speculation = {"draft_vocab_size": 1000}
+    limited = footprint_of(WorkerConfig(dtype="bfloat16", speculative_config=speculation), CPU)
+    whole = footprint_of(WorkerConfig(dtype="bfloat16"), CPU)
     added = limited.requirements.weights - whole.requirements.weights
     assert added == 1000 * (256 * 2 + 8)
     assert limited.parameters == whole.parameters
