@@ -22,6 +22,7 @@ RETRY_AFTER_S = 2.0  # without a better estimate
 # Codes of a loss at a tokenizer or its scheduler, before the gateways know of it.
 NO_SCHEDULER = "no_scheduler"
 NO_WORKER = "no_worker"
+ADAPTER_LOST = "adapter_lost"  # no service that can be asked has the adapter of a request
 
 # Codes of requests that services died of: a retry would kill more of them.
 WORKER_DIED = "worker_died"

@@ -11,7 +11,7 @@ from msgspec import Meta, MsgspecError, Raw
 from msgspec.msgpack import Decoder, Encoder
 
 from shared.errors import CodecError
-from shared.wire.messages import MAX_TRACED, Int32, Name, Priority, Row
+from shared.wire.messages import MAX_TRACED, AdapterDigest, Int32, Name, Priority, Row
 
 MAX_OPTION_BYTES = 64 << 10  # a plan admits many sequences, each with its options
 ROOT_FORMAT = 1
@@ -36,7 +36,8 @@ class RequestOptions(Row, frozen=True, kw_only=True):
     ``owner`` names the API key; empty: there are no keys. If a request ``is_traced``, each service
     sends a SpanReport. ``num_worker_deaths`` counts workers of other cells that died while they
     computed it, before it got a token. ``left_scheduler`` handed it over, and gets it again only if
-    there is no other. Without a ``promise`` the scheduler's defaults apply.
+    there is no other. Without a ``promise`` the scheduler's defaults apply. ``adapter`` is the
+    digest of the adapter that computes the request; only equal ones share cached prefixes.
     """
 
     priority: Priority = 0
@@ -46,6 +47,7 @@ class RequestOptions(Row, frozen=True, kw_only=True):
     num_worker_deaths: Int32 = 0
     left_scheduler: Name = ""
     promise: Promise | None = None
+    adapter: AdapterDigest = ""
 
     def traces(self, choice: int) -> bool:
         """True for the first choices of a traced prompt."""
@@ -72,5 +74,5 @@ def read_options(row: Raw) -> RequestOptions:
 
 def hash_root(options: RequestOptions) -> bytes:
     """The 16-byte start of all block-hash chains of a sequence."""
-    root = _encoder.encode((ROOT_FORMAT, options.salt, None))  # nil: no adapter
+    root = _encoder.encode((ROOT_FORMAT, options.salt, options.adapter or None))
     return blake2b(root, digest_size=ROOT_BYTES).digest()

@@ -18,6 +18,7 @@ choice of a prompt, which is one sequence, ``id~nonce/prompt/choice``.
 Each link has a file here, and all names are imported from this package.
 """
 
+from shared.wire.messages.adapters import *
 from shared.wire.messages.every_link import *
 from shared.wire.messages.gateway_tokenizer import *
 from shared.wire.messages.ranges import *
@@ -53,6 +54,10 @@ Message = (
     | Converted
     | Vocabulary
     | ServiceReport
+    | Adapters
+    | LoadAdapter
+    | UnloadAdapter
+    | ForgetAdapter
 )
 
 TOKEN_ARRAYS = ({"i4"}, {"f4"}, {"i4"}, {"i4"})

@@ -108,7 +108,8 @@ class Capacity(Row, frozen=True):
     steps. A pipeline of ``num_stages`` computes one plan per stage at a time; no two of these plans
     may share a sequence. A block holds the KV of ``block_size`` tokens in the layers of one of
     ``groups``; all groups draw on the same blocks. Some layers keep a state of each sequence, with
-    room for ``num_states`` copies; None: no layer does.
+    room for ``num_states`` copies; None: no layer does. Its running sequences have at most
+    ``max_adapters`` different adapters.
     """
 
     num_blocks: Int32
@@ -125,6 +126,7 @@ class Capacity(Row, frozen=True):
     num_stages: NumStages = 1
     groups: Annotated[tuple[Group, ...], Meta(min_length=1, max_length=MAX_GROUPS)] = EVERY_LAYER
     num_states: Int32 | None = None
+    max_adapters: Int32 = 0
 
 
 INSTANCE = r"[A-Za-z0-9._-]{1,32}"  # the name of a process

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 PROTOCOL_MAJOR = 3
-PROTOCOL_MINOR = 8
+PROTOCOL_MINOR = 9
 POOLING_MINOR = 1  # the first with pooling
 CONVERTED_MINOR = 2  # the first with all conversions of Convert, not to ids alone
 REPORT_MINOR = 2  # the first with Inquire and ServiceReport
@@ -14,6 +14,7 @@ CELLS_MINOR = 3  # the first with several schedulers, each with its own workers
 OPTIONS_MINOR = 6  # the first with RequestOptions
 GROUPS_MINOR = 7  # the first with groups of layers
 STATES_MINOR = 8  # the first with states of layers
+ADAPTERS_MINOR = 9  # the first with adapters
 
 ServiceName = Literal["gateway", "tokenizer", "scheduler", "worker"]
 FinishReason = Literal["stop", "length", "abort", "repetition"]
@@ -68,6 +69,7 @@ MAX_REPORTED_PEERS = 65_536
 MAX_SPANS = 256  # of a report
 MAX_TRACED = 16  # traced prompts of a request, and traced choices of a prompt
 MAX_CELLS = 256  # overviews in a tokenizer's heartbeat
+MAX_ADAPTERS = 1024  # of a mesh
 
 Int32 = Annotated[int, Meta(ge=0, le=2**31 - 1)]  # a count, an index or an id
 Int64 = Annotated[int, Meta(ge=0, le=2**63 - 1)]
@@ -84,6 +86,7 @@ Reason = Annotated[str, Meta(max_length=MAX_REASON_CHARS)]
 Json = Annotated[str, Meta(max_length=MAX_JSON_CHARS)]
 PooledSize = Annotated[int, Meta(ge=0, le=MAX_POOLED_SIZE)]
 NumStages = Annotated[int, Meta(ge=1, le=MAX_STAGES)]
+AdapterDigest = Annotated[str, Meta(pattern="^([0-9a-f]{32})?$")]  # empty: the model itself
 EMPTY_ROW = msgspec.Raw(b"\x90")  # all fields have their defaults
 SpanValue = bool | int | float | Name
 
