@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.cpu.adapt import PackedAdapt
 from kernels.cpu.delta import PackedDelta
 from kernels.cpu.pointers import Float, Int, Pointer, address, place
 from kernels.route import Routing
@@ -46,6 +47,7 @@ class Kind(IntEnum):
     SHORT_CONV = 13  # wide → narrow
     GATED_DELTA = 14  # wide, and wide for the gates → narrow
     GATE = 15  # wide → narrow, in place
+    ADAPT = 16  # narrow → wide, or added to wide: rows with adapters only
 
 
 class Form(IntEnum):
@@ -116,7 +118,7 @@ class OperatorStruct(ctypes.Structure):
         ("norm", Pointer),
         ("weight", MatrixStruct),
         *((name, Pointer) for name in ("rows", "heads", "order", "experts", "latents")),
-        *((name, Pointer) for name in ("columns", "delta")),
+        *((name, Pointer) for name in ("columns", "delta", "adapt")),
     ]
 
 
@@ -312,7 +314,7 @@ class PackedColumns:
         )
 
 
-Part = PackedHeads | PackedExperts | PackedLatents | PackedColumns | PackedDelta
+Part = PackedHeads | PackedExperts | PackedLatents | PackedColumns | PackedDelta | PackedAdapt
 
 
 def _structs(matrices: list[PackedMatrix]) -> ctypes.Array[MatrixStruct]:
@@ -352,10 +354,11 @@ class Operator:
     latents: PackedLatents | None = None
     columns: PackedColumns | None = None
     delta: PackedDelta | None = None
+    adapt: PackedAdapt | None = None
 
     @property
     def parts(self) -> tuple[Part | None, ...]:
-        return self.heads, self.experts, self.latents, self.columns, self.delta
+        return self.heads, self.experts, self.latents, self.columns, self.delta, self.adapt
 
     @property
     def tensors(self) -> list[Tensor]:

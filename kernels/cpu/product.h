@@ -644,20 +644,32 @@ struct Add {
   }
 };
 
+// Numbers added to some rows of a product: `numbers` [num_rows, outputs], or null.
+struct Deltas {
+  const float* numbers = nullptr;
+  const uint8_t* has_some = nullptr;  // [num_rows]
+};
+
 // gate · σ(alpha · gate + beta · gate³) · up → out [num_rows, w.n / 2]; each tile of gates precedes
-// its tile of ups. With a limit, gates are clamped to at most `limit`, ups to ± limit, and ups are
-// increased by 1.
+// its tile of ups, in `deltas` all gates precede all ups. With a limit, gates are clamped to at
+// most `limit`, ups to ± limit, and ups are increased by 1.
 template <class T, class W>
 struct Gate {
   T* out;
   Packed<W> w;
   float alpha = 1, beta = 0, limit = 0;
+  Deltas deltas = {};
 
   void operator()(int row, int tile, int num_tiles, const float* sums) const {
     for (int t = 0; t < num_tiles; t += 2) {
       int n = (tile + t) * LANES;
       f32x16 gate = w.finish(n, LANES, load(sums + t * LANES));
       f32x16 up = w.finish(n + LANES, LANES, load(sums + (t + 1) * LANES));
+      if (deltas.numbers && deltas.has_some[row]) {
+        const float* own = deltas.numbers + (size_t)row * w.n + n / 2;
+        gate = add(gate, load(own));
+        up = add(up, load(own + w.n / 2));
+      }
       if (limit) {
         f32x16 most = spread(limit);
         gate = min(most, gate);  // with NaN, min returns its second operand

@@ -1,6 +1,7 @@
 // A forward pass on the CPU as a list of operators, called with ctypes: see kernels/cpu/program.py
 // for the arguments.
 
+#include "adapt.h"
 #include "attention.h"
 #include "columns.h"
 #include "decode.h"
@@ -53,7 +54,8 @@ enum Kind : int32_t {
   SUM,
   SHORT_CONV,
   GATED_DELTA,
-  GATE
+  GATE,
+  ADAPT
 };
 
 // `in` and `out` are buffers: wide ones are float32, the others of the weights' type T.
@@ -61,14 +63,14 @@ struct Operator {
   int32_t kind;
   int32_t in, out;
   int32_t second;      // ATTEND: a buffer for queries; EXPERTS, OPEN: input of the router or gate;
-                       // GATED_DELTA: the gates
+                       // GATED_DELTA: the gates; GATED with `adapt`: deltas
   int32_t layer;       // ATTEND, LATENT: index of the cache; GATED_DELTA: of the states
   int32_t group;       // ATTEND, LATENT, SHORT_CONV: index of the layer's group
   int32_t size;        // of a row of `in`; EMBED: of `out`
   int32_t is_wide;     // NORM: `out` is wide
-  int32_t adds;        // NORM, LINEAR, EXPERTS, SUM: adds to `out`
+  int32_t adds;        // NORM, LINEAR, EXPERTS, SUM, ADAPT: adds to `out`
   int32_t first, num;  // EMBED: first local id, number of local ids
-  float scale;         // SCALE, BEND, EXPERTS; LINEAR and SUM if they add
+  float scale;         // SCALE, BEND, EXPERTS, ADAPT; LINEAR and SUM if they add
   float eps;           // NORM
   float alpha, beta;   // GATED
   const float* norm;
@@ -80,6 +82,7 @@ struct Operator {
   const Latents* latents;       // LATENT
   const ShortConv* short_conv;  // SHORT_CONV
   const Delta* delta;           // GATED_DELTA
+  const Adapt* adapt;           // ADAPT; GATED with a buffer for deltas
 };
 
 // The blocks of a step in one group of layers; other groups differ in tables and slot mapping only.
@@ -348,6 +351,12 @@ inline void open_rows(const float* x, const Matrix& gate, const float* y, int nu
   });
 }
 
+// The deltas of gates and ups, unless no row of the step has an adapter.
+inline Deltas deltas_of(const Operator& op, const Step& step) {
+  if (!op.adapt || !op.adapt->rows->num_segments) return {};
+  return {(const float*)step.buffers[op.second], op.adapt->rows->is_adapted};
+}
+
 template <class T>
 void run(const Operator* ops, int num_ops, const Step& step) {
   Prepared prepared;
@@ -381,7 +390,7 @@ void run(const Operator* ops, int num_ops, const Step& step) {
         break;
       case GATED:
         with_packed<T>(op.weight, [&](auto w) {
-          gated_product((const T*)in, num, w, op.alpha, op.beta, (T*)out);
+          gated_product((const T*)in, num, w, op.alpha, op.beta, deltas_of(op, step), (T*)out);
         });
         break;
       case ATTEND:
@@ -417,6 +426,10 @@ void run(const Operator* ops, int num_ops, const Step& step) {
         break;
       case GATE:
         gate_rows((const float*)in, num, op.size, (T*)out);
+        break;
+      case ADAPT:
+        if (op.adapt->rows->num_segments)
+          adapt_rows(*op.adapt, (const T*)in, op.size, op.scale, op.adds, (float*)out);
         break;
       case SUM:
         sum_ranks((const float*)in, num, op.size, (const float*)op.rows, op.adds, op.scale,

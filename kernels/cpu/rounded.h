@@ -258,6 +258,7 @@ void add_product(const T* rows, int num_rows, Packed<W> w, float scale, float* o
 }
 
 template <class T, class W>
-void gated_product(const T* rows, int num_rows, Packed<W> w, float alpha, float beta, T* out) {
-  run_product(rows, num_rows, w, Gate<T, W>{out, w, alpha, beta}, 2);
+void gated_product(const T* rows, int num_rows, Packed<W> w, float alpha, float beta,
+                   const Deltas& deltas, T* out) {
+  run_product(rows, num_rows, w, Gate<T, W>{out, w, alpha, beta, 0, deltas}, 2);
 }
