@@ -86,10 +86,12 @@ def run(
     max_open: int = 1000,
     depths: Iterable[int] = (),
     num_steps: int = 3,
+    adapters: Sequence[str] = (),
 ) -> Run:
     """Runs all ``prompts``, at most ``max_open`` at a time. ``depths`` are the draft depths of
     successive plans, by default chosen by the engine. Decode-only plans have ``num_steps`` steps if
-    the engine supports it. Each plan is checked as a worker checks it."""
+    the engine supports it. ``adapters`` are the digests of the prompts' adapters. Each plan is
+    checked as a worker checks it."""
     core = Scheduler(1000, 10, caches_prefixes, pipeline_depth)
     most = min(num_steps, engine.capacity.max_num_steps)
     core.add_worker("w", replace(engine.capacity, max_num_steps=most), PROBATION_STEPS)
@@ -101,7 +103,8 @@ def run(
     while waiting or core.sequences:
         while waiting and len(core.sequences) < max_open:
             index, prompt = waiting.popleft()
-            add_one(core, str(index), prompt, each_params[index], float(index))
+            adapter = adapters[index] if adapters else ""
+            add_one(core, str(index), prompt, each_params[index], float(index), adapter=adapter)
             core.grant(Grant(str(index), 1, engine.capacity.max_model_len, UNLIMITED_BYTES))
         while (planned := _plan(core, each_depth)) is not None:
             check.check(planned.plan, planned.ids)

@@ -19,6 +19,7 @@ def generate_one(
     num_emitted: int = 0,
     promise: Promise | None = None,
     owner: str = "",
+    adapter: str = "",
 ) -> Generate:
     return Generate(
         request=name,
@@ -26,7 +27,9 @@ def generate_one(
         params=params,
         sequences=[NewSequence(name, num_emitted=num_emitted)],
         options=write_options(
-            RequestOptions(priority=priority, salt=salt, promise=promise, owner=owner)
+            RequestOptions(
+                priority=priority, salt=salt, promise=promise, owner=owner, adapter=adapter
+            )
         ),
     )
 
@@ -42,7 +45,10 @@ def add_one(
     salt: str = "",
     promise: Promise | None = None,
     owner: str = "",
+    adapter: str = "",
 ) -> None:
     ids = np.array(prompt, np.int32)
-    generate = generate_one(name, params, attempt, priority, salt, promise=promise, owner=owner)
+    generate = generate_one(
+        name, params, attempt, priority, salt, promise=promise, owner=owner, adapter=adapter
+    )
     core.add(Arrival(generate=generate, prompt=ids, emitted=ids[:0], route=0, now_s=now_s))

@@ -1,15 +1,19 @@
 """Synchronous engines, and waiting for one step of any engine."""
 
+from collections.abc import Sequence
 from concurrent.futures import Future
 
 import numpy as np
 
 from services.worker.engine.protocol import Engine, StepOutput
+from services.worker.startup.additions import Addition
 from shared.wire.messages import StepPlan
 
 
 class StepEngine:
     """Implements ``submit`` by ``step``, which subclasses define."""
+
+    additions: Sequence[Addition] = ()
 
     def step(self, plan: StepPlan, ids: np.ndarray) -> StepOutput:
         raise NotImplementedError

@@ -148,6 +148,7 @@ def _on(
         "used_by_others_bytes": fit.memory.others,
         "weights_bytes": needs.weights,
         "step_bytes": needs.peak,
+        "added_bytes": dict(needs.added),
         "kv_cache_bytes": fit.memory.kv_cache,
         "kv_cache_tokens": fit.num_tokens(longest),
         "num_seqs": fit.capacity.max_num_seqs,

@@ -108,9 +108,11 @@ def _memory(found: dict[str, Any], settings: dict[str, Any]) -> dict[str, str]:
             f", states of {num_seqs} sequences and {found['num_states']} copies"
             f" {bytes_of(found['state_bytes'])}"
         )
+    added = "".join(f", {what} {bytes_of(num)}" for what, num in found["added_bytes"].items())
     return {
         "memory": f"{bytes_of(found['memory_bytes'])} may be used: weights"
-        f" {bytes_of(found['weights_bytes'])}, a step {bytes_of(found['step_bytes'])}, KV cache"
+        f" {bytes_of(found['weights_bytes'])}, a step {bytes_of(found['step_bytes'])}{added},"
+        " KV cache"
         f" {bytes_of(found['kv_cache_bytes'])} = {found['kv_cache_tokens']:,} tokens{states}",
         "at once": f"{concurrency['p50']:.1f} requests of the median length,"
         f" {concurrency['p95']:.1f} of the 95th percentile,"

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable, Collection
 from concurrent.futures import Future
 from pathlib import Path
 from threading import Event
@@ -11,8 +12,10 @@ from typing import NamedTuple
 import numpy as np
 from msgspec.structs import replace
 
+from services.worker.adapters.extension import WorkerAdapters
 from services.worker.attachment import Attachment
 from services.worker.engine.protocol import BuildEngine, StepOutput
+from services.worker.extension import WorkerCore, WorkerExtension
 from services.worker.metrics import (
     SEQUENCES,
     STEP_BUSY_SECONDS,
@@ -29,6 +32,7 @@ from services.worker.ranks.rank_settings import with_share
 from services.worker.step_thread import StepThread, call_soon
 from services.worker.traces.slot_spans import SlotSpans
 from services.worker.weights.progress import ProgressLines
+from shared.link.extension import is_taken
 from shared.link.keys import load_keys
 from shared.link.link import Link
 from shared.link.peer import Peer
@@ -71,6 +75,9 @@ OBSERVERS: tuple[type[Observer], ...] = (
     Observer,
 )
 """The first one is used."""
+EXTENSIONS: list[Callable[[WorkerCore], WorkerExtension]] = [
+    WorkerAdapters,
+]
 
 
 class WorkerService:
@@ -94,12 +101,16 @@ class WorkerService:
         self._idle = asyncio.Event()
         self._log = SlotLog()
         self._observer = OBSERVERS[0](config.instance)
+        self._extensions: list[WorkerExtension] = []
         self._attachment = Attachment(
             config.instance,
-            lambda: self._link.peers if self._link is not None else (),
+            self._peers,
             MOVE_SHARE * config.drain_timeout_s,
             self._forget_sequences,
         )
+
+    def _peers(self) -> Collection[Peer]:
+        return self._link.peers if self._link is not None else ()
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
@@ -123,6 +134,8 @@ class WorkerService:
         instance = self._config.instance
         model, capacity = self._engine.model_info, self._engine.capacity
         self._plan_check = PlanCheck(capacity, model.vocab_size)
+        core = WorkerCore(self._config, self._engine, self._step_thread, self._peers)
+        self._extensions = [make(core) for make in EXTENSIONS]
         hello = Hello(
             major=PROTOCOL_MAJOR,
             minor=PROTOCOL_MINOR,
@@ -142,6 +155,8 @@ class WorkerService:
                 tasks.create_task(self._leave_with_ranks())
                 await self._link.run()
         finally:
+            for extension in self._extensions:
+                extension.close()
             await self._link.close("the worker leaves", is_planned=self._is_draining)
 
     async def _leave_with_ranks(self) -> None:
@@ -210,10 +225,14 @@ class WorkerService:
 
     def on_up(self, peer: Peer) -> None:
         self._attachment.add(peer, time.monotonic())
+        for extension in self._extensions:
+            extension.on_up(peer)
         asyncio.get_running_loop().call_later(CHOOSE_S, self._attach)
 
     def on_down(self, peer: Peer, reason: str) -> None:
         self._attachment.lose(peer)
+        for extension in self._extensions:
+            extension.on_down(peer)
         self._attach()
 
     async def _stay_attached(self) -> None:
@@ -238,6 +257,8 @@ class WorkerService:
         self._log.clear()
         self._observer.clear()
         self._plan_check.clear()
+        for extension in self._extensions:
+            extension.clear()
         self._load = 0
         self._note_load()
 
@@ -248,7 +269,7 @@ class WorkerService:
         elif isinstance(message, Inquire):
             assert self._link is not None
             peer.send(make_report(self._link, self.details(), lists=self._is_home))
-        else:
+        elif not is_taken(self._extensions, peer, message):
             log.warning("%s sent a %s, which is not for us", peer, type(message).__name__)
 
     def details(self) -> Stats:
@@ -273,6 +294,8 @@ class WorkerService:
         """Submits to the step thread at once, so that a later reset runs after it. Raises
         CodecError for a plan that cannot be run."""
         self._plan_check.check(plan, ids)
+        for extension in self._extensions:
+            extension.check(plan)
         self._observer.begin(plan)
         if self._num_pending == 0:
             self._last_progress_s = time.monotonic()

@@ -175,6 +175,11 @@ class GatewayConfig(Settings):
         ge=0,
         description="seconds that a new request waits for a ready mesh; then 503",
     )
+    allow_runtime_lora_updating: bool = Field(
+        False,
+        description="clients may load and unload adapters: POST /v1/load_lora_adapter,"
+        " /v1/unload_lora_adapter",
+    )
     enable_tokenizer_info_endpoint: bool = Field(
         False,
         description="GET /tokenizer_info: the tokenizer's configuration with the chat template,"

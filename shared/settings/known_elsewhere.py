@@ -25,7 +25,10 @@ SAME = {
     "data_parallel_size": "workers",
     "dp": "workers",
     "dp_size": "workers",
+    "lora_paths": "lora_modules",
     "max_concurrency": "max_open_requests",
+    "max_loaded_loras": "max_cpu_loras",
+    "max_loras_per_batch": "max_loras",
     "max_running_requests": "max_num_seqs",
     "chunked_prefill_size": "max_num_batched_tokens",
     "mem_fraction_static": "gpu_memory_utilization",
@@ -67,7 +70,7 @@ SHORT = {
     "-tp": "tensor_parallel_size",
 }
 
-ADAPTERS = "adapters are not supported"
+ADAPTERS = "not a part of adapters here; see lora-modules"
 ALWAYS_CHUNKED = "prompts are always computed in chunks, beside decoding sequences"
 ALWAYS_AHEAD = "steps are always planned ahead of results"
 CHOICE_OF_KERNELS = "kernels are not a choice: the worker logs the ones it takes"
@@ -88,7 +91,7 @@ STATISTICS = "/metrics has them"
 
 SWITCHES = {
     ADAPTERS: """
-        enable_lora enable_lora_bias enable_prompt_adapter enable_tower_connector_lora
+        enable_lora_bias enable_prompt_adapter enable_tower_connector_lora
         fully_sharded_loras
     """,
     ALWAYS_CHUNKED: "disable_chunked_mm_input enable_chunked_prefill enable_mixed_chunk",
@@ -155,9 +158,8 @@ SWITCHES = {
 VALUES = {
     ADAPTERS: """
         default_mm_loras long_lora_scaling_factors lora_backend lora_dtype
-        lora_extra_vocab_size lora_modules lora_paths lora_target_modules max_cpu_loras
-        max_loaded_loras max_lora_rank max_loras max_loras_per_batch max_prompt_adapters
-        prompt_adapters qlora_adapter_name_or_path
+        lora_extra_vocab_size lora_target_modules max_prompt_adapters prompt_adapters
+        qlora_adapter_name_or_path
     """,
     ALWAYS_AHEAD: """
         decode_log_interval kv_cache_ratio max_prefill_tokens num_continuous_decode_steps
@@ -273,6 +275,7 @@ VARIABLES = {
     "ENABLE_V1_KVCACHE_SCHEDULER": "prompts and outputs always share one pool of KV blocks",
     "FD_ATTENTION_BACKEND": CHOICE_OF_KERNELS,
     "FD_SAMPLING_CLASS": "sampling is always exact and without a sort",
+    "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "use SHOAL_ALLOW_RUNTIME_LORA_UPDATING",
     "VLLM_ATTENTION_BACKEND": CHOICE_OF_KERNELS,
     "VLLM_USE_V1": "there is one engine",
 }

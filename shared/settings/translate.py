@@ -30,6 +30,7 @@ LISTS = (
     "allowed_origins",
     "api_key",
     "cudagraph_capture_sizes",
+    "lora_modules",
     "served_model_name",
 )
 """Settings whose values vLLM and SGLang take as separate words."""

@@ -5,6 +5,7 @@ from pydantic import Field, model_validator
 from pydantic_settings import CliSuppress
 
 from shared.link.endpoint import FIRST_PORTS, MAX_PORT
+from shared.settings.adapters import LoraModules
 from shared.settings.base import KEYS_OR_NOT, Settings
 from shared.settings.fields import (
     Addresses,
@@ -21,6 +22,7 @@ from shared.settings.pooler import POOLER_CONFIG, RUNNER, Pooler
 from shared.settings.shared_fields import MAX_MODEL_LEN, MODEL, SCHEDULER_ADDRESS
 from shared.settings.speculative import Speculative, SpeculativeConfig
 from shared.wire.messages import (
+    MAX_ADAPTERS,
     MAX_BATCHED_TOKENS,
     MAX_BLOCK_SIZE,
     MAX_BLOCKS,
@@ -150,6 +152,31 @@ class WorkerConfig(Settings):
         description="on a GPU: GiB of weights in host memory, as whole layers that each step"
         " copies to the GPU",
     )
+    enable_lora: bool = Field(
+        False,
+        description="serve adapters (LoRA); lora-modules and lora-dir imply it; on CPUs only",
+    )
+    lora_modules: LoraModules = Field(
+        [],
+        description="adapters loaded at the start, as name=folder or JSON"
+        ' {"name", "path"}; the folders are PEFT\'s, with safetensors',
+    )
+    lora_dir: Path | None = Field(
+        None,
+        description="folder of adapters: each folder in it is loaded at the start under its name;"
+        " /v1/load_lora_adapter reads nothing outside it",
+    )
+    max_loras: int = Field(
+        8, ge=1, le=64, description="adapters that running sequences of a worker use at once"
+    )
+    max_lora_rank: int = Field(64, ge=1, le=512, description="largest rank of an adapter")
+    max_cpu_loras: int | None = Field(
+        None,
+        ge=1,
+        le=MAX_ADAPTERS,
+        description="memory of a worker for this number of adapters of max-lora-rank (default:"
+        " max-loras, or as many as lora-modules)",
+    )
     native_kernels: bool = Field(
         True, description="on a CPU: use native code if it supports the model"
     )
@@ -218,6 +245,15 @@ class WorkerConfig(Settings):
     )
 
     @property
+    def has_adapters(self) -> bool:
+        return self.enable_lora or bool(self.lora_modules) or self.lora_dir is not None
+
+    @property
+    def num_adapters(self) -> int:
+        """The most adapters in memory."""
+        return self.max_cpu_loras or max(self.max_loras, len(self.lora_modules))
+
+    @property
     def num_ranks(self) -> int:
         """The number of processes of one worker."""
         return self.tensor_parallel_size * self.pipeline_parallel_size
@@ -245,6 +281,12 @@ class WorkerConfig(Settings):
             raise ValueError(
                 "pipeline-parallel-size: stages are supported on CPUs only; set device to cpu"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _check_adapters(self) -> Self:
+        if (num := len(self.lora_modules)) > self.num_adapters:
+            raise ValueError(f"lora-modules: {num} adapters; max-cpu-loras is {self.num_adapters}")
         return self
 
     @model_validator(mode="after")

@@ -8,17 +8,26 @@ from msgspec.structs import replace
 
 from benchmarks.harness.step_engine import run_step
 from services.worker.engine.device.engine import DeviceEngine
+from services.worker.extension import WorkerCore
 from services.worker.plan_check import PlanCheck
-from services.worker.service import OBSERVERS
+from services.worker.service import EXTENSIONS, OBSERVERS
 from services.worker.slots.table import SlotTable
+from services.worker.step_thread import StepThread
 from shared.errors import CodecError
+from shared.link.extension import is_taken
+from shared.settings.worker import WorkerConfig
 from shared.wire.codec import Array, decode, encode
 from shared.wire.messages import (
+    PROTOCOL_MAJOR,
+    PROTOCOL_MINOR,
     Admit,
     Decode,
     Drop,
     Extend,
+    ForgetAdapter,
+    Hello,
     Keep,
+    LoadAdapter,
     Message,
     Pooling,
     Prefill,
@@ -26,7 +35,17 @@ from shared.wire.messages import (
     SamplingParams,
     StepPlan,
 )
-from tests.mesh.arena_parts import NO_IDS, NO_ROW, PARAMS, PLAIN, PROMPT, TRACED, Example, Lies
+from tests.mesh.arena_parts import (
+    NO_IDS,
+    NO_ROW,
+    PARAMS,
+    PLAIN,
+    PROMPT,
+    TRACED,
+    Example,
+    FakePeer,
+    Lies,
+)
 
 COMPILE_S = 60
 
@@ -39,6 +58,7 @@ class WorkerArena:
         """``engine`` is an AnyEngine."""
         self.is_fast = is_fast
         self._engine = engine
+        self._scheduler = FakePeer(Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "scheduler", "s"))
         self._ready_for: int | None = None
         self._check: PlanCheck
         self._results: dict[int, tuple[list[ResultRow], list[bytes]]] = {}
@@ -73,7 +93,10 @@ class WorkerArena:
         self.examples: list[Example] = [
             *((first, [two]), (second, [NO_IDS])),
             *((third, [PROMPT]), (fourth, [NO_IDS])),
+            *((LoadAdapter("l1", "sql", "sql"), []), (ForgetAdapter(32 * "a"), [])),
         ]
+        config = WorkerConfig()
+        self._core = WorkerCore(config, engine, StepThread(), lambda: [self._scheduler])
         max_len = engine.capacity.max_model_len
         long = Admit(1, "c~1/0/0", 1, 1, 0, 4, max_len + 1, 0, PLAIN, [7, 8])
         twice = StepPlan(2, [], [], [], [Prefill(1, 1)], [Decode(0), Decode(1)])
@@ -94,12 +117,15 @@ class WorkerArena:
         self._compile()
 
     async def take(self, index: int, message: Message, arrays: list[Array]) -> bool:
+        extensions = [make(self._core) for make in EXTENSIONS]
         if not isinstance(message, StepPlan):
-            return True
+            return is_taken(extensions, self._scheduler, message)
         if self._ready_for != index:
             self._prepare(index)
         try:
             copy.deepcopy(self._check).check(message, arrays[0])
+            for extension in extensions:
+                extension.check(message)
             OBSERVERS[0]("w").begin(message)
         except CodecError:
             return False

@@ -107,6 +107,7 @@ class Compiler:
             latents=self._latents(each, places),
             columns=None if each.columns is None else _columns(each.columns),
             delta=None if each.delta is None else _delta(each.delta),
+            adapt=each.adapt,
         )
 
     def _embeddings(self, embedding: Embedding | None) -> tuple[Tensor | None, PackedMatrix | None]:

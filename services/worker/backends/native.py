@@ -14,7 +14,7 @@ from kernels.cpu.program import GroupBlocks, NativeProgram
 from kernels.delta.states import States
 from services.worker.backends.check import check_model
 from services.worker.backends.compiler import Compiler, OnShare
-from services.worker.backends.recorder import Recording, record
+from services.worker.backends.recorder import MakeRecorder, Recorder, Recording, record
 from services.worker.layers.context import ForwardContext, current_context
 from services.worker.layers.embedding import LMHead
 from services.worker.layers.ops import NotSupported
@@ -29,8 +29,8 @@ KNOWN_FORMS = {Dense, Quantized}
 
 class NativeLM(CausalLM):
     """Takes the weights out of ``model`` one by one, so that only one exists twice. Hidden states
-    are float32. ``report`` gets the packed share, 0 … 1. Raises NotSupported with the reason;
-    ``model`` is then unchanged."""
+    are float32. ``report`` gets the packed share, 0 … 1. ``make_recorder`` is for the trunk. Raises
+    NotSupported with the reason; ``model`` is then unchanged."""
 
     clears_blocks = False
 
@@ -40,6 +40,7 @@ class NativeLM(CausalLM):
         block_size: int,
         library: NativeLibrary,
         report: OnShare = lambda share: None,
+        make_recorder: MakeRecorder = Recorder,
     ) -> None:
         super().__init__()
         if block_size % LANES:
@@ -47,7 +48,7 @@ class NativeLM(CausalLM):
         check_model(model, KNOWN_OPTIONS, KNOWN_FORMS)
         self._has_head = model.lm_head is not None
         self._joined = partial(model.parallel.join, total=model.config.vocab_size)
-        recordings = _Recordings(model)
+        recordings = _Recordings(model, make_recorder)
         compiler = Compiler(model, library)
         self.trunk = compiler.compile(recordings.trunk, report)
         self._logits = compiler.compile(recordings.logits)
@@ -70,13 +71,13 @@ class NativeLM(CausalLM):
 class _Recordings:
     """Keeps modules, and no weight that is taken out of one."""
 
-    def __init__(self, model: DecoderLM) -> None:
+    def __init__(self, model: DecoderLM, make: MakeRecorder) -> None:
         names = {module: name for name, module in model.named_modules()}
         size = model.config.hidden_size
         if model.parallel.stage.is_first:
-            self.trunk = record(names, [1], model.forward)
+            self.trunk = record(names, [1], model.forward, make=make)
         else:
-            self.trunk = record(names, [size], model.forward, takes_over=True)
+            self.trunk = record(names, [size], model.forward, takes_over=True, make=make)
         self.logits = record(names, [size], model.logits)
         self.head = _HeadRecordings(names, size, model.mtp_head) if model.mtp_head else None
         self._check_uses(names)

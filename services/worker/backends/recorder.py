@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from kernels.cpu.adapt import PackedAdapt
 from kernels.cpu.operators import LANES, Form, Kind
 from kernels.cpu.packing import is_whole, packed_form, why_not_packed
 from kernels.silu_mul import Act
@@ -65,6 +66,7 @@ class Instruction:
     latents: Latents | None = None
     columns: Columns | None = None
     delta: DeltaRule | None = None
+    adapt: PackedAdapt | None = None
     others: tuple[int, ...] = ()  # further registers, of attention to latents
 
     @property
@@ -89,12 +91,14 @@ def record(
     run: Callable[..., Value],
     *,
     takes_over: bool = False,
+    make: "MakeRecorder | None" = None,
 ) -> Recording:
     """The instructions of ``run``, given operators and inputs [T, size] of ``sizes``. ``names`` of
     the model's modules are for the error NotSupported. A pass that ``takes_over`` its inputs may
-    add to them, and return one of them."""
+    add to them, and return one of them. ``make`` gives the recorder, by default a plain one."""
     num_kept = 0 if takes_over else len(sizes)
-    recorder = Recorder(names, [Register(size, is_wide=True) for size in sizes], num_kept)
+    registers = [Register(size, is_wide=True) for size in sizes]
+    recorder = (make or Recorder)(names, registers, num_kept)
     output = run(recorder, *(Value(place, 0) for place in range(len(sizes))))
     recorder.check(output, recorder.registers[output.register].size, "the output of a pass")
     if recorder.instructions and output.register < num_kept:
@@ -164,7 +168,7 @@ class Recorder(Ops[Value]):
         operand, size = self._operand(x, norm, gate_up), gate_up.outputs // 2
         self._check_tiles(gate_up, "gates", size)
         out = self._new(size, is_wide=False)
-        self._add(Kind.GATED, operand, out, gate_up.inputs, weight=gate_up, act=act)
+        self._gated(operand, out, gate_up, act=act)
         return out
 
     def experts(self, x: Value, experts: Experts, *, residual: Value, scale: float = 1.0) -> Value:
@@ -327,6 +331,9 @@ class Recorder(Ops[Value]):
     def _product(self, x: Value, out: Value, weight: Linear | LMHead, **options: Any) -> None:
         self._add(Kind.LINEAR, x, out, weight.inputs, weight=weight, **options)
 
+    def _gated(self, x: Value, out: Value, gate_up: Linear, **options: Any) -> None:
+        self._add(Kind.GATED, x, out, gate_up.inputs, weight=gate_up, **options)
+
     def _summed(
         self,
         part: Value,
@@ -365,6 +372,9 @@ class Recorder(Ops[Value]):
     def _check_tiles(self, module: nn.Module, unit: str, size: int) -> None:
         if size % LANES:
             raise NotSupported(f"{self._names[module]}: {size} {unit} are no multiple of {LANES}")
+
+
+MakeRecorder = Callable[[dict[nn.Module, str], list[Register], int], Recorder]
 
 
 def _packed_form(weight: Weight) -> tuple[Form, bool]:

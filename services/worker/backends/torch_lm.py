@@ -110,12 +110,16 @@ class TorchOps(Ops[Tensor]):
     ) -> Tensor:
         weight, bias, operand = _weight(linear), linear.bias, _operand(norm)
         if linear.is_partial:
-            total = self._parallel.sum(product(x, weight, norm=operand))
+            total = self._parallel.sum(self._part(x, linear, norm))
             return _added(total, bias, residual, scale)
         if scale == 1.0:
             return product(x, weight, bias, norm=operand, residual=residual)
         scaled = product(x, weight, bias, norm=operand) * scale
         return scaled if residual is None else residual.add_(scaled)
+
+    def _part(self, x: Tensor, linear: Linear, norm: RMSNorm | None) -> Tensor:
+        """This rank's part of a sum over ranks."""
+        return product(x, _weight(linear), norm=_operand(norm))
 
     def gated(
         self, x: Tensor, gate_up: Linear, *, norm: RMSNorm | None = None, act: Act = "silu"
@@ -281,21 +285,26 @@ def _operand(norm: RMSNorm | None) -> Norm | None:
 
 
 class TorchLM(TorchCausalLM):
-    """Computes ``model`` with its own weights. Raises NotSupported like ``check_model``."""
+    """Computes ``model`` with its own weights, the trunk by ``ops``. Raises NotSupported like
+    ``check_model``."""
 
-    def __init__(self, model: DecoderLM, known: Known = HOST) -> None:
+    def __init__(
+        self, model: DecoderLM, known: Known = HOST, ops: Callable[..., TorchOps] = TorchOps
+    ) -> None:
         super().__init__()
         check_model(model, known.options, known.forms)
         self.model = model
         self.offloaded = model.offloaded
         self.hidden_size, self.vocab_size = model.config.hidden_size, model.config.vocab_size
+        self._trunk_ops = partial(ops, parallel=model.parallel)
         self._ops = partial(TorchOps, parallel=model.parallel)
         if model.mtp_head is not None:
             self.draft_head = _TorchDraftHead(model.mtp_head, self._ops)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         with one_by_one(self.offloaded is not None):
-            return self.model.forward(self._ops(positions, offloaded=self.offloaded), input_ids)
+            ops = self._trunk_ops(positions, offloaded=self.offloaded)
+            return self.model.forward(ops, input_ids)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         states = hidden.float() if self.model.lm_head is None else hidden

@@ -98,6 +98,7 @@ class HostEngine:
                 " a CPU has all weights in host memory"
             )
         loaded = load(settings, progress, partial(choose_kernels, progress=progress))
+        self.additions = loaded.additions
         report = plan_worker(loaded, estimate_requirements(loaded))
         report.publish()
         self.model_info = loaded.model_info
@@ -106,6 +107,8 @@ class HostEngine:
         self._speculation, self._eos_ids = loaded.speculation, loaded.eos_ids
         self._parallel = loaded.parallel
         self._slots = SlotTable(self.capacity, loaded.make_guides())
+        is_open = self._slots.is_open
+        self._plan_parts = [each.begin(loaded.model, is_open) for each in loaded.additions]
         self._kv_cache = loaded.make_kv_cache(report.num_blocks)
         self._state_pool = StatePool(loaded.shape.state_specs, self.capacity, loaded.device)
         backend = Backend(
@@ -144,6 +147,8 @@ class HostEngine:
 
     def reset(self) -> None:
         self._slots.is_open[:] = False
+        for part in self._plan_parts:
+            part.reset()
         self._idle_time.forget()
         self._draft_s = 0.0
 
@@ -172,6 +177,8 @@ class HostEngine:
         self._idle_time.end_step(ended_s + self._draft_s, self.num_running)
 
     def _apply(self, plan: StepPlan, ids: np.ndarray) -> None:
+        for part in self._plan_parts:
+            part.apply(plan)
         fresh_blocks = self._slots.apply(plan, ids)
         if self._model.clears_blocks:
             self._kv_cache.clear(fresh_blocks)
@@ -206,7 +213,12 @@ class HostEngine:
 
     def _prepare(self, plan: StepPlan) -> Batch:
         recomputes_states = self._drafter.recomputes_states and plan.draft_depth > 0
-        return prepare_batch(self._slots, plan, self._kv_cache, self._state_pool, recomputes_states)
+        batch = prepare_batch(
+            self._slots, plan, self._kv_cache, self._state_pool, recomputes_states
+        )
+        for part in self._plan_parts:
+            part.lay_out(batch)
+        return batch
 
     def _run(self, batch: Batch, draft_depth: int) -> tuple[StepRows, RecordedStep]:
         step = Step(batch.rows, min(draft_depth, self._speculation.num_drafts))

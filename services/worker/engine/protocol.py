@@ -1,11 +1,12 @@
 """The interface of all engines, used by the worker."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Protocol
 
 import numpy as np
 
+from services.worker.startup.additions import Addition
 from services.worker.weights.progress import Progress
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import Capacity, ModelInfo, StepPlan, StepResult
@@ -15,10 +16,12 @@ StepOutput = tuple[StepResult, TokenArrays]
 
 
 class Engine(Protocol):
-    """A model with its KV cache and slots. One thread builds it and calls it."""
+    """A model with its KV cache and slots, and its optional parts. One thread builds it and calls
+    it."""
 
     model_info: ModelInfo
     capacity: Capacity
+    additions: Sequence[Addition]
 
     @property
     def num_running(self) -> int:

@@ -79,6 +79,15 @@ class Linear(nn.Module):
         self.bias = empty_parameter(self.outputs) if has_bias else None
 
     @property
+    def parts(self) -> dict[str, Shard | Rows]:
+        """The rows of each layer of a checkpoint, by its name; empty: this layer's own."""
+        return self._parts
+
+    @property
+    def input_shard(self) -> Shard:
+        return self._input_shard
+
+    @property
     def is_partial(self) -> bool:
         """Products of all ranks must be added up, and then the bias."""
         return self._input_shard.num < self._input_shard.total

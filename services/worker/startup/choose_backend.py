@@ -16,7 +16,9 @@ from kernels.cpu.library import find_variant, load_library
 from kernels.cpu.operators import DTYPES
 from kernels.cpu.packing import NativeLibrary, can_round, is_whole
 from kernels.cpu.sampler import NativeSampler
+from services.worker.backends.compiler import OnShare
 from services.worker.backends.native import NativeLM
+from services.worker.backends.operators import PLAIN, Operators
 from services.worker.backends.torch_lm import DEVICE, HOST, TorchLM
 from services.worker.layers.ops import NotSupported
 from services.worker.layers.parallel import Parallel
@@ -40,10 +42,11 @@ def choose_kernels(
     model: DecoderLM | CausalLM,
     settings: WorkerConfig,
     dtype: torch.dtype,
+    operators: Operators = PLAIN,
     progress: Progress = lambda text, share: None,
 ) -> tuple[CausalLM, Sampler]:
     """On a CPU: the backend of ``model``, if it does not compute itself, and the sampler for its
-    logits; sets the threads of both.
+    logits; sets the threads of both. ``operators`` are the trunk's.
 
     Torch's threads wait for each other, so a thread that shares its core delays all the others: one
     core is left to the services around us. Native threads distribute their work in small pieces.
@@ -54,7 +57,8 @@ def choose_kernels(
     try:
         variant, library = _load(settings)
         sampler = NativeSampler(library, num_threads)
-        native = _native(model, settings, dtype, library, num_threads, progress)
+        report = partial(progress, "packing weights")
+        native = _native(model, settings, dtype, library, num_threads, report, operators)
     except NotSupported as problem:
         if settings.activation_dtype != "auto":
             raise ConfigError(
@@ -71,7 +75,7 @@ def choose_kernels(
         if not isinstance(model, DecoderLM):
             return model, sampler
         with _refusing("torch's operators"):
-            return TorchLM(model, HOST), sampler
+            return TorchLM(model, HOST, operators.torch), sampler
     torch.set_num_threads(1)
     show_device("cpu", variant, num_threads)
     log.info("kernels: native code for %s, %d threads", variant, num_threads)
@@ -79,7 +83,10 @@ def choose_kernels(
 
 
 def choose_device_kernels(
-    model: DecoderLM | CausalLM, settings: WorkerConfig, dtype: torch.dtype
+    model: DecoderLM | CausalLM,
+    settings: WorkerConfig,
+    dtype: torch.dtype,
+    operators: Operators = PLAIN,
 ) -> tuple[CausalLM, Sampler]:
     """Does the same as ``choose_kernels`` for the device engine, which samples by itself. Raises
     ConfigError."""
@@ -93,7 +100,7 @@ def choose_device_kernels(
         log.info("kernels: torch's operators, attention by Triton")
         return model, TorchSampler()
     with _refusing("the operators of GPUs"):
-        computed = TorchLM(model, DEVICE)
+        computed = TorchLM(model, DEVICE, operators.torch)
         stack_experts(model)
     log.info("kernels: Triton's")
     return computed, TorchSampler()
@@ -127,7 +134,8 @@ def _native(
     dtype: torch.dtype,
     library: ctypes.CDLL,
     num_threads: int,
-    progress: Progress,
+    report: OnShare,
+    operators: Operators,
 ) -> NativeLM:
     """Raises NotSupported."""
     if not isinstance(model, DecoderLM):
@@ -142,8 +150,7 @@ def _native(
         raise NotSupported("no weights of it are whole numbers, as those of wint8 and wint4 are")
     native = NativeLibrary(library, dtype, num_threads, rounds=rounds)
     model.parallel = meet_natively(model.parallel, settings, library)
-    report = partial(progress, "packing weights")
-    return NativeLM(model, settings.block_size, native, report)
+    return NativeLM(model, settings.block_size, native, report, operators.recorder)
 
 
 def meet_natively(parallel: Parallel, settings: WorkerConfig, library: ctypes.CDLL) -> Parallel:

@@ -1,4 +1,5 @@
-"""Implementations of models besides our own, by their names in ``model-impl``."""
+"""Implementations of models besides our own, by their names in ``model-impl``, and additions to our
+own models (``additions.py``), by the settings that turn them on."""
 
 from importlib import import_module
 from pathlib import Path
@@ -12,6 +13,9 @@ from shared.wire.messages import Capacity
 
 MODULES = {
     "transformers": "services.worker.foreign.backend",
+}
+ADDITIONS: dict[str, str] = {
+    "has_adapters": "services.worker.adapters.addition",
 }
 
 

@@ -1,7 +1,7 @@
 """A model on its device, as the settings want it, before there is a cache for its sequences."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 import torch
 
+from services.worker.backends.operators import PLAIN, Operators
 from services.worker.expert_loads import ExpertLoads, has_experts
 from services.worker.guides.guides import Guides
 from services.worker.layers.parallel import ALONE, Parallel
@@ -30,6 +31,7 @@ from services.worker.models.registry import (
 )
 from services.worker.speculation.choose import NO_SPECULATION, Speculation, choose_speculation
 from services.worker.speculation.draft_vocab import limit_drafts
+from services.worker.startup.additions import Addition, addition_modules
 from services.worker.startup.cache_codes import CACHE_CODES, choose_cache_dtype
 from services.worker.startup.join_ranks import check_split, join_ranks, share_of
 from services.worker.startup.load_weights import load_ours, load_theirs
@@ -52,7 +54,9 @@ from shared.settings.worker import WorkerConfig
 from shared.wire.messages import Capacity, ModelInfo
 
 log = logging.getLogger(__name__)
-Choose = Callable[[DecoderLM | CausalLM, WorkerConfig, torch.dtype], tuple[CausalLM, Sampler]]
+Choose = Callable[
+    [DecoderLM | CausalLM, WorkerConfig, torch.dtype, Operators], tuple[CausalLM, Sampler]
+]
 DEFAULT_BATCHED_TOKENS = {"cpu": 512, "cuda": 8192}
 
 
@@ -106,6 +110,7 @@ class LoadedModel:
     parallel: Parallel = ALONE
     ranks: Parallel = ALONE
     expert_loads: ExpertLoads | None = None
+    additions: Sequence[Addition] = ()
 
     @property
     def max_num_batched_tokens(self) -> int:
@@ -149,7 +154,10 @@ class LoadedModel:
         """Its capacity before there are blocks and copies of states."""
         found = capacity_of(self.settings, self.model_info, self.device, self.speculation)
         num_states = 0 if self.shape.state_specs else None
-        return msgspec.structs.replace(found, groups=self.shape.groups, num_states=num_states)
+        found = msgspec.structs.replace(found, groups=self.shape.groups, num_states=num_states)
+        for addition in self.additions:
+            found = addition.limit(found)
+        return found
 
 
 def capacity_of(
@@ -189,6 +197,9 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
     settings = settings.model_copy(update={"kv_cache_dtype": cache_dtype})
     check_split(settings, config)
     dtype = choose_dtype(settings.dtype, device)
+    added = list(addition_modules(settings))
+    for module in added:
+        module.check(settings, device, pools=pools, is_ours=config is not None)
     compute_exactly()
     model_info = _described(model_info, settings, dtype)
     log.info("model %s (%s) in %s on %s", location.name, "/".join(architectures), dtype, device)
@@ -196,6 +207,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
     before = share_of(read_memory(device, settings.numa_node), settings, ranks, device)
     model: DecoderLM | CausalLM
     expert_loads = None
+    additions: list[Addition] = []
     try:
         if config is None:
             speculation = _speculation(settings, pools, has_head=False)
@@ -211,8 +223,10 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
             is_whole = parallel.stage.num == 1  # else other stages may have all experts
             if settings.enable_expert_distribution_metrics and (is_whole or has_experts(model)):
                 expert_loads = ExpertLoads(model, device)
+            additions = [module.make(settings, model, dtype) for module in added]
         limit_drafts(settings.speculative_config, model)
-        computed, sampler = choose(model, settings, dtype)
+        operators = additions[0].operators if additions else PLAIN
+        computed, sampler = choose(model, settings, dtype, operators)
         parallel = model.parallel if isinstance(model, DecoderLM) else parallel
     except torch.OutOfMemoryError as error:
         problem = why_out_of_memory(error)
@@ -238,6 +252,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
         parallel=parallel,
         ranks=ranks,
         expert_loads=expert_loads,
+        additions=additions,
     )
 
 

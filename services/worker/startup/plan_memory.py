@@ -2,7 +2,8 @@
 
 import logging
 import math
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
 import torch
 from msgspec import structs
@@ -51,11 +52,12 @@ class MemoryRequirements:
     slack: int = 0  # for bytes that the measurement of the peak may have missed
     state: int = 0  # of a sequence, in all layers with a state
     drafts: int = 0  # of a sequence, kept for its state
+    added: Mapping[str, int] = field(default_factory=dict)  # by optional parts, by purpose
 
     @property
     def total(self) -> int:
         """Without the KV cache and states."""
-        return self.weights + self.peak + (self.graphs or 0) + self.slack
+        return self.weights + self.peak + (self.graphs or 0) + self.slack + sum(self.added.values())
 
     @property
     def blocks_per_request(self) -> int:
@@ -101,6 +103,7 @@ class MemoryReport:
             f"memory: {mib(self.budget)} may be used, {mib(self.others)} are used by others",
             f"weights: {mib(requirements.weights)} in memory{self._each}",
             *self._peak_lines(),
+            *(f"{what}: {mib(each)}" for what, each in requirements.added.items()),
             *self._state_lines(),
             f"KV cache: {self.num_blocks} blocks of {capacity.block_size} tokens"
             f" = {self._tokens} ({mib(self.kv_cache)}{self._each})",
@@ -209,6 +212,9 @@ def requirements_with(
     shape, limits = loaded.shape, loaded.limits
     token_bytes = sum(layout.num_bytes for layout in shape.section_layouts)
     of_draft = sum(each.draft_bytes for each in shape.state_specs)
+    added: dict[str, int] = {}
+    for addition in loaded.additions:
+        added |= addition.num_bytes(loaded.max_num_batched_tokens)
     return MemoryRequirements(
         weights=weight_bytes(loaded.model),
         peak=peak,
@@ -218,6 +224,7 @@ def requirements_with(
         slack=slack,
         state=sum(each.num_bytes for each in shape.state_specs),
         drafts=limits.num_speculative_tokens * of_draft,
+        added=added,
     )
 
 

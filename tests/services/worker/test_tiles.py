@@ -17,6 +17,7 @@ from services.worker.backends.native import NativeLM
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.weights.online import ONLINE, Quantization
 from tests.kernels.coded import KINDS, random_codes
+from tests.kernels.test_adapt import assert_alike_in_any_batch, assert_close, draw, expected, native
 from tests.services.worker.test_native import furthest, make_config, random_prompts, run
 from tests.services.worker.test_weight_forms import in_float32, in_form
 
@@ -115,3 +116,10 @@ def test_small_numbers_are_zeros_whatever_shares_the_product(
         alone = torch.cat([program.run([row]) for row in x.split(1)])
         assert torch.equal(alone, program.run([x]))
         assert (alone != 0).sum() > 0
+
+
+def test_deltas_of_adapters(library: NativeLibrary) -> None:
+    for num_tokens in (1, 2, 5, 17, 70):
+        given = draw(num_tokens, DTYPE, num_tokens)
+        assert_close(native(library, given), expected(given, DTYPE), given, DTYPE)
+    assert_alike_in_any_batch(library)

@@ -34,6 +34,7 @@ class Poisoned:
 
     def __init__(self, engine: Any) -> None:
         self.capacity, self.model_info = engine.capacity, engine.model_info
+        self.additions = engine.additions
         self._engine = engine
 
     @property

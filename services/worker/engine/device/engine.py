@@ -121,6 +121,7 @@ class DeviceEngine:
         report.publish()
         self.copies_s = report_offload(loaded)  # of weights, per step
         self.model_info, self.capacity = loaded.model_info, report.capacity
+        self.additions = loaded.additions
         self._device = loaded.device
         self._parallel = loaded.parallel
         self._table = SlotTable(self.capacity, loaded.make_guides())

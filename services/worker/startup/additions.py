@@ -1,0 +1,64 @@
+"""Optional parts of a worker that take part in loading a model and in its steps."""
+
+from collections.abc import Iterator, Mapping
+from importlib import import_module
+from typing import Protocol, cast
+
+import numpy as np
+import torch
+
+from services.worker.backends.operators import Operators
+from services.worker.models import CausalLM
+from services.worker.models.decoder import DecoderLM
+from services.worker.startup.implementations import ADDITIONS
+from services.worker.step.batch import Batch
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import Capacity, StepPlan
+
+
+class PlanPart(Protocol):
+    """Keeps its own state of slots. Called on the thread of the steps."""
+
+    def apply(self, plan: StepPlan) -> None:
+        """Before the plan changes the slots. After an error nothing is changed."""
+
+    def lay_out(self, batch: Batch) -> None:
+        """Before a forward pass of ``batch``, or several of decode rows."""
+
+    def reset(self) -> None:
+        """Forgets all sequences."""
+
+
+class Addition(Protocol):
+    """``operators`` compute the trunk."""
+
+    operators: Operators
+
+    def limit(self, capacity: Capacity) -> Capacity:
+        """``capacity`` with its own limits."""
+
+    def num_bytes(self, num_tokens: int) -> Mapping[str, int]:
+        """The memory for it, in steps of up to ``num_tokens``: by purpose, for the log."""
+
+    def begin(self, model: CausalLM, is_open: np.ndarray) -> PlanPart:
+        """``model`` is the backend's. ``is_open`` [max_num_seqs] bool always has the slots' current
+        state."""
+
+
+class AdditionModule(Protocol):
+    """A module that makes an addition if its setting is on."""
+
+    def check(
+        self, settings: WorkerConfig, device: torch.device, *, pools: bool, is_ours: bool
+    ) -> None:
+        """Before weights are read. Raises ConfigError for a combination that is not supported."""
+
+    def make(self, settings: WorkerConfig, model: DecoderLM, dtype: torch.dtype) -> Addition:
+        """``model`` is laid out; its backend is not chosen yet. Raises ConfigError."""
+
+
+def addition_modules(settings: WorkerConfig) -> Iterator[AdditionModule]:
+    """Those whose settings are on."""
+    for setting, module in ADDITIONS.items():
+        if getattr(settings, setting):
+            yield cast(AdditionModule, import_module(module))

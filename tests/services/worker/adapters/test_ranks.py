@@ -1,0 +1,62 @@
+"""Ranks with their shares of adapters give the texts of one process."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from services.worker.adapters.sites import layer_shapes
+from tests.services.worker.adapters.made import (
+    DIGESTS,
+    PARAMS,
+    adapters_of,
+    engine_with,
+    make_adapter,
+    texts_of,
+)
+from tests.services.worker.checkpoints import random_prompts, save_model
+from tests.services.worker.hybrids import HYBRIDS
+from tests.services.worker.ranks import Case, Texts, texts_of_ranks
+from tests.services.worker.test_families import CASES
+
+FAMILIES = {
+    "biases": CASES["llama, no groups, biases"],
+    "a KV head of all ranks": CASES["llama, one KV head"],
+    "factors": CASES["granite"],
+    "latents": CASES["deepseek v3, yarn"],
+    "states and gates": HYBRIDS["qwen3.5"],
+}
+SETTINGS = {"enable_lora": True, "max_cpu_loras": 1}
+TOLERANCE = 5e-5  # of logprobs, in float32
+
+
+def adapted_texts(engine: Any, num_steps: int) -> Texts:
+    adapters = adapters_of(engine)
+    shapes = layer_shapes(adapters.sites)
+    for digest, rank in zip(DIGESTS, (4, 16), strict=False):
+        adapters.table.add(make_adapter(shapes, digest, rank))
+    digests = [DIGESTS[0], "", DIGESTS[1]]
+    params = replace(PARAMS, max_tokens=6)
+    options: dict[str, Any] = {"chunk_sizes": (5, 11), "num_steps": num_steps}
+    found = texts_of(engine, random_prompts(4)[1:], digests, params, **options)
+    return Texts([ids for ids, _ in found], np.concatenate([rows[:, 1:] for _, rows in found]))
+
+
+def test_two_ranks_have_the_texts_of_one_process(tmp_path: Path) -> None:
+    cases = {}
+    for number, (name, (family, changes)) in enumerate(FAMILIES.items()):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        save_model(folder, family, **(changes | {"intermediate_size": 128}))
+        for kernels in ("native", "torch"):
+            cases[f"{name}, {kernels}"] = Case(folder, kernels, SETTINGS, texts=adapted_texts)
+    with texts_of_ranks(cases, 2, tmp_path) as found:
+        pass
+    for name, case in cases.items():
+        expected = adapted_texts(engine_with(case.folder, case.kernels), 1)
+        for texts in found[name]:
+            assert texts.ids == expected.ids, name
+            assert texts.logprobs.tobytes() == found[name][0].logprobs.tobytes(), name
+        difference = abs(found[name][0].logprobs - expected.logprobs).max()
+        assert difference < TOLERANCE, f"{name}: {difference}"
