@@ -77,7 +77,8 @@ class CellHandover:
     def move_waiting(self, now_s: float) -> None:
         """Hands over the first prompts that have waited ``PATIENCE_S`` and never ran, up to the
         free slots of other cells. A prompt waits longer with each attempt, so that it does not move
-        to and fro between slots that others have taken meanwhile."""
+        to and fro between slots that others have taken meanwhile. One that a resource keeps waiting
+        stays, since the resource bounds its wait here alone."""
         rooms = {route: _with_slots(self._known_at(route)) for route in self._routes}
         if not any(rooms.values()) or now_s < self._moved_s + SETTLED_S:
             return
@@ -85,7 +86,13 @@ class CellHandover:
 
         def may_move(sequence: Sequence) -> bool:
             has_waited = now_s - sequence.arrived_s >= PATIENCE_S * sequence.attempt
-            return has_waited and sequence.prompt_key not in begun
+            if not has_waited or sequence.prompt_key in begun:
+                return False
+            return not any(
+                each.admits and each.fits(sequence) and each.lacking(sequence) is not None
+                for each in self._core.workers.values()
+                if each.resources
+            )
 
         moving: list[Sequence] = []
         waiting = self._core.queues.waiting.each_where(may_move, 0)

@@ -19,6 +19,7 @@ from shared.wire.envelope import RequestOptions, hash_root
 from shared.wire.faults import ids_fault, params_fault, pooling_fault
 from shared.wire.kv_groups import has_windows
 from shared.wire.messages import (
+    MAX_ADAPTERS,
     MAX_BATCHED_TOKENS,
     MAX_BLOCK_SIZE,
     MAX_BLOCKS,
@@ -150,6 +151,7 @@ BOUNDS: dict[str, tuple[float, float]] = {
     "vocab_size": (1, MAX_VOCAB_SIZE),
     "pooled_size": (0, MAX_POOLED_SIZE),
     "num_states": (0, MAX_STATES),
+    "max_adapters": (0, MAX_ADAPTERS),
 }
 SHARED_FIELDS = ("max_model_len", "vocab_size")
 

@@ -15,6 +15,7 @@ copy stays, and a ``Keep`` row of the next plan has the worker write the next on
 chunk of a prompt ends before the copy of a keep point would be overwritten.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 from math import ceil
 from typing import NamedTuple
@@ -104,10 +105,10 @@ class KVBlocks:
     ) -> bool:
         """True if there would be blocks for a waiting sequence without ``others``."""
         cached = {block for each in self.find_hit(sequence).tables for block in each}
+        owned = Counter(block for each in others for block in each.allocated.blocks)
         num_freed = sum(
-            self.pool.ref_count(block) == 1 and block not in cached
-            for each in others
-            for block in each.allocated.blocks
+            self.pool.ref_count(block) == num and block not in cached
+            for block, num in owned.items()
         )
         return self.has_room_for(sequence, num_places, end, num_freed)
 

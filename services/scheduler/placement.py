@@ -57,8 +57,8 @@ class Placement:
         return _is_free(worker) and not sequence.num_worker_deaths
 
     def is_held_back(self, worker: WorkerState) -> bool:
-        """True if ``may_run_on`` is false for every sequence: ``worker`` is busy in its probation,
-        and a proven worker has the same capacity."""
+        """True if ``worker`` is busy in its probation, and a proven worker has the same capacity:
+        ``may_run_on`` is then false for every sequence, but for lack of a resource there."""
         return (
             not worker.is_proven
             and not _is_free(worker)
@@ -135,6 +135,7 @@ class Placement:
             for each in admitting
             if not (each.in_flight and num_absorbed - each.in_flight_since > max_lag)
             and each.has_room_for(sequence)
+            and each.lacking(sequence) is None
             and self._prefill_limits.has_room_for(sequence, each)
             and self.may_run_on(each, sequence)
         ]

@@ -16,6 +16,9 @@ priority after it in the order are preempted for it (``preemption.py``). Next to
 in the batch, later ones run in a share of the time (``priority_share.py``) and keep their slots and
 blocks meanwhile.
 
+**Resources.** A sequence that lacks a resource other than slots and blocks is passed over; the
+resource bounds its wait (``resource.py``).
+
 **Promises.** Prompts join decoding sequences as far as the promised time per token allows
 (``stream_share.py``).
 
@@ -272,12 +275,16 @@ class Planner:
 
     def _make_room(self, worker: WorkerState, num_absorbed: int) -> None:
         """Preempts sequences without credit, then sequences of a later priority, until the first
-        waiting sequence has room."""
+        waiting sequence has room. Ones that starve for a resource get the room of the former. None
+        loses its KV for a sequence that lacks more than that."""
         first = self._first_for(worker, self._queues.waiting)
         if first is None:
             return
-        while worker.has_paused and not worker.has_room_for(first):
-            self.preempt(worker)
+        starved = (each.starved for each in worker.resources)
+        for each in (first, *filter(None, starved)):
+            if worker.paused and worker.has_room_without(worker.paused, each):
+                while worker.paused and not worker.has_room_for(each):
+                    self.preempt(worker)
         if worker.in_flight:
             return
         while inferior := self._preemption.inferior(worker, num_absorbed):
@@ -352,9 +359,13 @@ class Planner:
         elif prompts and sequence.prompt_key in prompts:
             wait_reason = WaitReason.PREFIX
         elif not self._placement.may_run_on(worker, sequence):
-            wait_reason = WaitReason.PROBATION
+            unfit = worker.unfit(sequence)
+            wait_reason = WaitReason.PROBATION if unfit is None else unfit.reason
         elif not prefills.may_admit(sequence):
             wait_reason = WaitReason.LONG_PREFILLS
+        elif worker.resources and (lacking := worker.lacking(sequence)) is not None:
+            lacking.pass_over(sequence)
+            wait_reason = lacking.reason
         else:
             return False
         sequence.wait_reason = wait_reason

@@ -29,6 +29,10 @@ class WaitingQueue:
         """Iterates over a copy: sequences may leave meanwhile."""
         return iter(self._sequences[:])
 
+    def __contains__(self, sequence: Sequence) -> bool:
+        index = bisect_left(self._sequences, sequence.order, key=_order)
+        return index < len(self._sequences) and self._sequences[index] is sequence
+
     def first_where(self, condition: Callable[[Sequence], bool]) -> Sequence | None:
         """Returns the first of the first ``NUM_LOOKED_AT`` sequences that meets ``condition``."""
         return next(filter(condition, islice(self._sequences, NUM_LOOKED_AT)), None)

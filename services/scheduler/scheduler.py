@@ -20,6 +20,7 @@ result is there if it decodes.
 """
 
 from collections import OrderedDict
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import msgspec
@@ -33,6 +34,7 @@ from services.scheduler.placement import Placement
 from services.scheduler.planner import Planner
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.queues import Queues
+from services.scheduler.resource import Resource
 from services.scheduler.sequence import Arrival, Ended, Sequence, WaitReason
 from services.scheduler.worker_state import WorkerState
 from shared.errors import (
@@ -115,8 +117,15 @@ class Scheduler:
 
     # --- workers --------------------------------------------------------------------------------
 
-    def add_worker(self, worker_id: str, capacity: Capacity, num_finished: int = 0) -> None:
-        """Adds a worker that has finished ``num_finished`` steps elsewhere."""
+    def add_worker(
+        self,
+        worker_id: str,
+        capacity: Capacity,
+        num_finished: int = 0,
+        resources: Collection[Resource] = (),
+    ) -> None:
+        """Adds a worker that has finished ``num_finished`` steps elsewhere. Its sequences share
+        ``resources``."""
         worker = WorkerState(
             worker_id=worker_id,
             capacity=capacity,
@@ -125,6 +134,7 @@ class Scheduler:
             priority_share=self._priority_share,
             stream_rate=self._stream_rate,
             num_finished=num_finished,
+            resources=resources,
         )
         self.workers[worker_id] = worker
         if worker.is_proven:
@@ -158,9 +168,17 @@ class Scheduler:
             else:
                 self.queues.put_back(sequence, WaitReason.WORKER_LOST)
                 self.num_requeues += 1
-        self._note_unservable(now_s)
+        self.note_fits(now_s)
         self._handover.run()
         return refusals
+
+    def note_fits(self, now_s: float) -> None:
+        """Must be called when other sequences fit the workers than before."""
+        for sequence in self.queues:
+            if any(worker.fits(sequence) for worker in self.workers.values()):
+                self._unservable.pop(sequence, None)
+            else:
+                self._unservable.setdefault(sequence, now_s)
 
     def forgive(self, worker: str) -> None:
         """A lost worker (an instance) only stood still: no sequence it computed then counts as the
@@ -215,6 +233,9 @@ class Scheduler:
             )
             sequences.append(sequence)
         workers, waiting = self.workers.values(), self.queues.waiting
+        if not any(worker.fits(sequences[0]) for worker in workers):
+            text = "no worker has both the room and the resources that the request needs"
+            raise Unavailable(text, code=NO_WORKER, retry_after_s=RETRY_AFTER_S)
         check_first_token(workers, waiting, self._prefill_limits, sequences[0], ends_per_s)
         self._num_added += len(sequences)
         for sequence in sequences:
@@ -244,13 +265,15 @@ class Scheduler:
         for key in [key for key, sequence in self.sequences.items() if sequence.route == route]:
             self.cancel(key)
 
-    def fail_unservable(self, since_s: float, error: RequestError) -> list[Refusal]:
+    def fail_unservable(
+        self, since_s: float, error_of: Callable[[Sequence], RequestError]
+    ) -> list[Refusal]:
         """Ends the sequences that no worker could run since ``since_s`` or earlier."""
         unservable = self._unservable.items()
         abandoned = [each for each, lost_s in unservable if lost_s <= since_s]
         for sequence in abandoned:
             self.queues.remove(sequence)
-        refusals = [self._refusal(each, error) for each in abandoned]
+        refusals = [self._refusal(each, error_of(each)) for each in abandoned]
         self._handover.run()
         return refusals
 
@@ -353,12 +376,6 @@ class Scheduler:
 
     def _note_capacities(self) -> None:
         self.capacities = list(dict.fromkeys(each.capacity for each in self.workers.values()))
-
-    def _note_unservable(self, now_s: float) -> None:
-        """The remaining workers may have less room than the one a sequence was accepted for."""
-        for sequence in self.queues:
-            if not any(worker.fits(sequence) for worker in self.workers.values()):
-                self._unservable.setdefault(sequence, now_s)
 
     def _check(self, generate: Generate, prompt_len: int) -> None:
         for each in generate.sequences:

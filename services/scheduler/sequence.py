@@ -48,6 +48,7 @@ class WaitReason(IntEnum):
     HANDED_OVER = 14  # its worker is leaving
     LATER_PRIORITY = 15  # it yields to running sequences: later-priority-share
     PROMISE = 16  # streams decode first: tpot-ms, min-stream-rate
+    ADAPTER = 17  # running sequences have other adapters: max-loras
 
     @property
     def label(self) -> str:

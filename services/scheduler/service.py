@@ -3,14 +3,17 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from functools import partial
 from itertools import count, groupby
 
 import numpy as np
 from msgspec.structs import replace
 
+from services.scheduler.adapters.cell import CellAdapters
 from services.scheduler.cell_handover import CellHandover
 from services.scheduler.emission import Emission
+from services.scheduler.extension import Cell, CellExtension
 from services.scheduler.intake import Intake, why_refused
 from services.scheduler.metrics import STALLED_WORKERS, CoreMetrics, StepMetrics
 from services.scheduler.observer import Observer
@@ -31,6 +34,7 @@ from shared.errors import (
     RequestError,
     Unavailable,
 )
+from shared.link.extension import is_taken
 from shared.link.keys import load_keys
 from shared.link.link import Link
 from shared.link.peer import Peer
@@ -74,6 +78,9 @@ OBSERVERS: tuple[type[Observer], ...] = (
     Observer,
 )
 """The first one is used."""
+EXTENSIONS: list[Callable[[Cell], CellExtension]] = [
+    CellAdapters,
+]
 
 
 class SchedulerService:
@@ -113,6 +120,8 @@ class SchedulerService:
         self._cell_handover = CellHandover(
             self._core, self._routes, config.instance, self._plan_soon
         )
+        cell = Cell(self._core, self._workers, self._note_fits)
+        self._extensions = [make(cell) for make in EXTENSIONS]
         self._inquiries = Inquiries()
         self._new_ids = count()
         self._num_steps = 0
@@ -142,6 +151,8 @@ class SchedulerService:
                 self._link.drop(self._workers[worker_id], f"step {step} has no result (stall-s)")
             self._cell_handover.hand_over(self._core.unrunnable)
             self._cell_handover.move_waiting(time.monotonic())
+            for each in self._extensions:
+                each.look(time.monotonic())
 
     async def drain(self) -> None:
         """Hands all sequences over to other cells. If there are none it returns soon, and gateways
@@ -206,6 +217,8 @@ class SchedulerService:
                 self._core.forgive(peer.hello.instance)
             if not _can_move(peer):
                 self._attach(peer)
+        for each in self._extensions:
+            each.on_up(peer)
         self._plan_soon()
 
     def _attach(self, worker: Peer) -> None:
@@ -217,7 +230,11 @@ class SchedulerService:
         worker_id = f"{worker.hello.instance}/{next(self._new_ids)}"
         self._workers[worker_id] = worker
         self._worker_ids[worker] = worker_id
-        self._core.add_worker(worker_id, capacity, worker.status.num_steps)
+        found = [each.resource_of(worker) for each in self._extensions]
+        resources = [each for each in found if each is not None]
+        self._core.add_worker(worker_id, capacity, worker.status.num_steps, resources)
+        for each in self._extensions:
+            each.on_attach(worker)
         self._note_state(worker)
 
     def _note_state(self, worker: Peer) -> None:
@@ -226,13 +243,22 @@ class SchedulerService:
         self._plan_soon()
 
     def _detach(self, worker_id: str, is_explained: bool) -> None:
-        del self._worker_ids[self._workers.pop(worker_id)]
+        worker = self._workers.pop(worker_id)
+        del self._worker_ids[worker]
         self._steps.forget(worker_id)
+        self._refuse(self._core.remove_worker(worker_id, time.monotonic(), is_explained))
+        for each in self._extensions:
+            each.on_detach(worker)
+        self._note_fits()
+
+    def _note_fits(self) -> None:
+        """Sequences that no worker can run any more go to other cells, or wait for a worker."""
         now_s = time.monotonic()
-        self._refuse(self._core.remove_worker(worker_id, now_s, is_explained))
+        self._core.note_fits(now_s)
         self._cell_handover.hand_over(self._core.unrunnable)
         loop = asyncio.get_running_loop()
         loop.call_later(self._config.worker_grace_s, self._fail_unservable, now_s)
+        self._plan_soon()
 
     def on_down(self, peer: Peer, reason: str) -> None:
         if (route := self._route_of(peer)) is not None:
@@ -240,6 +266,8 @@ class SchedulerService:
             self._core.cancel_route(route)
         if (worker_id := self._worker_id_of(peer)) is not None:
             self._detach(worker_id, peer.is_explained)
+        for each in self._extensions:
+            each.on_down(peer)
         self._plan_soon()
 
     def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
@@ -274,7 +302,7 @@ class SchedulerService:
                 self._link.send_status(only_changes=True)
             case Release(), "worker":
                 self._core.release_worker(self._attached(peer))
-            case _:
+            case _ if not is_taken(self._extensions, peer, message):
                 log.warning("%s sent a %s, which is not for us", peer, type(message).__name__)
         self._plan_soon()
 
@@ -313,6 +341,8 @@ class SchedulerService:
             now_s=time.monotonic(),
         )
         try:
+            for each in self._extensions:
+                each.check(arrival)
             self._intake.add(arrival)
         except RequestError as error:
             peer.send(error.to_failed(generate.request, generate.attempt))
@@ -412,7 +442,12 @@ class SchedulerService:
         waited = f"within {self._config.worker_grace_s:g} s (worker-grace-s)"
         text = f"the worker of this request was lost, and no other that can run it came {waited}"
         error = Unavailable(text, code=NO_WORKER, retry_after_s=RETRY_AFTER_S)
-        self._refuse(self._core.fail_unservable(lost_s, error))
+
+        def error_of(sequence: Sequence) -> RequestError:
+            reasons = (each.why_unservable(sequence) for each in self._extensions)
+            return next(filter(None, reasons), error)
+
+        self._refuse(self._core.fail_unservable(lost_s, error_of))
         self._plan_soon()
 
 

@@ -1,7 +1,7 @@
 """The scheduler's view of one worker: its blocks, its slots, its plans in flight."""
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Collection
 from math import inf
 
 from services.scheduler.allocation import Allocation
@@ -10,6 +10,7 @@ from services.scheduler.kv_blocks import KVBlocks
 from services.scheduler.limits import fits
 from services.scheduler.plan_builder import PlanBuilder
 from services.scheduler.priority_share import PriorityShare
+from services.scheduler.resource import Resource
 from services.scheduler.sequence import Sequence
 from services.scheduler.stages import is_in_other_stages, with_share
 from services.scheduler.stream_share import StreamShare
@@ -30,7 +31,7 @@ class WorkerState:
     ``releases_all``; ``handed_over`` is the last one. ``ran_isolated``: its last plan computed one
     isolated sequence and nothing else. Its next plan looks at the head of the waiting queue and at
     the sequences from place ``next_look`` on. ``step_s`` is the time of a step in the last plan
-    with rows and without later sequences.
+    with rows and without later sequences. Its sequences share ``resources``.
     """
 
     def __init__(
@@ -42,9 +43,11 @@ class WorkerState:
         priority_share: float,
         stream_rate: float,
         num_finished: int = 0,
+        resources: Collection[Resource] = (),
     ) -> None:
         self.worker_id = worker_id
         self.capacity = capacity
+        self.resources = resources
         self.blocks = KVBlocks(worker_id, capacity, caches_prefixes, holders)
         self.index, self.pool = self.blocks.index, self.blocks.pool
         self.running: dict[int, Sequence] = {}
@@ -76,8 +79,9 @@ class WorkerState:
         return self.capacity.max_num_seqs - len(self.running) - len(self.leaving)
 
     @property
-    def has_paused(self) -> bool:
-        return any(not sequence.has_credit for sequence in self.running.values())
+    def paused(self) -> list[Sequence]:
+        """Its sequences without credit."""
+        return [each for each in self.running.values() if not each.has_credit]
 
     @property
     def may_hand_over(self) -> bool:
@@ -168,16 +172,33 @@ class WorkerState:
 
     def fits(self, sequence: Sequence) -> bool:
         """True if the worker could run ``sequence`` to its end, alone."""
+        if self.resources and self.unfit(sequence) is not None:
+            return False
         return fits(self.capacity, len(sequence.prompt), sequence.params.max_tokens)
 
+    def unfit(self, sequence: Sequence) -> Resource | None:
+        """Returns a resource that never suffices for ``sequence`` here."""
+        return next((each for each in self.resources if not each.fits(sequence)), None)
+
+    def lacking(self, sequence: Sequence) -> Resource | None:
+        """Returns a resource that ``sequence`` has to wait for."""
+        for each in self.resources:
+            if not each.has_room_for(sequence) or each.is_kept_from(sequence):
+                return each
+        return None
+
     def has_room_for(self, sequence: Sequence) -> bool:
-        """True if there are a slot and blocks for ``sequence`` now."""
+        """True if there are a slot, blocks and resources for ``sequence`` now."""
         if self.num_free_slots == 0:
+            return False
+        if self.resources and not all(each.has_room_for(sequence) for each in self.resources):
             return False
         return self.blocks.has_room_for(sequence, self._num_places(sequence), self.end_of(sequence))
 
-    def has_room_without(self, others: Iterable[Sequence], sequence: Sequence) -> bool:
-        """True if there would be blocks for ``sequence`` without ``others``."""
+    def has_room_without(self, others: Collection[Sequence], sequence: Sequence) -> bool:
+        """True if there would be blocks and resources for ``sequence`` without ``others``."""
+        if not all(each.has_room_for(sequence, others) for each in self.resources):
+            return False
         num_places, end = self._num_places(sequence), self.end_of(sequence)
         return self.blocks.has_room_without(others, sequence, num_places, end)
 
@@ -229,6 +250,8 @@ class WorkerState:
         sequence.last_worker_id = self.worker_id
         self.stream_share.note_admission(sequence)
         self.running[slot] = sequence
+        for each in self.resources:
+            each.take(sequence)
 
     def remove(self, sequence: Sequence, has_ended: bool = False) -> None:
         """Frees slot and blocks once no plan in flight names them. The results of those plans are
@@ -244,6 +267,8 @@ class WorkerState:
     def _free(self, allocation: Allocation) -> None:
         self._released.append(allocation.slot)
         self.blocks.free(allocation)
+        for each in self.resources:
+            each.free(allocation.slot)
 
     def _num_places(self, sequence: Sequence, num_steps: int = 1) -> int:
         """Counts the ids whose KV needs a place: ids sampled by plans in flight and by all but the

@@ -18,6 +18,7 @@ from services.gateway.mesh.output_collector import ChoiceUpdate
 from shared.errors import RequestError
 from shared.wire.envelope import Promise, RequestOptions
 from shared.wire.messages import Mark, SamplingParams, TextOptions
+from tests.sim.adapters import EVERY
 from tests.sim.virtual_loop import Process
 
 NUM_JOBS = 64
@@ -110,7 +111,9 @@ def job_of(number: int) -> Job:
         is_seeded=random.choice([False, True]),
     )
     promise = random.choice([None, None, Promise(tpot_ms=3), Promise(ttft_ms=1e6, tpot_ms=50)])
-    return replace(job, options=msgspec.structs.replace(job.options, promise=promise))
+    adapter = random.choice(["", "", *(each.digest for each in EVERY)])
+    options = msgspec.structs.replace(job.options, promise=promise, adapter=adapter)
+    return replace(job, options=options)
 
 
 def _bytes(text: str) -> np.ndarray:

@@ -1,7 +1,8 @@
-"""The model of the simulator: each token is a hash of all ids before it, and each block is checked
-for the ids that its KV was computed from."""
+"""The model of the simulator: each token is a hash of the adapter and all ids before it, and each
+block is checked for the ids that its KV was computed from."""
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -11,6 +12,7 @@ from msgspec.structs import replace
 from benchmarks.harness.step_engine import StepEngine
 from services.scheduler.scheduler import Planned
 from services.worker.engine.protocol import StepOutput
+from shared.wire.envelope import read_options
 from shared.wire.messages import Capacity, ModelInfo, ResultRow, RunKind, StepPlan, TokenRun
 from shared.wire.token_arrays import Layout, TokenArrays, join
 from tests.services.scheduler.simulated_worker import SimulatedWorker, Slot
@@ -25,6 +27,15 @@ NUM_ADDED, ADDED_EVERY = 3, 16
 def token_of(seed: int, ids: list[int], vocab_size: int) -> int:
     number = crc32(np.array([seed % 2**31, *ids], np.int32).tobytes())
     return number % (NUM_ADDED if number % ADDED_EVERY == 0 else vocab_size)
+
+
+def seed_of(slot: Slot) -> int:
+    """With an adapter a text is another one."""
+    return slot.admit.params.seed + crc32(adapter_of(slot).encode())
+
+
+def adapter_of(slot: Slot) -> str:
+    return read_options(slot.admit.options).adapter
 
 
 def arrays_of(token: int, position: int, vocab_size: int, num: int | None) -> TokenArrays:
@@ -44,18 +55,20 @@ class _Worker(SimulatedWorker):
     def _draft(self, slot: Slot, num: int) -> None:
         ids, vocab_size = list(slot.ids), self.capacity.vocab_size
         for _ in range(min(num, self._num_left(slot) - 1)):
-            right = token_of(slot.admit.params.seed, ids, vocab_size)
+            right = token_of(seed_of(slot), ids, vocab_size)
             ids.append(right if len(ids) % 4 else (right + 1) % vocab_size)
         slot.drafts = ids[len(slot.ids) :]
 
 
 class SimulatedEngine(StepEngine):
-    """Checks every plan. ``fails_next``: memory runs out in the next step."""
+    """Checks every plan. ``fails_next``: memory runs out in the next step. ``adapters`` are there
+    for sequences, a bounded number of different ones at once."""
 
     def __init__(self, model_info: ModelInfo, capacity: Capacity) -> None:
         self.model_info = model_info
         self.capacity = capacity
         self.fails_next = False
+        self.adapters: Collection[str] = ()
         self.reset()
 
     @property
@@ -66,12 +79,17 @@ class SimulatedEngine(StepEngine):
         self.worker = _Worker(self.capacity, STOP, write=self._write)
 
     def _write(self, slot: Slot) -> int:
-        return token_of(slot.admit.params.seed, slot.ids, self.capacity.vocab_size)
+        return token_of(seed_of(slot), slot.ids, self.capacity.vocab_size)
 
     def step(self, plan: StepPlan, ids: np.ndarray) -> StepOutput:
         if self.fails_next:
             raise MemoryError("out of memory in a step")
+        for admit in plan.admit:
+            adapter = read_options(admit.options).adapter
+            assert not adapter or adapter in self.adapters, "a sequence without its adapter"
         result, emitted = self.worker.step(Planned(plan, ids))
+        held = {adapter_of(slot) for slot in self.worker.slots.values()} - {""}
+        assert len(held) <= self.capacity.max_adapters, "too many adapters at once"
         layout = Layout(result.rows, emitted)
         num_left: Counter[int] = Counter()
         for row in result.rows:

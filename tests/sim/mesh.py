@@ -18,7 +18,6 @@ from msgspec.structs import replace
 from services.gateway.service import GatewayService
 from services.scheduler.service import SchedulerService
 from services.tokenizer.service import TokenizerService
-from services.worker.service import WorkerService
 from shared.model_folder import EMBEDDED_MODEL, read_model_info
 from shared.process.service import Service
 from shared.settings.base import Settings
@@ -26,7 +25,8 @@ from shared.settings.gateway import GatewayConfig
 from shared.settings.scheduler import SchedulerConfig
 from shared.settings.tokenizer import TokenizerConfig
 from shared.settings.worker import WorkerConfig
-from shared.wire.messages import EVERY_LAYER, Capacity, Group, ModelInfo, ServiceName
+from shared.wire.messages import EVERY_LAYER, Capacity, Group, Message, ModelInfo, ServiceName
+from tests.sim.adapters import EVERY, KEPT, AdaptingWorker, order
 from tests.sim.clients import Request, ask
 from tests.sim.engine import SimulatedEngine
 from tests.sim.network import Machine, Network, Sockets
@@ -140,6 +140,8 @@ class Mesh:
             patch("shared.link.link.SocketContext", lambda: Sockets(self.network)),
             patch("services.gateway.service.REGISTRY", Mock()),
             patch("services.scheduler.service.FORWARD_INTERVAL_S", self.shape.forward_interval_s),
+            patch("services.scheduler.adapters.cell.FORGET_S", self.shape.forget_s),
+            patch("services.worker.service.EXTENSIONS", [], create=True),
             patch.object(TokenizerService, "_load", _load),
         ):
             try:
@@ -226,8 +228,15 @@ class Mesh:
             case "scheduler":
                 return SchedulerService(config)
             case "worker":
-                host.engine = SimulatedEngine(model(), self.shape.capacity)
-                return WorkerService(config, lambda config, progress: host.engine)
+                engine = host.engine = SimulatedEngine(model(), self.shape.capacity)
+                service = AdaptingWorker(
+                    config,
+                    lambda config, progress: engine,
+                    self.shape.adapters,
+                    lambda: [slot.admit.options for slot in engine.worker.slots.values()],
+                )
+                engine.adapters = service.adapters
+                return service
 
     def end(self, host: Host, why: str, is_silent: bool = False, drops: bool = False) -> None:
         """The process is no more; another one takes its place in a while."""
@@ -258,6 +267,10 @@ class Mesh:
         self.requests.append(request)
         request.gateway = gateway
         self._in(gateway, self._ask(gateway, request))
+
+    def order(self, gateway: Host, message: Message) -> None:
+        self.network.note(f"{gateway.name} orders {message}")
+        self._in(gateway, order(gateway.service, message))
 
     async def _ask(self, gateway: Host, request: Request) -> None:
         with gateway.service._admission.admit():
@@ -331,6 +344,9 @@ class Shape:
             "worker": {"scheduler_address": LOWER, "stall_s": STALL_S},
         }
         self.settings["scheduler"]["min_stream_rate"] = draw(0.5, 0.5, 0, 0.8)
+        self.capacity = replace(self.capacity, max_adapters=draw(2, 2, 1))
+        self.adapters = draw(EVERY, EVERY, KEPT, KEPT, KEPT)  # of a worker at its start
+        self.forget_s = draw(60.0, 0.2, 2.0)
 
 
 CONFIGS: dict[ServiceName, type[Settings]] = {

@@ -3,9 +3,9 @@
 from math import inf
 
 from services.scheduler.service import SchedulerService
-from shared.errors import QUARANTINED, TOO_MANY_REPLAYS, WORKER_DIED
+from shared.errors import ADAPTER_LOST, QUARANTINED, TOO_MANY_REPLAYS, WORKER_DIED
 from shared.link.peer import SILENCE_S
-from tests.sim.clients import Choice, Request
+from tests.sim.clients import Choice, Request, job_of
 from tests.sim.faults import Faults
 from tests.sim.mesh import LOOK_S, STALL_S, Mesh
 from tests.sim.virtual_loop import START_S, THREAD_S
@@ -76,6 +76,11 @@ def check_error(request: Request, faults: Faults, mesh: Mesh) -> None:
     )
     if error.status == 429:
         assert mesh.shape.is_small, text
+    elif error.code == ADAPTER_LOST:
+        adapter = job_of(request.job_number).options.adapter
+        is_kept = adapter in {each.digest for each in mesh.shape.adapters}
+        has_older = any(each.minor is not None for each in mesh.sites)
+        assert hits or (faults.hits and (has_older or not is_kept)), text
     elif error.status == 503:
         gap_s += SILENCE_S * any(
             each.is_loss for each in hits
@@ -102,8 +107,10 @@ def check_progress(mesh: Mesh) -> None:
 def lets_wait(service: SchedulerService) -> bool:
     workers = service._core.workers
     idle = [each for each in workers.values() if not each.running and not each.in_flight]
-    return service._core.queues.num_runnable > 0 and any(
-        service._workers[each.worker_id].is_ready for each in idle
+    queues = service._core.queues
+    runnable = [*queues.waiting, *queues.isolated]
+    return any(
+        service._workers[each.worker_id].is_ready and any(map(each.fits, runnable)) for each in idle
     )
 
 

@@ -7,7 +7,9 @@ from multiprocessing import get_context
 from random import Random
 from unittest.mock import patch
 
-from tests.sim.clients import NUM_JOBS, Request
+from shared.wire.messages import LoadAdapter, Message, UnloadAdapter
+from tests.sim.adapters import LOADED, served_at
+from tests.sim.clients import NUM_JOBS, Request, job_of
 from tests.sim.faults import Faults
 from tests.sim.mesh import Mesh, Shape
 from tests.sim.oracle import check_progress, check_request, left_in
@@ -15,6 +17,7 @@ from tests.sim.oracle import check_progress, check_request, left_in
 BUSY_S = 3.0
 SOON_S = 0.1
 START_S, END_S, REST_S = 3.0, 90.0, 15.0
+PLAIN = [number for number in range(NUM_JOBS) if not job_of(number).options.adapter]
 
 
 class Run:
@@ -26,6 +29,7 @@ class Run:
         self.mesh = Mesh(seed, Shape(random), is_logged)
         self.random = self.mesh.random
         self.faults = Faults(self.mesh)
+        self.prefers_adapters = self.random.choice([False, True])
 
     def run(self) -> None:
         """Raises AssertionError, with the way to see it again in its notes."""
@@ -58,20 +62,41 @@ class Run:
         for _ in range(self.random.choice([0, 1, 1, 2, 2, 4, 4])):
             at_s = self.random.choice(begun_s) + self.random.expovariate(1 / SOON_S)
             later(at_s, self.faults.befall, self.random.choice([1, 2, 3, 5]))
+        for number in range(self.random.choice([0, 1, 1, 2, 4])):
+            at_s = draw(0.6, until_s if number else 1.0)
+            name, path = LOADED.name, LOADED.path
+            load = LoadAdapter(f"l{number}", name, path)
+            is_load = number == 0 or self.random.random() < 0.5
+            later(at_s, self._order, load if is_load else UnloadAdapter(name, f"u{number}"))
 
     def _ask(self, number: int) -> None:
         gateways = [each for each in self.mesh.live("gateway") if each.service is not None]
         if not gateways:
             return
         now_s = self.mesh.loop.now_s
-        request = Request(f"r{number}~{number}", self.random.randrange(NUM_JOBS), now_s)
+        gateway = self.random.choice(gateways)
+        job_number = self._job_number(served_at(gateway.service))
+        request = Request(f"r{number}~{number}", job_number, now_s)
         request.read_s = self.random.choice([0.0, 0.0, 0.0, 0.02, 1.0])
         request.is_traced = self.random.random() < 0.3
         if self.random.random() < 0.15:
             request.leaves_s = self.random.expovariate(5)
         elif self.random.random() < 0.1:
             request.aborts_s = self.random.expovariate(5)
-        self.mesh.ask(self.random.choice(gateways), request)
+        self.mesh.ask(gateway, request)
+
+    def _job_number(self, served: set[str]) -> int:
+        """Some runs prefer requests for adapters. The name of one that is not served is unknown."""
+        adapted = [each for each in range(NUM_JOBS) if job_of(each).options.adapter in served]
+        if adapted and self.prefers_adapters:
+            return self.random.choice(adapted)
+        return self.random.choice([*PLAIN, *adapted])
+
+    def _order(self, message: Message) -> None:
+        """A client loads or unloads an adapter."""
+        gateways = [each for each in self.mesh.live("gateway") if each.service is not None]
+        if gateways:
+            self.mesh.order(self.random.choice(gateways), message)
 
     def _open(self) -> list[str]:
         return [each.name for each in self.mesh.requests if each.is_open]

@@ -5,8 +5,10 @@ that a failed one can be repeated.
 """
 
 from collections import Counter
+from collections.abc import Callable
 from itertools import combinations
 from random import Random
+from typing import ClassVar
 from unittest.mock import patch
 
 import msgspec
@@ -15,6 +17,7 @@ import numpy as np
 from services.scheduler.block_pool import BlockHashes
 from services.scheduler.emission import Emission
 from services.scheduler.prefills import PrefillLimits
+from services.scheduler.resource import Resource
 from services.scheduler.result_check import check_result
 from services.scheduler.scheduler import Planned, Refusal, Scheduler
 from services.scheduler.sequence import (
@@ -26,7 +29,7 @@ from services.scheduler.sequence import (
 )
 from services.scheduler.worker_state import PROBATION_STEPS, WorkerState
 from shared.errors import InvalidRequest, Overloaded, RequestError, Unavailable
-from shared.wire.envelope import RequestOptions, hash_root, write_options
+from shared.wire.envelope import RequestOptions, hash_root, read_options, write_options
 from shared.wire.kv_groups import most_blocks
 from shared.wire.messages import (
     EVERY_LAYER,
@@ -47,7 +50,7 @@ MAX_EVENTS = 60
 MAX_LEN = 64
 VOCAB_SIZE = 1001  # from next_draft
 SHARED: tuple[list[int], ...] = ([], [*range(40)], [*range(20)], [7] * 30, [1, *[7] * 24])
-WEIGHTS = {
+WEIGHTS: dict[str, float] = {
     "arrive": 5,
     "plan": 4,
     "absorb": 4,
@@ -62,15 +65,15 @@ WEIGHTS = {
 }
 
 
-def run_schedule(number: int) -> "Mesh":
+def run_schedule(number: int, kind: "Callable[[Random], Mesh] | None" = None) -> "Mesh":
     """The mesh at the end. Raises AssertionError, with the number in its notes."""
-    mesh = Mesh(Random(number))
+    mesh = (kind or Mesh)(Random(number))
     try:
         with (
             patch("shared.wire.kv_groups.READ_AT_ONCE", mesh.read_at_once),
             patch("shared.wire.kv_groups.COPY_INTERVAL", mesh.copy_interval),
         ):
-            for name in _events(mesh.random):
+            for name in _events(mesh.random, mesh.weights):
                 mesh.events.append(name)
                 getattr(mesh, name)()
                 mesh.check()
@@ -112,11 +115,11 @@ def _contexts(ids: list[int]) -> list[int]:
     return contexts
 
 
-def _events(random: Random) -> list[str]:
+def _events(random: Random, weights: dict[str, float]) -> list[str]:
     """Each schedule favours some events and lacks others."""
-    weights = [weight * random.choice([0, 1, 1, 5]) for weight in WEIGHTS.values()]
+    drawn = [weight * random.choice([0, 1, 1, 5]) for weight in weights.values()]
     num = random.randint(1, MAX_EVENTS)
-    return ["arrive", *random.choices([*WEIGHTS, "arrive"], [*weights, 1], k=num)]
+    return ["arrive", *random.choices([*weights, "arrive"], [*drawn, 1], k=num)]
 
 
 def expected_text(prompt: list[int], max_tokens: int, stop: int) -> list[int]:
@@ -128,10 +131,10 @@ def expected_text(prompt: list[int], max_tokens: int, stop: int) -> list[int]:
     return ids[len(prompt) :]
 
 
-def names_of(ids: list[int], block_size: int, salt: str) -> dict[bytes, list[int]]:
+def names_of(ids: list[int], block_size: int, options: RequestOptions) -> dict[bytes, list[int]]:
     """What SimulatedWorker has up to the end of a block, by the block's name."""
     array, contexts = np.array(ids, np.int32), _contexts(ids)
-    names = BlockHashes(block_size, hash_root(RequestOptions(salt=salt)))
+    names = BlockHashes(block_size, hash_root(options))
     found = {}
     for start in range(0, len(ids) - block_size + 1, block_size):
         name = names.block_hash(start // block_size, lambda start, end: array[start:end].tobytes())
@@ -140,8 +143,10 @@ def names_of(ids: list[int], block_size: int, salt: str) -> dict[bytes, list[int
 
 
 class Mesh:
-    """The methods named in WEIGHTS are events. Clients read at ``read`` events; a sequence may
+    """The methods named in ``weights`` are events. Clients read at ``read`` events; a sequence may
     resume an earlier attempt's output."""
+
+    weights: ClassVar[dict[str, float]] = WEIGHTS
 
     def __init__(self, random: Random) -> None:
         self.random = random
@@ -207,26 +212,36 @@ class Mesh:
                 capacity, self.stop, is_fast=is_fast, repeats=self.random.choice([False, True])
             )
             num_finished = self.random.choice([0, PROBATION_STEPS, PROBATION_STEPS])
-            self.core.add_worker(str(self.num_workers), capacity, num_finished)
+            resources = self.resources_of(str(self.num_workers))
+            self.core.add_worker(str(self.num_workers), capacity, num_finished, resources)
+
+    def resources_of(self, worker_id: str) -> list[Resource]:
+        return []
+
+    def with_variant(self, options: RequestOptions) -> RequestOptions:
+        """The options of a new request."""
+        return options
 
     def take_out(self, refusals: list[Refusal]) -> None:
         """A sequence fails only after three deaths or for lack of room everywhere."""
         for refusal in refusals:
             sequence = refusal.sequence
             if isinstance(refusal.error, Unavailable):
-                assert not self.fits(len(sequence.prompt) + sequence.params.max_tokens)
+                num_tokens = len(sequence.prompt) + sequence.params.max_tokens
+                assert not self.fits(num_tokens, sequence.options)
             else:
                 assert sequence.is_isolated
                 assert 2 <= sequence.num_worker_deaths <= MAX_WORKER_DEATHS + 1
                 self.num_given_up += 1
             self.open.remove(sequence.request)
 
-    def fits(self, num_tokens: int) -> bool:
+    def fits(self, num_tokens: int, options: RequestOptions) -> bool:
         """True if a connected worker has room for this many tokens."""
-        capacities = [each.capacity for each in self.workers.values()]
-        return num_tokens <= MAX_LEN and any(
-            most_blocks(each, num_tokens) <= each.num_blocks for each in capacities
-        )
+        return any(self.fits_on(each, num_tokens, options) for each in self.workers)
+
+    def fits_on(self, worker_id: str, num_tokens: int, options: RequestOptions) -> bool:
+        capacity = self.workers[worker_id].capacity
+        return num_tokens <= MAX_LEN and most_blocks(capacity, num_tokens) <= capacity.num_blocks
 
     def arrive(self) -> None:
         """Prompts may share their first ids; prompts of one request are equal."""
@@ -238,7 +253,8 @@ class Mesh:
             own = [(self.num_requests * 7 + i) % 50 for i in range(prompt_len)]
             prompt = [*shared, *own][:prompt_len]
             text = expected_text(prompt, max_tokens, self.stop)
-            self.names |= names_of(prompt + text, self.capacity.block_size, salt)
+            variant = self.with_variant(RequestOptions(salt=salt))
+            self.names |= names_of(prompt + text, self.capacity.block_size, variant)
             resumed = text[: max(0, min(random.randint(0, 3), len(text) - 1))]
             num_logprobs = random.choice([None, None, 0, 3])
             params = SamplingParams(0, max_tokens=max_tokens, prompt_logprobs=num_logprobs)
@@ -254,14 +270,15 @@ class Mesh:
             ]
             name, priority = f"r{self.num_requests}", random.randint(-3, 3)
             owner = self.owners[self.num_requests % len(self.owners)]
-            options = RequestOptions(priority=priority, salt=salt, owner=owner)
+            options = msgspec.structs.replace(variant, priority=priority, owner=owner)
             generate = Generate(name, 1, params, choices, options=write_options(options))
             self.add(generate, prompt, text, resumed)
 
     def add(
         self, generate: Generate, prompt: list[int], text: list[int], resumed: list[int]
     ) -> None:
-        fits = self.fits(len(prompt) + generate.params.max_tokens)
+        options = read_options(generate.options)
+        fits = self.fits(len(prompt) + generate.params.max_tokens, options)
         route = self.random.randint(0, 2)
         emitted = resumed * len(generate.sequences)
         ids = np.array(prompt, np.int32), np.array(emitted, np.int32)
@@ -271,7 +288,7 @@ class Mesh:
         except RequestError as error:
             match error:
                 case Unavailable():
-                    assert not self.workers
+                    assert not self.workers or (options.adapter and not fits)
                 case Overloaded():
                     assert len(self.core.queues.waiting) + len(generate.sequences) > 8
                 case InvalidRequest():
@@ -429,8 +446,9 @@ class Mesh:
             return  # a client has to read first
         if self.capacity.num_stages == 1:
             assert all(each.num_to_compute > 1 or each.allocated.slot in tokens for each in running)
-        if (self.stream_rate and plan.decode) or self.capacity.num_states is not None:
-            return  # a promise may keep prompts back, and chunks end at multiples
+        is_shared = self.stream_rate and (plan.decode or len(self.owners) > 1)
+        if is_shared or self.capacity.num_states is not None:
+            return  # a promise may keep prompts back or cut them, and chunks end at multiples
         assert not halfway or sum(tokens.values()) + num_drafts == budget
         room = budget - len(plan.decode) - num_drafts
         due = sum(min(room // limits.max_partial, lacking[slot]) for slot in long - new)
@@ -519,7 +537,7 @@ class Mesh:
         self.give_up(since_s=len(self.events) - self.random.randint(0, 10))
 
     def give_up(self, since_s: float) -> None:
-        refusals = self.core.fail_unservable(since_s, Unavailable("nobody came"))
+        refusals = self.core.fail_unservable(since_s, lambda _: Unavailable("nobody came"))
         self.num_abandoned += len(refusals)
         self.take_out(refusals)
 
@@ -571,7 +589,7 @@ class Mesh:
         end = (max(number for _, number, _ in shared) + 1) * worker.capacity.block_size
         assert end <= min(one.num_computed, other.num_computed)
         assert one.known_ids()[:end].tolist() == other.known_ids()[:end].tolist()
-        assert one.options.salt == other.options.salt
+        assert hash_root(one.options) == hash_root(other.options)
 
     def check_index(self, worker: WorkerState, simulated: SimulatedWorker) -> None:
         """An index names blocks by their content, and so does a keep point."""

@@ -295,6 +295,19 @@ def test_no_choice_waits_for_one_that_is_gone(loss: str):
     assert (admit.request, admit.num_cached) == ("r/0/1", 16)
 
 
+def test_choices_without_a_reader_give_back_the_blocks_they_share():
+    core, worker = scheduler(), SimulatedWorker(CAPACITY)
+    for choice in range(2):
+        add(core, f"r/0/{choice}", list(range(24)), max_tokens=16)
+        core.sequences[f"r/0/{choice}", 1].max_emitted = 1
+    for _ in range(3):
+        step(core, worker)
+    assert len(core.workers["w"].running) == 2
+    add(core, "large", list(range(100, 148)), max_tokens=1)
+    assert [each.request for each in admits(core, worker)] == ["large"]
+    assert len(core.queues.paused) == 2
+
+
 def test_choices_of_a_prompt_that_fills_no_block_start_together():
     core, worker = scheduler(), SimulatedWorker(CAPACITY)
     for choice in range(3):

@@ -425,13 +425,13 @@ def test_what_fits_the_lost_worker_alone_waits_for_another_and_holds_up_nobody()
     add(core, "also small")
     assert [admit.request for admit in core.plan("small").plan.admit] == ["also small"]
     late = Unavailable("nobody came", code="no_worker")
-    assert core.fail_unservable(99, late) == [], "it may wait longer"
+    assert core.fail_unservable(99, lambda _: late) == [], "it may wait longer"
     core.add_worker("w", CAPACITY)
-    assert core.fail_unservable(100, late) == [], "it has found one"
+    assert core.fail_unservable(100, lambda _: late) == [], "it has found one"
     core.plan("w")
     assert "large" in computed(core)
     core.remove_worker("w", now_s=200)
-    (refusal,) = core.fail_unservable(200, late)
+    (refusal,) = core.fail_unservable(200, lambda _: late)
     assert (refusal.sequence.request, refusal.error.status) == ("large", 503)
 
 
@@ -549,7 +549,7 @@ def test_why_a_sequence_ended_is_told_with_where_it_was():
     core.add_worker("v", CAPACITY)
     add(core, "too late")
     core.remove_worker("v", 0)
-    core.fail_unservable(0, Unavailable("nobody came", code="no_worker"))
+    core.fail_unservable(0, lambda _: Unavailable("nobody came", code="no_worker"))
     note()
     assert reasons == {
         "whole": ("length", "w"),
@@ -753,7 +753,7 @@ def test_of_the_choices_of_a_prompt_all_are_taken_or_none():
 def test_a_worker_gets_the_options_as_they_came():
     core, prompt = scheduler(), np.arange(3, dtype=np.int32)
     row = msgspec.Raw(
-        msgspec.msgpack.encode([3, "salt", "ann", True, 1, "", None, {"of": "later"}])
+        msgspec.msgpack.encode([3, "salt", "ann", True, 1, "", None, "", {"of": "later"}])
     )
     params = SamplingParams(seed=0, max_tokens=5)
     generate = Generate("r", 1, params, [NewSequence("r/0")], options=row)

@@ -1,0 +1,43 @@
+"""The seam between the scheduler service and its optional parts."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from services.scheduler.resource import Resource
+from services.scheduler.scheduler import Scheduler
+from services.scheduler.sequence import Arrival, Sequence
+from shared.errors import RequestError
+from shared.link.extension import Extension
+from shared.link.peer import Peer
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The ``core`` of a scheduler and its attached ``workers`` by id. ``on_fits`` must be called
+    when other sequences fit the workers than before."""
+
+    core: Scheduler
+    workers: Mapping[str, Peer]
+    on_fits: Callable[[], None]
+
+
+class CellExtension(Extension):
+    """An optional part of a scheduler."""
+
+    def resource_of(self, worker: Peer) -> Resource | None:
+        """What the sequences of a worker that attaches share."""
+
+    def on_attach(self, worker: Peer) -> None:
+        """The worker is one of the cell's."""
+
+    def on_detach(self, worker: Peer) -> None:
+        """The worker is no longer one of the cell's; it may be connected."""
+
+    def check(self, arrival: Arrival) -> None:
+        """Raises the RequestError that refuses a prompt."""
+
+    def why_unservable(self, sequence: Sequence) -> RequestError | None:
+        """The reason that no worker can run ``sequence``, if this part is the reason."""
+
+    def look(self, now_s: float) -> None:
+        """Called every ``LOOK_S``, at a monotonic time."""
