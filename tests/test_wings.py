@@ -36,7 +36,7 @@ TOGETHER = (
     "tests/hostile",
     "tests/mesh/test_agents.py",
 )
-CORE_LINES = 46_000  # of services/ and shared/; 15,000 are the aim
+CORE_LINES = 47_000  # of services/ and shared/; 15,000 are the aim
 
 
 class Wing(NamedTuple):
@@ -74,6 +74,24 @@ WINGS = {
         ),
     ),
     "offline": Wing(("shoal",), ("tests/offline",)),
+    "adapters": Wing(
+        (
+            f"{WORKER}/adapters",
+            "shared/adapters",
+            f"{GATEWAY}/apis/adapters",
+            "services/tokenizer/adapters",
+            "services/scheduler/adapters",
+        ),
+        (
+            "tests/shared/adapters",
+            f"tests/{GATEWAY}/apis/adapters",
+            "tests/services/tokenizer/adapters",
+            "tests/services/scheduler/adapters",
+            f"tests/{WORKER}/adapters",
+            "tests/mesh/test_adapters.py",
+            "benchmarks/adapters.py",
+        ),
+    ),
     "page": Wing((f"{GATEWAY}/page",), (f"tests/{GATEWAY}/page", "tests/page")),
     "traces": Wing(
         (*(f"services/{service}/traces" for service in SERVICES), "cli/trace"),

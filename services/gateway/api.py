@@ -19,14 +19,16 @@ from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.routes import Load
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.reports import Reports
+from shared.link.extension import Extension
 from shared.settings.gateway import GatewayConfig
 from shared.wire.messages import Heartbeat
 
 Prepare = Callable[[web.BaseRequest, web.StreamResponse], Awaitable[None]]
 
 
-class Api:
-    """Endpoints, and background work. An optional API is a folder and a line in ``app.py``."""
+class Api(Extension):
+    """Endpoints, messages of tokenizers, and background work. An optional API is a folder and a
+    line in ``app.py``."""
 
     open_routes: Sequence[str] = ()
     cheap_routes: Sequence[str] = ()
@@ -49,6 +51,10 @@ class Api:
             **dict.fromkeys(self.cheap_routes, Load.CHEAP),
             **dict.fromkeys(self.generating_routes, Load.GENERATION),
         }
+
+    def variants(self, model: Model) -> Sequence[Model]:
+        """Variants of the served model, for the list of models."""
+        return ()
 
     def models(self, request: web.Request, served: Sequence[Model]) -> Struct | None:
         """The list of models in the API's own shape, for requests of its clients."""

@@ -6,6 +6,7 @@ from pathlib import Path
 from aiohttp import web
 
 from services.gateway.api import Api, Core
+from services.gateway.apis.adapters.endpoint import AdapterApi
 from services.gateway.apis.batches.api import BatchesApi
 from services.gateway.apis.messages.endpoint import Messages
 from services.gateway.apis.ops.aborts import Aborts
@@ -56,6 +57,7 @@ MAKERS: tuple[Callable[[Core], Api], ...] = (
     BatchesApi,
     Info,
     MeshState,
+    AdapterApi,
     Page,
 )
 STRUCTURES: tuple[Callable[[], Structure], ...] = (
@@ -100,6 +102,7 @@ def make_app(
         structure=structure,
     )
     core.apis.extend(make(core) for make in MAKERS)
+    mesh.extensions = core.apis
     core.loads[UNKNOWN] = Load.CHEAP
     for api in core.apis:
         core.loads.update(api.loads())

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from services.tokenizer.cells import Cell, beginning_of, choose_cell
+from shared.link.extension import Objection, able
 from shared.link.peer import Peer
 from shared.wire.codec import Array
 from shared.wire.envelope import RequestOptions
@@ -20,9 +21,11 @@ class _Ours:
 
 
 class Schedulers:
-    """Each is a cell with the workers that are attached to it."""
+    """Each is a cell with the workers that are attached to it. A prompt goes to none with one of
+    the ``objections``."""
 
     def __init__(self) -> None:
+        self.objections: list[Objection] = []
         self._ours: dict[Peer, _Ours] = {}
 
     def __iter__(self) -> Iterator[Peer]:
@@ -52,9 +55,9 @@ class Schedulers:
         """Returns the scheduler for a prompt of ``ids`` [n] int32, which is then sent there; None
         if none is connected. A scheduler without workers is chosen only if all are without, a
         leaving one only if all ready ones are leaving, and the one that it left only if no other of
-        these exists.
+        these exists. Raises the error of an objection against all.
         """
-        usable = self._usable()
+        usable = _usable(able(list(self), options, self.objections))
         left = options.left_scheduler
         peers = [peer for peer in usable if peer.hello.instance != left] or usable
         if not peers:
@@ -73,11 +76,6 @@ class Schedulers:
         if peer in self._ours:
             self._ours_at(peer).num -= num
 
-    def _usable(self) -> list[Peer]:
-        ready = [peer for peer in self if peer.is_ready]
-        staying = [peer for peer in ready if not _is_leaving(peer)]
-        return staying or ready or list(self)
-
     def _cell(self, peer: Peer) -> Cell:
         """The counts of other tokenizers' requests there are as old as the heartbeat."""
         overview, ours = peer.status.overview, self._ours_at(peer)
@@ -91,6 +89,12 @@ class Schedulers:
         if ours.heartbeat is not peer.status:
             ours.heartbeat, ours.num_before = peer.status, ours.num
         return ours
+
+
+def _usable(peers: list[Peer]) -> list[Peer]:
+    ready = [peer for peer in peers if peer.is_ready]
+    staying = [peer for peer in ready if not _is_leaving(peer)]
+    return staying or ready or peers
 
 
 def _is_leaving(peer: Peer) -> bool:

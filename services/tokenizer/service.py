@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
+from services.tokenizer.adapters.relay import AdapterRelay
 from services.tokenizer.guide_maker import MakeGuides, no_guides
 from services.tokenizer.guides.guides import guides_for
 from services.tokenizer.lanes import Lanes
@@ -19,6 +21,7 @@ from services.tokenizer.schedulers import Schedulers
 from services.tokenizer.text_model import ChatSettings, TextModel
 from services.tokenizer.traces.prompt_spans import Prompts
 from shared.errors import ConfigError
+from shared.link.extension import Extension, is_taken
 from shared.link.keys import load_keys
 from shared.link.link import Link
 from shared.link.peer import Peer
@@ -65,6 +68,9 @@ GUIDES: tuple[MakeGuides, ...] = (
     no_guides,
 )
 """Of each the first one serves."""
+EXTENSIONS: list[Callable[[Schedulers], Extension]] = [
+    AdapterRelay,
+]
 
 
 class TokenizerService:
@@ -77,6 +83,7 @@ class TokenizerService:
         self._link: Link | None = None
         self._requests: Requests | None = None
         self._schedulers = Schedulers()
+        self._extensions = [make(self._schedulers) for make in EXTENSIONS]
         self._inquiries = Inquiries()
 
     async def run(self) -> None:
@@ -186,10 +193,12 @@ class TokenizerService:
     def on_up(self, peer: Peer) -> None:
         if peer.hello.service == "gateway":
             peer.send(Vocabulary(), *self._vocabulary)
-            return
-        self._schedulers.add(peer)
-        if peer.stood_still:
-            self._send_survival(peer)
+        else:
+            self._schedulers.add(peer)
+            if peer.stood_still:
+                self._send_survival(peer)
+        for each in self._extensions:
+            each.on_up(peer)
 
     def _send_survival(self, scheduler: Peer) -> None:
         """It lives after all: nothing that it had can have been the reason."""
@@ -203,6 +212,8 @@ class TokenizerService:
             self._schedulers.remove(peer)
         if self._requests is not None:
             self._requests.lose(peer)
+        for each in self._extensions:
+            each.on_down(peer)
 
     def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
         requests = self._requests
@@ -232,7 +243,7 @@ class TokenizerService:
                 if service == "gateway":
                     check_own(peer, message)
                 self._inquiries.pass_on(message, time.monotonic())
-            case _:
+            case _ if not is_taken(self._extensions, peer, message):
                 log.warning("%s sent a %s, which is not for us", peer, type(message).__name__)
 
 

@@ -1,19 +1,26 @@
 """Tiny random checkpoints whose tokenizer is the beginning of the embedded model's."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
 from transformers import GptOssForCausalLM, Lfm2ForCausalLM
 
+from benchmarks.harness.engines import make_engine
 from shared.model_folder import EMBEDDED_MODEL, TOKENIZER_FILE
 from tests.services.worker.checkpoints import save_model
 from tests.services.worker.foreign_checkpoints import save_family
 from tests.services.worker.test_families import LFM, OSS
 from tests.services.worker.test_mtp_families import FAMILIES, HYBRID_FAMILIES, Checkpoint
 
+ADAPTERS = ("first", "second")
+ADAPTED = re.compile(r"(model\.layers\..+_proj)\.weight")
+RANK, SIZE = 4, 0.01  # size: of the elements of B A, about half
 NUM_TOKENS = 512  # few, so that an output repeats itself and prompt lookup finds drafts
 SIZES: dict[str, Any] = {"vocab_size": NUM_TOKENS, "eos_token_id": 2}
 
@@ -49,6 +56,33 @@ def save_foreign(folder: Path) -> None:
     """Phi-3, an architecture of transformers alone."""
     save_family(folder, "Phi3ForCausalLM", **SIZES)
     _save_tokenizer(folder)
+
+
+def save_adapters(directory: Path, folder: Path) -> list[dict[str, str]]:
+    """Writes adapters of the linear layers of the model in ``folder``; returns lora-modules."""
+    generator = torch.Generator().manual_seed(5)
+    for name in ADAPTERS:
+        tensors = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            with safe_open(file, "pt") as weights:
+                for weight in sorted(weights.keys()):
+                    if layer := ADAPTED.fullmatch(weight):
+                        outputs, inputs = weights.get_slice(weight).get_shape()
+                        beginning = f"base_model.model.{layer[1]}.lora_"
+                        a, b = (RANK, inputs), (outputs, RANK)
+                        tensors[f"{beginning}A.weight"] = torch.randn(a, generator=generator)
+                        tensors[f"{beginning}B.weight"] = torch.randn(b, generator=generator)
+        (directory / name).mkdir(parents=True, exist_ok=True)
+        config = {"peft_type": "LORA", "r": RANK, "lora_alpha": SIZE * RANK}
+        (directory / name / "adapter_config.json").write_text(json.dumps(config))
+        save_file(tensors, directory / name / "adapter_model.safetensors")
+    return [{"name": name, "path": str(directory / name)} for name in ADAPTERS]
+
+
+def digests_of(folder: Path, modules: list[dict[str, str]]) -> tuple[str, ...]:
+    """Digests, for requests."""
+    engine = make_engine(folder, "torch", lora_modules=modules, max_model_len=16)
+    return tuple(row.digest for each in engine.additions for row in each.store.rows)
 
 
 def _save_with_head(folder: Path, name: str) -> None:

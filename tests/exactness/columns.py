@@ -55,7 +55,8 @@ FOREIGN = Model("transformers'", 6.0, save_foreign)
 class Column:
     """A model, the operators that compute it (a key of ``ENGINES``), and the engine's settings.
 
-    ``processes``: ``one``, or two that share the model as ``ranks`` or ``stages``.
+    ``processes``: ``one``, or two that share the model as ``ranks`` or ``stages``. If it
+    ``is_adapted``, the target has an adapter, and of the others some have it, another or none.
     """
 
     title: str
@@ -64,6 +65,7 @@ class Column:
     dtype: str = "float32"
     settings: Mapping[str, Any] = field(default_factory=dict)
     processes: str = "one"
+    is_adapted: bool = False
     cells: Callable[[], Sequence[Cell]] = covering_cells
 
     @property
@@ -101,10 +103,13 @@ TABLES: dict[str, list[Column]] = {
         Column("windows", WINDOWED, "native", "bfloat16"),
         Column("convolutions", CONVOLVED, "native", "bfloat16"),
         Column("states", STATEFUL, "native", "bfloat16"),
+        Column("adapters", DENSE, "native", "bfloat16", is_adapted=True),
+        Column("wint4, adapters", DENSE, "native", "bfloat16", WINT4, is_adapted=True),
         Column("two ranks", DENSE, "native", "bfloat16", processes="ranks"),
         Column("two ranks, experts", EXPERTS, "native", "bfloat16", processes="ranks"),
         Column("two ranks, convolutions", CONVOLVED, "native", "bfloat16", processes="ranks"),
         Column("two ranks, states", STATEFUL, "native", "bfloat16", processes="ranks"),
+        Column("two ranks, adapters", DENSE, "native", "bfloat16", {}, "ranks", is_adapted=True),
         Column("two stages", DENSE, "native", "bfloat16", processes="stages"),
         Column("two stages, experts", EXPERTS, "native", "bfloat16", processes="stages"),
     ],
@@ -119,6 +124,7 @@ TABLES: dict[str, list[Column]] = {
         Column("convolutions", CONVOLVED, "torch"),
         Column("states", STATEFUL, "torch"),
         Column("transformers'", FOREIGN, "torch", settings=THEIRS),
+        Column("adapters", DENSE, "torch", is_adapted=True),
         Column("two ranks", DENSE, "torch", processes="ranks"),
         Column("two stages", DENSE, "torch", processes="stages"),
         Column("dense, bfloat16", DENSE, "torch", "bfloat16"),

@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 
 from benchmarks.harness.engines import make_engine
 from shared.model_folder import TOKENIZER_FILE
+from tests.exactness.checkpoints import digests_of, save_adapters
 from tests.exactness.columns import Column
 from tests.exactness.mesh import Engine
 from tests.exactness.processes import SharedEngine
@@ -30,6 +31,11 @@ class ColumnEngines:
             "speculative_config": SPECULATION[speculation],
             **column.settings,
         }
+        self.adapters: tuple[str, ...] = ()
+        if column.is_adapted:
+            modules = save_adapters(directory / "adapters", folder)
+            self._settings = {**self._settings, "lora_modules": modules}
+            self.adapters = digests_of(folder, modules)
         self._idle: list[Engine] = []
         self.decode = Tokenizer.from_file(str(self._folder / TOKENIZER_FILE)).decode
 

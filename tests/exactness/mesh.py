@@ -42,6 +42,11 @@ class Engines(Protocol):
     @property
     def decode(self) -> DecodeIds: ...
 
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """The digests of two adapters, or nothing."""
+        ...
+
     def take(self) -> Engine: ...
 
     def give_back(self, engine: Engine) -> None:
@@ -56,6 +61,7 @@ class Request(NamedTuple):
     prompt: list[int]
     params: SamplingParams
     priority: int
+    adapter: str = ""  # a digest
 
 
 @dataclass
@@ -185,9 +191,9 @@ class Mesh:
             self._core.release_worker(name)
 
     def send(self, request: Request) -> Reader:
-        name, prompt, params, priority = request
+        name, prompt, params, priority, adapter = request
         now_s = float(len(self._readers)) / 100
-        add_one(self._core, name, prompt, params, now_s, priority=priority)
+        add_one(self._core, name, prompt, params, now_s, priority=priority, adapter=adapter)
         self._core.grant(Grant(name, 1, len(prompt) + 1000, UNLIMITED_BYTES))
         reader = self._readers[name] = Reader(self._core.sequences[name, 1], self._engines.decode)
         return reader

@@ -41,7 +41,8 @@ class Runs:
         self.column = column
         folder = column.model.folder(folders)
         self._engines = {each: ColumnEngines(column, each, folder, folders) for each in SPECULATION}
-        self._prompts = prompts_of(folder, column.model.temperature)
+        adapters = self._engines["plain"].adapters
+        self._prompts = prompts_of(folder, column.model.temperature, adapters)
         self._outputs: dict[Cell, Output] = {}
 
     def close(self) -> None:
@@ -88,8 +89,8 @@ class Runs:
         return float(abs(scores[self.output(cell.baseline).ids[position]] - scores[token]))
 
 
-def prompts_of(folder: Path, temperature: float) -> Prompts:
+def prompts_of(folder: Path, temperature: float, adapters: tuple[str, ...]) -> Prompts:
     """The same texts in the tokens of each model."""
     tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
     target, *others = (tokenizer.encode(text).ids[:MAX_PROMPT_LEN] for text in (TARGET, *OTHERS))
-    return Prompts(target, others, temperature)
+    return Prompts(target, others, temperature, adapters)

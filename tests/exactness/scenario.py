@@ -69,6 +69,7 @@ class Prompts:
     target: list[int]
     others: list[list[int]]
     temperature: float
+    adapters: tuple[str, ...] = ()
 
     def request(self, cell: Cell) -> Request:
         params = SamplingParams(
@@ -78,7 +79,7 @@ class Prompts:
             guide=GRAMMAR[cell.grammar],
             **LOGPROBS[cell.logprobs],
         )
-        return Request("target", self.target, params, priority=1)
+        return Request("target", self.target, params, priority=1, adapter=self._adapter(0))
 
     def neighbour(self, number: int) -> Request:
         """Of another seed, length and form; its ``priority`` is the target's."""
@@ -91,7 +92,12 @@ class Prompts:
         ]
         plain = {"temperature": self.temperature, "max_tokens": 24 + number}
         params = SamplingParams(seed=-number, **(plain | rules[number]))
-        return Request(f"neighbour {number}", self.others[number], params, priority=1)
+        name, adapter = f"neighbour {number}", self._adapter(number + 1)
+        return Request(name, self.others[number], params, priority=1, adapter=adapter)
+
+    def _adapter(self, number: int) -> str:
+        """One of the adapters, or none, in turn."""
+        return (*self.adapters, "")[number % (1 + len(self.adapters))]
 
     def rival(self, number: int) -> Request:
         """Takes a slot from a sequence of a later priority."""

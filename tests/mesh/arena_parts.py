@@ -18,6 +18,7 @@ from shared.wire.codec import Array, decode, encode
 from shared.wire.envelope import MAX_OPTION_BYTES, Promise, RequestOptions, write_options
 from shared.wire.messages import (
     PROTOCOL_MAJOR,
+    Adapter,
     Capacity,
     Guide,
     Heartbeat,
@@ -64,6 +65,16 @@ SPANS = [
 ]
 PLAIN = SamplingParams(seed=0, temperature=0.0, max_tokens=6)
 TRACED = write_options(RequestOptions(is_traced=True))
+ADAPTER = Adapter(
+    name="sql",
+    digest="ab" * 16,
+    rank=8,
+    num_bytes=1 << 20,
+    loaded_s=1e9,
+    path="sql",
+    load="l1",
+)
+REFUSED = Adapter(name="law", path="law", load="l2", problem="no such folder", is_retired=True)
 PROMISE = Promise(ttft_ms=300.0, tpot_ms=20.0)
 SALTED = write_options(RequestOptions(priority=1, salt="salt", owner="me", promise=PROMISE))
 NO_ROW = Raw(encode_msgpack("salt"))

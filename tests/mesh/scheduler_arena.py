@@ -15,6 +15,7 @@ from shared.settings.scheduler import SchedulerConfig
 from shared.wire.codec import Array
 from shared.wire.messages import (
     Accepted,
+    Adapters,
     Cancel,
     Capacity,
     Credit,
@@ -22,6 +23,7 @@ from shared.wire.messages import (
     Finished,
     Generate,
     Grant,
+    LoadAdapter,
     Message,
     ModelInfo,
     NewSequence,
@@ -34,8 +36,10 @@ from shared.wire.messages import (
     StepResult,
     TokenRun,
     Tokens,
+    UnloadAdapter,
 )
 from tests.mesh.arena_parts import (
+    ADAPTER,
     LONG_ROW,
     NO_ARRAYS,
     NO_IDS,
@@ -44,6 +48,7 @@ from tests.mesh.arena_parts import (
     PARAMS,
     PLAIN,
     PROMPT,
+    REFUSED,
     SALTED,
     SPANS,
     TRACED,
@@ -98,6 +103,9 @@ class SchedulerArena:
             (Credit([Grant("r~1/0/0", 1, 300, 1 << 22)]), []),
             (StepResult(1, rows, 0.1, 0.1, reports), [ids, values, top_ids, ranks]),
             (StepResult(1, [broken]), NO_ARRAYS),
+            (Adapters([ADAPTER, REFUSED]), []),
+            (LoadAdapter("l1", "sql", "sql"), []),
+            (UnloadAdapter("sql", "u1"), []),
         ]
         many, one = np.full(5000, 7, np.int32), np.full(2, 7, np.int32)
         plain = ResultRow(0, "r~1/0/0", 1, TokenRun(1))
@@ -177,7 +185,7 @@ class SchedulerArena:
 
     async def take(self, index: int, message: Message, arrays: list[Array]) -> bool:
         ends = self._connect()
-        is_of_worker = isinstance(self.examples[index][0], StepResult)
+        is_of_worker = isinstance(self.examples[index][0], StepResult | Adapters)
         sender = ends.worker if is_of_worker else ends.tokenizer
         if index:
             self._service.on_message(ends.tokenizer, self.generate, [PROMPT, NO_IDS])

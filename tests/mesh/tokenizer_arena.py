@@ -21,6 +21,7 @@ from shared.wire.messages import (
     PROTOCOL_MINOR,
     Abort,
     Accepted,
+    Adapters,
     Cancel,
     ChatOptions,
     ChoiceStart,
@@ -33,6 +34,7 @@ from shared.wire.messages import (
     Grant,
     Hello,
     Inquire,
+    LoadAdapter,
     Lost,
     Message,
     OutputFormat,
@@ -47,8 +49,10 @@ from shared.wire.messages import (
     TokenRun,
     Tokens,
     ToolChoice,
+    UnloadAdapter,
 )
 from tests.mesh.arena_parts import (
+    ADAPTER,
     LONG_ROW,
     NO_ARRAYS,
     NO_IDS,
@@ -57,6 +61,7 @@ from tests.mesh.arena_parts import (
     PARAMS,
     PLAIN,
     PROMPT,
+    REFUSED,
     SALTED,
     SPANS,
     TRACED,
@@ -74,6 +79,7 @@ TEMPLATE = ChatOptions(template="{{ messages[0].content }}")
 FORMAT = OutputFormat("json_schema", "response_format", '{"type": "integer"}', True, "[ ]?")
 OTHER = Submit("other~1/0", 1, "ids", PLAIN, TextOptions(), [ChoiceStart(0)])
 OTHER_IDS = np.array([70, 71, 72], np.int32)
+FROM_SCHEDULER = (Accepted, Tokens, Failed, ServiceReport, Lost, Adapters)
 NUM_SUBMITS, IDS, TOKENS = 5, 4, 12  # the examples' values
 
 
@@ -130,6 +136,9 @@ class TokenizerArena:
             (Inquire(), []),
             (ServiceReport("worker", "w", State.READY, "", True, 5.0, [], {}), []),
             (Lost([RequestKey("r~1/0", 1)], True, "s", 1), []),
+            (Adapters([ADAPTER, REFUSED]), []),
+            (LoadAdapter("l1", "sql", "sql"), []),
+            (UnloadAdapter("sql", "u1"), []),
         ]
         drafts = TokenRow(name, 1, 0, TokenRun(1, 1, kind=RunKind.DRAFTS))
         one = np.ones(1, np.int32)
@@ -173,7 +182,7 @@ class TokenizerArena:
         scheduler = connect("scheduler", None)
         kind = type(self.examples[index][0])
         sender, is_good = (
-            scheduler if kind in (Accepted, Tokens, Failed, ServiceReport, Lost) else gateway,
+            scheduler if kind in FROM_SCHEDULER else gateway,
             True,
         )
         async with asyncio.TaskGroup() as tasks:

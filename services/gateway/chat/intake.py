@@ -2,10 +2,13 @@
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import TypeVar
 
 from aiohttp import web
+from msgspec import structs
 
+from services.gateway.chat.variants import Variants
 from services.gateway.http.account import ACCOUNT, owner_of
 from services.gateway.http.admission import Admission, Reservation
 from services.gateway.http.body import Body, BodyParser, BodyReader
@@ -32,6 +35,7 @@ class Intake:
         promise: Promise,
     ) -> None:
         """``promise`` applies without API keys."""
+        self.variants: list[Variants] = []
         self.admission = admission
         self.bodies = bodies
         self.parser = parser
@@ -40,15 +44,20 @@ class Intake:
         self._promise = promise
 
     async def read(self, request: web.Request, reservation: Reservation) -> tuple[Body, ModelInfo]:
-        """Returns the body, which ``reservation`` holds, and the model, once there is one. Raises
-        RequestError, and what ``BodyReader.read`` does."""
+        """Returns the body, which ``reservation`` holds, and the model, once there is one, with the
+        names of its variants. Raises RequestError, and what ``BodyReader.read`` does."""
         observer = observer_of(request)
         with observer.measure("read") as attributes:
             body = await self.bodies.read(request, reservation)
             attributes["num_bytes"] = len(body)
         with observer.measure("ready"):
             model = await self._mesh.tokenizers.ready_model()
-        return body, model
+        return body, self._with_variants(model)
+
+    def _with_variants(self, model: ModelInfo) -> ModelInfo:
+        """The model with all names that requests may give."""
+        names = [name for each in self.variants for name in each.names(model)]
+        return structs.replace(model, names=[*model.names, *names]) if names else model
 
     def texts(self, request: web.Request, num: int) -> AbstractContextManager[None]:
         """While the request generates ``num`` texts. Raises Overloaded at a limit of its key."""
@@ -61,8 +70,11 @@ class Intake:
         return account.promise if account is not None else self._promise
 
     def owned(self, request: web.Request, job: Job) -> Job:
-        """The job of the request's API key."""
-        return job.of_owner(owner_of(request), shares_cache=self._shares_cache)
+        """The job of the request's API key, with the model's variant. Raises NotFound."""
+        job = job.of_owner(owner_of(request), shares_cache=self._shares_cache)
+        for each in self.variants:
+            job = replace(job, options=each.with_variant(job.options, job.model))
+        return job
 
     async def parsed(
         self,

@@ -52,7 +52,7 @@ class Guard:
         if is_own(request, self._internal_socket):
             account = self._owner(request.headers.get(OWNER_HEADER, ""))
         else:
-            account = self._account(_shown_keys(request))
+            account = self._account(shown_keys(request))
         request[ACCOUNT] = account
         return await self._turns.run(account.key_id, _handled(request, handler, account, load))
 
@@ -81,7 +81,7 @@ async def _handled(
         return await handler(request)
 
 
-def _shown_keys(request: web.Request) -> list[bytes]:
+def shown_keys(request: web.Request) -> list[bytes]:
     """Raises Unauthorized without a key, or with too many, as in guessing. Keys may contain any
     bytes."""
     scheme, _, bearer = request.headers.get(hdrs.AUTHORIZATION, "").partition(" ")

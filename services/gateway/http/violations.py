@@ -10,6 +10,7 @@ import msgspec
 from shared.errors import InvalidRequest, NotFound, RequestError
 
 MAX_SHOWN_CHARS = 60
+MAX_NAMES = 32
 
 _PATH = re.compile(r"(?P<reason>.*) - at `\$(?P<path>.*)`", re.DOTALL)
 _NO_NAME = re.compile(r"[^\w.$\[\]-]", re.ASCII)
@@ -52,8 +53,9 @@ def _words(kind: Any) -> list[str]:
 
 
 def unknown_model(name: str, served: list[str]) -> NotFound:
+    more = f" and {len(served) - MAX_NAMES} more" if len(served) > MAX_NAMES else ""
     return NotFound(
-        f"model is {show(name)}; served here: {', '.join(served)}",
+        f"model is {show(name)}; served here: {', '.join(served[:MAX_NAMES])}{more}",
         param="model",
         code="model_not_found",
     )

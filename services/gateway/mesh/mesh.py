@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import chain
 
@@ -28,6 +28,7 @@ from shared.errors import (
     Unavailable,
 )
 from shared.link.credit import CreditBatch
+from shared.link.extension import Extension, is_taken
 from shared.link.peer import Peer
 from shared.wire.codec import Array
 from shared.wire.faults import ids_fault, logprobs_fault
@@ -58,11 +59,12 @@ class Mesh:
     Messages about what is not open at the tokenizer that sent them, such as an old attempt, are
     ignored. A prompt whose tokenizer or scheduler is lost is replayed through any tokenizer that is
     ready within ``replay_s``; a new request waits ``ready_wait_s`` for one. ``on_report`` is called
-    with reports of the services about requests.
+    with reports of the services about requests. ``extensions`` get messages of optional parts.
     """
 
     def __init__(self, replay_s: float, ready_wait_s: float, accept_timeout_s: float) -> None:
         self.on_report: Callable[[SpanReport], None] = lambda report: None
+        self.extensions: Sequence[Extension] = ()
         self._lost_changed = asyncio.Event()  # a prompt was lost, or a tokenizer has changed
         self.tokenizers = Tokenizers(ready_wait_s, self._lost_changed.set)
         self.conversions = Conversions(self.tokenizers, accept_timeout_s)
@@ -79,10 +81,7 @@ class Mesh:
             self._lost_changed.clear()
             now_s, is_ready = time.monotonic(), bool(self.tokenizers.ready())
             for prompt in self._lost.take_due(now_s, is_ready):
-                if is_ready:
-                    self._submit(prompt)
-                else:
-                    prompt.fail(self.tokenizers.unavailable())
+                self._submit_again(prompt, now_s)
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._lost.pause_s(now_s, is_ready)):
                     await self._lost_changed.wait()
@@ -100,7 +99,7 @@ class Mesh:
     ) -> Iterator[OutputCollector]:
         """Submits the prompts of ``job``; leaving the context cancels what has not ended.
 
-        Raises Unavailable.
+        Raises RequestError, mostly Unavailable.
         """
         num_prompts = len(job.prompts)
         collector = OutputCollector(num_prompts, job.num_choices, job.has_prompt_logprobs)
@@ -153,9 +152,13 @@ class Mesh:
         self.tokenizers.add(peer)
         if peer.stood_still:
             self._forgive(f"{peer}")
+        for each in self.extensions:
+            each.on_up(peer)
 
     def on_down(self, peer: Peer, reason: str) -> None:
         tokenizer = self.tokenizers.remove(peer)
+        for each in self.extensions:
+            each.on_down(peer)
         for prompt in tokenizer.prompts.values():
             self._replay(prompt, peer.is_explained)
         error = Unavailable(f"the {peer} is gone: {reason}", retry_after_s=RETRY_AFTER_S)
@@ -190,7 +193,7 @@ class Mesh:
                 self.conversions.finish(tokenizer, message, arrays[0])
             case Vocabulary():
                 self._learn_tokens(tokenizer.model, arrays)
-            case _:
+            case _ if not is_taken(self.extensions, peer, message):
                 log.warning("%s sent a %s, which we do not read", peer, type(message).__name__)
 
     def _learn_tokens(self, model: ModelInfo, arrays: list[Array]) -> None:
@@ -201,9 +204,20 @@ class Mesh:
 
     # --- prompts -----------------------------------------------------------------------------
 
+    def _submit_again(self, prompt: OpenPrompt, now_s: float) -> None:
+        """A prompt that no tokenizer can have yet waits until its time is over."""
+        try:
+            self._submit(prompt)
+        except RequestError as error:
+            if now_s < prompt.replay_until_s:
+                self._lost.add(prompt, now_s)
+            else:
+                prompt.fail(error)
+
     def _submit(self, prompt: OpenPrompt, tokenizer: Tokenizer | None = None) -> None:
-        """Raises Unavailable if no tokenizer is named and none is ready."""
-        tokenizer = tokenizer or self.tokenizers.least_loaded()
+        """Raises RequestError, mostly Unavailable, if no tokenizer is named and none can have
+        it."""
+        tokenizer = tokenizer or self.tokenizers.least_loaded(prompt.options)
         prompt.peer = tokenizer.peer
         prompt.note_sent(time.monotonic())
         tokenizer.prompts[prompt.key] = prompt
@@ -224,7 +238,7 @@ class Mesh:
         prompt.is_replay, prompt.replay_until_s = True, now_s + self._replay_s
         try:
             self._submit(prompt)
-        except Unavailable:
+        except RequestError:
             self._lost.add(prompt, now_s)
             self._lost_changed.set()
 
@@ -250,7 +264,7 @@ class Mesh:
         applies to replays, and to requests from before the loss of the scheduler or the last worker
         was known."""
         now_s = time.monotonic()
-        other = self.tokenizers.other_for(tokenizer, error)
+        other = self.tokenizers.other_for(tokenizer, error, prompt.options)
         if other is not None and prompt.failure is None and not prompt.is_accepted:
             prompt.failure = Failure(tokenizer.peer, error)
             prompt.note_end(now_s, error.code)

@@ -15,7 +15,7 @@ from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
 from shared.errors import InternalError, RequestError
 from shared.link.peer import Peer
 from shared.wire.codec import Array
-from shared.wire.envelope import write_options
+from shared.wire.envelope import RequestOptions, write_options
 from shared.wire.messages import (
     MAX_TRACED,
     NOTHING_DROPPED,
@@ -141,8 +141,12 @@ class OpenPrompt:
         return self.request.partition("~")[0]
 
     @property
+    def options(self) -> RequestOptions:
+        return self._job.options
+
+    @property
     def owner(self) -> str:
-        return self._job.options.owner
+        return self.options.owner
 
     def submit(self) -> tuple[Submit, Array, Array]:
         """The message of this attempt and its buffers."""

@@ -9,14 +9,17 @@ from dataclasses import dataclass, field
 from services.gateway.mesh.backoff import Backoff
 from services.gateway.mesh.open_prompt import OpenPrompt
 from shared.errors import RETRY_AFTER_S, InternalError, RequestError, Unavailable
+from shared.link.extension import Objection, able
 from shared.link.peer import Peer
 from shared.wire.codec import Array
+from shared.wire.envelope import RequestOptions
 from shared.wire.messages import Hello, ModelInfo, RequestKey
 from shared.wire.same_model import difference
 
 log = logging.getLogger(__name__)
 FIRST_PAUSE_S = 1.0
 MAX_PAUSE_S = 30.0
+NO_OPTIONS = RequestOptions()
 
 
 class Probation:
@@ -77,10 +80,12 @@ class Tokenizers:
     """Keeps the connected tokenizers and wakes waiting requests. No tokenizer is polled.
 
     ``ready_model`` and ``known_model`` wait up to ``ready_wait_s``; ``on_change`` is called when a
-    tokenizer comes, goes or has another state.
+    tokenizer comes, goes or has another state. A request goes to none with one of the
+    ``objections``.
     """
 
     def __init__(self, ready_wait_s: float, on_change: Callable[[], None]) -> None:
+        self.objections: list[Objection] = []
         self._ready_wait_s = ready_wait_s
         self._on_change = on_change
         self._by_peer: dict[Peer, Tokenizer] = {}
@@ -135,20 +140,31 @@ class Tokenizers:
     def ready(self) -> list[Tokenizer]:
         return [tokenizer for tokenizer in self if tokenizer.peer.is_ready]
 
-    def least_loaded(self) -> Tokenizer:
+    def least_loaded(self, options: RequestOptions = NO_OPTIONS) -> Tokenizer:
         """Returns the ready tokenizer with the fewest open requests, first ours, then of all
-        gateways; one on probation only if there is no other. Raises Unavailable."""
-        ready = self.ready()
+        gateways; one on probation only if there is no other. Raises Unavailable, and the error of
+        an objection against all."""
+        ready = self._able(self.ready(), options)
         if not ready:
             raise self.unavailable()
         return _least_loaded(ready)
 
-    def other_for(self, failed: Tokenizer, error: RequestError) -> Tokenizer | None:
+    def other_for(
+        self, failed: Tokenizer, error: RequestError, options: RequestOptions = NO_OPTIONS
+    ) -> Tokenizer | None:
         """Returns a tokenizer to find the cause of an ``error``: the request, or the tokenizer that
         ``failed``. None if the error shows the cause, or without another tokenizer."""
-        others = [each for each in self.ready() if each is not failed]
-        is_telling = error.status != InternalError.status
-        return None if is_telling or not others else _least_loaded(others)
+        if error.status != InternalError.status:
+            return None
+        try:
+            others = self._able([each for each in self.ready() if each is not failed], options)
+        except RequestError:
+            return None
+        return _least_loaded(others) if others else None
+
+    def _able(self, tokenizers: list[Tokenizer], options: RequestOptions) -> list[Tokenizer]:
+        peers = able([each.peer for each in tokenizers], options, self.objections)
+        return [self[peer] for peer in peers]
 
     @property
     def unready_reason(self) -> str | None:

@@ -174,7 +174,8 @@ class ModelTraits(Struct):
 
 
 class Model(Struct):
-    """``max_model_len`` is in tokens; the field is vLLM's."""
+    """``max_model_len`` is in tokens; the field is vLLM's, and so are ``root`` and ``parent``, of
+    variants of the model ``parent``."""
 
     id: str
     created: int
@@ -182,6 +183,8 @@ class Model(Struct):
     shoal: ModelTraits
     object: str = "model"
     owned_by: str = "shoal"
+    root: str | UnsetType = UNSET
+    parent: str | UnsetType = UNSET
 
 
 class ModelList(Struct):

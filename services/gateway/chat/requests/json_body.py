@@ -141,10 +141,11 @@ DEFAULT_MODEL = "default"  # FastDeploy's clients ask for it
 
 
 def served_name(name: str | None, model: ModelInfo) -> str:
-    """Raises NotFound."""
+    """Raises NotFound. SGLang's clients name a variant ``model:variant``."""
     if name is None or (name == DEFAULT_MODEL and DEFAULT_MODEL not in model.names):
         return model.names[0]
-    if name not in model.names:
+    base, _, variant = name.partition(":")
+    if name not in model.names and not {base, variant} <= {*model.names}:
         raise unknown_model(name, model.names)
     return name
 

@@ -131,7 +131,7 @@ def _job(
     asked = request.prompt_logprobs
     prompt_logprobs = num_logprobs(asked, "prompt_logprobs", limits.max_logprobs, model)
     return Job(
-        model=served_name(request.model, model),
+        model=served_name(request.lora_path or request.model, model),
         prompts=prompts,
         num_choices=_num_choices(request.n, len(prompts), limits.max_choices),
         params=sampling_params(request, model, logprobs, prompt_logprobs),

@@ -84,9 +84,11 @@ class Slo(Struct, forbid_unknown_fields=True):
 
 
 class GenerationRequest(FormatFields, kw_only=True):
-    """The fields shared by both endpoints."""
+    """The fields shared by both endpoints. ``lora_path`` is SGLang's name of a variant of the
+    model."""
 
     model: str | None = None
+    lora_path: str | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
     logit_bias: Annotated[dict[str, Any], Meta(max_length=MAX_BIASES)] | None = None
