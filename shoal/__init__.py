@@ -2,6 +2,7 @@
 
 from shared.version import VERSION
 from shoal.llm import LLM
+from shoal.lora import LoRARequest
 from shoal.outputs import (
     ClassificationOutput,
     ClassificationRequestOutput,
@@ -30,6 +31,7 @@ __all__ = [
     "EmbeddingOutput",
     "EmbeddingRequestOutput",
     "GuidedDecodingParams",
+    "LoRARequest",
     "Logprob",
     "PoolingParams",
     "PoolingRequestOutput",

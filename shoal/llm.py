@@ -21,6 +21,7 @@ from shared.errors import ConfigError
 from shared.settings.load import load_given
 from shared.settings.serve import ServeConfig
 from shoal.connection import Connection, Opening, Request, running_server
+from shoal.lora import ManyAdapters, OwnAdapters, read_adapters
 from shoal.outputs import (
     ClassificationRequestOutput,
     Completion,
@@ -49,10 +50,10 @@ UseTqdm = bool | Callable[..., Any]
 # A mesh of its own has no other clients, which a template could slow down.
 OWN_SETTINGS = {"trust_request_chat_template": True}
 # Arguments of the methods, for suggestions.
-OF_GENERATE = ("prompts", "sampling_params", "use_tqdm", "priority")
+OF_GENERATE = ("prompts", "sampling_params", "use_tqdm", "lora_request", "priority")
 OF_CHAT = (
-    *("messages", "sampling_params", "use_tqdm", "chat_template", "add_generation_prompt"),
-    *("continue_final_message", "tools", "chat_template_kwargs"),
+    *("messages", "sampling_params", "use_tqdm", "lora_request", "chat_template"),
+    *("add_generation_prompt", "continue_final_message", "tools", "chat_template_kwargs"),
 )
 OF_POOLING = ("prompts", "use_tqdm", "pooling_params")
 
@@ -63,7 +64,7 @@ class LLM:
     """A model in a mesh of its own: child processes that end with this object, with the program,
     and with each of its deaths. Keyword arguments are settings of ``shoal serve``; names of vLLM
     are renamed or ignored with one line of the log, like flags. ``revision`` is of a ``model`` in
-    the Hugging Face cache.
+    the Hugging Face cache. With ``enable_lora`` requests bring their adapters.
 
     With ``url`` the model is on a running server, and settings are not allowed. ``api_key`` is for
     that server (default: SHOAL_API_KEY).
@@ -86,6 +87,9 @@ class LLM:
             if name is None or url is not None:
                 raise ValueError("revision: needs a model for a mesh of its own")
             name = f"{name}@{revision}"
+        self._adapters = OwnAdapters() if _brings_adapters(settings) and url is None else None
+        if self._adapters is not None:
+            settings |= self._adapters.settings
         opening = _mesh(name, api_key, settings) if url is None else _server(url, api_key, settings)
         self._model = {} if url is None or name is None else {"model": name}
         try:
@@ -97,7 +101,7 @@ class LLM:
             if error.code == WRONG:
                 raise ValueError(str(error)) from None
             raise RuntimeError(f"{error}; `shoal doctor` checks this machine") from None
-        self._finalizer = weakref.finalize(self, self._connection.close)
+        self._finalizer = weakref.finalize(self, _close, self._connection, self._adapters)
 
     def close(self) -> None:
         """Ends the mesh; may be called twice."""
@@ -119,6 +123,7 @@ class LLM:
         prompts: GivenPrompts,
         sampling_params: ManyParams = None,
         use_tqdm: UseTqdm = True,
+        lora_request: ManyAdapters = None,
         *,
         priority: Sequence[int] | None = None,
         **others: Any,
@@ -127,13 +132,16 @@ class LLM:
         ``prompt_token_ids``. The results are in the order of the prompts. Without parameters the
         model's own apply. Raises ValueError for values that the server refuses."""
         refuse_arguments("generate", others, OF_GENERATE)
-        return self._generate(read_prompts(prompts), sampling_params, use_tqdm, priority)
+        return self._generate(
+            read_prompts(prompts), sampling_params, use_tqdm, lora_request, priority
+        )
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: ManyParams = None,
         use_tqdm: UseTqdm = True,
+        lora_request: ManyAdapters = None,
         *,
         chat_template: str | None = None,
         add_generation_prompt: bool = True,
@@ -155,7 +163,7 @@ class LLM:
         }
         tokenizer = self.get_tokenizer()
         prompts = tokenizer.render(read_conversations(messages), options)
-        return self._generate(prompts, sampling_params, use_tqdm)
+        return self._generate(prompts, sampling_params, use_tqdm, lora_request)
 
     def embed(
         self,
@@ -223,6 +231,7 @@ class LLM:
         prompts: list[Prompt],
         sampling_params: ManyParams,
         use_tqdm: UseTqdm,
+        lora_request: ManyAdapters,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         given = sampling_params if sampling_params is not None else SamplingParams.of_model()
@@ -231,20 +240,28 @@ class LLM:
             if not isinstance(each, SamplingParams):
                 raise TypeError(f"sampling_params: expected SamplingParams, not {type_name(each)}")
         priorities = one_each(priority or None, len(prompts), "priority")
+        adapters = read_adapters(lora_request, len(prompts))
+        if self._adapters is not None:
+            new = [each for each in adapters if each is not None]
+            self._adapters.load(new, lambda requests: self._connection.ask(requests, _nothing))
         common = self._model | {"return_token_ids": True}
-        columns = zip(prompts, params, priorities, strict=True)
+        columns = zip(prompts, params, priorities, adapters, strict=True)
         requests = [
             Request(
                 url="/v1/completions",
-                body=common | each.body() | prompt.body("prompt") | {"priority": number},
+                body=common
+                | each.body()
+                | prompt.body("prompt")
+                | {"priority": number}
+                | ({} if adapter is None else {"model": adapter.lora_name}),
                 name=f"prompts[{index}]",
             )
-            for index, (prompt, each, number) in enumerate(columns)
+            for index, (prompt, each, number, adapter) in enumerate(columns)
         ]
         replies = self._ask(requests, Completion, use_tqdm)
         return [
-            reply.output(prompt.text, each.detokenize)
-            for reply, prompt, each in zip(replies, prompts, params, strict=True)
+            reply.output(prompt.text, each.detokenize, adapter)
+            for reply, prompt, each, adapter in zip(replies, prompts, params, adapters, strict=True)
         ]
 
     def _pool(
@@ -265,6 +282,16 @@ class LLM:
 
 def _nothing() -> None:
     pass
+
+
+def _close(connection: Connection, adapters: OwnAdapters | None) -> None:
+    connection.close()
+    if adapters is not None:
+        adapters.close()
+
+
+def _brings_adapters(settings: dict[str, Any]) -> bool:
+    return bool(settings.get("enable_lora")) and not settings.get("lora_dir")
 
 
 def _mesh(model: str | None, api_key: str | None, settings: dict[str, Any]) -> Opening:

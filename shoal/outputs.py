@@ -10,6 +10,8 @@ from typing import Any, Generic, TypeVar
 import msgspec
 import numpy as np
 
+from shoal.lora import LoRARequest
+
 Output = TypeVar("Output")
 
 
@@ -39,7 +41,7 @@ class CompletionOutput:
     logprobs: Logprobs | None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
-    lora_request: None = None
+    lora_request: LoRARequest | None = None
 
     def finished(self) -> bool:
         return self.finish_reason is not None
@@ -58,7 +60,7 @@ class RequestOutput:
     finished: bool
     num_cached_tokens: int
     metrics: None = None
-    lora_request: None = None
+    lora_request: LoRARequest | None = None
 
 
 @dataclass(slots=True)
@@ -120,7 +122,7 @@ class Choice(msgspec.Struct):
     logprobs: Logprobs | None = None
     prompt_logprobs: PromptLogprobs | None = None
 
-    def output(self, has_text: bool) -> CompletionOutput:
+    def output(self, has_text: bool, adapter: LoRARequest | None = None) -> CompletionOutput:
         logprobs = self.logprobs
         total = None
         if logprobs is not None:
@@ -134,6 +136,7 @@ class Choice(msgspec.Struct):
             logprobs=logprobs,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
+            lora_request=adapter,
         )
 
 
@@ -152,16 +155,19 @@ class Completion(msgspec.Struct):
     choices: list[Choice]
     usage: Usage
 
-    def output(self, prompt: str | None, has_text: bool = True) -> RequestOutput:
+    def output(
+        self, prompt: str | None, has_text: bool = True, adapter: LoRARequest | None = None
+    ) -> RequestOutput:
         first = self.choices[0]
         return RequestOutput(
             request_id=self.id,
             prompt=prompt,
             prompt_token_ids=first.prompt_token_ids,
             prompt_logprobs=first.prompt_logprobs,
-            outputs=[choice.output(has_text) for choice in self.choices],
+            outputs=[choice.output(has_text, adapter) for choice in self.choices],
             finished=True,
             num_cached_tokens=self.usage.prompt_tokens_details.cached_tokens,
+            lora_request=adapter,
         )
 
 

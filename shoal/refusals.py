@@ -4,7 +4,6 @@ import difflib
 from collections.abc import Collection, Mapping
 from typing import Any
 
-ADAPTERS = "adapters are not supported"
 ENGINE = "the engine runs in processes of its own"
 POOLING = "use embed, classify or score"
 ATTRIBUTES = {
@@ -26,9 +25,8 @@ ATTRIBUTES = {
 }
 """Methods and attributes of vLLM's LLM."""
 ARGUMENTS = {
-    "lora_request": ADAPTERS,
     "mm_processor_kwargs": "models get text alone",
-    "prompt_adapter_request": ADAPTERS,
+    "prompt_adapter_request": "see lora_request",
     "prompt_token_ids": 'a prompt of ids is {"prompt_token_ids": [...]} or the list itself',
     "guided_options_request": "use SamplingParams(structured_outputs=...)",
     "tokenization_kwargs": "use truncate_prompt_tokens of the parameters",

@@ -144,9 +144,9 @@ def test_parameters_are_one_for_all_or_one_for_each():
 
 
 def test_an_argument_without_a_counterpart_is_named_unless_it_is_none():
-    refuse_arguments("generate", {"lora_request": None}, ())
-    with pytest.raises(TypeError, match="generate: lora_request is not supported: adapters"):
-        refuse_arguments("generate", {"lora_request": object()}, ())
+    refuse_arguments("generate", {"mm_processor_kwargs": None}, ())
+    with pytest.raises(TypeError, match="generate: mm_processor_kwargs is not supported: models"):
+        refuse_arguments("generate", {"mm_processor_kwargs": object()}, ())
     with pytest.raises(TypeError, match="did you mean use_tqdm"):
         refuse_arguments("generate", {"use_tdqm": 1}, ("use_tqdm",))
 
