@@ -258,6 +258,22 @@ async def test_the_images_hold_what_they_need_and_no_more(stack: Stack):
             await stack.docker("exec", container, "touch", "/app/x")
 
 
+async def test_a_file_adds_adapters(stack: Stack, tmp_path: Path):
+    tmp_path.chmod(0o755)
+    adapter = tmp_path / "adapters" / "empty"
+    adapter.mkdir(parents=True)
+    files: dict[str, list[str]] = {"gateway": ["compose/adapters.yml"], "worker": []}
+    async with (
+        stack.extended(files, {"SHOAL_ADAPTERS": str(adapter.parent)}),
+        aiohttp.ClientSession(f"http://127.0.0.1:{stack.port}") as session,
+    ):
+        await stack.until_ready("gateway", 1)
+        order = {"lora_name": "empty"}
+        async with session.post("/v1/load_lora_adapter", json=order) as response:
+            error = (await response.json())["error"]
+    assert error["message"] == "the folder has no adapter_config.json"
+
+
 async def test_more_files_add_keys_https_and_a_store(stack: Stack, tmp_path: Path):
     keys, certificate = tmp_path / "keys", tmp_path / "certificate.pem"
     keys.write_text("a-key-of-a-client\n")
