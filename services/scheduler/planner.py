@@ -282,7 +282,10 @@ class Planner:
             return
         starved = (each.starved for each in worker.resources)
         for each in (first, *filter(None, starved)):
-            if worker.paused and worker.has_room_without(worker.paused, each):
+            if not worker.paused:
+                break
+            later = (other for other in worker.running.values() if other.yields_to(each))
+            if worker.has_room_without({*worker.paused, *later}, each):
                 while worker.paused and not worker.has_room_for(each):
                     self.preempt(worker)
         if worker.in_flight:

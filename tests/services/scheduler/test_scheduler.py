@@ -351,6 +351,22 @@ def test_none_gives_way_where_all_its_blocks_would_not_do():
     assert core.planner.num_preemptions == 0
 
 
+def test_room_of_a_paused_sequence_and_of_a_later_priority_together():
+    capacity = Capacity(20, 4, 4, 32, 80)
+    core, worker = scheduler(capacity), SimulatedWorker(capacity)
+    add(core, "paused", prompt_len=24, max_tokens=20)
+    core.sequences["paused", 1].max_emitted = 1
+    add_one(core, "of a batch", range(200, 224), SamplingParams(seed=0, max_tokens=20), priority=9)
+    for _ in range(4):
+        step(core, worker)
+    assert in_slots(core) == {"paused", "of a batch"}
+    add_one(core, "large", range(100, 164), SamplingParams(seed=0, max_tokens=5))
+    for _ in range(3):
+        step(core, worker)
+    assert in_slots(core) == {"large"}
+    assert core.planner.num_preemptions == 2
+
+
 def test_a_worker_that_hangs_has_no_room_for_which_others_would_keep_theirs():
     capacity = Capacity(16, 4, 2, 8, 64)
     core, worker = scheduler(capacity), SimulatedWorker(capacity)
