@@ -15,7 +15,8 @@ PREFIX = "SHOAL_"
 SUPERVISOR_FD = f"{PREFIX}SUPERVISOR_FD"
 # Variables of the stack files; containers get everything in .env.
 STACK_VARIABLES = {
-    f"{PREFIX}{name}" for name in ("API_KEYS", "CERTIFICATE", "ENV", "MODEL_NAME", "PUBLISH", "TAG")
+    f"{PREFIX}{name}"
+    for name in ("ADAPTERS", "API_KEYS", "CERTIFICATE", "ENV", "MODEL_NAME", "PUBLISH", "TAG")
 }
 # Kubernetes adds variables for each service of a namespace.
 SERVICE_LINK = re.compile(r".*_(SERVICE_HOST|SERVICE_PORT\w*|PORT_\d+_(TCP|UDP)\w*)")

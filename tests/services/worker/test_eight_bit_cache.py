@@ -62,7 +62,7 @@ def test_float32_logits_are_those_of_torch(name: str, variant: str, codes: torch
     expected = run(TorchLM(make_model(config, FLOAT32)), config, FLOAT32, some, 300, codes=codes)
     native = make_native(config, FLOAT32, variant, 16, 2)
     found = run(native, config, FLOAT32, some, 300, codes=codes)
-    assert furthest(found, expected, Tensor.mean) < 5e-5
+    assert furthest(found, expected, Tensor.mean) < 2e-4  # Zen 3: 8.2e-5
     assert furthest(found, expected) < 5e-3
     exact = run(native, config, FLOAT32, some, 300)
     assert furthest(found, exact, Tensor.mean) > 1e-3

@@ -51,7 +51,7 @@ def test_a_foreign_flag_is_ours(flags: str, settings: dict[str, Any]):
         ("--swap-space 4", "--swap-space has no effect: KV blocks stay on the worker"),
         ("--no-async-scheduling", "--no-async-scheduling has no effect: steps are always"),
         ("--async-scheduling=false", "--async-scheduling has no effect: steps are always"),
-        ("--lora-modules a=b c=d", "--lora-modules has no effect: adapters are not supported"),
+        ("--lora-dtype auto x", "--lora-dtype has no effect: not a part of adapters here"),
         ("-O3", "-O3 has no effect: kernels are not a choice"),
         ("-cc.use_inductor=True", "-cc.use_inductor has no effect: kernels are not a choice"),
         ("--seed -1", "--seed has no effect: a request's seed decides"),
