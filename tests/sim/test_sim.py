@@ -28,7 +28,7 @@ PUT_BACK: dict[str, Callable[[], Any]] = {
     ),
     "a replay asks for what has come": lambda: patch.object(OpenPrompt, "submit", submit_anew),
 }
-"""Faults that a search of few runs has to find."""
+"""Faults that a search of a thousand runs has to find."""
 SUBMIT = OpenPrompt.submit
 DIGEST = (
     "from tests.sim.run import Run\n"
@@ -51,11 +51,12 @@ def test_requests_are_served_exactly_in_many_more_runs():
 
 
 @pytest.mark.seconds
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("what", PUT_BACK)
 def test_a_fault_that_is_put_back_is_found(what: str):
     alone()
     with PUT_BACK[what]():
-        assert any(map(fails, range(100)))
+        assert any(map(fails, range(1000)))
 
 
 def copied_at_most(self: Allocation, interval: int, num_known: int, has_ended: bool) -> int | None:
