@@ -72,9 +72,10 @@ class Intake:
     def owned(self, request: web.Request, job: Job) -> Job:
         """The job of the request's API key, with the model's variant. Raises NotFound."""
         job = job.of_owner(owner_of(request), shares_cache=self._shares_cache)
+        options = job.options
         for each in self.variants:
-            job = replace(job, options=each.with_variant(job.options, job.model))
-        return job
+            options = each.with_variant(options, job.model)
+        return job if options is job.options else replace(job, options=options)
 
     async def parsed(
         self,

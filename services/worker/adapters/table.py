@@ -24,10 +24,6 @@ NONE = -1  # the index of no adapter
 class AdapterMissing(Exception):
     """A plan admits a sequence with an adapter that is not in the table."""
 
-    def __init__(self, digest: str) -> None:
-        super().__init__(f"adapter {digest} is not loaded")
-        self.digest = digest
-
 
 class Form(Protocol[P]):
     """How a backend keeps adapters."""
@@ -95,7 +91,7 @@ class AdapterTable(Generic[P]):
         digests = {digest: None for digest in wanted.values() if digest}
         for digest in digests:
             if digest not in adapters:
-                raise AdapterMissing(digest)
+                raise AdapterMissing(f"adapter {digest} is not loaded")
         stays = self._is_open.copy()
         stays[[*plan.release, *wanted]] = False
         used = {*self._of_slots[stays].tolist()} - {NONE}

@@ -139,9 +139,8 @@ def test_too_many_adapters_change_nothing(world: World) -> None:
 def test_a_missing_adapter_changes_nothing(world: World) -> None:
     world.apply({0: A})
     before = world.state
-    with pytest.raises(AdapterMissing, match=f"adapter {D} is not loaded") as raised:
+    with pytest.raises(AdapterMissing, match=f"adapter {D} is not loaded"):
         world.apply({1: B, 2: D}, release=[0])
-    assert raised.value.digest == D
     assert world.state == before
 
 
