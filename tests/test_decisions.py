@@ -10,8 +10,7 @@ RECORDS = sorted(DECISIONS.glob("[0-9]*.md"))
 MAX_WORDS = 350
 HEAD = re.compile(
     r"# (?P<number>\d{3}): (?P<title>[^\n]+)\n\n"
-    r"Date: (?P<date>\d{4}-\d\d-\d\d)\. "
-    r"Status: (?P<status>accepted|superseded by \[(?P<by>\d{3})\]\([^)]+\))\."
+    r"Date: (?P<date>\d{4}-\d\d-\d\d)\. Status: accepted\."
 )
 PARTS = ("**Context.**", "**Decision.**", "**Consequence.**")
 
@@ -24,13 +23,12 @@ def index_rows() -> list[str]:
 def index_row(record: Path) -> str:
     head = HEAD.match(record.read_text())
     assert head, f"{record.name} does not begin with number, title, date and status"
-    number, title, _, status, _ = head.groups()
+    number, title, _ = head.groups()
     assert record.name.startswith(f"{number}-")
-    suffix = "" if status == "accepted" else f" ({status})"
-    return f"* [{number}]({record.name}): {title}{suffix}"
+    return f"* [{number}]({record.name}): {title}"
 
 
-def test_the_index_lists_every_record_with_its_title_and_successor():
+def test_the_index_lists_every_record_with_its_title():
     assert index_rows() == [index_row(record) for record in RECORDS]
 
 
@@ -38,15 +36,6 @@ def test_the_index_lists_every_record_with_its_title_and_successor():
 def test_a_record_states_context_decision_and_consequence_in_few_words(record: Path):
     text = record.read_text()
     assert len(text.split()) <= MAX_WORDS
-    if "Status: accepted" in text:
-        places = [text.find(part) for part in PARTS]
-        assert -1 not in places
-        assert places == sorted(places)
-
-
-@pytest.mark.parametrize("record", RECORDS, ids=lambda record: record.stem)
-def test_a_superseded_record_names_one_that_is_accepted(record: Path):
-    head = HEAD.match(record.read_text())
-    if head and (number := head["by"]):
-        (successor,) = DECISIONS.glob(f"{number}-*.md")
-        assert "Status: accepted" in successor.read_text()
+    places = [text.find(part) for part in PARTS]
+    assert -1 not in places
+    assert places == sorted(places)
