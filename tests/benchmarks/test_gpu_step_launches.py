@@ -83,7 +83,12 @@ def test_a_layer_is_eight_launches(launches: list[Launch | Operator]) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", [QWEN3_8B, QWEN3_MOE, LATENTS], ids=["dense", "experts", "latents"]
+    "model",
+    [
+        pytest.param(QWEN3_8B, id="dense"),
+        pytest.param(QWEN3_MOE, id="experts", marks=pytest.mark.slow),
+        pytest.param(LATENTS, id="latents", marks=pytest.mark.slow),
+    ],
 )
 def test_a_launch_for_one_token_has_many_programs(model: Config) -> None:
     launches = decode_launches(model | {"num_hidden_layers": 1}, 1, 4096)

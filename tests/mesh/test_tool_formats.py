@@ -13,9 +13,13 @@ from tests.mesh.structured import client_of
 from tests.mesh.test_tools import MESSAGES, SCHEMAS, SETTINGS, TOOLS
 
 SEEDS = range(8)
+slow = pytest.mark.slow
 
 
-@pytest.mark.parametrize("name", ["openai", "minimax_m3", "gemma4", "kimi_k3"])
+@pytest.mark.parametrize(
+    "name",
+    ["openai", "gemma4", *(pytest.param(name, marks=slow) for name in ("minimax_m3", "kimi_k3"))],
+)
 async def test_a_model_of_another_format_calls_in_it(tmp_path: Path, name: str):
     """Markers are text here, for the model has no such tokens. In harmony's channels it may reason
     until its text is cut."""
