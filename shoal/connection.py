@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import aiohttp
 import msgspec
 
-from shared.batch.sender import PASSING, Reply, Sender
 from shared.errors import ShoalError
 from shared.http_faults import text_of_fault
+from shared.sender import PASSING, Reply, Sender
 
 MAX_OPEN_REQUESTS = 256
 RETRY_S = 300.0  # a mesh restarts its services meanwhile

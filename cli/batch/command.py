@@ -20,11 +20,10 @@ from cli.own_mesh import own_mesh
 from cli.supervisor import StartFailedError
 from cli.table import is_shown
 from shared.batch.check import Checked, check
-from shared.batch.errors import BatchStopped, KeyRefused, WrongResults
-from shared.batch.results import ResultFile
+from shared.batch.results import ResultFile, WrongResults
 from shared.batch.run import BatchRun, Counts, Plan, read_results
-from shared.batch.sender import Sender
 from shared.errors import ConfigError
+from shared.sender import BatchStopped, KeyRefused, Sender
 from shared.settings.load import load_settings
 from shared.settings.serve import ServeConfig
 

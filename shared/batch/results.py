@@ -9,9 +9,9 @@ from pathlib import Path
 import msgspec
 from msgspec import Raw, Struct
 
-from shared.batch.errors import NotWritten, WrongResults
 from shared.batch.lines import LineError
-from shared.batch.sender import Reply
+from shared.errors import ShoalError
+from shared.sender import BatchStopped, Reply
 
 ID_PREFIX = "batch_req_"
 
@@ -49,6 +49,15 @@ class _Status(Struct):
 class _Written(Struct):
     id: str
     response: _Status | None
+
+
+class NotWritten(BatchStopped):
+    """A result could not be written; the text names the file and the reason. Written results stay,
+    and a new start resumes from there."""
+
+
+class WrongResults(ShoalError):
+    """The file of results belongs to another batch, or another process writes it."""
 
 
 def result_of_reply(batch: str, number: int, custom_id: str, reply: Reply) -> Result:

@@ -10,10 +10,9 @@ from typing import Any, Protocol
 import msgspec
 from msgspec import Raw, Struct
 
-from shared.batch.errors import NoReply
 from shared.batch.lines import BatchLine, LineError, Text, parse_line, read_lines
 from shared.batch.results import Result, ResultFile, result_of_error, result_of_reply
-from shared.batch.sender import Reply
+from shared.sender import NoReply, Reply
 
 AHEAD_BYTES = 1 << 20
 

@@ -7,10 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from shared.batch.errors import NotWritten, WrongResults
 from shared.batch.lines import LineError
-from shared.batch.results import ResultFile, result_of_error, result_of_reply
-from shared.batch.sender import Reply
+from shared.batch.results import (
+    NotWritten,
+    ResultFile,
+    WrongResults,
+    result_of_error,
+    result_of_reply,
+)
+from shared.sender import Reply
 
 GOOD = Reply(200, "r1", b'{"text":"yes"}')
 BAD = Reply(400, "r2", b'{"error":{}}')
@@ -80,9 +85,9 @@ def test_what_is_no_file_is_refused(tmp_path: Path):
 FILLS_UP = """
 import resource, signal, sys
 from pathlib import Path
-from shared.batch.errors import NotWritten
+from shared.batch.results import NotWritten
 from shared.batch.results import ResultFile, result_of_reply
-from shared.batch.sender import Reply
+from shared.sender import Reply
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
 with ResultFile(Path(sys.argv[1]), "b1") as file:

@@ -13,10 +13,9 @@ import pytest
 from aiohttp import web
 
 from shared.batch.check import check
-from shared.batch.errors import KeyRefused, ServerLost
 from shared.batch.results import ResultFile
 from shared.batch.run import BatchRun, Counts, Plan, read_results
-from shared.batch.sender import Sender
+from shared.sender import KeyRefused, Sender, ServerLost
 from tests.shared.batch.test_lines import line, write
 
 LIMIT = 10_000

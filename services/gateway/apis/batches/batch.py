@@ -23,12 +23,11 @@ from services.gateway.http.fair_threads import FairThreads
 from services.gateway.http.internal_socket import OWNER_HEADER
 from services.gateway.metrics import BATCH_REQUESTS
 from shared.batch.check import MAX_ERRORS, Checked, check
-from shared.batch.errors import KeyRefused
 from shared.batch.lines import LineError
 from shared.batch.results import ResultFile
 from shared.batch.run import BatchRun, Counts, Done, Plan, read_results
-from shared.batch.sender import Sender
 from shared.process.fair_slots import FairSlots
+from shared.sender import KeyRefused, Sender
 from shared.settings.gateway import GatewayConfig
 
 Result = TypeVar("Result")

@@ -15,8 +15,9 @@ from services.gateway.apis.batches.batch import Batch
 from services.gateway.apis.batches.folder import BatchFolder, BatchKey
 from services.gateway.apis.batches.leftovers import remove_leftovers
 from services.gateway.http.fair_threads import FairThreads
-from shared.batch.errors import BatchStopped, WrongResults
+from shared.batch.results import WrongResults
 from shared.process.fair_slots import FairSlots
+from shared.sender import BatchStopped
 from shared.settings.gateway import GatewayConfig
 
 log = logging.getLogger(__name__)

@@ -22,7 +22,7 @@ from services.gateway.apis.batches.folder import BatchFolder, BatchKey
 from services.gateway.apis.batches.objects import StoredBatch
 from services.gateway.apis.batches.runner import BatchRunner
 from services.gateway.service import GatewayService
-from shared.batch.errors import NotWritten
+from shared.batch.results import NotWritten
 from shared.batch.run import BatchRun
 from shared.wire.envelope import read_options
 from tests.services.gateway.fakes import FakeTokenizer, until

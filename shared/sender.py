@@ -1,4 +1,4 @@
-"""Sends one request of a batch until its answer is final."""
+"""Sends a request to a server until its answer is final."""
 
 import asyncio
 import time
@@ -10,7 +10,7 @@ from types import MappingProxyType
 import aiohttp
 import msgspec
 
-from shared.batch.errors import KeyRefused, NoReply, ServerLost
+from shared.errors import ShoalError
 from shared.http_faults import text_of_fault
 
 PASSING = {408, 429, 502, 503, 504, 529}
@@ -21,6 +21,22 @@ MAX_PAUSE_S = 30.0
 MAX_TEXT_CHARS = 2000
 PROBE_TIMEOUT = aiohttp.ClientTimeout(total=10)
 LOST = (aiohttp.ClientError, ConnectionError)
+
+
+class BatchStopped(ShoalError):
+    """A batch of requests ends early."""
+
+
+class ServerLost(BatchStopped):
+    """The server did not answer for too long to come back by itself."""
+
+
+class KeyRefused(BatchStopped):
+    """The server refuses the API key for all requests."""
+
+
+class NoReply(ShoalError):
+    """The server does not reply to one request, but to others."""
 
 
 @dataclass(frozen=True, slots=True)
