@@ -7,7 +7,7 @@ import aiohttp
 import pytest
 from msgspec.structs import replace
 
-from services.gateway.apis.ops.invocations import path_of
+from services.gateway.apis.invocations.endpoint import path_of
 from shared.wire.messages import PoolingInfo
 from tests.services.gateway.fakes import MODEL, FakeTokenizer
 
