@@ -3,16 +3,17 @@
 import re
 
 MAX_HALVES = 1 << 16
+CALL_BYTES = 256 << 10
 REPLACEMENT = b"\\ufffd"
 
 _HALF = re.compile("[\ud800-\udfff]")
 _ESCAPED_HALF = re.compile(rb"\\u[dD][89a-fA-F][0-9a-fA-F]{2}")
-# The most pieces per match, since other threads wait meanwhile.
+# The most pieces per match, and bytes of each, since other threads wait meanwhile.
 _WHOLE = re.compile(
-    rb"(?:[^\\]++"
+    rb"(?:[^\\]{1,1024}+"
     rb"|\\[^u]"
     rb"|\\u(?![dD][89a-fA-F])"
-    rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}){0,65536}+"
+    rb"|\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}){0,1024}+"
 )
 
 
@@ -24,7 +25,7 @@ def without_halves(text: str) -> str:
 def without_escaped_halves(data: bytes | bytearray) -> bytes | bytearray:
     """JSON ``data`` with U+FFFD in place of lone surrogates, at most ``MAX_HALVES``; ``data``
     itself without any."""
-    if b"\\ud" not in data and b"\\uD" not in data:
+    if not _has_escapes(data):
         return data
     mended: bytearray | None = None
     place = num_halves = 0
@@ -40,3 +41,15 @@ def without_escaped_halves(data: bytes | bytearray) -> bytes | bytearray:
         else:
             break  # not JSON
     return data if mended is None else mended
+
+
+def _has_escapes(data: bytes | bytearray) -> bool:
+    """Whether ``data`` may have an escaped surrogate; found in pieces, since each call holds the
+    GIL."""
+    for place in range(0, len(data), CALL_BYTES):
+        end = place + CALL_BYTES + 2  # of an escape across two pieces
+        if data.find(b"\\", place, end) < 0:
+            continue
+        if data.find(b"\\ud", place, end) >= 0 or data.find(b"\\uD", place, end) >= 0:
+            return True
+    return False

@@ -42,6 +42,30 @@ def test_values_are_the_same(value: Any, ensure_ascii: bool, indent: Any) -> Non
     assert decode(memoryview(text)) == value
 
 
+@given(st.integers(0, 30), st.integers(0, 30), st.sampled_from(["", "a", '"', ", []", '\\"']))
+def test_long_texts_are_passed_over(num: int, num_escaped: int, behind: str) -> None:
+    text = "," * num + "\\" * num_escaped + behind
+    values = [text, {text: [text, 1]}, text]
+    whole = json.dumps(values).encode()
+    found = [bytes(each) for each in slices(memoryview(whole))]
+    assert [item for each in found for item in json.loads(b"[%b]" % each)] == values
+    assert decode(memoryview(whole)) == values
+    assert num_values(memoryview(whole), 9) == 7
+
+
+def test_no_piece_inside_of_a_text_is_scanned(monkeypatch: pytest.MonkeyPatch) -> None:
+    scanned: list[bytes] = []
+    scan = json_scan._Scan._in_strings
+
+    def in_strings(self: Any, piece: Any) -> Any:
+        scanned.append(piece.tobytes())
+        return scan(self, piece)
+
+    monkeypatch.setattr(json_scan._Scan, "_in_strings", in_strings)
+    assert num_values(memoryview(b'{"a": "%b"}' % (b",[\\\\" * 70)), 9) == 2
+    assert scanned == [b'{"a": "', b'"}']
+
+
 @given(VALUES, st.data())
 def test_what_is_no_json_is_none_in_slices_either(value: Any, data: st.DataObject) -> None:
     text = bytearray(json.dumps(value).encode())

@@ -41,6 +41,14 @@ def test_what_is_no_json_goes_through(data: bytes):
     assert len(without_escaped_halves(data)) == len(data)
 
 
+@pytest.mark.parametrize("num", range(9))
+def test_halves_across_pieces_are_found(monkeypatch: pytest.MonkeyPatch, num: int):
+    monkeypatch.setattr(surrogates, "CALL_BYTES", 5)
+    for half in (b"\\ud83d", b"\\uD83D"):
+        data = b"a" * num + half + b"a"
+        assert without_escaped_halves(data) == data.replace(half, b"\\ufffd")
+
+
 def test_many_halves_are_left(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(surrogates, "MAX_HALVES", 2)
     assert without_escaped_halves(b"\\ud83d" * 3) == b"\\ufffd" * 2 + b"\\ud83d"
