@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from shared.errors import CodecError
-from shared.wire.messages import ARRAYS, Message
+from shared.wire.messages import ARRAYS, MORE_ARRAYS, Message
 
 MAX_HEADER_BYTES = 4 << 20
 MAX_BODY_FRAME_BYTES = 16 << 20
@@ -83,7 +83,9 @@ def decode(frames: Sequence[Frame]) -> tuple[Message, list[Array]]:
 
 
 def _check_arrays(header: Header) -> None:
-    allowed = ARRAYS.get(type(header.message), ())
+    allowed, more = ARRAYS.get(type(header.message), ()), MORE_ARRAYS.get(type(header.message))
+    if more is not None:
+        allowed += (more,) * (len(header.arrays) - len(allowed))
     found = [spec.dtype for spec in header.arrays if len(spec.shape) == 1]
     is_good = len(found) == len(header.arrays) == len(allowed) and all(
         dtype in dtypes for dtype, dtypes in zip(found, allowed, strict=True)

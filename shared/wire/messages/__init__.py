@@ -21,6 +21,7 @@ Each link has a file here, and all names are imported from this package.
 from shared.wire.messages.adapters import *
 from shared.wire.messages.every_link import *
 from shared.wire.messages.gateway_tokenizer import *
+from shared.wire.messages.media import *
 from shared.wire.messages.ranges import *
 from shared.wire.messages.rows import *
 from shared.wire.messages.scheduler_worker import *
@@ -58,6 +59,7 @@ Message = (
     | LoadAdapter
     | UnloadAdapter
     | ForgetAdapter
+    | Encoded
 )
 
 TOKEN_ARRAYS = ({"i4"}, {"f4"}, {"i4"}, {"i4"})
@@ -75,3 +77,5 @@ ARRAYS: dict[type, tuple[set[str], ...]] = {
     Converted: ({"u1", "i4", "i8"},),
     Vocabulary: ({"u1"}, {"i4"}),
 }
+# Of any number of further ones, which are files or pixels.
+MORE_ARRAYS: dict[type, set[str]] = {each: {"u1"} for each in (Submit, Convert, Generate, StepPlan)}

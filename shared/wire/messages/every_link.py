@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from shared.wire.messages.media import MediumKind
 from shared.wire.messages.ranges import (
     MAX_CELLS,
     MAX_GROUPS,
@@ -87,6 +88,7 @@ class ModelInfo(Row, frozen=True):
     pooling: PoolingInfo | None = None
     lm_head_quantization: Name = ""  # "none": output head as in the checkpoint
     embedding_quantization: Name = ""  # "none": embeddings as in the checkpoint
+    media: list[MediumKind] = []  # that prompts may hold
 
 
 class Group(Row, frozen=True):
@@ -109,7 +111,7 @@ class Capacity(Row, frozen=True):
     may share a sequence. A block holds the KV of ``block_size`` tokens in the layers of one of
     ``groups``; all groups draw on the same blocks. Some layers keep a state of each sequence, with
     room for ``num_states`` copies; None: no layer does. Its running sequences have at most
-    ``max_adapters`` different adapters.
+    ``max_adapters`` different adapters. It computes prompts with these ``media``.
     """
 
     num_blocks: Int32
@@ -127,6 +129,7 @@ class Capacity(Row, frozen=True):
     groups: Annotated[tuple[Group, ...], Meta(min_length=1, max_length=MAX_GROUPS)] = EVERY_LAYER
     num_states: Int32 | None = None
     max_adapters: Int32 = 0
+    media: Annotated[tuple[MediumKind, ...], Meta(max_length=2)] = ()
 
 
 INSTANCE = r"[A-Za-z0-9._-]{1,32}"  # the name of a process

@@ -4,6 +4,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Raw
 
+from shared.wire.messages.media import Media
 from shared.wire.messages.ranges import (
     EMPTY_ROW,
     MAX_BAD_WORDS,
@@ -107,7 +108,9 @@ class Submit(Row, tag=10, frozen=True):
     ``kind`` text: UTF-8 bytes; ids: int32 token ids; chat: the JSON array of messages, UTF-8; pair:
     the JSON array of a query, a document and, if there is one, an instruction. ``reasoning_budget``
     is in tokens. ``options`` is a row of RequestOptions. Peers below minor ``OPTIONS_MINOR`` send
-    and read the ``old_`` fields instead (``older.py``).
+    and read the ``old_`` fields instead (``older.py``). Each of ``media`` has a further buffer, its
+    file: parts of a chat name them by number, ids have a run of placeholders for each, in order.
+    ``media_options``: vLLM's ``mm_processor_kwargs``, a JSON object.
     """
 
     request: Name
@@ -127,6 +130,8 @@ class Submit(Row, tag=10, frozen=True):
     old_num_worker_deaths: Int32 = 0
     old_left_scheduler: Name = ""
     options: Raw = EMPTY_ROW
+    media: Media = []
+    media_options: Json = ""
 
 
 class Convert(Row, tag=15, frozen=True):
@@ -134,7 +139,7 @@ class Convert(Row, tag=15, frozen=True):
     offsets of its tokens in the text, or, with any prompt, facts of the tokenizer. Ids convert to
     text only. Buffer: as in Submit. Answered by Converted, or by Failed with attempt 0.
     ``max_prompt_tokens`` and ``keeps_prompt_start``: as in TextOptions; ``owner``: as in
-    RequestOptions."""
+    RequestOptions; ``media``, their buffers and ``media_options``: as in Submit."""
 
     request: Name
     kind: PromptKind
@@ -144,6 +149,8 @@ class Convert(Row, tag=15, frozen=True):
     max_prompt_tokens: Int32 | None = None
     keeps_prompt_start: bool = False
     owner: Name = ""
+    media: Media = []
+    media_options: Json = ""
 
 
 class Abort(Row, tag=16, frozen=True):

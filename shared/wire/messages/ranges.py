@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 PROTOCOL_MAJOR = 3
-PROTOCOL_MINOR = 9
+PROTOCOL_MINOR = 10
 POOLING_MINOR = 1  # the first with pooling
 CONVERTED_MINOR = 2  # the first with all conversions of Convert, not to ids alone
 REPORT_MINOR = 2  # the first with Inquire and ServiceReport
@@ -15,6 +15,7 @@ OPTIONS_MINOR = 6  # the first with RequestOptions
 GROUPS_MINOR = 7  # the first with groups of layers
 STATES_MINOR = 8  # the first with states of layers
 ADAPTERS_MINOR = 9  # the first with adapters
+MEDIA_MINOR = 10  # the first with images
 
 ServiceName = Literal["gateway", "tokenizer", "scheduler", "worker"]
 FinishReason = Literal["stop", "length", "abort", "repetition"]

@@ -2,6 +2,7 @@
 
 from msgspec import Raw
 
+from shared.wire.messages.media import Items
 from shared.wire.messages.ranges import (
     EMPTY_ROW,
     FinishReason,
@@ -25,6 +26,8 @@ class Admit(Row, frozen=True):
     layers. There ``Capacity.num_blocks`` stands for a block behind the group's window.
     The state of its ``num_cached`` ids is the copy ``from_state``; ``to_state``: as in Keep.
     ``num_prompt_scored``: as in ChoiceStart. ``options`` and ``old_is_traced``: as in Submit.
+    ``items`` are the images of the prompt. The worker encodes the ones that end behind
+    ``num_cached``, and sends Encoded.
     """
 
     slot: Int32
@@ -43,6 +46,7 @@ class Admit(Row, frozen=True):
     more_blocks: list[list[Int32]] = []
     from_state: Int32 | None = None
     to_state: Int32 | None = None
+    items: Items = []
 
 
 class Extend(Row, frozen=True):
@@ -91,8 +95,9 @@ class StepPlan(Row, tag=13, frozen=True):
     Applied in the order of the fields, ``rows`` after ``release``: a plan may release a slot and
     admit a sequence to it. ``draft_depth`` is the number of drafts to make of each sampling
     sequence, for the next step. ``num_steps``: a decode-only plan may have several. Each computes
-    the same rows, except ended sequences, with the last sampled token as input. Buffer 0: int32
-    known ids of all ``admit`` rows, concatenated.
+    the same rows, except ended sequences, with the last sampled token as input. Buffers:
+    int32 known ids of all ``admit`` rows, concatenated; the pixels of each different digest in
+    their items that end behind ``num_cached``, in order.
     """
 
     step: Int64

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from msgspec import Meta, Raw
 
+from shared.wire.messages.media import Items
 from shared.wire.messages.ranges import EMPTY_ROW, MAX_CHOICES, Int32, Name, Priority, Row
 from shared.wire.messages.rows import Finished, SamplingParams, SpanReport, TokenRun
 
@@ -23,7 +24,7 @@ class Generate(Row, tag=11, frozen=True):
     ids of the prompt; int32 ids its sequences emitted in earlier attempts.
 
     Choice 0 alone has the logprobs of the prompt. ``options`` and the ``old_`` fields: as in
-    Submit.
+    Submit. Further buffers: the pixels of each different digest in ``items``, in their order.
     """
 
     request: Name
@@ -36,6 +37,7 @@ class Generate(Row, tag=11, frozen=True):
     old_num_worker_deaths: Int32 = 0
     old_owner: Name = ""
     options: Raw = EMPTY_ROW
+    items: Items = []
 
 
 class TokenRow(Row, frozen=True):

@@ -5,6 +5,7 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from shared.wire.messages.media import MAX_MEDIA
 from shared.wire.messages.ranges import MAX_LEFT_OUT, Int32, Int64, Name, Reason, Row, Seconds
 
 
@@ -62,8 +63,8 @@ class Accepted(Row, tag=20, frozen=True):
     """All choices will run. Until it arrives, a gateway sends no byte to the client.
 
     Buffer: int32 ids of the prompt; a scheduler sends none, since its peer knows them. A tokenizer
-    sets ``start``, ``dropped`` and ``left_out``, the places of schema keywords in the request that
-    are not enforced.
+    sets ``start``, ``dropped``, ``left_out``, the places of schema keywords in the request that are
+    not enforced, and ``media``, the numbers of the media that the prompt holds, in its order.
     """
 
     request: Name
@@ -71,6 +72,7 @@ class Accepted(Row, tag=20, frozen=True):
     start: OutputStart = OutputStart.ANSWER
     dropped: Dropped = NOTHING_DROPPED
     left_out: Annotated[list[Name], Meta(max_length=MAX_LEFT_OUT)] = []
+    media: Annotated[list[Int32], Meta(max_length=MAX_MEDIA)] = []
 
 
 class Lost(Row, tag=26, frozen=True):

@@ -52,7 +52,7 @@ def test_a_message_and_its_array_come_back_equal(ids: list[int], seed: int, temp
 
 def test_the_header_is_plain_msgpack_of_tag_and_fields():
     frames = encode(Accepted("r/0", 2), [np.zeros(3, np.int32)])
-    assert msgpack.unpackb(frames[0]) == [[20, "r/0", 2, 0, [0, 0], []], [["i4", [3]]]]
+    assert msgpack.unpackb(frames[0]) == [[20, "r/0", 2, 0, [0, 0], [], []], [["i4", [3]]]]
 
 
 def test_trailing_fields_of_a_newer_minor_are_ignored_and_missing_ones_have_defaults():

@@ -1,0 +1,186 @@
+"""A tiny random checkpoint of Qwen2.5-VL in its published layout, pictures, and transformers' texts
+for both."""
+
+import io
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+from PIL import Image
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoImageProcessor, AutoModelForImageTextToText, PreTrainedTokenizerFast
+
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+MEDIA = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}"
+    "{% if part.type == 'image' or 'image' in part or 'image_url' in part %}" + IMAGE + ""
+    "{% elif 'text' in part %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+STD = 0.2  # of random weights: large enough for a picture to change the text
+MAX_LEN = 4096
+
+
+def save_checkpoint(folder: Path, seed: int = 0) -> None:
+    """Weights of float32; images of 56² to 280² pixels."""
+    tokenizer: Any = _tokenizer()
+    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+    ids: Any = dict(zip(names, tokenizer.convert_tokens_to_ids([*MEDIA]), strict=True))
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    text = {
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": MAX_LEN,
+        "eos_token_id": end,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.pad_token_id,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "mrope_section": [2, 3, 3],
+        },
+    }
+    vision = {
+        "depth": 3,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_heads": 2,
+        "out_hidden_size": 64,
+        "patch_size": 14,
+        "window_size": 56,
+        "fullatt_block_indexes": [1],
+        "tokens_per_second": 2,
+    }
+    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, **ids)
+    config.dtype = torch.float32
+    torch.manual_seed(seed)
+    model = transformers.Qwen2_5_VLForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim >= 2 and "norm" not in name:
+                parameter.normal_(0, STD)
+            elif "bias" in name:
+                parameter.normal_(0, 0.1)
+            if "patch_embed" in name:
+                parameter.mul_(2)
+    model.generation_config.eos_token_id = end
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    kind = transformers.models.qwen2_vl.image_processing_pil_qwen2_vl.Qwen2VLImageProcessorPil
+    kind(size={"shortest_edge": 56 * 56, "longest_edge": 280 * 280}).save_pretrained(folder)
+
+
+def picture(seed: int, width: int, height: int) -> Image.Image:
+    """Discs on a gradient."""
+    random = np.random.default_rng(seed)
+    rows, columns = np.mgrid[0:height, 0:width].astype(np.float32)
+    shades = [rows / height, columns / width, (rows + columns) / (height + width)]
+    pixels = np.stack(shades, -1) * 255 * random.random(3)
+    for _ in range(6):
+        row, column, radius = random.random(3) * (height, width, min(height, width) / 2)
+        is_inside = (rows - row) ** 2 + (columns - column) ** 2 < radius**2
+        pixels[is_inside] = random.random(3) * 255
+    return Image.fromarray(pixels.astype(np.uint8))
+
+
+def png(image: Image.Image) -> bytes:
+    file = io.BytesIO()
+    image.save(file, "PNG")
+    return file.getvalue()
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """transformers' result for a chat: the ids of the prompt, of the text, and the text."""
+
+    prompt_ids: list[int]
+    ids: list[int]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """transformers' model on a checkpoint, in float32."""
+
+    model: Any
+    tokenizer: Any
+    images: Any
+
+    def expect(
+        self, messages: list[dict[str, object]], pictures: list, num_tokens: int
+    ) -> Expected:
+        """The greedy text of a chat with ``pictures`` as its parts of type ``image``, in order."""
+        prompt = self.tokenizer.apply_chat_template(
+            messages, tokenize=False, add_generation_prompt=True
+        )
+        inputs = self.inputs(prompt, pictures)
+        ids = inputs["input_ids"]
+        with torch.inference_mode():
+            found = self.model.generate(**inputs, do_sample=False, max_new_tokens=num_tokens)
+        new = found[0, ids.shape[1] :].tolist()
+        text = self.tokenizer.decode(new, skip_special_tokens=True)
+        return Expected(ids[0].tolist(), new, text)
+
+    def inputs(self, prompt: str, pictures: list) -> dict[str, torch.Tensor]:
+        """The placeholder of each picture is repeated, as Qwen2_5_VLProcessor does, which needs
+        torchvision."""
+        found = dict(self.images(images=pictures, return_tensors="pt")) if pictures else {}
+        pieces = prompt.split(MEDIA[2])
+        nums = [int(grid.prod()) // 4 for grid in found.get("image_grid_thw", ())]
+        assert len(nums) == len(pieces) - 1
+        text = pieces[0]
+        for num, piece in zip(nums, pieces[1:], strict=True):
+            text += MEDIA[2] * num + piece
+        ids = self.tokenizer(text, return_tensors="pt")["input_ids"]
+        kinds = (ids == self.model.config.image_token_id).int()
+        return (
+            {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+            | found
+            | ({"mm_token_type_ids": kinds} if pictures else {})
+        )
+
+
+@cache
+def reference(folder: Path) -> Reference:
+    model = AutoModelForImageTextToText.from_pretrained(
+        folder, dtype=torch.float32, attn_implementation="eager"
+    )
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    images = AutoImageProcessor.from_pretrained(folder, backend="pil")
+    return Reference(model.eval(), tokenizer, images)
+
+
+def _tokenizer() -> PreTrainedTokenizerFast:
+    """Bytes, then special tokens."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    core = Tokenizer(models.BPE({char: number for number, char in enumerate(alphabet)}, []))
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    core.add_special_tokens([*SPECIAL, *MEDIA])
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>"
+    )
+    made.chat_template = TEMPLATE
+    return made
+
+
+if __name__ == "__main__":
+    import sys
+
+    save_checkpoint(Path(sys.argv[1]))
+    print(json.dumps(sorted(path.name for path in Path(sys.argv[1]).iterdir())))
