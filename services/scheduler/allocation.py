@@ -1,5 +1,6 @@
 """The slot and blocks of a sequence on its worker, and its progress there."""
 
+import sys
 from collections import deque
 from dataclasses import dataclass, field
 
@@ -40,7 +41,8 @@ class Allocation:
     go to ``to_state``, each over the one before; None: there are none. A keep point is due at block
     ``due``, or none at 0. ``cuts`` are pairs of an end and a limit: a chunk of the prompt that
     would reach the limit stops at the end, before the copy there is overwritten. ``num_last``
-    counts the ids of its last output row: 0 if it failed or its token is computed again.
+    counts the ids of its last output row: 0 if it failed or its token is computed again. Only its
+    first ``num_ready`` ids may be computed yet.
     """
 
     worker_id: str
@@ -63,6 +65,7 @@ class Allocation:
     due: int = 0
     cuts: list[tuple[int, int]] = field(default_factory=list)
     num_last: int | None = None
+    num_ready: int = sys.maxsize
 
     @property
     def blocks(self) -> list[int]:

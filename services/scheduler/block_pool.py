@@ -14,7 +14,7 @@ class BlockHashes:
     """Block hashes of a sequence, computed on first use.
 
     The KV of a block depends on all ids up to its end, so its hash is a chain: 128 bits of blake2b
-    over the previous block's hash and the block's ids. The chain begins with ``root``
+    over the previous block's hash and the block's content. The chain begins with ``root``
     (``hash_root``).
     """
 
@@ -22,13 +22,13 @@ class BlockHashes:
         self.block_size = block_size
         self._chain = [root]
 
-    def block_hash(self, number: int, ids: Callable[[int, int], bytes]) -> bytes:
-        """``ids(start, end)`` returns the int32 ids between two positions as bytes. All ids of the
-        block must be known."""
+    def block_hash(self, number: int, content: Callable[[int, int], bytes]) -> bytes:
+        """``content(start, end)`` returns the int32 ids between two positions as bytes, and all
+        that they stand for. All ids of the block must be known."""
         chain, size = self._chain, self.block_size
         while len(chain) <= number + 1:
             end = len(chain) * size
-            chain.append(_digest(chain[-1] + ids(end - size, end)))
+            chain.append(_digest(chain[-1] + content(end - size, end)))
         return chain[number + 1]
 
 

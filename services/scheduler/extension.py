@@ -9,13 +9,15 @@ from services.scheduler.sequence import Arrival, Sequence
 from shared.errors import RequestError
 from shared.link.extension import Extension
 from shared.link.peer import Peer
+from shared.settings.scheduler import SchedulerConfig
 
 
 @dataclass(frozen=True)
 class Cell:
-    """The ``core`` of a scheduler and its attached ``workers`` by id. ``on_fits`` must be called
-    when other sequences fit the workers than before."""
+    """The ``core`` of a scheduler with the settings ``config``, and its attached ``workers`` by id.
+    ``on_fits`` must be called when other sequences fit the workers than before."""
 
+    config: SchedulerConfig
     core: Scheduler
     workers: Mapping[str, Peer]
     on_fits: Callable[[], None]
@@ -34,7 +36,7 @@ class CellExtension(Extension):
         """The worker is no longer one of the cell's; it may be connected."""
 
     def check(self, arrival: Arrival) -> None:
-        """Raises the RequestError that refuses a prompt."""
+        """Raises the RequestError that refuses a prompt. It may share the pixels of others."""
 
     def why_unservable(self, sequence: Sequence) -> RequestError | None:
         """The reason that no worker can run ``sequence``, if this part is the reason."""

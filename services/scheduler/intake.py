@@ -11,7 +11,7 @@ import numpy as np
 from services.scheduler.first_token import PROMISE_OUT_OF_REACH
 from services.scheduler.metrics import PROMISES, QUARANTINE_REFUSALS, QUARANTINED_REQUESTS
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.sequence import Arrival, Sequence
+from services.scheduler.sequence import Arrival, Sequence, Span
 from shared.errors import QUARANTINED, InvalidRequest, Overloaded, RequestError
 from shared.process.log import client_text
 from shared.process.rate import Rate
@@ -57,7 +57,8 @@ class Intake:
             self._ends.start(now_s)
         try:
             self._check(arrival)
-            self._quarantine.check(arrival.prompt, arrival.generate.params, arrival.options, now_s)
+            params, options = arrival.generate.params, arrival.options
+            self._quarantine.check(arrival.prompt, params, options, now_s, arrival.spans)
             self._core.add(arrival, self._ends.per_s(now_s))
         except RequestError as error:
             if error.code == QUARANTINED:
@@ -79,7 +80,8 @@ class Intake:
         QUARANTINED_REQUESTS.inc()
         name = client_text(sequence.request)
         log.warning("workers died under request %s: it is quarantined", name)
-        self._quarantine.add(sequence.prompt, sequence.params, sequence.options, now_s)
+        params, options = sequence.params, sequence.options
+        self._quarantine.add(sequence.prompt, params, options, now_s, sequence.spans)
 
     def _check(self, arrival: Arrival) -> None:
         """Passes everything while no worker is connected: the core refuses it then."""
@@ -204,9 +206,10 @@ class Quarantine:
     """Requests under which workers died: each new attempt would kill two more. Times are monotonic.
     Pure.
 
-    Requests are equal if their prompt, parameters and ``hash_root`` are. The seed is left out,
-    since it differs between attempts unless the client sets it, and so are prompt logprobs, since
-    only the first choice asks for them. A new entry beyond ``MAX_QUARANTINED`` replaces the oldest.
+    Requests are equal if their prompt with its items, parameters and ``hash_root`` are. The seed is
+    left out, since it differs between attempts unless the client sets it, and so are prompt
+    logprobs, since only the first choice asks for them. A new entry beyond ``MAX_QUARANTINED``
+    replaces the oldest.
     """
 
     def __init__(self, quarantine_s: float) -> None:
@@ -217,21 +220,31 @@ class Quarantine:
         return len(self._until_s)
 
     def add(
-        self, prompt: np.ndarray, params: SamplingParams, options: RequestOptions, now_s: float
+        self,
+        prompt: np.ndarray,
+        params: SamplingParams,
+        options: RequestOptions,
+        now_s: float,
+        spans: Iterable[Span] = (),
     ) -> None:
-        digest = _digest(prompt, params, options)
+        digest = _digest(prompt, params, options, spans)
         self._until_s.pop(digest, None)
         self._until_s[digest] = now_s + self._quarantine_s
         self._drop_old(now_s)
 
     def check(
-        self, prompt: np.ndarray, params: SamplingParams, options: RequestOptions, now_s: float
+        self,
+        prompt: np.ndarray,
+        params: SamplingParams,
+        options: RequestOptions,
+        now_s: float,
+        spans: Iterable[Span] = (),
     ) -> None:
         """Raises InvalidRequest for a quarantined request."""
         self._drop_old(now_s)
         if not self._until_s:
             return
-        until_s = self._until_s.get(_digest(prompt, params, options))
+        until_s = self._until_s.get(_digest(prompt, params, options, spans))
         if until_s is None:
             return
         left_s = until_s - now_s
@@ -249,8 +262,11 @@ class Quarantine:
             del self._until_s[digest]
 
 
-def _digest(prompt: np.ndarray, params: SamplingParams, options: RequestOptions) -> bytes:
+def _digest(
+    prompt: np.ndarray, params: SamplingParams, options: RequestOptions, spans: Iterable[Span]
+) -> bytes:
     """``prompt`` [prompt_len] int32."""
     params = msgspec.structs.replace(params, seed=0, prompt_logprobs=None)
-    header = hash_root(options) + msgspec.msgpack.encode(params)
+    items = [span.item for span in spans]
+    header = hash_root(options) + msgspec.msgpack.encode((params, items))
     return blake2b(header + prompt.tobytes(), digest_size=16).digest()

@@ -6,11 +6,12 @@ from msgspec.structs import replace
 from services.scheduler.draft_depth import room_for_drafts
 from services.scheduler.sequence import Sequence
 from shared.wire.faults import list_bytes
-from shared.wire.messages import Admit, Decode, Extend, PlanRow, Prefill, StepPlan
+from shared.wire.messages import Admit, Decode, Extend, Item, PlanRow, Prefill, StepPlan
 
 # A plan is a header of at most 4 MiB, mostly lists of blocks and ids.
 MAX_ADMIT_BYTES = 2 << 20
-MAX_ID_BYTES = 16 << 20  # in the buffer; choices of one prompt have a copy of it each
+MAX_ARRAY_BYTES = 16 << 20  # of ids, of which each choice of a prompt has a copy, and pixels
+MAX_ITEM_BYTES = 64  # in the header
 
 
 class PlanBuilder:
@@ -49,7 +50,8 @@ class PlanBuilder:
         )
         self.newcomers: list[Sequence] = []
         self._known: list[np.ndarray] = []
-        self._num_admit_bytes = self._num_id_bytes = 0
+        self._pixels: dict[bytes, np.ndarray] = {}  # by digest
+        self._num_admit_bytes = self._num_array_bytes = 0
 
     @property
     def is_empty(self) -> bool:
@@ -60,13 +62,19 @@ class PlanBuilder:
 
     @property
     def is_full(self) -> bool:
-        is_large = self._num_admit_bytes > MAX_ADMIT_BYTES or self._num_id_bytes > MAX_ID_BYTES
+        num_bytes, num_array_bytes = self._num_admit_bytes, self._num_array_bytes
+        is_large = num_bytes > MAX_ADMIT_BYTES or num_array_bytes > MAX_ARRAY_BYTES
         return self.budget == 0 or is_large
 
     @property
     def ids(self) -> np.ndarray:
         """Known ids of the admitted sequences, concatenated: [sum of num_ids] int32."""
         return np.concatenate(self._known) if self._known else np.zeros(0, np.int32)
+
+    @property
+    def pixels(self) -> list[np.ndarray]:
+        """Of each different digest in the items of the admitted sequences."""
+        return [*self._pixels.values()]
 
     def share_budget(self, num_decoding: int) -> None:
         """Lowers the drafts of each of ``num_decoding`` sequences to fit the budget."""
@@ -91,12 +99,13 @@ class PlanBuilder:
             self.newcomers.append(sequence)
         ids = sequence.known_ids()
         self._known.append(ids)
-        self._num_id_bytes += ids.nbytes
+        self._num_array_bytes += ids.nbytes
         # Copies, for the tables may grow before the plan is encoded.
         blocks, *more_blocks = (each.padded(self._null_block) for each in allocation.tables)
         num_blocks = sum(each.num_blocks for each in allocation.tables)
         self._num_admit_bytes += 5 * num_blocks + list_bytes(sequence.params)
         self._num_admit_bytes += len(memoryview(sequence.option_row))
+        items = self._add_items(sequence) if sequence.spans else []
         self.plan.admit.append(
             Admit(
                 slot=allocation.slot,
@@ -114,8 +123,19 @@ class PlanBuilder:
                 more_blocks=more_blocks,
                 from_state=allocation.from_state,
                 to_state=allocation.to_state,
+                items=items,
             )
         )
+
+    def _add_items(self, sequence: Sequence) -> list[Item]:
+        """All, for positions, and the pixels of items with tokens to compute."""
+        num_cached = sequence.allocated.num_computed
+        self._num_admit_bytes += MAX_ITEM_BYTES * len(sequence.spans)
+        for item, pixels in sequence.spans:
+            if item.end > num_cached and item.digest not in self._pixels:
+                self._pixels[item.digest] = pixels
+                self._num_array_bytes += pixels.nbytes
+        return [each.item for each in sequence.spans]
 
     def extend(self, sequence: Sequence, blocks: list[list[int]]) -> None:
         """``blocks`` of each group of layers, or none at all."""
@@ -137,9 +157,12 @@ class PlanBuilder:
         num_to_compute, plan, allocation = sequence.num_to_compute, self.plan, sequence.allocation
         assert allocation is not None
         num_tokens = min(
-            max_tokens, self.budget, sequence.max_chunk(num_to_compute, self._vocab_size)
+            max_tokens,
+            self.budget,
+            sequence.max_chunk(num_to_compute, self._vocab_size),
+            allocation.num_ready - allocation.num_computed,
         )
-        if num_tokens == 0:
+        if num_tokens <= 0:
             return
         if num_tokens < num_to_compute:
             num_tokens = self._up_to_multiple(allocation.num_computed, num_tokens)

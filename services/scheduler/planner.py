@@ -120,7 +120,7 @@ class Planner:
 
     def _first_isolated(self, worker: WorkerState) -> Sequence | None:
         for sequence in worker.running.values():
-            if sequence.is_isolated and sequence.has_credit:
+            if sequence.is_isolated and sequence.has_credit and not sequence.awaits_item:
                 return sequence
         return self._first_for(worker, self._queues.isolated)
 
@@ -305,9 +305,9 @@ class Planner:
         or later ones once ``groups`` is past. Returns the reason of the first sequence left
         waiting.
 
-        If this plan fills blocks of a prompt, further choices of the prompt are skipped: the next
-        plan finds the blocks in the prefix cache. After a plan that skipped every sequence it
-        looked at, the next plan also looks at the ones after them.
+        If this plan fills blocks of a prompt, or its image is encoded, further choices of the
+        prompt are skipped: a later plan finds the blocks in the prefix cache. After a plan that
+        skipped every sequence it looked at, the next plan also looks at the ones after them.
         """
         waiting = self._queues.waiting
         if not waiting:
@@ -340,7 +340,8 @@ class Planner:
             prefills.admit(first)
             groups.admit(first)
             self.num_admitted += 1
-            if worker.blocks.num_to_index(first) > 0 or first in prefills.longs:
+            fills_blocks = worker.blocks.num_to_index(first) > 0 or first.awaits_item
+            if fills_blocks or first in prefills.longs:
                 prompts.add(first.prompt_key)
         return WaitReason.STEP_BUDGET if worker.admits else WaitReason.NO_WORKER
 

@@ -33,13 +33,15 @@ class PrefillLimits:
 
     def has_room_for(self, sequence: Sequence, worker: WorkerState) -> bool:
         """True if ``sequence`` is short on ``worker`` or another long one may run there, not
-        counting sequences that yield to it."""
+        counting sequences that yield to it or await an image."""
         threshold = self.threshold(worker)
         num_tokens = sequence.num_to_compute - threshold
         if num_tokens <= 0:
             return True
         num_long = sum(
-            each.num_to_compute > threshold and not each.yields_to(sequence)
+            each.num_to_compute > threshold
+            and not each.awaits_item
+            and not each.yields_to(sequence)
             for each in worker.running.values()
         )
         return num_long < self.max_long or worker.has_cached(sequence, num_tokens)

@@ -63,12 +63,13 @@ MAX_LEFT = 4096
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A plan and its buffer, the known ids of admitted sequences. ``newcomers`` run for the first
-    time."""
+    """A plan and its buffers, the known ids and ``pixels`` of admitted sequences. ``newcomers`` run
+    for the first time."""
 
     plan: StepPlan
     ids: np.ndarray
     newcomers: list[Sequence] = field(default_factory=list)
+    pixels: list[np.ndarray] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +230,7 @@ class Scheduler:
                 options=options,
                 option_row=arrival.option_row,
                 num_prompt_scored=new.num_prompt_scored,
+                spans=arrival.spans,
                 hits=self._left_hits.pop(new.request, {}),
             )
             sequences.append(sequence)
@@ -309,7 +311,7 @@ class Scheduler:
             worker.blocks.index_blocks(worker.running[row.slot])
         self._count_hits(builder.newcomers)
         worker.send(builder.plan, self._num_absorbed)
-        return Planned(builder.plan, builder.ids, builder.newcomers)
+        return Planned(builder.plan, builder.ids, builder.newcomers, builder.pixels)
 
     def absorb(self, worker_id: str, result: StepResult, arrays: TokenArrays) -> list[Emission]:
         """Records the result of the oldest plan in flight, and returns an emission per row, in

@@ -1,15 +1,19 @@
 """A sequence: one choice of one prompt, from arrival to end."""
 
+import sys
 from array import array
+from collections.abc import Sequence as Series
 from dataclasses import dataclass, field
 from enum import IntEnum
 from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 from msgspec import Raw
 
 from services.scheduler.allocation import Allocation
 from services.scheduler.block_pool import BlockHashes
+from shared.errors import CodecError
 from shared.wire.envelope import RequestOptions, hash_root, read_options
 from shared.wire.faults import reads_all
 from shared.wire.messages import (
@@ -18,6 +22,7 @@ from shared.wire.messages import (
     WINDOW_TOKENS,
     Generate,
     Grant,
+    Item,
     ResultRow,
     SamplingParams,
     TokenRun,
@@ -49,19 +54,28 @@ class WaitReason(IntEnum):
     LATER_PRIORITY = 15  # it yields to running sequences: later-priority-share
     PROMISE = 16  # streams decode first: tpot-ms, min-stream-rate
     ADAPTER = 17  # running sequences have other adapters: max-loras
+    MEDIA = 18  # images of running sequences are encoded first
 
     @property
     def label(self) -> str:
         return self.name.lower()
 
 
+class Span(NamedTuple):
+    """Ids of a prompt that stand for an ``item`` with ``pixels`` [n] uint8."""
+
+    item: Item
+    pixels: np.ndarray
+
+
 @dataclass(slots=True)
 class Arrival:
-    """A Generate with its buffers: ``prompt`` [prompt_len] int32, shared by its sequences, and
-    ``emitted`` [n] int32, the ids each has emitted in earlier attempts, concatenated.
+    """A Generate with its buffers: ``prompt`` [prompt_len] int32, shared by its sequences,
+    ``emitted`` [n] int32, the ids each has emitted in earlier attempts, concatenated, and the
+    ``pixels`` of its items.
 
     It arrived at ``now_s`` (monotonic) from the tokenizer ``route``. Raises CodecError for bad
-    options.
+    options, and for items that do not fit the prompt or the pixels.
     """
 
     generate: Generate
@@ -69,12 +83,33 @@ class Arrival:
     emitted: np.ndarray
     route: int
     now_s: float
+    pixels: Series[np.ndarray] = ()
     options: RequestOptions = field(init=False)
     option_row: Raw = field(init=False)
+    spans: tuple[Span, ...] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.spans = _spans_of(self.generate.items, self.pixels, len(self.prompt))
         self.option_row = self.generate.options.copy()  # a view would keep the whole header alive
         self.options = read_options(self.option_row)
+
+
+def _spans_of(items: list[Item], pixels: Series[np.ndarray], prompt_len: int) -> tuple[Span, ...]:
+    """``pixels`` are of each different digest, in the order of ``items``."""
+    end, left, by_digest = 0, list(pixels), dict[bytes, np.ndarray]()
+    for item in items:
+        if not end <= item.start < item.end <= prompt_len:
+            raise CodecError(
+                f"an item from {item.start} to {item.end}; {end} to {prompt_len} is free"
+            )
+        end = item.end
+        if item.digest not in by_digest and left:
+            by_digest[item.digest] = left.pop(0)
+        if len(by_digest.get(item.digest, ())) != item.num_bytes:
+            raise CodecError(f"the item at {item.start} lacks its {item.num_bytes} bytes of pixels")
+    if left:
+        raise CodecError(f"{len(left)} buffers of pixels belong to no item")
+    return tuple(Span(item, by_digest[item.digest]) for item in items)
 
 
 MAX_WORKER_DEATHS = 2
@@ -95,7 +130,7 @@ class Sequence:
     ``num_prompt_scored`` prompt tokens, from the second on, have arrived. ``num_steps`` counts
     steps with output. ``num_passed_over`` counts plans that admitted, or might have admitted,
     others first, the last time because of ``wait_reason``. ``num_held_back`` counts steps that left
-    it out although it had a slot.
+    it out although it had a slot. ``spans`` are the images of the prompt, in order.
     """
 
     request: str
@@ -129,6 +164,7 @@ class Sequence:
     num_passed_over: int = 0
     num_held_back: int = 0
     wait_reason: WaitReason | None = None
+    spans: tuple[Span, ...] = ()
     missing_blocks: dict[str, int] = field(default_factory=dict)
     _hashes: BlockHashes | None = None
 
@@ -182,6 +218,12 @@ class Sequence:
         if allocation is None:
             return num_known
         return num_known + allocation.num_pending - allocation.num_computed
+
+    @property
+    def awaits_item(self) -> bool:
+        """True if its next id is in an image that its worker has yet to encode."""
+        allocation = self.allocation
+        return allocation is not None and allocation.num_computed >= allocation.num_ready
 
     @property
     def has_credit(self) -> bool:
@@ -245,6 +287,18 @@ class Sequence:
             num_tokens = min(num_tokens, len(self.prompt), self.hits.get(worker_id, num_tokens))
             self.num_cached = self.hits[worker_id] = num_tokens
 
+    def await_items(self) -> None:
+        """It has a slot: its worker begins to encode the items of its ids to compute."""
+        allocation = self.allocated
+        starts = (item.start for item, _ in self.spans if item.end > allocation.num_computed)
+        allocation.num_ready = next(starts, allocation.num_ready)
+
+    def note_encoded(self, num_ids: int) -> None:
+        """The items among its first ``num_ids`` ids are encoded; the next one begins there, unless
+        that is the end of the prompt. A message of an earlier admission may come late."""
+        allocation, is_all = self.allocated, num_ids == len(self.prompt)
+        allocation.num_ready = sys.maxsize if is_all else max(allocation.num_ready, num_ids)
+
     def grant(self, grant: Grant) -> None:
         self.max_emitted = max(self.max_emitted, grant.num_tokens)
         self.max_bytes = max(self.max_bytes, grant.num_bytes)
@@ -293,13 +347,25 @@ class Sequence:
         """Returns the hash of block ``number``. The block size may differ between workers."""
         if self._hashes is None or self._hashes.block_size != block_size:
             self._hashes = BlockHashes(block_size, hash_root(self.options))
-        return self._hashes.block_hash(number, self._id_bytes)
+        return self._hashes.block_hash(number, self._content)
 
-    def _id_bytes(self, start: int, end: int) -> bytes:
+    def _content(self, start: int, end: int) -> bytes:
         num_prompt = len(self.prompt)
         of_prompt = self.prompt[start:end].tobytes() if start < num_prompt else b""
         emitted = self.emitted[max(0, start - num_prompt) : max(0, end - num_prompt)]
-        return of_prompt + array("i", emitted).tobytes()
+        content = of_prompt + array("i", emitted).tobytes()
+        if self.spans and start < self.spans[-1].item.end:
+            content += self._content_of(start, end)
+        return content
+
+    def _content_of(self, start: int, end: int) -> bytes:
+        """The content of the items between two positions, and their places."""
+        items = (span.item for span in self.spans)
+        return b"".join(
+            item.digest + array("i", [item.start - start]).tobytes()
+            for item in items
+            if item.start < end and item.end > start
+        )
 
 
 @dataclass(frozen=True, slots=True)

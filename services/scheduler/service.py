@@ -15,6 +15,7 @@ from services.scheduler.cell_handover import CellHandover
 from services.scheduler.emission import Emission
 from services.scheduler.extension import Cell, CellExtension
 from services.scheduler.intake import Intake, why_refused
+from services.scheduler.media.cell import CellMedia
 from services.scheduler.metrics import STALLED_WORKERS, CoreMetrics, StepMetrics
 from services.scheduler.observer import Observer
 from services.scheduler.prefills import PrefillLimits
@@ -80,6 +81,7 @@ OBSERVERS: tuple[type[Observer], ...] = (
 """The first one is used."""
 EXTENSIONS: list[Callable[[Cell], CellExtension]] = [
     CellAdapters,
+    CellMedia,
 ]
 
 
@@ -120,7 +122,7 @@ class SchedulerService:
         self._cell_handover = CellHandover(
             self._core, self._routes, config.instance, self._plan_soon
         )
-        cell = Cell(self._core, self._workers, self._note_fits)
+        cell = Cell(config, self._core, self._workers, self._note_fits)
         self._extensions = [make(cell) for make in EXTENSIONS]
         self._inquiries = Inquiries()
         self._new_ids = count()
@@ -330,7 +332,14 @@ class SchedulerService:
         sequence = self._core.sequences.get((named.request, named.attempt))
         return sequence is not None and sequence.route == self._route_of(peer)
 
-    def _add(self, peer: Peer, generate: Generate, prompt: np.ndarray, emitted: np.ndarray) -> None:
+    def _add(
+        self,
+        peer: Peer,
+        generate: Generate,
+        prompt: np.ndarray,
+        emitted: np.ndarray,
+        *pixels: np.ndarray,
+    ) -> None:
         route = self._route_of(peer)
         assert route is not None
         arrival = Arrival(
@@ -339,6 +348,7 @@ class SchedulerService:
             emitted=emitted,
             route=route,
             now_s=time.monotonic(),
+            pixels=pixels,
         )
         try:
             for each in self._extensions:
@@ -427,7 +437,7 @@ class SchedulerService:
         started_s = time.monotonic()
         while planned := self._core.plan(worker_id):
             planned_s = time.monotonic()
-            peer.send(planned.plan, planned.ids)
+            peer.send(planned.plan, planned.ids, *planned.pixels)
             self._observer.admit(instance_of(worker_id), planned.plan, planned_s)
             self._log.begin(planned.newcomers, planned_s)
             self._steps.begin(worker_id, planned, started_s, planned_s)

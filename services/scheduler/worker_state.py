@@ -148,9 +148,17 @@ class WorkerState:
             self._free(each)
 
     def computed_slots(self) -> set[int]:
-        """Returns the slots computed by the plans in flight."""
+        """Returns the slots that the worker computes: with plans in flight, or an image."""
         chunks = {row.slot for plan in self.in_flight for row in plan.prefill}
-        return chunks | {row.slot for plan in self.in_flight for row in plan.decode}
+        encoded = {each.allocated.slot for each in self.awaiting}
+        return encoded | chunks | {row.slot for plan in self.in_flight for row in plan.decode}
+
+    @property
+    def awaiting(self) -> list[Sequence]:
+        """Its sequences that await an image."""
+        if not self.capacity.media:
+            return []
+        return [each for each in self.running.values() if each.awaits_item]
 
     def runnable(self) -> list[Sequence]:
         """Returns the sequences that may be computed together, oldest first."""
@@ -173,6 +181,8 @@ class WorkerState:
     def fits(self, sequence: Sequence) -> bool:
         """True if the worker could run ``sequence`` to its end, alone."""
         if self.resources and self.unfit(sequence) is not None:
+            return False
+        if any(span.item.kind not in self.capacity.media for span in sequence.spans):
             return False
         return fits(self.capacity, len(sequence.prompt), sequence.params.max_tokens)
 
@@ -229,9 +239,10 @@ class WorkerState:
         return self.blocks.find_hit(sequence).num_blocks * self.capacity.block_size
 
     def filling_blocks(self, plan: StepPlan) -> list[Sequence]:
-        """Returns the sequences with a chunk in ``plan`` that fills a block of the prefix cache."""
+        """Returns the sequences with a chunk in ``plan`` that fills a block of the prefix cache, or
+        that await an image and will fill one."""
         chunks = [self.running[row.slot] for row in plan.prefill]
-        return [each for each in chunks if self.blocks.num_to_index(each) > 0]
+        return [*self.awaiting, *(each for each in chunks if self.blocks.num_to_index(each) > 0)]
 
     def try_extend(self, sequence: Sequence, num_steps: int = 1) -> list[list[int]] | None:
         """Gives a running sequence the blocks it lacks for ``num_steps``. Returns them for each
@@ -248,6 +259,8 @@ class WorkerState:
         extended = self.try_extend(sequence)
         assert extended is not None
         sequence.last_worker_id = self.worker_id
+        if sequence.spans:
+            sequence.await_items()
         self.stream_share.note_admission(sequence)
         self.running[slot] = sequence
         for each in self.resources:
@@ -287,10 +300,10 @@ class WorkerState:
         return self.end_of(sequence) - sequence.num_known - sequence.allocated.num_due
 
     def _may_run(self, sequence: Sequence) -> bool:
-        """True if ``sequence`` may be computed with others: it has credit, is not isolated, is not
-        certain to get its last token from plans in flight, and has no token pending in other
-        stages."""
-        if sequence.is_isolated or not sequence.has_credit:
+        """True if ``sequence`` may be computed with others: it has credit, is not isolated, awaits
+        no image, is not certain to get its last token from plans in flight, and has no token
+        pending in other stages."""
+        if sequence.is_isolated or not sequence.has_credit or sequence.awaits_item:
             return False
         num_due = sequence.allocated.num_due
         if not num_due:

@@ -49,6 +49,9 @@ class SchedulerConfig(Settings):
     worker_grace_s: float = Field(
         60.0, ge=0, description="seconds that requests wait for the replacement of a lost worker"
     )
+    max_media_bytes: int = Field(
+        2 << 30, gt=0, description="pixels of images in open requests; above it 503"
+    )
     quarantine_s: float = Field(
         600.0,
         ge=0,

@@ -19,10 +19,12 @@ from shared.wire.messages import (
     Cancel,
     Capacity,
     Credit,
+    Encoded,
     Failed,
     Finished,
     Generate,
     Grant,
+    Item,
     LoadAdapter,
     Message,
     ModelInfo,
@@ -61,6 +63,9 @@ from tests.services.scheduler.simulated_worker import SimulatedWorker, next_toke
 
 OTHER_SEQUENCE = "other~1/0/0"
 OTHER = Generate("other~1/0", 1, PLAIN, [NewSequence(OTHER_SEQUENCE)])
+ITEM = Item(start=1, num_tokens=1, size=(1, 2, 2), digest=bytes(range(16)))
+LATE_ITEM = msgspec.structs.replace(ITEM, start=len(PROMPT))
+PIXELS = np.arange(12, dtype=np.uint8)
 
 
 @dataclass
@@ -77,11 +82,14 @@ class SchedulerArena:
     """Requests go in above, a simulated worker that checks every plan computes them below."""
 
     model = ModelInfo(["m"], "f", 1000, 64, 1)
-    capacity = Capacity(32, 4, 4, 16, 64, 1000)
+    capacity = Capacity(32, 4, 4, 16, 64, 1000, media=("image",))
 
     def __init__(self, directory: Path) -> None:
         self._service = SchedulerService(SchedulerConfig(mesh_dir=directory, instance="s"))
         self.generate = Generate("r~1/0", 1, PARAMS, [NewSequence("r~1/0/0")], options=TRACED)
+        self.with_image = Generate(
+            "i~1/0", 1, PLAIN, [NewSequence("i~1/0/0")], options=SALTED, items=[ITEM]
+        )
         two = [NewSequence("q~1/0/0", 0, 2), NewSequence("q~1/0/1", 1, 1, 1)]
         emitted = np.array([5, 6, 7], np.int32)
         key = RequestKey("r~1/0/0", 1)
@@ -99,6 +107,7 @@ class SchedulerArena:
         self.examples: list[Example] = [
             (self.generate, [PROMPT, NO_IDS]),
             (Generate("q~1/0", 1, PLAIN, two, options=SALTED), [PROMPT, emitted]),
+            (self.with_image, [PROMPT, NO_IDS, PIXELS]),
             (Cancel([key]), []),
             (Credit([Grant("r~1/0/0", 1, 300, 1 << 22)]), []),
             (StepResult(1, rows, 0.1, 0.1, reports), [ids, values, top_ids, ranks]),
@@ -106,34 +115,35 @@ class SchedulerArena:
             (Adapters([ADAPTER, REFUSED]), []),
             (LoadAdapter("l1", "sql", "sql"), []),
             (UnloadAdapter("sql", "u1"), []),
+            (Encoded("r~1/0/0", 1, 2), []),
         ]
         many, one = np.full(5000, 7, np.int32), np.full(2, 7, np.int32)
         plain = ResultRow(0, "r~1/0/0", 1, TokenRun(1))
         drafts = ResultRow(0, "r~1/0/0", 1, TokenRun(2, 1, kind=RunKind.DRAFTS))
         draft_arrays = [one, one.astype(np.float32), NO_IDS, one]
         self.lies: Lies = {
-            "two rows for a slot": (4, StepResult(1, [plain, plain]), [one, *NO_ARRAYS[1:]]),
+            "two rows for a slot": (5, StepResult(1, [plain, plain]), [one, *NO_ARRAYS[1:]]),
             "more steps than the plan asked for": (
-                4,
+                5,
                 StepResult(1, [plain], num_steps=2),
                 [one[:1], *NO_ARRAYS[1:]],
             ),
             "5000 tokens": (
-                4,
+                5,
                 StepResult(1, [ResultRow(0, "r~1/0/0", 1, TokenRun(5000))]),
                 [many, *NO_ARRAYS[1:]],
             ),
             "tokens before and after the end": (
-                4,
+                5,
                 StepResult(1, [ResultRow(0, "r~1/0/0", 1, TokenRun(1), "stop"), plain]),
                 [one, *NO_ARRAYS[1:]],
             ),
             "an end without a token": (
-                4,
+                5,
                 StepResult(1, [ResultRow(0, "r~1/0/0", 1, TokenRun(0), "stop")]),
                 NO_ARRAYS,
             ),
-            "drafts without tokens": (4, StepResult(1, [drafts]), draft_arrays),
+            "drafts without tokens": (5, StepResult(1, [drafts]), draft_arrays),
             "3000 emitted ids": (
                 0,
                 Generate("r~1/0", 1, PARAMS, [NewSequence("r~1/0/0", 0, 3000)]),
@@ -150,6 +160,19 @@ class SchedulerArena:
                 Generate("r~1/0", 1, PARAMS, 2 * [NewSequence("r~1/0/0")]),
                 [PROMPT, NO_IDS],
             ),
+            "an image beyond the prompt": (
+                0,
+                msgspec.structs.replace(self.generate, items=[LATE_ITEM]),
+                [PROMPT, NO_IDS, PIXELS],
+            ),
+            "two images at one place": (
+                0,
+                msgspec.structs.replace(self.generate, items=[ITEM, ITEM]),
+                [PROMPT, NO_IDS, PIXELS],
+            ),
+            "an image without pixels": (0, self.with_image, [PROMPT, NO_IDS]),
+            "too few pixels": (0, self.with_image, [PROMPT, NO_IDS, PIXELS[1:]]),
+            "pixels of no image": (0, self.generate, [PROMPT, NO_IDS, PIXELS]),
             "an id that the model does not have": (0, self.generate, [PROMPT + 1000, NO_IDS]),
             "an emitted id that the model does not have": (
                 0,
@@ -185,7 +208,7 @@ class SchedulerArena:
 
     async def take(self, index: int, message: Message, arrays: list[Array]) -> bool:
         ends = self._connect()
-        is_of_worker = isinstance(self.examples[index][0], StepResult | Adapters)
+        is_of_worker = isinstance(self.examples[index][0], StepResult | Adapters | Encoded)
         sender = ends.worker if is_of_worker else ends.tokenizer
         if index:
             self._service.on_message(ends.tokenizer, self.generate, [PROMPT, NO_IDS])

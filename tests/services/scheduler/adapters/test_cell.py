@@ -65,7 +65,7 @@ class Mesh:
         self.service = SchedulerService(config)
         self.tokenizer = peer("tokenizer")
         self.service.on_up(self.tokenizer)
-        (self.adapters,) = self.service._extensions
+        self.adapters = self.service._extensions[0]
         assert isinstance(self.adapters, CellAdapters)
 
     def worker(self, name: str, *adapters: Adapter, attaches: bool = True) -> FakePeer:

@@ -1,0 +1,135 @@
+"""The images of a cell's sequences, and the memory of their pixels."""
+
+from collections.abc import Iterable
+from weakref import WeakValueDictionary
+
+import numpy as np
+from prometheus_client import Gauge
+
+from services.scheduler.extension import Cell, CellExtension
+from services.scheduler.sequence import Arrival, Sequence, WaitReason
+from shared.errors import (
+    NO_WORKER,
+    RETRY_AFTER_S,
+    CodecError,
+    InvalidRequest,
+    RequestError,
+    Unavailable,
+)
+from shared.link.peer import Peer
+from shared.wire.messages import Capacity, Encoded, Message
+
+HELD_BYTES = Gauge("shoal_media_held_bytes", "Pixels of images in open sequences")
+NO_IMAGES = "the workers of this model take no images"
+SLOTS_PER_AWAITING = 4  # of a worker, for each sequence with an image to encode. Chosen
+
+
+class CellMedia(CellExtension):
+    """Holds the pixels of open sequences, equal ones once: another worker may compute them again.
+    At most ``max_media_bytes`` are held."""
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+        self._held: WeakValueDictionary[bytes, np.ndarray] = WeakValueDictionary()  # by digest
+
+    def check(self, arrival: Arrival) -> None:
+        if not arrival.spans:
+            return
+        if self._cell.workers and not self._are_taken:
+            raise _lost() if arrival.generate.attempt > 1 else _no_images()
+        sizes = {item.digest: pixels.nbytes for item, pixels in arrival.spans}
+        limit = self._cell.config.max_media_bytes
+        if (num_own := sum(sizes.values())) > limit:
+            raise InvalidRequest(
+                f"the images of the prompt have {num_own} bytes of pixels; the limit is"
+                f" max-media-bytes = {limit}",
+                param="messages",
+            )
+        num_new = sum(size for digest, size in sizes.items() if digest not in self._held)
+        if (num_bytes := num_new + self._num_bytes) > limit:
+            raise Unavailable(
+                f"the images of open requests would have {num_bytes} bytes of pixels; the limit is"
+                f" max-media-bytes = {limit}",
+                code="media_memory_full",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        arrival.spans = tuple(
+            span._replace(pixels=self._held.setdefault(span.item.digest, span.pixels))
+            for span in arrival.spans
+        )
+
+    def takes(self, peer: Peer, message: Message) -> bool:
+        if not isinstance(message, Encoded) or peer.hello.service != "worker":
+            return False
+        sequence = self._cell.core.sequences.get((message.request, message.attempt))
+        if sequence is None or sequence.allocation is None:
+            return True  # it has ended or was preempted meanwhile
+        if message.num_ids > len(sequence.prompt):
+            raise CodecError(f"{message.num_ids} ids of {message.request} are more than it has")
+        if self._cell.workers.get(sequence.allocation.worker_id) is peer:
+            sequence.note_encoded(message.num_ids)
+        return True
+
+    def why_unservable(self, sequence: Sequence) -> RequestError | None:
+        return _lost() if sequence.spans and not self._are_taken else None
+
+    def resource_of(self, worker: Peer) -> "EncodingRoom | None":
+        capacity = worker.hello.capacity
+        assert capacity is not None
+        return EncodingRoom(capacity) if capacity.media else None
+
+    def look(self, now_s: float) -> None:
+        HELD_BYTES.set(self._num_bytes)
+
+    @property
+    def _num_bytes(self) -> int:
+        return sum(each.nbytes for each in self._held.values())
+
+    @property
+    def _are_taken(self) -> bool:
+        capacities = (each.hello.capacity for each in self._cell.workers.values())
+        return any(each is not None and each.media for each in capacities)
+
+
+class EncodingRoom:
+    """Room for sequences whose images a worker encodes: a part of its slots, since one image
+    follows another meanwhile."""
+
+    reason = WaitReason.MEDIA
+    starved = None
+
+    def __init__(self, capacity: Capacity) -> None:
+        self._most = max(1, capacity.max_num_seqs // SLOTS_PER_AWAITING)
+        self._held: dict[int, Sequence] = {}  # with images, by slot
+
+    def fits(self, sequence: Sequence) -> bool:
+        return True
+
+    def has_room_for(self, sequence: Sequence, without: Iterable[Sequence] = ()) -> bool:
+        if not sequence.spans:
+            return True
+        awaiting = {each.request for each in self._held.values() if each.awaits_item}
+        return len(awaiting - {each.request for each in without}) < self._most
+
+    def is_kept_from(self, sequence: Sequence) -> bool:
+        return False
+
+    def pass_over(self, sequence: Sequence) -> None:
+        """An image is encoded in bounded time, so the sequence gets its turn."""
+
+    def take(self, sequence: Sequence) -> None:
+        if sequence.spans:
+            self._held[sequence.allocated.slot] = sequence
+
+    def free(self, slot: int) -> None:
+        self._held.pop(slot, None)
+
+
+def _no_images() -> InvalidRequest:
+    return InvalidRequest(NO_IMAGES, param="messages")
+
+
+def _lost() -> Unavailable:
+    return Unavailable(
+        "no connected worker takes images", code=NO_WORKER, retry_after_s=RETRY_AFTER_S
+    )
