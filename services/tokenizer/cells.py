@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from shared.wire.codec import Array
 from shared.wire.envelope import RequestOptions, hash_root
+from shared.wire.messages import Item
 
 BEGINNING = 64  # tokens: more than templates have before the first message. Chosen
 MAX_EXCESS = 1.25  # of a cell's fair share of all sequences, as long as it has a slot. Chosen
@@ -26,12 +27,14 @@ class Cell(NamedTuple):
     load: int
 
 
-def beginning_of(ids: Array, options: RequestOptions) -> bytes | None:
+def beginning_of(ids: Array, options: RequestOptions, items: Sequence[Item] = ()) -> bytes | None:
     """The common beginning of prompts that should go to the same cell; None for a prompt too short
-    to gain from it. ``ids`` [n] int32."""
+    to gain from it. ``ids`` [n] int32, with the images ``items``."""
     if len(ids) < BEGINNING:
         return None
-    return hash_root(options) + ids[:BEGINNING].tobytes()
+    begins_with_item = bool(items) and items[0].start < BEGINNING
+    image = items[0].digest if begins_with_item else b""
+    return hash_root(options) + ids[:BEGINNING].tobytes() + image
 
 
 def choose_cell(cells: Sequence[Cell], num_new: int, beginning: bytes | None, name: str) -> Cell:

@@ -2,10 +2,11 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from services.tokenizer.chat.template_options import num_chars
 from services.tokenizer.lanes import Lanes
+from services.tokenizer.media_reader import MediaReader
 from services.tokenizer.metrics import OPEN_CONVERSIONS
 from services.tokenizer.prepare import convert
 from services.tokenizer.text_model import TextModel
@@ -23,23 +24,30 @@ class Conversions:
     """The open conversions; ``on_end`` is called after each, on success and on failure."""
 
     def __init__(
-        self, text: TextModel, lanes: Lanes, tasks: asyncio.TaskGroup, on_end: Callable[[], None]
+        self,
+        text: TextModel,
+        lanes: Lanes,
+        tasks: asyncio.TaskGroup,
+        on_end: Callable[[], None],
+        media: MediaReader,
     ) -> None:
         self._text = text
         self._lanes = lanes
         self._tasks = tasks
         self._on_end = on_end
+        self._media = media
         self._open: dict[Key, asyncio.Task[None]] = {}
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def begin(self, gateway: Peer, message: Convert, data: Array) -> None:
+    def begin(self, gateway: Peer, message: Convert, data: Array, files: Sequence[Array]) -> None:
         """Raises InternalError for a name that is open already."""
         key = gateway, message.request
         if key in self._open:
             raise InternalError(f"there is a conversion {message.request} already")
-        task = self._open[key] = self._tasks.create_task(self._convert(gateway, message, data))
+        work = self._convert(gateway, message, data, files)
+        task = self._open[key] = self._tasks.create_task(work)
         OPEN_CONVERSIONS.set(len(self))
         task.add_done_callback(lambda _: self._end(key, task))
 
@@ -54,14 +62,18 @@ class Conversions:
             if peer is gateway:
                 self.cancel(peer, name)
 
-    async def _convert(self, gateway: Peer, message: Convert, data: Array) -> None:
+    async def _convert(
+        self, gateway: Peer, message: Convert, data: Array, files: Sequence[Array]
+    ) -> None:
         name = message.request
         try:
-            array = await self._lanes.run(
-                message.owner,
-                data.nbytes + num_chars(message.chat),
-                lambda: convert(self._text, message, data),
-            )
+            salt = owner = message.owner
+            with await self._media.read(message, files, salt, owner) as media:
+                array = await self._lanes.run(
+                    owner,
+                    data.nbytes + num_chars(message.chat),
+                    lambda: convert(self._text, message, data, media),
+                )
             gateway.send(Converted(name), array)
         except RequestError as error:
             gateway.send(error.to_failed(name, 0))

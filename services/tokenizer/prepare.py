@@ -1,13 +1,17 @@
 """A Submit as the scheduler and the decoding of its choices need it; runs on a thread. Pure."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 
 from services.tokenizer.chat.history import FittedChat, fit
+from services.tokenizer.chat.media_parts import check_media, media_of
+from services.tokenizer.chat.normalize import Message
 from services.tokenizer.detokenize import NO_SEAM, Seam
+from services.tokenizer.media_reader import NO_MEDIA, PromptMedia
 from services.tokenizer.observer import Measure, unmeasured
 from services.tokenizer.open_choice import OpenChoice
 from services.tokenizer.text_model import NO_OPTIONS, TextModel
@@ -21,6 +25,7 @@ from shared.wire.messages import (
     ChatOptions,
     Convert,
     Dropped,
+    Item,
     OutputStart,
     PromptKind,
     SamplingParams,
@@ -33,7 +38,8 @@ class Prepared:
     """``ids`` [prompt_len] int32 of the prompt; ``params`` with the tokenizer's own values added;
     ``resumed`` [n] int32: the ids that an earlier attempt had emitted for all ``choices``;
     ``start``: the part of the output that each first token belongs to; ``dropped``: the part of
-    the chat that the prompt leaves out."""
+    the chat that the prompt leaves out; ``items``: the images of the prompt, ``media``: their
+    numbers in the Submit, ``pixels``: of each different one."""
 
     ids: Array
     params: SamplingParams
@@ -41,13 +47,18 @@ class Prepared:
     choices: list[OpenChoice]
     start: OutputStart
     dropped: Dropped
+    items: list[Item] = field(default_factory=list)
+    media: list[int] = field(default_factory=list)
+    pixels: list[Array] = field(default_factory=list)
 
 
 class EncodedPrompt(NamedTuple):
-    """``ids`` [prompt_len] int32, at least one, and the part of a chat that they leave out."""
+    """``ids`` [prompt_len] int32, at least one, the part of a chat that they leave out, and the
+    numbers of the media in them."""
 
     ids: Array
     dropped: Dropped = NOTHING_DROPPED
+    media: Sequence[int] = ()
 
 
 def prepare(
@@ -57,14 +68,17 @@ def prepare(
     resumed: Array,
     max_tokens: int | None,
     measure: Measure = unmeasured,
+    media: PromptMedia = NO_MEDIA,
 ) -> Prepared:
     """``resumed`` holds the ids of all choices, one after the other; ``max_tokens`` applies if the
     client sets no bound, as far as the context goes. Raises InvalidRequest."""
     _check_choices(model, submit, resumed)
     adds_special_tokens, truncation = submit.text.adds_special_tokens, truncation_of(submit.text)
-    ids, dropped = encode(
-        model, submit.kind, prompt, adds_special_tokens, submit.chat, truncation, measure
+    ids, dropped, numbers = encode(
+        model, submit.kind, prompt, adds_special_tokens, submit.chat, truncation, measure, media
     )
+    items = media.find_items(ids, numbers)
+    _check_context(model, len(ids), items, submit.params.max_tokens)
     # A chat that is submitted again comes as ids, with its options.
     output_start = model.output_start(ids, submit.chat)
     params = submit.params
@@ -101,7 +115,26 @@ def prepare(
         choices=choices,
         start=output_start,
         dropped=dropped,
+        items=items,
+        media=list(numbers),
+        pixels=media.pixels_of(items),
     )
+
+
+def _check_context(
+    model: TextModel, num_ids: int, items: Sequence[Item], max_tokens: int | None
+) -> None:
+    """Raises InvalidRequest for a prompt that has no room beside its images. Schedulers check other
+    prompts."""
+    if items and num_ids + (1 if max_tokens is None else max_tokens) > model.max_model_len:
+        num = sum(item.num_tokens for item in items)
+        output = f", max_tokens is {max_tokens}" if num_ids < model.max_model_len else ""
+        raise InvalidRequest(
+            f"the context holds {model.max_model_len} tokens (max-model-len): the prompt has"
+            f" {num_ids}, {num} of them of {len(items)} images{output}",
+            param="max_tokens" if output else "prompt",
+            code="context_length_exceeded",
+        )
 
 
 def _check_choices(model: TextModel, submit: Submit, resumed: Array) -> None:
@@ -135,10 +168,13 @@ def encode(
     chat: ChatOptions | None = None,
     truncation: Truncation | None = None,
     measure: Measure = unmeasured,
+    media: PromptMedia = NO_MEDIA,
 ) -> EncodedPrompt:
     """Raises InvalidRequest."""
     _check_dtype(kind, prompt)
-    dropped = NOTHING_DROPPED
+    if media.num:
+        _check_takes_media(kind, truncation)
+    dropped, numbers = NOTHING_DROPPED, list(range(media.num))
     match kind:
         case "ids":
             ids = truncation.cut(prompt) if truncation is not None else prompt
@@ -147,15 +183,25 @@ def encode(
                 ids = model.encode(_text(prompt), adds_special_tokens, truncation)
         case "chat":
             options = chat or NO_OPTIONS
-            fitted = _fit(model, prompt, options, adds_special_tokens, truncation, measure)
-            ids, dropped = fitted.ids, fitted.dropped
+            fitted = _fit(model, prompt, options, adds_special_tokens, truncation, measure, media)
+            ids, dropped, numbers = fitted.ids, fitted.dropped, media_of(fitted.messages)
         case "pair":
             with measure("encode"):
                 ids = model.encode_pair(_pair(prompt), adds_special_tokens, truncation)
     if len(ids) == 0:
         raise InvalidRequest("the prompt has no tokens", param="prompt")
     model.check_ids(ids)
-    return EncodedPrompt(ids, dropped)
+    return EncodedPrompt(ids, dropped, numbers)
+
+
+def _check_takes_media(kind: PromptKind, truncation: Truncation | None) -> None:
+    if kind not in ("chat", "ids"):
+        raise InvalidRequest(f"a prompt of kind {kind} has no images", param="prompt")
+    if truncation is not None:
+        raise InvalidRequest(
+            "truncate_prompt_tokens: a prompt with images is not cut",
+            param="truncate_prompt_tokens",
+        )
 
 
 def _fit(
@@ -165,18 +211,26 @@ def _fit(
     adds_special_tokens: bool,
     truncation: Truncation | None,
     measure: Measure = unmeasured,
+    media: PromptMedia = NO_MEDIA,
 ) -> FittedChat:
+    def encode_messages(messages: list[Message], measure: Measure) -> Array:
+        ids = model.encode_chat(messages, options, adds_special_tokens, truncation, measure)
+        return media.expand(ids, media_of(messages))
+
+    messages = _chat_messages(prompt, media.num)
+    media.check_texts(messages, options)
     return fit(
-        chat_messages(prompt),
+        messages,
         options.history_limit,
-        lambda messages, measure: model.encode_chat(
-            messages, options, adds_special_tokens, truncation, measure
-        ),
+        encode_messages,
         measure,
+        lambda message: sum(map(media.num_tokens, media_of([message]))),
     )
 
 
-def convert(model: TextModel, message: Convert, data: Array) -> Array:
+def convert(
+    model: TextModel, message: Convert, data: Array, media: PromptMedia = NO_MEDIA
+) -> Array:
     """The buffer of a Converted. Raises InvalidRequest."""
     truncation, adds_special_tokens = truncation_of(message), message.adds_special_tokens
     to = "text" if message.kind == message.to == "ids" else message.to  # as older gateways ask
@@ -184,17 +238,23 @@ def convert(model: TextModel, message: Convert, data: Array) -> Array:
         return np.frombuffer(msgspec.json.encode(model.description), np.uint8)
     if to == "ids":
         kind, chat = message.kind, message.chat
-        return encode(model, kind, data, adds_special_tokens, chat, truncation).ids
-    text = _text_of(model, message, data)
+        ids, _, numbers = encode(
+            model, kind, data, adds_special_tokens, chat, truncation, media=media
+        )
+        media.find_items(ids, numbers)
+        return ids
+    text = _text_of(model, message, data, media)
     if to == "text":
         return np.frombuffer(text.encode(), np.uint8)
+    if media.num:
+        raise InvalidRequest("the tokens of images are at no place in a text", param="prompt")
     if message.kind == "ids":
         raise InvalidRequest("ids are at no place in a text", param="prompt")
     return model.offsets(text, adds_special_tokens, truncation)
 
 
-def _text_of(model: TextModel, message: Convert, data: Array) -> str:
-    """A prompt as the text that is encoded."""
+def _text_of(model: TextModel, message: Convert, data: Array, media: PromptMedia) -> str:
+    """A prompt as the text that is encoded, with one placeholder for each image."""
     _check_dtype(message.kind, data)
     match message.kind:
         case "ids":
@@ -204,17 +264,20 @@ def _text_of(model: TextModel, message: Convert, data: Array) -> str:
             return _text(data)
         case "chat":
             options = message.chat or NO_OPTIONS
-            return model.render(_messages_left(model, message, data), options)
+            return model.render(_messages_left(model, message, data, media), options)
         case "pair":
             raise InvalidRequest("a pair is no text", param="prompt")
 
 
-def _messages_left(model: TextModel, message: Convert, data: Array) -> list[dict[str, Any]]:
+def _messages_left(
+    model: TextModel, message: Convert, data: Array, media: PromptMedia
+) -> list[Message]:
     """The messages of a chat that are in its prompt."""
     options = message.chat
     if options is None or not options.history_limit:
-        return chat_messages(data)
-    return _fit(model, data, options, message.adds_special_tokens, None).messages
+        return _chat_messages(data, media.num)
+    adds_special_tokens = message.adds_special_tokens
+    return _fit(model, data, options, adds_special_tokens, None, media=media).messages
 
 
 def _text(prompt: Array) -> str:
@@ -224,7 +287,13 @@ def _text(prompt: Array) -> str:
         raise InvalidRequest(f"the prompt is no text: {error}", param="prompt") from None
 
 
-def chat_messages(prompt: Array) -> list[dict[str, Any]]:
+def _chat_messages(prompt: Array, num_media: int) -> list[Message]:
+    messages = chat_messages(prompt)
+    check_media(messages, num_media)
+    return messages
+
+
+def chat_messages(prompt: Array) -> list[Message]:
     """The messages of a prompt of kind ``chat``. Raises InvalidRequest."""
     try:
         return msgspec.convert(long_json.decode(prompt.data), list[dict[str, Any]])

@@ -36,7 +36,8 @@ class OpenRequest:
     ``choices`` is empty and ``scheduler`` None until the prompt is encoded and sent. ``prepare_s``
     is the time for that, with the wait for a thread. From then until the gateway gets them with
     Accepted there are ``prompt_ids``, ``start`` (the part of the output that the first token
-    belongs to), ``dropped``, and ``left_out`` (keywords of its schemas that are not enforced).
+    belongs to), ``dropped``, ``left_out`` (keywords of its schemas that are not enforced) and
+    ``media`` (the numbers of those in the prompt).
     """
 
     submit: Submit
@@ -50,6 +51,7 @@ class OpenRequest:
     start: OutputStart = OutputStart.ANSWER
     dropped: Dropped = NOTHING_DROPPED
     left_out: list[str] = field(default_factory=list)
+    media: list[int] = field(default_factory=list)
     choices: dict[int, OpenChoice] = field(default_factory=dict)
     observer: PromptObserver = UNOBSERVED
 

@@ -4,6 +4,8 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import nullcontext
 
 from msgspec.structs import replace
 
@@ -12,6 +14,7 @@ from services.tokenizer.conversions import Conversions
 from services.tokenizer.deliver import deliver
 from services.tokenizer.guide_maker import GuideMaker, wants_guide
 from services.tokenizer.lanes import Lanes
+from services.tokenizer.media_reader import MediaReader, PromptMedia
 from services.tokenizer.metrics import ENCODED_TOKENS, PREPARE_SECONDS
 from services.tokenizer.observer import Observer
 from services.tokenizer.outbox import Outbox
@@ -70,6 +73,7 @@ class Requests:
         schedulers: Schedulers,
         observer: Observer | None = None,
         guides: GuideMaker | None = None,
+        media: MediaReader | None = None,
     ) -> None:
         self.num_deliveries = 0
         self._text = text
@@ -79,8 +83,9 @@ class Requests:
         self._tasks = tasks
         self._schedulers = schedulers
         self._guides = guides or GuideMaker()
+        self._media = media or MediaReader()
         self._open = RequestTable(observer, self._note_pop)
-        self._conversions = Conversions(text, lanes, tasks, self._note_ends)
+        self._conversions = Conversions(text, lanes, tasks, self._note_ends, self._media)
         self._credits = CreditBatch()
         self._ends = Rate()
         self._idle = asyncio.Event()
@@ -90,6 +95,7 @@ class Requests:
 
     async def close(self) -> None:
         await self._guides.close()
+        await self._media.close()
 
     async def idle(self) -> None:
         """Returns when nothing is open."""
@@ -123,7 +129,11 @@ class Requests:
 
     # --- down ---------------------------------------------------------------------------------
 
-    def submit(self, gateway: Peer, submit: Submit, prompt: Array, resumed: Array) -> None:
+    def submit(
+        self, gateway: Peer, submit: Submit, prompt: Array, resumed: Array, *files: Array
+    ) -> None:
+        """Raises CodecError for another number of ``files`` than the message has media."""
+        _check_files(submit, files)
         try:
             self._check(submit, prompt)
         except RequestError as error:
@@ -134,7 +144,8 @@ class Requests:
             self._ends.start(time.monotonic())
         request = OpenRequest(submit, gateway)
         self._open.add(request)
-        request.encoding = self._tasks.create_task(self._encode_and_send(request, prompt, resumed))
+        work = self._encode_and_send(request, prompt, resumed, files)
+        request.encoding = self._tasks.create_task(work)
 
     def grant(self, gateway: Peer, grants: list[Grant]) -> None:
         for grant in grants:
@@ -167,11 +178,13 @@ class Requests:
         outbox.send()
         self._note_ends()
 
-    def convert(self, gateway: Peer, message: Convert, data: Array) -> None:
+    def convert(self, gateway: Peer, message: Convert, data: Array, *files: Array) -> None:
+        """Raises CodecError like ``submit``."""
+        _check_files(message, files)
         try:
             self._check_room()
             self._text.check_size(message.kind, data)
-            self._conversions.begin(gateway, message, data)
+            self._conversions.begin(gateway, message, data, files)
         except RequestError as error:
             gateway.send(error.to_failed(message.request, 0))
 
@@ -190,22 +203,32 @@ class Requests:
                 retry_after_s=self._ends.retry_after_s(time.monotonic()),
             )
 
-    async def _encode_and_send(self, request: OpenRequest, prompt: Array, resumed: Array) -> None:
+    async def _encode_and_send(
+        self, request: OpenRequest, prompt: Array, resumed: Array, files: Sequence[Array]
+    ) -> None:
         try:
-            num_bytes = resumed.nbytes + num_chars(request.submit.chat)
-            num_bytes += prompt.nbytes if request.submit.kind != "ids" else 0
-            prepared = await self._lanes.run(
-                request.options.owner, num_bytes, lambda: self._prepare(request, prompt, resumed)
-            )
-            ENCODED_TOKENS.inc(len(prepared.ids))
-            guide = await self._guide_of(request, prepared)
-            if request in self._open:
-                self._generate(request, prepared, replace(prepared.params, guide=guide))
+            with await self._read(request, files) as media:
+                num_bytes = resumed.nbytes + num_chars(request.submit.chat)
+                num_bytes += prompt.nbytes if request.submit.kind != "ids" else 0
+                prepared = await self._lanes.run(
+                    request.options.owner,
+                    num_bytes,
+                    lambda: self._prepare(request, prompt, resumed, media),
+                )
+                ENCODED_TOKENS.inc(len(prepared.ids))
+                guide = await self._guide_of(request, prepared)
+                if request in self._open:
+                    self._generate(request, prepared, replace(prepared.params, guide=guide))
         except RequestError as error:
             self._fail(request, error)
         except Exception:  # one request fails, and no other
             log.exception("request %s cannot be encoded", request.request)
             self._fail(request, InternalError("the prompt could not be encoded"))
+
+    async def _read(self, request: OpenRequest, files: Sequence[Array]) -> PromptMedia:
+        submit, options = request.submit, request.options
+        with request.observer.measure("read") if files else nullcontext():
+            return await self._media.read(submit, files, options.salt, options.owner)
 
     async def _guide_of(self, request: OpenRequest, prepared: Prepared) -> Guide | None:
         if not wants_guide(request.submit):
@@ -215,11 +238,19 @@ class Requests:
                 request.submit, prepared.start, request.note_left_out, request.options.owner
             )
 
-    def _prepare(self, request: OpenRequest, prompt: Array, resumed: Array) -> Prepared:
+    def _prepare(
+        self, request: OpenRequest, prompt: Array, resumed: Array, media: PromptMedia
+    ) -> Prepared:
         started_s = time.monotonic()
         request.observer.note_thread()
         prepared = prepare(
-            self._text, request.submit, prompt, resumed, self._max_tokens, request.observer.measure
+            self._text,
+            request.submit,
+            prompt,
+            resumed,
+            self._max_tokens,
+            request.observer.measure,
+            media,
         )
         request.prepare_s = time.monotonic() - started_s
         PREPARE_SECONDS.observe(request.prepare_s)
@@ -240,6 +271,7 @@ class Requests:
                 for start in request.submit.choices
             ],
             options=request.submit.options,
+            items=prepared.items,
         )
         scheduler = self._schedulers.choose(generate, request.options, prepared.ids)
         if scheduler is None:
@@ -249,8 +281,9 @@ class Requests:
         request.scheduler = scheduler
         request.prompt_ids, request.num_prompt_tokens = prepared.ids, len(prepared.ids)
         request.start, request.dropped = prepared.start, prepared.dropped
+        request.media = prepared.media
         request.choices = {choice.index: choice for choice in prepared.choices}
-        scheduler.send(generate, prepared.ids, prepared.resumed)
+        scheduler.send(generate, prepared.ids, prepared.resumed, *prepared.pixels)
 
     # --- up -----------------------------------------------------------------------------------
 
@@ -258,7 +291,11 @@ class Requests:
         request = self._open.get(accepted.request, accepted.attempt)
         if request is not None and request.prompt_ids is not None:
             accepted = replace(
-                accepted, start=request.start, dropped=request.dropped, left_out=request.left_out
+                accepted,
+                start=request.start,
+                dropped=request.dropped,
+                left_out=request.left_out,
+                media=request.media,
             )
             request.gateway.send(accepted, request.prompt_ids)
             request.prompt_ids = None
@@ -305,3 +342,8 @@ class Requests:
             self._idle.clear()
         else:
             self._idle.set()
+
+
+def _check_files(message: Submit | Convert, files: Sequence[Array]) -> None:
+    if len(files) != len(message.media):
+        raise CodecError(f"{len(files)} files came for {len(message.media)} media")

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from services.tokenizer.cells import Cell, beginning_of, choose_cell
+from shared.errors import RETRY_AFTER_S, Unavailable
 from shared.link.extension import Objection, able
 from shared.link.peer import Peer
 from shared.wire.codec import Array
 from shared.wire.envelope import RequestOptions
-from shared.wire.messages import MAX_CELLS, Generate, Heartbeat, Overview
+from shared.wire.messages import MAX_CELLS, MEDIA_MINOR, Generate, Heartbeat, Overview
 
 
 @dataclass
@@ -55,9 +56,10 @@ class Schedulers:
         """Returns the scheduler for a prompt of ``ids`` [n] int32, which is then sent there; None
         if none is connected. A scheduler without workers is chosen only if all are without, a
         leaving one only if all ready ones are leaving, and the one that it left only if no other of
-        these exists. Raises the error of an objection against all.
+        these exists. Raises the error of an objection against all, and Unavailable if none
+        takes the images of the prompt.
         """
-        usable = _usable(able(list(self), options, self.objections))
+        usable = _usable(_with_media(able(list(self), options, self.objections), generate))
         left = options.left_scheduler
         peers = [peer for peer in usable if peer.hello.instance != left] or usable
         if not peers:
@@ -66,7 +68,7 @@ class Schedulers:
         chosen = peers[0]
         if len(peers) > 1:
             cells = {self._cell(peer): peer for peer in peers}
-            beginning = beginning_of(ids, options)
+            beginning = beginning_of(ids, options, generate.items)
             chosen = cells[choose_cell(list(cells), num_new, beginning, generate.request)]
         self._ours_at(chosen).num += num_new
         return chosen
@@ -89,6 +91,19 @@ class Schedulers:
         if ours.heartbeat is not peer.status:
             ours.heartbeat, ours.num_before = peer.status, ours.num
         return ours
+
+
+def _with_media(peers: list[Peer], generate: Generate) -> list[Peer]:
+    """The ``peers`` that know of images, if the prompt has any."""
+    if not generate.items or not peers:
+        return peers
+    found = [peer for peer in peers if peer.hello.minor >= MEDIA_MINOR]
+    if not found:
+        raise Unavailable(
+            "no connected scheduler takes images; each is of an older release",
+            retry_after_s=RETRY_AFTER_S,
+        )
+    return found
 
 
 def _usable(peers: list[Peer]) -> list[Peer]:

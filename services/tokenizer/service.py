@@ -15,6 +15,8 @@ from services.tokenizer.adapters.relay import AdapterRelay
 from services.tokenizer.guide_maker import MakeGuides, no_guides
 from services.tokenizer.guides.guides import guides_for
 from services.tokenizer.lanes import Lanes
+from services.tokenizer.media.reading import media_for
+from services.tokenizer.media_reader import MakeMedia, no_media
 from services.tokenizer.observer import Observer
 from services.tokenizer.requests import Requests
 from services.tokenizer.schedulers import Schedulers
@@ -67,6 +69,10 @@ GUIDES: tuple[MakeGuides, ...] = (
     guides_for,
     no_guides,
 )
+MEDIA: tuple[MakeMedia, ...] = (
+    media_for,
+    no_media,
+)
 """Of each the first one serves."""
 EXTENSIONS: list[Callable[[Schedulers], Extension]] = [
     AdapterRelay,
@@ -102,6 +108,7 @@ class TokenizerService:
                     schedulers=self._schedulers,
                     observer=OBSERVERS[0](self._config.instance),
                     guides=GUIDES[0](self._text, self._lanes),
+                    media=self._media,
                 )
                 await self._run_link(self._link)
         finally:
@@ -135,6 +142,7 @@ class TokenizerService:
             config.default_chat_template_kwargs,
         )
         self._text = TextModel(location.folder, model.max_model_len, model.vocab_size, settings)
+        self._media = MEDIA[0](self._text, location.folder, config)
         written = self._text.token_bytes()
         self._vocabulary = (
             np.frombuffer(b"".join(written), np.uint8),
@@ -146,6 +154,7 @@ class TokenizerService:
         return msgspec.structs.replace(
             model,
             defaults=defaults,
+            media=list(self._media.kinds),
             tool_parser=self._text.tools.name if self._text.tools else "",
             reasoning_parser=self._text.reasoning.name if self._text.reasoning else "",
         )
@@ -234,7 +243,7 @@ class TokenizerService:
             case Lost(), "scheduler":
                 requests.hand_over(peer, message)
             case Convert(), "gateway":
-                requests.convert(peer, message, arrays[0])
+                requests.convert(peer, message, *arrays)
             case Abort(ids, owner), "gateway":
                 requests.abort(ids, owner)
             case Inquire(), "gateway":

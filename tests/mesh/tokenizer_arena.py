@@ -1,14 +1,18 @@
 """A tokenizer by itself, between a gateway and a scheduler."""
 
 import asyncio
+import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
+from PIL import Image
 
 from services.scheduler.intake import check_generate
+from services.scheduler.sequence import Arrival
 from services.tokenizer.requests import Requests
 from services.tokenizer.service import GUIDES, TokenizerService
 from shared.errors import CodecError, InvalidRequest
@@ -36,6 +40,7 @@ from shared.wire.messages import (
     Inquire,
     LoadAdapter,
     Lost,
+    Medium,
     Message,
     OutputFormat,
     RequestKey,
@@ -80,17 +85,17 @@ FORMAT = OutputFormat("json_schema", "response_format", '{"type": "integer"}', T
 OTHER = Submit("other~1/0", 1, "ids", PLAIN, TextOptions(), [ChoiceStart(0)])
 OTHER_IDS = np.array([70, 71, 72], np.int32)
 FROM_SCHEDULER = (Accepted, Tokens, Failed, ServiceReport, Lost, Adapters)
-NUM_SUBMITS, IDS, TOKENS = 5, 4, 12  # the examples' values
+IDS, TOKENS = 4, 12  # the examples' values
 
 
 class TokenizerArena:
     """Its output must stay right for every input; another gateway has a prompt there, too."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, model: Path = EMBEDDED_MODEL) -> None:
         config = TokenizerConfig(
             mesh_dir=directory,
             instance="t",
-            model=str(EMBEDDED_MODEL),
+            model=str(model),
             trust_request_chat_template=True,
         )
         self._service = TokenizerService(config)
@@ -197,11 +202,12 @@ class TokenizerArena:
                 is_good = False
                 requests.lose(sender)
         is_good = is_good and (kind is Failed or not gateway.take(Failed))
-        for generate, (prompt, emitted) in scheduler.take(Generate):
+        for generate, (prompt, emitted, *pixels) in scheduler.take(Generate):
+            Arrival(generate, prompt, emitted, 0, 0.0, pixels)
             try:
                 check_generate(generate, prompt, emitted, self._model.vocab_size, 2048, 0)
             except InvalidRequest:
-                assert index < NUM_SUBMITS, "a valid message was refused"
+                assert kind is Submit, "a valid message was refused"
         if is_good or sender is gateway:
             self._check_other(beside, scheduler)
         else:
@@ -215,12 +221,20 @@ class TokenizerArena:
         """New ones, except for the process that tries grammars."""
         text, lanes = self._service._text, self._service._lanes
         requests = self._service._requests = Requests(
-            text, None, 10, lanes, tasks, OneScheduler(scheduler), guides=self._guides
+            text,
+            None,
+            10,
+            lanes,
+            tasks,
+            OneScheduler(scheduler),
+            guides=self._guides,
+            media=self._service._media,
         )
         return requests
 
     async def close(self) -> None:
         await self._guides.close()
+        await self._service._media.close()
         self._service._lanes.close()
         if self._service._link is not None:
             await self._service._link.close("the end")
@@ -241,6 +255,56 @@ class TokenizerArena:
     def _check_other_is_lost(self, beside: FakePeer) -> None:
         assert [lost.keys for lost, _ in beside.take(Lost)] == [[RequestKey("other~1/0", 1)]]
         assert not beside.got
+
+
+class MediaTokenizerArena(TokenizerArena):
+    """Its ``model`` takes images: in a chat, in the ids of a replay, and in a chat to count."""
+
+    def __init__(self, directory: Path, model: Path) -> None:
+        super().__init__(directory, model)
+        one, other = png(56, 84), png(56, 112)
+        parts = [
+            {"type": "image", "media": 1},
+            {"type": "text", "text": "Which?"},
+            {"type": "image", "media": 0},
+        ]
+        chat = np.frombuffer(json.dumps([{"role": "user", "content": parts}]).encode(), np.uint8)
+        param = "messages[0].content[0].image_url.url"
+        media = [Medium(param=param, detail="low"), Medium(param=param, detail="high")]
+        options = '{"max_pixels": 12000}'
+        asked = self._chat(media=media, media_options=options)
+        reading: Any = self._service._media
+        ids = np.array([70, *6 * [reading._family.placeholder], 71], np.int32)
+        replay = Submit("s~1/0", 1, "ids", PLAIN, TextOptions(), [ChoiceStart(0)], media=media[:1])
+        counted = Convert("c", "chat", True, media=media, media_options=options)
+        self.examples = [
+            self.examples[0],
+            (asked, [chat, NO_IDS, one, other]),
+            (replay, [ids, NO_IDS, one]),
+            (counted, [chat, one, other]),
+            (Accepted("r~1/0", 1, media=[0]), [NO_IDS]),
+        ]
+        self.lies = {
+            "a file too few": (1, asked, [chat, NO_IDS, one]),
+            "a file that is none": (1, asked, [chat, NO_IDS, one, other[:40]]),
+            "an image that no part names": (
+                1,
+                replace(asked, media=[*media, media[0]]),
+                [chat, NO_IDS, one, other, one],
+            ),
+            "options that are none": (
+                1,
+                replace(asked, media_options='{"max_pixels": "many"}'),
+                [chat, NO_IDS, one, other],
+            ),
+            "ids of another image": (2, replay, [ids, NO_IDS, other]),
+        }
+
+
+def png(width: int, height: int) -> np.ndarray:
+    file = io.BytesIO()
+    Image.new("RGB", (width, height), (200, 100, 50)).save(file, "PNG")
+    return np.frombuffer(file.getvalue(), np.uint8)
 
 
 async def _until(is_true: Callable[[], object]) -> None:

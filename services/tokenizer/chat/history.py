@@ -22,6 +22,7 @@ NUM_STEPS = 4  # between two places is about this part of the limit
 TOKEN_BYTES = 4  # reckoned: places must not move when texts are tokenised otherwise
 
 Encode = Callable[[list[Message], Measure], Array]
+NumTokens = Callable[[Message], int]
 
 
 class FittedChat(NamedTuple):
@@ -33,7 +34,11 @@ class FittedChat(NamedTuple):
 
 
 def fit(
-    messages: list[Message], limit: int, encode: Encode, measure: Measure = unmeasured
+    messages: list[Message],
+    limit: int,
+    encode: Encode,
+    measure: Measure = unmeasured,
+    num_media_tokens: NumTokens = lambda message: 0,
 ) -> FittedChat:
     """``messages`` without the fewest turns that the places allow, so that the prompt has at most
     ``limit`` tokens; 0: no limit. The last turn always stays. Raises InvalidRequest if it is too
@@ -42,14 +47,20 @@ def fit(
     if not limit or len(ids) <= limit:
         return FittedChat(messages, ids)
     with measure("history") as attributes:
-        fitted = _cut(messages, len(ids), limit, encode)
+        fitted = _cut(messages, len(ids), limit, encode, num_media_tokens)
         attributes["num_dropped_turns"] = fitted.dropped.num_turns
     return fitted
 
 
-def _cut(messages: list[Message], num_tokens: int, limit: int, encode: Encode) -> FittedChat:
+def _cut(
+    messages: list[Message],
+    num_tokens: int,
+    limit: int,
+    encode: Encode,
+    num_media_tokens: NumTokens,
+) -> FittedChat:
     turns = Turns(messages)
-    sizes = turns.sizes()
+    sizes = turns.sizes(lambda message: TOKEN_BYTES * num_media_tokens(message))
     if len(sizes) < 2:
         raise _too_long(num_tokens, limit, "the only turn")
 

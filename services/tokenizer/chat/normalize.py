@@ -14,6 +14,7 @@ from shared.text.surrogates import without_escaped_halves
 log = logging.getLogger(__name__)
 
 Message = dict[str, Any]
+IMAGE = "image"  # the type of a part
 
 
 def normalize(messages: list[Message], traits: TemplateTraits) -> list[Message]:
@@ -110,18 +111,26 @@ def _content(message: Message, traits: TemplateTraits, param: str) -> Any:
         raise InvalidRequest(
             f"{param} is {_kind(content)}; expected str, array or null", param=param
         )
-    texts = [_text_of(part, f"{param}[{number}]") for number, part in enumerate(content)]
+    parts = [_part(part, traits, f"{param}[{number}]") for number, part in enumerate(content)]
+    if any(part["type"] == IMAGE for part in parts):
+        return parts
     if not traits.takes_parts or (message.get("role") == "tool" and not traits.takes_parts_alone):
-        return "".join(texts)
-    return [
-        {"type": "text", "text": text} if part["type"] == "refusal" else dict(part)
-        for part, text in zip(content, texts, strict=True)
-    ]
+        return "".join(part["text"] for part in parts)
+    return parts
 
 
-def _text_of(part: Any, param: str) -> str:
+def _part(part: Any, traits: TemplateTraits, param: str) -> Message:
     if not isinstance(part, dict):
         raise InvalidRequest(f"{param} is {_kind(part)}; expected object", param=param)
+    if part.get("type") != IMAGE:
+        text = _text_of(part, param)
+        return {"type": "text", "text": text} if part["type"] == "refusal" else dict(part)
+    if not traits.takes_parts:
+        raise InvalidRequest(f"{param}: the chat template takes no images", param=param)
+    return {"type": IMAGE}
+
+
+def _text_of(part: Message, param: str) -> str:
     kind = part.get("type")
     if kind not in ("text", "refusal"):
         field = f"{param}.type"

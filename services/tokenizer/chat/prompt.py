@@ -68,7 +68,7 @@ def _mark_end(messages: list[Message], has_text: bool) -> None:
     content: Any = messages[-1].get("content") if has_text else None
     if isinstance(content, str):
         messages[-1]["content"] = content + END_OF_MESSAGE
-    elif content:
+    elif content and "text" in content[-1]:
         content[-1]["text"] += END_OF_MESSAGE
     else:
         raise InvalidRequest(

@@ -1,5 +1,7 @@
 """The turns of a chat: a user's messages and all messages that answer them. Pure."""
 
+from collections.abc import Callable
+
 import msgspec
 
 from services.tokenizer.chat.normalize import Message
@@ -32,17 +34,17 @@ class Turns:
             if index >= start or message.get("role") in INSTRUCTIONS
         ]
 
-    def sizes(self) -> list[int]:
-        """The bytes of each turn, as JSON."""
+    def sizes(self, media_size: Callable[[Message], int] = lambda message: 0) -> list[int]:
+        """The bytes of each turn, as JSON, and those that its media count for."""
         ends = [*self._starts[1:], len(self._messages)]
         return [
-            sum(map(_size, self._messages[start:end]))
+            sum(
+                len(msgspec.json.encode(message)) + media_size(message)
+                for message in self._messages[start:end]
+                if message.get("role") not in INSTRUCTIONS
+            )
             for start, end in zip(self._starts, ends, strict=True)
         ]
-
-
-def _size(message: Message) -> int:
-    return 0 if message.get("role") in INSTRUCTIONS else len(msgspec.json.encode(message))
 
 
 def _starts(messages: list[Message]) -> list[int]:

@@ -3,6 +3,7 @@
 from collections import Counter
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -15,13 +16,16 @@ from services.tokenizer.cells import (
     choose_cell,
 )
 from services.tokenizer.schedulers import Schedulers
+from shared.errors import Unavailable
 from shared.wire.envelope import RequestOptions
 from shared.wire.messages import (
+    MEDIA_MINOR,
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
     Generate,
     Heartbeat,
     Hello,
+    Item,
     NewSequence,
     Overview,
     SamplingParams,
@@ -92,8 +96,22 @@ def test_prompts_have_a_beginning_in_common_with_the_same_salt_and_first_ids_alo
     assert beginning_of(IDS[: BEGINNING - 1], PLAIN) is None
 
 
-def scheduler(name: str, num_waiting: int = 0, state: State = State.READY) -> FakePeer:
-    peer = FakePeer(Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "scheduler", name))
+def item(start: int, digest: int) -> Item:
+    return Item(start=start, num_tokens=4, size=(1, 56, 56), digest=bytes([digest]) * 16)
+
+
+def test_prompts_have_a_beginning_in_common_with_the_same_first_image_in_it_alone() -> None:
+    first, second = item(5, 1), item(5, 2)
+    assert beginning_of(IDS, PLAIN, [first]) == beginning_of(IDS, PLAIN, [first, item(20, 2)])
+    assert beginning_of(IDS, PLAIN, [first]) != beginning_of(IDS, PLAIN, [second])
+    assert beginning_of(IDS, PLAIN, [first]) != beginning_of(IDS, PLAIN)
+    assert beginning_of(IDS, PLAIN, [item(BEGINNING, 1)]) == beginning_of(IDS, PLAIN)
+
+
+def scheduler(
+    name: str, num_waiting: int = 0, state: State = State.READY, minor: int = PROTOCOL_MINOR
+) -> FakePeer:
+    peer = FakePeer(Hello(PROTOCOL_MAJOR, minor, "scheduler", name))
     num_workers = int(state == State.READY)
     overview = Overview(name, num_workers, 0, num_waiting, 10, 10, num_slots=8)
     peer.status = Heartbeat(state, "", 0, 0, overview=overview)
@@ -146,3 +164,16 @@ def test_a_scheduler_that_handed_a_prompt_over_gets_it_only_where_there_is_no_ot
     assert schedulers.choose(prompt(0), has_left, IDS) is first
     schedulers.add(other := scheduler("b", num_waiting=100))
     assert schedulers.choose(prompt(1), has_left, IDS) is other
+
+
+def test_images_go_to_no_scheduler_of_an_older_release() -> None:
+    schedulers, with_image = Schedulers(), replace(prompt(0), items=[item(0, 1)])
+    assert schedulers.choose(with_image, PLAIN, IDS) is None
+    schedulers.add(older := scheduler("a", minor=MEDIA_MINOR - 1))
+    with pytest.raises(Unavailable, match="takes images") as caught:
+        schedulers.choose(with_image, PLAIN, IDS)
+    assert caught.value.retry_after_s
+    schedulers.add(newer := scheduler("b", num_waiting=100))
+    assert schedulers.choose(with_image, PLAIN, IDS) is newer
+    schedulers.remove(newer)
+    assert schedulers.choose(prompt(1), PLAIN, IDS) is older

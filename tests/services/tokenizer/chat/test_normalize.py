@@ -176,3 +176,14 @@ def test_arguments_that_are_no_object_are_logged_by_place(caplog: pytest.LogCapt
     normalize([{"role": "assistant", "tool_calls": [call_with("oops")]}], TemplateTraits())
     assert "messages[0].tool_calls[0].function.arguments" in caplog.text
     assert "oops" not in caplog.text
+
+
+@pytest.mark.parametrize("role", ["user", "tool", "assistant"])
+def test_images_are_parts_for_templates_that_take_parts(role: str):
+    parts = [{"type": "image", "media": 0}, {"type": "refusal", "refusal": "no"}]
+    traits = TemplateTraits(takes_parts=True)
+    (found,) = normalize([{"role": role, "content": parts}], traits)
+    assert found["content"] == [{"type": "image"}, {"type": "text", "text": "no"}]
+    with pytest.raises(InvalidRequest, match="the chat template takes no images") as caught:
+        normalize([{"role": role, "content": parts}], TemplateTraits())
+    assert caught.value.param == "messages[0].content[0]"

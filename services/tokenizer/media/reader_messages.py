@@ -1,0 +1,59 @@
+"""Messages between a tokenizer and a process that reads images.
+
+Each is a msgpack array after its length. Files and pixels go through a file in memory that both
+have. A process says that it is ready by an Answer. Then it gets a File and answers with the size of
+the image; it gets Targets, or an empty message for a file that is not wanted, and answers Targets
+with the size that it has put into memory. An ``error`` ends the file.
+"""
+
+import os
+import struct
+
+import msgspec
+
+LENGTH = struct.Struct("<I")
+
+
+class File(msgspec.Struct, array_like=True):
+    """``num_bytes`` are in memory."""
+
+    num_bytes: int
+
+
+class Targets(msgspec.Struct, array_like=True):
+    """The width and height to scale an image to, as it is stored, and if it is turned by a
+    quarter."""
+
+    upright: tuple[int, int]
+    turned: tuple[int, int]
+
+
+class Answer(msgspec.Struct, array_like=True):
+    width: int = 0
+    height: int = 0
+    error: str = ""
+
+
+def frame(message: msgspec.Struct | None) -> bytes:
+    data = msgspec.msgpack.encode(message) if message is not None else b""
+    return LENGTH.pack(len(data)) + data
+
+
+def put(fd: int, data: memoryview) -> None:
+    """Replaces the content of the file in memory."""
+    os.ftruncate(fd, 0)
+    num_bytes = 0
+    while num_bytes < len(data):
+        num_bytes += os.pwrite(fd, data[num_bytes:], num_bytes)
+
+
+def take(fd: int, data: memoryview) -> None:
+    """Fills ``data`` from the file in memory, which is then empty. Raises EOFError if that holds
+    less."""
+    num_bytes = 0
+    while num_bytes < len(data):
+        num = os.preadv(fd, [data[num_bytes:]], num_bytes)
+        if not num:
+            raise EOFError
+        num_bytes += num
+    os.ftruncate(fd, 0)

@@ -1,0 +1,82 @@
+"""Hook for the images of prompts."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from services.tokenizer.text_model import TextModel
+from shared.errors import InvalidRequest
+from shared.settings.tokenizer import TokenizerConfig
+from shared.wire.codec import Array
+from shared.wire.messages import ChatOptions, Convert, Item, MediumKind, Submit
+
+
+class PromptMedia:
+    """The images of one prompt; here there are none. ``num`` counts them, and numbers name them.
+    Its context ends when the prompt is sent or has failed."""
+
+    num = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return
+
+    def check_texts(self, messages: Sequence[dict[str, Any]], options: ChatOptions) -> None:
+        """Raises InvalidRequest for a text that the model would read as an image."""
+
+    def num_tokens(self, number: int) -> int:
+        return 0
+
+    def expand(self, ids: Array, numbers: Sequence[int]) -> Array:
+        """``ids`` [n] int32 as a chat template wrote them, with all tokens of the images
+        ``numbers``. Raises InvalidRequest."""
+        return ids
+
+    def find_items(self, ids: Array, numbers: Sequence[int]) -> list[Item]:
+        """The images ``numbers`` in ``ids`` [n] int32. Raises InvalidRequest unless ``ids`` hold
+        these and no others."""
+        return []
+
+    def pixels_of(self, items: Sequence[Item]) -> list[Array]:
+        """The pixels of each different digest in ``items``, in their order."""
+        return []
+
+
+NO_MEDIA = PromptMedia()
+
+
+class MediaReader:
+    """Reads no files, and refuses prompts with images. ``kinds``: of the model."""
+
+    kinds: tuple[MediumKind, ...] = ()
+
+    async def read(
+        self,
+        message: Submit | Convert,
+        files: Sequence[Array],
+        salt: str,
+        owner: str,
+    ) -> PromptMedia:
+        """Reads the ``files`` [n] uint8 of ``message.media``, of a Convert the sizes alone. API
+        keys (``owner``) share processes; only prompts with the same ``salt`` share pixels.
+
+        Raises InvalidRequest for a file that is no image or too large, and Unavailable while none
+        can be read. A cancelled caller stops waiting.
+        """
+        if message.media:
+            raise InvalidRequest(
+                "the model takes no images", param=message.media[0].param or "messages"
+            )
+        return NO_MEDIA
+
+    async def close(self) -> None:
+        return
+
+
+MakeMedia = Callable[[TextModel, Path, TokenizerConfig], MediaReader]
+
+
+def no_media(text: TextModel, folder: Path, config: TokenizerConfig) -> MediaReader:
+    return MediaReader()

@@ -1,0 +1,51 @@
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from services.tokenizer.media.pixel_cache import PixelCache
+from services.tokenizer.media.readers import Readers
+from services.tokenizer.media.reading import ImageReading
+from services.tokenizer.text_model import TextModel
+from shared.media.family import read_family
+from tests.media.checkpoints import MAX_LEN, MEDIA, Reference, reference, save_checkpoint
+
+MAX_IMAGE_PIXELS = 1 << 20
+
+MakeReading = Callable[..., ImageReading]
+
+
+@pytest.fixture(scope="session")
+def checkpoint() -> Iterator[Path]:
+    with TemporaryDirectory(prefix="shoal-") as folder:
+        save_checkpoint(Path(folder))
+        yield Path(folder)
+
+
+@pytest.fixture(scope="session")
+def transformers(checkpoint: Path) -> Reference:
+    return reference(checkpoint)
+
+
+@pytest.fixture(scope="session")
+def model(checkpoint: Path) -> TextModel:
+    return TextModel(checkpoint, MAX_LEN, 263)
+
+
+@pytest.fixture
+def make_reading(checkpoint: Path) -> MakeReading:
+    def make(cache_bytes: int = 1 << 24) -> ImageReading:
+        family = read_family(checkpoint)
+        assert family is not None
+        return ImageReading(
+            family,
+            MEDIA[2],
+            MAX_LEN,
+            family.limits,
+            4 * MAX_IMAGE_PIXELS,
+            Readers(2, MAX_IMAGE_PIXELS),
+            PixelCache(cache_bytes),
+        )
+
+    return make
