@@ -7,6 +7,7 @@ import numpy as np
 
 from services.worker.engine.protocol import Engine, StepOutput
 from services.worker.startup.additions import Addition
+from shared.wire.codec import Array
 from shared.wire.messages import StepPlan
 
 
@@ -18,12 +19,20 @@ class StepEngine:
     def step(self, plan: StepPlan, ids: np.ndarray) -> StepOutput:
         raise NotImplementedError
 
-    def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
+    def submit(
+        self,
+        plan: StepPlan,
+        ids: np.ndarray,
+        output: Future[StepOutput],
+        pixels: Sequence[Array] = (),
+    ) -> None:
         output.set_result(self.step(plan, ids))
 
 
-def run_step(engine: Engine, plan: StepPlan, ids: np.ndarray) -> StepOutput:
+def run_step(
+    engine: Engine, plan: StepPlan, ids: np.ndarray, pixels: Sequence[Array] = ()
+) -> StepOutput:
     """Submits one step and waits for its output."""
     output: Future[StepOutput] = Future()
-    engine.submit(plan, ids, output)
+    engine.submit(plan, ids, output, pixels)
     return output.result()

@@ -20,7 +20,7 @@ struct DecodeGroup {
 struct DecodeRows {
   int32_t num_rows, block_size;
   int32_t* ids;                   // [R]: last known token
-  int64_t *positions, *num_keys;  // [R]
+  int64_t *positions, *num_keys;  // [R]: positions of rotations; keys with the token's own
   const DecodeGroup* groups;      // [num_groups]
   int32_t num_groups, table_stride, num_random;
   int64_t* random_positions;   // [num_random]
@@ -44,11 +44,11 @@ struct DecodeRows {
 
   void go_on(const int64_t* tokens) {
     for (int r = 0; r < num_rows; r++) {
-      int64_t position = ++positions[r], place = (int64_t)r * table_stride + position / block_size;
+      int64_t index = num_keys[r]++, place = (int64_t)r * table_stride + index / block_size;
       ids[r] = (int32_t)tokens[r];
-      num_keys[r]++;
+      positions[r]++;
       for (int g = 0; g < num_groups; g++)
-        groups[g].slot_mapping[r] = groups[g].tables[place] * block_size + position % block_size;
+        groups[g].slot_mapping[r] = groups[g].tables[place] * block_size + index % block_size;
     }
     for (int i = 0; i < num_random; i++) random_positions[i]++;
     if (!state_positions) return;

@@ -39,7 +39,7 @@ class DecodeRows(NamedTuple):
     updates the arrays in place from step to step."""
 
     input_ids: Tensor  # [R] int32
-    positions: Tensor  # [R] int64
+    positions: Tensor  # [R] int64, of rotations
     groups: Sequence[GroupBlocks]
     kv_caches: Sequence[KVPair]
     random: RandomRows | None

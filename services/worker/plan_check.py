@@ -37,7 +37,7 @@ class PlanCheck:
         self._slots.clear()
 
     def check(self, plan: StepPlan, ids: np.ndarray) -> None:
-        """``ids`` are the plan's buffer."""
+        """``ids`` are the plan's first buffer."""
         for slot in plan.release:
             self._find(slot)
             del self._slots[slot]

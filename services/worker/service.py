@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from threading import Event
@@ -16,6 +16,7 @@ from services.worker.adapters.extension import WorkerAdapters
 from services.worker.attachment import Attachment
 from services.worker.engine.protocol import BuildEngine, StepOutput
 from services.worker.extension import WorkerCore, WorkerExtension
+from services.worker.media.extension import WorkerMedia
 from services.worker.metrics import (
     SEQUENCES,
     STEP_BUSY_SECONDS,
@@ -77,6 +78,7 @@ OBSERVERS: tuple[type[Observer], ...] = (
 """The first one is used."""
 EXTENSIONS: list[Callable[[WorkerCore], WorkerExtension]] = [
     WorkerAdapters,
+    WorkerMedia,
 ]
 
 
@@ -134,7 +136,13 @@ class WorkerService:
         instance = self._config.instance
         model, capacity = self._engine.model_info, self._engine.capacity
         self._plan_check = PlanCheck(capacity, model.vocab_size)
-        core = WorkerCore(self._config, self._engine, self._step_thread, self._peers)
+        core = WorkerCore(
+            self._config,
+            self._engine,
+            self._step_thread,
+            self._peers,
+            lambda: self._attachment.home,
+        )
         self._extensions = [make(core) for make in EXTENSIONS]
         hello = Hello(
             major=PROTOCOL_MAJOR,
@@ -265,7 +273,7 @@ class WorkerService:
     def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
         if isinstance(message, StepPlan):
             if self._is_home(peer):  # a former one may have sent it before it knew
-                self._step(peer, message, arrays[0])
+                self._step(peer, message, arrays[0], arrays[1:])
         elif isinstance(message, Inquire):
             assert self._link is not None
             peer.send(make_report(self._link, self.details(), lists=self._is_home))
@@ -290,12 +298,12 @@ class WorkerService:
             **device_stats(),
         }
 
-    def _step(self, peer: Peer, plan: StepPlan, ids: np.ndarray) -> None:
+    def _step(self, peer: Peer, plan: StepPlan, ids: np.ndarray, pixels: Sequence[Array]) -> None:
         """Submits to the step thread at once, so that a later reset runs after it. Raises
         CodecError for a plan that cannot be run."""
         self._plan_check.check(plan, ids)
         for extension in self._extensions:
-            extension.check(plan)
+            extension.check(plan, pixels)
         self._observer.begin(plan)
         if self._num_pending == 0:
             self._last_progress_s = time.monotonic()
@@ -311,8 +319,8 @@ class WorkerService:
                 taken.wait(TAKE_S)
 
         output.add_done_callback(deliver)
-        self._followers.send(plan, ids)
-        self._step_thread.submit(self._engine.submit, plan, ids, output)
+        self._followers.send(plan, ids, *pixels)
+        self._step_thread.submit(self._engine.submit, plan, ids, output, pixels)
         self._log.note(plan)
 
     def _send_result(

@@ -35,11 +35,16 @@ def call_soon(
         loop.call_soon_threadsafe(callback, *arguments)
 
 
+def raise_soon(loop: asyncio.AbstractEventLoop, error: Exception) -> None:
+    """Ends the service, from any thread."""
+    call_soon(loop, _raise, error)
+
+
 def _run(loop: asyncio.AbstractEventLoop, call: Callable[..., None], *arguments: Any) -> None:
     try:
         call(*arguments)
     except Exception as error:
-        call_soon(loop, _raise, error)
+        raise_soon(loop, error)
 
 
 def _raise(error: Exception) -> None:

@@ -3,7 +3,9 @@
 import ctypes
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
+from threading import get_native_id
 from typing import NamedTuple
 
 from shared.errors import ConfigError
@@ -15,6 +17,7 @@ NODES = Path("/sys/devices/system/node")
 _SET_MEMPOLICY = 238  # on x86-64
 _MPOL_BIND = 2
 _MASK_WORDS = 16  # 64 nodes each
+_NICENESS = 10
 
 
 class NumaNode(NamedTuple):
@@ -27,6 +30,13 @@ class NumaNode(NamedTuple):
 def num_cores() -> int:
     """The number of available cores, at least 1."""
     return min(len(os.sched_getaffinity(0)), _cpu_quota())
+
+
+def lower_priority() -> None:
+    """Of the calling thread, and of threads it starts later: the others of this process come
+    first."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, get_native_id(), _NICENESS)
 
 
 def numa_nodes() -> list[NumaNode]:

@@ -177,6 +177,10 @@ class WorkerConfig(Settings):
         description="memory of a worker for this number of adapters of max-lora-rank (default:"
         " max-loras, or as many as lora-modules)",
     )
+    language_model_only: bool = Field(
+        False,
+        description="compute texts only, without the part of the model that reads images",
+    )
     native_kernels: bool = Field(
         True, description="on a CPU: use native code if it supports the model"
     )
@@ -247,6 +251,10 @@ class WorkerConfig(Settings):
     @property
     def has_adapters(self) -> bool:
         return self.enable_lora or bool(self.lora_modules) or self.lora_dir is not None
+
+    @property
+    def reads_media(self) -> bool:
+        return not self.language_model_only
 
     @property
     def num_adapters(self) -> int:

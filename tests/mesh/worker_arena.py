@@ -26,6 +26,7 @@ from shared.wire.messages import (
     Extend,
     ForgetAdapter,
     Hello,
+    Item,
     Keep,
     LoadAdapter,
     Message,
@@ -96,7 +97,9 @@ class WorkerArena:
             *((LoadAdapter("l1", "sql", "sql"), []), (ForgetAdapter(32 * "a"), [])),
         ]
         config = WorkerConfig()
-        self._core = WorkerCore(config, engine, StepThread(), lambda: [self._scheduler])
+        self._core = WorkerCore(
+            config, engine, StepThread(), lambda: [self._scheduler], lambda: self._scheduler
+        )
         max_len = engine.capacity.max_model_len
         long = Admit(1, "c~1/0/0", 1, 1, 0, 4, max_len + 1, 0, PLAIN, [7, 8])
         twice = StepPlan(2, [], [], [], [Prefill(1, 1)], [Decode(0), Decode(1)])
@@ -125,7 +128,7 @@ class WorkerArena:
         try:
             copy.deepcopy(self._check).check(message, arrays[0])
             for extension in extensions:
-                extension.check(message)
+                extension.check(message, arrays[1:])
             OBSERVERS[0]("w").begin(message)
         except CodecError:
             return False
@@ -157,13 +160,13 @@ class WorkerArena:
     def _step(
         self, plan: StepPlan, arrays: list[np.ndarray]
     ) -> tuple[list[ResultRow], list[bytes]]:
-        result, parts = run_step(self._engine, plan, arrays[0])
+        result, parts = run_step(self._engine, plan, arrays[0], arrays[1:])
         decode([bytes(frame) for frame in encode(result, parts)])
         return result.rows, [part.tobytes() for part in parts]
 
 
 class WindowsWorkerArena(WorkerArena):
-    """Half of its layers have a window of 5 tokens: behind 100 ids, four blocks are passed."""
+    """Half of its layers have a window of 5 tokens: after 100 ids, four blocks are passed."""
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine, is_fast=True)
@@ -187,7 +190,7 @@ class WindowsWorkerArena(WorkerArena):
 
 
 class StatesWorkerArena(WorkerArena):
-    """Of its four layers three have a state. A copy of it is made behind 64 ids, and stays for a
+    """Of its four layers three have a state. A copy of it is made after 64 ids, and stays for a
     second sequence with the same beginning."""
 
     def __init__(self, engine: Any) -> None:
@@ -212,6 +215,48 @@ class StatesWorkerArena(WorkerArena):
 
 def _admitting(plan: StepPlan, row: Admit) -> StepPlan:
     return replace(plan, admit=[row])
+
+
+class MediaWorkerArena(WorkerArena):
+    """Two images, the second encoded before a chunk needs it, and one of them again."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine, is_fast=True)
+        prompt: np.ndarray = np.resize(PROMPT, 16)
+        one = Item(start=2, num_tokens=6, size=(1, 56, 84), digest=16 * b"a")
+        other = Item(start=10, num_tokens=4, size=(1, 56, 56), digest=16 * b"b")
+        pixels: np.ndarray = np.full(one.num_bytes, 77, np.uint8)
+        more: np.ndarray = np.full(other.num_bytes, 78, np.uint8)
+        row = (1, 0, 0, 16, 16, 0, PLAIN)
+        admit = Admit(0, "a~1/0/0", *row, [0, 1], items=[one, other])
+        again = Admit(1, "b~1/0/0", *row, [2, 3], items=[one])
+        first = StepPlan(1, [], [admit], [], [Prefill(0, 10)], [])
+        second = StepPlan(2, [], [again], [], [Prefill(0, 6), Prefill(1, 16)], [])
+        arrays = [prompt, pixels, more]
+        self.examples = [(first, arrays), (second, [prompt, pixels])]
+
+        def lie(*items: Item) -> tuple[int, Message, list[np.ndarray]]:
+            return 0, _admitting(first, replace(admit, items=[*items])), arrays
+
+        self.lies = {
+            "two images in one place": lie(one, replace(other, start=7)),
+            "images backwards": lie(other, one),
+            "an image beyond the prompt": lie(one, replace(other, start=13)),
+            "more tokens than an image has": lie(replace(one, num_tokens=7), other),
+            "a size that no image has": lie(replace(one, size=(1, 84, 57)), other),
+            "two sizes of one image": lie(one, replace(other, digest=one.digest)),
+            "an image without pixels": (0, first, [prompt, pixels]),
+            "pixels of another size": (0, first, [prompt, pixels, pixels]),
+            "pixels without an image": (1, second, arrays),
+        }
+
+    def _prepare(self, index: int) -> None:
+        """Pixels under a wrong digest would stay."""
+        self._engine.reset()
+        encoder = self._engine.additions[0].encoder
+        encoder._thread.submit(lambda: None).result()
+        encoder._features = type(encoder._features)(1 << 20)
+        super()._prepare(index)
 
 
 class PoolingWorkerArena(WorkerArena):

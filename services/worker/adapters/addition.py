@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from functools import partial
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ def check(settings: WorkerConfig, device: torch.device, *, pools: bool, is_ours:
         )
 
 
-def make(settings: WorkerConfig, model: DecoderLM, dtype: torch.dtype) -> "Adapters":
+def make(settings: WorkerConfig, folder: Path, model: DecoderLM, dtype: torch.dtype) -> "Adapters":
     return Adapters(settings, find_sites(model), dtype, model.parallel)
 
 

@@ -1,17 +1,16 @@
 """The adapters of a worker as its schedulers see them."""
 
 import asyncio
-import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
-from threading import get_native_id
 
 from services.worker.adapters.addition import Adapters as Addition
 from services.worker.adapters.store import row_of, with_problem
 from services.worker.extension import WorkerCore, WorkerExtension
 from shared.errors import CodecError
 from shared.link.peer import Peer
+from shared.process.cores import lower_priority
+from shared.wire.codec import Array
 from shared.wire.envelope import read_options
 from shared.wire.messages import (
     ADAPTERS_MINOR,
@@ -23,7 +22,6 @@ from shared.wire.messages import (
     StepPlan,
 )
 
-NICENESS = 10  # of the loading thread: steps come first
 OFF = "this worker serves no adapters (enable-lora)"
 RANKS = "adapters of a worker with several ranks are loaded at its start only"
 
@@ -33,7 +31,7 @@ class WorkerAdapters(WorkerExtension):
 
     def __init__(self, core: WorkerCore) -> None:
         self._core = core
-        self._thread = ThreadPoolExecutor(1, "adapters", _be_nice)
+        self._thread = ThreadPoolExecutor(1, "adapters", lower_priority)
         found = [each for each in core.engine.additions if isinstance(each, Addition)]
         self._addition = found[0] if found else None
         self._refused: tuple[Adapter, ...] = ()  # if the worker serves no adapters
@@ -59,7 +57,7 @@ class WorkerAdapters(WorkerExtension):
                 return False
         return True
 
-    def check(self, plan: StepPlan) -> None:
+    def check(self, plan: StepPlan, pixels: Sequence[Array]) -> None:
         for slot in plan.release:
             self._of_slots.pop(slot, None)
         for row in plan.admit:
@@ -119,8 +117,3 @@ class WorkerAdapters(WorkerExtension):
     def _report(self) -> None:
         for peer in self._core.peers():
             self.on_up(peer)
-
-
-def _be_nice() -> None:
-    with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, get_native_id(), NICENESS)

@@ -14,6 +14,7 @@ from kernels.cpu.adapter import bits_of
 from services.worker.adapters.sites import LoadedAdapter, LowRank, Part, Site, layer_shapes
 from services.worker.layers.parallel import Rows
 from services.worker.step.batch import Batch
+from shared.wire.codec import Array
 from shared.wire.envelope import read_options
 from shared.wire.messages import StepPlan
 
@@ -82,7 +83,7 @@ class AdapterTable(Generic[P]):
         with self._lock:
             self._adapters.pop(digest, None)
 
-    def apply(self, plan: StepPlan) -> None:
+    def apply(self, plan: StepPlan, pixels: Sequence[Array] = ()) -> None:
         """Binds the adapters of admitted sequences. Raises AdapterMissing, or ValueError for too
         many adapters."""
         wanted = {row.slot: read_options(row.options).adapter for row in plan.admit}
@@ -106,10 +107,11 @@ class AdapterTable(Generic[P]):
         for slot, digest in wanted.items():
             self._of_slots[slot] = indices[digest] if digest else NONE
 
-    def lay_out(self, batch: Batch) -> None:
+    def lay_out(self, batch: Batch) -> Batch:
         of_rows = self._of_slots[batch.rows.slots]
         has_some = bool((of_rows != NONE).any())
         self._form.lay_out(lay_out(of_rows[batch.token_rows]) if has_some else None)
+        return batch
 
     def reset(self) -> None:
         self._of_slots[:] = NONE

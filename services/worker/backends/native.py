@@ -52,13 +52,18 @@ class NativeLM(CausalLM):
         compiler = Compiler(model, library)
         self.trunk = compiler.compile(recordings.trunk, report)
         self._logits = compiler.compile(recordings.logits)
+        self._parts = [compiler.compile(each) for each in recordings.parts]
         if recordings.head is not None:
             self.draft_head = _NativeDraftHead(recordings.head, compiler, model.parallel)
         for tensor in compiler.tensors:  # so that they are counted as the model's
             self.register_buffer(f"packed_{len(self._buffers)}", tensor, persistent=False)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        return _run(self.trunk, [input_ids], positions)
+        is_embedded = bool(self._parts) and input_ids.is_floating_point()
+        return _run(self._parts[1] if is_embedded else self.trunk, [input_ids], positions)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        return self._parts[0].run([input_ids])
 
     def logits(self, hidden: Tensor) -> Tensor:
         logits = self._logits.run([hidden])
@@ -79,12 +84,16 @@ class _Recordings:
         else:
             self.trunk = record(names, [size], model.forward, takes_over=True, make=make)
         self.logits = record(names, [size], model.logits)
+        self.parts: list[Recording] = []  # of the trunk: embeddings, layers
+        if model.takes_embeddings:
+            layers = record(names, [size], model.model.forward, takes_over=True, make=make)
+            self.parts = [record(names, [1], model.embed), layers]
         self.head = _HeadRecordings(names, size, model.mtp_head) if model.mtp_head else None
         self._check_uses(names)
 
     def _check_uses(self, names: dict[nn.Module, str]) -> None:
         """A weight is packed in one order: gates and ups of a gated GEMM alternate."""
-        found = [self.trunk, self.logits]
+        found = [self.trunk, self.logits, *self.parts]
         if self.head is not None:
             found += [self.head.first_state, self.head.forward, self.head.logits]
         uses = {(each.weight, each.kind) for one in found for each in one.instructions}

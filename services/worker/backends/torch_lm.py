@@ -304,7 +304,12 @@ class TorchLM(TorchCausalLM):
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         with one_by_one(self.offloaded is not None):
             ops = self._trunk_ops(positions, offloaded=self.offloaded)
+            if input_ids.is_floating_point():
+                return self.model.model.forward(ops, input_ids)
             return self.model.forward(ops, input_ids)
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        return self.model.embed(self._ops(), input_ids)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         states = hidden.float() if self.model.lm_head is None else hidden

@@ -4,7 +4,7 @@ A plan may ask for several steps; each begins with the tokens sampled in the ste
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +37,7 @@ from services.worker.step.verify import verify
 from services.worker.weights.progress import Progress
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
+from shared.wire.codec import Array
 from shared.wire.messages import StepPlan, StepResult
 
 
@@ -153,12 +154,18 @@ class HostEngine:
         self._draft_s = 0.0
 
     @torch.inference_mode()
-    def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
+    def submit(
+        self,
+        plan: StepPlan,
+        ids: np.ndarray,
+        output: Future[StepOutput],
+        pixels: Sequence[Array] = (),
+    ) -> None:
         """Runs ``plan``, sets ``output``, then makes the drafts for the next plan. The time of a
         step includes that of the drafts it verified."""
         started_s = time.perf_counter()
         idle_s = self._idle_time.begin_step(started_s)
-        self._apply(plan, ids)
+        self._apply(plan, ids, pixels)
         steps, num_steps, recorded = self._run_steps(plan)
         rows, arrays = join_steps(self._slots, steps)
         ended_s = time.perf_counter()
@@ -176,9 +183,9 @@ class HostEngine:
         self._draft_s = time.perf_counter() - delivered_s
         self._idle_time.end_step(ended_s + self._draft_s, self.num_running)
 
-    def _apply(self, plan: StepPlan, ids: np.ndarray) -> None:
+    def _apply(self, plan: StepPlan, ids: np.ndarray, pixels: Sequence[Array]) -> None:
         for part in self._plan_parts:
-            part.apply(plan)
+            part.apply(plan, pixels)
         fresh_blocks = self._slots.apply(plan, ids)
         if self._model.clears_blocks:
             self._kv_cache.clear(fresh_blocks)
@@ -217,7 +224,7 @@ class HostEngine:
             self._slots, plan, self._kv_cache, self._state_pool, recomputes_states
         )
         for part in self._plan_parts:
-            part.lay_out(batch)
+            batch = part.lay_out(batch)
         return batch
 
     def _run(self, batch: Batch, draft_depth: int) -> tuple[StepRows, RecordedStep]:
@@ -243,8 +250,8 @@ class HostEngine:
         return hidden
 
     def _given(self, batch: Batch) -> Tensor:
-        """The input of the model: token ids, or hidden states on a later stage."""
-        return batch.input_ids
+        """The input of the model: token ids or embeddings, or hidden states on a later stage."""
+        return batch.input_ids if batch.embeddings is None else batch.embeddings
 
 
 class IdleTime:

@@ -33,7 +33,8 @@ class PlainSteps:
         that want only tokens."""
         slots, num_sampling = batch.rows.slots, len(batch.rows.sampling_rows)
         is_one_each = len(batch.token_rows) == len(slots) == num_sampling
-        return is_one_each and not plan.prefill and not self._table.wants_more[slots].any()
+        is_of_ids = batch.embeddings is None and not plan.prefill
+        return is_one_each and is_of_ids and not self._table.wants_more[slots].any()
 
     def run(self, batch: Batch, num_steps: int) -> tuple[StepRows, int]:
         """Runs at most ``num_steps`` steps, and none after the end of a sequence. Returns their

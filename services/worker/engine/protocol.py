@@ -9,6 +9,7 @@ import numpy as np
 from services.worker.startup.additions import Addition
 from services.worker.weights.progress import Progress
 from shared.settings.worker import WorkerConfig
+from shared.wire.codec import Array
 from shared.wire.messages import Capacity, ModelInfo, StepPlan, StepResult
 from shared.wire.token_arrays import TokenArrays
 
@@ -27,9 +28,15 @@ class Engine(Protocol):
     def num_running(self) -> int:
         """Number of admitted sequences without an end in the results so far."""
 
-    def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
+    def submit(
+        self,
+        plan: StepPlan,
+        ids: np.ndarray,
+        output: Future[StepOutput],
+        pixels: Sequence[Array] = (),
+    ) -> None:
         """Runs the steps of a plan, at most ``capacity.max_num_steps``. ``ids`` [sum of num_ids]
-        int32 are the known ids of the admitted rows.
+        int32 are the known ids of the admitted rows, ``pixels`` the plan's further buffers.
 
         ``output`` gets the rows that emitted or ended, with their buffers. It is set on any thread,
         during the call or later, in the order of calls. An error may be raised here instead.

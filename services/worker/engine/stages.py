@@ -14,6 +14,7 @@ These slots are equal on all stages when the step begins.
 
 import time
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from threading import Thread
@@ -28,12 +29,12 @@ from services.worker.engine.host import HostEngine
 from services.worker.engine.protocol import StepOutput
 from services.worker.engine.stage_line import StageLine
 from services.worker.metrics import STAGE_BUSY_SECONDS, STAGE_STEPS, STAGE_STEPS_AHEAD
-from services.worker.slots.copies import copy_slots, copy_width, paste_slots
 from services.worker.slots.table import SlotTable
 from services.worker.step.batch import Batch
 from services.worker.step.rows import Rows
 from services.worker.weights.progress import Progress
 from shared.settings.worker import WorkerConfig
+from shared.wire.codec import Array
 from shared.wire.messages import StepPlan
 
 NO_STATES = torch.zeros(0, 0)
@@ -74,24 +75,36 @@ class StageEngine(HostEngine):
         super().reset()
 
     @torch.inference_mode()
-    def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
+    def submit(
+        self,
+        plan: StepPlan,
+        ids: np.ndarray,
+        output: Future[StepOutput],
+        pixels: Sequence[Array] = (),
+    ) -> None:
         self._decide(self._last_step_of(plan))
         if not self._stage.is_first:
             self._states = self._line.receive_states()
         started_s = time.perf_counter()
         if self._stage.is_last:
             output.add_done_callback(lambda done: self._line.send_result(done.result()))
-            super().submit(plan, ids, output)
+            super().submit(plan, ids, output, pixels)
             self._line.send_copies(copy_slots(self._slots, self._touched))
         else:
-            self._pass_on(plan, ids, output)
+            self._pass_on(plan, ids, output, pixels)
         STAGE_STEPS.inc()
         STAGE_BUSY_SECONDS.inc(time.perf_counter() - started_s)
 
-    def _pass_on(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
+    def _pass_on(
+        self,
+        plan: StepPlan,
+        ids: np.ndarray,
+        output: Future[StepOutput],
+        pixels: Sequence[Array],
+    ) -> None:
         """Runs a step on any stage but the last."""
         STAGE_STEPS_AHEAD.inc(len(self._undecided) > self._decided.qsize())
-        self._apply(plan, ids)
+        self._apply(plan, ids, pixels)
         batch = self._prepare(plan)
         rows = batch.rows
         states = self._forward(batch) if len(rows.slots) else NO_STATES
@@ -113,7 +126,7 @@ class StageEngine(HostEngine):
     def _given(self, batch: Batch) -> Tensor:
         """Keeps no reference to the received states: layers change or replace them."""
         if self._stage.is_first:
-            return batch.input_ids
+            return super()._given(batch)
         states, self._states = self._states, NO_STATES
         return states
 
@@ -182,3 +195,44 @@ def _touched_slots(table: SlotTable, rows: Rows) -> np.ndarray:
     is_scored = table.num_prompt_logprobs[slots] != NO_LOGPROBS
     touched: np.ndarray = slots[is_read | is_scored]
     return touched
+
+
+NUM_COLUMNS = (
+    4  # of the copy of a slot before the ids: is_open, num_tokens, num_computed, num_drafts
+)
+
+
+def copy_width(table: SlotTable) -> int:
+    """Number of elements in the copy of a slot."""
+    return NUM_COLUMNS + len(_places(table))
+
+
+def copy_slots(table: SlotTable, slots: np.ndarray) -> np.ndarray:
+    """[n, copy_width] int64 of ``slots`` [n]: everything a step may change, its new ids, and the
+    drafts after them."""
+    nums = table.num_tokens[slots]
+    columns = table.is_open[slots], nums, table.num_computed[slots], table.num_drafts[slots]
+    ids = table.ids[slots[:, None], _clipped(table, nums)]
+    return np.concatenate([np.stack(columns, 1).astype(np.int64), ids], 1)
+
+
+def paste_slots(table: SlotTable, slots: np.ndarray, copies: np.ndarray) -> None:
+    """Overwrites ``slots`` [n] with ``copies`` from a process one step ahead."""
+    is_open, nums, num_computed, num_drafts = copies[:, :NUM_COLUMNS].T
+    table.is_open[slots] = is_open
+    table.num_tokens[slots] = nums
+    table.num_computed[slots] = num_computed
+    table.num_drafts[slots] = num_drafts
+    table.ids[slots[:, None], _clipped(table, nums)] = copies[:, NUM_COLUMNS:]
+
+
+def _places(table: SlotTable) -> np.ndarray:
+    """Indices of the copied ids, relative to the number of known ids: a step adds one token and one
+    per draft."""
+    most = table.draft_logprobs.shape[1]
+    return np.arange(-1 - most, most)
+
+
+def _clipped(table: SlotTable, nums: np.ndarray) -> np.ndarray:
+    found: np.ndarray = np.clip(nums[:, None] + _places(table), 0, table.max_len)
+    return found

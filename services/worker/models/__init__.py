@@ -47,7 +47,12 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """[T], [T] → hidden states [T, hidden]."""
+        """[T], [T] → hidden states [T, hidden]. If the model ``takes_embeddings``, these may be
+        given in place of ids, and are used up."""
+
+    def embed(self, input_ids: Tensor) -> Tensor:
+        """[T] → embeddings [T, hidden], if the model ``takes_embeddings``."""
+        raise NotImplementedError
 
     def decoder(self, eos_ids: np.ndarray) -> NativeDecoder | None:
         """Returns a decoder that computes several steps at once, for rows that end with one of

@@ -67,7 +67,7 @@ class RemoteLayer(nn.Module):
 
 
 class Trunk(nn.Module):
-    """ids [T] → hidden states [T, hidden], before the last norm. ``local_rotary`` serves layers
+    """Gives hidden states [T, hidden], before the last norm. ``local_rotary`` serves layers
     with a window, if they have their own."""
 
     def __init__(self, config: ModelConfig, vocab: Shard, is_interleaved: bool) -> None:
@@ -80,12 +80,8 @@ class Trunk(nn.Module):
         local = config.local_rope
         self.local_rotary = None if local is None else _rotary(config, local, is_interleaved)
 
-    def forward(self, ops: Ops[X], x: X, scale: float, *, embeds: bool) -> X:
-        """Where it does not embed, x is [T, hidden] already."""
-        if embeds:
-            x = ops.embed(x, self.embed_tokens)
-            if scale != 1.0:
-                x = ops.scale(x, scale)
+    def forward(self, ops: Ops[X], x: X) -> X:
+        """[T, hidden], the embeddings or the states of the stage before → hidden states"""
         for layer in self.layers:
             ops.enter(layer)
             x = layer.forward(ops, x)
@@ -126,7 +122,8 @@ class DecoderLM(nn.Module, ABC):
     A backend computes it. A model that pools has neither head.
 
     ``Config`` is the type of config.json. ``offloaded`` copies the weights of offloaded layers to
-    the device. A stage ``has_head_elsewhere`` if the last stage has an MTP head.
+    the device. A stage ``has_head_elsewhere`` if the last stage has an MTP head. Set
+    ``takes_embeddings`` before a backend is chosen, for passes from embeddings as well as from ids.
     """
 
     Config: ClassVar[type[ModelConfig]] = ModelConfig
@@ -137,6 +134,7 @@ class DecoderLM(nn.Module, ABC):
     draft_lm_head: DraftLMHead | None = None
     offloaded: OffloadedLayers | None = None
     has_head_elsewhere = False
+    takes_embeddings = False
     groups: tuple[Group, ...] = EVERY_LAYER
     _specs_of_all: Mapping[int, KVSpec] = {}  # on a stage
 
@@ -309,8 +307,13 @@ class DecoderLM(nn.Module, ABC):
     def forward(self, ops: Ops[X], given: X) -> X:
         """ids [T], or the states [T, hidden] of the stage before → hidden states [T, hidden], for
         the next stage or the last norm."""
-        embeds = self.parallel.stage.is_first
-        return self.model.forward(ops, given, self.embedding_scale, embeds=embeds)
+        x = self.embed(ops, given) if self.parallel.stage.is_first else given
+        return self.model.forward(ops, x)
+
+    def embed(self, ops: Ops[X], ids: X) -> X:
+        """ids [T] → [T, hidden], the input of the first layer"""
+        x = ops.embed(ids, self.model.embed_tokens)
+        return x if self.embedding_scale == 1.0 else ops.scale(x, self.embedding_scale)
 
     def logits(self, ops: Ops[X], hidden: X) -> X:
         """[S, hidden], the states of some of the tokens → [S, vocab_size] float32, or without a

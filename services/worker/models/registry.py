@@ -30,6 +30,7 @@ MODELS = {
     "Olmo2ForCausalLM": "services.worker.models.olmo2",
     "Qwen2ForCausalLM": "services.worker.models.qwen2",
     "Qwen2MoeForCausalLM": "services.worker.models.qwen2_moe",
+    "Qwen2_5_VLForConditionalGeneration": "services.worker.models.qwen2_5_vl",
     "Qwen3ForCausalLM": "services.worker.models.qwen3",
     "Qwen3MoeForCausalLM": "services.worker.models.qwen3_moe",
     "Qwen3NextForCausalLM": "services.worker.models.qwen3_next",

@@ -1,38 +1,42 @@
 """Optional parts of a worker that take part in loading a model and in its steps."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Protocol, cast
 
 import numpy as np
 import torch
 
-from services.worker.backends.operators import Operators
+from services.worker.backends.operators import PLAIN, Operators
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from services.worker.startup.implementations import ADDITIONS
 from services.worker.step.batch import Batch
 from shared.settings.worker import WorkerConfig
+from shared.wire.codec import Array
 from shared.wire.messages import Capacity, StepPlan
 
 
 class PlanPart(Protocol):
     """Keeps its own state of slots. Called on the thread of the steps."""
 
-    def apply(self, plan: StepPlan) -> None:
-        """Before the plan changes the slots. After an error nothing is changed."""
+    def apply(self, plan: StepPlan, pixels: Sequence[Array]) -> None:
+        """Before the plan changes the slots. After an error nothing is changed. ``pixels`` are the
+        plan's further buffers."""
 
-    def lay_out(self, batch: Batch) -> None:
-        """Before a forward pass of ``batch``, or several of decode rows."""
+    def lay_out(self, batch: Batch) -> Batch:
+        """Before a forward pass of ``batch``, or several of decode rows. Returns it, with other
+        positions of rotations and other embeddings if need be."""
 
     def reset(self) -> None:
         """Forgets all sequences."""
 
 
 class Addition(Protocol):
-    """``operators`` compute the trunk."""
-
-    operators: Operators
+    @property
+    def operators(self) -> Operators | None:
+        """They compute the trunk; None: the usual ones."""
 
     def limit(self, capacity: Capacity) -> Capacity:
         """``capacity`` with its own limits."""
@@ -53,8 +57,28 @@ class AdditionModule(Protocol):
     ) -> None:
         """Before weights are read. Raises ConfigError for a combination that is not supported."""
 
-    def make(self, settings: WorkerConfig, model: DecoderLM, dtype: torch.dtype) -> Addition:
-        """``model`` is laid out; its backend is not chosen yet. Raises ConfigError."""
+    def make(
+        self, settings: WorkerConfig, folder: Path, model: DecoderLM, dtype: torch.dtype
+    ) -> Addition | None:
+        """``model``, of ``folder``, is laid out; its backend is not chosen yet. None if there is
+        nothing to add to it. Raises ConfigError."""
+
+
+def make_additions(
+    modules: Iterable[AdditionModule],
+    settings: WorkerConfig,
+    folder: Path,
+    model: DecoderLM,
+    dtype: torch.dtype,
+) -> list[Addition]:
+    """Raises ConfigError."""
+    made = [module.make(settings, folder, model, dtype) for module in modules]
+    return [each for each in made if each is not None]
+
+
+def operators_of(additions: Iterable[Addition]) -> Operators:
+    """At most one of them has its own."""
+    return next((each.operators for each in additions if each.operators is not None), PLAIN)
 
 
 def addition_modules(settings: WorkerConfig) -> Iterator[AdditionModule]:

@@ -19,7 +19,7 @@ from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import read_model_config
 from services.worker.speculation.choose import choose_speculation
 from services.worker.speculation.draft_vocab import limit_drafts
-from services.worker.startup.additions import addition_modules
+from services.worker.startup.additions import addition_modules, make_additions
 from services.worker.startup.cache_codes import CACHE_CODES, choose_cache_dtype
 from services.worker.startup.loaded_model import LoadedModel, capacity_of
 from services.worker.startup.model_shape import (
@@ -101,7 +101,7 @@ def footprint_of(settings: WorkerConfig, device: torch.device) -> Footprint:
     loaded = LoadedModel(
         *(settings, folder, info, shape, computed, TorchSampler(), device, dtype, speculation),
         *(np.empty(0, np.int64), Memory(0, 0), None),
-        additions=[each.make(settings, model, dtype) for each in addition_modules(settings)],
+        additions=make_additions(addition_modules(settings), settings, folder, model, dtype),
     )
     sizes = _Sizes(forms, dtype)
     weights = counted = sizes.of(model)

@@ -16,6 +16,7 @@ MODULES = {
 }
 ADDITIONS: dict[str, str] = {
     "has_adapters": "services.worker.adapters.addition",
+    "reads_media": "services.worker.media.addition",
 }
 
 

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import torch
 
-from services.worker.backends.operators import PLAIN, Operators
+from services.worker.backends.operators import Operators
 from services.worker.expert_loads import ExpertLoads, has_experts
 from services.worker.guides.guides import Guides
 from services.worker.layers.parallel import ALONE, Parallel
@@ -31,7 +31,12 @@ from services.worker.models.registry import (
 )
 from services.worker.speculation.choose import NO_SPECULATION, Speculation, choose_speculation
 from services.worker.speculation.draft_vocab import limit_drafts
-from services.worker.startup.additions import Addition, addition_modules
+from services.worker.startup.additions import (
+    Addition,
+    addition_modules,
+    make_additions,
+    operators_of,
+)
 from services.worker.startup.cache_codes import CACHE_CODES, choose_cache_dtype
 from services.worker.startup.join_ranks import check_split, join_ranks, share_of
 from services.worker.startup.load_weights import load_ours, load_theirs
@@ -223,10 +228,9 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
             is_whole = parallel.stage.num == 1  # else other stages may have all experts
             if settings.enable_expert_distribution_metrics and (is_whole or has_experts(model)):
                 expert_loads = ExpertLoads(model, device)
-            additions = [module.make(settings, model, dtype) for module in added]
+            additions = make_additions(added, settings, folder, model, dtype)
         limit_drafts(settings.speculative_config, model)
-        operators = additions[0].operators if additions else PLAIN
-        computed, sampler = choose(model, settings, dtype, operators)
+        computed, sampler = choose(model, settings, dtype, operators_of(additions))
         parallel = model.parallel if isinstance(model, DecoderLM) else parallel
     except torch.OutOfMemoryError as error:
         problem = why_out_of_memory(error)

@@ -25,10 +25,11 @@ class Batch:
     logits_slots: np.ndarray  # [S] int64; S is the sum of 1 + num_drafts of sampling rows
     logits_positions: np.ndarray  # [S] int64, of the sampled tokens
     input_ids: Tensor  # [T] int32
-    positions: Tensor  # [T] int64
-    host_positions: np.ndarray  # [T] int64: ``positions`` as an array
+    positions: Tensor  # [T] int64, of rotations
+    host_positions: np.ndarray  # [T] int64
     sampling_tokens: Tensor  # [S] int64, indices into T
     context: ForwardContext
+    embeddings: Tensor | None = None  # [T, hidden]: the model's input in place of the ids
 
     def kv_slots_of(self, is_chosen: np.ndarray) -> Tensor:
         """Returns the KV slots, in all groups, of all tokens of the sampling rows in ``is_chosen``

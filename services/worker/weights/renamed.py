@@ -10,7 +10,8 @@ from services.worker.weights.checkpoint import Checkpoint, TensorSource
 
 log = logging.getLogger(__name__)
 
-TRUNK, TEXT_TRUNK, IMAGES = "model.", "model.language_model.", "model.visual."
+TRUNK, TEXT_TRUNK, TEXT = "model.", "model.language_model.", "language_model."
+IMAGES = ("model.visual.", "visual.")
 
 
 def third(number: int) -> Callable[[Tensor], Tensor]:
@@ -29,6 +30,7 @@ LFM2 = {
     "gate.e_score_correction_bias": TensorSource("expert_bias"),
 }
 WITH_IMAGES = {
+    "Qwen2_5_VLForConditionalGeneration",
     "Qwen3_5ForCausalLM",
     "Qwen3_5ForConditionalGeneration",
     "Qwen3_5MoeForCausalLM",
@@ -56,19 +58,23 @@ class Renamed(Checkpoint):
 
 
 class TextPart(Checkpoint):
-    """The tensors of a model that reads images too, without those for images."""
+    """The tensors of a model that reads images too, without those for images. The text's are in the
+    trunk, or it is a model within the model, or it has the names of a model of texts."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         names = [name for name in checkpoint.tensors if not name.startswith(IMAGES)]
         super().__init__(checkpoint.folder, {name: checkpoint.tensors[name] for name in names})
         self._checkpoint = checkpoint
         if num_left := len(checkpoint.tensors) - len(names):
-            log.info("text only: %d tensors %s* for images are not loaded", num_left, IMAGES)
-        self._trunk = TEXT_TRUNK if any(name.startswith(TEXT_TRUNK) for name in names) else TRUNK
+            log.info("text: %d tensors for images (visual.*) are not part of it", num_left)
+        self._is_in_trunk = any(name.startswith(TEXT_TRUNK) for name in names)
+        self._is_within = any(name.startswith(TEXT) for name in names)
 
     def source(self, name: str) -> TensorSource:
-        if name.startswith(TRUNK):
-            name = self._trunk + name.removeprefix(TRUNK)
+        if self._is_within:
+            name = TEXT + name
+        elif self._is_in_trunk and name.startswith(TRUNK):
+            name = TEXT_TRUNK + name.removeprefix(TRUNK)
         return self._checkpoint.source(name)
 
 

@@ -20,6 +20,7 @@ from services.worker.engine.build import build_engine
 from services.worker.engine.protocol import Engine, StepOutput
 from services.worker.metrics import STAGE_STEPS, STAGE_STEPS_AHEAD
 from shared.settings.worker import WorkerConfig
+from shared.wire.codec import Array
 from shared.wire.messages import SamplingParams, StepPlan
 from tests.services.worker.driver import model_of
 
@@ -67,10 +68,16 @@ class _Stages:
         self._engine = engine
         self._others = others
 
-    def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
+    def submit(
+        self,
+        plan: StepPlan,
+        ids: np.ndarray,
+        output: Future[StepOutput],
+        pixels: Sequence[Array] = (),
+    ) -> None:
         for queue in self._others:
             queue.put((plan, ids))
-        self._engine.submit(plan, ids, output)
+        self._engine.submit(plan, ids, output, pixels)
 
     def reset(self) -> None:
         for queue in self._others:

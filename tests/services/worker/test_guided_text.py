@@ -3,7 +3,7 @@ after readmission."""
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import cache
 from typing import Any
@@ -17,6 +17,7 @@ from benchmarks.harness.engines import AnyEngine
 from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.protocol import StepOutput
 from services.worker.guides.grammars import Grammars
+from shared.wire.codec import Array
 from shared.wire.messages import Guide, RunKind, SamplingParams, StepPlan
 from shared.wire.token_arrays import Layout
 from tests.services.worker.driver import Driver, Job
@@ -218,12 +219,18 @@ class Held:
         grammars._compiled.clear()
         self._held.__enter__()
 
-    def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
+    def submit(
+        self,
+        plan: StepPlan,
+        ids: np.ndarray,
+        output: Future[StepOutput],
+        pixels: Sequence[Array] = (),
+    ) -> None:
         self._num_left -= 1
         if self._num_left == 0:
             self._held.__exit__(None, None, None)
         output.add_done_callback(self._note)
-        self._used.submit(plan, ids, output)
+        self._used.submit(plan, ids, output, pixels)
 
     def _note(self, output: Future[StepOutput]) -> None:
         result, arrays = output.result()

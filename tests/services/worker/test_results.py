@@ -1,7 +1,7 @@
 """Results leave the worker as soon as their step has ended, in the order of the plans."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from unittest.mock import Mock
@@ -14,6 +14,7 @@ from services.worker.plan_check import PlanCheck
 from services.worker.service import WorkerService
 from shared.errors import CodecError
 from shared.settings.worker import WorkerConfig
+from shared.wire.codec import Array
 from shared.wire.messages import (
     Admit,
     Attach,
@@ -45,7 +46,13 @@ class Engine:
 
     def reset(self) -> None: ...
 
-    def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
+    def submit(
+        self,
+        plan: StepPlan,
+        ids: np.ndarray,
+        output: Future[StepOutput],
+        pixels: Sequence[Array] = (),
+    ) -> None:
         self.begun.put((plan, output))
 
     def end(self) -> None:

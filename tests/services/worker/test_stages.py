@@ -25,7 +25,7 @@ from tests.services.worker.checkpoints import random_prompts
 from tests.services.worker.hybrids import HYBRIDS
 from tests.services.worker.stages import Case, Found, run_alone, run_stages
 from tests.services.worker.stored_codes import LAYOUTS
-from tests.services.worker.test_families import CASES
+from tests.services.worker.test_families import CASES, ELSEWHERE
 from tests.services.worker.test_mtp_families import FAMILIES, Checkpoint
 from tests.services.worker.test_ranks import save, save_codes, save_with_head
 
@@ -186,4 +186,4 @@ def test_what_stages_cannot_have_is_refused(
 def test_every_family_is_compared() -> None:
     """test_hybrid_engines.py has the models with states."""
     compared = [*CASES.values(), *HYBRIDS.values()]
-    assert {family.__name__ for family, _ in compared} | {"MiMoForCausalLM"} == set(MODELS)
+    assert {family.__name__ for family, _ in compared} | {*ELSEWHERE} == set(MODELS)

@@ -13,6 +13,7 @@ import torch
 from benchmarks.harness.scheduled import Run
 from benchmarks.harness.step_engine import run_step
 from services.worker.engine.protocol import Engine, StepOutput
+from shared.wire.codec import Array
 from shared.wire.kv_groups import most_blocks, num_passed
 from shared.wire.messages import (
     Admit,
@@ -42,7 +43,13 @@ class Poisoned:
         num: int = self._engine.num_running
         return num
 
-    def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
+    def submit(
+        self,
+        plan: StepPlan,
+        ids: np.ndarray,
+        output: Future[StepOutput],
+        pixels: Sequence[Array] = (),
+    ) -> None:
         tables = self._engine._slots.block_tables
         taken = [tables[:, plan.release].ravel()]
         taken += [tables[each.group, each.slot, : each.num_blocks] for each in plan.drops]
@@ -51,7 +58,7 @@ class Poisoned:
             for blocks in (row.blocks, *row.more_blocks):
                 kept += blocks[: -(-row.num_cached // self.capacity.block_size)]
         poison(self._engine, np.setdiff1d(np.concatenate(taken), kept))
-        self._engine.submit(plan, ids, output)
+        self._engine.submit(plan, ids, output, pixels)
 
     def reset(self) -> None:
         self._engine.reset()

@@ -2,6 +2,7 @@
 
 import logging
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -42,6 +43,7 @@ from services.worker.step.step import Backend, PendingResult, Step, StepRunner
 from services.worker.weights.progress import Progress
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
+from shared.wire.codec import Array
 from shared.wire.messages import StepPlan, StepResult
 
 log = logging.getLogger(__name__)
@@ -182,7 +184,13 @@ class DeviceEngine:
         self._segments.acceptance.fill_(share)
 
     @torch.inference_mode()
-    def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
+    def submit(
+        self,
+        plan: StepPlan,
+        ids: np.ndarray,
+        output: Future[StepOutput],
+        pixels: Sequence[Array] = (),
+    ) -> None:
         """Launches ``plan``. A step that needs the results of earlier steps waits for them. Raises
         the error of an earlier step."""
         if self._error is not None:

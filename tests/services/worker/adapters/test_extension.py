@@ -50,7 +50,11 @@ class Worker:
         self.step_thread, self.engine = StepThread(), engine
         self.adapters = WorkerAdapters(
             WorkerCore(
-                WorkerConfig(**settings), engine, self.step_thread, lambda: [self.peer, self.old]
+                WorkerConfig(**settings),
+                engine,
+                self.step_thread,
+                lambda: [self.peer, self.old],
+                lambda: self.peer,
             )
         )
 
@@ -114,7 +118,7 @@ async def test_orders(worker: Worker, checkpoint: Path, tmp_path: Path) -> None:
     assert rows[-1].problem == "there is no such folder"
     worker.order(ForgetAdapter(digest))
     with pytest.raises(CodecError, match="is not loaded"):
-        worker.adapters.check(plan(admitted(0, digest)))
+        worker.adapters.check(plan(admitted(0, digest)), [])
     rows = await worker.reported(lambda rows: all(row.digest != digest for row in rows))
     assert [row.name for row in rows] == ["a", "b", "d"]
     assert digest not in table
@@ -131,7 +135,7 @@ async def test_an_order_to_forget_that_crosses_a_load_of_the_same_bytes(worker: 
     worker.order(ForgetAdapter(digest))
     await worker.reported(lambda rows: any(row.load == "l1" for row in rows))
     assert digest in adapters_of(worker.engine).table
-    worker.adapters.check(plan(admitted(0, digest)))
+    worker.adapters.check(plan(admitted(0, digest)), [])
 
 
 async def test_an_unforeseen_error_refuses_one_adapter(
@@ -149,7 +153,10 @@ async def test_an_unforeseen_error_refuses_one_adapter(
 
 async def test_plans(worker: Worker) -> None:
     a, b = (row.digest for row in worker.adapters.rows)
-    check = worker.adapters.check
+
+    def check(plan: StepPlan) -> None:
+        worker.adapters.check(plan, [])
+
     check(plan(admitted(0, a), admitted(1, b), admitted(2, ""), admitted(3, a)))
     with pytest.raises(CodecError, match=r"slot 4 has adapter 0+, which is not loaded"):
         check(plan(admitted(4, 32 * "0")))
@@ -162,10 +169,10 @@ async def test_more_adapters_in_slots_than_the_worker_has_room_for(
     worker.order(LoadAdapter("l1", "c", "c"))
     rows = await worker.reported(lambda rows: rows[-1].load == "l1")
     a, b, c = (row.digest for row in rows)
-    worker.adapters.check(plan(admitted(0, a), admitted(1, b)))
-    worker.adapters.check(plan(admitted(2, c), release=(1,)))
+    worker.adapters.check(plan(admitted(0, a), admitted(1, b)), [])
+    worker.adapters.check(plan(admitted(2, c), release=(1,)), [])
     with pytest.raises(CodecError, match="3 adapters in slots; max-loras is 2"):
-        worker.adapters.check(plan(admitted(1, b)))
+        worker.adapters.check(plan(admitted(1, b)), [])
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,33 @@
+"""Rotations at positions with three axes."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from services.worker.layers.rope import RotaryEmbedding
+
+
+class Rotations:
+    """Adds ``num_rows`` rows to the table of ``rotary``, before a backend takes it. ``section`` has
+    the number of frequencies for each axis."""
+
+    def __init__(self, rotary: RotaryEmbedding, section: Sequence[int], num_rows: int) -> None:
+        table = rotary.table
+        self._first = table.shape[1]
+        rows = table.new_zeros(len(table), num_rows, table.shape[2])
+        self._table = rotary.table = torch.cat((table, rows), 1)
+        self._axes = np.tile(np.repeat(np.arange(len(section)), section), 2)  # of each column
+
+    def rows(self, positions: np.ndarray) -> np.ndarray:
+        """positions [axes, T] → rows [T] int64 of the table, until the next call. Where the axes
+        are equal it is the row of the position."""
+        rows: np.ndarray = positions[0].copy()
+        places = np.flatnonzero((positions != rows).any(0))
+        if len(places):
+            of_columns = torch.from_numpy(positions[self._axes[:, None], places].T)
+            end = self._first + len(places)
+            found = self._table.gather(1, of_columns.expand(len(self._table), -1, -1))
+            self._table[:, self._first : end] = found
+            rows[places] = np.arange(self._first, end)
+        return rows

@@ -1,0 +1,38 @@
+"""Qwen2.5-VL (arXiv 2502.13923): the text part, a Qwen2. Its positions have three axes, which are
+equal in texts."""
+
+from typing import Any
+
+from services.worker.models.qwen2 import Qwen2ForCausalLM, WindowsConfig
+
+SECTION = "mrope_section"
+
+
+class AxesConfig(WindowsConfig, frozen=True):
+    """The section has a number of frequencies for each axis: time, row, column."""
+
+    @property
+    def rope_values(self) -> dict[str, Any]:
+        values = super().rope_values
+        kind = values.get("rope_type", values.get("type"))
+        return values | {"rope_type": "default"} if kind == "mrope" else values
+
+    @property
+    def rope_section(self) -> list[int]:
+        section: list[int] = self.rope_values[SECTION]
+        return section
+
+    def rope_problems(self) -> list[str]:
+        problems, half = super().rope_problems(), self.head_dim // 2
+        section: Any = self.rope_values.get(SECTION)
+        is_section = isinstance(section, list) and all(isinstance(each, int) for each in section)
+        if not is_section or len(section) != 3 or min(section) < 0 or sum(section) != half:
+            problems.append(
+                f"{SECTION} {section} must be three numbers with the sum {half}, half of head_dim"
+            )
+        return problems
+
+
+class Qwen2_5_VLForConditionalGeneration(Qwen2ForCausalLM):  # noqa: N801, its name in config.json
+    Config = AxesConfig
+    config: AxesConfig

@@ -1,0 +1,131 @@
+"""Chats with pictures: their texts by transformers, and jobs for an engine."""
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+from PIL import Image
+
+from services.worker.engine.protocol import StepOutput
+from services.worker.media.item_check import uncached_items
+from shared.media.family import digest_of
+from shared.wire.codec import Array
+from shared.wire.messages import Admit, Item, RunKind, SamplingParams, StepPlan
+from tests.media.checkpoints import Expected, Reference
+from tests.services.worker.driver import Driver, Job
+
+NUM_TOKENS = 12
+GREEDY = SamplingParams(seed=0, temperature=0.0, max_tokens=NUM_TOKENS)
+
+
+@dataclass
+class Chat:
+    """A prompt with items, and its text by transformers. Pictures have sides that
+    are not resized."""
+
+    expected: Expected
+    items: list[Item]
+    pixels: dict[bytes, np.ndarray]  # by digest
+
+    def job(self, params: SamplingParams = GREEDY) -> "MediaJob":
+        ids = [*self.expected.prompt_ids]
+        return MediaJob(ids, params, items=self.items, pixels=self.pixels)
+
+
+@dataclass
+class MediaJob(Job):
+    items: list[Item] = field(default_factory=list)
+    pixels: dict[bytes, np.ndarray] = field(default_factory=dict)
+
+
+def chat(oracle: Reference, *parts: str | Image.Image) -> Chat:
+    content = [
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
+        for part in parts
+    ]
+    pictures = [part for part in parts if not isinstance(part, str)]
+    expected = oracle.expect([{"role": "user", "content": content}], pictures, NUM_TOKENS)
+    ids = np.array(expected.prompt_ids)
+    places = np.flatnonzero(ids == oracle.model.config.image_token_id)
+    starts = [] if not len(places) else places[np.diff(places, prepend=-2) > 1].tolist()
+    items, pixels = [], {}
+    for start, image in zip(starts, pictures, strict=True):
+        size, buffer = (1, image.height, image.width), image.tobytes()
+        digest = digest_of("image", size, memoryview(buffer), "")
+        num = image.height * image.width // 28**2
+        items.append(Item(start=start, num_tokens=num, size=size, digest=digest))
+        pixels[digest] = np.frombuffer(buffer, np.uint8)
+    assert sum(item.num_tokens for item in items) == len(places)
+    return Chat(expected, items, pixels)
+
+
+class Wrapped:
+    """An engine that gets plans with pixels, and with ``depth`` drafts of each row."""
+
+    def __init__(self, engine: Any, depth: int = 0) -> None:
+        self.engine, self.capacity = engine, engine.capacity
+        self.depth = depth
+        self.num_accepted = 0
+        self.pixels: dict[bytes, np.ndarray] = {}
+
+    def submit(
+        self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput], _: Sequence[Array] = ()
+    ) -> None:
+        pixels = [self.pixels[digest] for digest in uncached_items(plan)]
+        if self.depth:
+            decode = [replace(row, verify_depth=self.depth) for row in plan.decode]
+            plan = replace(plan, decode=decode, draft_depth=self.depth)
+        output.add_done_callback(self._count)
+        self.engine.submit(plan, ids, output, pixels)
+
+    def _count(self, output: Future[StepOutput]) -> None:
+        rows = output.result()[0].rows
+        runs = [row.run for row in rows if row.run.kind == RunKind.OUTPUT]
+        self.num_accepted += sum(run.num_accepted for run in runs)
+
+
+class MediaDriver(Driver):
+    """The first ``num_cached`` ids have their KV in the blocks of the run before, which had equal
+    jobs."""
+
+    def __init__(
+        self,
+        engine: Any,
+        chunk_sizes: Sequence[int] = (1000,),
+        num_steps: int = 1,
+        depth: int = 0,
+        num_cached: int = 0,
+    ) -> None:
+        wrapped: Any = Wrapped(engine, depth)
+        super().__init__(wrapped, chunk_sizes, num_steps=num_steps)
+        self.num_cached = num_cached
+
+    @property
+    def wrapped(self) -> Wrapped:
+        found: Any = self.engine
+        assert isinstance(found, Wrapped)
+        return found
+
+    def _tables(self, num: int) -> list[list[list[int]]]:
+        length = -(-self.engine.capacity.max_model_len // self.engine.capacity.block_size)
+        return np.arange(num * length).reshape(num, 1, length).tolist()
+
+    def _admit(self, slot: int, job: Job, tables: list[list[int]]) -> Admit:
+        row = super()._admit(slot, job, tables)
+        assert isinstance(job, MediaJob)
+        self.wrapped.pixels |= job.pixels
+        return replace(row, items=job.items, num_cached=self.num_cached)
+
+    def _step(
+        self, jobs: dict[int, Job], lacking: dict[int, int], admits: list[Admit], ids: np.ndarray
+    ) -> None:
+        for row in admits:
+            lacking[row.slot] -= row.num_cached
+        super()._step(jobs, lacking, admits, ids)
+
+
+def texts_of(engine: Any, chats: Sequence[Chat], **options: Any) -> list[list[int]]:
+    return MediaDriver(engine, **options).run([each.job() for each in chats])

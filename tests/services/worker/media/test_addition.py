@@ -1,0 +1,133 @@
+"""Workers with images: their memory, and the images they refuse."""
+
+import logging
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from msgspec.structs import replace
+
+from benchmarks.harness.engines import make_engine
+from services.worker.extension import WorkerCore
+from services.worker.layers.rope import RotaryEmbedding
+from services.worker.media.addition import CACHE_BYTES, make
+from services.worker.media.extension import WorkerMedia
+from services.worker.media.rotations import Rotations
+from services.worker.models.registry import read_model_config
+from services.worker.startup.footprint import footprint_of
+from services.worker.step_thread import StepThread
+from services.worker.weights.load import build_model
+from shared.errors import CodecError
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import Admit, Item, SamplingParams, StepPlan
+
+LIMITS: dict[str, Any] = {"max_model_len": 256, "max_num_seqs": 2, "max_num_batched_tokens": 64}
+CPU = torch.device("cpu")
+
+
+def made(folder: Path, **settings: Any) -> Any:
+    config = read_model_config(folder)
+    model = build_model(config, torch.float32, torch.device("meta"))
+    if settings.get("runner") == "pooling":
+        model.drop_heads()
+    return make(WorkerConfig(model=folder, **settings), folder, model, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"device": "cuda"}, "CPUs only"),
+        ({"tensor_parallel_size": 2}, "tensor-parallel-size 2"),
+        ({"pipeline_parallel_size": 2}, "pipeline-parallel-size 2"),
+        ({"runner": "pooling"}, "the model pools"),
+    ],
+    ids=str,
+)
+def test_other_workers_compute_texts_and_say_why(
+    folder: Path, caplog: pytest.LogCaptureFixture, settings: dict[str, Any], why: str
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert made(folder) is not None
+    assert not caplog.messages
+    assert made(folder, **settings) is None
+    (line,) = caplog.messages
+    assert why in line
+
+
+def test_a_folder_without_a_preprocessor_is_of_texts(
+    folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    shutil.copy(folder / "config.json", tmp_path)
+    assert made(tmp_path) is None
+    assert "preprocessor_config.json" in caplog.text
+
+
+def test_a_model_of_texts_gets_no_addition(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    assert made(checkpoint) is None
+    assert not caplog.messages
+
+
+def test_the_memory_of_images_is_planned(folder: Path) -> None:
+    """The largest image has 280² pixels, 100 tokens of 4 patches; its features may come on top."""
+    added = {}
+    for num in (256, 40):
+        settings = WorkerConfig(model=folder, dtype="float32", max_model_len=num)
+        added[num] = footprint_of(settings, CPU).requirements.added
+    weights, kept, largest = added[256].values()
+    assert kept == CACHE_BYTES + 100 * 64 * 4
+    assert weights > 100_000
+    assert largest == 400 * (2 * 1176 + 10 * 32) * 4
+    assert [*added[40].values()][2] == largest * 160 // 400
+
+
+def test_dummy_weights_have_a_tower_too(folder: Path) -> None:
+    assert make_engine(folder, load_format="dummy", **LIMITS).capacity.media == ("image",)
+
+
+@pytest.mark.parametrize("is_text_only", [False, True])
+async def test_an_image_has_the_tokens_of_its_size(folder: Path, is_text_only: bool) -> None:
+    engine = make_engine(folder, language_model_only=is_text_only, **LIMITS)
+    extension = WorkerMedia(WorkerCore(WorkerConfig(), engine, StepThread(), list, lambda: None))
+    good = Item(start=0, num_tokens=6, size=(1, 56, 84), digest=bytes(16))
+    extension.check(plan(), [])
+    if is_text_only:
+        return
+    extension.check(plan(good), [np.zeros(good.num_bytes, np.uint8)])
+    wrong = [
+        replace(good, start=6, num_tokens=5, digest=bytes([1] * 16)),
+        replace(good, start=6, size=(2, 56, 84), digest=bytes([1] * 16)),
+        replace(good, start=6, size=(1, 55, 84), digest=bytes([1] * 16)),
+    ]
+    for each in wrong:
+        with pytest.raises(CodecError, match="tokens of an image of the size"):
+            extension.check(
+                plan(good, each), [np.zeros(n, np.uint8) for n in (good.num_bytes, each.num_bytes)]
+            )
+
+
+def plan(*items: Item) -> StepPlan:
+    row = Admit(0, "r", 1, 0, 0, 40, 40, 0, SamplingParams(seed=0), [0], items=[*items])
+    return StepPlan(1, [], [row], [], [], [])
+
+
+def test_rows_of_equal_axes_are_those_of_the_positions(folder: Path) -> None:
+    config = read_model_config(folder)
+    rotary = RotaryEmbedding(config.rope, 16, 32)
+    before = rotary.table.clone()
+    rotations = Rotations(rotary, [2, 3, 3], num_rows=4)
+    positions = torch.tensor([[5, 6, 9], [5, 7, 9], [5, 8, 9]]).numpy()
+    assert rotations.rows(positions).tolist() == [5, 32, 9]
+    assert rotary.table.shape[1] == 36
+    torch.testing.assert_close(rotary.table[:, :32], before, rtol=0, atol=0)
+    axes = [6] * 2 + [7] * 3 + [8] * 3
+    for column, position in enumerate(axes * 2):
+        expected = before[:, position, column]
+        torch.testing.assert_close(rotary.table[:, 32, column], expected, rtol=0, atol=0)
+    assert rotations.rows(positions[:, ::-1]).tolist() == [9, 32, 5]

@@ -1,0 +1,89 @@
+"""The tower against the whole model of transformers, to the bit."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+from transformers import AutoModelForImageTextToText
+
+from services.worker.media.tower import Sizes, Tower, read_preprocessor
+from shared.errors import ConfigError
+from tests.media.checkpoints import Reference, picture
+
+SIZES = [(56, 56), (84, 140), (280, 28), (252, 196)]
+
+
+def pixels_of(image: Image.Image) -> np.ndarray:
+    return np.asarray(image)[None]
+
+
+@pytest.fixture(scope="module")
+def tower(folder: Path) -> Tower:
+    return Tower(folder, torch.float32)
+
+
+@pytest.fixture(scope="module")
+def whole(folder: Path) -> Any:
+    return AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_patches_are_those_of_transformers(
+    folder: Path, oracle: Reference, size: tuple[int, int]
+) -> None:
+    image = picture(3, *size)
+    expected = oracle.images(images=[image], return_tensors="np")
+    ours = read_preprocessor(folder)
+    found = ours.patches(np.asarray(image), ours.values)
+    np.testing.assert_array_equal(found, expected["pixel_values"])
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_features_are_those_of_the_whole_model(
+    tower: Tower, whole: Any, oracle: Reference, size: tuple[int, int]
+) -> None:
+    image = picture(5, *size)
+    inputs = oracle.images(images=[image], return_tensors="pt")
+    with torch.inference_mode():
+        (expected,) = whole.get_image_features(**inputs).pooler_output
+    found = tower.features(pixels_of(image))
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+def test_a_tower_has_no_part_of_the_text_model(folder: Path, tower: Tower) -> None:
+    names = [name for name, _ in tower.model.named_parameters()]
+    assert names
+    assert all(name.startswith("visual.") for name in names)
+    held = [*tower.model.parameters(), *tower.model.buffers()]
+    assert Sizes(folder, torch.float32).weights == sum(each.nbytes for each in held)
+
+
+def test_a_random_tower_needs_no_weights(folder: Path, tmp_path: Path) -> None:
+    for name in ("config.json", "preprocessor_config.json"):
+        shutil.copy(folder / name, tmp_path)
+    made = Tower(tmp_path, torch.bfloat16, is_dummy=True)
+    found = made.features(pixels_of(picture(0, 84, 56)))
+    assert (found.shape, found.dtype) == ((6, 64), torch.bfloat16)
+
+
+def test_missing_tensors_of_a_tower_are_named(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["visual.blocks.1.norm1.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ConfigError, match=r"lacks 1 tensors.*visual\.blocks\.1\.norm1\.weight"):
+        Tower(tmp_path, torch.float32)
+
+
+def test_pixels_that_are_not_normalized_are_refused(folder: Path, tmp_path: Path) -> None:
+    config = json.loads((folder / "preprocessor_config.json").read_text())
+    path = tmp_path / "preprocessor_config.json"
+    path.write_text(json.dumps(config | {"do_normalize": False}))
+    with pytest.raises(ConfigError, match="do_normalize"):
+        read_preprocessor(tmp_path)
