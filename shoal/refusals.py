@@ -1,11 +1,13 @@
 """Names of vLLM's offline API without a counterpart here, and unknown names."""
 
 import difflib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 ENGINE = "the engine runs in processes of its own"
 POOLING = "use embed, classify or score"
+IMAGES = "prompts are texts here; the server takes images: POST /v1/chat/completions"
+TEXTS = ("text", "refusal")  # types of parts
 ATTRIBUTES = {
     "apply_model": ENGINE,
     "beam_search": "beams are not supported; n gives independent texts",
@@ -25,7 +27,7 @@ ATTRIBUTES = {
 }
 """Methods and attributes of vLLM's LLM."""
 ARGUMENTS = {
-    "mm_processor_kwargs": "models get text alone",
+    "mm_processor_kwargs": IMAGES,
     "prompt_adapter_request": "see lora_request",
     "prompt_token_ids": 'a prompt of ids is {"prompt_token_ids": [...]} or the list itself',
     "guided_options_request": "use SamplingParams(structured_outputs=...)",
@@ -43,6 +45,17 @@ def refuse_arguments(method: str, given: Mapping[str, Any], known: Collection[st
             raise unknown(method, name, known)
         if value is not None and (name, value) != ("chat_template_content_format", "auto"):
             raise TypeError(f"{method}: {name} is not supported: {ARGUMENTS[name]}")
+
+
+def refuse_parts(messages: Sequence[Any], where: str) -> None:
+    """Raises TypeError for the first part of a message that is no text."""
+    for number, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        for index, part in enumerate(content if isinstance(content, list | tuple) else ()):
+            kind = part.get("type", "text") if isinstance(part, Mapping) else "text"
+            if kind not in TEXTS:
+                place = f"{where}[{number}].content[{index}]"
+                raise TypeError(f"{place}: {kind} is not supported: {IMAGES}")
 
 
 def unknown(where: str, name: str, known: Collection[str]) -> TypeError:

@@ -7,6 +7,7 @@ import msgspec
 
 from shoal.connection import Request
 from shoal.prompts import Messages, Prompt, TokenIds
+from shoal.refusals import refuse_parts
 
 Ask = Callable[[Sequence[Request]], list[bytes]]
 decode_json = msgspec.json.Decoder().decode
@@ -61,7 +62,10 @@ class Tokenizer:
         return prompt.value if tokenize else prompt.text or ""
 
     def render(self, conversations: list[Messages], options: dict[str, Any]) -> list[Prompt]:
-        """The text and the ids of each conversation."""
+        """The text and the ids of each conversation. Raises TypeError for parts that are no
+        texts: ids alone lose images."""
+        for index, messages in enumerate(conversations):
+            refuse_parts(messages, "messages" if len(conversations) == 1 else f"messages[{index}]")
         given = {name: value for name, value in options.items() if value is not None}
         bodies = [{"messages": messages, **given} for messages in conversations]
         rendered = self._tokenize(bodies, "messages")

@@ -8,6 +8,7 @@ from typing import Any
 from cli.command import run
 from cli.exit_codes import OK
 from cli.server import RefusedError, Server
+from cli.talk.image import image_part
 from cli.talk.options import make_parser, not_empty, sampling
 from cli.talk.pieces import chat_pieces
 from cli.talk.printer import Printer
@@ -32,6 +33,10 @@ def main(arguments: list[str]) -> int:
 def _chat(arguments: list[str]) -> int:
     parser = make_parser("chat", DESCRIPTION)
     parser.add_argument("--system", type=not_empty, metavar="TEXT", help="system prompt")
+    text = "image for the first question; may be repeated"
+    parser.add_argument(
+        "--image", type=image_part, action="append", default=[], metavar="FILE", help=text
+    )
     options = parser.parse_args(arguments)
     server = Server(options.url, options.api_key)
     is_one_question = bool(options.prompt) or is_piped()
@@ -41,7 +46,7 @@ def _chat(arguments: list[str]) -> int:
     body = {"model": options.model or server.model(), **sampling(options)}
     if options.probabilities:
         body["logprobs"] = True
-    talk = Talk(server, body, Printer(options.probabilities), options.system)
+    talk = Talk(server, body, Printer(options.probabilities), options.system, options.image)
     if not is_one_question:
         talk.note(f"{body['model']} at {server.url}\n{HINT}")
         return talk.at_terminal()
@@ -53,19 +58,27 @@ def _chat(arguments: list[str]) -> int:
 
 
 class Talk:
-    """The messages so far, and the next question. ``body`` has the other fields of a request."""
+    """The messages so far, and the next question. ``body`` has the other fields of a request;
+    ``images`` are parts of the first question."""
 
     def __init__(
-        self, server: Server, body: dict[str, Any], printer: Printer, system: str | None
+        self,
+        server: Server,
+        body: dict[str, Any],
+        printer: Printer,
+        system: str | None,
+        images: list[dict[str, Any]],
     ) -> None:
         self._server = server
         self._body = body
         self._printer = printer
+        self._images = images
         self.note = printer.note
         self._begin(system)
 
     def _begin(self, system: str | None) -> None:
-        self._messages = [{"role": "system", "content": system}] if system else []
+        first = [{"role": "system", "content": system}] if system else []
+        self._messages: list[dict[str, Any]] = first
         self._system = system
 
     def at_terminal(self) -> int:
@@ -122,4 +135,7 @@ class Talk:
         self._messages = [*request["messages"], {"role": "assistant", "content": text}]
 
     def _request(self, question: str) -> dict[str, Any]:
-        return self._body | {"messages": [*self._messages, {"role": "user", "content": question}]}
+        content: Any = question
+        if self._images and all(each["role"] == "system" for each in self._messages):
+            content = [*self._images, {"type": "text", "text": question}]
+        return self._body | {"messages": [*self._messages, {"role": "user", "content": content}]}

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from services.gateway.chat.completions import Completions
 from services.gateway.chat.intake import Intake
+from services.gateway.chat.media import Media
 from services.gateway.chat.replies.openai import Model
 from services.gateway.chat.structure import Structure
 from services.gateway.http.admission import Admission
@@ -87,6 +88,7 @@ class Core:
     pieces: PieceMaker
     completions: Completions
     structure: Structure
+    media: Media
     apis: list[Api] = field(default_factory=list)
     posted: dict[str, Handler] = field(default_factory=dict)
     """Handlers of POST, by path, of all APIs."""

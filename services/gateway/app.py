@@ -8,10 +8,10 @@ from aiohttp import web
 from services.gateway.api import Api, Core
 from services.gateway.apis.adapters.endpoint import AdapterApi
 from services.gateway.apis.batches.api import BatchesApi
+from services.gateway.apis.invocations.endpoint import Invocations
 from services.gateway.apis.messages.endpoint import Messages
 from services.gateway.apis.ops.aborts import Aborts
 from services.gateway.apis.ops.info import Info
-from services.gateway.apis.ops.invocations import Invocations
 from services.gateway.apis.ops.mesh_state import MeshState
 from services.gateway.apis.ops.tokenization import Tokenization
 from services.gateway.apis.pooling.endpoint import PoolingEndpoints
@@ -19,6 +19,7 @@ from services.gateway.apis.responses.endpoint import Responses
 from services.gateway.chat.completions import Completions
 from services.gateway.chat.endpoint import Chat
 from services.gateway.chat.intake import Intake
+from services.gateway.chat.media import Media, no_media
 from services.gateway.chat.structure import NoStructure, Structure
 from services.gateway.http.admission import Admission
 from services.gateway.http.api_keys import Guard, load_accounts
@@ -36,6 +37,7 @@ from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.request_id import name_response
 from services.gateway.http.routes import UNKNOWN, Load
 from services.gateway.http.server import check_head
+from services.gateway.media.images import Images
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.reports import Reports
 from services.gateway.page.endpoint import Page
@@ -64,7 +66,11 @@ STRUCTURES: tuple[Callable[[], Structure], ...] = (
     TextStructure,
     NoStructure,
 )
-"""The first one serves."""
+MEDIA: tuple[Callable[[GatewayConfig], Media], ...] = (
+    Images,
+    no_media,
+)
+"""The first one of each serves."""
 APIS: web.AppKey[list[Api]] = web.AppKey("apis")
 
 
@@ -86,8 +92,8 @@ def make_app(
         shares_cache=config.share_prefix_cache,
         promise=Promise(ttft_ms=config.ttft_ms, tpot_ms=config.tpot_ms),
     )
-    structure = STRUCTURES[0]()
-    completions = Completions(mesh, intake, pieces, config, structure)
+    structure, media = STRUCTURES[0](), MEDIA[0](config)
+    completions = Completions(mesh, intake, pieces, config, structure, media)
     core = Core(
         config=config,
         mesh=mesh,
@@ -100,6 +106,7 @@ def make_app(
         pieces=pieces,
         completions=completions,
         structure=structure,
+        media=media,
     )
     core.apis.extend(make(core) for make in MAKERS)
     mesh.extensions = core.apis

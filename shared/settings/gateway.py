@@ -5,6 +5,7 @@ from pydantic import Field, model_validator
 
 from shared.settings.base import Settings
 from shared.settings.fields import Addresses, ApiKeys, HostNames, Origins, ReasoningKey
+from shared.settings.media_limit import Limit, MediaLimit
 from shared.settings.shared_fields import MAX_OPEN_REQUESTS
 from shared.wire.envelope import MAX_PROMISE_MS
 from shared.wire.messages import MAX_CHOICES, MAX_PRIORITY
@@ -67,6 +68,9 @@ class GatewayConfig(Settings):
         gt=0,
         le=MAX_CHOICES,
         description="most choices of a request, n times its number of prompts",
+    )
+    limit_mm_per_prompt: MediaLimit = Field(
+        Limit(), description='most images of a request, such as {"image": 4}'
     )
     max_open_requests_per_key: int | None = Field(
         None,

@@ -124,7 +124,7 @@ SWITCHES = {
     MEDIA: """
         disable_fast_image_processor disable_mm_preprocessor_cache enable_mm
         enable_mm_embeds enable_multimodal enable_multimodal_encoder_data_parallel
-        interleave_mm_strings keep_mm_feature_on_device language_model_only
+        interleave_mm_strings keep_mm_feature_on_device
         mm_enable_dp_encoder mm_encoder_only skip_mm_profiling
     """,
     OFFLOADED: "enable_hierarchical_cache enable_output_caching kv_sharing_fast_prefill",
@@ -202,10 +202,9 @@ VALUES = {
     """,
     MEDIA: """
         allowed_local_media_path allowed_media_domains ec_transfer_config image_max_pixels
-        limit_mm_data_per_request limit_mm_per_prompt max_processor_cache media_io_kwargs
+        limit_mm_data_per_request max_processor_cache media_io_kwargs
         mm_attention_backend mm_encoder_attn_backend mm_encoder_tp_mode mm_process_config
-        mm_processor_cache_gb mm_processor_cache_type mm_processor_kwargs
-        mm_shm_cache_max_object_size_mb mm_tensor_ipc video_pruning_rate
+        mm_processor_cache_type mm_shm_cache_max_object_size_mb mm_tensor_ipc video_pruning_rate
     """,
     OF_THE_FOLDER: """
         chat_template_content_format code_revision completion_template config_format

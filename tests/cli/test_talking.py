@@ -14,12 +14,19 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from cli.commands import COMMANDS
 from services.gateway.service import GatewayService
 from shared.model_folder import EMBEDDED_MODEL
 from shared.wire.messages import State
-from tests.services.gateway.fakes import FakeTokenizer, fake_tokenizer, running_gateway, until
+from tests.services.gateway.fakes import (
+    MODEL,
+    FakeTokenizer,
+    fake_tokenizer,
+    running_gateway,
+    until,
+)
 
 PROGRAM = """
 import signal
@@ -84,6 +91,25 @@ async def test_a_question_is_answered_as_text_or_as_the_servers_reply(
             assert json.loads(printed)["choices"][0]["message"]["content"] == "No fish"
         else:
             assert printed == "No fish\n"
+
+
+async def test_an_image_goes_with_the_question(tmp_path: Path, capsys) -> None:
+    model = structs.replace(MODEL, media=["image"])
+    picture, other = tmp_path / "a.png", tmp_path / "b.txt"
+    picture.write_bytes(b"\x89PNG and more")
+    other.write_bytes(b"words")
+    async with fake_tokenizer(tmp_path, model=model) as fake, running_gateway(tmp_path) as service:
+        await until(lambda: service.status().state == State.READY)
+        running = asyncio.create_task(run(service, "chat", "--image", str(picture), "What?"))
+        asked = await fake.answer("A fish.")
+        assert await running == 0
+        [file] = asked.files
+        assert bytes(file) == picture.read_bytes()
+        [message] = json.loads(bytes(asked.prompt))
+        assert [part["type"] for part in message["content"]] == ["image", "text"]
+    for path, why in ((other, "no PNG, JPEG, GIF or WebP"), (tmp_path / "c", "No such file")):
+        assert await run(None, "chat", "--image", str(path), "What?") == 2
+        assert f"--image: {path}: {why}" in capsys.readouterr().err
 
 
 async def test_exit_codes_say_who_is_to_blame(

@@ -111,7 +111,9 @@ class GatewayArena:
         ):
             if index:
                 mesh.on_message(peer, Accepted("r/0", 1), [PROMPT])
-            converting = asyncio.create_task(mesh.conversions.convert("", "text", NO_IDS, True))
+            converting = asyncio.create_task(
+                mesh.conversions.convert("", Prompt("text", NO_IDS), True)
+            )
             await asyncio.sleep(0)
             try:
                 if isinstance(message, ServiceReport):

@@ -11,6 +11,7 @@ from shoal import LLM, PoolingParams, SamplingParams, StructuredOutputsParams
 from shoal.outputs import Choice
 from shoal.prompts import Prompt, one_each, read_conversations, read_prompts
 from shoal.refusals import ATTRIBUTES, refuse_arguments
+from shoal.tokenizer import Tokenizer
 
 # Arguments of LLM and EngineArgs in vLLM's documentation and examples; LLM takes revision itself.
 VLLM_SETTINGS = """
@@ -136,6 +137,43 @@ def test_one_conversation_is_a_list_of_one():
         read_conversations(message)  # type: ignore[arg-type]
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,QUJD"}}
+TEXT = {"type": "text", "text": "a"}
+
+
+@pytest.mark.parametrize(
+    ("given", "place"),
+    [
+        ([[{"role": "user", "content": [TEXT, IMAGE]}]], r"messages\[0\]\.content\[1\]"),
+        (
+            [[{"role": "user", "content": "a"}], [{"role": "user", "content": [IMAGE]}]],
+            r"messages\[1\]\[0\]\.content\[0\]",
+        ),
+    ],
+)
+def test_an_image_is_refused_before_it_is_lost(given: Any, place: str):
+    def ask(requests: Any) -> list[bytes]:
+        raise AssertionError(requests)
+
+    with pytest.raises(TypeError, match=f"{place}: image_url is not supported: prompts are texts"):
+        Tokenizer(ask, {}).render(given, {})
+    with pytest.raises(TypeError, match="image_url is not supported"):
+        Tokenizer(ask, {}).apply_chat_template(given[-1])
+
+
+@pytest.mark.parametrize("content", ["a", None, [TEXT], [{"type": "refusal", "refusal": "a"}]])
+def test_texts_reach_the_server(content: Any):
+    asked: list[Any] = []
+
+    def ask(requests: Any) -> list[bytes]:
+        asked.extend(each.body for each in requests)
+        return [b'{"tokens": [1], "prompt": "a"}'] * len(requests)
+
+    messages = [{"role": "user", "content": content}]
+    assert Tokenizer(ask, {}).render([messages], {}) == [Prompt("a", [1])]
+    assert asked[0] == {"messages": messages}
+
+
 def test_parameters_are_one_for_all_or_one_for_each():
     assert one_each(3, 2, "n") == [3, 3]
     assert one_each([1, 2], 2, "n") == [1, 2]
@@ -145,7 +183,7 @@ def test_parameters_are_one_for_all_or_one_for_each():
 
 def test_an_argument_without_a_counterpart_is_named_unless_it_is_none():
     refuse_arguments("generate", {"mm_processor_kwargs": None}, ())
-    with pytest.raises(TypeError, match="generate: mm_processor_kwargs is not supported: models"):
+    with pytest.raises(TypeError, match="generate: mm_processor_kwargs is not supported: prompts"):
         refuse_arguments("generate", {"mm_processor_kwargs": object()}, ())
     with pytest.raises(TypeError, match="did you mean use_tqdm"):
         refuse_arguments("generate", {"use_tdqm": 1}, ("use_tqdm",))

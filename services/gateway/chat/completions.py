@@ -7,6 +7,7 @@ from aiohttp import web
 
 from services.gateway.chat.generation import GenerationEndpoint
 from services.gateway.chat.intake import Intake
+from services.gateway.chat.media import Media
 from services.gateway.chat.open_generation import GenerationTools, OpenGeneration, hold
 from services.gateway.chat.requests.parse import Limits
 from services.gateway.chat.requests.reply_bytes import token_bytes
@@ -36,15 +37,17 @@ class Completions:
         pieces: PieceMaker,
         config: GatewayConfig,
         structure: Structure,
+        media: Media,
     ) -> None:
         self._mesh = mesh
         self._intake = intake
         self._limits = Limits(
-            config.max_choices,
-            config.max_logprobs,
-            config.max_priority_boost,
-            config.history_limit,
-            structure,
+            max_choices=config.max_choices,
+            max_logprobs=config.max_logprobs,
+            max_priority_boost=config.max_priority_boost,
+            history_limit=config.history_limit,
+            structure=structure,
+            media=media,
         )
         self._tools = GenerationTools(mesh, pieces, config, structure)
 
@@ -82,10 +85,9 @@ class Completions:
             job, _ = await self._job(request, endpoint, reservation)
             reservation.is_served = True
             [prompt] = job.prompts
-            adds_special_tokens = job.text.adds_special_tokens
             with client_names(job.field_names):
                 ids = await self._mesh.conversions.convert(
-                    owner_of(request), prompt.kind, prompt.data, adds_special_tokens, job.chat
+                    owner_of(request), prompt, job.text.adds_special_tokens, job.chat
                 )
             return len(ids)
 

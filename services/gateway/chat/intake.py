@@ -1,24 +1,34 @@
 """Reads requests with computations in the mesh."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from aiohttp import web
 from msgspec import structs
 
-from services.gateway.chat.variants import Variants
 from services.gateway.http.account import ACCOUNT, owner_of
 from services.gateway.http.admission import Admission, Reservation
 from services.gateway.http.body import Body, BodyParser, BodyReader
 from services.gateway.http.observed import observer_of
 from services.gateway.mesh.job import Job
 from services.gateway.mesh.mesh import Mesh
-from shared.wire.envelope import Promise
+from shared.wire.envelope import Promise, RequestOptions
 from shared.wire.messages import ModelInfo
 
 Parsed = TypeVar("Parsed")
+
+
+class Variants(Protocol):
+    """Variants of the model of one kind, with names of their own: a seam for optional parts."""
+
+    def names(self, model: ModelInfo) -> Sequence[str]:
+        """Their names, in addition to those of ``model``."""
+
+    def with_variant(self, options: RequestOptions, name: str) -> RequestOptions:
+        """The options of a request for ``name``, which may be the model itself. Raises NotFound for
+        a variant that is gone."""
 
 
 class Intake:

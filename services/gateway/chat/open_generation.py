@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from aiohttp import web
@@ -23,7 +24,7 @@ from services.gateway.http.pieces import PieceMaker
 from services.gateway.http.request_id import request_id
 from services.gateway.http.request_meter import RequestMeter
 from services.gateway.http.violations import not_held
-from services.gateway.mesh.job import Job, Prompt
+from services.gateway.mesh.job import Job
 from services.gateway.mesh.mesh import Mesh
 from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
 from shared.errors import InvalidRequest, RequestError
@@ -117,7 +118,10 @@ class OpenGeneration:
         if num_dropped := collector.dropped.num_turns:
             self._client.response.headers[DROPPED_TURNS] = str(num_dropped)
         num_bytes = job.prompt_bytes
-        job.prompts[:] = [Prompt("ids", each) for each in ids]
+        job.prompts[:] = [
+            replace(prompt, kind="ids", data=each, media=[prompt.media[n] for n in kept])
+            for prompt, each, kept in zip(job.prompts, ids, collector.media, strict=True)
+        ]
         self._reservation.replace(num_bytes, job.prompt_bytes)
         param = "logprobs" if job.num_prompt_logprobs is None else "prompt_logprobs"
         hold(self._reservation, prompt_bytes(job, self._model, ids), param)

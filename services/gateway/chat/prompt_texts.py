@@ -36,7 +36,7 @@ class PromptTexts:
     async def _converted(self, job: Job, prompt: Prompt, to: ConvertedTo) -> Array:
         text = job.text
         return await self._mesh.conversions.convert(
-            *(job.options.owner, prompt.kind, prompt.data, text.adds_special_tokens, job.chat, to),
+            *(job.options.owner, prompt, text.adds_special_tokens, job.chat, to),
             *(text.max_prompt_tokens, text.keeps_prompt_start),
         )
 
@@ -54,6 +54,6 @@ class PromptTexts:
             ids, num_half = ids[:-1], num_half - num_bytes
         if not len(ids):
             return ""
-        data = await self._mesh.conversions.convert(owner, "ids", ids, False, to="text")
+        data = await self._mesh.conversions.convert(owner, Prompt("ids", ids), False, to="text")
         text = data.tobytes().decode()
         return text.rstrip("\N{REPLACEMENT CHARACTER}") if num_half else text

@@ -3,6 +3,7 @@
 import asyncio
 from itertools import count
 
+from services.gateway.mesh.job import Prompt
 from services.gateway.mesh.tokenizers import Tokenizer, Tokenizers
 from shared.errors import RETRY_AFTER_S, RequestError, Unavailable
 from shared.wire.codec import Array
@@ -14,7 +15,6 @@ from shared.wire.messages import (
     Converted,
     ConvertedTo,
     Failed,
-    PromptKind,
     RequestKey,
 )
 
@@ -30,8 +30,7 @@ class Conversions:
     async def convert(
         self,
         owner: str,
-        kind: PromptKind,
-        data: Array,
+        prompt: Prompt,
         adds_special_tokens: bool,
         chat: ChatOptions | None = None,
         to: ConvertedTo = "ids",
@@ -45,26 +44,37 @@ class Conversions:
         conversion.
         """
         name = f"convert-{next(self._new_numbers)}"
-        cut = max_prompt_tokens, keeps_prompt_start
-        message = Convert(name, kind, adds_special_tokens, chat, to, *cut, owner)
-        tokenizer = self._tokenizers.least_loaded()
+        message = Convert(
+            request=name,
+            kind=prompt.kind,
+            adds_special_tokens=adds_special_tokens,
+            chat=chat,
+            to=to,
+            max_prompt_tokens=max_prompt_tokens,
+            keeps_prompt_start=keeps_prompt_start,
+            owner=owner,
+            media=[each.medium for each in prompt.media],
+            media_options=prompt.media_options,
+        )
+        arrays = [prompt.data, *(each.data for each in prompt.media)]
+        tokenizer = self._tokenizers.least_loaded(minor=prompt.minor)
         try:
-            return await self._ask(tokenizer, message, data)
+            return await self._ask(tokenizer, message, arrays)
         except RequestError as error:
-            other = self._tokenizers.other_for(tokenizer, error)
+            other = self._tokenizers.other_for(tokenizer, error, minor=prompt.minor)
             if other is None:
                 raise
-            result = await self._ask(other, message, data)
+            result = await self._ask(other, message, arrays)
             tokenizer.note_failure(error)
             return result
 
-    async def _ask(self, tokenizer: Tokenizer, message: Convert, data: Array) -> Array:
+    async def _ask(self, tokenizer: Tokenizer, message: Convert, arrays: list[Array]) -> Array:
         _check_minor(tokenizer, message)
         name = message.request
         answer: asyncio.Future[Array] = asyncio.get_running_loop().create_future()
         tokenizer.conversions[name] = answer
         try:
-            tokenizer.peer.send(message, data)
+            tokenizer.peer.send(message, *arrays)
             async with asyncio.timeout(self._accept_timeout_s):
                 return await answer
         except TimeoutError:

@@ -1,5 +1,6 @@
 """A client's request as the mesh needs it."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from msgspec import structs
@@ -7,7 +8,9 @@ from msgspec import structs
 from shared.wire.codec import Array
 from shared.wire.envelope import RequestOptions
 from shared.wire.messages import (
+    MEDIA_MINOR,
     ChatOptions,
+    Medium,
     OutputFormat,
     PromptKind,
     SamplingParams,
@@ -17,11 +20,31 @@ from shared.wire.messages import (
 
 
 @dataclass(frozen=True, slots=True)
+class Attachment:
+    """A file in a prompt, [n] uint8."""
+
+    medium: Medium
+    data: Array
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
-    """One prompt; ``data`` is the buffer that travels with ``Submit``."""
+    """One prompt; ``data`` and the files of ``media`` are buffers that travel with ``Submit``.
+    ``media_options`` are the client's for them, a JSON object."""
 
     kind: PromptKind
     data: Array
+    media: Sequence[Attachment] = ()
+    media_options: str = ""
+
+    @property
+    def num_bytes(self) -> int:
+        return self.data.nbytes + sum(each.data.nbytes for each in self.media)
+
+    @property
+    def minor(self) -> int:
+        """The protocol that a tokenizer needs for it."""
+        return MEDIA_MINOR if self.media else 0
 
 
 def chat_bytes(chat: ChatOptions | None) -> int:
@@ -126,7 +149,7 @@ class Job:
 
     @property
     def prompt_bytes(self) -> int:
-        return sum(prompt.data.nbytes for prompt in self.prompts)
+        return sum(prompt.num_bytes for prompt in self.prompts)
 
     @property
     def option_bytes(self) -> int:

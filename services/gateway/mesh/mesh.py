@@ -165,18 +165,19 @@ class Mesh:
         self.conversions.fail_all(tokenizer, error)
 
     def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
-        """Raises CodecError for ids that are not in the model's vocabulary."""
+        """Raises CodecError for ids that are not in the model's vocabulary, and for media that a
+        prompt does not have."""
         tokenizer = self.tokenizers[peer]
         check_arrays(message, arrays, tokenizer.model.vocab_size)
         prompts = tokenizer.prompts
         match message:
             case Deltas():
                 self._deliver(prompts, message, TokenArrays(*arrays))
-            case Accepted(request, attempt, start, dropped, left_out):
+            case Accepted(request, attempt, start, dropped, left_out, media):
                 if prompt := prompts.get(RequestKey(request, attempt)):
+                    prompt.accept(arrays[0], start, dropped, left_out, media)
                     tokenizer.probation.succeed()
                     self._note_accepted(prompt)
-                    prompt.accept(arrays[0], start, dropped, left_out)
             case Failed(request, attempt):
                 if prompt := prompts.pop(RequestKey(request, attempt), None):
                     self._fail(prompt, RequestError.from_failed(message), tokenizer)
@@ -217,11 +218,12 @@ class Mesh:
     def _submit(self, prompt: OpenPrompt, tokenizer: Tokenizer | None = None) -> None:
         """Raises RequestError, mostly Unavailable, if no tokenizer is named and none can have
         it."""
-        tokenizer = tokenizer or self.tokenizers.least_loaded(prompt.options)
+        tokenizer = tokenizer or self.tokenizers.least_loaded(prompt.options, prompt.minor)
         prompt.peer = tokenizer.peer
         prompt.note_sent(time.monotonic())
         tokenizer.prompts[prompt.key] = prompt
-        prompt.peer.send(*prompt.submit())
+        message, arrays = prompt.submit()
+        prompt.peer.send(message, *arrays)
 
     def _note_accepted(self, prompt: OpenPrompt) -> None:
         """The prompt was accepted, so the earlier failure is the other tokenizer's fault."""
@@ -264,7 +266,7 @@ class Mesh:
         applies to replays, and to requests from before the loss of the scheduler or the last worker
         was known."""
         now_s = time.monotonic()
-        other = self.tokenizers.other_for(tokenizer, error, prompt.options)
+        other = self.tokenizers.other_for(tokenizer, error, prompt.options, prompt.minor)
         if other is not None and prompt.failure is None and not prompt.is_accepted:
             prompt.failure = Failure(tokenizer.peer, error)
             prompt.note_end(now_s, error.code)

@@ -2,17 +2,17 @@
 
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
 
 from services.gateway.mesh.backoff import Backoff
-from services.gateway.mesh.job import Job, Prompt
+from services.gateway.mesh.job import Job
 from services.gateway.mesh.losses import Losses
 from services.gateway.mesh.observer import UNOBSERVED, RequestObserver
 from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
-from shared.errors import InternalError, RequestError
+from shared.errors import CodecError, InternalError, RequestError
 from shared.link.peer import Peer
 from shared.wire.codec import Array
 from shared.wire.envelope import RequestOptions, write_options
@@ -148,7 +148,12 @@ class OpenPrompt:
     def owner(self) -> str:
         return self.options.owner
 
-    def submit(self) -> tuple[Submit, Array, Array]:
+    @property
+    def minor(self) -> int:
+        """As of its Prompt."""
+        return self._prompt.minor
+
+    def submit(self) -> tuple[Submit, list[Array]]:
         """The message of this attempt and its buffers."""
         starts = [
             ChoiceStart(
@@ -179,9 +184,12 @@ class OpenPrompt:
             tool_choice=job.tool_choice,
             reasoning_budget=job.reasoning_budget,
             options=write_options(options),
+            media=[each.medium for each in self._prompt.media],
+            media_options=self._prompt.media_options,
         )
         resumed = b"".join(choice.ids.tobytes() for choice in self.choices.values())
-        return message, self._prompt.data, np.frombuffer(resumed, np.int32)
+        files = [each.data for each in self._prompt.media]
+        return message, [self._prompt.data, np.frombuffer(resumed, np.int32), *files]
 
     def begin_replay(self, now_s: float, is_explained: bool = False, scheduler: str = "") -> None:
         """``is_explained``: see ``Peer``. ``scheduler``: the one that was lost, if it
@@ -231,10 +239,17 @@ class OpenPrompt:
         start: OutputStart = OutputStart.ANSWER,
         dropped: Dropped = NOTHING_DROPPED,
         left_out: Sequence[str] = (),
+        media: Sequence[int] = (),
     ) -> None:
+        """``media`` are the numbers of the submitted files that the ids stand for. Raises
+        CodecError."""
+        files = self._prompt.media
+        if media and max(media) >= len(files):
+            raise CodecError(f"medium {max(media)} of a prompt with {len(files)}")
         self.is_accepted = True
-        self._prompt = Prompt("ids", prompt_ids)
-        self._collector.accept(self._number, prompt_ids, start, dropped, left_out)
+        kept = [files[number] for number in media]
+        self._prompt = replace(self._prompt, kind="ids", data=prompt_ids, media=kept)
+        self._collector.accept(self._number, prompt_ids, start, dropped, left_out, media)
 
     def add(self, row: Delta, part: TokenArrays) -> None:
         choice = self.choices.get(row.choice)

@@ -135,9 +135,10 @@ class OutputCollector:
     The mesh writes, one handler reads: ``accepted`` once, then ChoiceUpdates until every choice has
     ended; ``consumed`` after each, when its client has it. What is pending is read before an error
     is raised. ``prompt_ids`` and ``starts`` are those of the prompts, once accepted, and
-    ``dropped`` is what a chat's leaves out, and ``left_out`` names what is not held of the
-    request's schemas; ``num_replays`` counts how often one of them was lost
-    and begun again, which the ``observer`` learns.
+    ``dropped`` is what a chat's leaves out, ``left_out`` names what is not held of the
+    request's schemas, and ``media`` are the numbers of their files that the prompts keep;
+    ``num_replays`` counts how often one of them was lost and begun again, which the ``observer``
+    learns.
 
     If it ``has_prompt_logprobs``, the logprobs of a prompt are read before the output of its
     choices, which is kept until all of them are there.
@@ -149,6 +150,7 @@ class OutputCollector:
         """``num_choices`` of each prompt."""
         self.prompt_ids: list[Array | None] = [None] * num_prompts
         self.starts = [OutputStart.ANSWER] * num_prompts
+        self.media: list[Sequence[int]] = [()] * num_prompts
         self.dropped = NOTHING_DROPPED
         self.left_out: Sequence[str] = ()
         self.num_replays = 0
@@ -176,9 +178,11 @@ class OutputCollector:
         start: OutputStart = OutputStart.ANSWER,
         dropped: Dropped = NOTHING_DROPPED,
         left_out: Sequence[str] = (),
+        media: Sequence[int] = (),
     ) -> None:
         if self.prompt_ids[prompt] is None:
             self.prompt_ids[prompt], self.starts[prompt] = ids, start
+            self.media[prompt] = media
             self.dropped, self.left_out = dropped, left_out
         self._note_scored(prompt, 0)
         self._changed.set()

@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 
 from services.gateway.mesh.backoff import Backoff
 from services.gateway.mesh.open_prompt import OpenPrompt
-from shared.errors import RETRY_AFTER_S, InternalError, RequestError, Unavailable
+from shared.errors import (
+    RETRY_AFTER_S,
+    InternalError,
+    RequestError,
+    Unavailable,
+)
 from shared.link.extension import Objection, able
 from shared.link.peer import Peer
 from shared.wire.codec import Array
@@ -140,30 +145,44 @@ class Tokenizers:
     def ready(self) -> list[Tokenizer]:
         return [tokenizer for tokenizer in self if tokenizer.peer.is_ready]
 
-    def least_loaded(self, options: RequestOptions = NO_OPTIONS) -> Tokenizer:
+    def least_loaded(self, options: RequestOptions = NO_OPTIONS, minor: int = 0) -> Tokenizer:
         """Returns the ready tokenizer with the fewest open requests, first ours, then of all
-        gateways; one on probation only if there is no other. Raises Unavailable, and the error of
-        an objection against all."""
-        ready = self._able(self.ready(), options)
+        gateways; one on probation only if there is no other. Its protocol is ``minor`` or later.
+        Raises Unavailable, also if the protocol of all is older, and the error of an objection
+        against all."""
+        ready = self._able(self.ready(), options, minor)
         if not ready:
             raise self.unavailable()
         return _least_loaded(ready)
 
     def other_for(
-        self, failed: Tokenizer, error: RequestError, options: RequestOptions = NO_OPTIONS
+        self,
+        failed: Tokenizer,
+        error: RequestError,
+        options: RequestOptions = NO_OPTIONS,
+        minor: int = 0,
     ) -> Tokenizer | None:
         """Returns a tokenizer to find the cause of an ``error``: the request, or the tokenizer that
         ``failed``. None if the error shows the cause, or without another tokenizer."""
         if error.status != InternalError.status:
             return None
         try:
-            others = self._able([each for each in self.ready() if each is not failed], options)
+            others = [each for each in self.ready() if each is not failed]
+            others = self._able(others, options, minor)
         except RequestError:
             return None
         return _least_loaded(others) if others else None
 
-    def _able(self, tokenizers: list[Tokenizer], options: RequestOptions) -> list[Tokenizer]:
-        peers = able([each.peer for each in tokenizers], options, self.objections)
+    def _able(
+        self, tokenizers: list[Tokenizer], options: RequestOptions, minor: int
+    ) -> list[Tokenizer]:
+        """Raises Unavailable while the protocol of all is older, as in an upgrade, and the error of
+        an objection against all."""
+        peers = [each.peer for each in tokenizers if each.peer.hello.minor >= minor]
+        if tokenizers and not peers:
+            text = f"a tokenizer of protocol minor {minor} is needed, and none is there"
+            raise Unavailable(text, retry_after_s=RETRY_AFTER_S)
+        peers = able(peers, options, self.objections)
         return [self[peer] for peer in peers]
 
     @property

@@ -56,6 +56,7 @@ function offer(models) {
   const choose = () => {
     model = models[names.selectedIndex];
     chat.panel.adapt(model.shoal);
+    chat.composer.setTakesImages(model.input_modalities?.includes("image") ?? false);
   };
   const names = h("select", { "aria-label": "Model", disabled: models.length < 2, onchange: choose }, ...models.map(({ id }) => h("option", {}, id)));
   shown(names);

@@ -1,6 +1,7 @@
 import { s } from "./dom.js";
 
 const PATHS = {
+  image: "M4 5h16v14H4zM4 16l5-5 4 4 3-3 4 4M15 9h.01",
   send: "M12 19V5M6 11l6-6 6 6",
   stop: "M7 7h10v10H7z",
   retry: "M4 12a8 8 0 1 1 2.5 5.8M4 19v-5h5",

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -80,6 +80,7 @@ class Submitted:
     submit: Submit
     prompt: Array
     peer: Peer
+    files: list[Array] = field(default_factory=list)
     num_sent: Counter[int] = field(default_factory=Counter)
     num_prompt_scored: Counter[int] = field(default_factory=Counter)
 
@@ -87,8 +88,9 @@ class Submitted:
     def key(self) -> tuple[str, int]:
         return self.submit.request, self.submit.attempt
 
-    def accept(self, ids: list[int] = PROMPT_IDS) -> None:
-        self.peer.send(Accepted(*self.key), np.array(ids, np.int32))
+    def accept(self, ids: list[int] = PROMPT_IDS, media: Sequence[int] | None = None) -> None:
+        media = [*range(len(self.files))] if media is None else [*media]
+        self.peer.send(Accepted(*self.key, media=media), np.array(ids, np.int32))
 
     def text(self, *texts: str, choice: int = 0) -> None:
         """One token for each text, in one message; ids count up from 10 in each message."""
@@ -192,19 +194,26 @@ class Submitted:
 class FakeTokenizer:
     """Converts a text to the values of its bytes, and ids to the bytes of their tokens."""
 
-    def __init__(self, mesh_dir: Path, instance: str, model: ModelInfo = MODEL) -> None:
+    def __init__(
+        self,
+        mesh_dir: Path,
+        instance: str,
+        model: ModelInfo = MODEL,
+        minor: int = PROTOCOL_MINOR,
+    ) -> None:
         self.state = State.READY
         self.overviews: list[Overview] = []
         self.vocabulary = vocabulary(model.vocab_size)
         self.submitted: asyncio.Queue[Submitted] = asyncio.Queue()
         self.cancelled: asyncio.Queue[Cancel] = asyncio.Queue()
         self.converted: list[Convert] = []
+        self.converted_files: list[list[Array]] = []
         self.conversion_error: RequestError | None = None
         self.converts = True
         self.aborted: list[str] = []
         self.abort_owners: list[str] = []
         self.granted: list[Grant] = []
-        hello = Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "tokenizer", instance, model)
+        hello = Hello(PROTOCOL_MAJOR, minor, "tokenizer", instance, model)
         self.link = Link(hello, self)
         self.link.listen(mesh_dir, "gateway")
 
@@ -239,10 +248,11 @@ class FakeTokenizer:
     def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
         match message:
             case Submit():
-                self.submitted.put_nowait(Submitted(message, arrays[0], peer))
+                self.submitted.put_nowait(Submitted(message, arrays[0], peer, arrays[2:]))
             case Cancel():
                 self.cancelled.put_nowait(message)
             case Convert():
+                self.converted_files.append(arrays[1:])
                 self._convert(peer, message, arrays[0])
             case Abort(ids, owner):
                 self.aborted += ids
@@ -267,9 +277,9 @@ class FakeTokenizer:
 
 @asynccontextmanager
 async def fake_tokenizer(
-    mesh_dir: Path, instance: str = "t1", model: ModelInfo = MODEL
+    mesh_dir: Path, instance: str = "t1", model: ModelInfo = MODEL, minor: int = PROTOCOL_MINOR
 ) -> AsyncIterator[FakeTokenizer]:
-    tokenizer = FakeTokenizer(mesh_dir, instance, model)
+    tokenizer = FakeTokenizer(mesh_dir, instance, model, minor)
     running = asyncio.create_task(tokenizer.link.run())
     try:
         yield tokenizer

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from msgspec import structs
 
-from services.gateway.mesh.job import Job, Prompt
+from services.gateway.mesh.job import Attachment, Job, Prompt
 from services.gateway.mesh.losses import MAX_REPLAYS, MAX_SPARED, SAME_HANG_S
 from services.gateway.mesh.open_prompt import OpenPrompt
 from services.gateway.mesh.output_collector import ChoiceUpdate, OutputCollector
-from shared.errors import InternalError
+from shared.errors import CodecError, InternalError
 from shared.wire.envelope import RequestOptions, read_options
 from shared.wire.messages import (
     WINDOW_BYTES,
@@ -20,6 +20,7 @@ from shared.wire.messages import (
     Delta,
     Finished,
     Mark,
+    Medium,
     OutputFormat,
     OutputStart,
     RunKind,
@@ -33,12 +34,15 @@ from tests.services.gateway.asking import chat
 
 PROMPT = Prompt("text", np.frombuffer(b"Once", np.uint8))
 IDS = np.array([7, 8, 9], np.int32)
+FILES = [Attachment(Medium(param=f"messages[{n}]"), np.full(n, n, np.uint8)) for n in range(4)]
 
 
-def new_open_prompt(num_choices: int = 1) -> tuple[OpenPrompt, OutputCollector]:
+def new_open_prompt(
+    num_choices: int = 1, prompt: Prompt = PROMPT
+) -> tuple[OpenPrompt, OutputCollector]:
     job = Job(
         model="m",
-        prompts=[PROMPT],
+        prompts=[prompt],
         num_choices=num_choices,
         params=SamplingParams(seed=1),
         text=TextOptions(),
@@ -77,7 +81,7 @@ def test_a_replay_asks_for_what_is_missing_of_the_choices_that_have_not_ended():
     add(open_prompt, 0, "xyz", [3], choice=2)
     open_prompt.finish(Finished("a~b/0", 1, 2, "stop", 1))
     open_prompt.begin_replay(0)
-    submit, prompt, resumed = open_prompt.submit()
+    submit, (prompt, resumed) = open_prompt.submit()
     assert (submit.attempt, submit.kind) == (2, "ids")
     assert read_options(submit.options).priority == 3
     assert submit.choices == [ChoiceStart(0, 2, 2), ChoiceStart(1, 0, 0)]
@@ -88,7 +92,7 @@ def test_a_replay_asks_for_what_is_missing_of_the_choices_that_have_not_ended():
 def test_before_it_was_accepted_a_replay_is_the_first_submit_again():
     open_prompt, _ = new_open_prompt()
     open_prompt.begin_replay(0)
-    submit, prompt, _ = open_prompt.submit()
+    submit, (prompt, _) = open_prompt.submit()
     assert submit.kind == "text"
     assert prompt.tobytes() == b"Once"
 
@@ -261,7 +265,7 @@ def test_a_replay_submits_how_much_of_the_prompt_is_scored():
     open_prompt.accept(IDS)
     add_prompt_logprobs(open_prompt, 0, [8])
     open_prompt.begin_replay(0)
-    submit, _, resumed = open_prompt.submit()
+    submit, (_, resumed) = open_prompt.submit()
     assert submit.choices == [ChoiceStart(0, 0, 0, 1), ChoiceStart(1)]
     assert resumed.tolist() == []
     with pytest.raises(InternalError, match="token 0 of the prompt of choice 0"):
@@ -302,7 +306,7 @@ async def test_drafts_count_in_bytes_and_are_no_tokens():
     assert grant.num_bytes == 4 + 4 + 12 * (5 + num) + WINDOW_BYTES
     assert grant.num_tokens == WINDOW_TOKENS + 2
     open_prompt.begin_replay(0)
-    submit, _, resumed = open_prompt.submit()
+    submit, (_, resumed) = open_prompt.submit()
     assert submit.choices == [ChoiceStart(0, 2, 2)]
     assert resumed.tolist() == [1, 2]
 
@@ -326,7 +330,7 @@ def test_all_that_a_job_wants_of_its_text_is_submitted_and_again_with_a_replay()
     row = Delta("a~b/0", 1, 0, 0, TokenRun(1), "ab", marks=marks)
     open_prompt.add(row, TokenArrays(IDS[:1]))
     for attempt, marks_before in ((1, 2), (2, 2)):
-        submit, _, _ = open_prompt.submit()
+        submit, _ = open_prompt.submit()
         assert (submit.attempt, submit.choices[0].num_marks) == (attempt, marks_before)
         assert submit.text.has_marks
         assert (submit.chat, submit.format, submit.tool_choice, submit.reasoning_budget) == (
@@ -336,3 +340,35 @@ def test_all_that_a_job_wants_of_its_text_is_submitted_and_again_with_a_replay()
             5,
         )
         open_prompt.begin_replay(0)
+
+
+def sent_files(open_prompt: OpenPrompt) -> list[tuple[Medium, list[int]]]:
+    submit, (_, _, *files) = open_prompt.submit()
+    assert submit.media_options == '{"max_pixels":784}'
+    return [(each, file.tolist()) for each, file in zip(submit.media, files, strict=True)]
+
+
+def test_a_replay_has_the_files_that_the_ids_stand_for_in_their_order() -> None:
+    prompt = Prompt("chat", PROMPT.data, FILES, '{"max_pixels":784}')
+    open_prompt, _ = new_open_prompt(prompt=prompt)
+    assert sent_files(open_prompt) == [(each.medium, each.data.tolist()) for each in FILES]
+    open_prompt.accept(IDS, media=[3, 1])
+    open_prompt.begin_replay(0)
+    assert open_prompt.submit()[0].kind == "ids"
+    kept = [(FILES[n].medium, [n] * n) for n in (3, 1)]
+    assert sent_files(open_prompt) == kept
+    open_prompt.accept(IDS, media=[0, 1])
+    assert sent_files(open_prompt) == kept, "numbers of the last attempt"
+    open_prompt.begin_replay(0)
+    open_prompt.accept(IDS)
+    assert sent_files(open_prompt) == []
+
+
+def test_a_number_that_no_file_has_is_refused() -> None:
+    open_prompt, _ = new_open_prompt(prompt=Prompt("chat", PROMPT.data, FILES))
+    with pytest.raises(CodecError, match="medium 4 of a prompt with 4"):
+        open_prompt.accept(IDS, media=[0, 4])
+    assert not open_prompt.is_accepted
+    open_prompt.accept(IDS, media=[0])
+    with pytest.raises(CodecError, match="medium 1 of a prompt with 1"):
+        open_prompt.accept(IDS, media=[1])

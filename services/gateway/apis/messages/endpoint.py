@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from typing import NamedTuple
 
 from aiohttp import web
 
@@ -17,17 +18,26 @@ from services.gateway.chat.replies.formats import ChatFormat
 from services.gateway.chat.replies.openai import Model
 from services.gateway.chat.replies.reply import Reply
 from services.gateway.chat.requests.chat_options import chat_options
+from services.gateway.chat.requests.chat_prompt import chat_prompt
 from services.gateway.chat.requests.json_body import served_name
 from services.gateway.chat.requests.parse import Limits
-from services.gateway.chat.requests.prompts import chat_prompt
 from services.gateway.http.account import owner_of
 from services.gateway.http.admission import Reservation
 from services.gateway.http.body import Body, BodyParser
 from services.gateway.http.failures import ErrorShape
 from services.gateway.http.json_reply import json_response
 from services.gateway.http.request_id import check_request_id
+from services.gateway.http.violations import client_names
 from services.gateway.mesh.job import Job, Prompt, chat_bytes
 from shared.wire.messages import ChatOptions, ModelInfo
+
+
+class CountedPrompt(NamedTuple):
+    """``places`` are the client's names of parts of the chat."""
+
+    prompt: Prompt
+    options: ChatOptions
+    places: dict[str, str]
 
 
 class MessagesEndpoint:
@@ -72,6 +82,7 @@ class Messages(Api):
         self._intake = core.intake
         self._completions = core.completions
         self._structure = core.structure
+        self._media = core.media
 
     def models(self, request: web.Request, served: Sequence[Model]) -> objects.ModelList | None:
         if not is_anthropic(request):
@@ -95,30 +106,30 @@ class Messages(Api):
         """The number of tokens that the same prompt has in a message."""
         check_request_id(request)
         with self._intake.admission.admit() as reservation:
-            prompt, options = await self._prompt(request, reservation)
-            ids = await self._mesh.conversions.convert(
-                owner_of(request), prompt.kind, prompt.data, False, options
-            )
+            prompt, options, places = await self._prompt(request, reservation)
+            owner = owner_of(request)
+            with client_names(places):
+                ids = await self._mesh.conversions.convert(owner, prompt, False, options)
             return json_response(TokenCount(len(ids)))
 
-    async def _prompt(
-        self, request: web.Request, reservation: Reservation
-    ) -> tuple[Prompt, ChatOptions]:
-        (prompt, options), _ = await self._intake.parsed(
+    async def _prompt(self, request: web.Request, reservation: Reservation) -> CountedPrompt:
+        counted, _ = await self._intake.parsed(
             request,
             reservation,
             self._counted_prompt,
-            lambda counted: counted[0].data.nbytes + chat_bytes(counted[1]),
+            lambda counted: counted.prompt.num_bytes + chat_bytes(counted.options),
         )
         reservation.is_served = True
-        return prompt, options
+        return counted
 
-    def _counted_prompt(self, body: Body, model: ModelInfo) -> tuple[Prompt, ChatOptions]:
+    def _counted_prompt(self, body: Body, model: ModelInfo) -> CountedPrompt:
         """Raises InvalidRequest (NotFound for the model)."""
-        chat = parse_prompt(body, model)
+        chat, _, places = parse_prompt(body, model, self._media)
         served_name(chat.model, model)
         tools = self._structure.tools(chat, model)
-        return chat_prompt(chat.messages), chat_options(chat, tools.tools)
+        with client_names(places):
+            prompt = chat_prompt(chat, self._media, model)
+        return CountedPrompt(prompt, chat_options(chat, tools.tools), places)
 
 
 def _model(model: Model) -> objects.Model:

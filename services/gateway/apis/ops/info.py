@@ -39,7 +39,17 @@ class Info(Api):
     async def _served(self) -> list[Model]:
         model = await self._mesh.tokenizers.known_model()
         traits = ModelTraits(model.tool_parser, model.reasoning_parser, _pooled(model))
-        served = [Model(name, model.created, model.max_model_len, traits) for name in model.names]
+        modalities = ["text", *model.media] if model.media else UNSET
+        served = [
+            Model(
+                id=name,
+                created=model.created,
+                max_model_len=model.max_model_len,
+                shoal=traits,
+                input_modalities=modalities,
+            )
+            for name in model.names
+        ]
         return served + [each for api in self._apis for each in api.variants(served[0])]
 
     async def _models(self, request: web.Request) -> web.Response:

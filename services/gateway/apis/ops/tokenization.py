@@ -2,18 +2,21 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from aiohttp import web
 
 from services.gateway.api import Api, Core
+from services.gateway.chat.media import NO_MEDIA, Media
 from services.gateway.chat.replies.openai import DetokenizeReply
 from services.gateway.chat.replies.tokenize_json import write_tokens
 from services.gateway.chat.requests import unsupported
 from services.gateway.chat.requests.chat_options import chat_options
+from services.gateway.chat.requests.chat_prompt import chat_prompt
 from services.gateway.chat.requests.history import NO_LIMIT, requested_limit
 from services.gateway.chat.requests.json_body import check, decode, served_name
-from services.gateway.chat.requests.prompts import chat_prompt, ids_prompt, text_prompt
+from services.gateway.chat.requests.prompts import ids_prompt, text_prompt
 from services.gateway.chat.requests.raw_json import NULL
 from services.gateway.chat.requests.sampling import max_prompt_tokens
 from services.gateway.chat.requests.schema import DetokenizeRequest, TokenizeRequest
@@ -49,6 +52,7 @@ class Tokenization(Api):
     def __init__(self, core: Core) -> None:
         self._mesh = core.mesh
         self._shows_info = core.config.enable_tokenizer_info_endpoint
+        self._media = core.media
         self._intake = core.intake
         self._pieces = core.pieces
 
@@ -65,13 +69,14 @@ class Tokenization(Api):
             await self._mesh.tokenizers.ready_model()
             reservation.is_served = True
             config = await self._mesh.conversions.convert(
-                owner_of(request), "text", np.zeros(0, np.uint8), False, to="tokenizer"
+                owner_of(request), Prompt("text", np.zeros(0, np.uint8)), False, to="tokenizer"
             )
             return web.Response(body=config.tobytes(), content_type="application/json")
 
     async def _tokenize(self, request: web.Request) -> web.Response:
         with self._intake.admission.admit() as reservation:
-            conversion, model = await self._parsed(request, parse_tokenize, reservation)
+            parse = partial(parse_tokenize, media=self._media)
+            conversion, model = await self._parsed(request, parse, reservation)
             ids = await self._converted(request, conversion, "ids", reservation)
             table = offsets = None
             if conversion.returns_strings:
@@ -99,7 +104,7 @@ class Tokenization(Api):
             request,
             reservation,
             parse,
-            lambda found: found.prompt.data.nbytes + chat_bytes(found.chat),
+            lambda found: found.prompt.num_bytes + chat_bytes(found.chat),
         )
         reservation.is_served = True
         return conversion, model
@@ -111,12 +116,10 @@ class Tokenization(Api):
         to: ConvertedTo,
         reservation: Reservation,
     ) -> Array:
-        prompt = conversion.prompt
         with client_names({"prompt": conversion.param}):
             array = await self._mesh.conversions.convert(
                 owner=owner_of(request),
-                kind=prompt.kind,
-                data=prompt.data,
+                prompt=conversion.prompt,
                 adds_special_tokens=conversion.adds_special_tokens,
                 chat=conversion.chat,
                 to=to,
@@ -127,7 +130,7 @@ class Tokenization(Api):
         return array
 
 
-def parse_tokenize(body: Body, model: ModelInfo) -> Conversion:
+def parse_tokenize(body: Body, model: ModelInfo, media: Media = NO_MEDIA) -> Conversion:
     """A body of ``/tokenize``. Chat templates mostly write the special tokens, texts do not."""
     request = check(decode(body), TokenizeRequest, unsupported.TOKENIZE)
     served_name(request.model, model)
@@ -142,7 +145,11 @@ def parse_tokenize(body: Body, model: ModelInfo) -> Conversion:
             "a prompt goes through no chat template; what it gets is allowed with messages only",
             param="prompt",
         )
-    prompt = text_prompt(request.prompt) if is_text else chat_prompt(request.messages)
+    if is_text:
+        prompt = text_prompt(request.prompt)
+        NO_MEDIA.options(request.mm_processor_kwargs, has_files=False)
+    else:
+        prompt = chat_prompt(request, media, model)
     adds_special_tokens = request.add_special_tokens
     return Conversion(
         prompt=prompt,

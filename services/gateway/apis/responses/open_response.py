@@ -23,6 +23,7 @@ from services.gateway.apis.responses.requests.reasoning_cipher import ReasoningC
 from services.gateway.apis.responses.requests.schema import ENCRYPTED_REASONING, ResponseRequest
 from services.gateway.apis.responses.store.database import Entry
 from services.gateway.apis.responses.store.response_store import ResponseStore
+from services.gateway.chat.media import Media
 from services.gateway.chat.replies.choice_parser import ChoiceParser
 from services.gateway.chat.replies.formats import ChatFormat
 from services.gateway.chat.replies.reply import Head, Reply
@@ -86,7 +87,7 @@ class OpenResponse:
         return self.id
 
     async def job(self, body: Body, model: ModelInfo, limits: Limits, parser: BodyParser) -> Job:
-        request, asked = await parser.parse(body, _read)
+        request, asked = await parser.parse(body, lambda body: _read(body, limits.media))
         self._request = request
         self._check_store(request)
         known = await self._referred(asked)
@@ -225,9 +226,9 @@ class OpenResponse:
         return known
 
 
-def _read(body: Body) -> tuple[ItemRequest, dict[int, str]]:
+def _read(body: Body, media: Media) -> tuple[ItemRequest, dict[int, str]]:
     """The request, and the ids of the items given only by reference, by their places."""
-    request = read_request(body)
+    request = read_request(body, media)
     return request, references(request.items)
 
 

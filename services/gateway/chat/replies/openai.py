@@ -175,7 +175,7 @@ class ModelTraits(Struct):
 
 class Model(Struct):
     """``max_model_len`` is in tokens; the field is vLLM's, and so are ``root`` and ``parent``, of
-    variants of the model ``parent``."""
+    variants of the model ``parent``. ``input_modalities`` is OpenRouter's; absent: texts alone."""
 
     id: str
     created: int
@@ -185,6 +185,7 @@ class Model(Struct):
     owned_by: str = "shoal"
     root: str | UnsetType = UNSET
     parent: str | UnsetType = UNSET
+    input_modalities: list[str] | UnsetType = UNSET
 
 
 class ModelList(Struct):

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
-from msgspec import Raw
+from msgspec import Raw, structs
 
 from services.gateway.chat.requests.json_body import json_errors, plain, shown
 from services.gateway.chat.requests.schema import MAX_PARTS
@@ -15,6 +16,7 @@ from shared.text.json_scan import PIECE_BYTES, TooManyValues, num_values, slices
 from shared.text.long_json import CALL_BYTES, decode_text, named, stripped
 
 Taken = TypeVar("Taken")
+EMPTY = Raw(b'""')
 
 
 @json_errors()
@@ -56,33 +58,63 @@ def _split(some: memoryview) -> list[Raw]:
 
 def typed(raw: Raw, kind: Any, param: str) -> Any:
     """``raw`` as a value of ``kind``; its other fields are not read. Raises InvalidRequest."""
-    rest, texts = _set_apart(raw)
+    rest, apart = _set_apart(raw, _raw_fields(kind))
     try:
         value = msgspec.json.decode(rest, type=kind)
     except msgspec.ValidationError as error:
         raise violation(error, param, shown(rest), kind) from None
-    for name, text in texts.items():
-        if name in value.__struct_fields__:
-            is_raw = isinstance(getattr(value, name), Raw)
-            setattr(value, name, Raw(text) if is_raw else decode_text(text))
+    for name, found in apart.items():
+        match getattr(value, name, None):
+            case Raw() as text if text == EMPTY:
+                setattr(value, name, Raw(found))
+            case "":
+                setattr(value, name, decode_text(found))
     return value
 
 
-def _set_apart(raw: Raw) -> tuple[Raw, dict[str, memoryview]]:
-    """A long object with empty texts for its long ones, and those by their names."""
+@cache
+def _raw_fields(kind: Any) -> frozenset[str]:
+    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+        return frozenset()
+    return frozenset(each.name for each in structs.fields(kind) if each.type is Raw)
+
+
+def _set_apart(raw: Raw, raw_fields: frozenset[str]) -> tuple[Raw, dict[str, memoryview]]:
+    """A long object with empty texts for its long texts and long ``raw_fields``, and those by their
+    names, except where a later field has the same name."""
     whole = memoryview(raw)
     if whole.nbytes <= CALL_BYTES or bytes(whole[:1]) != b"{":
         return raw, {}
-    texts: dict[str, memoryview] = {}
+    apart: dict[str, memoryview] = {}
     rest: list[bytes] = []
     for some in slices(whole):
-        name, text = named(some) if some.nbytes > CALL_BYTES else ("", some)
-        if name and bytes(text[:1]) == b'"':
-            texts[name] = text
-            rest.append(msgspec.json.encode(name) + b':""')
+        names, value = _names(some)
+        for name in names:
+            apart.pop(name, None)
+        if some.nbytes > CALL_BYTES and (names[0] in raw_fields or bytes(value[:1]) == b'"'):
+            apart[names[0]] = value
+            rest.append(msgspec.json.encode(names[0]) + b':""')
         else:
             rest.append(bytes(some))
-    return Raw(b"{%b}" % b",".join(rest)), texts
+    return Raw(b"{%b}" % b",".join(rest)), apart
+
+
+def _names(some: memoryview) -> tuple[list[str], memoryview]:
+    """The names of the fields in a slice, and the value of a long one."""
+    if some.nbytes > CALL_BYTES:
+        name, value = named(some)
+        return [name], value
+    return list(msgspec.json.decode(b"".join((b"{", some, b"}")), type=dict[str, Raw])), some
+
+
+def other_fields(raw: Raw, left_out: str) -> dict[str, Raw]:
+    """The fields of an object; ``left_out`` keeps its place alone."""
+    rest, apart = _set_apart(raw, frozenset({left_out}))
+    fields: dict[str, Raw] = msgspec.json.decode(rest, type=dict[str, Raw])
+    for name in apart.keys() - {left_out}:
+        decode_text(apart[name])  # in pieces, for its errors
+        fields[name] = Raw(apart[name])
+    return fields
 
 
 def check_values(raw: Raw, param: str, max_values: int) -> None:

@@ -4,17 +4,15 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
+from services.gateway.chat.media import NO_MEDIA, Media
 from services.gateway.chat.requests import unsupported
 from services.gateway.chat.requests.chat_options import chat_options
+from services.gateway.chat.requests.chat_prompt import chat_prompt
 from services.gateway.chat.requests.history import NO_LIMIT, requested_limit
 from services.gateway.chat.requests.json_body import check, decode, in_vain, served_name
 from services.gateway.chat.requests.options import promise_of, request_options
 from services.gateway.chat.requests.output_format import output_format
-from services.gateway.chat.requests.prompts import (
-    chat_prompt,
-    completion_prompts,
-    final_assistant_text,
-)
+from services.gateway.chat.requests.prompts import completion_prompts, final_assistant_text
 from services.gateway.chat.requests.reasoning import reasoning_budget, reasoning_kwargs
 from services.gateway.chat.requests.sampling import (
     client_seed,
@@ -33,7 +31,7 @@ from shared.wire.messages import ALL_TOKENS, ModelInfo, TextOptions
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of one request, from the settings, and the structure of chats. ``promise`` is to its
+    """Limits of one request, from the settings, and optional parts for chats. ``promise`` is to its
     API key, without keys to all."""
 
     max_choices: int
@@ -42,6 +40,7 @@ class Limits:
     history_limit: int = NO_LIMIT
     structure: Structure = field(default_factory=NoStructure)
     promise: Promise = field(default_factory=Promise)
+    media: Media = NO_MEDIA
 
 
 def parse_chat(body: Body, model: ModelInfo, limits: Limits) -> Job:
@@ -53,7 +52,7 @@ def parse_chat(body: Body, model: ModelInfo, limits: Limits) -> Job:
 
 def chat_job(request: ChatRequest, model: ModelInfo, limits: Limits) -> Job:
     """Raises InvalidRequest (NotFound for the model) with the names of a chat's fields."""
-    prompts = [chat_prompt(request.messages)]
+    prompts = [chat_prompt(request, limits.media, model)]
     names = {"prompt": "messages"}
     if request.max_completion_tokens is not None:
         request.max_tokens = request.max_completion_tokens

@@ -1,4 +1,4 @@
-"""A client's prompts as Prompts for the mesh."""
+"""A client's texts and ids as Prompts for the mesh."""
 
 import re
 
@@ -7,38 +7,18 @@ import numpy as np
 from msgspec import Raw
 
 from services.gateway.chat.requests.json_body import json_errors, plain
-from services.gateway.chat.requests.json_list import PartCount, is_list, is_text, items, typed
-from services.gateway.chat.requests.schema import (
-    MAX_MESSAGES,
-    Content,
-    ContentPart,
-    InputMessage,
-)
+from services.gateway.chat.requests.json_list import is_list, is_text, items
+from services.gateway.chat.requests.schema import Content, InputMessage
 from services.gateway.chat.requests.token_ids import read_ids
-from services.gateway.chat.requests.unsupported import unsupported
 from services.gateway.http.violations import show, violation
 from services.gateway.mesh.job import Prompt
 from shared.errors import InvalidRequest
-from shared.text.long_json import MAX_VALUES, check_utf8, decode_text
+from shared.text.long_json import decode_text
 from shared.wire.codec import Array
 from shared.wire.messages import ModelInfo
 
-ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-
 _TEXTS = re.compile(rb'\[\s*"')
 _IDS = re.compile(rb'\[\s*[^\s\["{\]]')
-
-
-def chat_prompt(messages: Raw) -> Prompt:
-    """The messages as the client sent them."""
-    parts = PartCount("messages")
-
-    def check(index: int, message: Raw) -> None:
-        _check_message(message, f"messages[{index}]", parts)
-
-    items(messages, "messages", MAX_MESSAGES, check, max_values=MAX_VALUES)
-    _check_utf8(messages)
-    return Prompt("chat", _bytes(bytes(messages)))
 
 
 def completion_prompts(
@@ -104,49 +84,6 @@ def final_assistant_text(messages: Prompt) -> str:
     if isinstance(content, list):
         return "".join(part.text or part.refusal or "" for part in content)
     return content or message.refusal or ""
-
-
-def _check_message(raw: Raw, param: str, parts: PartCount) -> None:
-    message: InputMessage = typed(raw, InputMessage, param)
-    if message.role not in ROLES:
-        raise InvalidRequest(
-            f"{param}.role is {show(message.role)}; expected one of {', '.join(ROLES)}",
-            param=f"{param}.role",
-        )
-    parts.add(len(message.tool_calls or ()))
-    for number, call in enumerate(message.tool_calls or ()):
-        if call.function is None and call.custom is None:
-            field = f"{param}.tool_calls[{number}].function"
-            raise InvalidRequest(f"{field} is required", param=field)
-    _check_content(message, f"{param}.content", parts)
-
-
-@json_errors()
-def _check_utf8(raw: Raw) -> None:
-    """Texts have been passed over."""
-    check_utf8(memoryview(raw))
-
-
-def _check_content(message: InputMessage, param: str, parts: PartCount) -> None:
-    if is_text(message.content):
-        return
-    content: Content = typed(message.content, Content, param)
-    has_others = message.tool_calls or message.function_call or message.reasoning
-    has_others = has_others or message.reasoning_content or message.refusal
-    if content is None and not has_others:
-        raise InvalidRequest(f"{param} is required", param=param)
-    if isinstance(content, list):
-        parts.add(len(content))
-        for number, part in enumerate(content):
-            _check_part(part, f"{param}[{number}]")
-
-
-def _check_part(part: ContentPart, param: str) -> None:
-    if part.type not in ("text", "refusal"):
-        raise unsupported(f"{param}.type", part.type, show("text"))
-    if getattr(part, part.type) is None:
-        field = f"{param}.{part.type}"
-        raise InvalidRequest(f"{field} is required", param=field)
 
 
 def _bytes(text: bytes) -> Array:

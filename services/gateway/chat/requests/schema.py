@@ -194,6 +194,7 @@ class ChatRequest(GenerationRequest, kw_only=True):
     echo: bool | None = None
     return_prompt_text: bool | None = None
     history_limit: NumPromptTokens | None = None
+    mm_processor_kwargs: Raw = NULL
 
 
 class CompletionRequest(GenerationRequest, kw_only=True):
@@ -225,6 +226,7 @@ class TokenizeRequest(Struct, kw_only=True):
     chat_template_kwargs: Raw = NULL
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
+    mm_processor_kwargs: Raw = NULL
 
 
 class DetokenizeRequest(Struct, kw_only=True):

@@ -46,7 +46,6 @@ _COMMON: Neutral = {
     "logits_processors_args": ({},),
     "media_io_kwargs": ({},),
     "mm_hashes": ([],),
-    "mm_processor_kwargs": ({},),
     "no_stop_trim": (False,),
     "prompt_token_ids": ([],),
     "response_max_tokens": (),
@@ -79,6 +78,7 @@ COMPLETION: Neutral = _COMMON | {
     "function_call": ("none", "auto"),
     "functions": ([],),
     "messages": (),
+    "mm_processor_kwargs": ({},),
     "parallel_tool_calls": (True, False),
     "prompt_embeds": (),
     "reasoning_effort": ("none",),
@@ -116,7 +116,6 @@ RESPONSES: Neutral = _COMMON | {
 
 TOKENIZE: Neutral = {
     "functions": ([],),
-    "mm_processor_kwargs": ({},),
 }
 
 POOLING: Neutral = {

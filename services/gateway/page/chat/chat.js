@@ -20,7 +20,7 @@ export class Chat {
     this.#hasTraces = hasTraces;
     this.panel = new Panel(() => this.togglePanel(false));
     this.panel.element.addEventListener("keydown", ({ key }) => key === "Escape" && NARROW.matches && this.togglePanel(false));
-    this.composer = new Composer((text) => this.#say(text), () => this.stop());
+    this.composer = new Composer((text, images) => this.#say(text, images), () => this.stop());
     this.log = h("div", { class: "log" });
     this.scroller = h("div", { class: "scroller" }, this.log);
     this.element = h("section", { class: "chat", "aria-label": "Conversation" },
@@ -93,7 +93,7 @@ export class Chat {
   #shownRequest() {
     const turns = this.#turns;
     const text = this.composer.area.value.trim();
-    if (text) turns.push({ role: "user", content: text });
+    if (text) turns.push({ role: "user", content: text, images: this.composer.images });
     else if (turns.at(-1)?.role === "assistant") turns.pop();
     return this.#request(turns);
   }
@@ -108,10 +108,10 @@ export class Chat {
   }
 
   /** False where the panel is wrong. */
-  #say(text) {
+  #say(text, images = []) {
     if (this.#isRefused()) return false;
     if (this.#views.length === 0) this.log.replaceChildren();
-    const view = new UserView({ role: "user", content: text }, (changed) => this.#edit(view, changed));
+    const view = new UserView({ role: "user", content: text, images }, (changed) => this.#edit(view, changed));
     this.#add(view);
     this.#answer();
     return true;
@@ -120,7 +120,7 @@ export class Chat {
   #edit(view, text) {
     if (this.#isRefused()) return;
     this.#cutFrom(this.#views.indexOf(view));
-    this.#say(text);
+    this.#say(text, view.turn.images);
   }
 
   #retry(view) {

@@ -4,8 +4,10 @@ export function messagesOf(system, turns) {
   return [...first, ...turns.flatMap((turn) => (turn.role === "user" ? [userMessage(turn)] : assistantMessages(turn)))];
 }
 
-function userMessage({ content }) {
-  return { role: "user", content };
+function userMessage({ content, images = [] }) {
+  if (images.length === 0) return { role: "user", content };
+  const parts = images.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+  return { role: "user", content: [...parts, { type: "text", text: content }] };
 }
 
 /** An answer that failed before it began is none, and calls of one that was cut short are not whole. */

@@ -15,9 +15,14 @@ export class UserView {
 
   update() {}
 
+  #images() {
+    const { images = [] } = this.turn;
+    return images.length ? [h("div", { class: "images" }, ...images.map(({ canvas }) => canvas))] : [];
+  }
+
   #show() {
     this.element.replaceChildren(
-      h("div", { class: "said" }, this.turn.content),
+      h("div", { class: "said" }, ...this.#images(), this.turn.content),
       h("button", { class: "quiet", type: "button", onclick: () => this.#open() }, icon("edit"), "Edit"));
   }
 

@@ -4,13 +4,19 @@ The calls of a turn go with its text and its thinking, results become messages o
 consecutive turns of one role are one, as they are at Anthropic.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
 from typing import Any
 
 import msgspec
 from msgspec import Raw
 
 from services.gateway.apis.messages.requests.schema import (
+    Base64Source,
     Block,
+    Image,
+    ImageSource,
     RedactedThinking,
     Text,
     Thinking,
@@ -19,14 +25,24 @@ from services.gateway.apis.messages.requests.schema import (
     Turn,
 )
 from services.gateway.apis.messages.requests.signature import signed_text
+from services.gateway.chat.media import IMAGE_URL, Media
 from services.gateway.chat.requests.json_body import json_errors, plain
-from services.gateway.chat.requests.json_list import PartCount, check_values, items, typed
+from services.gateway.chat.requests.json_list import (
+    PartCount,
+    check_values,
+    is_text,
+    items,
+    typed,
+)
 from services.gateway.chat.requests.raw_json import NULL
 from services.gateway.chat.requests.schema import MAX_MESSAGES
 from services.gateway.chat.requests.unsupported import unsupported
 from services.gateway.http.violations import show
 from shared.errors import InvalidRequest
 from shared.text.long_json import MAX_VALUES, encode_text
+from shared.wire.messages import ModelInfo
+
+MEDIA_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 Message = dict[str, Any]
 
@@ -38,7 +54,7 @@ REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 front; a text put there would change the front with each turn, so that no cache would help."""
 ERROR = "Error: {}"
 
-TEXT = {"text"}
+TEXT, IMAGE = {"text"}, {"image"}
 KINDS_OF = {
     "user": {"text", "tool_result"},
     "assistant": {"text", "thinking", "redacted_thinking", "tool_use"},
@@ -66,16 +82,27 @@ UNSUPPORTED = {
 }
 
 
-class Conversation:
-    """The messages of a request for the model ``fingerprint``. ``is_prefilled``: the model
-    continues the last one. ``num_foreign`` counts thinking blocks of other models, which are left
-    out."""
+@dataclass(frozen=True, slots=True)
+class _Picture:
+    """A ``part`` of a chat, from the block ``param``."""
 
-    def __init__(self, fingerprint: str) -> None:
-        self._messages: list[Message] = []  # texts in pieces, possibly many
+    part: Message
+    param: str
+
+
+class Conversation:
+    """The messages of a request for ``model``. ``is_prefilled``: the model continues the last one.
+    ``num_foreign`` counts thinking blocks of other models, which are left out. ``places`` are the
+    client's names of parts with images, once there is a ``chat``."""
+
+    def __init__(self, model: ModelInfo, media: Media) -> None:
+        self._messages: list[Message] = []  # texts in pieces, possibly many, and images
         self.is_prefilled = False
         self.num_foreign = 0
-        self._fingerprint = fingerprint
+        self.places: dict[str, str] = {}
+        self._model = model
+        self._media = media
+        self._more_kinds = IMAGE if IMAGE_URL in media.kinds else set[str]()
         self._calls: dict[str, str] = {}  # names by ids
         self._parts = PartCount("messages")
 
@@ -91,7 +118,7 @@ class Conversation:
             raise InvalidRequest(
                 f"system is {show(plain(raw))}; expected str or array", param="system"
             ) from None
-        self._say("system", _system_text(self._blocks(system, "system", TEXT)))
+        self._say("system", [_system_text(self._blocks(system, "system", TEXT))])
 
     def add_turns(self, raw: Raw) -> None:
         turns = items(raw, "messages", MAX_MESSAGES, self._add_turn, max_values=MAX_VALUES)
@@ -105,6 +132,12 @@ class Conversation:
 
     def chat(self) -> list[Message]:
         """The messages in the form of a chat template."""
+        for index, message in enumerate(self._messages):
+            for number, each in enumerate(_parts(message)):
+                if isinstance(each, _Picture):
+                    place = f"messages[{index}].content[{number}]"
+                    self.places[place] = each.param
+                    self.places[f"{place}.{IMAGE_URL}"] = f"{each.param}.source.data"
         return [_joined(message) for message in self._messages]
 
     def _add_turn(self, index: int, raw: Raw) -> bool:
@@ -117,7 +150,8 @@ class Conversation:
                 param=f"{param}.role",
             )
         param = f"{param}.content"
-        blocks = self._blocks(turn.content, param, KINDS_OF[turn.role])
+        kinds = KINDS_OF[turn.role] | (self._more_kinds if turn.role == "user" else set())
+        blocks = self._blocks(turn.content, param, kinds)
         self.is_prefilled = turn.role == "assistant"
         match turn.role:
             case "user":
@@ -130,9 +164,9 @@ class Conversation:
 
     def _add_reminder(self, text: str) -> None:
         if all(message["role"] == "system" for message in self._messages):
-            self._say("system", text)
+            self._say("system", [text])
         elif text:
-            self._say("user", REMINDER.format(text))
+            self._say("user", [REMINDER.format(text)])
 
     def _add_user(self, blocks: list[Block], param: str) -> None:
         if not blocks:
@@ -149,7 +183,7 @@ class Conversation:
                 )
             self._add_result(block, f"{param}[{number}]")
         if has_text:
-            self._say("user", _texts(blocks))
+            self._say("user", self._pieces(blocks, param))
 
     def _add_result(self, result: ToolResult, param: str) -> None:
         if result.tool_use_id not in self._calls:
@@ -158,13 +192,19 @@ class Conversation:
                 f"{where} is {show(result.tool_use_id)}; no tool_use before it has this id",
                 param=where,
             )
-        text = _texts(self._blocks(result.content or [], f"{param}.content", TEXT))
+        where = f"{param}.content"
+        pieces = self._pieces(
+            self._blocks(result.content or [], where, TEXT | self._more_kinds), where
+        )
+        if result.is_error:
+            has_text = bool(pieces) and isinstance(pieces[0], str)
+            pieces[:has_text] = [ERROR.format(pieces[0] if has_text else "")]
         self._messages.append(
             {
                 "role": "tool",
                 "tool_call_id": result.tool_use_id,
                 "name": self._calls[result.tool_use_id],
-                "content": [ERROR.format(text) if result.is_error else text],
+                "content": pieces,
             }
         )
 
@@ -187,7 +227,7 @@ class Conversation:
                     self.num_foreign += 1
 
     def _add_thinking(self, message: Message, thinking: str, signature: str) -> None:
-        text = signed_text(self._fingerprint, thinking, signature)
+        text = signed_text(self._model.fingerprint, thinking, signature)
         if text is None:
             self.num_foreign += 1
         elif text:
@@ -200,13 +240,43 @@ class Conversation:
         self._parts.add(len(content))
         return [_block(each, f"{param}[{number}]", kinds) for number, each in enumerate(content)]
 
-    def _say(self, role: str, text: str) -> None:
+    def _pieces(self, blocks: list[Any], param: str) -> list[str | _Picture]:
+        """The texts and images of the content ``param``."""
+        pieces: list[str | _Picture] = []
+        for number, block in enumerate(blocks):
+            match block:
+                case Text(text) if text:
+                    pieces.append(text)
+                case Image(source):
+                    pieces.append(self._picture(source, f"{param}[{number}]"))
+        return pieces
+
+    def _picture(self, raw: Raw, param: str) -> _Picture:
+        self._media.check("image", param, self._model)
+        where = f"{param}.source"
+        source: ImageSource = typed(raw, ImageSource, where)
+        if not isinstance(source, Base64Source):
+            kind = type(source).__struct_config__.tag
+            why = "nothing is fetched" if kind == "url" else "no images are kept"
+            text = f"{where}.type is {show(kind)}; {why}, expected base64"
+            raise InvalidRequest(text, param=f"{where}.type")
+        if source.media_type not in MEDIA_TYPES:
+            text = f"{where}.media_type is {show(source.media_type)}; expected one of "
+            raise InvalidRequest(text + ", ".join(MEDIA_TYPES), param=f"{where}.media_type")
+        if not is_text(source.data):
+            text = f"{where}.data is {show(source.data)}; expected str"
+            raise InvalidRequest(text, param=f"{where}.data")
+        head = f'"data:{source.media_type};base64,'.encode()
+        url = Raw(b"".join((head, memoryview(source.data)[1:])))
+        return _Picture({"type": IMAGE_URL, IMAGE_URL: url}, param)
+
+    def _say(self, role: str, pieces: Sequence[str | _Picture]) -> None:
         """Adds to the last message if it has the same role."""
-        texts = [text] if text else []
+        content = [piece for piece in pieces if piece]
         if self._messages and self._messages[-1]["role"] == role:
-            self._messages[-1]["content"] += texts
-        elif text or role == "user":
-            self._messages.append({"role": role, "content": texts})
+            self._messages[-1]["content"] += content
+        elif content or role == "user":
+            self._messages.append({"role": role, "content": content})
 
 
 class _AnyBlock(msgspec.Struct):
@@ -220,7 +290,7 @@ def _block(raw: Raw, param: str, kinds: set[str]) -> Block:
         kind = None
     kind = kind if isinstance(kind, str) else None
     allowed = ", ".join(sorted(kinds))
-    if kind in UNSUPPORTED:
+    if kind in UNSUPPORTED - kinds:
         raise unsupported(f"{param}.type", kind, allowed)
     if kind in KINDS - kinds:
         raise InvalidRequest(
@@ -246,9 +316,30 @@ def _without_billing(text: str) -> str:
 
 
 def _joined(message: Message) -> Message:
-    """A text of the assistant continues the one before; texts of others begin a line each."""
-    separator = "" if message["role"] == "assistant" else "\n"
-    joined = message | {"content": encode_text(separator.join(message["content"]))}
+    parts = _parts(message)
+    content: Any = [_part(each) for each in parts]
+    if not any(isinstance(each, _Picture) for each in parts):
+        content = encode_text("".join(parts))
+    joined = message | {"content": content}
     if "reasoning_content" in message:
         joined["reasoning_content"] = "\n".join(message["reasoning_content"])
     return joined
+
+
+def _parts(message: Message) -> list[Any]:
+    """The texts between the images, and the images. A text of the assistant continues the one
+    before; texts of others begin a line each."""
+    separator = "" if message["role"] == "assistant" else "\n"
+    parts: list[Any] = []
+    for kind, pieces in groupby(message["content"], type):
+        if kind is str:
+            parts.append(separator.join(pieces))
+        else:
+            parts.extend(pieces)
+    return parts
+
+
+def _part(part: str | _Picture) -> Message:
+    if isinstance(part, _Picture):
+        return part.part
+    return {"type": "text", "text": encode_text(part)}

@@ -1,7 +1,7 @@
 """The bodies of ``/v1/messages`` and of its count of tokens, as a chat."""
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw, structs
@@ -16,6 +16,7 @@ from services.gateway.apis.messages.requests.schema import (
     PromptRequest,
 )
 from services.gateway.apis.messages.requests.tools import chat_choice, chat_tools, is_parallel
+from services.gateway.chat.media import Media
 from services.gateway.chat.requests.format_schema import JsonSchema, NamedSchema
 from services.gateway.chat.requests.history import TEXT_SHARE, history_limit
 from services.gateway.chat.requests.json_body import check, decode, in_vain
@@ -25,10 +26,21 @@ from services.gateway.chat.requests.reasoning import SWITCHES
 from services.gateway.chat.requests.schema import ChatRequest
 from services.gateway.chat.requests.unsupported import Neutral
 from services.gateway.http.body import Body
+from services.gateway.http.violations import client_names
 from services.gateway.mesh.job import Job, Parsing
 from shared.dialects.reasoning import REASONING_FORMATS
 from shared.errors import InvalidRequest
 from shared.wire.messages import ModelInfo
+
+
+class MessagesPrompt(NamedTuple):
+    """The ``chat`` of a prompt. ``warnings`` name fields without effect here, ``places`` are the
+    client's names of parts of the chat."""
+
+    chat: ChatRequest
+    warnings: list[str]
+    places: dict[str, str]
+
 
 _ANY_TEXT = Parsing(
     tool_parser="",
@@ -55,12 +67,13 @@ def parse_messages(body: Body, model: ModelInfo, limits: Limits) -> ParsedMessag
     """A body of ``/v1/messages``. Raises InvalidRequest (NotFound for the model)."""
     fields = decode(body)
     request = check(fields, MessagesRequest, NEUTRAL)
-    chat, warnings = prompt_of(request, model)
+    chat, warnings, places = prompt_of(request, model, limits.media)
     chat.max_tokens = request.max_tokens
     chat.temperature, chat.top_p, chat.top_k = request.temperature, request.top_p, request.top_k
     chat.stop, chat.stream, chat.slo = request.stop_sequences, request.stream, request.slo
     _set_budget(chat, request, model, warnings)
-    job = chat_job(chat, model, limits)
+    with client_names(places):
+        job = chat_job(chat, model, limits)
     format, param = _format(request)
     # A bound that counts as far as the context goes asks for no room beyond that.
     room = min(request.max_tokens, model.max_model_len // TEXT_SHARE)
@@ -70,23 +83,21 @@ def parse_messages(body: Body, model: ModelInfo, limits: Limits) -> ParsedMessag
         text=structs.replace(job.text, fits_max_tokens=True),
         chat=structs.replace(job.chat, history_limit=history) if job.chat else None,
         format=structs.replace(job.format, param=param) if job.format and format else None,
-        field_names=job.field_names | {"reasoning_budget": "thinking.budget_tokens"},
+        field_names=job.field_names | places | {"reasoning_budget": "thinking.budget_tokens"},
         parsing=replace(job.parsing or _ANY_TEXT, is_named=False),
         warnings=(*warnings, *in_vain(fields, MessagesRequest, NEUTRAL)),
     )
     return ParsedMessages(job, getattr(request.thinking, "display", None) != "omitted")
 
 
-def parse_prompt(body: Body, model: ModelInfo) -> ChatRequest:
+def parse_prompt(body: Body, model: ModelInfo, media: Media) -> MessagesPrompt:
     """A body of ``/v1/messages/count_tokens``. Raises InvalidRequest."""
-    chat, _ = prompt_of(check(decode(body), PromptRequest, NEUTRAL), model)
-    return chat
+    return prompt_of(check(decode(body), PromptRequest, NEUTRAL), model, media)
 
 
-def prompt_of(request: PromptRequest, model: ModelInfo) -> tuple[ChatRequest, list[str]]:
-    """The chat of the prompt, and the names of fields without effect here. Raises
-    InvalidRequest."""
-    conversation = Conversation(model.fingerprint)
+def prompt_of(request: PromptRequest, model: ModelInfo, media: Media) -> MessagesPrompt:
+    """Raises InvalidRequest."""
+    conversation = Conversation(model, media)
     conversation.add_system(request.system)
     conversation.add_turns(request.messages)
     tools = chat_tools(request.tools)
@@ -103,7 +114,7 @@ def prompt_of(request: PromptRequest, model: ModelInfo) -> tuple[ChatRequest, li
         chat_template_kwargs=_raw(_template_kwargs(request)),
         response_format=_response_format(request),
     )
-    return chat, warnings
+    return MessagesPrompt(chat, warnings, conversation.places)
 
 
 def _raw(value: Any) -> Raw:

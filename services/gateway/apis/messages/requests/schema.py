@@ -22,6 +22,30 @@ class Text(Struct, tag_field="type", tag="text"):
     text: str
 
 
+class Image(Struct, tag_field="type", tag="image"):
+    """Its ``source`` is an ImageSource."""
+
+    source: Raw
+
+
+class Base64Source(Struct, tag_field="type", tag="base64"):
+    """``data`` is a text, possibly a long one."""
+
+    media_type: str
+    data: Raw
+
+
+class UrlSource(Struct, tag_field="type", tag="url"):
+    pass
+
+
+class FileSource(Struct, tag_field="type", tag="file"):
+    pass
+
+
+ImageSource = Base64Source | UrlSource | FileSource
+
+
 class Thinking(Struct, tag_field="type", tag="thinking"):
     thinking: str
     signature: str
@@ -43,7 +67,7 @@ class ToolResult(Struct, tag_field="type", tag="tool_result"):
     is_error: bool | None = None
 
 
-Block = Text | Thinking | RedactedThinking | ToolUse | ToolResult
+Block = Text | Image | Thinking | RedactedThinking | ToolUse | ToolResult
 
 
 class Turn(Struct):

@@ -1,11 +1,12 @@
 """Items of a conversation as the messages of a chat. Pure."""
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw
 
+from services.gateway.apis.responses.requests.input_items import INPUT_IMAGE
 from services.gateway.apis.responses.requests.schema import ContentPart, Item
 from services.gateway.chat.requests.json_list import typed
 from shared.text.long_json import encode_text
@@ -18,15 +19,30 @@ INSTRUCTING = ("system", "developer")
 Decrypt = Callable[[str], str | None]
 
 
-def chat_messages(instructions: str | None, items: Iterable[bytes], decrypt: Decrypt) -> Raw:
-    """The JSON array of the messages; ``items`` are JSON. ``decrypt`` returns the reasoning
-    encrypted by us, or None."""
-    messages = _Messages(decrypt)
+class ChatMessages(NamedTuple):
+    """The JSON array of the messages. ``places`` are the client's names of contents with images."""
+
+    json: Raw
+    places: dict[str, str]
+
+
+def chat_messages(
+    instructions: str | None, items: Iterable[bytes], decrypt: Decrypt, num_before: int = 0
+) -> ChatMessages:
+    """``items`` are JSON; the first ``num_before`` are of earlier responses. ``decrypt`` returns
+    the reasoning encrypted by us, or None."""
+    messages, places = _Messages(decrypt), dict[str, str]()
     if instructions:
         messages.add({"role": "system", "content": instructions})
-    for item in items:
-        messages.add_item(typed(Raw(item), Item, "input"))
-    return Raw(msgspec.json.encode([_encoded(message) for message in messages.all]))
+    for index, each in enumerate(items, -num_before):
+        item: Item = typed(Raw(each), Item, "input")
+        messages.add_item(item)
+        if _has_image(item.content) or _has_image(item.output):
+            field = "content" if item.type == "message" else "output"
+            place = f"messages[{len(messages.all) - 1}].content"
+            places[place] = f"input[{index}].{field}" if index >= 0 else "previous_response_id"
+    encoded = msgspec.json.encode([_encoded(message) for message in messages.all])
+    return ChatMessages(Raw(encoded), places)
 
 
 def chat_name(namespace: str | None, name: str) -> str:
@@ -49,12 +65,14 @@ class _Messages:
         self._reply: dict[str, Any] | None = None  # the last message, if it is the assistant's
 
     def add(self, message: dict[str, Any]) -> None:
-        """Instructions at the beginning are one message: many templates accept no second one."""
+        """Instructions at the beginning are one message, unless they have images: many templates
+        accept no second one."""
         is_first = len(self.all) == 1 and self.all[0]["role"] in INSTRUCTING
         if is_first and message["role"] in INSTRUCTING:
             texts = [_text(each["content"]) for each in (self.all[0], message)]
-            self.all[0]["content"] = "\n\n".join(texts)
-            return
+            if None not in texts:
+                self.all[0]["content"] = "\n\n".join(filter(None, texts))
+                return
         self.all.append(message)
         self._reply = message if message["role"] == "assistant" else None
 
@@ -96,17 +114,30 @@ class _Messages:
         return _joined(content) or "\n\n".join(part.text or "" for part in item.summary or ())
 
 
-def _content(content: str | list[ContentPart] | None) -> str | list[dict[str, str]]:
+def _content(content: str | list[ContentPart] | None) -> str | list[Any]:
     if not isinstance(content, list):
         return content or ""
-    if len(content) <= 1:
+    if len(content) <= 1 and not _has_image(content):
         return _joined(content)
-    return [{"type": "text", "text": part.text or part.refusal or ""} for part in content]
+    return [part if part.type == INPUT_IMAGE else _text_part(part) for part in content]
+
+
+def _text_part(part: ContentPart) -> dict[str, str]:
+    return {"type": "text", "text": part.text or part.refusal or ""}
+
+
+def _has_image(content: str | list[ContentPart] | None) -> bool:
+    return isinstance(content, list) and any(part.type == INPUT_IMAGE for part in content)
 
 
 def _joined(parts: list[ContentPart]) -> str:
     return "".join(part.text or part.refusal or "" for part in parts)
 
 
-def _text(content: str | list[dict[str, str]]) -> str:
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
+def _text(content: str | list[Any]) -> str | None:
+    """None of a content with images."""
+    if isinstance(content, str):
+        return content
+    if any(isinstance(part, ContentPart) for part in content):
+        return None
+    return "".join(part["text"] for part in content)

@@ -4,6 +4,7 @@ import msgspec
 from msgspec import Raw
 
 from services.gateway.apis.responses.requests.schema import ContentPart, Item
+from services.gateway.chat.media import NO_MEDIA, Media
 from services.gateway.chat.requests.json_body import json_errors
 from services.gateway.chat.requests.json_list import PartCount, is_text, items, typed
 from services.gateway.chat.requests.schema import MAX_MESSAGES
@@ -34,6 +35,14 @@ ID_PREFIXES = {
     "custom_tool_call_output": "ctco",
 }
 
+INPUT_IMAGE = "input_image"
+HOLDERS = {
+    "message": "content",
+    "function_call_output": "output",
+    "custom_tool_call_output": "output",
+}
+"""The fields of items that may hold images."""
+
 TEXT_PARTS = ("input_text", "output_text", "text", "refusal", "reasoning_text", "summary_text")
 
 
@@ -42,14 +51,15 @@ class _Head(msgspec.Struct):
     id: str | None = None
 
 
-def read_input(raw: Raw) -> list[bytes]:
-    """The JSON of each item of ``input``, with its type. Raises InvalidRequest."""
+def read_input(raw: Raw, media: Media = NO_MEDIA) -> list[bytes]:
+    """The JSON of each item of ``input``, with its type; images are not read yet. Raises
+    InvalidRequest."""
     if is_text(raw):
         return [_user_message(_text(raw))]
     parts = PartCount("input")
 
     def take(index: int, item: Raw) -> bytes:
-        return _checked(item, f"input[{index}]", parts)
+        return _checked(item, f"input[{index}]", parts, INPUT_IMAGE in media.kinds)
 
     return items(raw, "input", MAX_MESSAGES, take, max_values=MAX_VALUES)
 
@@ -67,7 +77,7 @@ def _text(raw: Raw) -> str:
     return text
 
 
-def _checked(raw: Raw, param: str, parts: PartCount) -> bytes:
+def _checked(raw: Raw, param: str, parts: PartCount, takes_images: bool) -> bytes:
     item: Item = typed(raw, Item, param)
     kind = item.type or ("message" if item.role is not None else REFERENCE)
     if kind not in REQUIRED:
@@ -81,17 +91,23 @@ def _checked(raw: Raw, param: str, parts: PartCount) -> bytes:
             param=f"{param}.role",
         )
     for name in ("content", "output", "summary"):
-        _check_parts(getattr(item, name), f"{param}.{name}", parts)
+        more = (INPUT_IMAGE,) if takes_images and HOLDERS.get(kind) == name else ()
+        _check_parts(getattr(item, name), f"{param}.{name}", parts, more)
     fields = msgspec.json.decode(raw, type=dict[str, Raw])
     return msgspec.json.encode({**fields, "type": kind})
 
 
-def _check_parts(found: str | list[ContentPart] | None, param: str, parts: PartCount) -> None:
+def _check_parts(
+    found: str | list[ContentPart] | None, param: str, parts: PartCount, more: tuple[str, ...]
+) -> None:
+    """``more`` are types of parts that are no texts."""
     if not isinstance(found, list):
         return
     parts.add(len(found))
     for number, part in enumerate(found):
         where = f"{param}[{number}]"
+        if part.type in more:
+            continue
         if part.type not in TEXT_PARTS:
             raise unsupported(f"{where}.type", part.type, show("input_text"))
         if part.text is None and part.refusal is None:

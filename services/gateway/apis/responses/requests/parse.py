@@ -19,6 +19,7 @@ from services.gateway.apis.responses.requests.schema import (
     ResponseRequest,
 )
 from services.gateway.apis.responses.requests.tools import ItemTools, chat_choice, read_tools
+from services.gateway.chat.media import NO_MEDIA, Media
 from services.gateway.chat.requests import format_schema as chat
 from services.gateway.chat.requests import unsupported
 from services.gateway.chat.requests.history import ALL_THAT_FIT, NO_LIMIT
@@ -57,7 +58,7 @@ class ItemRequest:
     warnings: tuple[str, ...]
 
 
-def read_request(body: Body) -> ItemRequest:
+def read_request(body: Body, media: Media = NO_MEDIA) -> ItemRequest:
     """The result shares no memory with ``body``, except fields that go into the Job. Raises
     InvalidRequest."""
     found = decode(body)
@@ -72,7 +73,7 @@ def read_request(body: Body) -> ItemRequest:
             f"top_logprobs is {request.top_logprobs}; it is allowed with include {LOGPROBS} only",
             param="top_logprobs",
         )
-    items, tools = read_input(request.input), read_tools(request.tools)
+    items, tools = read_input(request.input, media), read_tools(request.tools)
     request.input, request.tools = NULL, request.tools.copy()
     if request.text is not None and isinstance(request.text.format, JsonSchema):
         request.text.format.schema = request.text.format.schema.copy()
@@ -101,9 +102,12 @@ def response_job(
         "max_tokens": fields.max_output_tokens,
         "response_format": same["response_format"] or _response_format(fields),
     }
+    num_before = len(items) - len(request.items)
+    messages = chat_messages(fields.instructions, items, decrypt, num_before)
+    names = FIELD_NAMES | messages.places
     chat_request = ChatRequest(
         **(same | changed),
-        messages=chat_messages(fields.instructions, items, decrypt),
+        messages=messages.json,
         logprobs=fields.includes(LOGPROBS),
         top_logprobs=fields.top_logprobs,
         tools=request.tools.for_chat,
@@ -114,15 +118,16 @@ def response_job(
         chat_template=fields.chat_template,
         chat_template_kwargs=fields.chat_template_kwargs,
         history_limit=_HISTORY_LIMITS[fields.truncation],
+        mm_processor_kwargs=fields.mm_processor_kwargs,
     )
-    with client_names(FIELD_NAMES):
+    with client_names(names):
         job = chat_job(chat_request, model, limits)
-    fields.documents = fields.chat_template_kwargs = NULL
+    fields.documents = fields.chat_template_kwargs = fields.mm_processor_kwargs = NULL
     if job.format is not None and job.format.param.startswith("response_format.json_schema"):
         job = replace(job, format=structs.replace(job.format, param=SCHEMA))
     return replace(
         job,
-        field_names=job.field_names | FIELD_NAMES | request.tools.field_names,
+        field_names=job.field_names | names | request.tools.field_names,
         warnings=request.warnings,
     )
 

@@ -145,17 +145,21 @@ class ResponseRequest(GenerationRequest, kw_only=True):
     chat_template: ChatTemplate | None = None
     chat_template_kwargs: Raw = NULL
     truncation: Literal["auto", "disabled"] | None = None
+    mm_processor_kwargs: Raw = NULL
 
     def includes(self, what: str) -> bool:
         return self.include is not None and what in self.include
 
 
 class ContentPart(Struct, omit_defaults=True):
-    """A piece of a message, of a call's output or of reasoning."""
+    """A piece of a message, of a call's output or of reasoning. The last fields are an image's."""
 
     type: str
     text: str | None = None
     refusal: str | None = None
+    image_url: str | None = None
+    detail: str | None = None
+    file_id: str | None = None
 
 
 class Item(Struct, omit_defaults=True):

@@ -77,7 +77,7 @@ def check(parse: Any, body: bytes) -> None:
         return
     for index in range(len(job.prompts)):
         collector = OutputCollector(len(job.prompts), job.num_choices)
-        submit, *arrays = OpenPrompt(f"a~b/{index}", index, job, collector).submit()
+        submit, arrays = OpenPrompt(f"a~b/{index}", index, job, collector).submit()
         message, decoded = decode([bytes(frame) for frame in encode(submit, arrays)])
         assert message == submit
         assert decoded[0].tobytes() == job.prompts[index].data.tobytes()

@@ -128,7 +128,9 @@ def test_a_responses_items_may_have_every_field():
         ),
     ]
     body = json.dumps({"input": [each.model_dump() for each in items]}).encode()
-    messages = msgspec.json.decode(chat_messages(None, read_request(body).items, lambda _: None))
+    messages = msgspec.json.decode(
+        chat_messages(None, read_request(body).items, lambda _: None).json
+    )
     [message] = normalize(messages, TemplateTraits())
     assert (message["reasoning"], message["content"]) == ("thus", "hino")
     assert [call["function"] for call in message["tool_calls"]][1] == CUSTOM_FUNCTION

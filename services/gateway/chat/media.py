@@ -1,0 +1,42 @@
+"""The seam between chats and the files in them."""
+
+from collections.abc import Collection
+
+from msgspec import Raw
+
+from services.gateway.chat.requests.json_body import plain
+from services.gateway.chat.requests.unsupported import refuse_unsupported
+from services.gateway.mesh.job import Attachment
+from shared.settings.gateway import GatewayConfig
+from shared.wire.messages import ModelInfo
+
+OPTIONS = "mm_processor_kwargs"
+IMAGE_URL = "image_url"
+
+
+class Media:
+    """The files in a gateway's chats; here there are none. Each method raises InvalidRequest.
+    ``kinds`` are the types of parts with files."""
+
+    kinds: Collection[str] = ()
+
+    def check(self, kind: str, param: str, model: ModelInfo) -> None:
+        """Refuses the part ``param`` of type ``kind`` where the model takes none."""
+
+    def attachment(
+        self, part: Raw, param: str, role: str, number: int, model: ModelInfo
+    ) -> Attachment:
+        """The file of a part of one of ``kinds``, behind ``number`` others."""
+        raise NotImplementedError(param)
+
+    def options(self, raw: Raw, has_files: bool) -> str:
+        """``OPTIONS`` of a request as JSON text; empty: none. Without files it must be empty."""
+        refuse_unsupported({OPTIONS: plain(raw)}, {OPTIONS: ({},)})
+        return ""
+
+
+NO_MEDIA = Media()
+
+
+def no_media(config: GatewayConfig) -> Media:
+    return NO_MEDIA
