@@ -36,7 +36,7 @@ TOGETHER = (
     "tests/hostile",
     "tests/mesh/test_agents.py",
 )
-CORE_LINES = 47_000  # of services/ and shared/; 15,000 are the aim
+CORE_LINES = 47_200  # of services/ and shared/; 15,000 are the aim
 
 
 class Wing(NamedTuple):
@@ -54,7 +54,11 @@ WINGS = {
     "responses": api("responses", "tests/mesh/test_responses.py"),
     "messages": api("messages", "tests/mesh/test_messages.py"),
     "pooling": api("pooling"),
-    "batches": api("batches"),
+    "invocations": api("invocations"),
+    "batches": Wing(
+        (f"{GATEWAY}/apis/batches", "shared/batch", "cli/batch"),
+        (f"tests/{GATEWAY}/apis/batches", "tests/shared/batch", "tests/cli/batch"),
+    ),
     "guides": Wing(
         ("services/tokenizer/guides",),
         (
@@ -90,6 +94,23 @@ WINGS = {
             f"tests/{WORKER}/adapters",
             "tests/mesh/test_adapters.py",
             "benchmarks/adapters.py",
+        ),
+    ),
+    "media": Wing(
+        (
+            f"{WORKER}/media",
+            "shared/media",
+            f"{GATEWAY}/media",
+            "services/tokenizer/media",
+            "services/scheduler/media",
+        ),
+        (
+            f"tests/{GATEWAY}/media",
+            "tests/services/tokenizer/media",
+            "tests/services/scheduler/media",
+            f"tests/{WORKER}/media",
+            "tests/mesh/held_worker.py",
+            "tests/mesh/test_images.py",
         ),
     ),
     "page": Wing((f"{GATEWAY}/page",), (f"tests/{GATEWAY}/page", "tests/page")),

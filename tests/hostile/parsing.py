@@ -34,7 +34,7 @@ def parse(path: str, body: bytes) -> Any:
         case shapes.MESSAGES:
             return parse_messages(body, WRITER, STRUCTURED)
         case shapes.COUNT_TURNS:
-            return parse_prompt(body, WRITER)
+            return parse_prompt(body, WRITER, STRUCTURED.media)
         case shapes.TOKENIZE:
             return parse_tokenize(body, WRITER)
         case shapes.DETOKENIZE:

@@ -111,7 +111,7 @@ class FakePeer(Peer):
     def _keep(self, peer: Peer, message: Message, arrays: tuple[Array, ...]) -> None:
         self.got.append(decode([bytes(frame) for frame in encode(message, arrays)]))
 
-    def take(self, kind: type) -> list[tuple[Any, list[Array]]]:
+    def take(self, kind: type | tuple[type, ...]) -> list[tuple[Any, list[Array]]]:
         taken = [each for each in self.got if isinstance(each[0], kind)]
         self.got = [each for each in self.got if not isinstance(each[0], kind)]
         return taken

@@ -4,6 +4,7 @@ Each step's rows and arrays go to a file in the folder that TEST_RECORDS names.
 """
 
 import os
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -16,14 +17,21 @@ from services.worker.service import WorkerService
 from services.worker.weights.progress import Progress
 from shared.process.service import main
 from shared.settings.worker import WorkerConfig
+from shared.wire.codec import Array
 from shared.wire.messages import StepPlan, StepResult
 from shared.wire.token_arrays import Layout, TokenArrays
 
 
 class RecordingEngine(HostEngine):
-    def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
+    def submit(
+        self,
+        plan: StepPlan,
+        ids: np.ndarray,
+        output: Future[StepOutput],
+        pixels: Sequence[Array] = (),
+    ) -> None:
         computed: Future[StepOutput] = Future()
-        super().submit(plan, ids, computed)
+        super().submit(plan, ids, computed, pixels)
         output.set_result(self._recorded(plan, *computed.result()))
 
     def _recorded(self, plan: StepPlan, result: StepResult, arrays: TokenArrays) -> StepOutput:

@@ -17,14 +17,16 @@ from shared.errors import CodecError
 from shared.model_folder import EMBEDDED_MODEL, TOKENIZER_FILE
 from shared.wire.codec import decode, encode
 from shared.wire.messages import Bye, Capacity, Message, Refused, Submit
+from tests.media.checkpoints import save_checkpoint
 from tests.mesh.arena_parts import Arena
 from tests.mesh.gateway_arena import GatewayArena
 from tests.mesh.hostile import Odd, odd_versions, with_turned_bits
 from tests.mesh.link_arena import LinkArena
 from tests.mesh.ranks_arena import RanksArena
 from tests.mesh.scheduler_arena import SchedulerArena
-from tests.mesh.tokenizer_arena import TokenizerArena
+from tests.mesh.tokenizer_arena import MediaTokenizerArena, TokenizerArena
 from tests.mesh.worker_arena import (
+    MediaWorkerArena,
     PoolingWorkerArena,
     StatesWorkerArena,
     WindowsWorkerArena,
@@ -65,16 +67,28 @@ def states_worker(directory: Path) -> Arena:
     return StatesWorkerArena(make_engine(directory, "native"))
 
 
+def media_worker(directory: Path) -> Arena:
+    save_checkpoint(directory)
+    return MediaWorkerArena(make_engine(directory, "native"))
+
+
+def media_tokenizer(directory: Path) -> Arena:
+    save_checkpoint(directory / "model")
+    return MediaTokenizerArena(directory, directory / "model")
+
+
 ARENAS: dict[str, Callable[[Path], Arena]] = {
     "scheduler": SchedulerArena,
     "link of a scheduler": LinkArena,
     "link of a first rank": RanksArena,
     "tokenizer": TokenizerArena,
+    "tokenizer with images": media_tokenizer,
     "gateway": lambda directory: GatewayArena(),
     "worker": worker("native"),
     "worker that pools": pooling_worker,
     "worker with windows": windows_worker,
     "worker with states": states_worker,
+    "worker with images": media_worker,
     "worker that drafts": lambda directory: WorkerArena(engine_of("native", "mtp", 3)),
     "worker with torch's operators": worker("torch"),
     "worker on a device": worker("device"),
@@ -106,8 +120,10 @@ async def test_every_part_of_every_message_is_in_an_example_and_holds_something(
     lacking[Submit].remove("reasoning_budget")  # the embedded model does not reason
     lacking[Capacity].remove("num_states")  # the example has windows, and no model has both
     links = ("link of a scheduler", "link of a first rank")
-    workers = ("worker", "worker that pools", "worker with windows", "worker with states")
-    for name in ("scheduler", *links, "tokenizer", "gateway", *workers):
+    tokenizers = ("tokenizer", "tokenizer with images")
+    parts = ("that pools", "with windows", "with states", "with images")
+    workers = ("worker", *(f"worker {part}" for part in parts))
+    for name in ("scheduler", *links, *tokenizers, "gateway", *workers):
         directory = tmp_path / name
         directory.mkdir()
         arena = ARENAS[name](directory)

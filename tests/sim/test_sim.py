@@ -64,10 +64,10 @@ def copied_at_most(self: Allocation, interval: int, num_known: int, has_ended: b
     return None if self.to_state is None else num
 
 
-def submit_anew(self: OpenPrompt) -> tuple[Submit, Array, Array]:
-    message, prompt, ids = SUBMIT(self)
+def submit_anew(self: OpenPrompt) -> tuple[Submit, list[Array]]:
+    message, (prompt, ids) = SUBMIT(self)
     choices = [replace(each, num_ids=0) for each in message.choices]
-    return replace(message, choices=choices), prompt, ids[:0]
+    return replace(message, choices=choices), [prompt, ids[:0]]
 
 
 @pytest.mark.seconds
