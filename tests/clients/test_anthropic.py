@@ -120,7 +120,7 @@ def test_models_are_listed(client: Anthropic):
         (
             {"messages": [TALK | {"content": [{"type": "image"}]}]},
             anthropic.BadRequestError,
-            "messages.0.content.0.type",
+            "messages.0.content.0.source",
         ),
     ],
 )

@@ -197,9 +197,7 @@ def _touched_slots(table: SlotTable, rows: Rows) -> np.ndarray:
     return touched
 
 
-NUM_COLUMNS = (
-    4  # of the copy of a slot before the ids: is_open, num_tokens, num_computed, num_drafts
-)
+NUM_COLUMNS = 4  # of a slot, before its ids: is_open, num_tokens, num_computed and num_drafts
 
 
 def copy_width(table: SlotTable) -> int:
