@@ -6,7 +6,7 @@ from typing import Any
 from cli.flags import Parser, add_server, argument_type, number, whole
 
 MAX_TOKENS = 2**31 - 1
-EPILOG = "Exit codes: 0; 1: refused, or broken off; 2: a wrong flag, or no server; 130: Ctrl-C."
+EPILOG = "Exit codes: 0; 1: refused or broken off; 2: wrong flag, no server; 130: Ctrl-C."
 
 
 def make_parser(name: str, description: str) -> Parser:
