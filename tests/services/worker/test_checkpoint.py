@@ -174,7 +174,7 @@ def test_mtp_layers_must_be_complete(tmp_path: Path) -> None:
 
 
 def test_an_unknown_architecture_lists_the_known_ones(folder: Path) -> None:
-    name = "Qwen2_5_VLForConditionalGeneration"
+    name = "Qwen2VLForConditionalGeneration"
     change_config(folder, architectures=[name], vocab_size=None, hidden_size=None)
     with pytest.raises(ConfigError, match=rf"{name} is not.*Llama.*, MiMo.*, Qwen2ForCausalLM"):
         make_engine(folder, model_impl="shoal")
