@@ -387,7 +387,7 @@ _REAL_LOAD = TokenizerService._load
 def _load(self: TokenizerService) -> ModelInfo:
     """The text model is loaded once, for all tokenizers of all meshes."""
     loaded = _loaded()
-    self._text, self._max_tokens = loaded._text, loaded._max_tokens
+    self._text, self._max_tokens, self._media = loaded._text, loaded._max_tokens, loaded._media
     self._vocabulary = loaded._vocabulary
     info: ModelInfo = loaded.info  # type: ignore[attr-defined]
     return msgspec.structs.replace(info)
