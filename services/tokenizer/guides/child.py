@@ -8,14 +8,9 @@ Stdin and stdout carry msgpack arrays, each after its length: first the vocabula
 the verdict "", then Questions, each answered with a Verdict.
 """
 
-import ctypes
 import os
 import re
-import resource
 import select
-import signal
-import struct
-import sys
 import threading
 import time
 from queue import SimpleQueue
@@ -26,6 +21,7 @@ import msgspec
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 from shared.grammar_limits import COMPILE_STACK_BYTES, PARSER_LIMITS
+from shared.process import child
 
 MAX_CPU_S = 1.0  # to compile a grammar and to walk
 MAX_MASK_S = 0.05
@@ -36,9 +32,7 @@ MAX_WALK_S = 0.8 * MAX_CPU_S
 MORE_MEMORY_BYTES = 1 << 30  # than the process has before the first grammar
 MAX_ERROR_CHARS = 500
 POLL_S = 0.02
-LENGTH = struct.Struct("<I")
 
-_PR_SET_PDEATHSIG = 1
 _OVER_LIMIT = re.compile(r"too (big|large|many|complex)|max is \d")  # in llguidance's errors
 _ALLOWED_BYTE = re.compile(rb"[^\0]")
 
@@ -71,13 +65,9 @@ TOO_SLOW = Verdict("complex")
 
 
 def main() -> None:
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if not child.begin():
         return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for our parent, which ends us
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    asked = _read()
+    asked = child.read()
     if not asked:
         return
     vocabulary = msgspec.msgpack.decode(asked, type=Vocabulary)
@@ -85,10 +75,10 @@ def main() -> None:
         vocabulary.text, n_vocab=vocabulary.size, eos_token=vocabulary.end_ids or None
     )
     trial = _Trial(tokenizer, {*vocabulary.end_ids, tokenizer.eos_token})
-    _limit_memory()
-    _write(Verdict("ok"))
-    while question := _read():
-        _write(trial.verdict(msgspec.msgpack.decode(question, type=Question)))
+    child.limit_memory(MORE_MEMORY_BYTES)
+    child.write(Verdict("ok"))
+    while question := child.read():
+        child.write(trial.verdict(msgspec.msgpack.decode(question, type=Question)))
 
 
 class _Trial:
@@ -118,7 +108,7 @@ class _Trial:
             if 0 in readable:  # the parent sends one question at a time, so this is the pipe's end
                 os._exit(0)
             if time.clock_gettime(self._clock) > end_s:
-                _write(Verdict("complex"))
+                child.write(Verdict("complex"))
                 os._exit(0)
 
     def _run(self) -> None:
@@ -196,29 +186,6 @@ def _choose(mask: bytearray, random: Random) -> int:
     assert found is not None
     bits = mask[found.start()]
     return found.start() * 8 + (bits & -bits).bit_length() - 1
-
-
-def _limit_memory() -> None:
-    with open("/proc/self/statm") as file:
-        num_bytes = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE") + MORE_MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
-
-
-def _read() -> bytes:
-    """Nothing at the end of the pipe, which may come in the middle: parents are killed."""
-    head = sys.stdin.buffer.read(LENGTH.size)
-    size = LENGTH.unpack(head)[0] if len(head) == LENGTH.size else 0
-    data = sys.stdin.buffer.read(size)
-    return data if len(data) == size else b""
-
-
-def _write(verdict: Verdict) -> None:
-    """Ends the process if the pipe has no reader any more."""
-    data = msgspec.msgpack.encode(verdict)
-    try:
-        os.write(sys.stdout.fileno(), LENGTH.pack(len(data)) + data)
-    except BrokenPipeError:
-        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -14,9 +14,10 @@ from typing import Any
 import msgspec
 
 from services.tokenizer.guides.causes import GrammarPart, cause
-from services.tokenizer.guides.child import LENGTH, Question, Verdict, Vocabulary
+from services.tokenizer.guides.child import Question, Verdict, Vocabulary
 from services.tokenizer.guides.limits import invalid
 from shared.errors import GRAMMAR_TOO_COMPLEX, RETRY_AFTER_S, Overloaded, Unavailable
+from shared.process.child import LENGTH
 
 log = logging.getLogger(__name__)
 

@@ -5,10 +5,7 @@ A file can crash a decoder, or keep it busy. So this process does nothing else a
 file; its parent then starts another. ``reader_messages.py`` has the messages on stdin and stdout.
 """
 
-import ctypes
 import io
-import os
-import resource
 import signal
 import sys
 import warnings
@@ -17,7 +14,8 @@ import msgspec
 from PIL import Image, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin
 from PIL.Image import Transpose
 
-from services.tokenizer.media.reader_messages import LENGTH, Answer, File, Targets, frame, put, take
+from services.tokenizer.media.reader_messages import Answer, File, Targets, put, take
+from shared.process import child
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
 PLUGINS = (TiffImagePlugin, WebPImagePlugin)  # of EXIF, and one that Pillow imports late
@@ -35,30 +33,24 @@ TURNS = {
 }
 FIRST_QUARTER = 5  # from here on, orientations swap width and height
 
-_PR_SET_PDEATHSIG = 1
-
 
 class _TooLarge(Exception):
     pass
 
 
 def main() -> None:
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if not child.begin():
         return
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for our parent, which ends us
     fd, max_pixels, max_cpu_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     warnings.simplefilter("ignore")
     Image.MAX_IMAGE_PIXELS = None  # ours is exact
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _limit_memory(PIXEL_BYTES * max_pixels + MORE_BYTES)
-    _write(Answer())
-    while asked := _read():
+    child.limit_memory(PIXEL_BYTES * max_pixels + MORE_BYTES)
+    child.write(Answer())
+    while asked := child.read():
         signal.setitimer(signal.ITIMER_PROF, max_cpu_s)  # its signal ends the process
         answer = _answer(fd, msgspec.msgpack.decode(asked, type=File), max_pixels)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _write(answer)
+        child.write(answer)
 
 
 def _answer(fd: int, file: File, max_pixels: int) -> Answer:
@@ -69,8 +61,8 @@ def _answer(fd: int, file: File, max_pixels: int) -> Answer:
             if image.width * image.height > max_pixels:
                 size = f"{image.width} x {image.height}"
                 raise _TooLarge(f"has {size} pixels; the limit is {max_pixels} (max-image-pixels)")
-            _write(Answer(image.width, image.height))
-            asked = _read()
+            child.write(Answer(image.width, image.height))
+            asked = child.read()
             if not asked:
                 return Answer()
             pixels = scaled(image, msgspec.msgpack.decode(asked, type=Targets))
@@ -117,29 +109,6 @@ def _with_8_bits(image: Image.Image) -> Image.Image:
     image = image.point(lambda value: value * (1 / 256)).convert("L")
     image.info.pop("transparency", None)
     return image
-
-
-def _limit_memory(more_bytes: int) -> None:
-    """More than the process has now."""
-    with open("/proc/self/statm") as file:
-        num_bytes = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE") + more_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (num_bytes, num_bytes))
-
-
-def _read() -> bytes:
-    """Nothing for an empty message and at the end of the pipe, which may come in the middle."""
-    head = sys.stdin.buffer.read(LENGTH.size)
-    size = LENGTH.unpack(head)[0] if len(head) == LENGTH.size else 0
-    data = sys.stdin.buffer.read(size)
-    return data if len(data) == size else b""
-
-
-def _write(answer: Answer) -> None:
-    """Ends the process if the pipe has no reader any more."""
-    try:
-        os.write(sys.stdout.fileno(), frame(answer))
-    except BrokenPipeError:
-        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,14 @@
 """Messages between a tokenizer and a process that reads images.
 
-Each is a msgpack array after its length. Files and pixels go through a file in memory that both
-have. A process says that it is ready by an Answer. Then it gets a File and answers with the size of
-the image; it gets Targets, or an empty message for a file that is not wanted, and answers Targets
-with the size that it has put into memory. An ``error`` ends the file.
+They are framed as in ``shared/process/child.py``. Files and pixels go through a file in memory that
+both have. A process says that it is ready by an Answer. Then it gets a File and answers with the
+size of the image; it gets Targets, or an empty message for a file that is not wanted, and answers
+Targets with the size that it has put into memory. An ``error`` ends the file.
 """
 
 import os
-import struct
 
 import msgspec
-
-LENGTH = struct.Struct("<I")
 
 
 class File(msgspec.Struct, array_like=True):
@@ -32,11 +29,6 @@ class Answer(msgspec.Struct, array_like=True):
     width: int = 0
     height: int = 0
     error: str = ""
-
-
-def frame(message: msgspec.Struct | None) -> bytes:
-    data = msgspec.msgpack.encode(message) if message is not None else b""
-    return LENGTH.pack(len(data)) + data
 
 
 def put(fd: int, data: memoryview) -> None:

@@ -13,8 +13,9 @@ import msgspec
 import numpy as np
 
 from services.tokenizer.media.metrics import READER_DEATHS
-from services.tokenizer.media.reader_messages import LENGTH, Answer, File, Targets, frame, put, take
+from services.tokenizer.media.reader_messages import Answer, File, Targets, put, take
 from shared.errors import RETRY_AFTER_S, Unavailable
+from shared.process.child import LENGTH, frame
 from shared.process.fair_slots import FairSlots
 from shared.wire.codec import Array
 
