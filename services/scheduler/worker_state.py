@@ -303,7 +303,9 @@ class WorkerState:
         """True if ``sequence`` may be computed with others: it has credit, is not isolated, awaits
         no image, is not certain to get its last token from plans in flight, and has no token
         pending in other stages."""
-        if sequence.is_isolated or not sequence.has_credit or sequence.awaits_item:
+        if sequence.is_isolated or not sequence.has_credit:
+            return False
+        if sequence.spans and sequence.awaits_item:
             return False
         num_due = sequence.allocated.num_due
         if not num_due:

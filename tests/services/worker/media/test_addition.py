@@ -97,9 +97,12 @@ async def test_an_image_has_the_tokens_of_its_size(folder: Path, is_text_only: b
     extension = WorkerMedia(WorkerCore(WorkerConfig(), engine, StepThread(), list, lambda: None))
     good = Item(start=0, num_tokens=6, size=(1, 56, 84), digest=bytes(16))
     extension.check(plan(), [])
+    pixels = [np.zeros(good.num_bytes, np.uint8)]
     if is_text_only:
+        with pytest.raises(CodecError, match="this worker computes none"):
+            extension.check(plan(good), pixels)
         return
-    extension.check(plan(good), [np.zeros(good.num_bytes, np.uint8)])
+    extension.check(plan(good), pixels)
     wrong = [
         replace(good, start=6, num_tokens=5, digest=bytes([1] * 16)),
         replace(good, start=6, size=(2, 56, 84), digest=bytes([1] * 16)),
