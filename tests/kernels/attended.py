@@ -242,19 +242,22 @@ def device_attention(step: Step, tables: np.ndarray) -> DeviceAttention:
 def assert_padding_changes_nothing(
     heads: Heads, width: int, options: AttentionOptions = PLAIN, num_planes: int = 2
 ) -> None:
-    """Padding, with more elements than a row has room for, does not change a step's tokens. The
-    cache has keys and values, or keys alone."""
+    """Padding, with more elements than a row has room for, does not change a step's tokens, and
+    reads no table but its own. The cache has keys and values, or keys alone."""
     step = Step([6, 19], width, [(5, 4), (0, 7)], block_size=1)
     num_blocks, num_tokens = len(step.rows) * MAX_BLOCKS, int(step.rows[:, 1].sum())
     tables = np.random.default_rng().permutation(num_blocks).reshape(-1, MAX_BLOCKS)
     shape = num_blocks + 1, step.block_size, num_planes, *heads[1:]
-    cache, query = torch.randn(shape), torch.randn(num_tokens + MAX_BLOCKS + 9, *heads[::2])
+    cache, query = torch.randn(shape), torch.randn(num_tokens + 4 * MAX_BLOCKS, *heads[::2])
     attention = device_attention(step, tables)
     expected = attend(query[:num_tokens], cache, attention, 1.0, options)
     padded = padded_attention(attention, len(query))
     found = attend(query, cache, padded, 1.0, options)
     assert torch.equal(found[:num_tokens], expected)
     assert found.isfinite().all()
+    cache[tables[:-1]] += 1  # slot 0 has the last table
+    of_others = attend(query, cache, padded, 1.0, options)
+    assert torch.equal(of_others[num_tokens:], found[num_tokens:])
     assert padded.decode is not None
     assert not padded.decode.arrivals.any(), "for the next launch"
 

@@ -52,7 +52,9 @@ def attend_keys(
     total = tl.zeros((BLOCK_QUERIES,), tl.float32)
     tail = max(min(last_shared + 1, end) - base, 0) // BLOCK_KEYS
     own_tail = own_tiles(tail, i_split, NUM_SPLITS, SPLIT_TILES)
-    own_end = own_tiles(tl.cdiv(end - base, BLOCK_KEYS), i_split, NUM_SPLITS, SPLIT_TILES)
+    # Queries of padding may lie a window beyond the last key of their table.
+    num_tiles = tl.cdiv(max(end - base, 0), BLOCK_KEYS)
+    own_end = own_tiles(num_tiles, i_split, NUM_SPLITS, SPLIT_TILES)
     own_shared = 0
     if WINDOW is not None:
         own_first = own_tiles((first - base) // BLOCK_KEYS, i_split, NUM_SPLITS, SPLIT_TILES)
