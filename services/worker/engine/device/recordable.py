@@ -2,6 +2,7 @@
 so the host must not read computed values."""
 
 import traceback
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -43,14 +44,19 @@ def why_not_recordable(loaded: LoadedModel) -> str:
 def _reads_raise(device: torch.device) -> Iterator[None]:
     """Raises RuntimeError if an operator reads a value on the host; on a GPU, at any point where
     torch synchronizes."""
-    if device.type == "cuda":
-        torch.cuda.set_sync_debug_mode("error")
+    _set_sync_mode(device, "error")
     try:
         with _Watch():  # type: ignore[no-untyped-call] # torch's constructor has no types
             yield
     finally:
-        if device.type == "cuda":
-            torch.cuda.set_sync_debug_mode("default")
+        _set_sync_mode(device, "default")
+
+
+def _set_sync_mode(device: torch.device, mode: str) -> None:
+    if device.type == "cuda":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch calls the mode a prototype
+            torch.cuda.set_sync_debug_mode(mode)
 
 
 class _Watch(TorchDispatchMode):
