@@ -1,4 +1,5 @@
-"""The same decode through a whole server, compared with the engine in this process."""
+"""The same decode through a whole server, compared with the engine in this process, and with the
+default share of a stream beside prompts."""
 
 import asyncio
 import time
@@ -9,18 +10,24 @@ from typing import Any
 from benchmarks import servers
 from benchmarks.gpu.suite import Suite
 from benchmarks.load import load
+from shared.settings.scheduler import SchedulerConfig
+
+NUM_WAVES = 4  # of a closed loop
+STREAM_RATES = (0.0, SchedulerConfig.model_fields["min_stream_rate"].default)
 
 
 def measure(
     suite: Suite, folder: Path, limit_s: float, num_ranks: int = 1
 ) -> Iterator[dict[str, Any]]:
-    """Measures the model in ``folder`` on ``num_ranks`` ranks. Raises TimeoutError after it stopped
-    the server."""
+    """Measures the model in ``folder`` on ``num_ranks`` ranks: each batch once, then the largest in
+    a closed loop. Raises TimeoutError after it stopped the server."""
     rows: list[dict[str, Any]] = []
 
     async def within() -> None:
         async with asyncio.timeout(limit_s):
-            await _measure(suite, _server(suite, folder, num_ranks), rows)
+            for rate in STREAM_RATES:
+                server = _server(suite, folder, num_ranks, rate)
+                await _measure(suite, server, {"min_stream_rate": rate}, rows)
 
     try:
         asyncio.run(within())
@@ -28,16 +35,21 @@ def measure(
         yield from rows
 
 
-async def _measure(suite: Suite, server: servers.Server, rows: list[dict[str, Any]]) -> None:
+async def _measure(
+    suite: Suite, server: servers.Server, setting: dict[str, Any], rows: list[dict[str, Any]]
+) -> None:
     """Appends to ``rows``."""
     started_s = time.monotonic()
     async with servers.running(server) as url:
         ready_s = time.monotonic() - started_s
-        for num in suite.mesh_batches:
+        for num, waves in (
+            *((num, 1) for num in suite.mesh_batches),
+            (suite.batches[-1], NUM_WAVES),
+        ):
             found = await load(
                 url,
                 concurrency=num,
-                num_requests=num,
+                num_requests=num * waves,
                 warmup=num,
                 input_len=suite.prompt_len,
                 output_len=suite.output_len,
@@ -45,8 +57,10 @@ async def _measure(suite: Suite, server: servers.Server, rows: list[dict[str, An
                 seed=num,
             )
             rows.append(
-                {
+                setting
+                | {
                     "num_rows": num,
+                    "waves": waves,
                     "ready_s": ready_s,
                     "ttft_ms": found["ttft_ms"]["p50"],
                     "tpot_ms": found["tpot_ms"]["p50"],
@@ -56,14 +70,15 @@ async def _measure(suite: Suite, server: servers.Server, rows: list[dict[str, An
             )
 
 
-def _server(suite: Suite, folder: Path, num_ranks: int) -> servers.Server:
+def _server(suite: Suite, folder: Path, num_ranks: int, stream_rate: float) -> servers.Server:
     flags = {
+        "min-stream-rate": stream_rate,
         "tensor-parallel-size": num_ranks,
         "load-format": "dummy",
         "max-model-len": suite.max_model_len,
         "max-num-seqs": max(suite.batches),
         "num-gpu-blocks-override": suite.num_blocks,
-        "cudagraph-capture-sizes": ",".join(map(str, suite.mesh_batches)),
+        "cudagraph-capture-sizes": ",".join(map(str, suite.batches)),
         "device": suite.device.type,
     }
     words = [word for name, value in flags.items() for word in (f"--{name}", str(value))]

@@ -40,7 +40,8 @@ def aims(sections: dict[str, dict[str, Any]]) -> Iterator[Aim]:
             what = f"speed with penalties, batch {row['num_rows']}"
             yield Aim(what, _ratio(row, without), PENALTIES)
     for row in sections.get("mesh", {"rows": []})["rows"]:
-        if without := plain.get(row["num_rows"]):
+        is_alike = not row["min_stream_rate"] and row["waves"] == 1
+        if is_alike and (without := plain.get(row["num_rows"])):
             yield Aim(
                 f"speed through the mesh, batch {row['num_rows']}", _ratio(row, without), MESH
             )

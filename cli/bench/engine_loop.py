@@ -61,7 +61,7 @@ class _InFlight:
 
 
 class EngineLoop:
-    """Raises ConfigError if settings, machine or jobs do not fit the engine.
+    """Prompts come first. Raises ConfigError if settings, machine or jobs do not fit the engine.
     ``takes_several_steps`` gives plans the lengths of a server's."""
 
     def __init__(
@@ -81,7 +81,7 @@ class EngineLoop:
         self.model = self._engine.model_info
         is_ahead = isinstance(self._engine, DeviceEngine)
         depth = 2 if is_ahead else 1
-        self._core = Scheduler(0, 0.0, caches_prefixes=False, pipeline_depth=depth)
+        self._core = Scheduler(0, 0.0, caches_prefixes=False, pipeline_depth=depth, stream_rate=0.0)
         longest = self.capacity.max_num_steps if takes_several_steps else 1
         self._core.add_worker(WORKER, msgspec.structs.replace(self.capacity, max_num_steps=longest))
         self._num_added = 0
