@@ -87,7 +87,9 @@ def test_what_transformers_computes_has_its_logprobs(
     """Recorded where possible."""
     save_family(tmp_path, name, vocab_size=VOCAB_SIZE)
     engine = make_cuda_engine(tmp_path, dtype=name_of(dtype))
-    assert_near(engine, AutoModelForCausalLM.from_pretrained(tmp_path).eval(), dtype)
+    # Some versions of transformers choose scaled_dot_product_attention, which caps no scores.
+    oracle = AutoModelForCausalLM.from_pretrained(tmp_path, attn_implementation="eager")
+    assert_near(engine, oracle.eval(), dtype)
 
 
 @pytest.mark.parametrize("name", ["Gemma2ForCausalLM", "Phi3ForCausalLM"])
