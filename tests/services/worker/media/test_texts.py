@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from benchmarks.harness.engines import KERNELS, make_engine
+from benchmarks.harness.engines import ENGINES, make_engine
 from services.worker.backends.native import NativeLM
 from services.worker.media import addition
 from shared.wire.messages import ALL_TOKENS
@@ -39,7 +39,7 @@ def chats(oracle: Reference) -> dict[str, Chat]:
     }
 
 
-@pytest.fixture(scope="session", params=KERNELS)
+@pytest.fixture(scope="session", params=ENGINES)
 def engine(request: pytest.FixtureRequest, folder: Path) -> Any:
     made = make_engine(folder, request.param, **LIMITS)
     assert isinstance(model_of(made), NativeLM) == (request.param == "native")
