@@ -57,7 +57,8 @@ class DeviceTokens:
         """shifts [T] int64 of the tokens of chunks; ``pieces`` count from the first of these."""
         self._is_clear = False
         start, end = step.num_decoded, step.num_decoded + len(shifts)
-        of_all, is_feature = np.zeros(len(self._shifts), np.int64), np.zeros(len(self._shifts), bool)
+        of_all = np.zeros(len(self._shifts), np.int64)
+        is_feature = np.zeros(len(self._shifts), bool)
         of_all[start:end] = shifts
         self._shifts.copy_(upload(of_all, self._device))
         of_rows = self._deltas.index_select(0, step.decoding)

@@ -102,7 +102,7 @@ class MediaTable(PlanPart):
         indices = np.arange(len(shifts)) + shifts
         positions = np.tile(indices, (3, 1))
         pieces: list[Piece] = []
-        for slot, *places in zip(*map(np.ndarray.tolist, (rows.slots, firsts, starts, ends))):
+        for slot, *places in np.stack((rows.slots, firsts, starts, ends), 1).tolist():
             if (prompt := self._prompts.get(slot)) is not None:
                 pieces += self._place_row(prompt, positions, *places)
         return _Placed(indices, self._rotations.rows(positions), pieces)

@@ -79,10 +79,8 @@ def test_a_cache_of_prefixes_may_end_anywhere(engine: Any, chats: dict[str, Chat
         assert text == found.expected.ids, num_cached
 
 
-def test_drafts_change_no_text(
-    folder: Path, chats: dict[str, Chat], engine: Any, subtests: pytest.Subtests
-) -> None:
-    kernels = "native" if isinstance(model_of(engine), NativeLM) else "torch"
+@pytest.mark.parametrize("kernels", ENGINES)
+def test_drafts_change_no_text(folder: Path, chats: dict[str, Chat], kernels: str) -> None:
     config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
     drafting = make_engine(folder, kernels, speculative_config=config, **LIMITS)
     driver = MediaDriver(drafting, chunk_sizes=[50], depth=3)
