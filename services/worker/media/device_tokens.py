@@ -68,7 +68,7 @@ class DeviceTokens:
             is_feature[first : first + len(part)] = True
             self._features[first : first + len(part)] = part
             if part.is_cuda:  # made on the tower's stream
-                part.record_stream(torch.cuda.current_stream())
+                part.record_stream(torch.cuda.current_stream(part.device))
         self._is_feature.copy_(upload(is_feature[:, None], self._device))
 
     def rows(self, positions: Tensor, attention: DeviceAttention) -> Tensor:

@@ -91,6 +91,7 @@ class Tower:
         self.model = model.to(device)
         self._device = device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        torch.backends.cudnn.allow_tf32 = False  # patches are embedded by a convolution
 
     @torch.inference_mode()
     def features(self, pixels: np.ndarray) -> Tensor:

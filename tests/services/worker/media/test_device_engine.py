@@ -48,9 +48,7 @@ def crowd(oracle: Reference) -> list[Chat]:
 
 def params_of(chats: list[Chat], max_tokens: int = 40) -> list[SamplingParams]:
     return [
-        SamplingParams(
-            seed=seed, temperature=seed % 3 / 2, max_tokens=max_tokens, ignore_eos=True
-        )
+        SamplingParams(seed=seed, temperature=seed % 3 / 2, max_tokens=max_tokens, ignore_eos=True)
         for seed in range(len(chats))
     ]
 
