@@ -84,6 +84,7 @@ class Media:
         num_tokens = num_rows + num_slots * MAX_SPECULATIVE_TOKENS  # rows may be padded with these
         shape = num_slots, num_tokens, config.hidden_size
         self._tokens = cache(partial(DeviceTokens, *shape, dtype, self._device))
+        # For devices alone; on a CPU those of adapters come first.
         self.operators = Operators(torch=partial(MediaOps, self._tokens))
         self._rotations = Rotations(model.model.rotary, config.rope_section, num_rows)
         self._max_len = settings.max_model_len or config.max_position_embeddings

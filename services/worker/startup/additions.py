@@ -82,7 +82,7 @@ def make_additions(
 
 
 def operators_of(additions: Iterable[Addition]) -> Operators:
-    """The first that one of them has."""
+    """Those of the first addition with its own."""
     return next((each.operators for each in additions if each.operators is not None), PLAIN)
 
 

@@ -4,16 +4,13 @@ drafts, in graphs and without."""
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-import torch
 
 from benchmarks.harness.engines import make_engine
 from benchmarks.harness.scheduled import Run
 from shared.wire.kv_groups import most_blocks
 from shared.wire.messages import SamplingParams
 from tests.media.checkpoints import Reference, picture
-from tests.services.worker.checkpoints import random_prompts
 from tests.services.worker.media import scheduled
 from tests.services.worker.media.prompts import Chat, chat
 from tests.services.worker.test_device_groups import STEPS
