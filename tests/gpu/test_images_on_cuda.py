@@ -28,7 +28,7 @@ from tests.services.worker.test_device_groups import STEPS
 
 pytestmark = pytest.mark.gpu
 
-TOLERANCE = 1e-4  # of features in float32, of numbers up to about 10
+TOLERANCE = 5e-4  # of features in float32, of numbers up to about 10
 CUDA = torch.device("cuda")
 LARGE = {"max_num_batched_tokens": 256}
 

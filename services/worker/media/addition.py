@@ -1,7 +1,7 @@
 """Images as an addition to a model."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache, partial
 from math import isqrt
 from pathlib import Path
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 from msgspec import structs
-from torch import Tensor
 
 from services.worker.backends.operators import Operators
 from services.worker.machine.hardware import why_out_of_memory
@@ -29,7 +28,7 @@ from shared.settings.worker import WorkerConfig
 from shared.wire.messages import MAX_SPECULATIVE_TOKENS, Capacity
 
 if TYPE_CHECKING:
-    from services.worker.media.tower import Sizes
+    from services.worker.media.tower import Sizes, Tower
 
 log = logging.getLogger(__name__)
 
@@ -108,16 +107,30 @@ class Media:
 
     def begin(self, model: CausalLM, is_open: np.ndarray) -> MediaTable:
         """Raises ConfigError."""
+        num_threads = self._settings.num_threads or max(1, num_cores() - 1)
+        self.encoder = Encoder(self._tower().features, CACHE_BYTES, num_threads)
+        common = self.family, self._rotations, self.encoder, model.embed
+        return MediaTable(*common, self._tokens, len(is_open))
+
+    def _tower(self) -> "Tower":
+        """On a GPU it first encodes the largest square, so that memory for others is not given
+        away. Raises ConfigError."""
         from services.worker.media.tower import Sizes, Tower
 
         is_dummy = self._settings.load_format == "dummy"
-        num_threads = self._settings.num_threads or max(1, num_cores() - 1)
-        tower = Tower(self._folder, self._dtype, self._device, is_dummy=is_dummy)
-        if self._device.type == "cuda":
-            self._try_largest(tower.features, Sizes(self._folder, self._dtype))
-        self.encoder = Encoder(tower.features, CACHE_BYTES, num_threads)
-        common = self.family, self._rotations, self.encoder, model.embed
-        return MediaTable(*common, self._tokens, len(is_open))
+        sizes = Sizes(self._folder, self._dtype)
+        side = isqrt(sizes.pixels_of_patch * sizes.patches_of_token)
+        length = side * isqrt(self._most_patches(sizes) // sizes.patches_of_token)
+        try:
+            tower = Tower(self._folder, self._dtype, self._device, is_dummy=is_dummy)
+            if self._device.type == "cuda":
+                tower.features(np.zeros((1, length, length, 3), np.uint8))
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"gpu-memory-utilization: the tower and an image of {length} x {length} pixels do"
+                f" not fit: {why_out_of_memory(error)}; lower it, or set language-model-only"
+            ) from None
+        return tower
 
     def _most_patches(self, sizes: "Sizes") -> int:
         """Of the largest image that fits ``max-model-len``."""
@@ -125,16 +138,3 @@ class Media:
             self.family.limits.max_pixels // sizes.pixels_of_patch,
             self._max_len * sizes.patches_of_token,
         )
-
-    def _try_largest(self, encode: Callable[[np.ndarray], Tensor], sizes: "Sizes") -> None:
-        """Encodes the largest square, so that its memory is there for all others. Raises
-        ConfigError if it is not."""
-        side = isqrt(sizes.pixels_of_patch * sizes.patches_of_token)
-        length = side * isqrt(self._most_patches(sizes) // sizes.patches_of_token)
-        try:
-            encode(np.zeros((1, length, length, 3), np.uint8))
-        except torch.OutOfMemoryError as error:
-            raise ConfigError(
-                f"gpu-memory-utilization: an image of {length} x {length} pixels does not fit:"
-                f" {why_out_of_memory(error)}; lower it, or set language-model-only"
-            ) from None
