@@ -1,4 +1,4 @@
-"""Images on a CUDA device: texts are those of transformers and of the CPU, in chunks, after hits,
+"""Images on a CUDA device: texts equal those by transformers and by the CPU, in chunks, after hits,
 preemption and drafts. Needs a GPU: `pytest -m gpu`."""
 
 from pathlib import Path
@@ -104,18 +104,18 @@ def test_texts_with_few_blocks_are_the_cpus_with_all(
 
 def test_pictures_count_in_bfloat16(folder: Path, oracle: Reference) -> None:
     made = make_cuda_engine(folder, **COMMON | LARGE, dtype="bfloat16")
-    chats = [chat(oracle, picture(seed, 84, 140), "What is it?") for seed in range(3)]
+    chats = [chat(oracle, picture(seed, 84, 140), "Describe it.") for seed in range(3)]
     texts = texts_of(made, chats, chunk_sizes=[30])
     assert len({*map(tuple, texts)}) > 1
     assert texts == texts_of(made, chats, chunk_sizes=[30])
 
 
 def test_features_stay_on_the_device_and_are_planned(folder: Path, oracle: Reference) -> None:
-    """A KV cache sized by what is left."""
+    """The KV cache gets the rest."""
     made = make_cuda_engine(folder, **COMMON, gpu_memory_utilization=0.3)
     (addition,) = made.additions
     assert isinstance(addition, Media)
-    one = chat(oracle, picture(5, 84, 140), "What is it?")
+    one = chat(oracle, picture(5, 84, 140), "Describe it.")
     assert texts_of(made, [one], chunk_sizes=[40]) == [one.expected.ids]
     kept = [*addition.encoder._features._kept.values()]
     assert kept

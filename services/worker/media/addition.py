@@ -113,8 +113,8 @@ class Media:
         return MediaTable(*common, self._tokens, len(is_open))
 
     def _tower(self) -> "Tower":
-        """On a GPU it first encodes the largest square, so that memory for others is not given
-        away. Raises ConfigError."""
+        """On a GPU it encodes the largest square, so that it has the memory from the start on.
+        Raises ConfigError."""
         from services.worker.media.tower import Sizes, Tower
 
         is_dummy = self._settings.load_format == "dummy"

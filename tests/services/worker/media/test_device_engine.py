@@ -29,15 +29,14 @@ SPECULATION: dict[str, dict[str, Any]] = {"none": {"method": "none"}, "ngram": N
 
 
 def crowd(oracle: Reference) -> list[Chat]:
-    """Two of three begin with the same picture, which others have in other places; some have none.
-    Each comes twice."""
+    """Twice six chats: some share a picture at the beginning or elsewhere, two have no picture."""
     first, second, third = picture(1, 112, 140), picture(2, 84, 56), picture(3, 56, 196)
     chats = [
         chat(oracle, first, " and ", second, "?"),
         chat(oracle, first, " and ", third, "?"),
         chat(oracle, "No picture at all."),
         chat(oracle, "Of ", second, third, second),
-        chat(oracle, "What is this? ", first),
+        chat(oracle, "Describe this. ", first),
         chat(oracle, "No picture here either, and so on."),
     ]
     return 2 * chats
