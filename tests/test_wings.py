@@ -109,6 +109,7 @@ WINGS = {
             "tests/services/tokenizer/media",
             "tests/services/scheduler/media",
             f"tests/{WORKER}/media",
+            "tests/gpu/test_images_on_cuda.py",
             "tests/mesh/held_worker.py",
             "tests/mesh/test_images.py",
         ),

@@ -236,6 +236,31 @@ async def test_a_text_goes_on_while_an_image_is_encoded(
         assert (await worker.metrics())["shoal_worker_encode_seconds_total"] > 0
 
 
+@pytest.mark.asyncio(loop_scope="function")
+async def test_the_engine_for_gpus_gives_the_same_texts(
+    tmp_path: Path, folder: Path, transformers: Reference
+) -> None:
+    """On a CPU; each prompt comes once more when it is cached."""
+    contents = [
+        (picture(51, 280, 280), " and ", picture(52, 90, 90), QUESTION),
+        (picture(51, 280, 280), " and ", picture(53, 90, 90), QUESTION),
+        (QUESTION,),
+    ]
+    chats = [[ask(*content)] for content in contents]
+    expected = [
+        transformers.expect(chat, pictures_of(content), NUM_TOKENS).text
+        for chat, content in zip(chats, contents, strict=True)
+    ]
+    async with (
+        running_fleet(tmp_path, SETTINGS | {"MODEL": str(folder)}, fork) as fleet,
+        client_of(fleet) as client,
+    ):
+        await fleet.start("worker", module="tests.mesh.device_worker", MAX_NUM_BATCHED_TOKENS="64")
+        await fleet.start_all(scheduler=1, tokenizer=1, gateway=1)
+        for _ in range(2):
+            assert await asyncio.gather(*map(client.text, 2 * chats)) == 2 * expected
+
+
 async def progress(fleet: Fleet, num_steps: int) -> None:
     """Waits until the workers have computed further steps."""
 

@@ -13,6 +13,7 @@ from kernels.adapt.layout import Layout, lay_out
 from kernels.cpu.adapter import bits_of
 from services.worker.adapters.sites import LoadedAdapter, LowRank, Part, Site, layer_shapes
 from services.worker.layers.parallel import Rows
+from services.worker.startup.additions import PlanPart
 from services.worker.step.batch import Batch
 from shared.wire.codec import Array
 from shared.wire.envelope import read_options
@@ -39,7 +40,7 @@ class Form(Protocol[P]):
         """The tokens of the next pass; None: they have no adapters."""
 
 
-class AdapterTable(Generic[P]):
+class AdapterTable(PlanPart, Generic[P]):
     """A plan part. At most ``max_adapters`` adapters are bound at a time, each up to ``max_rank``.
     ``is_open`` [num_slots] bool are the slots whose sequences run.
 

@@ -1,14 +1,19 @@
-"""Images as an addition to a model on a CPU."""
+"""Images as an addition to a model."""
 
 import logging
 from collections.abc import Mapping
+from functools import cache, partial
+from math import isqrt
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from msgspec import structs
 
 from services.worker.backends.operators import Operators
+from services.worker.machine.hardware import why_out_of_memory
+from services.worker.media.device_tokens import DeviceTokens, MediaOps
 from services.worker.media.encoder import Encoder
 from services.worker.media.rotations import Rotations
 from services.worker.media.table import MediaTable
@@ -16,10 +21,14 @@ from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.qwen2_5_vl import AxesConfig
 from services.worker.startup.loaded_model import DEFAULT_BATCHED_TOKENS
+from shared.errors import ConfigError
 from shared.media.family import PREPROCESSOR_FILE, Family, read_family
 from shared.process.cores import num_cores
 from shared.settings.worker import WorkerConfig
-from shared.wire.messages import Capacity
+from shared.wire.messages import MAX_SPECULATIVE_TOKENS, Capacity
+
+if TYPE_CHECKING:
+    from services.worker.media.tower import Sizes, Tower
 
 log = logging.getLogger(__name__)
 
@@ -46,8 +55,6 @@ def make(
 
 
 def _why_not(settings: WorkerConfig, model: DecoderLM) -> str:
-    if settings.device == "cuda" or model.model.rotary.table.is_cuda:
-        return "they are on CPUs only"
     if settings.num_ranks > 1:
         return f"they are not with {settings.ranks_setting} {settings.num_ranks}"
     return "the model pools" if model.lm_head is None else ""
@@ -56,7 +63,6 @@ def _why_not(settings: WorkerConfig, model: DecoderLM) -> str:
 class Media:
     """The images of ``model``: a tower, features, and rotations at positions with three axes."""
 
-    operators: Operators | None = None
     encoder: Encoder
 
     def __init__(
@@ -70,7 +76,15 @@ class Media:
     ) -> None:
         self.family = family
         self._settings, self._folder, self._dtype = settings, folder, dtype
-        num_rows = settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS["cpu"]
+        self._device = model.model.rotary.table.device
+        kind = "cuda" if self._device.type == "cuda" else "cpu"
+        num_rows = settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[kind]
+        num_slots = settings.max_num_seqs
+        num_tokens = num_rows + num_slots * MAX_SPECULATIVE_TOKENS  # rows may be padded with these
+        shape = num_slots, num_tokens, config.hidden_size
+        self._tokens = cache(partial(DeviceTokens, *shape, dtype, self._device))
+        # For devices alone; on a CPU those of adapters come first.
+        self.operators = Operators(torch=partial(MediaOps, self._tokens))
         self._rotations = Rotations(model.model.rotary, config.rope_section, num_rows)
         self._max_len = settings.max_model_len or config.max_position_embeddings
         model.takes_embeddings = True
@@ -83,10 +97,7 @@ class Media:
         from services.worker.media.tower import Sizes  # its import takes seconds
 
         sizes = Sizes(self._folder, self._dtype)
-        num_patches = min(
-            self.family.limits.max_pixels // sizes.pixels_of_patch,
-            self._max_len * sizes.patches_of_token,
-        )
+        num_patches = self._most_patches(sizes)
         largest = num_patches // sizes.patches_of_token * sizes.of_token
         return {
             "images: weights of the tower": sizes.weights,
@@ -96,10 +107,34 @@ class Media:
 
     def begin(self, model: CausalLM, is_open: np.ndarray) -> MediaTable:
         """Raises ConfigError."""
-        from services.worker.media.tower import Tower
+        num_threads = self._settings.num_threads or max(1, num_cores() - 1)
+        self.encoder = Encoder(self._tower().features, CACHE_BYTES, num_threads)
+        common = self.family, self._rotations, self.encoder, model.embed
+        return MediaTable(*common, self._tokens, len(is_open))
+
+    def _tower(self) -> "Tower":
+        """On a GPU it encodes the largest square, so that it has the memory from the start on.
+        Raises ConfigError."""
+        from services.worker.media.tower import Sizes, Tower
 
         is_dummy = self._settings.load_format == "dummy"
-        num_threads = self._settings.num_threads or max(1, num_cores() - 1)
-        tower = Tower(self._folder, self._dtype, is_dummy=is_dummy)
-        self.encoder = Encoder(tower.features, CACHE_BYTES, num_threads)
-        return MediaTable(self.family, self._rotations, self.encoder, model.embed)
+        sizes = Sizes(self._folder, self._dtype)
+        side = isqrt(sizes.pixels_of_patch * sizes.patches_of_token)
+        length = side * isqrt(self._most_patches(sizes) // sizes.patches_of_token)
+        try:
+            tower = Tower(self._folder, self._dtype, self._device, is_dummy=is_dummy)
+            if self._device.type == "cuda":
+                tower.features(np.zeros((1, length, length, 3), np.uint8))
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"gpu-memory-utilization: the tower and an image of {length} x {length} pixels do"
+                f" not fit: {why_out_of_memory(error)}; lower it, or set language-model-only"
+            ) from None
+        return tower
+
+    def _most_patches(self, sizes: "Sizes") -> int:
+        """Of the largest image that fits ``max-model-len``."""
+        return min(
+            self.family.limits.max_pixels // sizes.pixels_of_patch,
+            self._max_len * sizes.patches_of_token,
+        )

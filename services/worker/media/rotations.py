@@ -6,6 +6,7 @@ import numpy as np
 import torch
 
 from services.worker.layers.rope import RotaryEmbedding
+from services.worker.machine.streams import upload
 
 
 class Rotations:
@@ -25,7 +26,7 @@ class Rotations:
         rows: np.ndarray = positions[0].copy()
         places = np.flatnonzero((positions != rows).any(0))
         if len(places):
-            of_columns = torch.from_numpy(positions[self._axes[:, None], places].T)
+            of_columns = upload(positions[self._axes[:, None], places].T, self._table.device)
             end = self._first + len(places)
             found = self._table.gather(1, of_columns.expand(len(self._table), -1, -1))
             self._table[:, self._first : end] = found

@@ -2,15 +2,22 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from services.worker.engine.device.computation import DeviceComputation
+from services.worker.engine.device.mixed_step import MixedStep
+from services.worker.media.device_tokens import DeviceTokens, Piece
 from services.worker.media.encoder import Encoder, Job
 from services.worker.media.item_check import uncached_items
 from services.worker.media.rotations import Rotations
+from services.worker.startup.additions import PlanPart
 from services.worker.step.batch import Batch
+from services.worker.step.rows import Rows
+from services.worker.step.step import Step
 from shared.media.family import Family
 from shared.wire.codec import Array
 from shared.wire.messages import Admit, StepPlan
@@ -25,8 +32,17 @@ class _Prompt:
     job: Job
 
 
-class MediaTable:
-    """A plan part. ``embed`` gives the embeddings [T, hidden] of ids [T]."""
+class _Placed(NamedTuple):
+    """T tokens, some of sequences with images."""
+
+    positions: np.ndarray  # [T] int64, in the sequences
+    rows: np.ndarray  # [T] int64, of the table of rotations
+    pieces: list[Piece]
+
+
+class MediaTable(PlanPart):
+    """``embed`` gives the embeddings [T, hidden] of ids [T], and ``tokens`` their place on a
+    device with steps of its own."""
 
     def __init__(
         self,
@@ -34,11 +50,15 @@ class MediaTable:
         rotations: Rotations,
         encoder: Encoder,
         embed: Callable[[Tensor], Tensor],
+        tokens: Callable[[], DeviceTokens],
+        num_slots: int,
     ) -> None:
         self._family = family
         self._rotations = rotations
         self._encoder = encoder
         self._embed = embed
+        self._tokens = tokens
+        self._deltas = np.zeros(num_slots, np.int64)
         self._prompts: dict[int, _Prompt] = {}  # by slot
 
     def apply(self, plan: StepPlan, pixels: Sequence[Array]) -> None:
@@ -50,40 +70,61 @@ class MediaTable:
         for slot in (*plan.release, *(row.slot for row in plan.admit)):
             self._leave(slot)
         self._prompts |= added
+        for slot, prompt in added.items():
+            self._deltas[slot] = prompt.delta
 
     def lay_out(self, batch: Batch) -> Batch:
-        if not self._prompts:
+        if not self._have_items(batch.rows):
             return batch
-        found = [
-            (row, prompt)
-            for row, slot in enumerate(batch.rows.slots.tolist())
-            if (prompt := self._prompts.get(slot)) is not None
-        ]
-        if not found:
-            return batch
-        positions = np.tile(batch.host_positions, (3, 1))
-        pieces: list[tuple[int, Tensor]] = []  # the first token and features
-        firsts = batch.rows.token_ends - batch.rows.num_tokens
-        columns = firsts, batch.rows.starts, batch.rows.ends
-        for row, prompt in found:
-            first, start, end = (int(each[row]) for each in columns)
-            positions[:, first : first + end - start] += prompt.delta
-            known = prompt.positions[:, start:end]
-            positions[:, first : first + known.shape[1]] = known
-            pieces += [
-                (first + place - start, part) for place, part in self._pieces(prompt, start, end)
-            ]
-        rows = torch.from_numpy(self._rotations.rows(positions))
-        embeddings = self._embeddings(batch, pieces)
-        for row, prompt in found:
-            self._encoder.note_computed(prompt.job, int(batch.rows.ends[row]))
-        return replace(batch, positions=rows, embeddings=embeddings)
+        placed = self._place(batch.rows)
+        embeddings = self._embeddings(batch, placed.pieces)
+        return replace(batch, positions=torch.from_numpy(placed.rows), embeddings=embeddings)
+
+    def before_forward(self, step: Step) -> None:
+        rows, tokens = step.rows, self._tokens()
+        tokens.put_deltas(rows.slots, self._deltas[rows.slots])
+        if not rows.has_chunks:
+            return
+        if not self._have_items(rows):
+            tokens.clear()
+            return
+        placed = self._place(rows.chunks)
+        assert isinstance(step.computation, DeviceComputation)
+        assert isinstance(step.computation.step, MixedStep)
+        tokens.fill(step.computation.step, placed.rows - placed.positions, placed.pieces)
+
+    def _have_items(self, rows: Rows) -> bool:
+        return bool(self._prompts) and not self._prompts.keys().isdisjoint(rows.slots.tolist())
+
+    def _place(self, rows: Rows) -> _Placed:
+        firsts, starts, ends = rows.token_ends - rows.num_tokens, rows.starts, rows.ends
+        shifts = np.repeat(starts - firsts, rows.num_tokens)
+        indices = np.arange(len(shifts)) + shifts
+        positions = np.tile(indices, (3, 1))
+        pieces: list[Piece] = []
+        for slot, *places in np.stack((rows.slots, firsts, starts, ends), 1).tolist():
+            if (prompt := self._prompts.get(slot)) is not None:
+                pieces += self._place_row(prompt, positions, *places)
+        return _Placed(indices, self._rotations.rows(positions), pieces)
+
+    def _place_row(
+        self, prompt: _Prompt, positions: np.ndarray, first: int, start: int, end: int
+    ) -> list[Piece]:
+        """Fills in the positions of a row of ids from ``start`` to ``end``, in a step from the
+        token ``first`` on."""
+        positions[:, first : first + end - start] += prompt.delta
+        known = prompt.positions[:, start:end]
+        positions[:, first : first + known.shape[1]] = known
+        pieces = [(first + place - start, part) for place, part in self._pieces(prompt, start, end)]
+        self._encoder.note_computed(prompt.job, end)
+        return pieces
 
     def reset(self) -> None:
         for slot in list(self._prompts):
             self._leave(slot)
 
     def _leave(self, slot: int) -> None:
+        self._deltas[slot] = 0
         prompt = self._prompts.pop(slot, None)
         if prompt is not None:
             self._encoder.drop(prompt.job)
@@ -106,7 +147,7 @@ class MediaTable:
                 found.append((low, features[low - item.start : high - item.start]))
         return found
 
-    def _embeddings(self, batch: Batch, pieces: list[tuple[int, Tensor]]) -> Tensor | None:
+    def _embeddings(self, batch: Batch, pieces: list[Piece]) -> Tensor | None:
         if not pieces:
             return None
         embeddings = self._embed(batch.input_ids)

@@ -12,11 +12,14 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from services.worker.machine.streams import DeviceEvent, upload
 from shared.errors import ConfigError
 from shared.media.family import PREPROCESSOR_FILE
 from shared.model_folder import decode_json
 
 transformers_logging.disable_progress_bar()
+
+HOST = torch.device("cpu")
 
 # Numbers of float32 that a step of the tower has for each patch, in hidden and inner sizes: states
 # and their norm, then queries, keys and values before and after rotation, or gates and ups.
@@ -74,19 +77,34 @@ class Tower:
     """The tower of the model in ``folder``, in ``dtype``; random weights if ``is_dummy``. Raises
     ConfigError if its tensors are missing."""
 
-    def __init__(self, folder: Path, dtype: torch.dtype, *, is_dummy: bool = False) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        dtype: torch.dtype,
+        device: torch.device = HOST,
+        *,
+        is_dummy: bool = False,
+    ) -> None:
         self._preprocessor = read_preprocessor(folder)
         self._values = self._preprocessor.values
-        self.model = _made_up(folder, dtype) if is_dummy else _loaded(folder, dtype)
+        model = _made_up(folder, dtype) if is_dummy else _loaded(folder, dtype)
+        self.model = model.to(device)
+        self._device = device
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        torch.backends.cudnn.allow_tf32 = False  # patches are embedded by a convolution
 
     @torch.inference_mode()
     def features(self, pixels: np.ndarray) -> Tensor:
-        """[1, height, width, 3] uint8 → [tokens, hidden]. The result depends on nothing else."""
+        """[1, height, width, 3] uint8 → [tokens, hidden]. The result depends on nothing else. On a
+        GPU it is made on a stream of its own, and the caller waits for it."""
         (frame,), patch = pixels, self._preprocessor.patch_size
-        patches = torch.from_numpy(self._preprocessor.patches(frame, self._values))
-        grid = torch.tensor([[1, *(side // patch for side in frame.shape[:2])]])
+        grid = np.array([[1, *(side // patch for side in frame.shape[:2])]])
+        given = self._preprocessor.patches(frame, self._values), grid
         found: Tensor
-        (found,) = self.model.get_image_features(patches, image_grid_thw=grid).pooler_output
+        with torch.cuda.stream(self._stream):
+            patches, sizes = (upload(each, self._device) for each in given)
+            (found,) = self.model.get_image_features(patches, image_grid_thw=sizes).pooler_output
+            DeviceEvent(self._device).wait()
         return found
 
 

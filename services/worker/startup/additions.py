@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 import torch
@@ -13,21 +13,26 @@ from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from services.worker.startup.implementations import ADDITIONS
 from services.worker.step.batch import Batch
+from services.worker.step.step import StepPart
 from shared.settings.worker import WorkerConfig
 from shared.wire.codec import Array
 from shared.wire.messages import Capacity, StepPlan
 
 
-class PlanPart(Protocol):
-    """Keeps its own state of slots. Called on the thread of the steps."""
+class PlanPart(StepPart[Any]):
+    """Keeps its own state of slots. Called on the thread of the steps, by the device engine as a
+    part of each step."""
+
+    is_of_every_step = True
 
     def apply(self, plan: StepPlan, pixels: Sequence[Array]) -> None:
         """Before the plan changes the slots. After an error nothing is changed. ``pixels`` are the
         plan's further buffers."""
 
     def lay_out(self, batch: Batch) -> Batch:
-        """Before a forward pass of ``batch``, or several of decode rows. Returns it, with other
-        positions of rotations and other embeddings if need be."""
+        """On a CPU before a forward pass of ``batch``, or several of decode rows. Returns it, with
+        other positions of rotations and other embeddings if need be."""
+        return batch
 
     def reset(self) -> None:
         """Forgets all sequences."""
@@ -77,7 +82,7 @@ def make_additions(
 
 
 def operators_of(additions: Iterable[Addition]) -> Operators:
-    """At most one of them has its own."""
+    """Those of the first addition with its own."""
     return next((each.operators for each in additions if each.operators is not None), PLAIN)
 
 

@@ -143,11 +143,13 @@ class DeviceEngine:
             fetch_draft_scores=self._slots.fetch_draft_scores,
             catch_up=self._wait_for_results,
         )
-        rules = Rules(self._table, backend, loaded.eos_ids)
+        rules, is_open = Rules(self._table, backend, loaded.eos_ids), self._table.is_open
+        self._plan_parts = [each.begin(loaded.model, is_open) for each in loaded.additions]
         common = make_parts(self._table, backend, rules, loaded.model, loaded.pooler)
         self._failed_prompts = FailedPrompts(self._table)
         self._drafts = self._make_drafts(loaded)
-        self._runner = StepRunner(self._table, [*common, self._failed_prompts, self._drafts])
+        parts = [*common, self._failed_prompts, self._drafts, *self._plan_parts]
+        self._runner = StepRunner(self._table, parts)
         self._last: LaunchedStep | None = None  # the last one collected
         self._has_more = False  # sequences were open after it
         self._results = ThreadPoolExecutor(1, "results")
@@ -174,6 +176,8 @@ class DeviceEngine:
         self._wait_for_results()
         self._table.is_open[:] = False
         self._slots.close()
+        for part in self._plan_parts:
+            part.reset()
         self._last = None
 
     def accept_drafts(self, share: float) -> None:
@@ -195,14 +199,18 @@ class DeviceEngine:
         the error of an earlier step."""
         if self._error is not None:
             raise self._error
-        launched = self._launch(plan, ids)
+        launched = self._launch(plan, ids, pixels)
         with self._is_collected:
             self._num_in_flight += 1
         self._results.submit(self._collect, launched, output)
 
-    def _launch(self, plan: StepPlan, ids: np.ndarray) -> LaunchedStep:
+    def _launch(
+        self, plan: StepPlan, ids: np.ndarray, pixels: Sequence[Array] = ()
+    ) -> LaunchedStep:
         if self._parallel.size > 1:
             self._wait_for_results()  # all ranks must have the same open slots
+        for part in self._plan_parts:
+            part.apply(plan, pixels)
         fresh_blocks = self._table.apply(plan, ids)
         self._bounds.admit(plan)
         self._slots.update(self._table, plan)

@@ -39,7 +39,6 @@ def made(folder: Path, **settings: Any) -> Any:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"device": "cuda"}, "CPUs only"),
         ({"tensor_parallel_size": 2}, "tensor-parallel-size 2"),
         ({"pipeline_parallel_size": 2}, "pipeline-parallel-size 2"),
         ({"runner": "pooling"}, "the model pools"),

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from benchmarks.harness.engines import KERNELS, make_engine
+from benchmarks.harness.engines import ENGINES, make_engine
 from services.worker.backends.native import NativeLM
 from services.worker.media import addition
 from shared.wire.messages import ALL_TOKENS
@@ -39,7 +39,7 @@ def chats(oracle: Reference) -> dict[str, Chat]:
     }
 
 
-@pytest.fixture(scope="session", params=KERNELS)
+@pytest.fixture(scope="session", params=ENGINES)
 def engine(request: pytest.FixtureRequest, folder: Path) -> Any:
     made = make_engine(folder, request.param, **LIMITS)
     assert isinstance(model_of(made), NativeLM) == (request.param == "native")
@@ -79,10 +79,8 @@ def test_a_cache_of_prefixes_may_end_anywhere(engine: Any, chats: dict[str, Chat
         assert text == found.expected.ids, num_cached
 
 
-def test_drafts_change_no_text(
-    folder: Path, chats: dict[str, Chat], engine: Any, subtests: pytest.Subtests
-) -> None:
-    kernels = "native" if isinstance(model_of(engine), NativeLM) else "torch"
+@pytest.mark.parametrize("kernels", ENGINES)
+def test_drafts_change_no_text(folder: Path, chats: dict[str, Chat], kernels: str) -> None:
     config = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_min": 1}
     drafting = make_engine(folder, kernels, speculative_config=config, **LIMITS)
     driver = MediaDriver(drafting, chunk_sizes=[50], depth=3)

@@ -1,0 +1,104 @@
+"""Images in a step on a device. Operators read them from tensors that CUDA graphs hold too."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kernels.paged_attention import DeviceAttention
+from services.worker.backends.torch_lm import TorchOps
+from services.worker.engine.device.mixed_step import MixedStep
+from services.worker.layers.context import current_context
+from services.worker.layers.embedding import Embedding
+from services.worker.machine.streams import upload
+
+Piece = tuple[int, Tensor]  # the index of its first token in a step, and its features
+
+
+class DeviceTokens:
+    """A step with chunks has at most ``num_tokens``; each has a shift, the difference between its
+    row in the table of rotations and its position, and perhaps features. Other steps take the
+    deltas of their slots as shifts."""
+
+    def __init__(
+        self,
+        num_slots: int,
+        num_tokens: int,
+        hidden_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._device = device
+        self._known = np.zeros(num_slots, np.int64)  # the deltas on the device
+        self._deltas = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)  # with the null
+        self._shifts = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+        self._is_feature = torch.zeros(num_tokens, 1, dtype=torch.bool, device=device)
+        self._features = torch.zeros(num_tokens, hidden_size, dtype=dtype, device=device)
+        self._is_clear = True
+
+    def put_deltas(self, slots: np.ndarray, deltas: np.ndarray) -> None:
+        """slots and deltas [R] int64"""
+        is_new = self._known[slots] != deltas
+        if is_new.any():
+            self._known[slots] = deltas
+            places, values = upload(np.stack((slots[is_new], deltas[is_new])), self._device)
+            self._deltas[places] = values
+
+    def clear(self) -> None:
+        """The next step has no image."""
+        if not self._is_clear:
+            self._shifts.zero_()
+            self._is_feature.zero_()
+            self._is_clear = True
+
+    def fill(self, step: MixedStep, shifts: np.ndarray, pieces: Sequence[Piece]) -> None:
+        """shifts [T] int64 of the tokens of chunks; ``pieces`` count from the first of these."""
+        self._is_clear = False
+        start, end = step.num_decoded, step.num_decoded + len(shifts)
+        of_all = np.zeros(len(self._shifts), np.int64)
+        is_feature = np.zeros(len(self._shifts), bool)
+        of_all[start:end] = shifts
+        self._shifts.copy_(upload(of_all, self._device))
+        of_rows = self._deltas.index_select(0, step.decoding)
+        self._shifts[:start] = of_rows.repeat_interleave(step.width)
+        for first, part in pieces:
+            first += start
+            is_feature[first : first + len(part)] = True
+            self._features[first : first + len(part)] = part
+            if part.is_cuda:  # made on the tower's stream
+                part.record_stream(torch.cuda.current_stream(part.device))
+        self._is_feature.copy_(upload(is_feature[:, None], self._device))
+
+    def rows(self, positions: Tensor, attention: DeviceAttention) -> Tensor:
+        """positions [T] int64 → rows [T] of the table of rotations."""
+        decode = attention.decode
+        if attention.chunks is not None or decode is None:
+            return positions + self._shifts[: len(positions)]
+        deltas = self._deltas.index_select(0, decode.slots)
+        return (positions.view(-1, decode.width) + deltas[:, None]).flatten()
+
+    def with_features(self, embeddings: Tensor) -> Tensor:
+        """[T, hidden] of a step with chunks"""
+        num = len(embeddings)
+        return torch.where(self._is_feature[:num], self._features[:num], embeddings)
+
+
+class MediaOps(TorchOps):
+    """In steps prepared by the host, rows and embeddings are given instead."""
+
+    def __init__(
+        self, tokens: Callable[[], DeviceTokens], positions: Tensor, **options: Any
+    ) -> None:
+        attention = current_context().groups[0].attention
+        self._tokens: DeviceTokens | None = None
+        if isinstance(attention, DeviceAttention):
+            found = tokens()
+            positions = found.rows(positions, attention)
+            self._tokens = None if attention.chunks is None else found
+        super().__init__(positions, **options)
+
+    def embed(self, ids: Tensor, embedding: Embedding) -> Tensor:
+        embeddings = super().embed(ids, embedding)
+        return embeddings if self._tokens is None else self._tokens.with_features(embeddings)
