@@ -20,8 +20,7 @@ from shared.wire.messages import Capacity, StepPlan
 
 
 class PlanPart(StepPart[Any]):
-    """Keeps its own state of slots. Called on the thread of the steps, by the device engine as a
-    part of each step."""
+    """Keeps its own state of slots. On the thread of the steps; on GPUs a part of each step."""
 
     is_of_every_step = True
 

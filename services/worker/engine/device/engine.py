@@ -133,8 +133,7 @@ class DeviceEngine:
         of_slots = self._slots.state, report.num_blocks, self._states
         self._segments = make_segments(loaded, *of_slots)
         wanted = _wanted_graphs(loaded, self.capacity.max_num_seqs, may_record)
-        graphs = record_graphs(self._segments, wanted, self.capacity, progress)
-        self._graphs, self._trunks = graphs
+        self._graphs, self._trunks = record_graphs(self._segments, wanted, self.capacity, progress)
         backend = Backend(
             sampler=loaded.sampler,
             has_rules=self._slots.has_host_rules,
@@ -199,18 +198,16 @@ class DeviceEngine:
         the error of an earlier step."""
         if self._error is not None:
             raise self._error
-        launched = self._launch(plan, ids, pixels)
+        for part in self._plan_parts:
+            part.apply(plan, pixels)
+        launched = self._launch(plan, ids)
         with self._is_collected:
             self._num_in_flight += 1
         self._results.submit(self._collect, launched, output)
 
-    def _launch(
-        self, plan: StepPlan, ids: np.ndarray, pixels: Sequence[Array] = ()
-    ) -> LaunchedStep:
+    def _launch(self, plan: StepPlan, ids: np.ndarray) -> LaunchedStep:
         if self._parallel.size > 1:
             self._wait_for_results()  # all ranks must have the same open slots
-        for part in self._plan_parts:
-            part.apply(plan, pixels)
         fresh_blocks = self._table.apply(plan, ids)
         self._bounds.admit(plan)
         self._slots.update(self._table, plan)
