@@ -111,6 +111,7 @@ WINGS = {
             f"tests/{WORKER}/media",
             "tests/mesh/held_worker.py",
             "tests/mesh/test_images.py",
+            "tests/mesh/test_odd_images.py",
         ),
     ),
     "page": Wing((f"{GATEWAY}/page",), (f"tests/{GATEWAY}/page", "tests/page")),

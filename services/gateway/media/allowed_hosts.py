@@ -21,7 +21,6 @@ PORTS = (80, 443)  # of a name without a port
 NAT64 = IPv6Network("64:ff9b::/96")
 
 _NAME = re.compile(r"[a-z0-9_]([\w.-]*[a-z0-9_])?", re.ASCII)
-_PORT = re.compile(r"(.+?)(?::([0-9]{1,5}))?", re.ASCII)
 
 Address = IPv4Address | IPv6Address
 
@@ -83,11 +82,11 @@ class AllowedHosts:
 def _split(name: str) -> tuple[str, int | None]:
     """The host and the port of ``HOST``, ``HOST:PORT`` or ``[ADDRESS]:PORT``."""
     name = name.lower()
-    if name.count(":") > 1 and not name.startswith("["):
-        return name, None
-    match = _PORT.fullmatch(name)
-    assert match is not None
-    return match[1].removeprefix("[").removesuffix("]"), int(match[2]) if match[2] else None
+    host, _, port = name.rpartition(":")
+    is_address = ":" in host and not host.endswith("]")
+    if not host or is_address or not port.isdecimal():
+        return name.strip("[]"), None
+    return host.strip("[]"), int(port)
 
 
 def _is_public(address: Address) -> bool:
