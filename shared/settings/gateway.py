@@ -73,9 +73,7 @@ class GatewayConfig(Settings):
         Limit(), description='most images of a request, such as {"image": 4}'
     )
     allowed_media_domains: Names = Field(
-        [],
-        description="hosts whose images are fetched, such as images.example,minio:9000,10.0.0.0/8;"
-        " *: all with a public address (default: none)",
+        [], description="hosts of fetched images, such as a.example,minio:9000; *: any public one"
     )
     max_open_requests_per_key: int | None = Field(
         None,
