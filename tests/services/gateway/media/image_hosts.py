@@ -64,7 +64,7 @@ class ImageHost:
             "/slow": lambda writer: self._then(writer, reply(b""), b"a", 0.1),
             "/endless": lambda writer: self._then(writer, reply(b""), bytes(1 << 16), 0),
             "/endless-chunks": lambda writer: self._then(
-                writer, reply(b"", Transfer_Encoding="chunked"), b"5\r\nother\r\n", 0
+                writer, reply(b"", Transfer_Encoding="chunked"), b"5\r\nother\r\n" * 1000, 0
             ),
             "/loop": whole(b"", "302 Found", Location="/loop"),
             "/nowhere": whole(b"", "302 Found"),
