@@ -88,7 +88,7 @@ class Images(Media):
             text = f"{field} is {show(detail)}; expected one of {', '.join(DETAILS)}"
             raise InvalidRequest(text, param=field)
         if (found.file_id == NULL) == (url == NULL):
-            text = "is required" if url == NULL else f"is given beside {param}.file_id"
+            text = "is required" if url == NULL else f"is given in addition to {param}.file_id"
             raise InvalidRequest(f"{where} {text}", param=where)
         if url == NULL:
             return _upload(found.file_id, f"{param}.file_id", DETAIL_OF[detail])

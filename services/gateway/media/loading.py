@@ -60,9 +60,9 @@ class Loader:
         reservation.hold(sum(file.nbytes * (nums[each] - 1) for each, file in files.items()))
 
         def whole(each: Attachment) -> Attachment:
-            return (
-                Attachment(each.medium, files[each.source]) if isinstance(each, Elsewhere) else each
-            )
+            if not isinstance(each, Elsewhere):
+                return each
+            return Attachment(each.medium, files[each.source])
 
         return [replace(prompt, media=[*map(whole, prompt.media)]) for prompt in prompts]
 

@@ -170,7 +170,7 @@ def test_an_unknown_detail_is_named() -> None:
 def test_an_image_is_a_url_or_the_id_of_a_file() -> None:
     both = {"type": "input_image", "file_id": "file-1", "image_url": URL}
     error = refused(user(both))
-    assert error.message == f"{PLACE}.image_url is given beside {PLACE}.file_id"
+    assert error.message == f"{PLACE}.image_url is given in addition to {PLACE}.file_id"
     for wrong in (5, ["file-1"], "a" * 300):
         error = refused(user({"type": "input_image", "file_id": wrong}))
         assert error.param == f"{PLACE}.file_id"
