@@ -186,7 +186,7 @@ def test_kept_items_have_their_images() -> None:
     [
         ([user(WORDS | {"type": "input_text"}), user(ITEM | {"image_url": "https://a.example"})],
          "input[1].content[0].image_url", "nothing is fetched (allowed-media-domains)"),
-        ([user(ITEM | {"file_id": "f"})], "input[0].content[0].image_url", "is given in addition to"),
+        ([user(ITEM | {"file_id": "f"})], "input[0].content[0].image_url", "is given in addition"),
         ([user({"type": "input_image"})], "input[0].content[0].image_url", "is required"),
         ([user(ITEM | {"detail": "best"})], "input[0].content[0].detail", "expected one of auto"),
         ([{"role": "assistant", "content": [ITEM]}], "input[0].content[0]", "of role assistant"),
