@@ -112,6 +112,7 @@ WINGS = {
             "tests/gpu/test_images_on_cuda.py",
             "tests/mesh/held_worker.py",
             "tests/mesh/test_images.py",
+            "tests/mesh/test_odd_images.py",
         ),
     ),
     "page": Wing((f"{GATEWAY}/page",), (f"tests/{GATEWAY}/page", "tests/page")),

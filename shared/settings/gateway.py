@@ -4,7 +4,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from shared.settings.base import Settings
-from shared.settings.fields import Addresses, ApiKeys, HostNames, Origins, ReasoningKey
+from shared.settings.fields import Addresses, ApiKeys, HostNames, Names, Origins, ReasoningKey
 from shared.settings.media_limit import Limit, MediaLimit
 from shared.settings.shared_fields import MAX_OPEN_REQUESTS
 from shared.wire.envelope import MAX_PROMISE_MS
@@ -71,6 +71,9 @@ class GatewayConfig(Settings):
     )
     limit_mm_per_prompt: MediaLimit = Field(
         Limit(), description='most images of a request, such as {"image": 4}'
+    )
+    allowed_media_domains: Names = Field(
+        [], description="hosts of fetched images, such as a.example,minio:9000; *: any public one"
     )
     max_open_requests_per_key: int | None = Field(
         None,

@@ -201,7 +201,7 @@ VALUES = {
         mamba_ssm_dtype max_mamba_cache_size swa_full_tokens_ratio
     """,
     MEDIA: """
-        allowed_local_media_path allowed_media_domains ec_transfer_config image_max_pixels
+        allowed_local_media_path ec_transfer_config image_max_pixels
         limit_mm_data_per_request max_processor_cache media_io_kwargs
         mm_attention_backend mm_encoder_attn_backend mm_encoder_tp_mode mm_process_config
         mm_processor_cache_type mm_shm_cache_max_object_size_mb mm_tensor_ipc video_pruning_rate

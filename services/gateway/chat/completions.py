@@ -68,6 +68,7 @@ class Completions:
             meter = start_meter(request, job.model, started_s)
             with self._intake.texts(request, job.total_choices), client_names(job.field_names):
                 reservation.is_served = True
+                await self._load(request, job, reservation)
                 generation = OpenGeneration(
                     tools=self._tools,
                     request=request,
@@ -84,12 +85,17 @@ class Completions:
         with self._intake.admission.admit() as reservation:
             job, _ = await self._job(request, endpoint, reservation)
             reservation.is_served = True
-            [prompt] = job.prompts
             with client_names(job.field_names):
+                await self._load(request, job, reservation)
+                [prompt] = job.prompts
                 ids = await self._mesh.conversions.convert(
                     owner_of(request), prompt, job.text.adds_special_tokens, job.chat
                 )
             return len(ids)
+
+    async def _load(self, request: web.Request, job: Job, reservation: Reservation) -> None:
+        load = self._limits.media.loaded
+        job.prompts[:] = await load(job.prompts, owner_of(request), reservation)
 
     async def _job(
         self, request: web.Request, endpoint: GenerationEndpoint, reservation: Reservation

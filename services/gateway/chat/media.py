@@ -1,12 +1,14 @@
 """The seam between chats and the files in them."""
 
-from collections.abc import Collection
+from collections.abc import Awaitable, Callable, Collection
+from pathlib import Path
 
 from msgspec import Raw
 
 from services.gateway.chat.requests.json_body import plain
 from services.gateway.chat.requests.unsupported import refuse_unsupported
-from services.gateway.mesh.job import Attachment
+from services.gateway.http.admission import Reservation
+from services.gateway.mesh.job import Attachment, Prompt
 from shared.settings.gateway import GatewayConfig
 from shared.wire.messages import ModelInfo
 
@@ -19,6 +21,8 @@ class Media:
     ``kinds`` are the types of parts with files."""
 
     kinds: Collection[str] = ()
+    find: Callable[[str, str], Awaitable[Path | None]] | None = None
+    """Finds the uploaded image with an id, of an owner."""
 
     def check(self, kind: str, param: str, model: ModelInfo) -> None:
         """Refuses the part ``param`` of type ``kind`` where the model takes none."""
@@ -34,9 +38,15 @@ class Media:
         refuse_unsupported({OPTIONS: plain(raw)}, {OPTIONS: ({},)})
         return ""
 
+    async def loaded(
+        self, prompts: list[Prompt], owner: str, reservation: Reservation
+    ) -> list[Prompt]:
+        """The prompts with all bytes of their files."""
+        return prompts
+
 
 NO_MEDIA = Media()
 
 
 def no_media(config: GatewayConfig) -> Media:
-    return NO_MEDIA
+    return Media()

@@ -1,26 +1,35 @@
 """Images in the parts of chats."""
 
+import re
 from collections.abc import Collection
 from typing import get_args
 
 import msgspec
 from msgspec import Raw, Struct
+from yarl import URL
 
 from services.gateway.chat.media import IMAGE_URL, OPTIONS, Media
 from services.gateway.chat.requests.json_body import json_errors
 from services.gateway.chat.requests.json_list import is_text, typed
 from services.gateway.chat.requests.raw_json import NULL, check_chars, json_text
+from services.gateway.http.admission import Reservation
 from services.gateway.http.violations import show, violation
+from services.gateway.media.allowed_hosts import AllowedHosts
 from services.gateway.media.data_url import EXPECTED, read_data_url
-from services.gateway.mesh.job import Attachment
+from services.gateway.media.fetch import Fetcher
+from services.gateway.media.loading import NO_BYTES, Elsewhere, Loader
+from services.gateway.mesh.job import Attachment, Prompt
 from shared.errors import InvalidRequest
 from shared.settings.gateway import GatewayConfig
-from shared.wire.messages import Detail, Medium, ModelInfo
+from shared.wire.messages import MAX_NAME_CHARS, Detail, Medium, ModelInfo
 
 INPUT_IMAGE = "input_image"
 ROLES = ("user", "system", "developer", "tool")
 DETAILS: tuple[Detail, ...] = get_args(Detail)
 DETAIL_OF: dict[str | None, Detail] = {None: "auto", **{each: each for each in DETAILS}}
+MAX_URL_BYTES = 8192
+
+_HTTP = re.compile(rb'"https?:', re.IGNORECASE)
 
 
 class _Part(Struct):
@@ -36,12 +45,16 @@ class _Url(Struct):
 
 
 class Images(Media):
-    """Media with images as ``data:`` URLs, in OpenAI's parts of both APIs."""
+    """Media with images as ``data:`` URLs, as URLs of allowed hosts and as uploads, in OpenAI's
+    parts of both APIs."""
 
     kinds: Collection[str] = (IMAGE_URL, INPUT_IMAGE)
 
     def __init__(self, config: GatewayConfig) -> None:
+        """Raises ConfigError."""
         self._most = config.limit_mm_per_prompt.image
+        self._hosts = AllowedHosts(config.allowed_media_domains)
+        self._loader = Loader(Fetcher(self._hosts), config.max_body_bytes, config.accept_timeout_s)
 
     def check(self, kind: str, param: str, model: ModelInfo) -> None:
         if "image" not in model.media:
@@ -74,16 +87,38 @@ class Images(Media):
             field = f"{holder}.detail"
             text = f"{field} is {show(detail)}; expected one of {', '.join(DETAILS)}"
             raise InvalidRequest(text, param=field)
-        if found.file_id != NULL:
-            field = f"{param}.file_id"
-            text = f"{field} is {show(found.file_id)}; no images are kept, expected {EXPECTED}"
-            raise InvalidRequest(text, param=field)
+        if (found.file_id == NULL) == (url == NULL):
+            text = "is required" if url == NULL else f"is given in addition to {param}.file_id"
+            raise InvalidRequest(f"{where} {text}", param=where)
         if url == NULL:
-            raise InvalidRequest(f"{where} is required", param=where)
+            return _upload(found.file_id, f"{param}.file_id", DETAIL_OF[detail])
         if not is_text(url):
             raise InvalidRequest(f"{where} is {show(url)}; expected {EXPECTED}", param=where)
-        file = read_data_url(url, where)
-        return Attachment(Medium(param=where, detail=DETAIL_OF[detail]), file)
+        medium = Medium(param=where, detail=DETAIL_OF[detail])
+        if not _HTTP.match(memoryview(url)):
+            return Attachment(medium, read_data_url(url, where))
+        return Elsewhere(medium, NO_BYTES, self._allowed(url, where), show(url))
+
+    @json_errors()
+    def _allowed(self, raw: Raw, param: str) -> URL:
+        """The URL of an allowed host."""
+        refusal = f"it has more than {MAX_URL_BYTES} bytes"
+        if self._hosts.is_empty:
+            refusal = f"nothing is fetched (allowed-media-domains), expected {EXPECTED}"
+        elif len(memoryview(raw)) <= MAX_URL_BYTES:
+            try:
+                url = URL(msgspec.json.decode(raw, type=str))
+                refusal = self._hosts.refusal(url)
+            except ValueError:
+                refusal = "it is no URL"
+        if refusal:
+            raise InvalidRequest(f"{param} is {show(raw)}; {refusal}", param=param)
+        return url
+
+    async def loaded(
+        self, prompts: list[Prompt], owner: str, reservation: Reservation
+    ) -> list[Prompt]:
+        return await self._loader.loaded(prompts, owner, reservation, self.find)
 
     @json_errors()
     def options(self, raw: Raw, has_files: bool) -> str:
@@ -97,3 +132,11 @@ class Images(Media):
         except msgspec.ValidationError as error:
             raise violation(error, OPTIONS, msgspec.json.decode(text)) from None
         return check_chars(text, OPTIONS) if fields else ""
+
+
+def _upload(file_id: Raw, param: str, detail: Detail) -> Attachment:
+    if not is_text(file_id) or len(memoryview(file_id)) > MAX_NAME_CHARS:
+        text = f"{param} is {show(file_id)}; expected the id of a file"
+        raise InvalidRequest(text, param=param)
+    medium, shown = Medium(param=param, detail=detail), show(file_id)
+    return Elsewhere(medium, NO_BYTES, msgspec.json.decode(file_id, type=str), shown)

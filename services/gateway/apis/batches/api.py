@@ -19,6 +19,8 @@ class BatchesApi(Api):
         if folder is not None:
             self._runner = BatchRunner(folder, core.config, core.internal_socket)
         self._files = Files(self._runner, core.admission, core.config)
+        if folder is not None:
+            core.media.find = self._files.image
         self._batches = Batches(self._runner)
 
     def routes(self) -> list[web.RouteDef]:

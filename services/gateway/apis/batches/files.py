@@ -1,9 +1,10 @@
-"""``/v1/files``: inputs of batches uploaded by clients, and the results. A file belongs to the API
-key of its request; to other keys it does not exist."""
+"""``/v1/files``: inputs of batches and images uploaded by clients, and results of batches. A file
+belongs to the API key of its request; to other keys it does not exist."""
 
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from aiohttp import BodyPartReader, hdrs, web
@@ -19,7 +20,7 @@ from services.gateway.http.client import Client
 from services.gateway.http.expectation import let_continue
 from services.gateway.http.json_reply import json_response
 from services.gateway.http.violations import show
-from shared.errors import BodyTooLarge, InvalidRequest
+from shared.errors import BodyTooLarge, InvalidRequest, NotFound
 from shared.settings.gateway import GatewayConfig
 
 Result = TypeVar("Result")
@@ -28,7 +29,7 @@ CHUNK_BYTES = 256 << 10
 MAX_NAME_CHARS = 256
 MAX_FIELD_BYTES = 1024
 MAX_LISTED = 10_000
-PURPOSE = "batch"
+BATCH, VISION = PURPOSES = "batch", "vision"
 FORM = "multipart/form-data"
 OCTETS = "application/octet-stream"
 MIN_BYTES_PER_S = 16 << 10
@@ -57,6 +58,13 @@ class Files:
     @property
     def _folder(self) -> BatchFolder:
         return enabled(self._batches).folder
+
+    async def image(self, file_id: str, owner: str) -> Path | None:
+        try:
+            stored = await self._run(owner, self._folder.file, file_id, owner)
+        except NotFound:
+            return None
+        return self._folder.data_path(file_id, owner) if stored.file.purpose == VISION else None
 
     async def _run(self, owner: str, call: Callable[..., Result], *arguments: object) -> Result:
         return await enabled(self._batches).threads.run(owner, call, *arguments)
@@ -116,15 +124,16 @@ class Files:
             raise InvalidRequest(f"the body is no multipart form: {error}") from None
         if num_bytes < 0:
             raise InvalidRequest("file is required", param="file")
-        if purpose != PURPOSE:
+        if purpose not in PURPOSES:
             raise InvalidRequest(
-                f"purpose is {show(purpose)}; only {PURPOSE} is supported", param="purpose"
+                f"purpose is {show(purpose)}; expected one of {', '.join(PURPOSES)}",
+                param="purpose",
             )
         return FileObject(
             id=file_id,
             bytes=num_bytes,
             created_at=int(time.time()),
-            filename=name or f"{file_id}.jsonl",
+            filename=name or (f"{file_id}.jsonl" if purpose == BATCH else file_id),
             purpose=purpose,
         )
 

@@ -109,6 +109,7 @@ class Messages(Api):
             prompt, options, places = await self._prompt(request, reservation)
             owner = owner_of(request)
             with client_names(places):
+                [prompt] = await self._media.loaded([prompt], owner, reservation)
                 ids = await self._mesh.conversions.convert(owner, prompt, False, options)
             return json_response(TokenCount(len(ids)))
 

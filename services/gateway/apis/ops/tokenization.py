@@ -1,7 +1,7 @@
 """``/tokenize`` and ``/detokenize``, in vLLM's shape."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -107,7 +107,8 @@ class Tokenization(Api):
             lambda found: found.prompt.num_bytes + chat_bytes(found.chat),
         )
         reservation.is_served = True
-        return conversion, model
+        [prompt] = await self._media.loaded([conversion.prompt], owner_of(request), reservation)
+        return replace(conversion, prompt=prompt), model
 
     async def _converted(
         self,

@@ -125,8 +125,11 @@ def refused(*messages: Any, model=SEER, **settings: Any) -> InvalidRequest:
 @pytest.mark.parametrize(
     ("url", "text"),
     [
-        ("https://a.example/1.png", 'is "https://a.example/1.png"; nothing is fetched, expected'),
-        ("file:///etc/passwd", 'is "file:///etc/passwd"; nothing is fetched, expected a data: URL'),
+        (
+            "https://a.example/1.png",
+            'is "https://a.example/1.png"; nothing is fetched (allowed-media-domains), expected',
+        ),
+        ("file:///etc/passwd", 'is "file:///etc/passwd"; expected a data: URL'),
         ("", 'is ""; expected a data: URL'),
         (base64.b64encode(FILE).decode()[:20], 'is "AAECAwQFBgcICQoLDA0O"; expected a data: URL'),
         ("data:image/png,abc", "it has no base64"),
@@ -164,10 +167,14 @@ def test_an_unknown_detail_is_named() -> None:
     assert error.param == "messages[0].content[0].detail"
 
 
-def test_no_file_has_an_id() -> None:
-    error = refused(user({"type": "input_image", "file_id": "file-1"}))
-    assert error.param == "messages[0].content[0].file_id"
-    assert "no images are kept, expected a data: URL" in error.message
+def test_an_image_is_a_url_or_the_id_of_a_file() -> None:
+    both = {"type": "input_image", "file_id": "file-1", "image_url": URL}
+    error = refused(user(both))
+    assert error.message == f"{PLACE}.image_url is given in addition to {PLACE}.file_id"
+    for wrong in (5, ["file-1"], "a" * 300):
+        error = refused(user({"type": "input_image", "file_id": wrong}))
+        assert error.param == f"{PLACE}.file_id"
+        assert "expected the id of a file" in error.message
 
 
 @pytest.mark.parametrize("role", ["assistant", "function"])

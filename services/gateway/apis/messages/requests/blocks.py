@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Raw
 
 from services.gateway.apis.messages.requests.schema import (
-    Base64Source,
     Block,
+    FileSource,
     Image,
     ImageSource,
     RedactedThinking,
@@ -23,6 +23,7 @@ from services.gateway.apis.messages.requests.schema import (
     ToolResult,
     ToolUse,
     Turn,
+    UrlSource,
 )
 from services.gateway.apis.messages.requests.signature import signed_text
 from services.gateway.chat.media import IMAGE_URL, Media
@@ -54,6 +55,7 @@ REMINDER = "<system-reminder>\n{}\n</system-reminder>"
 front; a text put there would change the front with each turn, so that no cache would help."""
 ERROR = "Error: {}"
 
+FILE_ID = "file_id"
 TEXT, IMAGE = {"text"}, {"image"}
 KINDS_OF = {
     "user": {"text", "tool_result"},
@@ -84,10 +86,11 @@ UNSUPPORTED = {
 
 @dataclass(frozen=True, slots=True)
 class _Picture:
-    """A ``part`` of a chat, from the block ``param``."""
+    """A ``part`` of a chat, from the block ``param``; ``source`` is the field with the image."""
 
     part: Message
     param: str
+    source: str
 
 
 class Conversation:
@@ -137,7 +140,8 @@ class Conversation:
                 if isinstance(each, _Picture):
                     place = f"messages[{index}].content[{number}]"
                     self.places[place] = each.param
-                    self.places[f"{place}.{IMAGE_URL}"] = f"{each.param}.source.data"
+                    for field in (IMAGE_URL, FILE_ID):
+                        self.places[f"{place}.{field}"] = each.source
         return [_joined(message) for message in self._messages]
 
     def _add_turn(self, index: int, raw: Raw) -> bool:
@@ -255,11 +259,12 @@ class Conversation:
         self._media.check("image", param, self._model)
         where = f"{param}.source"
         source: ImageSource = typed(raw, ImageSource, where)
-        if not isinstance(source, Base64Source):
-            kind = type(source).__struct_config__.tag
-            why = "nothing is fetched" if kind == "url" else "no images are kept"
-            text = f"{where}.type is {show(kind)}; {why}, expected base64"
-            raise InvalidRequest(text, param=f"{where}.type")
+        match source:
+            case UrlSource(url):
+                return _Picture({"type": IMAGE_URL, IMAGE_URL: url}, param, f"{where}.url")
+            case FileSource(file_id):
+                part = {"type": IMAGE_URL, FILE_ID: file_id}
+                return _Picture(part, param, f"{where}.{FILE_ID}")
         if source.media_type not in MEDIA_TYPES:
             text = f"{where}.media_type is {show(source.media_type)}; expected one of "
             raise InvalidRequest(text + ", ".join(MEDIA_TYPES), param=f"{where}.media_type")
@@ -268,7 +273,7 @@ class Conversation:
             raise InvalidRequest(text, param=f"{where}.data")
         head = f'"data:{source.media_type};base64,'.encode()
         url = Raw(b"".join((head, memoryview(source.data)[1:])))
-        return _Picture({"type": IMAGE_URL, IMAGE_URL: url}, param)
+        return _Picture({"type": IMAGE_URL, IMAGE_URL: url}, param, f"{where}.data")
 
     def _say(self, role: str, pieces: Sequence[str | _Picture]) -> None:
         """Adds to the last message if it has the same role."""

@@ -36,11 +36,11 @@ class Base64Source(Struct, tag_field="type", tag="base64"):
 
 
 class UrlSource(Struct, tag_field="type", tag="url"):
-    pass
+    url: Raw
 
 
 class FileSource(Struct, tag_field="type", tag="file"):
-    pass
+    file_id: Raw
 
 
 ImageSource = Base64Source | UrlSource | FileSource

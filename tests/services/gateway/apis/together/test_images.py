@@ -112,10 +112,12 @@ def test_an_error_with_an_image_is_called_one(content: list[Any], expected: Any)
     [
         (
             {"type": "url", "url": "https://a.example"},
-            "source.type",
-            "nothing is fetched, expected",
+            "source.url",
+            "nothing is fetched (allowed-media-domains), expected",
         ),
-        ({"type": "file", "file_id": "f"}, "source.type", "no images are kept, expected base64"),
+        ({"type": "url", "url": None}, "source.url", "is required"),
+        ({"type": "file", "file_id": 5}, "source.file_id", "is 5; expected the id of a file"),
+        ({"type": "file"}, "source.file_id", "is required"),
         (BLOCK["source"] | {"media_type": "image/tiff"}, "source.media_type", "image/jpeg, image/"),  # type: ignore[operator]
         (BLOCK["source"] | {"data": "QUJ"}, "source.data", "is not base64: incorrect padding"),  # type: ignore[operator]
         (BLOCK["source"] | {"data": ""}, "source.data", "has no data"),  # type: ignore[operator]
@@ -183,9 +185,8 @@ def test_kept_items_have_their_images() -> None:
     ("items", "param", "text"),
     [
         ([user(WORDS | {"type": "input_text"}), user(ITEM | {"image_url": "https://a.example"})],
-         "input[1].content[0].image_url", "nothing is fetched, expected a data: URL"),
-        ([user({"type": "input_image", "file_id": "f"})],
-         "input[0].content[0].file_id", "no images are kept"),
+         "input[1].content[0].image_url", "nothing is fetched (allowed-media-domains)"),
+        ([user(ITEM | {"file_id": "f"})], "input[0].content[0].image_url", "is given in addition"),
         ([user({"type": "input_image"})], "input[0].content[0].image_url", "is required"),
         ([user(ITEM | {"detail": "best"})], "input[0].content[0].detail", "expected one of auto"),
         ([{"role": "assistant", "content": [ITEM]}], "input[0].content[0]", "of role assistant"),
