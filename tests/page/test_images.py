@@ -10,6 +10,7 @@ import pytest
 from chatting import say, set_fields, until_done
 from conftest import ROOT, Served, opened, serving
 from playwright.sync_api import Browser, Locator, Page, expect
+from test_look import violations
 
 FILES = """([images, name, kind]) => {
   const data = new DataTransfer();
@@ -139,3 +140,15 @@ def test_a_model_without_images_says_so(browser: Browser, served: Served):
         assert not give(page, "drop", FISH), "the browser would leave the page"
         expect(page.get_by_role("alert")).to_have_text("The model takes no images")
         expect(waiting(page)).to_have_count(0)
+
+
+def test_images_are_no_serious_barrier(browser: Browser, seeing: Served):
+    with opened(browser, seeing.url, width=390, bypass_csp=True) as page:  # axe is the test's own
+        expect(page.get_by_role("button", name="Add an image")).to_be_visible()
+        give(page, "paste", FISH, SHOT)
+        expect(waiting(page)).to_have_count(2)
+        assert violations(page) == []
+        say(page, "Which is bluer?")
+        until_done(page)
+        page.get_by_role("button", name="Edit").click()
+        assert violations(page) == []

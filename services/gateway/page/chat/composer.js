@@ -1,6 +1,6 @@
 import { icon } from "../icons.js";
 import { h } from "../dom.js";
-import { imagesIn, readImage, showRemovable } from "./image.js";
+import { readImage, showRemovable } from "./image.js";
 
 const NO_IMAGES = "The model takes no images";
 
@@ -52,9 +52,9 @@ export class Composer {
     if (!takesImages) this.#setImages([]);
   }
 
-  /** Adds the images in what was dropped or pasted. */
+  /** Adds the files in what was dropped or pasted; otherwise the browser would open a dropped one. */
   take(event, transfer) {
-    const files = imagesIn(transfer);
+    const files = [...transfer.files];
     if (files.length === 0) return;
     event.preventDefault();
     this.#add(files);

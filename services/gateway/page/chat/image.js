@@ -27,8 +27,3 @@ export function showRemovable(element, images, keep) {
     return h("button", { class: "quiet", type: "button", "aria-label": `Remove ${image.name}`, onclick: remove }, image.canvas, icon("close"));
   }));
 }
-
-/** The files among what was pasted or dropped that may be images. */
-export function imagesIn(transfer) {
-  return [...(transfer?.files ?? [])].filter(({ type }) => type.startsWith("image/"));
-}
