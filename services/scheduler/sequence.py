@@ -116,7 +116,7 @@ MAX_WORKER_DEATHS = 2
 MAX_FORGIVEN = 8  # a sequence that keeps making workers stand still must end
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Sequence:
     """The scheduler's state of a sequence.
 

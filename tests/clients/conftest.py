@@ -1,4 +1,5 @@
-"""Servers for all tests here: ``shoal serve`` of the checkout, with the embedded model."""
+"""Servers for all tests here: ``shoal serve`` of the checkout with the embedded model, and with a
+tiny model for images."""
 
 import os
 import signal
@@ -8,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -60,14 +62,20 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, 
         start(writing, "--response-store", str(store), "--batch-dir", str(batches)),
         start(pooling, "--runner", "pooling"),
     )
-    try:
-        for server in both:
-            server.wait_until_ready()
+    with ready(*both):
         yield both
+
+
+@contextmanager
+def ready(*servers: Server) -> Iterator[None]:
+    try:
+        for server in servers:
+            server.wait_until_ready()
+        yield
     finally:
-        for server in both:
+        for server in servers:
             server.process.send_signal(signal.SIGINT)
-        for server in both:
+        for server in servers:
             server.process.wait(60)
 
 
@@ -82,3 +90,14 @@ def url(servers: tuple[Server, Server]) -> str:
 @pytest.fixture(scope="session")
 def pooling_url(servers: tuple[Server, Server]) -> str:
     return f"{servers[1].url}/v1"
+
+
+@pytest.fixture(scope="session")
+def seeing_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Its model is named ``tiny-vl``."""
+    folder, model = tmp_path_factory.mktemp("seeing"), tmp_path_factory.mktemp("model")
+    save = [ROOT / ".venv/bin/python", "-m", "tests.media.checkpoints", model]
+    subprocess.run(save, cwd=ROOT, check=True, capture_output=True)
+    server = start(folder, "--model", str(model), "--served-model-name", "tiny-vl")
+    with ready(server):
+        yield f"{server.url}/v1"

@@ -38,8 +38,8 @@ DIMENSIONS: Mapping[str, Mapping[str, str]] = {
         "cold": "a new prompt",
         "prefix hit": "the prompt is in the prefix cache; not used with `prompt_logprobs`",
         "preempted": "sequences of an earlier priority take its slot; its KV is computed again",
-        "killed": "the worker dies with a step in flight; another one starts and replays",
-        "moved": "the worker leaves and hands over to a second one, which computes the known ids",
+        "killed": "the worker dies with a step in flight; another starts and replays",
+        "moved": "the worker leaves and hands over to a second, which computes the known ids",
     },
     "grammar": {
         "free": "no grammar",

@@ -13,6 +13,7 @@ from transformers import GptOssForCausalLM, Lfm2ForCausalLM
 
 from benchmarks.harness.engines import make_engine
 from shared.model_folder import EMBEDDED_MODEL, TOKENIZER_FILE
+from tests.media.checkpoints import save_checkpoint
 from tests.services.worker.checkpoints import save_model
 from tests.services.worker.foreign_checkpoints import save_family
 from tests.services.worker.test_families import LFM, OSS
@@ -56,6 +57,11 @@ def save_foreign(folder: Path) -> None:
     """Phi-3, an architecture of transformers alone."""
     save_family(folder, "Phi3ForCausalLM", **SIZES)
     _save_tokenizer(folder)
+
+
+def save_seeing(folder: Path) -> None:
+    """Qwen2.5-VL, with a tokenizer of bytes."""
+    save_checkpoint(folder)
 
 
 def save_adapters(directory: Path, folder: Path) -> list[dict[str, str]]:

@@ -15,6 +15,7 @@ from tests.exactness.checkpoints import (
     save_experts,
     save_foreign,
     save_latent,
+    save_seeing,
     save_stateful,
     save_windowed,
 )
@@ -49,6 +50,7 @@ WINDOWED = Model("windows", 6.0, save_windowed)
 CONVOLVED = Model("convolutions", 6.0, save_convolved)
 STATEFUL = Model("states", 6.0, save_stateful)
 FOREIGN = Model("transformers'", 6.0, save_foreign)
+SEEING = Model("images", 1.0, save_seeing)
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ WINT8 = {"quantization": "wint8"}
 WINT4 = {"quantization": "wint4"}
 INT8_KV = {"kv_cache_dtype": "int8"}
 THEIRS = {"model_impl": "transformers"}
+CHUNKS = {"max_num_batched_tokens": 100}  # so that some images are computed in two steps
 
 TABLES: dict[str, list[Column]] = {
     "Native code on CPUs": [
@@ -103,6 +106,7 @@ TABLES: dict[str, list[Column]] = {
         Column("windows", WINDOWED, "native", "bfloat16"),
         Column("convolutions", CONVOLVED, "native", "bfloat16"),
         Column("states", STATEFUL, "native", "bfloat16"),
+        Column("images", SEEING, "native", "bfloat16", CHUNKS),
         Column("adapters", DENSE, "native", "bfloat16", is_adapted=True),
         Column("wint4, adapters", DENSE, "native", "bfloat16", WINT4, is_adapted=True),
         Column("two ranks", DENSE, "native", "bfloat16", processes="ranks"),
@@ -123,6 +127,7 @@ TABLES: dict[str, list[Column]] = {
         Column("windows", WINDOWED, "torch"),
         Column("convolutions", CONVOLVED, "torch"),
         Column("states", STATEFUL, "torch"),
+        Column("images", SEEING, "torch", settings=CHUNKS),
         Column("transformers'", FOREIGN, "torch", settings=THEIRS),
         Column("adapters", DENSE, "torch", is_adapted=True),
         Column("two ranks", DENSE, "torch", processes="ranks"),

@@ -1,9 +1,10 @@
 """The scheduler's core with engines that come and go, without sockets, and the outputs."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from queue import SimpleQueue
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
@@ -11,12 +12,13 @@ import numpy as np
 from msgspec.structs import replace
 
 from benchmarks.harness.scheduled import UNLIMITED_BYTES
-from benchmarks.harness.sequences import add_one
+from benchmarks.harness.sequences import generate_one
 from services.scheduler.emission import Emission
 from services.scheduler.scheduler import Scheduler
-from services.scheduler.sequence import Sequence
+from services.scheduler.sequence import Arrival, Sequence, Span
 from services.tokenizer.detokenize import DecodeIds, Detokenizer
 from services.worker.engine.protocol import StepOutput
+from services.worker.media.addition import Media
 from shared.wire.messages import Capacity, Grant, RunKind, SamplingParams, StepPlan, TokenRun
 from shared.wire.token_arrays import Layout, TokenArrays
 
@@ -24,6 +26,7 @@ PIPELINE_DEPTH = 2
 NUM_STEPS = 2  # of a plan that only decodes, if the engine takes several
 STEP_S = 1e-3  # taken for the time of each step, so that plans depend on no clock
 MAX_TURNS = 20_000
+ENCODE_S = 60
 
 
 class Engine(Protocol):
@@ -31,7 +34,16 @@ class Engine(Protocol):
 
     capacity: Capacity
 
-    def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None: ...
+    @property
+    def additions(self) -> Iterable[object]: ...
+
+    def submit(
+        self,
+        plan: StepPlan,
+        ids: np.ndarray,
+        output: Future[StepOutput],
+        pixels: list[np.ndarray],
+    ) -> None: ...
 
     def reset(self) -> None: ...
 
@@ -56,9 +68,16 @@ class Engines(Protocol):
         """Ends it, as a kill does; the next one is new."""
 
 
+class Prompt(NamedTuple):
+    """``spans`` of the ``ids`` stand for images."""
+
+    ids: list[int]
+    spans: tuple[Span, ...] = ()
+
+
 class Request(NamedTuple):
     name: str
-    prompt: list[int]
+    prompt: Prompt
     params: SamplingParams
     priority: int
     adapter: str = ""  # a digest
@@ -133,6 +152,38 @@ class Reader:
             output.finish = row.finish or f"error: {row.error}"
 
 
+class Encoded(NamedTuple):
+    request: str
+    attempt: int
+    num_ids: int
+
+
+class Encodings:
+    """What an engine's encoder reports. A plan's reports come with its result, so that plans depend
+    on no clock."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._found: SimpleQueue[Encoded] = SimpleQueue()
+        for each in engine.additions:
+            if isinstance(each, Media):
+                each.encoder.on_encoded = lambda *about: self._found.put(Encoded(*about))
+
+    def of(self, plan: StepPlan) -> list[Encoded]:
+        """Waits until the images of admitted sequences are encoded."""
+        rows = [row for row in plan.admit if row.items and row.items[-1].end > row.num_cached]
+        missing = {Encoded(row.request, row.attempt, row.prompt_len) for row in rows}
+        found = []
+        while missing:
+            found.append(self._found.get(timeout=ENCODE_S))
+            missing.discard(found[-1])
+        return found
+
+
+class InFlight(NamedTuple):
+    output: Future[StepOutput]
+    encoded: list[Encoded]
+
+
 class Mesh:
     """A scheduler, with one worker at the start. Its open sequences are forgotten at the end."""
 
@@ -141,7 +192,8 @@ class Mesh:
         self._engines = engines
         self._num_seqs = num_seqs
         self._workers: dict[str, Engine] = {}
-        self._in_flight: dict[str, deque[Future[StepOutput]]] = {}
+        self._encodings: dict[str, Encodings] = {}
+        self._in_flight: dict[str, deque[InFlight]] = {}
         self._readers: dict[str, Reader] = {}
         self._num_started = 0
 
@@ -156,8 +208,8 @@ class Mesh:
         traceback: TracebackType | None,
     ) -> None:
         for name, engine in self._workers.items():
-            for output in self._in_flight[name]:
-                output.result()
+            for each in self._in_flight[name]:
+                each.output.result()
             self._engines.give_back(engine)
 
     @property
@@ -173,6 +225,7 @@ class Mesh:
             max_num_steps=min(NUM_STEPS, engine.capacity.max_num_steps),
         )
         self._workers[name], self._in_flight[name] = engine, deque()
+        self._encodings[name] = Encodings(engine)
         self._core.add_worker(name, capacity)
 
     def lose_worker(self) -> None:
@@ -193,8 +246,12 @@ class Mesh:
     def send(self, request: Request) -> Reader:
         name, prompt, params, priority, adapter = request
         now_s = float(len(self._readers)) / 100
-        add_one(self._core, name, prompt, params, now_s, priority=priority, adapter=adapter)
-        self._core.grant(Grant(name, 1, len(prompt) + 1000, UNLIMITED_BYTES))
+        generate = generate_one(name, params, priority=priority, adapter=adapter)
+        generate = replace(generate, items=[each.item for each in prompt.spans])
+        pixels = {each.item.digest: each.pixels for each in prompt.spans}
+        ids = np.array(prompt.ids, np.int32)
+        self._core.add(Arrival(generate, ids, ids[:0], 0, now_s, [*pixels.values()]))
+        self._core.grant(Grant(name, 1, len(ids) + 1000, UNLIMITED_BYTES))
         reader = self._readers[name] = Reader(self._core.sequences[name, 1], self._engines.decode)
         return reader
 
@@ -212,17 +269,27 @@ class Mesh:
             self._core.workers[name].step_s = STEP_S
             while (planned := self._core.plan(name)) is not None:
                 output: Future[StepOutput] = Future()
-                self._in_flight[name].append(output)
-                engine.submit(planned.plan, planned.ids, output)
+                engine.submit(planned.plan, planned.ids, output, planned.pixels)
+                encoded = self._encodings[name].of(planned.plan)
+                self._in_flight[name].append(InFlight(output, encoded))
 
     def _absorb(self) -> None:
         """The oldest result of each worker."""
-        for name, outputs in self._in_flight.items():
-            if outputs:
-                result, arrays = outputs.popleft().result()
+        for name, in_flight in self._in_flight.items():
+            if in_flight:
+                output, encoded = in_flight.popleft()
+                self._note_encoded(name, encoded)
+                result, arrays = output.result()
                 result = replace(result, step_s=STEP_S * result.num_steps)
                 layout = Layout(result.rows, arrays)
                 self._note(self._core.absorb(name, result, arrays), layout)
+
+    def _note_encoded(self, name: str, encoded: list[Encoded]) -> None:
+        for request, attempt, num_ids in encoded:
+            sequence = self._core.sequences.get((request, attempt))
+            allocation = sequence and sequence.allocation
+            if sequence and allocation and allocation.worker_id == name:
+                sequence.note_encoded(num_ids)
 
     def _note(self, emissions: list[Emission], layout: Layout) -> None:
         for each in emissions:

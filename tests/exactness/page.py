@@ -13,7 +13,7 @@ OPENING = """\
 # Exactness
 
 The same seed gives the same output: alone or in a crowd, with drafts, after preemption, a kill or a
-move. This page lists how exactly, for each combination; a test computes each entry.
+move. This page says how exactly; a test computes each entry.
 
 <!-- Written by `make docs` from tests/exactness; tests compare. -->
 
@@ -37,13 +37,14 @@ PAIRS_OPENING = """\
 
 Other models, weights and backends: fifteen combinations have every pair of circumstances.
 
-* *dense* is the embedded model, also in the columns without a model; *wint8*, *wint4* and *int8 KV*
+* *dense* is the embedded model, also in columns without a model; *wint8*, *wint4* and *int8 KV*
   are its forms ([quantization](quantization.md)).
 * *experts* (GLM-4.5), *latent* (DeepSeek-V3), *windows* (gpt-oss), *convolutions* (LFM2),
-  *states* (Qwen3.5) and *transformers'* (Phi-3) are tiny random checkpoints.
-* Native code computes in bfloat16, all others in float32, unless a column has another form.
+  *states* (Qwen3.5), *images* (Qwen2.5-VL, cut by chunks and hits) and *transformers'* (Phi-3)
+  are tiny random checkpoints.
+* Native code computes in bfloat16, others in float32, unless a column has another form.
 * *The engine for GPUs* is computed by torch's operators here; its kernels: [gpu](gpu.md).
-* *two ranks* and *two stages* are two processes that share a model ([parallel](parallel.md)).
+* *two ranks* and *two stages* are processes that share a model ([parallel](parallel.md)).
 """
 
 

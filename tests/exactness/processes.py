@@ -29,6 +29,8 @@ _numbers = count()
 class SharedEngine:
     """Sends each plan to both processes; the first one returns its result. Raises ConfigError."""
 
+    additions = ()
+
     def __init__(
         self,
         folder: Path,
@@ -65,7 +67,10 @@ class SharedEngine:
         self._pipes.append(ours)
         return process
 
-    def submit(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
+    def submit(
+        self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput], pixels: list[np.ndarray]
+    ) -> None:
+        assert not pixels
         self._send((plan, ids))
         self._results.submit(self._receive, output)
 

@@ -65,7 +65,7 @@ RULES = [
     ),
     Rule(
         Promise.REFUSED,
-        {"model": ("windows", "convolutions", "transformers'"), "speculation": ("MTP",)},
+        {"model": ("windows", "convolutions", "images", "transformers'"), "speculation": ("MTP",)},
         title="MTP drafts for a model without an MTP head",
         reason="The head is a part of the checkpoint.",
         words="speculative-config: method mtp: the model has no MTP head",

@@ -3,27 +3,47 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from msgspec.structs import replace
 from tokenizers import Tokenizer
 
 from kernels.sample.reference import noise
+from services.scheduler.sequence import Span
 from shared.errors import ConfigError
+from shared.media.family import Family, digest_of, read_family
 from shared.model_folder import TOKENIZER_FILE
-from shared.wire.messages import ALL_TOKENS
+from shared.wire.messages import ALL_TOKENS, Item
 from tests.exactness.cells import Cell
 from tests.exactness.columns import Column
 from tests.exactness.engines import ColumnEngines
-from tests.exactness.mesh import Mesh, Output
+from tests.exactness.mesh import Mesh, Output, Prompt
 from tests.exactness.outcome import Difference, difference
 from tests.exactness.scenario import SPECULATION, Prompts, play
+from tests.media.checkpoints import picture
 from tests.services.worker.speculation import BEGINNINGS
 
 MAX_PROMPT_LEN = 72
 # Longer than the interval between copies of states.
 TARGET = 2 * (BEGINNINGS[1] + BEGINNINGS[2]) + BEGINNINGS[1]
 OTHERS = [BEGINNINGS[number] for number in (3, 4, 5, 8, 11)]
+
+
+class Picture(NamedTuple):
+    """It stands before the id ``place`` of a prompt."""
+
+    place: int
+    seed: int
+    width: int
+    height: int
+
+
+PICTURES: dict[str, list[Picture]] = {
+    TARGET: [Picture(10, 1, 84, 56), Picture(58, 2, 112, 84)],
+    OTHERS[1]: [Picture(4, 2, 112, 84)],
+    OTHERS[2]: [Picture(0, 3, 56, 56), Picture(20, 4, 28, 140)],
+}
 
 
 @dataclass(frozen=True)
@@ -73,10 +93,11 @@ class Runs:
         A score is a logprob plus temperature times the noise of the position's random bits.
         """
         request = self._prompts.request(cell.baseline)
-        ids, params = request.prompt + self.output(cell.baseline).ids[:position], request.params
+        ids = request.prompt.ids + self.output(cell.baseline).ids[:position]
+        prompt, params = request.prompt._replace(ids=ids), request.params
         one = replace(params, max_tokens=1, guide=None, logprobs=ALL_TOKENS, prompt_logprobs=None)
         with Mesh(self._engines["plain"], 1, caches_prefixes=False) as mesh:
-            target = mesh.send(request._replace(prompt=ids, params=one))
+            target = mesh.send(request._replace(prompt=prompt, params=one))
             mesh.run_until(lambda: not target.is_open)
         (logprobs,) = target.output.scores.values[0][:, 1:]
         found: np.ndarray = logprobs + params.temperature * noise(
@@ -90,7 +111,22 @@ class Runs:
 
 
 def prompts_of(folder: Path, temperature: float, adapters: tuple[str, ...]) -> Prompts:
-    """The same texts in the tokens of each model."""
-    tokenizer = Tokenizer.from_file(str(folder / TOKENIZER_FILE))
-    target, *others = (tokenizer.encode(text).ids[:MAX_PROMPT_LEN] for text in (TARGET, *OTHERS))
+    """The same texts in the tokens of each model, with images for a model that takes some."""
+    tokenizer, family = Tokenizer.from_file(str(folder / TOKENIZER_FILE)), read_family(folder)
+    prompts = []
+    for text in (TARGET, *OTHERS):
+        ids = tokenizer.encode(text).ids
+        spans = [_insert(ids, each, family) for each in PICTURES.get(text, ())] if family else []
+        prompts.append(Prompt(ids[:MAX_PROMPT_LEN], tuple(spans)))
+    target, *others = prompts
     return Prompts(target, others, temperature, adapters)
+
+
+def _insert(ids: list[int], where: Picture, family: Family) -> Span:
+    """Adds the placeholders to ``ids``."""
+    image = picture(where.seed, where.width, where.height)
+    pixels, size = np.asarray(image).reshape(-1), (1, where.height, where.width)
+    num_tokens = family.num_tokens(size)
+    ids[where.place : where.place] = num_tokens * [family.placeholder]
+    digest = digest_of("image", size, pixels.data, "")
+    return Span(Item(start=where.place, num_tokens=num_tokens, size=size, digest=digest), pixels)

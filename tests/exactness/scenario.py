@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from shared.wire.messages import Guide, SamplingParams
 from tests.exactness.cells import Cell
-from tests.exactness.mesh import Engines, Mesh, Output, Reader, Request
+from tests.exactness.mesh import Engines, Mesh, Output, Prompt, Reader, Request
 
 NUM_DRAFTS = 3
 MAX_TOKENS = {"free": 28, "JSON": 32}
@@ -66,8 +66,8 @@ COMPANY = {
 class Prompts:
     """The target's prompt, and at least five others without a common beginning."""
 
-    target: list[int]
-    others: list[list[int]]
+    target: Prompt
+    others: list[Prompt]
     temperature: float
     adapters: tuple[str, ...] = ()
 
@@ -102,7 +102,8 @@ class Prompts:
     def rival(self, number: int) -> Request:
         """Takes a slot from a sequence of a later priority."""
         params = SamplingParams(seed=100 + number, max_tokens=6, ignore_eos=True)
-        return Request(f"rival {number}", self.others[-1][number:], params, priority=0)
+        prompt = Prompt(self.others[-1].ids[number:])
+        return Request(f"rival {number}", prompt, params, priority=0)
 
 
 def play(cell: Cell, prompts: Prompts, engines: Engines) -> Output:
@@ -137,9 +138,12 @@ def cold(mesh: Mesh, target: Reader, prompts: Prompts) -> None:
 
 
 def hit(mesh: Mesh, target: Reader, prompts: Prompts) -> None:
-    """A prompt with logprobs is computed as a whole."""
-    is_scored = target.sequence.params.prompt_logprobs is not None
-    assert (target.sequence.num_cached > 0) != is_scored
+    """A prompt with logprobs is computed as a whole. The cached part ends within an image."""
+    sequence = target.sequence
+    is_scored, num_cached = sequence.params.prompt_logprobs is not None, sequence.num_cached
+    assert (num_cached > 0) != is_scored
+    if sequence.spans and not is_scored:
+        assert any(item.start < num_cached < item.end for item, _ in sequence.spans)
 
 
 def preempted(mesh: Mesh, target: Reader, prompts: Prompts) -> None:

@@ -19,12 +19,15 @@ from shared.errors import RequestError
 from shared.wire.envelope import Promise, RequestOptions
 from shared.wire.messages import Mark, SamplingParams, TextOptions
 from tests.sim.adapters import EVERY
+from tests.sim.images import illustrated
 from tests.sim.virtual_loop import Process
 
 NUM_JOBS = 64
 ACCEPT_S = 60.0
 WORDS = ["the", "shoal", "swims", "north", "while", "one", "small", "fish", "waits", "for it"]
 STOPS = ["e", " the", "qu", "."]
+HAS_IMAGES = 2
+"""Of each four kinds this one."""
 LONG = 300
 """Tokens of a text that is longer than a client's credit."""
 
@@ -80,6 +83,7 @@ def job_of(number: int) -> Job:
     random = Random(number)
     text = " ".join(WORDS * random.randint(0, 4) + random.choices(WORDS, k=random.randint(1, 9)))
     ids = np.array(random.choices(range(4000), k=random.randint(1, 60)), np.int32)
+    ids = np.maximum(ids, 1)  # the placeholder of images is 0
     prompts = [
         Prompt("text", _bytes(text)),
         Prompt("chat", _bytes(f'[{{"role": "user", "content": "{text}"}}]')),
@@ -113,6 +117,8 @@ def job_of(number: int) -> Job:
     promise = random.choice([None, None, Promise(tpot_ms=3), Promise(ttft_ms=1e6, tpot_ms=50)])
     adapter = random.choice(["", "", *(each.digest for each in EVERY)])
     options = msgspec.structs.replace(job.options, promise=promise, adapter=adapter)
+    if number % 4 == HAS_IMAGES:
+        job = replace(job, prompts=[illustrated(random, each) for each in job.prompts])
     return replace(job, options=options)
 
 

@@ -1,8 +1,9 @@
-"""The model of the simulator: each token is a hash of the adapter and all ids before it, and each
-block is checked for the ids that its KV was computed from."""
+"""The model of the simulator: each token is a hash of the adapter, the images and all ids before
+it, and each block is checked for the ids and images that its KV was computed from."""
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from zlib import crc32
 
@@ -12,10 +13,12 @@ from msgspec.structs import replace
 from benchmarks.harness.step_engine import StepEngine
 from services.scheduler.scheduler import Planned
 from services.worker.engine.protocol import StepOutput
+from shared.wire.codec import Array
 from shared.wire.envelope import read_options
 from shared.wire.messages import Capacity, ModelInfo, ResultRow, RunKind, StepPlan, TokenRun
 from shared.wire.token_arrays import Layout, TokenArrays, join
 from tests.services.scheduler.simulated_worker import SimulatedWorker, Slot
+from tests.sim.images import PLACEHOLDER, SimulatedMedia
 
 STOP = 251
 """Every so many tokens a text ends by itself."""
@@ -69,6 +72,8 @@ class SimulatedEngine(StepEngine):
         self.capacity = capacity
         self.fails_next = False
         self.adapters: Collection[str] = ()
+        self.media = SimulatedMedia()
+        self.additions = [self.media]
         self.reset()
 
     @property
@@ -76,7 +81,17 @@ class SimulatedEngine(StepEngine):
         return sum(not slot.has_finished for slot in self.worker.slots.values())
 
     def reset(self) -> None:
+        self.media.table.reset()
         self.worker = _Worker(self.capacity, STOP, write=self._write)
+
+    def submit(
+        self,
+        plan: StepPlan,
+        ids: np.ndarray,
+        output: Future[StepOutput],
+        pixels: Sequence[Array] = (),
+    ) -> None:
+        output.set_result(self.step(plan, self.media.seen(plan, ids, pixels)))
 
     def _write(self, slot: Slot) -> int:
         return token_of(seed_of(slot), slot.ids, self.capacity.vocab_size)
@@ -90,13 +105,16 @@ class SimulatedEngine(StepEngine):
         result, emitted = self.worker.step(Planned(plan, ids))
         held = {adapter_of(slot) for slot in self.worker.slots.values()} - {""}
         assert len(held) <= self.capacity.max_adapters, "too many adapters at once"
+        for number, slot in self.worker.slots.items():
+            self.media.note_computed(number, slot.num_computed)
         layout = Layout(result.rows, emitted)
         num_left: Counter[int] = Counter()
         for row in result.rows:
             num_left[row.slot] += row.run.num_tokens * (row.run.kind == RunKind.OUTPUT)
         rows, parts = [], []
         for index, row in enumerate(result.rows):
-            own: list[int] = layout.part(index, index + 1).ids.tolist()
+            ids = layout.part(index, index + 1).ids
+            own: list[int] = np.where(ids < 0, PLACEHOLDER, ids).tolist()
             part = self._arrays(row, own, num_left)
             rows.append(replace(row, run=_widened(row.run, part)))
             parts.append(part)

@@ -16,8 +16,10 @@ import msgspec
 from msgspec.structs import replace
 
 from services.gateway.service import GatewayService
+from services.scheduler.media.cell import CellMedia
 from services.scheduler.service import SchedulerService
 from services.tokenizer.service import TokenizerService
+from services.worker.media.extension import WorkerMedia
 from shared.model_folder import EMBEDDED_MODEL, read_model_info
 from shared.process.service import Service
 from shared.settings.base import Settings
@@ -29,6 +31,7 @@ from shared.wire.messages import EVERY_LAYER, Capacity, Group, Message, ModelInf
 from tests.sim.adapters import EVERY, KEPT, AdaptingWorker, order
 from tests.sim.clients import Request, ask
 from tests.sim.engine import SimulatedEngine
+from tests.sim.images import CHAT_TEMPLATE, FAMILY, reading
 from tests.sim.network import Machine, Network, Sockets
 from tests.sim.virtual_loop import THREAD_S, TURN_S, VirtualLoop
 
@@ -83,6 +86,7 @@ class Host(Machine):
                     "grants": len(requests._credits._grants),
                     "sequences": sum(each.num for each in service._schedulers._ours.values()),
                     "threads": sum(lane._slots._held.total() for lane in lanes),
+                    "bytes of pixels": service._media._memory.num_bytes,
                 }
             case "scheduler":
                 core = service._core
@@ -94,9 +98,16 @@ class Host(Machine):
                     "plans": sum(len(each.in_flight) for each in core.workers.values()),
                     "blocks": sum(each.num_blocks - each.num_free for each in pools),
                     "tokens": sum(len(each._held) for each in service._routes.values()),
+                    "bytes of pixels": sum(
+                        each._num_bytes
+                        for each in service._extensions
+                        if isinstance(each, CellMedia)
+                    ),
                 }
             case "worker":
-                return {"steps": service._num_pending, "sequences": service._load}
+                assert self.engine is not None
+                of_images = self.engine.media.held()
+                return {"steps": service._num_pending, "sequences": service._load, **of_images}
 
 
 class Site:
@@ -141,7 +152,7 @@ class Mesh:
             patch("services.gateway.service.REGISTRY", Mock()),
             patch("services.scheduler.service.FORWARD_INTERVAL_S", self.shape.forward_interval_s),
             patch("services.scheduler.adapters.cell.FORGET_S", self.shape.forget_s),
-            patch("services.worker.service.EXTENSIONS", [], create=True),
+            patch("services.worker.service.EXTENSIONS", [WorkerMedia]),
             patch.object(TokenizerService, "_load", _load),
         ):
             try:
@@ -319,6 +330,7 @@ class Shape:
             adapts_depth=draw(False, True),
             max_num_steps=draw(1, 1, 4),
             stall_s=STALL_S,
+            media=FAMILY.kinds,
         )
         groups = draw(EVERY_LAYER, EVERY_LAYER, (Group(), Group(24)), (Group(16),))
         num_blocks = self.capacity.num_blocks * len(groups)
@@ -340,6 +352,7 @@ class Shape:
                 "enable_prefix_caching": draw(True, True, False),
                 "later_priority_share": draw(0.2, 0.05, 0.8),
                 "worker_grace_s": draw(20.0, 60.0),
+                "max_media_bytes": 300 if self.is_small else 1 << 20,
             },
             "worker": {"scheduler_address": LOWER, "stall_s": STALL_S},
         }
@@ -376,7 +389,8 @@ def model() -> ModelInfo:
 
 @cache
 def _loaded() -> TokenizerService:
-    service = TokenizerService(TokenizerConfig(mesh_dir=NOWHERE, instance="t"))
+    config = TokenizerConfig(mesh_dir=NOWHERE, instance="t", chat_template=CHAT_TEMPLATE)
+    service = TokenizerService(config)
     service.info = _REAL_LOAD(service)  # type: ignore[attr-defined]
     return service
 
@@ -387,7 +401,8 @@ _REAL_LOAD = TokenizerService._load
 def _load(self: TokenizerService) -> ModelInfo:
     """The text model is loaded once, for all tokenizers of all meshes."""
     loaded = _loaded()
-    self._text, self._max_tokens, self._media = loaded._text, loaded._max_tokens, loaded._media
+    self._text, self._max_tokens = loaded._text, loaded._max_tokens
+    self._media = reading(self._text.max_model_len)
     self._vocabulary = loaded._vocabulary
     info: ModelInfo = loaded.info  # type: ignore[attr-defined]
     return msgspec.structs.replace(info)

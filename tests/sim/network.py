@@ -4,11 +4,10 @@ cut, and processes die without a word."""
 from collections.abc import Callable, Sequence
 from hashlib import blake2b
 
-import msgspec
-
 from shared.link.sockets.connection import HELLO_S, OnFrames, OnLost, PeerGone
 from shared.wire.codec import Frame, decode, encode
 from shared.wire.messages import Hello
+from tests.sim.images import without_images
 from tests.sim.virtual_loop import START_S, Process, VirtualLoop
 
 LATENCY_S = 100e-6
@@ -252,7 +251,7 @@ def _with_minor(frames: list[bytes], minor: int) -> list[bytes]:
     hello, arrays = decode(frames)
     if not isinstance(hello, Hello):
         return frames
-    return [bytes(each) for each in encode(msgspec.structs.replace(hello, minor=minor), arrays)]
+    return [bytes(each) for each in encode(without_images(hello, minor), arrays)]
 
 
 def _text_of(frames: list[bytes]) -> str:

@@ -5,6 +5,7 @@ from math import inf
 from services.scheduler.service import SchedulerService
 from shared.errors import ADAPTER_LOST, QUARANTINED, TOO_MANY_REPLAYS, WORKER_DIED
 from shared.link.peer import SILENCE_S
+from shared.wire.messages import MEDIA_MINOR
 from tests.sim.clients import Choice, Request, job_of
 from tests.sim.faults import Faults
 from tests.sim.mesh import LOOK_S, STALL_S, Mesh
@@ -23,6 +24,8 @@ REASONS = {
     QUARANTINED: ({"worker"}, 2),
 }
 """Of an error: faults of these services, so many."""
+OLD_FOR_IMAGES = ("takes images", "take no images", f"of protocol minor {MEDIA_MINOR}")
+"""In errors about services of older versions."""
 NO_REASON: tuple[set[str], float] = (set(), inf)
 
 
@@ -74,8 +77,11 @@ def check_error(request: Request, faults: Faults, mesh: Mesh) -> None:
         f"{request.name} failed with {error.status} {error.code}: {error}; it had {len(hits)}"
         f" faults, {sum(each.is_loss for each in hits)} losses, and no service for {gap_s:.1f} s"
     )
-    if error.status == 429:
+    if error.status == 429 or error.code == "media_memory_full":
         assert mesh.shape.is_small, text
+    elif any(each in error.message for each in OLD_FOR_IMAGES):
+        assert any(each.media for each in job_of(request.job_number).prompts), text
+        assert any(each.minor is not None for each in mesh.sites), text
     elif error.code == ADAPTER_LOST:
         adapter = job_of(request.job_number).options.adapter
         is_kept = adapter in {each.digest for each in mesh.shape.adapters}

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from services.gateway.mesh.open_prompt import OpenPrompt
 from services.scheduler.allocation import Allocation
+from services.scheduler.sequence import Sequence
 from services.worker.service import WorkerService
 from shared.link.link import Link
 from shared.wire.codec import Array
@@ -25,6 +26,9 @@ PUT_BACK: dict[str, Callable[[], Any]] = {
     ),
     "a copy of a state is kept that a step in flight overwrites": lambda: patch.object(
         Allocation, "num_copied", copied_at_most
+    ),
+    "blocks with the ids of other images are hits": lambda: patch.object(
+        Sequence, "_content_of", lambda self, start, end: b""
     ),
     "a replay asks for what has come": lambda: patch.object(OpenPrompt, "submit", submit_anew),
 }

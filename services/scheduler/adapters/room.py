@@ -12,6 +12,7 @@ the starved one in the order may, but there is a limited number of these.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Set
+from weakref import ref
 
 from services.scheduler.sequence import Sequence, WaitReason
 
@@ -34,12 +35,12 @@ class AdapterRoom:
         self._waits = waits
         self._held: dict[int, str] = {}  # adapters by slot
         self._counts: Counter[str] = Counter()  # of their slots
-        self._starved: Sequence | None = None
+        self._starved: Callable[[], Sequence | None] = lambda: None  # weak: it holds its images
         self._closed = ""
 
     @property
     def starved(self) -> Sequence | None:
-        first = self._starved
+        first = self._starved()
         return first if first is not None and self._waits(first) and self.fits(first) else None
 
     def fits(self, sequence: Sequence) -> bool:
@@ -55,7 +56,7 @@ class AdapterRoom:
         return len(self._counts) - num_ended < self._max_adapters
 
     def is_kept_from(self, sequence: Sequence) -> bool:
-        adapter, starved = sequence.options.adapter, self._starved
+        adapter, starved = sequence.options.adapter, self._starved()
         if not adapter or starved is None or sequence.order <= starved.order:
             return False
         if adapter != self._closed and adapter in self._counts:
@@ -67,7 +68,7 @@ class AdapterRoom:
             return
         starved = self.starved
         if starved is None or sequence.order < starved.order:
-            self._starved = sequence
+            self._starved = ref(sequence)
         self._close()
 
     def take(self, sequence: Sequence) -> None:

@@ -24,7 +24,8 @@ export class Chat {
     this.log = h("div", { class: "log" });
     this.scroller = h("div", { class: "scroller" }, this.log);
     this.element = h("section", { class: "chat", "aria-label": "Conversation" },
-      h("div", { class: "talk" }, this.scroller, h("div", { class: "dock" }, this.#tools(), this.composer.element)),
+      h("div", { class: "talk", ondragover: (event) => event.dataTransfer.types.includes("Files") && event.preventDefault(), ondrop: (event) => this.composer.take(event, event.dataTransfer) },
+        this.scroller, h("div", { class: "dock" }, this.#tools(), this.composer.element)),
       this.panel.element);
     this.element.classList.toggle("no-panel", NARROW.matches);
     this.#showExamples();
@@ -92,8 +93,8 @@ export class Chat {
   /** What would be sent now; while nothing is written, what brought the last answer. */
   #shownRequest() {
     const turns = this.#turns;
-    const text = this.composer.area.value.trim();
-    if (text) turns.push({ role: "user", content: text, images: this.composer.images });
+    const { area, hasMessage, images } = this.composer;
+    if (hasMessage) turns.push({ role: "user", content: area.value.trim(), images });
     else if (turns.at(-1)?.role === "assistant") turns.pop();
     return this.#request(turns);
   }
@@ -111,16 +112,16 @@ export class Chat {
   #say(text, images = []) {
     if (this.#isRefused()) return false;
     if (this.#views.length === 0) this.log.replaceChildren();
-    const view = new UserView({ role: "user", content: text, images }, (changed) => this.#edit(view, changed));
+    const view = new UserView({ role: "user", content: text, images }, (...changed) => this.#edit(view, ...changed));
     this.#add(view);
     this.#answer();
     return true;
   }
 
-  #edit(view, text) {
+  #edit(view, text, images) {
     if (this.#isRefused()) return;
     this.#cutFrom(this.#views.indexOf(view));
-    this.#say(text, view.turn.images);
+    this.#say(text, images);
   }
 
   #retry(view) {

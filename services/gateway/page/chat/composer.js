@@ -1,6 +1,8 @@
 import { icon } from "../icons.js";
-import { announce, h, hold } from "../dom.js";
-import { imagesIn, readImage } from "./image.js";
+import { h } from "../dom.js";
+import { readImage, showRemovable } from "./image.js";
+
+const NO_IMAGES = "The model takes no images";
 
 /** Calls `send` where the key is Enter. With Shift it begins a line. */
 export function onSendKey(event, send) {
@@ -21,10 +23,9 @@ export class Composer {
     this.picker = h("input", { type: "file", accept: "image/*", multiple: true, hidden: true, onchange: () => this.#picked() });
     this.adder = h("button", { class: "button round", type: "button", hidden: true, "aria-label": "Add an image", onclick: () => this.picker.click() }, icon("image"));
     this.shown = h("div", { class: "images" });
-    this.element = h("form", {
-      class: "composer", onsubmit: (event) => this.#submitted(event), onpaste: (event) => this.#take(event, event.clipboardData),
-      ondragover: (event) => this.#takesImages && event.preventDefault(), ondrop: (event) => this.#take(event, event.dataTransfer),
-    }, this.shown, this.adder, this.area, this.button, this.picker);
+    this.problem = h("div", { class: "problem", role: "alert", hidden: true });
+    this.element = h("form", { class: "composer", onsubmit: (event) => this.#submitted(event), onpaste: (event) => this.#pasted(event) },
+      this.problem, this.shown, this.adder, this.area, this.button, this.picker);
     this.#send = send;
     this.#stop = stop;
     this.setBusy(false);
@@ -40,10 +41,23 @@ export class Composer {
     return [...this.#images];
   }
 
+  get hasMessage() {
+    return this.area.value.trim() !== "" || this.#images.length > 0;
+  }
+
   setTakesImages(takesImages) {
     this.#takesImages = takesImages;
     this.adder.hidden = !takesImages;
+    this.#refuse(!takesImages && this.#images.length ? NO_IMAGES : "");
     if (!takesImages) this.#setImages([]);
+  }
+
+  /** Adds the files in what was dropped or pasted; otherwise the browser would open a dropped one. */
+  take(event, transfer) {
+    const files = [...transfer.files];
+    if (files.length === 0) return;
+    event.preventDefault();
+    this.#add(files);
   }
 
   /** Not where it would bring up a keyboard that covers the answer. */
@@ -59,24 +73,21 @@ export class Composer {
   }
 
   #offer() {
-    this.button.disabled = !this.#isBusy && this.area.value.trim() === "";
+    this.button.disabled = !this.#isBusy && !this.hasMessage;
   }
 
   #submitted(event) {
     event.preventDefault();
     if (this.#isBusy) return this.#stop();
-    const text = this.area.value.trim();
-    if (text === "" || !this.#send(text, this.images)) return;
+    if (!this.hasMessage || !this.#send(this.area.value.trim(), this.images)) return;
     this.area.value = "";
+    this.#refuse("");
     this.#setImages([]);
-    this.#offer();
   }
 
-  #take(event, transfer) {
-    const files = this.#takesImages ? imagesIn(transfer) : [];
-    if (files.length === 0) return;
-    event.preventDefault();
-    this.#add(files);
+  /** Cells of a table are copied as a text and as an image: the text is meant. */
+  #pasted(event) {
+    if (!event.clipboardData.types.includes("text/plain")) this.take(event, event.clipboardData);
   }
 
   #picked() {
@@ -85,21 +96,26 @@ export class Composer {
   }
 
   async #add(files) {
+    if (!this.#takesImages) return this.#refuse(NO_IMAGES);
+    this.#refuse("");
     for (const file of files) {
       try {
         const image = await readImage(file);
         if (this.#takesImages) this.#setImages([...this.#images, image]);
       } catch {
-        announce("The browser cannot read this image");
+        this.#refuse(`The browser cannot read ${file.name || "this image"}`);
       }
     }
   }
 
+  #refuse(why) {
+    this.problem.hidden = why === "";
+    this.problem.textContent = why;
+  }
+
   #setImages(images) {
     this.#images = images;
-    hold(this.shown, ...images.map((image) => {
-      const remove = () => this.#setImages(this.#images.filter((each) => each !== image));
-      return h("button", { class: "quiet", type: "button", "aria-label": "Remove this image", onclick: remove }, image.canvas);
-    }));
+    showRemovable(this.shown, images, (left) => this.#setImages(left));
+    this.#offer();
   }
 }

@@ -7,7 +7,7 @@ export function messagesOf(system, turns) {
 function userMessage({ content, images = [] }) {
   if (images.length === 0) return { role: "user", content };
   const parts = images.map(({ url }) => ({ type: "image_url", image_url: { url } }));
-  return { role: "user", content: [...parts, { type: "text", text: content }] };
+  return { role: "user", content: content ? [...parts, { type: "text", text: content }] : parts };
 }
 
 /** An answer that failed before it began is none, and calls of one that was cut short are not whole. */

@@ -1,8 +1,9 @@
 import { icon } from "../icons.js";
 import { h } from "../dom.js";
 import { onSendKey } from "./composer.js";
+import { showRemovable } from "./image.js";
 
-/** What the user said, which can be said otherwise: `edit` gets the new text. */
+/** What the user said, which can be said otherwise: `edit` gets the new text and the images left. */
 export class UserView {
   constructor(turn, edit) {
     this.turn = turn;
@@ -29,13 +30,20 @@ export class UserView {
   #open() {
     const area = h("textarea", { rows: 1, "aria-label": "Your message" });
     area.value = this.turn.content;
-    const send = () => area.value.trim() && this.#edit(area.value.trim());
+    let images = [];
+    const shown = h("div", { class: "images" });
+    const keep = (left) => {
+      images = left;
+      showRemovable(shown, images, keep);
+    };
+    keep(this.turn.images ?? []);
+    const send = () => (area.value.trim() || images.length) && this.#edit(area.value.trim(), images);
     area.addEventListener("keydown", (event) => {
       if (event.key === "Escape") this.#close();
       onSendKey(event, send);
     });
     this.element.replaceChildren(
-      h("div", { class: "said" }, area),
+      h("div", { class: "said" }, shown, area),
       h("div", { class: "turn-end" },
         h("button", { class: "button primary", type: "button", onclick: send }, "Send instead"),
         h("button", { class: "button", type: "button", onclick: () => this.#close() }, "Cancel")));

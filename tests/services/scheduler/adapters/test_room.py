@@ -2,6 +2,7 @@
 
 from collections import Counter
 from typing import Any
+from weakref import ref
 
 import pytest
 
@@ -106,6 +107,21 @@ def test_a_stream_of_requests_for_others_starves_no_adapter(max_adapters: int):
     for _ in range(3 * LENGTH):
         cell.step()
     assert not cell.core.sequences, "those behind it run afterwards"
+
+
+def test_a_sequence_that_starved_is_not_kept_after_its_end():
+    """Its images count in the scheduler's memory."""
+    cell = Cell(max_adapters=1)
+    for adapter in (A, B):
+        cell.add(adapter, max_tokens=2 * PATIENCE)
+    for _ in range(2 * PATIENCE - 2):
+        cell.step()
+    [room] = cell.core.workers["w"].resources
+    starved = ref(cell.core.sequences["2", 1])
+    assert room.starved is starved()
+    cell.core.cancel(("2", 1))
+    cell.core.take_ended()
+    assert starved() is None
 
 
 def test_an_earlier_priority_takes_the_adapter_of_a_later_one():

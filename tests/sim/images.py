@@ -1,0 +1,156 @@
+"""Images of the simulator: a pixel is a token, files are read and encoded in virtual time."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from random import Random
+from typing import Any
+from unittest.mock import patch
+from zlib import crc32
+
+import msgspec
+import numpy as np
+import torch
+
+from services.gateway.mesh.job import Attachment, Prompt
+from services.tokenizer.media.pixel_cache import PixelCache
+from services.tokenizer.media.readers import ChooseTargets, Pixels, Readers
+from services.tokenizer.media.reading import ImageReading
+from services.worker.media import encoder
+from services.worker.media.addition import Media
+from services.worker.media.encoder import Encoder
+from services.worker.media.item_check import uncached_items
+from services.worker.media.table import MediaTable
+from shared.media.family import PixelLimits, SquaresOfPatches, digest_of
+from shared.wire.codec import Array
+from shared.wire.envelope import read_options
+from shared.wire.messages import MEDIA_MINOR, Hello, Item, Medium, StepPlan
+from tests.sim.virtual_loop import VirtualThread
+
+PLACEHOLDER, TEXT = 0, "<|endoftext|>"
+CHAT_TEMPLATE = Path(__file__).parent / "chat.jinja"
+FAMILY = SquaresOfPatches(PLACEHOLDER, 1, 1, PixelLimits(4, 40))
+SIZES = [(2, 2), (5, 3), (20, 2), (9, 9), (4, 4), (1, 17)]
+"""Widths and heights; one is scaled down."""
+CACHE_BYTES = 150
+"""Of pixels in a tokenizer, and of features in a worker: some images are kept, not all."""
+
+
+def file_of(number: int) -> Array:
+    """One of ``SIZES``; its width, its height, and its content."""
+    return np.array([*SIZES[number], 7 * number], np.uint8)
+
+
+def illustrated(random: Random, prompt: Prompt) -> Prompt:
+    """A chat with up to three images in its first message."""
+    text = bytes(prompt.data).decode() if prompt.kind == "text" else "Which fish is it?"
+    numbers = random.choices(range(len(SIZES)), k=random.randint(1, 3))
+    content: list[dict[str, Any]] = [{"type": "text", "text": text}]
+    for place in range(len(numbers)):
+        content.insert(random.randint(0, len(content)), {"type": "image", "media": place})
+    chat = np.frombuffer(msgspec.json.encode([{"role": "user", "content": content}]), np.uint8)
+    media = [Attachment(Medium(param="messages"), file_of(number)) for number in numbers]
+    return Prompt("chat", chat, media)
+
+
+class SimulatedReaders(Readers):
+    """Each reads a file in the time of a call on a thread."""
+
+    async def read(self, file: Array, owner: str, choose: ChooseTargets) -> Pixels | None:
+        targets = choose(int(file[0]), int(file[1]))
+        await asyncio.to_thread(lambda: None)
+        if targets is None:
+            return None
+        width, height = targets.upright
+        return Pixels(width, height, np.resize(file, width * height * 3))
+
+
+def reading(max_model_len: int) -> ImageReading:
+    """Of one tokenizer."""
+    readers, cache = SimulatedReaders(1, 1 << 20), PixelCache(CACHE_BYTES)
+    return ImageReading(FAMILY, TEXT, max_model_len, FAMILY.limits, 1 << 20, readers, cache)
+
+
+class _Thread(VirtualThread):
+    """The encoder's, which sets nothing of a real one."""
+
+    def submit(self, call: Callable[..., Any], *args: Any) -> Future[Any]:
+        if call is not encoder._begin_thread:
+            return super().submit(call, *args)
+        done: Future[Any] = Future()
+        done.set_result(None)
+        return done
+
+
+class _Encoder(Encoder):
+    """Encodes an item a call, so that each takes its time."""
+
+    def __init__(self) -> None:
+        with patch.object(encoder, "ThreadPoolExecutor", _Thread):
+            super().__init__(_features, CACHE_BYTES, 1)
+
+    def _run(self) -> None:
+        found = self._next()
+        if found is not None:
+            self._add(found[0], self._timed(*found))
+            self._thread.submit(self._run)
+
+
+def _features(pixels: np.ndarray) -> torch.Tensor:
+    return torch.from_numpy(pixels.reshape(-1).copy())
+
+
+class SimulatedMedia(Media):
+    """The images of a simulated worker, which sees their digests. It checks pixels by them."""
+
+    def __init__(self) -> None:
+        self.family = FAMILY
+        self.encoder = _Encoder()
+        nothing: Any = None
+        self.table = MediaTable(FAMILY, nothing, self.encoder, nothing)
+
+    def seen(self, plan: StepPlan, ids: np.ndarray, pixels: Sequence[Array]) -> np.ndarray:
+        """``ids`` of the plan with other ones in place of placeholders; none of them is a token."""
+        self._check(plan, pixels)
+        self.table.apply(plan, pixels)
+        seen, start = ids.copy(), 0
+        for row in plan.admit:
+            for item in row.items:
+                place = slice(start + item.start, start + item.end)
+                assert (ids[place] == PLACEHOLDER).all(), "an item stands for other ids"
+                seen[place] = _seen(item)
+            start += row.num_ids
+        return seen
+
+    def note_computed(self, slot: int, num_ids: int) -> None:
+        prompt = self.table._prompts.get(slot)
+        if prompt is not None:
+            self.encoder.note_computed(prompt.job, num_ids)
+
+    def held(self) -> dict[str, int]:
+        encoder = self.encoder
+        return {"images to encode": len(encoder._jobs), "pins": len(encoder._features._pins)}
+
+    def _check(self, plan: StepPlan, pixels: Sequence[Array]) -> None:
+        found = dict(zip(uncached_items(plan), pixels, strict=True))
+        for row in plan.admit:
+            salt = read_options(row.options).salt
+            for item in row.items:
+                if item.digest in found:
+                    data = memoryview(found[item.digest])
+                    digest = digest_of("image", item.size, data, salt)
+                    assert digest == item.digest, "the pixels of another image"
+
+
+def _seen(item: Item) -> np.ndarray:
+    numbers = crc32(item.digest) + np.arange(item.num_tokens)
+    return (-1 - numbers % 2**30).astype(np.int32)
+
+
+def without_images(hello: Hello, minor: int) -> Hello:
+    """As a service of an older ``minor`` says it."""
+    capacity = hello.capacity
+    if minor < MEDIA_MINOR and capacity is not None:
+        hello = msgspec.structs.replace(hello, capacity=msgspec.structs.replace(capacity, media=()))
+    return msgspec.structs.replace(hello, minor=minor)
