@@ -159,7 +159,7 @@ class Encoded(NamedTuple):
 
 
 class Encodings:
-    """What an engine's encoder reports. A plan's reports come with its result, so that plans depend
+    """The reports of an engine's encoder. A plan's reports come with its result, so that plans depend
     on no clock."""
 
     def __init__(self, engine: Engine) -> None:
