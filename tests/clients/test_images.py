@@ -19,7 +19,7 @@ from langchain_openai import ChatOpenAI
 from openai import OpenAI
 from test_node import NODE, NODE_TIMEOUT_S, needs_node
 
-QUESTION = "What is it?"
+QUESTION = "Describe it."
 WIDTH, HEIGHT = 112, 84
 MAX_TOKENS = 20
 

@@ -159,8 +159,8 @@ class Encoded(NamedTuple):
 
 
 class Encodings:
-    """What an engine's encoder reports. A plan's reports come with its result, so that plans depend
-    on no clock."""
+    """The reports of an engine's encoder. They come with the result of a plan, so that plans
+    depend on no clock."""
 
     def __init__(self, engine: Engine) -> None:
         self._found: SimpleQueue[Encoded] = SimpleQueue()

@@ -1,4 +1,4 @@
-"""docs/exactness.md is what the columns and the rules say."""
+"""docs/exactness.md follows from the columns and the rules."""
 
 from itertools import product
 

@@ -111,10 +111,10 @@ def test_an_image_is_removed_and_another_is_sent_without_words(page: Page):
 
 
 def test_a_file_that_is_no_image_is_named_and_the_message_stays(page: Page):
-    page.get_by_label("Message", exact=True).fill("What is it?")
+    page.get_by_label("Message", exact=True).fill("Describe it.")
     give(page, "drop", b"no image")
     expect(page.get_by_role("alert")).to_have_text("The browser cannot read drop0.png")
-    expect(page.get_by_label("Message", exact=True)).to_have_value("What is it?")
+    expect(page.get_by_label("Message", exact=True)).to_have_value("Describe it.")
     page.get_by_role("button", name="Send").click()
     expect(until_done(page)).to_have_attribute("data-status", "done")
     expect(page.locator(".composer .problem")).to_be_hidden()
@@ -123,7 +123,7 @@ def test_a_file_that_is_no_image_is_named_and_the_message_stays(page: Page):
 def test_an_image_that_the_server_refuses_is_named_in_its_words_and_removed(page: Page):
     give(page, "paste", FISH, HUGE)
     expect(waiting(page)).to_have_count(2)
-    say(page, "What is it?")
+    say(page, "Describe it.")
     answer = until_done(page)
     expect(answer).to_have_attribute("data-status", "failed")
     expect(answer.get_by_role("alert")).to_contain_text("messages[0].content[1].image_url.url")

@@ -1,4 +1,4 @@
-"""Requests of clients, and what comes of them."""
+"""Requests of clients, and their results."""
 
 import asyncio
 from collections.abc import Iterator

@@ -111,7 +111,7 @@ class SimulatedMedia(Media):
         self.table = MediaTable(FAMILY, nothing, self.encoder, nothing)
 
     def seen(self, plan: StepPlan, ids: np.ndarray, pixels: Sequence[Array]) -> np.ndarray:
-        """``ids`` of the plan with other ones in place of placeholders; none of them is a token."""
+        """``ids`` of the plan; in place of placeholders they are negative, as no token is."""
         self._check(plan, pixels)
         self.table.apply(plan, pixels)
         seen, start = ids.copy(), 0

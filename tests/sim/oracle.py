@@ -1,4 +1,4 @@
-"""What must hold of every run: of each request, and of a mesh at rest."""
+"""Rules for every run: for each request, and for a mesh at rest."""
 
 from math import inf
 
