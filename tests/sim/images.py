@@ -33,6 +33,7 @@ CHAT_TEMPLATE = Path(__file__).parent / "chat.jinja"
 FAMILY = SquaresOfPatches(PLACEHOLDER, 1, 1, PixelLimits(4, 40))
 SIZES = [(2, 2), (5, 3), (20, 2), (9, 9), (4, 4), (1, 17)]
 """Widths and heights; one is scaled down."""
+MOST_SLOTS = 8
 CACHE_BYTES = 150
 """Of pixels in a tokenizer, and of features in a worker: some images are kept, not all."""
 
@@ -108,7 +109,7 @@ class SimulatedMedia(Media):
         self.family = FAMILY
         self.encoder = _Encoder()
         nothing: Any = None
-        self.table = MediaTable(FAMILY, nothing, self.encoder, nothing)
+        self.table = MediaTable(FAMILY, nothing, self.encoder, nothing, nothing, MOST_SLOTS)
 
     def seen(self, plan: StepPlan, ids: np.ndarray, pixels: Sequence[Array]) -> np.ndarray:
         """``ids`` of the plan; in place of placeholders they are negative, as no token is."""
@@ -138,7 +139,7 @@ class SimulatedMedia(Media):
             salt = read_options(row.options).salt
             for item in row.items:
                 if item.digest in found:
-                    data = memoryview(found[item.digest])
+                    data = found[item.digest].data
                     digest = digest_of("image", item.size, data, salt)
                     assert digest == item.digest, "the pixels of another image"
 
