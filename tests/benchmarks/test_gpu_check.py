@@ -41,7 +41,7 @@ def _one_thread() -> Iterator[None]:
 # Included in an image with PyTorch and transformers.
 IMAGE_MODULES = (
     *("torch", "triton", "numpy", "transformers", "tokenizers", "safetensors", "huggingface_hub"),
-    *("aiohttp", "multidict", "uvloop", "rich", "prometheus_client", "jinja2", "yaml"),
+    *("aiohttp", "multidict", "yarl", "uvloop", "rich", "prometheus_client", "jinja2", "yaml"),
 )
 OUR_PACKAGES = ("cli", "kernels", "services", "shared")
 ON_DEMAND = ("otlp.py", "reader.py")  # if traces are exported, or an image is read
