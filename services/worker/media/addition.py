@@ -9,6 +9,7 @@ import torch
 from msgspec import structs
 
 from services.worker.backends.operators import Operators
+from services.worker.machine.hardware import choose_dtype
 from services.worker.media.encoder import Encoder
 from services.worker.media.rotations import Rotations
 from services.worker.media.table import MediaTable
@@ -69,7 +70,9 @@ class Media:
         dtype: torch.dtype,
     ) -> None:
         self.family = family
-        self._settings, self._folder, self._dtype = settings, folder, dtype
+        self._settings, self._folder = settings, folder
+        computed = choose_dtype("auto", torch.device("cpu"))
+        self._dtype = torch.promote_types(dtype, computed)  # torch's products in another are slow
         num_rows = settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS["cpu"]
         self._rotations = Rotations(model.model.rotary, config.rope_section, num_rows)
         self._max_len = settings.max_model_len or config.max_position_embeddings
