@@ -1,8 +1,8 @@
 """Images on a whole server: streams of text beside them, their parts, memory and pauses.
 
 The server has the model of ``benchmarks.image_checkpoint``, in bfloat16. Clients send distinct
-pictures of 1008 × 1008 pixels, 1,296 tokens, one after another, and ask for one token. All share the
-machine's cores. Uploads are bodies of 30 MB with a picture each, scaled to 16 tokens.
+pictures of 1008 × 1008 pixels, 1,296 tokens, one after another, and ask for one token. Uploads are
+bodies of 30 MB with a picture each, scaled to 16 tokens. All share the machine's cores.
 """
 
 import argparse
