@@ -10,6 +10,7 @@ import asyncio
 import json
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -219,18 +220,22 @@ async def uploads(session: aiohttp.ClientSession, mesh_dir: Path, num: int) -> d
     await send(session, bodies[0])  # readers start
     memory = PeakMemory(mesh_dir)
     started_s = perf_counter()
-    found = await asyncio.gather(*(send(session, body) for body in bodies))
-    answers: dict[str, int] = {}
-    for status, answer, retry_after in found:
-        words = [str(status), answer.get("error", {}).get("code") or ""]
-        words += [f"Retry-After {retry_after}"] if retry_after else []
-        answers[" ".join(filter(None, words))] = answers.get(" ".join(filter(None, words)), 0) + 1
+    answers = Counter(await asyncio.gather(*(_answer(session, body) for body in bodies)))
     return {
         "bytes of a body": len(bodies[0]),
         "answers": answers,
         "seconds": round(perf_counter() - started_s, 1),
         "memory": memory.figures(),
     }
+
+
+async def _answer(session: aiohttp.ClientSession, body: bytes) -> str:
+    try:
+        status, answer, retry_after = await send(session, body)
+    except aiohttp.ClientError as error:
+        return type(error).__name__
+    code = answer.get("error", {}).get("code") or ""
+    return f"{status} {code}" + (f", Retry-After {retry_after}" if retry_after else "")
 
 
 async def pauses(session: aiohttp.ClientSession, num: int) -> dict[str, Any]:
