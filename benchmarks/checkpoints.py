@@ -10,7 +10,7 @@ loads in shoal, vLLM and transformers; ``benchmarks.to_gguf`` converts it to lla
 
 import argparse
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +77,7 @@ def checkpoint(name: str, parent: Path = FOLDER) -> Path:
     """The folder of checkpoint ``name``, a key of SHAPES; writes it if missing."""
     folder = parent / name
     if not (folder / "model.safetensors").exists():  # written last
-        _save_tokenizer(folder, SHAPES[name]["vocab_size"])
+        save_tokenizer(folder, SHAPES[name]["vocab_size"])
         _save_model(folder, config_of(name))
     return folder
 
@@ -127,21 +127,27 @@ def bytes_read(name: str, num_rows: int, num_cached: int, bits: float) -> float:
     return num_layers * layer + of_states + 2 * shape["vocab_size"] * hidden
 
 
-def _save_tokenizer(folder: Path, vocab_size: int) -> None:
-    """A byte-level BPE tokenizer like GPT-2's, with merges in order of frequency."""
+def save_tokenizer(
+    folder: Path, vocab_size: int, added: Sequence[str] = (), template: str | None = None
+) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer like GPT-2's, with merges in order of frequency, ``added`` tokens
+    and a chat template."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocab_size,
-        special_tokens=[EOS],
+        special_tokens=[EOS, *added],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(_texts(), trainer)
     if tokenizer.get_vocab_size() != vocab_size:
         raise RuntimeError(f"the texts gave {tokenizer.get_vocab_size()} tokens, not {vocab_size}")
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS).save_pretrained(folder)
+    made = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS)
+    made.chat_template = template
+    made.save_pretrained(folder)
+    return made
 
 
 def _texts() -> Iterator[str]:

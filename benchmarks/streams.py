@@ -149,7 +149,7 @@ def figures_of(cell: Cell, alone: Cell, tpot_ms: float) -> Figures:
 
 
 @asynccontextmanager
-async def _running(url: str, clients: Clients, records: list[Record]) -> AsyncIterator[None]:
+async def running_clients(url: str, clients: Clients, records: list[Record]) -> AsyncIterator[None]:
     """``records`` gets those of ``clients`` at the end."""
     if not clients.num:
         yield
@@ -173,7 +173,10 @@ async def _running(url: str, clients: Clients, records: list[Record]) -> AsyncIt
 async def measure_cell(url: str, streams: Clients, prompts: Clients, duration_s: float) -> Cell:
     sent: list[Record] = []
     streamed: list[Record] = []
-    async with _running(url, prompts, sent), _running(url, streams, streamed):
+    async with (
+        running_clients(url, prompts, sent),
+        running_clients(url, streams, streamed),
+    ):
         await asyncio.sleep(LEAD_S)
         from_s = perf_counter()
         await asyncio.sleep(duration_s)
@@ -237,10 +240,10 @@ async def measure(folders: dict[str, Path], arguments: argparse.Namespace) -> di
                         cell = f"streams: {num_streams}, clients with prompts: {num}"
                         runs.setdefault(cell, {}).setdefault(name, []).append(figures)
                         print(f"{cell}, {name}: {json.dumps(figures)}", file=sys.stderr)
-    return {cell: {name: _spreads(runs[cell][name]) for name in urls} for cell in runs}
+    return {cell: {name: spreads(runs[cell][name]) for name in urls} for cell in runs}
 
 
-def _spreads(rounds: list[Figures]) -> dict[str, Any]:
+def spreads(rounds: list[Figures]) -> dict[str, Any]:
     names = dict.fromkeys(name for figures in rounds for name in figures)
     return {
         name: spread([figures[name] for figures in rounds if name in figures]) for name in names

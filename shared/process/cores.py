@@ -17,7 +17,7 @@ NODES = Path("/sys/devices/system/node")
 _SET_MEMPOLICY = 238  # on x86-64
 _MPOL_BIND = 2
 _MASK_WORDS = 16  # 64 nodes each
-_NICENESS = 10
+_MORE_NICE = 10
 
 
 class NumaNode(NamedTuple):
@@ -36,7 +36,7 @@ def lower_priority() -> None:
     """Of the calling thread, and of threads it starts later: the others of this process come
     first."""
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, get_native_id(), _NICENESS)
+        os.setpriority(os.PRIO_PROCESS, get_native_id(), os.nice(0) + _MORE_NICE)
 
 
 def numa_nodes() -> list[NumaNode]:

@@ -12,7 +12,7 @@ import torch
 from msgspec import structs
 
 from services.worker.backends.operators import Operators
-from services.worker.machine.hardware import why_out_of_memory
+from services.worker.machine.hardware import choose_dtype, why_out_of_memory
 from services.worker.media.device_tokens import DeviceTokens, MediaOps
 from services.worker.media.encoder import Encoder
 from services.worker.media.rotations import Rotations
@@ -78,6 +78,8 @@ class Media:
         self._settings, self._folder, self._dtype = settings, folder, dtype
         self._device = model.model.rotary.table.device
         kind = "cuda" if self._device.type == "cuda" else "cpu"
+        if kind == "cpu":  # torch's products in a dtype that the CPU has not are slow
+            self._dtype = torch.promote_types(dtype, choose_dtype("auto", self._device))
         num_rows = settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[kind]
         num_slots = settings.max_num_seqs
         num_tokens = num_rows + num_slots * MAX_SPECULATIVE_TOKENS  # rows may be padded with these

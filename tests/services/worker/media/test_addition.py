@@ -86,6 +86,19 @@ def test_the_memory_of_images_is_planned(folder: Path) -> None:
     assert [*added[40].values()][2] == largest * 160 // 400
 
 
+@pytest.mark.parametrize("is_fast", [False, True])
+def test_a_tower_is_float32_where_torch_has_slow_products_of_bfloat16(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, is_fast: bool
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": is_fast})
+    model = build_model(read_model_config(folder), torch.float32, torch.device("meta"))
+    settings = WorkerConfig(model=folder)
+    asked = torch.bfloat16, torch.float32
+    made = [make(settings, folder, model, each) for each in asked]
+    weights = [next(iter(each.num_bytes(1).values())) for each in made if each is not None]
+    assert (weights[0] < weights[1]) is is_fast
+
+
 def test_dummy_weights_have_a_tower_too(folder: Path) -> None:
     assert make_engine(folder, load_format="dummy", **LIMITS).capacity.media == ("image",)
 
