@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from benchmarks.harness.checked_load import TIMEOUT
-from benchmarks.harness.fleet import command_line, running_fleet
+from benchmarks.harness.fleet import READY_TIMEOUT_S, command_line, running_fleet
 from tests.mesh.test_device_engine import SETTINGS, answer, answers, bodies, num_accepted, texts
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(300)]
@@ -43,8 +43,10 @@ async def test_answers_survive_a_killed_worker(tmp_path: Path) -> None:
 
 
 async def _working(workers: list[Any]) -> Any:
-    """The first worker with sequences."""
-    while True:
-        for each in workers:
-            if (await each.status()).get("load"):
-                return each
+    """The first worker with sequences. Raises TimeoutError."""
+    async with asyncio.timeout(READY_TIMEOUT_S):
+        while True:
+            for each in workers:
+                if (await each.status()).get("load"):
+                    return each
+            await asyncio.sleep(0.01)

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Mapping
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from math import isqrt
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -96,10 +96,8 @@ class Media:
 
     def num_bytes(self, num_tokens: int) -> Mapping[str, int]:
         """For the largest image that fits ``max-model-len``."""
-        from services.worker.media.tower import Sizes  # its import takes seconds
-
-        sizes = Sizes(self._folder, self._dtype)
-        num_patches = self._most_patches(sizes)
+        sizes = self._sizes
+        num_patches = self._most_patches
         largest = num_patches // sizes.patches_of_token * sizes.of_token
         return {
             "images: weights of the tower": sizes.weights,
@@ -117,12 +115,11 @@ class Media:
     def _tower(self) -> "Tower":
         """On a GPU it encodes the largest square, so that it has the memory from the start on.
         Raises ConfigError."""
-        from services.worker.media.tower import Sizes, Tower
+        from services.worker.media.tower import Tower
 
-        is_dummy = self._settings.load_format == "dummy"
-        sizes = Sizes(self._folder, self._dtype)
+        is_dummy, sizes = self._settings.load_format == "dummy", self._sizes
         side = isqrt(sizes.pixels_of_patch * sizes.patches_of_token)
-        length = side * isqrt(self._most_patches(sizes) // sizes.patches_of_token)
+        length = side * isqrt(self._most_patches // sizes.patches_of_token)
         try:
             tower = Tower(self._folder, self._dtype, self._device, is_dummy=is_dummy)
             if self._device.type == "cuda":
@@ -134,9 +131,16 @@ class Media:
             ) from None
         return tower
 
-    def _most_patches(self, sizes: "Sizes") -> int:
+    @property
+    def _most_patches(self) -> int:
         """Of the largest image that fits ``max-model-len``."""
         return min(
-            self.family.limits.max_pixels // sizes.pixels_of_patch,
-            self._max_len * sizes.patches_of_token,
+            self.family.limits.max_pixels // self._sizes.pixels_of_patch,
+            self._max_len * self._sizes.patches_of_token,
         )
+
+    @cached_property
+    def _sizes(self) -> "Sizes":
+        from services.worker.media.tower import Sizes  # its import takes seconds
+
+        return Sizes(self._folder, self._dtype)

@@ -86,11 +86,12 @@ class Encoder:
             self._go_on()
 
     def features(self, job: Job, item: Item) -> Tensor:
-        """Waits if it is not encoded yet: it is the next one then. Raises the thread's error."""
+        """Waits if it is not encoded yet: it is the next one then. Raises RuntimeError after an
+        error of the thread."""
         with self._changed:
             while (found := self._features.find(item)) is None:
-                if self._error is not None:
-                    raise self._error
+                if self._error is not None:  # no error of the step: its prompts are not to blame
+                    raise RuntimeError("the encoder of images has failed") from self._error
                 self._urgent = item, job.pixels[item.digest]
                 self._go_on()
                 self._changed.wait()

@@ -90,7 +90,10 @@ class Tower:
         model = _made_up(folder, dtype) if is_dummy else _loaded(folder, dtype)
         self.model = model.to(device)
         self._device = device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        # The memory of a stream is its own: features do not split the blocks of activations.
+        self._stream, self._kept = (
+            torch.cuda.Stream(device) if device.type == "cuda" else None for _ in range(2)
+        )
         torch.backends.cudnn.allow_tf32 = False  # patches are embedded by a convolution
 
     @torch.inference_mode()
@@ -105,7 +108,12 @@ class Tower:
             patches, sizes = (upload(each, self._device) for each in given)
             (found,) = self.model.get_image_features(patches, image_grid_thw=sizes).pooler_output
             DeviceEvent(self._device).wait()
-        return found
+        if self._kept is None:
+            return found
+        with torch.cuda.stream(self._kept):
+            kept = found.clone()
+            DeviceEvent(self._device).wait()
+        return kept
 
 
 class Sizes:

@@ -128,17 +128,19 @@ def test_it_pauses_while_features_that_are_needed_fill_the_memory() -> None:
     setup.encoder.drop(third)
 
 
-def test_an_error_is_told_and_raised_in_the_step_that_waits() -> None:
+def test_an_error_is_told_and_ends_the_step_that_waits() -> None:
+    """As no error of the step: an engine fails the prompts of a step without memory."""
     setup = Setup()
 
     def fail(pixels: np.ndarray) -> torch.Tensor:
-        raise ValueError("broken")
+        raise torch.OutOfMemoryError("broken")
 
     setup.encoder._encode = fail
     job = setup.add("a", 1)
     assert str(setup.errors.get(timeout=WAIT_S)) == "broken"
-    with pytest.raises(ValueError, match="broken"):
+    with pytest.raises(RuntimeError, match="encoder") as raised:
         setup.encoder.features(job, job.items[0])
+    assert not isinstance(raised.value, torch.OutOfMemoryError)
 
 
 def test_it_begins_nothing_once_closed(setup: Setup) -> None:
