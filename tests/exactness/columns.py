@@ -149,6 +149,7 @@ TABLES: dict[str, list[Column]] = {
         Column("windows", WINDOWED, "device"),
         Column("convolutions", CONVOLVED, "device"),
         Column("states", STATEFUL, "device"),
+        Column("images", SEEING, "device", settings=CHUNKS),
         Column("transformers'", FOREIGN, "device", settings=THEIRS),
     ],
 }
