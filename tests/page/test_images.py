@@ -22,13 +22,20 @@ FILES = """([images, name, kind]) => {
   const event = kind === "paste"
     ? new ClipboardEvent(kind, { ...about, clipboardData: data })
     : new DragEvent(kind, { ...about, dataTransfer: data });
-  const place = kind === "paste" ? "#composer" : ".log";
+  const place = kind === "paste" ? "#composer" : kind === "drop" ? ".panel" : "header";
   return document.querySelector(place).dispatchEvent(event);
 }"""
 COPY = """async (text) => {
   const bytes = Uint8Array.from(atob(text), (char) => char.charCodeAt(0));
   const blob = new Blob([bytes], { type: "image/png" });
   await navigator.clipboard.write([new ClipboardItem({ "image/png": blob })]);
+}"""
+SLOW = """() => {
+  const real = createImageBitmap;
+  window.createImageBitmap = async (file) => {
+    await new Promise((resolve) => setTimeout(resolve, 300));
+    return real(file);
+  };
 }"""
 
 
@@ -132,6 +139,25 @@ def test_an_image_that_the_server_refuses_is_named_in_its_words_and_removed(page
     page.get_by_role("button", name="Send instead").click()
     expect(until_done(page)).to_have_attribute("data-status", "done")
     expect(page.locator(".user canvas")).to_have_count(1)
+
+
+def test_a_message_waits_for_its_images(page: Page):
+    page.evaluate(SLOW)
+    area = page.get_by_label("Message", exact=True)
+    area.fill("Describe it.")
+    give(page, "paste", FISH, SHOT)
+    with page.expect_request("**/v1/chat/completions") as sent:
+        area.press("Enter")
+    parts = sent.value.post_data_json["messages"][0]["content"]
+    assert [part["type"] for part in parts] == ["image_url", "image_url", "text"]
+    until_done(page)
+    area.fill("And this?")
+    give(page, "paste", b"no image", FISH)
+    area.press("Enter")
+    expect(page.get_by_role("alert")).to_have_text("The browser cannot read paste0.png")
+    expect(waiting(page)).to_have_count(1)
+    expect(area).to_have_value("And this?")
+    expect(page.locator(".user")).to_have_count(1)
 
 
 def test_a_model_without_images_says_so(browser: Browser, served: Served):

@@ -17,14 +17,14 @@ MAX_HEAD_BYTES = 256
 _HEAD = re.compile(rb"data:([^,;]*)((?:;[^,;]*)*),", re.IGNORECASE)
 
 
-def read_data_url(url: Raw, param: str) -> Array:
+def read_data_url(url: Raw, param: str, expected: str = EXPECTED) -> Array:
     """The bytes of an image, [n] uint8, from the JSON of the URL in the field ``param``. Raises
-    InvalidRequest."""
+    InvalidRequest, with the ``expected`` URLs."""
     text = _unescaped(memoryview(url))
     start = bytes(text[:MAX_HEAD_BYTES])
     head = _HEAD.match(start)
     if start[:5].lower() != b"data:":
-        raise _refusal(url, param, f"expected {EXPECTED}")
+        raise _refusal(url, param, f"expected {expected}")
     if head is None or head[2].lower().rpartition(b";")[2] != b"base64":
         raise _refusal(url, param, f"it has no base64; expected {EXPECTED}")
     if not head[1].lower().startswith(b"image/"):

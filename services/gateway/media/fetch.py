@@ -3,8 +3,10 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
+from threading import Thread
+from typing import Any
 
 import aiohttp
 from aiohttp import ClientResponse, ClientSession, hdrs
@@ -20,10 +22,12 @@ from shared.version import VERSION
 FETCHES = Counter(
     "shoal_media_fetches",
     "URLs of images; result: fetched, refused (allowed-media-domains), timeout, too_large, status"
-    " (the host's answer has no file) or failed",
+    " (the host's answer has no file), failed, queued or cut (the request ended before or in it)",
     ["result"],
 )
 NUM_FETCHES = 16  # at once. Chosen
+NUM_LOOKUPS = 32  # of names at once; one takes up to half a minute without a name server. Chosen
+MAX_LOOKUPS_PER_KEY = 8  # of them. Chosen
 FETCH_TIMEOUT_S = 5.0  # for a file, with redirects. vLLM's
 MAX_REDIRECTS = 3
 REDIRECTS = (301, 302, 303, 307, 308)
@@ -53,8 +57,8 @@ class Room:
     def check(self, num_bytes: int) -> None:
         """Raises NotFetched."""
         if num_bytes > self._num_left:
-            text = "with it the fetched images of the request have more bytes than the limit"
-            raise NotFetched("too_large", f"{text}, max-body-bytes = {self._max_bytes}")
+            text = "the files of the request have more bytes than max-body-bytes"
+            raise NotFetched("too_large", f"{text} = {self._max_bytes}")
 
     def take(self, num_bytes: int) -> None:
         """Raises NotFetched, Overloaded."""
@@ -73,86 +77,77 @@ class Fetcher:
     def __init__(self, hosts: AllowedHosts) -> None:
         self._hosts = hosts
         self._slots = FairSlots(NUM_FETCHES)
-        # Lookups may take long, and cannot be cancelled.
-        self._threads = ThreadPoolExecutor(NUM_FETCHES, "resolve")
+        self._lookups = FairSlots(NUM_LOOKUPS, MAX_LOOKUPS_PER_KEY)
 
     async def fetch(self, url: URL, owner: str, room: Room) -> bytearray:
         """The file has its bytes in ``room``. Raises NotFetched, Overloaded."""
-        async with self._slots.hold(owner):
-            try:
-                file = await self._fetched(url, room)
-            except NotFetched as error:
-                FETCHES.labels(error.result).inc()
-                raise
-        FETCHES.labels("fetched").inc()
+        result = "queued"
+        try:
+            async with self._slots.hold(owner):
+                result = "cut"
+                file = await self._fetched(url, owner, room)
+            result = "fetched"
+        except NotFetched as error:
+            result = error.result
+            raise
+        finally:
+            FETCHES.labels(result).inc()
         return file
 
-    async def _fetched(self, url: URL, room: Room) -> bytearray:
+    async def _fetched(self, url: URL, owner: str, room: Room) -> bytearray:
+        dialler = _Dialler(self._hosts, url)
+        resolver = _Resolver(self._lookups, owner)
         try:
-            async with asyncio.timeout(FETCH_TIMEOUT_S), self._session() as session:
-                return await self._follow(session, url, room)
+            async with asyncio.timeout(FETCH_TIMEOUT_S), _session(dialler, resolver) as session:
+                return await _follow(session, dialler, room)
         except TimeoutError:
             text = f"it was not fetched in {FETCH_TIMEOUT_S:g} s"
             raise NotFetched("timeout", text) from None
         except aiohttp.ClientConnectorError as error:
             if isinstance(error.os_error, _PrivateAddress | socket.gaierror):
                 text = "its host has no public address, and none in allowed-media-domains"
-                raise NotFetched("refused", text) from None
+                is_refused = isinstance(error.os_error, _PrivateAddress)
+                raise NotFetched("refused" if is_refused else "failed", text) from None
             raise NotFetched("failed", "its host cannot be reached") from None
         except aiohttp.ClientPayloadError:
             raise NotFetched("failed", "its host sent a part of it") from None
         except (aiohttp.ClientError, OSError, ValueError):
             raise NotFetched("failed", "its host does not answer by HTTP") from None
 
-    @asynccontextmanager
-    async def _session(self) -> AsyncIterator[ClientSession]:
-        """Without state, so that no connection outlives the check of its address."""
-        connector = aiohttp.TCPConnector(
-            limit=0,
-            force_close=True,
-            use_dns_cache=False,
-            resolver=_Resolver(self._threads),
-            socket_factory=self._socket,
-        )
-        async with ClientSession(
-            connector=connector,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None),
-            headers=HEADERS,
-            auto_decompress=False,
-            trust_env=False,
-        ) as session:
-            yield session
 
-    def _socket(self, info: aiohttp.AddrInfoType) -> socket.socket:
-        """The only way to a connection: ``info`` is the address that is dialled."""
-        family, kind, protocol, _, (address, port, *_) = info
-        if not self._hosts.takes(str(address), int(port)):
+class _Dialler:
+    """The only way to a connection, for ``url``."""
+
+    def __init__(self, hosts: AllowedHosts, url: URL) -> None:
+        self.hosts = hosts
+        self.url = url
+
+    def socket(self, info: aiohttp.AddrInfoType) -> socket.socket:
+        """``info`` is the address that is dialled."""
+        family, kind, protocol, _, (address, *_) = info
+        if not self.hosts.takes(self.url, str(address)):
             raise _PrivateAddress
         return socket.socket(family, kind, protocol)
 
-    async def _follow(self, session: ClientSession, url: URL, room: Room) -> bytearray:
-        for _ in range(MAX_REDIRECTS + 1):
-            async with session.get(url, allow_redirects=False) as response:
-                if response.status not in REDIRECTS:
-                    return await _body(response, room)
-                url = url.join(URL(response.headers.get(hdrs.LOCATION, "")))
-            if self._hosts.refusal(url):
-                text = "it redirects to a URL that allowed-media-domains does not allow"
-                raise NotFetched("refused", text)
-        raise NotFetched("status", f"it has more than {MAX_REDIRECTS} redirects")
-
 
 class _Resolver(AbstractResolver):
-    def __init__(self, threads: ThreadPoolExecutor) -> None:
-        self._threads = threads
+    """Lookups cannot be cancelled: each has a slot and a thread until its end."""
+
+    def __init__(self, slots: FairSlots, owner: str) -> None:
+        self._slots = slots
+        self._owner = owner
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        found = await asyncio.get_running_loop().run_in_executor(
-            self._threads, socket.getaddrinfo, host, port, family, socket.SOCK_STREAM
-        )
+        await self._slots.take(self._owner)
+        answer: Future[list[Any]] = Future()
+        found = asyncio.wrap_future(answer)
+        found.add_done_callback(self._end)
+        # An executor would have its threads joined at the end of the process.
+        question = (answer, host, port, family, socket.SOCK_STREAM)
+        Thread(target=_look_up, args=question, name="resolve", daemon=True).start()
+        await asyncio.wait((found,))
         return [
             ResolveResult(
                 hostname=host,
@@ -162,11 +157,57 @@ class _Resolver(AbstractResolver):
                 proto=protocol,
                 flags=socket.AI_NUMERICHOST,
             )
-            for of_address, _, protocol, _, address in found
+            for of_address, _, protocol, _, address in found.result()
         ]
+
+    def _end(self, found: asyncio.Future[list[Any]]) -> None:
+        self._slots.give_back(self._owner)
+        found.exception()  # of a lookup that its fetch did not wait for
 
     async def close(self) -> None:
         """Lookups end by themselves."""
+
+
+def _look_up(answer: Future[list[Any]], *question: Any) -> None:
+    try:
+        answer.set_result(socket.getaddrinfo(*question))
+    except Exception as error:
+        answer.set_exception(error)
+
+
+@asynccontextmanager
+async def _session(dialler: _Dialler, resolver: _Resolver) -> AsyncIterator[ClientSession]:
+    """Without state, so that no connection outlives the check of its address."""
+    connector = aiohttp.TCPConnector(
+        limit=0,
+        force_close=True,
+        use_dns_cache=False,
+        resolver=resolver,
+        socket_factory=dialler.socket,
+    )
+    async with ClientSession(
+        connector=connector,
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=aiohttp.ClientTimeout(total=None),
+        headers=HEADERS,
+        auto_decompress=False,
+        trust_env=False,
+    ) as session:
+        yield session
+
+
+async def _follow(session: ClientSession, dialler: _Dialler, room: Room) -> bytearray:
+    for _ in range(MAX_REDIRECTS + 1):
+        async with session.get(dialler.url, allow_redirects=False) as response:
+            if response.status not in REDIRECTS:
+                return await _body(response, room)
+            if not (place := response.headers.get(hdrs.LOCATION)):
+                raise NotFetched("status", f"its host answers {response.status} without Location")
+            dialler.url = dialler.url.join(URL(place))
+        if dialler.hosts.refusal(dialler.url):
+            text = "it redirects to a URL that allowed-media-domains does not allow"
+            raise NotFetched("refused", text)
+    raise NotFetched("status", f"it has more than {MAX_REDIRECTS} redirects")
 
 
 async def _body(response: ClientResponse, room: Room) -> bytearray:

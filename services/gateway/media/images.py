@@ -54,6 +54,7 @@ class Images(Media):
         """Raises ConfigError."""
         self._most = config.limit_mm_per_prompt.image
         self._hosts = AllowedHosts(config.allowed_media_domains)
+        self._expected = EXPECTED if self._hosts.is_empty else f"{EXPECTED}, http:// or https://"
         self._loader = Loader(Fetcher(self._hosts), config.max_body_bytes, config.accept_timeout_s)
 
     def check(self, kind: str, param: str, model: ModelInfo) -> None:
@@ -93,10 +94,10 @@ class Images(Media):
         if url == NULL:
             return _upload(found.file_id, f"{param}.file_id", DETAIL_OF[detail])
         if not is_text(url):
-            raise InvalidRequest(f"{where} is {show(url)}; expected {EXPECTED}", param=where)
+            raise InvalidRequest(f"{where} is {show(url)}; expected {self._expected}", param=where)
         medium = Medium(param=where, detail=DETAIL_OF[detail])
         if not _HTTP.match(memoryview(url)):
-            return Attachment(medium, read_data_url(url, where))
+            return Attachment(medium, read_data_url(url, where, self._expected))
         return Elsewhere(medium, NO_BYTES, self._allowed(url, where), show(url))
 
     @json_errors()

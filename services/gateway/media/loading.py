@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 from yarl import URL
 
-from services.gateway.chat.serving import accepting
 from services.gateway.http.admission import Reservation
 from services.gateway.media.fetch import Fetcher, NotFetched, Room
 from services.gateway.mesh.job import Attachment, Prompt
-from shared.errors import InvalidRequest
+from shared.errors import RETRY_AFTER_S, InvalidRequest, Unavailable
 from shared.wire.codec import Array
 
 Find = Callable[[str, str], Awaitable[Path | None]]
@@ -49,11 +48,14 @@ class Loader:
         room, nums = Room(self._max_bytes, reservation), Counter(each.source for each in wanted)
         firsts = {each.source: each for each in reversed(wanted)}
         try:
-            async with accepting(self._timeout_s), asyncio.TaskGroup() as tasks:
+            async with asyncio.timeout(self._timeout_s), asyncio.TaskGroup() as tasks:
                 loading = {
                     source: tasks.create_task(self._file(each, owner, room, find))
                     for source, each in firsts.items()
                 }
+        except TimeoutError:
+            text = f"images not loaded within {self._timeout_s:g} s (accept-timeout-s)"
+            raise Unavailable(text, retry_after_s=RETRY_AFTER_S) from None
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
         files = {source: each.result() for source, each in loading.items()}

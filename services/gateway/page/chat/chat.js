@@ -24,11 +24,14 @@ export class Chat {
     this.log = h("div", { class: "log" });
     this.scroller = h("div", { class: "scroller" }, this.log);
     this.element = h("section", { class: "chat", "aria-label": "Conversation" },
-      h("div", { class: "talk", ondragover: (event) => event.dataTransfer.types.includes("Files") && event.preventDefault(), ondrop: (event) => this.composer.take(event, event.dataTransfer) },
+      h("div", { class: "talk" },
         this.scroller, h("div", { class: "dock" }, this.#tools(), this.composer.element)),
       this.panel.element);
     this.element.classList.toggle("no-panel", NARROW.matches);
     this.#showExamples();
+    // Everywhere: the browser would open a file, and the conversation would be lost.
+    addEventListener("dragover", (event) => event.dataTransfer.types.includes("Files") && event.preventDefault());
+    addEventListener("drop", (event) => this.composer.take(event, event.dataTransfer));
   }
 
   #modelOf;

@@ -36,6 +36,7 @@ export class Composer {
   #isBusy = false;
   #takesImages = false;
   #images = [];
+  #reading = null; // becomes whether all files that were added are read
 
   get images() {
     return [...this.#images];
@@ -76,10 +77,11 @@ export class Composer {
     this.button.disabled = !this.#isBusy && !this.hasMessage;
   }
 
-  #submitted(event) {
+  async #submitted(event) {
     event.preventDefault();
     if (this.#isBusy) return this.#stop();
-    if (!this.hasMessage || !this.#send(this.area.value.trim(), this.images)) return;
+    while (this.#reading) if (!(await this.#reading)) return;
+    if (this.#isBusy || !this.hasMessage || !this.#send(this.area.value.trim(), this.images)) return;
     this.area.value = "";
     this.#refuse("");
     this.#setImages([]);
@@ -95,17 +97,28 @@ export class Composer {
     this.picker.value = "";
   }
 
-  async #add(files) {
+  #add(files) {
     if (!this.#takesImages) return this.#refuse(NO_IMAGES);
     this.#refuse("");
+    const reading = this.#read(files, this.#reading).finally(() => {
+      if (this.#reading === reading) this.#reading = null;
+    });
+    this.#reading = reading;
+  }
+
+  async #read(files, before) {
+    let isRead = (await before) ?? true;
     for (const file of files) {
       try {
         const image = await readImage(file);
         if (this.#takesImages) this.#setImages([...this.#images, image]);
+        else isRead = false;
       } catch {
+        isRead = false;
         this.#refuse(`The browser cannot read ${file.name || "this image"}`);
       }
     }
+    return isRead;
   }
 
   #refuse(why) {

@@ -3,8 +3,9 @@
 import asyncio
 import gzip
 import socket
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import pytest
@@ -118,10 +119,24 @@ class Names:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.addresses: dict[str, list[list[str]]] = {}
         self.asked: list[str] = []
+        self._silent: dict[str, threading.Event] = {}
         self._real = socket.getaddrinfo
         monkeypatch.setattr(socket, "getaddrinfo", self._resolve)
 
+    @contextmanager
+    def silent(self, host: str) -> Iterator[None]:
+        """Lookups of ``host`` have no answer until the end."""
+        self._silent[host] = threading.Event()
+        try:
+            yield
+        finally:
+            self._silent[host].set()
+
     def _resolve(self, host: Any, port: Any, *args: Any, **kwargs: Any) -> Any:
+        if host in self._silent:
+            self.asked.append(host)
+            self._silent[host].wait()
+            raise socket.gaierror(socket.EAI_AGAIN, "no answer")
         if host not in self.addresses:
             return self._real(host, port, *args, **kwargs)
         self.asked.append(host)

@@ -2,6 +2,7 @@
 the field and says nothing of other machines."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -22,13 +23,15 @@ from tests.services.gateway.fakes import (
     until,
 )
 from tests.services.gateway.media.asking import FILE, SEER, image, user
-from tests.services.gateway.media.image_hosts import ImageHost, Names
+from tests.services.gateway.media.image_hosts import ImageHost, Names, whole
 
 CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 PLACE = "messages[0].content[0].image_url.url"
 MAX_BYTES = 64 << 10
 TIMEOUT_S = 0.5
 WITHIN_S = 20.0  # for a refusal on a busy machine
+TOO_LARGE = f"the files of the request have more bytes than max-body-bytes = {MAX_BYTES}"
+EXPECTED = "expected a data: URL such as data:image/png;base64,…, http:// or https://"
 
 Ask = Callable[..., Any]
 
@@ -205,7 +208,7 @@ BAD = {
     "/short": "its host sent a part of it",
     "/half-chunk": "its host sent a part of it",
     "/odd-chunk": "does not answer by HTTP",
-    "/large": f"the limit, max-body-bytes = {MAX_BYTES}",
+    "/large": TOO_LARGE,
     "/negative": "does not answer by HTTP",
     "/two-lengths": "does not answer by HTTP",
     "/gzip": "its host sends it compressed",
@@ -217,10 +220,10 @@ BAD = {
     "/silent": f"it was not fetched in {TIMEOUT_S} s",
     "/slow-head": f"it was not fetched in {TIMEOUT_S} s",
     "/slow": f"it was not fetched in {TIMEOUT_S} s",
-    "/endless": f"the limit, max-body-bytes = {MAX_BYTES}",
-    "/endless-chunks": f"the limit, max-body-bytes = {MAX_BYTES}",
+    "/endless": TOO_LARGE,
+    "/endless-chunks": TOO_LARGE,
     "/loop": "it has more than 3 redirects",
-    "/nowhere": "it has more than 3 redirects",
+    "/nowhere": "its host answers 302 without Location",
     "/odd-redirect": "does not answer by HTTP",
     "/to-file": "it redirects to a URL that allowed-media-domains does not allow",
     "/to-metadata": "it redirects to a URL that allowed-media-domains does not allow",
@@ -252,12 +255,12 @@ async def test_bad_answers_are_refused_and_the_next_image_is_served(
 
 
 REFUSED = {
-    "file:///etc/passwd": "expected a data: URL",
-    "gopher://images.example/a": "expected a data: URL",
-    "ftp://images.example/a.png": "expected a data: URL",
-    "javascript:alert(1)": "expected a data: URL",
-    " http://images.example/a.png": "expected a data: URL",
-    "//images.example/a.png": "expected a data: URL",
+    "file:///etc/passwd": EXPECTED,
+    "gopher://images.example/a": EXPECTED,
+    "ftp://images.example/a.png": EXPECTED,
+    "javascript:alert(1)": EXPECTED,
+    " http://images.example/a.png": EXPECTED,
+    "//images.example/a.png": EXPECTED,
     "http://": "does not name its host",
     "http:images.example": "does not name its host",
     "http://images.example:99999/a.png": "it is no URL",
@@ -320,6 +323,21 @@ async def test_a_name_with_a_private_address_is_not_dialled(
     assert not host.heads
 
 
+async def test_a_network_opens_the_addresses_of_named_hosts_alone(
+    tmp_path: Path, tokenizer: FakeTokenizer, host: ImageHost, names: Names
+) -> None:
+    names.addresses["images.example"] = [["127.0.0.1"]]
+    async with asking(tmp_path, f"images.example:{host.port}", "127.0.0.0/8") as ask:
+        url = f"http://images.example:{host.port}/a.png"
+        assert await served(tokenizer, ask(chat(url))) == [FILE]
+        for literal in ("http://127.0.0.1/a.png", f"http://127.0.0.1:{host.port}/a.png"):
+            assert "does not name its host" in await refused(ask, literal, tokenizer)
+        host.answers["/to-address"] = whole(b"", "302 Found", Location="http://127.0.0.2/")
+        url = f"http://images.example:{host.port}/to-address"
+        assert "it redirects to a URL" in await refused(ask, url, tokenizer)
+    assert len(host.heads) == 2
+
+
 async def test_the_address_that_is_dialled_is_the_one_that_was_checked(
     tmp_path: Path, tokenizer: FakeTokenizer, host: ImageHost, names: Names
 ) -> None:
@@ -374,6 +392,51 @@ async def test_slow_hosts_of_one_key_hold_up_no_other(
         assert {(await each)[0] for each in waiting} == {400}
 
 
+async def test_lookups_without_an_answer_of_one_key_hold_up_no_other(
+    tmp_path: Path,
+    tokenizer: FakeTokenizer,
+    host: ImageHost,
+    names: Names,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fetch, "FETCH_TIMEOUT_S", 1.0)
+    names.addresses["images.example"] = [["127.0.0.1"]]
+    slow = chat(
+        *(f"http://silent.example:{host.port}/{n}.png" for n in range(2 * fetch.NUM_LOOKUPS))
+    )
+    settings = {"api_key": ["ann", "bob"], "limit_mm_per_prompt": {"image": 100}}
+    with names.silent("silent.example"):
+        async with asking(tmp_path, *named(host, f"silent.example:{host.port}"), **settings) as ask:
+            for _ in range(3):
+                status, reply = await ask(slow, key="ann")
+                assert (status, "was not fetched in 1 s" in reply["error"]["message"]) == (
+                    400,
+                    True,
+                )
+            assert names.asked == ["silent.example"] * fetch.MAX_LOOKUPS_PER_KEY
+            url = f"http://images.example:{host.port}/a.png"
+            assert await served(tokenizer, ask(chat(url), key="bob")) == [FILE]
+        lookups = [each for each in threading.enumerate() if each.name == "resolve"]
+        assert len(lookups) == fetch.MAX_LOOKUPS_PER_KEY
+        assert all(each.daemon for each in lookups), "the process would end after them"
+
+
+async def test_a_fetch_that_does_not_begin_in_time_is_an_own_error(
+    tmp_path: Path, tokenizer: FakeTokenizer, host: ImageHost
+) -> None:
+    base = f"http://127.0.0.1:{host.port}/silent"
+    body = chat(*(f"{base}?{number}" for number in range(fetch.NUM_FETCHES + 1)))
+    before = {result: count(result) for result in ("queued", "cut")}
+    async with asking(tmp_path, f"127.0.0.1:{host.port}", accept_timeout_s=0.5) as ask:
+        status, reply = await ask(body)
+    assert (status, reply["error"]["message"]) == (
+        503,
+        "images not loaded within 0.5 s (accept-timeout-s)",
+    )
+    assert count("queued") == before["queued"] + 1
+    assert count("cut") == before["cut"] + fetch.NUM_FETCHES
+
+
 async def test_all_files_of_a_request_share_the_limit(
     tmp_path: Path, tokenizer: FakeTokenizer, host: ImageHost
 ) -> None:
@@ -385,16 +448,20 @@ async def test_all_files_of_a_request_share_the_limit(
     assert f"max-body-bytes = {2 * len(FILE) + 9}" in reply["error"]["message"]
 
 
-async def test_fetches_are_counted_by_result(
-    tmp_path: Path, tokenizer: FakeTokenizer, host: ImageHost
-) -> None:
-    def count(result: str) -> float:
-        return REGISTRY.get_sample_value("shoal_media_fetches_total", {"result": result}) or 0
+def count(result: str) -> float:
+    return REGISTRY.get_sample_value("shoal_media_fetches_total", {"result": result}) or 0
 
+
+async def test_fetches_are_counted_by_result(
+    tmp_path: Path, tokenizer: FakeTokenizer, host: ImageHost, names: Names
+) -> None:
     results = {"/a.png": "fetched", "/missing": "status", "/large": "too_large", "/ssh": "failed"}
-    async with asking(tmp_path, f"127.0.0.1:{host.port}") as ask:
-        for path, result in (results | {"/to-private": "refused"}).items():
-            before, url = count(result), f"http://127.0.0.1:{host.port}{path}"
+    names.addresses = {"local.example": [["127.0.0.2"]], "no.example": [[]]}
+    base = f"http://127.0.0.1:{host.port}"
+    odd = {"//local.example": "refused", "//no.example": "failed", "/to-private": "refused"}
+    async with asking(tmp_path, f"127.0.0.1:{host.port}", "local.example", "no.example") as ask:
+        for path, result in (results | odd).items():
+            before, url = count(result), f"http:{path}" if path[1] == "/" else base + path
             if result == "fetched":
                 await served(tokenizer, ask(chat(url)))
             else:

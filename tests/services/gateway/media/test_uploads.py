@@ -107,7 +107,9 @@ async def test_an_upload_has_the_limit_of_a_body(tmp_path: Path, tokenizer: Fake
     async with gateway_of(tmp_path, **settings) as gateway, client_of(gateway) as client:
         large, empty = await upload(client, bytes(3000)), await upload(client, b"")
         text = await refusal(client.responses.create(model="fish", input=items(part(large))))
-        assert text.endswith("the limit, max-body-bytes = 2000")
+        assert text.endswith(
+            "; the files of the request have more bytes than max-body-bytes = 2000"
+        )
         text = await refusal(client.responses.create(model="fish", input=items(part(empty))))
         assert text.endswith("it has no data")
 

@@ -261,6 +261,7 @@ class Conversation:
         source: ImageSource = typed(raw, ImageSource, where)
         match source:
             case UrlSource(url):
+                _check_text(url, f"{where}.url")
                 return _Picture({"type": IMAGE_URL, IMAGE_URL: url}, param, f"{where}.url")
             case FileSource(file_id):
                 part = {"type": IMAGE_URL, FILE_ID: file_id}
@@ -268,9 +269,7 @@ class Conversation:
         if source.media_type not in MEDIA_TYPES:
             text = f"{where}.media_type is {show(source.media_type)}; expected one of "
             raise InvalidRequest(text + ", ".join(MEDIA_TYPES), param=f"{where}.media_type")
-        if not is_text(source.data):
-            text = f"{where}.data is {show(source.data)}; expected str"
-            raise InvalidRequest(text, param=f"{where}.data")
+        _check_text(source.data, f"{where}.data")
         head = f'"data:{source.media_type};base64,'.encode()
         url = Raw(b"".join((head, memoryview(source.data)[1:])))
         return _Picture({"type": IMAGE_URL, IMAGE_URL: url}, param, f"{where}.data")
@@ -282,6 +281,11 @@ class Conversation:
             self._messages[-1]["content"] += content
         elif content or role == "user":
             self._messages.append({"role": role, "content": content})
+
+
+def _check_text(raw: Raw, param: str) -> None:
+    if not is_text(raw):
+        raise InvalidRequest(f"{param} is {show(raw)}; expected str", param=param)
 
 
 class _AnyBlock(msgspec.Struct):

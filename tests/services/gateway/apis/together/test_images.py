@@ -115,7 +115,9 @@ def test_an_error_with_an_image_is_called_one(content: list[Any], expected: Any)
             "source.url",
             "nothing is fetched (allowed-media-domains), expected",
         ),
-        ({"type": "url", "url": None}, "source.url", "is required"),
+        ({"type": "url", "url": None}, "source.url", "is null; expected str"),
+        ({"type": "url", "url": {"url": data_url()}}, "source.url", "expected str"),
+        ({"type": "url"}, "source.url", "is required"),
         ({"type": "file", "file_id": 5}, "source.file_id", "is 5; expected the id of a file"),
         ({"type": "file"}, "source.file_id", "is required"),
         (BLOCK["source"] | {"media_type": "image/tiff"}, "source.media_type", "image/jpeg, image/"),  # type: ignore[operator]
