@@ -25,6 +25,7 @@ MODELS = {
     "Lfm2MoeForCausalLM": "services.worker.models.lfm2_moe",
     "LlamaForCausalLM": "services.worker.models.llama",
     "MiMoForCausalLM": "services.worker.models.mimo",
+    "Mistral3ForConditionalGeneration": "services.worker.models.mistral3",
     "MistralForCausalLM": "services.worker.models.mistral",
     "MixtralForCausalLM": "services.worker.models.mixtral",
     "Olmo2ForCausalLM": "services.worker.models.olmo2",

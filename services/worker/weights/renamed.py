@@ -11,7 +11,8 @@ from services.worker.weights.checkpoint import Checkpoint, TensorSource
 log = logging.getLogger(__name__)
 
 TRUNK, TEXT_TRUNK, TEXT = "model.", "model.language_model.", "language_model."
-IMAGES = ("model.visual.", "visual.")
+TOWERS = ("visual.", "vision_tower.", "multi_modal_projector.")
+IMAGES = (*TOWERS, *(TRUNK + each for each in TOWERS))
 
 
 def third(number: int) -> Callable[[Tensor], Tensor]:
@@ -30,6 +31,7 @@ LFM2 = {
     "gate.e_score_correction_bias": TensorSource("expert_bias"),
 }
 WITH_IMAGES = {
+    "Mistral3ForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3_5ForCausalLM",
     "Qwen3_5ForConditionalGeneration",
@@ -66,7 +68,7 @@ class TextPart(Checkpoint):
         super().__init__(checkpoint.folder, {name: checkpoint.tensors[name] for name in names})
         self._checkpoint = checkpoint
         if num_left := len(checkpoint.tensors) - len(names):
-            log.info("text: %d tensors for images (visual.*) are not part of it", num_left)
+            log.info("text: %d tensors for images are not part of it", num_left)
         self._is_in_trunk = any(name.startswith(TEXT_TRUNK) for name in names)
         self._is_within = any(name.startswith(TEXT) for name in names)
 
