@@ -15,13 +15,18 @@ from shared.wire.messages import ChatOptions, Item
 
 
 class ReadImage(NamedTuple):
-    """``pixels`` [n] uint8 of a file that has ``num_source_pixels``."""
+    """Its ``ids`` in a prompt, of which a placeholder is the first one, and ``pixels`` [n] uint8 of
+    a file that has ``num_source_pixels``."""
 
     size: Size
-    num_tokens: int
+    ids: Array
     digest: bytes
     pixels: Array
     num_source_pixels: int = 0
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.ids)
 
 
 class NoImages(PromptMedia):
@@ -81,9 +86,11 @@ class ReadImages(PromptMedia):
                 f" {len(numbers)} images",
                 param="messages",
             )
-        repeats = np.ones(len(ids), np.int64)
-        repeats[places] = [self.num_tokens(number) for number in numbers]
-        return np.repeat(ids, repeats)
+        first, *others = np.split(ids, places)
+        pieces = [first]
+        for number, piece in zip(numbers, others, strict=True):
+            pieces += [self._images[number].ids, piece[1:]]
+        return np.concatenate(pieces, dtype=ids.dtype)
 
     def find_items(self, ids: Array, numbers: Sequence[int]) -> list[Item]:
         places = self._places(ids)
@@ -91,18 +98,12 @@ class ReadImages(PromptMedia):
         done = 0
         for number in numbers:
             image = self._images[number]
-            run = places[done : done + image.num_tokens]
-            if len(run) < image.num_tokens or run[-1] - run[0] >= image.num_tokens:
+            start = int(places[done]) if done < len(places) else len(ids)
+            num = image.num_tokens
+            if not np.array_equal(ids[start : start + num], image.ids):
                 raise self._other_ids(len(places), numbers)
-            items.append(
-                Item(
-                    start=int(run[0]),
-                    num_tokens=image.num_tokens,
-                    size=image.size,
-                    digest=image.digest,
-                )
-            )
-            done += image.num_tokens
+            items.append(Item(start=start, num_tokens=num, size=image.size, digest=image.digest))
+            done += len(self._places(image.ids))
         if done != len(places):
             raise self._other_ids(len(places), numbers)
         return items
@@ -117,8 +118,8 @@ class ReadImages(PromptMedia):
     def _other_ids(self, num_found: int, numbers: Sequence[int]) -> InvalidRequest:
         expected = [self.num_tokens(number) for number in numbers]
         return InvalidRequest(
-            f"the ids hold {num_found} placeholders ({self._placeholder}); expected runs of"
-            f" {expected[:32]} for {len(numbers)} images",
+            f"the ids hold {num_found} placeholders ({self._placeholder}); expected {len(numbers)} images"
+            f" of {expected[:32]} ids, as the model writes them",
             param="prompt",
         )
 

@@ -164,7 +164,8 @@ class ImageReading(MediaReader):
             await self._readers.read(wanted.file, owner, choose)
         except Unreadable as error:
             raise wanted.refusal(str(error)) from None
-        return ReadImage(*found[-1], b"", NO_PIXELS)
+        size = found[-1].size
+        return ReadImage(size, self._family.ids(size), b"", NO_PIXELS)
 
     async def _image(
         self, key: bytes, wanted: _Wanted, room: _Room, salt: str, owner: str
@@ -194,7 +195,7 @@ class ImageReading(MediaReader):
             width, height, pixels = read
             size = 1, height, width
             digest = await asyncio.to_thread(digest_of, wanted.medium.kind, size, pixels.data, salt)
-        image = ReadImage(size, self._family.num_tokens(size), digest, pixels, num_source_pixels)
+        image = ReadImage(size, self._family.ids(size), digest, pixels, num_source_pixels)
         self._cache.add(key, image)
         return image
 

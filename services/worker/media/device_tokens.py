@@ -14,7 +14,7 @@ from services.worker.layers.context import current_context
 from services.worker.layers.embedding import Embedding
 from services.worker.machine.streams import upload
 
-Piece = tuple[int, Tensor]  # the index of its first token in a step, and its features
+Piece = tuple[np.ndarray, Tensor]  # the indices [n] of tokens in a step, and their features
 
 
 class DeviceTokens:
@@ -63,10 +63,9 @@ class DeviceTokens:
         self._shifts.copy_(upload(of_all, self._device))
         of_rows = self._deltas.index_select(0, step.decoding)
         self._shifts[:start] = of_rows.repeat_interleave(step.width)
-        for first, part in pieces:
-            first += start
-            is_feature[first : first + len(part)] = True
-            self._features[first : first + len(part)] = part
+        for places, part in pieces:
+            is_feature[places + start] = True
+            self._features[upload(places + start, self._device)] = part.to(self._features.dtype)
             if part.is_cuda:  # made on the tower's stream
                 part.record_stream(torch.cuda.current_stream(part.device))
         self._is_feature.copy_(upload(is_feature[:, None], self._device))

@@ -1,4 +1,4 @@
-"""Rotations at positions with three axes."""
+"""Rotations at positions with several axes."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,10 @@ from services.worker.machine.streams import upload
 
 class Rotations:
     """Adds ``num_rows`` rows to the table of ``rotary``, before a backend takes it. ``section`` has
-    the number of frequencies for each axis."""
+    the number of frequencies for each axis; a model with one axis needs no row."""
 
     def __init__(self, rotary: RotaryEmbedding, section: Sequence[int], num_rows: int) -> None:
+        self.num_axes = len(section)
         table = rotary.table
         self._first = table.shape[1]
         rows = table.new_zeros(len(table), num_rows, table.shape[2])

@@ -100,7 +100,7 @@ class MediaTable(PlanPart):
         firsts, starts, ends = rows.token_ends - rows.num_tokens, rows.starts, rows.ends
         shifts = np.repeat(starts - firsts, rows.num_tokens)
         indices = np.arange(len(shifts)) + shifts
-        positions = np.tile(indices, (3, 1))
+        positions = np.tile(indices, (self._rotations.num_axes, 1))
         pieces: list[Piece] = []
         for slot, *places in np.stack((rows.slots, firsts, starts, ends), 1).tolist():
             if (prompt := self._prompts.get(slot)) is not None:
@@ -115,7 +115,9 @@ class MediaTable(PlanPart):
         positions[:, first : first + end - start] += prompt.delta
         known = prompt.positions[:, start:end]
         positions[:, first : first + known.shape[1]] = known
-        pieces = [(first + place - start, part) for place, part in self._pieces(prompt, start, end)]
+        pieces = [
+            (places + first - start, part) for places, part in self._pieces(prompt, start, end)
+        ]
         self._encoder.note_computed(prompt.job, end)
         return pieces
 
@@ -137,20 +139,22 @@ class MediaTable(PlanPart):
         job = Job(row.request, row.attempt, num, items, pixels)
         return _Prompt(positions[:, :num], int(positions[0, num]) - num, job)
 
-    def _pieces(self, prompt: _Prompt, start: int, end: int) -> list[tuple[int, Tensor]]:
+    def _pieces(self, prompt: _Prompt, start: int, end: int) -> list[Piece]:
         """The places and features of the prompt's ids from ``start`` to ``end``."""
         found = []
         for item in prompt.job.items:
-            low, high = max(start, item.start), min(end, item.end)
-            if low < high:
+            if item.start < end and start < item.end:
+                is_feature = self._family.ids(item.size) == self._family.placeholder
+                places = np.flatnonzero(is_feature) + item.start
+                low, high = np.searchsorted(places, (start, end))
                 features = self._encoder.features(prompt.job, item)
-                found.append((low, features[low - item.start : high - item.start]))
+                found.append((places[low:high], features[low:high]))
         return found
 
     def _embeddings(self, batch: Batch, pieces: list[Piece]) -> Tensor | None:
         if not pieces:
             return None
         embeddings = self._embed(batch.input_ids)
-        for first, part in pieces:
-            embeddings[first : first + len(part)] = part
+        for places, part in pieces:
+            embeddings[torch.from_numpy(places)] = part.to(embeddings.dtype)
         return embeddings
