@@ -3,6 +3,7 @@ for both."""
 
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -33,7 +34,7 @@ MAX_LEN = 4096
 
 def save_checkpoint(folder: Path, seed: int = 0) -> None:
     """Weights of float32; images of 56² to 280² pixels."""
-    tokenizer: Any = _tokenizer()
+    tokenizer: Any = make_tokenizer()
     names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
     ids: Any = dict(zip(names, tokenizer.convert_tokens_to_ids([*MEDIA]), strict=True))
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
@@ -66,23 +67,29 @@ def save_checkpoint(folder: Path, seed: int = 0) -> None:
         "tokens_per_second": 2,
     }
     config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, **ids)
+    kind = transformers.models.qwen2_vl.image_processing_pil_qwen2_vl.Qwen2VLImageProcessorPil
+    images = kind(size={"shortest_edge": 56 * 56, "longest_edge": 280 * 280})
+    save(folder, transformers.Qwen2_5_VLForConditionalGeneration, config, tokenizer, images, seed)
+
+
+def save(folder: Path, kind: Any, config: Any, tokenizer: Any, images: Any, seed: int) -> None:
+    """A model of ``kind`` with random weights."""
     config.dtype = torch.float32
     torch.manual_seed(seed)
-    model = transformers.Qwen2_5_VLForConditionalGeneration(config).eval()
+    model = kind(config).eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim >= 2 and "norm" not in name:
                 parameter.normal_(0, STD)
             elif "bias" in name:
                 parameter.normal_(0, 0.1)
-            if "patch_embed" in name:
+            if "patch_embed" in name or "patch_conv" in name:
                 parameter.mul_(2)
-    model.generation_config.eos_token_id = end
+    model.generation_config.eos_token_id = config.get_text_config().eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    kind = transformers.models.qwen2_vl.image_processing_pil_qwen2_vl.Qwen2VLImageProcessorPil
-    kind(size={"shortest_edge": 56 * 56, "longest_edge": 280 * 280}).save_pretrained(folder)
+    images.save_pretrained(folder)
 
 
 def picture(seed: int, width: int, height: int) -> Image.Image:
@@ -157,25 +164,30 @@ class Reference:
 
 @cache
 def reference(folder: Path) -> Reference:
+    return Reference(*load_reference(folder))
+
+
+def load_reference(folder: Path) -> tuple[Any, Any, Any]:
+    """The fields of a Reference."""
     model = AutoModelForImageTextToText.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager"
     )
     tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     images = AutoImageProcessor.from_pretrained(folder, backend="pil")
-    return Reference(model.eval(), tokenizer, images)
+    return model.eval(), tokenizer, images
 
 
-def _tokenizer() -> PreTrainedTokenizerFast:
-    """Bytes, then special tokens."""
+def make_tokenizer(media: Sequence[str] = MEDIA, image: str = IMAGE) -> PreTrainedTokenizerFast:
+    """Bytes, then special tokens. The template writes ``image`` for each."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     core = Tokenizer(models.BPE({char: number for number, char in enumerate(alphabet)}, []))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
-    core.add_special_tokens([*SPECIAL, *MEDIA])
+    core.add_special_tokens([*SPECIAL, *media])
     made = PreTrainedTokenizerFast(
         tokenizer_object=core, eos_token="<|im_end|>", pad_token="<|endoftext|>"
     )
-    made.chat_template = TEMPLATE
+    made.chat_template = TEMPLATE.replace(IMAGE, image)
     return made
 
 

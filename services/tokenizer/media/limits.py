@@ -1,5 +1,6 @@
 """The sizes that images are scaled to: vLLM's ``mm_processor_kwargs``. Pure."""
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -26,13 +27,19 @@ class _Kwargs(msgspec.Struct, forbid_unknown_fields=True):
     size: _Size = _Size()
 
 
-def with_kwargs(limits: PixelLimits, kwargs: str) -> PixelLimits:
+def with_kwargs(limits: PixelLimits, kwargs: str, options: Sequence[str]) -> PixelLimits:
     """``limits`` with the values of a JSON object, of which each is at most ``max_pixels``. A limit
-    that is given alone moves the other one. Raises ValueError."""
+    that is given alone moves the other one. ``options`` are the names that the model takes. Raises
+    ValueError."""
     try:
         given = msgspec.json.decode(kwargs or "{}", type=_Kwargs)
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(str(error)) from None
+    for name in given.__struct_fields__:
+        if name not in options and getattr(given, name) != getattr(_Kwargs(), name):
+            raise ValueError(
+                f"{name} is not for this model; it takes {', '.join(options) or 'none'}"
+            )
     least_given = given.min_pixels or given.size.shortest_edge
     most_given = given.max_pixels or given.size.longest_edge
     for value in (least_given, most_given):

@@ -146,7 +146,7 @@ class ImageReading(MediaReader):
 
     def _limits_of(self, message: Submit | Convert) -> list[PixelLimits]:
         try:
-            limits = with_kwargs(self._limits, message.media_options)
+            limits = with_kwargs(self._limits, message.media_options, self._family.options)
         except ValueError as error:
             raise InvalidRequest(f"{KWARGS}: {error}", param=KWARGS) from None
         return [with_detail(limits, medium.detail) for medium in message.media]
@@ -233,7 +233,7 @@ def media_for(text: TextModel, folder: Path, config: TokenizerConfig) -> MediaRe
         raise ConfigError(f"model: its tokenizer has no added token {family.placeholder} of images")
     kwargs = msgspec.json.encode(config.mm_processor_kwargs).decode()
     try:
-        limits = with_kwargs(family.limits, kwargs)
+        limits = with_kwargs(family.limits, kwargs, family.options)
     except ValueError as error:
         raise ConfigError(f"mm-processor-kwargs: {error}") from None
     return ImageReading(

@@ -1,0 +1,125 @@
+"""Images of Pixtral (arXiv 2410.07073) and Mistral 3. Pure."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import msgspec
+import numpy as np
+
+from shared.errors import ConfigError
+from shared.media.family import PREPROCESSOR_FILE, Fit, PixelLimits, Size
+from shared.model_folder import CONFIG_FILE, TOKENIZER_FILE, decode_json, find_file
+from shared.wire.messages import Item, MediumKind
+
+BREAK, END = "[IMG_BREAK]", "[IMG_END]"
+BICUBIC = 3
+
+
+class _Preprocessor(msgspec.Struct):
+    """``longest_edge`` of ``size`` is a length."""
+
+    size: dict[str, int | None] = {"longest_edge": 1024}
+    do_resize: bool = True
+    do_center_crop: bool = False
+    resample: int = BICUBIC
+
+    def problem(self) -> str:
+        if not self.do_resize or self.do_center_crop:
+            return "images without do_resize, or with do_center_crop"
+        if self.resample != BICUBIC:
+            return f"resample {self.resample} is not supported; only {BICUBIC}, bicubic, is"
+        return "" if self.size.get("longest_edge") else "size has no longest_edge"
+
+
+class _Vision(msgspec.Struct):
+    patch_size: int = 16
+
+
+class _Config(msgspec.Struct):
+    vision_config: _Vision
+    image_token_id: int | None = None
+    image_token_index: int | None = None
+    spatial_merge_size: int = 2
+
+
+class _Added(msgspec.Struct):
+    content: str
+    id: int
+
+
+class _Tokenizer(msgspec.Struct):
+    added_tokens: list[_Added] = []
+
+
+class RowsOfPatches:
+    """A token for each square of ``side`` × ``side`` pixels. ``ids`` are those of a token, of
+    the break behind a row, and of the end behind the last row."""
+
+    kinds: tuple[MediumKind, ...] = ("image",)
+    options = ("max_pixels",)
+
+    def __init__(self, ids: Sequence[int], side: int, longest: int) -> None:
+        self.placeholder, self._break, self._end = ids
+        self._side = side
+        self._longest = longest
+        largest = side * math.ceil(longest / side)
+        self.limits = PixelLimits(1, largest * largest)
+
+    def fit(self, width: int, height: int, limits: PixelLimits) -> Fit:
+        longest, side = self._longest, self._side
+        if limits.max_pixels < self.limits.max_pixels:  # of the square that an image fits into
+            longest = max(1, math.isqrt(limits.max_pixels) // side) * side
+        if max(width, height) > longest * min(width, height):
+            raise ValueError(
+                f"is {width} x {height} pixels; one side may be {longest} times the other"
+            )
+        ratio = max(1.0, height / longest, width / longest)
+        rows, columns = (math.ceil(math.floor(each / ratio) / side) for each in (height, width))
+        return Fit((1, rows * side, columns * side), rows * (columns + 1))
+
+    def num_tokens(self, size: Size) -> int:
+        rows, columns = self._squares(size)
+        return rows * (columns + 1)
+
+    def ids(self, size: Size) -> np.ndarray:
+        rows, columns = self._squares(size)
+        ids = np.full((rows, columns + 1), self.placeholder, np.int32)
+        ids[:, -1] = self._break
+        ids[-1, -1] = self._end
+        return ids.reshape(-1)
+
+    def positions(self, items: Sequence[Item], num_ids: int) -> np.ndarray:
+        return np.arange(num_ids)[None]
+
+    def _squares(self, size: Size) -> tuple[int, int]:
+        frames, height, width = size
+        if frames != 1 or height % self._side or width % self._side:
+            raise ValueError(f"no image of the model has the size {size}")
+        return height // self._side, width // self._side
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Mistral 3, which merges patches. Raises ConfigError."""
+        return cls._read(folder, decode_json(find_file(folder, CONFIG_FILE), _Config))
+
+    @classmethod
+    def _read(cls, folder: Path, config: _Config) -> Self:
+        path = folder / PREPROCESSOR_FILE
+        given = decode_json(path, _Preprocessor)
+        if problem := given.problem():
+            raise ConfigError(f"model: {path}: {problem}")
+        given_ids = config.image_token_id, config.image_token_index
+        placeholder = next((each for each in given_ids if each is not None), None)
+        if placeholder is None:
+            raise ConfigError(f"model: {folder / CONFIG_FILE}: images without image_token_index")
+        tokens = decode_json(find_file(folder, TOKENIZER_FILE), _Tokenizer).added_tokens
+        ids = {each.content: each.id for each in tokens}
+        for name in (BREAK, END):
+            if name not in ids:
+                raise ConfigError(f"model: {folder / TOKENIZER_FILE} has no added token {name}")
+        side = config.vision_config.patch_size * config.spatial_merge_size
+        longest = given.size["longest_edge"]
+        assert longest is not None
+        return cls((placeholder, ids[BREAK], ids[END]), side, longest)

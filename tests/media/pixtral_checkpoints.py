@@ -1,0 +1,94 @@
+"""Tiny random checkpoints of Mistral 3 and Pixtral, and transformers' texts for them."""
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+
+from tests.media.checkpoints import (
+    MAX_LEN,
+    Reference,
+    load_reference,
+    make_tokenizer,
+    save,
+)
+
+MEDIA = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
+PATCH = 14
+LONGEST = 224
+
+
+def save_mistral3(folder: Path, seed: int = 0) -> None:
+    """Squares of 28² pixels."""
+    tokenizer: Any = make_tokenizer(MEDIA, MEDIA[0])
+    config = transformers.Mistral3Config(
+        text_config=_text(tokenizer),
+        vision_config=_vision(),
+        image_token_index=tokenizer.convert_tokens_to_ids(MEDIA[0]),
+        spatial_merge_size=2,
+        tie_word_embeddings=False,
+    )
+    kind = transformers.Mistral3ForConditionalGeneration
+    save(folder, kind, config, tokenizer, _images(2 * PATCH), seed)
+
+
+def _text(tokenizer: Any) -> dict[str, Any]:
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    return {
+        "model_type": "mistral",
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "vocab_size": len(tokenizer),
+        "max_position_embeddings": MAX_LEN,
+        "sliding_window": None,
+        "eos_token_id": end,
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": tokenizer.pad_token_id,
+    }
+
+
+def _vision() -> dict[str, Any]:
+    return {
+        "model_type": "pixtral",
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "head_dim": 16,
+        "image_size": LONGEST,
+        "patch_size": PATCH,
+    }
+
+
+def _images(side: int) -> Any:
+    kind = transformers.models.pixtral.image_processing_pil_pixtral.PixtralImageProcessorPil
+    return kind(size={"longest_edge": LONGEST}, patch_size={"height": side, "width": side})
+
+
+@dataclass(frozen=True, slots=True)
+class RowsReference(Reference):
+    side: int = 2 * PATCH
+
+    def inputs(self, prompt: str, pictures: list) -> dict[str, torch.Tensor]:
+        """The rows are written as PixtralProcessor does, which needs torchvision."""
+        found = dict(self.images(images=pictures, return_tensors="pt")) if pictures else {}
+        first, *pieces = prompt.split(MEDIA[0])
+        sizes = found["image_sizes"].tolist() if pictures else []
+        text = first
+        for (height, width), piece in zip(sizes, pieces, strict=True):
+            rows = [MEDIA[0] * (width // self.side)] * (height // self.side)
+            text += MEDIA[1].join(rows) + MEDIA[2] + piece
+        ids = self.tokenizer(text, return_tensors="pt")["input_ids"]
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)} | found
+
+
+@cache
+def rows_reference(folder: Path) -> RowsReference:
+    return RowsReference(*load_reference(folder))
