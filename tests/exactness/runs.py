@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 from kernels.sample.reference import noise
 from services.scheduler.sequence import Span
 from shared.errors import ConfigError
-from shared.media.family import Family, digest_of, read_family
+from shared.media.families import read_family
+from shared.media.family import Family, digest_of
 from shared.model_folder import TOKENIZER_FILE
 from shared.wire.messages import ALL_TOKENS, Item
 from tests.exactness.cells import Cell

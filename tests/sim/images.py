@@ -22,7 +22,8 @@ from services.worker.media.addition import Media
 from services.worker.media.encoder import Encoder
 from services.worker.media.item_check import uncached_items
 from services.worker.media.table import MediaTable
-from shared.media.family import PixelLimits, SquaresOfPatches, digest_of
+from shared.media.family import PixelLimits, digest_of
+from shared.media.qwen2_5_vl import SquaresOfPatches
 from shared.wire.codec import Array
 from shared.wire.envelope import read_options
 from shared.wire.messages import MEDIA_MINOR, Hello, Item, Medium, StepPlan

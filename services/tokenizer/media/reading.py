@@ -20,7 +20,8 @@ from services.tokenizer.media.readers import Readers, Unreadable
 from services.tokenizer.media_reader import MediaReader, PromptMedia
 from services.tokenizer.text_model import TextModel
 from shared.errors import ConfigError, InvalidRequest
-from shared.media.family import Family, Fit, PixelLimits, digest_of, read_family
+from shared.media.families import read_family
+from shared.media.family import Family, Fit, PixelLimits, digest_of
 from shared.settings.tokenizer import TokenizerConfig
 from shared.wire.codec import Array
 from shared.wire.messages import MAX_SIDE, Convert, Medium, Submit

@@ -22,7 +22,8 @@ from services.worker.models.decoder import DecoderLM
 from services.worker.models.qwen2_5_vl import AxesConfig
 from services.worker.startup.loaded_model import DEFAULT_BATCHED_TOKENS
 from shared.errors import ConfigError
-from shared.media.family import PREPROCESSOR_FILE, Family, read_family
+from shared.media.families import read_family
+from shared.media.family import PREPROCESSOR_FILE, Family
 from shared.process.cores import num_cores
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import MAX_SPECULATIVE_TOKENS, Capacity

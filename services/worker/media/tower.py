@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -13,9 +12,8 @@ from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedMode
 from transformers.utils import logging as transformers_logging
 
 from services.worker.machine.streams import DeviceEvent, upload
+from services.worker.media.preprocessors import read_preprocessor
 from shared.errors import ConfigError
-from shared.media.family import PREPROCESSOR_FILE
-from shared.model_folder import decode_json
 
 transformers_logging.disable_progress_bar()
 
@@ -24,53 +22,6 @@ HOST = torch.device("cpu")
 # Numbers of float32 that a step of the tower has for each patch, in hidden and inner sizes: states
 # and their norm, then queries, keys and values before and after rotation, or gates and ups.
 STATES, ATTENTION, GATES = 2, 8, 3
-
-
-class Preprocessor(msgspec.Struct):
-    """preprocessor_config.json; the defaults are those of the class it names."""
-
-    image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
-    image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
-    rescale_factor: float = 1 / 255
-    do_rescale: bool = True
-    do_normalize: bool = True
-    patch_size: int = 14
-    temporal_patch_size: int = 2
-    merge_size: int = 2
-
-    @property
-    def patch_numbers(self) -> int:
-        return 3 * self.temporal_patch_size * self.patch_size**2
-
-    @property
-    def values(self) -> np.ndarray:
-        """[3, 256] float32: what each byte of a channel becomes, by the operations of transformers'
-        PIL backend."""
-        scaled = (np.arange(256, dtype=np.float64) * self.rescale_factor).astype(np.float32)
-        given = self.image_mean, self.image_std
-        mean, std = (np.array(each, np.float32)[:, None] for each in given)
-        values: np.ndarray = (scaled - mean) / std
-        return values
-
-    def patches(self, pixels: np.ndarray, values: np.ndarray) -> np.ndarray:
-        """pixels [height, width, 3] uint8 → [patches, numbers of one] float32: squares of patches
-        in order, and the same image at each time."""
-        patch, merge = self.patch_size, self.merge_size
-        rows, columns = (side // patch // merge for side in pixels.shape[:2])
-        channels = np.stack([values[each][pixels[..., each]] for each in range(3)])
-        squares = channels.reshape(3, rows, merge, patch, columns, merge, patch)
-        ordered = squares.transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
-        shape = *ordered.shape[:5], self.temporal_patch_size, patch, patch
-        return np.broadcast_to(ordered, shape).reshape(-1, self.patch_numbers)
-
-
-def read_preprocessor(folder: Path) -> Preprocessor:
-    """Raises ConfigError."""
-    path = folder / PREPROCESSOR_FILE
-    found = decode_json(path, Preprocessor)
-    if not found.do_rescale or not found.do_normalize:
-        raise ConfigError(f"model: {path}: images without do_rescale or do_normalize")
-    return found
 
 
 class Tower:
@@ -87,7 +38,8 @@ class Tower:
     ) -> None:
         self._preprocessor = read_preprocessor(folder)
         self._values = self._preprocessor.values
-        model = _made_up(folder, dtype) if is_dummy else _loaded(folder, dtype)
+        names = self._preprocessor.names
+        model = _made_up(folder, dtype) if is_dummy else _loaded(folder, dtype, names)
         self.model = model.to(device)
         self._device = device
         # The memory of a stream is its own: features do not split the blocks of activations.
@@ -100,13 +52,12 @@ class Tower:
     def features(self, pixels: np.ndarray) -> Tensor:
         """[1, height, width, 3] uint8 → [tokens, hidden]. The result depends on nothing else. On a
         GPU it is made on a stream of its own, and the caller waits for it."""
-        (frame,), patch = pixels, self._preprocessor.patch_size
-        grid = np.array([[1, *(side // patch for side in frame.shape[:2])]])
-        given = self._preprocessor.patches(frame, self._values), grid
+        (frame,) = pixels
+        given = self._preprocessor.inputs(frame, self._values)
         found: Tensor
         with torch.cuda.stream(self._stream):
-            patches, sizes = (upload(each, self._device) for each in given)
-            (found,) = self.model.get_image_features(patches, image_grid_thw=sizes).pooler_output
+            inputs = {name: upload(each, self._device) for name, each in given.items()}
+            (found,) = self.model.get_image_features(**inputs).pooler_output
             DeviceEvent(self._device).wait()
         if self._kept is None:
             return found
@@ -123,9 +74,9 @@ class Sizes:
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         with torch.device("meta"):
             model = _made_up(folder, dtype)
-        vision = model.config.vision_config
-        self.of_token = vision.out_hidden_size * dtype.itemsize
-        states, inner = vision.hidden_size, vision.intermediate_size
+        config = model.config
+        states, inner = config.vision_config.hidden_size, config.vision_config.intermediate_size
+        self.of_token = config.get_text_config().hidden_size * dtype.itemsize
         self.weights = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
         widest = STATES * states + max(ATTENTION * states, GATES * inner)
         preprocessor = read_preprocessor(folder)
@@ -135,11 +86,12 @@ class Sizes:
         self.patches_of_token = preprocessor.merge_size**2
 
 
-def _loaded(folder: Path, dtype: torch.dtype) -> Any:
+def _loaded(folder: Path, dtype: torch.dtype, names: tuple[str, ...]) -> Any:
+    """The names of a tower's tensors have one of ``names`` in them."""
     load: Any = AutoModelForImageTextToText.from_pretrained
     with _quiet():
         model, report = load(folder, config=_config(folder), dtype=dtype, output_loading_info=True)
-    missing = sorted(name for name in report["missing_keys"] if "visual." in name)
+    missing = sorted(name for name in report["missing_keys"] if any(map(name.__contains__, names)))
     if missing:
         raise ConfigError(
             f"model: {folder} lacks {len(missing)} tensors for images, {missing[0]} among them:"

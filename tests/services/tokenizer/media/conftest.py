@@ -8,7 +8,7 @@ from services.tokenizer.media.pixel_cache import PixelCache
 from services.tokenizer.media.readers import Readers
 from services.tokenizer.media.reading import ImageReading
 from services.tokenizer.text_model import TextModel
-from shared.media.family import read_family
+from shared.media.families import read_family
 from tests.media.checkpoints import MAX_LEN, MEDIA, Reference, reference, save_checkpoint
 
 MAX_IMAGE_PIXELS = 1 << 20

@@ -6,7 +6,8 @@ from PIL import Image, ImageOps
 
 from services.tokenizer.media.reader import FORMATS, scaled
 from services.tokenizer.media.reader_messages import Targets
-from shared.media.family import Family, read_family
+from shared.media.families import read_family
+from shared.media.family import Family
 from tests.media.checkpoints import Reference, picture
 from tests.services.tokenizer.media.files import (
     animation,

@@ -12,7 +12,8 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
-from services.worker.media.tower import Sizes, Tower, read_preprocessor
+from services.worker.media.preprocessors import read_preprocessor
+from services.worker.media.tower import Sizes, Tower
 from shared.errors import ConfigError
 from tests.media.checkpoints import Reference, picture
 
@@ -40,8 +41,10 @@ def test_patches_are_those_of_transformers(
     image = picture(3, *size)
     expected = oracle.images(images=[image], return_tensors="np")
     ours = read_preprocessor(folder)
-    found = ours.patches(np.asarray(image), ours.values)
-    np.testing.assert_array_equal(found, expected["pixel_values"])
+    found = ours.inputs(np.asarray(image), ours.values)
+    assert found.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_array_equal(found[name], values)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -82,6 +85,7 @@ def test_missing_tensors_of_a_tower_are_named(folder: Path, tmp_path: Path) -> N
 
 
 def test_pixels_that_are_not_normalized_are_refused(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "config.json", tmp_path)
     config = json.loads((folder / "preprocessor_config.json").read_text())
     path = tmp_path / "preprocessor_config.json"
     path.write_text(json.dumps(config | {"do_normalize": False}))

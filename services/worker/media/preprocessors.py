@@ -1,0 +1,93 @@
+"""From pixels to the numbers that a tower of transformers takes, family by family."""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from typing import ClassVar
+
+import msgspec
+import numpy as np
+
+from shared.errors import ConfigError
+from shared.media.families import family_name
+from shared.media.family import PREPROCESSOR_FILE
+from shared.model_folder import decode_json
+
+
+class Preprocessor(msgspec.Struct):
+    """preprocessor_config.json; the defaults are those of the class it names. The names of a
+    tower's tensors have one of ``names`` in them."""
+
+    names: ClassVar[tuple[str, ...]]
+
+    image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
+    image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
+    rescale_factor: float = 1 / 255
+    do_rescale: bool = True
+    do_normalize: bool = True
+    patch_size: int = 14
+    merge_size: int = 2
+
+    @property
+    def patch_numbers(self) -> int:
+        return 3 * self.patch_size**2
+
+    @property
+    def values(self) -> np.ndarray:
+        """[3, 256] float32: what each byte of a channel becomes, by the operations of transformers'
+        PIL backend."""
+        scaled = (np.arange(256, dtype=np.float64) * self.rescale_factor).astype(np.float32)
+        given = self.image_mean, self.image_std
+        mean, std = (np.array(each, np.float32)[:, None] for each in given)
+        values: np.ndarray = (scaled - mean) / std
+        return values
+
+    @abstractmethod
+    def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
+        """pixels [height, width, 3] uint8 → what ``get_image_features`` takes, by name."""
+
+    def problem(self) -> str:
+        """Why the file is not supported."""
+        if self.do_rescale and self.do_normalize:
+            return ""
+        return "images without do_rescale or do_normalize"
+
+
+def channels(pixels: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """[height, width, 3] uint8 → [3, height, width] float32"""
+    return np.stack([values[each][pixels[..., each]] for each in range(3)])
+
+
+class Qwen2_5_VL(Preprocessor):  # noqa: N801, its name
+    """Squares of patches in order, and the same image at each time."""
+
+    names = ("visual.",)
+    temporal_patch_size: int = 2
+
+    @property
+    def patch_numbers(self) -> int:
+        return 3 * self.temporal_patch_size * self.patch_size**2
+
+    def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
+        patch, merge = self.patch_size, self.merge_size
+        rows, columns = (side // patch // merge for side in pixels.shape[:2])
+        split = channels(pixels, values).reshape(3, rows, merge, patch, columns, merge, patch)
+        ordered = split.transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
+        shape = *ordered.shape[:5], self.temporal_patch_size, patch, patch
+        patches = np.broadcast_to(ordered, shape).reshape(-1, self.patch_numbers)
+        grid = np.array([[1, rows * merge, columns * merge]])
+        return {"pixel_values": patches, "image_grid_thw": grid}
+
+
+PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {
+    "Qwen2_5_VLForConditionalGeneration": Qwen2_5_VL,
+}
+
+
+def read_preprocessor(folder: Path) -> Preprocessor:
+    """Raises ConfigError."""
+    path = folder / PREPROCESSOR_FILE
+    found = decode_json(path, PREPROCESSORS[family_name(folder)])
+    if problem := found.problem():
+        raise ConfigError(f"model: {path}: {problem}")
+    return found

@@ -1,0 +1,34 @@
+"""The families with images, by their name in config.json."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from shared.media.family import PREPROCESSOR_FILE, Family
+from shared.media.qwen2_5_vl import SquaresOfPatches
+from shared.model_folder import CONFIG_FILE, decode_json, find_file
+
+FAMILIES: Mapping[str, Callable[[Path], Family]] = {
+    "Qwen2_5_VLForConditionalGeneration": SquaresOfPatches.read,
+}
+"""Each reads a model's folder, and raises ConfigError."""
+
+
+class _Config(msgspec.Struct):
+    architectures: list[str] = []
+
+
+def family_name(folder: Path) -> str | None:
+    """None for a model without images, and for one of an unknown family."""
+    names = decode_json(find_file(folder, CONFIG_FILE), _Config).architectures
+    return next((name for name in names if name in FAMILIES), None)
+
+
+def read_family(folder: Path) -> Family | None:
+    """None for a model without images, and for one whose images are not supported. Raises
+    ConfigError."""
+    name = family_name(folder)
+    if name is None or not (folder / PREPROCESSOR_FILE).is_file():
+        return None
+    return FAMILIES[name](folder)

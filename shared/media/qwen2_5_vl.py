@@ -1,0 +1,104 @@
+"""Images of Qwen2.5-VL (arXiv 2502.13923). Pure."""
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import msgspec
+import numpy as np
+
+from shared.errors import ConfigError
+from shared.media.family import PREPROCESSOR_FILE, Fit, PixelLimits, Size
+from shared.model_folder import CONFIG_FILE, decode_json, find_file
+from shared.wire.messages import Item, MediumKind
+
+MAX_RATIO = 200  # of the sides of an image
+
+
+class _Preprocessor(msgspec.Struct):
+    """``size`` holds areas too."""
+
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    size: dict[str, Any] | None = None
+    patch_size: int = 14
+    merge_size: int = 2
+    do_resize: bool = True
+
+
+class _Config(msgspec.Struct):
+    image_token_id: int | None = None
+
+
+class SquaresOfPatches:
+    """A token for each square of ``merge`` × ``merge`` patches of
+    ``patch`` × ``patch`` pixels, at the square's row and column."""
+
+    default_limits: ClassVar = PixelLimits(56 * 56, 28 * 28 * 1280)
+    kinds: tuple[MediumKind, ...] = ("image",)
+
+    def __init__(self, placeholder: int, patch: int, merge: int, limits: PixelLimits) -> None:
+        self.placeholder = placeholder
+        self.limits = limits
+        self._side = patch * merge
+
+    def fit(self, width: int, height: int, limits: PixelLimits) -> Fit:
+        side = self._side
+        check_ratio(width, height)
+        rows, columns = round(height / side), round(width / side)
+        if rows * columns * side * side > limits.max_pixels:
+            scale = math.sqrt(height * width / limits.max_pixels)
+            rows = max(1, math.floor(height / scale / side))
+            columns = max(1, math.floor(width / scale / side))
+        elif rows * columns * side * side < limits.min_pixels:
+            scale = math.sqrt(limits.min_pixels / (height * width))
+            rows, columns = math.ceil(height * scale / side), math.ceil(width * scale / side)
+        return Fit((1, rows * side, columns * side), rows * columns)
+
+    def num_tokens(self, size: Size) -> int:
+        rows, columns = self._squares(size)
+        return rows * columns
+
+    def positions(self, items: Sequence[Item], num_ids: int) -> np.ndarray:
+        positions = np.empty((3, num_ids), np.int64)
+        done = offset = 0  # of the next id: its index is ``done``, its position ``done + offset``
+        for item in items:
+            positions[:, done : item.start] = np.arange(done, item.start) + offset
+            rows, columns = self._squares(item.size)
+            first = item.start + offset
+            where = np.indices((1, rows, columns)).reshape(3, -1) + first
+            positions[:, item.start : item.end] = where
+            done = item.end
+            offset = first + max(rows, columns) - done
+        positions[:, done:] = np.arange(done, num_ids) + offset
+        return positions
+
+    def _squares(self, size: Size) -> tuple[int, int]:
+        frames, height, width = size
+        if frames != 1 or height % self._side or width % self._side:
+            raise ValueError(f"no image of the model has the size {size}")
+        return height // self._side, width // self._side
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Raises ConfigError."""
+        config = decode_json(find_file(folder, CONFIG_FILE), _Config)
+        path = folder / PREPROCESSOR_FILE
+        given = decode_json(path, _Preprocessor)
+        if config.image_token_id is None or not given.do_resize:
+            raise ConfigError(f"model: {path}: images without image_token_id or do_resize")
+        size = given.size or {}
+        limits = PixelLimits(
+            given.min_pixels or size.get("shortest_edge") or cls.default_limits.min_pixels,
+            given.max_pixels or size.get("longest_edge") or cls.default_limits.max_pixels,
+        )
+        return cls(config.image_token_id, given.patch_size, given.merge_size, limits)
+
+
+def check_ratio(width: int, height: int) -> None:
+    """Raises ValueError."""
+    if max(width, height) > MAX_RATIO * min(width, height):
+        raise ValueError(
+            f"is {width} x {height} pixels; one side may be {MAX_RATIO} times the other"
+        )
