@@ -29,13 +29,15 @@ class Fit(NamedTuple):
 
 
 class Family(Protocol):
-    """``placeholder`` is the id that stands for each token of an item in a prompt; a chat template
-    writes it once. ``limits`` are the defaults; settings and requests give lower values of
-    ``max_pixels`` only, as workers reserve memory for an image of that area."""
+    """``placeholder`` is the id of each feature of an item in a prompt; a chat template writes it
+    once. ``limits`` are the defaults; settings and requests give lower values of ``max_pixels``
+    only, as workers reserve memory for an image of that area. ``options`` are the names that they
+    may give."""
 
     kinds: tuple[MediumKind, ...]
     placeholder: int
     limits: PixelLimits
+    options: tuple[str, ...]
 
     def fit(self, width: int, height: int, limits: PixelLimits) -> Fit:
         """Raises ValueError for an image that the model does not take."""
@@ -43,9 +45,14 @@ class Family(Protocol):
     def num_tokens(self, size: Size) -> int:
         """Raises ValueError for a size that ``fit`` never gives."""
 
+    def ids(self, size: Size) -> np.ndarray:
+        """The ids [num_tokens] int32 of an item in a prompt, from the first placeholder on. Other
+        ids among them are texts."""
+
     def positions(self, items: Sequence[Item], num_ids: int) -> np.ndarray:
-        """The positions [3, num_ids] int64 (time, row, column) of a prompt whose ids hold ``items``
-        in order. Behind a prompt every axis goes on from the last one's largest plus one."""
+        """The positions [axes, num_ids] int64 of a prompt whose ids hold ``items`` in order, with
+        one axis or three (time, row, column). Behind a prompt every axis goes on from the last
+        one's largest plus one."""
 
 
 def digest_of(kind: MediumKind, size: Size, pixels: memoryview, salt: str) -> bytes:

@@ -17,10 +17,14 @@ BREAK, END = "[IMG_BREAK]", "[IMG_END]"
 BICUBIC = 3
 
 
-class _Preprocessor(msgspec.Struct):
-    """``longest_edge`` of ``size`` is a length."""
+class _Size(msgspec.Struct, frozen=True):
+    """A length."""
 
-    size: dict[str, int | None] = {"longest_edge": 1024}
+    longest_edge: int | None = None
+
+
+class _Preprocessor(msgspec.Struct):
+    size: _Size = _Size(1024)
     do_resize: bool = True
     do_center_crop: bool = False
     resample: int = BICUBIC
@@ -30,7 +34,7 @@ class _Preprocessor(msgspec.Struct):
             return "images without do_resize, or with do_center_crop"
         if self.resample != BICUBIC:
             return f"resample {self.resample} is not supported; only {BICUBIC}, bicubic, is"
-        return "" if self.size.get("longest_edge") else "size has no longest_edge"
+        return "" if self.size.longest_edge else "size has no longest_edge"
 
 
 class _Vision(msgspec.Struct):
@@ -58,7 +62,7 @@ class RowsOfPatches:
     the break behind a row, and of the end behind the last row."""
 
     kinds: tuple[MediumKind, ...] = ("image",)
-    options = ("max_pixels",)
+    options: tuple[str, ...] = ("max_pixels",)
 
     def __init__(self, ids: Sequence[int], side: int, longest: int) -> None:
         self.placeholder, self._break, self._end = ids
@@ -120,6 +124,6 @@ class RowsOfPatches:
             if name not in ids:
                 raise ConfigError(f"model: {folder / TOKENIZER_FILE} has no added token {name}")
         side = config.vision_config.patch_size * config.spatial_merge_size
-        longest = given.size["longest_edge"]
+        longest = given.size.longest_edge
         assert longest is not None
         return cls((placeholder, ids[BREAK], ids[END]), side, longest)

@@ -37,6 +37,7 @@ class SquaresOfPatches:
 
     default_limits: ClassVar = PixelLimits(56 * 56, 28 * 28 * 1280)
     kinds: tuple[MediumKind, ...] = ("image",)
+    options: tuple[str, ...] = ("min_pixels", "max_pixels", "size")
 
     def __init__(self, placeholder: int, patch: int, merge: int, limits: PixelLimits) -> None:
         self.placeholder = placeholder
@@ -59,6 +60,9 @@ class SquaresOfPatches:
     def num_tokens(self, size: Size) -> int:
         rows, columns = self._squares(size)
         return rows * columns
+
+    def ids(self, size: Size) -> np.ndarray:
+        return np.full(self.num_tokens(size), self.placeholder, np.int32)
 
     def positions(self, items: Sequence[Item], num_ids: int) -> np.ndarray:
         positions = np.empty((3, num_ids), np.int64)

@@ -118,8 +118,8 @@ class ReadImages(PromptMedia):
     def _other_ids(self, num_found: int, numbers: Sequence[int]) -> InvalidRequest:
         expected = [self.num_tokens(number) for number in numbers]
         return InvalidRequest(
-            f"the ids hold {num_found} placeholders ({self._placeholder}); expected {len(numbers)} images"
-            f" of {expected[:32]} ids, as the model writes them",
+            f"the ids hold {num_found} placeholders ({self._placeholder}); expected"
+            f" {len(numbers)} images of {expected[:32]} ids, as the model writes them",
             param="prompt",
         )
 

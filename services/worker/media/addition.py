@@ -22,7 +22,7 @@ from services.worker.models.decoder import DecoderLM
 from services.worker.models.qwen2_5_vl import AxesConfig
 from services.worker.startup.loaded_model import DEFAULT_BATCHED_TOKENS
 from shared.errors import ConfigError
-from shared.media.families import read_family
+from shared.media.families import family_name, read_family
 from shared.media.family import PREPROCESSOR_FILE, Family
 from shared.process.cores import num_cores
 from shared.settings.worker import WorkerConfig
@@ -43,7 +43,7 @@ def check(settings: WorkerConfig, device: torch.device, *, pools: bool, is_ours:
 def make(
     settings: WorkerConfig, folder: Path, model: DecoderLM, dtype: torch.dtype
 ) -> "Media | None":
-    if not isinstance(model.config, AxesConfig):
+    if family_name(folder) is None:
         return None
     family = read_family(folder)
     if family is None:
@@ -52,7 +52,7 @@ def make(
     if why := _why_not(settings, model):
         log.info("images: not computed: %s", why)
         return None
-    return Media(settings, folder, family, model, model.config, dtype)
+    return Media(settings, folder, family, model, dtype)
 
 
 def _why_not(settings: WorkerConfig, model: DecoderLM) -> str:
@@ -62,7 +62,7 @@ def _why_not(settings: WorkerConfig, model: DecoderLM) -> str:
 
 
 class Media:
-    """The images of ``model``: a tower, features, and rotations at positions with three axes."""
+    """The images of ``model``: a tower, features, and rotations at positions with several axes."""
 
     encoder: Encoder
 
@@ -72,12 +72,12 @@ class Media:
         folder: Path,
         family: Family,
         model: DecoderLM,
-        config: AxesConfig,
         dtype: torch.dtype,
     ) -> None:
         self.family = family
         self._settings, self._folder, self._dtype = settings, folder, dtype
-        self._device = model.model.rotary.table.device
+        config, rotary = model.config, model.model.rotary
+        self._device = rotary.table.device
         kind = "cuda" if self._device.type == "cuda" else "cpu"
         if kind == "cpu":  # torch's products in a dtype that the CPU has not are slow
             self._dtype = torch.promote_types(dtype, choose_dtype("auto", self._device))
@@ -88,7 +88,10 @@ class Media:
         self._tokens = cache(partial(DeviceTokens, *shape, dtype, self._device))
         # For devices alone; on a CPU those of adapters come first.
         self.operators = Operators(torch=partial(MediaOps, self._tokens))
-        self._rotations = Rotations(model.model.rotary, config.rope_section, num_rows)
+        if isinstance(config, AxesConfig):
+            self._rotations = Rotations(rotary, config.rope_section, num_rows)
+        else:
+            self._rotations = Rotations(rotary, [config.rotary_dim // 2], 0)
         self._max_len = settings.max_model_len or config.max_position_embeddings
         model.takes_embeddings = True
 
@@ -103,7 +106,8 @@ class Media:
         return {
             "images: weights of the tower": sizes.weights,
             "images: features kept": CACHE_BYTES + largest,
-            f"images: the largest, of {num_patches} patches": num_patches * sizes.of_patch,
+            f"images: the largest, of {num_patches} patches": num_patches
+            * (sizes.of_patch + num_patches * sizes.of_pair),
         }
 
     def begin(self, model: CausalLM, is_open: np.ndarray) -> MediaTable:

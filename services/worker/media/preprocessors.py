@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import msgspec
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from shared.errors import ConfigError
 from shared.media.families import family_name
 from shared.media.family import PREPROCESSOR_FILE
-from shared.model_folder import decode_json
+from shared.model_folder import CONFIG_FILE, decode_json
 
 
 class Preprocessor(msgspec.Struct):
@@ -19,6 +19,7 @@ class Preprocessor(msgspec.Struct):
     tower's tensors have one of ``names`` in them."""
 
     names: ClassVar[tuple[str, ...]]
+    num_masks: ClassVar[int] = 0  # of every patch for every patch, in attention
 
     image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
     image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
@@ -27,6 +28,11 @@ class Preprocessor(msgspec.Struct):
     do_normalize: bool = True
     patch_size: int = 14
     merge_size: int = 2
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Raises ConfigError."""
+        return decode_json(folder / PREPROCESSOR_FILE, cls)
 
     @property
     def patch_numbers(self) -> int:
@@ -79,7 +85,35 @@ class Qwen2_5_VL(Preprocessor):  # noqa: N801, its name
         return {"pixel_values": patches, "image_grid_thw": grid}
 
 
+class _Vision(msgspec.Struct):
+    patch_size: int = 16
+
+
+class _Config(msgspec.Struct):
+    vision_config: _Vision
+    spatial_merge_size: int = 2
+
+
+class Pixtral(Preprocessor, rename={"patch_size": "", "merge_size": " "}):
+    """The whole image. Sizes of patches are those of the model, as other software has the file's
+    own for merged patches or for single ones."""
+
+    names = ("vision_tower.", "multi_modal_projector.")
+    num_masks = 2  # a copy may be aligned
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        config = decode_json(folder / CONFIG_FILE, _Config)
+        patch, merge = config.vision_config.patch_size, config.spatial_merge_size
+        return msgspec.structs.replace(super().read(folder), patch_size=patch, merge_size=merge)
+
+    def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
+        sizes = np.array([pixels.shape[:2]])
+        return {"pixel_values": channels(pixels, values)[None], "image_sizes": sizes}
+
+
 PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {
+    "Mistral3ForConditionalGeneration": Pixtral,
     "Qwen2_5_VLForConditionalGeneration": Qwen2_5_VL,
 }
 
@@ -87,7 +121,7 @@ PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {
 def read_preprocessor(folder: Path) -> Preprocessor:
     """Raises ConfigError."""
     path = folder / PREPROCESSOR_FILE
-    found = decode_json(path, PREPROCESSORS[family_name(folder)])
+    found = PREPROCESSORS[family_name(folder)].read(folder)
     if problem := found.problem():
         raise ConfigError(f"model: {path}: {problem}")
     return found

@@ -17,8 +17,10 @@ class Rotations:
         self.num_axes = len(section)
         table = rotary.table
         self._first = table.shape[1]
-        rows = table.new_zeros(len(table), num_rows, table.shape[2])
-        self._table = rotary.table = torch.cat((table, rows), 1)
+        if num_rows:
+            rows = table.new_zeros(len(table), num_rows, table.shape[2])
+            table = torch.cat((table, rows), 1)
+        self._table = rotary.table = table
         self._axes = np.tile(np.repeat(np.arange(len(section)), section), 2)  # of each column
 
     def rows(self, positions: np.ndarray) -> np.ndarray:

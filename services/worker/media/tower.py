@@ -68,8 +68,8 @@ class Tower:
 
 
 class Sizes:
-    """The bytes of a tower's ``weights``, ``of_patch`` those that it computes for a patch, and
-    ``of_token`` those of features."""
+    """The bytes of a tower's ``weights``, ``of_patch`` those that it computes for a patch,
+    ``of_pair`` those for a pair of patches, and ``of_token`` those of features."""
 
     def __init__(self, folder: Path, dtype: torch.dtype) -> None:
         with torch.device("meta"):
@@ -82,6 +82,7 @@ class Sizes:
         preprocessor = read_preprocessor(folder)
         numbers = 2 * preprocessor.patch_numbers + widest
         self.of_patch = numbers * torch.float32.itemsize
+        self.of_pair = preprocessor.num_masks * dtype.itemsize
         self.pixels_of_patch = preprocessor.patch_size**2
         self.patches_of_token = preprocessor.merge_size**2
 
