@@ -94,12 +94,14 @@ class _Config(msgspec.Struct):
     spatial_merge_size: int = 2
 
 
-class Pixtral(Preprocessor, rename={"patch_size": "", "merge_size": " "}):
+class Pixtral(Preprocessor):
     """The whole image. Sizes of patches are those of the model, as other software has the file's
     own for merged patches or for single ones."""
 
     names = ("vision_tower.", "multi_modal_projector.")
     num_masks = 2  # a copy may be aligned
+    patch_size: int = msgspec.field(default=16, name="vision_config.patch_size")
+    merge_size: int = msgspec.field(default=1, name="spatial_merge_size")
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -108,8 +110,11 @@ class Pixtral(Preprocessor, rename={"patch_size": "", "merge_size": " "}):
         return msgspec.structs.replace(super().read(folder), patch_size=patch, merge_size=merge)
 
     def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
-        sizes = np.array([pixels.shape[:2]])
-        return {"pixel_values": channels(pixels, values)[None], "image_sizes": sizes}
+        """A single square comes twice: transformers fails at one alone."""
+        side = self.patch_size * self.merge_size
+        num = 2 if pixels.shape[:2] == (side, side) else 1
+        images = channels(pixels, values)[None].repeat(num, 0)
+        return {"pixel_values": images, "image_sizes": np.array([pixels.shape[:2]] * num)}
 
 
 PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {

@@ -57,7 +57,7 @@ class Tower:
         found: Tensor
         with torch.cuda.stream(self._stream):
             inputs = {name: upload(each, self._device) for name, each in given.items()}
-            (found,) = self.model.get_image_features(**inputs).pooler_output
+            found, *_ = self.model.get_image_features(**inputs).pooler_output
             DeviceEvent(self._device).wait()
         if self._kept is None:
             return found

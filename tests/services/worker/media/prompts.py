@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from PIL import Image
 
 from services.worker.engine.protocol import StepOutput
 from services.worker.media.item_check import uncached_items
+from shared.media.families import read_family
 from shared.media.family import digest_of
 from shared.wire.codec import Array
 from shared.wire.messages import Admit, Item, RunKind, SamplingParams, StepPlan
@@ -48,17 +50,19 @@ def chat(oracle: Reference, *parts: str | Image.Image) -> Chat:
     ]
     pictures = [part for part in parts if not isinstance(part, str)]
     expected = oracle.expect([{"role": "user", "content": content}], pictures, NUM_TOKENS)
-    ids = np.array(expected.prompt_ids)
-    places = np.flatnonzero(ids == oracle.model.config.image_token_id)
-    starts = [] if not len(places) else places[np.diff(places, prepend=-2) > 1].tolist()
+    family = read_family(Path(oracle.model.config._name_or_path))
+    assert family is not None
+    ids, end = np.array(expected.prompt_ids), 0
     items, pixels = [], {}
-    for start, image in zip(starts, pictures, strict=True):
+    for image in pictures:
         size, buffer = (1, image.height, image.width), image.tobytes()
         digest = digest_of("image", size, memoryview(buffer), "")
-        num = image.height * image.width // 28**2
+        start, num = end + int((ids[end:] == family.placeholder).argmax()), family.num_tokens(size)
+        end = start + num
+        np.testing.assert_array_equal(ids[start:end], family.ids(size))
         items.append(Item(start=start, num_tokens=num, size=size, digest=digest))
         pixels[digest] = np.frombuffer(buffer, np.uint8)
-    assert sum(item.num_tokens for item in items) == len(places)
+    assert not (ids[end:] == family.placeholder).any()
     return Chat(expected, items, pixels)
 
 
