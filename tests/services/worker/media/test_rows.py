@@ -1,19 +1,26 @@
 """Images of Mistral 3, which have texts between their features: towers and texts against
 transformers."""
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForImageTextToText
 
 from benchmarks.harness.engines import ENGINES, make_engine
 from services.worker.media.preprocessors import read_preprocessor
 from services.worker.media.tower import Sizes, Tower
+from services.worker.models.registry import read_model_config
+from shared.errors import ConfigError
+from shared.media.families import read_family
 from tests.media.checkpoints import picture
 from tests.media.pixtral_checkpoints import RowsReference, rows_reference, save_mistral3
+from tests.services.worker.checkpoints import change_config
 from tests.services.worker.media import scheduled
 from tests.services.worker.media.prompts import GREEDY, Chat, chat, texts_of
 
