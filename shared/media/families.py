@@ -11,19 +11,30 @@ from shared.media.qwen2_5_vl import SquaresOfPatches
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
 FAMILIES: Mapping[str, Callable[[Path], Family]] = {
+    "LlavaForConditionalGeneration/pixtral": RowsOfPatches.read,
     "Mistral3ForConditionalGeneration": RowsOfPatches.read,
     "Qwen2_5_VLForConditionalGeneration": SquaresOfPatches.read,
 }
-"""Each reads a model's folder, and raises ConfigError."""
+"""Each reads a model's folder, and raises ConfigError. A name may have the tower's kind."""
+
+
+class _Vision(msgspec.Struct):
+    model_type: str = ""
 
 
 class _Config(msgspec.Struct):
     architectures: list[str] = []
+    vision_config: _Vision | None = None
+
+    @property
+    def names(self) -> list[str]:
+        tower = "" if self.vision_config is None else self.vision_config.model_type
+        return [*self.architectures, *(f"{name}/{tower}" for name in self.architectures)]
 
 
 def family_name(folder: Path) -> str | None:
     """None for a model without images, and for one of an unknown family."""
-    names = decode_json(find_file(folder, CONFIG_FILE), _Config).architectures
+    names = decode_json(find_file(folder, CONFIG_FILE), _Config).names
     return next((name for name in names if name in FAMILIES), None)
 
 

@@ -15,6 +15,7 @@ from shared.wire.messages import Item, MediumKind
 
 BREAK, END = "[IMG_BREAK]", "[IMG_END]"
 BICUBIC = 3
+MISTRAL3 = "mistral3"
 
 
 class _Size(msgspec.Struct, frozen=True):
@@ -41,11 +42,25 @@ class _Vision(msgspec.Struct):
     patch_size: int = 16
 
 
-class _Config(msgspec.Struct):
+class Config(msgspec.Struct):
+    """config.json of Mistral 3, which merges patches, or of LLaVA."""
+
     vision_config: _Vision
+    model_type: str
     image_token_id: int | None = None
     image_token_index: int | None = None
     spatial_merge_size: int = 2
+    vision_feature_select_strategy: str = "default"
+
+    @property
+    def merge(self) -> int:
+        return self.spatial_merge_size if self.model_type == MISTRAL3 else 1
+
+    def problem(self) -> str:
+        strategy = self.vision_feature_select_strategy
+        if self.model_type == MISTRAL3 or strategy == "full":
+            return ""
+        return f"vision_feature_select_strategy {strategy!r} is not for Pixtral; only 'full' is"
 
 
 class _Added(msgspec.Struct):
@@ -105,11 +120,10 @@ class RowsOfPatches:
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        """Mistral 3, which merges patches. Raises ConfigError."""
-        return cls._read(folder, decode_json(find_file(folder, CONFIG_FILE), _Config))
-
-    @classmethod
-    def _read(cls, folder: Path, config: _Config) -> Self:
+        """Raises ConfigError."""
+        config = decode_json(find_file(folder, CONFIG_FILE), Config)
+        if problem := config.problem():
+            raise ConfigError(f"model: {folder / CONFIG_FILE}: {problem}")
         path = folder / PREPROCESSOR_FILE
         given = decode_json(path, _Preprocessor)
         if problem := given.problem():
@@ -123,7 +137,7 @@ class RowsOfPatches:
         for name in (BREAK, END):
             if name not in ids:
                 raise ConfigError(f"model: {folder / TOKENIZER_FILE} has no added token {name}")
-        side = config.vision_config.patch_size * config.spatial_merge_size
+        side = config.vision_config.patch_size * config.merge
         longest = given.size.longest_edge
         assert longest is not None
         return cls((placeholder, ids[BREAK], ids[END]), side, longest)

@@ -35,6 +35,20 @@ def save_mistral3(folder: Path, seed: int = 0) -> None:
     save(folder, kind, config, tokenizer, _images(2 * PATCH), seed)
 
 
+def save_pixtral(folder: Path, seed: int = 0) -> None:
+    """In the layout of LLaVA. Squares of 14² pixels."""
+    tokenizer: Any = make_tokenizer(MEDIA, MEDIA[0])
+    config = transformers.LlavaConfig(
+        text_config=_text(tokenizer),
+        vision_config=_vision(),
+        image_token_index=tokenizer.convert_tokens_to_ids(MEDIA[0]),
+        vision_feature_layer=-1,
+        vision_feature_select_strategy="full",
+    )
+    kind = transformers.LlavaForConditionalGeneration
+    save(folder, kind, config, tokenizer, _images(PATCH), seed)
+
+
 def _text(tokenizer: Any) -> dict[str, Any]:
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
     return {
@@ -74,16 +88,16 @@ def _images(side: int) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class RowsReference(Reference):
-    side: int = 2 * PATCH
+    """Of images in rows."""
 
     def inputs(self, prompt: str, pictures: list) -> dict[str, torch.Tensor]:
         """The rows are written as PixtralProcessor does, which needs torchvision."""
         found = dict(self.images(images=pictures, return_tensors="pt")) if pictures else {}
         first, *pieces = prompt.split(MEDIA[0])
         sizes = found["image_sizes"].tolist() if pictures else []
-        text = first
+        side, text = self.images.patch_size["height"], first
         for (height, width), piece in zip(sizes, pieces, strict=True):
-            rows = [MEDIA[0] * (width // self.side)] * (height // self.side)
+            rows = [MEDIA[0] * (width // side)] * (height // side)
             text += MEDIA[1].join(rows) + MEDIA[2] + piece
         ids = self.tokenizer(text, return_tensors="pt")["input_ids"]
         return {"input_ids": ids, "attention_mask": torch.ones_like(ids)} | found

@@ -9,6 +9,7 @@ import msgspec
 import numpy as np
 
 from shared.errors import ConfigError
+from shared.media import pixtral
 from shared.media.families import family_name
 from shared.media.family import PREPROCESSOR_FILE
 from shared.model_folder import CONFIG_FILE, decode_json
@@ -85,15 +86,6 @@ class Qwen2_5_VL(Preprocessor):  # noqa: N801, its name
         return {"pixel_values": patches, "image_grid_thw": grid}
 
 
-class _Vision(msgspec.Struct):
-    patch_size: int = 16
-
-
-class _Config(msgspec.Struct):
-    vision_config: _Vision
-    spatial_merge_size: int = 2
-
-
 class Pixtral(Preprocessor):
     """The whole image. Sizes of patches are those of the model, as other software has the file's
     own for merged patches or for single ones."""
@@ -105,9 +97,9 @@ class Pixtral(Preprocessor):
 
     @classmethod
     def read(cls, folder: Path) -> Self:
-        config = decode_json(folder / CONFIG_FILE, _Config)
-        patch, merge = config.vision_config.patch_size, config.spatial_merge_size
-        return msgspec.structs.replace(super().read(folder), patch_size=patch, merge_size=merge)
+        config, found = decode_json(folder / CONFIG_FILE, pixtral.Config), super().read(folder)
+        patch = config.vision_config.patch_size
+        return msgspec.structs.replace(found, patch_size=patch, merge_size=config.merge)
 
     def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
         """A single square comes twice: transformers fails at one alone."""
@@ -118,6 +110,7 @@ class Pixtral(Preprocessor):
 
 
 PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {
+    "LlavaForConditionalGeneration/pixtral": Pixtral,
     "Mistral3ForConditionalGeneration": Pixtral,
     "Qwen2_5_VLForConditionalGeneration": Qwen2_5_VL,
 }

@@ -24,6 +24,7 @@ MODELS = {
     "Lfm2ForCausalLM": "services.worker.models.lfm2",
     "Lfm2MoeForCausalLM": "services.worker.models.lfm2_moe",
     "LlamaForCausalLM": "services.worker.models.llama",
+    "LlavaForConditionalGeneration": "services.worker.models.llava",
     "MiMoForCausalLM": "services.worker.models.mimo",
     "Mistral3ForConditionalGeneration": "services.worker.models.mistral3",
     "MistralForCausalLM": "services.worker.models.mistral",

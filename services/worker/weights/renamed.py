@@ -31,6 +31,7 @@ LFM2 = {
     "gate.e_score_correction_bias": TensorSource("expert_bias"),
 }
 WITH_IMAGES = {
+    "LlavaForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
     "Qwen3_5ForCausalLM",

@@ -1,5 +1,5 @@
-"""Images of Mistral 3, which have texts between their features: towers and texts against
-transformers."""
+"""Images of Mistral 3 and Pixtral, which have texts between their features: towers and texts
+against transformers."""
 
 import json
 import shutil
@@ -19,7 +19,12 @@ from services.worker.models.registry import read_model_config
 from shared.errors import ConfigError
 from shared.media.families import read_family
 from tests.media.checkpoints import picture
-from tests.media.pixtral_checkpoints import RowsReference, rows_reference, save_mistral3
+from tests.media.pixtral_checkpoints import (
+    RowsReference,
+    rows_reference,
+    save_mistral3,
+    save_pixtral,
+)
 from tests.services.worker.checkpoints import change_config
 from tests.services.worker.media import scheduled
 from tests.services.worker.media.prompts import GREEDY, Chat, chat, texts_of
@@ -30,10 +35,10 @@ WIDE = picture(3, 196, 56)
 SIZES = [(28, 56), (84, 140), (224, 28), (168, 196)]
 
 
-@pytest.fixture(scope="module")
-def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("mistral3")
-    save_mistral3(folder)
+@pytest.fixture(scope="module", params=[save_mistral3, save_pixtral])
+def rows(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("rows")
+    request.param(folder)
     return folder
 
 
@@ -119,12 +124,14 @@ def test_features_are_those_of_the_whole_model(
     held = [*tower.model.parameters(), *tower.model.buffers()]
     sizes = Sizes(rows, torch.float32)
     assert sizes.weights == sum(each.nbytes for each in held)
-    assert (sizes.pixels_of_patch, sizes.patches_of_token) == (14**2, 4)
+    side = oracle.images.patch_size["height"]
+    assert (sizes.pixels_of_patch, sizes.patches_of_token) == (14**2, (side // 14) ** 2)
 
 
 def test_an_image_of_one_token_is_computed(rows: Path, oracle: RowsReference) -> None:
-    """transformers computes it beside another image alone."""
-    images = [picture(number, 28, 28) for number in (5, 6)]
+    """transformers computes one of Mistral 3 beside another image alone."""
+    side = oracle.images.patch_size["height"]
+    images = [picture(number, side, side) for number in (5, 6)]
     inputs = oracle.images(images=images, return_tensors="pt")
     with torch.inference_mode():
         expected, _ = oracle.model.get_image_features(**inputs).pooler_output
@@ -176,3 +183,10 @@ def test_other_models_of_texts_are_refused(rows: Path, tmp_path: Path) -> None:
     change_config(tmp_path, text_config=text | {"model_type": "ministral3"})
     with pytest.raises(ConfigError, match="model_type 'ministral3' is not supported"):
         read_model_config(tmp_path)
+
+
+def test_pixtral_has_all_features_of_its_tower(tmp_path: Path) -> None:
+    save_pixtral(tmp_path)
+    change_config(tmp_path, vision_feature_select_strategy="default")
+    with pytest.raises(ConfigError, match="'default' is not for Pixtral; only 'full' is"):
+        read_family(tmp_path)
