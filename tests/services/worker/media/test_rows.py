@@ -29,7 +29,7 @@ from tests.services.worker.checkpoints import change_config
 from tests.services.worker.media import scheduled
 from tests.services.worker.media.prompts import GREEDY, Chat, chat, texts_of
 
-LIMITS: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 6, "max_num_batched_tokens": 512}
+LIMITS: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 6, "max_num_batched_tokens": 1024}
 FIRST, SECOND = picture(1, 84, 140), picture(2, 84, 140)
 WIDE = picture(3, 196, 56)
 SIZES = [(28, 56), (84, 140), (224, 28), (168, 196)]
