@@ -6,10 +6,12 @@ from pathlib import Path
 import msgspec
 
 from shared.media.family import PREPROCESSOR_FILE, Family
+from shared.media.paddleocr_vl import RaisedSquares
 from shared.media.qwen2_5_vl import SquaresOfPatches
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
 FAMILIES: Mapping[str, Callable[[Path], Family]] = {
+    "PaddleOCRVLForConditionalGeneration": RaisedSquares.read,
     "Qwen2_5_VLForConditionalGeneration": SquaresOfPatches.read,
 }
 """Each reads a model's folder, and raises ConfigError."""

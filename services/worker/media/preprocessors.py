@@ -79,7 +79,27 @@ class Qwen2_5_VL(Preprocessor):  # noqa: N801, its name
         return {"pixel_values": patches, "image_grid_thw": grid}
 
 
+class PaddleOCRVL(Preprocessor):
+    """Patches row by row."""
+
+    names = "visual.", "projector."
+    temporal_patch_size: int = 1
+
+    def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
+        patch = self.patch_size
+        rows, columns = (side // patch for side in pixels.shape[:2])
+        split = channels(pixels, values).reshape(3, rows, patch, columns, patch)
+        patches = split.transpose(1, 3, 0, 2, 4).reshape(-1, 3, patch, patch)
+        return {"pixel_values": patches, "image_grid_thw": np.array([[1, rows, columns]])}
+
+    def problem(self) -> str:
+        if self.temporal_patch_size == 1:
+            return super().problem()
+        return f"temporal_patch_size {self.temporal_patch_size}; only 1 is supported"
+
+
 PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {
+    "PaddleOCRVLForConditionalGeneration": PaddleOCRVL,
     "Qwen2_5_VLForConditionalGeneration": Qwen2_5_VL,
 }
 

@@ -11,7 +11,7 @@ from services.worker.weights.checkpoint import Checkpoint, TensorSource
 log = logging.getLogger(__name__)
 
 TRUNK, TEXT_TRUNK, TEXT = "model.", "model.language_model.", "language_model."
-IMAGES = ("model.visual.", "visual.")
+IMAGES = ("model.visual.", "visual.", "model.projector.", "mlp_AR.")
 
 
 def third(number: int) -> Callable[[Tensor], Tensor]:
@@ -28,13 +28,6 @@ LFM2 = {
     "conv.in_proj_x.": TensorSource("conv.in_proj.", third(2)),
     "conv.conv.weight": TensorSource("conv.conv.weight", lambda whole: whole.squeeze(1)),
     "gate.e_score_correction_bias": TensorSource("expert_bias"),
-}
-WITH_IMAGES = {
-    "Qwen2_5_VLForConditionalGeneration",
-    "Qwen3_5ForCausalLM",
-    "Qwen3_5ForConditionalGeneration",
-    "Qwen3_5MoeForCausalLM",
-    "Qwen3_5MoeForConditionalGeneration",
 }
 FAMILIES: Mapping[str, Mapping[str, TensorSource]] = {
     "Lfm2ForCausalLM": LFM2,
@@ -58,15 +51,15 @@ class Renamed(Checkpoint):
 
 
 class TextPart(Checkpoint):
-    """The tensors of a model that reads images too, without those for images. The text's are in the
-    trunk, or it is a model within the model, or it has the names of a model of texts."""
+    """The tensors of a model, without those for images. The text's are in the trunk, or it is a
+    model within the model, or it has the names of a model of texts."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         names = [name for name in checkpoint.tensors if not name.startswith(IMAGES)]
         super().__init__(checkpoint.folder, {name: checkpoint.tensors[name] for name in names})
         self._checkpoint = checkpoint
         if num_left := len(checkpoint.tensors) - len(names):
-            log.info("text: %d tensors for images (visual.*) are not part of it", num_left)
+            log.info("text: %d tensors for images are not part of it", num_left)
         self._is_in_trunk = any(name.startswith(TEXT_TRUNK) for name in names)
         self._is_within = any(name.startswith(TEXT) for name in names)
 
@@ -80,9 +73,7 @@ class TextPart(Checkpoint):
 
 def with_our_names(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
     """``checkpoint`` by our names, if its family has others."""
-    if not WITH_IMAGES.isdisjoint(config.architectures):
-        return TextPart(checkpoint)
     for name in config.architectures:
         if names := FAMILIES.get(name):
             return Renamed(checkpoint, names)
-    return checkpoint
+    return TextPart(checkpoint)
