@@ -106,6 +106,14 @@ def save_checkpoint(folder: Path, seed: int = 0, family: str = "qwen2.5-vl") -> 
     parts.images(size=areas).save_pretrained(folder)
 
 
+def preprocessor(folder: Path, copy: Path, **changes: Any) -> None:
+    """Copies the files that a family reads, with ``changes`` of the preprocessor."""
+    for name in ("config.json", "preprocessor_config.json"):
+        (copy / name).write_bytes((folder / name).read_bytes())
+    path = copy / "preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
 def picture(seed: int, width: int, height: int) -> Image.Image:
     """Discs on a gradient."""
     random = np.random.default_rng(seed)

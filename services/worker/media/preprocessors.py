@@ -11,7 +11,13 @@ import numpy as np
 from shared.errors import ConfigError
 from shared.media.families import family_name
 from shared.media.family import PREPROCESSOR_FILE
-from shared.model_folder import decode_json
+from shared.model_folder import CONFIG_FILE, decode_json, find_file
+
+NAMES_OF_TOWERS = {
+    "patch_size": "patch_size",
+    "merge_size": "spatial_merge_size",
+    "temporal_patch_size": "temporal_patch_size",
+}
 
 
 class Preprocessor(msgspec.Struct):
@@ -27,10 +33,11 @@ class Preprocessor(msgspec.Struct):
     do_normalize: bool = True
     patch_size: int = 14
     merge_size: int = 2
+    temporal_patch_size: int = 1
 
     @property
     def patch_numbers(self) -> int:
-        return 3 * self.patch_size**2
+        return 3 * self.temporal_patch_size * self.patch_size**2
 
     @property
     def values(self) -> np.ndarray:
@@ -46,11 +53,17 @@ class Preprocessor(msgspec.Struct):
     def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
         """pixels [height, width, 3] uint8 → what ``get_image_features`` takes, by name."""
 
-    def problem(self) -> str:
-        """Why the file is not supported."""
-        if self.do_rescale and self.do_normalize:
-            return ""
-        return "images without do_rescale or do_normalize"
+    def problems(self, vision: Mapping[str, object]) -> list[str]:
+        """Why the file is not supported, with a tower of the config ``vision``."""
+        problems = []
+        if not self.do_rescale or not self.do_normalize:
+            problems.append("images without do_rescale or do_normalize")
+        default = type(self)()
+        for name, in_vision in NAMES_OF_TOWERS.items():
+            value, wanted = getattr(self, name), vision.get(in_vision, getattr(default, name))
+            if value != wanted:
+                problems.append(f"{name} is {value}; the tower takes {wanted}")
+        return problems
 
 
 def channels(pixels: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -63,10 +76,6 @@ class Qwen2_5_VL(Preprocessor):  # noqa: N801, its name
 
     names = ("visual.",)
     temporal_patch_size: int = 2
-
-    @property
-    def patch_numbers(self) -> int:
-        return 3 * self.temporal_patch_size * self.patch_size**2
 
     def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
         patch, merge = self.patch_size, self.merge_size
@@ -83,7 +92,6 @@ class PaddleOCRVL(Preprocessor):
     """Patches row by row."""
 
     names = "visual.", "projector."
-    temporal_patch_size: int = 1
 
     def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
         patch = self.patch_size
@@ -92,11 +100,6 @@ class PaddleOCRVL(Preprocessor):
         patches = split.transpose(1, 3, 0, 2, 4).reshape(-1, 3, patch, patch)
         return {"pixel_values": patches, "image_grid_thw": np.array([[1, rows, columns]])}
 
-    def problem(self) -> str:
-        if self.temporal_patch_size == 1:
-            return super().problem()
-        return f"temporal_patch_size {self.temporal_patch_size}; only 1 is supported"
-
 
 PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {
     "PaddleOCRVLForConditionalGeneration": PaddleOCRVL,
@@ -104,10 +107,15 @@ PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {
 }
 
 
+class _Config(msgspec.Struct):
+    vision_config: dict[str, object] = {}
+
+
 def read_preprocessor(folder: Path) -> Preprocessor:
     """Raises ConfigError."""
     path = folder / PREPROCESSOR_FILE
     found = decode_json(path, PREPROCESSORS[family_name(folder)])
-    if problem := found.problem():
+    vision = decode_json(find_file(folder, CONFIG_FILE), _Config).vision_config
+    for problem in found.problems(vision):
         raise ConfigError(f"model: {path}: {problem}")
     return found
