@@ -91,9 +91,7 @@ class SquaresOfPatches:
         if config.image_token_id is None or not given.do_resize:
             raise ConfigError(f"model: {path}: images without image_token_id or do_resize")
         if given.resample != BICUBIC:
-            raise ConfigError(
-                f"model: {path}: resample {given.resample}; only {BICUBIC} is supported"
-            )
+            raise ConfigError(f"model: {path}: resample is {given.resample}; only {BICUBIC} works")
         size = given.size or {}
         limits = PixelLimits(
             given.min_pixels or size.get("shortest_edge") or cls.default_limits.min_pixels,
