@@ -6,6 +6,7 @@ from pathlib import Path
 import msgspec
 
 from shared.media.family import PREPROCESSOR_FILE, Family
+from shared.media.paddleocr_vl import RaisedSquares
 from shared.media.pixtral import RowsOfPatches
 from shared.media.qwen2_5_vl import SquaresOfPatches
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
@@ -13,6 +14,7 @@ from shared.model_folder import CONFIG_FILE, decode_json, find_file
 FAMILIES: Mapping[str, Callable[[Path], Family]] = {
     "LlavaForConditionalGeneration/pixtral": RowsOfPatches.read,
     "Mistral3ForConditionalGeneration": RowsOfPatches.read,
+    "PaddleOCRVLForConditionalGeneration": RaisedSquares.read,
     "Qwen2_5_VLForConditionalGeneration": SquaresOfPatches.read,
 }
 """Each reads a model's folder, and raises ConfigError. A name may have the tower's kind."""

@@ -13,6 +13,7 @@ from shared.media.family import PREPROCESSOR_FILE, Fit, PixelLimits, Size
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 from shared.wire.messages import Item, MediumKind
 
+BICUBIC = 3  # Pillow's number
 MAX_RATIO = 200  # of the sides of an image
 
 
@@ -25,6 +26,7 @@ class _Preprocessor(msgspec.Struct):
     patch_size: int = 14
     merge_size: int = 2
     do_resize: bool = True
+    resample: int = BICUBIC
 
 
 class _Config(msgspec.Struct):
@@ -92,6 +94,8 @@ class SquaresOfPatches:
         given = decode_json(path, _Preprocessor)
         if config.image_token_id is None or not given.do_resize:
             raise ConfigError(f"model: {path}: images without image_token_id or do_resize")
+        if given.resample != BICUBIC:
+            raise ConfigError(f"model: {path}: resample is {given.resample}; only {BICUBIC} works")
         size = given.size or {}
         limits = PixelLimits(
             given.min_pixels or size.get("shortest_edge") or cls.default_limits.min_pixels,

@@ -13,7 +13,7 @@ from services.worker.engine.device.engine import DeviceEngine
 from services.worker.media.addition import Media
 from services.worker.media.tower import Tower
 from tests.gpu.engines import make_cuda_engine
-from tests.media.checkpoints import Reference, picture, reference, save_checkpoint
+from tests.media.checkpoints import FAMILIES, Reference, picture, reference, save_checkpoint
 from tests.services.worker.media import scheduled
 from tests.services.worker.media.prompts import Chat, chat, texts_of
 from tests.services.worker.media.test_device_engine import (
@@ -33,10 +33,10 @@ CUDA = torch.device("cuda")
 LARGE = {"max_num_batched_tokens": 256}
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vl")
-    save_checkpoint(folder)
+    save_checkpoint(folder, family=request.param)
     return folder
 
 

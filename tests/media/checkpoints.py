@@ -1,5 +1,5 @@
-"""A tiny random checkpoint of Qwen2.5-VL in its published layout, pictures, and transformers' texts
-for both."""
+"""Tiny random checkpoints of families with images in their published layouts, pictures, and
+transformers' texts for both."""
 
 import io
 import json
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ import transformers
 from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, PreTrainedTokenizerFast
+from transformers.models.paddleocr_vl import image_processing_pil_paddleocr_vl
+from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl
 
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MEDIA = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
@@ -28,12 +30,41 @@ TEMPLATE = (
     "{% endfor %}{% endif %}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+VISION = {"hidden_size": 32, "intermediate_size": 48, "patch_size": 14}
+
+
+class Parts(NamedTuple):
+    """The classes of a family in transformers, and the config of its tower."""
+
+    config: Any
+    model: Any
+    images: Any
+    vision: dict[str, Any]
+
+
+FAMILIES = {
+    "qwen2.5-vl": Parts(
+        transformers.Qwen2_5_VLConfig,
+        transformers.Qwen2_5_VLForConditionalGeneration,
+        image_processing_pil_qwen2_vl.Qwen2VLImageProcessorPil,
+        VISION
+        | {"depth": 3, "num_heads": 2, "out_hidden_size": 64}
+        | {"window_size": 56, "fullatt_block_indexes": [1], "tokens_per_second": 2},
+    ),
+    "paddleocr-vl": Parts(
+        transformers.PaddleOCRVLConfig,
+        transformers.PaddleOCRVLForConditionalGeneration,
+        image_processing_pil_paddleocr_vl.PaddleOCRVLImageProcessorPil,
+        VISION | {"num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 112},
+    ),
+}
 STD = 0.2  # of random weights: large enough for a picture to change the text
 MAX_LEN = 4096
 
 
-def save_checkpoint(folder: Path, seed: int = 0) -> None:
-    """Weights of float32; images of 56² to 280² pixels."""
+def save_checkpoint(folder: Path, seed: int = 0, family: str = "qwen2.5-vl") -> None:
+    """One of ``FAMILIES``. Weights of float32; images of 56² to 280² pixels."""
+    parts = FAMILIES[family]
     tokenizer: Any = make_tokenizer()
     names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
     ids: Any = dict(zip(names, tokenizer.convert_tokens_to_ids([*MEDIA]), strict=True))
@@ -44,6 +75,7 @@ def save_checkpoint(folder: Path, seed: int = 0) -> None:
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
+        "head_dim": 16,
         "vocab_size": len(tokenizer),
         "max_position_embeddings": MAX_LEN,
         "eos_token_id": end,
@@ -55,21 +87,9 @@ def save_checkpoint(folder: Path, seed: int = 0) -> None:
             "mrope_section": [2, 3, 3],
         },
     }
-    vision = {
-        "depth": 3,
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_heads": 2,
-        "out_hidden_size": 64,
-        "patch_size": 14,
-        "window_size": 56,
-        "fullatt_block_indexes": [1],
-        "tokens_per_second": 2,
-    }
-    config = transformers.Qwen2_5_VLConfig(text_config=text, vision_config=vision, **ids)
-    kind = transformers.models.qwen2_vl.image_processing_pil_qwen2_vl.Qwen2VLImageProcessorPil
-    images = kind(size={"shortest_edge": 56 * 56, "longest_edge": 280 * 280})
-    save(folder, transformers.Qwen2_5_VLForConditionalGeneration, config, tokenizer, images, seed)
+    config = parts.config(text_config=text, vision_config=parts.vision, **ids)
+    images = parts.images(size={"shortest_edge": 56 * 56, "longest_edge": 280 * 280})
+    save(folder, parts.model, config, tokenizer, images, seed)
 
 
 def save(folder: Path, kind: Any, config: Any, tokenizer: Any, images: Any, seed: int) -> None:
@@ -90,6 +110,14 @@ def save(folder: Path, kind: Any, config: Any, tokenizer: Any, images: Any, seed
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     images.save_pretrained(folder)
+
+
+def preprocessor(folder: Path, copy: Path, **changes: Any) -> None:
+    """Copies the files that a family reads, with ``changes`` of the preprocessor."""
+    for name in ("config.json", "preprocessor_config.json"):
+        (copy / name).write_bytes((folder / name).read_bytes())
+    path = copy / "preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
 
 
 def picture(seed: int, width: int, height: int) -> Image.Image:
@@ -144,8 +172,8 @@ class Reference:
         return Expected(ids[0].tolist(), new, text)
 
     def inputs(self, prompt: str, pictures: list) -> dict[str, torch.Tensor]:
-        """The placeholder of each picture is repeated, as Qwen2_5_VLProcessor does, which needs
-        torchvision."""
+        """The placeholder of each picture is repeated, as the families' processors do, of which
+        some need torchvision."""
         found = dict(self.images(images=pictures, return_tensors="pt")) if pictures else {}
         pieces = prompt.split(MEDIA[2])
         nums = [int(grid.prod()) // 4 for grid in found.get("image_grid_thw", ())]

@@ -12,7 +12,13 @@ from shared.errors import ConfigError
 from shared.media import pixtral
 from shared.media.families import family_name
 from shared.media.family import PREPROCESSOR_FILE
-from shared.model_folder import CONFIG_FILE, decode_json
+from shared.model_folder import CONFIG_FILE, decode_json, find_file
+
+NAMES_OF_TOWERS = {
+    "patch_size": "patch_size",
+    "merge_size": "spatial_merge_size",
+    "temporal_patch_size": "temporal_patch_size",
+}
 
 
 class Preprocessor(msgspec.Struct):
@@ -21,6 +27,7 @@ class Preprocessor(msgspec.Struct):
 
     names: ClassVar[tuple[str, ...]]
     num_masks: ClassVar[int] = 0  # of every patch for every patch, in attention
+    names_in_vision: ClassVar[Mapping[str, str]] = NAMES_OF_TOWERS
 
     image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
     image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
@@ -29,6 +36,7 @@ class Preprocessor(msgspec.Struct):
     do_normalize: bool = True
     patch_size: int = 14
     merge_size: int = 2
+    temporal_patch_size: int = 1
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -37,7 +45,7 @@ class Preprocessor(msgspec.Struct):
 
     @property
     def patch_numbers(self) -> int:
-        return 3 * self.patch_size**2
+        return 3 * self.temporal_patch_size * self.patch_size**2
 
     @property
     def values(self) -> np.ndarray:
@@ -53,11 +61,17 @@ class Preprocessor(msgspec.Struct):
     def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
         """pixels [height, width, 3] uint8 → what ``get_image_features`` takes, by name."""
 
-    def problem(self) -> str:
-        """Why the file is not supported."""
-        if self.do_rescale and self.do_normalize:
-            return ""
-        return "images without do_rescale or do_normalize"
+    def problems(self, vision: Mapping[str, object]) -> list[str]:
+        """Why the file is not supported, with a tower of the config ``vision``."""
+        problems = []
+        if not self.do_rescale or not self.do_normalize:
+            problems.append("images without do_rescale or do_normalize")
+        default = type(self)()
+        for name, in_vision in self.names_in_vision.items():
+            value, wanted = getattr(self, name), vision.get(in_vision, getattr(default, name))
+            if value != wanted:
+                problems.append(f"{name} is {value}; the tower takes {wanted}")
+        return problems
 
 
 def channels(pixels: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -70,10 +84,6 @@ class Qwen2_5_VL(Preprocessor):  # noqa: N801, its name
 
     names = ("visual.",)
     temporal_patch_size: int = 2
-
-    @property
-    def patch_numbers(self) -> int:
-        return 3 * self.temporal_patch_size * self.patch_size**2
 
     def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
         patch, merge = self.patch_size, self.merge_size
@@ -92,6 +102,7 @@ class Pixtral(Preprocessor):
 
     names = ("vision_tower.", "multi_modal_projector.")
     num_masks = 2  # a copy may be aligned
+    names_in_vision: ClassVar = {}
     patch_size: int = msgspec.field(default=16, name="vision_config.patch_size")
     merge_size: int = msgspec.field(default=1, name="spatial_merge_size")
 
@@ -109,17 +120,36 @@ class Pixtral(Preprocessor):
         return {"pixel_values": images, "image_sizes": np.array([pixels.shape[:2]] * num)}
 
 
+class PaddleOCRVL(Preprocessor):
+    """Patches row by row."""
+
+    names = "visual.", "projector."
+
+    def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
+        patch = self.patch_size
+        rows, columns = (side // patch for side in pixels.shape[:2])
+        split = channels(pixels, values).reshape(3, rows, patch, columns, patch)
+        patches = split.transpose(1, 3, 0, 2, 4).reshape(-1, 3, patch, patch)
+        return {"pixel_values": patches, "image_grid_thw": np.array([[1, rows, columns]])}
+
+
 PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {
     "LlavaForConditionalGeneration/pixtral": Pixtral,
     "Mistral3ForConditionalGeneration": Pixtral,
+    "PaddleOCRVLForConditionalGeneration": PaddleOCRVL,
     "Qwen2_5_VLForConditionalGeneration": Qwen2_5_VL,
 }
+
+
+class _Config(msgspec.Struct):
+    vision_config: dict[str, object] = {}
 
 
 def read_preprocessor(folder: Path) -> Preprocessor:
     """Raises ConfigError."""
     path = folder / PREPROCESSOR_FILE
     found = PREPROCESSORS[family_name(folder)].read(folder)
-    if problem := found.problem():
+    vision = decode_json(find_file(folder, CONFIG_FILE), _Config).vision_config
+    for problem in found.problems(vision):
         raise ConfigError(f"model: {path}: {problem}")
     return found

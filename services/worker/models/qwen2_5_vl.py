@@ -3,12 +3,13 @@ equal in texts."""
 
 from typing import Any
 
+from services.worker.config.model_config import ModelConfig
 from services.worker.models.qwen2 import Qwen2ForCausalLM, WindowsConfig
 
 SECTION = "mrope_section"
 
 
-class AxesConfig(WindowsConfig, frozen=True):
+class AxesConfig(ModelConfig, frozen=True):
     """The section has a number of frequencies for each axis: time, row, column."""
 
     @property
@@ -34,5 +35,7 @@ class AxesConfig(WindowsConfig, frozen=True):
 
 
 class Qwen2_5_VLForConditionalGeneration(Qwen2ForCausalLM):  # noqa: N801, its name in config.json
-    Config = AxesConfig
-    config: AxesConfig
+    class Config(AxesConfig, WindowsConfig, frozen=True):
+        pass
+
+    config: Config

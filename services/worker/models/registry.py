@@ -30,6 +30,7 @@ MODELS = {
     "MistralForCausalLM": "services.worker.models.mistral",
     "MixtralForCausalLM": "services.worker.models.mixtral",
     "Olmo2ForCausalLM": "services.worker.models.olmo2",
+    "PaddleOCRVLForConditionalGeneration": "services.worker.models.paddleocr_vl",
     "Qwen2ForCausalLM": "services.worker.models.qwen2",
     "Qwen2MoeForCausalLM": "services.worker.models.qwen2_moe",
     "Qwen2_5_VLForConditionalGeneration": "services.worker.models.qwen2_5_vl",

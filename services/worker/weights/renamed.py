@@ -11,7 +11,7 @@ from services.worker.weights.checkpoint import Checkpoint, TensorSource
 log = logging.getLogger(__name__)
 
 TRUNK, TEXT_TRUNK, TEXT = "model.", "model.language_model.", "language_model."
-TOWERS = ("visual.", "vision_tower.", "multi_modal_projector.")
+TOWERS = ("visual.", "vision_tower.", "multi_modal_projector.", "projector.", "mlp_AR.")
 IMAGES = (*TOWERS, *(TRUNK + each for each in TOWERS))
 
 
@@ -29,15 +29,6 @@ LFM2 = {
     "conv.in_proj_x.": TensorSource("conv.in_proj.", third(2)),
     "conv.conv.weight": TensorSource("conv.conv.weight", lambda whole: whole.squeeze(1)),
     "gate.e_score_correction_bias": TensorSource("expert_bias"),
-}
-WITH_IMAGES = {
-    "LlavaForConditionalGeneration",
-    "Mistral3ForConditionalGeneration",
-    "Qwen2_5_VLForConditionalGeneration",
-    "Qwen3_5ForCausalLM",
-    "Qwen3_5ForConditionalGeneration",
-    "Qwen3_5MoeForCausalLM",
-    "Qwen3_5MoeForConditionalGeneration",
 }
 FAMILIES: Mapping[str, Mapping[str, TensorSource]] = {
     "Lfm2ForCausalLM": LFM2,
@@ -61,8 +52,8 @@ class Renamed(Checkpoint):
 
 
 class TextPart(Checkpoint):
-    """The tensors of a model that reads images too, without those for images. The text's are in the
-    trunk, or it is a model within the model, or it has the names of a model of texts."""
+    """The tensors of a model, without those for images. The text's are in the trunk, or it is a
+    model within the model, or it has the names of a model of texts."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         names = [name for name in checkpoint.tensors if not name.startswith(IMAGES)]
@@ -83,9 +74,7 @@ class TextPart(Checkpoint):
 
 def with_our_names(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
     """``checkpoint`` by our names, if its family has others."""
-    if not WITH_IMAGES.isdisjoint(config.architectures):
-        return TextPart(checkpoint)
     for name in config.architectures:
         if names := FAMILIES.get(name):
             return Renamed(checkpoint, names)
-    return checkpoint
+    return TextPart(checkpoint)

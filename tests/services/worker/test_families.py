@@ -64,6 +64,7 @@ ELSEWHERE = (
     "LlavaForConditionalGeneration",
     "MiMoForCausalLM",
     "Mistral3ForConditionalGeneration",
+    "PaddleOCRVLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
 )
 WINDOW = 7  # shorter than most prompts here
@@ -360,8 +361,8 @@ def oracle(folder: Path) -> PreTrainedModel:
 
 
 def test_nearly_every_family_is_compared_here() -> None:
-    """MiMo is unknown to transformers; test_models.py compares it with Qwen2. test_qwen2_5_vl.py
-    and ``media`` compare texts of models that read images too."""
+    """MiMo is unknown to transformers; test_models.py compares it with Qwen2.
+    test_texts_without_images.py and ``media`` compare texts of models that read images too."""
     compared, others = [*CASES.values(), *HYBRIDS.values()], {*ELSEWHERE}
     assert {family.__name__ for family, _ in compared} == set(MODELS) - others
 

@@ -17,9 +17,10 @@ MakeReading = Callable[..., ImageReading]
 
 
 @pytest.fixture(scope="session")
-def checkpoint() -> Iterator[Path]:
+def checkpoint(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """Qwen2.5-VL, or a module's families."""
     with TemporaryDirectory(prefix="shoal-") as folder:
-        save_checkpoint(Path(folder))
+        save_checkpoint(Path(folder), family=getattr(request, "param", "qwen2.5-vl"))
         yield Path(folder)
 
 

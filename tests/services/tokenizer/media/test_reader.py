@@ -8,7 +8,7 @@ from services.tokenizer.media.reader import FORMATS, scaled
 from services.tokenizer.media.reader_messages import Targets
 from shared.media.families import read_family
 from shared.media.family import Family
-from tests.media.checkpoints import Reference, picture
+from tests.media.checkpoints import FAMILIES, Reference, picture
 from tests.services.tokenizer.media.files import (
     animation,
     file_of,
@@ -16,6 +16,8 @@ from tests.services.tokenizer.media.files import (
     with_alpha,
     with_orientation,
 )
+
+pytestmark = pytest.mark.parametrize("checkpoint", FAMILIES, indirect=True, scope="session")
 
 GREY = picture(7, 70, 50).convert("L")
 PALETTE = picture(8, 70, 50).convert("P", palette=Image.Palette.ADAPTIVE, colors=16)
@@ -72,7 +74,7 @@ def test_pixels_are_those_of_transformers(name: str, family: Family, transformer
     assert (found["pixel_values"] == expected["pixel_values"]).all()
 
 
-def test_orientations_differ():
+def test_orientations_differ(checkpoint):
     """Otherwise the test above could not see them."""
     turned = [ImageOps.exif_transpose(open_file(FILES[f"EXIF {num}"])) for num in range(1, 9)]
     assert len({image.tobytes() for image in turned}) == 8

@@ -1,4 +1,4 @@
-"""One tiny checkpoint with a tower."""
+"""Tiny checkpoints with a tower: Qwen2.5-VL, or a module's families."""
 
 from pathlib import Path
 
@@ -8,9 +8,9 @@ from tests.media.checkpoints import Reference, reference, save_checkpoint
 
 
 @pytest.fixture(scope="session")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vl")
-    save_checkpoint(folder)
+    save_checkpoint(folder, family=getattr(request, "param", "qwen2.5-vl"))
     return folder
 
 

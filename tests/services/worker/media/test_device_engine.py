@@ -10,12 +10,15 @@ from benchmarks.harness.engines import make_engine
 from benchmarks.harness.scheduled import Run
 from shared.wire.kv_groups import most_blocks
 from shared.wire.messages import SamplingParams
-from tests.media.checkpoints import Reference, picture
+from tests.media.checkpoints import FAMILIES, Reference, picture
 from tests.services.worker.media import scheduled
 from tests.services.worker.media.prompts import Chat, chat
 from tests.services.worker.test_device_groups import STEPS
 
-pytestmark = pytest.mark.usefixtures("_unwritten_memory")
+pytestmark = [
+    pytest.mark.usefixtures("_unwritten_memory"),
+    pytest.mark.parametrize("folder", FAMILIES, indirect=True, scope="session"),
+]
 
 MAX_LEN = 192
 COMMON: dict[str, Any] = {

@@ -11,7 +11,7 @@ from benchmarks.harness.engines import ENGINES, make_engine
 from services.worker.backends.native import NativeLM
 from services.worker.media import addition
 from shared.wire.messages import ALL_TOKENS
-from tests.media.checkpoints import Reference, picture
+from tests.media.checkpoints import FAMILIES, Reference, picture
 from tests.services.worker.driver import model_of
 from tests.services.worker.media.prompts import (
     GREEDY,
@@ -21,6 +21,8 @@ from tests.services.worker.media.prompts import (
     chat,
     texts_of,
 )
+
+pytestmark = pytest.mark.parametrize("folder", FAMILIES, indirect=True, scope="session")
 
 LIMITS: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 6, "max_num_batched_tokens": 512}
 FIRST, SECOND = picture(1, 84, 140), picture(2, 84, 140)

@@ -1,6 +1,5 @@
 """The tower against the whole model of transformers, to the bit."""
 
-import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,9 @@ from transformers import AutoModelForImageTextToText
 from services.worker.media.preprocessors import read_preprocessor
 from services.worker.media.tower import Sizes, Tower
 from shared.errors import ConfigError
-from tests.media.checkpoints import Reference, picture
+from tests.media.checkpoints import FAMILIES, Reference, picture, preprocessor
+
+pytestmark = pytest.mark.parametrize("folder", FAMILIES, indirect=True, scope="session")
 
 SIZES = [(56, 56), (84, 140), (280, 28), (252, 196)]
 
@@ -62,14 +63,13 @@ def test_features_are_those_of_the_whole_model(
 def test_a_tower_has_no_part_of_the_text_model(folder: Path, tower: Tower) -> None:
     names = [name for name, _ in tower.model.named_parameters()]
     assert names
-    assert all(name.startswith("visual.") for name in names)
+    assert {name.split(".")[0] for name in names} <= {"visual", "projector"}
     held = [*tower.model.parameters(), *tower.model.buffers()]
     assert Sizes(folder, torch.float32).weights == sum(each.nbytes for each in held)
 
 
 def test_a_random_tower_needs_no_weights(folder: Path, tmp_path: Path) -> None:
-    for name in ("config.json", "preprocessor_config.json"):
-        shutil.copy(folder / name, tmp_path)
+    preprocessor(folder, tmp_path)
     made = Tower(tmp_path, torch.bfloat16, is_dummy=True)
     found = made.features(pixels_of(picture(0, 84, 56)))
     assert (found.shape, found.dtype) == ((6, 64), torch.bfloat16)
@@ -77,17 +77,25 @@ def test_a_random_tower_needs_no_weights(folder: Path, tmp_path: Path) -> None:
 
 def test_missing_tensors_of_a_tower_are_named(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
-    tensors = load_file(tmp_path / "model.safetensors")
-    del tensors["visual.blocks.1.norm1.weight"]
-    save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(ConfigError, match=r"lacks 1 tensors.*visual\.blocks\.1\.norm1\.weight"):
-        Tower(tmp_path, torch.float32)
+    tensors = load_file(folder / "model.safetensors")
+    of_tower = [name for name in tensors if not name.startswith(("model.", "lm_head."))]
+    for name in (min(of_tower), max(of_tower)):
+        rest = {each: tensor for each, tensor in tensors.items() if each != name}
+        save_file(rest, tmp_path / "model.safetensors", {"format": "pt"})
+        ending = name.partition(".")[2]  # the beginning is transformers'
+        with pytest.raises(ConfigError, match=rf"lacks 1 tensors.*{ending}.*language-model-only"):
+            Tower(tmp_path, torch.float32)
 
 
-def test_pixels_that_are_not_normalized_are_refused(folder: Path, tmp_path: Path) -> None:
-    shutil.copy(folder / "config.json", tmp_path)
-    config = json.loads((folder / "preprocessor_config.json").read_text())
-    path = tmp_path / "preprocessor_config.json"
-    path.write_text(json.dumps(config | {"do_normalize": False}))
-    with pytest.raises(ConfigError, match="do_normalize"):
-        read_preprocessor(tmp_path)
+def test_other_pixels_and_patches_are_refused(folder: Path, tmp_path: Path) -> None:
+    """Also patches that the tower does not take."""
+    for name, value in (
+        ("do_normalize", False),
+        ("do_rescale", False),
+        ("patch_size", 16),
+        ("merge_size", 4),
+        ("temporal_patch_size", 3),
+    ):
+        preprocessor(folder, tmp_path, **{name: value})
+        with pytest.raises(ConfigError, match=rf"preprocessor_config\.json: .*{name}"):
+            read_preprocessor(tmp_path)

@@ -1,4 +1,4 @@
-"""The texts of Qwen2.5-VL, without images."""
+"""The texts of families that read images too, without images."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ from services.worker.models.registry import read_model_config
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
 from shared.wire.messages import SamplingParams
-from tests.media.checkpoints import Expected, reference, save_checkpoint
+from tests.media.checkpoints import FAMILIES, Expected, reference, save_checkpoint
 from tests.services.worker.checkpoints import change_config
 from tests.services.worker.driver import Driver, Job
 
@@ -22,10 +22,10 @@ PARAMS = SamplingParams(seed=0, temperature=0.0, max_tokens=NUM_TOKENS)
 SECTION = [2, 3, 3]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vl")
-    save_checkpoint(folder)
+    save_checkpoint(folder, family=request.param)
     return folder
 
 
@@ -63,7 +63,11 @@ def test_an_older_flat_config_is_read(
 @pytest.mark.parametrize(
     "prefixes",
     [
-        {"model.": "model.language_model.", "visual.": "model.visual."},
+        {
+            "model.": "model.language_model.",
+            "visual.": "model.visual.",
+            "mlp_AR.": "model.projector.",
+        },
         {"model.": "language_model.model.", "lm_head.": "language_model.lm_head."},
     ],
     ids=["in the trunk", "a model within"],

@@ -1,0 +1,20 @@
+"""Images of PaddleOCR-VL (arXiv 2510.14528). Pure."""
+
+from typing import ClassVar
+
+from shared.media.family import Fit, PixelLimits
+from shared.media.qwen2_5_vl import SquaresOfPatches, check_ratio
+
+
+class RaisedSquares(SquaresOfPatches):
+    """Sides shorter than a token are raised to one before an image is scaled."""
+
+    default_limits: ClassVar = PixelLimits(384 * 384, 1536 * 1536)
+
+    def fit(self, width: int, height: int, limits: PixelLimits) -> Fit:
+        check_ratio(width, height)
+        if height < self._side:
+            width, height = round(width * self._side / height), self._side
+        if width < self._side:
+            width, height = self._side, round(height * self._side / width)
+        return super().fit(width, height, limits)
