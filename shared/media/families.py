@@ -6,12 +6,14 @@ from pathlib import Path
 import msgspec
 
 from shared.media.family import PREPROCESSOR_FILE, Family
+from shared.media.llava import CroppedSquare
 from shared.media.paddleocr_vl import RaisedSquares
 from shared.media.pixtral import RowsOfPatches
 from shared.media.qwen2_5_vl import SquaresOfPatches
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
 FAMILIES: Mapping[str, Callable[[Path], Family]] = {
+    "LlavaForConditionalGeneration/clip_vision_model": CroppedSquare.read,
     "LlavaForConditionalGeneration/pixtral": RowsOfPatches.read,
     "Mistral3ForConditionalGeneration": RowsOfPatches.read,
     "PaddleOCRVLForConditionalGeneration": RaisedSquares.read,

@@ -22,10 +22,12 @@ class PixelLimits(NamedTuple):
 
 
 class Fit(NamedTuple):
-    """An image for the model: its ``size`` in pixels and its number of tokens."""
+    """An image for the model: its ``size`` in pixels and its number of tokens. It may be the middle
+    of an image that is ``scaled`` to a width and height."""
 
     size: Size
     num_tokens: int
+    scaled: tuple[int, int] | None = None
 
 
 class Family(Protocol):

@@ -90,7 +90,12 @@ def scaled(image: Image.Image, targets: Targets) -> Image.Image:
     if orientation in TURNS:
         image = image.transpose(TURNS[orientation])
     target = targets.turned if orientation >= FIRST_QUARTER else targets.upright
-    return image.resize(target, Image.Resampling.BICUBIC)
+    image = image.resize(target, Image.Resampling.BICUBIC)
+    if targets.crop is None:
+        return image
+    width, height = targets.crop
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
 
 
 def _orientation(image: Image.Image) -> int:

@@ -19,10 +19,11 @@ class File(msgspec.Struct, array_like=True):
 
 class Targets(msgspec.Struct, array_like=True):
     """The width and height to scale an image to, as it is stored, and if it is turned by a
-    quarter."""
+    quarter. Then the middle of the size ``crop`` is cut out."""
 
     upright: tuple[int, int]
     turned: tuple[int, int]
+    crop: tuple[int, int] | None = None
 
 
 class Answer(msgspec.Struct, array_like=True):

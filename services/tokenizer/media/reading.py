@@ -185,7 +185,11 @@ class ImageReading(MediaReader):
             num_source_pixels = width * height
             upright, turned = self._fits(width, height, wanted, room)
             room.hold(object(), prod(upright.size) * 3)
-            return Targets(_width_and_height(upright), _width_and_height(turned))
+            whole, turned_whole = (
+                fit.scaled or _width_and_height(fit) for fit in (upright, turned)
+            )
+            crop = None if upright.scaled is None else _width_and_height(upright)
+            return Targets(whole, turned_whole, crop)
 
         with READ_SECONDS.time():
             try:

@@ -128,7 +128,8 @@ class Media:
         try:
             tower = Tower(self._folder, self._dtype, self._device, is_dummy=is_dummy)
             if self._device.type == "cuda":
-                tower.features(np.zeros((1, length, length, 3), np.uint8))
+                size = self.family.fit(length, length, self.family.limits).size
+                tower.features(np.zeros((*size, 3), np.uint8))
         except torch.OutOfMemoryError as error:
             raise ConfigError(
                 f"gpu-memory-utilization: the tower and an image of {length} x {length} pixels do"

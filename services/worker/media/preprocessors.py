@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from shared.errors import ConfigError
-from shared.media import pixtral
+from shared.media import llava, pixtral
 from shared.media.families import family_name
 from shared.media.family import PREPROCESSOR_FILE
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
@@ -133,7 +133,24 @@ class PaddleOCRVL(Preprocessor):
         return {"pixel_values": patches, "image_grid_thw": np.array([[1, rows, columns]])}
 
 
+class Clip(Preprocessor):
+    """The whole image, always of one size."""
+
+    names = ("vision_tower.", "multi_modal_projector.")
+    names_in_vision: ClassVar = {}
+    merge_size: int = 1
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        vision = decode_json(folder / CONFIG_FILE, llava.Config).vision_config
+        return msgspec.structs.replace(super().read(folder), patch_size=vision.patch_size)
+
+    def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
+        return {"pixel_values": channels(pixels, values)[None]}
+
+
 PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {
+    "LlavaForConditionalGeneration/clip_vision_model": Clip,
     "LlavaForConditionalGeneration/pixtral": Pixtral,
     "Mistral3ForConditionalGeneration": Pixtral,
     "PaddleOCRVLForConditionalGeneration": PaddleOCRVL,

@@ -16,7 +16,7 @@ from shared.media.family import PixelLimits
 from shared.media.pixtral import RowsOfPatches
 from shared.wire.messages import ChoiceStart, Medium
 from tests.media.checkpoints import MAX_LEN, picture
-from tests.media.pixtral_checkpoints import (
+from tests.media.llava_checkpoints import (
     LONGEST,
     MEDIA,
     RowsReference,

@@ -19,7 +19,7 @@ from services.worker.models.registry import read_model_config
 from shared.errors import ConfigError
 from shared.media.families import read_family
 from tests.media.checkpoints import picture
-from tests.media.pixtral_checkpoints import (
+from tests.media.llava_checkpoints import (
     RowsReference,
     rows_reference,
     save_mistral3,

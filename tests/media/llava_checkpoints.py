@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of Mistral 3 and Pixtral, and transformers' texts for them."""
+"""Tiny random checkpoints of Mistral 3, Pixtral and LLaVA 1.5, and transformers' texts for them."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -47,6 +47,25 @@ def save_pixtral(folder: Path, seed: int = 0) -> None:
     )
     kind = transformers.LlavaForConditionalGeneration
     save(folder, kind, config, tokenizer, _images(PATCH), seed)
+
+
+def save_llava(folder: Path, seed: int = 0, strategy: str = "default") -> None:
+    """Images of 56² pixels."""
+    tokenizer: Any = make_tokenizer(["<image>"], "<image>")
+    text = _text(tokenizer)
+    del text["sliding_window"]
+    config = transformers.LlavaConfig(
+        text_config=text | {"model_type": "llama"},
+        vision_config=_vision()
+        | {"model_type": "clip_vision_model", "image_size": 56, "num_hidden_layers": 3},
+        image_token_index=tokenizer.convert_tokens_to_ids("<image>"),
+        image_seq_length=16,
+        vision_feature_select_strategy=strategy,
+    )
+    images = transformers.models.clip.image_processing_pil_clip.CLIPImageProcessorPil(
+        size={"shortest_edge": 56}, crop_size={"height": 56, "width": 56}
+    )
+    save(folder, transformers.LlavaForConditionalGeneration, config, tokenizer, images, seed)
 
 
 def _text(tokenizer: Any) -> dict[str, Any]:
@@ -106,3 +125,20 @@ class RowsReference(Reference):
 @cache
 def rows_reference(folder: Path) -> RowsReference:
     return RowsReference(*load_reference(folder))
+
+
+@dataclass(frozen=True, slots=True)
+class SquareReference(Reference):
+    """Of LLaVA."""
+
+    def inputs(self, prompt: str, pictures: list) -> dict[str, torch.Tensor]:
+        found = dict(self.images(images=pictures, return_tensors="pt")) if pictures else {}
+        num = 16 + (self.model.config.vision_feature_select_strategy == "full")
+        text = prompt.replace("<image>", "<image>" * num)
+        ids = self.tokenizer(text, return_tensors="pt")["input_ids"]
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)} | found
+
+
+@cache
+def square_reference(folder: Path) -> SquareReference:
+    return SquareReference(*load_reference(folder))

@@ -1,0 +1,107 @@
+"""Images of LLaVA 1.5 (arXiv 2310.03744). Pure."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+import msgspec
+import numpy as np
+
+from shared.errors import ConfigError
+from shared.media.family import PREPROCESSOR_FILE, Fit, PixelLimits, Size
+from shared.media.pixtral import BICUBIC
+from shared.media.qwen2_5_vl import check_ratio
+from shared.model_folder import CONFIG_FILE, decode_json, find_file
+from shared.wire.messages import Item, MediumKind
+
+
+class _Shortest(msgspec.Struct):
+    shortest_edge: int = 0
+
+
+class _Crop(msgspec.Struct):
+    height: int = 0
+    width: int = 0
+
+
+class _Preprocessor(msgspec.Struct):
+    size: _Shortest
+    crop_size: _Crop
+    do_resize: bool = True
+    do_center_crop: bool = True
+    resample: int = BICUBIC
+
+    def problem(self, side: int) -> str:
+        if not self.do_resize or not self.do_center_crop or self.resample != BICUBIC:
+            return f"images without do_resize, do_center_crop or resample {BICUBIC}"
+        crop = self.crop_size
+        if not crop.height == crop.width == side <= self.size.shortest_edge:
+            return (
+                f"crop_size is {crop.height} x {crop.width} of an image with the shortest_edge"
+                f" {self.size.shortest_edge}; the tower takes {side} x {side}"
+            )
+        return ""
+
+
+class _Vision(msgspec.Struct):
+    image_size: int
+    patch_size: int
+
+
+class Config(msgspec.Struct):
+    """config.json"""
+
+    vision_config: _Vision
+    image_token_id: int | None = None
+    image_token_index: int | None = None
+    vision_feature_select_strategy: str = "default"
+
+
+class CroppedSquare:
+    """The middle of every image, ``side`` × ``side`` pixels, once its shortest side has
+    ``shortest``."""
+
+    kinds: tuple[MediumKind, ...] = ("image",)
+    options: tuple[str, ...] = ()
+
+    def __init__(self, placeholder: int, num_tokens: int, side: int, shortest: int) -> None:
+        self.placeholder = placeholder
+        self.limits = PixelLimits(side * side, side * side)
+        self._num_tokens = num_tokens
+        self._size = 1, side, side
+        self._shortest = shortest
+
+    def fit(self, width: int, height: int, limits: PixelLimits) -> Fit:
+        check_ratio(width, height)
+        shortest, longest = self._shortest, max(width, height)
+        other = int(shortest * longest / min(width, height))
+        scaled = (shortest, other) if width <= height else (other, shortest)
+        return Fit(self._size, self._num_tokens, scaled)
+
+    def num_tokens(self, size: Size) -> int:
+        if size != self._size:
+            raise ValueError(f"no image of the model has the size {size}")
+        return self._num_tokens
+
+    def ids(self, size: Size) -> np.ndarray:
+        return np.full(self.num_tokens(size), self.placeholder, np.int32)
+
+    def positions(self, items: Sequence[Item], num_ids: int) -> np.ndarray:
+        return np.arange(num_ids)[None]
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Raises ConfigError."""
+        config = decode_json(find_file(folder, CONFIG_FILE), Config)
+        path, vision = folder / PREPROCESSOR_FILE, config.vision_config
+        given = decode_json(path, _Preprocessor)
+        if problem := given.problem(vision.image_size):
+            raise ConfigError(f"model: {path}: {problem}")
+        ids = config.image_token_id, config.image_token_index
+        placeholder = next((each for each in ids if each is not None), None)
+        if placeholder is None:
+            raise ConfigError(f"model: {folder / CONFIG_FILE}: images without image_token_index")
+        num_tokens = (vision.image_size // vision.patch_size) ** 2
+        if config.vision_feature_select_strategy == "full":  # with the token of the class
+            num_tokens += 1
+        return cls(placeholder, num_tokens, vision.image_size, given.size.shortest_edge)
