@@ -9,8 +9,7 @@ import numpy as np
 
 from shared.errors import ConfigError
 from shared.media.family import PREPROCESSOR_FILE, Fit, PixelLimits, Size
-from shared.media.pixtral import BICUBIC
-from shared.media.qwen2_5_vl import check_ratio
+from shared.media.qwen2_5_vl import BICUBIC, check_ratio
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 from shared.wire.messages import Item, MediumKind
 
@@ -48,12 +47,24 @@ class _Vision(msgspec.Struct):
     patch_size: int
 
 
-class Config(msgspec.Struct):
+class Placeholder(msgspec.Struct):
+    """The id of a feature in config.json."""
+
+    image_token_id: int | None = None
+    image_token_index: int | None = None
+
+    def find(self, folder: Path) -> int:
+        """Raises ConfigError."""
+        for found in (self.image_token_id, self.image_token_index):
+            if found is not None:
+                return found
+        raise ConfigError(f"model: {folder / CONFIG_FILE}: images without image_token_index")
+
+
+class Config(Placeholder, kw_only=True):
     """config.json"""
 
     vision_config: _Vision
-    image_token_id: int | None = None
-    image_token_index: int | None = None
     vision_feature_select_strategy: str = "default"
 
 
@@ -97,11 +108,8 @@ class CroppedSquare:
         given = decode_json(path, _Preprocessor)
         if problem := given.problem(vision.image_size):
             raise ConfigError(f"model: {path}: {problem}")
-        ids = config.image_token_id, config.image_token_index
-        placeholder = next((each for each in ids if each is not None), None)
-        if placeholder is None:
-            raise ConfigError(f"model: {folder / CONFIG_FILE}: images without image_token_index")
         num_tokens = (vision.image_size // vision.patch_size) ** 2
         if config.vision_feature_select_strategy == "full":  # with the token of the class
             num_tokens += 1
-        return cls(placeholder, num_tokens, vision.image_size, given.size.shortest_edge)
+        placeholder, shortest = config.find(folder), given.size.shortest_edge
+        return cls(placeholder, num_tokens, vision.image_size, shortest)

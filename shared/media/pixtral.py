@@ -10,11 +10,12 @@ import numpy as np
 
 from shared.errors import ConfigError
 from shared.media.family import PREPROCESSOR_FILE, Fit, PixelLimits, Size
+from shared.media.llava import Placeholder
+from shared.media.qwen2_5_vl import BICUBIC
 from shared.model_folder import CONFIG_FILE, TOKENIZER_FILE, decode_json, find_file
 from shared.wire.messages import Item, MediumKind
 
 BREAK, END = "[IMG_BREAK]", "[IMG_END]"
-BICUBIC = 3
 MISTRAL3 = "mistral3"
 
 
@@ -42,13 +43,11 @@ class _Vision(msgspec.Struct):
     patch_size: int = 16
 
 
-class Config(msgspec.Struct):
+class Config(Placeholder, kw_only=True):
     """config.json of Mistral 3, which merges patches, or of LLaVA."""
 
     vision_config: _Vision
     model_type: str
-    image_token_id: int | None = None
-    image_token_index: int | None = None
     spatial_merge_size: int = 2
     vision_feature_select_strategy: str = "default"
 
@@ -128,10 +127,6 @@ class RowsOfPatches:
         given = decode_json(path, _Preprocessor)
         if problem := given.problem():
             raise ConfigError(f"model: {path}: {problem}")
-        given_ids = config.image_token_id, config.image_token_index
-        placeholder = next((each for each in given_ids if each is not None), None)
-        if placeholder is None:
-            raise ConfigError(f"model: {folder / CONFIG_FILE}: images without image_token_index")
         tokens = decode_json(find_file(folder, TOKENIZER_FILE), _Tokenizer).added_tokens
         ids = {each.content: each.id for each in tokens}
         for name in (BREAK, END):
@@ -140,4 +135,4 @@ class RowsOfPatches:
         side = config.vision_config.patch_size * config.merge
         longest = given.size.longest_edge
         assert longest is not None
-        return cls((placeholder, ids[BREAK], ids[END]), side, longest)
+        return cls((config.find(folder), ids[BREAK], ids[END]), side, longest)

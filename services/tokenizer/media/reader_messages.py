@@ -25,6 +25,11 @@ class Targets(msgspec.Struct, array_like=True):
     turned: tuple[int, int]
     crop: tuple[int, int] | None = None
 
+    @property
+    def made(self) -> list[tuple[int, int]]:
+        """The sizes that pixels may have."""
+        return [self.upright, self.turned] if self.crop is None else [self.crop]
+
 
 class Answer(msgspec.Struct, array_like=True):
     width: int = 0

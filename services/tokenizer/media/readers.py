@@ -200,7 +200,7 @@ async def _ask_for_pixels(
     made = await _ask(child, targets)
     if made.error:
         return Unreadable(made.error)
-    if (made.width, made.height) not in (targets.upright, targets.turned):
+    if (made.width, made.height) not in targets.made:
         raise EOFError
     return made
 
