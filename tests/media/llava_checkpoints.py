@@ -49,7 +49,7 @@ def save_pixtral(folder: Path, seed: int = 0) -> None:
     save(folder, kind, config, tokenizer, _images(PATCH), seed)
 
 
-def save_llava(folder: Path, seed: int = 0, strategy: str = "default") -> None:
+def save_llava(folder: Path, seed: int = 0, strategy: Any = "default") -> None:
     """Images of 56² pixels."""
     tokenizer: Any = make_tokenizer(["<image>"], "<image>")
     text = _text(tokenizer)
