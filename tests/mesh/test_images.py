@@ -14,7 +14,14 @@ import pytest_asyncio
 from PIL import Image
 
 from benchmarks.harness.fleet import Fleet, running_fleet
-from tests.media.checkpoints import Reference, picture, png, reference, save_checkpoint
+from tests.media.checkpoints import (
+    FAMILIES,
+    Reference,
+    picture,
+    png,
+    reference,
+    save_checkpoint,
+)
 from tests.mesh.forks import fork
 
 SETTINGS = {
@@ -30,9 +37,9 @@ Messages = list[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("qwen2.5-vl")
-    save_checkpoint(folder)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vl")
+    save_checkpoint(folder, family=getattr(request, "param", "qwen2.5-vl"))
     return folder
 
 
@@ -111,6 +118,7 @@ async def client(fleet: Fleet) -> AsyncIterator[Client]:
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
+@pytest.mark.parametrize("folder", FAMILIES, indirect=True, scope="module")
 async def test_texts_are_those_of_transformers(client: Client, transformers: Reference) -> None:
     contents = [
         (picture(1, 200, 150), QUESTION),
