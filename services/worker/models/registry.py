@@ -24,10 +24,10 @@ MODELS = {
     "Lfm2ForCausalLM": "services.worker.models.lfm2",
     "Lfm2MoeForCausalLM": "services.worker.models.lfm2_moe",
     "LlamaForCausalLM": "services.worker.models.llama",
-    "LlavaForConditionalGeneration": "services.worker.models.llava",
+    "LlavaForConditionalGeneration": "services.worker.models.llama",
     "MiMoForCausalLM": "services.worker.models.mimo",
-    "Mistral3ForConditionalGeneration": "services.worker.models.mistral3",
-    "MistralForCausalLM": "services.worker.models.mistral",
+    "Mistral3ForConditionalGeneration": "services.worker.models.llama",
+    "MistralForCausalLM": "services.worker.models.llama",
     "MixtralForCausalLM": "services.worker.models.mixtral",
     "Olmo2ForCausalLM": "services.worker.models.olmo2",
     "PaddleOCRVLForConditionalGeneration": "services.worker.models.paddleocr_vl",
@@ -53,7 +53,7 @@ class _Config(msgspec.Struct):
     architectures: list[str] = []
 
 
-class _Multimodal(msgspec.Struct):
+class _Multimodal(msgspec.Struct, omit_defaults=True):
     """The config of a model that reads images too. Keys next to ``text_config`` are for all its
     parts."""
 
@@ -90,16 +90,12 @@ def read_model_config(folder: Path, pools: bool = False) -> ModelConfig:
 
 
 def _decode_config(path: Path, kind: type[ModelConfig]) -> ModelConfig:
-    multimodal = decode_json(path, _Multimodal)
-    if multimodal.text_config is None:
+    beside = msgspec.to_builtins(decode_json(path, _Multimodal))
+    text = beside.pop("text_config", None)
+    if text is None:
         return decode_json(path, kind)
-    given = {"architectures": []} | multimodal.text_config
-    if multimodal.tie_word_embeddings is not None:
-        given["tie_word_embeddings"] = multimodal.tie_word_embeddings
-    if multimodal.quantization_config is not None:
-        given["quantization_config"] = multimodal.quantization_config
     try:
-        return msgspec.convert(given, kind)
+        return msgspec.convert({"architectures": []} | text | beside, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"model: {path}: text_config: {error}") from None
 

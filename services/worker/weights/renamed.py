@@ -11,8 +11,7 @@ from services.worker.weights.checkpoint import Checkpoint, TensorSource
 log = logging.getLogger(__name__)
 
 TRUNK, TEXT_TRUNK, TEXT = "model.", "model.language_model.", "language_model."
-TOWERS = ("visual.", "vision_tower.", "multi_modal_projector.", "projector.", "mlp_AR.")
-IMAGES = (*TOWERS, *(TRUNK + each for each in TOWERS))
+IMAGES = ("visual.", "vision_tower.", "multi_modal_projector.", "projector.", "mlp_AR.")
 
 
 def third(number: int) -> Callable[[Tensor], Tensor]:
@@ -56,7 +55,8 @@ class TextPart(Checkpoint):
     model within the model, or it has the names of a model of texts."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        names = [name for name in checkpoint.tensors if not name.startswith(IMAGES)]
+        all_names = checkpoint.tensors
+        names = [each for each in all_names if not each.removeprefix(TRUNK).startswith(IMAGES)]
         super().__init__(checkpoint.folder, {name: checkpoint.tensors[name] for name in names})
         self._checkpoint = checkpoint
         if num_left := len(checkpoint.tensors) - len(names):

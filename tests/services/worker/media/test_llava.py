@@ -73,5 +73,5 @@ def test_other_models_of_texts_are_refused(square: Path, tmp_path: Path) -> None
     (tmp_path / "config.json").write_bytes((square / "config.json").read_bytes())
     text = {"model_type": "phi", "vocab_size": 260, "max_position_embeddings": 512}
     change_config(tmp_path, text_config=text | {"rms_norm_eps": 1e-5})
-    with pytest.raises(ConfigError, match="model_type 'phi' is not supported"):
+    with pytest.raises(ConfigError, match="phi"):
         read_model_config(tmp_path)

@@ -181,7 +181,7 @@ def test_other_models_of_texts_are_refused(rows: Path, tmp_path: Path) -> None:
     shutil.copytree(rows, tmp_path, dirs_exist_ok=True)
     text = json.loads((tmp_path / "config.json").read_text())["text_config"]
     change_config(tmp_path, text_config=text | {"model_type": "ministral3"})
-    with pytest.raises(ConfigError, match="model_type 'ministral3' is not supported"):
+    with pytest.raises(ConfigError, match="ministral3"):
         read_model_config(tmp_path)
 
 
