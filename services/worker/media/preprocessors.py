@@ -3,7 +3,7 @@
 from abc import abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 import msgspec
 import numpy as np
@@ -14,20 +14,18 @@ from shared.media.families import family_name
 from shared.media.family import PREPROCESSOR_FILE
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
-NAMES_OF_TOWERS = {
-    "patch_size": "patch_size",
-    "merge_size": "spatial_merge_size",
-    "temporal_patch_size": "temporal_patch_size",
-}
-
 
 class Preprocessor(msgspec.Struct):
     """preprocessor_config.json; the defaults are those of the class it names. The names of a
-    tower's tensors have one of ``names`` in them."""
+    tower's tensors have one of ``names`` in them. Sizes must be those that its config has by other
+    names."""
 
     names: ClassVar[tuple[str, ...]]
     num_masks: ClassVar[int] = 0  # of every patch for every patch, in attention
-    names_in_vision: ClassVar[Mapping[str, str]] = NAMES_OF_TOWERS
+    sizes: ClassVar[dict[str, str]] = {
+        "patch_size": "patch_size",
+        "merge_size": "spatial_merge_size",
+    }
 
     image_mean: tuple[float, float, float] = (0.48145466, 0.4578275, 0.40821073)
     image_std: tuple[float, float, float] = (0.26862954, 0.26130258, 0.27577711)
@@ -36,7 +34,6 @@ class Preprocessor(msgspec.Struct):
     do_normalize: bool = True
     patch_size: int = 14
     merge_size: int = 2
-    temporal_patch_size: int = 1
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -45,7 +42,7 @@ class Preprocessor(msgspec.Struct):
 
     @property
     def patch_numbers(self) -> int:
-        return 3 * self.temporal_patch_size * self.patch_size**2
+        return 3 * self.patch_size**2
 
     @property
     def values(self) -> np.ndarray:
@@ -67,7 +64,7 @@ class Preprocessor(msgspec.Struct):
         if not self.do_rescale or not self.do_normalize:
             problems.append("images without do_rescale or do_normalize")
         default = type(self)()
-        for name, in_vision in self.names_in_vision.items():
+        for name, in_vision in self.sizes.items():
             value, wanted = getattr(self, name), vision.get(in_vision, getattr(default, name))
             if value != wanted:
                 problems.append(f"{name} is {value}; the tower takes {wanted}")
@@ -83,7 +80,12 @@ class Qwen2_5_VL(Preprocessor):  # noqa: N801, its name
     """Squares of patches in order, and the same image at each time."""
 
     names = ("visual.",)
+    sizes = Preprocessor.sizes | {"temporal_patch_size": "temporal_patch_size"}
     temporal_patch_size: int = 2
+
+    @property
+    def patch_numbers(self) -> int:
+        return self.temporal_patch_size * super().patch_numbers
 
     def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
         patch, merge = self.patch_size, self.merge_size
@@ -102,7 +104,7 @@ class Pixtral(Preprocessor):
 
     names = ("vision_tower.", "multi_modal_projector.")
     num_masks = 2  # a copy may be aligned
-    names_in_vision: ClassVar = {}
+    sizes: ClassVar[dict[str, str]] = {}
     patch_size: int = msgspec.field(default=16, name="vision_config.patch_size")
     merge_size: int = msgspec.field(default=1, name="spatial_merge_size")
 
@@ -124,6 +126,7 @@ class PaddleOCRVL(Preprocessor):
     """Patches row by row."""
 
     names = "visual.", "projector."
+    temporal_patch_size: Literal[1] = 1  # the tower's config may have another one, without effect
 
     def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
         patch = self.patch_size
@@ -137,7 +140,7 @@ class Clip(Preprocessor):
     """The whole image, always of one size."""
 
     names = ("vision_tower.", "multi_modal_projector.")
-    names_in_vision: ClassVar = {}
+    sizes: ClassVar[dict[str, str]] = {}
     merge_size: int = 1
 
     @classmethod

@@ -1,8 +1,6 @@
 """Llama 2 and 3 (arXiv 2307.09288, 2407.21783) and models with the same structure: Mistral (arXiv
-2310.06825), and the text parts of LLaVA, Pixtral and Mistral 3.
-
-The kinds of rotary positions are in ``config/frequencies.py``.
-"""
+2310.06825) and the text parts of LLaVA, Pixtral and Mistral 3. Kinds of rotary positions are in
+``config/frequencies.py``."""
 
 from typing import Literal
 
@@ -30,11 +28,12 @@ class LlamaForCausalLM(DecoderLM):
 
 class MistralForCausalLM(LlamaForCausalLM):
     class Config(LlamaForCausalLM.Config, frozen=True):
+        model_type: str = "mistral"
         sliding_window: Window = 4096
 
         @property
         def window(self) -> int | None:
-            return self.sliding_window
+            return None if self.model_type == "llama" else self.sliding_window
 
 
 class LlavaForConditionalGeneration(MistralForCausalLM):
@@ -44,10 +43,6 @@ class LlavaForConditionalGeneration(MistralForCausalLM):
         intermediate_size: int = 11008
         num_hidden_layers: int = 32
         num_attention_heads: int = 32
-
-        @property
-        def window(self) -> int | None:
-            return self.sliding_window if self.model_type == "mistral" else None
 
 
 Mistral3ForConditionalGeneration = LlavaForConditionalGeneration

@@ -91,11 +91,10 @@ def read_model_config(folder: Path, pools: bool = False) -> ModelConfig:
 
 def _decode_config(path: Path, kind: type[ModelConfig]) -> ModelConfig:
     beside = msgspec.to_builtins(decode_json(path, _Multimodal))
-    text = beside.pop("text_config", None)
-    if text is None:
+    if "text_config" not in beside:
         return decode_json(path, kind)
     try:
-        return msgspec.convert({"architectures": []} | text | beside, kind)
+        return msgspec.convert({"architectures": []} | beside.pop("text_config") | beside, kind)
     except msgspec.ValidationError as error:
         raise ConfigError(f"model: {path}: text_config: {error}") from None
 

@@ -55,11 +55,10 @@ class TextPart(Checkpoint):
     model within the model, or it has the names of a model of texts."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        all_names = checkpoint.tensors
-        names = [each for each in all_names if not each.removeprefix(TRUNK).startswith(IMAGES)]
-        super().__init__(checkpoint.folder, {name: checkpoint.tensors[name] for name in names})
-        self._checkpoint = checkpoint
-        if num_left := len(checkpoint.tensors) - len(names):
+        self._checkpoint, tensors = checkpoint, checkpoint.tensors
+        names = [each for each in tensors if not each.removeprefix(TRUNK).startswith(IMAGES)]
+        super().__init__(checkpoint.folder, {name: tensors[name] for name in names})
+        if num_left := len(tensors) - len(names):
             log.info("text: %d tensors for images are not part of it", num_left)
         self._is_in_trunk = any(name.startswith(TEXT_TRUNK) for name in names)
         self._is_within = any(name.startswith(TEXT) for name in names)

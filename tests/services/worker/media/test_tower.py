@@ -1,5 +1,6 @@
 """The tower against the whole model of transformers, to the bit."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,21 @@ def test_missing_tensors_of_a_tower_are_named(folder: Path, tmp_path: Path) -> N
         ending = name.partition(".")[2]  # the beginning is transformers'
         with pytest.raises(ConfigError, match=rf"lacks 1 tensors.*{ending}.*language-model-only"):
             Tower(tmp_path, torch.float32)
+
+
+def test_a_config_without_a_part_for_texts_is_read(
+    folder: Path, tower: Tower, tmp_path: Path
+) -> None:
+    """As published, with a size that the tower does not have."""
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    config |= config.pop("text_config") | {"model_type": config["model_type"]}
+    config["vision_config"] |= {"model_type": config["model_type"]}
+    config["vision_config"] |= {"temporal_patch_size": 2, "tokens_per_second": 2}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    pixels = pixels_of(picture(8, 84, 140))
+    found = Tower(tmp_path, torch.float32).features(pixels)
+    torch.testing.assert_close(found, tower.features(pixels), rtol=0, atol=0)
 
 
 def test_other_pixels_and_patches_are_refused(folder: Path, tmp_path: Path) -> None:
