@@ -132,7 +132,7 @@ async def test_texts_are_those_of_transformers(client: Client, transformers: Ref
         (picture(2, 200, 150), QUESTION),
         (QUESTION,),
         ("Compare ", picture(3, 90, 90), " with ", picture(4, 300, 80), picture(3, 90, 90), "."),
-        (picture(5, 20, 20),),
+        (picture(5, 20, 30),),
     ]
     chats = [[ask(*content)] for content in contents]
     expected = [
