@@ -22,6 +22,7 @@ from tests.media.checkpoints import (
     reference,
     save_checkpoint,
 )
+from tests.media.llava_checkpoints import rows_reference, save_mistral3
 from tests.mesh.forks import fork
 
 SETTINGS = {
@@ -30,6 +31,7 @@ SETTINGS = {
     "SERVED_MODEL_NAME": "qwen",
     "DRAIN_TIMEOUT_S": "10",
 }
+MISTRAL3 = "mistral3"
 QUESTION = "Describe the picture."
 NUM_TOKENS = 24
 
@@ -39,13 +41,18 @@ Messages = list[dict[str, Any]]
 @pytest.fixture(scope="module")
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vl")
-    save_checkpoint(folder, family=getattr(request, "param", "qwen2.5-vl"))
+    family = getattr(request, "param", "qwen2.5-vl")
+    if family == MISTRAL3:
+        save_mistral3(folder)
+    else:
+        save_checkpoint(folder, family=family)
     return folder
 
 
 @pytest.fixture(scope="module")
 def transformers(folder: Path) -> Reference:
-    return reference(folder)
+    found = reference(folder)
+    return rows_reference(folder) if found.model.config.model_type == MISTRAL3 else found
 
 
 @asynccontextmanager
@@ -118,14 +125,14 @@ async def client(fleet: Fleet) -> AsyncIterator[Client]:
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
-@pytest.mark.parametrize("folder", FAMILIES, indirect=True, scope="module")
+@pytest.mark.parametrize("folder", [*FAMILIES, MISTRAL3], indirect=True, scope="module")
 async def test_texts_are_those_of_transformers(client: Client, transformers: Reference) -> None:
     contents = [
         (picture(1, 200, 150), QUESTION),
         (picture(2, 200, 150), QUESTION),
         (QUESTION,),
         ("Compare ", picture(3, 90, 90), " with ", picture(4, 300, 80), picture(3, 90, 90), "."),
-        (picture(5, 20, 20),),
+        (picture(5, 20, 30),),
     ]
     chats = [[ask(*content)] for content in contents]
     expected = [
