@@ -53,6 +53,8 @@ def parts_of(length: int, rng: np.random.Generator, *, is_whole: bool) -> Iterat
         start += 1 + num_accepted
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_cuts_drafts_and_neighbours_change_no_bit() -> None:
     """Of outputs, states and copies."""
     shape, lengths = SMALL, (85, 13, 60, 28)

@@ -218,7 +218,13 @@ def test_texts_of_a_model_with_groups_of_layers_are_the_host_engines(tmp_path: P
     assert engine._slots._num_dropped.any()
 
 
-@pytest.mark.parametrize("name", ["states", "convolutions"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param("states", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
+        "convolutions",
+    ],
+)
 def test_texts_of_layers_other_than_attention_are_the_host_engines(
     name: str, tmp_path: Path
 ) -> None:
