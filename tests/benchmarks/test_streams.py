@@ -96,7 +96,7 @@ async def test_a_server_beside_prompts():
     arguments = Namespace(
         model=EMBEDDED_MODEL, speculation=False, streams=[2], neighbours=[1], rounds=1
     )
-    arguments.prompt_tokens, arguments.tpot_ms, arguments.seconds = 200, 1000.0, 0.5
+    arguments.prompt_tokens, arguments.tpot_ms, arguments.seconds = 200, 1000.0, 2.0
     found = await measure({"ours": servers.ROOT}, arguments)
     alone, beside = (each["ours"] for each in found.values())
     assert alone["windows that keep it"]["median"] == 1
