@@ -35,7 +35,9 @@ WIDE = picture(3, 196, 56)
 SIZES = [(28, 56), (84, 140), (224, 28), (168, 196)]
 
 
-@pytest.fixture(scope="module", params=[save_mistral3, save_pixtral])
+@pytest.fixture(
+    scope="module", params=[save_mistral3, pytest.param(save_pixtral, marks=pytest.mark.slow)]
+)
 def rows(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("rows")
     request.param(folder)
