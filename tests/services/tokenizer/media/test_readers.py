@@ -161,7 +161,7 @@ async def test_a_file_has_a_limit_of_processor_time(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "MAX_CPU_S", 0.001)
 
     def enlarge(width: int, height: int) -> Targets:
-        return Targets((6000, 6000), (6000, 6000))
+        return Targets((3000, 3000), (3000, 3000))
 
     with pytest.raises(Unreadable, match="cannot be decoded in 10 s"):
         await readers.read(GOOD, "", enlarge)
