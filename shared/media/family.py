@@ -10,6 +10,8 @@ import numpy as np
 from shared.wire.messages import Item, MediumKind
 
 PREPROCESSOR_FILE = "preprocessor_config.json"
+BICUBIC = 3  # Pillow's number
+MAX_RATIO = 200  # of the sides of an image
 
 Size = tuple[int, int, int]  # frames, height, width
 
@@ -55,6 +57,22 @@ class Family(Protocol):
         """The positions [axes, num_ids] int64 of a prompt whose ids hold ``items`` in order, with
         one axis or three (time, row, column). Behind a prompt every axis goes on from the last
         one's largest plus one."""
+
+
+def check_ratio(width: int, height: int) -> None:
+    """Raises ValueError."""
+    if max(width, height) > MAX_RATIO * min(width, height):
+        raise ValueError(
+            f"is {width} x {height} pixels; one side may be {MAX_RATIO} times the other"
+        )
+
+
+def squares_of(size: Size, side: int) -> tuple[int, int]:
+    """The rows and columns of squares in an image. Raises ValueError if they leave a rest."""
+    frames, height, width = size
+    if frames != 1 or height % side or width % side:
+        raise ValueError(f"no image of the model has the size {size}")
+    return height // side, width // side
 
 
 def digest_of(kind: MediumKind, size: Size, pixels: memoryview, salt: str) -> bytes:

@@ -8,8 +8,7 @@ import msgspec
 import numpy as np
 
 from shared.errors import ConfigError
-from shared.media.family import PREPROCESSOR_FILE, Fit, PixelLimits, Size
-from shared.media.qwen2_5_vl import BICUBIC, check_ratio
+from shared.media.family import BICUBIC, PREPROCESSOR_FILE, Fit, PixelLimits, Size, check_ratio
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 from shared.wire.messages import Item, MediumKind
 

@@ -2,8 +2,8 @@
 
 from typing import ClassVar
 
-from shared.media.family import Fit, PixelLimits
-from shared.media.qwen2_5_vl import SquaresOfPatches, check_ratio
+from shared.media.family import Fit, PixelLimits, check_ratio
+from shared.media.qwen2_5_vl import SquaresOfPatches
 
 
 class RaisedSquares(SquaresOfPatches):

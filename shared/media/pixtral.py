@@ -9,9 +9,8 @@ import msgspec
 import numpy as np
 
 from shared.errors import ConfigError
-from shared.media.family import PREPROCESSOR_FILE, Fit, PixelLimits, Size
+from shared.media.family import BICUBIC, PREPROCESSOR_FILE, Fit, PixelLimits, Size, squares_of
 from shared.media.llava import Placeholder
-from shared.media.qwen2_5_vl import BICUBIC
 from shared.model_folder import CONFIG_FILE, TOKENIZER_FILE, decode_json, find_file
 from shared.wire.messages import Item, MediumKind
 
@@ -98,11 +97,11 @@ class RowsOfPatches:
         return Fit((1, rows * side, columns * side), rows * (columns + 1))
 
     def num_tokens(self, size: Size) -> int:
-        rows, columns = self._squares(size)
+        rows, columns = squares_of(size, self._side)
         return rows * (columns + 1)
 
     def ids(self, size: Size) -> np.ndarray:
-        rows, columns = self._squares(size)
+        rows, columns = squares_of(size, self._side)
         ids = np.full((rows, columns + 1), self.placeholder, np.int32)
         ids[:, -1] = self._break
         ids[-1, -1] = self._end
@@ -110,12 +109,6 @@ class RowsOfPatches:
 
     def positions(self, items: Sequence[Item], num_ids: int) -> np.ndarray:
         return np.arange(num_ids)[None]
-
-    def _squares(self, size: Size) -> tuple[int, int]:
-        frames, height, width = size
-        if frames != 1 or height % self._side or width % self._side:
-            raise ValueError(f"no image of the model has the size {size}")
-        return height // self._side, width // self._side
 
     @classmethod
     def read(cls, folder: Path) -> Self:

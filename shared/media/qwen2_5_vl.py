@@ -9,12 +9,17 @@ import msgspec
 import numpy as np
 
 from shared.errors import ConfigError
-from shared.media.family import PREPROCESSOR_FILE, Fit, PixelLimits, Size
+from shared.media.family import (
+    BICUBIC,
+    PREPROCESSOR_FILE,
+    Fit,
+    PixelLimits,
+    Size,
+    check_ratio,
+    squares_of,
+)
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 from shared.wire.messages import Item, MediumKind
-
-BICUBIC = 3  # Pillow's number
-MAX_RATIO = 200  # of the sides of an image
 
 
 class _Preprocessor(msgspec.Struct):
@@ -34,8 +39,8 @@ class _Config(msgspec.Struct):
 
 
 class SquaresOfPatches:
-    """A token for each square of ``merge`` × ``merge`` patches of
-    ``patch`` × ``patch`` pixels, at the square's row and column."""
+    """A token for each square of ``merge`` × ``merge`` patches of ``patch`` × ``patch`` pixels, at
+    the square's row and column."""
 
     default_limits: ClassVar = PixelLimits(56 * 56, 28 * 28 * 1280)
     kinds: tuple[MediumKind, ...] = ("image",)
@@ -60,7 +65,7 @@ class SquaresOfPatches:
         return Fit((1, rows * side, columns * side), rows * columns)
 
     def num_tokens(self, size: Size) -> int:
-        rows, columns = self._squares(size)
+        rows, columns = squares_of(size, self._side)
         return rows * columns
 
     def ids(self, size: Size) -> np.ndarray:
@@ -71,7 +76,7 @@ class SquaresOfPatches:
         done = offset = 0  # of the next id: its index is ``done``, its position ``done + offset``
         for item in items:
             positions[:, done : item.start] = np.arange(done, item.start) + offset
-            rows, columns = self._squares(item.size)
+            rows, columns = squares_of(item.size, self._side)
             first = item.start + offset
             where = np.indices((1, rows, columns)).reshape(3, -1) + first
             positions[:, item.start : item.end] = where
@@ -79,12 +84,6 @@ class SquaresOfPatches:
             offset = first + max(rows, columns) - done
         positions[:, done:] = np.arange(done, num_ids) + offset
         return positions
-
-    def _squares(self, size: Size) -> tuple[int, int]:
-        frames, height, width = size
-        if frames != 1 or height % self._side or width % self._side:
-            raise ValueError(f"no image of the model has the size {size}")
-        return height // self._side, width // self._side
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -102,11 +101,3 @@ class SquaresOfPatches:
             given.max_pixels or size.get("longest_edge") or cls.default_limits.max_pixels,
         )
         return cls(config.image_token_id, given.patch_size, given.merge_size, limits)
-
-
-def check_ratio(width: int, height: int) -> None:
-    """Raises ValueError."""
-    if max(width, height) > MAX_RATIO * min(width, height):
-        raise ValueError(
-            f"is {width} x {height} pixels; one side may be {MAX_RATIO} times the other"
-        )

@@ -68,8 +68,16 @@ def save_checkpoint(folder: Path, seed: int = 0, family: str = "qwen2.5-vl") -> 
     tokenizer: Any = make_tokenizer()
     names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
     ids: Any = dict(zip(names, tokenizer.convert_tokens_to_ids([*MEDIA]), strict=True))
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    text = {
+    rotations = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+    text = text_config(tokenizer) | {"rope_parameters": rotations}
+    config = parts.config(text_config=text, vision_config=parts.vision, **ids)
+    images = parts.images(size={"shortest_edge": 56 * 56, "longest_edge": 280 * 280})
+    save(folder, parts.model, config, tokenizer, images, seed)
+
+
+def text_config(tokenizer: Any) -> dict[str, Any]:
+    """Of a text part with two layers."""
+    return {
         "hidden_size": 64,
         "intermediate_size": 96,
         "num_hidden_layers": 2,
@@ -78,18 +86,10 @@ def save_checkpoint(folder: Path, seed: int = 0, family: str = "qwen2.5-vl") -> 
         "head_dim": 16,
         "vocab_size": len(tokenizer),
         "max_position_embeddings": MAX_LEN,
-        "eos_token_id": end,
+        "eos_token_id": tokenizer.convert_tokens_to_ids("<|im_end|>"),
         "pad_token_id": tokenizer.pad_token_id,
         "bos_token_id": tokenizer.pad_token_id,
-        "rope_parameters": {
-            "rope_type": "default",
-            "rope_theta": 10000.0,
-            "mrope_section": [2, 3, 3],
-        },
     }
-    config = parts.config(text_config=text, vision_config=parts.vision, **ids)
-    images = parts.images(size={"shortest_edge": 56 * 56, "longest_edge": 280 * 280})
-    save(folder, parts.model, config, tokenizer, images, seed)
 
 
 def save(folder: Path, kind: Any, config: Any, tokenizer: Any, images: Any, seed: int) -> None:

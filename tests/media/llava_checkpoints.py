@@ -9,11 +9,11 @@ import torch
 import transformers
 
 from tests.media.checkpoints import (
-    MAX_LEN,
     Reference,
     load_reference,
     make_tokenizer,
     save,
+    text_config,
 )
 
 MEDIA = ("[IMG]", "[IMG_BREAK]", "[IMG_END]")
@@ -69,22 +69,7 @@ def save_llava(folder: Path, seed: int = 0, strategy: Any = "default") -> None:
 
 
 def _text(tokenizer: Any) -> dict[str, Any]:
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    return {
-        "model_type": "mistral",
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
-        "vocab_size": len(tokenizer),
-        "max_position_embeddings": MAX_LEN,
-        "sliding_window": None,
-        "eos_token_id": end,
-        "pad_token_id": tokenizer.pad_token_id,
-        "bos_token_id": tokenizer.pad_token_id,
-    }
+    return text_config(tokenizer) | {"model_type": "mistral", "sliding_window": None}
 
 
 def _vision() -> dict[str, Any]:
