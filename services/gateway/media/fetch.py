@@ -146,7 +146,10 @@ class _Resolver(AbstractResolver):
         found.add_done_callback(self._end)
         # An executor would have its threads joined at the end of the process.
         question = (answer, host, port, family, socket.SOCK_STREAM)
-        Thread(target=_look_up, args=question, name="resolve", daemon=True).start()
+        try:
+            Thread(target=_look_up, args=question, name="resolve", daemon=True).start()
+        except RuntimeError as error:  # no thread is left
+            answer.set_exception(OSError(str(error)))
         await asyncio.wait((found,))
         return [
             ResolveResult(
