@@ -25,6 +25,7 @@ from shared.wire.messages.media import *
 from shared.wire.messages.ranges import *
 from shared.wire.messages.rows import *
 from shared.wire.messages.scheduler_worker import *
+from shared.wire.messages.stores import *
 from shared.wire.messages.tokenizer_scheduler import *
 from shared.wire.messages.upper_links import *
 
@@ -60,6 +61,8 @@ Message = (
     | UnloadAdapter
     | ForgetAdapter
     | Encoded
+    | Inventory
+    | Copied
 )
 
 TOKEN_ARRAYS = ({"i4"}, {"f4"}, {"i4"}, {"i4"})
@@ -76,6 +79,7 @@ ARRAYS: dict[type, tuple[set[str], ...]] = {
     StepResult: TOKEN_ARRAYS,
     Converted: ({"u1", "i4", "i8"},),
     Vocabulary: ({"u1"}, {"i4"}),
+    Inventory: ({"u1"}, {"i4"}),
 }
 # Of any number of further ones, which are files or pixels.
 MORE_ARRAYS: dict[type, set[str]] = {each: {"u1"} for each in (Submit, Convert, Generate, StepPlan)}

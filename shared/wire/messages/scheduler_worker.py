@@ -15,6 +15,7 @@ from shared.wire.messages.ranges import (
     Seconds,
 )
 from shared.wire.messages.rows import SamplingParams, SpanReport, TokenRun
+from shared.wire.messages.stores import Forget, Load, Save
 
 
 class Admit(Row, frozen=True):
@@ -74,7 +75,7 @@ class Keep(Row, tag=2, frozen=True):
     to_state: Int32 | None
 
 
-PlanRow = Drop | Keep
+PlanRow = Drop | Keep | Load | Save | Forget
 
 
 class Prefill(Row, frozen=True):

@@ -1,0 +1,59 @@
+"""KV blocks in stores outside the workers' caches, which outlive a worker.
+
+Peers below minor ``STORES_MINOR`` get none of them.
+"""
+
+from typing import Annotated
+
+from msgspec import Meta
+
+from shared.wire.messages.ranges import Int32, Int64, Name, Row
+
+BlockKey = Annotated[bytes, Meta(min_length=16, max_length=16)]  # a block hash
+
+
+class Load(Row, tag=3, frozen=True):
+    """The worker copies the block ``key`` from a place of ``store`` to its own ``block``."""
+
+    key: BlockKey
+    block: Int32
+    store: Name
+    place: Int32
+
+
+class Save(Row, tag=4, frozen=True):
+    """The worker copies its ``block``, which is ``key``, to a place of its own store."""
+
+    key: BlockKey
+    block: Int32
+    place: Int32
+
+
+class Forget(Row, tag=5, frozen=True):
+    """A place of the worker's own store is free."""
+
+    place: Int32
+
+
+class Inventory(Row, tag=38, frozen=True):
+    """Worker → scheduler, after each Attach: its ``store`` and the full places there. The worker
+    reads all stores in the same ``location``. Buffers: u1 keys, 16 bytes for each full place, and
+    i4 places, the one saved first at the front."""
+
+    store: Name
+    location: Name
+    num_places: Int32
+    place_bytes: Int64
+
+
+class Copied(Row, tag=39, frozen=True):
+    """Worker → scheduler, before the result of a plan with Load or Save rows. ``lost`` are the keys
+    that could not be loaded, ``unsaved`` the ones that could not be saved. An own store that
+    ``is_down`` takes no more."""
+
+    step: Int64
+    lost: list[BlockKey] = []
+    unsaved: list[BlockKey] = []
+    num_loaded_bytes: Int64 = 0
+    load_s: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
+    is_down: bool = False
