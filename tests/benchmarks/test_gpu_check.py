@@ -96,6 +96,7 @@ def checked(folder: Path, *words: str) -> dict[str, Any]:
     return payload
 
 
+@pytest.mark.slow
 def test_every_section_finds_something_and_all_of_it_is_written(tmp_path: Path) -> None:
     payload = checked(tmp_path, *WORDS)
     found = {name: len(section["rows"]) for name, section in payload["results"].items()}

@@ -91,7 +91,7 @@ def test_without_answers_the_waits_count():
     assert cell.first_tokens_ms(cell.prompts) == [6000]
 
 
-@pytest.mark.seconds
+@pytest.mark.slow
 async def test_a_server_beside_prompts():
     arguments = Namespace(
         model=EMBEDDED_MODEL, speculation=False, streams=[2], neighbours=[1], rounds=1

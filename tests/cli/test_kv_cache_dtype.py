@@ -47,6 +47,7 @@ async def test_greedy_texts_are_those_of_one_engine_alone(tmp_path: Path, name: 
         assert (texts == expected) == (other == name)
 
 
+@pytest.mark.slow
 async def test_a_checkpoint_that_was_made_for_codes_has_them_without_a_setting(
     tmp_path: Path,
 ) -> None:

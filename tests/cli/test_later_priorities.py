@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 
 from tests.cli.serving import serving
 
@@ -27,6 +28,7 @@ async def facts_of(http: aiohttp.ClientSession, name: str) -> dict[str, Any]:
     return facts
 
 
+@pytest.mark.slow
 async def test_it_is_held_back_while_the_stream_is_computed_and_gets_the_same_text(
     tmp_path: Path,
 ) -> None:

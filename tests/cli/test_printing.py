@@ -45,7 +45,7 @@ def paused_terminal() -> tuple[int, Callable[[], object]]:
     "make",
     [
         closed_pipe,
-        unread_pipe,
+        pytest.param(unread_pipe, marks=pytest.mark.slow),
         pytest.param(full_disk, marks=pytest.mark.slow),
         pytest.param(paused_terminal, marks=pytest.mark.slow),
     ],

@@ -16,6 +16,7 @@ NUM_STREAMS = 8
 STEPS, AHEAD = "shoal_worker_stage_steps_total", "shoal_worker_stage_steps_ahead_total"
 
 
+@pytest.mark.slow
 async def test_streams_outlive_a_stage_that_is_killed(tmp_path: Path) -> None:
     async with serving(tmp_path / "alone", *ALONE) as alone:
         await alone.until_ready()

@@ -39,7 +39,12 @@ def prompts_with_one_beginning() -> list[list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("family", "drafts"), [("Qwen3.5", "mtp"), ("Qwen3-Next", "ngram"), ("Qwen3.5 MoE", "none")]
+    ("family", "drafts"),
+    [
+        ("Qwen3.5", "mtp"),
+        pytest.param("Qwen3-Next", "ngram", marks=pytest.mark.slow),
+        pytest.param("Qwen3.5 MoE", "none", marks=pytest.mark.slow),
+    ],
 )
 async def test_texts_are_those_of_transformers_whatever_befalls_the_services(
     tmp_path: Path, family: str, drafts: str

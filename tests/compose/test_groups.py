@@ -200,7 +200,7 @@ AT_WORK: Object = {
 @pytest.mark.parametrize(
     ("hosts", "setting"),
     [
-        pytest.param(2, "tensor-parallel-size", marks=pytest.mark.seconds),
+        pytest.param(2, "tensor-parallel-size", marks=pytest.mark.slow),
         pytest.param(3, "pipeline-parallel-size", marks=pytest.mark.slow),
     ],
 )

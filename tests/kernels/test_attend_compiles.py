@@ -1,5 +1,6 @@
 """The kernels of attend compile for GPUs: registers do not spill, shared memory suffices."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import pytest
@@ -57,9 +58,10 @@ WITH_CODES = [
 WITH_OPTIONS = [MISTRAL, GEMMA_2, GPT_OSS, DEEPSEEK_V3]
 
 
-def slow(*values: Any) -> Any:
-    """A case of ``make test-all``."""
-    return pytest.param(*values, marks=pytest.mark.slow)
+def slow(cases: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Cases of ``make test-all``: the engine's own launches (``test_launches.py``) have most of the
+    others."""
+    return [pytest.param(*case, marks=pytest.mark.slow) for case in cases]
 
 
 def check(
@@ -117,27 +119,36 @@ def assert_fits(resources: Resources, arch: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "width", "hides", "arch"),
+    ("shape", "width", "hides", "arch", "num_rows"),
     [
-        (QWEN3_8B, 1, False, HOPPER),
-        (QWEN3_8B, 1, True, AMPERE),
-        (QWEN3_8B, 5, True, HOPPER),
-        (QWEN3_8B, 17, False, HOPPER),
-        (QWEN3_8B, 17, False, AMPERE),
-        (EMBEDDED, 1, False, HOPPER),
-        (ODD, 3, False, HOPPER),
-        (WIDE, 1, False, HOPPER),
-        (WIDE, 17, False, HOPPER),
-        (QWEN3_8B._replace(dtype="fp32"), 5, False, HOPPER),
-        (WIDE._replace(dtype="fp32"), 1, False, HOPPER),
-        *((shape, 1, False, HOPPER) for shape in (*WITH_OPTIONS, *WITH_CODES)),
-        *((shape, 5, True, AMPERE) for shape in WITH_CODES),
-        (WITH_CODES[0]._replace(dtype="fp32"), 1, False, HOPPER),
-        *(slow(shape, 5, False, HOPPER) for shape in WITH_OPTIONS),
-        *(slow(shape._replace(dtype="fp32"), 1, False, HOPPER) for shape in WITH_OPTIONS),
+        (QWEN3_8B, 1, False, HOPPER, 1),
+        (QWEN3_8B, 5, True, AMPERE, 2),
+        (DEEPSEEK_V3, 1, False, HOPPER, 1),
+        (GPT_OSS, 1, False, HOPPER, 1),
+        (WIDE._replace(codes="u8"), 1, False, HOPPER, 1),
+        *slow(
+            (*case, num_rows)
+            for num_rows in (1, 2)
+            for case in (
+                (QWEN3_8B, 1, True, AMPERE),
+                (QWEN3_8B, 5, True, HOPPER),
+                (QWEN3_8B, 17, False, HOPPER),
+                (QWEN3_8B, 17, False, AMPERE),
+                (EMBEDDED, 1, False, HOPPER),
+                (ODD, 3, False, HOPPER),
+                (WIDE, 1, False, HOPPER),
+                (WIDE, 17, False, HOPPER),
+                (QWEN3_8B._replace(dtype="fp32"), 5, False, HOPPER),
+                (WIDE._replace(dtype="fp32"), 1, False, HOPPER),
+                *((shape, 1, False, HOPPER) for shape in (MISTRAL, GEMMA_2, *WITH_CODES)),
+                *((shape, 5, True, AMPERE) for shape in WITH_CODES),
+                (WITH_CODES[0]._replace(dtype="fp32"), 1, False, HOPPER),
+                *((shape, 5, False, HOPPER) for shape in WITH_OPTIONS),
+                *((shape._replace(dtype="fp32"), 1, False, HOPPER) for shape in WITH_OPTIONS),
+            )
+        ),
     ],
 )
-@pytest.mark.parametrize("num_rows", [1, 2])
 def test_rows_that_decode(shape: Shape, width: int, hides: bool, arch: int, num_rows: int) -> None:
     num_queries = width * shape.num_heads // shape.num_kv_heads
     dtype, has_codes = DTYPES[shape.dtype], shape.codes is not None
@@ -165,18 +176,24 @@ def test_what_a_program_stored_is_there_before_it_is_counted(arch: int) -> None:
 @pytest.mark.parametrize(
     ("shape", "hides", "arch"),
     [
-        (QWEN3_8B, False, HOPPER),
-        (QWEN3_8B, True, HOPPER),
         (QWEN3_8B, False, AMPERE),
-        (EMBEDDED, True, HOPPER),
-        (EMBEDDED, False, AMPERE),
-        (WIDE, False, HOPPER),
-        (ODD, False, HOPPER),
-        (QWEN3_8B._replace(dtype="fp32"), False, HOPPER),
-        *((shape, False, HOPPER) for shape in (*WITH_OPTIONS, *WITH_CODES)),
-        *((shape, True, AMPERE) for shape in WITH_CODES),
-        (WITH_CODES[0]._replace(dtype="fp32"), False, HOPPER),
-        *(slow(shape._replace(dtype="fp32"), False, HOPPER) for shape in WITH_OPTIONS),
+        (QWEN3_8B, True, HOPPER),
+        (DEEPSEEK_V3, False, HOPPER),
+        (GPT_OSS, False, HOPPER),
+        *slow(
+            (
+                (QWEN3_8B, False, HOPPER),
+                (EMBEDDED, True, HOPPER),
+                (EMBEDDED, False, AMPERE),
+                (WIDE, False, HOPPER),
+                (ODD, False, HOPPER),
+                (QWEN3_8B._replace(dtype="fp32"), False, HOPPER),
+                *((shape, False, HOPPER) for shape in (MISTRAL, GEMMA_2, *WITH_CODES)),
+                *((shape, True, AMPERE) for shape in WITH_CODES),
+                (WITH_CODES[0]._replace(dtype="fp32"), False, HOPPER),
+                *((shape._replace(dtype="fp32"), False, HOPPER) for shape in WITH_OPTIONS),
+            )
+        ),
     ],
 )
 def test_chunks(shape: Shape, hides: bool, arch: int) -> None:

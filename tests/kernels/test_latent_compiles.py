@@ -34,7 +34,9 @@ from tests.kernels.latents import Shape
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 DEEPSEEK_V3, DEEPSEEK_V2_LITE = Shape(128, 512, 128, 64, 128), Shape(16, 512, 128, 64, 128)
-each_dtype = pytest.mark.parametrize("dtype", DTYPES)
+each_dtype = pytest.mark.parametrize(
+    "dtype", ["bf16", pytest.param("fp32", marks=pytest.mark.slow)]
+)
 each_arch = pytest.mark.parametrize("arch", ARCHS)
 
 

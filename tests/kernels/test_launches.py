@@ -65,6 +65,9 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 SLOW = (
+    "Qwen3, bfloat16, heads of 128",
+    "MiMo, float32, heads of 64",
+    "LFM2, bfloat16, short convolutions",
     "Gemma 2, bfloat16, heads of 256",
     "gpt-oss, bfloat16, heads of 64 in two groups",
     "DeepSeek-V3, bfloat16, latents",

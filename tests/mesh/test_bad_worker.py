@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import aiohttp
+import pytest
 
 from benchmarks.harness.fleet import running_fleet
 from services.scheduler.worker_state import PROBATION_STEPS
@@ -13,6 +14,7 @@ from tests.mesh.wide_worker import NUM_DRAFTS
 NUM_DEATHS = 4
 
 
+@pytest.mark.slow
 async def test_a_worker_that_dies_in_its_first_step_for_ever_fails_no_request(tmp_path: Path):
     """The good one stands still meanwhile, so that the bad one gets the most requests."""
     async with running_fleet(tmp_path, {"TEST_STEPS": str(tmp_path)}, fork) as fleet:

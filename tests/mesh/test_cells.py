@@ -146,6 +146,7 @@ async def test_a_scheduler_without_a_worker_stands_by_until_the_other_one_is_los
         await mesh.until(lambda: not any(is_fit(each) for each in schedulers_of(mesh)))
 
 
+@pytest.mark.slow
 async def test_prompts_that_wait_for_a_slow_worker_move_to_slots_that_are_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -208,6 +209,7 @@ async def replace(fleet: Fleet, old: Member) -> None:
     await new.until_ready()
 
 
+@pytest.mark.slow
 async def test_schedulers_are_replaced_and_killed_under_load(tmp_path: Path):
     settings = {"TEST_PACE": str(tmp_path), "DRAIN_TIMEOUT_S": "1"}
     async with running_fleet(tmp_path, settings, fork) as fleet:

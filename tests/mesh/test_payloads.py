@@ -128,6 +128,7 @@ def large_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 async def test_a_large_vocabulary_arrives_too(tmp_path: Path, large_model: Path):
     records = tmp_path / "records"
     async with running_fleet(tmp_path, SETTINGS, fork) as fleet:

@@ -221,6 +221,7 @@ async def weather(directory: Path, seed: int, transport: str, duration_s: float)
     assert not {name: text[text.index(ERROR) :] for name, text in logs.items() if ERROR in text}
 
 
+@pytest.mark.slow
 async def test_a_storm_loses_and_changes_nothing_and_leaves_nothing(tmp_path: Path):
     await weather(tmp_path, seed=13, transport="ipc", duration_s=20)
 

@@ -48,7 +48,12 @@ sys.stdin.read()
 
 
 @pytest.mark.parametrize(
-    ("end", "code"), [("error", 1), ("SIGINT", -signal.SIGINT), ("SIGKILL", -signal.SIGKILL)]
+    ("end", "code"),
+    [
+        pytest.param("error", 1, marks=pytest.mark.slow),
+        pytest.param("SIGINT", -signal.SIGINT, marks=pytest.mark.slow),
+        ("SIGKILL", -signal.SIGKILL),
+    ],
 )
 def test_no_process_survives_a_script(tmp_path: Path, end: str, code: int):
     script, mesh = tmp_path / "script.py", tmp_path / "mesh"

@@ -98,7 +98,7 @@ async def run_killed_half_way(folder: Path, num: int) -> None:
     assert not [*(folder / "mesh").iterdir()]
 
 
-@pytest.mark.seconds
+@pytest.mark.slow
 async def test_after_a_kill_the_same_command_ends_with_each_line_once(tmp_path: Path):
     await run_killed_half_way(tmp_path, 400)
 

@@ -46,7 +46,7 @@ def per_token_s(bench: Bench) -> float:
     return sum(step_s for _, _, step_s in bench.rows) / len(bench.rows)
 
 
-@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("depth", [pytest.param(1, marks=pytest.mark.slow), 2])
 @pytest.mark.parametrize("num_streams", [1, 8])
 @pytest.mark.parametrize("cost", COSTS)
 def test_streams_keep_half_of_their_rate(cost: str, num_streams: int, depth: int) -> None:

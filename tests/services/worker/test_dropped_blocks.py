@@ -201,6 +201,7 @@ def test_stages_have_sections_for_their_own_layers(
         assert_same_bits(found[name].run, stages.run_alone(case))
 
 
+@pytest.mark.slow
 def test_ranks_have_the_same_groups(tmp_path: Path) -> None:
     save_family(tmp_path, "Gemma3ForCausalLM", max_position_embeddings=MAX_LEN)
     cases = {

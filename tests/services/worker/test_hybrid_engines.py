@@ -35,6 +35,7 @@ def with_head(folder: Path, name: str) -> Path:
     return Checkpoint(HYBRID_FAMILIES[name], folder).folder
 
 
+@pytest.mark.slow
 def test_ranks_have_the_texts_of_one_process(tmp_path: Path) -> None:
     cases = {
         "qwen3.5": Case(saved(tmp_path / "dense", "qwen3.5", **CALM)),

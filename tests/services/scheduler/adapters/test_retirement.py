@@ -1,8 +1,10 @@
 """Adapters that take no new requests."""
 
+import pytest
 from msgspec.structs import replace
 
-from services.scheduler.adapters.retirement import MAX_LOADS, Retirement, conflicts
+from services.scheduler.adapters import retirement as module
+from services.scheduler.adapters.retirement import Retirement, conflicts
 from shared.adapters.joined import join, served
 from shared.wire.messages import Adapter, LoadAdapter, UnloadAdapter
 
@@ -92,15 +94,16 @@ def test_other_names_of_the_same_bytes_stay():
     assert [each.is_retired for each in marked["a"]] == [True, False]
 
 
-def test_orders_are_remembered_in_bounded_numbers():
+def test_orders_are_remembered_in_bounded_numbers(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "MAX_LOADS", most := 64)
     retirement = Retirement()
-    for number in range(2 * MAX_LOADS):
+    for number in range(2 * most):
         retirement.load(LoadAdapter(f"l{number}", f"n{number}", "v2"))
-    assert len(retirement._names) == len(retirement._open) == MAX_LOADS
-    for number in range(2 * MAX_LOADS):
+    assert len(retirement._names) == len(retirement._open) == most
+    for number in range(2 * most):
         retirement.load(LoadAdapter(f"m{number}", "sql", "v2"))
-    for number in range(MAX_LOADS + 1):
+    for number in range(most + 1):
         retirement.unload(UnloadAdapter("sql", f"u{number}"), [])
-    assert len(retirement._names) == len(retirement._unloads) == MAX_LOADS
-    assert len(retirement._retired) == MAX_LOADS
-    assert retired({"a": [replace(NEW, load=f"m{2 * MAX_LOADS - 1}")]}, retirement) == {"a2"}
+    assert len(retirement._names) == len(retirement._unloads) == most
+    assert len(retirement._retired) == most
+    assert retired({"a": [replace(NEW, load=f"m{2 * most - 1}")]}, retirement) == {"a2"}
