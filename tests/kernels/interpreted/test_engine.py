@@ -82,8 +82,11 @@ def test_texts_and_logprobs_are_the_host_engines(folder: Path, names: list[str])
 @pytest.mark.parametrize(
     "layout",
     [
-        "gptq, desc_act",
-        *(pytest.param(each, marks=pytest.mark.slow) for each in ("awq", "fp8", "bitsandbytes")),
+        "awq",
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("gptq, desc_act", "fp8", "bitsandbytes")
+        ),
     ],
 )
 def test_texts_of_a_model_in_codes_are_the_host_engines(
@@ -125,9 +128,8 @@ def test_texts_of_a_model_with_experts_are_the_host_engines(layout: str, tmp_pat
         np.testing.assert_allclose(job.logprobs, other.logprobs, atol=LOGPROB_TOLERANCE)
 
 
-@pytest.mark.parametrize(
-    "dtype", ["bfloat16", pytest.param("float32", marks=pytest.mark.slow)], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_prompts_in_graphs_bring_the_bits_that_others_bring(folder: Path, dtype: str) -> None:
     """In chunks, next to decoding rows: steps of up to 8 tokens in a graph."""
     params = params_of(2, logprobs=3, prompt_logprobs=2)
@@ -201,6 +203,7 @@ def test_with_drafts_the_texts_are_the_host_engines_without(
             np.testing.assert_allclose(ours.values, theirs.values, atol=LOGPROB_TOLERANCE)
 
 
+@pytest.mark.slow
 def test_texts_of_a_model_with_groups_of_layers_are_the_host_engines(tmp_path: Path) -> None:
     """The first prompt's blocks behind the window are given back."""
     windows = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
@@ -218,13 +221,9 @@ def test_texts_of_a_model_with_groups_of_layers_are_the_host_engines(tmp_path: P
     assert engine._slots._num_dropped.any()
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param("states", marks=[pytest.mark.slow, pytest.mark.timeout(1800)]),
-        "convolutions",
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ["states", "convolutions"])
 def test_texts_of_layers_other_than_attention_are_the_host_engines(
     name: str, tmp_path: Path
 ) -> None:
