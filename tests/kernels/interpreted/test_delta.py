@@ -9,9 +9,9 @@ import torch
 
 from kernels.delta import LayerStates
 from tests.kernels.deltas import INTERVAL, MOST_DRAFTS, SHAPES, Part, Sequence, Shape, run
+from tests.kernels.test_delta import on_a_device
 from tests.kernels.test_delta import (
-    on_a_device,
-    test_a_device_computes_what_the_reference_computes,
+    test_a_device_computes_what_the_reference_computes as check_device,
 )
 from tests.kernels.test_delta import (
     test_a_state_is_copied_at_the_last_multiple_of_the_interval as check_copies,
@@ -20,7 +20,6 @@ from tests.kernels.test_delta import (
     test_outputs_and_states_are_those_of_float64_in_any_steps as check_outputs,
 )
 
-__all__ = ["test_a_device_computes_what_the_reference_computes"]
 SMALL = Shape(1, 2, 16, 16, 3)
 
 
@@ -34,6 +33,14 @@ SMALL = Shape(1, 2, 16, 16, 3)
 )
 def test_outputs_and_states_are_those_of_float64(shape: Shape) -> None:
     check_outputs(shape, on_a_device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_device_computes_what_the_reference_computes(
+    device: torch.device, dtype: torch.dtype
+) -> None:
+    check_device(device, dtype)
 
 
 @pytest.mark.slow
