@@ -22,12 +22,12 @@ from services.worker.engine.device.out_of_memory import FailedPrompts
 from services.worker.engine.device.record_graphs import WantedGraphs, record_graphs
 from services.worker.engine.device.recordable import why_not_recordable
 from services.worker.engine.device.segments import make_segments
+from services.worker.engine.device.states import DeviceStatePool
 from services.worker.engine.device.steps import DecodeStep
 from services.worker.engine.device.trunk_graphs import trunk_shapes
 from services.worker.engine.protocol import StepOutput
 from services.worker.layers.offloaded import NUM_BUFFERS, OffloadedLayers
 from services.worker.layers.weights import Quantized
-from services.worker.machine.device_states import DeviceStatePool
 from services.worker.machine.hardware import why_out_of_memory
 from services.worker.machine.streams import DeviceEvent, Download, upload
 from services.worker.metrics import EXPERT_LOADS

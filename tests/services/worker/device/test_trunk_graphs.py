@@ -15,7 +15,7 @@ from shared.errors import ConfigError
 from shared.model_folder import EMBEDDED_MODEL
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import ALL_TOKENS
-from tests.services.worker.test_device_engine import (
+from tests.services.worker.device.test_device_engine import (
     assert_same,
     launched_ahead,
     one_by_one,

@@ -13,7 +13,7 @@ from benchmarks.harness import scheduled
 from benchmarks.harness.engines import make_engine
 from kernels.paged_attention import DecodeRows
 from services.worker.engine.device.engine import DeviceEngine
-from services.worker.machine.device_states import DeviceStatePool
+from services.worker.engine.device.states import DeviceStatePool
 from shared.wire.kv_groups import most_blocks
 from shared.wire.messages import Capacity, SamplingParams
 from tests.services.worker.checkpoints import (
@@ -22,8 +22,8 @@ from tests.services.worker.checkpoints import (
     random_prompts,
     save_model,
 )
+from tests.services.worker.device.test_device_groups import STEPS
 from tests.services.worker.hybrids import save_hybrid
-from tests.services.worker.test_device_groups import STEPS
 from tests.services.worker.test_families import LFM
 from tests.services.worker.test_mtp_families import HYBRID_FAMILIES, Checkpoint
 from tests.services.worker.test_state_pool import SPEC, admit, plan
