@@ -38,6 +38,11 @@ TOGETHER = (
     "tests/mesh/test_agents.py",
     "tests/sim",
 )
+# Of the engine for GPUs; the others are of kernels.
+GPU_ENGINE_BENCHMARKS = (
+    *("check", "engine_table", "launches", "prompt_table", "results", "sections", "start"),
+    *("step_launches", "summary", "timeline"),
+)
 CORE_LINES = 47_200  # of services/ and shared/; 15,000 are the aim
 
 
@@ -77,6 +82,28 @@ WINGS = {
             f"tests/{WORKER}/foreign",
             "tests/cli/test_transformers_models.py",
             "tests/gpu/test_transformers_on_cuda.py",
+        ),
+    ),
+    "device": Wing(
+        (f"{WORKER}/engine/device",),
+        (
+            f"tests/{WORKER}/device",
+            f"tests/{WORKER}/foreign/test_on_devices.py",
+            f"tests/{WORKER}/media/test_device_engine.py",
+            "tests/benchmarks/test_gpu_check.py",
+            "tests/benchmarks/test_gpu_dry_run.py",
+            "tests/benchmarks/test_gpu_step_launches.py",
+            "tests/benchmarks/test_gpu_timeline.py",
+            "tests/gpu",
+            "tests/kernels/dry_engine.py",
+            "tests/kernels/interpreted/test_change_logits.py",
+            "tests/kernels/interpreted/test_engine.py",
+            "tests/kernels/test_change_logits.py",
+            "tests/kernels/test_launches.py",
+            "tests/kernels/test_programmatic_launch.py",
+            "tests/mesh/device_worker.py",
+            "tests/mesh/test_device_engine.py",
+            *(f"benchmarks/gpu/{name}.py" for name in GPU_ENGINE_BENCHMARKS),
         ),
     ),
     "offline": Wing(("shoal",), ("tests/offline",)),

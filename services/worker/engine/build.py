@@ -1,11 +1,14 @@
 """Builds the engine that suits the device."""
 
+from importlib import import_module
+from typing import cast
+
 import torch
 
-from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.host import HostEngine
-from services.worker.engine.protocol import Engine
+from services.worker.engine.protocol import BuildEngine, Engine, EngineModule
 from services.worker.engine.stages import StageEngine
+from services.worker.startup.implementations import ENGINES
 from services.worker.weights.progress import Progress
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
@@ -20,6 +23,11 @@ def build_engine(settings: WorkerConfig, progress: Progress) -> Engine:
                 "pipeline-parallel-size: stages are supported on CPUs only; set device to cpu"
             )
         return StageEngine(settings, progress)
-    if is_on_gpu:
-        return DeviceEngine(settings, progress)
-    return HostEngine(settings, progress)
+    return (engine("device") if is_on_gpu else HostEngine)(settings, progress)
+
+
+def engine(name: str) -> BuildEngine:
+    """Raises ConfigError if it is not a part of this installation."""
+    if name not in ENGINES:
+        raise ConfigError(f'device: the engine "{name}" is not installed; set device to cpu')
+    return cast(EngineModule, import_module(ENGINES[name])).build

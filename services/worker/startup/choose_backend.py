@@ -19,12 +19,11 @@ from kernels.cpu.sampler import NativeSampler
 from services.worker.backends.compiler import OnShare
 from services.worker.backends.native import NativeLM
 from services.worker.backends.operators import PLAIN, Operators
-from services.worker.backends.torch_lm import DEVICE, HOST, TorchLM
+from services.worker.backends.torch_lm import HOST, TorchLM
 from services.worker.layers.ops import NotSupported
 from services.worker.layers.parallel import Parallel
-from services.worker.layers.stack_experts import stack_experts
 from services.worker.layers.weights import Quantized
-from services.worker.machine.hardware import bound_kernel_caches, gpu_name
+from services.worker.machine.hardware import bound_kernel_caches
 from services.worker.metrics import show_device
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
@@ -74,7 +73,7 @@ def choose_kernels(
         )
         if not isinstance(model, DecoderLM):
             return model, sampler
-        with _refusing("torch's operators"):
+        with refusing("torch's operators"):
             return TorchLM(model, HOST, operators.torch), sampler
     torch.set_num_threads(1)
     show_device("cpu", variant, num_threads)
@@ -82,32 +81,8 @@ def choose_kernels(
     return native, sampler
 
 
-def choose_device_kernels(
-    model: DecoderLM | CausalLM,
-    settings: WorkerConfig,
-    dtype: torch.dtype,
-    operators: Operators = PLAIN,
-) -> tuple[CausalLM, Sampler]:
-    """Does the same as ``choose_kernels`` for the device engine, which samples by itself. Raises
-    ConfigError."""
-    if settings.activation_dtype != "auto":
-        raise ConfigError(
-            f"activation-dtype: {settings.activation_dtype} is for native code on a CPU, and this"
-            " worker computes on a GPU"
-        )
-    show_device(gpu_name(), "triton", torch.get_num_threads())
-    if not isinstance(model, DecoderLM):
-        log.info("kernels: torch's operators, attention by Triton")
-        return model, TorchSampler()
-    with _refusing("the operators of GPUs"):
-        computed = TorchLM(model, DEVICE, operators.torch)
-        stack_experts(model)
-    log.info("kernels: Triton's")
-    return computed, TorchSampler()
-
-
 @contextmanager
-def _refusing(operators: str) -> Iterator[None]:
+def refusing(operators: str) -> Iterator[None]:
     """Raises ConfigError instead of NotSupported."""
     try:
         yield

@@ -1,5 +1,6 @@
-"""Implementations of models besides our own, by their names in ``model-impl``, and additions to our
-own models (``additions.py``), by the settings that turn them on."""
+"""Optional modules of a worker: implementations of models besides our own, by their names in
+``model-impl``, additions to our own models (``additions.py``), by the settings that turn them on,
+and engines besides the host's."""
 
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +14,9 @@ from shared.wire.messages import Capacity
 
 MODULES = {
     "transformers": "services.worker.foreign.backend",
+}
+ENGINES: dict[str, str] = {
+    "device": "services.worker.engine.device.engine",
 }
 ADDITIONS: dict[str, str] = {
     "has_adapters": "services.worker.adapters.addition",

@@ -14,13 +14,12 @@ import pytest
 
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import AnyEngine
-from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.protocol import StepOutput
 from services.worker.guides.grammars import Grammars
 from shared.wire.codec import Array
 from shared.wire.messages import Guide, RunKind, SamplingParams, StepPlan
 from shared.wire.token_arrays import Layout
-from tests.services.worker.driver import Driver, Job
+from tests.services.worker.driver import Driver, Job, table_of
 from tests.services.worker.test_engine_contract import poisoned
 from tests.services.worker.test_slot_guide import GRAMMARS, OPEN, encode, held, tokenizer
 from tests.services.worker.test_speculation import engine_of, prompts
@@ -204,8 +203,7 @@ def test_min_tokens_gives_way_to_a_complete_text_and_ignore_eos_repeats_its_end(
 
 
 def grammars_of(used: AnyEngine) -> Grammars:
-    table = used._table if isinstance(used, DeviceEngine) else used._slots
-    return table._guides.grammars
+    return table_of(used)._guides.grammars
 
 
 class Held:

@@ -2,10 +2,8 @@
 
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
-import torch
 from transformers import (
     DeepseekV3ForCausalLM,
     GptOssForCausalLM,
@@ -19,9 +17,6 @@ from transformers import (
 from benchmarks.harness.engines import KERNELS
 from kernels.cpu.operators import LANES
 from services.worker.config.sparse_config import SparseConfig
-from services.worker.engine.device.graphs import Shape, StepGraphs
-from services.worker.engine.device.recorders import on_all_ranks
-from services.worker.engine.device.steps import Record, Run
 from services.worker.models.registry import find_model, read_model_config
 from services.worker.weights.online import ONLINE
 from tests.services.worker.checkpoints import save_mimo, save_model
@@ -36,7 +31,6 @@ WIDE = {  # wide enough for native code on each of four ranks
     "moe_intermediate_size": 64,
     "shared_expert_intermediate_size": 128,
 }
-IN_BLOCKS = {"embedding_quantization": "fp8_block", "lm_head_quantization": "fp8_block"}
 SOME_DRAFTS = {"speculative_config": {"draft_vocab_size": 91, "adaptive": False}}
 TOLERANCE = 2e-5  # of logprobs between 0 and −13, in float32
 REFUSED_LAYOUTS = ("gptq, desc_act",)
@@ -66,6 +60,10 @@ def save_with_head(folder: Path, **changes: Any) -> Path:
     return folder
 
 
+def save_odd_experts(folder: Path) -> Path:
+    return save(folder, GptOssForCausalLM, **(CASES["gpt-oss"][1] | {"num_local_experts": 5}))
+
+
 def save_codes(dense: Path, folder: Path, layout: str) -> Path:
     save_quantized(dense, folder, LAYOUTS[layout])
     return folder
@@ -75,7 +73,7 @@ def test_two_ranks_have_the_texts_of_one_process(tmp_path: Path) -> None:
     """KV heads shared by ranks, norms over all heads, drafts of an MTP head, an indivisible
     vocabulary, quantized weights, experts in parts and whole (also an odd number), and latents."""
     deepseek = CASES["deepseek v3, yarn"][1]
-    oss = CASES["gpt-oss"][1] | {"num_local_experts": 5}
+    oss = save_odd_experts(tmp_path / "oss")
     moe = CASES["qwen2 moe"][1] | {"shared_expert_intermediate_size": 64}
     cases = {
         "llama": Case(
@@ -101,15 +99,12 @@ def test_two_ranks_have_the_texts_of_one_process(tmp_path: Path) -> None:
         ),
         "qwen2 moe": Case(save(tmp_path / "moe", Qwen2MoeForCausalLM, **moe)),
         "granite, native": Case(tmp_path / "granite", "native", {"num_threads": 2}),
-        "mimo, device": Case(save_with_head(tmp_path / "mimo"), "device", IN_BLOCKS),
-        "mimo, native": Case(tmp_path / "mimo", "native"),
+        "mimo, native": Case(save_with_head(tmp_path / "mimo"), "native"),
         "mimo, some drafts, native": Case(tmp_path / "mimo", "native", SOME_DRAFTS),
-        "mimo, some drafts, device": Case(tmp_path / "mimo", "device", SOME_DRAFTS),
         "olmo 2, native": Case(
             save(tmp_path / "olmo", Olmo2ForCausalLM, num_key_value_heads=1, attention_bias=True),
             "native",
         ),
-        "olmo 2, device": Case(save(tmp_path / "olmo-2", Olmo2ForCausalLM), "device"),
         "qwen2 moe, native": Case(tmp_path / "moe", "native"),
         "qwen2 moe, whole, native": Case(tmp_path / "moe", "native", WHOLE),
         "granite, 4 bits": Case(
@@ -120,42 +115,12 @@ def test_two_ranks_have_the_texts_of_one_process(tmp_path: Path) -> None:
         "llama, awq": Case(save_codes(tmp_path / "llama", tmp_path / "awq", "awq")),
         "llama, made for codes": Case(tmp_path / "made", "native"),
         "deepseek v3": Case(save(tmp_path / "latents", DeepseekV3ForCausalLM, **deepseek)),
-        "gpt-oss, native": Case(save(tmp_path / "oss", GptOssForCausalLM, **oss), "native"),
-        "gpt-oss, device": Case(tmp_path / "oss", "device"),
-        "gpt-oss, whole, device": Case(tmp_path / "oss", "device", WHOLE),
+        "gpt-oss, native": Case(oss, "native"),
     }
     save_made_for_codes(tmp_path / "llama", tmp_path / "made")
     with texts_of_ranks(cases, 2, tmp_path) as found:
         pass
     assert_same(found, cases)
-
-
-def test_a_graph_that_one_rank_has_no_memory_for_is_on_none(tmp_path: Path) -> None:
-    """Three sequences would be padded to four only on the ranks that have it."""
-    folder = save(tmp_path / "granite", GraniteForCausalLM, intermediate_size=128)
-    sizes = {"cudagraph_capture_sizes": [2, 4]}
-    cases = {"device": Case(folder, "device", sizes, prepare=short_of_memory)}
-    with texts_of_ranks(cases, 2, tmp_path) as found:
-        pass
-    assert_same(found, cases)
-
-
-def short_of_memory(rank: int) -> None:
-    """The second one has no memory for graphs of four sequences, and captures like a GPU: runs the
-    work first, then captures it alone."""
-    record_step = StepGraphs.record
-
-    def record(graphs: StepGraphs, shape: Shape, record: Record) -> None:
-        def capture(run: Run) -> Run:
-            recorded = record(run)
-            with on_all_ranks(graphs._segments.parallel):
-                if rank == 1 and shape.num_rows == 4:
-                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.")
-            return recorded
-
-        record_step(graphs, shape, capture)
-
-    patch.object(StepGraphs, "record", record).start()
 
 
 def test_ranks_of_two_hosts_have_the_texts_of_one_process(tmp_path: Path) -> None:

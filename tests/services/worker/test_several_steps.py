@@ -63,7 +63,7 @@ def run(kernels: str, method: str, num_steps: int, **options: Any) -> Run:
     own, some = engine(kernels, method), prompts()[:NUM]
     for params in asked():
         if params.guide is not None:  # no output waits for it, so that steps are the same
-            own._slots._guides.grammars.compile(params.guide.grammar).future.result(60)  # type: ignore[union-attr]
+            own._slots._guides.grammars.compile(params.guide.grammar).future.result(60)
     return scheduled.run(own, some, asked(), num_steps=num_steps, **options)
 
 

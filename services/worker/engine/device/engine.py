@@ -16,6 +16,7 @@ from services.worker.engine.device.computation import DeviceComputation
 from services.worker.engine.device.device_slots import DeviceSlots, SlotBounds
 from services.worker.engine.device.drafts import Drafts, MtpDrafts, NgramDrafts
 from services.worker.engine.device.graphs import shapes
+from services.worker.engine.device.kernels import choose_device_kernels
 from services.worker.engine.device.measure import measure
 from services.worker.engine.device.mixed_step import MixedStep
 from services.worker.engine.device.out_of_memory import FailedPrompts
@@ -33,7 +34,6 @@ from services.worker.machine.streams import DeviceEvent, Download, upload
 from services.worker.metrics import EXPERT_LOADS
 from services.worker.slots.table import SlotTable
 from services.worker.speculation.ngram import NgramDrafter
-from services.worker.startup.choose_backend import choose_device_kernels
 from services.worker.startup.loaded_model import LoadedModel, load
 from services.worker.startup.plan_memory import estimate_requirements, mib, plan_worker
 from services.worker.step.parts import make_parts
@@ -108,6 +108,8 @@ class DeviceEngine:
     tokens and closes slots. A slot is safe to reuse because the scheduler first waits for the
     results of all plans with it.
     """
+
+    runs_ahead = True  # launches a step without waiting for the step before
 
     def __init__(self, settings: WorkerConfig, progress: Progress) -> None:
         loaded = load(settings, progress, choose_device_kernels)
@@ -363,3 +365,6 @@ def _wanted_graphs(loaded: LoadedModel, max_rows: int, may_record: bool) -> Want
     if settings.cudagraph_mode == "full_decode_only":
         return WantedGraphs(steps)
     return WantedGraphs(steps, trunk_shapes(sizes, max_tokens, num_drafts))
+
+
+build = DeviceEngine
