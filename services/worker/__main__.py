@@ -1,7 +1,7 @@
 import gc
 
 from services.worker.engine.protocol import Engine
-from services.worker.follower import FollowerService
+from services.worker.ranks.follower import FollowerService
 from services.worker.service import WorkerService
 from services.worker.weights.progress import Progress
 from shared.process.service import Service, main

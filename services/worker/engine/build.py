@@ -7,7 +7,7 @@ import torch
 
 from services.worker.engine.host import HostEngine
 from services.worker.engine.protocol import BuildEngine, Engine, EngineModule
-from services.worker.engine.stages import StageEngine
+from services.worker.ranks.stages import StageEngine
 from services.worker.startup.implementations import ENGINES
 from services.worker.weights.progress import Progress
 from shared.errors import ConfigError

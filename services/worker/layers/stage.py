@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from services.worker.machine.rank_group import Sent
+from services.worker.ranks.rank_group import Sent
 from shared.errors import ConfigError
 
 

@@ -27,7 +27,7 @@ from services.worker.machine.hardware import bound_kernel_caches
 from services.worker.metrics import show_device
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
-from services.worker.startup.connect_hosts import connect_hosts
+from services.worker.ranks.connect_hosts import connect_hosts
 from services.worker.step.sampler import Sampler, TorchSampler
 from services.worker.weights.progress import Progress
 from shared.errors import ConfigError

@@ -29,6 +29,7 @@ from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import (
     read_architectures,
 )
+from services.worker.ranks.join_ranks import check_split, join_ranks, share_of
 from services.worker.speculation.choose import NO_SPECULATION, Speculation, choose_speculation
 from services.worker.speculation.draft_vocab import limit_drafts
 from services.worker.startup.additions import (
@@ -38,7 +39,6 @@ from services.worker.startup.additions import (
     operators_of,
 )
 from services.worker.startup.cache_codes import CACHE_CODES, choose_cache_dtype
-from services.worker.startup.join_ranks import check_split, join_ranks, share_of
 from services.worker.startup.load_weights import load_ours, load_theirs
 from services.worker.startup.model_shape import (
     ModelShape,

@@ -9,8 +9,8 @@ from transformers import GraniteForCausalLM, Olmo2ForCausalLM
 from services.worker.engine.device.graphs import Shape, StepGraphs
 from services.worker.engine.device.recorders import on_all_ranks
 from services.worker.engine.device.steps import Record, Run
-from tests.services.worker.ranks import Case, texts_of_ranks
-from tests.services.worker.test_ranks import (
+from tests.services.worker.ranks.rank_processes import Case, texts_of_ranks
+from tests.services.worker.ranks.test_ranks import (
     SOME_DRAFTS,
     WHOLE,
     assert_same,

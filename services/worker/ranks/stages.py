@@ -27,8 +27,8 @@ from torch import Tensor
 from kernels.logprobs.num_logprobs import NO_LOGPROBS
 from services.worker.engine.host import HostEngine
 from services.worker.engine.protocol import StepOutput
-from services.worker.engine.stage_line import StageLine
 from services.worker.metrics import STAGE_BUSY_SECONDS, STAGE_STEPS, STAGE_STEPS_AHEAD
+from services.worker.ranks.stage_line import StageLine
 from services.worker.slots.table import SlotTable
 from services.worker.step.batch import Batch
 from services.worker.step.rows import Rows

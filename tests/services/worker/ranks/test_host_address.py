@@ -4,8 +4,8 @@ import socket
 
 import pytest
 
-from services.worker.machine.host_address import address_of_first, address_towards
-from services.worker.machine.rank_group import HostsGroup
+from services.worker.ranks.host_address import address_of_first, address_towards
+from services.worker.ranks.rank_group import HostsGroup
 from shared.errors import ConfigError
 
 ELSEWHERE = "192.0.2.7"  # reserved for documentation

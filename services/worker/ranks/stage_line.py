@@ -8,7 +8,7 @@ from torch import Tensor
 
 from services.worker.engine.protocol import StepOutput
 from services.worker.layers.stage import Stage, StageConnection
-from services.worker.machine.rank_group import Sent
+from services.worker.ranks.rank_group import Sent
 from shared.errors import CodecError
 from shared.wire.codec import decode, encode
 from shared.wire.messages import StepResult

@@ -20,7 +20,7 @@ from services.worker.config.sparse_config import SparseConfig
 from services.worker.models.registry import find_model, read_model_config
 from services.worker.weights.online import ONLINE
 from tests.services.worker.checkpoints import save_mimo, save_model
-from tests.services.worker.ranks import Case, Texts, texts_alone, texts_of_ranks
+from tests.services.worker.ranks.rank_processes import Case, Texts, texts_alone, texts_of_ranks
 from tests.services.worker.stored_codes import LAYOUTS, save_made_for_codes, save_quantized
 from tests.services.worker.test_families import CASES
 from tests.services.worker.test_mtp_families import FAMILIES, Checkpoint

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from services.worker.layers.parallel import Parallel
-from services.worker.machine.host_address import address_towards
+from services.worker.ranks.host_address import address_towards
 from shared.settings.worker import WorkerConfig
 
 ADDRESS_BYTES, PORT_BYTES, NODE_BYTES, TOKEN_BYTES = 16, 2, 1, 32

@@ -11,8 +11,8 @@ from services.worker.expert_loads import has_experts
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.layers.stage import Stage
 from services.worker.machine.hardware import Memory, read_memory
-from services.worker.machine.rank_group import HostsGroup, RankGroup
 from services.worker.models.registry import find_model
+from services.worker.ranks.rank_group import HostsGroup, RankGroup
 from shared.errors import ConfigError
 from shared.link.address import ranks_path
 from shared.settings.worker import WorkerConfig

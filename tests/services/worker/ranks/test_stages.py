@@ -23,11 +23,11 @@ from shared.settings.worker import WorkerConfig
 from shared.wire.messages import ALL_TOKENS, Pooling, SamplingParams
 from tests.services.worker.checkpoints import random_prompts
 from tests.services.worker.hybrids import HYBRIDS
-from tests.services.worker.stages import Case, Found, run_alone, run_stages
+from tests.services.worker.ranks.stage_processes import Case, Found, run_alone, run_stages
+from tests.services.worker.ranks.test_ranks import save, save_codes, save_with_head
 from tests.services.worker.stored_codes import LAYOUTS
 from tests.services.worker.test_families import CASES, ELSEWHERE
 from tests.services.worker.test_mtp_families import FAMILIES, Checkpoint
-from tests.services.worker.test_ranks import save, save_codes, save_with_head
 
 TOLERANCE = 2e-5  # of logprobs by torch's operators, whose bits depend on the batch
 DRAFTS = {"speculative_config": {"adaptive": False}}
