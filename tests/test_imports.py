@@ -84,10 +84,10 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"backends", "expert_loads", "speculation", "weights"},
         {"startup"},
         {"adapters", "foreign", "media", "engine"},
-        {"attachment", "ranks", "step_thread"},
+        {"attachment", "other_ranks", "ranks", "step_thread"},
         {"extension"},
         {"adapters.extension", "media.extension"},
-        {"follower", "service"},
+        {"service"},
         {"__main__"},
     ],
 }

@@ -36,6 +36,7 @@ TOGETHER = (
     "tests/exactness",
     "tests/hostile",
     "tests/mesh/test_agents.py",
+    "tests/mesh/test_hostile_messages.py",
     "tests/sim",
 )
 # Of the engine for GPUs; the others are of kernels.
@@ -104,6 +105,20 @@ WINGS = {
             "tests/mesh/device_worker.py",
             "tests/mesh/test_device_engine.py",
             *(f"benchmarks/gpu/{name}.py" for name in GPU_ENGINE_BENCHMARKS),
+        ),
+    ),
+    "ranks": Wing(
+        (f"{WORKER}/ranks",),
+        (
+            f"tests/{WORKER}/ranks",
+            f"tests/{WORKER}/adapters/test_ranks.py",
+            f"tests/{WORKER}/device/test_device_ranks.py",
+            "tests/cli/test_hosts.py",
+            "tests/cli/test_lost_ranks.py",
+            "tests/cli/test_ranks.py",
+            "tests/cli/test_stages.py",
+            "tests/mesh/ranks_arena.py",
+            "benchmarks/ranks.py",
         ),
     ),
     "offline": Wing(("shoal",), ("tests/offline",)),

@@ -7,7 +7,6 @@ import torch
 
 from services.worker.engine.host import HostEngine
 from services.worker.engine.protocol import BuildEngine, Engine, EngineModule
-from services.worker.ranks.stages import StageEngine
 from services.worker.startup.implementations import ENGINES
 from services.worker.weights.progress import Progress
 from shared.errors import ConfigError
@@ -22,12 +21,14 @@ def build_engine(settings: WorkerConfig, progress: Progress) -> Engine:
             raise ConfigError(
                 "pipeline-parallel-size: stages are supported on CPUs only; set device to cpu"
             )
-        return StageEngine(settings, progress)
-    return (engine("device") if is_on_gpu else HostEngine)(settings, progress)
+        return engine("stages")(settings, progress)
+    if not is_on_gpu:
+        return HostEngine(settings, progress)
+    if "device" not in ENGINES:
+        raise ConfigError("device: the engine for GPUs is not installed; set device to cpu")
+    return engine("device")(settings, progress)
 
 
 def engine(name: str) -> BuildEngine:
-    """Raises ConfigError if it is not a part of this installation."""
-    if name not in ENGINES:
-        raise ConfigError(f'device: the engine "{name}" is not installed; set device to cpu')
+    """``name`` is a key of ``ENGINES``."""
     return cast(EngineModule, import_module(ENGINES[name])).build

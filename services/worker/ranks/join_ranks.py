@@ -1,23 +1,24 @@
 """The start of a worker's ranks: their shared resources and their connection."""
 
+import ctypes
 import logging
+import secrets
 from dataclasses import replace
-from typing import NamedTuple
 
 import torch
 
+from kernels.cpu.collectives import Collectives, collectives_bytes, forget_name, open_memory
 from services.worker.config.model_config import ModelConfig
 from services.worker.expert_loads import has_experts
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.layers.stage import Stage
-from services.worker.machine.hardware import Memory, read_memory
 from services.worker.models.registry import find_model
+from services.worker.ranks.connect_hosts import connect_hosts
 from services.worker.ranks.rank_group import HostsGroup, RankGroup
+from services.worker.startup.ranks import Joined
 from shared.errors import ConfigError
 from shared.link.address import ranks_path
 from shared.settings.worker import WorkerConfig
-
-NODE_BITS = 16  # of the number of a NUMA node
 
 log = logging.getLogger(__name__)
 
@@ -25,8 +26,6 @@ log = logging.getLogger(__name__)
 def check_split(settings: WorkerConfig, config: ModelConfig | None) -> None:
     """Raises ConfigError, before anything is read, if ranks cannot share the model; ``config`` is
     None if transformers computes it."""
-    if settings.num_ranks == 1:
-        return
     if config is None:
         raise ConfigError(
             f"{settings.ranks_setting}: {settings.num_ranks} is for our own architectures;"
@@ -42,19 +41,9 @@ def check_split(settings: WorkerConfig, config: ModelConfig | None) -> None:
         raise ConfigError("enable-expert-distribution-metrics: the model has no experts")
 
 
-class Joined(NamedTuple):
-    """``ranks`` are all ranks of the worker, which agree on the number of blocks; ``parallel`` is
-    this rank's part of the model."""
-
-    ranks: Parallel
-    parallel: Parallel
-
-
 def join_ranks(settings: WorkerConfig, device: torch.device) -> Joined:
     """Waits for the other ranks. Raises ConfigError."""
     rank, size = settings.rank, settings.num_ranks
-    if size == 1:
-        return Joined(ALONE, ALONE)
     group = _group(settings, device)
     log.info("rank %d of %d", rank, size)
     if settings.nnodes > 1:
@@ -80,18 +69,30 @@ def _parallel(settings: WorkerConfig, group: RankGroup | HostsGroup | None) -> P
     return Parallel(settings.rank, size, group, has_whole_experts)
 
 
-def share_of(
-    memory: Memory, settings: WorkerConfig, ranks: Parallel, device: torch.device
-) -> Memory:
-    """A rank's part of ``memory``, which ranks on CPUs with the same NUMA node share, and, on the
-    whole machine, all ranks of a host. All ranks read it before any rank begins to fill it."""
-    whole = read_memory(device)
-    node = 0 if settings.numa_node is None else settings.numa_node + 1
-    num = ranks.num_alike(settings.node_rank << NODE_BITS | node)
-    if device.type == "cuda":
-        return memory
-    num_ranks = len(settings.ranks_of_host)
-    return Memory(
-        min(memory.total // num, whole.total // num_ranks),
-        min(memory.free // num, whole.free // num_ranks),
-    )
+def meet_natively(parallel: Parallel, settings: WorkerConfig, library: ctypes.CDLL) -> Parallel:
+    """The ranks of a host share memory, and its first rank adds the other hosts' parts. Raises
+    ConfigError if there is too little memory."""
+    if parallel.size == 1:
+        return parallel
+    rank, size, of_host = parallel.rank, parallel.size, settings.ranks_of_host
+    is_first = rank == of_host.start
+    token = parallel.first(torch.tensor([secrets.randbits(62)]))
+    name = f"shoal-{int(token):x}-{settings.node_rank}"
+    num_bytes = collectives_bytes(library, size)
+    try:
+        if is_first:
+            memory = open_memory(name, num_bytes, creates=True)
+        parallel.least(0)  # it is there
+        if not is_first:
+            memory = open_memory(name, num_bytes, creates=False)
+        parallel.least(0)  # all have opened it
+    except OSError as error:
+        raise ConfigError(
+            f"tensor-parallel-size: {len(of_host)} ranks share {num_bytes >> 20} MiB of /dev/shm:"
+            f" {error.strerror}"
+        ) from None
+    finally:
+        if is_first:
+            forget_name(name)
+    others = connect_hosts(parallel, settings)
+    return replace(parallel, group=Collectives(library, memory, rank, size, of_host, others))

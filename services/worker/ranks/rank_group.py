@@ -4,13 +4,14 @@ import os
 import socket
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from services.worker.layers.stage import Sent
 from services.worker.ranks.host_address import address_of_first, address_towards
 from shared.errors import ConfigError
 
@@ -18,13 +19,6 @@ LOOPBACK = "lo"
 TIMEOUT = timedelta(
     hours=1
 )  # a lost rank ends the others long before, see ``services/worker/ranks``
-
-
-class Sent(Protocol):
-    """A tensor on its way, which must stay as it is until ``wait`` returns."""
-
-    def wait(self) -> object:
-        """Until the other side has it."""
 
 
 class RankGroup:

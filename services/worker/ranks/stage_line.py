@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from services.worker.engine.protocol import StepOutput
-from services.worker.layers.stage import Stage, StageConnection
-from services.worker.ranks.rank_group import Sent
+from services.worker.layers.stage import Sent, Stage, StageConnection
 from shared.errors import CodecError
 from shared.wire.codec import decode, encode
 from shared.wire.messages import StepResult

@@ -234,3 +234,6 @@ def _places(table: SlotTable) -> np.ndarray:
 def _clipped(table: SlotTable, nums: np.ndarray) -> np.ndarray:
     found: np.ndarray = np.clip(nums[:, None] + _places(table), 0, table.max_len)
     return found
+
+
+build = StageEngine

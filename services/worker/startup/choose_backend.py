@@ -3,15 +3,12 @@ run the model, else torch's operators."""
 
 import ctypes
 import logging
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 import torch
 
-from kernels.cpu.collectives import Collectives, collectives_bytes, forget_name, open_memory
 from kernels.cpu.library import find_variant, load_library
 from kernels.cpu.operators import DTYPES
 from kernels.cpu.packing import NativeLibrary, can_round, is_whole
@@ -21,13 +18,12 @@ from services.worker.backends.native import NativeLM
 from services.worker.backends.operators import PLAIN, Operators
 from services.worker.backends.torch_lm import HOST, TorchLM
 from services.worker.layers.ops import NotSupported
-from services.worker.layers.parallel import Parallel
 from services.worker.layers.weights import Quantized
 from services.worker.machine.hardware import bound_kernel_caches
 from services.worker.metrics import show_device
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
-from services.worker.ranks.connect_hosts import connect_hosts
+from services.worker.startup.ranks import ranks_of
 from services.worker.step.sampler import Sampler, TorchSampler
 from services.worker.weights.progress import Progress
 from shared.errors import ConfigError
@@ -124,34 +120,6 @@ def _native(
     if rounds and not any(is_whole(form.as_codes) for form in forms):
         raise NotSupported("no weights of it are whole numbers, as those of wint8 and wint4 are")
     native = NativeLibrary(library, dtype, num_threads, rounds=rounds)
-    model.parallel = meet_natively(model.parallel, settings, library)
+    if (ranks := ranks_of(settings)) is not None:
+        model.parallel = ranks.meet_natively(model.parallel, settings, library)
     return NativeLM(model, settings.block_size, native, report, operators.recorder)
-
-
-def meet_natively(parallel: Parallel, settings: WorkerConfig, library: ctypes.CDLL) -> Parallel:
-    """The ranks of a host share memory, and its first rank adds the other hosts' parts. Raises
-    ConfigError if there is too little memory."""
-    if parallel.size == 1:
-        return parallel
-    rank, size, of_host = parallel.rank, parallel.size, settings.ranks_of_host
-    is_first = rank == of_host.start
-    token = parallel.first(torch.tensor([secrets.randbits(62)]))
-    name = f"shoal-{int(token):x}-{settings.node_rank}"
-    num_bytes = collectives_bytes(library, size)
-    try:
-        if is_first:
-            memory = open_memory(name, num_bytes, creates=True)
-        parallel.least(0)  # it is there
-        if not is_first:
-            memory = open_memory(name, num_bytes, creates=False)
-        parallel.least(0)  # all have opened it
-    except OSError as error:
-        raise ConfigError(
-            f"tensor-parallel-size: {len(of_host)} ranks share {num_bytes >> 20} MiB of /dev/shm:"
-            f" {error.strerror}"
-        ) from None
-    finally:
-        if is_first:
-            forget_name(name)
-    others = connect_hosts(parallel, settings)
-    return replace(parallel, group=Collectives(library, memory, rank, size, of_host, others))

@@ -1,6 +1,6 @@
 """Optional modules of a worker: implementations of models besides our own, by their names in
 ``model-impl``, additions to our own models (``additions.py``), by the settings that turn them on,
-and engines besides the host's."""
+engines besides the host's, and the start of ranks (``ranks.py``)."""
 
 from importlib import import_module
 from pathlib import Path
@@ -17,7 +17,11 @@ MODULES = {
 }
 ENGINES: dict[str, str] = {
     "device": "services.worker.engine.device.engine",
+    "stages": "services.worker.ranks.stages",
 }
+RANKS: list[str] = [
+    "services.worker.ranks.join_ranks",
+]
 ADDITIONS: dict[str, str] = {
     "has_adapters": "services.worker.adapters.addition",
     "reads_media": "services.worker.media.addition",

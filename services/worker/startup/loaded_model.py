@@ -29,7 +29,6 @@ from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import (
     read_architectures,
 )
-from services.worker.ranks.join_ranks import check_split, join_ranks, share_of
 from services.worker.speculation.choose import NO_SPECULATION, Speculation, choose_speculation
 from services.worker.speculation.draft_vocab import limit_drafts
 from services.worker.startup.additions import (
@@ -47,6 +46,7 @@ from services.worker.startup.model_shape import (
     shape_of,
 )
 from services.worker.startup.native_config import find_native_config
+from services.worker.startup.ranks import Joined, ranks_of, share_of
 from services.worker.step.pooling import Pooler
 from services.worker.step.sampler import Sampler
 from services.worker.weights.pooled import make_up_score_head, read_score_head
@@ -200,7 +200,9 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
     device = choose_device(settings.device, settings.gpu_claims)
     cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, config)
     settings = settings.model_copy(update={"kv_cache_dtype": cache_dtype})
-    check_split(settings, config)
+    others = ranks_of(settings)
+    if others is not None:
+        others.check_split(settings, config)
     dtype = choose_dtype(settings.dtype, device)
     added = list(addition_modules(settings))
     for module in added:
@@ -208,7 +210,8 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
     compute_exactly()
     model_info = _described(model_info, settings, dtype)
     log.info("model %s (%s) in %s on %s", location.name, "/".join(architectures), dtype, device)
-    ranks, parallel = join_ranks(settings, device)
+    alone = Joined(ALONE, ALONE)
+    ranks, parallel = alone if others is None else others.join_ranks(settings, device)
     before = share_of(read_memory(device, settings.numa_node), settings, ranks, device)
     model: DecoderLM | CausalLM
     expert_loads = None
