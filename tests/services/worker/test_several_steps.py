@@ -27,7 +27,7 @@ from shared.wire.messages import (
 )
 from shared.wire.token_arrays import Layout
 from tests.services.worker.speculation import engine_of, params_of, prompts
-from tests.services.worker.test_slot_guide import GRAMMARS, encode
+from tests.services.worker.guides.test_slot_guide import GRAMMARS, encode
 
 NUM = 13
 NUMS_OF_STEPS = (2, 4, HostEngine.max_num_steps)

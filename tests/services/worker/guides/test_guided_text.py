@@ -21,7 +21,7 @@ from shared.wire.messages import Guide, RunKind, SamplingParams, StepPlan
 from shared.wire.token_arrays import Layout
 from tests.services.worker.driver import Driver, Job, table_of
 from tests.services.worker.test_engine_contract import poisoned
-from tests.services.worker.test_slot_guide import GRAMMARS, OPEN, encode, held, tokenizer
+from tests.services.worker.guides.test_slot_guide import GRAMMARS, OPEN, encode, held, tokenizer
 from tests.services.worker.test_speculation import engine_of, prompts
 
 pytestmark = pytest.mark.seconds
