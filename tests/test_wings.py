@@ -68,9 +68,10 @@ WINGS = {
         (f"tests/{GATEWAY}/apis/batches", "tests/shared/batch", "tests/cli/batch"),
     ),
     "guides": Wing(
-        ("services/tokenizer/guides",),
+        ("services/tokenizer/guides", f"{WORKER}/guides"),
         (
             "tests/services/tokenizer/guides",
+            f"tests/{WORKER}/guides",
             "tests/mesh/test_structured_text.py",
             "tests/mesh/test_tool_formats.py",
             "tests/mesh/test_tools.py",

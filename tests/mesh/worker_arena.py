@@ -140,10 +140,9 @@ class WorkerArena:
 
     def _compile(self) -> None:
         """Synchronous, so that no result depends on its timing."""
-        table = table_of(self._engine)
-        assert table._guides is not None
+        guides: Any = table_of(self._engine)._guides
         assert PARAMS.guide is not None
-        table._guides.grammars.compile(PARAMS.guide.grammar).future.result(COMPILE_S)
+        guides.grammars.compile(PARAMS.guide.grammar).future.result(COMPILE_S)
 
     def _prepare(self, index: int) -> None:
         self._engine.reset()

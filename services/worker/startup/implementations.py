@@ -1,6 +1,6 @@
 """Optional modules of a worker: implementations of models besides our own, by their names in
 ``model-impl``, additions to our own models (``additions.py``), by the settings that turn them on,
-engines besides the host's, and the start of ranks (``ranks.py``)."""
+engines besides the host's, guides of outputs, and the start of ranks (``ranks.py``)."""
 
 from importlib import import_module
 from pathlib import Path
@@ -19,6 +19,9 @@ ENGINES: dict[str, str] = {
     "device": "services.worker.engine.device.engine",
     "stages": "services.worker.ranks.stages",
 }
+GUIDES: list[str] = [
+    "services.worker.guides.guides",
+]
 RANKS: list[str] = [
     "services.worker.ranks.join_ranks",
 ]

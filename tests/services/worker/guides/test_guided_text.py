@@ -20,8 +20,9 @@ from shared.wire.codec import Array
 from shared.wire.messages import Guide, RunKind, SamplingParams, StepPlan
 from shared.wire.token_arrays import Layout
 from tests.services.worker.driver import Driver, Job, table_of
+from tests.services.worker.grammars import GRAMMARS, encode, tokenizer
+from tests.services.worker.guides.test_slot_guide import OPEN, held
 from tests.services.worker.test_engine_contract import poisoned
-from tests.services.worker.guides.test_slot_guide import GRAMMARS, OPEN, encode, held, tokenizer
 from tests.services.worker.test_speculation import engine_of, prompts
 
 pytestmark = pytest.mark.seconds
@@ -203,7 +204,8 @@ def test_min_tokens_gives_way_to_a_complete_text_and_ignore_eos_repeats_its_end(
 
 
 def grammars_of(used: AnyEngine) -> Grammars:
-    return table_of(used)._guides.grammars
+    guides: Any = table_of(used)._guides
+    return guides.grammars
 
 
 class Held:

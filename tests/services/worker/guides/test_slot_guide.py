@@ -9,50 +9,27 @@ from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from llguidance import grammar_from
-from tokenizers import Tokenizer
 
 from services.worker.guides.grammars import (
     MAX_STALL_S,
     Compiled,
     GrammarError,
     Grammars,
-    NotCompiled,
     Progress,
 )
 from services.worker.guides.guides import Guides
 from services.worker.guides.slot_guide import SlotGuide
+from services.worker.slots.guide import NotCompiled
 from shared.model_folder import EMBEDDED_MODEL
 from shared.wire.messages import Guide, SamplingParams
+from tests.services.worker.grammars import GRAMMARS, encode
 
 VOCAB_SIZE = 8192
 EOS_IDS = np.array([2, 0])
 OPEN, CLOSE = 1, 300
-PERSON = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string", "maxLength": 8},
-        "age": {"type": "integer", "minimum": 0, "maximum": 150},
-        "tags": {"type": "array", "items": {"enum": ["a", "bc"]}, "maxItems": 3},
-    },
-    "required": ["name", "age"],
-    "additionalProperties": False,
-    "x-guidance": {"whitespace_pattern": "[ ]{0,1}"},
-}
-GRAMMARS = {
-    "schema": grammar_from("json_schema", msgspec.json.encode(PERSON).decode()),
-    "expression": grammar_from("regex", "[a-f]{3,9}(, [0-9]{1,2}){0,2}"),
-    "choice": grammar_from("choice", '["yes", "no", "nothing at all"]'),
-    "Lark": 'start: "(" (start | "x"){1,3} ")"',
-}
-
-
-@cache
-def tokenizer() -> Tokenizer:
-    return Tokenizer.from_file(str(EMBEDDED_MODEL / "tokenizer.json"))
 
 
 @cache
@@ -88,10 +65,6 @@ def allowed(mask: np.ndarray | None) -> list[int] | None:
     if mask is None:
         return None
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
-
-
-def encode(text: str) -> list[int]:
-    return tokenizer().encode(text).ids
 
 
 def walk(guide: Guide, seed: int, max_len: int = 40) -> list[int]:
