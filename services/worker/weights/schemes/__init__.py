@@ -3,13 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
-from services.worker.weights.schemes.awq import Awq
-from services.worker.weights.schemes.bitsandbytes import BitsAndBytes
-from services.worker.weights.schemes.compressed_tensors import CompressedTensors
-from services.worker.weights.schemes.fp8 import Fp8
-from services.worker.weights.schemes.gptq import Gptq
-from services.worker.weights.schemes.mxfp4 import Mxfp4
 from services.worker.weights.schemes.scheme import Scheme
+from services.worker.weights.schemes.tools.awq import Awq
+from services.worker.weights.schemes.tools.bitsandbytes import BitsAndBytes
+from services.worker.weights.schemes.tools.compressed_tensors import CompressedTensors
+from services.worker.weights.schemes.tools.fp8 import Fp8
+from services.worker.weights.schemes.tools.gptq import Gptq
+from services.worker.weights.schemes.tools.mxfp4 import Mxfp4
 from shared.errors import ConfigError
 
 SCHEMES: dict[str, type[Scheme]] = {

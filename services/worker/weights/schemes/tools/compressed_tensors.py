@@ -8,9 +8,9 @@ from torch import Tensor
 
 from services.worker.layers.weights import Quantized, Weight
 from services.worker.weights.codes import E2M1, unpack
-from services.worker.weights.schemes.fp8 import fp8
-from services.worker.weights.schemes.mxfp4 import mxfp4
 from services.worker.weights.schemes.scheme import Scheme, Stored, per_output, whole_numbers
+from services.worker.weights.schemes.tools.fp8 import fp8
+from services.worker.weights.schemes.tools.mxfp4 import mxfp4
 from shared.errors import ConfigError
 
 FORMATS = (
