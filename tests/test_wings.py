@@ -28,6 +28,7 @@ LISTS = (
     "services/scheduler/service.py",
     f"{WORKER}/service.py",
     f"{WORKER}/startup/implementations.py",
+    f"{WORKER}/weights/schemes/__init__.py",
 )
 # Tests of several wings at once.
 TOGETHER = (
@@ -106,6 +107,15 @@ WINGS = {
             "tests/mesh/device_worker.py",
             "tests/mesh/test_device_engine.py",
             *(f"benchmarks/gpu/{name}.py" for name in GPU_ENGINE_BENCHMARKS),
+        ),
+    ),
+    "schemes": Wing(
+        (f"{WORKER}/weights/schemes/tools",),
+        (
+            f"tests/{WORKER}/golden",
+            f"tests/{WORKER}/test_schemes.py",
+            "tests/cli/test_kv_cache_dtype.py",
+            "tests/cli/test_quantization.py",
         ),
     ),
     "ranks": Wing(

@@ -20,13 +20,13 @@ ENGINES = KERNELS | ({"device": DEVICE} if "device" in implementations.ENGINES e
 
 
 class NotInstalled(Exception):
-    """An engine is not a part of this installation."""
+    """A wing is not a part of this installation."""
 
 
 def make_engine(folder: Path, kernels: str = "torch", **settings: Any) -> AnyEngine:
     """``kernels`` is a key of ``ENGINES``. Raises NotInstalled."""
     if kernels not in ENGINES:
-        raise NotInstalled(kernels)
+        raise NotInstalled(f"the engine {kernels}")
     defaults = {"dtype": "float32", "max_num_seqs": 24, "num_threads": 1, **ENGINES[kernels]}
     config = WorkerConfig(model=folder, device="cpu", **(defaults | settings))
     build = engine("device") if kernels == "device" else HostEngine

@@ -17,7 +17,7 @@ def _skipping() -> Generator[None, Any, Any]:
     try:
         return (yield)
     except NotInstalled as missing:
-        pytest.skip(f"the engine {missing} is not installed")
+        pytest.skip(f"{missing} is not installed")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -12,26 +12,26 @@ from services.worker.weights.schemes.tools.gptq import Gptq
 from services.worker.weights.schemes.tools.mxfp4 import Mxfp4
 from shared.errors import ConfigError
 
-SCHEMES: dict[str, type[Scheme]] = {
-    "awq": Awq,
-    "bitsandbytes": BitsAndBytes,
-    "compressed-tensors": CompressedTensors,
-    "fp8": Fp8,
-    "gptq": Gptq,
-    "mxfp4": Mxfp4,
-}
+SCHEMES: list[type[Scheme]] = [
+    Awq,
+    BitsAndBytes,
+    CompressedTensors,
+    Fp8,
+    Gptq,
+    Mxfp4,
+]
 
 
 def find_scheme(config: Mapping[str, Any]) -> Scheme:
     """``config`` is a model's quantization_config. Raises ConfigError for an unreadable method,
     with the readable ones."""
-    method = config.get("quant_method")
-    if method not in SCHEMES:
+    method, schemes = config.get("quant_method"), {each.method: each for each in SCHEMES}
+    if method not in schemes:
         raise ConfigError(
             f"model: quantization_config: quant_method {method!r} is not supported; supported are"
-            f" {', '.join(sorted(SCHEMES))}"
+            f" {', '.join(sorted(schemes))}"
         )
     try:
-        return SCHEMES[method](config)
+        return schemes[method](config)
     except ValueError as error:
         raise ConfigError(f"model: quantization_config: {method}: {error}") from None

@@ -18,6 +18,7 @@ class Awq(Scheme):
     """``qweight`` [inputs, outputs / 8] int32 and ``qzeros`` [groups, outputs / 8] have the codes
     of neighbouring outputs in a word; ``scales`` [groups, outputs]."""
 
+    method = "awq"
     suffixes = ("qweight", "qzeros", "scales")
 
     def __init__(self, config: Mapping[str, Any]) -> None:

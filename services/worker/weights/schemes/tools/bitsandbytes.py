@@ -28,6 +28,7 @@ class BitsAndBytes(Scheme):
     weight, which may be codes themselves. In eight bits ``weight`` is int8 and ``SCB`` [outputs] is
     the value of code 127; outliers of activations get no special treatment."""
 
+    method = "bitsandbytes"
     suffixes = (
         *("weight", "SCB", "weight_format"),
         *(f"weight.{each}" for each in ("absmax", "quant_map", *NESTED, *STATES)),

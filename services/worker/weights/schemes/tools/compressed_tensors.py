@@ -25,6 +25,7 @@ class CompressedTensors(Scheme):
     """The tensors of a layer determine its format; only the sizes of groups and blocks come from
     the config. Activations are not quantized."""
 
+    method = "compressed-tensors"
     suffixes = (
         *("weight", "weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx"),
         *("weight_shape", "weight_global_scale"),

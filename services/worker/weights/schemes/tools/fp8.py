@@ -14,6 +14,7 @@ class Fp8(Scheme):
     """``weight`` [outputs, inputs] float8_e4m3fn, which is multiplied with ``weight_scale_inv`` of
     blocks, or with ``weight_scale`` of all or of an output. Activations stay as they are."""
 
+    method = "fp8"
     suffixes = ("weight", "weight_scale_inv", "weight_scale", "input_scale", "activation_scale")
 
     def __init__(self, config: Mapping[str, Any]) -> None:

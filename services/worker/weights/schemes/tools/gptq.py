@@ -18,6 +18,7 @@ class Gptq(Scheme):
     [groups, outputs]; ``g_idx`` [inputs]. The first format stores zeros 1 lower, so that a zero of
     0 borrows from its neighbour."""
 
+    method = "gptq"
     suffixes = ("qweight", "qzeros", "scales", "g_idx")
 
     def __init__(self, config: Mapping[str, Any]) -> None:

@@ -17,6 +17,7 @@ class Mxfp4(Scheme):
     """``blocks`` [outputs, groups, 16] uint8 have two codes in a byte, the first one in its lower
     half, and ``scales`` [outputs, groups] uint8 the exponents of groups of 32 inputs."""
 
+    method = "mxfp4"
     suffixes = ("blocks", "scales")
 
     def holds(self, stored: Stored) -> bool:
