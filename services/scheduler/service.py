@@ -11,7 +11,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from services.scheduler.adapters.cell import CellAdapters
-from services.scheduler.cell_handover import CellHandover
+from services.scheduler.cells.handover import CellHandover
 from services.scheduler.emission import Emission
 from services.scheduler.extension import Cell, CellExtension
 from services.scheduler.intake import Intake, why_refused

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.harness.sequences import add_one
 from services.scheduler.adapters.room import PATIENCE, AdapterRoom
-from services.scheduler.cell_handover import CellHandover
+from services.scheduler.cells.handover import CellHandover
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import WaitReason
 from services.scheduler.tokens_message import Forwarding

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from services.scheduler import cell_handover
-from services.scheduler.cell_handover import CellHandover
+from services.scheduler.cells import handover
+from services.scheduler.cells.handover import CellHandover
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Arrival
 from services.scheduler.tokens_message import Forwarding
@@ -125,7 +125,7 @@ async def test_the_next_cell_knows_of_the_workers_that_died_and_computes_the_pro
 async def test_all_is_handed_over_in_time_what_waits_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(cell_handover, "TURN_S", 0.01)
+    monkeypatch.setattr(handover, "TURN_S", 0.01)
     cell = Cell(tokenizer(OURS, OTHER))
     for number in range(1, 6):
         cell.add(f"r{number}", 0)
