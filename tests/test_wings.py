@@ -109,6 +109,14 @@ WINGS = {
             *(f"benchmarks/gpu/{name}.py" for name in GPU_ENGINE_BENCHMARKS),
         ),
     ),
+    "cells": Wing(
+        ("services/scheduler/cells",),
+        (
+            "tests/services/scheduler/cells",
+            "tests/services/scheduler/adapters/test_moves.py",
+            "tests/mesh/test_cells.py",
+        ),
+    ),
     "schemes": Wing(
         (f"{WORKER}/weights/schemes/tools",),
         (

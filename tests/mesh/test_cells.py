@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.harness.checked_load import Load
 from benchmarks.harness.fleet import Fleet, Member, running_fleet
-from services.scheduler.cells import handover
 from services.scheduler import service as scheduler_service
+from services.scheduler.cells import handover
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.service import SchedulerService
 from services.worker import attachment

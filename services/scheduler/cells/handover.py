@@ -9,6 +9,7 @@ from math import ceil, inf
 from msgspec.structs import replace
 
 from services.scheduler.limits import fits
+from services.scheduler.other_cells import OtherCells
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Sequence
 from services.scheduler.tokens_message import Forwarding
@@ -19,9 +20,8 @@ PATIENCE_S = 1.0  # wait of a prompt before it moves to free slots, times attemp
 SETTLED_S = 1.5  # until tokenizers know of taken slots: two heartbeats and their latency
 
 
-class CellHandover:
-    """Other cells known to the tokenizers of ``routes``. ``instance`` is the name of this
-    scheduler. ``on_change`` is called after a handover."""
+class CellHandover(OtherCells):
+    """The cells known to the tokenizers of ``routes``."""
 
     def __init__(
         self,
@@ -52,8 +52,6 @@ class CellHandover:
         return [each for each in others if each.is_ready and not each.is_leaving]
 
     def hand_over(self, sequences: Iterable[Sequence]) -> None:
-        """Hands over the prompts of ``sequences`` that another cell may have, with all their
-        choices."""
         prompts: dict[tuple[str, int], list[Sequence]] = {
             each.prompt_key: [] for each in sequences if self.may_have(each)
         }
