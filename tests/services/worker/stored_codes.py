@@ -32,7 +32,7 @@ class Layout(NamedTuple):
 
 
 def check_method(name: str) -> None:
-    if name not in {each.method for each in SCHEMES}:
+    if name not in SCHEMES:
         raise NotInstalled(f"the format {name}")
 
 

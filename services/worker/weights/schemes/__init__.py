@@ -1,37 +1,34 @@
 """The formats of tools that quantize models, read into our forms of weights."""
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from services.worker.weights.schemes.scheme import Scheme
-from services.worker.weights.schemes.tools.awq import Awq
-from services.worker.weights.schemes.tools.bitsandbytes import BitsAndBytes
-from services.worker.weights.schemes.tools.compressed_tensors import CompressedTensors
-from services.worker.weights.schemes.tools.fp8 import Fp8
-from services.worker.weights.schemes.tools.gptq import Gptq
-from services.worker.weights.schemes.tools.mxfp4 import Mxfp4
 from shared.errors import ConfigError
 
-SCHEMES: list[type[Scheme]] = [
-    Awq,
-    BitsAndBytes,
-    CompressedTensors,
-    Fp8,
-    Gptq,
-    Mxfp4,
-]
+# Modules with a ``SCHEME``, by ``quant_method``.
+SCHEMES: dict[str, str] = {
+    "awq": "services.worker.weights.schemes.tools.awq",
+    "bitsandbytes": "services.worker.weights.schemes.tools.bitsandbytes",
+    "compressed-tensors": "services.worker.weights.schemes.tools.compressed_tensors",
+    "fp8": "services.worker.weights.schemes.tools.fp8",
+    "gptq": "services.worker.weights.schemes.tools.gptq",
+    "mxfp4": "services.worker.weights.schemes.tools.mxfp4",
+}
 
 
 def find_scheme(config: Mapping[str, Any]) -> Scheme:
     """``config`` is a model's quantization_config. Raises ConfigError for an unreadable method,
     with the readable ones."""
-    method, schemes = config.get("quant_method"), {each.method: each for each in SCHEMES}
-    if method not in schemes:
+    method = config.get("quant_method")
+    if method not in SCHEMES:
         raise ConfigError(
             f"model: quantization_config: quant_method {method!r} is not supported; supported are"
-            f" {', '.join(sorted(schemes))}"
+            f" {', '.join(sorted(SCHEMES))}"
         )
     try:
-        return schemes[method](config)
+        scheme: Scheme = import_module(SCHEMES[method]).SCHEME(config)
     except ValueError as error:
         raise ConfigError(f"model: quantization_config: {method}: {error}") from None
+    return scheme

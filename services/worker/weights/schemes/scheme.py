@@ -22,12 +22,10 @@ Stored = Mapping[str, StoredTensor]
 class Scheme(ABC):
     """Reads the quantized layers of a checkpoint; the others are dense.
 
-    ``method`` is its ``quant_method``, ``suffixes`` are the endings of the tensor names of a
-    quantized layer, required and optional ones. Made from the model's quantization_config; raises
-    ValueError for an unsupported value.
+    ``suffixes`` are the endings of the tensor names of a quantized layer, required and optional
+    ones. Made from the model's quantization_config; raises ValueError for an unsupported value.
     """
 
-    method: ClassVar[str]
     suffixes: ClassVar[tuple[str, ...]]
 
     def __init__(self, config: Mapping[str, Any]) -> None:

@@ -18,7 +18,6 @@ class Awq(Scheme):
     """``qweight`` [inputs, outputs / 8] int32 and ``qzeros`` [groups, outputs / 8] have the codes
     of neighbouring outputs in a word; ``scales`` [groups, outputs]."""
 
-    method = "awq"
     suffixes = ("qweight", "qzeros", "scales")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -47,3 +46,6 @@ def _by_output(words: Tensor) -> Tensor:
     """[n, outputs / 8] → codes − 8 [outputs, n]"""
     codes: Tensor = unpack(words, BITS).unflatten(1, (-1, 8))[..., PLACES]
     return codes.flatten(1).T.short() - 8
+
+
+SCHEME = Awq

@@ -28,7 +28,6 @@ class BitsAndBytes(Scheme):
     weight, which may be codes themselves. In eight bits ``weight`` is int8 and ``SCB`` [outputs] is
     the value of code 127; outliers of activations get no special treatment."""
 
-    method = "bitsandbytes"
     suffixes = (
         *("weight", "SCB", "weight_format"),
         *(f"weight.{each}" for each in ("absmax", "quant_map", *NESTED, *STATES)),
@@ -94,3 +93,6 @@ def _scales(tensors: Mapping[str, Tensor], state: _State) -> Tensor:
     nested = tensors["weight.nested_absmax"].repeat_interleave(state.nested_blocksize)
     codes = tensors["weight.nested_quant_map"][absmax.int()]
     return codes * nested[: len(codes)] + state.nested_offset
+
+
+SCHEME = BitsAndBytes

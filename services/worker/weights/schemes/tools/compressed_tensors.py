@@ -25,7 +25,6 @@ class CompressedTensors(Scheme):
     """The tensors of a layer determine its format; only the sizes of groups and blocks come from
     the config. Activations are not quantized."""
 
-    method = "compressed-tensors"
     suffixes = (
         *("weight", "weight_packed", "weight_scale", "weight_zero_point", "weight_g_idx"),
         *("weight_shape", "weight_global_scale"),
@@ -141,3 +140,6 @@ def _fp4(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Quantized:
     scales = scales.float() / tensors["weight_global_scale"].float()
     inputs, table = 2 * codes.shape[1], E2M1.clone()
     return Quantized(codes, scales, dtype=dtype, inputs=inputs, group=NVFP4_GROUP, table=table)
+
+
+SCHEME = CompressedTensors

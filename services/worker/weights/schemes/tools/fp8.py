@@ -14,7 +14,6 @@ class Fp8(Scheme):
     """``weight`` [outputs, inputs] float8_e4m3fn, which is multiplied with ``weight_scale_inv`` of
     blocks, or with ``weight_scale`` of all or of an output. Activations stay as they are."""
 
-    method = "fp8"
     suffixes = ("weight", "weight_scale_inv", "weight_scale", "input_scale", "activation_scale")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -46,3 +45,6 @@ def fp8(codes: Tensor, scales: Tensor, block: list[int] | None, dtype: torch.dty
     else:
         scales, group = blocks_of(scales, [outputs, inputs], block), block[1]
     return Quantized(codes, scales, dtype=dtype, inputs=inputs, group=group)
+
+
+SCHEME = Fp8

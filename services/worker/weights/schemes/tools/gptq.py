@@ -18,7 +18,6 @@ class Gptq(Scheme):
     [groups, outputs]; ``g_idx`` [inputs]. The first format stores zeros 1 lower, so that a zero of
     0 borrows from its neighbour."""
 
-    method = "gptq"
     suffixes = ("qweight", "qzeros", "scales", "g_idx")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -55,3 +54,6 @@ class Gptq(Scheme):
             group=codes.shape[1] if size == -1 else size,
             group_of=tensors["g_idx"].long() if "g_idx" in tensors else None,
         )
+
+
+SCHEME = Gptq

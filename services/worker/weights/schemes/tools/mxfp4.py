@@ -17,7 +17,6 @@ class Mxfp4(Scheme):
     """``blocks`` [outputs, groups, 16] uint8 have two codes in a byte, the first one in its lower
     half, and ``scales`` [outputs, groups] uint8 the exponents of groups of 32 inputs."""
 
-    method = "mxfp4"
     suffixes = ("blocks", "scales")
 
     def holds(self, stored: Stored) -> bool:
@@ -37,3 +36,6 @@ def mxfp4(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Quantized:
     powers = torch.exp2(scales.float() - BIAS)
     inputs = 2 * codes.shape[1]
     return Quantized(codes, powers, dtype=dtype, inputs=inputs, group=GROUP, table=E2M1.clone())
+
+
+SCHEME = Mxfp4
