@@ -11,7 +11,7 @@ import torch
 from benchmarks.gpu.shapes import QWEN3_8B, write_model
 from benchmarks.harness import scheduled
 from services.worker.engine.device.engine import DeviceEngine
-from services.worker.layers.offloaded import OffloadedLayers
+from services.worker.engine.device.offload.offloaded import OffloadedLayers
 from shared.wire.messages import SamplingParams
 from tests.gpu.engines import drafting, make_cuda_engine, prompts
 

@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from kernels.cpu.decode import NativeDecoder
-from services.worker.layers.offloaded import OffloadedLayers
+from services.worker.engine.device.offload.offloaded import OffloadedLayers
 
 
 class DraftLogits(NamedTuple):

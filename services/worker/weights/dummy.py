@@ -7,13 +7,13 @@ import torch
 from torch import nn
 
 from services.worker.config.model_config import ModelConfig
+from services.worker.engine.device.offload.placement import WeightPlacement
 from services.worker.layers.embedding import LMHead, TokenRows
 from services.worker.layers.linear import Linear
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.models.decoder import DecoderLM
 from services.worker.weights.load import build_model, quantize
 from services.worker.weights.online import Forms, Quantization
-from services.worker.weights.weight_placement import WeightPlacement
 from shared.errors import ConfigError
 
 log = logging.getLogger(__name__)

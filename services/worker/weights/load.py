@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from services.worker.config.model_config import ModelConfig
+from services.worker.engine.device.offload.placement import WeightPlacement
 from services.worker.layers.embedding import LMHead, TokenRows
 from services.worker.layers.linear import Linear, WeightPiece
 from services.worker.layers.parallel import ALONE, Parallel, cannot_split
@@ -31,7 +32,6 @@ from services.worker.weights.renamed import with_our_names
 from services.worker.weights.schemes import find_scheme
 from services.worker.weights.schemes.scheme import Scheme, StoredCodes
 from services.worker.weights.stacked_experts import with_experts
-from services.worker.weights.weight_placement import WeightPlacement
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
 

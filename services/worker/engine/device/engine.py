@@ -19,6 +19,7 @@ from services.worker.engine.device.graphs import shapes
 from services.worker.engine.device.kernels import choose_device_kernels
 from services.worker.engine.device.measure import measure
 from services.worker.engine.device.mixed_step import MixedStep
+from services.worker.engine.device.offload.offloaded import NUM_BUFFERS, OffloadedLayers
 from services.worker.engine.device.out_of_memory import FailedPrompts
 from services.worker.engine.device.record_graphs import WantedGraphs, record_graphs
 from services.worker.engine.device.recordable import why_not_recordable
@@ -27,7 +28,6 @@ from services.worker.engine.device.states import DeviceStatePool
 from services.worker.engine.device.steps import DecodeStep
 from services.worker.engine.device.trunk_graphs import trunk_shapes
 from services.worker.engine.protocol import StepOutput
-from services.worker.layers.offloaded import NUM_BUFFERS, OffloadedLayers
 from services.worker.layers.weights import Quantized
 from services.worker.machine.hardware import why_out_of_memory
 from services.worker.machine.streams import DeviceEvent, Download, upload

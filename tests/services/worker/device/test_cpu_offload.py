@@ -18,12 +18,12 @@ from benchmarks.harness.engines import make_engine
 from kernels.programmatic_launch import waits
 from services.worker.backends.torch_lm import TorchOps
 from services.worker.engine.device.engine import DeviceEngine
+from services.worker.engine.device.offload import placement
+from services.worker.engine.device.offload.offloaded import OffloadedLayers, num_bytes_of
 from services.worker.layers.embedding import Embedding
 from services.worker.layers.linear import Linear
-from services.worker.layers.offloaded import OffloadedLayers, num_bytes_of
 from services.worker.machine.hardware import Memory
 from services.worker.models.registry import read_model_config
-from services.worker.weights import weight_placement
 from services.worker.weights.dummy import make_dummy
 from services.worker.weights.load import load_model
 from shared.errors import ConfigError
@@ -210,7 +210,7 @@ def test_a_model_of_two_layers_is_refused(tmp_path: Path) -> None:
 
 def test_more_than_the_host_has_is_refused(mimo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = round(gib_of(2.5, mimo) * GIB)
-    monkeypatch.setattr(weight_placement, "read_memory", lambda device: Memory(10 * GIB, free))
+    monkeypatch.setattr(placement, "read_memory", lambda device: Memory(10 * GIB, free))
     with pytest.raises(ConfigError, match=r"cpu-offload-gb: 60: 7 of 7 layers .* are free"):
         make_engine(mimo, "device", cpu_offload_gb=60)
 
@@ -297,7 +297,7 @@ def test_dense_layers_before_experts_count_as_what_they_are(tmp_path: Path) -> N
     assert sizes[0] < 0.8 * sizes[1]
     assert len(set(sizes[1:])) == 1
     for num in (4, 5, 8):
-        wanted = sum(sizes[place] for place in weight_placement.spread(num, 8))
+        wanted = sum(sizes[place] for place in placement.spread(num, 8))
         engine = make_engine(tmp_path, "device", cpu_offload_gb=wanted / GIB)
         assert offloaded_of(engine).num_layers == num
 

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from kernels.codes import Codes
+from services.worker.engine.device.offload.copies import Wait
+from services.worker.engine.device.offload.offloaded import NUM_BUFFERS, Arena, OffloadedLayers
+from services.worker.engine.device.offload.placement import spread
 from services.worker.layers.experts import Experts
-from services.worker.layers.offloaded import NUM_BUFFERS, Arena, OffloadedLayers
 from services.worker.layers.stack_experts import stack_experts
 from services.worker.layers.weights import Quantized
-from services.worker.machine.copies import Wait
 from services.worker.weights.load import quantize
 from services.worker.weights.online import ONLINE, Quantization
-from services.worker.weights.weight_placement import spread
 from tests.services.worker.test_stack_experts import linears, make
 
 CPU = torch.device("cpu")

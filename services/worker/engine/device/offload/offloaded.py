@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from kernels.cpu.memory import huge_zeros
+from services.worker.engine.device.offload.copies import Wait, make_copy_stream, pin
 from services.worker.layers.experts import Experts
-from services.worker.machine.copies import Wait, make_copy_stream, pin
 from services.worker.machine.streams import DeviceEvent
 
 ALIGNMENT = 256  # bytes, as a device's allocator has it

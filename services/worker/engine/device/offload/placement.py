@@ -6,8 +6,13 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import nn
 
+from services.worker.engine.device.offload.offloaded import (
+    NUM_BUFFERS,
+    Arena,
+    OffloadedLayers,
+    num_bytes_of,
+)
 from services.worker.layers.linear import Linear
-from services.worker.layers.offloaded import NUM_BUFFERS, Arena, OffloadedLayers, num_bytes_of
 from services.worker.layers.ops import NotSupported
 from services.worker.layers.stack_experts import stack_experts
 from services.worker.machine.hardware import read_memory
