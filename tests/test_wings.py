@@ -29,6 +29,7 @@ LISTS = (
     f"{WORKER}/service.py",
     f"{WORKER}/startup/implementations.py",
     f"{WORKER}/weights/schemes/__init__.py",
+    f"{WORKER}/weights/weight_placement.py",
 )
 # Tests of several wings at once.
 TOGETHER = (
@@ -45,7 +46,7 @@ GPU_ENGINE_BENCHMARKS = (
     *("check", "engine_table", "launches", "prompt_table", "results", "sections", "start"),
     *("step_launches", "summary", "timeline"),
 )
-CORE_LINES = 47_200  # of services/ and shared/; 15,000 are the aim
+CORE_LINES = 42_600  # of services/ and shared/; 15,000 are the aim
 
 
 class Wing(NamedTuple):

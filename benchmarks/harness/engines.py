@@ -16,7 +16,7 @@ KERNELS: dict[str, dict[str, Any]] = {
 }
 # The engine for GPUs, here on the CPU with torch's operators.
 DEVICE = {"native_kernels": False, "block_size": 4, "cudagraph_capture_sizes": [1, 4, 16]}
-ENGINES = KERNELS | ({"device": DEVICE} if "device" in implementations.ENGINES else {})
+ENGINES = {**KERNELS, "device": DEVICE}
 
 
 class NotInstalled(Exception):
@@ -25,7 +25,7 @@ class NotInstalled(Exception):
 
 def make_engine(folder: Path, kernels: str = "torch", **settings: Any) -> AnyEngine:
     """``kernels`` is a key of ``ENGINES``. Raises NotInstalled."""
-    if kernels not in ENGINES:
+    if kernels not in {*KERNELS, *implementations.ENGINES}:
         raise NotInstalled(f"the engine {kernels}")
     defaults = {"dtype": "float32", "max_num_seqs": 24, "num_threads": 1, **ENGINES[kernels]}
     config = WorkerConfig(model=folder, device="cpu", **(defaults | settings))

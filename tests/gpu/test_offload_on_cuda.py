@@ -23,7 +23,7 @@ SLACK_BYTES = 1 << 30  # KV cache, logits and the current GEMM's output
 
 def offloaded_of(engine: DeviceEngine) -> OffloadedLayers:
     offloaded = engine._segments.model.offloaded
-    assert offloaded is not None
+    assert isinstance(offloaded, OffloadedLayers)
     return offloaded
 
 

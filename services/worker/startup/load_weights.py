@@ -5,7 +5,6 @@ from pathlib import Path
 import torch
 
 from services.worker.config.model_config import ModelConfig
-from services.worker.engine.device.offload.placement import GIB
 from services.worker.layers.parallel import Parallel
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
@@ -15,6 +14,7 @@ from services.worker.startup.model_shape import ModelShape
 from services.worker.weights.dummy import make_dummy
 from services.worker.weights.load import build_model, load_model
 from services.worker.weights.progress import Progress
+from services.worker.weights.weight_placement import GIB
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import Capacity

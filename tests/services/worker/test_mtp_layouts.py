@@ -8,11 +8,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from services.worker.config.model_config import ModelConfig
-from services.worker.engine.device.offload.placement import WeightPlacement
 from services.worker.models.mimo import MiMoForCausalLM
 from services.worker.weights.checkpoint import Checkpoint, open_checkpoint
 from services.worker.weights.load import fill
 from services.worker.weights.mtp_layouts import with_mtp_head
+from services.worker.weights.weight_placement import WeightPlacement
 from shared.errors import ConfigError
 from tests.services.worker.mtp_checkpoints import (
     CHECKPOINTS,

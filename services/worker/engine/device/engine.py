@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 def report_offload(loaded: LoadedModel) -> float:
     """Measures and logs the seconds of a step's weight copies; 0 if no layer is offloaded."""
     offloaded = loaded.model.offloaded
-    if offloaded is None:
+    if not isinstance(offloaded, OffloadedLayers):
         return 0.0
     seconds = offloaded.measure()
     for line in offload_lines(offloaded, seconds, _remedies(loaded)):
@@ -346,7 +346,7 @@ def _may_record(loaded: LoadedModel) -> bool:
     offloaded = loaded.model.offloaded
     if loaded.pooler is not None or loaded.settings.enforce_eager:
         return False
-    is_pinned = offloaded is None or not offloaded.why_not_pinned
+    is_pinned = not isinstance(offloaded, OffloadedLayers) or not offloaded.why_not_pinned
     if not loaded.parallel.least(int(is_pinned)):
         return False
     if not isinstance(loaded.model, TorchLM) and (problem := why_not_recordable(loaded)):

@@ -59,7 +59,7 @@ def gib_of(num_layers: float, folder: Path) -> float:
 
 def offloaded_of(engine: DeviceEngine) -> OffloadedLayers:
     offloaded = engine._segments.model.offloaded
-    assert offloaded is not None
+    assert isinstance(offloaded, OffloadedLayers)
     return offloaded
 
 

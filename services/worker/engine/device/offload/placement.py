@@ -1,4 +1,4 @@
-"""Where a model's weights are: on its device, or some layers' on the host (``cpu-offload-gb``)."""
+"""The layers with weights in host memory (``cpu-offload-gb``)."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -16,17 +16,16 @@ from services.worker.layers.linear import Linear
 from services.worker.layers.ops import NotSupported
 from services.worker.layers.stack_experts import stack_experts
 from services.worker.machine.hardware import read_memory
+from services.worker.weights.weight_placement import GIB, WeightPlacement
 from shared.errors import ConfigError
 
 log = logging.getLogger(__name__)
 
 HOST = torch.device("cpu")
-GIB = 1 << 30
-
 _Kind = tuple[tuple[int, int], ...]  # outputs and inputs of a layer's GEMMs
 
 
-class WeightPlacement:
+class HostPlacement(WeightPlacement):
     """Has all modules of a model filled in turn, and moves the weights of some ``layers`` to host
     memory as soon as they are filled.
 
@@ -38,12 +37,11 @@ class WeightPlacement:
         self,
         model: nn.Module,
         device: torch.device,
-        layers: Iterable[nn.Module] = (),
-        host_bytes: int = 0,
+        layers: Iterable[nn.Module],
+        host_bytes: int,
     ) -> None:
-        self.device = device
-        self._model = model
-        self._layers = list(layers) if host_bytes else []
+        super().__init__(model, device)
+        self._layers = list(layers)
         self._host_bytes = host_bytes
         self._kinds = [_kind(layer) for layer in self._layers]
         self._num_held = max((self._kinds.index(kind) + 1 for kind in self._kinds), default=0)
@@ -52,9 +50,8 @@ class WeightPlacement:
         self._arenas: list[Arena] = []
 
     def visit(self) -> Iterator[tuple[str, nn.Module, torch.device]]:
-        """Yields each module with its path, to be filled before the next, and the device for its
-        weights. Raises ConfigError if the host has less memory, nothing would be saved, or kernels
-        cannot read a layer's experts."""
+        """Raises ConfigError if the host has less memory, nothing would be saved, or kernels cannot
+        read a layer's experts."""
         indices = {module: i for i, layer in enumerate(self._layers) for module in layer.modules()}
         current: int | None = None
         for path, module in list(self._model.named_modules()):
@@ -137,3 +134,6 @@ def spread(num: int, total: int) -> list[int]:
 def _kind(layer: nn.Module) -> _Kind:
     linears = [module for module in layer.modules() if isinstance(module, Linear)]
     return tuple((linear.outputs, linear.inputs) for linear in linears)
+
+
+PLACEMENT = HostPlacement
