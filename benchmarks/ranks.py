@@ -36,7 +36,7 @@ from kernels.cpu.library import find_variant, load_library
 from kernels.cpu.operators import Kind, Operator
 from kernels.cpu.packing import NativeLibrary
 from kernels.cpu.program import Buffer, NativeProgram
-from services.worker.machine.rank_group import RankGroup
+from services.worker.ranks.rank_group import RankGroup
 
 SIZE = 2
 SERVERS = {

@@ -61,7 +61,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         # Modules with a clock, metrics or logs, and those the service uses before the core.
         {"result_check", "tokens_message"},
         {"metrics", "observer", "request_log", "traces", "watchdog"},
-        {"intake", "cell_handover", "promises", "adapters", "media"},
+        {"intake", "other_cells", "cells", "promises", "adapters", "media"},
         {"service"},
         {"__main__"},
     ],
@@ -84,10 +84,10 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"backends", "expert_loads", "speculation", "weights"},
         {"startup"},
         {"adapters", "foreign", "media", "engine"},
-        {"attachment", "ranks", "step_thread"},
+        {"attachment", "other_ranks", "ranks", "step_thread"},
         {"extension"},
         {"adapters.extension", "media.extension"},
-        {"follower", "service"},
+        {"service"},
         {"__main__"},
     ],
 }

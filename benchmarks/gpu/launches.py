@@ -17,10 +17,10 @@ from benchmarks.gpu.shapes import write_model
 from benchmarks.gpu.suite import Suite
 from services.worker.backends.torch_lm import TorchLM
 from services.worker.engine.device.device_slots import DeviceSlots
+from services.worker.engine.device.kernels import choose_device_kernels
 from services.worker.engine.device.segments import make_trial_segments
 from services.worker.engine.device.warm_up import warm_up
 from services.worker.slots.table import SlotTable
-from services.worker.startup.choose_backend import choose_device_kernels
 from services.worker.startup.loaded_model import load
 from shared.settings.worker import WorkerConfig
 

@@ -14,7 +14,6 @@ import numpy as np
 from services.scheduler.scheduler import Planned, Scheduler
 from services.scheduler.sequence import Arrival
 from services.worker.engine.build import build_engine
-from services.worker.engine.device.engine import DeviceEngine
 from services.worker.engine.protocol import Engine, StepOutput
 from services.worker.metrics import MEMORY
 from services.worker.weights.progress import Progress
@@ -79,8 +78,7 @@ class EngineLoop:
         self._engine = build(config, lambda text, fraction: None)
         self.capacity = self._engine.capacity
         self.model = self._engine.model_info
-        is_ahead = isinstance(self._engine, DeviceEngine)
-        depth = 2 if is_ahead else 1
+        depth = 2 if getattr(self._engine, "runs_ahead", False) else 1
         self._core = Scheduler(0, 0.0, caches_prefixes=False, pipeline_depth=depth, stream_rate=0.0)
         longest = self.capacity.max_num_steps if takes_several_steps else 1
         self._core.add_worker(WORKER, msgspec.structs.replace(self.capacity, max_num_steps=longest))
@@ -104,12 +102,12 @@ class EngineLoop:
     @property
     def copies_s(self) -> float:
         """Seconds each step copies offloaded weights."""
-        return self._engine.copies_s if isinstance(self._engine, DeviceEngine) else 0.0
+        return getattr(self._engine, "copies_s", 0.0)
 
     def speculate(self, depth: int, acceptance: float) -> None:
         """Sets a fixed draft depth for later runs, on the engine for GPUs. Raises ValueError if
         ``draft-acceptance`` is not set."""
-        if not isinstance(self._engine, DeviceEngine):
+        if not hasattr(self._engine, "accept_drafts"):
             raise ValueError("only the engine for GPUs accepts drafts unverified")
         self._engine.accept_drafts(acceptance)
         self._core.workers[WORKER].draft_depth.now = depth

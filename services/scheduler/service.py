@@ -11,13 +11,14 @@ import numpy as np
 from msgspec.structs import replace
 
 from services.scheduler.adapters.cell import CellAdapters
-from services.scheduler.cell_handover import CellHandover
+from services.scheduler.cells.handover import CellHandover
 from services.scheduler.emission import Emission
 from services.scheduler.extension import Cell, CellExtension
 from services.scheduler.intake import Intake, why_refused
 from services.scheduler.media.cell import CellMedia
 from services.scheduler.metrics import STALLED_WORKERS, CoreMetrics, StepMetrics
 from services.scheduler.observer import Observer
+from services.scheduler.other_cells import OtherCells
 from services.scheduler.prefills import PrefillLimits
 from services.scheduler.promises import Promises
 from services.scheduler.request_log import RequestLog
@@ -79,6 +80,11 @@ OBSERVERS: tuple[type[Observer], ...] = (
     Observer,
 )
 """The first one is used."""
+CELLS: tuple[type[OtherCells], ...] = (
+    CellHandover,
+    OtherCells,
+)
+"""The first one is used."""
 EXTENSIONS: list[Callable[[Cell], CellExtension]] = [
     CellAdapters,
     CellMedia,
@@ -119,9 +125,8 @@ class SchedulerService:
         self._routes: dict[int, Forwarding] = {}  # one per tokenizer
         self._workers: dict[str, Peer] = {}  # attached ones
         self._worker_ids: dict[Peer, str] = {}
-        self._cell_handover = CellHandover(
-            self._core, self._routes, config.instance, self._plan_soon
-        )
+        others = self._core, self._routes, config.instance, self._plan_soon
+        self._other_cells = CELLS[0](*others)
         cell = Cell(config, self._core, self._workers, self._note_fits)
         self._extensions = [make(cell) for make in EXTENSIONS]
         self._inquiries = Inquiries()
@@ -151,8 +156,8 @@ class SchedulerService:
                 STALLED_WORKERS.inc()
                 step = self._core.workers[worker_id].in_flight[0].step
                 self._link.drop(self._workers[worker_id], f"step {step} has no result (stall-s)")
-            self._cell_handover.hand_over(self._core.unrunnable)
-            self._cell_handover.move_waiting(time.monotonic())
+            self._other_cells.hand_over(self._core.unrunnable)
+            self._other_cells.move_waiting(time.monotonic())
             for each in self._extensions:
                 each.look(time.monotonic())
 
@@ -169,7 +174,7 @@ class SchedulerService:
             self._plan_soon()
             await self._idle.wait()
         else:
-            await self._cell_handover.hand_over_all(HANDOVER_SHARE * self._config.drain_timeout_s)
+            await self._other_cells.hand_over_all(HANDOVER_SHARE * self._config.drain_timeout_s)
 
     def commands(self) -> dict[str, Command]:
         return {"reset_prefix_cache": self._core.reset_prefix_cache}
@@ -257,7 +262,7 @@ class SchedulerService:
         """Sequences that no worker can run any more go to other cells, or wait for a worker."""
         now_s = time.monotonic()
         self._core.note_fits(now_s)
-        self._cell_handover.hand_over(self._core.unrunnable)
+        self._other_cells.hand_over(self._core.unrunnable)
         loop = asyncio.get_running_loop()
         loop.call_later(self._config.worker_grace_s, self._fail_unservable, now_s)
         self._plan_soon()

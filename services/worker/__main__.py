@@ -1,8 +1,7 @@
 import gc
 
 from services.worker.engine.protocol import Engine
-from services.worker.follower import FollowerService
-from services.worker.service import WorkerService
+from services.worker.service import RANKS, WorkerService
 from services.worker.weights.progress import Progress
 from shared.process.service import Service, main
 from shared.settings.worker import WorkerConfig
@@ -21,8 +20,7 @@ def build(config: WorkerConfig, progress: Progress) -> Engine:
 
 def service_of(config: WorkerConfig) -> Service:
     """A worker's first rank, or a rank led by another process."""
-    service = FollowerService if config.leader or config.node_rank else WorkerService
-    return service(config, build)
+    return RANKS[0].follower(config, build) or WorkerService(config, build)
 
 
 if __name__ == "__main__":

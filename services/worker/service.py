@@ -26,13 +26,13 @@ from services.worker.metrics import (
     memory_stats,
 )
 from services.worker.observer import Observer
+from services.worker.other_ranks import OtherRanks
 from services.worker.plan_check import PlanCheck
-from services.worker.ranks.followers import Followers
-from services.worker.ranks.local_ranks import LocalRanks, RankLost
-from services.worker.ranks.rank_settings import with_share
+from services.worker.ranks.extension import WorkerRanks
 from services.worker.step_thread import StepThread, call_soon
 from services.worker.traces.slot_spans import SlotSpans
 from services.worker.weights.progress import ProgressLines
+from shared.errors import LostError
 from shared.link.extension import is_taken
 from shared.link.keys import load_keys
 from shared.link.link import Link
@@ -76,6 +76,11 @@ OBSERVERS: tuple[type[Observer], ...] = (
     Observer,
 )
 """The first one is used."""
+RANKS: tuple[type[OtherRanks], ...] = (
+    WorkerRanks,
+    OtherRanks,
+)
+"""The first one is used."""
 EXTENSIONS: list[Callable[[WorkerCore], WorkerExtension]] = [
     WorkerAdapters,
     WorkerMedia,
@@ -85,14 +90,13 @@ EXTENSIONS: list[Callable[[WorkerCore], WorkerExtension]] = [
 class WorkerService:
     """Loads the model before it dials, so that no scheduler waits for a loading worker.
 
-    It is the first rank if several share the model: ``followers`` compute every plan too.
+    It is the first rank if several share the model: the others compute every plan too.
     """
 
     def __init__(self, config: WorkerConfig, build: BuildEngine) -> None:
-        self._config = with_share(config)
+        self._ranks = RANKS[0](config)
+        self._config = self._ranks.config
         self._build = build
-        self._local_ranks = LocalRanks(config)
-        self._followers = Followers(config)
         self._step_thread = StepThread()
         self._progress = "starting"
         self._progress_lines = ProgressLines(time.monotonic())
@@ -116,13 +120,10 @@ class WorkerService:
 
     async def run(self) -> None:
         async with asyncio.TaskGroup() as tasks:
-            beside = [self._local_ranks.run(), self._followers.run()]
-            running = [tasks.create_task(each) for each in beside]
-            await self._local_ranks.until_started()
-            await self._followers.until_assembled()
+            running = tasks.create_task(self._ranks.run())
+            await self._ranks.until_assembled()
             await self._run()
-            for task in running:
-                task.cancel()
+            running.cancel()
 
     async def _run(self) -> None:
         if self._config.numa_node is not None and (why := bind_to_node(self._config.numa_node)):
@@ -132,7 +133,7 @@ class WorkerService:
         self._engine = await loop.run_in_executor(
             self._step_thread.executor, self._build, self._config, self._note_progress
         )
-        await self._followers.until_up()
+        await self._ranks.until_up()
         instance = self._config.instance
         model, capacity = self._engine.model_info, self._engine.capacity
         self._plan_check = PlanCheck(capacity, model.vocab_size)
@@ -168,12 +169,12 @@ class WorkerService:
             await self._link.close("the worker leaves", is_planned=self._is_draining)
 
     async def _leave_with_ranks(self) -> None:
-        """Raises RankLost once a rank was told to stop and open sequences have ended. If this rank
+        """Raises LostError once a rank was told to stop and open sequences have ended. If this rank
         was told too, it just ends."""
-        await self._followers.until_one_leaves()
+        await self._ranks.until_one_leaves()
         await self._end_open()
         if not self._is_stopped:
-            raise RankLost("a rank was told to stop")
+            raise LostError("a rank was told to stop")
 
     async def drain(self) -> None:
         self._is_stopped = True
@@ -207,7 +208,7 @@ class WorkerService:
         if self._is_draining:
             return State.DRAINING, "finishing open requests"
         if self._link is None:
-            return State.NOT_READY, self._followers.missing or self._progress
+            return State.NOT_READY, self._ranks.missing or self._progress
         if self._attachment.home is None:
             return State.NOT_READY, "no scheduler is connected"
         if self._hangs:
@@ -260,7 +261,7 @@ class WorkerService:
 
     def _forget_sequences(self) -> None:
         """The next scheduler knows nothing of them."""
-        self._followers.send(Reset())
+        self._ranks.send(Reset())
         self._step_thread.submit(self._engine.reset)
         self._log.clear()
         self._observer.clear()
@@ -319,7 +320,7 @@ class WorkerService:
                 taken.wait(TAKE_S)
 
         output.add_done_callback(deliver)
-        self._followers.send(plan, ids, *pixels)
+        self._ranks.send(plan, ids, *pixels)
         self._step_thread.submit(self._engine.submit, plan, ids, output, pixels)
         self._log.note(plan)
 

@@ -11,7 +11,7 @@ from benchmarks.harness.engines import make_engine
 from shared.wire.kv_groups import most_blocks
 from shared.wire.messages import SamplingParams
 from tests.gpu.engines import make_cuda_engine
-from tests.services.worker.test_device_groups import MAX_LEN, SETTINGS, STEPS, prompts, save
+from tests.services.worker.device.test_device_groups import MAX_LEN, SETTINGS, STEPS, prompts, save
 
 pytestmark = pytest.mark.gpu
 

@@ -14,6 +14,7 @@ from services.worker.media.addition import Media
 from services.worker.media.tower import Tower
 from tests.gpu.engines import make_cuda_engine
 from tests.media.checkpoints import FAMILIES, Reference, picture, reference, save_checkpoint
+from tests.services.worker.device.test_device_groups import STEPS
 from tests.services.worker.media import scheduled
 from tests.services.worker.media.prompts import Chat, chat, texts_of
 from tests.services.worker.media.test_device_engine import (
@@ -24,7 +25,6 @@ from tests.services.worker.media.test_device_engine import (
     few_blocks,
     params_of,
 )
-from tests.services.worker.test_device_groups import STEPS
 
 pytestmark = pytest.mark.gpu
 

@@ -11,7 +11,7 @@ import torch
 from benchmarks.gpu.shapes import QWEN3_8B, write_model
 from benchmarks.harness import scheduled
 from services.worker.engine.device.engine import DeviceEngine
-from services.worker.layers.offloaded import OffloadedLayers
+from services.worker.engine.device.offload.offloaded import OffloadedLayers
 from shared.wire.messages import SamplingParams
 from tests.gpu.engines import drafting, make_cuda_engine, prompts
 
@@ -23,7 +23,7 @@ SLACK_BYTES = 1 << 30  # KV cache, logits and the current GEMM's output
 
 def offloaded_of(engine: DeviceEngine) -> OffloadedLayers:
     offloaded = engine._segments.model.offloaded
-    assert offloaded is not None
+    assert isinstance(offloaded, OffloadedLayers)
     return offloaded
 
 

@@ -13,8 +13,8 @@ from shared.wire.kv_groups import most_blocks
 from shared.wire.messages import SamplingParams
 from tests.gpu.engines import drafting, make_cuda_engine
 from tests.services.worker.checkpoints import MAX_POSITIONS
-from tests.services.worker.test_device_groups import STEPS
-from tests.services.worker.test_device_states import COMMON, prompts, save
+from tests.services.worker.device.test_device_groups import STEPS
+from tests.services.worker.device.test_device_states import COMMON, prompts, save
 from tests.services.worker.test_mtp_families import HYBRID_FAMILIES
 
 pytestmark = pytest.mark.gpu

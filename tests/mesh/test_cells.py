@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.harness.checked_load import Load
 from benchmarks.harness.fleet import Fleet, Member, running_fleet
-from services.scheduler import cell_handover
 from services.scheduler import service as scheduler_service
+from services.scheduler.cells import handover
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.service import SchedulerService
 from services.worker import attachment
@@ -30,7 +30,7 @@ NUM_STREAMS = 8
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attachment, "SETTLED_S", 0.2)
-    monkeypatch.setattr(cell_handover, "TURN_S", 0.05)
+    monkeypatch.setattr(handover, "TURN_S", 0.05)
 
 
 def schedulers_of(mesh: Mesh) -> list[SchedulerService]:
@@ -151,7 +151,7 @@ async def test_prompts_that_wait_for_a_slow_worker_move_to_slots_that_are_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(scheduler_service, "LOOK_S", 0.1)
-    monkeypatch.setattr(cell_handover, "PATIENCE_S", 0.2)
+    monkeypatch.setattr(handover, "PATIENCE_S", 0.2)
     async with (
         running_mesh(tmp_path, num_schedulers=2, num_workers=2) as mesh,
         client_of(mesh) as client,

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from benchmarks.harness.engines import make_engine
+from benchmarks.harness.engines import ENGINES, make_engine
 from shared.errors import CodecError
 from shared.model_folder import EMBEDDED_MODEL, TOKENIZER_FILE
 from shared.wire.codec import decode, encode
@@ -90,8 +90,7 @@ ARENAS: dict[str, Callable[[Path], Arena]] = {
     "worker with states": states_worker,
     "worker with images": media_worker,
     "worker that drafts": lambda directory: WorkerArena(engine_of("native", "mtp", 3)),
-    "worker with torch's operators": worker("torch"),
-    "worker on a device": worker("device"),
+    **{f"worker by {kernels}": worker(kernels) for kernels in ENGINES if kernels != "native"},
 }
 
 NAMES = [

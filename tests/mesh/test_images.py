@@ -256,6 +256,7 @@ async def test_the_engine_for_gpus_gives_the_same_texts(
     tmp_path: Path, folder: Path, transformers: Reference
 ) -> None:
     """On a CPU; each prompt comes once more when it is cached."""
+    pytest.importorskip("tests.mesh.device_worker")
     contents = [
         (picture(51, 280, 280), " and ", picture(52, 90, 90), QUESTION),
         (picture(51, 280, 280), " and ", picture(53, 90, 90), QUESTION),

@@ -7,11 +7,9 @@ import numpy as np
 from msgspec.structs import replace
 
 from benchmarks.harness.step_engine import run_step
-from services.worker.engine.device.engine import DeviceEngine
 from services.worker.extension import WorkerCore
 from services.worker.plan_check import PlanCheck
 from services.worker.service import EXTENSIONS, OBSERVERS
-from services.worker.slots.table import SlotTable
 from services.worker.step_thread import StepThread
 from shared.errors import CodecError
 from shared.link.extension import is_taken
@@ -47,6 +45,7 @@ from tests.mesh.arena_parts import (
     FakePeer,
     Lies,
 )
+from tests.services.worker.driver import table_of
 
 COMPILE_S = 60
 
@@ -141,11 +140,9 @@ class WorkerArena:
 
     def _compile(self) -> None:
         """Synchronous, so that no result depends on its timing."""
-        engine = self._engine
-        table: SlotTable = engine._table if isinstance(engine, DeviceEngine) else engine._slots
-        assert table._guides is not None
+        guides: Any = table_of(self._engine)._guides
         assert PARAMS.guide is not None
-        table._guides.grammars.compile(PARAMS.guide.grammar).future.result(COMPILE_S)
+        guides.grammars.compile(PARAMS.guide.grammar).future.result(COMPILE_S)
 
     def _prepare(self, index: int) -> None:
         self._engine.reset()

@@ -37,7 +37,7 @@ from services.worker.layers.gated import GatedProducts
 from services.worker.layers.heads import Heads, Latents
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
-from services.worker.layers.offloaded import OffloadedLayers
+from services.worker.layers.offloaded import Offloaded
 from services.worker.layers.ops import Ops
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.layers.rope import RotaryEmbedding
@@ -69,7 +69,7 @@ class TorchOps(Ops[Tensor]):
         self,
         positions: Tensor | None = None,
         out: Tensor | None = None,
-        offloaded: OffloadedLayers | None = None,
+        offloaded: Offloaded | None = None,
         parallel: Parallel = ALONE,
     ) -> None:
         self._positions = positions

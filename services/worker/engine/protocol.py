@@ -47,3 +47,7 @@ class Engine(Protocol):
 
 
 BuildEngine = Callable[[WorkerConfig, Progress], Engine]
+
+
+class EngineModule(Protocol):
+    build: BuildEngine

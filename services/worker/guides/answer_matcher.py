@@ -5,7 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from llguidance import LLMatcher
 
-from services.worker.guides.grammars import Compiled, GrammarError, NotCompiled, first_line
+from services.worker.guides.grammars import Compiled, GrammarError, first_line
+from services.worker.slots.guide import NotCompiled
 
 
 class AnswerMatcher:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
+from services.worker.slots.guide import NotCompiled
 from shared.grammar_limits import COMPILE_STACK_BYTES, PARSER_LIMITS
 from shared.model_folder import TOKENIZER_FILE
 
@@ -21,10 +22,6 @@ MAX_STALL_S = 60.0  # grammars that pass the tokenizer's trial compile in second
 
 class GrammarError(Exception):
     """The reason why a grammar has no matcher."""
-
-
-class NotCompiled(Exception):
-    """The grammar has no matcher yet."""
 
 
 class Progress:

@@ -1,4 +1,4 @@
-"""Makes the guides of sequences."""
+"""The guides of sequences, as a slot table makes them."""
 
 from pathlib import Path
 

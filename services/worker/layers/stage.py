@@ -7,8 +7,14 @@ from typing import Protocol
 
 from torch import Tensor
 
-from services.worker.machine.rank_group import Sent
 from shared.errors import ConfigError
+
+
+class Sent(Protocol):
+    """A tensor on its way, which must stay as it is until ``wait`` returns."""
+
+    def wait(self) -> object:
+        """Until the other side has it."""
 
 
 class StageConnection(Protocol):

@@ -1,7 +1,7 @@
 """Images in a step on a device. Operators read them from tensors that CUDA graphs hold too."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -9,10 +9,20 @@ from torch import Tensor
 
 from kernels.paged_attention import DeviceAttention
 from services.worker.backends.torch_lm import TorchOps
-from services.worker.engine.device.mixed_step import MixedStep
 from services.worker.layers.context import current_context
 from services.worker.layers.embedding import Embedding
 from services.worker.machine.streams import upload
+
+
+class MixedStep(Protocol):
+    """A device's step with chunks, after decode rows of ``width`` tokens each."""
+
+    decoding: Tensor  # [B] int32, slots
+    width: int
+
+    @property
+    def num_decoded(self) -> int: ...
+
 
 Piece = tuple[np.ndarray, Tensor]  # the indices [n] of tokens in a step, and their features
 

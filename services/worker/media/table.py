@@ -2,15 +2,13 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.engine.device.computation import DeviceComputation
-from services.worker.engine.device.mixed_step import MixedStep
-from services.worker.media.device_tokens import DeviceTokens, Piece
+from services.worker.media.device_tokens import DeviceTokens, MixedStep, Piece
 from services.worker.media.encoder import Encoder, Job
 from services.worker.media.item_check import uncached_items
 from services.worker.media.rotations import Rotations
@@ -38,6 +36,10 @@ class _Placed(NamedTuple):
     positions: np.ndarray  # [T] int64, in the sequences
     rows: np.ndarray  # [T] int64, of the table of rotations
     pieces: list[Piece]
+
+
+class _OnDevice(Protocol):
+    step: MixedStep
 
 
 class MediaTable(PlanPart):
@@ -89,9 +91,8 @@ class MediaTable(PlanPart):
             tokens.clear()
             return
         placed = self._place(rows.chunks)
-        assert isinstance(step.computation, DeviceComputation)
-        assert isinstance(step.computation.step, MixedStep)
-        tokens.fill(step.computation.step, placed.rows - placed.positions, placed.pieces)
+        launched = cast(_OnDevice, step.computation).step
+        tokens.fill(launched, placed.rows - placed.positions, placed.pieces)
 
     def _have_items(self, rows: Rows) -> bool:
         return bool(self._prompts) and not self._prompts.keys().isdisjoint(rows.slots.tolist())

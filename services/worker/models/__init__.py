@@ -7,7 +7,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from kernels.cpu.decode import NativeDecoder
-from services.worker.layers.offloaded import OffloadedLayers
+from services.worker.layers.offloaded import Offloaded
 
 
 class DraftLogits(NamedTuple):
@@ -43,7 +43,7 @@ class CausalLM(nn.Module, ABC):
 
     clears_blocks = True  # blocks of the KV cache must be zeroed before a sequence gets them
     draft_head: DraftHead | None = None
-    offloaded: OffloadedLayers | None = None  # a pass copies their weights to the device
+    offloaded: Offloaded | None = None  # a pass copies their weights to the device
 
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from services.worker.layers.gated_delta import GatedDelta
 from services.worker.layers.latent import LatentAttention
 from services.worker.layers.mixture import Mixture
 from services.worker.layers.mlp import GatedMLP
-from services.worker.layers.offloaded import OffloadedLayers
+from services.worker.layers.offloaded import Offloaded
 from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import ALONE, Parallel, Shard
 from services.worker.layers.rope import RotaryEmbedding
@@ -132,7 +132,7 @@ class DecoderLM(nn.Module, ABC):
     logits_softcap: float | None = None
     mtp_head: MtpHead | None = None
     draft_lm_head: DraftLMHead | None = None
-    offloaded: OffloadedLayers | None = None
+    offloaded: Offloaded | None = None
     has_head_elsewhere = False
     takes_embeddings = False
     groups: tuple[Group, ...] = EVERY_LAYER

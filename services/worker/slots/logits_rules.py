@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kernels.sample import RowChange
-from services.worker.guides.slot_guide import SlotGuide
+from services.worker.slots.guide import SlotGuide
 from shared.wire.messages import SamplingParams
 
 ANY_ID, NO_ID = -1, -2

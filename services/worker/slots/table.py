@@ -7,8 +7,7 @@ import numpy as np
 
 from kernels.logprobs.num_logprobs import NO_LOGPROBS
 from kernels.sample.slot_params import FILTERS, SlotParams, host_params
-from services.worker.guides.guides import Guides
-from services.worker.guides.slot_guide import SlotGuide
+from services.worker.slots.guide import Guides, SlotGuide
 from services.worker.slots.logits_rules import LogitsRules, make_logits_rules
 from shared.wire.messages import Admit, Capacity, Extend, SamplingParams, StepPlan
 

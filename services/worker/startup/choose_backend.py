@@ -3,15 +3,12 @@ run the model, else torch's operators."""
 
 import ctypes
 import logging
-import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import partial
 
 import torch
 
-from kernels.cpu.collectives import Collectives, collectives_bytes, forget_name, open_memory
 from kernels.cpu.library import find_variant, load_library
 from kernels.cpu.operators import DTYPES
 from kernels.cpu.packing import NativeLibrary, can_round, is_whole
@@ -19,16 +16,14 @@ from kernels.cpu.sampler import NativeSampler
 from services.worker.backends.compiler import OnShare
 from services.worker.backends.native import NativeLM
 from services.worker.backends.operators import PLAIN, Operators
-from services.worker.backends.torch_lm import DEVICE, HOST, TorchLM
+from services.worker.backends.torch_lm import HOST, TorchLM
 from services.worker.layers.ops import NotSupported
-from services.worker.layers.parallel import Parallel
-from services.worker.layers.stack_experts import stack_experts
 from services.worker.layers.weights import Quantized
-from services.worker.machine.hardware import bound_kernel_caches, gpu_name
+from services.worker.machine.hardware import bound_kernel_caches
 from services.worker.metrics import show_device
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
-from services.worker.startup.connect_hosts import connect_hosts
+from services.worker.startup.ranks import ranks_of
 from services.worker.step.sampler import Sampler, TorchSampler
 from services.worker.weights.progress import Progress
 from shared.errors import ConfigError
@@ -74,7 +69,7 @@ def choose_kernels(
         )
         if not isinstance(model, DecoderLM):
             return model, sampler
-        with _refusing("torch's operators"):
+        with refusing("torch's operators"):
             return TorchLM(model, HOST, operators.torch), sampler
     torch.set_num_threads(1)
     show_device("cpu", variant, num_threads)
@@ -82,32 +77,8 @@ def choose_kernels(
     return native, sampler
 
 
-def choose_device_kernels(
-    model: DecoderLM | CausalLM,
-    settings: WorkerConfig,
-    dtype: torch.dtype,
-    operators: Operators = PLAIN,
-) -> tuple[CausalLM, Sampler]:
-    """Does the same as ``choose_kernels`` for the device engine, which samples by itself. Raises
-    ConfigError."""
-    if settings.activation_dtype != "auto":
-        raise ConfigError(
-            f"activation-dtype: {settings.activation_dtype} is for native code on a CPU, and this"
-            " worker computes on a GPU"
-        )
-    show_device(gpu_name(), "triton", torch.get_num_threads())
-    if not isinstance(model, DecoderLM):
-        log.info("kernels: torch's operators, attention by Triton")
-        return model, TorchSampler()
-    with _refusing("the operators of GPUs"):
-        computed = TorchLM(model, DEVICE, operators.torch)
-        stack_experts(model)
-    log.info("kernels: Triton's")
-    return computed, TorchSampler()
-
-
 @contextmanager
-def _refusing(operators: str) -> Iterator[None]:
+def refusing(operators: str) -> Iterator[None]:
     """Raises ConfigError instead of NotSupported."""
     try:
         yield
@@ -149,34 +120,6 @@ def _native(
     if rounds and not any(is_whole(form.as_codes) for form in forms):
         raise NotSupported("no weights of it are whole numbers, as those of wint8 and wint4 are")
     native = NativeLibrary(library, dtype, num_threads, rounds=rounds)
-    model.parallel = meet_natively(model.parallel, settings, library)
+    if (ranks := ranks_of(settings)) is not None:
+        model.parallel = ranks.meet_natively(model.parallel, settings, library)
     return NativeLM(model, settings.block_size, native, report, operators.recorder)
-
-
-def meet_natively(parallel: Parallel, settings: WorkerConfig, library: ctypes.CDLL) -> Parallel:
-    """The ranks of a host share memory, and its first rank adds the other hosts' parts. Raises
-    ConfigError if there is too little memory."""
-    if parallel.size == 1:
-        return parallel
-    rank, size, of_host = parallel.rank, parallel.size, settings.ranks_of_host
-    is_first = rank == of_host.start
-    token = parallel.first(torch.tensor([secrets.randbits(62)]))
-    name = f"shoal-{int(token):x}-{settings.node_rank}"
-    num_bytes = collectives_bytes(library, size)
-    try:
-        if is_first:
-            memory = open_memory(name, num_bytes, creates=True)
-        parallel.least(0)  # it is there
-        if not is_first:
-            memory = open_memory(name, num_bytes, creates=False)
-        parallel.least(0)  # all have opened it
-    except OSError as error:
-        raise ConfigError(
-            f"tensor-parallel-size: {len(of_host)} ranks share {num_bytes >> 20} MiB of /dev/shm:"
-            f" {error.strerror}"
-        ) from None
-    finally:
-        if is_first:
-            forget_name(name)
-    others = connect_hosts(parallel, settings)
-    return replace(parallel, group=Collectives(library, memory, rank, size, of_host, others))

@@ -1,5 +1,6 @@
-"""Implementations of models besides our own, by their names in ``model-impl``, and additions to our
-own models (``additions.py``), by the settings that turn them on."""
+"""Optional modules of a worker: implementations of models besides our own, by their names in
+``model-impl``, additions to our own models (``additions.py``), by the settings that turn them on,
+engines besides the host's, guides of outputs, and the start of ranks (``ranks.py``)."""
 
 from importlib import import_module
 from pathlib import Path
@@ -14,6 +15,16 @@ from shared.wire.messages import Capacity
 MODULES = {
     "transformers": "services.worker.foreign.backend",
 }
+ENGINES: dict[str, str] = {
+    "device": "services.worker.engine.device.engine",
+    "stages": "services.worker.ranks.stages",
+}
+GUIDES: list[str] = [
+    "services.worker.guides.guides",
+]
+RANKS: list[str] = [
+    "services.worker.ranks.join_ranks",
+]
 ADDITIONS: dict[str, str] = {
     "has_adapters": "services.worker.adapters.addition",
     "reads_media": "services.worker.media.addition",

@@ -3,7 +3,9 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import numpy as np
@@ -11,7 +13,6 @@ import torch
 
 from services.worker.backends.operators import Operators
 from services.worker.expert_loads import ExpertLoads, has_experts
-from services.worker.guides.guides import Guides
 from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.machine.hardware import (
     Memory,
@@ -26,9 +27,8 @@ from services.worker.machine.kv_cache import KVCache
 from services.worker.metrics import show_parameters
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
-from services.worker.models.registry import (
-    read_architectures,
-)
+from services.worker.models.registry import read_architectures
+from services.worker.slots.guide import Guides
 from services.worker.speculation.choose import NO_SPECULATION, Speculation, choose_speculation
 from services.worker.speculation.draft_vocab import limit_drafts
 from services.worker.startup.additions import (
@@ -38,7 +38,7 @@ from services.worker.startup.additions import (
     operators_of,
 )
 from services.worker.startup.cache_codes import CACHE_CODES, choose_cache_dtype
-from services.worker.startup.join_ranks import check_split, join_ranks, share_of
+from services.worker.startup.implementations import GUIDES
 from services.worker.startup.load_weights import load_ours, load_theirs
 from services.worker.startup.model_shape import (
     ModelShape,
@@ -47,6 +47,7 @@ from services.worker.startup.model_shape import (
     shape_of,
 )
 from services.worker.startup.native_config import find_native_config
+from services.worker.startup.ranks import Joined, ranks_of, share_of
 from services.worker.step.pooling import Pooler
 from services.worker.step.sampler import Sampler
 from services.worker.weights.pooled import make_up_score_head, read_score_head
@@ -149,10 +150,11 @@ class LoadedModel:
             ) from None
 
     def make_guides(self) -> Guides | None:
-        """None if nothing is sampled."""
-        if not self.parallel.stage.is_last:
+        """None if nothing is sampled, or grammars are not installed."""
+        if not self.parallel.stage.is_last or not GUIDES:
             return None
-        return Guides(self.folder, self.model_info.vocab_size, self.eos_ids)
+        make = import_module(GUIDES[0]).Guides
+        return cast(Guides, make(self.folder, self.model_info.vocab_size, self.eos_ids))
 
     @property
     def limits(self) -> Capacity:
@@ -200,7 +202,9 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
     device = choose_device(settings.device, settings.gpu_claims)
     cache_dtype = choose_cache_dtype(settings.kv_cache_dtype, config)
     settings = settings.model_copy(update={"kv_cache_dtype": cache_dtype})
-    check_split(settings, config)
+    others = ranks_of(settings)
+    if others is not None:
+        others.check_split(settings, config)
     dtype = choose_dtype(settings.dtype, device)
     added = list(addition_modules(settings))
     for module in added:
@@ -208,7 +212,8 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
     compute_exactly()
     model_info = _described(model_info, settings, dtype)
     log.info("model %s (%s) in %s on %s", location.name, "/".join(architectures), dtype, device)
-    ranks, parallel = join_ranks(settings, device)
+    alone = Joined(ALONE, ALONE)
+    ranks, parallel = alone if others is None else others.join_ranks(settings, device)
     before = share_of(read_memory(device, settings.numa_node), settings, ranks, device)
     model: DecoderLM | CausalLM
     expert_loads = None

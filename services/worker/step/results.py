@@ -7,7 +7,7 @@ import numpy as np
 
 from kernels.accept.output import FULL, REPEATED, STOPPED
 from kernels.sample import NOT_FINITE, NOTHING_LEFT
-from services.worker.guides.slot_guide import SlotGuide
+from services.worker.slots.guide import SlotGuide
 from services.worker.slots.table import SlotTable
 from services.worker.step.rows import Rows
 from services.worker.step.verify import AcceptOutcome

@@ -15,8 +15,8 @@ from kernels.sample import (
     prepare_random_rows,
 )
 from kernels.sample.slot_params import SlotParams
-from services.worker.guides.grammars import NotCompiled
 from services.worker.metrics import GUIDE_MASK_SECONDS, GUIDE_MASKS
+from services.worker.slots.guide import NotCompiled
 from services.worker.slots.logits_rules import row_change
 from services.worker.slots.table import SlotTable
 from services.worker.step.sampler import Adjusted

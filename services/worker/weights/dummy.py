@@ -13,7 +13,7 @@ from services.worker.layers.parallel import ALONE, Parallel
 from services.worker.models.decoder import DecoderLM
 from services.worker.weights.load import build_model, quantize
 from services.worker.weights.online import Forms, Quantization
-from services.worker.weights.weight_placement import WeightPlacement
+from services.worker.weights.weight_placement import make_placement
 from shared.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ def make_dummy(
     of_linears = {parameter for linear in linears for parameter in linear.parameters()}
     others = {each: name for name, each in model.named_parameters() if each not in of_linears}
     _make_up(others, generator)
-    placement = WeightPlacement(model, device, model.model.layers, host_bytes)
+    placement = make_placement(model, device, model.model.layers, host_bytes)
     for _, module, home in placement.visit():
         if isinstance(module, Linear):
             module.allocate(device)

@@ -31,7 +31,7 @@ from services.worker.weights.renamed import with_our_names
 from services.worker.weights.schemes import find_scheme
 from services.worker.weights.schemes.scheme import Scheme, StoredCodes
 from services.worker.weights.stacked_experts import with_experts
-from services.worker.weights.weight_placement import WeightPlacement
+from services.worker.weights.weight_placement import WeightPlacement, make_placement
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
 
@@ -82,7 +82,7 @@ def load_model(
     checkpoint = with_experts(with_mtp_head(stored, config), config)
     own = without_missing_head(config, checkpoint)
     model = build_model(own, dtype, device, parallel, pools=pools)
-    placement = WeightPlacement(model, device, model.model.layers, host_bytes)
+    placement = make_placement(model, device, model.model.layers, host_bytes)
     if cache is not None and (scheme is not None or parallel is not ALONE):
         log.warning("quantization-cache: not used with ranks, nor where codes are read")
     if cache is None or forms == DENSE or scheme is not None or parallel is not ALONE:

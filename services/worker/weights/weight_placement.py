@@ -1,134 +1,45 @@
-"""Where a model's weights are: on its device, or some layers' on the host (``cpu-offload-gb``)."""
+"""Where a model's weights are: on its device, unless some are in host memory."""
 
-import logging
 from collections.abc import Iterable, Iterator
+from importlib import import_module
+from typing import cast
 
 import torch
 from torch import nn
 
-from services.worker.layers.linear import Linear
-from services.worker.layers.offloaded import NUM_BUFFERS, Arena, OffloadedLayers, num_bytes_of
-from services.worker.layers.ops import NotSupported
-from services.worker.layers.stack_experts import stack_experts
-from services.worker.machine.hardware import read_memory
-from shared.errors import ConfigError
+from services.worker.layers.offloaded import Offloaded
 
-log = logging.getLogger(__name__)
-
-HOST = torch.device("cpu")
 GIB = 1 << 30
-
-_Kind = tuple[tuple[int, int], ...]  # outputs and inputs of a layer's GEMMs
+# The module with a ``PLACEMENT`` for ``cpu-offload-gb``.
+PLACEMENTS: list[str] = [
+    "services.worker.engine.device.offload.placement",
+]
 
 
 class WeightPlacement:
-    """Has all modules of a model filled in turn, and moves the weights of some ``layers`` to host
-    memory as soon as they are filled.
+    """Has all modules of a model filled in turn."""
 
-    These are the fewest layers with ``host_bytes`` in all, or all layers, spread evenly. The first
-    layers are on the host until there was one of each kind, and so the size of all is known.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        device: torch.device,
-        layers: Iterable[nn.Module] = (),
-        host_bytes: int = 0,
-    ) -> None:
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
         self.device = device
         self._model = model
-        self._layers = list(layers) if host_bytes else []
-        self._host_bytes = host_bytes
-        self._kinds = [_kind(layer) for layer in self._layers]
-        self._num_held = max((self._kinds.index(kind) + 1 for kind in self._kinds), default=0)
-        self._sizes: dict[_Kind, int] = {}
-        self._on_host = set(range(self._num_held))
-        self._arenas: list[Arena] = []
 
     def visit(self) -> Iterator[tuple[str, nn.Module, torch.device]]:
         """Yields each module with its path, to be filled before the next, and the device for its
-        weights. Raises ConfigError if the host has less memory, nothing would be saved, or kernels
-        cannot read a layer's experts."""
-        indices = {module: i for i, layer in enumerate(self._layers) for module in layer.modules()}
-        current: int | None = None
+        weights. Raises ConfigError."""
         for path, module in list(self._model.named_modules()):
-            index = indices.get(module)
-            if current is not None and index != current:
-                self._settle(current)
-            current = index
-            yield path, module, HOST if index in self._on_host else self.device
-        if current is not None:
-            self._settle(current)
+            yield path, module, self.device
 
-    def offloaded(self) -> OffloadedLayers | None:
+    def offloaded(self) -> Offloaded | None:
         """After all modules are filled, and read on their devices: gives the layers on the host
         their place on the device, with room for two of them."""
-        if not self._arenas:
-            return None
-        return OffloadedLayers(self._layers, self._arenas, self.device)
-
-    def _settle(self, index: int) -> None:
-        """The layer of ``index`` is filled."""
-        self._sizes.setdefault(self._kinds[index], num_bytes_of(self._layers[index]))
-        if index >= self._num_held:
-            self._send(index)
-        elif index == self._num_held - 1:
-            self._choose()
-            for held in range(self._num_held):
-                self._send(held)
-
-    def _send(self, index: int) -> None:
-        """Copies a layer to its chosen memory."""
-        layer = self._layers[index]
-        if index in self._on_host:
-            try:
-                stack_experts(layer, f"model.layers.{index}")
-            except NotSupported as problem:
-                raise ConfigError(f"cpu-offload-gb: {self._wanted}: {problem}") from None
-            self._arenas.append(Arena(layer))
-        elif index < self._num_held:
-            layer.to(self.device)
-
-    def _choose(self) -> None:
-        sizes = [self._sizes[kind] for kind in self._kinds]
-        total = len(sizes)
-        for num in range(1, total + 1):
-            chosen = spread(num, total)
-            num_bytes = sum(sizes[index] for index in chosen)
-            if num_bytes >= self._host_bytes:
-                break
-        least = NUM_BUFFERS * max(sizes[index] for index in chosen)
-        if num_bytes <= least:
-            raise ConfigError(self._too_few(num, least))
-        held = sum(sizes[index] for index in range(self._num_held) if index in chosen)
-        free = read_memory(HOST).free + held
-        if num_bytes > free:
-            raise ConfigError(
-                f"cpu-offload-gb: {self._wanted}: {num} of {total} layers take"
-                f" {num_bytes / GIB:.3g} GiB of the host's memory, and"
-                f" {free / GIB:.3g} GiB are free"
-            )
-        self._on_host = set(chosen)
-
-    def _too_few(self, num: int, least: int) -> str:
-        wanted = f"cpu-offload-gb: {self._wanted}: that is {num} of {len(self._layers)} layers"
-        saves = f"{NUM_BUFFERS} of them have a place on the device in any case"
-        if num == len(self._layers):
-            return f"{wanted}, and {saves}: leave it at 0"
-        return f"{wanted}, and {saves}: set it above {least / GIB:.3g}, or to 0"
-
-    @property
-    def _wanted(self) -> str:
-        return f"{self._host_bytes / GIB:.3g}"
+        return None
 
 
-def spread(num: int, total: int) -> list[int]:
-    """Returns ``num`` of ``total`` places, as far from each other as can be, the last among
-    them."""
-    return [-(-(turn + 1) * total // num) - 1 for turn in range(num)]
-
-
-def _kind(layer: nn.Module) -> _Kind:
-    linears = [module for module in layer.modules() if isinstance(module, Linear)]
-    return tuple((linear.outputs, linear.inputs) for linear in linears)
+def make_placement(
+    model: nn.Module, device: torch.device, layers: Iterable[nn.Module], host_bytes: int
+) -> WeightPlacement:
+    """Some ``layers`` with ``host_bytes`` in all are on the host."""
+    if not host_bytes:
+        return WeightPlacement(model, device)
+    make = import_module(PLACEMENTS[0]).PLACEMENT
+    return cast(WeightPlacement, make(model, device, layers, host_bytes))

@@ -1,14 +1,33 @@
 """One tiny random checkpoint, and transformers' model of it, for all tests of the worker."""
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from transformers import Qwen2ForCausalLM
 
+from benchmarks.harness.engines import NotInstalled
 from tests.services.worker.checkpoints import save_qwen2
 from tests.unwritten import poison
+
+
+def _skipping() -> Generator[None, Any, Any]:
+    try:
+        return (yield)
+    except NotInstalled as missing:
+        pytest.skip(f"{missing} is not installed")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Generator[None, Any, Any]:
+    return (yield from _skipping())
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, Any, Any]:
+    return (yield from _skipping())
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -8,8 +8,8 @@ import numpy as np
 
 from benchmarks.harness.engines import AnyEngine
 from benchmarks.harness.step_engine import run_step
-from services.worker.engine.device.engine import DeviceEngine
 from services.worker.models import CausalLM
+from services.worker.slots.table import SlotTable
 from shared.wire.messages import (
     Admit,
     Decode,
@@ -26,7 +26,11 @@ GREEDY = SamplingParams(seed=0, temperature=0.0, max_tokens=12)
 
 def model_of(engine: AnyEngine) -> CausalLM:
     """The object that computes the steps."""
-    return engine._segments.model if isinstance(engine, DeviceEngine) else engine._model
+    return engine._segments.model if hasattr(engine, "_segments") else engine._model
+
+
+def table_of(engine: AnyEngine) -> SlotTable:
+    return engine._table if hasattr(engine, "_segments") else engine._slots
 
 
 @dataclass

@@ -13,7 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from benchmarks.harness.engines import NotInstalled
 from services.worker.weights.codes import E2M1, NF4
+from services.worker.weights.schemes import SCHEMES
 from shared.model_folder import weight_files
 from tests.services.worker.checkpoints import change_config
 
@@ -29,11 +31,17 @@ class Layout(NamedTuple):
     write: Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]
 
 
+def check_method(name: str) -> None:
+    if name not in SCHEMES:
+        raise NotInstalled(f"the format {name}")
+
+
 def save_quantized(
     dense: Path, folder: Path, layout: Layout, ends: tuple[str, ...] = ()
 ) -> dict[str, Tensor]:
     """A copy of ``dense`` in ``folder`` with quantized projections, and other tensors with
     ``ends``. Returns all dequantized tensors by the names of ``dense``."""
+    check_method(layout.config["quant_method"])
     files = weight_files(dense)
     tensors = {name: each for file in files for name, each in load_file(file).items()}
     skipped = shutil.ignore_patterns("*.safetensors", "*.index.json")
@@ -54,6 +62,7 @@ def save_quantized(
 
 def save_mxfp4_experts(dense: Path, folder: Path) -> None:
     """The same for a gpt-oss, with only its experts quantized."""
+    check_method("mxfp4")
     tensors = {name: each for file in weight_files(dense) for name, each in load_file(file).items()}
     skipped = shutil.ignore_patterns("*.safetensors", "*.index.json")
     shutil.copytree(dense, folder, ignore=skipped, dirs_exist_ok=True)

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 from kernels.cpu.library import load_library, variants
 from kernels.cpu.packing import NativeLibrary
 from services.worker.backends.native import NativeLM
+from services.worker.backends.torch_lm import DEVICE, TorchLM
 from services.worker.layers.heads import AttentionSpec
 from services.worker.layers.ops import NotSupported
 from services.worker.models import CausalLM, parts
 from services.worker.models.decoder import DecoderLM
-from services.worker.startup.choose_backend import choose_device_kernels, choose_kernels
+from services.worker.startup.choose_backend import choose_kernels
 from services.worker.weights.load import build_model
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
@@ -51,7 +52,7 @@ def by_torch(model: DecoderLM) -> CausalLM:
 
 
 def on_a_device(model: DecoderLM) -> CausalLM:
-    return OnDevice(choose_device_kernels(model, SETTINGS, DTYPE)[0])
+    return OnDevice(TorchLM(model, DEVICE))
 
 
 BACKENDS: dict[str, Callable[[DecoderLM], CausalLM]] = {

@@ -13,6 +13,7 @@ from benchmarks.harness.engines import KERNELS, AnyEngine, make_engine
 from benchmarks.harness.scheduled import Run
 from benchmarks.harness.step_engine import run_step
 from services.worker.engine.host import HostEngine
+from services.worker.startup.implementations import GUIDES
 from shared.model_folder import EMBEDDED_MODEL
 from shared.wire.messages import (
     ALL_TOKENS,
@@ -26,8 +27,8 @@ from shared.wire.messages import (
     StepResult,
 )
 from shared.wire.token_arrays import Layout
+from tests.services.worker.grammars import GRAMMARS, encode
 from tests.services.worker.speculation import engine_of, params_of, prompts
-from tests.services.worker.test_slot_guide import GRAMMARS, encode
 
 NUM = 13
 NUMS_OF_STEPS = (2, 4, HostEngine.max_num_steps)
@@ -62,8 +63,11 @@ def engine(kernels: str, method: str) -> AnyEngine:
 def run(kernels: str, method: str, num_steps: int, **options: Any) -> Run:
     own, some = engine(kernels, method), prompts()[:NUM]
     for params in asked():
-        if params.guide is not None:  # no output waits for it, so that steps are the same
-            own._slots._guides.grammars.compile(params.guide.grammar).future.result(60)  # type: ignore[union-attr]
+        if (
+            params.guide is not None and GUIDES
+        ):  # no output waits for it, so that steps are the same
+            guides: Any = own._slots._guides
+            guides.grammars.compile(params.guide.grammar).future.result(60)
     return scheduled.run(own, some, asked(), num_steps=num_steps, **options)
 
 

@@ -1,6 +1,5 @@
 """Stacked expert weights: the same values, in the same memory as each expert's own."""
 
-import re
 from typing import Any
 
 import msgspec
@@ -13,11 +12,8 @@ from services.worker.layers.linear import Linear
 from services.worker.layers.stack_experts import stack_experts
 from services.worker.layers.weights import Dense
 from services.worker.models.decoder import DecoderLM
-from services.worker.startup.choose_backend import choose_device_kernels
 from services.worker.weights.load import quantize
 from services.worker.weights.online import ONLINE, Quantization
-from shared.errors import ConfigError
-from shared.settings.worker import WorkerConfig
 from tests.services.worker.test_native import EXPERTS, experts_of, make_config, make_model
 
 QUANTIZATIONS: tuple[Quantization, ...] = ("none", *ONLINE)
@@ -87,18 +83,3 @@ def test_zeros_and_wide_scales_of_some_experts_are_those_of_all() -> None:
     for num, linear in enumerate(layer):
         assert torch.equal(stacks.down.expert(num).values(torch.float32), expected[num])
         assert torch.equal(values_of(linear), expected[num])
-
-
-def test_experts_in_several_forms_are_refused_by_the_layers_name() -> None:
-    model = make()
-    quantize(linears(model, "down_proj")[1][2], "wint8")
-    message = "model.layers.1.mlp: weights of experts that are not in one form"
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        choose_device_kernels(model, WorkerConfig(), torch.float32)
-
-
-def test_sizes_that_kernels_do_not_read_are_refused() -> None:
-    model = make(moe_intermediate_size=20)
-    message = "experts of (96, 20) outputs and inputs, no multiples of 8"
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        choose_device_kernels(model, WorkerConfig(), torch.float32)

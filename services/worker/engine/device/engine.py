@@ -16,24 +16,24 @@ from services.worker.engine.device.computation import DeviceComputation
 from services.worker.engine.device.device_slots import DeviceSlots, SlotBounds
 from services.worker.engine.device.drafts import Drafts, MtpDrafts, NgramDrafts
 from services.worker.engine.device.graphs import shapes
+from services.worker.engine.device.kernels import choose_device_kernels
 from services.worker.engine.device.measure import measure
 from services.worker.engine.device.mixed_step import MixedStep
+from services.worker.engine.device.offload.offloaded import NUM_BUFFERS, OffloadedLayers
 from services.worker.engine.device.out_of_memory import FailedPrompts
 from services.worker.engine.device.record_graphs import WantedGraphs, record_graphs
 from services.worker.engine.device.recordable import why_not_recordable
 from services.worker.engine.device.segments import make_segments
+from services.worker.engine.device.states import DeviceStatePool
 from services.worker.engine.device.steps import DecodeStep
 from services.worker.engine.device.trunk_graphs import trunk_shapes
 from services.worker.engine.protocol import StepOutput
-from services.worker.layers.offloaded import NUM_BUFFERS, OffloadedLayers
 from services.worker.layers.weights import Quantized
-from services.worker.machine.device_states import DeviceStatePool
 from services.worker.machine.hardware import why_out_of_memory
 from services.worker.machine.streams import DeviceEvent, Download, upload
 from services.worker.metrics import EXPERT_LOADS
 from services.worker.slots.table import SlotTable
 from services.worker.speculation.ngram import NgramDrafter
-from services.worker.startup.choose_backend import choose_device_kernels
 from services.worker.startup.loaded_model import LoadedModel, load
 from services.worker.startup.plan_memory import estimate_requirements, mib, plan_worker
 from services.worker.step.parts import make_parts
@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 def report_offload(loaded: LoadedModel) -> float:
     """Measures and logs the seconds of a step's weight copies; 0 if no layer is offloaded."""
     offloaded = loaded.model.offloaded
-    if offloaded is None:
+    if not isinstance(offloaded, OffloadedLayers):
         return 0.0
     seconds = offloaded.measure()
     for line in offload_lines(offloaded, seconds, _remedies(loaded)):
@@ -108,6 +108,8 @@ class DeviceEngine:
     tokens and closes slots. A slot is safe to reuse because the scheduler first waits for the
     results of all plans with it.
     """
+
+    runs_ahead = True  # launches a step without waiting for the step before
 
     def __init__(self, settings: WorkerConfig, progress: Progress) -> None:
         loaded = load(settings, progress, choose_device_kernels)
@@ -344,7 +346,7 @@ def _may_record(loaded: LoadedModel) -> bool:
     offloaded = loaded.model.offloaded
     if loaded.pooler is not None or loaded.settings.enforce_eager:
         return False
-    is_pinned = offloaded is None or not offloaded.why_not_pinned
+    is_pinned = not isinstance(offloaded, OffloadedLayers) or not offloaded.why_not_pinned
     if not loaded.parallel.least(int(is_pinned)):
         return False
     if not isinstance(loaded.model, TorchLM) and (problem := why_not_recordable(loaded)):
@@ -363,3 +365,6 @@ def _wanted_graphs(loaded: LoadedModel, max_rows: int, may_record: bool) -> Want
     if settings.cudagraph_mode == "full_decode_only":
         return WantedGraphs(steps)
     return WantedGraphs(steps, trunk_shapes(sizes, max_tokens, num_drafts))
+
+
+build = DeviceEngine

@@ -26,9 +26,9 @@ from kernels.sample.slot_rules import Changed
 from kernels.sample.slots import process_slots, sample_slots
 from kernels.slot_state import SlotState
 from kernels.store_drafts import store_drafts
+from services.worker.engine.device.states import DeviceStatePool
 from services.worker.layers.context import AttentionInputs, ForwardContext, forward_context
 from services.worker.layers.parallel import ALONE, Parallel
-from services.worker.machine.device_states import DeviceStatePool
 from services.worker.machine.kv_cache import KVCache
 from services.worker.machine.streams import upload
 from services.worker.models import DraftHead, TorchCausalLM

@@ -1,24 +1,20 @@
 """The formats of tools that quantize models, read into our forms of weights."""
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
-from services.worker.weights.schemes.awq import Awq
-from services.worker.weights.schemes.bitsandbytes import BitsAndBytes
-from services.worker.weights.schemes.compressed_tensors import CompressedTensors
-from services.worker.weights.schemes.fp8 import Fp8
-from services.worker.weights.schemes.gptq import Gptq
-from services.worker.weights.schemes.mxfp4 import Mxfp4
 from services.worker.weights.schemes.scheme import Scheme
 from shared.errors import ConfigError
 
-SCHEMES: dict[str, type[Scheme]] = {
-    "awq": Awq,
-    "bitsandbytes": BitsAndBytes,
-    "compressed-tensors": CompressedTensors,
-    "fp8": Fp8,
-    "gptq": Gptq,
-    "mxfp4": Mxfp4,
+# Modules with a ``SCHEME``, by ``quant_method``.
+SCHEMES: dict[str, str] = {
+    "awq": "services.worker.weights.schemes.tools.awq",
+    "bitsandbytes": "services.worker.weights.schemes.tools.bitsandbytes",
+    "compressed-tensors": "services.worker.weights.schemes.tools.compressed_tensors",
+    "fp8": "services.worker.weights.schemes.tools.fp8",
+    "gptq": "services.worker.weights.schemes.tools.gptq",
+    "mxfp4": "services.worker.weights.schemes.tools.mxfp4",
 }
 
 
@@ -32,6 +28,7 @@ def find_scheme(config: Mapping[str, Any]) -> Scheme:
             f" {', '.join(sorted(SCHEMES))}"
         )
     try:
-        return SCHEMES[method](config)
+        scheme: Scheme = import_module(SCHEMES[method]).SCHEME(config)
     except ValueError as error:
         raise ConfigError(f"model: quantization_config: {method}: {error}") from None
+    return scheme

@@ -8,22 +8,12 @@ import pytest
 
 from benchmarks.harness.sequences import add_one
 from services.scheduler.adapters.room import PATIENCE, AdapterRoom
-from services.scheduler.cell_handover import CellHandover
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import WaitReason
-from services.scheduler.tokens_message import Forwarding
 from shared.wire.messages import (
-    PROTOCOL_MAJOR,
-    PROTOCOL_MINOR,
     Capacity,
-    Heartbeat,
-    Hello,
-    Lost,
-    Overview,
     SamplingParams,
-    State,
 )
-from tests.mesh.arena_parts import FakePeer
 from tests.services.scheduler.adapters.schedules import DIGESTS, AdapterMesh
 from tests.services.scheduler.schedules import run_schedule
 from tests.services.scheduler.simulated_worker import SimulatedWorker
@@ -167,24 +157,6 @@ def test_the_reason_to_wait_is_the_adapter_on_a_worker_that_lacks_it():
     cell.add(A)
     cell.core.plan("other")
     assert cell.core.wait_reason == WaitReason.ADAPTER
-
-
-async def test_a_sequence_that_waits_for_an_adapter_stays_in_its_cell():
-    cell = Cell(max_adapters=1)
-    overview = Overview("other", 1, 0, 0, 256, 256, num_slots=8)
-    tokenizer = FakePeer(Hello(PROTOCOL_MAJOR, PROTOCOL_MINOR, "tokenizer", "t"))
-    tokenizer.status = Heartbeat(State.READY, "", 0, 0, overview=overview)
-    others = CellHandover(cell.core, {0: Forwarding(tokenizer, 0.01)}, "us", lambda: None)
-    cell.add(A, max_tokens=100)
-    cell.step()
-    cell.add(B)
-    for _ in range(7):
-        cell.add(A)
-    full = cell.add(A)
-    cell.step()
-    others.move_waiting(60.0)
-    moved = [key.request for each, _ in tokenizer.take(Lost) for key in each.keys]
-    assert moved == [full], "it waits for a slot"
 
 
 def test_an_adapter_is_held_until_no_plan_in_flight_names_it():

@@ -17,7 +17,7 @@ from tests.services.worker.adapters.made import (
 )
 from tests.services.worker.checkpoints import random_prompts, save_model
 from tests.services.worker.hybrids import HYBRIDS
-from tests.services.worker.ranks import Case, Texts, texts_of_ranks
+from tests.services.worker.ranks.rank_processes import Case, Texts, texts_of_ranks
 from tests.services.worker.test_families import CASES
 
 FAMILIES = {

@@ -11,9 +11,9 @@ from benchmarks.harness.scheduled import Run
 from shared.wire.kv_groups import most_blocks
 from shared.wire.messages import SamplingParams
 from tests.media.checkpoints import FAMILIES, Reference, picture
+from tests.services.worker.device.test_device_groups import STEPS
 from tests.services.worker.media import scheduled
 from tests.services.worker.media.prompts import Chat, chat
-from tests.services.worker.test_device_groups import STEPS
 
 pytestmark = [
     pytest.mark.usefixtures("_unwritten_memory"),

@@ -1,0 +1,66 @@
+"""Ranks of the engine for GPUs, here on CPUs, give the results of one process."""
+
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from transformers import GraniteForCausalLM, Olmo2ForCausalLM
+
+from services.worker.engine.device.graphs import Shape, StepGraphs
+from services.worker.engine.device.recorders import on_all_ranks
+from services.worker.engine.device.steps import Record, Run
+from tests.services.worker.ranks.rank_processes import Case, texts_of_ranks
+from tests.services.worker.ranks.test_ranks import (
+    SOME_DRAFTS,
+    WHOLE,
+    assert_same,
+    save,
+    save_odd_experts,
+    save_with_head,
+)
+
+IN_BLOCKS = {"embedding_quantization": "fp8_block", "lm_head_quantization": "fp8_block"}
+
+
+def test_two_ranks_have_the_texts_of_one_process(tmp_path: Path) -> None:
+    """Drafts of an MTP head, an indivisible vocabulary, norms over all heads, experts in parts and
+    whole."""
+    mimo, oss = save_with_head(tmp_path / "mimo"), save_odd_experts(tmp_path / "oss")
+    cases = {
+        "mimo": Case(mimo, "device", IN_BLOCKS),
+        "mimo, some drafts": Case(mimo, "device", SOME_DRAFTS),
+        "olmo 2": Case(save(tmp_path / "olmo", Olmo2ForCausalLM), "device"),
+        "gpt-oss": Case(oss, "device"),
+        "gpt-oss, whole": Case(oss, "device", WHOLE),
+    }
+    with texts_of_ranks(cases, 2, tmp_path) as found:
+        pass
+    assert_same(found, cases)
+
+
+def test_a_graph_that_one_rank_has_no_memory_for_is_on_none(tmp_path: Path) -> None:
+    """Three sequences would be padded to four only on the ranks that have it."""
+    folder = save(tmp_path / "granite", GraniteForCausalLM, intermediate_size=128)
+    sizes = {"cudagraph_capture_sizes": [2, 4]}
+    cases = {"device": Case(folder, "device", sizes, prepare=short_of_memory)}
+    with texts_of_ranks(cases, 2, tmp_path) as found:
+        pass
+    assert_same(found, cases)
+
+
+def short_of_memory(rank: int) -> None:
+    """The second one has no memory for graphs of four sequences, and captures like a GPU: runs the
+    work first, then captures it alone."""
+    record_step = StepGraphs.record
+
+    def record(graphs: StepGraphs, shape: Shape, record: Record) -> None:
+        def capture(run: Run) -> Run:
+            recorded = record(run)
+            with on_all_ranks(graphs._segments.parallel):
+                if rank == 1 and shape.num_rows == 4:
+                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.")
+            return recorded
+
+        record_step(graphs, shape, capture)
+
+    patch.object(StepGraphs, "record", record).start()
