@@ -1,6 +1,7 @@
 """The formats of tools that quantize models, read into our forms of weights."""
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
 from services.worker.weights.schemes.awq import Awq
@@ -20,18 +21,24 @@ SCHEMES: dict[str, type[Scheme]] = {
     "gptq": Gptq,
     "mxfp4": Mxfp4,
 }
+# Modules with a ``SCHEME``, of optional parts.
+OTHERS: dict[str, str] = {
+    "gguf": "services.worker.gguf.scheme",
+}
 
 
 def find_scheme(config: Mapping[str, Any]) -> Scheme:
     """``config`` is a model's quantization_config. Raises ConfigError for an unreadable method,
     with the readable ones."""
     method = config.get("quant_method")
-    if method not in SCHEMES:
+    if method not in SCHEMES.keys() | OTHERS.keys():
         raise ConfigError(
             f"model: quantization_config: quant_method {method!r} is not supported; supported are"
             f" {', '.join(sorted(SCHEMES))}"
         )
+    kind = SCHEMES[method] if method in SCHEMES else import_module(OTHERS[method]).SCHEME
     try:
-        return SCHEMES[method](config)
+        scheme: Scheme = kind(config)
+        return scheme
     except ValueError as error:
         raise ConfigError(f"model: quantization_config: {method}: {error}") from None
