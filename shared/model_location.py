@@ -17,11 +17,12 @@ FILES_WE_READ = [
     *("modules.json", "*_Pooling/config.json", "sentence_bert_config.json"),
 ]
 
-# Modules that make a folder of a model in another format: ``find(path)`` returns its name and
-# folder, or None.
-FORMATS: list[str] = [
-    "shared.gguf.folder",
-]
+# Modules that make a folder of a model in another format, by the end of the files' names:
+# ``find(path)`` returns the model's name and folder, or None.
+FORMATS: dict[str, str] = {
+    ".gguf": "shared.gguf.folder",
+}
+WEIGHTS = "*.safetensors", *(f"*{end}" for end in FORMATS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +60,7 @@ def locate_model(model: str) -> ModelLocation:
 
 def in_other_format(path: Path) -> ModelLocation | None:
     """The model at ``path``, if it is in one of ``FORMATS``. Raises ConfigError."""
-    found = (import_module(name).find(path) for name in FORMATS)
+    found = (import_module(name).find(path) for name in FORMATS.values())
     return next((ModelLocation(*each) for each in found if each), None)
 
 
@@ -79,6 +80,12 @@ def cached_models() -> list[ModelLocation]:
         name = repository.name.removeprefix("models--").replace("--", "/")
         found.append(ModelLocation(name, wanted if wanted in snapshots else snapshots[-1]))
     return found
+
+
+def weights_bytes(folder: Path) -> int:
+    """Size of the weights, following links."""
+    files = (file for pattern in WEIGHTS for file in folder.glob(pattern))
+    return sum(file.stat().st_size for file in files if file.exists())
 
 
 def _find_snapshot(name: str, revision: str | None) -> Path:

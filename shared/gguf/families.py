@@ -114,8 +114,8 @@ class Layout:
             raise first.wrong(
                 f"architecture {self.arch} is not supported; supported are {', '.join(FAMILIES)}"
             )
-        self._num_layers = self._number("block_count", 0)
-        self._num_experts = self._number("expert_count", 0)
+        self._num_layers = self._number("block_count", least=0)
+        self._num_experts = self._number("expert_count", 0, least=0)
         is_mixtral = self.arch == "llama" and self._num_experts
         self._family = MIXTRAL if is_mixtral else FAMILIES[self.arch]
         self._heads = self._number("attention.head_count")
@@ -141,7 +141,7 @@ class Layout:
             "model_type": self.arch,
             "vocab_size": self.vocab_size,
             "hidden_size": self._hidden_size,
-            "intermediate_size": self._number("feed_forward_length", 1),
+            "intermediate_size": self._number("feed_forward_length"),
             "num_hidden_layers": self._num_layers,
             "num_attention_heads": self._heads,
             "num_key_value_heads": self._kv_heads,
@@ -198,6 +198,10 @@ class Layout:
     def _experts(self, whole: Entry) -> Iterator[Entry]:
         """An entry for each expert of a stack."""
         block, (num, *shape) = BLOCKS[whole.kind], whole.shape
+        if len(shape) != 2 or num != self._num_experts:
+            raise self._first.wrong(
+                f"tensors for {whole.name} {whole.shape}: {self._num_experts} experts"
+            )
         num_bytes = math.prod(shape) // block.size * block.num_bytes
         for number in range(num):
             name = whole.name.replace("*", str(number))
@@ -218,8 +222,8 @@ class Layout:
         rope = {"rope_theta": self._key("rope.freq_base", float, 10000.0)}
         if FACTORS in self._tensors:
             return rope | {"rope_scaling": {"rope_type": "factors", "factors": self._factors()}}
-        kind = self._key("rope.scaling.type", str, "none")
-        factor = self._key("rope.scaling.factor", float, 0.0)
+        kind = self._key("rope.scaling.type", str, "linear")
+        factor = self._key("rope.scaling.factor", float, self._key("rope.scale_linear", float, 0.0))
         if kind == "none" or factor in (0.0, 1.0):
             return rope
         scaling = {"rope_type": kind, "factor": factor}
@@ -258,21 +262,22 @@ class Layout:
     def _gemma(self) -> dict[str, Any]:
         if not self.arch.startswith("gemma"):
             return {}
+        caps = (50.0, 30.0) if self.arch == "gemma2" else (None, None)
         is_27b = self._num_layers == (GEMMA2_27B if self.arch == "gemma2" else GEMMA3_27B)
         return {
             "query_pre_attn_scalar": (
                 self._hidden_size // self._heads if is_27b else self._head_dim
             ),
             "sliding_window": self._number("attention.sliding_window", 4096),
-            "attn_logit_softcapping": self._key("attn_logit_softcapping", float),
-            "final_logit_softcapping": self._key("final_logit_softcapping", float),
+            "attn_logit_softcapping": self._key("attn_logit_softcapping", float, caps[0]),
+            "final_logit_softcapping": self._key("final_logit_softcapping", float, caps[1]),
             "rope_local_base_freq": self._key("rope.freq_base_swa", float, 10000.0),
         }
 
     def _key(self, key: str, kind: type, default: Any = None) -> Any:
         return self._first.get(f"{self.arch}.{key}", kind, default)
 
-    def _number(self, key: str, default: int | None = None) -> int:
+    def _number(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         """A list of equal numbers, one for each layer, is one number."""
         name = f"{self.arch}.{key}"
         values = self._first.metadata.get(name)
@@ -283,6 +288,6 @@ class Layout:
         found = self._first.get(name, int, default)
         if found is None:
             found = self._first.require(name, int)
-        if found < 0 or (found == 0 and default is None):
-            raise self._first.wrong(f"metadata {name}: {found} is too small")
+        if found < least:
+            raise self._first.wrong(f"metadata {name}: {found} is less than {least}")
         return int(found)

@@ -27,6 +27,8 @@ DIGEST_CHARS = 16
 def find(path: Path) -> tuple[str, Path] | None:
     """The name and the folder of the model in a GGUF file, or in a folder that holds one's; None if
     ``path`` is neither. Raises ConfigError."""
+    if (path / TENSORS_FILE).is_file():  # one that is made already
+        return None
     if path.is_dir():
         files = [each for each in path.glob("*.gguf") if not each.name.startswith(PROJECTOR)]
         if not files or any(path.glob("*.safetensors")):

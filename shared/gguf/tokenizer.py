@@ -98,13 +98,13 @@ class Vocabulary:
         roles = {role: self._id(key) for role, key in ROLES.items()}
         named = {role: None if id is None else self.tokens[id] for role, id in roles.items()}
         config = {"tokenizer_class": "PreTrainedTokenizerFast", **named}
-        names = self._file.get("tokenizer.chat_templates", list[str], [])
-        keys = {"default": TEMPLATE} | {each: f"{TEMPLATE}.{each}" for each in names}
-        found = {name: self._file.get(key, str) for name, key in keys.items()}
-        templates = [
-            {"name": name, "template": text} for name, text in found.items() if text is not None
-        ]
-        return config | ({"chat_template": templates} if templates else {})
+        default = self._file.get(TEMPLATE, str)
+        names = self._file.get(f"{TEMPLATE}s", list[str], [])
+        if default is None or not names:
+            return config | {"chat_template": default}
+        texts = {name: self._file.require(f"{TEMPLATE}.{name}", str) for name in names}
+        templates = [{"name": name, "template": text} for name, text in texts.items()]
+        return config | {"chat_template": [{"name": "default", "template": default}, *templates]}
 
     def end_ids(self) -> list[int]:
         """The ids that end a text or a turn."""

@@ -1,6 +1,7 @@
 """The tensors of a GGUF file as a checkpoint's, by our names: its folder lists them."""
 
 import mmap
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,8 @@ class Rows:
         self._shape = [*outer, inner // block.size * block.num_bytes]
         size = torch.Size(self._shape).numel()
         self._bytes = content[entry.start : entry.start + size]
+        if len(self._bytes) < size:
+            raise ValueError(f"tensor {entry.name} is not complete")
         if entry.kind in DENSE:
             self._shape = entry.shape
 
@@ -54,13 +57,12 @@ def tensors(file: Path) -> Iterator[StoredTensor]:
     own, path = [each for each in entries if each.file == file.name], file.resolve()
     if not own:
         return
-    with path.open("rb") as stream:
-        mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
-    content = torch.frombuffer(mapped, dtype=torch.uint8)
-    for entry in own:
-        rows = Rows(content, entry)
-        try:
-            rows[...]
-        except RuntimeError:
-            raise ConfigError(f"model: {path}: tensor {entry.name} is not complete") from None
-        yield StoredTensor(path, entry.name, rows)
+    try:
+        with path.open("rb") as stream:
+            mapped = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # it cannot be written: it never is
+            content = torch.frombuffer(mapped, dtype=torch.uint8)
+        yield from [StoredTensor(path, each.name, Rows(content, each)) for each in own]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"model: {path}: {error}") from None

@@ -35,14 +35,14 @@ from services.worker.startup.plan_memory import (
     rule_bytes,
 )
 from services.worker.step.sampler import TorchSampler
-from services.worker.weights.checkpoint import READERS, open_checkpoint
+from services.worker.weights.checkpoint import open_checkpoint
 from services.worker.weights.load import build_model
 from services.worker.weights.mtp_layouts import with_mtp_head, without_missing_head
 from services.worker.weights.online import ONLINE, Forms, Quantization
 from services.worker.weights.schemes import find_scheme
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
-from shared.model_location import locate_model
+from shared.model_location import WEIGHTS, locate_model
 from shared.pooling import read_served_model
 from shared.settings.worker import WorkerConfig
 
@@ -139,7 +139,7 @@ def _stored_bytes(folder: Path, quantization: Mapping[str, Any]) -> int:
 
 
 def has_weights(folder: Path) -> bool:
-    return any(any(folder.glob(f"*{end}")) for end in (".safetensors", *READERS))
+    return any(any(folder.glob(pattern)) for pattern in WEIGHTS)
 
 
 class _Sizes:

@@ -64,7 +64,7 @@ def test_bad_beginnings(tmp_path: Path, start: bytes, text: str) -> None:
 
 def quantized(name: str, kind: str) -> Change:
     type_ = GGMLQuantizationType[kind]
-    return lambda writer: writer.add_tensor(name, np.zeros((4, 210), np.uint8), raw_dtype=type_)
+    return lambda writer: writer.add_tensor(name, np.zeros((4, 82), np.uint8), raw_dtype=type_)
 
 
 @pytest.mark.parametrize(

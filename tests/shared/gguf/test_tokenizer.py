@@ -19,6 +19,7 @@ from tokenizers import (
 )
 from tokenizers.processors import TemplateProcessing
 from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+from transformers.tokenization_utils_base import generate_merges
 
 from shared.errors import ConfigError
 from shared.gguf.folder import folder_of
@@ -95,8 +96,8 @@ def byte_level(name: str) -> Tokenizer:
     return tokenizer
 
 
-def pieces(adds_space: bool) -> Tokenizer:
-    """As the converted tokenizers of Llama 2 and of Gemma."""
+def pieces(adds_space: bool) -> tuple[Tokenizer, dict[str, float]]:
+    """As the converted tokenizers of Llama 2 and of Gemma, and the scores of its tokens."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     replace = normalizers.Replace(" ", "▁")
     prepend = [normalizers.Prepend("▁")] if adds_space else []
@@ -110,14 +111,24 @@ def pieces(adds_space: bool) -> Tokenizer:
     )
     tokenizer.train_from_iterator([*ODD_TEXTS[3:6], *ODD_TEXTS[10:11]] * 3, trainer)
     content = json.loads(tokenizer.to_str())
-    is_special = [each for each in content["added_tokens"] if each["content"] in SPECIAL]
-    content["added_tokens"] = is_special
+    content["added_tokens"] = [
+        each for each in content["added_tokens"] if each["content"] in SPECIAL
+    ]
+    vocab, scores = content["model"]["vocab"], scores_of(content["model"])
+    content["model"]["merges"] = generate_merges(vocab, scores)
     tokenizer = Tokenizer.from_str(json.dumps(content))
     strip = [decoders.Strip(" ", 1, 0)] if adds_space else []
     parts = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip]
     tokenizer.decoder = decoders.Sequence(parts)
     tokenizer.add_tokens([AddedToken("<think>", normalized=False)])
-    return tokenizer
+    return tokenizer, scores
+
+
+def scores_of(model: dict[str, Any]) -> dict[str, float]:
+    """The order of the merges, as sentencepiece's trainer writes them."""
+    made = ["".join(pair) for pair in model["merges"]]
+    ranks = {text: -float(rank) for rank, text in reversed([*enumerate(made)])}
+    return {text: ranks.get(text, -1e6) for text in model["vocab"]}
 
 
 def by_id(tokenizer: Tokenizer) -> dict[int, str]:
@@ -168,17 +179,14 @@ def test_byte_level_tokenizers(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("adds_space", [True, False])
 def test_sentencepiece_tokenizers(tmp_path: Path, adds_space: bool) -> None:
-    """Scores are the order of the merges, as its trainer writes them."""
-    original = pieces(adds_space)
-    merges = ["".join(pair) for pair in json.loads(original.to_str())["model"]["merges"]]
+    original, scores = pieces(adds_space)
     tokens = by_id(original)
-    ranks = {text: -float(rank) for rank, text in reversed([*enumerate(merges)])}
     path = save(
         tmp_path / "model.gguf",
         tokens,
         types_of(original),
         tokenizer_model="llama",
-        token_scores=[ranks.get(tokens[id], -1e6) for id in range(len(tokens))],
+        token_scores=[scores.get(tokens[id], -1e6) for id in range(len(tokens))],
         add_space_prefix=adds_space,
         add_bos_token=False,
     )
@@ -215,7 +223,7 @@ def test_marks_around_a_text_and_ends(tmp_path: Path) -> None:
     folder = folder_of(path)
     config = json.loads((folder / "tokenizer_config.json").read_text())
     assert (config["bos_token"], config["eos_token"]) == ("<s>", "</s>")
-    assert config["chat_template"] == [{"name": "default", "template": keys["chat_template"]}]
+    assert config["chat_template"] == keys["chat_template"]
     assert read_eos_ids(folder, VOCAB_SIZE) == [2, 3]  # <|im_end|> ends a turn
 
 
