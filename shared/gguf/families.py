@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from shared.gguf.file import BLOCKS, GgufFile, StoredBlocks
+from shared.gguf.file import BLOCKS, QUANTIZED, GgufFile, StoredBlocks
 
 ATTENTION = {
     "attn_norm": "input_layernorm",
@@ -126,7 +126,7 @@ class Layout:
     def entries(self) -> list[Entry]:
         """Every tensor that the model needs. A ConfigError names a missing or an unknown one."""
         found = [entry for name in self._tensors for entry in self._entries_of(name)]
-        known = {entry.name for entry in found}
+        known = {each.name.rpartition(".")[0] for each in found if not each.name.endswith("bias")}
         for name, ours in self._expected():
             if ours not in known:
                 raise self._first.wrong(f"the architecture {self.arch} lacks tensor {name}")
@@ -134,7 +134,7 @@ class Layout:
 
     def config(self) -> dict[str, Any]:
         """The content of config.json."""
-        is_quantized = any(entry[1].kind.startswith("Q") for entry in self._tensors.values())
+        is_quantized = any(stored.kind in QUANTIZED for _, stored in self._tensors.values())
         attention_bias = "blk.0.attn_q.bias" in self._tensors
         config = {
             "architectures": [self._family.architecture],
@@ -162,11 +162,11 @@ class Layout:
 
     def _expected(self) -> Iterator[tuple[str, str]]:
         for part in (EMBEDDING, FINAL_NORM):
-            yield f"{part}.weight", f"{OUTSIDE[part]}.weight"
+            yield f"{part}.weight", OUTSIDE[part]
         for layer in range(self._num_layers):
             for part, ours in self._family.names.items():
                 first = ours.replace("*", "0")
-                yield f"blk.{layer}.{part}.weight", f"model.layers.{layer}.{first}.weight"
+                yield f"blk.{layer}.{part}.weight", f"model.layers.{layer}.{first}"
 
     def _entries_of(self, name: str) -> Iterator[Entry]:
         file, stored = self._tensors[name]
@@ -185,7 +185,7 @@ class Layout:
         if heads and stored.shape[0] != heads * self._head_dim:
             raise file.wrong(f"tensor {name} {stored.shape}: {heads} heads of {self._head_dim}")
         whole = Entry(
-            name=f"{ours}.{stored.kind if stored.kind.startswith('Q') else suffix}",
+            name=f"{ours}.{stored.kind if stored.kind in QUANTIZED else suffix}",
             file=file.path.name,
             kind=stored.kind,
             shape=stored.shape,

@@ -140,6 +140,8 @@ class GgufFile:
                 f" {', '.join(BLOCKS)}"
             )
         block = BLOCKS[kind]
+        if kind in QUANTIZED and len(shape) < 2:
+            raise self.wrong(f"tensor {name} of one dimension has type {kind}")
         if shape[-1] % block.size:
             raise self.wrong(f"tensor {name} {shape}: {kind} has blocks of {block.size}")
         num_bytes = math.prod(shape) // block.size * block.num_bytes

@@ -19,7 +19,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
-from benchmarks.harness.engines import ENGINES, make_engine
+from benchmarks.harness.engines import make_engine
 from services.worker.config.frequencies import Llama3Rope
 from services.worker.layers.weights import Dense, Quantized
 from services.worker.models.registry import read_model_config
@@ -59,7 +59,11 @@ def assert_texts_of(values: Path, file: Path, kernels: str = "native") -> None:
         assert_greedy(oracle, prompt, text)
 
 
-@pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0"])
+def slow(*values: str) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("kind", [slow("F32"), slow("BF16"), "Q8_0"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family(tmp_path: Path, name: str, kind: str) -> None:
     family, changes = FAMILIES[name]
@@ -69,7 +73,7 @@ def test_every_family(tmp_path: Path, name: str, kind: str) -> None:
     assert_texts_of(values, made.write())
 
 
-@pytest.mark.parametrize("kernels", ENGINES)
+@pytest.mark.parametrize("kernels", ["native", slow("torch"), slow("device")])
 @pytest.mark.parametrize("kind", ["F16", *QUANTIZED])
 def test_every_type(tmp_path: Path, kind: str, kernels: str) -> None:
     save_model(tmp_path / "dense", LlamaForCausalLM, **WIDE)
@@ -78,7 +82,7 @@ def test_every_type(tmp_path: Path, kind: str, kernels: str) -> None:
     assert_texts_of(values, made.write(), kernels)
 
 
-@pytest.mark.parametrize("kernels", ENGINES)
+@pytest.mark.parametrize("kernels", ["native", "device", slow("torch")])
 def test_layers_of_several_types(tmp_path: Path, kernels: str) -> None:
     """As in files of Q4_K_M: some tensors have more bits, and joined layers differ in type."""
     save_model(tmp_path / "dense", LlamaForCausalLM, **WIDE, tie_word_embeddings=True)
