@@ -151,7 +151,7 @@ class Layout:
             "tie_word_embeddings": f"{HEAD}.weight" not in self._tensors,
             "attention_bias": attention_bias,
         }
-        config |= self._rope() | self._sparse() | self._gemma() | self._family.extra
+        config |= self._rope() | self._sparse() | self._gemma() | {**self._family.extra}
         return config | ({"quantization_config": {"quant_method": "gguf"}} if is_quantized else {})
 
     @property

@@ -50,9 +50,15 @@ ODD_TEXTS = [
 SPLIT_NAMES = ["gpt-2", "smollm", "llama-bpe", "qwen2", "gpt-4o", "tekken"]
 
 
-def save(path: Path, tokens: dict[int, str], types: dict[int, TokenType], **keys: Any) -> Path:
+def save(
+    path: Path,
+    tokens: dict[int, str],
+    types: dict[int, TokenType],
+    arch: str = "llama",
+    **keys: Any,
+) -> Path:
     """A file of no layers with these tokens."""
-    writer = GGUFWriter(path, "llama")
+    writer = GGUFWriter(path, arch)
     add_shape_of_nothing(writer, len(tokens))
     writer.add_token_list([tokens[id] for id in range(len(tokens))])
     writer.add_token_types([types.get(id, TokenType.NORMAL) for id in range(len(tokens))])
@@ -188,6 +194,29 @@ def test_sentencepiece_tokenizers(tmp_path: Path, adds_space: bool) -> None:
         tokenizer_model="llama",
         token_scores=[scores.get(tokens[id], -1e6) for id in range(len(tokens))],
         add_space_prefix=adds_space,
+        add_bos_token=False,
+    )
+    assert_same(read(path), original)
+
+
+def test_tokenizers_of_gemma(tmp_path: Path) -> None:
+    """Its scores are no order of merges; tokens of several spaces are written with spaces."""
+    original, _ = pieces(adds_space=False)
+    content = json.loads(original.to_str())
+    vocab = content["model"]["vocab"]
+    content["model"]["merges"] = generate_merges(vocab, {text: -id for text, id in vocab.items()})
+    original = Tokenizer.from_str(json.dumps(content))
+    spaces = {id: text.replace("▁", " ") for text, id in vocab.items() if not text.strip("▁")}
+    spaces = {id: text for id, text in spaces.items() if len(text) > 1}
+    assert spaces
+    path = save(
+        tmp_path / "model.gguf",
+        by_id(original) | spaces,
+        types_of(original),
+        arch="gemma2",
+        tokenizer_model="llama",
+        token_scores=[-1000.0] * original.get_vocab_size(),
+        add_space_prefix=False,
         add_bos_token=False,
     )
     assert_same(read(path), original)
