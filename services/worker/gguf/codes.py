@@ -26,7 +26,7 @@ class Coded(NamedTuple):
 
     def values(self) -> Tensor:
         """[outputs, inputs] float32"""
-        numbers = self.codes.float().unflatten(1, (-1, self.group))
+        numbers: Tensor = self.codes.float().unflatten(1, (-1, self.group))
         numbers.mul_(self.scales[..., None])
         if self.least is not None:
             numbers.sub_(self.least[..., None])
