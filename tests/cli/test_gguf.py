@@ -1,6 +1,7 @@
 """A GGUF file, from the request to native code and back, by real processes."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
@@ -42,8 +43,15 @@ async def test_the_embedded_model_writes_the_texts_of_its_values(tmp_path: Path,
             ids, _ = await text_of(client, prompt, model="tiny")
             assert len(ids) == NUM_TOKENS
             assert_greedy(oracle, prompt, ids)
-        chat = {"model": "tiny", "messages": QUESTION, "temperature": 0, "max_tokens": 40}
-        whole = await client.chat.completions.create(**chat, extra_body={"return_token_ids": True})
+        chat: dict[str, Any] = {
+            "model": "tiny",
+            "messages": QUESTION,
+            "temperature": 0,
+            "max_tokens": 40,
+        }
+        whole: Any = await client.chat.completions.create(
+            **chat, extra_body={"return_token_ids": True}
+        )
         parts = [
             each.choices[0].delta.content or ""
             async for each in await client.chat.completions.create(**chat, stream=True)

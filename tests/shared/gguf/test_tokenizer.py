@@ -232,7 +232,7 @@ def test_our_splits_are_those_of_transformers() -> None:
 def test_marks_around_a_text_and_ends(tmp_path: Path) -> None:
     original = byte_level("gpt-2")
     merges = json.loads(original.to_str())["model"]["merges"]
-    keys = {
+    keys: dict[str, Any] = {
         "tokenizer_model": "gpt2",
         "tokenizer_pre": "gpt-2",
         "token_merges": [" ".join(pair) for pair in merges],

@@ -7,6 +7,7 @@ from gguf import GGMLQuantizationType, dequantize, quantize
 
 from services.worker.gguf.codes import KINDS
 from services.worker.gguf.scheme import BITS, Gguf
+from services.worker.layers.weights import Quantized
 from shared.gguf.file import QUANTIZED
 from tests.shared.gguf.writer import K_TYPES, random_blocks
 
@@ -48,6 +49,7 @@ def test_weights_are_the_same_values(kind: str, dtype: torch.dtype) -> None:
         assert torch.equal(weight.values, expected.to(dtype))
         return
     # Zeros are rounded: values may differ where they are next to a middle of two bfloat16.
+    assert isinstance(weight, Quantized)
     found, limit = weight.as_codes.values(torch.float32), expected.abs().amax() * 2**-22
     assert (found - expected).abs().max() <= limit
     assert (weight.values == expected.to(dtype)).float().mean() > 0.99
