@@ -48,8 +48,8 @@ def test_weights_are_the_same_values(kind: str, dtype: torch.dtype) -> None:
     if kind in SYMMETRIC or dtype == torch.float32:
         assert torch.equal(weight.values, expected.to(dtype))
         return
-    # Zeros are rounded: values may differ where they are next to a middle of two bfloat16.
+    # Zeros are rounded: a value in the middle of two bfloat16 may become either.
     assert isinstance(weight, Quantized)
     found, limit = weight.as_codes.values(torch.float32), expected.abs().amax() * 2**-22
     assert (found - expected).abs().max() <= limit
-    assert (weight.values == expected.to(dtype)).float().mean() > 0.99
+    assert ((weight.values.float() - expected).abs() <= expected.abs() * 2**-8 + limit).all()
