@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 from openai import AsyncOpenAI
-from transformers import AutoTokenizer
 
 from benchmarks.harness.oracle import load_as_qwen2
+from services.tokenizer.text_model import TextModel
 from shared.model_folder import EMBEDDED_MODEL
 from tests.cli.serving import serving
-from tests.cli.texts import NUM_TOKENS, prompts_with_one_beginning, text_of
+from tests.cli.texts import NUM_TOKENS, VOCAB_SIZE, prompts_with_one_beginning, text_of
 from tests.services.worker.checkpoints import assert_greedy
 from tests.shared.gguf.writer import Made
 
@@ -26,8 +26,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_the_embedded_model_writes_the_texts_of_its_values(tmp_path: Path, kind: str) -> None:
     """Also chats, with the template and the ends of turns of the metadata."""
     made = Made(EMBEDDED_MODEL, tmp_path / "tiny.gguf", kind)
-    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED_MODEL)
-    made.writer.add_chat_template(tokenizer.chat_template)
+    text_model = TextModel(EMBEDDED_MODEL, 2048, VOCAB_SIZE)
+    made.writer.add_chat_template(text_model.description["chat_template"])
     oracle = load_as_qwen2(EMBEDDED_MODEL)
     for name, parameter in oracle.named_parameters():
         parameter.data = made.values[name]
@@ -57,10 +57,9 @@ async def test_the_embedded_model_writes_the_texts_of_its_values(tmp_path: Path,
             async for each in await client.chat.completions.create(**chat, stream=True)
             if each.choices
         ]
-    rendered = tokenizer.apply_chat_template(QUESTION, add_generation_prompt=True, tokenize=False)
-    prompt = tokenizer.encode(rendered, add_special_tokens=False)
+    prompt = text_model.encode_chat(QUESTION).tolist()
     assert whole.prompt_token_ids == prompt
     ids = whole.choices[0].token_ids
     assert_greedy(oracle, prompt, ids)
-    text = tokenizer.decode(ids, skip_special_tokens=True)
+    text = text_model.decode(ids)
     assert whole.choices[0].message.content == "".join(parts) == text
