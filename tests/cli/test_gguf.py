@@ -7,6 +7,8 @@ import pytest
 from openai import AsyncOpenAI
 
 from benchmarks.harness.oracle import load_as_qwen2
+from cli.models.check import check
+from cli.models.find import find_models
 from services.tokenizer.text_model import TextModel
 from shared.model_folder import EMBEDDED_MODEL
 from tests.cli.serving import serving
@@ -20,6 +22,19 @@ QUESTION = [{"role": "user", "content": "What is the largest planet?"}]
 @pytest.fixture(autouse=True)
 def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_folders_of_files_are_listed(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        Made(EMBEDDED_MODEL, tmp_path / name / "tiny.gguf", "Q8_0").write()
+    Made(EMBEDDED_MODEL, tmp_path / "two" / "other.gguf").write()
+    one, two = find_models([tmp_path])
+    assert (check(one.folder).backend, check(one.folder).architecture) == (
+        "shoal",
+        "Qwen2ForCausalLM",
+    )
+    assert "several GGUF models: other, tiny" in check(two.folder).reason
 
 
 @pytest.mark.parametrize("kind", ["Q8_0", pytest.param("Q4_K", marks=pytest.mark.slow)])

@@ -22,10 +22,12 @@ from benchmarks.harness.engines import make_engine
 from services.worker.config.frequencies import Llama3Rope
 from services.worker.layers.weights import Dense, Quantized
 from services.worker.models.registry import read_model_config
+from services.worker.startup.footprint import footprint_of
 from services.worker.weights.load import load_model
 from shared.errors import ConfigError
 from shared.gguf.file import QUANTIZED
 from shared.gguf.folder import folder_of
+from shared.settings.worker import WorkerConfig
 from tests.services.worker.checkpoints import assert_greedy, random_prompts, save_model
 from tests.services.worker.driver import Driver, Job
 from tests.shared.gguf.writer import Made
@@ -108,6 +110,18 @@ def test_a_model_in_bfloat16_keeps_codes(tmp_path: Path, kind: str) -> None:
     engine = make_engine(made.path, "native", dtype="bfloat16")
     texts = Driver(engine, [1000]).run([Job(prompt) for prompt in random_prompts(3)])
     assert all(texts)
+
+
+@pytest.mark.parametrize("kind", ["BF16", "Q4_0", "Q4_K", "Q6_K"])
+def test_plans_know_the_memory(tmp_path: Path, kind: str) -> None:
+    save_model(tmp_path / "dense", LlamaForCausalLM, **WIDE, tie_word_embeddings=True)
+    file = Made(tmp_path / "dense", tmp_path / "model.gguf", kind).write()
+    cpu, folder = torch.device("cpu"), folder_of(file)
+    settings = WorkerConfig(model=str(file), device="cpu", dtype="bfloat16")
+    planned = footprint_of(settings, cpu).requirements.weights
+    model = load_model(folder, read_model_config(folder), torch.bfloat16, cpu, lambda *_: None)
+    tensors = {*model.parameters(), *model.buffers()}
+    assert planned == pytest.approx(sum(each.nbytes for each in tensors), rel=0.05)
 
 
 def test_rotary_factors_of_llama_3(tmp_path: Path) -> None:
