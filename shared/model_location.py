@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 
 from shared.errors import ConfigError
@@ -16,6 +17,13 @@ FILES_WE_READ = [
     *("modules.json", "*_Pooling/config.json", "sentence_bert_config.json"),
 ]
 
+# Modules that make a folder of a model in another format, by the end of the files' names:
+# ``find(path)`` returns the model's name and folder, or None.
+FORMATS: dict[str, str] = {
+    ".gguf": "shared.gguf.folder",
+}
+WEIGHTS = "*.safetensors", *(f"*{end}" for end in FORMATS)
+
 
 @dataclass(frozen=True, slots=True)
 class ModelLocation:
@@ -26,13 +34,15 @@ class ModelLocation:
 
 
 def locate_model(model: str) -> ModelLocation:
-    """``model`` is a folder's path, the embedded model's name, or a snapshot in the Hugging Face
-    cache: ``org/name`` or ``name``, optionally with ``@revision`` (a branch, a tag or a whole
-    commit hash). Nothing is downloaded.
+    """``model`` is the path of a folder, or of a file in one of ``FORMATS``, the embedded model's
+    name, or a snapshot in the Hugging Face cache: ``org/name`` or ``name``, optionally with
+    ``@revision`` (a branch, a tag or a whole commit hash). Nothing is downloaded.
 
     Raises ConfigError if nothing is found.
     """
     folder = Path(model)
+    if found := in_other_format(folder):
+        return found
     if folder.is_dir():
         return ModelLocation(folder.resolve().name, folder)
     if model == EMBEDDED_MODEL.name:
@@ -43,7 +53,15 @@ def locate_model(model: str) -> ModelLocation:
             f"model: no such folder: {model}; give a Hugging Face model folder, or the name of a"
             " model in the Hugging Face cache, org/name or org/name@revision"
         )
-    return ModelLocation(match["name"], _find_snapshot(match["name"], match["revision"]))
+    snapshot = _find_snapshot(match["name"], match["revision"])
+    found = in_other_format(snapshot)
+    return ModelLocation(match["name"], found.folder if found else snapshot)
+
+
+def in_other_format(path: Path) -> ModelLocation | None:
+    """The model at ``path``, if it is in one of ``FORMATS``. Raises ConfigError."""
+    found = (import_module(name).find(path) for name in FORMATS.values())
+    return next((ModelLocation(*each) for each in found if each), None)
 
 
 def cached_models() -> list[ModelLocation]:
@@ -62,6 +80,12 @@ def cached_models() -> list[ModelLocation]:
         name = repository.name.removeprefix("models--").replace("--", "/")
         found.append(ModelLocation(name, wanted if wanted in snapshots else snapshots[-1]))
     return found
+
+
+def weights_bytes(folder: Path) -> int:
+    """Size of the weights, following links."""
+    files = (file for pattern in WEIGHTS for file in folder.glob(pattern))
+    return sum(file.stat().st_size for file in files if file.exists())
 
 
 def _find_snapshot(name: str, revision: str | None) -> Path:

@@ -81,7 +81,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"machine"},
         {"layers"},
         {"models", "step"},
-        {"backends", "expert_loads", "speculation", "weights"},
+        {"backends", "expert_loads", "gguf", "speculation", "weights"},
         {"startup"},
         {"adapters", "foreign", "media", "engine"},
         {"attachment", "other_ranks", "ranks", "step_thread"},

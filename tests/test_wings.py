@@ -34,8 +34,10 @@ LISTS = (
     "services/scheduler/service.py",
     f"{WORKER}/service.py",
     f"{WORKER}/startup/implementations.py",
+    f"{WORKER}/weights/checkpoint.py",
     f"{WORKER}/weights/schemes/__init__.py",
     f"{WORKER}/weights/weight_placement.py",
+    "shared/model_location.py",
 )
 # Tests of several wings at once.
 TOGETHER = (
@@ -184,6 +186,10 @@ WINGS = {
             "tests/mesh/test_images.py",
             "tests/mesh/test_odd_images.py",
         ),
+    ),
+    "gguf": Wing(
+        ("shared/gguf", f"{WORKER}/gguf"),
+        ("tests/shared/gguf", f"tests/{WORKER}/gguf", "tests/cli/test_gguf.py"),
     ),
     "page": Wing((f"{GATEWAY}/page",), (f"tests/{GATEWAY}/page", "tests/page")),
     "traces": Wing(

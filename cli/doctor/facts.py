@@ -18,7 +18,7 @@ from cli.run_directory import RunDirectory
 from cli.serve import check_port
 from shared.errors import ConfigError
 from shared.link.address import admin_path, checked
-from shared.model_location import locate_model
+from shared.model_location import locate_model, weights_bytes
 from shared.process.cores import read_text
 from shared.settings.serve import ServeConfig
 
@@ -123,7 +123,7 @@ def _model(config: ServeConfig) -> tuple[str, int]:
     """The reason for a missing model, and the bytes of its weights."""
     try:
         folder = locate_model(config.model).folder
-        return "", sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        return "", weights_bytes(folder)
     except (ConfigError, OSError) as error:
         return str(error), 0
 

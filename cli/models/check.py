@@ -7,6 +7,7 @@ from typing import Literal
 
 from shared.errors import ConfigError
 from shared.model_folder import CONFIG_FILE, find_file, weight_files
+from shared.model_location import in_other_format
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +26,18 @@ class Verdict:
 def check(folder: Path) -> Verdict:
     """Uses the worker's own code, which imports torch, unless a file is missing."""
     try:
+        if found := in_other_format(folder):
+            folder = found.folder
         find_file(folder, CONFIG_FILE)
         weight_files(folder)
         from services.worker.startup.config_check import check_config
 
-        found = check_config(folder)
+        config = check_config(folder)
     except ConfigError as error:
         where = re.escape(str(folder))
         return Verdict("", re.sub(f"^model: |{where}[/ ]", "", str(error)))
-    model = found.model
+    model = config.model
     return Verdict(
-        *(found.backend, "", found.architecture, found.parameters),
+        *(config.backend, "", config.architecture, config.parameters),
         *(model.max_model_len, model.runner),
     )

@@ -13,7 +13,8 @@ from cli.console import console_for_people
 from cli.exit_codes import FAILED, OK
 from cli.flags import Parser
 from cli.models.check import Verdict, check
-from cli.models.find import find_models, num_bytes
+from cli.models.find import find_models
+from shared.model_location import weights_bytes
 
 COUNTS = {"B": 10**9, "M": 10**6, "K": 10**3, "": 1}
 SIZES = {" GiB": 1 << 30, " MiB": 1 << 20, " KiB": 1 << 10, " B": 1}
@@ -37,7 +38,7 @@ def _models(arguments: list[str]) -> int:
     with Console(stderr=True).status("looking …"):  # prints nothing without a terminal
         for model in find_models(options.folder):
             folder = model.folder
-            listed.append(Listed(model.name, folder, num_bytes(folder), check(folder)))
+            listed.append(Listed(model.name, folder, weights_bytes(folder), check(folder)))
     if options.json:
         print(json.dumps([_as_object(each) for each in listed], ensure_ascii=False))
     elif listed:

@@ -5,9 +5,7 @@ from pathlib import Path
 
 from shared.errors import ConfigError
 from shared.model_folder import CONFIG_FILE, EMBEDDED_MODEL
-from shared.model_location import ModelLocation, cached_models
-
-WEIGHTS = "*.safetensors"
+from shared.model_location import FORMATS, ModelLocation, cached_models
 
 
 def find_models(folders: Sequence[Path]) -> list[ModelLocation]:
@@ -21,11 +19,10 @@ def find_models(folders: Sequence[Path]) -> list[ModelLocation]:
 def _models_in(folder: Path) -> Iterator[ModelLocation]:
     if not folder.is_dir():
         raise ConfigError(f"FOLDER: no such folder: {folder}")
-    inner = [each for each in sorted(folder.iterdir()) if (each / CONFIG_FILE).is_file()]
-    for each in [folder] if (folder / CONFIG_FILE).is_file() else inner:
+    inner = [each for each in sorted(folder.iterdir()) if _is_model(each)]
+    for each in [folder] if _is_model(folder) else inner:
         yield ModelLocation(each.resolve().name, each)
 
 
-def num_bytes(folder: Path) -> int:
-    """Size of the weights, following a cache's links."""
-    return sum(each.stat().st_size for each in folder.glob(WEIGHTS) if each.exists())
+def _is_model(folder: Path) -> bool:
+    return (folder / CONFIG_FILE).is_file() or any(any(folder.glob(f"*{end}")) for end in FORMATS)

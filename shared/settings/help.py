@@ -14,7 +14,7 @@ WIDTH = 80
 INDENT = 26
 # The most common settings, in texts of one line.
 FIRST = {
-    "model": "a Hugging Face folder, or org/name in its cache",
+    "model": "a Hugging Face folder, GGUF file, or cached org/name",
     "served_model_name": "model names for clients",
     "host": "HTTP address (127.0.0.1)",
     "port": "HTTP port (8000)",

@@ -16,8 +16,8 @@ SCHEDULER_ADDRESS: list[str] = Field(
 )
 MODEL = Field(
     str(EMBEDDED_MODEL),
-    description="a Hugging Face folder, or org/name or org/name@revision in the Hugging"
-    " Face cache; nothing is downloaded",
+    description="a Hugging Face folder, GGUF file, or org/name[@revision] in the Hugging Face"
+    " cache; nothing is downloaded",
 )
 MAX_MODEL_LEN = Field(
     None, gt=0, description="longest prompt plus output, in tokens (default: the model's)"

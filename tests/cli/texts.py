@@ -27,10 +27,12 @@ def prompts_with_one_beginning() -> list[list[int]]:
     return [beginning + rng.integers(8, VOCAB_SIZE, num).tolist() for num in range(20, 60, 5)]
 
 
-async def text_of(client: AsyncOpenAI, prompt: list[int]) -> tuple[list[int], int]:
+async def text_of(
+    client: AsyncOpenAI, prompt: list[int], model: str = "any"
+) -> tuple[list[int], int]:
     """The ids of a greedy text, and how many of the prompt's were cached."""
     done: Any = await client.completions.create(
-        model="any",
+        model=model,
         prompt=prompt,
         max_tokens=NUM_TOKENS,
         temperature=0,

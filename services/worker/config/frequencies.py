@@ -44,6 +44,15 @@ class LinearRope(Rope, frozen=True, kw_only=True):
         return _geometric(self.rope_theta, head_dim) / self.factor
 
 
+class FactorsRope(Rope, frozen=True, kw_only=True):
+    """Each pair turns slower by its own one of ``factors`` [head_dim / 2]."""
+
+    factors: list[Positive]
+
+    def frequencies(self, head_dim: int, length: int) -> Tensor:
+        return _geometric(self.rope_theta, head_dim) / torch.tensor(self.factors)
+
+
 class DynamicRope(Rope, frozen=True, kw_only=True):
     """Dynamic NTK (arXiv 2309.00071, section 3.3): the base grows with the sequence's length.
 
@@ -143,6 +152,7 @@ class YarnRope(Rope, frozen=True, kw_only=True):
 ROPES: dict[str, type[Rope]] = {
     "default": Rope,
     "dynamic": DynamicRope,
+    "factors": FactorsRope,
     "linear": LinearRope,
     "llama3": Llama3Rope,
     "yarn": YarnRope,

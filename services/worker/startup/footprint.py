@@ -1,9 +1,10 @@
 """The memory of a model, from its config alone: by the worker's own sums, with parameters that have
 shapes and no memory."""
 
-import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,9 +39,10 @@ from services.worker.weights.checkpoint import open_checkpoint
 from services.worker.weights.load import build_model
 from services.worker.weights.mtp_layouts import with_mtp_head, without_missing_head
 from services.worker.weights.online import ONLINE, Forms, Quantization
+from services.worker.weights.schemes import find_scheme
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
-from shared.model_location import locate_model
+from shared.model_location import WEIGHTS, locate_model
 from shared.pooling import read_served_model
 from shared.settings.worker import WorkerConfig
 
@@ -106,7 +108,7 @@ def footprint_of(settings: WorkerConfig, device: torch.device) -> Footprint:
     sizes = _Sizes(forms, dtype)
     weights = counted = sizes.of(model)
     if model.config.quantization_config:
-        weights += _stored_bytes(folder) - unchanged
+        weights += _stored_bytes(folder, model.config.quantization_config) - unchanged
     requirements = replace(estimate_requirements(loaded), weights=weights)
     return Footprint(
         parameters,
@@ -130,13 +132,14 @@ def _build(folder: Path, dtype: torch.dtype, *, pools: bool) -> DecoderLM:
     return build_model(config, dtype, META, pools=pools)
 
 
-def _stored_bytes(folder: Path) -> int:
+def _stored_bytes(folder: Path, quantization: Mapping[str, Any]) -> int:
+    scheme = find_scheme(quantization)
     tensors = open_checkpoint(weight_files(folder)).tensors.values()
-    return sum(math.prod(each.shape) * each.dtype.itemsize for each in tensors)
+    return int(sum(scheme.growth(each) * each.num_bytes for each in tensors))
 
 
 def has_weights(folder: Path) -> bool:
-    return any(folder.glob("*.safetensors"))
+    return any(any(folder.glob(pattern)) for pattern in WEIGHTS)
 
 
 class _Sizes:

@@ -1,7 +1,9 @@
 """The tensors of a checkpoint: safetensors files, which are mapped and read slice by slice."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +14,10 @@ from torch import Tensor
 from shared.errors import ConfigError
 
 Transform = Callable[[Tensor], Tensor]
+# Modules that read other files: ``tensors(file)``, by the end of the name.
+READERS: dict[str, str] = {
+    ".gguf": "services.worker.gguf.tensors",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,10 @@ class StoredTensor:
     def dtype(self) -> torch.dtype:
         dtype: torch.dtype = self.slices[...].dtype
         return dtype
+
+    @property
+    def num_bytes(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def is_dense(self) -> bool:
@@ -96,6 +106,9 @@ def open_checkpoint(files: list[Path]) -> Checkpoint:
 
 
 def _tensors(file: Path) -> Iterator[StoredTensor]:
+    if file.suffix in READERS:
+        yield from import_module(READERS[file.suffix]).tensors(file)
+        return
     try:
         mapped: Any = safe_open(file, framework="pt")
         for name in mapped.keys():  # noqa: SIM118, not a mapping

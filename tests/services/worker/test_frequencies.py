@@ -48,7 +48,17 @@ def llama_config(kind: dict[str, Any], head_dim: int) -> LlamaConfig:
 
 
 def test_every_kind_is_compared_below() -> None:
-    assert {kind["rope_type"] for kind in KINDS} == set(ROPES)
+    assert {kind["rope_type"] for kind in KINDS} | {"factors"} == set(ROPES)
+
+
+def test_factors_are_of_one_pair_each() -> None:
+    """Those of Llama 3 make its frequencies."""
+    plain = read_rope(complete({"rope_type": "default"})).frequencies(64, 100)
+    llama3 = {"rope_type": "llama3", "original_max_position_embeddings": 512, **LLAMA3}
+    slow = read_rope(complete(llama3)).frequencies(64, 100)
+    factors = {"rope_type": "factors", "factors": (plain / slow).tolist()}
+    found = read_rope(complete(factors)).frequencies(64, 100)
+    torch.testing.assert_close(found, slow, rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("kind", KINDS)

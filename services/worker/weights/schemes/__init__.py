@@ -13,6 +13,7 @@ SCHEMES: dict[str, str] = {
     "bitsandbytes": "services.worker.weights.schemes.tools.bitsandbytes",
     "compressed-tensors": "services.worker.weights.schemes.tools.compressed_tensors",
     "fp8": "services.worker.weights.schemes.tools.fp8",
+    "gguf": "services.worker.gguf.scheme",
     "gptq": "services.worker.weights.schemes.tools.gptq",
     "mxfp4": "services.worker.weights.schemes.tools.mxfp4",
 }

@@ -1,6 +1,5 @@
 """The interface of a scheme of quantized weights, and helpers that several schemes share."""
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -43,6 +42,10 @@ class Scheme(ABC):
         ConfigError for a type without a value there."""
         return "none"
 
+    def growth(self, tensor: StoredTensor) -> float:
+        """The bytes in memory for each stored one."""
+        return 1.0
+
     @abstractmethod
     def holds(self, stored: Stored) -> bool:
         """True if a layer with these tensors, by their suffixes, is quantized."""
@@ -81,8 +84,7 @@ class StoredCodes:
 
     @property
     def num_bytes(self) -> int:
-        each = self.tensors.values()
-        return sum(math.prod(tensor.shape) * tensor.dtype.itemsize for tensor in each)
+        return sum(tensor.num_bytes for tensor in self.tensors.values())
 
     def read(self, dtype: torch.dtype) -> Weight:
         """Raises ConfigError if a tensor is missing, or tensors do not match."""

@@ -1,0 +1,117 @@
+"""Makes a model folder of a GGUF file: the files that a Hugging Face folder has, and links to the
+weights. It is kept in the user's cache and made anew if the file changes."""
+
+import hashlib
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shared.errors import ConfigError
+from shared.gguf.families import Layout
+from shared.gguf.file import GgufFile
+from shared.gguf.tokenizer import Vocabulary
+from shared.model_folder import CONFIG_FILE, GENERATION_CONFIG_FILE, INDEX_FILE, TOKENIZER_FILE
+
+VERSION = 1  # of the folder's content
+TENSORS_FILE = "tensors.json"  # their places in the files
+PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
+PROJECTOR = "mmproj"  # begins the names of files with an image model's weights
+DIGEST_CHARS = 16
+
+
+def find(path: Path) -> tuple[str, Path] | None:
+    """The name and the folder of the model in a GGUF file, or in a folder that holds one's; None if
+    ``path`` is neither. Raises ConfigError."""
+    if (path / TENSORS_FILE).is_file():  # one that is made already
+        return None
+    if path.is_dir():
+        files = [each for each in path.glob("*.gguf") if not each.name.startswith(PROJECTOR)]
+        if not files or any(path.glob("*.safetensors")):
+            return None
+        if len(stems := sorted({_stem(each) for each in files})) > 1:
+            raise ConfigError(
+                f"model: {path} holds several GGUF models: {', '.join(stems)}; give one's file"
+            )
+        return path.resolve().name, folder_of(min(files))
+    if path.suffix != ".gguf" or not path.is_file():
+        return None
+    return _stem(path), folder_of(path)
+
+
+def folder_of(file: Path) -> Path:
+    """Raises ConfigError."""
+    files = _parts(file)
+    key = hashlib.sha256(str(VERSION).encode())
+    for each in files:
+        stat = each.stat()
+        key.update(f"{each.resolve()} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+    root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "shoal" / "gguf"
+    folder = root / f"{_stem(file)}-{key.hexdigest()[:DIGEST_CHARS]}"
+    if (folder / CONFIG_FILE).is_file():
+        return folder
+    content = _content(files)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        unfinished = Path(tempfile.mkdtemp(dir=root, prefix=".unfinished-"))
+        try:
+            for name, value in content.items():
+                (unfinished / name).write_bytes(msgspec.json.encode(value))
+            for each in files:
+                (unfinished / each.name).symlink_to(each.resolve())
+            unfinished.rename(folder)
+        finally:
+            shutil.rmtree(unfinished, ignore_errors=True)
+    except OSError as error:
+        if not (folder / CONFIG_FILE).is_file():  # else another process made it meanwhile
+            raise ConfigError(
+                f"model: {root} cannot be written, for the tokenizer of {file}:"
+                f" {error.strerror}; XDG_CACHE_HOME names another place"
+            ) from None
+    return folder
+
+
+def _content(paths: list[Path]) -> dict[str, Any]:
+    """The files of the folder, by their names."""
+    files = [GgufFile(path) for path in paths]
+    first = files[0]
+    if (count := first.get("split.count", int, 0) or 1) != len(files):
+        raise first.wrong(f"it has split.count {count} and the name of {len(files)} files")
+    num_tensors, wanted = sum(len(each.tensors) for each in files), first.metadata
+    if (num := wanted.get("split.tensors.count", num_tensors)) != num_tensors:
+        raise first.wrong(f"{num} tensors are to be in its parts, {num_tensors} are")
+    layout = Layout(first, files)
+    config, entries = layout.config(), layout.entries()
+    vocabulary = Vocabulary(first, layout.vocab_size)
+    end_ids = vocabulary.end_ids()
+    return {
+        CONFIG_FILE: config | {"eos_token_id": end_ids},
+        GENERATION_CONFIG_FILE: {"eos_token_id": end_ids},
+        TOKENIZER_FILE: vocabulary.tokenizer(),
+        "tokenizer_config.json": vocabulary.tokenizer_config(),
+        TENSORS_FILE: entries,
+        INDEX_FILE: {"weight_map": {each.name: each.file for each in entries}},
+    }
+
+
+def _parts(file: Path) -> list[Path]:
+    """The files of one model, of which ``file`` is one."""
+    found = PART.fullmatch(file.stem)
+    if found is None:
+        return [file]
+    count = int(found["count"])
+    names = [f"{found['stem']}-{number:05}-of-{found['count']}" for number in range(1, count + 1)]
+    files = [file.with_name(f"{name}.gguf") for name in names]
+    for each in files:
+        if not each.is_file():
+            raise ConfigError(f"model: {each} is missing: {file.name} is one of {count} parts")
+    return files
+
+
+def _stem(file: Path) -> str:
+    found = PART.fullmatch(file.stem)
+    return file.stem if found is None else found["stem"]
