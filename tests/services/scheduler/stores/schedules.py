@@ -1,11 +1,9 @@
 """Random schedules of workers with stores, which outlive the workers."""
 
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from typing import ClassVar
 
-import numpy as np
 from msgspec.structs import replace
 
 from services.scheduler.extension import Cell
@@ -19,109 +17,16 @@ from shared.settings.scheduler import SchedulerConfig
 from shared.wire.messages import (
     EVERY_LAYER,
     Copied,
-    Forget,
-    Inventory,
     Load,
     ModelInfo,
     Save,
-    StepPlan,
-    StepResult,
 )
-from shared.wire.token_arrays import TokenArrays
 from tests.mesh.arena_parts import connect
 from tests.services.scheduler.schedules import WEIGHTS, Mesh
-from tests.services.scheduler.simulated_worker import SimulatedWorker, Slot
+from tests.services.scheduler.stores.storing_worker import SimulatedStore, StoringWorker
 
-Content = list[int]
 CONFIG = SchedulerConfig(mesh_dir=Path("/nonexistent"), instance="s")
 MODEL = ModelInfo(["m"], "f", 1000, 64, 1)
-
-
-@dataclass
-class SimulatedStore:
-    """``records`` by place: a key and what a block had. A store that ``is_down`` takes no more."""
-
-    name: str
-    num_places: int
-    place_bytes: int
-    records: dict[int, tuple[bytes, Content]] = field(default_factory=dict)
-    is_down: bool = False
-    is_locked: bool = True
-
-    def inventory(self, location: str) -> tuple[Inventory, list[np.ndarray]]:
-        """Records written last win."""
-        full = {key: place for place, (key, _) in self.records.items()}
-        keys = np.frombuffer(b"".join(full), np.uint8)
-        places = np.array([*full.values()], np.int32)
-        return Inventory(self.name, location, self.num_places, self.place_bytes), [keys, places]
-
-
-@dataclass
-class StoringWorker(SimulatedWorker):
-    """Reads the ``stores`` of its location by name, and saves in its ``own`` one. Cached ids are
-    checked when their sequence is first computed."""
-
-    own: SimulatedStore = field(default_factory=lambda: SimulatedStore("", 1, 1))
-    stores: dict[str, SimulatedStore] = field(default_factory=dict)
-    num_loaded: int = 0
-    num_lost: int = 0
-    num_saved: int = 0
-    unread: list[Slot] = field(default_factory=list)
-    answers: list[Copied] = field(default_factory=list)
-
-    def step(self, planned: Planned) -> tuple[StepResult, TokenArrays]:
-        if (copied := self.copy(planned.plan)) is not None:
-            self.answers.append(copied)
-        return super().step(planned)
-
-    def copy(self, plan: StepPlan) -> Copied | None:
-        lost, unsaved = [], []
-        kinds = [type(each) for each in plan.rows]
-        assert kinds == sorted(kinds, key=[Forget, Save, Load].index)
-        for row in plan.rows:
-            match row:
-                case Forget(place):
-                    self.own.records.pop(place, None)
-                case Save(key, block, place):
-                    assert place < self.own.num_places
-                    assert len(self.kv[block]) == self.capacity.block_size, "a part of a block"
-                    if self.own.is_down:
-                        unsaved.append(key)
-                    else:
-                        self.own.records.pop(place, None)
-                        self.own.records[place] = key, list(self.kv[block])
-                        self.num_saved += 1
-                case Load(key, block, store, place):
-                    self.check_load(plan, block)
-                    found, content = self.stores[store].records.get(place, (b"", []))
-                    if found == key:
-                        self.kv[block] = list(content)
-                        self.num_loaded += 1
-                    else:
-                        lost.append(key)
-                        self.num_lost += 1
-        if not {Save, Load} & {*kinds}:
-            return None
-        return Copied(plan.step, lost, unsaved, is_down=self.own.is_down)
-
-    def check_load(self, plan: StepPlan, block: int) -> None:
-        """A block to load belongs to a sequence that was admitted before, and not computed yet."""
-        (number,) = (each for each, slot in self.slots.items() if block in slot.tables[0])
-        assert number not in plan.release
-        slot = self.slots[number]
-        assert slot in self.unread
-        end = (slot.tables[0].index(block) + 1) * self.capacity.block_size
-        assert end <= slot.admit.num_cached
-
-    def _find_cached(self, slot: Slot) -> None:
-        self.unread.append(slot)
-
-    def _check_rows(self, plan: StepPlan) -> int:
-        for row in (*plan.prefill, *plan.decode):
-            if (slot := self.slots[row.slot]) in self.unread:
-                self.unread.remove(slot)
-                super()._find_cached(slot)
-        return super()._check_rows(plan)
 
 
 class StoreMesh(Mesh):
@@ -189,8 +94,10 @@ class StoreMesh(Mesh):
             self.cell.on_detach(self.peers.pop(worker_id))
             for key in [each for each in self.copied if each[0] == worker_id]:
                 del self.copied[key]
-        for each in self.all_workers:
-            each.own.is_locked = any(each.own is worker.own for worker in self.living)
+        held = [worker.own for worker in self.living]
+        for stores in self.stores.values():
+            for store in stores.values():
+                store.is_locked = any(store is each for each in held)
 
     @property
     def living(self) -> list[StoringWorker]:
@@ -245,13 +152,13 @@ class StoreMesh(Mesh):
 
     def lose_records(self) -> None:
         for store in (store for each in self.stores.values() for store in each.values()):
-            for place in [*store.records]:
-                if self.random.random() < 0.3:
-                    del store.records[place]
+            store.damage(self.random)
 
     def break_store(self) -> None:
         if self.living:
-            self.random.choice(self.living).own.is_down = True
+            own = self.random.choice(self.living).own
+            assert own is not None
+            own.is_down = True
 
     def look(self) -> None:
         self.now_s += self.random.choice([1.0, 1000.0])
