@@ -42,6 +42,7 @@ class PrefixIndex:
         self._holders = holders
         self._blocks: dict[bytes, int] = {}
         self._hashes: dict[int, bytes] = {}
+        self.on_add: Callable[[bytes, int], None] | None = None
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -61,6 +62,8 @@ class PrefixIndex:
             self._blocks[block_hash] = block
             self._hashes[block] = block_hash
             self._holders[block_hash] = self._worker_id
+            if self.on_add is not None:
+                self.on_add(block_hash, block)
 
     def drop(self, block: int) -> None:
         """Does nothing for a block outside the index."""

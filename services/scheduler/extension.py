@@ -41,5 +41,8 @@ class CellExtension(Extension):
     def why_unservable(self, sequence: Sequence) -> RequestError | None:
         """The reason that no worker can run ``sequence``, if this part is the reason."""
 
+    def reset_prefix_cache(self) -> None:
+        """New sequences compute their whole prompt."""
+
     def look(self, now_s: float) -> None:
         """Called every ``LOOK_S``, at a monotonic time."""

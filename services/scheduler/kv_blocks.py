@@ -24,7 +24,7 @@ from services.scheduler.allocation import Allocation, BlockTable
 from services.scheduler.block_pool import BlockPool, KeepPoint, PrefixIndex
 from services.scheduler.sequence import Sequence
 from shared.wire.kv_groups import copy_interval, num_passed
-from shared.wire.messages import Capacity, Drop, Keep, PlanRow
+from shared.wire.messages import Capacity, Drop, Keep
 
 KEEP_INTERVAL = 2048  # tokens; the most that a broken answer loses
 
@@ -55,7 +55,7 @@ class KVBlocks:
         self.has_states = capacity.num_states is not None
         num_states = (capacity.num_states or 0) if caches_prefixes else 0
         self.pool = BlockPool(capacity.num_blocks, self.index, num_states)
-        self.rows: list[PlanRow] = []
+        self.rows: list[Drop | Keep] = []
         self._capacity = capacity
         self._size = capacity.block_size
         self._groups = capacity.groups

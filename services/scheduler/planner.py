@@ -120,8 +120,8 @@ class Planner:
 
     def _first_isolated(self, worker: WorkerState) -> Sequence | None:
         for sequence in worker.running.values():
-            if sequence.is_isolated and sequence.has_credit and not sequence.awaits_item:
-                return sequence
+            if sequence.is_isolated and sequence.has_credit:
+                return None if sequence.awaits_data else sequence
         return self._first_for(worker, self._queues.isolated)
 
     def _first_for(self, worker: WorkerState, queue: WaitingQueue) -> Sequence | None:
@@ -305,8 +305,8 @@ class Planner:
         or later ones once ``groups`` is past. Returns the reason of the first sequence left
         waiting.
 
-        If this plan fills blocks of a prompt, or its image is encoded, further choices of the
-        prompt are skipped: a later plan finds the blocks in the prefix cache. After a plan that
+        If this plan fills blocks of a prompt, or it awaits data, further choices of the prompt are
+        skipped: a later plan finds the blocks in the prefix cache. After a plan that
         skipped every sequence it looked at, the next plan also looks at the ones after them.
         """
         waiting = self._queues.waiting
@@ -340,7 +340,7 @@ class Planner:
             prefills.admit(first)
             groups.admit(first)
             self.num_admitted += 1
-            fills_blocks = worker.blocks.num_to_index(first) > 0 or first.awaits_item
+            fills_blocks = worker.blocks.num_to_index(first) > 0 or first.awaits_data
             if fills_blocks or first in prefills.longs:
                 prompts.add(first.prompt_key)
         return WaitReason.STEP_BUDGET if worker.admits else WaitReason.NO_WORKER

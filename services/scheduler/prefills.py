@@ -33,14 +33,14 @@ class PrefillLimits:
 
     def has_room_for(self, sequence: Sequence, worker: WorkerState) -> bool:
         """True if ``sequence`` is short on ``worker`` or another long one may run there, not
-        counting sequences that yield to it or await an image."""
+        counting sequences that yield to it or await data."""
         threshold = self.threshold(worker)
         num_tokens = sequence.num_to_compute - threshold
         if num_tokens <= 0:
             return True
         num_long = sum(
             each.num_to_compute > threshold
-            and not each.awaits_item
+            and not each.awaits_data
             and not each.yields_to(sequence)
             for each in worker.running.values()
         )
@@ -91,9 +91,10 @@ class Prefills:
         return is_short and self._builder.max_tokens(sequence) == sequence.num_to_compute
 
     def admit(self, sequence: Sequence) -> None:
-        """Computes ``sequence``, which has just been given its slot."""
+        """Computes ``sequence``, which has just been given its slot, if it is not loading."""
         self._builder.admit(sequence)
-        self.add([sequence])
+        if not sequence.allocated.is_loading:
+            self.add([sequence])
 
     def finish(self) -> None:
         """Shares the rest of the budget among the long ones."""

@@ -1,38 +1,56 @@
 """The seam between the core and things, besides slots and blocks, that sequences share."""
 
 from collections.abc import Iterable
-from typing import Protocol
+from collections.abc import Sequence as Series
 
 from services.scheduler.sequence import Sequence, WaitReason
+from shared.wire.messages import PlanRow
 
 
-class Resource(Protocol):
+class Resource:
     """A limited thing of one worker. A sequence holds a part of it as long as its slot, which stays
-    taken until no plan in flight names it."""
+    taken until no plan in flight names it. ``reason``: of sequences that wait for it. The defaults
+    are for a thing without limits."""
 
-    @property
-    def reason(self) -> WaitReason:
-        """Of sequences that wait for it."""
+    reason: WaitReason
 
     @property
     def starved(self) -> Sequence | None:
         """The waiting sequence that it keeps a part for."""
+        return None
 
     def fits(self, sequence: Sequence) -> bool:
         """True if there is enough of it for ``sequence`` alone."""
+        return True
 
     def has_room_for(self, sequence: Sequence, without: Iterable[Sequence] = ()) -> bool:
         """True if there is enough of it for ``sequence`` now, or would be without some running
         ones."""
+        return True
 
     def is_kept_from(self, sequence: Sequence) -> bool:
         """True if the room for ``sequence`` is kept for an earlier one that waits too long."""
+        return False
 
     def pass_over(self, sequence: Sequence) -> None:
         """Notes that others are admitted before ``sequence`` for lack of it."""
 
+    def num_loadable(self, sequence: Sequence, num_blocks: int) -> int:
+        """Counts the blocks that it can load behind a cached prefix of ``num_blocks``."""
+        return 0
+
     def take(self, sequence: Sequence) -> None:
-        """``sequence`` gets a slot."""
+        """``sequence`` gets a slot, and blocks that may be loaded: ``is_loading`` until then."""
 
     def free(self, slot: int) -> None:
         """The slot is free."""
+
+    def distrust(self, sequence: Sequence) -> None:
+        """The content of a sequence's blocks may be wrong."""
+
+    def rows(self, step: int) -> Series[PlanRow]:
+        """Returns its rows in the plan of ``step``, which is sent if it has any."""
+        return ()
+
+    def finish(self, step: int) -> None:
+        """The result of ``step`` has come. Raises CodecError if it may not come yet."""

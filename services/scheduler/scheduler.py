@@ -334,6 +334,8 @@ class Scheduler:
                 worker.blocks.index_blocks(emission.sequence, ends)
             if ends:
                 if isinstance(emission.error, InternalError):
+                    for resource in worker.resources:
+                        resource.distrust(emission.sequence)
                     worker.blocks.uncache(emission.sequence)
                 worker.remove(emission.sequence, has_ended=True)
                 self._end(emission.sequence, emission.end_reason)

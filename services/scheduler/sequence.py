@@ -55,6 +55,7 @@ class WaitReason(IntEnum):
     PROMISE = 16  # streams decode first: tpot-ms, min-stream-rate
     ADAPTER = 17  # running sequences have other adapters: max-loras
     MEDIA = 18  # images of running sequences are encoded first
+    LOADING = 19  # a block to load is lost
 
     @property
     def label(self) -> str:
@@ -220,10 +221,12 @@ class Sequence:
         return num_known + allocation.num_pending - allocation.num_computed
 
     @property
-    def awaits_item(self) -> bool:
-        """True if its next id is in an image that its worker has yet to encode."""
+    def awaits_data(self) -> bool:
+        """True if its worker has yet to encode the image of its next id, or to load its blocks."""
         allocation = self.allocation
-        return allocation is not None and allocation.num_computed >= allocation.num_ready
+        return allocation is not None and (
+            allocation.is_loading or allocation.num_computed >= allocation.num_ready
+        )
 
     @property
     def has_credit(self) -> bool:

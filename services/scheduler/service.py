@@ -25,6 +25,7 @@ from services.scheduler.request_log import RequestLog
 from services.scheduler.result_check import check_result
 from services.scheduler.scheduler import Refusal, Scheduler
 from services.scheduler.sequence import Arrival, Sequence, instance_of
+from services.scheduler.stores.cell import CellStores
 from services.scheduler.tokens_message import Forwarding
 from services.scheduler.traces.sequence_spans import SequenceSpans
 from services.scheduler.watchdog import LOOK_S, Watchdog
@@ -88,6 +89,7 @@ CELLS: tuple[type[OtherCells], ...] = (
 EXTENSIONS: list[Callable[[Cell], CellExtension]] = [
     CellAdapters,
     CellMedia,
+    CellStores,
 ]
 
 
@@ -177,7 +179,13 @@ class SchedulerService:
             await self._other_cells.hand_over_all(HANDOVER_SHARE * self._config.drain_timeout_s)
 
     def commands(self) -> dict[str, Command]:
-        return {"reset_prefix_cache": self._core.reset_prefix_cache}
+        return {"reset_prefix_cache": self._reset_prefix_cache}
+
+    def _reset_prefix_cache(self) -> None:
+        self._core.reset_prefix_cache()
+        for each in self._extensions:
+            each.reset_prefix_cache()
+        self._plan_soon()
 
     def status(self) -> Heartbeat:
         state, reason = self._state()
@@ -309,7 +317,7 @@ class SchedulerService:
                 self._link.send_status(only_changes=True)
             case Release(), "worker":
                 self._core.release_worker(self._attached(peer))
-            case _ if not is_taken(self._extensions, peer, message):
+            case _ if not is_taken(self._extensions, peer, message, arrays):
                 log.warning("%s sent a %s, which is not for us", peer, type(message).__name__)
         self._plan_soon()
 

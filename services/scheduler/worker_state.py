@@ -16,9 +16,11 @@ from services.scheduler.stages import is_in_other_stages, with_share
 from services.scheduler.stream_share import StreamShare
 from shared.errors import CodecError
 from shared.wire.kv_groups import COPY_INTERVAL
-from shared.wire.messages import Capacity, StepPlan, StepResult
+from shared.wire.messages import Capacity, PlanRow, StepPlan, StepResult
 
 PROBATION_STEPS = 16  # a broken worker dies within them
+LOADED_PART = 7 / 8
+"""The part of a block that counts as cached if it has to be loaded. Chosen, not measured."""
 
 
 class WorkerState:
@@ -31,7 +33,8 @@ class WorkerState:
     ``releases_all``; ``handed_over`` is the last one. ``ran_isolated``: its last plan computed one
     isolated sequence and nothing else. Its next plan looks at the head of the waiting queue and at
     the sequences from place ``next_look`` on. ``step_s`` is the time of a step in the last plan
-    with rows and without later sequences. Its sequences share ``resources``.
+    with rows and without later sequences. Its sequences share ``resources``, and ``may_await``
+    images or blocks.
     """
 
     def __init__(
@@ -47,7 +50,8 @@ class WorkerState:
     ) -> None:
         self.worker_id = worker_id
         self.capacity = capacity
-        self.resources = resources
+        self.resources = [*resources]
+        self.may_await = bool(capacity.media)
         self.blocks = KVBlocks(worker_id, capacity, caches_prefixes, holders)
         self.index, self.pool = self.blocks.index, self.blocks.pool
         self.running: dict[int, Sequence] = {}
@@ -95,9 +99,11 @@ class WorkerState:
     def begin_plan(self) -> PlanBuilder:
         self._free_slots.extend(self._released)
         release, self._released = self._released, []
-        rows = [each for each in self.blocks.rows if each.slot not in release]
+        rows: list[PlanRow] = [each for each in self.blocks.rows if each.slot not in release]
         self.blocks.rows = []
         self._num_steps += 1
+        for resource in self.resources:
+            rows += resource.rows(self._num_steps)
         capacity = self.capacity
         budget, vocab_size = capacity.max_num_batched_tokens, capacity.vocab_size
         depth = self.draft_depth.now
@@ -133,6 +139,8 @@ class WorkerState:
         if not self.in_flight or step != self.in_flight[0].step:
             expected = f"that of step {self.in_flight[0].step}" if self.in_flight else "none"
             raise CodecError(f"the result of step {step} came where {expected} was due")
+        for resource in self.resources:
+            resource.finish(step)
         plan = self.in_flight.popleft()
         if result.rows and not self.priority_share.has_joined(plan):
             self.step_s = result.step_s / result.num_steps
@@ -150,15 +158,16 @@ class WorkerState:
     def computed_slots(self) -> set[int]:
         """Returns the slots that the worker computes: with plans in flight, or an image."""
         chunks = {row.slot for plan in self.in_flight for row in plan.prefill}
-        encoded = {each.allocated.slot for each in self.awaiting}
+        awaiting = (each.allocated for each in self.awaiting)
+        encoded = {each.slot for each in awaiting if not each.is_loading}
         return encoded | chunks | {row.slot for plan in self.in_flight for row in plan.decode}
 
     @property
     def awaiting(self) -> list[Sequence]:
-        """Its sequences that await an image."""
-        if not self.capacity.media:
+        """Its sequences that await an image or blocks."""
+        if not self.may_await:
             return []
-        return [each for each in self.running.values() if each.awaits_item]
+        return [each for each in self.running.values() if each.awaits_data]
 
     def runnable(self) -> list[Sequence]:
         """Returns the sequences that may be computed together, oldest first."""
@@ -230,17 +239,23 @@ class WorkerState:
         """True if the prefix cache has the KV of its first ``num_tokens`` ids."""
         if num_tokens <= 0 or self.is_known_miss(sequence, num_tokens):
             return num_tokens <= 0
-        num_blocks = self.blocks.find_hit(sequence).num_blocks
+        num_blocks = sum(self._find_blocks(sequence))
         sequence.missing_blocks[self.worker_id] = num_blocks
         return num_blocks * self.capacity.block_size >= num_tokens
 
     def num_cached(self, sequence: Sequence) -> int:
-        """Counts the ids of ``sequence`` with KV in the prefix cache."""
-        return self.blocks.find_hit(sequence).num_blocks * self.capacity.block_size
+        """Counts the ids of ``sequence`` with KV in the prefix cache; ids to load count in part."""
+        num_blocks, num_loadable = self._find_blocks(sequence)
+        return int((num_blocks + LOADED_PART * num_loadable) * self.capacity.block_size)
+
+    def _find_blocks(self, sequence: Sequence) -> tuple[int, int]:
+        """Counts the blocks in the prefix cache, and the blocks behind them to load."""
+        num = self.blocks.find_hit(sequence).num_blocks
+        return num, sum(each.num_loadable(sequence, num) for each in self.resources)
 
     def filling_blocks(self, plan: StepPlan) -> list[Sequence]:
         """Returns the sequences with a chunk in ``plan`` that fills a block of the prefix cache, or
-        that await an image and will fill one."""
+        that await data and will fill one."""
         chunks = [self.running[row.slot] for row in plan.prefill]
         return [*self.awaiting, *(each for each in chunks if self.blocks.num_to_index(each) > 0)]
 
@@ -258,13 +273,13 @@ class WorkerState:
         self.blocks.allocate(sequence, self.worker_id, slot)
         extended = self.try_extend(sequence)
         assert extended is not None
+        for each in self.resources:
+            each.take(sequence)
         sequence.last_worker_id = self.worker_id
         if sequence.spans:
             sequence.await_items()
         self.stream_share.note_admission(sequence)
         self.running[slot] = sequence
-        for each in self.resources:
-            each.take(sequence)
 
     def remove(self, sequence: Sequence, has_ended: bool = False) -> None:
         """Frees slot and blocks once no plan in flight names them. The results of those plans are
@@ -301,11 +316,11 @@ class WorkerState:
 
     def _may_run(self, sequence: Sequence) -> bool:
         """True if ``sequence`` may be computed with others: it has credit, is not isolated, awaits
-        no image, is not certain to get its last token from plans in flight, and has no token
+        no data, is not certain to get its last token from plans in flight, and has no token
         pending in other stages."""
         if sequence.is_isolated or not sequence.has_credit:
             return False
-        if sequence.spans and sequence.awaits_item:
+        if sequence.allocated.is_loading or (sequence.spans and sequence.awaits_data):
             return False
         num_due = sequence.allocated.num_due
         if not num_due:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from shared.errors import RequestError
 from shared.link.peer import Peer
+from shared.wire.codec import Array
 from shared.wire.envelope import RequestOptions
 from shared.wire.messages import Message
 
@@ -27,10 +28,16 @@ class Extension:
         message that does not fit."""
         return False
 
+    def receives(self, peer: Peer, message: Message, arrays: Sequence[Array]) -> bool:
+        """As ``takes``, with the buffers of the message."""
+        return self.takes(peer, message)
 
-def is_taken(extensions: Iterable[Extension], peer: Peer, message: Message) -> bool:
+
+def is_taken(
+    extensions: Iterable[Extension], peer: Peer, message: Message, arrays: Sequence[Array] = ()
+) -> bool:
     """Gives ``message`` to the first extension that takes it; False if none does."""
-    return any(each.takes(peer, message) for each in extensions)
+    return any(each.receives(peer, message, arrays) for each in extensions)
 
 
 def able(

@@ -7,23 +7,27 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
+from services.scheduler.block_pool import BlockHashes
 from services.scheduler.scheduler import Planned
 from services.scheduler.service import SchedulerService
 from services.worker.plan_check import PlanCheck
 from shared.errors import CodecError
 from shared.settings.scheduler import SchedulerConfig
 from shared.wire.codec import Array
+from shared.wire.envelope import RequestOptions, hash_root
 from shared.wire.messages import (
     Accepted,
     Adapters,
     Cancel,
     Capacity,
+    Copied,
     Credit,
     Encoded,
     Failed,
     Finished,
     Generate,
     Grant,
+    Inventory,
     Item,
     LoadAdapter,
     Message,
@@ -66,6 +70,17 @@ OTHER = Generate("other~1/0", 1, PLAIN, [NewSequence(OTHER_SEQUENCE)])
 ITEM = Item(start=1, num_tokens=1, size=(1, 2, 2), digest=bytes(range(16)))
 LATE_ITEM = msgspec.structs.replace(ITEM, start=len(PROMPT))
 PIXELS = np.arange(12, dtype=np.uint8)
+STORED = np.arange(100, 112, dtype=np.int32)
+INVENTORY = Inventory("store", "location", 4, 100)
+OF_WORKER = StepResult | Adapters | Encoded | Inventory | Copied
+
+
+def _keys_of(prompt: np.ndarray, num: int) -> list[bytes]:
+    """The keys of its first blocks."""
+    hashes = BlockHashes(4, hash_root(RequestOptions()))
+    return [
+        hashes.block_hash(n, lambda start, end: prompt[start:end].tobytes()) for n in range(num)
+    ]
 
 
 @dataclass
@@ -97,6 +112,11 @@ class SchedulerArena:
         broken = ResultRow(0, "r~1/0/0", 1, TokenRun(0), None, "it breaks", "broken")
         prompt_row = ResultRow(0, "r~1/0/0", 1, TokenRun(3, 2, 1, kind=RunKind.PROMPT))
         rows = [prompt_row, row]
+        stored, fresh = _keys_of(STORED, 2), _keys_of(PROMPT, 1)
+        keys = np.frombuffer(b"".join(stored), np.uint8)
+        self.inventory = [keys, np.array([3, 0], np.int32)]
+        copied = Copied(2, stored[:1], fresh, 100, 0.1, is_down=True)
+        with_stored = msgspec.structs.replace(copied, unsaved=stored)
         reports = [SpanReport("r~1/0/0", 1, "worker", "w", SPANS)]
         values = np.zeros(3 * 2 + 3, np.float32)
         ids, top_ids, ranks = (
@@ -116,12 +136,21 @@ class SchedulerArena:
             (LoadAdapter("l1", "sql", "sql"), []),
             (UnloadAdapter("sql", "u1"), []),
             (Encoded("r~1/0/0", 1, 2), []),
+            (INVENTORY, self.inventory),
+            (copied, []),
         ]
         many, one = np.full(5000, 7, np.int32), np.full(2, 7, np.int32)
         plain = ResultRow(0, "r~1/0/0", 1, TokenRun(1))
         drafts = ResultRow(0, "r~1/0/0", 1, TokenRun(2, 1, kind=RunKind.DRAFTS))
         draft_arrays = [one, one.astype(np.float32), NO_IDS, one]
         self.lies: Lies = {
+            "places of no store": (11, INVENTORY, [keys, np.array([3, 4], np.int32)]),
+            "a place twice": (11, INVENTORY, [keys, np.array([3, 3], np.int32)]),
+            "a key twice": (11, INVENTORY, [np.tile(keys[:16], 2), self.inventory[1]]),
+            "a place without a key": (11, INVENTORY, [keys[:16], self.inventory[1]]),
+            "an Inventory again": (12, INVENTORY, self.inventory),
+            "copies of no plan": (12, msgspec.structs.replace(copied, step=1), []),
+            "saves of another plan": (12, with_stored, []),
             "two rows for a slot": (5, StepResult(1, [plain, plain]), [one, *NO_ARRAYS[1:]]),
             "more steps than the plan asked for": (
                 5,
@@ -208,11 +237,16 @@ class SchedulerArena:
 
     async def take(self, index: int, message: Message, arrays: list[Array]) -> bool:
         ends = self._connect()
-        is_of_worker = isinstance(self.examples[index][0], StepResult | Adapters | Encoded)
+        is_of_worker = isinstance(self.examples[index][0], OF_WORKER)
         sender = ends.worker if is_of_worker else ends.tokenizer
         if index:
             self._service.on_message(ends.tokenizer, self.generate, [PROMPT, NO_IDS])
         self._service.on_message(ends.beside, OTHER, [PROMPT, NO_IDS])
+        if isinstance(self.examples[index][0], Copied):
+            self._service.on_message(ends.worker, INVENTORY, self.inventory)
+            stored = Generate("l~1/0", 1, PLAIN, [NewSequence("l~1/0/0")])
+            self._service.on_message(ends.tokenizer, stored, [STORED, NO_IDS])
+            await asyncio.sleep(0)  # it plans a step to admit, and next one with copies
         await asyncio.sleep(0)
         try:
             self._service.on_message(sender, message, arrays)

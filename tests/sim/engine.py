@@ -15,9 +15,18 @@ from services.scheduler.scheduler import Planned
 from services.worker.engine.protocol import StepOutput
 from shared.wire.codec import Array
 from shared.wire.envelope import read_options
-from shared.wire.messages import Capacity, ModelInfo, ResultRow, RunKind, StepPlan, TokenRun
+from shared.wire.messages import (
+    Capacity,
+    Copied,
+    ModelInfo,
+    ResultRow,
+    RunKind,
+    StepPlan,
+    TokenRun,
+)
 from shared.wire.token_arrays import Layout, TokenArrays, join
-from tests.services.scheduler.simulated_worker import SimulatedWorker, Slot
+from tests.services.scheduler.simulated_worker import Slot
+from tests.services.scheduler.stores.storing_worker import SimulatedStore, StoringWorker
 from tests.sim.images import PLACEHOLDER, SimulatedMedia
 
 STOP = 251
@@ -52,7 +61,7 @@ def arrays_of(token: int, position: int, vocab_size: int, num: int | None) -> To
 
 
 @dataclass
-class _Worker(SimulatedWorker):
+class _Worker(StoringWorker):
     """Drafts of three in four tokens are right."""
 
     def _draft(self, slot: Slot, num: int) -> None:
@@ -65,9 +74,18 @@ class _Worker(SimulatedWorker):
 
 class SimulatedEngine(StepEngine):
     """Checks every plan. ``fails_next``: memory runs out in the next step. ``adapters`` are there
-    for sequences, a bounded number of different ones at once."""
+    for sequences, a bounded number of different ones at once. Blocks are saved in its ``own`` store
+    and loaded from ``stores``; ``copied`` has the answers by step."""
 
-    def __init__(self, model_info: ModelInfo, capacity: Capacity) -> None:
+    def __init__(
+        self,
+        model_info: ModelInfo,
+        capacity: Capacity,
+        own: SimulatedStore | None = None,
+        stores: dict[str, SimulatedStore] | None = None,
+    ) -> None:
+        self.own, self.stores = own, stores or {}
+        self.copied: dict[int, Copied] = {}
         self.model_info = model_info
         self.capacity = capacity
         self.fails_next = False
@@ -82,7 +100,9 @@ class SimulatedEngine(StepEngine):
 
     def reset(self) -> None:
         self.media.table.reset()
-        self.worker = _Worker(self.capacity, STOP, write=self._write)
+        self.worker = _Worker(
+            self.capacity, STOP, write=self._write, own=self.own, stores=self.stores
+        )
 
     def submit(
         self,
@@ -103,6 +123,8 @@ class SimulatedEngine(StepEngine):
             adapter = read_options(admit.options).adapter
             assert not adapter or adapter in self.adapters, "a sequence without its adapter"
         result, emitted = self.worker.step(Planned(plan, ids))
+        self.copied |= {each.step: each for each in self.worker.answers}
+        self.worker.answers.clear()
         held = {adapter_of(slot) for slot in self.worker.slots.values()} - {""}
         assert len(held) <= self.capacity.max_adapters, "too many adapters at once"
         for number, slot in self.worker.slots.items():

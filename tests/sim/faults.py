@@ -31,6 +31,8 @@ FAULTS = {
     "fail_step": 1,
     "change_minor": 1,
     "jump": 1,
+    "damage": 1,
+    "break_store": 1,
 }
 
 
@@ -153,6 +155,17 @@ class Faults:
         host = self._victim()
         self._note(f"the wall clock of {host.name} jumps", host)
         host.wall_s += self._random.choice([-3600.0, -1.0, 1.0, 3600.0])
+
+    def damage(self) -> None:
+        """Some records of stores are lost."""
+        self._note("stores are damaged")
+        self._mesh.folders.damage(self._random)
+
+    def break_store(self) -> None:
+        host = self._victim("worker")
+        if host.engine is not None and host.engine.own is not None:
+            self._note(f"the store of {host.name} takes no more", host)
+            host.engine.own.is_down = True
 
     # --- connections ----------------------------------------------------------------------------
 

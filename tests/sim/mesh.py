@@ -27,12 +27,21 @@ from shared.settings.gateway import GatewayConfig
 from shared.settings.scheduler import SchedulerConfig
 from shared.settings.tokenizer import TokenizerConfig
 from shared.settings.worker import WorkerConfig
-from shared.wire.messages import EVERY_LAYER, Capacity, Group, Message, ModelInfo, ServiceName
-from tests.sim.adapters import EVERY, KEPT, AdaptingWorker, order
+from shared.wire.messages import (
+    EVERY_LAYER,
+    STORES_MINOR,
+    Capacity,
+    Group,
+    Message,
+    ModelInfo,
+    ServiceName,
+)
+from tests.sim.adapters import EVERY, KEPT, order
 from tests.sim.clients import Request, ask
 from tests.sim.engine import SimulatedEngine
 from tests.sim.images import CHAT_TEMPLATE, FAMILY, reading
 from tests.sim.network import Machine, Network, Sockets
+from tests.sim.stores import Folders, StoringService, held_by
 from tests.sim.virtual_loop import THREAD_S, TURN_S, VirtualLoop
 
 ORDER: tuple[ServiceName, ...] = ("gateway", "tokenizer", "scheduler", "worker")
@@ -98,6 +107,7 @@ class Host(Machine):
                     "plans": sum(len(each.in_flight) for each in core.workers.values()),
                     "blocks": sum(each.num_blocks - each.num_free for each in pools),
                     "tokens": sum(len(each._held) for each in service._routes.values()),
+                    "copies": held_by(service),
                     "bytes of pixels": sum(
                         each._num_bytes
                         for each in service._extensions
@@ -129,6 +139,7 @@ class Mesh:
         self.loop = VirtualLoop(self.random)  # type: ignore[abstract]
         self.network = Network(self.loop, is_logged)
         self.shape = shape
+        self.folders = Folders(shape.num_locations, shape.num_places)
         self.sites = [
             Site(kind, number, shape.settings[kind])
             for kind in ORDER
@@ -239,12 +250,16 @@ class Mesh:
             case "scheduler":
                 return SchedulerService(config)
             case "worker":
-                engine = host.engine = SimulatedEngine(model(), self.shape.capacity)
-                service = AdaptingWorker(
+                location, own, stores = self.folders.open(int(host.name[1:]), host)
+                engine = host.engine = SimulatedEngine(model(), self.shape.capacity, own, stores)
+                service = StoringService(
                     config,
                     lambda config, progress: engine,
                     self.shape.adapters,
                     lambda: [slot.admit.options for slot in engine.worker.slots.values()],
+                    location=location,
+                    engine=lambda: engine,
+                    speaks=host.minor is None or host.minor >= STORES_MINOR,
                 )
                 engine.adapters = service.adapters
                 return service
@@ -360,6 +375,9 @@ class Shape:
         self.capacity = replace(self.capacity, max_adapters=draw(2, 2, 1))
         self.adapters = draw(EVERY, EVERY, KEPT, KEPT, KEPT)  # of a worker at its start
         self.forget_s = draw(60.0, 0.2, 2.0)
+        is_plain = groups == EVERY_LAYER and num_states is None
+        self.num_locations = draw(0, 1, 1, 1, 2) if is_plain else 0
+        self.num_places = draw(400, 5, 40)
 
 
 CONFIGS: dict[ServiceName, type[Settings]] = {

@@ -13,6 +13,7 @@ from tests.sim.clients import NUM_JOBS, Request, job_of
 from tests.sim.faults import Faults
 from tests.sim.mesh import Mesh, Shape
 from tests.sim.oracle import check_progress, check_request, left_in
+from tests.sim.stores import check_stores
 
 BUSY_S = 3.0
 SOON_S = 0.1
@@ -109,6 +110,8 @@ class Run:
     def _check(self) -> None:
         mesh = self.mesh
         assert not mesh.broken, f"services broke: {mesh.broken}"
+        for host in mesh.live("scheduler"):
+            check_stores(host.service, mesh.folders)
         for request in mesh.requests:
             if not request.is_lost:
                 check_request(request, alone()[request.job_number], self.faults, mesh)

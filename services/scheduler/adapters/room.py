@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Set
 from weakref import ref
 
+from services.scheduler.resource import Resource
 from services.scheduler.sequence import Sequence, WaitReason
 
 PATIENCE = 16
@@ -21,7 +22,7 @@ PATIENCE = 16
 Chosen, not measured."""
 
 
-class AdapterRoom:
+class AdapterRoom(Resource):
     """Room for ``max_adapters`` of the adapters that the worker has, ``reported`` by it and changed
     outside. ``waits`` tells whether a sequence still waits to be computed."""
 

@@ -7,6 +7,7 @@ import numpy as np
 from prometheus_client import Gauge
 
 from services.scheduler.extension import Cell, CellExtension
+from services.scheduler.resource import Resource
 from services.scheduler.sequence import Arrival, Sequence, WaitReason
 from shared.errors import (
     NO_WORKER,
@@ -91,31 +92,21 @@ class CellMedia(CellExtension):
         return any(each is not None and each.media for each in capacities)
 
 
-class EncodingRoom:
+class EncodingRoom(Resource):
     """Room for sequences whose images a worker encodes: a part of its slots, since one image
-    follows another meanwhile."""
+    follows another meanwhile. Each takes a bounded time, so every sequence gets its turn."""
 
     reason = WaitReason.MEDIA
-    starved = None
 
     def __init__(self, capacity: Capacity) -> None:
         self._most = max(1, capacity.max_num_seqs // SLOTS_PER_AWAITING)
         self._held: dict[int, Sequence] = {}  # with images, by slot
 
-    def fits(self, sequence: Sequence) -> bool:
-        return True
-
     def has_room_for(self, sequence: Sequence, without: Iterable[Sequence] = ()) -> bool:
         if not sequence.spans:
             return True
-        awaiting = {each.request for each in self._held.values() if each.awaits_item}
+        awaiting = {each.request for each in self._held.values() if each.awaits_data}
         return len(awaiting - {each.request for each in without}) < self._most
-
-    def is_kept_from(self, sequence: Sequence) -> bool:
-        return False
-
-    def pass_over(self, sequence: Sequence) -> None:
-        """An image is encoded in bounded time, so the sequence gets its turn."""
 
     def take(self, sequence: Sequence) -> None:
         if sequence.spans:

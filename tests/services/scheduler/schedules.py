@@ -627,7 +627,7 @@ class Mesh:
             kept = {each.block_hash for each in points}
             while names and names[-1] not in kept:
                 names.pop()
-        assert worker.num_cached(sequence) == len(names) * size
+        assert worker.blocks.find_hit(sequence).num_blocks == len(names)
 
     def finish(self) -> None:
         """With no further events except reading, every sequence finishes and nothing is left."""

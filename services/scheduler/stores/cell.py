@@ -1,0 +1,138 @@
+"""The stores of a cell's workers, which outlive them."""
+
+from collections.abc import Sequence as Series
+
+import numpy as np
+from prometheus_client import Gauge
+
+from services.scheduler.extension import Cell, CellExtension
+from services.scheduler.sequence import Sequence, WaitReason
+from services.scheduler.stores.copies import StoreCopies
+from services.scheduler.stores.index import Location, Store
+from shared.errors import CodecError
+from shared.link.peer import Peer
+from shared.wire.codec import Array
+from shared.wire.messages import EVERY_LAYER, Capacity, Copied, Inventory, Message
+
+KEPT_S = 600.0
+"""Time without an owner, after which a store is forgotten. Its owner may still bring it back."""
+MAX_KEPT = 64  # stores without owners
+
+PLACES = Gauge("shoal_kv_store_places", "Places for KV blocks in stores", ["state"])
+
+
+class CellStores(CellExtension):
+    """Workers find blocks in all stores of their location, also in those of lost workers."""
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+        self._locations: dict[str, Location] = {}
+        self._copies: dict[Peer, StoreCopies] = {}  # of attached workers
+
+    def receives(self, peer: Peer, message: Message, arrays: Series[Array]) -> bool:
+        if peer.hello.service != "worker":
+            return False
+        match message:
+            case Inventory():
+                self._begin(peer, message, *arrays)
+            case Copied():
+                if peer not in self._copies:
+                    raise CodecError("a Copied without an Inventory")
+                self._copies[peer].note(message)
+            case _:
+                return False
+        return True
+
+    def on_detach(self, worker: Peer) -> None:
+        if (copies := self._copies.pop(worker, None)) is not None:
+            copies.close()
+
+    def reset_prefix_cache(self) -> None:
+        for location in self._locations.values():
+            location.forget_all()
+        for copies in self._copies.values():
+            copies.reset()
+
+    def look(self, now_s: float) -> None:
+        self._drop_old(now_s)
+        stores = [
+            each for location in self._locations.values() for each in location.stores.values()
+        ]
+        num_full = sum(len(each.places) for each in stores)
+        PLACES.labels("full").set(num_full)
+        PLACES.labels("free").set(sum(each.num_places for each in stores) - num_full)
+
+    def _begin(self, worker: Peer, inventory: Inventory, keys: np.ndarray, places: Array) -> None:
+        worker_id = next((key for key, peer in self._cell.workers.items() if peer is worker), None)
+        if worker_id is None or worker in self._copies:
+            raise CodecError("an Inventory of a worker that is not attached, or has sent one")
+        full = _checked(inventory, keys, places)
+        capacity = worker.hello.capacity
+        assert capacity is not None
+        _check_capacity(capacity)
+        if not self._cell.config.enable_prefix_caching:
+            return
+        location = self._locations.setdefault(inventory.location, Location())
+        before = self._taken_out(inventory.store)
+        forgets = before.forgets if before is not None else {}
+        full = {key: place for key, place in full.items() if place not in forgets}
+        store = Store(inventory.store, inventory.num_places, inventory.place_bytes, full)
+        store.forgets = {place: None for place in forgets if place < inventory.num_places}
+        location.stores[store.name] = store
+        state = self._cell.core.workers[worker_id]
+
+        def put_back(sequence: Sequence) -> None:
+            state.remove(sequence)
+            self._cell.core.queues.put_back(sequence, WaitReason.LOADING)
+
+        self._copies[worker] = StoreCopies(state, location, store, put_back)
+
+    def _taken_out(self, name: str) -> Store | None:
+        """The store as it was known; its owner may be a process before this one."""
+        for location in self._locations.values():
+            if (store := location.stores.pop(name, None)) is not None:
+                store.owner = None
+                return store
+        return None
+
+    def _drop_old(self, now_s: float) -> None:
+        """Drops stores that nobody has owned for long, and the first ones beyond the limit."""
+        left: list[tuple[float, Location, Store]] = []
+        for location in self._locations.values():
+            for store in location.stores.values():
+                if store.owner is not None:
+                    store.left_s = None
+                    continue
+                if store.left_s is None:
+                    store.left_s = now_s
+                left.append((store.left_s, location, store))
+        left.sort(key=lambda each: -each[0])
+        for number, (left_s, location, store) in enumerate(left):
+            if number >= MAX_KEPT or now_s - left_s >= KEPT_S:
+                del location.stores[store.name]
+        used = {each.location for each in self._copies.values()}
+        self._locations = {
+            name: each for name, each in self._locations.items() if each.stores or each in used
+        }
+
+
+def _checked(inventory: Inventory, keys: np.ndarray, places: np.ndarray) -> dict[bytes, int]:
+    """Returns the place of each key. Raises CodecError for places that no store has."""
+    if len(keys) != 16 * len(places):
+        raise CodecError(f"{len(places)} places with {len(keys)} bytes of keys")
+    if len(places) and not 0 <= places.min() <= places.max() < inventory.num_places:
+        raise CodecError(f"a place beyond the {inventory.num_places} of the store")
+    content = keys.tobytes()
+    found = {
+        content[16 * number : 16 * number + 16]: place
+        for number, place in enumerate(places.tolist())
+    }
+    if len({*found.values()}) < len(places):
+        raise CodecError("two full places are one, or have one key")
+    return found
+
+
+def _check_capacity(capacity: Capacity) -> None:
+    is_plain = capacity.groups == EVERY_LAYER and capacity.num_states is None
+    if not is_plain or capacity.num_stages > 1:
+        raise CodecError("a store of blocks with windows, states or stages")

@@ -1,0 +1,115 @@
+"""A simulated worker that saves and loads blocks."""
+
+from dataclasses import dataclass, field
+from random import Random
+
+import numpy as np
+
+from services.scheduler.scheduler import Planned
+from shared.wire.messages import Copied, Forget, Inventory, Load, Save, StepPlan, StepResult
+from shared.wire.token_arrays import TokenArrays
+from tests.services.scheduler.simulated_worker import SimulatedWorker, Slot
+
+Content = list[int]
+
+
+@dataclass
+class SimulatedStore:
+    """``records`` by place: a key and the content of its block. Records of the keys ``lost`` were
+    damaged. A store that ``is_down`` takes no more; a worker that saves in it has it
+    ``is_locked``."""
+
+    name: str
+    num_places: int
+    place_bytes: int
+    records: dict[int, tuple[bytes, Content]] = field(default_factory=dict)
+    lost: set[bytes] = field(default_factory=set)
+    is_down: bool = False
+    is_locked: bool = True
+
+    def damage(self, random: Random, share: float = 0.3) -> None:
+        for place, (key, _) in [*self.records.items()]:
+            if random.random() < share:
+                del self.records[place]
+                self.lost.add(key)
+
+    def inventory(self, location: str) -> tuple[Inventory, list[np.ndarray]]:
+        """Records written last win."""
+        full = {key: place for place, (key, _) in self.records.items()}
+        keys = np.frombuffer(b"".join(full), np.uint8)
+        places = np.array([*full.values()], np.int32)
+        return Inventory(self.name, location, self.num_places, self.place_bytes), [keys, places]
+
+
+@dataclass
+class StoringWorker(SimulatedWorker):
+    """Reads the ``stores`` of its location by name, and saves in its ``own`` one. Cached ids are
+    checked when their sequence is first computed."""
+
+    own: SimulatedStore | None = None
+    stores: dict[str, SimulatedStore] = field(default_factory=dict)
+    num_loaded: int = 0  # blocks
+    num_lost: int = 0
+    num_saved: int = 0
+    unread: list[Slot] = field(default_factory=list)
+    answers: list[Copied] = field(default_factory=list)
+
+    def step(self, planned: Planned) -> tuple[StepResult, TokenArrays]:
+        if (copied := self.copy(planned.plan)) is not None:
+            self.answers.append(copied)
+        return super().step(planned)
+
+    def copy(self, plan: StepPlan) -> Copied | None:
+        lost: list[bytes] = []
+        unsaved: list[bytes] = []
+        rows = [each for each in plan.rows if isinstance(each, Forget | Save | Load)]
+        if not rows:
+            return None
+        own = self.own
+        assert own is not None
+        kinds = [type(each) for each in rows]
+        assert kinds == sorted(kinds, key=[Forget, Save, Load].index)
+        for row in rows:
+            match row:
+                case Forget(place):
+                    own.records.pop(place, None)
+                case Save(key, block, place):
+                    assert place < own.num_places
+                    assert len(self.kv[block]) == self.capacity.block_size, "a part of a block"
+                    if own.is_down:
+                        unsaved.append(key)
+                    else:
+                        own.records.pop(place, None)
+                        own.records[place] = key, list(self.kv[block])
+                        self.num_saved += 1
+                case Load(key, block, store, place):
+                    self.check_load(plan, block)
+                    found, content = self.stores[store].records.get(place, (b"", []))
+                    if found == key:
+                        self.kv[block] = list(content)
+                        self.num_loaded += 1
+                    else:
+                        lost.append(key)
+                        self.num_lost += 1
+        if {*kinds} == {Forget}:
+            return None
+        return Copied(plan.step, lost, unsaved, is_down=own.is_down)
+
+    def check_load(self, plan: StepPlan, block: int) -> None:
+        """A block to load belongs to a sequence that was admitted before, and not computed yet."""
+        (number,) = (each for each, slot in self.slots.items() if block in slot.tables[0])
+        assert number not in plan.release
+        slot = self.slots[number]
+        assert slot in self.unread
+        end = (slot.tables[0].index(block) + 1) * self.capacity.block_size
+        assert end <= slot.admit.num_cached
+
+    def _find_cached(self, slot: Slot) -> None:
+        self.unread.append(slot)
+
+    def _check_rows(self, plan: StepPlan) -> int:
+        for row in (*plan.prefill, *plan.decode):
+            if (slot := self.slots[row.slot]) in self.unread:
+                self.unread.remove(slot)
+                super()._find_cached(slot)
+        return super()._check_rows(plan)

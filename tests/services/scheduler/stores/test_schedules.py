@@ -1,0 +1,35 @@
+"""Random schedules with stores: every block that is loaded is the one that was saved, every lost
+one is computed again, and every sequence ends."""
+
+from collections import Counter
+
+import pytest
+
+from tests.services.scheduler.schedules import run_schedule
+from tests.services.scheduler.stores.schedules import StoreMesh
+
+NUM_SCHEDULES = 300
+
+
+def meet(numbers: range) -> Counter[str]:
+    met: Counter[str] = Counter()
+    for number in numbers:
+        mesh = run_schedule(number, StoreMesh)
+        assert isinstance(mesh, StoreMesh)
+        met[f"depth {mesh.depth}"] += 1
+        for each in mesh.all_workers:
+            met.update(saved=each.num_saved, loaded=each.num_loaded, lost=each.num_lost)
+    return met
+
+
+@pytest.mark.seconds
+def test_random_schedules_with_stores_keep_the_contract() -> None:
+    met = meet(range(NUM_SCHEDULES))
+    assert len(met) == 5
+    assert all(met.values()), met
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_many_random_schedules_with_stores_keep_the_contract() -> None:
+    meet(range(NUM_SCHEDULES, 20_000))

@@ -1,0 +1,109 @@
+"""The stores of simulated workers: they outlive their workers, as files do."""
+
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from services.scheduler.stores.cell import CellStores
+from services.scheduler.stores.copies import StoreCopies
+from shared.link.peer import Peer
+from shared.wire.messages import STORES_MINOR
+from tests.services.scheduler.stores.storing_worker import SimulatedStore
+from tests.sim.adapters import AdaptingWorker
+from tests.sim.virtual_loop import Process
+
+
+class Folders:
+    """``stores`` by name, in each of ``num_locations``, of ``num_places``. A process that lives
+    keeps its store locked."""
+
+    def __init__(self, num_locations: int, num_places: int) -> None:
+        self.num_places = num_places
+        self.locations: list[dict[str, SimulatedStore]] = [{} for _ in range(num_locations)]
+        self._owners: dict[str, Process] = {}
+
+    def open(
+        self, number: int, owner: Process
+    ) -> tuple[str, SimulatedStore | None, dict[str, SimulatedStore]]:
+        """Returns the location of the worker ``number``, the first store there without an owner,
+        and all."""
+        if not self.locations:
+            return "", None, {}
+        index = number % len(self.locations)
+        stores = self.locations[index]
+        for name, store in stores.items():
+            if self._owners[name].is_dead:
+                store.is_down = False
+                break
+        else:
+            name = f"{index}/{len(stores)}"
+            store = stores[name] = SimulatedStore(name, self.num_places, 1 << 20)
+        self._owners[name] = owner
+        return f"location {index}", store, stores
+
+    def damage(self, random: Random) -> None:
+        for stores in self.locations:
+            for store in stores.values():
+                store.damage(random)
+
+
+class StoringService(AdaptingWorker):
+    """Reports its store to each scheduler that it attaches to, if it ``speaks`` of stores, and
+    answers plans with copies."""
+
+    def __init__(
+        self, *arguments: Any, location: str, engine: Callable[[], Any], speaks: bool
+    ) -> None:
+        super().__init__(*arguments)
+        self._location = location
+        self._engine_of = engine
+        self._speaks = speaks
+        self._told: Peer | None = None
+
+    def _forget_sequences(self) -> None:
+        super()._forget_sequences()
+        self._told = None
+
+    def _attach(self) -> None:
+        super()._attach()
+        home, own = self._attachment.home, self._engine_of().own
+        if home is not None and home is not self._told and own is not None:
+            self._told = home
+            if self._speaks and home.hello.minor >= STORES_MINOR:
+                message, arrays = own.inventory(self._location)
+                home.send(message, *arrays)
+
+    def _send_result(self, peer: Peer, output: Any, *arguments: Any) -> None:
+        if output.exception() is None:
+            copied = self._engine_of().copied.pop(output.result()[0].step, None)
+            if copied is not None:
+                peer.send(copied)
+        super()._send_result(peer, output, *arguments)
+
+
+def held_by(service: Any) -> int:
+    """Counts the copies that a scheduler awaits."""
+    copies = (each for found in _found(service) for each in found._copies.values())
+    return sum(len(each._to_load) + len(each._sent) for each in copies)
+
+
+def check_stores(service: Any, folders: Folders) -> None:
+    """At rest: a scheduler knows what the stores of its workers have."""
+    files = {name: store for stores in folders.locations for name, store in stores.items()}
+    for cell in _found(service):
+        for location in cell._locations.values():
+            assert not location.saving
+            for store in location.stores.values():
+                assert not store._pins
+                if isinstance(store.owner, StoreCopies):
+                    check_store(store.places, files[store.name])
+
+
+def check_store(places: dict[bytes, int], file: SimulatedStore) -> None:
+    for key, place in places.items():
+        found, _ = file.records.get(place, (b"", []))
+        assert found == key or key in file.lost, "a scheduler and a store disagree"
+
+
+def _found(service: Any) -> list[CellStores]:
+    return [each for each in service._extensions if isinstance(each, CellStores)]
