@@ -31,6 +31,7 @@ from services.worker.ranks.followers import Followers
 from services.worker.ranks.local_ranks import LocalRanks, RankLost
 from services.worker.ranks.rank_settings import with_share
 from services.worker.step_thread import StepThread, call_soon
+from services.worker.stores.extension import WorkerStores
 from services.worker.traces.slot_spans import SlotSpans
 from services.worker.weights.progress import ProgressLines
 from shared.link.extension import is_taken
@@ -79,6 +80,7 @@ OBSERVERS: tuple[type[Observer], ...] = (
 EXTENSIONS: list[Callable[[WorkerCore], WorkerExtension]] = [
     WorkerAdapters,
     WorkerMedia,
+    WorkerStores,
 ]
 
 
@@ -109,6 +111,7 @@ class WorkerService:
             self._peers,
             MOVE_SHARE * config.drain_timeout_s,
             self._forget_sequences,
+            self._greet,
         )
 
     def _peers(self) -> Collection[Peer]:
@@ -254,6 +257,10 @@ class WorkerService:
             return
         self._attachment.look(time.monotonic(), self._load == self._num_pending == 0)
         self._link.send_status(only_changes=True)
+
+    def _greet(self, home: Peer) -> None:
+        for extension in self._extensions:
+            extension.on_attach(home)
 
     def _is_home(self, scheduler: Peer) -> bool:
         return scheduler is self._attachment.home

@@ -109,8 +109,9 @@ class HostEngine:
         self._parallel = loaded.parallel
         self._slots = SlotTable(self.capacity, loaded.make_guides())
         is_open = self._slots.is_open
-        self._plan_parts = [each.begin(loaded.model, is_open) for each in loaded.additions]
         self._kv_cache = loaded.make_kv_cache(report.num_blocks)
+        begun = loaded.model, is_open, self._kv_cache
+        self._plan_parts = [each.begin(*begun) for each in loaded.additions]
         self._state_pool = StatePool(loaded.shape.state_specs, self.capacity, loaded.device)
         backend = Backend(
             sampler=loaded.sampler,
