@@ -9,7 +9,10 @@ from msgspec import Meta
 
 from shared.wire.messages.ranges import Int32, Int64, Name, Row
 
+MAX_PLACES = 1 << 20  # of a store: a scheduler has state for each
+
 BlockKey = Annotated[bytes, Meta(min_length=16, max_length=16)]  # a block hash
+NumPlaces = Annotated[int, Meta(ge=1, le=MAX_PLACES)]
 
 
 class Load(Row, tag=3, frozen=True):
@@ -42,7 +45,7 @@ class Inventory(Row, tag=38, frozen=True):
 
     store: Name
     location: Name
-    num_places: Int32
+    num_places: NumPlaces
     place_bytes: Int64
 
 
