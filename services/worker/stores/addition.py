@@ -20,7 +20,6 @@ from services.worker.stores.layout import BlockMemory, digest_of, facts_of
 from services.worker.stores.metrics import BYTES, LOST, SECONDS, UNSAVED, UP
 from services.worker.stores.places import (
     FORMAT,
-    MAX_PLACES,
     RECORD_BYTES,
     Header,
     LostError,
@@ -31,7 +30,8 @@ from services.worker.stores.places import (
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 from shared.wire.codec import Array
-from shared.wire.messages import Capacity, Copied, Forget, Load, Save, StepPlan
+from shared.wire.messages import EVERY_LAYER, Capacity, Copied, Forget, Load, Save, StepPlan
+from shared.wire.messages.stores import MAX_PLACES
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +54,10 @@ def check(settings: WorkerConfig, device: torch.device, *, pools: bool, is_ours:
 
 def make(settings: WorkerConfig, folder: Path, model: DecoderLM, dtype: torch.dtype) -> "KVStore":
     """Raises ConfigError."""
-    if any(group.window is not None for group in model.groups):
-        raise _refusal("is not supported for a model with windows")
     if model.state_specs():
         raise _refusal("is not supported for a model with states")
+    if model.groups != EVERY_LAYER:
+        raise _refusal("is not supported for a model with windows")
     return KVStore(settings, folder, dtype)
 
 
@@ -168,8 +168,8 @@ class StorePart(PlanPart):
 
     def inventory(self) -> tuple[np.ndarray, np.ndarray]:
         """The keys of full places and their places."""
-        keys = self.own.keys
-        return np.frombuffer(b"".join(keys.values()), np.uint8), np.array([*keys], np.int32)
+        places = {key: place for place, key in self.own.keys.items()}  # the last of a key
+        return np.frombuffer(b"".join(places), np.uint8), np.array([*places.values()], np.int32)
 
     def _copy(self, step: int, rows: Rows) -> Copied:
         lost, unsaved, num_loaded, load_s = [], [], 0, 0.0

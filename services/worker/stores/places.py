@@ -17,10 +17,8 @@ from struct import Struct
 import msgspec
 
 from services.worker.stores.folder import BLOCKS, open_private
-from shared.wire.messages import MAX_BLOCKS
 
 FORMAT = 1  # of the files, and of the order of bytes in a place
-MAX_PLACES = MAX_BLOCKS >> 2
 RECORD = Struct("<16sQI")  # key, generation and checksum of the place
 RECORD_BYTES = 64  # with the checksum of the record and zeros
 FREE = bytes(RECORD_BYTES)
