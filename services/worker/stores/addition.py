@@ -90,11 +90,14 @@ class KVStore:
         """Raises ConfigError."""
         memory = BlockMemory(kv_cache)
         num_places = self._size // (memory.num_bytes + RECORD_BYTES)
-        if not 0 < num_places <= MAX_PLACES:
+        if num_places == 0:
             raise ConfigError(
-                f"kv-offloading-size: {self._settings.kv_offloading_size:g} GiB are {num_places}"
-                f" blocks of {memory.num_bytes} bytes; a store has 1 to {MAX_PLACES}"
+                f"kv-offloading-size: {self._size} bytes are less than a block of"
+                f" {memory.num_bytes} and its record of {RECORD_BYTES}"
             )
+        if num_places > MAX_PLACES:
+            log.warning("kv-offloading-size: only %d blocks of it are used", MAX_PLACES)
+            num_places = MAX_PLACES
         facts = facts_of(self._settings, self._folder, self._dtype, model, kv_cache)
         layout = digest_of(facts)
         folders.make_private(self._root, forbidden=0o022)
@@ -150,7 +153,7 @@ class KVStore:
 
 class StorePart(PlanPart):
     """Copies blocks as plans say, on the thread of the steps. ``on_copied`` gets the outcome of
-    each plan with such rows. Faults of the store end no step."""
+    each plan that copies blocks. Faults of the store end no step."""
 
     def __init__(
         self, own: OwnPlaces, others: OtherStores, memory: BlockMemory, location: str
@@ -164,7 +167,9 @@ class StorePart(PlanPart):
 
     def apply(self, plan: StepPlan, pixels: Sequence[Array]) -> None:
         if rows := rows_of(plan):
-            self.on_copied(self._copy(plan.step, rows))
+            copied = self._copy(plan.step, rows)
+            if is_answered(rows):
+                self.on_copied(copied)
 
     def inventory(self) -> tuple[np.ndarray, np.ndarray]:
         """The keys of full places and their places."""
@@ -233,6 +238,11 @@ class StorePart(PlanPart):
             log.warning("KV store: takes no more blocks: %s; sequences go on", why)
             self._is_down = True
             self._up.set(0)
+
+
+def is_answered(rows: Rows) -> bool:
+    """False for rows that copy nothing."""
+    return any(isinstance(row, Save | Load) for row in rows)
 
 
 def rows_of(plan: StepPlan) -> Rows:

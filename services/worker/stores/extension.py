@@ -7,7 +7,7 @@ from functools import partial
 
 from services.worker.extension import WorkerCore, WorkerExtension
 from services.worker.step_thread import call_soon
-from services.worker.stores.addition import KVStore, rows_of
+from services.worker.stores.addition import KVStore, is_answered, rows_of
 from shared.errors import CodecError
 from shared.link.peer import Peer
 from shared.wire.codec import Array
@@ -23,7 +23,7 @@ class WorkerStores(WorkerExtension):
         found = [each for each in core.engine.additions if isinstance(each, KVStore)]
         self._store = found[0] if found else None
         self._part = self._store.part if self._store is not None else None
-        self._senders: deque[Peer | None] = deque()  # of plans with rows, in order
+        self._senders: deque[Peer | None] = deque()  # of plans that copy blocks, in order
         if self._part is not None:
             self._part.on_copied = partial(call_soon, asyncio.get_running_loop(), self._report)
 
@@ -48,7 +48,7 @@ class WorkerStores(WorkerExtension):
         rows = rows_of(plan)
         for row in rows:
             self._check_row(row)
-        if rows:
+        if is_answered(rows):
             self._senders.append(self._core.home())
 
     def close(self) -> None:
@@ -67,7 +67,7 @@ class WorkerStores(WorkerExtension):
             raise CodecError(f"block {row.block} for a store; the cache has {num_blocks}")
 
     def _report(self, copied: Copied) -> None:
-        """Called for each plan with rows, before its result is sent."""
+        """Called for each plan that copies blocks, before its result is sent."""
         sender = self._senders.popleft()
-        if sender is not None:
+        if sender is not None and sender is self._core.home():
             sender.send(copied)

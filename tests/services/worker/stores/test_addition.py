@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from transformers import Gemma2ForCausalLM, Lfm2ForCausalLM
+from transformers import Gemma2ForCausalLM
 
 from benchmarks.harness.engines import make_engine
 from services.worker.machine.hardware import Memory
@@ -16,6 +16,7 @@ from services.worker.stores.addition import check
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 from tests.services.worker.checkpoints import save_model
+from tests.services.worker.hybrids import HYBRIDS, save_hybrid
 from tests.services.worker.stores.worker import SIZE, StoreWorker
 from tests.services.worker.test_families import CASES
 
@@ -42,30 +43,30 @@ def test_workers_without_stores(
         check(config, torch.device(device), **known)
 
 
-@pytest.mark.parametrize(
-    ("kind", "changes", "why"),
-    [
-        (Gemma2ForCausalLM, CASES["gemma 2"][1], "a model with windows"),
-        (Lfm2ForCausalLM, CASES["lfm2"][1], "a model with states"),
-    ],
-)
-def test_models_without_stores(
-    kind: Any, changes: dict[str, Any], why: str, tmp_path: Path
-) -> None:
-    save_model(tmp_path / "model", kind, **changes)
+@pytest.mark.parametrize("why", ["a model with windows", "a model with states"])
+def test_models_without_stores(why: str, tmp_path: Path) -> None:
+    if "states" in why:
+        save_hybrid(tmp_path / "model", next(iter(HYBRIDS)))
+    else:
+        save_model(tmp_path / "model", Gemma2ForCausalLM, **CASES["gemma 2"][1])
     with pytest.raises(ConfigError, match=f"^kv-offloading-size: .*{why}"):
         make_engine(
             tmp_path / "model", "torch", kv_offloading_size=SIZE, kv_offloading_dir=tmp_path
         )
 
 
-@pytest.mark.parametrize("size", [1e-9, 2.0**30])
-def test_a_store_has_a_place_and_not_too_many(
-    checkpoint: Path, tmp_path: Path, size: float, monkeypatch: pytest.MonkeyPatch
+def test_a_store_has_a_place(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"kv-offloading-size: 1 bytes are less than a block of"):
+        StoreWorker(checkpoint, tmp_path, kv_offloading_size=1e-9)
+
+
+def test_a_store_has_no_more_places_than_a_scheduler_knows(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder, "is_memory", lambda path: False)
-    with pytest.raises(ConfigError, match=r"kv-offloading-size: .* GiB are \d+ blocks"):
-        StoreWorker(checkpoint, tmp_path, kv_offloading_size=size)
+    monkeypatch.setattr(addition, "MAX_PLACES", 5)
+    worker = StoreWorker(checkpoint, tmp_path)
+    assert worker.part.own.header.num_places == 5
+    worker.close()
 
 
 def test_no_room_in_the_folder_is_an_error_with_both_sizes(

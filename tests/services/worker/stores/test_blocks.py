@@ -97,7 +97,7 @@ def test_rows_of_a_plan_are_done_in_order(checkpoint: Path, tmp_path: Path) -> N
     worker.generate(random_ids(37, 150), [0, 1, 2, 3, 4])
     worker.save([0, 1])
     first, second = worker.bytes_of(0), worker.bytes_of(1)
-    rows = [
+    rows: list[Forget | Save | Load] = [
         Forget(1),
         Save(key_of(7), 1, 0),
         Save(key_of(8), 0, 1),

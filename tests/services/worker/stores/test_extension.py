@@ -95,12 +95,15 @@ async def test_old_and_lost_schedulers_get_no_inventory(both: tuple[Worker, Stor
 
 
 async def test_the_sender_of_a_plan_gets_its_report(both: tuple[Worker, StoreWorker]) -> None:
-    """Also if it is not the home of the worker any more. A plan without rows has none."""
+    """Unless the worker has left it. A plan that copies no block has none."""
     worker, computing = both
     first = worker.home
     worker.run(computing.engine, plan_of(Save(key_of(0), 0, 0)))
+    worker.run(computing.engine, plan_of(Forget(9)))
+    worker.run(computing.engine, plan_of())
+    await worker.settle()
+    worker.run(computing.engine, plan_of(Save(key_of(2), 2, 2)))
     worker.home = scheduler()
-    worker.run(computing.engine, plan_of(step=1))
     lost = Load(key_of(5), 7, computing.store, 5)
     worker.run(computing.engine, plan_of(Load(key_of(0), 6, computing.store, 0), lost, step=2))
     await worker.settle()

@@ -65,6 +65,7 @@ class StoreWorker:
         self.addition.close()
 
     def copy(self, rows: Sequence[Forget | Save | Load]) -> Copied:
+        """The last report."""
         self._run(rows=list(rows))
         return self.copied[-1]
 
