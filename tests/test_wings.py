@@ -117,6 +117,15 @@ WINGS = {
             "tests/mesh/test_odd_images.py",
         ),
     ),
+    "stores": Wing(
+        (f"{WORKER}/stores", "services/scheduler/stores"),
+        (
+            f"tests/{WORKER}/stores",
+            "tests/services/scheduler/stores",
+            "tests/mesh/test_stores.py",
+            "benchmarks/stores.py",
+        ),
+    ),
     "page": Wing((f"{GATEWAY}/page",), (f"tests/{GATEWAY}/page", "tests/page")),
     "traces": Wing(
         (*(f"services/{service}/traces" for service in SERVICES), "cli/trace"),
