@@ -191,6 +191,15 @@ WINGS = {
         ("shared/gguf", f"{WORKER}/gguf"),
         ("tests/shared/gguf", f"tests/{WORKER}/gguf", "tests/cli/test_gguf.py"),
     ),
+    "stores": Wing(
+        (f"{WORKER}/stores", "services/scheduler/stores"),
+        (
+            f"tests/{WORKER}/stores",
+            "tests/services/scheduler/stores",
+            "tests/mesh/test_stores.py",
+            "benchmarks/stores.py",
+        ),
+    ),
     "page": Wing((f"{GATEWAY}/page",), (f"tests/{GATEWAY}/page", "tests/page")),
     "traces": Wing(
         (*(f"services/{service}/traces" for service in SERVICES), "cli/trace"),

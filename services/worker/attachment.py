@@ -27,12 +27,14 @@ class Attachment:
         schedulers: Callable[[], Collection[Peer]],
         patience_s: float,
         on_detach: Callable[[], None],
+        on_attach: Callable[[Peer], None] = lambda home: None,
     ) -> None:
         self.home: Peer | None = None
         self._instance = instance
         self._schedulers = schedulers
         self._patience_s = patience_s
         self._on_detach = on_detach
+        self._on_attach = on_attach
         self._up_s: dict[Peer, float] = {}
         self._release_s: float | None = None  # time of the handover, if it is moving
 
@@ -61,6 +63,7 @@ class Attachment:
         if self.home is None and chosen is not None:
             self.home = chosen
             chosen.send(Attach())
+            self._on_attach(chosen)
             log.info("attached to %s", chosen)
 
     def _is_over(self, home: Peer, now_s: float, is_idle: bool) -> bool:

@@ -31,6 +31,9 @@ class WorkerExtension(Extension):
         """Called before each plan, in order; ``pixels`` are its further buffers. Raises CodecError
         for one that cannot be run."""
 
+    def on_attach(self, home: Peer) -> None:
+        """After each Attach."""
+
     def clear(self) -> None:
         """The scheduler is lost, and all slots are free."""
 

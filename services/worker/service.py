@@ -30,6 +30,7 @@ from services.worker.other_ranks import OtherRanks
 from services.worker.plan_check import PlanCheck
 from services.worker.ranks.extension import WorkerRanks
 from services.worker.step_thread import StepThread, call_soon
+from services.worker.stores.extension import WorkerStores
 from services.worker.traces.slot_spans import SlotSpans
 from services.worker.weights.progress import ProgressLines
 from shared.errors import LostError
@@ -84,6 +85,7 @@ RANKS: tuple[type[OtherRanks], ...] = (
 EXTENSIONS: list[Callable[[WorkerCore], WorkerExtension]] = [
     WorkerAdapters,
     WorkerMedia,
+    WorkerStores,
 ]
 
 
@@ -113,6 +115,7 @@ class WorkerService:
             self._peers,
             MOVE_SHARE * config.drain_timeout_s,
             self._forget_sequences,
+            self._greet,
         )
 
     def _peers(self) -> Collection[Peer]:
@@ -255,6 +258,10 @@ class WorkerService:
             return
         self._attachment.look(time.monotonic(), self._load == self._num_pending == 0)
         self._link.send_status(only_changes=True)
+
+    def _greet(self, home: Peer) -> None:
+        for extension in self._extensions:
+            extension.on_attach(home)
 
     def _is_home(self, scheduler: Peer) -> bool:
         return scheduler is self._attachment.home

@@ -39,6 +39,7 @@ SEE = {
     "enable_expert_parallel": "parallel.md#whole-experts",
     "keys": "keys.md#mesh-keys",
     "kv_cache_dtype": "quantization.md#the-kv-cache",
+    "kv_offloading_size": "operate.md#a-store-of-kv-blocks",
     "later_priority_share": "decisions/062-time-share-for-low-priority.md",
     "lm_head_quantization": "quantization.md#the-output-head",
     "max_tokens_per_minute_per_key": "keys.md#api-keys",

@@ -177,6 +177,18 @@ class WorkerConfig(Settings):
         description="memory of a worker for this number of adapters of max-lora-rank (default:"
         " max-loras, or as many as lora-modules)",
     )
+    kv_offloading_size: float = Field(
+        0.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="on a CPU: GiB of a store for blocks of the KV cache that outlives the worker;"
+        " 0: none",
+    )
+    kv_offloading_dir: Path | None = Field(
+        None,
+        description="folder of the stores of kv-offloading-size, of this user alone; memory if it"
+        " is on tmpfs (default: /dev/shm/shoal-UID)",
+    )
     language_model_only: bool = Field(
         False,
         description="compute texts only, without the part of the model that reads images",

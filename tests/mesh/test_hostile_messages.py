@@ -29,6 +29,7 @@ from tests.mesh.worker_arena import (
     MediaWorkerArena,
     PoolingWorkerArena,
     StatesWorkerArena,
+    StoreWorkerArena,
     WindowsWorkerArena,
     WorkerArena,
 )
@@ -67,6 +68,13 @@ def states_worker(directory: Path) -> Arena:
     return StatesWorkerArena(make_engine(directory, "native"))
 
 
+def store_worker(directory: Path) -> Arena:
+    save_qwen2(directory)
+    shutil.copy(EMBEDDED_MODEL / TOKENIZER_FILE, directory)
+    store = {"kv_offloading_size": 1 / 64, "kv_offloading_dir": directory / "kv"}
+    return StoreWorkerArena(make_engine(directory, "native", **store))
+
+
 def media_worker(directory: Path) -> Arena:
     save_checkpoint(directory)
     return MediaWorkerArena(make_engine(directory, "native"))
@@ -89,6 +97,7 @@ ARENAS: dict[str, Callable[[Path], Arena]] = {
     "worker with windows": windows_worker,
     "worker with states": states_worker,
     "worker with images": media_worker,
+    "worker with a store": store_worker,
     "worker that drafts": lambda directory: WorkerArena(engine_of("native", "mtp", 3)),
     **{f"worker by {kernels}": worker(kernels) for kernels in ENGINES if kernels != "native"},
 }
@@ -120,7 +129,7 @@ async def test_every_part_of_every_message_is_in_an_example_and_holds_something(
     lacking[Capacity].remove("num_states")  # the example has windows, and no model has both
     links = ("link of a scheduler", "link of a first rank")
     tokenizers = ("tokenizer", "tokenizer with images")
-    parts = ("that pools", "with windows", "with states", "with images")
+    parts = ("that pools", "with windows", "with states", "with images", "with a store")
     workers = ("worker", *(f"worker {part}" for part in parts))
     for name in ("scheduler", *links, *tokenizers, "gateway", *workers):
         directory = tmp_path / name

@@ -22,16 +22,19 @@ from shared.wire.messages import (
     Decode,
     Drop,
     Extend,
+    Forget,
     ForgetAdapter,
     Hello,
     Item,
     Keep,
+    Load,
     LoadAdapter,
     Message,
     Pooling,
     Prefill,
     ResultRow,
     SamplingParams,
+    Save,
     StepPlan,
 )
 from tests.mesh.arena_parts import (
@@ -112,6 +115,7 @@ class WorkerArena:
             "two rows for a slot": (1, twice, [NO_IDS]),
             "more blocks than a slot holds": (1, many, [NO_IDS]),
             "more steps than a plan may have": (1, too_many, [NO_IDS]),
+            "a row for no store": (1, replace(second, rows=[Forget(0)]), [NO_IDS]),
         }
         if most > 1:
             prompts = replace(first, num_steps=2)
@@ -253,6 +257,40 @@ class MediaWorkerArena(WorkerArena):
         encoder = self._engine.additions[0].encoder
         encoder._thread.submit(lambda: None).result()
         encoder._features = type(encoder._features)(1 << 20)
+        super()._prepare(index)
+
+
+class StoreWorkerArena(WorkerArena):
+    """A full block goes to a store, and comes back to another block."""
+
+    def __init__(self, engine: Any) -> None:
+        super().__init__(engine, is_fast=True)
+        prompt, key = np.resize(PROMPT, 33), 16 * b"k"
+        admit = Admit(0, "a~1/0/0", 1, 0, 0, 33, 33, 0, PLAIN, [0, 1, 2])
+        first = StepPlan(1, [], [admit], [], [Prefill(0, 33)], [])
+        save = replace(first, step=2, admit=[], prefill=[], rows=[Save(key, 0, 3), Save(key, 1, 4)])
+        rows = [Forget(4), Load(key, 5, self._part.own.header.id, 3)]
+        load = replace(save, step=3, decode=[Decode(0)], rows=rows)
+        self.examples = [(first, [prompt]), (save, [NO_IDS]), (load, [NO_IDS])]
+        num_places, num_blocks = self._part.own.header.num_places, engine.capacity.num_blocks
+
+        def lie(row: Save | Load | Forget) -> tuple[int, Message, list[np.ndarray]]:
+            return 1, replace(save, rows=[row]), [NO_IDS]
+
+        self.lies = {
+            "a block that the cache has not": lie(Save(key, num_blocks, 0)),
+            "a place that the store has not": lie(Save(key, 0, num_places)),
+            "a free place that the store has not": lie(Forget(num_places)),
+            "a load to a block that the cache has not": lie(Load(key, num_blocks, "s", 0)),
+        }
+
+    @property
+    def _part(self) -> Any:
+        return self._engine.additions[-1].part
+
+    def _prepare(self, index: int) -> None:
+        """Nobody has checked these plans, nor waits for their reports."""
+        self._part.on_copied = lambda copied: None
         super()._prepare(index)
 
 

@@ -109,8 +109,9 @@ class HostEngine:
         self._parallel = loaded.parallel
         self._slots = SlotTable(self.capacity, loaded.make_guides())
         is_open = self._slots.is_open
-        self._plan_parts = [each.begin(loaded.model, is_open) for each in loaded.additions]
         self._kv_cache = loaded.make_kv_cache(report.num_blocks)
+        begun = loaded.model, is_open, self._kv_cache
+        self._plan_parts = [each.begin(*begun) for each in loaded.additions]
         self._state_pool = StatePool(loaded.shape.state_specs, self.capacity, loaded.device)
         backend = Backend(
             sampler=loaded.sampler,
@@ -162,10 +163,12 @@ class HostEngine:
         pixels: Sequence[Array] = (),
     ) -> None:
         """Runs ``plan``, sets ``output``, then makes the drafts for the next plan. The time of a
-        step includes that of the drafts it verified."""
+        step includes that of the drafts it verified, and not that of optional parts before it."""
+        idle_s = self._idle_time.begin_step(time.perf_counter())
+        for part in self._plan_parts:
+            part.apply(plan, pixels)
         started_s = time.perf_counter()
-        idle_s = self._idle_time.begin_step(started_s)
-        self._apply(plan, ids, pixels)
+        self._apply(plan, ids)
         steps, num_steps, recorded = self._run_steps(plan)
         rows, arrays = join_steps(self._slots, steps)
         ended_s = time.perf_counter()
@@ -183,9 +186,7 @@ class HostEngine:
         self._draft_s = time.perf_counter() - delivered_s
         self._idle_time.end_step(ended_s + self._draft_s, self.num_running)
 
-    def _apply(self, plan: StepPlan, ids: np.ndarray, pixels: Sequence[Array]) -> None:
-        for part in self._plan_parts:
-            part.apply(plan, pixels)
+    def _apply(self, plan: StepPlan, ids: np.ndarray) -> None:
         fresh_blocks = self._slots.apply(plan, ids)
         if self._model.clears_blocks:
             self._kv_cache.clear(fresh_blocks)

@@ -37,16 +37,16 @@ class KVCache:
         memory = _zeros(ends[-1], device)
         starts = zip([0, *ends[:-1]], sizes, strict=True)
         parts = iter([memory[start : start + size] for start, size in starts])
-        self._sections = []
+        self.sections = []
         for layout in layouts:
             entries, scales = next(parts).view(layout.stored), next(parts).view(torch.float32)
-            self._sections.append(
+            self.sections.append(
                 LayerKV(
                     entries.view(*shape, *layout.entry),
                     scales.view(*shape, *layout.entry[:-1]) if layout.codes else None,
                 )
             )
-        self.layers = [self._sections[each] for each in sections or range(len(layouts))]
+        self.layers = [self.sections[each] for each in sections or range(len(layouts))]
         self.dtype = layouts[0].dtype
         self.device = device
         self.null_block = num_blocks
@@ -59,12 +59,12 @@ class KVCache:
         """
         if len(blocks):
             places = torch.from_numpy(blocks).to(self.device)
-            for section in self._sections:
+            for section in self.sections:
                 section.clear(places)
 
     def clear_slots(self, slots: Tensor) -> None:
         """Zeroes single ``slots`` [N] int64, block · block_size + offset, in all sections."""
-        for section in self._sections:
+        for section in self.sections:
             section.clear_slots(slots)
 
 

@@ -91,20 +91,14 @@ class StageEngine(HostEngine):
             super().submit(plan, ids, output, pixels)
             self._line.send_copies(copy_slots(self._slots, self._touched))
         else:
-            self._pass_on(plan, ids, output, pixels)
+            self._pass_on(plan, ids, output)
         STAGE_STEPS.inc()
         STAGE_BUSY_SECONDS.inc(time.perf_counter() - started_s)
 
-    def _pass_on(
-        self,
-        plan: StepPlan,
-        ids: np.ndarray,
-        output: Future[StepOutput],
-        pixels: Sequence[Array],
-    ) -> None:
+    def _pass_on(self, plan: StepPlan, ids: np.ndarray, output: Future[StepOutput]) -> None:
         """Runs a step on any stage but the last."""
         STAGE_STEPS_AHEAD.inc(len(self._undecided) > self._decided.qsize())
-        self._apply(plan, ids, pixels)
+        self._apply(plan, ids)
         batch = self._prepare(plan)
         rows = batch.rows
         states = self._forward(batch) if len(rows.slots) else NO_STATES

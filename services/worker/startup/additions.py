@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from services.worker.backends.operators import PLAIN, Operators
+from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from services.worker.startup.implementations import ADDITIONS
@@ -48,7 +49,7 @@ class Addition(Protocol):
     def num_bytes(self, num_tokens: int) -> Mapping[str, int]:
         """The memory for it, in steps of up to ``num_tokens``: by purpose, for the log."""
 
-    def begin(self, model: CausalLM, is_open: np.ndarray) -> PlanPart:
+    def begin(self, model: CausalLM, is_open: np.ndarray, kv_cache: KVCache) -> PlanPart:
         """``model`` is the backend's. ``is_open`` [max_num_seqs] bool always has the slots' current
         state."""
 

@@ -28,6 +28,7 @@ RANKS: list[str] = [
 ADDITIONS: dict[str, str] = {
     "has_adapters": "services.worker.adapters.addition",
     "reads_media": "services.worker.media.addition",
+    "kv_offloading_size": "services.worker.stores.addition",
 }
 
 

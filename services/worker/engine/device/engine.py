@@ -145,7 +145,8 @@ class DeviceEngine:
             catch_up=self._wait_for_results,
         )
         rules, is_open = Rules(self._table, backend, loaded.eos_ids), self._table.is_open
-        self._plan_parts = [each.begin(loaded.model, is_open) for each in loaded.additions]
+        begun = loaded.model, is_open, self._segments.kv_cache
+        self._plan_parts = [each.begin(*begun) for each in loaded.additions]
         common = make_parts(self._table, backend, rules, loaded.model, loaded.pooler)
         self._failed_prompts = FailedPrompts(self._table)
         self._drafts = self._make_drafts(loaded)

@@ -1,0 +1,154 @@
+"""The folders of stores: ``kv-offloading-dir/LAYOUT/NUMBER/``, each of one store.
+
+All are of this user alone, since KV blocks are made of prompts. One process owns a store while it
+holds the lock of its folder. Stores without an owner stay, for the next worker of the layout.
+"""
+
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from shared.errors import ConfigError
+
+SETTING = "kv-offloading-dir"
+MAX_STORES = 256  # of one layout
+MOUNTS = Path("/proc/self/mountinfo")
+LOCK, LOCATION, BLOCKS = "lock", "location", "blocks.bin"
+IN_MEMORY = {"tmpfs", "ramfs"}
+
+
+def make_private(folder: Path, forbidden: int = 0o077) -> None:
+    """Makes ``folder``, or checks that nobody else has the permissions ``forbidden`` there. Raises
+    ConfigError."""
+    try:
+        with suppress(FileExistsError):
+            folder.mkdir(0o700, parents=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise ConfigError(f"{SETTING}: {folder}: {error.strerror}") from None
+    if folder.is_symlink() or not folder.is_dir():
+        raise ConfigError(f"{SETTING}: {folder} is a link, or not a folder")
+    if found.st_uid != os.getuid():
+        raise ConfigError(
+            f"{SETTING}: {folder} is of user {found.st_uid}, and this is user {os.getuid()};"
+            " name a folder in it that does not exist yet"
+        )
+    if found.st_mode & forbidden:
+        raise ConfigError(
+            f"{SETTING}: {folder} has mode {found.st_mode & 0o777:o}, and is open to other users;"
+            " make it 700"
+        )
+
+
+def open_private(path: Path, *, writes: bool) -> int:
+    """The descriptor of a file, which is made if it ``writes``. Raises OSError, for a link too."""
+    flags = os.O_RDWR | os.O_CREAT if writes else os.O_RDONLY
+    return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+
+def claim(location: Path) -> tuple[Path, int]:
+    """The first folder in ``location`` without an owner, and the descriptor of its lock, which is
+    held until it is closed. Raises ConfigError."""
+    for number in range(MAX_STORES):
+        folder = location / str(number)
+        while True:
+            make_private(folder)
+            try:
+                lock = try_lock(folder)
+            except FileNotFoundError:  # another worker has just removed the folder
+                continue
+            except OSError as error:
+                raise ConfigError(f"{SETTING}: {folder}: {error.strerror}") from None
+            if lock is not None:
+                return folder, lock
+            break
+    raise ConfigError(f"{SETTING}: {location} has {MAX_STORES} stores of running workers")
+
+
+def try_lock(folder: Path) -> int | None:
+    """The descriptor of the lock of a store, or None if it has an owner. Raises OSError."""
+    lock = open_private(folder / LOCK, writes=True)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if (folder / LOCK).stat().st_ino != os.fstat(lock).st_ino:
+            raise FileNotFoundError(errno.ENOENT, "it was removed")
+        return lock
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    except OSError:
+        os.close(lock)
+        raise
+
+
+def read_location(folder: Path) -> str:
+    """The id of a ``folder`` of stores, equal for all who see it. Raises OSError."""
+    path = folder / LOCATION
+    if not path.exists():
+        made = folder / f"{LOCATION}.{secrets.token_hex(8)}"
+        made.write_text(secrets.token_hex(16))
+        with suppress(FileExistsError):
+            os.link(made, path)
+        made.unlink()
+    return path.read_text()[:64]
+
+
+def is_memory(folder: Path) -> bool:
+    """True if files in ``folder``, which may not exist yet, are memory, or nobody knows."""
+    there = next(each for each in [folder, *folder.absolute().parents] if each.exists())
+    device = there.stat().st_dev
+    wanted = f"{os.major(device)}:{os.minor(device)}"
+    try:
+        lines = MOUNTS.read_text().splitlines()
+    except OSError:
+        return True
+    for line in lines:
+        mount, _, kind = line.partition(" - ")
+        if mount.split()[2] == wanted:
+            return kind.split()[0] in IN_MEMORY
+    return True
+
+
+def ownerless(root: Path) -> Iterator[tuple[Path, int]]:
+    """Stores in ``root`` without an owner, the one used least recently at the front, with the
+    descriptors of their locks, which the caller closes."""
+    found = []
+    for path in root.glob(f"*/*/{BLOCKS}"):
+        with suppress(OSError):
+            found.append((path.stat().st_mtime, path.parent))
+    for _, folder in sorted(found):
+        with suppress(OSError):
+            if (lock := try_lock(folder)) is not None:
+                yield folder, lock
+
+
+def ownerless_bytes(root: Path) -> int:
+    """The bytes that stores without an owner take."""
+    total = 0
+    for folder, lock in ownerless(root):
+        total += taken_bytes(folder)
+        os.close(lock)
+    return total
+
+
+def taken_bytes(folder: Path) -> int:
+    return sum(each.stat().st_blocks * 512 for each in folder.iterdir())
+
+
+def remove_ownerless(root: Path, num_bytes: int) -> list[Path]:
+    """Removes stores without an owner until ``num_bytes`` are free, or none is left. Returns their
+    folders."""
+    removed = []
+    for folder, lock in ownerless(root):
+        if num_bytes > 0:
+            num_bytes -= taken_bytes(folder)
+            with suppress(OSError):  # renamed first, so that nobody claims a part of it
+                shutil.rmtree(folder.rename(f"{folder}.{secrets.token_hex(8)}"))
+            removed.append(folder)
+        os.close(lock)
+    return removed

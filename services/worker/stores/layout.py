@@ -1,0 +1,86 @@
+"""What the bytes of a block in a store depend on, beside its ids."""
+
+from collections.abc import Sequence
+from hashlib import blake2b
+from pathlib import Path
+
+import msgspec
+import torch
+
+from kernels.cpu.build import library_name
+from kernels.cpu.library import find_variant
+from services.worker.backends.native import NativeLM
+from services.worker.machine.kv_cache import KVCache
+from services.worker.machine.kv_layout import LayerKV
+from services.worker.models import CausalLM
+from services.worker.stores.places import FORMAT
+from shared.model_folder import read_model_info
+from shared.settings.worker import WorkerConfig
+
+# Settings that change keys and values.
+SETTINGS = (
+    "load_format",
+    "quantization",
+    "lm_head_quantization",
+    "embedding_quantization",
+    "kv_cache_dtype",
+    "activation_dtype",
+    "max_model_len",
+    "block_size",
+)
+
+
+def facts_of(
+    settings: WorkerConfig, folder: Path, dtype: torch.dtype, model: CausalLM, kv_cache: KVCache
+) -> dict[str, object]:
+    """Of the model of ``folder``, as the backend's ``model`` computes it."""
+    return {
+        "format": FORMAT,
+        "model": read_model_info(folder, [], settings.max_model_len).fingerprint,
+        "dtype": str(dtype),
+        **{name: str(getattr(settings, name)) for name in SETTINGS},
+        "sections": [_facts_of_section(section) for section in kv_cache.sections],
+        "backend": backend_of(model),
+    }
+
+
+def _facts_of_section(section: LayerKV) -> list[object]:
+    return [[str(each.dtype), list(each.shape[1:])] for each in section if each is not None]
+
+
+def backend_of(model: CausalLM) -> str:
+    """With its version, since another one may round in another way."""
+    variant = find_variant()
+    if isinstance(model, NativeLM) and variant is not None:
+        return library_name(variant)
+    return f"torch {torch.__version__} {torch.backends.cpu.get_cpu_capability()}"
+
+
+def digest_of(facts: dict[str, object]) -> str:
+    return blake2b(msgspec.json.encode(facts, order="sorted"), digest_size=16).hexdigest()
+
+
+class BlockMemory:
+    """The memory of each block of ``kv_cache``: its entries and scales, section by section."""
+
+    def __init__(self, kv_cache: KVCache) -> None:
+        tensors = [each for section in kv_cache.sections for each in section if each is not None]
+        self._rows = [
+            tensor.flatten(1).view(torch.uint8).numpy() for tensor in tensors if tensor.numel()
+        ]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of a block."""
+        return sum(rows.shape[1] for rows in self._rows)
+
+    @property
+    def total(self) -> int:
+        return sum(rows.nbytes for rows in self._rows)
+
+    def pieces(self, block: int) -> Sequence[memoryview]:
+        return [rows[block].data for rows in self._rows]
+
+    def clear(self, block: int) -> None:
+        for rows in self._rows:
+            rows[block] = 0

@@ -1,0 +1,173 @@
+"""The files of one store: places of equal size, each with a record.
+
+``store.json`` has the format and the sizes, ``blocks.bin`` the places, ``records.bin`` their
+records. A record is cleared before its place is written, and written after it. Readers believe a
+place if its record has the wanted key and its bytes have the checksum of the record. So a kill at
+any time loses the block of that moment and no other.
+"""
+
+import errno
+import os
+import zlib
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from struct import Struct
+
+import msgspec
+
+from services.worker.stores.folder import BLOCKS, open_private
+
+FORMAT = 1  # of the files, and of the order of bytes in a place
+RECORD = Struct("<16sQI")  # key, generation and checksum of the place
+RECORD_BYTES = 64  # with the checksum of the record and zeros
+FREE = bytes(RECORD_BYTES)
+HEADER, RECORDS = "store.json", "records.bin"
+
+Pieces = Sequence[memoryview]  # the memory of a block
+
+
+class LostError(Exception):
+    """A place does not have the wanted block; the text is a reason of the metric."""
+
+
+class Header(msgspec.Struct, frozen=True):
+    format: int
+    layout: str
+    id: str
+    num_places: int
+    place_bytes: int
+
+
+def read_header(folder: Path) -> Header | None:
+    """None if there is none, or a bad one."""
+    try:
+        fd = open_private(folder / HEADER, writes=False)
+        with open(fd, "rb") as stream:
+            return msgspec.json.decode(stream.read(4096), type=Header)
+    except (OSError, msgspec.MsgspecError):
+        return None
+
+
+def checksum(pieces: Pieces) -> int:
+    crc = 0
+    for piece in pieces:
+        crc = zlib.crc32(piece, crc)
+    return crc
+
+
+class Places:
+    """The places of a store of any worker, for reading. Raises OSError."""
+
+    def __init__(self, folder: Path, header: Header, *, writes: bool = False) -> None:
+        self.header = header
+        self._blocks = open_private(folder / BLOCKS, writes=writes)
+        self._records = open_private(folder / RECORDS, writes=writes)
+
+    def load(self, place: int, key: bytes, pieces: Pieces) -> None:
+        """Copies a place to ``pieces``, which have any content after a LostError."""
+        try:
+            record = os.pread(self._records, RECORD_BYTES, place * RECORD_BYTES)
+            if (found := read_record(record)) is None or found[0] != key:
+                raise LostError("other")
+            size = self.header.place_bytes
+            if os.preadv(self._blocks, pieces, place * size) != size:
+                raise LostError("damaged")
+        except OSError as error:
+            raise LostError("unreadable") from error
+        if checksum(pieces) != found[2]:
+            raise LostError("damaged")
+
+    @property
+    def is_removed(self) -> bool:
+        return os.fstat(self._blocks).st_nlink == 0
+
+    def close(self) -> None:
+        os.close(self._blocks)
+        os.close(self._records)
+
+
+def read_record(record: bytes) -> tuple[bytes, int, int] | None:
+    """Key, generation and checksum of a place; None if it is free."""
+    body, crc = record[: RECORD.size], record[RECORD.size : RECORD.size + 4]
+    if len(crc) < 4 or zlib.crc32(body) != int.from_bytes(crc, "little"):
+        return None
+    key, generation, of_place = RECORD.unpack(body)
+    return key, generation, of_place
+
+
+class OwnPlaces(Places):
+    """The places of the own store. ``keys`` has those of full places, the one saved first at the
+    front."""
+
+    def __init__(self, folder: Path, header: Header) -> None:
+        """Takes the files that are there, or makes new ones with room for all places. A store of
+        another size keeps the blocks of the remaining places."""
+        super().__init__(folder, header, writes=True)
+        self.keys: dict[int, bytes] = {}
+        self._generation = 0
+        for fd, size in ((self._blocks, header.place_bytes), (self._records, RECORD_BYTES)):
+            os.ftruncate(fd, header.num_places * size)
+            os.posix_fallocate(fd, 0, header.num_places * size)
+        self._read_records()
+        made = folder / f"{HEADER}.new"
+        made.write_bytes(msgspec.json.encode(header))
+        made.replace(folder / HEADER)
+
+    def _read_records(self) -> None:
+        found = []
+        with open(os.dup(self._records), "rb") as stream:
+            for place in range(self.header.num_places):
+                if record := read_record(stream.read(RECORD_BYTES)):
+                    found.append((record[1], place, record[0]))
+        for generation, place, key in sorted(found):
+            self.keys[place] = key
+            self._generation = generation
+
+    def save(self, place: int, key: bytes, pieces: Pieces) -> None:
+        """Raises OSError if the place was not written; then it is free."""
+        self.forget(place)
+        size = self.header.place_bytes
+        if os.pwritev(self._blocks, pieces, place * size) != size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        self._generation += 1
+        body = RECORD.pack(key, self._generation, checksum(pieces))
+        crc = zlib.crc32(body).to_bytes(4, "little")
+        self._write_record(place, (body + crc).ljust(RECORD_BYTES, b"\0"))
+        self.keys[place] = key
+
+    def forget(self, place: int) -> None:
+        """Raises OSError."""
+        if self.keys.pop(place, None) is not None:
+            self._write_record(place, FREE)
+
+    def _write_record(self, place: int, record: bytes) -> None:
+        if os.pwrite(self._records, record, place * RECORD_BYTES) != RECORD_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+class OtherStores:
+    """The stores of all workers in ``location``, opened as they are needed."""
+
+    def __init__(self, location: Path, layout: str, place_bytes: int) -> None:
+        self._location = location
+        self._wanted = FORMAT, layout, place_bytes
+        self._open: dict[str, Places] = {}
+
+    def find(self, store: str) -> Places | None:
+        found = self._open.get(store)
+        if found is not None and found.is_removed:
+            self._open.pop(store).close()
+            found = None
+        return found or self._look_for(store)
+
+    def _look_for(self, store: str) -> Places | None:
+        for path in self._location.glob(f"*/{HEADER}"):
+            header = read_header(path.parent)
+            if header is None or header.id != store:
+                continue
+            if (header.format, header.layout, header.place_bytes) == self._wanted:
+                with suppress(OSError):
+                    self._open[store] = Places(path.parent, header)
+                    return self._open[store]
+        return None

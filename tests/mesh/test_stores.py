@@ -1,0 +1,135 @@
+"""Stores of KV blocks, seen by clients: whole servers, whose workers are killed."""
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from openai import AsyncOpenAI
+
+from benchmarks.processes import workers_of
+from tests.cli.serving import Serving, serving
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+NUM_CHATS, NUM_TURNS, TURN_LEN, REPLY_LEN = 4, 3, 80, 24
+FLAGS = ("--max-model-len", "1024", "--num-gpu-blocks-override", "72", "--max-num-seqs", "4")
+FLAGS += ("--speculative-config", '{"method": "none"}', "--dtype", "float32")
+FOUND = "shoal_kv_store_hit_tokens_total"
+RECOVERED = "shoal_kv_store_recovered_tokens_total"
+
+
+@asynccontextmanager
+async def server(directory: Path, *flags: str) -> AsyncIterator[Serving]:
+    async with serving(directory / "mesh", *FLAGS, *flags) as served:
+        await served.until_ready()
+        yield served
+
+
+def with_store(directory: Path) -> tuple[str, ...]:
+    return "--kv-offloading-size", "0.25", "--kv-offloading-dir", str(directory / "kv")
+
+
+def ids_of(seed: int, num: int) -> list[int]:
+    return np.random.default_rng(seed).integers(300, 8000, num).tolist()
+
+
+async def complete(client: AsyncOpenAI, prompt: list[int], num: int) -> tuple[list[int], int]:
+    """The ids of the answer, and the number of cached tokens."""
+    reply: Any = await client.completions.create(
+        model="shoal-tiny", prompt=prompt, max_tokens=num, temperature=0, seed=1,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )  # fmt: skip
+    cached = reply.usage.prompt_tokens_details.cached_tokens
+    return reply.choices[0].token_ids, cached
+
+
+async def play(served: Serving) -> tuple[list[list[int]], int]:
+    """All chats in turns, one after another, so that each is evicted before it goes on. Returns
+    their ids and the tokens cached in later turns."""
+    chats, num_cached = [list[int]() for _ in range(NUM_CHATS)], 0
+    async with served.client() as client:
+        for turn in range(NUM_TURNS):
+            for number, chat in enumerate(chats):
+                chat += ids_of(100 * turn + number, TURN_LEN)
+                ids, cached = await complete(client, chat, REPLY_LEN)
+                chat += ids
+                num_cached += cached
+            # A longer prompt takes nearly all blocks.
+            await complete(client, ids_of(1000 + turn, 900), 2)
+    return chats, num_cached
+
+
+async def test_turns_go_on_from_the_store_with_equal_texts(tmp_path: Path) -> None:
+    async with server(tmp_path / "without") as plain:
+        wanted, few = await play(plain)
+    async with server(tmp_path / "with", *with_store(tmp_path)) as served:
+        found, many = await play(served)
+        metrics = await served.metrics("scheduler")
+    assert found == wanted
+    later = NUM_CHATS * sum(turn * (TURN_LEN + REPLY_LEN) for turn in range(1, NUM_TURNS))
+    assert many > 0.8 * later > few
+    assert metrics[FOUND] > 0
+
+
+async def test_a_restarted_server_has_the_store_of_the_last_one(tmp_path: Path) -> None:
+    prompt = ids_of(7, 320)
+    async with server(tmp_path, *with_store(tmp_path)) as served, served.client() as client:
+        wanted, cached = await complete(client, prompt, 16)
+        assert cached == 0
+        await until_saved(served, 19)
+    async with server(tmp_path, *with_store(tmp_path)) as served, served.client() as client:
+        found, cached = await complete(client, prompt, 16)
+    assert found == wanted
+    assert cached >= 288
+
+
+async def until_saved(served: Serving, num_blocks: int) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            metrics = await served.metrics("scheduler")
+            if metrics.get('shoal_kv_store_places{state="full"}', 0) >= num_blocks:
+                return
+            await asyncio.sleep(0.2)
+
+
+async def stream(client: AsyncOpenAI, prompt: list[int], num: int, ids: list[int]) -> None:
+    """Adds to ``ids`` as they come."""
+    chunks = await client.completions.create(
+        model="shoal-tiny", prompt=prompt, max_tokens=num, temperature=0, seed=1, stream=True,
+        extra_body={"ignore_eos": True, "return_token_ids": True},
+    )  # fmt: skip
+    async for chunk in chunks:
+        for choice in chunk.choices:
+            ids += getattr(choice, "token_ids", None) or []
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+async def test_streams_of_a_killed_worker_go_on_from_the_saved_bytes(
+    tmp_path: Path, num_workers: int
+) -> None:
+    """With the texts of undisturbed streams."""
+    prompts = [ids_of(number, 160) for number in range(3)]
+    flags = (*with_store(tmp_path), "--workers", str(num_workers))
+    async with server(tmp_path, *flags) as served, served.client() as client:
+        wanted = [(await complete(client, prompt, 120))[0] for prompt in prompts]
+    async with server(tmp_path / "second", *with_store(tmp_path / "second"), *flags[4:]) as served:
+        async with served.client() as client:
+            found = [list[int]() for _ in prompts]
+            tasks = [
+                asyncio.create_task(stream(client, prompt, 120, ids))
+                for prompt, ids in zip(prompts, found, strict=True)
+            ]
+            async with asyncio.timeout(60):
+                while min(map(len, found)) < 20:
+                    await asyncio.sleep(0.01)
+            os.kill(workers_of(served.directory)[0], signal.SIGKILL)
+            await asyncio.gather(*tasks)
+        metrics = await served.metrics("scheduler")
+    assert found == wanted
+    assert metrics[RECOVERED] >= 160

@@ -1,0 +1,129 @@
+"""When a store is refused, and its memory."""
+
+import os
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from transformers import Gemma2ForCausalLM
+
+from benchmarks.harness.engines import make_engine
+from services.worker.machine.hardware import Memory
+from services.worker.startup.footprint import footprint_of
+from services.worker.stores import addition, folder
+from services.worker.stores.addition import check
+from shared.errors import ConfigError
+from shared.settings.worker import WorkerConfig
+from tests.services.worker.checkpoints import save_model
+from tests.services.worker.hybrids import HYBRIDS, save_hybrid
+from tests.services.worker.stores.worker import SIZE, StoreWorker
+from tests.services.worker.test_families import CASES
+
+CPU = torch.device("cpu")
+ROW = "KV store (kv-offloading-size)"
+
+
+@pytest.mark.parametrize(
+    ("settings", "device", "facts", "why"),
+    [
+        ({}, "cuda", {}, "on CPUs only"),
+        ({"tensor_parallel_size": 2}, "cpu", {}, "not supported with tensor-parallel-size 2"),
+        ({"pipeline_parallel_size": 3}, "cpu", {}, "not supported with pipeline-parallel-size 3"),
+        ({}, "cpu", {"pools": True}, "a model that pools"),
+        ({}, "cpu", {"is_ours": False}, "transformers computes this model"),
+    ],
+)
+def test_workers_without_stores(
+    settings: dict[str, Any], device: str, facts: dict[str, bool], why: str
+) -> None:
+    config = WorkerConfig(kv_offloading_size=1, **settings)
+    known: Any = {"pools": False, "is_ours": True} | facts
+    with pytest.raises(ConfigError, match=f"^kv-offloading-size: .*{why}"):
+        check(config, torch.device(device), **known)
+
+
+@pytest.mark.parametrize("why", ["a model with windows", "a model with states"])
+def test_models_without_stores(why: str, tmp_path: Path) -> None:
+    if "states" in why:
+        save_hybrid(tmp_path / "model", next(iter(HYBRIDS)))
+    else:
+        save_model(tmp_path / "model", Gemma2ForCausalLM, **CASES["gemma 2"][1])
+    with pytest.raises(ConfigError, match=f"^kv-offloading-size: .*{why}"):
+        make_engine(
+            tmp_path / "model", "torch", kv_offloading_size=SIZE, kv_offloading_dir=tmp_path
+        )
+
+
+def test_a_store_has_a_place(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"kv-offloading-size: 1 bytes are less than a block of"):
+        StoreWorker(checkpoint, tmp_path, kv_offloading_size=1e-9)
+
+
+def test_a_store_has_no_more_places_than_a_scheduler_knows(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(addition, "MAX_PLACES", 5)
+    worker = StoreWorker(checkpoint, tmp_path)
+    assert worker.part.own.header.num_places == 5
+    worker.close()
+
+
+def test_no_room_in_the_folder_is_an_error_with_both_sizes(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Disk(NamedTuple):
+        f_bavail: int = 1000
+        f_frsize: int = 4096
+
+    monkeypatch.setattr(os, "statvfs", lambda path: Disk())
+    with pytest.raises(ConfigError, match=r"^kv-offloading-size: .*need \d+ bytes more in"):
+        StoreWorker(checkpoint, tmp_path)
+
+
+def test_no_memory_for_store_and_cache_is_an_error(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "is_memory", lambda path: True)
+    monkeypatch.setattr(addition, "read_memory", lambda device, node: Memory(1 << 40, 1 << 20))
+    with pytest.raises(ConfigError, match=r"^kv-offloading-size: .*of memory more.*1048576 are"):
+        StoreWorker(checkpoint, tmp_path)
+
+
+def test_a_full_disk_at_the_start_is_an_error(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    with pytest.raises(ConfigError, match=r"^kv-offloading-dir: .*No space left"):
+        StoreWorker(checkpoint, tmp_path)
+
+
+@pytest.mark.parametrize("is_memory", [False, True])
+def test_memory_of_a_store_is_planned(
+    is_memory: bool, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a store on tmpfs, and once: a lost worker's store is there already."""
+    monkeypatch.setattr(folder, "is_memory", lambda path: is_memory)
+    config = WorkerConfig(
+        model=str(checkpoint), device="cpu", kv_offloading_size=SIZE, kv_offloading_dir=tmp_path
+    )
+
+    def planned() -> int:
+        return footprint_of(config, CPU).requirements.added.get(ROW, 0)
+
+    whole = int(SIZE * (1 << 30))
+    assert planned() == (whole if is_memory else 0)
+    worker = StoreWorker(checkpoint, tmp_path)
+    assert planned() == (whole if is_memory else 0)
+    worker.close()
+    assert planned() < whole // 100
+
+
+def test_a_new_layout_takes_the_memory_of_a_lost_store(checkpoint: Path, tmp_path: Path) -> None:
+    StoreWorker(checkpoint, tmp_path).close()
+    worker = StoreWorker(checkpoint, tmp_path, kv_cache_dtype="int8")
+    assert [path.name for path in tmp_path.glob("*/*") if path.is_dir()] == ["0"]
+    worker.close()

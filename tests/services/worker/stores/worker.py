@@ -1,0 +1,120 @@
+"""A worker's engine with a store, and the plans of a scheduler that copies blocks."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.harness.engines import make_engine
+from benchmarks.harness.step_engine import run_step
+from services.worker.stores.addition import KVStore
+from services.worker.stores.layout import BlockMemory
+from shared.wire.messages import (
+    Admit,
+    Copied,
+    Decode,
+    Forget,
+    Load,
+    Prefill,
+    RunKind,
+    SamplingParams,
+    Save,
+    StepPlan,
+)
+
+GREEDY = SamplingParams(seed=0, temperature=0.0, max_tokens=40, ignore_eos=True)
+SIZE = 1 / 64  # GiB
+NO_IDS = np.zeros(0, np.int32)
+
+
+def key_of(number: int) -> bytes:
+    return number.to_bytes(16, "little")
+
+
+class StoreWorker:
+    """``close`` is its death, as far as others see it."""
+
+    def __init__(self, model: Path, folder: Path, kernels: str = "native", **settings: Any) -> None:
+        options: dict[str, Any] = {
+            "kv_offloading_size": SIZE,
+            "max_model_len": 128,
+            "num_gpu_blocks_override": 64,
+            "speculative_config": {"method": "none"},
+        }
+        options |= {"kv_offloading_dir": folder, **settings}
+        self.engine = make_engine(model, kernels, **options)
+        (self.addition,) = [each for each in self.engine.additions if isinstance(each, KVStore)]
+        self.part = self.addition.part
+        self.memory = BlockMemory(self.engine._kv_cache)
+        self.copied: list[Copied] = []
+        self.part.on_copied = self.copied.append
+        self.num_accepted = 0
+        self._step = 0
+
+    @property
+    def store(self) -> str:
+        return self.part.own.header.id
+
+    @property
+    def block_size(self) -> int:
+        size: int = self.engine.capacity.block_size
+        return size
+
+    def close(self) -> None:
+        self.addition.close()
+
+    def copy(self, rows: Sequence[Forget | Save | Load]) -> Copied:
+        """The last report."""
+        self._run(rows=list(rows))
+        return self.copied[-1]
+
+    def save(self, blocks: Sequence[int], first: int = 0) -> Copied:
+        """Block number i goes to place ``first`` + i, under the key of that number."""
+        return self.copy(
+            [Save(key_of(first + i), each, first + i) for i, each in enumerate(blocks)]
+        )
+
+    def load(self, blocks: Sequence[int], store: str | None = None, first: int = 0) -> Copied:
+        store = self.store if store is None else store
+        rows = [Load(key_of(first + i), each, store, first + i) for i, each in enumerate(blocks)]
+        return self.copy(rows)
+
+    def bytes_of(self, block: int) -> bytes:
+        return b"".join(self.memory.pieces(block))
+
+    def generate(
+        self, ids: list[int], blocks: list[int], num_cached: int = 0, depth: int = 0
+    ) -> list[int]:
+        """The output after ``ids``, of which ``num_cached`` are in ``blocks``; with ``depth``
+        drafts for each token."""
+        admit = Admit(0, "r", 1, 0, 0, len(ids), len(ids), num_cached, GREEDY, blocks)
+        prefill = [Prefill(0, len(ids) - num_cached)]
+        found, is_over = self._run([admit], np.array(ids, np.int32), prefill, [], depth)
+        while not is_over:
+            more, is_over = self._run(decode=[Decode(0, depth)], depth=depth)
+            found += more
+        self._run(release=[0])
+        return found
+
+    def _run(
+        self,
+        admit: Sequence[Admit] = (),
+        ids: np.ndarray = NO_IDS,
+        prefill: Sequence[Prefill] = (),
+        decode: Sequence[Decode] = (),
+        depth: int = 0,
+        release: Sequence[int] = (),
+        rows: Sequence[Any] = (),
+    ) -> tuple[list[int], bool]:
+        """The output of a step, and whether the sequence is over."""
+        self._step += 1
+        plan = StepPlan(
+            self._step, [*release], [*admit], [], [*prefill], [*decode], depth, rows=[*rows]
+        )
+        result, arrays = run_step(self.engine, plan, ids)
+        outputs = [row for row in result.rows if row.run.kind == RunKind.OUTPUT]
+        self.num_accepted += sum(row.run.num_accepted for row in outputs)
+        num = sum(row.run.num_tokens for row in outputs)
+        found = arrays[0][-num:].tolist() if num else []
+        return found, any(row.finish for row in result.rows)
