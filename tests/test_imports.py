@@ -61,7 +61,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         # Modules with a clock, metrics or logs, and those the service uses before the core.
         {"result_check", "tokens_message"},
         {"metrics", "observer", "request_log", "traces", "watchdog"},
-        {"intake", "other_cells", "cells", "promises", "adapters", "media"},
+        {"intake", "other_cells", "cells", "promises", "adapters", "media", "stores"},
         {"service"},
         {"__main__"},
     ],

@@ -78,9 +78,11 @@ OF_WORKER = StepResult | Adapters | Encoded | Inventory | Copied
 def _keys_of(prompt: np.ndarray, num: int) -> list[bytes]:
     """The keys of its first blocks."""
     hashes = BlockHashes(4, hash_root(RequestOptions()))
-    return [
-        hashes.block_hash(n, lambda start, end: prompt[start:end].tobytes()) for n in range(num)
-    ]
+
+    def content(start: int, end: int) -> bytes:
+        return prompt[start:end].tobytes()
+
+    return [hashes.block_hash(number, content) for number in range(num)]
 
 
 @dataclass
@@ -114,7 +116,8 @@ class SchedulerArena:
         rows = [prompt_row, row]
         stored, fresh = _keys_of(STORED, 2), _keys_of(PROMPT, 1)
         keys = np.frombuffer(b"".join(stored), np.uint8)
-        self.inventory = [keys, np.array([3, 0], np.int32)]
+        places = np.array([3, 0], np.int32)
+        self.inventory: list[np.ndarray] = [keys, places]
         copied = Copied(2, stored[:1], fresh, 100, 0.1, is_down=True)
         with_stored = msgspec.structs.replace(copied, unsaved=stored)
         reports = [SpanReport("r~1/0/0", 1, "worker", "w", SPANS)]
@@ -146,8 +149,8 @@ class SchedulerArena:
         self.lies: Lies = {
             "places of no store": (11, INVENTORY, [keys, np.array([3, 4], np.int32)]),
             "a place twice": (11, INVENTORY, [keys, np.array([3, 3], np.int32)]),
-            "a key twice": (11, INVENTORY, [np.tile(keys[:16], 2), self.inventory[1]]),
-            "a place without a key": (11, INVENTORY, [keys[:16], self.inventory[1]]),
+            "a key twice": (11, INVENTORY, [np.tile(keys[:16], 2), places]),
+            "a place without a key": (11, INVENTORY, [keys[:16], places]),
             "an Inventory again": (12, INVENTORY, self.inventory),
             "copies of no plan": (12, msgspec.structs.replace(copied, step=1), []),
             "saves of another plan": (12, with_stored, []),

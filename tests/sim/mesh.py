@@ -375,8 +375,9 @@ class Shape:
         self.capacity = replace(self.capacity, max_adapters=draw(2, 2, 1))
         self.adapters = draw(EVERY, EVERY, KEPT, KEPT, KEPT)  # of a worker at its start
         self.forget_s = draw(60.0, 0.2, 2.0)
-        is_plain = groups == EVERY_LAYER and num_states is None
-        self.num_locations = draw(0, 1, 1, 1, 2) if is_plain else 0
+        self.num_locations = draw(0, 0, 0, 1, 1, 2)  # of stores
+        if self.num_locations:
+            self.capacity = replace(self.capacity, groups=EVERY_LAYER, num_states=None)
         self.num_places = draw(400, 5, 40)
 
 

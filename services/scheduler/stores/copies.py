@@ -270,7 +270,10 @@ class StoreCopies(Resource):
                 held.allocation.num_indexed = held.allocation.num_computed // self._size
 
     def close(self) -> None:
-        """The worker is lost, or plans for it end."""
+        """The worker is lost, or plans for it end. No cycle keeps its sequences, with their
+        images."""
+        self._worker.index.on_add = None
+        self._worker.resources.remove(self)
         store, location = self.store, self.location
         for sent in self._sent:
             if not sent.is_answered:

@@ -120,7 +120,8 @@ class StoreMesh(Mesh):
         most = max(1, min(256, (16 << 20) // self.place_bytes))
         for kind in (Load, Save):
             assert sum(type(each) is kind for each in planned.plan.rows) <= most
-        slots = {row.slot for row in (*planned.plan.prefill, *planned.plan.decode)}
+        slots = {row.slot for row in planned.plan.prefill}
+        slots |= {row.slot for row in planned.plan.decode}
         assert not any(worker.running[slot].allocated.is_loading for slot in slots)
 
     def plan(self) -> None:

@@ -51,7 +51,7 @@ class StoringWorker(SimulatedWorker):
     num_loaded: int = 0  # blocks
     num_lost: int = 0
     num_saved: int = 0
-    unread: list[Slot] = field(default_factory=list)
+    unread: set[int] = field(default_factory=set)
     answers: list[Copied] = field(default_factory=list)
 
     def step(self, planned: Planned) -> tuple[StepResult, TokenArrays]:
@@ -100,16 +100,17 @@ class StoringWorker(SimulatedWorker):
         (number,) = (each for each, slot in self.slots.items() if block in slot.tables[0])
         assert number not in plan.release
         slot = self.slots[number]
-        assert slot in self.unread
+        assert number in self.unread
         end = (slot.tables[0].index(block) + 1) * self.capacity.block_size
         assert end <= slot.admit.num_cached
 
     def _find_cached(self, slot: Slot) -> None:
-        self.unread.append(slot)
+        self.unread.add(slot.admit.slot)
 
     def _check_rows(self, plan: StepPlan) -> int:
-        for row in (*plan.prefill, *plan.decode):
-            if (slot := self.slots[row.slot]) in self.unread:
-                self.unread.remove(slot)
-                super()._find_cached(slot)
+        numbers = [row.slot for row in plan.prefill] + [row.slot for row in plan.decode]
+        for number in numbers:
+            if number in self.unread:
+                self.unread.remove(number)
+                super()._find_cached(self.slots[number])
         return super()._check_rows(plan)
