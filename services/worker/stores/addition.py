@@ -153,7 +153,7 @@ class KVStore:
 
 class StorePart(PlanPart):
     """Copies blocks as plans say, on the thread of the steps. ``on_copied`` gets the outcome of
-    each plan that copies blocks. Faults of the store end no step."""
+    each plan with such rows. Faults of the store end no step."""
 
     def __init__(
         self, own: OwnPlaces, others: OtherStores, memory: BlockMemory, location: str
@@ -167,9 +167,7 @@ class StorePart(PlanPart):
 
     def apply(self, plan: StepPlan, pixels: Sequence[Array]) -> None:
         if rows := rows_of(plan):
-            copied = self._copy(plan.step, rows)
-            if is_answered(rows):
-                self.on_copied(copied)
+            self.on_copied(self._copy(plan.step, rows))
 
     def inventory(self) -> tuple[np.ndarray, np.ndarray]:
         """The keys of full places and their places."""

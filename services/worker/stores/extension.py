@@ -7,7 +7,7 @@ from functools import partial
 
 from services.worker.extension import WorkerCore, WorkerExtension
 from services.worker.step_thread import call_soon
-from services.worker.stores.addition import KVStore, is_answered, rows_of
+from services.worker.stores.addition import KVStore, StorePart, is_answered, rows_of
 from shared.errors import CodecError
 from shared.link.peer import Peer
 from shared.wire.codec import Array
@@ -23,33 +23,33 @@ class WorkerStores(WorkerExtension):
         found = [each for each in core.engine.additions if isinstance(each, KVStore)]
         self._store = found[0] if found else None
         self._part = self._store.part if self._store is not None else None
-        self._senders: deque[Peer | None] = deque()  # of plans that copy blocks, in order
+        self._senders: deque[Peer | None] = deque()  # of plans with rows; None: no answer
         if self._part is not None:
             self._part.on_copied = partial(call_soon, asyncio.get_running_loop(), self._report)
 
     def on_attach(self, home: Peer) -> None:
-        """Earlier plans may still save blocks."""
-        if self._part is not None and home.hello.minor >= STORES_MINOR:
-            loop = asyncio.get_running_loop()
-            self._core.step_thread.submit(self._take_inventory, loop, home)
+        """At once, unless plans of a former scheduler are still to change the store."""
+        if self._part is None or home.hello.minor < STORES_MINOR:
+            return
+        if not self._senders:
+            self._send_inventory(self._part, home)
+            return
+        loop = asyncio.get_running_loop()
+        after = call_soon, loop, self._send_inventory, self._part, home
+        self._core.step_thread.submit(*after)
 
-    def _take_inventory(self, loop: asyncio.AbstractEventLoop, home: Peer) -> None:
-        assert self._part is not None
-        header = self._part.own.header
+    def _send_inventory(self, part: StorePart, home: Peer) -> None:
+        header = part.own.header
         sizes = header.num_places, header.place_bytes
-        message = Inventory(header.id, self._part.location, *sizes)
-        call_soon(loop, self._send_inventory, home, message, *self._part.inventory())
-
-    def _send_inventory(self, home: Peer, message: Inventory, *arrays: Array) -> None:
         if self._core.home() is home:
-            home.send(message, *arrays)
+            home.send(Inventory(header.id, part.location, *sizes), *part.inventory())
 
     def check(self, plan: StepPlan, pixels: Sequence[Array]) -> None:
         rows = rows_of(plan)
         for row in rows:
             self._check_row(row)
-        if is_answered(rows):
-            self._senders.append(self._core.home())
+        if rows:
+            self._senders.append(self._core.home() if is_answered(rows) else None)
 
     def close(self) -> None:
         """After the last step."""
@@ -67,7 +67,7 @@ class WorkerStores(WorkerExtension):
             raise CodecError(f"block {row.block} for a store; the cache has {num_blocks}")
 
     def _report(self, copied: Copied) -> None:
-        """Called for each plan that copies blocks, before its result is sent."""
+        """Called for each plan with rows, before its result is sent."""
         sender = self._senders.popleft()
         if sender is not None and sender is self._core.home():
             sender.send(copied)
