@@ -30,8 +30,16 @@ from services.worker.stores.places import (
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 from shared.wire.codec import Array
-from shared.wire.messages import EVERY_LAYER, Capacity, Copied, Forget, Load, Save, StepPlan
-from shared.wire.messages.stores import MAX_PLACES
+from shared.wire.messages import (
+    EVERY_LAYER,
+    MAX_PLACES,
+    Capacity,
+    Copied,
+    Forget,
+    Load,
+    Save,
+    StepPlan,
+)
 
 log = logging.getLogger(__name__)
 
