@@ -18,7 +18,14 @@ from tests.cli.serving import Serving, serving
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 NUM_CHATS, NUM_TURNS, TURN_LEN, REPLY_LEN = 4, 3, 80, 24
-FLAGS = ("--max-model-len", "1024", "--num-gpu-blocks-override", "72", "--max-num-seqs", "4")
+FLAGS: tuple[str, ...] = (
+    "--max-model-len",
+    "1024",
+    "--num-gpu-blocks-override",
+    "72",
+    "--max-num-seqs",
+    "4",
+)
 FLAGS += ("--speculative-config", '{"method": "none"}', "--dtype", "float32")
 FOUND = "shoal_kv_store_hit_tokens_total"
 RECOVERED = "shoal_kv_store_recovered_tokens_total"
