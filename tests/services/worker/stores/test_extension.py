@@ -84,8 +84,9 @@ async def test_an_inventory_follows_each_attach(both: tuple[Worker, StoreWorker]
 
 
 async def test_old_and_lost_schedulers_get_no_inventory(both: tuple[Worker, StoreWorker]) -> None:
-    worker, _ = both
+    worker, computing = both
     old, lost = scheduler(STORES_MINOR - 1), worker.home
+    worker.run(computing.engine, plan_of(Save(key_of(0), 0, 0)))
     worker.stores.on_attach(old)
     worker.stores.on_attach(lost)
     worker.home = old
