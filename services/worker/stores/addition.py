@@ -47,30 +47,34 @@ Rows = Sequence[Forget | Save | Load]
 
 
 def check(settings: WorkerConfig, device: torch.device, *, pools: bool, is_ours: bool) -> None:
-    """Raises ConfigError."""
-    if device.type != "cpu":
-        raise _refusal("is supported on CPUs only; set device to cpu")
-    if settings.num_ranks > 1:
-        raise _refusal(f"is not supported with {settings.ranks_setting} {settings.num_ranks}")
-    if pools:
-        raise _refusal("is not for a model that pools, which keeps no KV blocks")
+    """A store saves time alone: where none is supported, everything is computed."""
     if not is_ours:
-        raise _refusal(
-            "is supported for our own architectures only; transformers computes this model"
-        )
+        _warn("transformers computes this model")
 
 
-def make(settings: WorkerConfig, folder: Path, model: DecoderLM, dtype: torch.dtype) -> "KVStore":
-    """Raises ConfigError."""
-    if model.state_specs():
-        raise _refusal("is not supported for a model with states")
-    if model.groups != EVERY_LAYER:
-        raise _refusal("is not supported for a model with windows")
+def make(
+    settings: WorkerConfig, folder: Path, model: DecoderLM, dtype: torch.dtype
+) -> "KVStore | None":
+    if why := _why_not(settings, model):
+        _warn(why)
+        return None
     return KVStore(settings, folder, dtype)
 
 
-def _refusal(why: str) -> ConfigError:
-    return ConfigError(f"kv-offloading-size: a store of KV blocks {why}; or set it to 0")
+def _why_not(settings: WorkerConfig, model: DecoderLM) -> str:
+    if model.model.rotary.table.device.type == "cuda":
+        return "the worker is on a GPU"
+    if settings.num_ranks > 1:
+        return f"there is none with {settings.ranks_setting} {settings.num_ranks}"
+    if model.lm_head is None:
+        return "the model pools"
+    if model.state_specs():
+        return "the model has layers with states"
+    return "the model has layers with windows" if model.groups != EVERY_LAYER else ""
+
+
+def _warn(why: str) -> None:
+    log.warning("kv-offloading-size: no KV block is saved: %s", why)
 
 
 class KVStore:

@@ -1,7 +1,8 @@
-"""When a store is refused, and its memory."""
+"""Workers without a store, refusals, and the memory of a store."""
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
@@ -12,7 +13,7 @@ from benchmarks.harness.engines import make_engine
 from services.worker.machine.hardware import Memory
 from services.worker.startup.footprint import footprint_of
 from services.worker.stores import addition, folder
-from services.worker.stores.addition import check
+from services.worker.stores.addition import check, make
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 from tests.services.worker.checkpoints import save_model
@@ -25,34 +26,50 @@ ROW = "KV store (kv-offloading-size)"
 
 
 @pytest.mark.parametrize(
-    ("settings", "device", "facts", "why"),
+    ("settings", "device", "head", "why"),
     [
-        ({}, "cuda", {}, "on CPUs only"),
-        ({"tensor_parallel_size": 2}, "cpu", {}, "not supported with tensor-parallel-size 2"),
-        ({"pipeline_parallel_size": 3}, "cpu", {}, "not supported with pipeline-parallel-size 3"),
-        ({}, "cpu", {"pools": True}, "a model that pools"),
-        ({}, "cpu", {"is_ours": False}, "transformers computes this model"),
+        ({}, "cuda", object(), "the worker is on a GPU"),
+        ({"tensor_parallel_size": 2}, "cpu", object(), "there is none with tensor-parallel-size 2"),
+        (
+            {"pipeline_parallel_size": 3},
+            "cpu",
+            object(),
+            "there is none with pipeline-parallel-size 3",
+        ),
+        ({}, "cpu", None, "the model pools"),
     ],
 )
 def test_workers_without_stores(
-    settings: dict[str, Any], device: str, facts: dict[str, bool], why: str
+    settings: dict[str, Any],
+    device: str,
+    head: object,
+    why: str,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     config = WorkerConfig(kv_offloading_size=1, **settings)
-    known: Any = {"pools": False, "is_ours": True} | facts
-    with pytest.raises(ConfigError, match=f"^kv-offloading-size: .*{why}"):
-        check(config, torch.device(device), **known)
+    rotary = SimpleNamespace(table=SimpleNamespace(device=torch.device(device)))
+    model: Any = SimpleNamespace(model=SimpleNamespace(rotary=rotary), lm_head=head)
+    assert make(config, tmp_path, model, torch.float32) is None
+    assert f"kv-offloading-size: no KV block is saved: {why}" in caplog.text
 
 
-@pytest.mark.parametrize("why", ["a model with windows", "a model with states"])
-def test_models_without_stores(why: str, tmp_path: Path) -> None:
-    if "states" in why:
+def test_models_of_transformers_have_no_stores(caplog: pytest.LogCaptureFixture) -> None:
+    check(WorkerConfig(kv_offloading_size=1), CPU, pools=False, is_ours=False)
+    assert "no KV block is saved: transformers computes this model" in caplog.text
+
+
+@pytest.mark.parametrize("what", ["windows", "states"])
+def test_models_without_stores(what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    if what == "states":
         save_hybrid(tmp_path / "model", next(iter(HYBRIDS)))
     else:
         save_model(tmp_path / "model", Gemma2ForCausalLM, **CASES["gemma 2"][1])
-    with pytest.raises(ConfigError, match=f"^kv-offloading-size: .*{why}"):
-        make_engine(
-            tmp_path / "model", "torch", kv_offloading_size=SIZE, kv_offloading_dir=tmp_path
-        )
+    folder = {"kv_offloading_size": SIZE, "kv_offloading_dir": tmp_path / "stores"}
+    engine = make_engine(tmp_path / "model", "torch", **folder)
+    assert f"the model has layers with {what}" in caplog.text
+    assert not engine.additions
+    assert not (tmp_path / "stores").exists()
 
 
 def test_a_store_has_a_place(checkpoint: Path, tmp_path: Path) -> None:
