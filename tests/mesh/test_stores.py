@@ -15,7 +15,7 @@ from openai import AsyncOpenAI
 from benchmarks.processes import workers_of
 from tests.cli.serving import Serving, serving
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
 
 NUM_CHATS, NUM_TURNS, TURN_LEN, REPLY_LEN = 4, 3, 80, 24
 FLAGS = (
@@ -79,6 +79,7 @@ async def test_turns_go_on_from_the_store_with_equal_texts(tmp_path: Path) -> No
     assert metrics[FOUND] > 0
 
 
+@pytest.mark.slow
 async def test_a_restarted_server_has_the_store_of_the_last_one(tmp_path: Path) -> None:
     prompt = ids_of(7, 320)
     async with server(tmp_path, *with_store(tmp_path)) as served, served.client() as client:
@@ -111,7 +112,7 @@ async def stream(client: AsyncOpenAI, prompt: list[int], num: int, ids: list[int
             ids += getattr(choice, "token_ids", None) or []
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_streams_of_a_killed_worker_go_on_from_the_saved_bytes(
     tmp_path: Path, num_workers: int
 ) -> None:
