@@ -36,7 +36,7 @@ RELATIVE = re.compile(
 """Constructions that stand in for a noun; a sentence with a noun as its subject needs few."""
 PAGES = [*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 LIMIT = 5.0  # per 1,000 words
-MAX_WORDS = 60_000  # of docs/, without the bars of tables
+MAX_WORDS = 60_200  # of docs/, without the bars of tables
 CPP_SOURCES = sorted(each for end in ("h", "cpp") for each in ROOT.glob(f"kernels/**/*.{end}"))
 FOLDERS = ("benchmarks", "cli", "kernels", "services", "shared", "shoal", "tests")
 LITERAL = re.compile(
