@@ -23,21 +23,17 @@ class Extension:
     def on_down(self, peer: Peer) -> None:
         """A peer is gone; the service has forgotten it."""
 
-    def takes(self, peer: Peer, message: Message) -> bool:
-        """Handles ``message``, or returns False if it is of another part. Raises CodecError for a
-        message that does not fit."""
+    def takes(self, peer: Peer, message: Message, arrays: Sequence[Array] = ()) -> bool:
+        """Handles ``message`` with its buffers, or returns False if it is of another part. Raises
+        CodecError for a message that does not fit."""
         return False
-
-    def receives(self, peer: Peer, message: Message, arrays: Sequence[Array]) -> bool:
-        """As ``takes``, with the buffers of the message."""
-        return self.takes(peer, message)
 
 
 def is_taken(
     extensions: Iterable[Extension], peer: Peer, message: Message, arrays: Sequence[Array] = ()
 ) -> bool:
     """Gives ``message`` to the first extension that takes it; False if none does."""
-    return any(each.receives(peer, message, arrays) for each in extensions)
+    return any(each.takes(peer, message, arrays) for each in extensions)
 
 
 def able(

@@ -2,6 +2,7 @@
 
 import logging
 from collections import defaultdict
+from collections.abc import Sequence as Series
 from collections.abc import Set
 
 from services.scheduler.adapters.retirement import Retirement, conflicts, limit
@@ -12,6 +13,7 @@ from shared.adapters.joined import digests, join, served
 from shared.adapters.listeners import Listeners, send_all
 from shared.errors import ADAPTER_LOST, RETRY_AFTER_S, RequestError, Unavailable
 from shared.link.peer import Peer
+from shared.wire.codec import Array
 from shared.wire.messages import (
     Adapter,
     Adapters,
@@ -55,7 +57,7 @@ class CellAdapters(CellExtension):
         self._reported.pop(peer, None)
         self._forgotten.pop(peer, None)
 
-    def takes(self, peer: Peer, message: Message) -> bool:
+    def takes(self, peer: Peer, message: Message, arrays: Series[Array] = ()) -> bool:
         match message, peer.hello.service:
             case Adapters(adapters), "worker":
                 self._note_list(peer, adapters)

@@ -1,6 +1,7 @@
 """The images of a cell's sequences, and the memory of their pixels."""
 
 from collections.abc import Iterable
+from collections.abc import Sequence as Series
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -18,6 +19,7 @@ from shared.errors import (
     Unavailable,
 )
 from shared.link.peer import Peer
+from shared.wire.codec import Array
 from shared.wire.messages import Capacity, Encoded, Message
 
 HELD_BYTES = Gauge("shoal_media_held_bytes", "Pixels of images in open sequences")
@@ -59,7 +61,7 @@ class CellMedia(CellExtension):
             for span in arrival.spans
         )
 
-    def takes(self, peer: Peer, message: Message) -> bool:
+    def takes(self, peer: Peer, message: Message, arrays: Series[Array] = ()) -> bool:
         if not isinstance(message, Encoded) or peer.hello.service != "worker":
             return False
         sequence = self._cell.core.sequences.get((message.request, message.attempt))

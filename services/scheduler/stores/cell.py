@@ -29,7 +29,7 @@ class CellStores(CellExtension):
         self._locations: dict[str, Location] = {}
         self._copies: dict[Peer, StoreCopies] = {}  # of attached workers
 
-    def receives(self, peer: Peer, message: Message, arrays: Series[Array]) -> bool:
+    def takes(self, peer: Peer, message: Message, arrays: Series[Array] = ()) -> bool:
         if peer.hello.service != "worker":
             return False
         match message:

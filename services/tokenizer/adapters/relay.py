@@ -1,11 +1,14 @@
 """Adapters between gateways and schedulers: lists go up, orders go down."""
 
+from collections.abc import Sequence
+
 from services.tokenizer.schedulers import Schedulers
 from shared.adapters.joined import digests, join
 from shared.adapters.listeners import Listeners, send_all
 from shared.errors import ADAPTER_LOST, RETRY_AFTER_S, RequestError, Unavailable
 from shared.link.extension import Extension
 from shared.link.peer import Peer
+from shared.wire.codec import Array
 from shared.wire.envelope import RequestOptions
 from shared.wire.messages import Adapter, Adapters, LoadAdapter, Message, UnloadAdapter
 
@@ -30,7 +33,7 @@ class AdapterRelay(Extension):
         if self._lists.pop(peer, None) is not None:
             self._gateways.announce(join(self._lists.values()))
 
-    def takes(self, peer: Peer, message: Message) -> bool:
+    def takes(self, peer: Peer, message: Message, arrays: Sequence[Array] = ()) -> bool:
         match message, peer.hello.service:
             case Adapters(adapters), "scheduler":
                 self._lists[peer], self._digests[peer] = adapters, digests(adapters)

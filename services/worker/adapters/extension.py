@@ -47,7 +47,7 @@ class WorkerAdapters(WorkerExtension):
         if peer.hello.minor >= ADAPTERS_MINOR:
             peer.send(Adapters(self.rows))
 
-    def takes(self, peer: Peer, message: Message) -> bool:
+    def takes(self, peer: Peer, message: Message, arrays: Sequence[Array] = ()) -> bool:
         match message:
             case LoadAdapter():
                 self._load(message)

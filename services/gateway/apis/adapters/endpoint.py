@@ -26,6 +26,7 @@ from shared.errors import (
     Unavailable,
 )
 from shared.link.peer import Peer
+from shared.wire.codec import Array
 from shared.wire.messages import Adapters, LoadAdapter, Message, UnloadAdapter
 
 LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
@@ -66,7 +67,7 @@ class AdapterApi(Api):
     def on_down(self, peer: Peer) -> None:
         self._known.forget(peer)
 
-    def takes(self, peer: Peer, message: Message) -> bool:
+    def takes(self, peer: Peer, message: Message, arrays: Sequence[Array] = ()) -> bool:
         if not isinstance(message, Adapters):
             return False
         self._known.note(peer, message.adapters)

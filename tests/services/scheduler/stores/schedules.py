@@ -87,7 +87,7 @@ class StoreMesh(Mesh):
         peer = self.peers[worker_id] = connect("worker", MODEL, plain.capacity, worker_id)
         if self.random.random() < 0.9:
             message, arrays = own.inventory(location)
-            assert self.cell.receives(peer, message, arrays)
+            assert self.cell.takes(peer, message, arrays)
 
     def left(self, before: set[str]) -> None:
         for worker_id in before - self.workers.keys():
@@ -141,7 +141,7 @@ class StoreMesh(Mesh):
         (result, _), *_ = self.results[worker_id]
         copied = self.copied.pop((worker_id, result.step), None)
         if copied is not None:
-            assert self.cell.receives(self.peers[worker_id], copied, [])
+            assert self.cell.takes(self.peers[worker_id], copied, [])
 
     def absorb_from(self, worker_id: str) -> None:
         self.answer_of(worker_id)
