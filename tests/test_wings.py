@@ -330,7 +330,8 @@ def services_of(wing: Wing) -> list[str]:
 
 def run(folder: Path, *arguments: str) -> str:
     """The output of Python in ``folder``, with that folder's modules."""
-    command, environment = [sys.executable, *arguments], os.environ | {"PYTHONPATH": str(folder)}
+    command = [sys.executable, *arguments]
+    environment = os.environ | {"PYTHONPATH": str(folder), "SHOAL_TESTS_WITHOUT_A_WING": "1"}
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )

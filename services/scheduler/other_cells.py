@@ -17,7 +17,7 @@ class OtherCells:
         instance: str,
         on_change: Callable[[], None],
     ) -> None:
-        """``routes`` are those of the tokenizers. ``instance`` is the name of this scheduler.
+        """``routes`` lead to tokenizers. ``instance`` is the name of this scheduler.
         ``on_change`` must be called after a handover."""
 
     def hand_over(self, sequences: Iterable[Sequence]) -> None:

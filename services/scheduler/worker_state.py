@@ -158,8 +158,8 @@ class WorkerState:
     def computed_slots(self) -> set[int]:
         """Returns the slots that the worker computes: with plans in flight, or an image."""
         chunks = {row.slot for plan in self.in_flight for row in plan.prefill}
-        awaiting = (each.allocated for each in self.awaiting)
-        encoded = {each.slot for each in awaiting if not each.is_loading}
+        encoding = (each for each in self.awaiting if each.spans or not each.allocated.is_loading)
+        encoded = {each.allocated.slot for each in encoding}
         return encoded | chunks | {row.slot for plan in self.in_flight for row in plan.decode}
 
     @property
@@ -229,11 +229,12 @@ class WorkerState:
         return self.blocks.num_lacking(sequence, num_places, self.end_of(sequence))
 
     def is_known_miss(self, sequence: Sequence, num_tokens: int) -> bool:
-        """True if the block that ``has_cached`` last missed is still missing."""
+        """True if the block that ``has_cached`` last missed is missing, also in stores."""
         number = sequence.missing_blocks.get(self.worker_id, 0)
         if number * self.capacity.block_size >= num_tokens:
             return False
-        return self.blocks.is_missing(sequence, number)
+        is_loadable = any(each.num_loadable(sequence, number) for each in self.resources)
+        return not is_loadable and self.blocks.is_missing(sequence, number)
 
     def has_cached(self, sequence: Sequence, num_tokens: int) -> bool:
         """True if the prefix cache has the KV of its first ``num_tokens`` ids."""

@@ -167,9 +167,11 @@ class WorkerService:
                 tasks.create_task(self._leave_with_ranks())
                 await self._link.run()
         finally:
-            for extension in self._extensions:
-                extension.close()
-            await self._link.close("the worker leaves", is_planned=self._is_draining)
+            try:
+                await self._link.close("the worker leaves", is_planned=self._is_draining)
+            finally:  # no plan comes any more
+                for extension in self._extensions:
+                    extension.close()
 
     async def _leave_with_ranks(self) -> None:
         """Raises LostError once a rank was told to stop and open sequences have ended. If this rank

@@ -40,7 +40,6 @@ SAME = {
     "tensor_parallel": "tensor_parallel_size",
     "tokenizer_worker_num": "tokenizers",
     "tp": "tensor_parallel_size",
-    "swap_space": "kv_offloading_size",
     "tp_size": "tensor_parallel_size",
     "uvicorn_log_level": "log_level",
     "api_server_count": "gateways",
@@ -80,7 +79,7 @@ GRAMMARS = "grammars are always compiled by llguidance"
 HYBRID = "models with layers that keep a state are not supported"
 MEDIA = "models get text alone"
 OF_THE_FOLDER = "the model's folder decides"
-OFFLOADED = "KV blocks beyond the cache go to the store of kv-offloading-size"
+OFFLOADED = "kv-offloading-size alone keeps KV blocks outside the cache"
 ONE_BALANCE = "whole experts stay on their ranks"
 PLUGINS = "no foreign code is loaded"
 PORTS = "services of one machine meet in mesh-dir, without ports"
@@ -224,6 +223,7 @@ VALUES = {
         cpu_offload_params hicache_io_backend hicache_mem_layout hicache_ratio
         hicache_size hicache_storage_backend hicache_write_policy kv_offloading_backend
         kvcache_storage_backend max_total_tokens preemption_mode radix_eviction_policy
+        swap_space
     """,
     ONE_BALANCE: """
         ep ep_num_redundant_experts ep_size eplb_config eplb_step_interval

@@ -16,13 +16,13 @@ from shared.wire.messages import EVERY_LAYER, Capacity, Copied, Inventory, Messa
 
 KEPT_S = 600.0
 """Time without an owner, after which a store is forgotten. Its owner may still bring it back."""
-MAX_KEPT = 64  # stores without owners
+MAX_KEPT = 16  # stores without owners
 
 PLACES = Gauge("shoal_kv_store_places", "Places for KV blocks in stores", ["state"])
 
 
 class CellStores(CellExtension):
-    """Workers find blocks in all stores of their location, also in those of lost workers."""
+    """Workers find blocks in all stores of their location, also of lost workers."""
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell

@@ -40,8 +40,6 @@ RECOVERED_TOKENS = Counter(
     "shoal_kv_store_recovered_tokens",
     "The part of the tokens found in stores by sequences that had run before",
 )
-LOST = Counter("shoal_kv_store_lost_loads", "Blocks that could not be loaded from a store")
-UNSAVED = Counter("shoal_kv_store_unsaved_blocks", "Blocks that could not be saved in a store")
 
 
 @dataclass(slots=True, eq=False)
@@ -182,14 +180,15 @@ class StoreCopies(Resource):
     def _save(self, sent: _Sent) -> list[PlanRow]:
         rows: list[PlanRow] = []
         while self._to_save and len(rows) < self._max_copies:
-            key = next(iter(self._to_save))
-            block = self._to_save.pop(key)
+            key, block = next(iter(self._to_save.items()))
             is_known = key in self.location.saving or self.location.find(key) is not None
             if is_known or self._worker.index.find(key) != block:
+                del self._to_save[key]
                 continue
             place = self.store.take()
             if place is None:
                 break
+            del self._to_save[key]
             self.location.saving.add(key)
             sent.saves[key] = place
             rows.append(Save(key, block, place))
@@ -230,8 +229,6 @@ class StoreCopies(Resource):
         if not (lost <= {each.key for each in sent.loads} and unsaved <= sent.saves.keys()):
             raise CodecError(f"a Copied of step {copied.step} with keys of another one")
         sent.is_answered = True
-        LOST.inc(len(lost))
-        UNSAVED.inc(len(unsaved))
         if copied.is_down:
             self._is_down = True
             self._to_save.clear()
@@ -254,7 +251,7 @@ class StoreCopies(Resource):
             each.store.unpin(each.key)
             each.held.num_left -= 1
             if each.key in lost:
-                each.store.forget(each.key)
+                self.location.forget(each.key)
         for held in dict.fromkeys(each.held for each in loads if each.key in lost):
             if held.sequence.allocation is held.allocation:
                 self._put_back(held.sequence)
@@ -281,7 +278,7 @@ class StoreCopies(Resource):
                 location.dropped -= sent.saves.keys()
                 for each in sent.loads:
                     each.store.unpin(each.key)
-                    each.store.forget(each.key)
+                    location.forget(each.key)
             if self._is_owner:
                 store.forgets.update(dict.fromkeys(sent.forgets))
         for each in self._to_load:

@@ -1,6 +1,6 @@
 """The places of stores, and the blocks there. Pure."""
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Mapping
 
 
@@ -15,7 +15,7 @@ class Store:
         self.name = name
         self.num_places = num_places
         self.place_bytes = place_bytes
-        self.places = dict(places)
+        self.places = OrderedDict(places)  # its front is removed in constant time
         self.forgets: dict[int, None] = {}
         self.owner: object = None
         self.left_s: float | None = None
@@ -46,10 +46,10 @@ class Store:
 
     def use(self, key: bytes) -> None:
         """Notes the last use of a full place."""
-        self.places[key] = self.places.pop(key)
+        self.places.move_to_end(key)
 
     def forget(self, key: bytes) -> None:
-        """Does nothing for another key than those of full places."""
+        """Does nothing for a key that has no full place."""
         place = self.places.pop(key, None)
         if place is not None:
             self.give_back(place, is_full=True)

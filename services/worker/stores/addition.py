@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from prometheus_client import Counter, Gauge
 
 from services.worker.machine.hardware import read_memory
 from services.worker.machine.kv_cache import KVCache
@@ -16,17 +17,9 @@ from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from services.worker.startup.additions import PlanPart
 from services.worker.stores import folder as folders
+from services.worker.stores.folder import FORMAT, Header, read_header
 from services.worker.stores.layout import BlockMemory, digest_of, facts_of
-from services.worker.stores.metrics import BYTES, LOST, SECONDS, UNSAVED, UP
-from services.worker.stores.places import (
-    FORMAT,
-    RECORD_BYTES,
-    Header,
-    LostError,
-    OtherStores,
-    OwnPlaces,
-    read_header,
-)
+from services.worker.stores.places import RECORD_BYTES, BlockLost, OtherStores, OwnPlaces
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 from shared.wire.codec import Array
@@ -42,6 +35,19 @@ from shared.wire.messages import (
 )
 
 log = logging.getLogger(__name__)
+
+BYTES = Counter("shoal_kv_store_bytes", "Bytes of KV blocks saved and loaded", ["direction"])
+SECONDS = Counter(
+    "shoal_kv_store_seconds", "Seconds spent on saving and loading KV blocks", ["direction"]
+)
+LOST = Counter(
+    "shoal_kv_store_lost",
+    "KV blocks that could not be loaded: another or none is there (other), damaged (damaged), or"
+    " not readable (unreadable)",
+    ["reason"],
+)
+UNSAVED = Counter("shoal_kv_store_unsaved", "KV blocks that could not be saved")
+UP = Gauge("shoal_kv_store_up", "1 while a worker's store takes KV blocks", ["store"])
 
 Rows = Sequence[Forget | Save | Load]
 
@@ -145,22 +151,31 @@ class KVStore:
     def _make_room(self, folder: Path, memory: BlockMemory, num_places: int) -> None:
         """Raises ConfigError, and OSError."""
         lacking = num_places * (memory.num_bytes + RECORD_BYTES) - folders.taken_bytes(folder)
-        for removed in folders.remove_ownerless(self._root, lacking):
+        wanted = lacking + memory.total if folders.is_memory(folder) else 0
+        too_few = max(lacking - _free_space(folder), wanted - self._free_memory)
+        for removed in folders.remove_ownerless(self._root, too_few):
             log.info("KV store: removed %s, which had no owner", removed)
-        disk = os.statvfs(folder)
-        free, size = disk.f_bavail * disk.f_frsize, self._settings.kv_offloading_size
-        if lacking > free:
+        size = self._settings.kv_offloading_size
+        if lacking > (free := _free_space(folder)):
             raise ConfigError(
                 f"kv-offloading-size: {size:g} GiB need {lacking} bytes more in {self._root},"
                 f" where {free} are free; lower it, or name another kv-offloading-dir"
             )
-        free = read_memory(torch.device("cpu"), self._settings.numa_node).free
-        if folders.is_memory(folder) and lacking + memory.total > free:
+        if wanted > (free := self._free_memory):
             raise ConfigError(
                 f"kv-offloading-size: {size:g} GiB need {lacking} bytes of memory more, and the KV"
                 f" cache {memory.total}; {free} are free: lower it, or num-gpu-blocks-override or"
                 " kv-cache-memory-bytes"
             )
+
+    @property
+    def _free_memory(self) -> int:
+        return read_memory(torch.device("cpu"), self._settings.numa_node).free
+
+
+def _free_space(folder: Path) -> int:
+    disk = os.statvfs(folder)
+    return disk.f_bavail * disk.f_frsize
 
 
 class StorePart(PlanPart):
@@ -187,7 +202,7 @@ class StorePart(PlanPart):
         return np.frombuffer(b"".join(places), np.uint8), np.array([*places.values()], np.int32)
 
     def _copy(self, step: int, rows: Rows) -> Copied:
-        lost, unsaved, num_loaded, load_s = [], [], 0, 0.0
+        lost, unsaved = [], []
         if any(isinstance(row, Save) for row in rows) and self.own.is_removed:
             self._go_down("its files were removed")
         for row in rows:
@@ -201,15 +216,12 @@ class StorePart(PlanPart):
                         UNSAVED.inc()
                     SECONDS.labels("save").inc(time.perf_counter() - started_s)
                 case Load():
-                    if self._load(row):
-                        num_loaded += self._memory.num_bytes
-                    else:
+                    if not self._load(row):
                         lost.append(row.key)
-                    load_s += time.perf_counter() - started_s
-        SECONDS.labels("load").inc(load_s)
+                    SECONDS.labels("load").inc(time.perf_counter() - started_s)
         if lost:
             log.warning("KV store: %d blocks are lost, and computed again", len(lost))
-        return Copied(step, lost, unsaved, num_loaded, load_s, self._is_down)
+        return Copied(step, lost=lost, unsaved=unsaved, is_down=self._is_down)
 
     def _forget(self, row: Forget) -> None:
         try:
@@ -234,9 +246,9 @@ class StorePart(PlanPart):
         try:
             places = self.own if own else self._others.find(row.store)
             if places is None:
-                raise LostError("unreadable")
+                raise BlockLost("unreadable")
             places.load(row.place, row.key, self._memory.pieces(row.block))
-        except LostError as lost:
+        except BlockLost as lost:
             LOST.labels(str(lost)).inc()
             self._memory.clear(row.block)
             return False

@@ -9,17 +9,40 @@ import fcntl
 import os
 import secrets
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+
+import msgspec
 
 from shared.errors import ConfigError
 
 SETTING = "kv-offloading-dir"
 MAX_STORES = 256  # of one layout
 MOUNTS = Path("/proc/self/mountinfo")
-LOCK, LOCATION, BLOCKS = "lock", "location", "blocks.bin"
+LOCK, LOCATION, HEADER, BLOCKS = "lock", "location", "store.json", "blocks.bin"
+FORMAT = 1  # of the files, and of the order of bytes in a place
+NUM_TRIES, TRY_S = 3, 0.02  # of a lock, which others hold for a moment to count bytes
 IN_MEMORY = {"tmpfs", "ramfs"}
+
+
+class Header(msgspec.Struct, frozen=True):
+    format: int
+    layout: str
+    id: str
+    num_places: int
+    place_bytes: int
+
+
+def read_header(folder: Path) -> Header | None:
+    """None if there is none, or a bad one."""
+    try:
+        fd = open_private(folder / HEADER, writes=False)
+        with open(fd, "rb") as stream:
+            return msgspec.json.decode(stream.read(4096), type=Header)
+    except (OSError, msgspec.MsgspecError):
+        return None
 
 
 def make_private(folder: Path, forbidden: int = 0o077) -> None:
@@ -56,7 +79,7 @@ def claim(location: Path) -> tuple[Path, int]:
     held until it is closed. Raises ConfigError."""
     for number in range(MAX_STORES):
         folder = location / str(number)
-        while True:
+        for _ in range(NUM_TRIES):
             make_private(folder)
             try:
                 lock = try_lock(folder)
@@ -66,7 +89,7 @@ def claim(location: Path) -> tuple[Path, int]:
                 raise ConfigError(f"{SETTING}: {folder}: {error.strerror}") from None
             if lock is not None:
                 return folder, lock
-            break
+            time.sleep(TRY_S)
     raise ConfigError(f"{SETTING}: {location} has {MAX_STORES} stores of running workers")
 
 
@@ -87,7 +110,7 @@ def try_lock(folder: Path) -> int | None:
 
 
 def read_location(folder: Path) -> str:
-    """The id of a ``folder`` of stores, equal for all who see it. Raises OSError."""
+    """The id of a ``folder`` of stores, equal for all its users. Raises OSError."""
     path = folder / LOCATION
     if not path.exists():
         made = folder / f"{LOCATION}.{secrets.token_hex(8)}"
@@ -100,27 +123,30 @@ def read_location(folder: Path) -> str:
 
 def is_memory(folder: Path) -> bool:
     """True if files in ``folder``, which may not exist yet, are memory, or nobody knows."""
-    there = next(each for each in [folder, *folder.absolute().parents] if each.exists())
-    device = there.stat().st_dev
-    wanted = f"{os.major(device)}:{os.minor(device)}"
     try:
         lines = MOUNTS.read_text().splitlines()
     except OSError:
         return True
+    kinds = {}  # of file systems, by mount point; the last one of a point is seen
     for line in lines:
         mount, _, kind = line.partition(" - ")
-        if mount.split()[2] == wanted:
-            return kind.split()[0] in IN_MEMORY
-    return True
+        kinds[Path(mount.split()[4].replace("\\040", " "))] = kind.split()[0]
+    whole = folder.absolute().resolve()
+    found = next((kinds[each] for each in (whole, *whole.parents) if each in kinds), None)
+    return found is None or found in IN_MEMORY
 
 
 def ownerless(root: Path) -> Iterator[tuple[Path, int]]:
     """Stores in ``root`` without an owner, the one used least recently at the front, with the
     descriptors of their locks, which the caller closes."""
     found = []
-    for path in root.glob(f"*/*/{BLOCKS}"):
-        with suppress(OSError):
-            found.append((path.stat().st_mtime, path.parent))
+    with suppress(OSError):
+        if root.lstat().st_uid != os.getuid():
+            return
+        for path in root.glob(f"*/*/{HEADER}"):
+            header = read_header(path.parent)
+            if header is not None and header.format == FORMAT:
+                found.append(((path.parent / BLOCKS).stat().st_mtime, path.parent))
     for _, folder in sorted(found):
         with suppress(OSError):
             if (lock := try_lock(folder)) is not None:
@@ -137,7 +163,11 @@ def ownerless_bytes(root: Path) -> int:
 
 
 def taken_bytes(folder: Path) -> int:
-    return sum(each.stat().st_blocks * 512 for each in folder.iterdir())
+    total = 0
+    with suppress(OSError):  # another worker may remove them
+        for each in folder.iterdir():
+            total += each.stat().st_blocks * 512
+    return total
 
 
 def remove_ownerless(root: Path, num_bytes: int) -> list[Path]:

@@ -1,4 +1,4 @@
-"""What the bytes of a block in a store depend on, beside its ids."""
+"""The layout of stores: all facts, beside ids, that decide about the bytes of a block."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -13,8 +13,9 @@ from services.worker.backends.native import NativeLM
 from services.worker.machine.kv_cache import KVCache
 from services.worker.machine.kv_layout import LayerKV
 from services.worker.models import CausalLM
-from services.worker.stores.places import FORMAT
-from shared.model_folder import read_model_info
+from services.worker.stores.folder import FORMAT
+from shared.errors import ConfigError
+from shared.model_folder import read_model_info, weight_files
 from shared.settings.worker import WorkerConfig
 
 # Settings that change keys and values.
@@ -37,11 +38,22 @@ def facts_of(
     return {
         "format": FORMAT,
         "model": read_model_info(folder, [], settings.max_model_len).fingerprint,
+        "weights": _facts_of_weights(folder),
         "dtype": str(dtype),
         **{name: str(getattr(settings, name)) for name in SETTINGS},
         "sections": [_facts_of_section(section) for section in kv_cache.sections],
         "backend": backend_of(model),
     }
+
+
+def _facts_of_weights(folder: Path) -> list[object]:
+    """The fingerprint has samples only. A file that is written anew has another time."""
+    try:
+        files = weight_files(folder)
+    except ConfigError:
+        return []  # of load-format dummy
+    stats = [(file.name, file.stat()) for file in files]
+    return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
 
 
 def _facts_of_section(section: LayerKV) -> list[object]:

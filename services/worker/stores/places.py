@@ -16,37 +16,25 @@ from struct import Struct
 
 import msgspec
 
-from services.worker.stores.folder import BLOCKS, open_private
+from services.worker.stores.folder import (
+    BLOCKS,
+    FORMAT,
+    HEADER,
+    Header,
+    open_private,
+    read_header,
+)
 
-FORMAT = 1  # of the files, and of the order of bytes in a place
 RECORD = Struct("<16sQI")  # key, generation and checksum of the place
 RECORD_BYTES = 64  # with the checksum of the record and zeros
 FREE = bytes(RECORD_BYTES)
-HEADER, RECORDS = "store.json", "records.bin"
+RECORDS = "records.bin"
 
 Pieces = Sequence[memoryview]  # the memory of a block
 
 
-class LostError(Exception):
+class BlockLost(Exception):
     """A place does not have the wanted block; the text is a reason of the metric."""
-
-
-class Header(msgspec.Struct, frozen=True):
-    format: int
-    layout: str
-    id: str
-    num_places: int
-    place_bytes: int
-
-
-def read_header(folder: Path) -> Header | None:
-    """None if there is none, or a bad one."""
-    try:
-        fd = open_private(folder / HEADER, writes=False)
-        with open(fd, "rb") as stream:
-            return msgspec.json.decode(stream.read(4096), type=Header)
-    except (OSError, msgspec.MsgspecError):
-        return None
 
 
 def checksum(pieces: Pieces) -> int:
@@ -62,21 +50,25 @@ class Places:
     def __init__(self, folder: Path, header: Header, *, writes: bool = False) -> None:
         self.header = header
         self._blocks = open_private(folder / BLOCKS, writes=writes)
-        self._records = open_private(folder / RECORDS, writes=writes)
+        try:
+            self._records = open_private(folder / RECORDS, writes=writes)
+        except OSError:
+            os.close(self._blocks)
+            raise
 
     def load(self, place: int, key: bytes, pieces: Pieces) -> None:
-        """Copies a place to ``pieces``, which have any content after a LostError."""
+        """Copies a place to ``pieces``, which have any content after a BlockLost."""
         try:
             record = os.pread(self._records, RECORD_BYTES, place * RECORD_BYTES)
             if (found := read_record(record)) is None or found[0] != key:
-                raise LostError("other")
+                raise BlockLost("other")
             size = self.header.place_bytes
             if os.preadv(self._blocks, pieces, place * size) != size:
-                raise LostError("damaged")
+                raise BlockLost("damaged")
         except OSError as error:
-            raise LostError("unreadable") from error
+            raise BlockLost("unreadable") from error
         if checksum(pieces) != found[2]:
-            raise LostError("damaged")
+            raise BlockLost("damaged")
 
     @property
     def is_removed(self) -> bool:
@@ -97,7 +89,7 @@ def read_record(record: bytes) -> tuple[bytes, int, int] | None:
 
 
 class OwnPlaces(Places):
-    """The places of the own store. ``keys`` has those of full places, the one saved first at the
+    """The places of the own store. ``keys`` has the key of each full place, the oldest at the
     front."""
 
     def __init__(self, folder: Path, header: Header) -> None:

@@ -30,8 +30,8 @@ class WeightPlacement:
             yield path, module, self.device
 
     def offloaded(self) -> Offloaded | None:
-        """After all modules are filled, and read on their devices: gives the layers on the host
-        their place on the device, with room for two of them."""
+        """Called once all modules are filled. Returns the layers in host memory; None: all are on
+        the device."""
         return None
 
 

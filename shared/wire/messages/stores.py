@@ -57,6 +57,4 @@ class Copied(Row, tag=39, frozen=True):
     step: Int64
     lost: list[BlockKey] = []
     unsaved: list[BlockKey] = []
-    num_loaded_bytes: Int64 = 0
-    load_s: Annotated[float, Meta(ge=0, le=1e12)] = 0.0
     is_down: bool = False

@@ -36,7 +36,6 @@ def settings_of(*flags: str) -> dict[str, Any]:
         ("--served-model-name a b --port 1", {"served_model_name": ["a", "b"], "port": 1}),
         ("--cuda-graph-bs 1 2 4", {"cudagraph_capture_sizes": [1, 2, 4]}),
         ("--dtype half", {"dtype": "float16"}),
-        ("--swap-space 4", {"kv_offloading_size": 4.0}),
         ("--kv_offloading_size 2.5", {"kv_offloading_size": 2.5}),
         ("--kv-cache-dtype bfloat16", {"kv_cache_dtype": "none"}),
         ("--generation-config vllm", {"generation_config": "none"}),
@@ -50,7 +49,7 @@ def test_a_foreign_flag_is_ours(flags: str, settings: dict[str, Any]):
     ("flags", "text"),
     [
         ("--enable-auto-tool-choice", "--enable-auto-tool-choice has no effect: tools are on"),
-        ("--kv-offloading-backend native", "--kv-offloading-backend has no effect: KV blocks"),
+        ("--swap-space 4", "--swap-space has no effect: kv-offloading-size alone keeps KV blocks"),
         ("--no-async-scheduling", "--no-async-scheduling has no effect: steps are always"),
         ("--async-scheduling=false", "--async-scheduling has no effect: steps are always"),
         ("--lora-dtype auto x", "--lora-dtype has no effect: not a part of adapters here"),
@@ -99,12 +98,7 @@ def test_a_file_follows_the_same_rule(tmp_path: Path, caplog):
     )
     found = settings_of("--config", str(path))
     del found["config"]
-    assert found == {
-        "enable_prefix_caching": False,
-        "kv_offloading_size": 20.0,
-        "log_requests": False,
-        "workers": 2,
-    }
+    assert found == {"enable_prefix_caching": False, "log_requests": False, "workers": 2}
     assert len(caplog.messages) == 4
 
 
@@ -136,9 +130,8 @@ def test_a_flag_that_nobody_knows_is_an_error(flags: str):
 def test_python_values_follow_the_same_rule(caplog):
     given = {"tp": 2, "disable_radix_cache": True, "swap_space": 4, "max_model_len": None}
     config = load_given(ServeConfig, given, "LLM")
-    named = {"tensor_parallel_size", "enable_prefix_caching", "kv_offloading_size"}
-    assert config.model_fields_set == named
-    assert "LLM: swap-space is kv-offloading-size here" in caplog.text
+    assert config.model_fields_set == {"tensor_parallel_size", "enable_prefix_caching"}
+    assert "LLM: swap-space has no effect: kv-offloading-size" in caplog.text
 
 
 @pytest.mark.parametrize(

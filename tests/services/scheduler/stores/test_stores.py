@@ -140,6 +140,9 @@ async def test_an_idle_worker_saves_the_rest_and_its_next_process_has_it(tmp_pat
     mesh = Mesh(tmp_path)
     worker = Worker(mesh, "one", store)
     mesh.ask("r")
+    (state,), (sequence,) = mesh.core.workers.values(), mesh.core.sequences.values()
+    assert state.has_cached(sequence, 12), "a short prompt by the store"
+    assert not state.has_cached(sequence, 16)
     plans = worker.run()
     assert cached_of(plans) == [12], "the last id is computed"
     assert not rows_of(plans, Save), "the store has all of it"

@@ -139,8 +139,14 @@ def test_memory_of_a_store_is_planned(
     assert planned() < whole // 100
 
 
-def test_a_new_layout_takes_the_memory_of_a_lost_store(checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("num_left", [1, 2])
+def test_a_new_layout_takes_the_memory_of_a_lost_store_if_there_is_too_little(
+    num_left: int, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     StoreWorker(checkpoint, tmp_path).close()
-    worker = StoreWorker(checkpoint, tmp_path, kv_cache_dtype="int8")
-    assert [path.name for path in tmp_path.glob("*/*") if path.is_dir()] == ["0"]
-    worker.close()
+    free = iter([0] if num_left == 1 else [])
+    space = addition._free_space
+    monkeypatch.setattr(addition, "_free_space", lambda folder: next(free, space(folder)))
+    StoreWorker(checkpoint, tmp_path, kv_cache_dtype="int8").close()
+    stores = [path.name for path in tmp_path.glob("*/*") if path.is_dir()]
+    assert stores == ["0"] * num_left

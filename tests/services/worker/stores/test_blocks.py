@@ -69,7 +69,7 @@ def assert_goes_on(
     assert second.store == store
     others = list(range(40 - 96 // size, 40))
     copied = second.load(others[:num_saved])
-    assert (copied.lost, copied.num_loaded_bytes) == ([], sum(map(len, saved)))
+    assert copied.lost == []
     assert [second.bytes_of(each) for each in others[:num_saved]] == saved
     assert second.generate(ids, others, num_saved * size, depth) == text
     assert bool(second.num_accepted) == bool(depth)

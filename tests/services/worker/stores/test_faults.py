@@ -100,7 +100,6 @@ def test_what_is_lost_is_counted_and_computed_again(worker: StoreWorker, tmp_pat
         stream.write(b"\x5a\xa5")
     copied = worker.load([5, 6])
     assert copied.lost == [key_of(1)]
-    assert copied.num_loaded_bytes == size
     assert not any(worker.bytes_of(6))
     assert worker.load([7], first=9).lost == [key_of(9)]
     assert worker.load([7], "unknown").lost == [key_of(0)]
@@ -117,12 +116,12 @@ def test_bytes_and_seconds_are_counted(worker: StoreWorker) -> None:
 
     saved, loaded = counts("save"), counts("load")
     worker.save([2], first=2)
-    copied = worker.load([5, 6, 7])
+    worker.load([5, 6, 7])
     size = worker.part.own.header.place_bytes
     assert counts("save")[0] == saved[0] + size
-    assert counts("load")[0] == loaded[0] + 3 * size == loaded[0] + copied.num_loaded_bytes
+    assert counts("load")[0] == loaded[0] + 3 * size
     assert counts("save")[1] > saved[1]
-    assert counts("load")[1] == pytest.approx(loaded[1] + copied.load_s)
+    assert counts("load")[1] > loaded[1]
 
 
 WHAT = ("bytes", "seconds")

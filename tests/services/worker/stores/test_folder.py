@@ -3,11 +3,15 @@
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from services.worker.stores import folder as folders
 from services.worker.stores.folder import (
     BLOCKS,
+    FORMAT,
+    HEADER,
+    Header,
     claim,
     is_memory,
     make_private,
@@ -23,6 +27,7 @@ SIZE = 64 << 10
 def fill(folder: Path, age: int = 0) -> None:
     path = folder / BLOCKS
     path.write_bytes(bytes(range(256)) * (SIZE // 256))
+    (folder / HEADER).write_bytes(msgspec.json.encode(Header(FORMAT, "layout", "s", 1, SIZE)))
     os.utime(path, (1000 - age, 1000 - age))
 
 
@@ -86,24 +91,26 @@ def test_only_ownerless_stores_are_removed_and_the_oldest_first(tmp_path: Path) 
         fill(folder, age)
         os.close(lock)
     fill(owned, age=9)
+    foreign = tmp_path / "backups" / "today"
+    foreign.mkdir(parents=True)
+    (foreign / BLOCKS).write_bytes(bytes(SIZE))
     assert 3 * SIZE <= ownerless_bytes(tmp_path) < 4 * SIZE
-    removed = remove_ownerless(tmp_path, SIZE + 1)
+    removed = remove_ownerless(tmp_path, 2 * SIZE)
     assert [folder.parent.name for folder in removed] == ["y", "z"]
     assert not any(folder.exists() for folder in removed)
     assert remove_ownerless(tmp_path, 0) == []
     assert remove_ownerless(tmp_path, 1 << 60) == [free[0][0]]
     assert (owned / BLOCKS).exists()
+    assert (foreign / BLOCKS).exists(), "a folder that is no store"
 
 
 def test_memory_is_told_from_disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the mount of the folder, or of its parent that exists."""
-    device = tmp_path.stat().st_dev
+    """By the mount of the folder, the last one of its mount point."""
     mounts = tmp_path / "mounts"
     monkeypatch.setattr(folders, "MOUNTS", mounts)
     assert is_memory(tmp_path)
     for kind, expected in {"tmpfs": True, "ext4": False}.items():
-        place = f"{os.major(device)}:{os.minor(device)}"
-        mounts.write_text(
-            f"1 0 99:99 / / rw - overlay x rw\n2 1 {place} / /a rw master:1 - {kind} y rw\n"
-        )
+        other = "ext4" if expected else "tmpfs"
+        lines = [f"2 1 0:2 / {tmp_path} rw master:1 - {each} y rw" for each in (other, kind)]
+        mounts.write_text("\n".join(["1 0 0:1 / / rw - overlay x rw", *lines, ""]))
         assert is_memory(tmp_path / "not" / "there") is expected

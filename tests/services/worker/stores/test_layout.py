@@ -1,4 +1,4 @@
-"""The digest of a layout changes with all that the bytes of a block depend on."""
+"""The digest of a layout changes with each fact that decides about the bytes of a block."""
 
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,22 @@ def test_the_model_and_its_cache_change_the_digest(
     assert found["sections"] != plain["sections"]
 
 
-@pytest.mark.parametrize("name", ["format", "model", "dtype", *SETTINGS, "sections", "backend"])
+def test_weights_that_are_written_anew_change_the_digest(tmp_path: Path) -> None:
+    """Also outside of the samples in the model's fingerprint."""
+    save_qwen2(tmp_path)
+    before = facts(tmp_path)
+    file = max(tmp_path.glob("*.safetensors"), key=lambda each: each.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2 - 1] ^= 1  # the sample begins in the middle
+    file.write_bytes(content)
+    found = facts(tmp_path)
+    assert found["model"] == before["model"]
+    assert found["weights"] != before["weights"]
+
+
+@pytest.mark.parametrize(
+    "name", ["format", "model", "weights", "dtype", *SETTINGS, "sections", "backend"]
+)
 def test_each_fact_changes_the_digest(name: str, plain: dict[str, object]) -> None:
     assert digest_of(plain | {name: "other"}) != digest_of(plain)
     assert digest_of(dict(reversed(plain.items()))) == digest_of(plain)

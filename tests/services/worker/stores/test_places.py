@@ -6,18 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from services.worker.stores.folder import BLOCKS
+from services.worker.stores.folder import BLOCKS, FORMAT, HEADER, Header, read_header
 from services.worker.stores.places import (
-    FORMAT,
-    HEADER,
     RECORD_BYTES,
     RECORDS,
-    Header,
-    LostError,
+    BlockLost,
     OtherStores,
     OwnPlaces,
     Places,
-    read_header,
 )
 from tests.services.worker.stores.worker import key_of
 
@@ -57,7 +53,7 @@ def read(places: Places, place: int, key: int | None = None) -> bytes:
 
 
 def why_lost(places: Places, place: int, key: int | None = None) -> str:
-    with pytest.raises(LostError) as lost:
+    with pytest.raises(BlockLost) as lost:
         read(places, place, key)
     return str(lost.value)
 
