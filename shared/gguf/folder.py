@@ -48,9 +48,12 @@ def folder_of(file: Path) -> Path:
     files = _parts(file)
     key = hashlib.sha256(str(VERSION).encode())
     for each in files:
-        stat = each.stat()
+        try:
+            stat = each.stat()
+        except OSError as error:
+            raise ConfigError(f"model: {each}: cannot be read: {error.strerror}") from None
         key.update(f"{each.resolve()} {stat.st_size} {stat.st_mtime_ns}\n".encode())
-    root = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "shoal" / "gguf"
+    root = _root(file)
     folder = root / f"{_stem(file)}-{key.hexdigest()[:DIGEST_CHARS]}"
     if (folder / CONFIG_FILE).is_file():
         return folder
@@ -73,6 +76,18 @@ def folder_of(file: Path) -> Path:
                 f" {error.strerror}; XDG_CACHE_HOME names another place"
             ) from None
     return folder
+
+
+def _root(file: Path) -> Path:
+    """The folder of the folders of all files. Raises ConfigError."""
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    except RuntimeError:
+        raise ConfigError(
+            f"model: {file}: user {os.getuid()} has no home directory for its tokenizer;"
+            " XDG_CACHE_HOME names another place"
+        ) from None
+    return cache / "shoal" / "gguf"
 
 
 def _content(paths: list[Path]) -> dict[str, Any]:
@@ -103,7 +118,9 @@ def _parts(file: Path) -> list[Path]:
     found = PART.fullmatch(file.stem)
     if found is None:
         return [file]
-    count = int(found["count"])
+    number, count = int(found["number"]), int(found["count"])
+    if not 0 < number <= count:
+        raise ConfigError(f"model: {file}: its name says part {number} of {count}")
     names = [f"{found['stem']}-{number:05}-of-{found['count']}" for number in range(1, count + 1)]
     files = [file.with_name(f"{name}.gguf") for name in names]
     for each in files:
