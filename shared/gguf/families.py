@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from shared.gguf.file import BLOCKS, QUANTIZED, GgufFile, StoredBlocks
+from shared.gguf.file import BLOCKS, QUANTIZED, GgufFile, StoredBlocks, linked_name
 
 ATTENTION = {
     "attn_norm": "input_layernorm",
@@ -189,7 +189,7 @@ class Layout:
             raise file.wrong(f"tensor {name} {stored.shape}: {heads} heads of {self._head_dim}")
         whole = Entry(
             name=f"{ours}.{stored.kind if stored.kind in QUANTIZED else suffix}",
-            file=file.path.name,
+            file=linked_name(file.path),
             kind=stored.kind,
             shape=stored.shape,
             start=stored.start,

@@ -13,24 +13,27 @@ import msgspec
 
 from shared.errors import ConfigError
 from shared.gguf.families import Layout
-from shared.gguf.file import GgufFile
+from shared.gguf.file import MAGIC, SUFFIX, GgufFile, linked_name
 from shared.gguf.tokenizer import Vocabulary
 from shared.model_folder import CONFIG_FILE, GENERATION_CONFIG_FILE, INDEX_FILE, TOKENIZER_FILE
+from shared.wire.messages import MAX_NAME_CHARS
 
-VERSION = 1  # of the folder's content
+VERSION = 2  # of the folder's content
 TENSORS_FILE = "tensors.json"  # their places in the files
 PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 PROJECTOR = "mmproj"  # begins the names of files with an image model's weights
 DIGEST_CHARS = 16
+NAME_KEY = "_name_or_path"  # in config.json
 
 
 def find(path: Path) -> tuple[str, Path] | None:
     """The name and the folder of the model in a GGUF file, or in a folder that holds one's; None if
-    ``path`` is neither. Raises ConfigError."""
+    ``path`` is neither. A file without the usual suffix has the name in its metadata, if any.
+    Raises ConfigError."""
     if (path / TENSORS_FILE).is_file():  # one that is made already
         return None
     if path.is_dir():
-        files = [each for each in path.glob("*.gguf") if not each.name.startswith(PROJECTOR)]
+        files = [each for each in path.glob(f"*{SUFFIX}") if not each.name.startswith(PROJECTOR)]
         if not files or any(path.glob("*.safetensors")):
             return None
         if len(stems := sorted({_stem(each) for each in files})) > 1:
@@ -38,9 +41,15 @@ def find(path: Path) -> tuple[str, Path] | None:
                 f"model: {path} holds several GGUF models: {', '.join(stems)}; give one's file"
             )
         return path.resolve().name, folder_of(min(files))
-    if path.suffix != ".gguf" or not path.is_file():
+    if not path.is_file():
         return None
-    return _stem(path), folder_of(path)
+    if path.suffix == SUFFIX:
+        return _stem(path), folder_of(path)
+    if not _has_magic(path):
+        return None
+    folder = folder_of(path)
+    config = msgspec.json.decode((folder / CONFIG_FILE).read_bytes())
+    return config[NAME_KEY] or path.name, folder
 
 
 def folder_of(file: Path) -> Path:
@@ -65,7 +74,7 @@ def folder_of(file: Path) -> Path:
             for name, value in content.items():
                 (unfinished / name).write_bytes(msgspec.json.encode(value))
             for each in files:
-                (unfinished / each.name).symlink_to(each.resolve())
+                (unfinished / linked_name(each)).symlink_to(each.resolve())
             unfinished.rename(folder)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
@@ -103,6 +112,9 @@ def _content(paths: list[Path]) -> dict[str, Any]:
     config, entries = layout.config(), layout.entries()
     vocabulary = Vocabulary(first, layout.vocab_size)
     end_ids = vocabulary.end_ids()
+    name = first.get("general.name", str, "").strip()
+    is_usable = len(name) <= MAX_NAME_CHARS and name.isprintable()
+    config[NAME_KEY] = name if is_usable else ""
     return {
         CONFIG_FILE: config | {"eos_token_id": end_ids},
         GENERATION_CONFIG_FILE: {"eos_token_id": end_ids},
@@ -111,6 +123,14 @@ def _content(paths: list[Path]) -> dict[str, Any]:
         TENSORS_FILE: entries,
         INDEX_FILE: {"weight_map": {each.name: each.file for each in entries}},
     }
+
+
+def _has_magic(path: Path) -> bool:
+    try:
+        with path.open("rb") as stream:
+            return stream.read(len(MAGIC)) == MAGIC
+    except OSError as error:
+        raise ConfigError(f"model: {path}: cannot be read: {error.strerror}") from None
 
 
 def _parts(file: Path) -> list[Path]:
@@ -122,7 +142,7 @@ def _parts(file: Path) -> list[Path]:
     if not 0 < number <= count:
         raise ConfigError(f"model: {file}: its name says part {number} of {count}")
     names = [f"{found['stem']}-{number:05}-of-{found['count']}" for number in range(1, count + 1)]
-    files = [file.with_name(f"{name}.gguf") for name in names]
+    files = [file.with_name(f"{name}{file.suffix}") for name in names]
     for each in files:
         if not each.is_file():
             raise ConfigError(f"model: {each} is missing: {file.name} is one of {count} parts")

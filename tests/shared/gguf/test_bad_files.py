@@ -194,7 +194,7 @@ def test_numbers_of_parts(tmp_path: Path, number: int, count: int) -> None:
 
 def test_a_link_to_nothing(tmp_path: Path) -> None:
     (tmp_path / "model.gguf").symlink_to(tmp_path / "missing")
-    with pytest.raises(ConfigError, match=r"model\.gguf: cannot be read: No such file"):
+    with pytest.raises(ConfigError, match=r"model\.gguf: cannot be read"):
         find(tmp_path)
 
 
