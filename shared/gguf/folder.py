@@ -1,11 +1,14 @@
 """Makes a model folder of a GGUF file: the files that a Hugging Face folder has, and links to the
-weights. It is kept in the user's cache and made anew if the file changes."""
+weights. It is kept in the user's cache, where no other user may have put it, and made anew if the
+file changes."""
 
 import hashlib
 import os
 import re
 import shutil
+import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -58,33 +61,68 @@ def folder_of(file: Path) -> Path:
     key = hashlib.sha256(str(VERSION).encode())
     for each in files:
         try:
-            stat = each.stat()
+            found = each.stat()
         except OSError as error:
             raise ConfigError(f"model: {each}: cannot be read: {error.strerror}") from None
-        key.update(f"{each.resolve()} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+        key.update(f"{each.resolve()} {found.st_size} {found.st_mtime_ns}\n".encode())
     root = _root(file)
     folder = root / f"{_stem(file)}-{key.hexdigest()[:DIGEST_CHARS]}"
-    if (folder / CONFIG_FILE).is_file():
-        return folder
-    content = _content(files)
     try:
-        root.mkdir(parents=True, exist_ok=True)
-        unfinished = Path(tempfile.mkdtemp(dir=root, prefix=".unfinished-"))
-        try:
-            for name, value in content.items():
-                (unfinished / name).write_bytes(msgspec.json.encode(value))
-            for each in files:
-                (unfinished / linked_name(each)).symlink_to(each.resolve())
-            unfinished.rename(folder)
-        finally:
-            shutil.rmtree(unfinished, ignore_errors=True)
+        for each in (root.parent, root):
+            each.mkdir(0o700, parents=True, exist_ok=True)
+            _check_owner(each)
+        if not (folder / CONFIG_FILE).is_file():
+            _make(folder, files)
+        _check_owner(folder)
     except OSError as error:
-        if not (folder / CONFIG_FILE).is_file():  # else another process made it meanwhile
-            raise ConfigError(
-                f"model: {root} cannot be written, for the tokenizer of {file}:"
-                f" {error.strerror}; XDG_CACHE_HOME names another place"
-            ) from None
+        raise ConfigError(
+            f"model: {root} cannot be written, for the tokenizer of {file}: {error.strerror};"
+            " XDG_CACHE_HOME names another place"
+        ) from None
     return folder
+
+
+def _check_owner(folder: Path) -> None:
+    """Raises ConfigError if another user may have made ``folder``."""
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        problem = "is a link, or not a folder"
+    elif found.st_uid not in (0, os.getuid()):
+        problem = f"is of user {found.st_uid}, and this is user {os.getuid()}"
+    else:
+        return
+    raise ConfigError(f"model: {folder} {problem}; XDG_CACHE_HOME names another place")
+
+
+def _make(folder: Path, files: list[Path]) -> None:
+    """Raises ConfigError and OSError."""
+    content = _content(files)
+    unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".unfinished-"))
+    try:
+        for name, value in content.items():
+            (unfinished / name).write_bytes(msgspec.json.encode(value))
+        for each in files:
+            (unfinished / linked_name(each)).symlink_to(each.resolve())
+        unfinished.rename(folder)
+    except OSError:
+        if not (folder / CONFIG_FILE).is_file():  # else another process made it meanwhile
+            raise
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+    _remove_older(folder, files)
+
+
+def _remove_older(folder: Path, files: list[Path]) -> None:
+    """Removes our folders of the same ``files`` with other content."""
+    targets = {linked_name(each): each.resolve() for each in files}
+    stem = folder.name[:-DIGEST_CHARS]
+    for each in folder.parent.iterdir():
+        if each == folder or each.name[:-DIGEST_CHARS] != stem:
+            continue
+        with suppress(OSError):  # it has other links, or another process removes it too
+            links = {name: (each / name).readlink() for name in targets}
+            if links == targets and each.lstat().st_uid == os.getuid():
+                shutil.rmtree(each)
 
 
 def _root(file: Path) -> Path:
