@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from shared.gguf.file import BLOCKS, QUANTIZED, GgufFile, StoredBlocks
+from shared.gguf.file import BLOCKS, QUANTIZED, GgufFile, StoredBlocks, linked_name
 
 ATTENTION = {
     "attn_norm": "input_layernorm",
@@ -45,6 +45,8 @@ MAY_HAVE_BIAS = ("attn_q", "attn_k", "attn_v", "attn_output")
 EMBEDDING, FINAL_NORM, HEAD, FACTORS = "token_embd", "output_norm", "output", "rope_freqs.weight"
 OUTSIDE = {EMBEDDING: "model.embed_tokens", FINAL_NORM: "model.norm", HEAD: "lm_head"}
 GELU = {"hidden_activation": "gelu_pytorch_tanh"}
+EPSILON = "attention.layer_norm_rms_epsilon"
+ROPE_FACTORS = "rope.scaling.factor", "rope.scale_linear"  # the first counts
 # Layers of the models of 27B, which scale scores by the width and not by the heads.
 GEMMA2_27B, GEMMA3_27B = 46, 62
 
@@ -98,7 +100,7 @@ class Entry(NamedTuple):
 
 
 class Layout:
-    """What the metadata of ``first`` and the tensors of all ``files`` say about the model. Raises
+    """The model in all ``files``, by the metadata of ``first`` and by their tensors. Raises
     ConfigError."""
 
     def __init__(self, first: GgufFile, files: list[GgufFile]) -> None:
@@ -136,6 +138,7 @@ class Layout:
         """The content of config.json."""
         is_quantized = any(stored.kind in QUANTIZED for _, stored in self._tensors.values())
         attention_bias = "blk.0.attn_q.bias" in self._tensors
+        self._first.require(f"{self.arch}.{EPSILON}", float)
         config = {
             "architectures": [self._family.architecture],
             "model_type": self.arch,
@@ -147,7 +150,7 @@ class Layout:
             "num_key_value_heads": self._kv_heads,
             "head_dim": self._head_dim,
             "max_position_embeddings": self._number("context_length"),
-            "rms_norm_eps": self._key("attention.layer_norm_rms_epsilon", float),
+            "rms_norm_eps": self._positive(EPSILON),
             "tie_word_embeddings": f"{HEAD}.weight" not in self._tensors,
             "attention_bias": attention_bias,
         }
@@ -186,7 +189,7 @@ class Layout:
             raise file.wrong(f"tensor {name} {stored.shape}: {heads} heads of {self._head_dim}")
         whole = Entry(
             name=f"{ours}.{stored.kind if stored.kind in QUANTIZED else suffix}",
-            file=file.path.name,
+            file=linked_name(file.path),
             kind=stored.kind,
             shape=stored.shape,
             start=stored.start,
@@ -219,18 +222,20 @@ class Layout:
                 f"{self.arch}.rope.dimension_count {num_rotated} of {self._head_dim} elements is"
                 " not supported"
             )
-        rope = {"rope_theta": self._key("rope.freq_base", float, 10000.0)}
+        rope = {"rope_theta": self._positive("rope.freq_base", 10000.0, above=1.0)}
         if FACTORS in self._tensors:
             return rope | {"rope_scaling": {"rope_type": "factors", "factors": self._factors()}}
         kind = self._key("rope.scaling.type", str, "linear")
-        factor = self._key("rope.scaling.factor", float, self._key("rope.scale_linear", float, 0.0))
-        if kind == "none" or factor in (0.0, 1.0):
+        keys = (each for each in ROPE_FACTORS if self._key(each, float) is not None)
+        key = next(keys, "")
+        if kind == "none" or not key or self._key(key, float) in (0.0, 1.0):
             return rope
+        factor = self._positive(key, above=1.0 if kind == "yarn" else 0.0)
         scaling = {"rope_type": kind, "factor": factor}
         if kind == "yarn":
             length = self._number("rope.scaling.original_context_length")
             scaling["original_max_position_embeddings"] = length
-            if (share := self._key("rope.scaling.attn_factor", float)) is not None:
+            if (share := self._positive("rope.scaling.attn_factor")) is not None:
                 scaling["attention_factor"] = share * (0.1 * math.log(factor) + 1)
         elif kind != "linear":
             raise self._first.wrong(
@@ -269,13 +274,21 @@ class Layout:
                 self._hidden_size // self._heads if is_27b else self._head_dim
             ),
             "sliding_window": self._number("attention.sliding_window", 4096),
-            "attn_logit_softcapping": self._key("attn_logit_softcapping", float, caps[0]),
-            "final_logit_softcapping": self._key("final_logit_softcapping", float, caps[1]),
-            "rope_local_base_freq": self._key("rope.freq_base_swa", float, 10000.0),
+            "attn_logit_softcapping": self._positive("attn_logit_softcapping", caps[0]),
+            "final_logit_softcapping": self._positive("final_logit_softcapping", caps[1]),
+            "rope_local_base_freq": self._positive("rope.freq_base_swa", 10000.0, above=1.0),
         }
 
     def _key(self, key: str, kind: type, default: Any = None) -> Any:
         return self._first.get(f"{self.arch}.{key}", kind, default)
+
+    def _positive(self, key: str, default: float | None = None, *, above: float = 0.0) -> Any:
+        found = self._key(key, float, default)
+        if found is not None and not above < found < math.inf:
+            raise self._first.wrong(
+                f"metadata {self.arch}.{key}: {found} is no number above {above:g}"
+            )
+        return found
 
     def _number(self, key: str, default: int | None = None, *, least: int = 1) -> int:
         """A list of equal numbers, one for each layer, is one number."""

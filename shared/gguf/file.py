@@ -15,6 +15,7 @@ import msgspec
 from shared.errors import ConfigError
 
 MAGIC = b"GGUF"
+SUFFIX = ".gguf"
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 MAX_DIMS = 4
@@ -59,6 +60,11 @@ class StoredBlocks(NamedTuple):
     kind: str
     shape: list[int]
     start: int
+
+
+def linked_name(path: Path) -> str:
+    """The name of a link to ``path`` that readers of weights know by its end."""
+    return f"{path.name.removesuffix(SUFFIX)}{SUFFIX}"
 
 
 class GgufFile:

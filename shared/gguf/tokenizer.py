@@ -10,6 +10,7 @@ TEMPLATE = "tokenizer.chat_template"
 UNKNOWN, CONTROL, USER_DEFINED, BYTE = 2, 3, 4, 6  # types of tokens
 UNMERGED = UNKNOWN, CONTROL, BYTE
 SPACE = "▁"  # as sentencepiece writes one
+MAX_PIECE_CHARS = 1024  # each of its splits may be a merge
 ROLES = {
     "bos_token": "bos_token_id",
     "eos_token": "eos_token_id",
@@ -153,6 +154,12 @@ class Vocabulary:
     def _sentencepiece(self) -> dict[str, Any]:
         scores = self._list("scores", list[float], 0.0)
         vocab = self._vocab()
+        for text, number in vocab.items():
+            if len(text) > MAX_PIECE_CHARS:
+                raise self._file.wrong(
+                    f"{PREFIX}tokens: number {number}, {text[:20]!r}…, has {len(text)} characters;"
+                    f" at most {MAX_PIECE_CHARS} are supported"
+                )
         ranks = [float(-number) for number in range(len(scores))] if self.is_gemma else scores
         adds_space = self._file.get(f"{PREFIX}add_space_prefix", bool, not self.is_gemma)
         replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
@@ -257,8 +264,11 @@ def _merges(vocab: Mapping[str, int], scores: list[float], others: set[int]) -> 
     for text, number in vocab.items():
         if number in others:
             continue
-        cuts = [(text[:at], text[at:]) for at in range(1, len(text))]
-        pairs = [cut for cut in cuts if {*cut} <= vocab.keys()]
+        pairs = [
+            (text[:at], text[at:])
+            for at in range(1, len(text))
+            if text[:at] in vocab and text[at:] in vocab
+        ]
         pairs.sort(key=lambda cut: (vocab[cut[0]], vocab[cut[1]]))
         found += [(scores[number], *cut) for cut in pairs]
     found.sort(key=lambda each: (each[0], len(each[1]), len(each[2])), reverse=True)

@@ -1,6 +1,9 @@
 """Layers of GGUF files in our forms of weights. A layer's only tensor is named by its type."""
 
-from collections.abc import Mapping
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,16 +14,32 @@ from services.worker.weights.checkpoint import StoredTensor
 from services.worker.weights.schemes.scheme import Scheme, Stored, dense, whole_numbers
 from shared.gguf.file import QUANTIZED
 
-# Of an element in memory: its code, and its part of float32 scales and zeros.
-BITS = {
-    "Q4_0": 5,
-    "Q4_1": 6,
-    "Q4_K": 6,
-    "Q5_0": 9,
-    "Q8_0": 9,
-    "Q5_1": 10,
-    "Q5_K": 10,
-    "Q6_K": 10,
+
+class Form(NamedTuple):
+    """Codes in memory: each ``group`` of them has a float32 scale, and may have a zero."""
+
+    bits: int
+    group: int
+    has_zeros: bool = False
+
+    def num_bytes(self, num: int) -> int:
+        return num * self.bits // 8 + num // self.group * 4 * (1 + self.has_zeros)
+
+
+FORMS = {
+    "Q4_0": Form(4, 32),
+    "Q4_1": Form(4, 32, has_zeros=True),
+    "Q4_K": Form(4, 32, has_zeros=True),
+    "Q5_0": Form(8, 32),
+    "Q8_0": Form(8, 32),
+    "Q5_1": Form(8, 32, has_zeros=True),
+    "Q5_K": Form(8, 32, has_zeros=True),
+    "Q6_K": Form(8, 16),
+}
+# Layers that are one in memory, by the end of their names.
+JOINED = {
+    **dict.fromkeys(("q_proj", "k_proj", "v_proj"), "qkv"),
+    **dict.fromkeys(("gate_proj", "up_proj", "w1", "w3"), "gate_up"),
 }
 
 
@@ -30,11 +49,11 @@ class Gguf(Scheme):
 
     suffixes = tuple(QUANTIZED)
 
-    def growth(self, tensor: StoredTensor) -> float:
-        kind = tensor.name.rpartition(".")[2]
-        if kind not in QUANTIZED:
-            return 1.0
-        return QUANTIZED[kind].size * BITS[kind] / 8 / QUANTIZED[kind].num_bytes
+    def num_bytes(self, tensors: Iterable[StoredTensor], dtype: torch.dtype) -> int:
+        layers: dict[str, list[StoredTensor]] = defaultdict(list)
+        for each in tensors:
+            layers[_layer_of(each.name)].append(each)
+        return sum(_layer_bytes(parts, dtype) for parts in layers.values())
 
     def holds(self, stored: Stored) -> bool:
         return bool(stored)
@@ -51,6 +70,30 @@ class Gguf(Scheme):
             return dense(coded.values(), dtype)
         codes, scales, zeros = _with_zeros(coded)
         return whole_numbers(codes, coded.bits, scales, zeros, dtype, group=coded.group)
+
+
+def _layer_of(name: str) -> str:
+    """The layer in memory that has the weights of tensor ``name``."""
+    layer, _, kind = name.rpartition(".")
+    outer, _, part = layer.rpartition(".")
+    return f"{outer}.{JOINED[part]}" if part in JOINED and kind != "bias" else name
+
+
+def _layer_bytes(parts: list[StoredTensor], dtype: torch.dtype) -> int:
+    """A layer is of codes if all parts have them, in groups of the same bits and size."""
+    kinds = [each.name.rpartition(".")[2] for each in parts]
+    num = sum(_num_elements(each, kind) for each, kind in zip(parts, kinds, strict=True))
+    forms = [FORMS[kind] for kind in kinds if kind in FORMS]
+    has_zeros = any(each.has_zeros for each in forms)
+    is_alike = len(forms) == len(parts) and len({(each.bits, each.group) for each in forms}) == 1
+    if not is_alike or (has_zeros and dtype == torch.float32):
+        return num * dtype.itemsize
+    return forms[0]._replace(has_zeros=has_zeros).num_bytes(num)
+
+
+def _num_elements(tensor: StoredTensor, kind: str) -> int:
+    num = math.prod(tensor.shape)
+    return num // QUANTIZED[kind].num_bytes * QUANTIZED[kind].size if kind in QUANTIZED else num
 
 
 def _with_zeros(coded: Coded) -> tuple[Tensor, Tensor, Tensor | None]:

@@ -108,7 +108,7 @@ def footprint_of(settings: WorkerConfig, device: torch.device) -> Footprint:
     sizes = _Sizes(forms, dtype)
     weights = counted = sizes.of(model)
     if model.config.quantization_config:
-        weights += _stored_bytes(folder, model.config.quantization_config) - unchanged
+        weights += _stored_bytes(folder, model.config.quantization_config, dtype) - unchanged
     requirements = replace(estimate_requirements(loaded), weights=weights)
     return Footprint(
         parameters,
@@ -132,10 +132,9 @@ def _build(folder: Path, dtype: torch.dtype, *, pools: bool) -> DecoderLM:
     return build_model(config, dtype, META, pools=pools)
 
 
-def _stored_bytes(folder: Path, quantization: Mapping[str, Any]) -> int:
-    scheme = find_scheme(quantization)
+def _stored_bytes(folder: Path, quantization: Mapping[str, Any], dtype: torch.dtype) -> int:
     tensors = open_checkpoint(weight_files(folder)).tensors.values()
-    return int(sum(scheme.growth(each) * each.num_bytes for each in tensors))
+    return find_scheme(quantization).num_bytes(tensors, dtype)
 
 
 def has_weights(folder: Path) -> bool:

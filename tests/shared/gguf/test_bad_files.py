@@ -1,5 +1,7 @@
 """Damaged and unknown files are refused with their names and the part that is wrong."""
 
+import math
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +11,7 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFWriter
 
 from shared.errors import ConfigError
+from shared.gguf.families import ROPE_FACTORS
 from shared.gguf.file import GgufFile
 from shared.gguf.folder import find, folder_of
 from shared.model_location import locate_model
@@ -75,6 +78,7 @@ def quantized(name: str, kind: str) -> Change:
         (lambda _: None, "token_embd.weight", "lacks tensor token_embd.weight"),
         (lambda _: None, "block_count", "metadata llama.block_count is missing"),
         (lambda _: None, "head_count", "metadata llama.attention.head_count is missing"),
+        (lambda _: None, "layer_norm_rms_eps", "attention.layer_norm_rms_epsilon is missing"),
         (lambda _: None, "tokenizer", "metadata tokenizer.ggml.model is missing"),
         (lambda w: w.add_tensor("blk.0.new.weight", np.zeros(4, "f4")), "", "no tensor blk.0.new"),
         (lambda w: w.add_tensor("blk.7.attn_q.weight", np.zeros(4, "f4")), "", "tensor blk.7"),
@@ -94,6 +98,32 @@ def test_bad_models(tmp_path: Path, change: Change, skip: str, text: str) -> Non
         writer.add_float32("llama.rope.scaling.factor", 2.0)
 
     refused(save(tmp_path / "model.gguf", scaled, skip=skip), text)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "text"),
+    [
+        ("rope.scaling.factor", -2.0, "-2.0 is no number above 1"),
+        ("rope.scaling.factor", 0.5, "0.5 is no number above 1"),
+        ("rope.scaling.factor", math.nan, "nan is no number above 1"),
+        ("rope.scale_linear", math.inf, "inf is no number above 1"),
+        ("rope.scaling.attn_factor", -1.0, "-1.0 is no number above 0"),
+        ("rope.freq_base", 0.0, "0.0 is no number above 1"),
+        ("attention.layer_norm_rms_epsilon", math.nan, "nan is no number above 0"),
+    ],
+)
+def test_bad_numbers(tmp_path: Path, key: str, value: float, text: str) -> None:
+    def with_yarn(writer: GGUFWriter) -> None:
+        numbers = {"attention.layer_norm_rms_epsilon": 1e-6, key: value}
+        if key not in ROPE_FACTORS:
+            numbers["rope.scaling.factor"] = 2.0
+        for name, number in numbers.items():
+            writer.add_float32(f"llama.{name}", number)
+        writer.add_string("llama.rope.scaling.type", "yarn")
+        writer.add_uint32("llama.rope.scaling.original_context_length", 64)
+
+    path = save(tmp_path / "model.gguf", with_yarn, skip="layer_norm_rms_eps")
+    refused(path, f"metadata llama.{key}: {text}")
 
 
 def test_an_unknown_architecture(tmp_path: Path) -> None:
@@ -154,6 +184,26 @@ def test_a_changed_file_gets_another_folder(tmp_path: Path) -> None:
     save(path, lambda writer: writer.add_string("general.name", "changed"))
     assert folder_of(path) != first
     assert not [*first.parent.glob(".unfinished*")]
+
+
+@pytest.mark.parametrize(("number", "count"), [(1, 0), (0, 2), (3, 2)])
+def test_numbers_of_parts(tmp_path: Path, number: int, count: int) -> None:
+    path = save(tmp_path / f"model-{number:05}-of-{count:05}.gguf")
+    refused(path, f"its name says part {number} of {count}")
+
+
+def test_a_link_to_nothing(tmp_path: Path) -> None:
+    (tmp_path / "model.gguf").symlink_to(tmp_path / "missing")
+    with pytest.raises(ConfigError, match=r"model\.gguf: cannot be read"):
+        find(tmp_path)
+
+
+def test_a_user_without_a_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(os, "getuid", lambda: 3_999_999_999)
+    path = save(tmp_path / "model.gguf")
+    refused(path, "user 3999999999 has no home directory .* XDG_CACHE_HOME names another place")
 
 
 def test_a_cache_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

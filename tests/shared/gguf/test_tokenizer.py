@@ -23,7 +23,7 @@ from transformers.tokenization_utils_base import generate_merges
 
 from shared.errors import ConfigError
 from shared.gguf.folder import folder_of
-from shared.gguf.tokenizer import DIGITS, LLAMA3, QWEN2, SPLITS
+from shared.gguf.tokenizer import DIGITS, LLAMA3, MAX_PIECE_CHARS, QWEN2, SPLITS
 from shared.model_folder import read_eos_ids
 from tests.shared.gguf.writer import add_shape_of_nothing
 
@@ -272,3 +272,19 @@ def test_bad_tokenizers(tmp_path: Path, keys: dict[str, Any], text: str) -> None
     path = save(tmp_path / "model.gguf", dict(enumerate("abc")), {}, **keys)
     with pytest.raises(ConfigError, match=text):
         folder_of(path)
+
+
+def test_a_token_that_is_too_long(tmp_path: Path) -> None:
+    tokens = {0: "a", 1: "b" * (MAX_PIECE_CHARS + 1)}
+    path = save(tmp_path / "model.gguf", tokens, {}, tokenizer_model="llama")
+    with pytest.raises(ConfigError, match=r"tokens: number 1, 'b{20}'…, has 1025 characters"):
+        folder_of(path)
+
+
+def test_a_token_of_the_most_characters(tmp_path: Path) -> None:
+    """Its merges are made of its splits into two tokens."""
+    half = MAX_PIECE_CHARS // 2
+    tokens = {0: "b" * half, 1: "b" * MAX_PIECE_CHARS, 2: "b" * (half - 1)}
+    path = save(tmp_path / "model.gguf", tokens, {}, tokenizer_model="llama")
+    content = json.loads((folder_of(path) / "tokenizer.json").read_text())
+    assert content["model"]["merges"] == [[tokens[0], tokens[0]]]

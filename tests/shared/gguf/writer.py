@@ -223,17 +223,17 @@ def add_shape_of_nothing(
     writer: GGUFWriter, num_tokens: int, *, num_layers: int = 0, skip: str = ""
 ) -> None:
     """The metadata of a model of width 32 and its tensors outside of layers, but ``skip``."""
-    numbers = {
+    numbers: dict[str, float] = {
         "block_count": num_layers,
         "context_length": 64,
         "embedding_length": 32,
         "feed_forward_length": 64,
         "head_count": 2,
+        "layer_norm_rms_eps": 1e-6,
     }
     for name, value in numbers.items():
         if name != skip:
             getattr(writer, f"add_{name}")(value)
-    writer.add_layer_norm_rms_eps(1e-6)
     sizes = {"token_embd.weight": (num_tokens, 32), "output_norm.weight": (32,)}
     for name, shape in sizes.items():
         if name != skip:

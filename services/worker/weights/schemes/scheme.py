@@ -1,7 +1,7 @@
 """The interface of a scheme of quantized weights, and helpers that several schemes share."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,9 +42,9 @@ class Scheme(ABC):
         ConfigError for a type without a value there."""
         return "none"
 
-    def growth(self, tensor: StoredTensor) -> float:
-        """The bytes in memory for each stored one."""
-        return 1.0
+    def num_bytes(self, tensors: Iterable[StoredTensor], dtype: torch.dtype) -> int:
+        """The bytes of all ``tensors`` in memory, in a model of ``dtype``."""
+        return sum(each.num_bytes for each in tensors)
 
     @abstractmethod
     def holds(self, stored: Stored) -> bool:

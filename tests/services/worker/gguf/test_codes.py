@@ -6,7 +6,7 @@ import torch
 from gguf import GGMLQuantizationType, dequantize, quantize
 
 from services.worker.gguf.codes import KINDS
-from services.worker.gguf.scheme import BITS, Gguf
+from services.worker.gguf.scheme import FORMS, Gguf
 from services.worker.layers.weights import Quantized
 from shared.gguf.file import QUANTIZED
 from tests.shared.gguf.writer import K_TYPES, random_blocks
@@ -27,7 +27,7 @@ def raw(kind: str, seed: int = 0) -> np.ndarray:
 
 
 def test_all_types_are_tested() -> None:
-    assert KINDS.keys() == QUANTIZED.keys() == BITS.keys()
+    assert KINDS.keys() == QUANTIZED.keys() == FORMS.keys()
 
 
 @kinds
@@ -45,6 +45,10 @@ def test_weights_are_the_same_values(kind: str, dtype: torch.dtype) -> None:
     stored = raw(kind, seed=1)
     weight = scheme.read({kind: torch.from_numpy(stored)}, dtype)
     expected = torch.from_numpy(dequantize(stored, GGMLQuantizationType[kind]).copy())
+    if isinstance(weight, Quantized):
+        num_bytes = sum(each.nbytes for each in (*weight.parameters(), *weight.buffers()))
+        table_bytes = 64 if FORMS[kind].bits == 4 else 0
+        assert FORMS[kind].num_bytes(ROWS * WIDTH) == num_bytes - table_bytes
     if kind in SYMMETRIC or dtype == torch.float32:
         assert torch.equal(weight.values, expected.to(dtype))
         return
