@@ -1,22 +1,17 @@
 """The metrics exported by services, and those used by a Prometheus query."""
 
 import re
+from functools import cache
+from importlib import import_module
+from types import ModuleType
 
 from prometheus_client import PROCESS_COLLECTOR
 from prometheus_client.metrics import MetricWrapperBase
 
-from services.gateway import metrics as gateway_metrics
-from services.gateway.http import client as gateway_client
-from services.scheduler import metrics as scheduler_metrics
-from services.tokenizer import metrics as tokenizer_metrics
-from services.worker import metrics as worker_metrics
-from shared.process import metrics as shared_metrics
-from shared.process import open_requests
+from benchmarks.harness.docker_engine import ROOT
 
-MODULES = (
-    *(gateway_client, gateway_metrics, scheduler_metrics, tokenizer_metrics, worker_metrics),
-    *(shared_metrics, open_requests),
-)
+SERVICES = ("gateway", "tokenizer", "scheduler", "worker")
+FOLDERS = (*(f"services/{service}" for service in SERVICES), "shared/process")
 # Exported by several kinds of service: without a job their values would be added up.
 EXPORTED_BY_SEVERAL = {
     "shoal_open_requests",
@@ -41,9 +36,18 @@ def assert_exported(expression: str) -> None:
         assert name not in EXPORTED_BY_SEVERAL or "job=" in labels, f"{name}: of which job?"
 
 
+@cache
+def modules() -> list[ModuleType]:
+    """The modules with metrics."""
+    paths = [path for folder in FOLDERS for path in sorted((ROOT / folder).rglob("*.py"))]
+    found = [path for path in paths if "from prometheus_client import" in path.read_text()]
+    names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in found]
+    return [import_module(name) for name in names]
+
+
 def exported_names() -> set[str]:
-    """The names of all samples our services export, and of those Prometheus adds."""
-    values = (value for module in MODULES for value in vars(module).values())
+    """The names of all samples our services export, and of the ones that Prometheus adds."""
+    values = (value for module in modules() for value in vars(module).values())
     ours = [
         metric
         for each in values
