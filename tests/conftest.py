@@ -29,6 +29,7 @@ collect_ignore = ["clients", "page"]  # they have environments of their own
 # Prefixes of slow files.
 WAITING = ("mesh", "cli")
 COMPUTING = (
+    "sim",
     "exactness",
     "benchmarks",
     "services/worker/test_speculation",

@@ -134,7 +134,8 @@ def test_a_foreign_variable_is_logged_by_serve_alone(caplog, monkeypatch):
     assert config.workers == 2
     assert caplog.messages == [
         "SHOAL_DATA_PARALLEL_SIZE is workers here",
-        "SHOAL_SWAP_SPACE has no effect: kv-offloading-size alone keeps KV blocks outside the cache",
+        "SHOAL_SWAP_SPACE has no effect: kv-offloading-size alone keeps KV blocks outside the"
+        " cache",
     ]
     assert not {"SHOAL_SWAP_SPACE", "SHOAL_DATA_PARALLEL_SIZE"} & child_environment(config).keys()
 
