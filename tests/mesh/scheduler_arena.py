@@ -118,7 +118,7 @@ class SchedulerArena:
         keys = np.frombuffer(b"".join(stored), np.uint8)
         places = np.array([3, 0], np.int32)
         self.inventory: list[np.ndarray] = [keys, places]
-        copied = Copied(2, stored[:1], fresh, 100, 0.1, is_down=True)
+        copied = Copied(2, stored[:1], fresh, is_down=True)
         with_stored = msgspec.structs.replace(copied, unsaved=stored)
         reports = [SpanReport("r~1/0/0", 1, "worker", "w", SPANS)]
         values = np.zeros(3 * 2 + 3, np.float32)
