@@ -25,6 +25,8 @@ pytestmark = [
 ]
 
 LONG_STREAM = 192  # tokens
+SAVED = 'shoal_kv_store_bytes_total{direction="save"}'
+REPLACE_WORKER = ("up", "-d", "--no-build", "--wait", "--force-recreate", "--no-deps", "worker")
 
 
 @pytest.fixture(scope="module")
@@ -272,6 +274,34 @@ async def test_a_file_adds_adapters(stack: Stack, tmp_path: Path):
         async with session.post("/v1/load_lora_adapter", json=order) as response:
             error = (await response.json())["error"]
     assert error["message"] == "the folder has no adapter_config.json"
+
+
+async def test_a_file_adds_stores_of_kv_blocks(stack: Stack):
+    """A recreated worker loads the blocks of its predecessor."""
+    files: dict[str, list[str]] = {"scheduler": ["compose/kv-store.yml"], "worker": []}
+    asked: Any = {"model": "shoal-tiny", "prompt": [*range(300, 500)], "max_tokens": 2}
+    settings = {"SHOAL_KV_OFFLOADING_SIZE": "0.1", "KV_STORES_SIZE": "256m"}
+    async with (
+        stack.extended(files, settings),
+        AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none") as client,
+    ):
+        for is_recreated in (False, True):
+            await stack.until_ready("worker", 1)
+            answer: Any = await client.completions.create(**asked)
+            cached = answer.usage.prompt_tokens_details.cached_tokens
+            assert (cached > 150) == is_recreated
+            if not is_recreated:
+                await saved(stack)
+                await stack.compose(*REPLACE_WORKER)
+    await stack.docker("volume", "rm", f"{stack.name}_kv")
+
+
+async def saved(stack: Stack) -> None:
+    """Waits until the worker has saved blocks."""
+    (worker,) = await stack.containers("worker")
+    async with asyncio.timeout(30):
+        while not (await stack.metrics(worker)).get(SAVED):
+            await asyncio.sleep(0.2)
 
 
 async def test_more_files_add_keys_https_and_a_store(stack: Stack, tmp_path: Path):
