@@ -22,7 +22,7 @@ ENGINES: dict[str, str] = {
 GUIDES: list[str] = [
     "services.worker.guides.guides",
 ]
-RANKS: list[str] = [
+RANK_MODULES: list[str] = [
     "services.worker.ranks.join_ranks",
 ]
 ADDITIONS: dict[str, str] = {

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from services.worker.layers.offloaded import Offloaded
+from shared.errors import ConfigError
 
 GIB = 1 << 30
 # The module with a ``PLACEMENT`` for ``cpu-offload-gb``.
@@ -38,8 +39,11 @@ class WeightPlacement:
 def make_placement(
     model: nn.Module, device: torch.device, layers: Iterable[nn.Module], host_bytes: int
 ) -> WeightPlacement:
-    """Some ``layers`` with ``host_bytes`` in all are on the host."""
+    """Some ``layers`` with ``host_bytes`` in all are on the host. Raises ConfigError if that is not
+    a part of this installation."""
     if not host_bytes:
         return WeightPlacement(model, device)
+    if not PLACEMENTS:
+        raise ConfigError("cpu-offload-gb: layers in host memory are not installed; set it to 0")
     make = import_module(PLACEMENTS[0]).PLACEMENT
     return cast(WeightPlacement, make(model, device, layers, host_bytes))

@@ -17,12 +17,22 @@ from services.worker.engine.device.offload.placement import spread
 from services.worker.layers.experts import Experts
 from services.worker.layers.stack_experts import stack_experts
 from services.worker.layers.weights import Quantized
+from services.worker.weights import weight_placement
 from services.worker.weights.load import quantize
 from services.worker.weights.online import ONLINE, Quantization
+from services.worker.weights.weight_placement import make_placement
+from shared.errors import ConfigError
 from tests.services.worker.test_stack_experts import linears, make
 
 CPU = torch.device("cpu")
 NUM_LAYERS = 7
+
+
+def test_without_the_part_that_offloads_no_layer_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_placement, "PLACEMENTS", [])
+    assert make_placement(nn.Module(), CPU, [], 0).offloaded() is None
+    with pytest.raises(ConfigError, match=r"cpu-offload-gb: .* not installed"):
+        make_placement(nn.Module(), CPU, [], 1)
 
 
 class LateStream:
