@@ -54,3 +54,6 @@ class Resource:
 
     def finish(self, step: int) -> None:
         """The result of ``step`` has come. Raises CodecError if it may not come yet."""
+
+    def settle(self, step: int) -> None:
+        """The result of ``step`` has been applied to its sequences."""

@@ -339,6 +339,8 @@ class Scheduler:
                     worker.blocks.uncache(emission.sequence)
                 worker.remove(emission.sequence, has_ended=True)
                 self._end(emission.sequence, emission.end_reason)
+        for resource in worker.resources:
+            resource.settle(result.step)
         self._handover.run()
         return emissions
 

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PositiveInt, Secret
 from pydantic_settings import NoDecode
 
 from shared.link.endpoint import check_dialled, check_host, check_listened
+from shared.wire.messages import WorkerRole
 
 log = logging.getLogger(__name__)
 
@@ -31,6 +32,7 @@ CACHE_SYNONYMS = {  # vLLM's; Shoal's have a scale for each token and head
     "bfloat16": "none",
     "float16": "none",
 }
+ROLE_SYNONYMS = {"mixed": "both", "null": "both"}  # FastDeploy's and SGLang's
 DTYPE_SYNONYMS = {"float": "float32", "half": "float16"}  # vLLM's
 # vLLM's and SGLang's, for checkpoints that name their own format.
 CHECKPOINT_FORMS = {
@@ -146,6 +148,7 @@ WeightForm = Annotated[
     _names_of(WEIGHT_SYNONYMS),
     _ignoring(CHECKPOINT_FORMS, "none", "a quantized checkpoint says so itself"),
 ]
+Role = Annotated[WorkerRole, _names_of(ROLE_SYNONYMS)]
 Dtype = Annotated[Literal["auto", "bfloat16", "float16", "float32"], _names_of(DTYPE_SYNONYMS)]
 LoadFormat = Annotated[
     Literal["auto", "safetensors", "dummy"],

@@ -24,6 +24,7 @@ SAME = {
     "cuda_graph_sizes": "cudagraph_capture_sizes",
     "data_parallel_size": "workers",
     "dp": "workers",
+    "disaggregation_mode": "worker_role",
     "dp_size": "workers",
     "lora_paths": "lora_modules",
     "max_concurrency": "max_open_requests",
@@ -37,6 +38,7 @@ SAME = {
     "page_size": "block_size",
     "pp": "pipeline_parallel_size",
     "pp_size": "pipeline_parallel_size",
+    "splitwise_role": "worker_role",
     "tensor_parallel": "tensor_parallel_size",
     "tokenizer_worker_num": "tokenizers",
     "tp": "tensor_parallel_size",
@@ -86,7 +88,7 @@ PORTS = "services of one machine meet in mesh-dir, without ports"
 PROMPT_HEADERS = "see allowed-origins"
 SERVER = "the HTTP server has no such setting"
 SPECULATIVE = "see speculative-config"
-SPLIT = "every worker computes prompts and decodes"
+SPLIT = "workers send each other KV blocks by themselves; roles are worker-role"
 STATISTICS = "/metrics has them"
 
 SWITCHES = {
@@ -257,8 +259,8 @@ VALUES = {
         speculative_num_draft_tokens speculative_num_steps speculative_token_map
     """,
     SPLIT: """
-        disaggregation_bootstrap_port disaggregation_ib_device disaggregation_mode
-        disaggregation_transfer_backend kv_events_config kv_transfer_config splitwise_role
+        disaggregation_bootstrap_port disaggregation_ib_device disaggregation_transfer_backend
+        kv_events_config kv_transfer_config
     """,
     STATISTICS: """
         collect_detailed_traces kv_cache_metrics_sample metrics_port otlp_endpoint

@@ -12,9 +12,11 @@ from shared.settings.fields import (
     Dtype,
     HostName,
     KVCacheDtype,
+    ListenAddress,
     LoadFormat,
     Model,
     NumTokens,
+    Role,
     Sizes,
     WeightForm,
 )
@@ -188,6 +190,21 @@ class WorkerConfig(Settings):
         None,
         description="folder of the stores of kv-offloading-size, of this user alone; memory if it"
         " is on tmpfs (default: /dev/shm/shoal-UID)",
+    )
+    kv_transfer: bool = Field(
+        True,
+        description="on a CPU: send KV blocks to workers of the same model and settings, and take"
+        " theirs, so that sequences of a leaving worker go on without being computed again",
+    )
+    kv_transfer_address: ListenAddress | None = Field(
+        None,
+        description="tcp address at which other workers send KV blocks, as HOST:PORT; without it"
+        " they send them on this machine only, by sockets in mesh-dir",
+    )
+    worker_role: Role = Field(
+        "both",
+        description="prefill: computes prompts, and hands their sequences to other workers; decode:"
+        " takes these, and short prompts; a wish: each worker does both if no other can",
     )
     language_model_only: bool = Field(
         False,

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from prometheus_client import Counter, Gauge
 
+from services.worker.block_layout import BlockMemory, digest_of, facts_of, why_not_copied
 from services.worker.machine.hardware import read_memory
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
@@ -18,13 +19,11 @@ from services.worker.models.decoder import DecoderLM
 from services.worker.startup.additions import PlanPart
 from services.worker.stores import folder as folders
 from services.worker.stores.folder import FORMAT, Header, read_header
-from services.worker.stores.layout import BlockMemory, digest_of, facts_of
 from services.worker.stores.places import RECORD_BYTES, BlockLost, OtherStores, OwnPlaces
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 from shared.wire.codec import Array
 from shared.wire.messages import (
-    EVERY_LAYER,
     MAX_PLACES,
     Capacity,
     Copied,
@@ -61,22 +60,10 @@ def check(settings: WorkerConfig, device: torch.device, *, pools: bool, is_ours:
 def make(
     settings: WorkerConfig, folder: Path, model: DecoderLM, dtype: torch.dtype
 ) -> "KVStore | None":
-    if why := _why_not(settings, model):
+    if why := why_not_copied(settings, model):
         _warn(why)
         return None
     return KVStore(settings, folder, dtype)
-
-
-def _why_not(settings: WorkerConfig, model: DecoderLM) -> str:
-    if model.model.rotary.table.device.type == "cuda":
-        return "the worker is on a GPU"
-    if settings.num_ranks > 1:
-        return f"there is none with {settings.ranks_setting} {settings.num_ranks}"
-    if model.lm_head is None:
-        return "the model pools"
-    if model.state_specs():
-        return "the model has layers with states"
-    return "the model has layers with windows" if model.groups != EVERY_LAYER else ""
 
 
 def _warn(why: str) -> None:

@@ -22,6 +22,7 @@ from shared.wire.messages.adapters import *
 from shared.wire.messages.every_link import *
 from shared.wire.messages.gateway_tokenizer import *
 from shared.wire.messages.media import *
+from shared.wire.messages.moves import *
 from shared.wire.messages.ranges import *
 from shared.wire.messages.rows import *
 from shared.wire.messages.scheduler_worker import *
@@ -63,6 +64,10 @@ Message = (
     | Encoded
     | Inventory
     | Copied
+    | Inbox
+    | Meet
+    | Pushed
+    | Arrived
 )
 
 TOKEN_ARRAYS = ({"i4"}, {"f4"}, {"i4"}, {"i4"})
@@ -81,5 +86,7 @@ ARRAYS: dict[type, tuple[set[str], ...]] = {
     Vocabulary: ({"u1"}, {"i4"}),
     Inventory: ({"u1"}, {"i4"}),
 }
-# Of any number of further ones, which are files or pixels.
-MORE_ARRAYS: dict[type, set[str]] = {each: {"u1"} for each in (Submit, Convert, Generate, StepPlan)}
+# Of any number of further ones, which are files, pixels or KV blocks.
+MORE_ARRAYS: dict[type, set[str]] = {
+    each: {"u1"} for each in (Submit, Convert, Generate, StepPlan, Pushed)
+}

@@ -3,6 +3,7 @@
 from msgspec import Raw
 
 from shared.wire.messages.media import Items
+from shared.wire.messages.moves import Discard, Push, Take
 from shared.wire.messages.ranges import (
     EMPTY_ROW,
     FinishReason,
@@ -75,7 +76,7 @@ class Keep(Row, tag=2, frozen=True):
     to_state: Int32 | None
 
 
-PlanRow = Drop | Keep | Load | Save | Forget
+PlanRow = Drop | Keep | Load | Save | Forget | Push | Take | Discard
 
 
 class Prefill(Row, frozen=True):

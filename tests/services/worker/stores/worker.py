@@ -8,8 +8,8 @@ import numpy as np
 
 from benchmarks.harness.engines import make_engine
 from benchmarks.harness.step_engine import run_step
+from services.worker.block_layout import BlockMemory
 from services.worker.stores.addition import KVStore
-from services.worker.stores.layout import BlockMemory
 from shared.wire.messages import (
     Admit,
     Copied,

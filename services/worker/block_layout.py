@@ -1,4 +1,5 @@
-"""The layout of stores: all facts, beside ids, that decide about the bytes of a block."""
+"""The layout of KV blocks that leave a worker: all facts, besides ids, that decide about the bytes
+of a block."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -13,11 +14,13 @@ from services.worker.backends.native import NativeLM
 from services.worker.machine.kv_cache import KVCache
 from services.worker.machine.kv_layout import LayerKV
 from services.worker.models import CausalLM
-from services.worker.stores.folder import FORMAT
+from services.worker.models.decoder import DecoderLM
 from shared.errors import ConfigError
 from shared.model_folder import read_model_info, weight_files
 from shared.settings.worker import WorkerConfig
+from shared.wire.messages import EVERY_LAYER
 
+FORMAT = 1  # of the order of bytes in a block
 # Settings that change keys and values.
 SETTINGS = (
     "load_format",
@@ -29,6 +32,19 @@ SETTINGS = (
     "max_model_len",
     "block_size",
 )
+
+
+def why_not_copied(settings: WorkerConfig, model: DecoderLM) -> str:
+    """The reason that blocks of ``model`` cannot leave this worker, or empty."""
+    if model.model.rotary.table.device.type == "cuda":
+        return "the worker is on a GPU"
+    if settings.num_ranks > 1:
+        return f"there is none with {settings.ranks_setting} {settings.num_ranks}"
+    if model.lm_head is None:
+        return "the model pools"
+    if model.state_specs():
+        return "the model has layers with states"
+    return "the model has layers with windows" if model.groups != EVERY_LAYER else ""
 
 
 def facts_of(
