@@ -51,7 +51,7 @@ LLAMA_1B: Config = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "head_dim": 64,
-    "max_position_embeddings": 8192,
+    "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-5,
     "rope_theta": 500_000.0,
     "tie_word_embeddings": True,

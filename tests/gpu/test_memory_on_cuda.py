@@ -1,6 +1,7 @@
 """An engine's use of GPU memory, and its behaviour when that is short."""
 
 import gc
+import os
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -10,10 +11,17 @@ import torch
 from benchmarks.harness import scheduled
 from benchmarks.harness.step_engine import run_step
 from services.worker.engine.device.engine import DeviceEngine
+from services.worker.engine.device.measure import SLACK_SHARE
 from shared.wire.messages import Admit, Decode, Prefill, SamplingParams, StepPlan
 from tests.gpu.engines import make_cuda_engine
 
-pytestmark = pytest.mark.gpu
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(
+        os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1") != "1",
+        reason="other tests take memory of the GPU meanwhile",
+    ),
+]
 BUDGET_BYTES = 4 << 30  # too little for all slots to be full
 MAX_LEN = 2048
 NUM_BUILDS = 20
@@ -28,7 +36,7 @@ def long_prompts(num: int, length: int) -> list[list[int]]:
 def test_the_largest_steps_fit_what_may_be_used() -> None:
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
-    budget = total - free + BUDGET_BYTES
+    budget = total - free + BUDGET_BYTES + int(total * SLACK_SHARE)
     engine = make_cuda_engine(
         gpu_memory_utilization=budget / total, max_num_seqs=1024, max_num_batched_tokens=8192
     )
