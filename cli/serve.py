@@ -12,10 +12,9 @@ from cli.table import Screen
 from shared.errors import ConfigError
 from shared.link.tcp import listen_on_both
 from shared.model_location import locate_model
-from shared.settings.known_elsewhere import find_known
 from shared.settings.load import load_settings
 from shared.settings.serve import ServeConfig
-from shared.settings.translate import LISTS, TRUTHS, VALUE, name_of
+from shared.settings.translate import LISTS, NAMES, TRUTHS, VALUE, name_of
 
 
 def main(arguments: list[str]) -> int:
@@ -68,7 +67,7 @@ def _takes_value(name: str, word: str) -> bool:
     fields = ServeConfig.model_fields
     if name in fields:
         return fields[name].annotation is not bool
-    if found := find_known(name):
+    if found := NAMES.find(name):
         return found.takes_value or word.lower() in TRUTHS
     return name.removeprefix("no_") not in fields
 

@@ -38,6 +38,7 @@ LISTS = (
     f"{WORKER}/weights/schemes/__init__.py",
     f"{WORKER}/weights/weight_placement.py",
     "shared/model_location.py",
+    "shared/settings/translate.py",
 )
 # Tests of several wings at once.
 TOGETHER = (
@@ -199,6 +200,9 @@ WINGS = {
             "tests/mesh/test_stores.py",
             "benchmarks/stores.py",
         ),
+    ),
+    "other_servers": Wing(
+        ("shared/settings/other_servers",), ("tests/shared/settings/other_servers",)
     ),
     "page": Wing((f"{GATEWAY}/page",), (f"tests/{GATEWAY}/page", "tests/page")),
     "traces": Wing(

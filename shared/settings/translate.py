@@ -1,6 +1,6 @@
 """Reads the settings of vLLM, SGLang and FastDeploy: the same rule for flags, variables and files.
 
-Our settings are used. A foreign one (``known_elsewhere.py``) is taken under our name, or is ignored
+Our settings are used. A foreign one (``other_servers``) is taken under our name, or is ignored
 with its reason in one line of the log. Any other name is an error.
 """
 
@@ -14,16 +14,17 @@ from typing import Any
 
 from shared.errors import ConfigError
 from shared.settings.environment import PREFIX, unread_variables
-from shared.settings.known_elsewhere import (
-    PROTECTING,
-    PROTECTING_VARIABLES,
-    SHORT,
-    VARIABLES,
-    Known,
-    find_known,
-)
+from shared.settings.names_elsewhere import Known, NamesElsewhere
+from shared.settings.other_servers.tables import OtherServers
 
 log = logging.getLogger(__name__)
+
+ELSEWHERE: tuple[type[NamesElsewhere], ...] = (
+    OtherServers,
+    NamesElsewhere,
+)
+"""The first one is used."""
+NAMES = ELSEWHERE[0]()
 
 LISTS = (
     "allowed_hosts",
@@ -139,11 +140,11 @@ def our_settings(path: object, settings: Mapping[str, Any], known: Set[str]) -> 
 def our_variables(known: Set[str]) -> dict[str, str]:
     """Settings in the environment under foreign names. Raises ConfigError."""
     found: dict[str, str] = {}
-    for name, advice in PROTECTING_VARIABLES.items():
+    for name, advice in NAMES.protecting_variables.items():
         if name in os.environ:
             raise ConfigError(f"{name} has no effect here: {advice}")
-    for name in sorted(VARIABLES.keys() & os.environ.keys()):
-        log.warning("%s has no effect: %s", name, VARIABLES[name])
+    for name in sorted(NAMES.variables.keys() & os.environ.keys()):
+        log.warning("%s has no effect: %s", name, NAMES.variables[name])
     for name in unread_variables(known):
         key = name[len(PREFIX) :].lower()
         foreign = _find(name, key)
@@ -176,9 +177,9 @@ def _translated(where: str, found: Known, value: Any) -> dict[str, Any]:
 
 def _find(given: str, name: str) -> Known | None:
     """Raises ConfigError for a setting whose absence would leave a server open."""
-    if name in PROTECTING:
-        raise ConfigError(f"{given}: {PROTECTING[name]}")
-    return find_known(name)
+    if name in NAMES.protecting:
+        raise ConfigError(f"{given}: {NAMES.protecting[name]}")
+    return NAMES.find(name)
 
 
 def name_of(flag: str) -> str:
@@ -188,7 +189,7 @@ def name_of(flag: str) -> str:
     if OPTIMIZATION.fullmatch(flag):
         return "optimization_level"
     head, dot, key = flag.partition(".")
-    return SHORT[head] + dot + key if head in SHORT else ""
+    return NAMES.short[head] + dot + key if head in NAMES.short else ""
 
 
 def _flag(name: str) -> str:

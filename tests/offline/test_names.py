@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from shared.settings.known_elsewhere import find_known
 from shared.settings.serve import ServeConfig
+from shared.settings.translate import NAMES
 from shoal import LLM, PoolingParams, SamplingParams, StructuredOutputsParams
 from shoal.outputs import Choice
 from shoal.prompts import Prompt, one_each, read_conversations, read_prompts
@@ -38,7 +38,7 @@ class Kind(Enum):
 
 @pytest.mark.parametrize("name", VLLM_SETTINGS.split())
 def test_each_setting_of_vllm_is_ours_or_known(name: str):
-    assert name in ServeConfig.model_fields or find_known(name)
+    assert name in ServeConfig.model_fields or NAMES.find(name)
 
 
 def test_the_body_has_the_fields_of_the_http_api():

@@ -8,8 +8,8 @@ import pytest
 
 from shared.errors import ConfigError
 from shared.settings.gateway import GatewayConfig
-from shared.settings.known_elsewhere import FOREIGN, PROTECTING, SAME, SHORT, SWITCHED
 from shared.settings.load import load_given, load_settings
+from shared.settings.other_servers.tables import FOREIGN, PROTECTING, SAME, SHORT, SWITCHED
 from shared.settings.serve import ServeConfig
 from shared.settings.translate import our_flags
 

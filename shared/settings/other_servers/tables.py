@@ -5,18 +5,8 @@ Sources: vLLM's engine and server arguments (0.8 to 0.32), SGLang's ``server_arg
 """
 
 from collections.abc import Mapping
-from typing import NamedTuple
 
-
-class Known(NamedTuple):
-    """A foreign setting: ``name`` is our equivalent; without one there is a ``reason``. A flag
-    without a value stands for ``value``."""
-
-    takes_value: bool
-    name: str = ""
-    value: str = ""
-    reason: str = ""
-
+from shared.settings.names_elsewhere import Known, NamesElsewhere
 
 SAME = {
     "context_length": "max_model_len",
@@ -78,8 +68,8 @@ ALWAYS_AHEAD = "steps are always planned ahead of results"
 CHOICE_OF_KERNELS = "kernels are not a choice: the worker logs the ones it takes"
 DATA_PARALLEL = "workers are replicas that find their scheduler by scheduler-address"
 GRAMMARS = "grammars are always compiled by llguidance"
-HYBRID = "models with layers that keep a state are not supported"
-MEDIA = "models get text alone"
+HYBRID = "windows and states are always planned from the model"
+MEDIA = "images have no such setting; see limit-mm-per-prompt and mm-processor-cache-gb"
 OF_THE_FOLDER = "the model's folder decides"
 OFFLOADED = "kv-offloading-size alone keeps KV blocks outside the cache"
 ONE_BALANCE = "whole experts stay on their ranks"
@@ -289,15 +279,6 @@ PROTECTING = {
 PROTECTING_VARIABLES = {"VLLM_API_KEY": "use SHOAL_API_KEY"}
 
 
-def find_known(name: str) -> Known | None:
-    """The foreign setting ``name``, with or without ``no_`` before a boolean flag."""
-    found = FOREIGN.get(name)
-    if found is None and name.startswith("no_"):
-        found = FOREIGN.get(name.removeprefix("no_"))
-        return found if found and found.reason and not found.takes_value else None
-    return found
-
-
 def _tables() -> dict[str, Known]:
     return {
         **{name: Known(takes_value=True, name=ours) for name, ours in SAME.items()},
@@ -319,3 +300,17 @@ def _explained(table: Mapping[str, str], *, takes_value: bool) -> dict[str, Know
 
 
 FOREIGN = _tables()
+
+
+class OtherServers(NamesElsewhere):
+    short = SHORT
+    variables = VARIABLES
+    protecting = PROTECTING
+    protecting_variables = PROTECTING_VARIABLES
+
+    def find(self, name: str) -> Known | None:
+        found = FOREIGN.get(name)
+        if found is None and name.startswith("no_"):
+            found = FOREIGN.get(name.removeprefix("no_"))
+            return found if found and found.reason and not found.takes_value else None
+        return found
