@@ -36,7 +36,8 @@ RELATIVE = re.compile(
 """Constructions that stand in for a noun; a sentence with a noun as its subject needs few."""
 PAGES = [*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
 LIMIT = 5.0  # per 1,000 words
-MAX_WORDS = 60_200  # of docs/, without the bars of tables
+MAX_WORDS = 54_300  # of docs/, without the bars of tables
+GENERATED = {"cli.md", "exactness.md", "settings.md"}  # each new setting or column adds to them
 CPP_SOURCES = sorted(each for end in ("h", "cpp") for each in ROOT.glob(f"kernels/**/*.{end}"))
 FOLDERS = ("benchmarks", "cli", "kernels", "services", "shared", "shoal", "tests")
 LITERAL = re.compile(
@@ -88,7 +89,8 @@ def test_a_page_has_few_relative_constructions(page: Path) -> None:
 
 
 def test_a_fact_is_stated_once_so_that_the_pages_stay_short() -> None:
-    texts = (page.read_text() for page in ROOT.glob("docs/**/*.md"))
+    pages = (page for page in ROOT.glob("docs/**/*.md") if page.name not in GENERATED)
+    texts = (page.read_text() for page in pages)
     num_words = sum(any(map(str.isalnum, word)) for text in texts for word in text.split())
     assert num_words <= MAX_WORDS, "link the page or the result that states it already"
 

@@ -17,7 +17,7 @@ from kernels.linear import plain
 from kernels.rms_norm import Norm, rms_norm
 from kernels.silu_mul import CURVES, Act
 
-FEW_TOKENS = 64  # decision 078
+FEW_TOKENS = 64  # decision 071
 
 
 def linear(
