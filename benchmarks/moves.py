@@ -1,0 +1,170 @@
+"""Sequences that move between workers: the pause of streams whose worker leaves, and streams next
+to long prompts, with workers for prompts alone.
+
+*Leaving*: one of two workers is told to leave under streams; with moves and without, in turns.
+*Roles*: three workers, all for both or one for prompts; streams run, then long prompts come.
+"""
+
+import argparse
+import asyncio
+import tempfile
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import aiohttp
+import numpy as np
+import uvloop
+
+from benchmarks.checkpoints import SHAPES, checkpoint
+from benchmarks.harness.fleet import Fleet, running_fleet
+from benchmarks.report import spread, write
+
+SIZE = "small"
+NUM_STREAMS, PROMPT_LEN, REPLY_LEN = 12, 2000, 400
+NUM_BURST, BURST_LEN = 8, 4000
+LEAVES_AFTER = 32  # tokens of each stream
+COUNTS = ("shoal_recomputed_tokens_total", "shoal_moves_total")
+
+
+class Streams:
+    """Streams of random prompts; ``gaps_s`` between tokens, by stream."""
+
+    def __init__(self, url: str, seed: int, num: int, prompt_len: int, reply_len: int) -> None:
+        self._url, self._reply_len = url, reply_len
+        rng = np.random.default_rng(seed)
+        ids = rng.integers(10, SHAPES[SIZE]["vocab_size"], (num, prompt_len))
+        self._prompts: list[list[int]] = ids.tolist()
+        self.gaps_s: list[list[float]] = [[] for _ in range(num)]
+        self.num_begun = 0
+
+    async def run(self) -> None:
+        timeout = aiohttp.ClientTimeout(None)
+        async with aiohttp.ClientSession(timeout=timeout) as session:
+            await asyncio.gather(
+                *(
+                    self._stream(session, prompt, gaps)
+                    for prompt, gaps in zip(self._prompts, self.gaps_s, strict=True)
+                )
+            )
+
+    async def until_begun(self, num_tokens: int) -> None:
+        while min(map(len, self.gaps_s)) < num_tokens:
+            await asyncio.sleep(0.01)
+
+    async def _stream(
+        self, session: aiohttp.ClientSession, prompt: list[int], gaps: list[float]
+    ) -> None:
+        body = {
+            "model": checkpoint(SIZE).name,
+            "prompt": prompt,
+            "max_tokens": self._reply_len,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        last_s = 0.0
+        async with session.post(f"{self._url}/v1/completions", json=body) as response:
+            response.raise_for_status()
+            async for line in response.content:
+                if line.startswith(b"data: {"):
+                    now_s = time.perf_counter()
+                    if last_s:
+                        gaps.append(now_s - last_s)
+                    last_s = now_s
+
+
+@asynccontextmanager
+async def fleet_of(*roles: str, **settings: str) -> AsyncIterator[Fleet]:
+    common = {
+        "MODEL": str(checkpoint(SIZE)),
+        "MAX_MODEL_LEN": "8192",
+        "NUM_THREADS": "1",
+        "DRAIN_TIMEOUT_S": "60",
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        async with running_fleet(Path(folder), common | settings) as fleet:
+            for role in roles:
+                await fleet.start("worker", WORKER_ROLE=role)
+            await fleet.start_all(scheduler=1, tokenizer=1, gateway=1)
+            await asyncio.sleep(1)  # all attach
+            yield fleet
+
+
+async def leaving(seed: int, kv_transfer: str) -> dict[str, float]:
+    async with fleet_of("both", "both", KV_TRANSFER=kv_transfer) as fleet:
+        streams = Streams(fleet.of("gateway")[0].url, seed, NUM_STREAMS, PROMPT_LEN, REPLY_LEN)
+        running = asyncio.create_task(streams.run())
+        await streams.until_begun(LEAVES_AFTER)
+        started_s = time.perf_counter()
+        await fleet.stop(fleet.of("worker")[0])
+        leaves_s = time.perf_counter() - started_s
+        await running
+        found = await _counts(fleet)
+    pauses = [max(gaps[LEAVES_AFTER // 2 :]) for gaps in streams.gaps_s]
+    return {
+        "longest pause, ms": 1e3 * max(pauses),
+        "median of the longest pauses, ms": 1e3 * median(pauses),
+        "seconds to leave": leaves_s,
+        **found,
+    }
+
+
+async def roles(seed: int, *names: str) -> dict[str, float]:
+    async with fleet_of(*names) as fleet:
+        url = fleet.of("gateway")[0].url
+        streams = Streams(url, seed, NUM_STREAMS // 2, 64, REPLY_LEN)
+        running = asyncio.create_task(streams.run())
+        await streams.until_begun(LEAVES_AFTER)
+        burst = Streams(url, seed + 1000, NUM_BURST, BURST_LEN, 8)
+        started_s = time.perf_counter()
+        await burst.run()
+        burst_s = time.perf_counter() - started_s
+        await running
+        found = await _counts(fleet)
+    gaps = np.sort(np.concatenate([each[LEAVES_AFTER // 2 :] for each in streams.gaps_s]))
+    return {
+        "gap, median, ms": 1e3 * float(np.median(gaps)),
+        "gap, p99, ms": 1e3 * float(np.quantile(gaps, 0.99)),
+        "longest gap, ms": 1e3 * float(gaps[-1]),
+        "seconds of the burst": burst_s,
+        **found,
+    }
+
+
+async def _counts(fleet: Fleet) -> dict[str, float]:
+    metrics = await fleet.of("scheduler")[0].metrics()
+    return {
+        name: sum(value for key, value in metrics.items() if key.startswith(name))
+        for name in COUNTS
+    }
+
+
+async def measure(num_rounds: int) -> dict[str, Any]:
+    found: dict[str, list[dict[str, float]]] = {}
+    for seed in range(num_rounds):
+        for name, run in (
+            ("leaving, with moves", leaving(seed, "true")),
+            ("leaving, without", leaving(seed, "false")),
+            ("both, both, both", roles(seed, "both", "both", "both")),
+            ("prefill, decode, decode", roles(seed, "prefill", "decode", "decode")),
+        ):
+            found.setdefault(name, []).append(await run)
+    return {
+        name: {key: spread([each[key] for each in rounds]) for key in rounds[0]}
+        for name, rounds in found.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=3)
+    given = parser.parse_args()
+    write("moves", uvloop.run(measure(given.rounds)))
+
+
+if __name__ == "__main__":
+    main()
