@@ -80,14 +80,17 @@ class End:
 
 
 class Receiver(End):
-    """Listens for other workers, and passes on their blocks. ``address`` is the tcp address for
-    workers elsewhere, or empty. Raises ConfigError."""
+    """Passes on the blocks of other workers. ``address`` is the tcp address for workers elsewhere,
+    or empty."""
 
-    def __init__(self, config: WorkerConfig, on_pushed: OnPushed) -> None:
-        keys = load_keys(config.keys, SERVICE)
+    def __init__(self, config: WorkerConfig, keys: Keys | None, on_pushed: OnPushed) -> None:
         self.link = Link(_hello(config), self, keys)
-        self._on_pushed = on_pushed
-        tcp, self.address = config.kv_transfer_address, ""
+        self.address = ""
+        self._config, self._on_pushed = config, on_pushed
+
+    def listen(self) -> None:
+        """Raises ConfigError."""
+        config, tcp = self._config, self._config.kv_transfer_address
         try:
             self.link.listen(config.mesh_dir, SERVICE, role_of(config.instance), tcp)
         except ConfigError as error:
@@ -187,13 +190,15 @@ class WorkerLinks:
             log.warning("kv-transfer: no KV block moves: %s", error)
             return
         self._keys = load_keys(config.keys, SERVICE)
-        self.receiver = Receiver(config, self._on_pushed)
+        receiver = Receiver(config, self._keys, self._on_pushed)
         try:
+            receiver.listen()
+            self.receiver = receiver
             async with asyncio.TaskGroup() as self._tasks:
-                await self.receiver.link.run()
+                await receiver.link.run()
         finally:
             self._tasks = None
-            await self.receiver.link.close("the worker leaves")
+            await receiver.link.close("the worker leaves")
 
     def meet(self, meet: Meet) -> None:
         """The worker may be another process than the one of that name before. Raises
