@@ -200,6 +200,10 @@ WINGS = {
             "benchmarks/stores.py",
         ),
     ),
+    "moves": Wing(
+        (f"{WORKER}/moves", "services/scheduler/moves"),
+        (f"tests/{WORKER}/moves", "tests/mesh/moves_arena.py"),
+    ),
     "page": Wing((f"{GATEWAY}/page",), (f"tests/{GATEWAY}/page", "tests/page")),
     "traces": Wing(
         (*(f"services/{service}/traces" for service in SERVICES), "cli/trace"),

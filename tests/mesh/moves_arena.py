@@ -7,9 +7,13 @@ from typing import Any
 import numpy as np
 from msgspec.structs import replace
 
+from services.worker.extension import WorkerExtension
 from services.worker.moves.extension import WorkerMoves
 from services.worker.moves.inbox import Inbox
+from services.worker.moves.links import Receiver
 from shared.errors import CodecError
+from shared.link.extension import is_taken
+from shared.settings.worker import WorkerConfig
 from shared.wire.codec import Array
 from shared.wire.messages import (
     Admit,
@@ -34,6 +38,7 @@ class MovesWorkerArena(WorkerArena):
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine, is_fast=True)
+        self._receiver = Receiver(WorkerConfig(), None, lambda *_: None)
         prompt = np.resize(PROMPT, 33)
         self._block: np.ndarray = np.full(self._part.inbox.block_bytes, 3, np.uint8)
         admit = Admit(0, "a~1/0/0", 1, 0, 0, 33, 33, 0, PLAIN, [0, 1, 2])
@@ -69,17 +74,26 @@ class MovesWorkerArena(WorkerArena):
         inbox = self._refill()
         if not isinstance(message, Pushed):
             return await super().take(index, message, arrays)
+        moves = WorkerMoves(self._core)
+        moves._links.receiver = self._receiver
         try:
-            moves = WorkerMoves(self._core)
             moves.on_pushed(FakePeer(self._scheduler.hello), message, arrays)
         except CodecError:
             return False
-        assert inbox.num_full <= inbox.num_blocks
-        return True
+        while inbox._num_expected:
+            await asyncio.sleep(0)
+        moves.close()
+        assert inbox.num_full in (2, 2 + len(message.keys))
+        return inbox.num_full > 2
 
-    def _step(self, plan: StepPlan, arrays: list[np.ndarray]) -> Any:
-        """Some of these plans are not checked, so that nothing is taken for them."""
-        return super()._step(plan, arrays)
+    async def close(self) -> None:
+        await self._receiver.link.close("the end")
+
+    def _extensions(self) -> list[WorkerExtension]:
+        """They have met one worker."""
+        extensions = super()._extensions()
+        assert is_taken(extensions, self._scheduler, Meet("v"))
+        return extensions
 
     def _refill(self) -> Inbox:
         old = self._part.inbox
