@@ -203,6 +203,9 @@ WINGS = {
     ),
     "other_servers": Wing(
         ("shared/settings/other_servers",), ("tests/shared/settings/other_servers",)
+    "moves": Wing(
+        (f"{WORKER}/moves", "services/scheduler/moves"),
+        (f"tests/{WORKER}/moves", "tests/mesh/moves_arena.py"),
     ),
     "page": Wing((f"{GATEWAY}/page",), (f"tests/{GATEWAY}/page", "tests/page")),
     "traces": Wing(

@@ -27,6 +27,9 @@ class WorkerCore:
 class WorkerExtension(Extension):
     """The messages of an optional part, and its view of the plans of one scheduler."""
 
+    async def run(self) -> None:
+        """Begins before the worker dials schedulers, and is cancelled at its end."""
+
     def check(self, plan: StepPlan, pixels: Sequence[Array]) -> None:
         """Called before each plan, in order; ``pixels`` are its further buffers. Raises CodecError
         for one that cannot be run."""

@@ -25,6 +25,7 @@ from services.worker.metrics import (
     device_stats,
     memory_stats,
 )
+from services.worker.moves.extension import WorkerMoves
 from services.worker.observer import Observer
 from services.worker.other_ranks import OtherRanks
 from services.worker.plan_check import PlanCheck
@@ -85,6 +86,7 @@ RANKS: tuple[type[OtherRanks], ...] = (
 EXTENSIONS: list[Callable[[WorkerCore], WorkerExtension]] = [
     WorkerAdapters,
     WorkerMedia,
+    WorkerMoves,
     WorkerStores,
 ]
 
@@ -165,6 +167,8 @@ class WorkerService:
                 tasks.create_task(self._watch_steps())
                 tasks.create_task(self._stay_attached())
                 tasks.create_task(self._leave_with_ranks())
+                for extension in self._extensions:
+                    tasks.create_task(extension.run())
                 await self._link.run()
         finally:
             try:

@@ -22,6 +22,7 @@ from tests.mesh.arena_parts import Arena
 from tests.mesh.gateway_arena import GatewayArena
 from tests.mesh.hostile import Odd, odd_versions, with_turned_bits
 from tests.mesh.link_arena import LinkArena
+from tests.mesh.moves_arena import MovesWorkerArena
 from tests.mesh.ranks_arena import RanksArena
 from tests.mesh.scheduler_arena import SchedulerArena
 from tests.mesh.tokenizer_arena import MediaTokenizerArena, TokenizerArena
@@ -75,6 +76,12 @@ def store_worker(directory: Path) -> Arena:
     return StoreWorkerArena(make_engine(directory, "native", **store))
 
 
+def moves_worker(directory: Path) -> Arena:
+    save_qwen2(directory)
+    shutil.copy(EMBEDDED_MODEL / TOKENIZER_FILE, directory)
+    return MovesWorkerArena(make_engine(directory, "native"))
+
+
 def media_worker(directory: Path) -> Arena:
     save_checkpoint(directory)
     return MediaWorkerArena(make_engine(directory, "native"))
@@ -98,6 +105,7 @@ ARENAS: dict[str, Callable[[Path], Arena]] = {
     "worker with states": states_worker,
     "worker with images": media_worker,
     "worker with a store": store_worker,
+    "worker with moves": moves_worker,
     "worker that drafts": lambda directory: WorkerArena(engine_of("native", "mtp", 3)),
     **{f"worker by {kernels}": worker(kernels) for kernels in ENGINES if kernels != "native"},
 }
@@ -129,7 +137,14 @@ async def test_every_part_of_every_message_is_in_an_example_and_holds_something(
     lacking[Capacity].remove("num_states")  # the example has windows, and no model has both
     links = ("link of a scheduler", "link of a first rank")
     tokenizers = ("tokenizer", "tokenizer with images")
-    parts = ("that pools", "with windows", "with states", "with images", "with a store")
+    parts = (
+        "that pools",
+        "with windows",
+        "with states",
+        "with images",
+        "with a store",
+        "with moves",
+    )
     workers = ("worker", *(f"worker {part}" for part in parts))
     for name in ("scheduler", *links, *tokenizers, "gateway", *workers):
         directory = tmp_path / name

@@ -7,7 +7,7 @@ import numpy as np
 from msgspec.structs import replace
 
 from benchmarks.harness.step_engine import run_step
-from services.worker.extension import WorkerCore
+from services.worker.extension import WorkerCore, WorkerExtension
 from services.worker.plan_check import PlanCheck
 from services.worker.service import EXTENSIONS, OBSERVERS
 from services.worker.step_thread import StepThread
@@ -123,9 +123,12 @@ class WorkerArena:
         self._compile()
 
     async def take(self, index: int, message: Message, arrays: list[Array]) -> bool:
-        extensions = [make(self._core) for make in EXTENSIONS]
+        extensions = self._extensions()
         if not isinstance(message, StepPlan):
-            return is_taken(extensions, self._scheduler, message)
+            try:
+                return is_taken(extensions, self._scheduler, message)
+            except CodecError:
+                return False
         if self._ready_for != index:
             self._prepare(index)
         try:
@@ -138,6 +141,9 @@ class WorkerArena:
         self._ready_for = None
         self._step(message, arrays)
         return True
+
+    def _extensions(self) -> list[WorkerExtension]:
+        return [make(self._core) for make in EXTENSIONS]
 
     async def close(self) -> None:
         """The engine keeps running sequences."""
@@ -286,7 +292,7 @@ class StoreWorkerArena(WorkerArena):
 
     @property
     def _part(self) -> Any:
-        return self._engine.additions[-1].part
+        return self._engine.additions[0].part
 
     def _prepare(self, index: int) -> None:
         """Nobody has checked these plans, nor waits for their reports."""

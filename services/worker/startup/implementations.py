@@ -29,6 +29,7 @@ ADDITIONS: dict[str, str] = {
     "has_adapters": "services.worker.adapters.addition",
     "reads_media": "services.worker.media.addition",
     "kv_offloading_size": "services.worker.stores.addition",
+    "kv_transfer": "services.worker.moves.addition",
 }
 
 

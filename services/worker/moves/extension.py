@@ -1,0 +1,173 @@
+"""The moves of a worker's blocks as its scheduler and other workers see them."""
+
+import asyncio
+import zlib
+from asyncio import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+from prometheus_client import Gauge
+
+from services.worker.extension import WorkerCore, WorkerExtension
+from services.worker.moves.addition import KVTransfer, TransferPart, rows_of
+from services.worker.moves.inbox import Inbox as Blocks
+from services.worker.moves.links import WorkerLinks, location_of
+from services.worker.step_thread import call_soon
+from shared.errors import CodecError
+from shared.link.peer import Peer, count_bad
+from shared.wire.codec import Array
+from shared.wire.messages import (
+    MOVES_MINOR,
+    Arrived,
+    Discard,
+    Inbox,
+    Meet,
+    Message,
+    Push,
+    Pushed,
+    StepPlan,
+    Take,
+)
+
+FULL = Gauge("shoal_inbox_blocks", "KV blocks of other workers that no plan has taken yet")
+
+
+class WorkerMoves(WorkerExtension):
+    """Checks the rows of plans, sends the blocks that they push, and keeps those of other workers.
+    Checksums are computed on a thread of their own, in the order of blocks."""
+
+    def __init__(self, core: WorkerCore) -> None:
+        self._core = core
+        found = [each for each in core.engine.additions if isinstance(each, KVTransfer)]
+        self._part: TransferPart | None = found[0].part if found else None
+        self._links = WorkerLinks(core.config, self.on_pushed)
+        self._thread = ThreadPoolExecutor(1, "moves")
+        if self._part is not None:
+            self._inbox = self._part.inbox
+            self._part.on_push = partial(call_soon, asyncio.get_running_loop(), self._push)
+
+    async def run(self) -> None:
+        if self._part is not None:
+            await self._links.run()
+
+    def on_attach(self, home: Peer) -> None:
+        receiver = self._links.receiver
+        if self._part is None or receiver is None or home.hello.minor < MOVES_MINOR:
+            return
+        config, inbox = self._core.config, self._inbox
+        where = self._part.layout, location_of(config.mesh_dir)
+        sizes = inbox.num_blocks, inbox.block_bytes
+        home.send(Inbox(*where, *sizes, receiver.address, config.worker_role))
+
+    def takes(self, peer: Peer, message: Message, arrays: Sequence[Array] = ()) -> bool:
+        if not isinstance(message, Meet):
+            return False
+        if self._part is None:
+            raise CodecError("a Meet for a worker whose blocks do not move")
+        if peer is self._core.home():  # a former one may have sent it before it knew
+            self._links.meet(message)
+        return True
+
+    def check(self, plan: StepPlan, pixels: Sequence[Array]) -> None:
+        rows = rows_of(plan)
+        for row in rows:
+            self._check_row(row)
+        if rows:
+            FULL.set(self._inbox.num_full)
+
+    def clear(self) -> None:
+        """Plans of the lost scheduler still find its blocks."""
+        if self._part is None:
+            return
+        self._links.forget()
+        self._inbox = Blocks(self._inbox.num_blocks, self._inbox.block_bytes)
+        self._core.step_thread.submit(self._part.use, self._inbox)
+        FULL.set(0)
+
+    def close(self) -> None:
+        self._thread.shutdown(wait=False)
+
+    def on_pushed(self, peer: Peer, message: Pushed, blocks: Sequence[Array]) -> None:
+        """Blocks without a scheduler to tell of them are dropped. Raises CodecError."""
+        num, size = len(message.keys), self._inbox.block_bytes
+        if not num == len(message.checksums) == len(blocks):
+            sums = len(message.checksums)
+            raise CodecError(f"{num} keys with {sums} checksums and {len(blocks)} blocks")
+        if wrong := [each.nbytes for each in blocks if each.nbytes != size]:
+            raise CodecError(f"a block of {wrong[0]} bytes; blocks of this worker have {size}")
+        home = self._core.home()
+        if home is None or home.hello.minor < MOVES_MINOR:
+            return
+        self._inbox.expect(num)
+        keep = partial(self._keep, self._inbox, peer, message.keys)
+        self._compute(keep, _checked_copies, blocks, message.checksums)
+
+    def _keep(
+        self, inbox: Blocks, peer: Peer, keys: list[bytes], blocks: Sequence[Array] | None
+    ) -> None:
+        if blocks is None:
+            inbox.refuse(len(keys))
+            receiver = self._links.receiver
+            assert receiver is not None
+            count_bad(repr(peer), CodecError("a block with another checksum"))
+            receiver.link.drop(peer, "a block with another checksum")
+        elif inbox is self._inbox:
+            inbox.put(keys, blocks)
+            FULL.set(inbox.num_full)
+            home = self._core.home()
+            assert home is not None
+            home.send(Arrived(keys))
+
+    def _push(self, inbox: Blocks, worker: str, keys: list[bytes], blocks: Sequence[Array]) -> None:
+        self._compute(partial(self._send, inbox, worker, keys, blocks), _checksums, blocks)
+
+    def _send(
+        self,
+        inbox: Blocks,
+        worker: str,
+        keys: list[bytes],
+        blocks: Sequence[Array],
+        checksums: list[int],
+    ) -> None:
+        if inbox is self._inbox:  # else the plan was an earlier scheduler's
+            self._links.send(worker, Pushed(keys, checksums), blocks)
+
+    def _compute(
+        self, callback: Callable[[Any], None], function: Callable[..., Any], *arguments: Any
+    ) -> None:
+        """Calls back with the result of ``function``, in the order of calls."""
+
+        def pass_on(done: Future[Any]) -> None:
+            if not done.cancelled():
+                callback(done.result())
+
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(self._thread, function, *arguments).add_done_callback(pass_on)
+
+    def _check_row(self, row: Push | Take | Discard) -> None:
+        if self._part is None:
+            raise CodecError("the blocks of this worker do not move (kv-transfer)")
+        num_blocks = self._core.engine.capacity.num_blocks
+        if not isinstance(row, Discard) and row.block >= num_blocks:
+            raise CodecError(f"block {row.block} that moves; the cache has {num_blocks}")
+        match row:
+            case Push() if not self._links.has_met(row.worker):
+                raise CodecError(f"a push to worker {row.worker}, which this one has not met")
+            case Take():
+                self._inbox.take(row.key)
+            case Discard():
+                self._inbox.discard(row.key)
+
+
+def _checksums(blocks: Sequence[Array]) -> list[int]:
+    return [zlib.crc32(each.data) for each in blocks]
+
+
+def _checked_copies(blocks: Sequence[Array], checksums: Sequence[int]) -> list[Array] | None:
+    """Copies, since the ``blocks`` may be parts of a larger frame. None if one has another
+    checksum."""
+    copies: list[Array] = [np.array(each) for each in blocks]
+    return copies if _checksums(copies) == [*checksums] else None
