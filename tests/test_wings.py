@@ -203,9 +203,15 @@ WINGS = {
     ),
     "other_servers": Wing(
         ("shared/settings/other_servers",), ("tests/shared/settings/other_servers",)
+    ),
     "moves": Wing(
         (f"{WORKER}/moves", "services/scheduler/moves"),
-        (f"tests/{WORKER}/moves", "tests/mesh/moves_arena.py"),
+        (
+            f"tests/{WORKER}/moves",
+            "tests/mesh/moves_arena.py",
+            "tests/mesh/test_moves.py",
+            "benchmarks/moves.py",
+        ),
     ),
     "page": Wing((f"{GATEWAY}/page",), (f"tests/{GATEWAY}/page", "tests/page")),
     "traces": Wing(
