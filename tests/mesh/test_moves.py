@@ -16,7 +16,7 @@ from tests.mesh.forks import fork
 
 pytestmark = pytest.mark.timeout(600)
 
-NUM_STREAMS, PROMPT_LEN, REPLY_LEN = 4, 320, 160
+NUM_STREAMS, PROMPT_LEN, REPLY_LEN = 4, 560, 160
 SETTINGS = {
     "DTYPE": "float32",
     "MAX_MODEL_LEN": "1024",
@@ -118,7 +118,7 @@ async def test_a_prefill_worker_hands_its_sequences_over(
         await fleet.until_idle()
     assert found == wanted
     assert moves(metrics, "role") >= 1
-    assert recomputed(metrics) == 0
+    assert recomputed(metrics) < 16 * NUM_STREAMS, "more than the last blocks of prompts"
 
 
 @pytest.mark.parametrize("lost", [0, 1], ids=["prefill", "decode"])
