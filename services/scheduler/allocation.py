@@ -42,7 +42,8 @@ class Allocation:
     ``due``, or none at 0. ``cuts`` are pairs of an end and a limit: a chunk of the prompt that
     would reach the limit stops at the end, before the copy there is overwritten. ``num_last``
     counts the ids of its last output row: 0 if it failed or its token is computed again. Only its
-    first ``num_ready`` ids may be computed yet, and none while it ``is_loading`` blocks of them.
+    first ``num_ready`` ids may be computed yet, and none while it ``is_held``: until blocks of them
+    are loaded, or until it leaves.
     """
 
     worker_id: str
@@ -66,7 +67,7 @@ class Allocation:
     cuts: list[tuple[int, int]] = field(default_factory=list)
     num_last: int | None = None
     num_ready: int = sys.maxsize
-    is_loading: bool = False
+    is_held: bool = False
 
     @property
     def blocks(self) -> list[int]:

@@ -162,7 +162,7 @@ class PlanBuilder:
             sequence.max_chunk(num_to_compute, self._vocab_size),
             allocation.num_ready - allocation.num_computed,
         )
-        if num_tokens <= 0 or allocation.is_loading:
+        if num_tokens <= 0 or allocation.is_held:
             return
         if num_tokens < num_to_compute:
             num_tokens = self._up_to_multiple(allocation.num_computed, num_tokens)

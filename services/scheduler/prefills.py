@@ -93,7 +93,7 @@ class Prefills:
     def admit(self, sequence: Sequence) -> None:
         """Computes ``sequence``, which has just been given its slot, if it is not loading."""
         self._builder.admit(sequence)
-        if not sequence.allocated.is_loading:
+        if not sequence.allocated.is_held:
             self.add([sequence])
 
     def finish(self) -> None:

@@ -29,7 +29,7 @@ class Resource:
         return True
 
     def is_kept_from(self, sequence: Sequence) -> bool:
-        """True if the room for ``sequence`` is kept for an earlier one that waits too long."""
+        """True if its room is not for ``sequence``, but for others, or another worker takes it."""
         return False
 
     def pass_over(self, sequence: Sequence) -> None:
@@ -40,7 +40,7 @@ class Resource:
         return 0
 
     def take(self, sequence: Sequence) -> None:
-        """``sequence`` gets a slot, and blocks that may be loaded: ``is_loading`` until then."""
+        """``sequence`` gets a slot, and blocks that may be loaded: it ``is_held`` until then."""
 
     def free(self, slot: int) -> None:
         """The slot is free."""

@@ -98,8 +98,8 @@ class Scheduler:
         self.sequences: dict[tuple[str, int], Sequence] = {}
         self.queues = Queues()
         self._holders: dict[bytes, str] = {}  # block hash to worker
-        self._placement = Placement(self.workers, self._holders, prefill_limits)
-        self.planner = Planner(self.queues, self._placement, pipeline_depth, prefill_limits)
+        self.placement = Placement(self.workers, self._holders, prefill_limits)
+        self.planner = Planner(self.queues, self.placement, pipeline_depth, prefill_limits)
         self.num_requeues = 0  # after the death of their worker
         # In tokens of newcomers' prompts; cut: known to groups without a window alone.
         self.num_prefix_queries = self.num_prefix_hits = self.num_prefix_cut = 0
@@ -139,7 +139,7 @@ class Scheduler:
         )
         self.workers[worker_id] = worker
         if worker.is_proven:
-            self._placement.note_proven(worker)
+            self.placement.note_proven(worker)
         self._in_need[worker_id] = None
         self._note_capacities()
         for sequence in list(filter(worker.fits, self._unservable)):
@@ -156,7 +156,7 @@ class Scheduler:
         worker = self.workers.pop(worker_id)
         self._in_need.pop(worker_id, None)
         worker.index.clear()
-        self._placement.forget(worker_id)
+        self.placement.forget(worker_id)
         self._handover.end(worker_id)
         self._note_capacities()
         computed = worker.computed_slots()
@@ -325,7 +325,7 @@ class Scheduler:
         self._num_absorbed += 1
         self._in_need[worker_id] = None
         if worker.is_proven:
-            self._placement.note_proven(worker)
+            self.placement.note_proven(worker)
         emissions = apply_result(worker, result, arrays.ids.tolist())
         last = {each.sequence: each for each in emissions}  # the last step's
         for emission in last.values():

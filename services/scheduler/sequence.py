@@ -56,6 +56,7 @@ class WaitReason(IntEnum):
     ADAPTER = 17  # running sequences have other adapters: max-loras
     MEDIA = 18  # images of running sequences are encoded first
     LOADING = 19  # a block to load is lost
+    MOVED = 20  # another worker has its blocks
 
     @property
     def label(self) -> str:
@@ -222,10 +223,10 @@ class Sequence:
 
     @property
     def awaits_data(self) -> bool:
-        """True if its worker has yet to encode the image of its next id, or to load its blocks."""
+        """True if its worker has yet to encode the image of its next id, or it ``is_held``."""
         allocation = self.allocation
         return allocation is not None and (
-            allocation.is_loading or allocation.num_computed >= allocation.num_ready
+            allocation.is_held or allocation.num_computed >= allocation.num_ready
         )
 
     @property

@@ -17,6 +17,7 @@ from services.scheduler.extension import Cell, CellExtension
 from services.scheduler.intake import Intake, why_refused
 from services.scheduler.media.cell import CellMedia
 from services.scheduler.metrics import STALLED_WORKERS, CoreMetrics, StepMetrics
+from services.scheduler.moves.cell import CellMoves
 from services.scheduler.observer import Observer
 from services.scheduler.other_cells import OtherCells
 from services.scheduler.prefills import PrefillLimits
@@ -90,6 +91,7 @@ EXTENSIONS: list[Callable[[Cell], CellExtension]] = [
     CellAdapters,
     CellMedia,
     CellStores,
+    CellMoves,
 ]
 
 

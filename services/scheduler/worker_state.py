@@ -158,7 +158,7 @@ class WorkerState:
     def computed_slots(self) -> set[int]:
         """Returns the slots that the worker computes: with plans in flight, or an image."""
         chunks = {row.slot for plan in self.in_flight for row in plan.prefill}
-        encoding = (each for each in self.awaiting if each.spans or not each.allocated.is_loading)
+        encoding = (each for each in self.awaiting if each.spans or not each.allocated.is_held)
         encoded = {each.allocated.slot for each in encoding}
         return encoded | chunks | {row.slot for plan in self.in_flight for row in plan.decode}
 
@@ -321,7 +321,7 @@ class WorkerState:
         pending in other stages."""
         if sequence.is_isolated or not sequence.has_credit:
             return False
-        if sequence.allocated.is_loading or (sequence.spans and sequence.awaits_data):
+        if sequence.allocated.is_held or (sequence.spans and sequence.awaits_data):
             return False
         num_due = sequence.allocated.num_due
         if not num_due:

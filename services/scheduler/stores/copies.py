@@ -130,7 +130,7 @@ class StoreCopies(Resource):
             block = allocation.tables[0].blocks[number]
             self._to_load.append(_Copy(held, key, block, store, store.places[key]))
         allocation.num_computed += num * self._size
-        allocation.is_loading = True
+        allocation.is_held = True
         HIT_TOKENS.inc(num * self._size)
         if sequence.has_run:
             RECOVERED_TOKENS.inc(num * self._size)
@@ -257,7 +257,7 @@ class StoreCopies(Resource):
                 self._put_back(held.sequence)
         for held in dict.fromkeys(each.held for each in loads):
             if held.sequence.allocation is held.allocation and not held.num_left:
-                held.allocation.is_loading = False
+                held.allocation.is_held = False
                 self._worker.blocks.index_blocks(held.sequence)
 
     def reset(self) -> None:

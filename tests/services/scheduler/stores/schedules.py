@@ -115,14 +115,14 @@ class StoreMesh(Mesh):
 
     def check_plan(self, worker: WorkerState, planned: Planned, runnable: list[Sequence]) -> None:
         running = worker.running.values()
-        if not any(each.is_isolated and each.allocated.is_loading for each in running):
+        if not any(each.is_isolated and each.allocated.is_held for each in running):
             super().check_plan(worker, planned, runnable)  # else a plan may just admit that one
         most = max(1, min(256, (16 << 20) // self.place_bytes))
         for kind in (Load, Save):
             assert sum(type(each) is kind for each in planned.plan.rows) <= most
         slots = {row.slot for row in planned.plan.prefill}
         slots |= {row.slot for row in planned.plan.decode}
-        assert not any(worker.running[slot].allocated.is_loading for slot in slots)
+        assert not any(worker.running[slot].allocated.is_held for slot in slots)
 
     def plan(self) -> None:
         super().plan()

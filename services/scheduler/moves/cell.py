@@ -1,0 +1,87 @@
+"""Sequences of a cell move between its workers, with their KV blocks."""
+
+from collections.abc import Sequence as Series
+
+from services.scheduler.extension import Cell, CellExtension
+from services.scheduler.moves.moves import Moves
+from services.scheduler.moves.recomputed import Recomputed
+from services.scheduler.moves.transfers import Transfers
+from services.scheduler.sequence import Sequence
+from shared.errors import CodecError
+from shared.link.peer import Peer
+from shared.wire.codec import Array
+from shared.wire.messages import Arrived, Inbox, Message
+
+
+class CellMoves(CellExtension):
+    """Knows the inboxes of the cell's workers. Nothing is done for the only one."""
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+        self._moves = Moves(cell.core)
+        self._recomputed = Recomputed()
+        self._transfers: dict[Peer, Transfers] = {}
+        self._has_begun = False
+
+    def takes(self, peer: Peer, message: Message, arrays: Series[Array] = ()) -> bool:
+        if peer.hello.service != "worker":
+            return False
+        match message:
+            case Inbox():
+                self._add(peer, message)
+            case Arrived():
+                if peer not in self._transfers:
+                    raise CodecError("an Arrived without an Inbox")
+                self._begin()
+                self._transfers[peer].inbox.arrive(message.keys)
+            case _:
+                return False
+        return True
+
+    def on_detach(self, worker: Peer) -> None:
+        if (transfers := self._transfers.pop(worker, None)) is not None:
+            transfers.close()
+            if transfers in self._moves.workers:
+                self._moves.remove(transfers)
+
+    def reset_prefix_cache(self) -> None:
+        self._moves.reset()
+
+    def look(self, now_s: float) -> None:
+        if self._has_begun and self._moves.look():
+            self._cell.on_fits()
+
+    def _add(self, peer: Peer, message: Inbox) -> None:
+        worker_id = next((key for key, each in self._cell.workers.items() if each is peer), None)
+        if worker_id is None or peer in self._transfers:
+            raise CodecError("an Inbox of a worker that is not attached, or has sent one")
+        transfers = self._transfers[peer] = Transfers(
+            peer,
+            self._cell.core.workers[worker_id],
+            message,
+            on_settle=self._moves.settle,
+            on_take=self._recomputed.note_admission,
+            is_kept=self._is_kept,
+        )
+        transfers.on_distrust = self._moves.distrust
+        if self._cell.config.enable_prefix_caching and transfers.is_plain:
+            self._moves.add(transfers)
+        if self._has_begun:
+            self._join(transfers)
+        elif len(self._transfers) > 1:
+            self._begin()
+
+    def _begin(self) -> None:
+        if not self._has_begun:
+            self._has_begun = True
+            self._recomputed.begin(self._cell.core.queues)
+            for each in self._transfers.values():
+                self._join(each)
+
+    def _is_kept(self, worker: Transfers, sequence: Sequence) -> bool:
+        return self._moves.roles.is_kept(worker, sequence)
+
+    def _join(self, transfers: Transfers) -> None:
+        """Its rows come before those of other resources."""
+        transfers.worker.resources.insert(0, transfers)
+        self._recomputed.join(transfers.worker)

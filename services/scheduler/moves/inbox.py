@@ -1,0 +1,149 @@
+"""The places of a worker's inbox, counted by its scheduler. Pure."""
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from services.scheduler.watchdog import LOOK_S
+from services.scheduler.worker_state import WorkerState
+from shared.errors import CodecError
+from shared.wire.messages import Discard, PlanRow, Take
+
+TRANSFER_S = 5.0  # until a pushed block is overdue. Chosen
+FORGET_S = 30.0  # until the place of a block that never came is free again. Chosen
+MAX_COPY_BYTES = 8 << 20
+"""Of the pushes of a plan, and of its takes: streams wait meanwhile. Chosen."""
+MAX_ROWS = 256  # of a plan
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """The place of a block, from the row that pushes it to the result of the row that takes or
+    discards it. ``has_left``: the plan with the push has run, or never will. ``lacks_block``: no
+    block of the cache was free for it. ``is_stale``: its content must not be used any more.
+    ``num_looks`` counts the looks at it since it was late. It may ``come_again`` after its row."""
+
+    is_wanted: bool = True
+    is_stale: bool = False
+    has_left: bool = False
+    has_arrived: bool = False
+    lacks_block: bool = False
+    is_sent: bool = False
+    comes_again: bool = False
+    num_looks: int = 0
+
+    @property
+    def is_usable(self) -> bool:
+        return self.is_wanted and not self.is_stale and not self.is_sent
+
+    @property
+    def is_late(self) -> bool:
+        return self.lacks_block if self.has_arrived else self.has_left
+
+
+class InboxPlaces:
+    """The inbox of ``worker``, with room for ``num_places`` blocks of ``block_bytes``."""
+
+    def __init__(self, worker: WorkerState, num_places: int, block_bytes: int) -> None:
+        self.worker = worker
+        self.max_copies = max(1, min(MAX_ROWS, MAX_COPY_BYTES // block_bytes))
+        self._num_places = num_places
+        self._places: dict[bytes, Place] = {}
+        self._arrived: dict[bytes, Place] = {}  # without a row yet
+        self._sent: deque[tuple[int, list[bytes]]] = deque()  # rows without a result, by step
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @property
+    def is_full(self) -> bool:
+        return len(self._places) >= self._num_places
+
+    @property
+    def has_arrived(self) -> bool:
+        """True if it has blocks without a row yet."""
+        return bool(self._arrived)
+
+    def find(self, key: bytes) -> Place | None:
+        return self._places.get(key)
+
+    def reserve(self, key: bytes) -> Place:
+        """Returns the place of a block that is pushed by the next plan of another worker."""
+        place = self._places[key] = Place()
+        return place
+
+    def arrive(self, keys: Iterable[bytes]) -> None:
+        """Raises CodecError for more blocks than there are places."""
+        for key in keys:
+            place = self._places.get(key)
+            if place is None:
+                place = self._places[key] = Place(is_wanted=False)
+            if place.is_sent:
+                place.comes_again = True
+            else:
+                place.has_arrived = True
+                self._arrived[key] = place
+        if len(self._arrived) > self._num_places:
+            raise CodecError(f"an inbox of {self._num_places} places has {len(self._arrived)}")
+
+    def rows(self, step: int) -> list[PlanRow]:
+        """Takes wanted blocks to the prefix cache, and discards the other ones. The worker runs
+        these rows first: a block is in the cache before the plan's step, and before a store saves
+        it."""
+        rows: list[PlanRow] = []
+        sent: list[bytes] = []
+        find = self.worker.index.find
+        for key, place in [*self._arrived.items()]:
+            if len(rows) == self.max_copies:
+                break
+            if not place.is_usable or find(key) is not None:
+                rows.append(Discard(key))
+            elif (block := self._take(key)) is not None:
+                rows.append(Take(key, block))
+            else:
+                place.lacks_block = True
+                continue
+            del self._arrived[key]
+            place.is_sent = True
+            sent.append(key)
+        if sent:
+            self._sent.append((step, sent))
+        return rows
+
+    def _take(self, key: bytes) -> int | None:
+        """Returns the block of the cache that gets the content: cached, without an owner."""
+        pool = self.worker.pool
+        if (blocks := pool.try_allocate(1)) is None:
+            return None
+        self.worker.index.add(key, blocks[0])
+        pool.free(blocks)
+        return blocks[0]
+
+    def finish(self, step: int) -> None:
+        """The rows of ``step`` have run: their keys may be pushed again."""
+        if not self._sent or self._sent[0][0] != step:
+            return
+        for key in self._sent.popleft()[1]:
+            if self._places.pop(key).comes_again:
+                self.arrive([key])
+
+    def spoil(self, keys: Iterable[bytes] | None = None) -> None:
+        """The blocks ``keys``, or all that are on their way, must not be used."""
+        for key in [*self._places] if keys is None else keys:
+            if (place := self._places.get(key)) is not None:
+                place.is_stale = True
+
+    def look(self) -> bool:
+        """Called every ``LOOK_S``. Returns True if a wanted block is overdue."""
+        is_overdue = False
+        for key, place in [*self._places.items()]:
+            if place.is_sent or not place.is_late:
+                continue
+            place.num_looks += 1
+            is_overdue |= place.is_wanted and self.is_overdue(place)
+            if not place.has_arrived and place.num_looks * LOOK_S >= FORGET_S:
+                del self._places[key]
+        return is_overdue
+
+    def is_overdue(self, place: Place) -> bool:
+        return place.num_looks * LOOK_S >= TRANSFER_S

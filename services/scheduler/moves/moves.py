@@ -1,0 +1,247 @@
+"""Who moves where, and when. Pure.
+
+The blocks of a sequence follow it while it runs. Once its target has nearly all of them, no further
+plan computes it. After the results of its plans in flight it returns to the queue, and the target
+admits it with its blocks in the prefix cache. Until then it stays, if anything fails.
+"""
+
+from collections.abc import Hashable, Iterable
+from typing import TypeVar
+
+from prometheus_client import Counter
+
+from services.scheduler.moves.inbox import FORGET_S, TRANSFER_S
+from services.scheduler.moves.roles import Roles
+from services.scheduler.moves.transfers import Move, Transfers, Why
+from services.scheduler.scheduler import Scheduler
+from services.scheduler.sequence import Sequence, WaitReason
+from services.scheduler.watchdog import LOOK_S
+from shared.wire.messages import Meet, State
+
+MAX_MOVES: dict[Why, int] = {"leaving": 4, "role": 16}
+"""The most at a time from one worker: each is there sooner if few share its time. Chosen."""
+AVOID_LOOKS = int(FORGET_S / LOOK_S)  # of a worker that a block did not reach in time
+RETRY_LOOKS = int(TRANSFER_S / LOOK_S)  # of a sequence whose move was given up
+
+Key = TypeVar("Key", bound=Hashable)
+
+MOVES = Counter("shoal_moves", "Moves of running sequences to other workers", ["why", "outcome"])
+
+
+class Moves:
+    """The moves between ``workers``, of which each has an inbox."""
+
+    def __init__(self, core: Scheduler) -> None:
+        self.workers: list[Transfers] = []
+        self.roles = Roles(core, self.workers)
+        self._core = core
+
+    def add(self, transfers: Transfers) -> None:
+        self.workers.append(transfers)
+        self.roles.note_workers()
+
+    def remove(self, transfers: Transfers) -> None:
+        """The worker is lost."""
+        self.workers.remove(transfers)
+        self.roles.note_workers()
+        for move in [*transfers.moves.values(), *transfers.incoming]:
+            self._close(move, "lost")
+        for other in self.workers:
+            other.met.discard(transfers)
+            other.avoided.pop(transfers, None)
+
+    def settle(self, transfers: Transfers) -> None:
+        """A result of the worker has been applied."""
+        for move in [*transfers.moves.values(), *transfers.incoming]:
+            self._advance(move)
+        self._begin(transfers)
+
+    def look(self) -> bool:
+        """Called every ``LOOK_S``. Returns True if workers without plans may get some."""
+        num_before = len(self._core.queues)
+        for each in self.workers:
+            _count_down(each.avoided)
+            _count_down(each.tried)
+            if each.inbox.look():
+                self._give_up_overdue(each)
+        for each in self.workers:
+            for move in [*each.moves.values()]:
+                move.num_looks += 1
+                self._advance(move)
+            self._begin(each)
+        has_returned = len(self._core.queues) > num_before
+        return has_returned or any(each.has_idle_rows for each in self.workers)
+
+    def reset(self) -> None:
+        """No block that was computed before may be found by new sequences."""
+        for each in self.workers:
+            each.inbox.spoil()
+            for move in [*each.moves.values()]:
+                self._close(move, "given_up")
+
+    def distrust(self, source: Transfers, keys: Iterable[bytes]) -> None:
+        """The blocks ``keys`` of ``source``, and copies of them elsewhere, may be wrong."""
+        keys = [*keys]
+        for each in self.workers:
+            each.inbox.spoil(keys)
+            if each is not source:
+                blocks = map(each.worker.index.find, keys)
+                each.worker.pool.uncache([block for block in blocks if block is not None])
+
+    # --- one move -------------------------------------------------------------------------------
+
+    def _advance(self, move: Move) -> None:
+        if not move.is_over:
+            move.follow()
+        if move.is_over or move.is_stuck:
+            self._give_up(move)
+        elif move.is_switching or self._may_switch(move):
+            if not self._has_room(move.target, move.sequence):
+                self._set_switching(move, False)
+            elif move.is_in_flight:
+                self._set_switching(move, True)
+            else:
+                self._switch(move)
+        elif not move.sequence.has_credit:
+            self._give_up(move)
+
+    def _may_switch(self, move: Move) -> bool:
+        """True if nearly all is at the target, which can take the sequence now."""
+        sequence, target = move.sequence, move.target
+        is_due = move.why == "leaving" or move.allocation.num_computed >= len(sequence.prompt)
+        if not is_due or not move.is_near or not _is_movable(sequence):
+            move.num_looks = 0
+            return False
+        if not self._has_room(target, sequence):
+            if move.num_looks >= RETRY_LOOKS:
+                self._give_up(move)
+            return False
+        return self._has_all(move)
+
+    def _has_all(self, move: Move) -> bool:
+        """True if the target has evicted no block meanwhile. The first ones are its last to go."""
+        (blocks,) = move.target.worker.blocks.find_hit(move.sequence).tables
+        if len(blocks) < move.num_there:
+            move.rewind(len(blocks))
+            return False
+        pool = move.target.worker.pool
+        pool.share(blocks)
+        pool.free(blocks)
+        return True
+
+    def _set_switching(self, move: Move, is_switching: bool) -> None:
+        move.is_switching = move.allocation.is_held = is_switching
+
+    def _switch(self, move: Move) -> None:
+        move.source.worker.remove(move.sequence)
+        self._close(move, "done")
+        self._core.queues.put_back(move.sequence, WaitReason.MOVED)
+
+    def _give_up(self, move: Move) -> None:
+        move.source.tried[move.sequence] = RETRY_LOOKS
+        self._close(move, "given_up")
+
+    def _give_up_overdue(self, target: Transfers) -> None:
+        for move in [*target.incoming]:
+            if move.is_overdue:
+                move.source.avoided[target] = AVOID_LOOKS
+                self._give_up(move)
+
+    def _close(self, move: Move, outcome: str) -> None:
+        source, target = move.source, move.target
+        if source.moves.pop(move.sequence, None) is None:
+            return
+        del target.incoming[move]
+        if move.is_switching:
+            self._set_switching(move, False)
+        move.mark(is_wanted=False)
+        for each in target.incoming:
+            each.mark(is_wanted=True)
+        MOVES.labels(move.why, outcome).inc()
+
+    # --- new moves ------------------------------------------------------------------------------
+
+    def _begin(self, source: Transfers) -> None:
+        """Begins moves of the oldest sequences."""
+        if len(self.workers) < 2 or (why := _why(source)) is None:
+            return
+        num_left = MAX_MOVES[why] - len(source.moves)
+        targets = [each for each in self.workers if self._is_target(source, each, why)]
+        if num_left <= 0 or not targets:
+            return
+        new = (
+            each
+            for each in source.worker.running.values()
+            if each not in source.moves and each not in source.tried and _is_movable(each)
+        )
+        for sequence in sorted(new, key=lambda each: each.order)[:num_left]:
+            if (target := self._choose(targets, sequence)) is not None:
+                move = Move(sequence, source, target, why)
+                source.moves[sequence], target.incoming[move] = move, None
+                self._introduce(source, target)
+                self._advance(move)
+
+    def _is_target(self, source: Transfers, target: Transfers, why: Why) -> bool:
+        if why == "role" and target.message.role == "prefill":
+            return False
+        is_near = source.reaches(target) and target not in source.avoided
+        return is_near and target.worker.admits
+
+    def _choose(self, targets: list[Transfers], sequence: Sequence) -> Transfers | None:
+        """Returns the target that is best by its role, and then has the most free blocks."""
+        num_blocks = len(sequence.allocated.blocks)
+        rooms = [
+            (-_RANKS[each.message.role], _num_free(each), each)
+            for each in targets
+            if len(each.incoming) < each.worker.num_free_slots
+            and _num_free(each) >= num_blocks
+            and self._has_room(each, sequence)
+        ]
+        return max(rooms, key=lambda each: each[:2])[2] if rooms else None
+
+    def _has_room(self, target: Transfers, sequence: Sequence) -> bool:
+        worker = target.worker
+        return (
+            worker.admits
+            and worker.has_room_for(sequence)
+            and self._core.placement.may_run_on(worker, sequence)
+            and worker.lacking(sequence) is None
+        )
+
+    def _introduce(self, source: Transfers, target: Transfers) -> None:
+        if target not in source.met:
+            source.met.add(target)
+            is_here = source.message.location == target.message.location
+            source.peer.send(Meet(target.name, "" if is_here else target.message.address))
+
+
+_RANKS = {"decode": 0, "both": 1, "prefill": 2}
+
+
+def _why(source: Transfers) -> Why | None:
+    if source.peer.status.state == State.DRAINING:
+        return "leaving"
+    return "role" if source.message.role == "prefill" else None
+
+
+def _is_movable(sequence: Sequence) -> bool:
+    """True if the blocks of a running sequence are of use to others."""
+    return (
+        sequence.has_credit
+        and not sequence.is_isolated
+        and not sequence.awaits_data
+        and sequence.max_cached > 0
+    )
+
+
+def _num_free(target: Transfers) -> int:
+    """Counts the blocks that are free and not meant for other moves."""
+    num_meant = sum(len(each.allocation.blocks) for each in target.incoming)
+    return target.worker.pool.num_free - num_meant
+
+
+def _count_down(counts: dict[Key, int]) -> None:
+    for key in [*counts]:
+        counts[key] -= 1
+        if not counts[key]:
+            del counts[key]
