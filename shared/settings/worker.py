@@ -193,18 +193,16 @@ class WorkerConfig(Settings):
     )
     kv_transfer: bool = Field(
         True,
-        description="on a CPU: send KV blocks to workers of the same model and settings, and take"
-        " theirs, so that sequences of a leaving worker go on without being computed again",
+        description="on a CPU: sequences of a leaving worker move to another with their KV blocks",
     )
     kv_transfer_address: ListenAddress | None = Field(
         None,
-        description="tcp address at which other workers send KV blocks, as HOST:PORT; without it"
-        " they send them on this machine only, by sockets in mesh-dir",
+        description="tcp address for KV blocks from workers of other machines; port 0: any",
     )
     worker_role: Role = Field(
         "both",
-        description="prefill: computes prompts, and hands their sequences to other workers; decode:"
-        " takes these, and short prompts; a wish: each worker does both if no other can",
+        description="prefill: computes long prompts for others; decode: goes on with their"
+        " sequences; each does both if no other can",
     )
     language_model_only: bool = Field(
         False,

@@ -137,15 +137,8 @@ async def test_every_part_of_every_message_is_in_an_example_and_holds_something(
     lacking[Capacity].remove("num_states")  # the example has windows, and no model has both
     links = ("link of a scheduler", "link of a first rank")
     tokenizers = ("tokenizer", "tokenizer with images")
-    parts = (
-        "that pools",
-        "with windows",
-        "with states",
-        "with images",
-        "with a store",
-        "with moves",
-    )
-    workers = ("worker", *(f"worker {part}" for part in parts))
+    parts = ("windows", "states", "images", "a store", "moves")
+    workers = ("worker", "worker that pools", *(f"worker with {part}" for part in parts))
     for name in ("scheduler", *links, *tokenizers, "gateway", *workers):
         directory = tmp_path / name
         directory.mkdir()

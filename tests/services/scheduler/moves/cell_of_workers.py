@@ -32,7 +32,6 @@ from shared.wire.messages import (
     State,
     StepPlan,
     Take,
-    Tokens,
 )
 from tests.mesh.arena_parts import FakePeer
 from tests.services.scheduler.moves.moving_worker import MovingWorker
@@ -139,6 +138,7 @@ class CellOfWorkers:
         self.tokenizer = FakePeer(Hello(PROTOCOL_MAJOR, MOVES_MINOR, "tokenizer", "t", MODEL))
         self.service.on_up(self.tokenizer)
         self.asked: dict[str, tuple[list[int], int]] = {}
+        self.sequences: dict[str, list[Sequence]] = {}
 
     @property
     def moves(self) -> CellMoves:
@@ -164,6 +164,7 @@ class CellOfWorkers:
             options=write_options(options or RequestOptions()),
         )
         self.service.on_message(self.tokenizer, generate, [prompt, prompt[:0]])
+        self.sequences[name] = [self.core.sequences[each.request, 1] for each in choices]
 
     def grant(self, name: str, num_tokens: int) -> None:
         grant = Grant(f"{name}~1/0/0", 1, num_tokens, 1 << 22)
@@ -200,8 +201,8 @@ class CellOfWorkers:
             ids = list(prompt)
             for _ in range(max_tokens):
                 ids.append(next_token(ids))
-            for got in self.tokens_of(name):
-                assert got == ids[len(prompt) :]
+            for sequence in self.sequences[name]:
+                assert sequence.emitted == ids[len(prompt) :]
         for each in self.workers.values():
             pool = each.transfers.worker.pool
             assert pool.num_free == pool.num_blocks
@@ -209,17 +210,3 @@ class CellOfWorkers:
             assert not each.transfers.moves
             assert not each.transfers.incoming
             assert not each.simulated.inbox
-
-    def tokens_of(self, name: str) -> list[list[int]]:
-        """Of each choice."""
-        found: dict[str, list[int]] = {}
-        for message, (ids, *_) in self.tokenizer.got:
-            if isinstance(message, Tokens):
-                start = 0
-                for row in message.rows:
-                    if row.request.startswith(f"{name}~"):
-                        found.setdefault(row.request, []).extend(
-                            ids[start : start + row.run.num_tokens].tolist()
-                        )
-                    start += row.run.num_tokens
-        return [*found.values()]

@@ -48,7 +48,7 @@ async def test_its_blocks_are_pushed_while_the_prompt_is_computed(tmp_path: Path
 
 
 async def test_the_first_token_comes_before_the_move(tmp_path: Path):
-    cell, (decode, prefill) = cell_of(tmp_path, "decode", "prefill")
+    cell, (decode, _) = cell_of(tmp_path, "decode", "prefill")
     cell.ask("r", prompt_of(1), max_tokens=50)
     while not decode.admitted:
         cell.run(1)

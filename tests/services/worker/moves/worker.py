@@ -138,7 +138,8 @@ class MovingWorker:
 
     async def decode(self, most: int, depth: int) -> Output:
         """Up to ``most`` steps, or to the end."""
-        steps, is_over = [], False
+        steps: Output = []
+        is_over = False
         while len(steps) < most and not is_over:
             found, is_over = await self.step(decode=[Decode(0, depth)], depth=depth)
             steps.append(found)
@@ -180,7 +181,7 @@ async def working(
         "num_gpu_blocks_override": 64,
         "speculative_config": {"method": "none"},
     }
-    links = {"mesh_dir": folder, "instance": name}
+    links: dict[str, Any] = {"mesh_dir": folder, "instance": name}
     links |= {key: settings.pop(key) for key in ("keys", "kv_transfer_address") if key in settings}
     engine = make_engine(model, kernels, **(options | settings))
     worker = MovingWorker(WorkerConfig(**links), engine)

@@ -1,0 +1,295 @@
+"""Random schedules of workers that push blocks to each other."""
+
+from collections import deque
+from pathlib import Path
+from random import Random
+from typing import ClassVar
+from unittest.mock import patch
+
+from msgspec.structs import replace
+
+from services.scheduler.extension import Cell
+from services.scheduler.moves.cell import CellMoves
+from services.scheduler.moves.transfers import Transfers
+from services.scheduler.scheduler import Planned
+from services.scheduler.sequence import Sequence
+from services.scheduler.worker_state import WorkerState
+from shared.link.peer import Peer
+from shared.settings.scheduler import SchedulerConfig
+from shared.wire.messages import (
+    EVERY_LAYER,
+    Arrived,
+    Discard,
+    Heartbeat,
+    Inbox,
+    Meet,
+    ModelInfo,
+    Push,
+    State,
+    Take,
+)
+from tests.mesh.arena_parts import FakePeer, connect
+from tests.services.scheduler.moves.moving_worker import MovingWorker
+from tests.services.scheduler.schedules import WEIGHTS, Mesh, run_schedule
+
+CONFIG = SchedulerConfig(mesh_dir=Path("/nonexistent"), instance="s")
+MODEL = ModelInfo(["m"], "f", 1000, 64, 1)
+Block = tuple[bytes, list[int]]
+
+
+def run_moving(number: int) -> "MovingMesh":
+    random = Random(number)
+    with (
+        patch("services.scheduler.moves.transfers.NEAR_TOKENS", random.choice([2, 5, 10, 32])),
+        patch("services.scheduler.moves.roles.LONG_TOKENS", random.choice([1, 8, 512])),
+    ):
+        mesh = run_schedule(number, MovingMesh)
+    assert isinstance(mesh, MovingMesh)
+    return mesh
+
+
+class MovingMesh(Mesh):
+    """Workers of random roles have inboxes in two locations. Blocks of one worker for another come
+    in their order, some time later, or never. A draining worker may change its mind."""
+
+    weights: ClassVar[dict[str, float]] = {
+        **WEIGHTS,
+        "join": 3,
+        "run": 6,
+        "drain": 6,
+        "stay": 0.5,
+        "deliver": 6,
+        "cut": 0.5,
+        "look": 1,
+        "attach_again": 0.5,
+    }
+
+    def __init__(self, random: Random) -> None:
+        self.peers: dict[str, FakePeer] = {}
+        self.on_the_way: dict[tuple[str, str], deque[Block]] = {}
+        self.has_met: set[tuple[str, str]] = set()
+        self.cell: CellMoves | None = None
+        self.roles = random.choice([["both"], ["both", "prefill", "decode"], ["prefill", "decode"]])
+        self.locations = random.choice(["a", "a", "ab"])
+        self.block_bytes = random.choice([1, 1, 1, 3 << 20, 20 << 20])
+        self.all_workers: list[MovingWorker] = []
+        self.num_lost = 0
+        self.is_ending = False
+        self.is_plain = random.random() < 0.95
+        super().__init__(random)
+        for _ in range(random.choice([0, 1, 2, 2])):
+            self.join()
+
+    # --- workers --------------------------------------------------------------------------------
+
+    def join(self) -> None:
+        if self.cell is None:
+            if self.is_plain:
+                plain = {"groups": EVERY_LAYER, "num_states": None, "num_stages": 1}
+                size = self.random.choice([1, 1, 4, self.capacity.block_size])
+                num = self.capacity.num_blocks * self.random.choice([1, 2, 5])
+                plain |= {"block_size": size, "num_blocks": num}
+                self.capacity = replace(self.capacity, **plain)
+            peers: dict[str, Peer] = self.peers  # type: ignore[assignment]
+            self.cell = CellMoves(Cell(CONFIG, self.core, peers, lambda: None))
+        before = {*self.workers}
+        super().join()
+        for worker_id in self.workers.keys() - before:
+            self.attach(worker_id)
+
+    def attach(self, worker_id: str) -> None:
+        plain, random = self.workers[worker_id], self.random
+        worker = MovingWorker(
+            plain.capacity, plain.stop, is_fast=plain.is_fast, repeats=plain.repeats
+        )
+        self.workers[worker_id] = worker
+        self.all_workers.append(worker)
+        peer = self.peers[worker_id] = connect("worker", MODEL, plain.capacity, worker_id)
+        if random.random() < 0.95:
+            inbox = Inbox(
+                layout=random.choice(["one"] * 9 + ["two"]),
+                location=random.choice(self.locations),
+                num_blocks=random.choice([1, 3, 10, 100]),
+                block_bytes=self.block_bytes,
+                address=random.choice(["", "tcp://there:1"]),
+                role=random.choice(self.roles),  # type: ignore[arg-type]
+            )
+            assert self.cell is not None
+            assert self.cell.takes(peer, inbox)
+
+    def left(self, before: set[str]) -> None:
+        """Some of the blocks that a lost worker has pushed still come."""
+        assert self.cell is not None
+        for worker_id in before - self.workers.keys():
+            self.cell.on_detach(self.peers.pop(worker_id))
+            for pair in [each for each in self.on_the_way if worker_id in each]:
+                if worker_id == pair[1] or self.random.random() < 0.5:
+                    del self.on_the_way[pair]
+            self.has_met = {each for each in self.has_met if worker_id not in each}
+
+    def kill_worker(self) -> None:
+        before = {*self.workers}
+        super().kill_worker()
+        self.left(before)
+
+    def release_worker(self) -> None:
+        before = {*self.workers}
+        super().release_worker()
+        self.left(before)
+
+    def attach_again(self) -> None:
+        """As a lost worker, and a new one of the same name and process."""
+        if self.workers:
+            before = {*self.workers}
+            self.kill_worker()
+            (worker_id,) = before - self.workers.keys()
+            number, self.num_workers = self.num_workers, int(worker_id) - 1
+            self.join()
+            self.num_workers = number
+
+    def drain(self) -> None:
+        self.set_state(State.DRAINING)
+
+    def stay(self) -> None:
+        self.set_state(State.READY)
+
+    def set_state(self, state: State) -> None:
+        if self.workers:
+            worker_id = self.random.choice(sorted(self.workers))
+            self.peers[worker_id].status = Heartbeat(state, "", 0, 0)
+            self.core.note_state(worker_id, state == State.READY)
+
+    def look(self) -> None:
+        assert self.cell is not None
+        for _ in range(self.random.choice([1, 1, 1, 6, 40])):
+            self.cell.look(0.0)
+
+    # --- blocks ---------------------------------------------------------------------------------
+
+    def plan(self) -> None:
+        super().plan()
+        for worker_id, worker in self.workers.items():
+            assert isinstance(worker, MovingWorker)
+            for target, *block in worker.pushed:
+                if target in self.workers:
+                    queue = self.on_the_way.setdefault((worker_id, target), deque())
+                    queue.append((block[0], block[1]))  # type: ignore[arg-type]
+            worker.pushed.clear()
+
+    def check_plan(self, worker: WorkerState, planned: Planned, runnable: list[Sequence]) -> None:
+        super().check_plan(worker, planned, runnable)
+        peer, rows = self.peers[worker.worker_id], planned.plan.rows
+        for message, _ in peer.take(Meet):
+            self.has_met.add((worker.worker_id, message.worker))
+        most = max(1, min(256, (8 << 20) // self.block_bytes))
+        pushes = [each for each in rows if isinstance(each, Push)]
+        assert len(pushes) <= most
+        assert sum(isinstance(each, Take | Discard) for each in rows) <= most
+        assert all((worker.worker_id, each.worker) in self.has_met for each in pushes)
+        for each in pushes:
+            assert self.workers[worker.worker_id].kv[each.block] == self.content_of(each.key)
+        slots = {row.slot for row in planned.plan.prefill}
+        slots |= {row.slot for row in planned.plan.decode}
+        assert not any(worker.running[slot].allocated.is_held for slot in slots)
+
+    def content_of(self, key: bytes) -> list[int]:
+        return self.names[key][-self.capacity.block_size :]
+
+    def run(self) -> None:
+        delay = self.random.choice([1, 1, 2, 5, 100])
+        for number in range(self.random.randint(1, 20)):
+            self.plan()
+            if number % delay == 0:
+                self.deliver()
+            for worker_id in list(self.results):
+                self.absorb_from(worker_id)
+
+    def deliver(self) -> None:
+        for pair in [*self.on_the_way]:
+            self.deliver_to(pair, self.random.choice([0, 1, 3, 1000]))
+
+    def deliver_to(self, pair: tuple[str, str], num: int) -> None:
+        queue = self.on_the_way[pair]
+        keys = []
+        worker = self.workers.get(pair[1])
+        assert isinstance(worker, MovingWorker)
+        for _ in range(min(num, len(queue))):
+            key, content = queue.popleft()
+            assert content == self.content_of(key)
+            worker.inbox[key] = content
+            keys.append(key)
+        if not queue:
+            del self.on_the_way[pair]
+        transfers = self.transfers.get(pair[1])
+        if keys and transfers is not None:
+            assert len(worker.inbox) <= transfers.message.num_blocks
+            assert self.cell is not None
+            assert self.cell.takes(self.peers[pair[1]], Arrived(keys))
+
+    def cut(self) -> None:
+        """The blocks between two workers are lost."""
+        if self.on_the_way:
+            self.num_lost += len(self.on_the_way.pop(self.random.choice(sorted(self.on_the_way))))
+
+    @property
+    def transfers(self) -> dict[str, Transfers]:
+        assert self.cell is not None
+        found = self.cell._transfers
+        return {key: found[peer] for key, peer in self.peers.items() if peer in found}
+
+    def reset_prefix_cache(self) -> None:
+        super().reset_prefix_cache()
+        assert self.cell is not None
+        self.cell.reset_prefix_cache()
+        assert not any(each.moves for each in self.transfers.values())
+
+    # --- invariants -----------------------------------------------------------------------------
+
+    def check(self) -> None:
+        super().check()
+        for transfers in self.transfers.values():
+            for sequence, move in transfers.moves.items():
+                assert move in move.target.incoming
+                assert move.target in self.transfers.values()
+                assert sequence is move.sequence
+                running = transfers.worker.running.values()
+                assert move.is_over or sequence in running
+                assert not move.is_switching or move.is_over or sequence.allocated.is_held
+            assert all(each.target is transfers for each in transfers.incoming)
+            assert all(each.source in self.transfers.values() for each in transfers.incoming)
+            self.check_held(transfers)
+
+    def check_held(self, transfers: Transfers) -> None:
+        """A sequence is held only while a plan in flight computes it, and then moves."""
+        for sequence in transfers.worker.running.values():
+            move = transfers.moves.get(sequence)
+            if sequence.allocated.is_held:
+                assert move is not None
+                assert move.is_in_flight
+
+    def finish(self) -> None:
+        """Nobody is told to stop any more."""
+        for worker_id, peer in self.peers.items():
+            peer.status = Heartbeat(State.READY, "", 0, 0)
+            self.core.note_state(worker_id, True)
+        self.is_ending = True
+        super().finish()
+        assert self.cell is not None
+        for _ in range(60):
+            self.settle_down()
+        for transfers in self.transfers.values():
+            assert not len(transfers.inbox)
+            assert not transfers.moves
+            assert not transfers.incoming
+            assert not transfers._pushed
+        assert not any(
+            each.inbox for each in self.workers.values() if isinstance(each, MovingWorker)
+        )
+
+    def settle_down(self) -> None:
+        assert self.cell is not None
+        self.deliver()
+        self.cell.look(0.0)
+        self.plan()
+        for worker_id in list(self.results):
+            self.absorb_from(worker_id)
