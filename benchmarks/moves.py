@@ -24,8 +24,8 @@ from benchmarks.harness.fleet import Fleet, running_fleet
 from benchmarks.report import spread, write
 
 SIZE = "small"
-NUM_STREAMS, PROMPT_LEN, REPLY_LEN = 12, 2000, 400
-NUM_BURST, BURST_LEN = 8, 4000
+NUM_STREAMS, PROMPT_LEN, REPLY_LEN = 12, 1500, 400
+NUM_BURST, BURST_LEN = 8, 3000
 LEAVES_AFTER = 32  # tokens of each stream
 COUNTS = ("shoal_recomputed_tokens_total", "shoal_moves_total")
 
@@ -81,7 +81,7 @@ class Streams:
 async def fleet_of(*roles: str, **settings: str) -> AsyncIterator[Fleet]:
     common = {
         "MODEL": str(checkpoint(SIZE)),
-        "MAX_MODEL_LEN": "8192",
+        "MAX_MODEL_LEN": "4096",
         "NUM_THREADS": "1",
         "DRAIN_TIMEOUT_S": "60",
     }
