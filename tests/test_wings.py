@@ -202,7 +202,12 @@ WINGS = {
     ),
     "moves": Wing(
         (f"{WORKER}/moves", "services/scheduler/moves"),
-        (f"tests/{WORKER}/moves", "tests/mesh/moves_arena.py"),
+        (
+            f"tests/{WORKER}/moves",
+            "tests/services/scheduler/moves",
+            "tests/mesh/moves_arena.py",
+            "tests/mesh/test_moves.py",
+        ),
     ),
     "page": Wing((f"{GATEWAY}/page",), (f"tests/{GATEWAY}/page", "tests/page")),
     "traces": Wing(

@@ -76,7 +76,7 @@ class WorkerMoves(WorkerExtension):
         for row in rows:
             self._check_row(row)
         if rows:
-            FULL.set(self._inbox.num_full)
+            FULL.set(len(self._inbox))
 
     def clear(self) -> None:
         """Plans of the lost scheduler still find its blocks."""
@@ -116,7 +116,7 @@ class WorkerMoves(WorkerExtension):
             receiver.link.drop(peer, "a block with another checksum")
         elif inbox is self._inbox:
             inbox.put(keys, blocks)
-            FULL.set(inbox.num_full)
+            FULL.set(len(inbox))
             home = self._core.home()
             assert home is not None
             home.send(Arrived(keys))
