@@ -12,7 +12,7 @@ import numpy as np
 from prometheus_client import Gauge
 
 from services.worker.extension import WorkerCore, WorkerExtension
-from services.worker.moves.addition import KVTransfer, TransferPart, rows_of
+from services.worker.moves.addition import KVTransfer, TransferPart
 from services.worker.moves.inbox import Inbox as Blocks
 from services.worker.moves.links import WorkerLinks, location_of
 from services.worker.step_thread import call_soon
@@ -72,7 +72,7 @@ class WorkerMoves(WorkerExtension):
         return True
 
     def check(self, plan: StepPlan, pixels: Sequence[Array]) -> None:
-        rows = rows_of(plan)
+        rows = [row for row in plan.rows if isinstance(row, Push | Take | Discard)]
         for row in rows:
             self._check_row(row)
         if rows:

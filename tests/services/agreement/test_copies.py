@@ -1,6 +1,7 @@
 """Blocks that move between workers are saved in stores, as plans of the scheduler ask for it."""
 
 from pathlib import Path
+from typing import Any
 
 from shared.wire.messages import Forget, Load, Save, Take
 from tests.services.worker.checkpoints import save_qwen2
@@ -11,7 +12,7 @@ async def test_a_block_is_saved_by_the_plan_that_takes_it(tmp_path: Path) -> Non
     """Parts of a step run in this order."""
     model = tmp_path / "model"
     save_qwen2(model)
-    store = {"kv_offloading_size": 1 / 64, "kv_offloading_dir": tmp_path / "kv"}
+    store: dict[str, Any] = {"kv_offloading_size": 1 / 64, "kv_offloading_dir": tmp_path / "kv"}
     async with (
         working(model, tmp_path, "a") as a,
         working(model, tmp_path, "b", **store) as b,
