@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from services.worker.moves import links
 from services.worker.moves.addition import INBOX_BYTES
 from services.worker.moves.links import role_of
 from shared.errors import CodecError, ConfigError
@@ -202,7 +203,10 @@ async def test_workers_of_old_are_refused(one: MovingWorker) -> None:
     assert "knows of no moves" in (receiver_of(one).refusal(hello, "worker") or "")
 
 
-async def test_a_worker_that_is_gone_takes_no_blocks(checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_a_worker_that_is_gone_takes_no_blocks(
+    checkpoint: Path, tmp_path: Path, is_killed: bool
+) -> None:
     """Its successor of the same name does, once they have met."""
     async with working(checkpoint, tmp_path, "a") as a:
         await a.prefill(random_ids(37, 150), 37, [0, 1, 2], 0, 0)
@@ -210,6 +214,8 @@ async def test_a_worker_that_is_gone_takes_no_blocks(checkpoint: Path, tmp_path:
             a.meet(b)
             await a.push(b, [0])
             await b.arrived(1)
+            if is_killed:
+                await receiver_of(b).close("killed", is_planned=False)
         await until(lambda: a.moves._links._senders["b"].is_over)
         await a.push(b, [0])
         async with working(checkpoint, tmp_path, "b") as b:
@@ -309,3 +315,25 @@ async def test_a_worker_without_moves_takes_no_rows(checkpoint: Path, tmp_path: 
         with pytest.raises(CodecError, match="do not move"):
             worker.moves.takes(worker.home, Meet("a"))
         assert not worker.moves.takes(FakePeer(worker.home.hello), Arrived([]))
+
+
+async def test_blocks_wait_for_a_connection_and_not_for_ever(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, _ = two
+    monkeypatch.setattr(links, "CONNECT_S", 0.05)
+    assert a.moves.takes(a.home, Meet("gone"))
+    await a.run(Push(key_of(0), 0, "gone"))
+    sender = a.moves._links._senders["gone"]
+    await until(lambda: sender.is_over)
+    assert not sender._waiting
+
+
+async def test_others_are_told_an_address_instead_of_a_star(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "ELSEWHERE", ("127.0.0.1", 9))
+    async with working(checkpoint, tmp_path, "b", kv_transfer_address="tcp://*:0") as worker:
+        address = worker.inbox.address
+    assert address.startswith("tcp://127.0.0.1:")
+    assert not address.endswith(":0")
