@@ -208,6 +208,7 @@ WINGS = {
         (f"{WORKER}/moves", "services/scheduler/moves"),
         (
             f"tests/{WORKER}/moves",
+            "tests/services/scheduler/moves",
             "tests/mesh/moves_arena.py",
             "tests/mesh/test_moves.py",
             "benchmarks/moves.py",

@@ -292,7 +292,7 @@ class StoreWorkerArena(WorkerArena):
 
     @property
     def _part(self) -> Any:
-        return self._engine.additions[0].part
+        return self._engine.additions[-1].part
 
     def _prepare(self, index: int) -> None:
         """Nobody has checked these plans, nor waits for their reports."""

@@ -1,7 +1,7 @@
 """The model of the simulator: each token is a hash of the adapter, the images and all ids before
 it, and each block is checked for the ids and images that its KV was computed from."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -25,6 +25,7 @@ from shared.wire.messages import (
     TokenRun,
 )
 from shared.wire.token_arrays import Layout, TokenArrays, join
+from tests.services.scheduler.moves.moving_worker import Content, Inboxed, MovingWorker
 from tests.services.scheduler.simulated_worker import Slot
 from tests.services.scheduler.stores.storing_worker import SimulatedStore, StoringWorker
 from tests.sim.images import PLACEHOLDER, SimulatedMedia
@@ -61,7 +62,7 @@ def arrays_of(token: int, position: int, vocab_size: int, num: int | None) -> To
 
 
 @dataclass
-class _Worker(StoringWorker):
+class _Worker(MovingWorker, StoringWorker):
     """Drafts of three in four tokens are right."""
 
     def _draft(self, slot: Slot, num: int) -> None:
@@ -75,7 +76,8 @@ class _Worker(StoringWorker):
 class SimulatedEngine(StepEngine):
     """Checks every plan. ``fails_next``: memory runs out in the next step. ``adapters`` are there
     for sequences, a bounded number of different ones at once. Blocks are saved in its ``own`` store
-    and loaded from ``stores``; ``copied`` has the answers by step."""
+    and loaded from ``stores``; ``copied`` has the answers by step. ``pushed`` are blocks for other
+    workers, by step; each reset begins with one of ``next_inboxes``."""
 
     def __init__(
         self,
@@ -86,6 +88,8 @@ class SimulatedEngine(StepEngine):
     ) -> None:
         self.own, self.stores = own, stores or {}
         self.copied: dict[int, Copied] = {}
+        self.pushed: dict[int, list[tuple[str, bytes, Content]]] = {}
+        self.next_inboxes: deque[Inboxed] = deque([Inboxed()])
         self.model_info = model_info
         self.capacity = capacity
         self.fails_next = False
@@ -101,7 +105,12 @@ class SimulatedEngine(StepEngine):
     def reset(self) -> None:
         self.media.table.reset()
         self.worker = _Worker(
-            self.capacity, STOP, write=self._write, own=self.own, stores=self.stores
+            self.capacity,
+            STOP,
+            write=self._write,
+            own=self.own,
+            stores=self.stores,
+            inbox=self.next_inboxes.popleft(),
         )
 
     def submit(
@@ -125,6 +134,7 @@ class SimulatedEngine(StepEngine):
         result, emitted = self.worker.step(Planned(plan, ids))
         self.copied |= {each.step: each for each in self.worker.answers}
         self.worker.answers.clear()
+        self.pushed[plan.step], self.worker.pushed = self.worker.pushed, []
         held = {adapter_of(slot) for slot in self.worker.slots.values()} - {""}
         assert len(held) <= self.capacity.max_adapters, "too many adapters at once"
         for number, slot in self.worker.slots.items():

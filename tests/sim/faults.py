@@ -33,6 +33,8 @@ FAULTS = {
     "jump": 1,
     "damage": 1,
     "break_store": 1,
+    "lose_blocks": 1,
+    "slow_blocks": 1,
 }
 
 
@@ -166,6 +168,16 @@ class Faults:
         if host.engine is not None and host.engine.own is not None:
             self._note(f"the store of {host.name} takes no more", host)
             host.engine.own.is_down = True
+
+    def lose_blocks(self) -> None:
+        host = self._victim("worker")
+        self._note(f"the blocks that {host.name} pushes are lost", host)
+        self._mesh.exchange.cut(host)
+
+    def slow_blocks(self) -> None:
+        self._note("blocks come late")
+        self._mesh.exchange.delay_s = self._random.choice([5e-3, 5e-2, 0.5, 4.0])
+        self._later(setattr, self._mesh.exchange, "delay_s", LATENCY_S)
 
     # --- connections ----------------------------------------------------------------------------
 

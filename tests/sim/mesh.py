@@ -40,8 +40,9 @@ from tests.sim.adapters import EVERY, KEPT, order
 from tests.sim.clients import Request, ask
 from tests.sim.engine import SimulatedEngine
 from tests.sim.images import CHAT_TEMPLATE, FAMILY, reading
+from tests.sim.moves import Exchange, MoveShape, MovingService, moving_in
 from tests.sim.network import Machine, Network, Sockets
-from tests.sim.stores import Folders, StoringService, held_by
+from tests.sim.stores import Folders, held_by
 from tests.sim.virtual_loop import THREAD_S, TURN_S, VirtualLoop
 
 ORDER: tuple[ServiceName, ...] = ("gateway", "tokenizer", "scheduler", "worker")
@@ -51,6 +52,7 @@ SETTLED_S = 2.0
 LOOK_S = 0.05
 LOWER = ("tcp://schedulers",)
 NOWHERE = Path("/nonexistent/shoal")
+LONG_TOKENS = 30  # for prefill workers
 
 
 class Host(Machine):
@@ -108,6 +110,7 @@ class Host(Machine):
                     "blocks": sum(each.num_blocks - each.num_free for each in pools),
                     "tokens": sum(len(each._held) for each in service._routes.values()),
                     "copies": held_by(service),
+                    **moving_in(service),
                     "bytes of pixels": sum(
                         each._num_bytes
                         for each in service._extensions
@@ -117,7 +120,10 @@ class Host(Machine):
             case "worker":
                 assert self.engine is not None
                 of_images = self.engine.media.held()
-                return {"steps": service._num_pending, "sequences": service._load, **of_images}
+                inbox = {"blocks of others": len(service.inbox)}
+                return (
+                    {"steps": service._num_pending, "sequences": service._load} | of_images | inbox
+                )
 
 
 class Site:
@@ -140,6 +146,7 @@ class Mesh:
         self.network = Network(self.loop, is_logged)
         self.shape = shape
         self.folders = Folders(shape.num_locations, shape.num_places)
+        self.exchange = Exchange(self.loop, self._worker)
         self.sites = [
             Site(kind, number, shape.settings[kind])
             for kind in ORDER
@@ -163,6 +170,7 @@ class Mesh:
             patch("services.gateway.service.REGISTRY", Mock()),
             patch("services.scheduler.service.FORWARD_INTERVAL_S", self.shape.forward_interval_s),
             patch("services.scheduler.adapters.cell.FORGET_S", self.shape.forget_s),
+            patch("services.scheduler.moves.roles.LONG_TOKENS", LONG_TOKENS),
             patch("services.worker.service.EXTENSIONS", [WorkerMedia]),
             patch.object(TokenizerService, "_load", _load),
         ):
@@ -191,6 +199,10 @@ class Mesh:
     def live(self, *kinds: ServiceName) -> list[Host]:
         hosts = (site.host for site in self.sites)
         return [each for each in hosts if each is not None and each.kind in (kinds or ORDER)]
+
+    def _worker(self, name: str) -> MovingService | None:
+        found = [host.service for host in self.live("worker") if host.name == name]
+        return found[0] if found else None
 
     def _look_up(self, name: str) -> list[str]:
         """As of a name server: it lists the addresses of a service that run."""
@@ -252,7 +264,7 @@ class Mesh:
             case "worker":
                 location, own, stores = self.folders.open(int(host.name[1:]), host)
                 engine = host.engine = SimulatedEngine(model(), self.shape.capacity, own, stores)
-                service = StoringService(
+                service = MovingService(
                     config,
                     lambda config, progress: engine,
                     self.shape.adapters,
@@ -260,6 +272,10 @@ class Mesh:
                     location=location,
                     engine=lambda: engine,
                     speaks=host.minor is None or host.minor >= STORES_MINOR,
+                    process=host,
+                    exchange=self.exchange,
+                    shape=self.shape.moves,
+                    knows_moves=host.minor is None,
                 )
                 engine.adapters = service.adapters
                 return service
@@ -379,6 +395,7 @@ class Shape:
         if self.num_locations:
             self.capacity = replace(self.capacity, groups=EVERY_LAYER, num_states=None)
         self.num_places = draw(400, 5, 40)
+        self.moves = MoveShape.drawn(draw)
 
 
 CONFIGS: dict[ServiceName, type[Settings]] = {

@@ -12,6 +12,7 @@ from tests.sim.adapters import LOADED, served_at
 from tests.sim.clients import NUM_JOBS, Request, job_of
 from tests.sim.faults import Faults
 from tests.sim.mesh import Mesh, Shape
+from tests.sim.moves import check_moves
 from tests.sim.oracle import check_progress, check_request, left_in
 from tests.sim.stores import check_stores
 
@@ -112,6 +113,7 @@ class Run:
         assert not mesh.broken, f"services broke: {mesh.broken}"
         for host in mesh.live("scheduler"):
             check_stores(host.service, mesh.folders)
+            check_moves(host.service)
         for request in mesh.requests:
             if not request.is_lost:
                 check_request(request, alone()[request.job_number], self.faults, mesh)

@@ -18,7 +18,7 @@ from services.worker.startup.cache_codes import CACHE_CODES, choose_cache_dtype
 from services.worker.startup.model_shape import shape_of
 from shared.settings.worker import WorkerConfig
 from shared.wire.codec import Array
-from shared.wire.messages import MAX_INBOX_BLOCKS, Capacity, Discard, Push, StepPlan, Take
+from shared.wire.messages import MAX_INBOX_BLOCKS, Capacity, Push, StepPlan, Take
 
 log = logging.getLogger(__name__)
 
@@ -27,8 +27,6 @@ MAX_MESSAGE_BYTES = 16 << 20  # of a Pushed, or one block
 
 PUSHED = Counter("shoal_blocks_pushed_bytes", "Bytes of KV blocks copied for other workers")
 TAKEN = Counter("shoal_blocks_taken_bytes", "Bytes of KV blocks of other workers put to use")
-
-Rows = Sequence[Push | Take | Discard]
 
 
 def check(settings: WorkerConfig, device: torch.device, *, pools: bool, is_ours: bool) -> None:
@@ -95,7 +93,7 @@ class TransferPart(PlanPart):
 
     def apply(self, plan: StepPlan, pixels: Sequence[Array]) -> None:
         pushed: dict[str, tuple[list[bytes], list[Array]]] = {}
-        for row in rows_of(plan):
+        for row in plan.rows:
             if isinstance(row, Push):
                 keys, blocks = pushed.setdefault(row.worker, ([], []))
                 keys.append(row.key)
@@ -118,7 +116,3 @@ class TransferPart(PlanPart):
         for piece in self._memory.pieces(block):
             piece[:] = view[start : start + len(piece)]
             start += len(piece)
-
-
-def rows_of(plan: StepPlan) -> Rows:
-    return [row for row in plan.rows if isinstance(row, Push | Take | Discard)]

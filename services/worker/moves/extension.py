@@ -12,7 +12,7 @@ import numpy as np
 from prometheus_client import Gauge
 
 from services.worker.extension import WorkerCore, WorkerExtension
-from services.worker.moves.addition import KVTransfer, TransferPart, rows_of
+from services.worker.moves.addition import KVTransfer, TransferPart
 from services.worker.moves.inbox import Inbox as Blocks
 from services.worker.moves.links import WorkerLinks, location_of
 from services.worker.step_thread import call_soon
@@ -72,11 +72,11 @@ class WorkerMoves(WorkerExtension):
         return True
 
     def check(self, plan: StepPlan, pixels: Sequence[Array]) -> None:
-        rows = rows_of(plan)
+        rows = [row for row in plan.rows if isinstance(row, Push | Take | Discard)]
         for row in rows:
             self._check_row(row)
         if rows:
-            FULL.set(self._inbox.num_full)
+            FULL.set(len(self._inbox))
 
     def clear(self) -> None:
         """Plans of the lost scheduler still find its blocks."""
@@ -116,7 +116,7 @@ class WorkerMoves(WorkerExtension):
             receiver.link.drop(peer, "a block with another checksum")
         elif inbox is self._inbox:
             inbox.put(keys, blocks)
-            FULL.set(inbox.num_full)
+            FULL.set(len(inbox))
             home = self._core.home()
             assert home is not None
             home.send(Arrived(keys))

@@ -28,7 +28,7 @@ RANK_MODULES: list[str] = [
 ADDITIONS: dict[str, str] = {
     "has_adapters": "services.worker.adapters.addition",
     "reads_media": "services.worker.media.addition",
-    "kv_transfer": "services.worker.moves.addition",  # before stores: taken blocks are saved
+    "kv_transfer": "services.worker.moves.addition",  # before stores, which save taken blocks
     "kv_offloading_size": "services.worker.stores.addition",
 }
 

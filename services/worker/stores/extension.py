@@ -45,7 +45,7 @@ class WorkerStores(WorkerExtension):
             home.send(Inventory(header.id, part.location, *sizes), *part.inventory())
 
     def check(self, plan: StepPlan, pixels: Sequence[Array]) -> None:
-        rows = rows_of(plan)
+        rows = rows_of(plan) if plan.rows else ()
         for row in rows:
             self._check_row(row)
         if rows:

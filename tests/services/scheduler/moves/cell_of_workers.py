@@ -85,6 +85,7 @@ class Worker:
         plan, (ids, *_) = taken[0]
         self.plans.append(plan)
         self.rows += plan.rows
+        self.simulated.inbox.check(plan)
         result, arrays = self.simulated.step(Planned(plan, ids))
         self.cell.on_the_way += self.simulated.pushed
         self.simulated.pushed.clear()
@@ -179,7 +180,7 @@ class CellOfWorkers:
         due, self.on_the_way = self.on_the_way[:num], self.on_the_way[num:]
         for name, key, content in due:
             if (worker := self.workers.get(name)) is not None:
-                worker.simulated.inbox[key] = content
+                worker.simulated.inbox.put(key, content)
                 self.service.on_message(worker.peer, Arrived([key]), [])
 
     def run(self, num: int = 400, delivers: bool = True) -> None:
@@ -209,4 +210,4 @@ class CellOfWorkers:
             assert not len(each.transfers.inbox)
             assert not each.transfers.moves
             assert not each.transfers.incoming
-            assert not each.simulated.inbox
+            assert not len(each.simulated.inbox)

@@ -1,5 +1,6 @@
 """A simulated worker that pushes and takes blocks."""
 
+from collections import deque
 from dataclasses import dataclass, field
 
 from services.scheduler.scheduler import Planned
@@ -10,13 +11,43 @@ from tests.services.scheduler.simulated_worker import SimulatedWorker
 Content = list[int]
 
 
+class Inboxed:
+    """The blocks in an inbox. A checked plan has the ones that it takes."""
+
+    def __init__(self) -> None:
+        self._blocks: dict[bytes, list[Content]] = {}
+        self._taken: deque[Content] = deque()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._blocks.values()))
+
+    def put(self, key: bytes, content: Content) -> None:
+        self._blocks.setdefault(key, []).append(content)
+
+    def check(self, plan: StepPlan) -> None:
+        for row in plan.rows:
+            if isinstance(row, Take):
+                self._taken.append(self._pop(row.key))
+            elif isinstance(row, Discard):
+                self._pop(row.key)
+
+    def next_taken(self) -> Content:
+        return self._taken.popleft()
+
+    def _pop(self, key: bytes) -> Content:
+        blocks = self._blocks[key]
+        if len(blocks) == 1:
+            del self._blocks[key]
+        return blocks.pop()
+
+
 @dataclass
 class MovingWorker(SimulatedWorker):
-    """``pushed`` blocks are on their way, with the name of their target. The ones in ``inbox`` have
-    come."""
+    """``pushed`` blocks are on their way, with the name of their target. Plans for it are checked
+    by its ``inbox``."""
 
     pushed: list[tuple[str, bytes, Content]] = field(default_factory=list)
-    inbox: dict[bytes, Content] = field(default_factory=dict)
+    inbox: Inboxed = field(default_factory=Inboxed)
     num_pushed: int = 0
     num_taken: int = 0
     num_discarded: int = 0
@@ -29,12 +60,11 @@ class MovingWorker(SimulatedWorker):
                     assert len(content) == self.capacity.block_size, "a part of a block"
                     self.pushed.append((worker, key, list(content)))
                     self.num_pushed += 1
-                case Take(key, block):
+                case Take(_, block):
                     self.check_free(planned.plan, block)
-                    self.kv[block] = self.inbox.pop(key)
+                    self.kv[block] = self.inbox.next_taken()
                     self.num_taken += 1
-                case Discard(key):
-                    del self.inbox[key]
+                case Discard():
                     self.num_discarded += 1
         return super().step(planned)
 

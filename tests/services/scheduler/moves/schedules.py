@@ -57,7 +57,6 @@ class MovingMesh(Mesh):
         "join": 3,
         "run": 6,
         "drain": 6,
-        "stay": 0.5,
         "deliver": 6,
         "cut": 0.5,
         "look": 1,
@@ -74,7 +73,6 @@ class MovingMesh(Mesh):
         self.block_bytes = random.choice([1, 1, 1, 3 << 20, 20 << 20])
         self.all_workers: list[MovingWorker] = []
         self.num_lost = 0
-        self.is_ending = False
         self.is_plain = random.random() < 0.95
         super().__init__(random)
         for _ in range(random.choice([0, 1, 2, 2])):
@@ -148,16 +146,19 @@ class MovingMesh(Mesh):
             self.num_workers = number
 
     def drain(self) -> None:
-        self.set_state(State.DRAINING)
+        """The one with the most sequences, or any one."""
+        if not self.workers:
+            return
+        busiest = max(self.workers, key=lambda each: len(self.core.workers[each].running))
+        chosen = self.random.choice([busiest, busiest, *sorted(self.workers)])
+        for worker_id in self.workers:
+            if self.random.random() < 0.7:
+                self.set_state(worker_id, State.READY)
+        self.set_state(chosen, State.DRAINING)
 
-    def stay(self) -> None:
-        self.set_state(State.READY)
-
-    def set_state(self, state: State) -> None:
-        if self.workers:
-            worker_id = self.random.choice(sorted(self.workers))
-            self.peers[worker_id].status = Heartbeat(state, "", 0, 0)
-            self.core.note_state(worker_id, state == State.READY)
+    def set_state(self, worker_id: str, state: State) -> None:
+        self.peers[worker_id].status = Heartbeat(state, "", 0, 0)
+        self.core.note_state(worker_id, state == State.READY)
 
     def look(self) -> None:
         assert self.cell is not None
@@ -181,13 +182,16 @@ class MovingMesh(Mesh):
         peer, rows = self.peers[worker.worker_id], planned.plan.rows
         for message, _ in peer.take(Meet):
             self.has_met.add((worker.worker_id, message.worker))
+        worker_of = self.workers[worker.worker_id]
+        assert isinstance(worker_of, MovingWorker)
+        worker_of.inbox.check(planned.plan)
         most = max(1, min(256, (8 << 20) // self.block_bytes))
         pushes = [each for each in rows if isinstance(each, Push)]
         assert len(pushes) <= most
         assert sum(isinstance(each, Take | Discard) for each in rows) <= most
         assert all((worker.worker_id, each.worker) in self.has_met for each in pushes)
         for each in pushes:
-            assert self.workers[worker.worker_id].kv[each.block] == self.content_of(each.key)
+            assert worker_of.kv[each.block] == self.content_of(each.key)
         slots = {row.slot for row in planned.plan.prefill}
         slots |= {row.slot for row in planned.plan.decode}
         assert not any(worker.running[slot].allocated.is_held for slot in slots)
@@ -197,7 +201,7 @@ class MovingMesh(Mesh):
 
     def run(self) -> None:
         delay = self.random.choice([1, 1, 2, 5, 100])
-        for number in range(self.random.randint(1, 20)):
+        for number in range(self.random.choice([1, 3, 10, 20])):
             self.plan()
             if number % delay == 0:
                 self.deliver()
@@ -216,7 +220,7 @@ class MovingMesh(Mesh):
         for _ in range(min(num, len(queue))):
             key, content = queue.popleft()
             assert content == self.content_of(key)
-            worker.inbox[key] = content
+            worker.inbox.put(key, content)
             keys.append(key)
         if not queue:
             del self.on_the_way[pair]
@@ -269,10 +273,8 @@ class MovingMesh(Mesh):
 
     def finish(self) -> None:
         """Nobody is told to stop any more."""
-        for worker_id, peer in self.peers.items():
-            peer.status = Heartbeat(State.READY, "", 0, 0)
-            self.core.note_state(worker_id, True)
-        self.is_ending = True
+        for worker_id in self.peers:
+            self.set_state(worker_id, State.READY)
         super().finish()
         assert self.cell is not None
         for _ in range(60):
@@ -282,9 +284,9 @@ class MovingMesh(Mesh):
             assert not transfers.moves
             assert not transfers.incoming
             assert not transfers._pushed
-        assert not any(
-            each.inbox for each in self.workers.values() if isinstance(each, MovingWorker)
-        )
+        for worker in self.workers.values():
+            assert isinstance(worker, MovingWorker)
+            assert not len(worker.inbox)
 
     def settle_down(self) -> None:
         assert self.cell is not None

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from services.worker.moves import links
 from services.worker.moves.addition import INBOX_BYTES
 from services.worker.moves.links import role_of
 from shared.errors import CodecError, ConfigError
@@ -131,13 +132,15 @@ async def test_a_block_is_taken_once(two: Two) -> None:
             b.moves.check(plan_of(row), [])
 
 
-async def test_each_push_of_a_key_is_a_block(two: Two) -> None:
+async def test_a_key_that_comes_twice_is_there_once(two: Two) -> None:
+    """After it was taken, it may come again."""
     a, b = two
-    for _ in range(2):
-        await a.push(b, [0])
-    await b.arrived(2)
-    await b.take([5])
-    await b.take([6])
+    for block in (5, 6):
+        for _ in range(2):
+            await a.push(b, [0])
+        await b.arrived(2)
+        assert b.num_full == 1
+        await b.take([block])
     assert b.bytes_of(5) == b.bytes_of(6) == a.bytes_of(0)
 
 
@@ -200,7 +203,10 @@ async def test_workers_of_old_are_refused(one: MovingWorker) -> None:
     assert "knows of no moves" in (receiver_of(one).refusal(hello, "worker") or "")
 
 
-async def test_a_worker_that_is_gone_takes_no_blocks(checkpoint: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_a_worker_that_is_gone_takes_no_blocks(
+    checkpoint: Path, tmp_path: Path, is_killed: bool
+) -> None:
     """Its successor of the same name does, once they have met."""
     async with working(checkpoint, tmp_path, "a") as a:
         await a.prefill(random_ids(37, 150), 37, [0, 1, 2], 0, 0)
@@ -208,6 +214,8 @@ async def test_a_worker_that_is_gone_takes_no_blocks(checkpoint: Path, tmp_path:
             a.meet(b)
             await a.push(b, [0])
             await b.arrived(1)
+            if is_killed:
+                await receiver_of(b).close("killed", is_planned=False)
         await until(lambda: a.moves._links._senders["b"].is_over)
         await a.push(b, [0])
         async with working(checkpoint, tmp_path, "b") as b:
@@ -307,3 +315,25 @@ async def test_a_worker_without_moves_takes_no_rows(checkpoint: Path, tmp_path: 
         with pytest.raises(CodecError, match="do not move"):
             worker.moves.takes(worker.home, Meet("a"))
         assert not worker.moves.takes(FakePeer(worker.home.hello), Arrived([]))
+
+
+async def test_blocks_wait_for_a_connection_and_not_for_ever(
+    two: Two, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, _ = two
+    monkeypatch.setattr(links, "CONNECT_S", 0.05)
+    assert a.moves.takes(a.home, Meet("gone"))
+    await a.run(Push(key_of(0), 0, "gone"))
+    sender = a.moves._links._senders["gone"]
+    await until(lambda: sender.is_over)
+    assert not sender._waiting
+
+
+async def test_others_are_told_an_address_instead_of_a_star(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(links, "ELSEWHERE", ("127.0.0.1", 9))
+    async with working(checkpoint, tmp_path, "b", kv_transfer_address="tcp://*:0") as worker:
+        address = worker.inbox.address
+    assert address.startswith("tcp://127.0.0.1:")
+    assert not address.endswith(":0")

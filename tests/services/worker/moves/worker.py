@@ -88,8 +88,7 @@ class MovingWorker:
 
     @property
     def num_full(self) -> int:
-        num: int = self.moves._inbox.num_full
-        return num
+        return len(self.moves._inbox)
 
     def bytes_of(self, block: int) -> bytes:
         return b"".join(self.memory.pieces(block))

@@ -50,7 +50,7 @@ class Worker:
     def run(self, engine: Any, plan: StepPlan) -> None:
         """As the service does."""
         self.stores.check(plan, [])
-        self.step_thread.submit(engine._plan_parts[0].apply, plan, [])
+        self.step_thread.submit(engine._plan_parts[-1].apply, plan, [])
 
     async def settle(self) -> None:
         await asyncio.wrap_future(self.step_thread.executor.submit(lambda: None))

@@ -1,0 +1,191 @@
+"""Blocks that simulated workers push to each other, past the schedulers."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from services.scheduler.moves.cell import CellMoves
+from services.scheduler.moves.transfers import Transfers
+from shared.link.peer import Peer
+from shared.wire.codec import Array
+from shared.wire.messages import (
+    MOVES_MINOR,
+    Arrived,
+    Inbox,
+    Meet,
+    Message,
+    Push,
+    StepPlan,
+    WorkerRole,
+)
+from tests.services.scheduler.moves.moving_worker import Content, Inboxed
+from tests.sim.network import LATENCY_S, MOMENT_S
+from tests.sim.stores import StoringService
+from tests.sim.virtual_loop import Process, VirtualLoop
+
+Block = tuple[bytes, Content]
+
+
+@dataclass(frozen=True)
+class MoveShape:
+    """Of the workers' inboxes. ``roles`` are those of one worker and another."""
+
+    roles: tuple[WorkerRole, ...] = ("both",)
+    locations: tuple[str, ...] = ("here",)
+    address: str = ""
+    num_blocks: int = 100
+    block_bytes: int = 1 << 10
+
+    @classmethod
+    def drawn(cls, draw: Callable[..., Any]) -> "MoveShape":
+        both: tuple[WorkerRole, ...] = ("both",)
+        return cls(
+            roles=draw(both, both, ("prefill", "decode"), ("decode", "both", "prefill")),
+            locations=draw(("here",), ("here",), ("here", "there")),
+            address=draw("", "tcp://workers:1"),
+            num_blocks=draw(100, 2, 8),
+            block_bytes=draw(1 << 10, 3 << 20),
+        )
+
+
+class Exchange:
+    """The links between workers. A pair's blocks come in order, while both processes live. ``find``
+    returns the service of a worker that runs."""
+
+    def __init__(self, loop: VirtualLoop, find: Callable[[str], "MovingService | None"]) -> None:
+        self._loop = loop
+        self._find = find
+        self._arrivals_s: dict[tuple[Process, Process], float] = {}
+        self._cuts: dict[Process, int] = {}
+        self.delay_s = LATENCY_S
+        self.num_cut = 0
+
+    def send(self, source: Process, name: str, blocks: list[Block]) -> None:
+        target = self._find(name)
+        if target is None:
+            return
+        loop, pair = self._loop, (source, target.process)
+        due_s = loop.now_s + self.delay_s * loop.random.uniform(0.3, 3)
+        due_s = self._arrivals_s[pair] = max(self._arrivals_s.get(pair, 0.0) + MOMENT_S, due_s)
+        context = target.process.context.copy()
+        arguments = target, self._cuts.get(source, 0), source, blocks
+        loop.call_later(due_s - loop.now_s, self._arrive, *arguments, context=context)
+
+    def _arrive(
+        self, target: "MovingService", num_cuts: int, source: Process, blocks: list[Block]
+    ) -> None:
+        if num_cuts == self._cuts.get(source, 0):
+            target.on_pushed(blocks)
+
+    def cut(self, source: Process) -> None:
+        """All that ``source`` has on its way is lost."""
+        self._cuts[source] = self._cuts.get(source, 0) + 1
+
+
+class MovingService(StoringService):
+    """Pushes blocks through the ``exchange``, and tells the schedulers that it attaches to of its
+    inbox, if it ``knows_moves``."""
+
+    def __init__(
+        self,
+        *arguments: Any,
+        process: Process,
+        exchange: Exchange,
+        shape: MoveShape,
+        knows_moves: bool,
+        **others: Any,
+    ) -> None:
+        super().__init__(*arguments, **others)
+        self.process = process
+        self.inbox: Inboxed = self._engine_of().worker.inbox
+        self._exchange = exchange
+        self._shape = shape
+        self._knows_moves = knows_moves
+        self._has_met: set[str] = set()
+        self._number = int(self._config.instance[1:])
+        self._greeted: Peer | None = None
+
+    def _forget_sequences(self) -> None:
+        """The engine uses the new inbox once it is reset."""
+        self._has_met.clear()
+        self._greeted = None
+        self.inbox = Inboxed()
+        self._engine_of().next_inboxes.append(self.inbox)
+        super()._forget_sequences()
+
+    def _attach(self) -> None:
+        super()._attach()
+        home, shape = self._attachment.home, self._shape
+        if home is None or home is self._greeted:
+            return
+        self._greeted = home
+        if self._is_told(home):
+            home.send(
+                Inbox(
+                    layout="layout",
+                    location=shape.locations[self._number % len(shape.locations)],
+                    num_blocks=shape.num_blocks,
+                    block_bytes=shape.block_bytes,
+                    address=shape.address,
+                    role=shape.roles[self._number % len(shape.roles)],
+                )
+            )
+
+    def _is_told(self, home: Peer) -> bool:
+        return self._knows_moves and home.hello.minor >= MOVES_MINOR
+
+    def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
+        if not isinstance(message, Meet):
+            super().on_message(peer, message, arrays)
+        elif self._is_home(peer):
+            self._has_met.add(message.worker)
+
+    def _step(self, peer: Peer, plan: StepPlan, ids: np.ndarray, pixels: Sequence[Array]) -> None:
+        pushes = (row for row in plan.rows if isinstance(row, Push))
+        assert all(row.worker in self._has_met for row in pushes), "a push to a stranger"
+        self.inbox.check(plan)
+        super()._step(peer, plan, ids, pixels)
+
+    def _send_result(self, peer: Peer, output: Any, *arguments: Any) -> None:
+        if output.exception() is None:
+            pushed = self._engine_of().pushed.pop(output.result()[0].step, [])
+            for worker, key, content in pushed if self._is_home(peer) else []:
+                self._exchange.send(self.process, worker, [(key, content)])
+        super()._send_result(peer, output, *arguments)
+
+    def on_pushed(self, blocks: list[Block]) -> None:
+        home = self._attachment.home
+        if home is None or home is not self._greeted or not self._is_told(home):
+            return
+        if len(self.inbox) + len(blocks) > self._shape.num_blocks:
+            self._exchange.num_cut += 1
+            return
+        for key, content in blocks:
+            self.inbox.put(key, content)
+        home.send(Arrived([key for key, _ in blocks]))
+
+
+def moving_in(service: Any) -> dict[str, int]:
+    """Counts the moves of a scheduler, and the blocks whose plans it awaits."""
+    found = _transfers_of(service)
+    return {
+        "moves": sum(len(each.moves) + len(each.incoming) for each in found),
+        "blocks in inboxes": sum(
+            place.has_arrived for each in found for place in each.inbox._places.values()
+        ),
+        "pushes": sum(len(each._pushed) for each in found),
+    }
+
+
+def check_moves(service: Any) -> None:
+    """At rest, a block that is on its way is none that anyone waits for."""
+    for each in _transfers_of(service):
+        assert not any(place.is_usable for place in each.inbox._places.values())
+        assert not any(each.is_held for each in each.worker.leaving)
+
+
+def _transfers_of(service: Any) -> list[Transfers]:
+    cells = (each for each in service._extensions if isinstance(each, CellMoves))
+    return [each for cell in cells for each in cell._transfers.values()]
