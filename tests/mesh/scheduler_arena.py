@@ -18,6 +18,7 @@ from shared.wire.envelope import RequestOptions, hash_root
 from shared.wire.messages import (
     Accepted,
     Adapters,
+    Arrived,
     Cancel,
     Capacity,
     Copied,
@@ -27,6 +28,7 @@ from shared.wire.messages import (
     Finished,
     Generate,
     Grant,
+    Inbox,
     Inventory,
     Item,
     LoadAdapter,
@@ -72,7 +74,8 @@ LATE_ITEM = msgspec.structs.replace(ITEM, start=len(PROMPT))
 PIXELS = np.arange(12, dtype=np.uint8)
 STORED = np.arange(100, 112, dtype=np.int32)
 INVENTORY = Inventory("store", "location", 4, 100)
-OF_WORKER = StepResult | Adapters | Encoded | Inventory | Copied
+INBOX = Inbox("layout", "location", 2, 100, "tcp://127.0.0.1:1", "decode")
+OF_WORKER = StepResult | Adapters | Encoded | Inventory | Copied | Inbox | Arrived
 
 
 def _keys_of(prompt: np.ndarray, num: int) -> list[bytes]:
@@ -141,6 +144,8 @@ class SchedulerArena:
             (Encoded("r~1/0/0", 1, 2), []),
             (INVENTORY, self.inventory),
             (copied, []),
+            (INBOX, []),
+            (Arrived(stored), []),
         ]
         many, one = np.full(5000, 7, np.int32), np.full(2, 7, np.int32)
         plain = ResultRow(0, "r~1/0/0", 1, TokenRun(1))
@@ -154,6 +159,9 @@ class SchedulerArena:
             "an Inventory again": (12, INVENTORY, self.inventory),
             "copies of no plan": (12, msgspec.structs.replace(copied, step=1), []),
             "saves of another plan": (12, with_stored, []),
+            "an Inbox again": (14, INBOX, []),
+            "more blocks than an inbox has places": (14, Arrived([*stored, *fresh]), []),
+            "blocks without an Inbox": (13, Arrived(stored), []),
             "two rows for a slot": (5, StepResult(1, [plain, plain]), [one, *NO_ARRAYS[1:]]),
             "more steps than the plan asked for": (
                 5,
@@ -250,6 +258,8 @@ class SchedulerArena:
             stored = Generate("l~1/0", 1, PLAIN, [NewSequence("l~1/0/0")])
             self._service.on_message(ends.tokenizer, stored, [STORED, NO_IDS])
             await asyncio.sleep(0)  # it plans a step to admit, and next one with copies
+        if isinstance(self.examples[index][0], Arrived):
+            self._service.on_message(ends.worker, INBOX, [])
         await asyncio.sleep(0)
         try:
             self._service.on_message(sender, message, arrays)

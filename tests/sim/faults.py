@@ -33,6 +33,7 @@ FAULTS = {
     "jump": 1,
     "damage": 1,
     "break_store": 1,
+    "leave": 3,
     "lose_blocks": 1,
     "slow_blocks": 1,
 }
@@ -141,6 +142,9 @@ class Faults:
             self._note(f"{host.name} is told to stop", host, is_loss=True)
             host.is_stopping = True
             host.stop_soon()
+
+    def leave(self) -> None:
+        self._soon(self._victim("worker"), self._stop)
 
     def change_minor(self) -> None:
         """Its next process speaks another minor version."""

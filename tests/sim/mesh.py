@@ -120,10 +120,12 @@ class Host(Machine):
             case "worker":
                 assert self.engine is not None
                 of_images = self.engine.media.held()
-                inbox = {"blocks of others": len(service.inbox)}
-                return (
-                    {"steps": service._num_pending, "sequences": service._load} | of_images | inbox
-                )
+                return {
+                    "steps": service._num_pending,
+                    "sequences": service._load,
+                    "blocks of others": len(service.inbox),
+                    **of_images,
+                }
 
 
 class Site:
@@ -396,6 +398,11 @@ class Shape:
             self.capacity = replace(self.capacity, groups=EVERY_LAYER, num_states=None)
         self.num_places = draw(400, 5, 40)
         self.moves = MoveShape.drawn(draw)
+        if draw(False, False, True):  # so that sequences move
+            self.num |= {"scheduler": 1, "worker": 3}
+            self.step_s = 10 * THREAD_S
+            plain = {"num_blocks": 128, "groups": EVERY_LAYER, "num_states": None}
+            self.capacity = replace(self.capacity, **plain)
 
 
 CONFIGS: dict[ServiceName, type[Settings]] = {

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from services.gateway.mesh.open_prompt import OpenPrompt
 from services.scheduler.allocation import Allocation
+from services.scheduler.moves.inbox import InboxPlaces, Place
 from services.scheduler.sequence import Sequence
 from services.worker.service import WorkerService
 from shared.link.link import Link
@@ -31,9 +32,12 @@ PUT_BACK: dict[str, Callable[[], Any]] = {
         Sequence, "_content_of", lambda self, start, end: b""
     ),
     "a replay asks for what has come": lambda: patch.object(OpenPrompt, "submit", submit_anew),
+    "a block is a hit before it has come": lambda: patch.object(
+        InboxPlaces, "reserve", reserve_and_name
+    ),
 }
 """Faults that a search of a thousand runs has to find."""
-SUBMIT = OpenPrompt.submit
+SUBMIT, RESERVE = OpenPrompt.submit, InboxPlaces.reserve
 DIGEST = (
     "from tests.sim.run import Run\n"
     "run = Run({seed})\n"
@@ -72,6 +76,11 @@ def submit_anew(self: OpenPrompt) -> tuple[Submit, list[Array]]:
     message, (prompt, ids) = SUBMIT(self)
     choices = [replace(each, num_ids=0) for each in message.choices]
     return replace(message, choices=choices), [prompt, ids[:0]]
+
+
+def reserve_and_name(self: InboxPlaces, key: bytes) -> Place:
+    self._take(key)
+    return RESERVE(self, key)
 
 
 @pytest.mark.seconds

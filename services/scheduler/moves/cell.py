@@ -55,6 +55,8 @@ class CellMoves(CellExtension):
         worker_id = next((key for key, each in self._cell.workers.items() if each is peer), None)
         if worker_id is None or peer in self._transfers:
             raise CodecError("an Inbox of a worker that is not attached, or has sent one")
+        if message.block_bytes < 1:
+            raise CodecError(f"an Inbox of blocks with {message.block_bytes} bytes")
         transfers = self._transfers[peer] = Transfers(
             peer,
             self._cell.core.workers[worker_id],

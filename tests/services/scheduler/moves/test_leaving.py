@@ -9,7 +9,7 @@ from services.scheduler.moves.moves import AVOID_LOOKS, MOVES, RETRY_LOOKS
 from services.scheduler.moves.recomputed import RECOMPUTED
 from services.scheduler.sequence import Sequence, WaitReason
 from shared.wire.messages import Detach, Inbox, Meet, Release, State
-from tests.services.scheduler.moves.cell_of_workers import CAPACITY, INBOX, CellOfWorkers, Worker
+from tests.services.scheduler.moves.cell_of_workers import CellOfWorkers, Worker
 
 
 def outcome(why: str, result: str) -> float:
@@ -432,7 +432,3 @@ async def test_a_prompt_that_is_scored_moves_once_its_blocks_are_of_use(tmp_path
     assert not one.running
     assert two.admitted[0][1] >= 40
     cell.finish()
-
-
-def test_limits_of_the_test_match_the_capacity():
-    assert INBOX.num_blocks >= CAPACITY.num_blocks
