@@ -20,7 +20,9 @@ LENGTH_FILE = "sentence_bert_config.json"
 CLASSIFIER = "ForSequenceClassification"
 POOLING_TYPES: dict[str, PoolingType] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 MODULES = ("Transformer", "Pooling", "Normalize")
+ENCODERS = ("Bert", "ModernBert", "NomicBert", "Roberta", "XLMRoberta")  # attend to both sides
 
+_ENCODER = re.compile(rf"({'|'.join(ENCODERS)})(Model|ForMaskedLM|{CLASSIFIER})")
 _MODE = re.compile(r"pooling_mode_(\w+?)(_tokens?)?")
 
 RunnerSetting = Literal["auto", "generate", "pooling"]
@@ -46,6 +48,10 @@ class _Architectures(msgspec.Struct):
     def is_classifier(self) -> bool:
         return any(name.endswith(CLASSIFIER) for name in self.architectures or ())
 
+    @property
+    def is_encoder(self) -> bool:
+        return any(_ENCODER.fullmatch(name) for name in self.architectures or ())
+
 
 class _Config(_Architectures):
     """Keys read for pooling models only; other models may use them differently."""
@@ -57,6 +63,7 @@ class _Config(_Architectures):
     sentence_transformers: dict[str, Any] = {}
     is_matryoshka: bool | None = None
     matryoshka_dimensions: list[int] | None = None
+    classifier_pooling: Literal["cls", "mean"] = "cls"  # of ModernBERT's head
 
     @property
     def labels(self) -> list[str]:
@@ -86,8 +93,10 @@ def read_pooling(folder: Path, runner: RunnerSetting, pooler: PoolerConfig) -> P
     """None for a model that generates. Raises ConfigError naming an unsupported option."""
     path = find_file(folder, CONFIG_FILE)
     modules = _modules(folder)
-    is_classifier = decode_json(path, _Architectures).is_classifier
+    found = decode_json(path, _Architectures)
+    is_classifier = found.is_classifier
     pools = bool(pooler) or is_classifier or any(each.name == "Pooling" for each in modules)
+    pools |= found.is_encoder
     if runner == "generate" and pooler:
         raise ConfigError("pooler-config: the model does not pool with runner = generate")
     if runner == "generate" or (runner == "auto" and not pools):
@@ -98,12 +107,16 @@ def read_pooling(folder: Path, runner: RunnerSetting, pooler: PoolerConfig) -> P
     return _embedder(folder, config, modules, pooler)
 
 
+def is_encoder(folder: Path) -> bool:
+    return decode_json(find_file(folder, CONFIG_FILE), _Architectures).is_encoder
+
+
 def _classifier(config: _Config, pooler: PoolerConfig) -> PoolingInfo:
     names = pooler.classifier_from_token
     labels = config.labels if names is None else names[1:]
     return PoolingInfo(
         task="classify",
-        pooling_type=_pooling_type(pooler) or "last",
+        pooling_type=_pooling_type(pooler) or _usual_type(config),
         activation=_class_activation(config, pooler, len(labels)),
         size=len(labels),
         labels=labels,
@@ -137,7 +150,9 @@ def _embedder(
     is_matryoshka = config.is_matryoshka if pooler.is_matryoshka is None else pooler.is_matryoshka
     return PoolingInfo(
         task="embed",
-        pooling_type=_pooling_type(pooler) or _pooling_type_of(folder, modules),
+        pooling_type=_pooling_type(pooler)
+        or _pooling_type_of(folder, modules)
+        or _usual_type(config),
         activation="normalize" if normalizes else "none",
         size=config.hidden_size,
         is_matryoshka=bool(is_matryoshka),
@@ -150,11 +165,15 @@ def _pooling_type(pooler: PoolerConfig) -> PoolingType | None:
     return names.get(pooler.pooling_type)
 
 
-def _pooling_type_of(folder: Path, modules: list[_Module]) -> PoolingType:
-    """The type in the module Pooling; without it the last state. Raises ConfigError."""
+def _usual_type(config: _Config) -> PoolingType:
+    return config.classifier_pooling if config.is_encoder else "last"
+
+
+def _pooling_type_of(folder: Path, modules: list[_Module]) -> PoolingType | None:
+    """The type in the module Pooling, None without it. Raises ConfigError."""
     paths = [folder / module.path / CONFIG_FILE for module in modules if module.name == "Pooling"]
     if not paths:
-        return "last"
+        return None
     modes = _modes(paths[0])
     if len(modes) != 1 or modes[0] not in POOLING_TYPES:
         raise ConfigError(

@@ -62,8 +62,9 @@ def load_theirs(
     dtype: torch.dtype,
     device: torch.device,
     capacity: Capacity,
+    pools: bool,
 ) -> tuple[CausalLM, ModelShape]:
-    """Raises ConfigError."""
+    """A model that ``pools`` is an encoder. Raises ConfigError."""
     if settings.quantization != "none":
         raise ConfigError(f"quantization: {settings.quantization}{FOR_OUR_OWN}")
     if settings.lm_head_quantization != "none":
@@ -74,9 +75,10 @@ def load_theirs(
         raise ConfigError(f"cpu-offload-gb: {settings.cpu_offload_gb:g}{FOR_OUR_OWN}")
     if settings.enable_expert_distribution_metrics:
         raise ConfigError(f"enable-expert-distribution-metrics{FOR_OUR_OWN}")
-    transformers = implementation("transformers")
-    if transformers is None:
-        raise ConfigError("model-impl: transformers is not a part of this installation")
+    name = "encoders" if pools else "transformers"
+    theirs = implementation(name)
+    if theirs is None:
+        raise ConfigError(f"model-impl: {name} is not a part of this installation")
     codes = CACHE_CODES[settings.kv_cache_dtype]
     is_dummy = settings.load_format == "dummy"
-    return transformers.load(folder, dtype, device, capacity, is_dummy, codes)
+    return theirs.load(folder, dtype, device, capacity, is_dummy, codes)

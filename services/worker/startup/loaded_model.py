@@ -77,7 +77,7 @@ def make_pooler(
     """Raises ConfigError."""
     pooling = model_info.pooling
     if pooling is None or not isinstance(model, DecoderLM):
-        return None
+        return cast(Pooler | None, computed.pooler)
     head, hidden_size = None, model.config.hidden_size
     if pooling.task == "classify" and settings.load_format == "dummy":
         head = make_up_score_head(pooling.size, hidden_size)
@@ -222,7 +222,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
         if config is None:
             speculation = _speculation(settings, pools, has_head=False)
             capacity = capacity_of(settings, model_info, device, speculation)
-            model, shape = load_theirs(settings, folder, dtype, device, capacity)
+            model, shape = load_theirs(settings, folder, dtype, device, capacity, pools)
         else:
             model = load_ours(settings, folder, config, dtype, device, progress, pools, parallel)
             has_head = model.mtp_head is not None or model.has_head_elsewhere

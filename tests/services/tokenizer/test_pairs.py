@@ -26,7 +26,7 @@ def make_model(folder: Path, own: str | None = None, **settings: object) -> Text
 
 
 def read(model: TextModel, *pair: str) -> str:
-    return model.decode_many(model.encode_pair(pair).tolist())
+    return model.decode_many(model.encode_pair(pair)[0].tolist())
 
 
 def test_without_a_template_both_stand_side_by_side(tmp_path: Path) -> None:
@@ -68,9 +68,9 @@ def test_a_pair_that_is_too_long_is_refused_before_it_is_encoded(tmp_path: Path)
 def test_under_a_template_the_document_is_cut(tmp_path: Path, keeps_start: bool) -> None:
     model = make_model(tmp_path, PAIRS)
     words = " ".join(str(number) for number in range(100))
-    whole = model.encode_pair(("who?", words))
+    whole, _ = model.encode_pair(("who?", words))
     num = len(whole) - 60
-    ids = model.encode_pair(("who?", words), truncation=Truncation(num, keeps_start))
+    ids, _ = model.encode_pair(("who?", words), truncation=Truncation(num, keeps_start))
     assert len(ids) <= num
     text = model.decode_many(ids.tolist())
     start, end = ("0 1 2", "]") if keeps_start else ("", "98 99]")

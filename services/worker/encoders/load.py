@@ -1,0 +1,114 @@
+"""Loads an encoder of transformers."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedModel
+from transformers.utils import logging as transformers_logging
+
+from services.worker.encoders.attention import ATTENTION
+from services.worker.encoders.model import EncoderLM
+from services.worker.machine.kv_layout import KVLayout
+from services.worker.startup.model_shape import ModelShape
+from shared.errors import ConfigError
+from shared.foreign_config import read_foreign_config
+from shared.pooling import CLASSIFIER
+from shared.wire.messages import EVERY_LAYER, Capacity
+
+transformers_logging.disable_progress_bar()
+transformers_logging.disable_default_handler()
+transformers_logging.enable_propagation()
+
+SEED = 0
+NOTHING = (2, 0, 0)  # no layer keeps keys and values
+
+
+def load(
+    folder: Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    capacity: Capacity,
+    is_dummy: bool,
+    codes: torch.dtype | None,
+) -> tuple[EncoderLM, ModelShape]:
+    """``codes`` are of a KV cache, which an encoder does not have. Raises ConfigError."""
+    config = _read_config(folder)
+    with _errors_as_config_errors():
+        model = _dummy(config, dtype, device) if is_dummy else _pretrained(folder, config, dtype)
+    model.eval().requires_grad_(requires_grad=False).to(device)
+    max_tokens = max(capacity.max_num_batched_tokens, capacity.max_model_len)
+    widest = 8 * config.hidden_size + 4 * config.intermediate_size
+    shape = ModelShape(
+        kv_layouts=[KVLayout(NOTHING, dtype)],
+        numbers_per_token=-(-widest * max_tokens // capacity.max_num_batched_tokens),
+        num_scored_heads=0,
+        groups=EVERY_LAYER,
+        layer_groups=(0,),
+    )
+    return EncoderLM(model, max_tokens, classifies=_classifies(config)), shape
+
+
+def can_serve(folder: Path, max_model_len: int) -> bool:
+    try:
+        config = _read_config(folder)
+        with _errors_as_config_errors():
+            _dummy(config, torch.float32, torch.device("meta"))
+    except ConfigError:
+        return False
+    return True
+
+
+def _read_config(folder: Path) -> Any:
+    config = read_foreign_config(folder)
+    if getattr(config, "quantization_config", None):
+        raise ConfigError("model: quantized weights (quantization_config) of an encoder")
+    return config
+
+
+def _classifies(config: Any) -> bool:
+    return any(name.endswith(CLASSIFIER) for name in config.architectures)
+
+
+def _kind(config: Any) -> Any:
+    return AutoModelForSequenceClassification if _classifies(config) else AutoModel
+
+
+def _dummy(config: Any, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    with torch.random.fork_rng(devices=[]), device:
+        torch.manual_seed(SEED)
+        model: PreTrainedModel = _kind(config).from_config(
+            config, dtype=dtype, attn_implementation=ATTENTION, trust_remote_code=False
+        )
+    return model
+
+
+def _pretrained(folder: Path, config: Any, dtype: torch.dtype) -> PreTrainedModel:
+    """Only whole checkpoints in safetensors. Embeddings do without the head ``pooler``."""
+    model, info = _kind(config).from_pretrained(
+        folder,
+        dtype=dtype,
+        attn_implementation=ATTENTION,
+        local_files_only=True,
+        trust_remote_code=False,
+        use_safetensors=True,
+        output_loading_info=True,
+    )
+    missing = [name for name in info["missing_keys"] if not name.startswith("pooler.")]
+    if lacking := [*missing, *(str(key) for key in info["mismatched_keys"])]:
+        raise ConfigError(f"the folder lacks tensors, or has others: {', '.join(sorted(lacking))}")
+    found: PreTrainedModel = model
+    return found
+
+
+@contextmanager
+def _errors_as_config_errors() -> Iterator[None]:
+    """Converts the many errors of transformers for a wrong or unsupported folder."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"model: transformers cannot serve it: {error}") from error
