@@ -23,7 +23,7 @@ SAMPLE_BYTES = 64 << 10
 MAX_WEIGHTS_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
 
 SIZES = "vocab_size", "max_position_embeddings"
-PADDED = ("roberta", "xlm-roberta")
+PADDED = "roberta", "xlm-roberta"  # positions begin after the padding id's
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -32,7 +32,7 @@ class _Sizes(msgspec.Struct):
     vocab_size: int | None = None
     max_position_embeddings: int | None = None
     model_type: str = ""
-    pad_token_id: Any = None
+    pad_token_id: Any = 1
     text_config: "_Sizes | None" = None  # of a multimodal model
 
 
@@ -82,7 +82,7 @@ def _read_sizes(path: Path) -> tuple[int, int]:
     sizes = decode_json(path, _Sizes)
     sizes = sizes.text_config or sizes
     if sizes.vocab_size is not None and sizes.max_position_embeddings is not None:
-        unused = num_unused_positions(sizes.model_type, sizes.pad_token_id)
+        unused = sizes.pad_token_id + 1 if sizes.model_type in PADDED else 0
         return sizes.vocab_size, sizes.max_position_embeddings - unused
     from shared.foreign_config import read_foreign_config
 
@@ -94,11 +94,6 @@ def _read_sizes(path: Path) -> tuple[int, int]:
                 f"model: {path} has no {name}, and transformers knows no other name of it"
             )
     return found[0], found[1]
-
-
-def num_unused_positions(model_type: str, pad_token_id: int | None) -> int:
-    """RoBERTa's positions begin after the id of padding."""
-    return 1 + (pad_token_id or 0) if model_type in PADDED else 0
 
 
 def read_eos_ids(folder: Path, vocab_size: int) -> list[int]:

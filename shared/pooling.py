@@ -20,9 +20,8 @@ LENGTH_FILE = "sentence_bert_config.json"
 CLASSIFIER = "ForSequenceClassification"
 POOLING_TYPES: dict[str, PoolingType] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 MODULES = ("Transformer", "Pooling", "Normalize")
-ENCODERS = ("Bert", "ModernBert", "NomicBert", "Roberta", "XLMRoberta")  # attend to both sides
 
-_ENCODER = re.compile(rf"({'|'.join(ENCODERS)})(Model|ForMaskedLM|{CLASSIFIER})")
+_ENCODER = re.compile(rf"((Modern|Nomic)?Bert|(XLM)?Roberta)(Model|ForMaskedLM|{CLASSIFIER})")
 _MODE = re.compile(r"pooling_mode_(\w+?)(_tokens?)?")
 
 RunnerSetting = Literal["auto", "generate", "pooling"]
@@ -48,10 +47,6 @@ class _Architectures(msgspec.Struct):
     def is_classifier(self) -> bool:
         return any(name.endswith(CLASSIFIER) for name in self.architectures or ())
 
-    @property
-    def is_encoder(self) -> bool:
-        return any(_ENCODER.fullmatch(name) for name in self.architectures or ())
-
 
 class _Config(_Architectures):
     """Keys read for pooling models only; other models may use them differently."""
@@ -64,6 +59,10 @@ class _Config(_Architectures):
     is_matryoshka: bool | None = None
     matryoshka_dimensions: list[int] | None = None
     classifier_pooling: Literal["cls", "mean"] = "cls"  # of ModernBERT's head
+
+    @property
+    def usual_type(self) -> PoolingType:
+        return self.classifier_pooling if encodes(self.architectures) else "last"
 
     @property
     def labels(self) -> list[str]:
@@ -93,10 +92,9 @@ def read_pooling(folder: Path, runner: RunnerSetting, pooler: PoolerConfig) -> P
     """None for a model that generates. Raises ConfigError naming an unsupported option."""
     path = find_file(folder, CONFIG_FILE)
     modules = _modules(folder)
-    found = decode_json(path, _Architectures)
-    is_classifier = found.is_classifier
+    is_classifier = decode_json(path, _Architectures).is_classifier
     pools = bool(pooler) or is_classifier or any(each.name == "Pooling" for each in modules)
-    pools |= found.is_encoder
+    pools |= encodes(decode_json(path, _Architectures).architectures)
     if runner == "generate" and pooler:
         raise ConfigError("pooler-config: the model does not pool with runner = generate")
     if runner == "generate" or (runner == "auto" and not pools):
@@ -107,8 +105,8 @@ def read_pooling(folder: Path, runner: RunnerSetting, pooler: PoolerConfig) -> P
     return _embedder(folder, config, modules, pooler)
 
 
-def is_encoder(folder: Path) -> bool:
-    return decode_json(find_file(folder, CONFIG_FILE), _Architectures).is_encoder
+def encodes(architectures: list[str] | None) -> bool:
+    return any(_ENCODER.fullmatch(name) for name in architectures or ())
 
 
 def _classifier(config: _Config, pooler: PoolerConfig) -> PoolingInfo:
@@ -116,7 +114,7 @@ def _classifier(config: _Config, pooler: PoolerConfig) -> PoolingInfo:
     labels = config.labels if names is None else names[1:]
     return PoolingInfo(
         task="classify",
-        pooling_type=_pooling_type(pooler) or _usual_type(config),
+        pooling_type=_pooling_type(pooler) or config.usual_type,
         activation=_class_activation(config, pooler, len(labels)),
         size=len(labels),
         labels=labels,
@@ -150,9 +148,7 @@ def _embedder(
     is_matryoshka = config.is_matryoshka if pooler.is_matryoshka is None else pooler.is_matryoshka
     return PoolingInfo(
         task="embed",
-        pooling_type=_pooling_type(pooler)
-        or _pooling_type_of(folder, modules)
-        or _usual_type(config),
+        pooling_type=_pooling_type(pooler) or _pooling_type_of(folder, modules, config),
         activation="normalize" if normalizes else "none",
         size=config.hidden_size,
         is_matryoshka=bool(is_matryoshka),
@@ -165,15 +161,11 @@ def _pooling_type(pooler: PoolerConfig) -> PoolingType | None:
     return names.get(pooler.pooling_type)
 
 
-def _usual_type(config: _Config) -> PoolingType:
-    return config.classifier_pooling if config.is_encoder else "last"
-
-
-def _pooling_type_of(folder: Path, modules: list[_Module]) -> PoolingType | None:
-    """The type in the module Pooling, None without it. Raises ConfigError."""
+def _pooling_type_of(folder: Path, modules: list[_Module], config: _Config) -> PoolingType:
+    """The type in the module Pooling; without it the architecture's. Raises ConfigError."""
     paths = [folder / module.path / CONFIG_FILE for module in modules if module.name == "Pooling"]
     if not paths:
-        return None
+        return config.usual_type
     modes = _modes(paths[0])
     if len(modes) != 1 or modes[0] not in POOLING_TYPES:
         raise ConfigError(

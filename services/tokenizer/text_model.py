@@ -229,10 +229,7 @@ class TextModel:
         return str(self._tokenizer.to_str())
 
     def _encode(
-        self,
-        text: str,
-        adds_special_tokens: bool,
-        truncation: Truncation | None,
+        self, text: str, adds_special_tokens: bool, truncation: Truncation | None
     ) -> np.ndarray:
         encoding = self._encoding(text, adds_special_tokens)
         ids = encoding.ids

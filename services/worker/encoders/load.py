@@ -5,18 +5,26 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from services.worker.encoders.attention import ATTENTION
 from services.worker.encoders.model import EncoderLM
+from services.worker.machine.hardware import Memory
 from services.worker.machine.kv_layout import KVLayout
-from services.worker.startup.model_shape import ModelShape
+from services.worker.speculation.choose import NO_SPECULATION
+from services.worker.startup.footprint import META, Footprint
+from services.worker.startup.loaded_model import LoadedModel, capacity_of
+from services.worker.startup.model_shape import ModelShape, ParameterCount
+from services.worker.startup.plan_memory import estimate_requirements
+from services.worker.step.sampler import TorchSampler
 from shared.errors import ConfigError
 from shared.foreign_config import read_foreign_config
 from shared.pooling import CLASSIFIER
-from shared.wire.messages import EVERY_LAYER, Capacity
+from shared.settings.worker import WorkerConfig
+from shared.wire.messages import EVERY_LAYER, Capacity, ModelInfo
 
 transformers_logging.disable_progress_bar()
 transformers_logging.disable_default_handler()
@@ -55,10 +63,25 @@ def can_serve(folder: Path, max_model_len: int) -> bool:
     try:
         config = _read_config(folder)
         with _errors_as_config_errors():
-            _dummy(config, torch.float32, torch.device("meta"))
+            _dummy(config, torch.float32, META)
     except ConfigError:
         return False
     return True
+
+
+def footprint_of(
+    settings: WorkerConfig, folder: Path, info: ModelInfo, dtype: torch.dtype, device: torch.device
+) -> Footprint:
+    """The memory of an encoder from its config alone. Raises ConfigError."""
+    capacity = capacity_of(settings, info, device, NO_SPECULATION)
+    model, shape = load(folder, dtype, META, capacity, is_dummy=True, codes=None)
+    loaded = LoadedModel(
+        *(settings, folder, info, shape, model, TorchSampler(), device, dtype, NO_SPECULATION),
+        *(np.empty(0, np.int64), Memory(0, 0), None),
+    )
+    needs = estimate_requirements(loaded)
+    num = sum(each.numel() for each in model.parameters())
+    return Footprint(ParameterCount(num, num), needs, kv_per_token=0, always=needs.weights)
 
 
 def _read_config(folder: Path) -> Any:

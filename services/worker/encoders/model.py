@@ -13,7 +13,7 @@ from services.worker.models import TorchCausalLM
 from services.worker.slots.table import SlotTable
 from services.worker.step.pooling import Pooler
 from services.worker.step.rows import Rows
-from shared.model_folder import num_unused_positions
+from shared.model_folder import PADDED
 from shared.wire.messages import Pooling, PoolingType
 
 
@@ -48,7 +48,8 @@ class EncoderPooler(Pooler):
         self._trunk, self._class_head = trunk, head
         self._max_tokens = max_tokens
         config = trunk.config
-        self._first_position = num_unused_positions(config.model_type, config.pad_token_id)
+        is_padded = config.model_type in PADDED
+        self._first_position = config.pad_token_id + 1 if is_padded else 0
         self._has_types = getattr(config, "type_vocab_size", 0) > 1
 
     def pool(self, table: SlotTable, rows: Rows, hidden: Tensor) -> list[tuple[Tensor, list[int]]]:

@@ -62,9 +62,8 @@ def load_theirs(
     dtype: torch.dtype,
     device: torch.device,
     capacity: Capacity,
-    pools: bool,
 ) -> tuple[CausalLM, ModelShape]:
-    """A model that ``pools`` is an encoder. Raises ConfigError."""
+    """A model that pools is an encoder. Raises ConfigError."""
     if settings.quantization != "none":
         raise ConfigError(f"quantization: {settings.quantization}{FOR_OUR_OWN}")
     if settings.lm_head_quantization != "none":
@@ -75,7 +74,7 @@ def load_theirs(
         raise ConfigError(f"cpu-offload-gb: {settings.cpu_offload_gb:g}{FOR_OUR_OWN}")
     if settings.enable_expert_distribution_metrics:
         raise ConfigError(f"enable-expert-distribution-metrics{FOR_OUR_OWN}")
-    name = "encoders" if pools else "transformers"
+    name = "encoders" if capacity.pooled_size else "transformers"
     theirs = implementation(name)
     if theirs is None:
         raise ConfigError(f"model-impl: {name} is not a part of this installation")

@@ -222,7 +222,7 @@ def load(settings: WorkerConfig, progress: Progress, choose: Choose) -> LoadedMo
         if config is None:
             speculation = _speculation(settings, pools, has_head=False)
             capacity = capacity_of(settings, model_info, device, speculation)
-            model, shape = load_theirs(settings, folder, dtype, device, capacity, pools)
+            model, shape = load_theirs(settings, folder, dtype, device, capacity)
         else:
             model = load_ours(settings, folder, config, dtype, device, progress, pools, parallel)
             has_head = model.mtp_head is not None or model.has_head_elsewhere

@@ -7,7 +7,7 @@ from services.worker.config.model_config import ModelConfig
 from services.worker.models.registry import MODELS, find_model, read_model_config
 from services.worker.startup.implementations import implementation
 from shared.errors import ConfigError
-from shared.pooling import is_encoder
+from shared.pooling import encodes
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import ModelInfo
 
@@ -19,10 +19,8 @@ def find_native_config(
 ) -> ModelConfig | None:
     """None if transformers computes it. Raises ConfigError."""
     pools = model_info.pooling is not None
-    if pools and is_encoder(folder):
-        return None
     by_transformers = _is_for_transformers(settings.model_impl, architectures)
-    if pools and by_transformers:
+    if pools and by_transformers and not encodes(architectures):
         raise ConfigError(
             f"runner: {'/'.join(architectures)} is computed by transformers, which writes texts"
             f" only; of our own architectures, which pool, there are {', '.join(sorted(MODELS))}"

@@ -53,8 +53,7 @@ class Guide(Row, frozen=True):
 class Pooling(Row, frozen=True):
     """The pooled output of a prompt: its last state, its first (``cls``) or the mean of all, as an
     embedding or as class logits. The first ``num_dims`` values of an embedding are kept (0: all),
-    before ``activation``. The last ``num_second`` ids are the second text of a pair, for encoders;
-    a tokenizer counts them."""
+    before ``activation``. The last ``num_second`` ids are of the second text of a pair."""
 
     pooling_type: PoolingType = "last"
     activation: Activation = "none"
