@@ -20,8 +20,9 @@ LENGTH_FILE = "sentence_bert_config.json"
 CLASSIFIER = "ForSequenceClassification"
 POOLING_TYPES: dict[str, PoolingType] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 MODULES = ("Transformer", "Pooling", "Normalize")
+GEMMA = "Gemma3TextModel"  # EmbeddingGemma
 
-_ENCODER = re.compile(rf"((Modern|Nomic)?Bert|(XLM)?Roberta)(Model|ForMaskedLM|{CLASSIFIER})")
+_BERT = re.compile(rf"((Modern|Nomic)?Bert|(XLM)?Roberta)(Model|ForMaskedLM|{CLASSIFIER})")
 _MODE = re.compile(r"pooling_mode_(\w+?)(_tokens?)?")
 
 RunnerSetting = Literal["auto", "generate", "pooling"]
@@ -106,7 +107,7 @@ def read_pooling(folder: Path, runner: RunnerSetting, pooler: PoolerConfig) -> P
 
 
 def encodes(architectures: list[str] | None) -> bool:
-    return any(_ENCODER.fullmatch(name) for name in architectures or ())
+    return any(_BERT.fullmatch(name) or name == GEMMA for name in architectures or ())
 
 
 def _classifier(config: _Config, pooler: PoolerConfig) -> PoolingInfo:
@@ -136,7 +137,7 @@ def _embedder(
     if config.hidden_size is None:
         raise ConfigError(f"model: {folder / CONFIG_FILE} has no hidden_size")
     for module in modules:
-        if module.name not in MODULES:
+        if module.name not in (*MODULES, "Dense" if encodes(config.architectures) else ""):
             raise ConfigError(
                 f"model: {folder / MODULES_FILE}: the module {module.kind} is not supported;"
                 f" supported are {', '.join(MODULES)}"

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedModel
@@ -73,6 +74,27 @@ def save_modules(folder: Path, mode: str, *names: str, max_length: int | None = 
         (folder / "sentence_bert_config.json").write_text(
             json.dumps({"max_seq_length": max_length, "do_lower_case": False})
         )
+
+
+def save_dense(
+    folder: Path, number: int, inputs: int, outputs: int, activation: str = "Identity"
+) -> None:
+    path = folder / f"{number}_Dense"
+    path.mkdir(exist_ok=True)
+    options = {
+        "in_features": inputs,
+        "out_features": outputs,
+        "bias": False,
+        "activation_function": f"torch.nn.modules.linear.{activation}",
+    }
+    (path / "config.json").write_text(json.dumps(options))
+    torch.manual_seed(number)
+    save_file({"linear.weight": torch.randn(outputs, inputs) / 8}, path / "model.safetensors")
+
+
+def dense_of(folder: Path, number: int) -> np.ndarray:
+    weights = load_file(folder / f"{number}_Dense" / "model.safetensors")
+    return weights["linear.weight"].numpy()
 
 
 def random_texts(num: int, longest: int, seed: int = 0) -> list[list[int]]:

@@ -11,6 +11,7 @@ from transformers import AutoModel, AutoModelForSequenceClassification, PreTrain
 from transformers.utils import logging as transformers_logging
 
 from services.worker.encoders.attention import ATTENTION
+from services.worker.encoders.dense import read_dense
 from services.worker.encoders.model import EncoderLM
 from services.worker.machine.hardware import Memory
 from services.worker.machine.kv_layout import KVLayout
@@ -22,7 +23,7 @@ from services.worker.startup.plan_memory import estimate_requirements
 from services.worker.step.sampler import TorchSampler
 from shared.errors import ConfigError
 from shared.foreign_config import read_foreign_config
-from shared.pooling import CLASSIFIER
+from shared.pooling import CLASSIFIER, GEMMA
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import EVERY_LAYER, Capacity, ModelInfo
 
@@ -46,7 +47,8 @@ def load(
     config = _read_config(folder)
     with _errors_as_config_errors():
         model = _dummy(config, dtype, device) if is_dummy else _pretrained(folder, config, dtype)
-    model.eval().requires_grad_(requires_grad=False).to(device)
+    model.eval().requires_grad_(requires_grad=False)
+    model.config.use_cache = False
     max_tokens = max(capacity.max_num_batched_tokens, capacity.max_model_len)
     widest = 8 * config.hidden_size + 4 * config.intermediate_size
     shape = ModelShape(
@@ -56,7 +58,9 @@ def load(
         groups=EVERY_LAYER,
         layer_groups=(0,),
     )
-    return EncoderLM(model, max_tokens, classifies=_classifies(config)), shape
+    dense = read_dense(folder, config.hidden_size, is_dummy=is_dummy)
+    encoder = EncoderLM(model, max_tokens, classifies=_classifies(config), dense=dense)
+    return encoder.to(device), shape
 
 
 def can_serve(folder: Path, max_model_len: int) -> bool:
@@ -88,6 +92,9 @@ def _read_config(folder: Path) -> Any:
     config = read_foreign_config(folder)
     if getattr(config, "quantization_config", None):
         raise ConfigError("model: quantized weights (quantization_config) of an encoder")
+    is_one_sided = not getattr(config, "use_bidirectional_attention", None)
+    if GEMMA in config.architectures and is_one_sided:
+        raise ConfigError(f"model: {GEMMA} without use_bidirectional_attention is no encoder")
     return config
 
 

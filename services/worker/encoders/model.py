@@ -1,7 +1,7 @@
 """An encoder that transformers computes, and the pooling of its states."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -23,10 +23,13 @@ class EncoderLM(TorchCausalLM):
 
     clears_blocks = False
 
-    def __init__(self, model: PreTrainedModel, max_tokens: int, *, classifies: bool) -> None:
+    def __init__(
+        self, model: PreTrainedModel, max_tokens: int, *, classifies: bool, dense: nn.Module | None
+    ) -> None:
+        """``dense`` follows the pooling of embeddings."""
         nn.Module.__init__(self)
         trunk: Any = model.base_model
-        self.head = _head_of(model) if classifies else None
+        self.head = _ClassHead(model) if classifies else dense
         trunk.pooler = None  # the head has it
         self.trunk = trunk
         self.hidden_size, self.vocab_size = model.config.hidden_size, model.config.vocab_size
@@ -36,16 +39,17 @@ class EncoderLM(TorchCausalLM):
         return torch.empty(len(input_ids), 0, device=input_ids.device)
 
     def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
-        return hidden if out is None else out.copy_(hidden)
+        """Nothing is sampled from them."""
+        return hidden.new_zeros(len(hidden), self.vocab_size) if out is None else out.zero_()
 
 
 class EncoderPooler(Pooler):
     """Computes prompts side by side, up to ``max_tokens`` at once or a longer one alone, and pools
-    their states in float32. ``head`` maps pooled states to the logits of classes."""
+    their states in float32. ``head`` maps pooled states to embeddings or the logits of classes."""
 
     def __init__(self, trunk: Any, head: nn.Module | None, max_tokens: int) -> None:
         super().__init__(_unchanged, None)
-        self._trunk, self._class_head = trunk, head
+        self._trunk, self._last = trunk, head
         self._max_tokens = max_tokens
         config = trunk.config
         is_padded = config.model_type in PADDED
@@ -90,10 +94,7 @@ class EncoderPooler(Pooler):
                 for each, kind in zip(states.float().split(lengths), kinds, strict=True)
             ]
         )
-        if self._class_head is None:
-            return pooled
-        logits: Tensor = self._class_head(inputs_embeds=pooled.unsqueeze(1)).logits
-        return logits
+        return pooled if self._last is None else cast(Tensor, self._last(pooled))
 
     def _states(self, table: SlotTable, slots: list[int], lengths: Sequence[int]) -> Tensor:
         """[sum of lengths, hidden_size]"""
@@ -142,13 +143,19 @@ def _unchanged(states: Tensor) -> Tensor:
     return states
 
 
-def _head_of(model: PreTrainedModel) -> nn.Module:
-    """``model`` without its trunk, in float32, since states are pooled in it: it takes pooled
-    states [n, 1, hidden_size] as ``inputs_embeds``."""
-    pooler = getattr(model.base_model, "pooler", None)  # BERT's: a layer of its head
-    setattr(model, model.base_model_prefix, _GivenStates(pooler))
-    head: nn.Module = model.float()
-    return head
+class _ClassHead(nn.Module):
+    """``model`` without its trunk, in float32, since states are pooled in it."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        pooler = getattr(model.base_model, "pooler", None)  # BERT's: a layer of its head
+        setattr(model, model.base_model_prefix, _GivenStates(pooler))
+        self.model = model.float()
+
+    def forward(self, states: Tensor) -> Tensor:
+        """[n, hidden_size] → [n, num_labels]"""
+        logits: Tensor = self.model(inputs_embeds=states.unsqueeze(1)).logits
+        return logits
 
 
 class _GivenStates(nn.Module):

@@ -5,10 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import (
     BertForMaskedLM,
     BertForSequenceClassification,
     BertModel,
+    Gemma3TextModel,
     ModernBertForSequenceClassification,
     ModernBertModel,
     NomicBertForSequenceClassification,
@@ -22,21 +24,38 @@ from transformers import (
 
 from benchmarks.harness import scheduled
 from benchmarks.harness.engines import ENGINES, make_engine
+from cli.exit_codes import OK
+from cli.plan.command import main
+from services.worker.startup.config_check import check_config
+from services.worker.startup.footprint import footprint_of
+from services.worker.startup.plan_memory import weight_bytes
 from shared.errors import ConfigError
+from shared.settings.worker import WorkerConfig
 from shared.wire.messages import Pooling, SamplingParams
 from tests.encoder_models import (
     MAX_POSITIONS,
     class_logits,
+    dense_of,
     embeddings_of,
     random_texts,
+    save_dense,
     save_encoder,
     save_modules,
+    states_of,
 )
 from tests.services.worker.checkpoints import change_config
 
 TOLERANCE = 1e-5
 NEAR: dict[str, Any] = {"local_attention": 16, "global_attn_every_n_layers": 2}
 PADDED: dict[str, Any] = {"pad_token_id": 1, "type_vocab_size": 1}
+GEMMA: dict[str, Any] = {
+    "use_bidirectional_attention": True,
+    "sliding_window": 32,
+    "sliding_window_pattern": 2,
+    "head_dim": 16,
+    "num_key_value_heads": 1,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
 TRUNKS: list[tuple[type[PreTrainedModel], dict[str, Any]]] = [
     (BertModel, {}),
     (BertForMaskedLM, {}),
@@ -44,6 +63,7 @@ TRUNKS: list[tuple[type[PreTrainedModel], dict[str, Any]]] = [
     (XLMRobertaModel, PADDED),
     (ModernBertModel, NEAR),
     (NomicBertModel, {}),
+    (Gemma3TextModel, GEMMA),
 ]
 HEADS: list[tuple[type[PreTrainedModel], dict[str, Any]]] = [
     (BertForSequenceClassification, {}),
@@ -159,3 +179,46 @@ def test_refusals_name_their_reason(tmp_path: Path) -> None:
     change_config(tmp_path, quantization_config={"quant_method": "gptq", "bits": 4})
     with pytest.raises(ConfigError, match="quantization_config"):
         make_engine(tmp_path)
+
+
+def test_dense_modules_follow_the_pooling(tmp_path: Path) -> None:
+    save_encoder(tmp_path, Gemma3TextModel, **GEMMA)
+    save_modules(tmp_path, "mean_tokens", "Dense", "Dense", "Normalize")
+    save_dense(tmp_path, 2, 64, 96, "Tanh")
+    save_dense(tmp_path, 3, 96, 64)
+    texts = random_texts(8, 100)
+    pooled = np.stack([each.mean(0).numpy() for each in states_of(tmp_path, texts)])
+    expected = np.tanh(pooled @ dense_of(tmp_path, 2).T) @ dense_of(tmp_path, 3).T
+    expected /= np.linalg.norm(expected, axis=-1, keepdims=True)
+    wanted = pooled_params(pooling_type="mean", activation="normalize")
+    found = run(make_engine(tmp_path), texts, wanted)
+    assert np.abs(found - expected).max() < TOLERANCE
+    for inputs, outputs, activation, reason in (
+        (96, 64, "GELU", "activation_function is .*GELU; supported are Identity, Tanh"),
+        (95, 64, "Tanh", "3_Dense: in_features is 95, not 96"),
+        (96, 32, "Tanh", "3_Dense: out_features is 32; expected hidden_size, 64"),
+    ):
+        save_dense(tmp_path, 3, inputs, outputs, activation)
+        with pytest.raises(ConfigError, match=reason):
+            make_engine(tmp_path)
+    change_config(tmp_path, use_bidirectional_attention=False)
+    with pytest.raises(ConfigError, match="without use_bidirectional_attention"):
+        make_engine(tmp_path)
+
+
+def test_a_plan_needs_the_config_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its sum of the weights is a worker's."""
+    save_encoder(tmp_path, BertForSequenceClassification, num_labels=1, max_position_embeddings=512)
+    settings = WorkerConfig(model=tmp_path, device="cpu", dtype="float32")
+    engine = make_engine(tmp_path)
+    loaded = weight_bytes(engine._model)
+    (tmp_path / "model.safetensors").rename(tmp_path / "weights.safetensors")
+    assert footprint_of(settings, torch.device("cpu")).requirements.weights == loaded
+    flags = ["--model", str(tmp_path), "--input-len", "40", "--output-len", "1"]
+    assert main(flags) == OK
+    text = " ".join(capsys.readouterr().out.split())
+    assert "KV cache 0 bytes a token" in text
+    assert "speed unknown" in text
+    found = check_config(tmp_path)
+    assert found.backend == "transformers"
+    assert found.architecture == "BertForSequenceClassification"
