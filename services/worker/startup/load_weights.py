@@ -74,10 +74,9 @@ def load_theirs(
         raise ConfigError(f"cpu-offload-gb: {settings.cpu_offload_gb:g}{FOR_OUR_OWN}")
     if settings.enable_expert_distribution_metrics:
         raise ConfigError(f"enable-expert-distribution-metrics{FOR_OUR_OWN}")
-    name = "encoders" if capacity.pooled_size else "transformers"
-    theirs = implementation(name)
+    theirs = implementation("encoders" if capacity.pooled_size else "transformers")
     if theirs is None:
-        raise ConfigError(f"model-impl: {name} is not a part of this installation")
+        raise ConfigError("model-impl: transformers is not a part of this installation")
     codes = CACHE_CODES[settings.kv_cache_dtype]
     is_dummy = settings.load_format == "dummy"
     return theirs.load(folder, dtype, device, capacity, is_dummy, codes)
