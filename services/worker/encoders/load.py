@@ -28,8 +28,7 @@ from shared.settings.worker import WorkerConfig
 from shared.wire.messages import EVERY_LAYER, Capacity, ModelInfo
 
 transformers_logging.disable_progress_bar()
-transformers_logging.disable_default_handler()
-transformers_logging.enable_propagation()
+transformers_logging.set_verbosity_error()  # tensors that lack are refused
 
 SEED = 0
 NOTHING = (2, 0, 0)  # no layer keeps keys and values

@@ -13,12 +13,13 @@ from services.worker.models import TorchCausalLM
 from services.worker.slots.table import SlotTable
 from services.worker.step.pooling import Pooler
 from services.worker.step.rows import Rows
+from shared.errors import ConfigError
 from shared.model_folder import PADDED
-from shared.wire.messages import Pooling, PoolingType
+from shared.wire.messages import Pooling, PoolingInfo
 
 
 class EncoderLM(TorchCausalLM):
-    """Its steps compute nothing: ``pooler`` computes a prompt whole once its last token is
+    """Its steps compute nothing: its pooler computes a prompt whole once its last token is
     planned."""
 
     clears_blocks = False
@@ -33,7 +34,17 @@ class EncoderLM(TorchCausalLM):
         trunk.pooler = None  # the head has it
         self.trunk = trunk
         self.hidden_size, self.vocab_size = model.config.hidden_size, model.config.vocab_size
-        self.pooler = EncoderPooler(trunk, self.head, max_tokens)
+        self._max_tokens = max_tokens
+
+    def make_pooler(self, pooling: PoolingInfo) -> Pooler:
+        """Raises ConfigError."""
+        config = self.trunk.config
+        classifies = isinstance(self.head, _ClassHead)
+        if pooling.size != (config.num_labels if classifies else config.hidden_size):
+            raise ConfigError("pooler-config: classifier_from_token is for models that write texts")
+        if pooling.pooling_type == "last":
+            raise ConfigError("pooler-config: an encoder pools by CLS or MEAN, not by LAST")
+        return EncoderPooler(self.trunk, self.head, self._max_tokens)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         return torch.empty(len(input_ids), 0, device=input_ids.device)
@@ -44,8 +55,8 @@ class EncoderLM(TorchCausalLM):
 
 
 class EncoderPooler(Pooler):
-    """Computes prompts side by side, up to ``max_tokens`` at once or a longer one alone, and pools
-    their states in float32. ``head`` maps pooled states to embeddings or the logits of classes."""
+    """Computes prompts side by side, up to ``max_tokens`` at once, and pools their states in
+    float32. ``head`` maps pooled states to embeddings or the logits of classes."""
 
     def __init__(self, trunk: Any, head: nn.Module | None, max_tokens: int) -> None:
         super().__init__(_unchanged, None)
@@ -90,7 +101,7 @@ class EncoderPooler(Pooler):
         kinds = [pooling_of(table, slot).pooling_type for slot in slots]
         pooled = torch.stack(
             [
-                _pooled(each, kind)
+                each.mean(0) if kind == "mean" else each[0]
                 for each, kind in zip(states.float().split(lengths), kinds, strict=True)
             ]
         )
@@ -126,17 +137,6 @@ def pooling_of(table: SlotTable, slot: int) -> Pooling:
 def _without_types(table: SlotTable, slot: int) -> Pooling:
     pooling = pooling_of(table, slot)
     return Pooling(pooling.pooling_type, pooling.activation, pooling.num_dims)
-
-
-def _pooled(states: Tensor, kind: PoolingType) -> Tensor:
-    """[length, hidden_size] → [hidden_size]"""
-    match kind:
-        case "cls":
-            return states[0]
-        case "last":
-            return states[-1]
-        case "mean":
-            return states.mean(0)
 
 
 def _unchanged(states: Tensor) -> Tensor:

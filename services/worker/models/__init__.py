@@ -44,7 +44,7 @@ class CausalLM(nn.Module, ABC):
     clears_blocks = True  # blocks of the KV cache must be zeroed before a sequence gets them
     draft_head: DraftHead | None = None
     offloaded: Offloaded | None = None  # a pass copies their weights to the device
-    pooler: Any = None  # a Pooler of a model that pools by itself
+    make_pooler: Any = None  # PoolingInfo → Pooler, of a model that pools by itself
 
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:

@@ -21,10 +21,7 @@ def find_native_config(
     pools = model_info.pooling is not None
     by_transformers = _is_for_transformers(settings.model_impl, architectures)
     if pools and by_transformers and not encodes(architectures):
-        raise ConfigError(
-            f"runner: {'/'.join(architectures)} is computed by transformers, which writes texts"
-            f" only; of our own architectures, which pool, there are {', '.join(sorted(MODELS))}"
-        )
+        raise ConfigError(f"runner: {'/'.join(architectures)} is no architecture that pools")
     if pools and settings.lm_head_quantization != "none":
         raise ConfigError(
             f"lm-head-quantization: {settings.lm_head_quantization}: a model that pools has no"

@@ -173,6 +173,12 @@ def test_refusals_name_their_reason(tmp_path: Path) -> None:
     save_encoder(tmp_path, BertModel)
     with pytest.raises(ConfigError, match="quantization: wint8 is for our own architectures"):
         make_engine(tmp_path, quantization="wint8")
+    for pooler, reason in (
+        ({"pooling_type": "LAST"}, "an encoder pools by CLS or MEAN"),
+        ({"classifier_from_token": ["no", "sea"]}, "classifier_from_token is for models that"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            make_engine(tmp_path, pooler_config=pooler)
     change_config(tmp_path, num_hidden_layers=4)
     with pytest.raises(ConfigError, match=r"the folder lacks tensors.*encoder\.layer\.3"):
         make_engine(tmp_path)
