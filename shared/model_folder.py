@@ -23,6 +23,7 @@ SAMPLE_BYTES = 64 << 10
 MAX_WEIGHTS_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
 
 SIZES = "vocab_size", "max_position_embeddings"
+PADDED = "roberta", "xlm-roberta"  # positions begin after the padding id's
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -30,6 +31,8 @@ T = TypeVar("T", bound=msgspec.Struct)
 class _Sizes(msgspec.Struct):
     vocab_size: int | None = None
     max_position_embeddings: int | None = None
+    model_type: str = ""
+    pad_token_id: Any = 1
     text_config: "_Sizes | None" = None  # of a multimodal model
 
 
@@ -79,7 +82,8 @@ def _read_sizes(path: Path) -> tuple[int, int]:
     sizes = decode_json(path, _Sizes)
     sizes = sizes.text_config or sizes
     if sizes.vocab_size is not None and sizes.max_position_embeddings is not None:
-        return sizes.vocab_size, sizes.max_position_embeddings
+        unused = sizes.pad_token_id + 1 if sizes.model_type in PADDED else 0
+        return sizes.vocab_size, sizes.max_position_embeddings - unused
     from shared.foreign_config import read_foreign_config
 
     config = read_foreign_config(path.parent).get_text_config()

@@ -14,7 +14,7 @@ HUB_NAME = re.compile(r"(?P<name>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>.+))?", r
 FILES_WE_READ = [
     *(CONFIG_FILE, INDEX_FILE, TOKENIZER_FILE, "tokenizer_config.json"),
     *("generation_config.json", "chat_template.jinja"),
-    *("modules.json", "*_Pooling/config.json", "sentence_bert_config.json"),
+    *("modules.json", "*_Pooling/config.json", "*_Dense/*.*", "sentence_bert_config.json"),
 ]
 
 # Modules that make a folder of a model in another format, by the end of the files' names:

@@ -20,7 +20,9 @@ LENGTH_FILE = "sentence_bert_config.json"
 CLASSIFIER = "ForSequenceClassification"
 POOLING_TYPES: dict[str, PoolingType] = {"lasttoken": "last", "mean": "mean", "cls": "cls"}
 MODULES = ("Transformer", "Pooling", "Normalize")
+GEMMA = "Gemma3TextModel"  # EmbeddingGemma
 
+_BERT = re.compile(rf"((Modern|Nomic)?Bert|(XLM)?Roberta)(Model|ForMaskedLM|{CLASSIFIER})")
 _MODE = re.compile(r"pooling_mode_(\w+?)(_tokens?)?")
 
 RunnerSetting = Literal["auto", "generate", "pooling"]
@@ -57,6 +59,11 @@ class _Config(_Architectures):
     sentence_transformers: dict[str, Any] = {}
     is_matryoshka: bool | None = None
     matryoshka_dimensions: list[int] | None = None
+    classifier_pooling: Literal["cls", "mean"] = "cls"  # of ModernBERT's head
+
+    @property
+    def usual_type(self) -> PoolingType:
+        return self.classifier_pooling if encodes(self.architectures) else "last"
 
     @property
     def labels(self) -> list[str]:
@@ -88,6 +95,7 @@ def read_pooling(folder: Path, runner: RunnerSetting, pooler: PoolerConfig) -> P
     modules = _modules(folder)
     is_classifier = decode_json(path, _Architectures).is_classifier
     pools = bool(pooler) or is_classifier or any(each.name == "Pooling" for each in modules)
+    pools |= encodes(decode_json(path, _Architectures).architectures)
     if runner == "generate" and pooler:
         raise ConfigError("pooler-config: the model does not pool with runner = generate")
     if runner == "generate" or (runner == "auto" and not pools):
@@ -98,12 +106,16 @@ def read_pooling(folder: Path, runner: RunnerSetting, pooler: PoolerConfig) -> P
     return _embedder(folder, config, modules, pooler)
 
 
+def encodes(architectures: list[str] | None) -> bool:
+    return any(_BERT.fullmatch(name) or name == GEMMA for name in architectures or ())
+
+
 def _classifier(config: _Config, pooler: PoolerConfig) -> PoolingInfo:
     names = pooler.classifier_from_token
     labels = config.labels if names is None else names[1:]
     return PoolingInfo(
         task="classify",
-        pooling_type=_pooling_type(pooler) or "last",
+        pooling_type=_pooling_type(pooler) or config.usual_type,
         activation=_class_activation(config, pooler, len(labels)),
         size=len(labels),
         labels=labels,
@@ -125,7 +137,7 @@ def _embedder(
     if config.hidden_size is None:
         raise ConfigError(f"model: {folder / CONFIG_FILE} has no hidden_size")
     for module in modules:
-        if module.name not in MODULES:
+        if module.name not in (*MODULES, "Dense" if encodes(config.architectures) else ""):
             raise ConfigError(
                 f"model: {folder / MODULES_FILE}: the module {module.kind} is not supported;"
                 f" supported are {', '.join(MODULES)}"
@@ -137,7 +149,7 @@ def _embedder(
     is_matryoshka = config.is_matryoshka if pooler.is_matryoshka is None else pooler.is_matryoshka
     return PoolingInfo(
         task="embed",
-        pooling_type=_pooling_type(pooler) or _pooling_type_of(folder, modules),
+        pooling_type=_pooling_type(pooler) or _pooling_type_of(folder, modules, config),
         activation="normalize" if normalizes else "none",
         size=config.hidden_size,
         is_matryoshka=bool(is_matryoshka),
@@ -150,11 +162,11 @@ def _pooling_type(pooler: PoolerConfig) -> PoolingType | None:
     return names.get(pooler.pooling_type)
 
 
-def _pooling_type_of(folder: Path, modules: list[_Module]) -> PoolingType:
-    """The type in the module Pooling; without it the last state. Raises ConfigError."""
+def _pooling_type_of(folder: Path, modules: list[_Module], config: _Config) -> PoolingType:
+    """The type in the module Pooling; without it the architecture's. Raises ConfigError."""
     paths = [folder / module.path / CONFIG_FILE for module in modules if module.name == "Pooling"]
     if not paths:
-        return "last"
+        return config.usual_type
     modes = _modes(paths[0])
     if len(modes) != 1 or modes[0] not in POOLING_TYPES:
         raise ConfigError(

@@ -84,7 +84,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"backends", "expert_loads", "gguf", "speculation", "weights"},
         {"startup"},
         {"block_layout"},
-        {"adapters", "foreign", "media", "moves", "stores", "engine"},
+        {"adapters", "encoders", "foreign", "media", "moves", "stores", "engine"},
         {"attachment", "other_ranks", "ranks", "step_thread"},
         {"extension"},
         {"adapters.extension", "media.extension", "moves.extension", "stores.extension"},

@@ -97,6 +97,10 @@ WINGS = {
             "tests/gpu/test_transformers_on_cuda.py",
         ),
     ),
+    "encoders": Wing(
+        (f"{WORKER}/encoders",),
+        (f"tests/{WORKER}/encoders", "tests/encoder_models.py", "tests/mesh/test_encoders.py"),
+    ),
     "device": Wing(
         (f"{WORKER}/engine/device",),
         (

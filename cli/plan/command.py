@@ -174,7 +174,7 @@ def _times(
     fit: "Fit",
     say: Say,
 ) -> "tuple[StepTimes, MeshTimes] | None":
-    """None without a source of times. Raises ConfigError."""
+    """None without a source of times, such as steps of a model that decodes. Raises ConfigError."""
     from cli.plan.machine import shares_its_cores
     from cli.plan.speed import (
         ON_CORES_OF_ITS_OWN,
@@ -190,7 +190,8 @@ def _times(
     if card is not None:
         times = RooflineTimes(footprint, card, given.efficiency, fit.num_cards)
         return times, ON_CORES_OF_ITS_OWN
-    if given.no_measure or not has_weights(locate_model(settings.model).folder):
+    decodes = footprint.kv_per_token > 0  # encoders do not
+    if given.no_measure or not decodes or not has_weights(locate_model(settings.model).folder):
         return None
     say("measures steps on this machine …")
     alone = settings.model_copy(

@@ -53,12 +53,13 @@ class Prepared:
 
 
 class EncodedPrompt(NamedTuple):
-    """``ids`` [prompt_len] int32, at least one, the part of a chat that they leave out, and the
-    numbers of the media in them."""
+    """``ids`` [prompt_len] int32, at least one, the part of a chat that they leave out, the numbers
+    of the media in them, and the number of last ids that are of the second text of a pair."""
 
     ids: Array
     dropped: Dropped = NOTHING_DROPPED
     media: Sequence[int] = ()
+    num_second: int = 0
 
 
 def prepare(
@@ -74,7 +75,7 @@ def prepare(
     client sets no bound, as far as the context goes. Raises InvalidRequest."""
     _check_choices(model, submit, resumed)
     adds_special_tokens, truncation = submit.text.adds_special_tokens, truncation_of(submit.text)
-    ids, dropped, numbers = encode(
+    ids, dropped, numbers, num_second = encode(
         model, submit.kind, prompt, adds_special_tokens, submit.chat, truncation, measure, media
     )
     items = media.find_items(ids, numbers)
@@ -82,6 +83,9 @@ def prepare(
     # A chat that is submitted again comes as ids, with its options.
     output_start = model.output_start(ids, submit.chat)
     params = submit.params
+    if num_second and params.pooling is not None:
+        pooling = msgspec.structs.replace(params.pooling, num_second=num_second)
+        params = msgspec.structs.replace(params, pooling=pooling)
     if submit.text.bad_words:
         bad_words = [*params.bad_words, *model.encode_words(submit.text.bad_words)]
         params = msgspec.structs.replace(params, bad_words=bad_words)
@@ -174,7 +178,7 @@ def encode(
     _check_dtype(kind, prompt)
     if media.num:
         _check_takes_media(kind, truncation)
-    dropped, numbers = NOTHING_DROPPED, list(range(media.num))
+    dropped, numbers, num_second = NOTHING_DROPPED, list(range(media.num)), 0
     match kind:
         case "ids":
             ids = truncation.cut(prompt) if truncation is not None else prompt
@@ -187,11 +191,11 @@ def encode(
             ids, dropped, numbers = fitted.ids, fitted.dropped, media_of(fitted.messages)
         case "pair":
             with measure("encode"):
-                ids = model.encode_pair(_pair(prompt), adds_special_tokens, truncation)
+                ids, num_second = model.encode_pair(_pair(prompt), adds_special_tokens, truncation)
     if len(ids) == 0:
         raise InvalidRequest("the prompt has no tokens", param="prompt")
     model.check_ids(ids)
-    return EncodedPrompt(ids, dropped, numbers)
+    return EncodedPrompt(ids, dropped, numbers, num_second)
 
 
 def _check_takes_media(kind: PromptKind, truncation: Truncation | None) -> None:
@@ -238,7 +242,7 @@ def convert(
         return np.frombuffer(msgspec.json.encode(model.description), np.uint8)
     if to == "ids":
         kind, chat = message.kind, message.chat
-        ids, _, numbers = encode(
+        ids, _, numbers, _ = encode(
             model, kind, data, adds_special_tokens, chat, truncation, media=media
         )
         media.find_items(ids, numbers)

@@ -146,14 +146,19 @@ class TextModel:
         pair: Sequence[str],
         adds_special_tokens: bool = True,
         truncation: Truncation | None = None,
-    ) -> np.ndarray:
+    ) -> tuple[np.ndarray, int]:
         """Ids of a query and a document, and of an instruction if there is one, as the model's
-        template writes them, or side by side: [n] int32. Under a template the document is cut."""
+        template writes them, or side by side: [n] int32. Under a template the document is cut.
+        Also counts the last ids of the second type, which the tokenizer gives to the document."""
         query, document, *instruction = pair
         if self._pair_template is None:
             if instruction:
                 raise InvalidRequest(NO_PAIR_TEMPLATE, param="instruction")
-            return self._encode((query, document), adds_special_tokens, truncation)
+            encoding = self._encoding((query, document), adds_special_tokens)
+            columns = [encoding.ids, encoding.type_ids]
+            if truncation is not None:
+                columns = [truncation.cut_encoding(encoding, each) for each in columns]
+            return np.array(columns[0], np.int32), sum(columns[1])
         ids = self._encode_pair(self._pair_template, pair)
         while truncation is not None and len(ids) > truncation.num_ids:
             words = np.array(self.encode_exactly(document), np.int32)
@@ -163,7 +168,7 @@ class TextModel:
             kept = Truncation(num_left, truncation.keeps_start).cut(words)
             document = self.decode_many(kept.tolist()).strip(HALF_CHARACTER)
             ids = self._encode_pair(self._pair_template, (query, document, *instruction))
-        return ids
+        return ids, 0
 
     def _encode_pair(self, template: ChatTemplate, pair: Sequence[str]) -> np.ndarray:
         max_chars = self.max_model_len * self._max_token_chars
@@ -224,12 +229,8 @@ class TextModel:
         return str(self._tokenizer.to_str())
 
     def _encode(
-        self,
-        text: str | tuple[str, str],
-        adds_special_tokens: bool,
-        truncation: Truncation | None,
+        self, text: str, adds_special_tokens: bool, truncation: Truncation | None
     ) -> np.ndarray:
-        """A pair is two texts, one after the other."""
         encoding = self._encoding(text, adds_special_tokens)
         ids = encoding.ids
         return np.array(

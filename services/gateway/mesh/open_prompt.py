@@ -248,7 +248,8 @@ class OpenPrompt:
             raise CodecError(f"medium {max(media)} of a prompt with {len(files)}")
         self.is_accepted = True
         kept = [files[number] for number in media]
-        self._prompt = replace(self._prompt, kind="ids", data=prompt_ids, media=kept)
+        if self._prompt.kind != "pair":  # its ids alone lack the types of the second text
+            self._prompt = replace(self._prompt, kind="ids", data=prompt_ids, media=kept)
         self._collector.accept(self._number, prompt_ids, start, dropped, left_out, media)
 
     def add(self, row: Delta, part: TokenArrays) -> None:

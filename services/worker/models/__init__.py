@@ -1,7 +1,7 @@
 """Models, one file a family, and their interface to the engines."""
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor, nn
@@ -44,6 +44,7 @@ class CausalLM(nn.Module, ABC):
     clears_blocks = True  # blocks of the KV cache must be zeroed before a sequence gets them
     draft_head: DraftHead | None = None
     offloaded: Offloaded | None = None  # a pass copies their weights to the device
+    make_pooler: Any = None  # PoolingInfo → Pooler, of a model that pools by itself
 
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:

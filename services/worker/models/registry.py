@@ -72,8 +72,8 @@ def read_architectures(folder: Path, pools: bool = False) -> list[str]:
 
 def _causal_name(name: str) -> str:
     for ending in OTHER_HEADS:
-        if name.endswith(ending):
-            return name.removesuffix(ending) + CAUSAL
+        if (decoder := name.removesuffix(ending) + CAUSAL) in MODELS:
+            return decoder
     return name
 
 

@@ -11,7 +11,7 @@ from services.worker.startup.model_shape import count_parameters
 from services.worker.weights.load import build_model
 from services.worker.weights.schemes import find_scheme
 from shared.errors import ConfigError
-from shared.pooling import read_served_model
+from shared.pooling import encodes, read_served_model
 from shared.wire.messages import ModelInfo
 
 
@@ -30,8 +30,8 @@ def check_config(folder: Path) -> Servable:
     pools = model.pooling is not None
     architectures = read_architectures(folder, pools)
     name = "/".join(architectures)
-    if MODELS.keys().isdisjoint(architectures) and not pools:
-        _check_transformers(folder, name, model.max_model_len)
+    if encodes(architectures) or (MODELS.keys().isdisjoint(architectures) and not pools):
+        _check_transformers(folder, name, model.max_model_len, pools)
         return Servable("transformers", name, 0, model)
     config = read_model_config(folder, pools)
     if config.quantization_config:
@@ -40,8 +40,8 @@ def check_config(folder: Path) -> Servable:
     return Servable("shoal", name, count_parameters(built).total, model)
 
 
-def _check_transformers(folder: Path, name: str, max_model_len: int) -> None:
-    transformers = implementation("transformers")
+def _check_transformers(folder: Path, name: str, max_model_len: int, pools: bool) -> None:
+    transformers = implementation("encoders" if pools else "transformers")
     if transformers is None or not transformers.can_serve(folder, max_model_len):
         raise ConfigError(
             f"model: {name} is none of our own architectures, and transformers' cannot be served"

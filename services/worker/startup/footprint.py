@@ -4,7 +4,7 @@ shapes and no memory."""
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -17,11 +17,12 @@ from services.worker.layers.linear import Linear
 from services.worker.layers.weights import Dense
 from services.worker.machine.hardware import Memory, choose_dtype
 from services.worker.models.decoder import DecoderLM
-from services.worker.models.registry import read_model_config
+from services.worker.models.registry import read_architectures, read_model_config
 from services.worker.speculation.choose import choose_speculation
 from services.worker.speculation.draft_vocab import limit_drafts
 from services.worker.startup.additions import addition_modules, make_additions
 from services.worker.startup.cache_codes import CACHE_CODES, choose_cache_dtype
+from services.worker.startup.implementations import implementation
 from services.worker.startup.loaded_model import LoadedModel, capacity_of
 from services.worker.startup.model_shape import (
     ParameterCount,
@@ -43,7 +44,7 @@ from services.worker.weights.schemes import find_scheme
 from shared.errors import ConfigError
 from shared.model_folder import weight_files
 from shared.model_location import WEIGHTS, locate_model
-from shared.pooling import read_served_model
+from shared.pooling import encodes, read_served_model
 from shared.settings.worker import WorkerConfig
 
 ROWS = 128  # quantized to measure their size: the most rows that share a scale
@@ -85,6 +86,9 @@ def footprint_of(settings: WorkerConfig, device: torch.device) -> Footprint:
         folder, [], settings.max_model_len, settings.runner, settings.pooler_config
     )
     dtype = choose_dtype(settings.dtype, device)
+    is_encoder = info.pooling is not None and encodes(read_architectures(folder))
+    if is_encoder and (theirs := cast(Any, implementation("encoders"))):
+        return cast(Footprint, theirs.footprint_of(settings, folder, info, dtype, device))
     model = _build(folder, dtype, pools=info.pooling is not None)
     forms = Forms(
         settings.quantization, settings.lm_head_quantization, settings.embedding_quantization

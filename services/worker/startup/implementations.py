@@ -13,6 +13,7 @@ from services.worker.startup.model_shape import ModelShape
 from shared.wire.messages import Capacity
 
 MODULES = {
+    "encoders": "services.worker.encoders.load",
     "transformers": "services.worker.foreign.backend",
 }
 ENGINES: dict[str, str] = {

@@ -63,7 +63,7 @@ def load_theirs(
     device: torch.device,
     capacity: Capacity,
 ) -> tuple[CausalLM, ModelShape]:
-    """Raises ConfigError."""
+    """A model that pools is an encoder. Raises ConfigError."""
     if settings.quantization != "none":
         raise ConfigError(f"quantization: {settings.quantization}{FOR_OUR_OWN}")
     if settings.lm_head_quantization != "none":
@@ -74,9 +74,9 @@ def load_theirs(
         raise ConfigError(f"cpu-offload-gb: {settings.cpu_offload_gb:g}{FOR_OUR_OWN}")
     if settings.enable_expert_distribution_metrics:
         raise ConfigError(f"enable-expert-distribution-metrics{FOR_OUR_OWN}")
-    transformers = implementation("transformers")
-    if transformers is None:
+    theirs = implementation("encoders" if capacity.pooled_size else "transformers")
+    if theirs is None:
         raise ConfigError("model-impl: transformers is not a part of this installation")
     codes = CACHE_CODES[settings.kv_cache_dtype]
     is_dummy = settings.load_format == "dummy"
-    return transformers.load(folder, dtype, device, capacity, is_dummy, codes)
+    return theirs.load(folder, dtype, device, capacity, is_dummy, codes)

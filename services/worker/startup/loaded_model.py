@@ -77,7 +77,7 @@ def make_pooler(
     """Raises ConfigError."""
     pooling = model_info.pooling
     if pooling is None or not isinstance(model, DecoderLM):
-        return None
+        return cast(Pooler | None, pooling and computed.make_pooler(pooling))
     head, hidden_size = None, model.config.hidden_size
     if pooling.task == "classify" and settings.load_format == "dummy":
         head = make_up_score_head(pooling.size, hidden_size)

@@ -7,6 +7,7 @@ from services.worker.config.model_config import ModelConfig
 from services.worker.models.registry import MODELS, find_model, read_model_config
 from services.worker.startup.implementations import implementation
 from shared.errors import ConfigError
+from shared.pooling import encodes
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import ModelInfo
 
@@ -19,11 +20,8 @@ def find_native_config(
     """None if transformers computes it. Raises ConfigError."""
     pools = model_info.pooling is not None
     by_transformers = _is_for_transformers(settings.model_impl, architectures)
-    if pools and by_transformers:
-        raise ConfigError(
-            f"runner: {'/'.join(architectures)} is computed by transformers, which writes texts"
-            f" only; of our own architectures, which pool, there are {', '.join(sorted(MODELS))}"
-        )
+    if pools and by_transformers and not encodes(architectures):
+        raise ConfigError(f"runner: {'/'.join(architectures)} is no architecture that pools")
     if pools and settings.lm_head_quantization != "none":
         raise ConfigError(
             f"lm-head-quantization: {settings.lm_head_quantization}: a model that pools has no"

@@ -286,7 +286,7 @@ def plan_memory(
     room -= num_seqs * (requirements.state + requirements.drafts)
     room = max(0, room - (num_states or 0) * requirements.state)
     num_wanted = min(num_seqs * requirements.blocks_per_request, MAX_BLOCKS)
-    num_blocks = min(room // requirements.block, num_wanted)
+    num_blocks = min(room // max(1, requirements.block), num_wanted)  # an encoder's has 0 bytes
     num_blocks = settings.num_gpu_blocks_override or num_blocks
     report = MemoryReport(num_blocks, num_seqs, num_states, budget, others, requirements)
     if num_blocks < requirements.blocks_per_request:

@@ -53,11 +53,12 @@ class Guide(Row, frozen=True):
 class Pooling(Row, frozen=True):
     """The pooled output of a prompt: its last state, its first (``cls``) or the mean of all, as an
     embedding or as class logits. The first ``num_dims`` values of an embedding are kept (0: all),
-    before ``activation``."""
+    before ``activation``. The last ``num_second`` ids are of the second text of a pair."""
 
     pooling_type: PoolingType = "last"
     activation: Activation = "none"
     num_dims: PooledSize = 0
+    num_second: Int32 = 0
 
 
 class Repetition(Row, frozen=True):

@@ -97,6 +97,17 @@ def test_before_it_was_accepted_a_replay_is_the_first_submit_again():
     assert prompt.tobytes() == b"Once"
 
 
+def test_a_pair_is_submitted_again_as_two_texts():
+    """Its ids alone lack the types of the second text."""
+    data = np.frombuffer(b'["who", "me"]', np.uint8)
+    open_prompt, _ = new_open_prompt(prompt=Prompt("pair", data))
+    open_prompt.accept(IDS)
+    open_prompt.begin_replay(0)
+    submit, (prompt, _) = open_prompt.submit()
+    assert submit.kind == "pair"
+    assert prompt.tobytes() == data.tobytes()
+
+
 def test_there_are_so_many_replays_and_no_more():
     open_prompt, _ = new_open_prompt()
     for _ in range(MAX_REPLAYS):

@@ -3,6 +3,8 @@
 from pathlib import Path
 
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers.processors import TemplateProcessing
 
 from services.tokenizer.text_model import ChatSettings, TextModel
 from services.tokenizer.truncation import Truncation
@@ -26,7 +28,7 @@ def make_model(folder: Path, own: str | None = None, **settings: object) -> Text
 
 
 def read(model: TextModel, *pair: str) -> str:
-    return model.decode_many(model.encode_pair(pair).tolist())
+    return model.decode_many(model.encode_pair(pair)[0].tolist())
 
 
 def test_without_a_template_both_stand_side_by_side(tmp_path: Path) -> None:
@@ -35,6 +37,28 @@ def test_without_a_template_both_stand_side_by_side(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequest, match="no template of pairs") as refusal:
         read(model, "who?", "me", "be short")
     assert refusal.value.param == "instruction"
+
+
+@pytest.mark.parametrize(("num_ids", "num_second"), [(None, 4), (6, 2), (2, 1)])
+def test_the_ids_of_the_second_text_are_counted(
+    tmp_path: Path, num_ids: int | None, num_second: int
+) -> None:
+    """As the tokenizer's own types say, also after a cut; none under a template."""
+    (tmp_path / "config.json").write_text("{}")
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "b": 1, "[SEP]": 2}, unk_token="a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens(["[SEP]"])
+    tokenizer.post_processor = TemplateProcessing(
+        single="$A [SEP]", pair="[SEP] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[SEP]", 2)]
+    )
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    model = TextModel(tmp_path, 512, 3, ChatSettings())
+    cut = None if num_ids is None else Truncation(num_ids, keeps_start=True)
+    ids, num = model.encode_pair(("a a", "b b b"), truncation=cut)
+    whole = [2, 0, 0, 2, 1, 1, 1, 2]
+    assert ids.tolist() == (whole if num_ids is None else [*whole[: num_ids - 1], 2])
+    assert num == num_second
+    assert make_model(tmp_path, PAIRS).encode_pair(("who?", "me"))[1] == 0
 
 
 def test_a_template_that_knows_the_roles_is_taken(tmp_path: Path) -> None:
@@ -68,9 +92,9 @@ def test_a_pair_that_is_too_long_is_refused_before_it_is_encoded(tmp_path: Path)
 def test_under_a_template_the_document_is_cut(tmp_path: Path, keeps_start: bool) -> None:
     model = make_model(tmp_path, PAIRS)
     words = " ".join(str(number) for number in range(100))
-    whole = model.encode_pair(("who?", words))
+    whole, _ = model.encode_pair(("who?", words))
     num = len(whole) - 60
-    ids = model.encode_pair(("who?", words), truncation=Truncation(num, keeps_start))
+    ids, _ = model.encode_pair(("who?", words), truncation=Truncation(num, keeps_start))
     assert len(ids) <= num
     text = model.decode_many(ids.tolist())
     start, end = ("0 1 2", "]") if keeps_start else ("", "98 99]")

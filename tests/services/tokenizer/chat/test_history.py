@@ -136,7 +136,7 @@ def test_the_text_and_the_places_of_a_prompt_are_those_of_what_is_left(model: Te
     chat = chat_of(12)
     data = np.frombuffer(msgspec.json.encode(chat), np.uint8)
     cut = ChatOptions(history_limit=200)
-    ids, dropped, _ = encode(model, "chat", data, False, cut)
+    ids, dropped, *_ = encode(model, "chat", data, False, cut)
     assert isinstance(dropped, Dropped)
     assert dropped.num_turns > 5
     assert convert(model, Convert("c", "chat", False, cut), data).tolist() == ids.tolist()
