@@ -99,7 +99,12 @@ WINGS = {
     ),
     "encoders": Wing(
         (f"{WORKER}/encoders",),
-        (f"tests/{WORKER}/encoders", "tests/encoder_models.py", "tests/mesh/test_encoders.py"),
+        (
+            "benchmarks/encoders.py",
+            f"tests/{WORKER}/encoders",
+            "tests/encoder_models.py",
+            "tests/mesh/test_encoders.py",
+        ),
     ),
     "device": Wing(
         (f"{WORKER}/engine/device",),
