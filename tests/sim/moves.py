@@ -30,7 +30,7 @@ Block = tuple[bytes, Content]
 
 @dataclass(frozen=True)
 class MoveShape:
-    """Of the workers' inboxes. ``roles`` are those of one worker and another."""
+    """Of the workers' inboxes. ``roles`` belong to one worker and another."""
 
     roles: tuple[WorkerRole, ...] = ("both",)
     locations: tuple[str, ...] = ("here",)

@@ -44,7 +44,7 @@ INBOX = Inbox("layout", "here", 100, 1 << 10)
 
 
 class Worker:
-    """A peer of ``cell``, and its simulation. ``rows`` are those of all its plans."""
+    """A peer of ``cell``, and its simulation. ``rows`` come from all its plans."""
 
     def __init__(
         self, cell: "CellOfWorkers", name: str, inbox: Inbox | None = INBOX, **capacity: Any

@@ -1,4 +1,4 @@
-"""Messages about inboxes that do not fit, and what is counted."""
+"""Messages about inboxes that do not fit, and the counts of moves."""
 
 from pathlib import Path
 

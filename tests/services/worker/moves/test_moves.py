@@ -45,7 +45,7 @@ async def test_drafts_go_on_too(kernels: str, tmp_path: Path) -> None:
 
 
 async def test_blocks_move_between_machines(checkpoint: Path, tmp_path: Path) -> None:
-    """Over tcp, by workers that prove who they are."""
+    """Over tcp, by workers that prove their service."""
     write_keys(tmp_path / "keys")
     settings = {"keys": tmp_path / "keys", "kv_transfer_address": "tcp://127.0.0.1:0"}
     await assert_goes_on(checkpoint, tmp_path, "native", 150, settings, is_near=False)
