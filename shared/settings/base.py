@@ -11,7 +11,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from shared.settings.fields import ApiKey
 from shared.wire.messages import INSTANCE
 
-TCP_SETTINGS = ("listen_address", "tokenizer_address", "scheduler_address")
+TCP_SETTINGS = (
+    *("listen_address", "tokenizer_address", "scheduler_address"),
+    "kv_transfer_address",
+)
 KEYS_OR_NOT = (
     "keys (a folder that `shoal keys` wrote), or insecure-tcp in a network that nobody else can"
     " reach"

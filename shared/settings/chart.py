@@ -13,7 +13,7 @@ SET_BY_CHART = {
     *("insecure_tcp", "listen_address", "tokenizer_address", "scheduler_address", "model"),
     *("host", "port", "uds", "reuse_port", "api_key", "api_key_file", "reasoning_key"),
     *("gpu_claims", "rank", "leader"),
-    *("nnodes", "node_rank", "master_addr", "master_port"),
+    *("nnodes", "node_rank", "master_addr", "master_port", "kv_transfer_address"),
 }
 CHECKED = {"type", "enum", "anyOf", "minimum", "maximum", "exclusiveMinimum", "pattern"}
 

@@ -232,7 +232,6 @@ def test_pods_are_killed_some_seconds_after_their_drain_must_be_over(drain_s: fl
 
 def test_network_policies_allow_the_links_of_the_mesh_and_no_others(objects: list[Object]):
     links = {(dialler, listener, port) for (listener, dialler), port in PORTS.items()}
-    links -= {("worker", "worker", 29501)}  # of ranks on several hosts, see test_groups.py
     accepted, dialled, others = set(), set(), set()
     for policy in of_kind(objects, "NetworkPolicy").values():
         spec = policy["spec"]

@@ -7,7 +7,9 @@ import re
 import secrets
 import socket
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from hashlib import blake2b
+from ipaddress import ip_address
 from pathlib import Path
 
 from shared.errors import CodecError, ConfigError
@@ -243,7 +245,11 @@ def _hello(config: WorkerConfig) -> Hello:
 
 
 def _own_host() -> str:
-    """This host's address on its way to others. Raises ConfigError."""
+    """The address of this host's name, or on its way to others. Raises ConfigError."""
+    with suppress(OSError):
+        found = socket.gethostbyname(socket.gethostname())
+        if not ip_address(found).is_loopback:
+            return found
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(ELSEWHERE)

@@ -329,11 +329,16 @@ async def test_blocks_wait_for_a_connection_and_not_for_ever(
     assert not sender._waiting
 
 
+@pytest.mark.parametrize(
+    ("named", "told"), [("192.0.2.7", "192.0.2.7"), ("127.0.1.1", "127.0.0.1")]
+)
 async def test_others_are_told_an_address_instead_of_a_star(
-    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, told: str
 ) -> None:
+    """That of the host's name, or without one of the way to others."""
+    monkeypatch.setattr(links.socket, "gethostbyname", lambda name: named)
     monkeypatch.setattr(links, "ELSEWHERE", ("127.0.0.1", 9))
     async with working(checkpoint, tmp_path, "b", kv_transfer_address="tcp://*:0") as worker:
         address = worker.inbox.address
-    assert address.startswith("tcp://127.0.0.1:")
+    assert address.startswith(f"tcp://{told}:")
     assert not address.endswith(":0")
