@@ -26,6 +26,7 @@ pytestmark = [
 
 LONG_STREAM = 192  # tokens
 SAVED = 'shoal_kv_store_bytes_total{direction="save"}'
+MOVED = 'shoal_moves_total{outcome="done",why="leaving"}'
 REPLACE_WORKER = ("up", "-d", "--no-build", "--wait", "--force-recreate", "--no-deps", "worker")
 
 
@@ -78,6 +79,21 @@ async def test_each_service_grows_and_shrinks_under_load_without_a_failed_reques
         await stack.scale(gateway=1, tokenizer=1, worker=1)
         assert len(await stack.containers("worker")) == 1
         await progress(load)
+
+
+async def test_sequences_of_a_removed_worker_move_with_their_blocks(stack: Stack):
+    """Between containers of one scheduler, by tcp with keys."""
+    await stack.scale(scheduler=1, worker=2)
+    await stack.until_ready("worker", 2)
+    async with loaded(stack.url, LONG_STREAM) as load:
+        await progress(load)
+        await stack.scale(scheduler=1, worker=1)
+        (scheduler,), (worker,) = [
+            await stack.containers(service) for service in ("scheduler", "worker")
+        ]
+        assert (await stack.metrics(scheduler))[MOVED] > 0
+        assert (await stack.metrics(worker))["shoal_blocks_taken_bytes_total"] > 0
+    await stack.scale(scheduler=2, worker=1)
 
 
 async def test_what_is_killed_comes_back_and_only_a_gateways_own_clients_notice(stack: Stack):
