@@ -24,10 +24,12 @@ class NotInstalled(Exception):
 
 
 def make_engine(folder: Path, kernels: str = "torch", **settings: Any) -> AnyEngine:
-    """``kernels`` is a key of ``ENGINES``. Raises NotInstalled."""
+    """``kernels`` is a key of ``ENGINES``. It has no other worker to send blocks to. Raises
+    NotInstalled."""
     if kernels not in {*KERNELS, *implementations.ENGINES}:
         raise NotInstalled(f"the engine {kernels}")
-    defaults = {"dtype": "float32", "max_num_seqs": 24, "num_threads": 1, **ENGINES[kernels]}
-    config = WorkerConfig(model=folder, device="cpu", **(defaults | settings))
+    defaults: dict[str, Any] = {"dtype": "float32", "max_num_seqs": 24, "num_threads": 1}
+    given = defaults | ENGINES[kernels] | settings
+    config = WorkerConfig(model=folder, device="cpu", **({"kv_transfer": False} | given))
     build = engine("device") if kernels == "device" else HostEngine
     return build(config, lambda text, fraction: None)

@@ -176,6 +176,7 @@ async def working(
 ) -> AsyncIterator[MovingWorker]:
     """Has sent its Inbox."""
     options: dict[str, Any] = {
+        "kv_transfer": True,
         "max_model_len": 128,
         "num_gpu_blocks_override": 64,
         "speculative_config": {"method": "none"},
