@@ -7,6 +7,7 @@ from services.scheduler.moves.moves import Moves
 from services.scheduler.moves.recomputed import Recomputed
 from services.scheduler.moves.transfers import Transfers
 from services.scheduler.sequence import Sequence
+from services.scheduler.worker_state import WorkerState
 from shared.errors import CodecError
 from shared.link.peer import Peer
 from shared.wire.codec import Array
@@ -62,10 +63,10 @@ class CellMoves(CellExtension):
             self._cell.core.workers[worker_id],
             message,
             on_settle=self._moves.settle,
-            on_take=self._recomputed.note_admission,
-            is_kept=self._is_kept,
+            on_take=self._note_admission,
+            on_distrust=self._moves.distrust,
+            is_kept=self._moves.is_kept,
         )
-        transfers.on_distrust = self._moves.distrust
         if self._cell.config.enable_prefix_caching and transfers.is_plain:
             self._moves.add(transfers)
         if self._has_begun:
@@ -80,8 +81,9 @@ class CellMoves(CellExtension):
             for each in self._transfers.values():
                 self._join(each)
 
-    def _is_kept(self, worker: Transfers, sequence: Sequence) -> bool:
-        return self._moves.roles.is_kept(worker, sequence)
+    def _note_admission(self, worker: WorkerState, sequence: Sequence) -> None:
+        self._recomputed.note_admission(worker, sequence)
+        self._moves.note_admission(sequence)
 
     def _join(self, transfers: Transfers) -> None:
         """Its rows come before those of other resources."""

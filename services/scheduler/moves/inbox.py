@@ -19,15 +19,14 @@ MAX_ROWS = 256  # of a plan
 @dataclass(slots=True, eq=False)
 class Place:
     """The place of a block, from the row that pushes it to the result of the row that takes or
-    discards it. ``has_left``: the plan with the push has run, or never will. ``lacks_block``: no
-    block of the cache was free for it. ``is_stale``: its content must not be used any more.
-    ``num_looks`` counts the looks at it since it was late. It may ``come_again`` after its row."""
+    discards it. ``has_left``: the plan with the push has run, or never will; ``num_looks`` counts
+    the looks at it since. ``is_stale``: its content must not be used any more. It may come again
+    after its row: ``comes_again``."""
 
     is_wanted: bool = True
     is_stale: bool = False
     has_left: bool = False
     has_arrived: bool = False
-    lacks_block: bool = False
     is_sent: bool = False
     comes_again: bool = False
     num_looks: int = 0
@@ -36,10 +35,6 @@ class Place:
     def is_usable(self) -> bool:
         return self.is_wanted and not self.is_stale and not self.is_sent
 
-    @property
-    def is_late(self) -> bool:
-        return self.lacks_block if self.has_arrived else self.has_left
-
 
 class InboxPlaces:
     """The inbox of ``worker``, with room for ``num_places`` blocks of ``block_bytes``."""
@@ -47,7 +42,7 @@ class InboxPlaces:
     def __init__(self, worker: WorkerState, num_places: int, block_bytes: int) -> None:
         self.worker = worker
         self.max_copies = max(1, min(MAX_ROWS, MAX_COPY_BYTES // block_bytes))
-        self._num_places = num_places
+        self.num_places = num_places
         self._places: dict[bytes, Place] = {}
         self._arrived: dict[bytes, Place] = {}  # without a row yet
         self._sent: deque[tuple[int, list[bytes]]] = deque()  # rows without a result, by step
@@ -57,7 +52,7 @@ class InboxPlaces:
 
     @property
     def is_full(self) -> bool:
-        return len(self._places) >= self._num_places
+        return len(self._places) >= self.num_places
 
     @property
     def has_arrived(self) -> bool:
@@ -83,8 +78,8 @@ class InboxPlaces:
             else:
                 place.has_arrived = True
                 self._arrived[key] = place
-        if len(self._arrived) > self._num_places:
-            raise CodecError(f"an inbox of {self._num_places} places has {len(self._arrived)}")
+        if len(self._arrived) > self.num_places:
+            raise CodecError(f"an inbox of {self.num_places} places has {len(self._arrived)}")
 
     def rows(self, step: int) -> list[PlanRow]:
         """Takes wanted blocks to the prefix cache, and discards the other ones. The worker runs
@@ -101,8 +96,7 @@ class InboxPlaces:
             elif (block := self._take(key)) is not None:
                 rows.append(Take(key, block))
             else:
-                place.lacks_block = True
-                continue
+                continue  # no block of the cache is free
             del self._arrived[key]
             place.is_sent = True
             sent.append(key)
@@ -137,7 +131,7 @@ class InboxPlaces:
         """Called every ``LOOK_S``. Returns True if a wanted block is overdue."""
         is_overdue = False
         for key, place in [*self._places.items()]:
-            if place.is_sent or not place.is_late:
+            if place.is_sent or not place.has_left:
                 continue
             place.num_looks += 1
             is_overdue |= place.is_wanted and self.is_overdue(place)

@@ -6,7 +6,7 @@ admits it with its blocks in the prefix cache. Until then it stays, if anything 
 """
 
 from collections.abc import Hashable, Iterable
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from prometheus_client import Counter
 
@@ -28,27 +28,48 @@ Key = TypeVar("Key", bound=Hashable)
 MOVES = Counter("shoal_moves", "Moves of running sequences to other workers", ["why", "outcome"])
 
 
+class Due(NamedTuple):
+    """A sequence that ``target`` is to admit next, or any worker after ``num_looks``."""
+
+    target: Transfers
+    num_looks: int
+
+
 class Moves:
     """The moves between ``workers``, of which each has an inbox."""
 
     def __init__(self, core: Scheduler) -> None:
         self.workers: list[Transfers] = []
-        self.roles = Roles(core, self.workers)
+        self._roles = Roles(core, self.workers)
         self._core = core
+        self._due: dict[Sequence, Due] = {}
 
     def add(self, transfers: Transfers) -> None:
         self.workers.append(transfers)
-        self.roles.note_workers()
+        self._roles.note_workers()
 
     def remove(self, transfers: Transfers) -> None:
         """The worker is lost."""
         self.workers.remove(transfers)
-        self.roles.note_workers()
+        self._roles.note_workers()
         for move in [*transfers.moves.values(), *transfers.incoming]:
             self._close(move, "lost")
+        for sequence in [*transfers.due]:
+            self.note_admission(sequence)
         for other in self.workers:
             other.met.discard(transfers)
             other.avoided.pop(transfers, None)
+
+    def is_kept(self, worker: Transfers, sequence: Sequence) -> bool:
+        """True if another worker has the blocks of ``sequence``, or its role, and takes it now."""
+        if (due := self._due.get(sequence)) is None:
+            return self._roles.is_kept(worker, sequence)
+        return due.target is not worker and self._has_room(due.target, sequence)
+
+    def note_admission(self, sequence: Sequence) -> None:
+        """A worker has admitted ``sequence``, or it is over."""
+        if (due := self._due.pop(sequence, None)) is not None:
+            due.target.num_meant -= due.target.due.pop(sequence)
 
     def settle(self, transfers: Transfers) -> None:
         """A result of the worker has been applied."""
@@ -59,6 +80,7 @@ class Moves:
     def look(self) -> bool:
         """Called every ``LOOK_S``. Returns True if workers without plans may get some."""
         num_before = len(self._core.queues)
+        self._look_at_due()
         for each in self.workers:
             _count_down(each.avoided)
             _count_down(each.tried)
@@ -71,6 +93,13 @@ class Moves:
             self._begin(each)
         has_returned = len(self._core.queues) > num_before
         return has_returned or any(each.has_idle_rows for each in self.workers)
+
+    def _look_at_due(self) -> None:
+        for sequence, due in [*self._due.items()]:
+            if due.num_looks and self._core.sequences.get(sequence.key) is sequence:
+                self._due[sequence] = due._replace(num_looks=due.num_looks - 1)
+            else:
+                self.note_admission(sequence)
 
     def reset(self) -> None:
         """No block that was computed before may be found by new sequences."""
@@ -93,10 +122,12 @@ class Moves:
     def _advance(self, move: Move) -> None:
         if not move.is_over:
             move.follow()
-        if move.is_over or move.is_stuck:
+        if move.is_over:
+            self._close(move, "ended")
+        elif move.is_stuck:
             self._give_up(move)
         elif move.is_switching or self._may_switch(move):
-            if not self._has_room(move.target, move.sequence):
+            if not self._has_place(move):
                 self._set_switching(move, False)
             elif move.is_in_flight:
                 self._set_switching(move, True)
@@ -107,12 +138,12 @@ class Moves:
 
     def _may_switch(self, move: Move) -> bool:
         """True if nearly all is at the target, which can take the sequence now."""
-        sequence, target = move.sequence, move.target
+        sequence = move.sequence
         is_due = move.why == "leaving" or move.allocation.num_computed >= len(sequence.prompt)
         if not is_due or not move.is_near or not _is_movable(sequence):
             move.num_looks = 0
             return False
-        if not self._has_room(target, sequence):
+        if not self._has_place(move):
             if move.num_looks >= RETRY_LOOKS:
                 self._give_up(move)
             return False
@@ -133,9 +164,13 @@ class Moves:
         move.is_switching = move.allocation.is_held = is_switching
 
     def _switch(self, move: Move) -> None:
-        move.source.worker.remove(move.sequence)
+        sequence, target = move.sequence, move.target
+        move.source.worker.remove(sequence)
         self._close(move, "done")
-        self._core.queues.put_back(move.sequence, WaitReason.MOVED)
+        self._due[sequence] = Due(target, RETRY_LOOKS)
+        target.due[sequence] = move.num_blocks
+        target.num_meant += move.num_blocks
+        self._core.queues.put_back(sequence, WaitReason.MOVED)
 
     def _give_up(self, move: Move) -> None:
         move.source.tried[move.sequence] = RETRY_LOOKS
@@ -152,6 +187,7 @@ class Moves:
         if source.moves.pop(move.sequence, None) is None:
             return
         del target.incoming[move]
+        target.num_meant -= move.num_blocks
         if move.is_switching:
             self._set_switching(move, False)
         move.mark(is_wanted=False)
@@ -163,7 +199,7 @@ class Moves:
 
     def _begin(self, source: Transfers) -> None:
         """Begins moves of the oldest sequences."""
-        if len(self.workers) < 2 or (why := _why(source)) is None:
+        if len(self.workers) < 2 or source not in self.workers or (why := _why(source)) is None:
             return
         num_left = MAX_MOVES[why] - len(source.moves)
         targets = [each for each in self.workers if self._is_target(source, each, why)]
@@ -174,12 +210,17 @@ class Moves:
             for each in source.worker.running.values()
             if each not in source.moves and each not in source.tried and _is_movable(each)
         )
-        for sequence in sorted(new, key=lambda each: each.order)[:num_left]:
-            if (target := self._choose(targets, sequence)) is not None:
-                move = Move(sequence, source, target, why)
-                source.moves[sequence], target.incoming[move] = move, None
-                self._introduce(source, target)
-                self._advance(move)
+        for sequence in sorted(new, key=lambda each: each.order):
+            if (target := self._choose(targets, sequence)) is None:
+                continue
+            move = Move(sequence, source, target, why)
+            source.moves[sequence], target.incoming[move] = move, None
+            target.num_meant += move.num_blocks
+            self._introduce(source, target)
+            self._advance(move)
+            num_left -= 1
+            if not num_left:
+                break
 
     def _is_target(self, source: Transfers, target: Transfers, why: Why) -> bool:
         if why == "role" and target.message.role == "prefill":
@@ -193,11 +234,21 @@ class Moves:
         rooms = [
             (-_RANKS[each.message.role], _num_free(each), each)
             for each in targets
-            if len(each.incoming) < each.worker.num_free_slots
+            if len(each.incoming) + len(each.due) < each.worker.num_free_slots
             and _num_free(each) >= num_blocks
             and self._has_room(each, sequence)
         ]
         return max(rooms, key=lambda each: each[:2])[2] if rooms else None
+
+    def _has_place(self, move: Move) -> bool:
+        """True if the target has room for the sequence besides those that are due there."""
+        target = move.target
+        num_due = sum(target.due.values())
+        return (
+            target.worker.num_free_slots > len(target.due)
+            and target.worker.pool.num_free >= num_due + len(move.allocation.blocks)
+            and self._has_room(target, move.sequence)
+        )
 
     def _has_room(self, target: Transfers, sequence: Sequence) -> bool:
         worker = target.worker
@@ -236,8 +287,7 @@ def _is_movable(sequence: Sequence) -> bool:
 
 def _num_free(target: Transfers) -> int:
     """Counts the blocks that are free and not meant for other moves."""
-    num_meant = sum(len(each.allocation.blocks) for each in target.incoming)
-    return target.worker.pool.num_free - num_meant
+    return target.worker.pool.num_free - target.num_meant
 
 
 def _count_down(counts: dict[Key, int]) -> None:

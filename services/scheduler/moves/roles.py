@@ -33,11 +33,14 @@ class Roles:
     def is_kept(self, worker: Transfers, sequence: Sequence) -> bool:
         """True if ``worker`` leaves ``sequence`` to workers of another role. Never true for all
         workers that could take it."""
-        if self._are_equal or worker.message.role == "both":
+        role = worker.message.role
+        if self._are_equal or role == "both":
             return False
-        if self._is_long(sequence):
-            return worker.message.role == "decode" and self._can_take(self._prefill, sequence)
-        return worker.message.role == "prefill" and self._can_take(self._others, sequence)
+        others = self._prefill if role == "decode" else self._others
+        free = [each for each in others if each.worker.admits and each.worker.num_free_slots]
+        if not free or self._is_long(sequence) != (role == "decode"):
+            return False
+        return self._can_take(free, sequence)
 
     def _is_long(self, sequence: Sequence) -> bool:
         """True for a newcomer with a long prompt to compute, wherever it would decode."""
@@ -50,8 +53,7 @@ class Roles:
         now = max((each.in_flight_since for each in self._core.workers.values()), default=0)
         most = MAX_LAG_STEPS * len(self._core.workers)
         return any(
-            each.worker.admits
-            and not (each.worker.in_flight and now - each.worker.in_flight_since > most)
+            not (each.worker.in_flight and now - each.worker.in_flight_since > most)
             and each.worker.has_room_for(sequence)
             and self._core.placement.may_run_on(each.worker, sequence)
             for each in workers

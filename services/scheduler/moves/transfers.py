@@ -30,6 +30,7 @@ MAX_REWINDS = 3  # a target that evicts blocks of a move again and again is too 
 class Move:
     """A running sequence on its way from ``source`` to ``target``. Its first ``num_there`` blocks
     are in the target's prefix cache, and its first ``num_pushed`` ones are or were on their way.
+    It had ``num_blocks`` at the beginning.
     ``is_stuck``: a block is missing at the source. ``num_looks`` counts the looks since all is
     there and the target has no room. While it ``is_switching``, no plan computes it."""
 
@@ -38,6 +39,7 @@ class Move:
     target: "Transfers"
     why: Why
     allocation: Allocation = field(init=False)
+    num_blocks: int = field(init=False)
     num_there: int = 0
     num_pushed: int = 0
     num_rewinds: int = 0
@@ -47,6 +49,7 @@ class Move:
 
     def __post_init__(self) -> None:
         self.allocation = self.sequence.allocated
+        self.num_blocks = len(self.allocation.blocks)
 
     @property
     def is_over(self) -> bool:
@@ -127,9 +130,11 @@ class Move:
 
 class Transfers(Resource):
     """Of the attached worker ``peer`` with the inbox ``message``. ``moves`` are those that it is
-    the source of, by sequence, and ``incoming`` those to it. It has ``met`` the workers that it can
-    push to; some are ``avoided`` for a number of looks, as are moves of sequences ``tried`` before.
-    ``on_settle``, ``on_take`` and ``is_kept`` belong to the cell."""
+    the source of, by sequence, and ``incoming`` those to it. Of the worker's free blocks,
+    ``num_meant`` are for the latter, and for sequences that are ``due``: switched, and not admitted
+    yet. It has ``met`` the workers that it can push to; some are ``avoided`` for a number of looks,
+    as are moves of sequences ``tried`` before. ``on_settle``, ``on_take``, ``on_distrust`` and
+    ``is_kept`` belong to the cell."""
 
     reason = WaitReason.PLACEMENT
 
@@ -141,6 +146,7 @@ class Transfers(Resource):
         on_settle: "Callable[[Transfers], None]",
         on_take: Callable[[WorkerState, Sequence], None],
         is_kept: "Callable[[Transfers, Sequence], bool]",
+        on_distrust: "Callable[[Transfers, Iterable[bytes]], None]",
     ) -> None:
         self.peer = peer
         self.name = peer.hello.instance
@@ -150,10 +156,12 @@ class Transfers(Resource):
         self.block_size = worker.capacity.block_size
         self.moves: dict[Sequence, Move] = {}
         self.incoming: dict[Move, None] = {}
+        self.due: dict[Sequence, int] = {}  # the blocks meant for each
+        self.num_meant = 0
         self.met: set[Transfers] = set()
         self.avoided: dict[Transfers, int] = {}
         self.tried: dict[Sequence, int] = {}
-        self.on_distrust: Callable[[Transfers, Iterable[bytes]], None] = lambda source, keys: None
+        self._on_distrust = on_distrust
         self._on_settle = on_settle
         self._on_take = on_take
         self._is_kept = is_kept
@@ -177,6 +185,11 @@ class Transfers(Resource):
         return other is not self and has_same_blocks and is_near
 
     @property
+    def _num_out(self) -> int:
+        """Counts the blocks on their way out: as many as memory is planned for."""
+        return sum(each.num_pushed - each.num_there for each in self.moves.values())
+
+    @property
     def has_idle_rows(self) -> bool:
         """True if blocks wait in the inbox for its next plan, and none is under way."""
         return self.inbox.has_arrived and not self.worker.in_flight
@@ -189,14 +202,15 @@ class Transfers(Resource):
 
     def distrust(self, sequence: Sequence) -> None:
         num = sequence.allocated.num_indexed
-        self.on_distrust(self, [sequence.block_hash(each, self.block_size) for each in range(num)])
+        self._on_distrust(self, [sequence.block_hash(each, self.block_size) for each in range(num)])
 
     def rows(self, step: int) -> Series[PlanRow]:
         if not self.moves and not self.inbox:
             return ()
         pushes: list[tuple[Push, Place]] = []
+        most = min(self.inbox.max_copies, self.inbox.num_places - self._num_out)
         for move in self.moves.values():
-            pushes += move.push(self.inbox.max_copies - len(pushes))
+            pushes += move.push(most - len(pushes))
         if pushes:
             self._pushed.append((step, [place for _, place in pushes]))
         return [*(row for row, _ in pushes), *self.inbox.rows(step)]

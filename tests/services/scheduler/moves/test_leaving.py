@@ -335,10 +335,10 @@ async def test_a_sequence_that_ends_first_ends_its_move(tmp_path: Path):
     cell.ask("r", max_tokens=14)
     cell.run(6)
     two = Worker(cell, "two")
-    given_up = outcome("leaving", "given_up")
+    ended = outcome("leaving", "ended")
     one.drain()
     cell.run(30, delivers=False)
-    assert outcome("leaving", "given_up") == given_up + 1
+    assert outcome("leaving", "ended") == ended + 1
     cell.deliver()
     cell.run()
     assert two.discards

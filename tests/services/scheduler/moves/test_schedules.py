@@ -9,7 +9,8 @@ from services.scheduler.moves.moves import MOVES
 from tests.services.scheduler.moves.schedules import run_moving
 
 NUM_SCHEDULES = 400
-OUTCOMES = [(why, what) for why in ("leaving", "role") for what in ("done", "given_up", "lost")]
+KINDS = ("done", "ended", "given_up", "lost")
+OUTCOMES = [(why, what) for why in ("leaving", "role") for what in KINDS]
 
 
 def meet(numbers: range) -> Counter[str]:
