@@ -32,7 +32,7 @@ class _Sizes(msgspec.Struct):
     vocab_size: int | None = None
     max_position_embeddings: int | None = None
     model_type: str = ""
-    pad_token_id: Any = 1
+    pad_token_id: int | None = 1
     text_config: "_Sizes | None" = None  # of a multimodal model
 
 
@@ -82,8 +82,7 @@ def _read_sizes(path: Path) -> tuple[int, int]:
     sizes = decode_json(path, _Sizes)
     sizes = sizes.text_config or sizes
     if sizes.vocab_size is not None and sizes.max_position_embeddings is not None:
-        unused = sizes.pad_token_id + 1 if sizes.model_type in PADDED else 0
-        return sizes.vocab_size, sizes.max_position_embeddings - unused
+        return sizes.vocab_size, sizes.max_position_embeddings - _num_unused(path, sizes)
     from shared.foreign_config import read_foreign_config
 
     config = read_foreign_config(path.parent).get_text_config()
@@ -94,6 +93,15 @@ def _read_sizes(path: Path) -> tuple[int, int]:
                 f"model: {path} has no {name}, and transformers knows no other name of it"
             )
     return found[0], found[1]
+
+
+def _num_unused(path: Path, sizes: _Sizes) -> int:
+    """Counts the positions before the first token's."""
+    if sizes.model_type not in PADDED:
+        return 0
+    if sizes.pad_token_id is None:
+        raise ConfigError(f"model: {path}: pad_token_id is null; positions begin after it")
+    return sizes.pad_token_id + 1
 
 
 def read_eos_ids(folder: Path, vocab_size: int) -> list[int]:

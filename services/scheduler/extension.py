@@ -22,6 +22,10 @@ class Cell:
     workers: Mapping[str, Peer]
     on_fits: Callable[[], None]
 
+    def id_of(self, worker: Peer) -> str | None:
+        """None for a worker that is not attached."""
+        return next((key for key, each in self.workers.items() if each is worker), None)
+
 
 class CellExtension(Extension):
     """An optional part of a scheduler."""

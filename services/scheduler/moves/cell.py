@@ -53,7 +53,7 @@ class CellMoves(CellExtension):
             self._cell.on_fits()
 
     def _add(self, peer: Peer, message: Inbox) -> None:
-        worker_id = next((key for key, each in self._cell.workers.items() if each is peer), None)
+        worker_id = self._cell.id_of(peer)
         if worker_id is None or peer in self._transfers:
             raise CodecError("an Inbox of a worker that is not attached, or has sent one")
         if message.block_bytes < 1:

@@ -115,8 +115,8 @@ class Move:
         return rows
 
     def mark(self, is_wanted: bool) -> None:
-        """Marks the places of its blocks."""
-        for number in range(self.num_there, self.num_pushed):
+        """Marks the places of its blocks. Unwanted are also those that the target has computed."""
+        for number in range(self.num_there if is_wanted else 0, self.num_pushed):
             if (place := self.target.inbox.find(self.key(number))) is not None:
                 place.is_wanted = is_wanted
 

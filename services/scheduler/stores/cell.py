@@ -63,7 +63,7 @@ class CellStores(CellExtension):
         PLACES.labels("free").set(sum(each.num_places for each in stores) - num_full)
 
     def _begin(self, worker: Peer, inventory: Inventory, keys: np.ndarray, places: Array) -> None:
-        worker_id = next((key for key, peer in self._cell.workers.items() if peer is worker), None)
+        worker_id = self._cell.id_of(worker)
         if worker_id is None or worker in self._copies:
             raise CodecError("an Inventory of a worker that is not attached, or has sent one")
         full = _checked(inventory, keys, places)

@@ -32,6 +32,9 @@ transformers_logging.set_verbosity_error()  # tensors that lack are refused
 
 SEED = 0
 NOTHING = (2, 0, 0)  # no layer keeps keys and values
+ABSOLUTE = "absolute"
+POSITIONS = {ABSOLUTE, "rope", "rotary", None}
+BY_LENGTH = {"dynamic", "longrope"}  # of the longest prompt of a step
 
 
 def load(
@@ -91,10 +94,23 @@ def _read_config(folder: Path) -> Any:
     config = read_foreign_config(folder)
     if getattr(config, "quantization_config", None):
         raise ConfigError("model: quantized weights (quantization_config) of an encoder")
+    if getattr(config, "is_decoder", False):
+        raise ConfigError("model: is_decoder is true: it is no encoder")
+    if (kind := getattr(config, "position_embedding_type", ABSOLUTE)) not in POSITIONS:
+        raise ConfigError(f"model: position_embedding_type {kind} is not supported")
+    if kinds := _rope_types(config) & BY_LENGTH:
+        raise ConfigError(f"model: rotations of type {', '.join(kinds)} depend on other prompts")
     is_one_sided = not getattr(config, "use_bidirectional_attention", None)
     if GEMMA in config.architectures and is_one_sided:
         raise ConfigError(f"model: {GEMMA} without use_bidirectional_attention is no encoder")
     return config
+
+
+def _rope_types(config: Any) -> set[str]:
+    """Of all layers, or by kinds of layers."""
+    found = getattr(config, "rope_parameters", None) or {}
+    each = [found, *(value for value in found.values() if isinstance(value, dict))]
+    return {str(rope["rope_type"]) for rope in each if "rope_type" in rope}
 
 
 def _classifies(config: Any) -> bool:

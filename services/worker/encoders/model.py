@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutputWithPooling
@@ -60,7 +61,7 @@ class EncoderPooler(Pooler):
 
     def __init__(self, trunk: Any, head: nn.Module | None, max_tokens: int) -> None:
         super().__init__(_unchanged, None)
-        self._trunk, self._last = trunk, head
+        self._trunk, self._last_head = trunk, head
         self._max_tokens = max_tokens
         config = trunk.config
         is_padded = config.model_type in PADDED
@@ -105,7 +106,7 @@ class EncoderPooler(Pooler):
                 for each, kind in zip(states.float().split(lengths), kinds, strict=True)
             ]
         )
-        return pooled if self._last is None else cast(Tensor, self._last(pooled))
+        return pooled if self._last_head is None else cast(Tensor, self._last_head(pooled))
 
     def _states(self, table: SlotTable, slots: list[int], lengths: Sequence[int]) -> Tensor:
         """[sum of lengths, hidden_size]"""
@@ -135,8 +136,7 @@ def pooling_of(table: SlotTable, slot: int) -> Pooling:
 
 
 def _without_types(table: SlotTable, slot: int) -> Pooling:
-    pooling = pooling_of(table, slot)
-    return Pooling(pooling.pooling_type, pooling.activation, pooling.num_dims)
+    return replace(pooling_of(table, slot), num_second=0)
 
 
 def _unchanged(states: Tensor) -> Tensor:

@@ -1,6 +1,7 @@
 """The moves of a worker's blocks as its scheduler and other workers see them."""
 
 import asyncio
+import logging
 import zlib
 from asyncio import Future
 from collections.abc import Callable, Sequence
@@ -32,6 +33,8 @@ from shared.wire.messages import (
     Take,
 )
 
+log = logging.getLogger(__name__)
+
 FULL = Gauge("shoal_inbox_blocks", "KV blocks of other workers that no plan has taken yet")
 
 
@@ -43,6 +46,8 @@ class WorkerMoves(WorkerExtension):
         self._core = core
         found = [each for each in core.engine.additions if isinstance(each, KVTransfer)]
         self._part: TransferPart | None = found[0].part if found else None
+        if self._part is None and (role := core.config.worker_role) != "both":
+            log.warning("worker-role: %s has no effect: no block of this worker moves", role)
         self._links = WorkerLinks(core.config, self.on_pushed)
         self._thread = ThreadPoolExecutor(1, "moves")
         if self._part is not None:

@@ -236,8 +236,13 @@ class WorkerLinks:
         sender = self._senders.get(meet.worker)
         if self._tasks is not None and (sender is None or sender.is_over):
             sender = self._senders[meet.worker] = Sender(self._config, self._keys, meet)
-            self._tasks.create_task(sender.run())
+            self._tasks.create_task(self._run(meet.worker, sender))
         return sender
+
+    async def _run(self, worker: str, sender: Sender) -> None:
+        await sender.run()
+        if self._senders.get(worker) is sender:
+            del self._senders[worker]
 
 
 def _hello(config: WorkerConfig) -> Hello:

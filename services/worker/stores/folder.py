@@ -22,7 +22,7 @@ SETTING = "kv-offloading-dir"
 MAX_STORES = 256  # of one layout
 MOUNTS = Path("/proc/self/mountinfo")
 LOCK, LOCATION, HEADER, BLOCKS = "lock", "location", "store.json", "blocks.bin"
-FORMAT = 1  # of the files, and of the order of bytes in a place
+FORMAT = 1  # of the files
 NUM_TRIES, TRY_S = 3, 0.02  # of a lock, which others hold for a moment to count bytes
 IN_MEMORY = {"tmpfs", "ramfs"}
 

@@ -187,6 +187,28 @@ def test_refusals_name_their_reason(tmp_path: Path) -> None:
         make_engine(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("family", "changes", "reason"),
+    [
+        (BertModel, {"is_decoder": True}, "is_decoder is true"),
+        (BertModel, {"position_embedding_type": "relative_key"}, "relative_key is not supported"),
+        (XLMRobertaModel, {"pad_token_id": None}, "pad_token_id is null"),
+        (
+            NomicBertModel,
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e3, "factor": 2.0}},
+            "rotations of type dynamic",
+        ),
+    ],
+)
+def test_configs_of_other_encoders_are_refused(
+    tmp_path: Path, family: type[PreTrainedModel], changes: dict[str, Any], reason: str
+) -> None:
+    save_encoder(tmp_path, family)
+    change_config(tmp_path, **changes)
+    with pytest.raises(ConfigError, match=reason):
+        make_engine(tmp_path)
+
+
 def test_dense_modules_follow_the_pooling(tmp_path: Path) -> None:
     save_encoder(tmp_path, Gemma3TextModel, **GEMMA)
     save_modules(tmp_path, "mean_tokens", "Dense", "Dense", "Normalize")

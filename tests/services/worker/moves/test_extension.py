@@ -86,6 +86,14 @@ async def test_other_folders_and_settings_are_told_apart(checkpoint: Path, tmp_p
         assert not there.address.endswith(":0")
 
 
+async def test_a_role_without_moves_is_told(
+    checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with working(checkpoint, tmp_path, "a", kv_transfer=False, worker_role="prefill"):
+        pass
+    assert "worker-role: prefill has no effect" in caplog.text
+
+
 async def test_memory_for_blocks_is_planned(one: MovingWorker) -> None:
     (addition,) = one.engine.additions
     (num,) = addition.num_bytes(1).values()
@@ -175,7 +183,7 @@ async def test_a_bad_push_ends_its_link_alone(two: Two, name: str) -> None:
     a.moves._links.send("b", *odd_pushes(b)[name])
     await until(lambda: peer not in receiver_of(b).peers)
     assert b.num_full == 1
-    await until(lambda: a.moves._links._senders["b"].is_over)
+    await until(lambda: "b" not in a.moves._links._senders)
     await a.push(b, [1], first=1)
     await b.arrived(1)
     await b.take([7, 8])
@@ -216,7 +224,7 @@ async def test_a_worker_that_is_gone_takes_no_blocks(
             await b.arrived(1)
             if is_killed:
                 await receiver_of(b).close("killed", is_planned=False)
-        await until(lambda: a.moves._links._senders["b"].is_over)
+        await until(lambda: "b" not in a.moves._links._senders)
         await a.push(b, [0])
         async with working(checkpoint, tmp_path, "b") as b:
             a.moves.on_attach(a.home)

@@ -182,7 +182,8 @@ async def working(
         "speculative_config": {"method": "none"},
     }
     links: dict[str, Any] = {"mesh_dir": folder, "instance": name}
-    links |= {key: settings.pop(key) for key in ("keys", "kv_transfer_address") if key in settings}
+    own = ("keys", "kv_transfer_address", "worker_role")
+    links |= {key: settings.pop(key) for key in own if key in settings}
     engine = make_engine(model, kernels, **(options | settings))
     worker = MovingWorker(WorkerConfig(**links), engine)
     running = asyncio.create_task(worker.moves.run())
