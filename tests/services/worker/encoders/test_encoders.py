@@ -1,5 +1,6 @@
 """Encoders equal transformers, alone and in batches, for any division of prompts into chunks."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +193,6 @@ def test_refusals_name_their_reason(tmp_path: Path) -> None:
     [
         (BertModel, {"is_decoder": True}, "is_decoder is true"),
         (BertModel, {"position_embedding_type": "relative_key"}, "relative_key is not supported"),
-        (XLMRobertaModel, {"pad_token_id": None}, "pad_token_id is null"),
         (
             NomicBertModel,
             {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e3, "factor": 2.0}},
@@ -206,6 +206,14 @@ def test_configs_of_other_encoders_are_refused(
     save_encoder(tmp_path, family)
     change_config(tmp_path, **changes)
     with pytest.raises(ConfigError, match=reason):
+        make_engine(tmp_path)
+
+
+def test_positions_that_begin_after_no_padding_id_are_refused(tmp_path: Path) -> None:
+    save_encoder(tmp_path, XLMRobertaModel)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"pad_token_id": None}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match="pad_token_id is null"):
         make_engine(tmp_path)
 
 

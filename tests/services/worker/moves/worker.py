@@ -184,6 +184,7 @@ async def working(
     links: dict[str, Any] = {"mesh_dir": folder, "instance": name}
     own = ("keys", "kv_transfer_address", "worker_role")
     links |= {key: settings.pop(key) for key in own if key in settings}
+    links["insecure_tcp"] = "keys" not in links
     engine = make_engine(model, kernels, **(options | settings))
     worker = MovingWorker(WorkerConfig(**links), engine)
     running = asyncio.create_task(worker.moves.run())
