@@ -5,6 +5,7 @@ import ssl
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import aiohttp
@@ -85,15 +86,27 @@ async def test_sequences_of_a_removed_worker_move_with_their_blocks(stack: Stack
     """Between containers of one scheduler, by tcp with keys."""
     await stack.scale(scheduler=1, worker=2)
     await stack.until_ready("worker", 2)
-    async with loaded(stack.url, LONG_STREAM) as load:
-        await progress(load)
+    is_over = asyncio.Event()
+    async with AsyncOpenAI(base_url=f"{stack.url}/v1", api_key="none") as client:
+        clients = [asyncio.create_task(ask_anew(client, seed, is_over)) for seed in range(8)]
+        await asyncio.sleep(2)
         await stack.scale(scheduler=1, worker=1)
         (scheduler,), (worker,) = [
             await stack.containers(service) for service in ("scheduler", "worker")
         ]
+        is_over.set()
+        await asyncio.gather(*clients)
         assert (await stack.metrics(scheduler))[MOVED] > 0
         assert (await stack.metrics(worker))["shoal_blocks_taken_bytes_total"] > 0
     await stack.scale(scheduler=2, worker=1)
+
+
+async def ask_anew(client: AsyncOpenAI, seed: int, is_over: asyncio.Event) -> None:
+    """One prompt after another, of ids that no cache has."""
+    random = Random(seed)
+    while not is_over.is_set():
+        prompt = [random.randrange(300, 8000) for _ in range(200)]
+        await client.completions.create(model="shoal-tiny", prompt=prompt, max_tokens=250)
 
 
 async def test_what_is_killed_comes_back_and_only_a_gateways_own_clients_notice(stack: Stack):
