@@ -93,9 +93,10 @@ def read_pooling(folder: Path, runner: RunnerSetting, pooler: PoolerConfig) -> P
     """None for a model that generates. Raises ConfigError naming an unsupported option."""
     path = find_file(folder, CONFIG_FILE)
     modules = _modules(folder)
-    is_classifier = decode_json(path, _Architectures).is_classifier
+    named = decode_json(path, _Architectures)
+    is_classifier = named.is_classifier
     pools = bool(pooler) or is_classifier or any(each.name == "Pooling" for each in modules)
-    pools |= encodes(decode_json(path, _Architectures).architectures)
+    pools |= encodes(named.architectures)
     if runner == "generate" and pooler:
         raise ConfigError("pooler-config: the model does not pool with runner = generate")
     if runner == "generate" or (runner == "auto" and not pools):

@@ -67,6 +67,15 @@ class Placement:
             )
         )
 
+    def has_room(self, worker: WorkerState, sequence: Sequence) -> bool:
+        """True if ``worker`` could admit ``sequence`` now."""
+        return (
+            worker.admits
+            and worker.has_room_for(sequence)
+            and worker.lacking(sequence) is None
+            and self.may_run_on(worker, sequence)
+        )
+
     def has_other(self, worker: WorkerState, sequence: Sequence, num_absorbed: int) -> bool:
         """True if a worker other than ``worker`` can start ``sequence`` soon. ``num_absorbed``
         counts the results of all workers."""
@@ -134,10 +143,8 @@ class Placement:
             each
             for each in admitting
             if not (each.in_flight and num_absorbed - each.in_flight_since > max_lag)
-            and each.has_room_for(sequence)
-            and each.lacking(sequence) is None
+            and self.has_room(each, sequence)
             and self._prefill_limits.has_room_for(sequence, each)
-            and self.may_run_on(each, sequence)
         ]
 
     def _scale(self, others: list[WorkerState]) -> float:

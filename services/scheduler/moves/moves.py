@@ -41,7 +41,7 @@ class Moves:
     def __init__(self, core: Scheduler) -> None:
         self.workers: list[Transfers] = []
         self._roles = Roles(core, self.workers)
-        self._core = core
+        self._core, self._placement = core, core.placement
         self._due: dict[Sequence, Due] = {}
 
     def add(self, transfers: Transfers) -> None:
@@ -64,7 +64,7 @@ class Moves:
         """True if another worker has the blocks of ``sequence``, or its role, and takes it now."""
         if (due := self._due.get(sequence)) is None:
             return self._roles.is_kept(worker, sequence)
-        return due.target is not worker and self._has_room(due.target, sequence)
+        return due.target is not worker and self._placement.has_room(due.target.worker, sequence)
 
     def note_admission(self, sequence: Sequence) -> None:
         """A worker has admitted ``sequence``, or it is over."""
@@ -236,7 +236,7 @@ class Moves:
             for each in targets
             if len(each.incoming) + len(each.due) < each.worker.num_free_slots
             and _num_free(each) >= num_blocks
-            and self._has_room(each, sequence)
+            and self._placement.has_room(each.worker, sequence)
         ]
         return max(rooms, key=lambda each: each[:2])[2] if rooms else None
 
@@ -247,16 +247,7 @@ class Moves:
         return (
             target.worker.num_free_slots > len(target.due)
             and target.worker.pool.num_free >= num_due + len(move.allocation.blocks)
-            and self._has_room(target, move.sequence)
-        )
-
-    def _has_room(self, target: Transfers, sequence: Sequence) -> bool:
-        worker = target.worker
-        return (
-            worker.admits
-            and worker.has_room_for(sequence)
-            and self._core.placement.may_run_on(worker, sequence)
-            and worker.lacking(sequence) is None
+            and self._placement.has_room(target.worker, move.sequence)
         )
 
     def _introduce(self, source: Transfers, target: Transfers) -> None:

@@ -29,10 +29,10 @@ MAX_REWINDS = 3  # a target that evicts blocks of a move again and again is too 
 @dataclass(slots=True, eq=False)
 class Move:
     """A running sequence on its way from ``source`` to ``target``. Its first ``num_there`` blocks
-    are in the target's prefix cache, and its first ``num_pushed`` ones are or were on their way.
-    It had ``num_blocks`` at the beginning.
-    ``is_stuck``: a block is missing at the source. ``num_looks`` counts the looks since all is
-    there and the target has no room. While it ``is_switching``, no plan computes it."""
+    are in the target's prefix cache, and its first ``num_pushed`` ones are or were on their way. It
+    had ``num_blocks`` at the beginning. ``is_stuck``: a block is missing at the source.
+    ``num_looks`` counts the looks since all is there and the target has no room. While it
+    ``is_switching``, no plan computes it."""
 
     sequence: Sequence
     source: "Transfers"

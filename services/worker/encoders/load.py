@@ -1,7 +1,5 @@
 """Loads an encoder of transformers."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ from services.worker.machine.hardware import Memory
 from services.worker.machine.kv_layout import KVLayout
 from services.worker.speculation.choose import NO_SPECULATION
 from services.worker.startup.footprint import META, Footprint
+from services.worker.startup.implementations import errors_as_config_errors
 from services.worker.startup.loaded_model import LoadedModel, capacity_of
 from services.worker.startup.model_shape import ModelShape, ParameterCount
 from services.worker.startup.plan_memory import estimate_requirements
@@ -47,7 +46,7 @@ def load(
 ) -> tuple[EncoderLM, ModelShape]:
     """``codes`` are of a KV cache, which an encoder does not have. Raises ConfigError."""
     config = _read_config(folder)
-    with _errors_as_config_errors():
+    with errors_as_config_errors():
         model = _dummy(config, dtype, device) if is_dummy else _pretrained(folder, config, dtype)
     model.eval().requires_grad_(requires_grad=False)
     model.config.use_cache = False
@@ -68,7 +67,7 @@ def load(
 def can_serve(folder: Path, max_model_len: int) -> bool:
     try:
         config = _read_config(folder)
-        with _errors_as_config_errors():
+        with errors_as_config_errors():
             _dummy(config, torch.float32, META)
     except ConfigError:
         return False
@@ -146,14 +145,3 @@ def _pretrained(folder: Path, config: Any, dtype: torch.dtype) -> PreTrainedMode
         raise ConfigError(f"the folder lacks tensors, or has others: {', '.join(sorted(lacking))}")
     found: PreTrainedModel = model
     return found
-
-
-@contextmanager
-def _errors_as_config_errors() -> Iterator[None]:
-    """Converts the many errors of transformers for a wrong or unsupported folder."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"model: transformers cannot serve it: {error}") from error

@@ -26,6 +26,7 @@ from services.worker.foreign.chunk_equivalence import logits_in_chunks, random_t
 from services.worker.foreign.model import ATTENTION, TransformersLM
 from services.worker.machine.kv_groups import KVSpec, group_layers
 from services.worker.machine.kv_layout import KVLayout
+from services.worker.startup.implementations import errors_as_config_errors
 from services.worker.startup.model_shape import ModelShape
 from shared.errors import ConfigError
 from shared.foreign_config import read_foreign_config
@@ -73,13 +74,13 @@ def load(
     state that we do not keep."""
     config = _read_config(folder, capacity.max_model_len)
     text_config = config.get_text_config()
-    with _errors_as_config_errors():
+    with errors_as_config_errors():
         model = _dummy(config, dtype) if is_dummy else _pretrained(folder, dtype)
     model.eval().requires_grad_(requires_grad=False).to(device)
     layers = _look(model, text_config, capacity.max_model_len)
     shape = _shape_of(model, text_config, layers, capacity, dtype, codes)
     texts = random_texts(text_config.vocab_size, device)
-    with _errors_as_config_errors():
+    with errors_as_config_errors():
         with _attention(model, OWN_ATTENTION):
             expected = torch.cat([whole_logits(model, ids) for ids in texts])
         loaded = TransformersLM(model)
@@ -102,7 +103,7 @@ def can_serve(folder: Path, max_model_len: int) -> bool:
     made."""
     try:
         config = _read_config(folder, max_model_len)
-        with _errors_as_config_errors(), torch.device("meta"):
+        with errors_as_config_errors(), torch.device("meta"):
             model = _from_config(config, torch.float32)
         _look(model.eval(), config.get_text_config(), max_model_len)
     except ConfigError:
@@ -116,7 +117,7 @@ def _read_config(folder: Path, max_model_len: int) -> Any:
     for problem in _unsupported(config.get_text_config(), max_model_len):
         raise ConfigError(f"model: {folder}: transformers cannot serve it: {problem}")
     name = "/".join(config.architectures or [type(config).__name__])
-    with _errors_as_config_errors():  # of the module that has the class
+    with errors_as_config_errors():  # of the module that has the class
         family: Any = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     if family is None:
         raise ConfigError(
@@ -125,17 +126,6 @@ def _read_config(folder: Path, max_model_len: int) -> Any:
     if not family._supports_attention_backend:
         raise ConfigError(f"model: {name} does not use transformers' attention interface")
     return config
-
-
-@contextmanager
-def _errors_as_config_errors() -> Iterator[None]:
-    """Converts the many errors of transformers for a wrong or unsupported folder."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"model: transformers cannot serve it: {error}") from error
 
 
 def _unsupported(config: Any, max_model_len: int) -> Iterator[str]:
@@ -215,7 +205,7 @@ def _look(model: PreTrainedModel, config: Any, max_model_len: int) -> dict[int, 
 
     AttentionInterface.register(LOOKING_ATTENTION, attend)
     ids = torch.zeros(1, 2, dtype=torch.long, device=model.device)
-    with _errors_as_config_errors(), torch.inference_mode(), _attention(model, LOOKING_ATTENTION):
+    with errors_as_config_errors(), torch.inference_mode(), _attention(model, LOOKING_ATTENTION):
         model(input_ids=ids, use_cache=False)
     if not layers:
         raise ConfigError(f"model: {name} does not use transformers' attention interface")

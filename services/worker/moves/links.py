@@ -110,8 +110,7 @@ class Receiver(End):
 
 
 class Sender(End):
-    """Pushes blocks to one ``worker``, by one connection: what is sent before it is up waits.
-    ``on_end`` is called when it is over, and ``run`` returns soon after."""
+    """Pushes blocks to one worker, by one connection; until it is up, blocks wait."""
 
     def __init__(self, config: WorkerConfig, keys: Keys | None, meet: Meet) -> None:
         self._worker = meet.worker

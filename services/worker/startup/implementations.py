@@ -2,6 +2,8 @@
 ``model-impl``, additions to our own models (``additions.py``), by the settings that turn them on,
 engines besides the host's, guides of outputs, and the start of ranks (``ranks.py``)."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Protocol, cast
@@ -10,6 +12,7 @@ import torch
 
 from services.worker.models import CausalLM
 from services.worker.startup.model_shape import ModelShape
+from shared.errors import ConfigError
 from shared.wire.messages import Capacity
 
 MODULES = {
@@ -56,3 +59,14 @@ def implementation(name: str) -> Implementation | None:
     """None if it is not a part of this installation. Its import may take seconds."""
     module = MODULES.get(name)
     return None if module is None else cast(Implementation, import_module(module))
+
+
+@contextmanager
+def errors_as_config_errors() -> Iterator[None]:
+    """Converts the many errors of transformers for a wrong or unsupported folder."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"model: transformers cannot serve it: {error}") from error
