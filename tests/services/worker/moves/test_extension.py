@@ -344,7 +344,7 @@ async def test_others_are_told_an_address_instead_of_a_star(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str, told: str
 ) -> None:
     """That of the host's name, or without one of the way to others."""
-    monkeypatch.setattr(links.socket, "gethostbyname", lambda name: named)
+    monkeypatch.setattr(socket, "gethostbyname", lambda name: named)
     monkeypatch.setattr(links, "ELSEWHERE", ("127.0.0.1", 9))
     async with working(checkpoint, tmp_path, "b", kv_transfer_address="tcp://*:0") as worker:
         address = worker.inbox.address
