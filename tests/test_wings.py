@@ -32,6 +32,7 @@ LISTS = (
     f"{GATEWAY}/app.py",
     "services/tokenizer/service.py",
     "services/scheduler/service.py",
+    f"{WORKER}/models/registry.py",
     f"{WORKER}/service.py",
     f"{WORKER}/startup/implementations.py",
     f"{WORKER}/weights/checkpoint.py",
@@ -55,7 +56,7 @@ GPU_ENGINE_BENCHMARKS = (
     *("check", "engine_table", "launches", "prompt_table", "results", "sections", "start"),
     *("step_launches", "summary", "timeline"),
 )
-CORE_LINES = 42_700  # of services/ and shared/; 15,000 are the aim
+CORE_LINES = 42_400  # of services/ and shared/; 15,000 are the aim
 
 
 class Wing(NamedTuple):
@@ -96,6 +97,10 @@ WINGS = {
             "tests/cli/test_transformers_models.py",
             "tests/gpu/test_transformers_on_cuda.py",
         ),
+    ),
+    "hybrids": Wing(
+        (f"{WORKER}/hybrids",),
+        (f"tests/{WORKER}/test_delta_backends.py", f"tests/{WORKER}/test_gated_delta.py"),
     ),
     "encoders": Wing(
         (f"{WORKER}/encoders",),

@@ -3,9 +3,9 @@
 from dataclasses import replace
 
 import numpy as np
-from torch import nn
 
 from services.worker.layers.heads import AttentionSpec, Heads
+from services.worker.layers.kept import Cached
 from services.worker.layers.linear import Linear, WeightPiece
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
@@ -15,7 +15,7 @@ from services.worker.layers.weights import empty_parameter
 from services.worker.machine.kv_groups import KVSpec
 
 
-class Attention(nn.Module):
+class Attention(Cached):
     """Grouped-query self-attention (arXiv 2305.13245), from the GEMM of queries, keys and values to
     the output GEMM. ``spec`` counts the heads of all ranks; each rank has its own heads.
 
@@ -72,7 +72,6 @@ class Attention(nn.Module):
         return self.heads.group
 
     def put_cache(self, place: int, group: int) -> None:
-        """Gives its KV cache a place in the context, and the blocks of a group of layers."""
         self.heads = self.heads._replace(layer=place, group=group)
 
     @property
@@ -89,7 +88,6 @@ class Attention(nn.Module):
 
     @property
     def num_scored_heads(self) -> int:
-        """The number of heads with features that torch's fused attention does not support."""
         spec = self.heads.spec
         return spec.num_heads if spec.softcap is not None or spec.has_sinks else 0
 

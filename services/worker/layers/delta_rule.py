@@ -7,16 +7,6 @@ from torch import nn
 from kernels.delta import DeltaWeights
 
 
-class DeltaSpec(NamedTuple):
-    """The sizes of a layer on all ranks, and the ``width`` of its convolution."""
-
-    num_heads: int  # of values
-    num_key_heads: int
-    key_dim: int
-    value_dim: int
-    width: int
-
-
 class DeltaRule(NamedTuple):
     """``layer`` is the place of its states in the context; parameters as in ``kernels.delta``, with
     heads and channels of this rank."""

@@ -2,9 +2,8 @@
 
 from dataclasses import replace
 
-from torch import nn
-
 from services.worker.layers.heads import Latents, LatentSpec
+from services.worker.layers.kept import Cached
 from services.worker.layers.latent_expansion import LatentExpansion
 from services.worker.layers.linear import Linear
 from services.worker.layers.norm import RMSNorm
@@ -16,7 +15,7 @@ from services.worker.machine.kv_groups import KVSpec
 EPS = 1e-6  # of the inner norms, not rms_norm_eps: as in DeepSeek's code and transformers
 
 
-class LatentAttention(nn.Module):
+class LatentAttention(Cached):
     """Latent attention from the GEMMs of queries and latents to the output GEMM. Queries are made
     through ``query_rank`` numbers, or directly. ``spec`` counts the heads of all ranks; each rank
     has its own heads, and all latents.
@@ -56,16 +55,11 @@ class LatentAttention(nn.Module):
         return self.latents.group
 
     def put_cache(self, place: int, group: int) -> None:
-        """Gives its KV cache a place in the context, and the blocks of a group of layers."""
         self.latents = self.latents._replace(layer=place, group=group)
 
     @property
     def kv_spec(self) -> KVSpec:
         return KVSpec((1, 1, self.latents.spec.entry_dim))
-
-    @property
-    def num_scored_heads(self) -> int:
-        return 0
 
     @property
     def numbers_per_token(self) -> int:

@@ -15,7 +15,7 @@ from services.worker.config.frequencies import Rope
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.attention import Attention
 from services.worker.layers.embedding import DraftLMHead, Embedding, LMHead
-from services.worker.layers.gated_delta import GatedDelta
+from services.worker.layers.kept import Cached, Stateful
 from services.worker.layers.latent import LatentAttention
 from services.worker.layers.mixture import Mixture
 from services.worker.layers.mlp import GatedMLP
@@ -23,7 +23,6 @@ from services.worker.layers.offloaded import Offloaded
 from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import ALONE, Parallel, Shard
 from services.worker.layers.rope import RotaryEmbedding
-from services.worker.layers.short_conv import ShortConv
 from services.worker.machine.kv_groups import KVSpec, LayerGroups
 from services.worker.machine.kv_layout import KVLayout
 from services.worker.machine.state_pool import StateSpec
@@ -32,7 +31,6 @@ from shared.errors import ConfigError
 from shared.wire.messages import EVERY_LAYER, Group
 
 AnyAttention = Attention | LatentAttention
-Cached = AnyAttention | ShortConv
 
 
 class DecoderLayer(nn.Module):
@@ -288,9 +286,9 @@ class DecoderLM(nn.Module, ABC):
         found = [module for module in self.modules() if isinstance(module, Cached)]
         return sorted(found, key=lambda each: each.number)
 
-    def state_layers(self) -> list[GatedDelta]:
+    def state_layers(self) -> list[Stateful]:
         """The parts of all layers here with a state, in order."""
-        found = [module for module in self.modules() if isinstance(module, GatedDelta)]
+        found = [module for module in self.modules() if isinstance(module, Stateful)]
         return sorted(found, key=lambda each: each.number)
 
     def drop_windows(self, max_len: int) -> None:

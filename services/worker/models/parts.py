@@ -6,17 +6,14 @@ from kernels.route import Routing
 from kernels.silu_mul import Act
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.attention import Attention
-from services.worker.layers.delta_rule import DeltaSpec
 from services.worker.layers.experts import Router
 from services.worker.layers.gated import USUAL_NAMES, GatedNames, GatedProducts
-from services.worker.layers.gated_delta import GatedDelta
 from services.worker.layers.heads import AttentionSpec, LatentSpec
 from services.worker.layers.latent import LatentAttention
 from services.worker.layers.mlp import GatedMLP
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.parallel import Parallel
 from services.worker.layers.rope import RotaryEmbedding
-from services.worker.layers.short_conv import ShortConv
 
 
 class Parts:
@@ -79,18 +76,6 @@ class Parts:
             query_rank=query_rank,
             has_bias=has_bias,
         )
-
-    def short_conv(self, layer: int, width: int, *, has_bias: bool = False) -> ShortConv:
-        config = self._config
-        _, kv_heads = self._parallel.heads(config.num_attention_heads, config.num_key_value_heads)
-        entry = 2, kv_heads.num, config.head_dim
-        hidden_size, parallel = config.hidden_size, self._parallel
-        return ShortConv(hidden_size, width, entry, layer, parallel, has_bias=has_bias)
-
-    def gated_delta(self, layer: int, spec: DeltaSpec, *, is_joined: bool) -> GatedDelta:
-        config = self._config
-        size, eps, parallel = config.hidden_size, config.rms_norm_eps, self._parallel
-        return GatedDelta(size, spec, layer, eps, parallel, is_joined=is_joined)
 
     def mlp(
         self,

@@ -21,8 +21,8 @@ MODELS = {
     "Glm4MoeForCausalLM": "services.worker.models.glm4_moe",
     "GptOssForCausalLM": "services.worker.models.gpt_oss",
     "GraniteForCausalLM": "services.worker.models.granite",
-    "Lfm2ForCausalLM": "services.worker.models.lfm2",
-    "Lfm2MoeForCausalLM": "services.worker.models.lfm2_moe",
+    "Lfm2ForCausalLM": "services.worker.hybrids.lfm2",
+    "Lfm2MoeForCausalLM": "services.worker.hybrids.lfm2_moe",
     "LlamaForCausalLM": "services.worker.models.llama",
     "LlavaForConditionalGeneration": "services.worker.models.llama",
     "MiMoForCausalLM": "services.worker.models.mimo",
@@ -36,11 +36,11 @@ MODELS = {
     "Qwen2_5_VLForConditionalGeneration": "services.worker.models.qwen2_5_vl",
     "Qwen3ForCausalLM": "services.worker.models.qwen3",
     "Qwen3MoeForCausalLM": "services.worker.models.qwen3_moe",
-    "Qwen3NextForCausalLM": "services.worker.models.qwen3_next",
-    "Qwen3_5ForCausalLM": "services.worker.models.qwen3_5",
-    "Qwen3_5ForConditionalGeneration": "services.worker.models.qwen3_5",
-    "Qwen3_5MoeForCausalLM": "services.worker.models.qwen3_5",
-    "Qwen3_5MoeForConditionalGeneration": "services.worker.models.qwen3_5",
+    "Qwen3NextForCausalLM": "services.worker.hybrids.qwen3_next",
+    "Qwen3_5ForCausalLM": "services.worker.hybrids.qwen3_5",
+    "Qwen3_5ForConditionalGeneration": "services.worker.hybrids.qwen3_5",
+    "Qwen3_5MoeForCausalLM": "services.worker.hybrids.qwen3_5",
+    "Qwen3_5MoeForConditionalGeneration": "services.worker.hybrids.qwen3_5",
 }
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -15,12 +16,14 @@ from transformers import PreTrainedModel, Qwen2ForCausalLM
 from benchmarks.harness.oracle import true_logits
 from services.worker.layers.embedding import TokenRows
 from services.worker.layers.linear import Linear
+from services.worker.models.registry import MODELS
 from services.worker.weights.online import ONLINE, Quantization
 from shared.model_folder import weight_files
 
 VOCAB_SIZE = 160
 EOS_ID = 7
 MAX_POSITIONS = 128
+HYBRIDS = ("Lfm2", "Qwen3Next", "Qwen3_5")  # a wing's families
 LESS_ONE = ("Gemma", "Qwen3Next", "Qwen3_5")  # families that store norms minus 1
 SETTLED = 1e-4  # outputs may differ if two float32 scores are closer than this
 
@@ -32,7 +35,10 @@ def save_qwen2(folder: Path, shard_size: str = "60KB", **changes: Any) -> None:
 def save_model(
     folder: Path, family: type[PreTrainedModel], shard_size: str = "60KB", **changes: Any
 ) -> None:
-    """Weights so wide that no two logits are close by chance."""
+    """Weights so wide that no two logits are close by chance. Skips a test of a family that went
+    with its wing."""
+    if family.__name__.startswith(HYBRIDS) and family.__name__ not in MODELS:
+        pytest.skip(f"{family.__name__} is gone")
     shape: dict[str, Any] = {
         "vocab_size": VOCAB_SIZE,
         "hidden_size": 64,

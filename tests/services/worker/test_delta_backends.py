@@ -18,9 +18,9 @@ from kernels.paged_attention import prepare_attention
 from services.worker.backends.compiler import Compiler
 from services.worker.backends.recorder import record
 from services.worker.backends.torch_lm import TorchOps
+from services.worker.hybrids.delta_rows import DeltaSpec
+from services.worker.hybrids.gated_delta import GatedDelta
 from services.worker.layers.context import ForwardContext, forward_context
-from services.worker.layers.delta_rule import DeltaSpec
-from services.worker.layers.gated_delta import GatedDelta
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import NotSupported
 from services.worker.layers.parallel import ALONE

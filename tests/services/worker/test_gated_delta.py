@@ -12,16 +12,16 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from services.worker.backends.torch_lm import TorchOps
+from services.worker.hybrids.delta_hybrid import HybridConfig
+from services.worker.hybrids.gated_delta import GatedDelta
 from services.worker.layers.attention import Attention
 from services.worker.layers.context import forward_context
-from services.worker.layers.gated_delta import GatedDelta
 from services.worker.layers.linear import Linear
 from services.worker.layers.parallel import Parallel
 from services.worker.layers.stage import Stage
 from services.worker.layers.weights import Quantized
 from services.worker.machine.kv_groups import group_layers
 from services.worker.models.decoder import DecoderLM
-from services.worker.models.delta_hybrid import HybridConfig
 from services.worker.models.registry import read_model_config
 from services.worker.startup.model_shape import shape_of
 from services.worker.weights.dummy import make_dummy
@@ -89,13 +89,17 @@ def test_the_sum_over_ranks_is_the_output_of_one_process(
         torch.testing.assert_close(total, expected, atol=1e-5, rtol=1e-4)
 
 
+def delta_layers(model: DecoderLM) -> list[GatedDelta]:
+    return [each for each in model.state_layers() if isinstance(each, GatedDelta)]
+
+
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("form", ["wint8", "fp8_block"])
 def test_ranks_have_the_codes_of_one_process(tmp_path: Path, name: str, form: Any) -> None:
     save_hybrid(tmp_path, name)
-    whole = [each.gates.weight.values for each in load(tmp_path, quantization=form).state_layers()]
+    whole = [each.gates.weight.values for each in delta_layers(load(tmp_path, quantization=form))]
     ranks = [load(tmp_path, quantization=form, parallel=Parallel(rank, 2)) for rank in range(2)]
-    parts = [[each.gates.weight.values for each in rank.state_layers()] for rank in ranks]
+    parts = [[each.gates.weight.values for each in delta_layers(rank)] for rank in ranks]
     for one, other, expected in zip(*parts, whole, strict=True):
         first, second = zip(one.chunk(2), other.chunk(2), strict=True)  # b, and a
         assert torch.equal(torch.cat([*first, *second]), expected)
@@ -178,7 +182,7 @@ def rename(tensors: dict[str, Tensor], start: str, other: str) -> None:
 def test_small_parameters_are_float32_in_any_model(tmp_path: Path, name: str) -> None:
     save_hybrid(tmp_path, name)
     stored = tensors_of(tmp_path)
-    layer = load(tmp_path, torch.bfloat16).state_layers()[0]
+    layer = delta_layers(load(tmp_path, torch.bfloat16))[0]
     assert layer.conv.dtype == torch.bfloat16
     for own, theirs in (("decay", "A_log"), ("dt_bias", "dt_bias"), ("norm", "norm.weight")):
         assert torch.equal(getattr(layer, own), stored[f"model.layers.0.linear_attn.{theirs}"])
@@ -265,7 +269,7 @@ def test_each_kind_of_layer_has_places_of_its_own(tmp_path: Path) -> None:
     save_hybrid(tmp_path, "qwen3.5", num_hidden_layers=8)
     model = load(tmp_path)
     model.put_groups(group_layers(model.kv_specs(drafts=False), CAPACITY))
-    assert [layer.rule.layer for layer in model.state_layers()] == list(range(6))
+    assert [layer.rule.layer for layer in delta_layers(model)] == list(range(6))
     attention = [each for each in model.cached_layers() if isinstance(each, Attention)]
     assert [(each.number, each.heads.layer) for each in attention] == [(3, 0), (7, 1)]
     shape = shape_of(model, torch.float32, drafts=False)
@@ -278,9 +282,9 @@ def test_a_stage_has_the_places_of_its_layers(tmp_path: Path) -> None:
     for model, first in zip(stages, (0, 4), strict=True):
         assert len(model.kv_specs(drafts=False)) == 2
         model.put_groups(group_layers(model.kv_specs(drafts=False), CAPACITY))
-        numbers = [layer.number for layer in model.state_layers()]
+        numbers = [layer.number for layer in delta_layers(model)]
         assert numbers == [first, first + 1, first + 2]
-        assert [layer.rule.layer for layer in model.state_layers()] == [0, 1, 2]
+        assert [layer.rule.layer for layer in delta_layers(model)] == [0, 1, 2]
         assert len(model.state_specs()) == 3
         assert model.layer_groups(drafts=False) == [0]
     with pytest.raises(ConfigError, match="of 4 stages, number 0 would have the layers 0 to 1"):

@@ -186,4 +186,4 @@ def test_what_stages_cannot_have_is_refused(
 def test_every_family_is_compared() -> None:
     """test_hybrid_engines.py has the models with states."""
     compared = [*CASES.values(), *HYBRIDS.values()]
-    assert {family.__name__ for family, _ in compared} | {*ELSEWHERE} == set(MODELS)
+    assert {family.__name__ for family, _ in compared} | {*ELSEWHERE} >= set(MODELS)

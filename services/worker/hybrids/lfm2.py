@@ -1,11 +1,14 @@
 """LFM2 (arXiv 2511.23404): most layers are short convolutions, the others attention."""
 
+from abc import abstractmethod
 from typing import Annotated
 
 import msgspec
 from torch import nn
 
 from services.worker.config.model_config import ModelConfig
+from services.worker.hybrids.short_conv import ShortConv
+from services.worker.layers.attention import Attention
 from services.worker.layers.gated import GatedNames
 from services.worker.layers.mixture import Mixture
 from services.worker.layers.mlp import GatedMLP
@@ -46,25 +49,48 @@ class LfmLayer(nn.Module):
     """A convolution or attention, and a feed-forward network; their inputs are normed."""
 
     def __init__(
-        self, parts: Parts, config: LfmConfig, layer: int, feed_forward: GatedMLP | Mixture
+        self, parts: Parts, mixer: ShortConv | Attention, feed_forward: GatedMLP | Mixture
     ) -> None:
         super().__init__()
         self.operator_norm = parts.norm()
-        if config.convolves(layer):
-            self.conv = parts.short_conv(layer, config.conv_size, has_bias=config.conv_bias)
+        if isinstance(mixer, ShortConv):
+            self.conv = mixer
         else:
-            self.self_attn = parts.attention(layer, norm="heads")
+            self.self_attn = mixer
         self.ffn_norm = parts.norm()
         self.feed_forward = feed_forward
-        self._mixes = self.conv if config.convolves(layer) else self.self_attn
+        self._mixer = mixer
 
     def forward(self, ops: Ops[X], x: X) -> X:
         """[T, hidden] → [T, hidden]"""
-        x = self._mixes.forward(ops, x, norm=self.operator_norm, residual=x)
+        x = self._mixer.forward(ops, x, norm=self.operator_norm, residual=x)
         return self.feed_forward.forward(ops, x, norm=self.ffn_norm, residual=x)
 
 
-class Lfm2ForCausalLM(DecoderLM):
+class LfmLM(DecoderLM):
+    config: LfmConfig
+
+    def make_layer(self, parts: Parts, layer: int) -> LfmLayer:
+        mixer: ShortConv | Attention
+        if self.config.convolves(layer):
+            mixer = self._make_conv(layer)
+        else:
+            mixer = parts.attention(layer, norm="heads")
+        return LfmLayer(parts, mixer, self.make_mlp(parts, layer))
+
+    @abstractmethod
+    def make_mlp(self, parts: Parts, layer: int) -> GatedMLP | Mixture:
+        """The feed-forward network of ``layer``."""
+
+    def _make_conv(self, layer: int) -> ShortConv:
+        config, parallel = self.config, self.parallel
+        _, kv_heads = parallel.heads(config.num_attention_heads, config.num_key_value_heads)
+        entry = 2, kv_heads.num, config.head_dim
+        size, width, bias = config.hidden_size, config.conv_size, config.conv_bias
+        return ShortConv(size, width, entry, layer, parallel, has_bias=bias)
+
+
+class Lfm2ForCausalLM(LfmLM):
     class Config(LfmConfig, frozen=True, kw_only=True):
         intermediate_size: int = 12288
         block_ff_dim: int | None = None
@@ -86,6 +112,5 @@ class Lfm2ForCausalLM(DecoderLM):
 
     config: Config
 
-    def make_layer(self, parts: Parts, layer: int) -> LfmLayer:
-        mlp = parts.mlp(size=self.config.inner_size, names=NAMES)
-        return LfmLayer(parts, self.config, layer, mlp)
+    def make_mlp(self, parts: Parts, layer: int) -> GatedMLP:
+        return parts.mlp(size=self.config.inner_size, names=NAMES)

@@ -10,9 +10,9 @@ from torch import nn
 from kernels.route import Routing
 from services.worker.config.model_config import ModelConfig
 from services.worker.config.sparse_config import Num, SparseConfig
+from services.worker.hybrids.delta_rows import DeltaSpec
+from services.worker.hybrids.gated_delta import GatedDelta
 from services.worker.layers.attention import Attention
-from services.worker.layers.delta_rule import DeltaSpec
-from services.worker.layers.gated_delta import GatedDelta
 from services.worker.layers.mixture import Mixture
 from services.worker.layers.mlp import GatedMLP
 from services.worker.layers.ops import Ops, X
@@ -136,7 +136,10 @@ class HybridLM(DecoderLM):
         mixer: GatedDelta | Attention
         if self.config.types[layer] == DELTA:
             spec, is_joined = self.config.delta_spec, self.has_joined_inputs
-            mixer = parts.gated_delta(layer, spec, is_joined=is_joined)
+            eps, parallel = self.config.rms_norm_eps, self.parallel
+            mixer = GatedDelta(
+                self.config.hidden_size, spec, layer, eps, parallel, is_joined=is_joined
+            )
         else:
             mixer = self._make_attention(layer)
         return HybridLayer(parts, mixer, self.make_mlp(parts, layer))

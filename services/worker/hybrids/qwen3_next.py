@@ -2,7 +2,7 @@
 
 from kernels.route import Routing
 from services.worker.config.sparse_config import Num
-from services.worker.models.delta_hybrid import SparseHybridConfig, SparseHybridLM
+from services.worker.hybrids.delta_hybrid import SparseHybridConfig, SparseHybridLM
 
 
 class Qwen3NextForCausalLM(SparseHybridLM):

@@ -2,9 +2,8 @@
 
 import math
 
-from torch import nn
-
 from services.worker.layers.columns import Columns
+from services.worker.layers.kept import Cached
 from services.worker.layers.linear import Linear, WeightPiece
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
@@ -13,7 +12,7 @@ from services.worker.layers.weights import empty_parameter
 from services.worker.machine.kv_groups import KVSpec
 
 
-class ShortConv(nn.Module):
+class ShortConv(Cached):
     """From the GEMM of gates and inputs to the output GEMM. A token's column takes as many sections
     of a block as it needs: ``entry`` is the shape of one. Ranks share the channels."""
 
@@ -46,7 +45,6 @@ class ShortConv(nn.Module):
         return self.columns.group
 
     def put_cache(self, place: int, group: int) -> None:
-        """Gives its columns a place in the context, and the blocks of a group of layers."""
         self.columns = self.columns._replace(layer=place, group=group)
 
     @property
@@ -57,10 +55,6 @@ class ShortConv(nn.Module):
     def numbers_per_token(self) -> int:
         """The gates, the inputs, and all columns that an output is made of."""
         return (5 + self.weight.shape[1]) * self._channels.num
-
-    @property
-    def num_scored_heads(self) -> int:
-        return 0
 
     def checkpoint_pieces(self, name: str) -> dict[str, WeightPiece]:
         start, total = self._channels.start, self._channels.total

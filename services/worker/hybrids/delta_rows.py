@@ -1,13 +1,23 @@
 """The rows of a rank's heads in the tensors of a gated delta layer."""
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import numpy as np
 
-from services.worker.layers.delta_rule import DeltaSpec
 from services.worker.layers.parallel import Rows, Shard
 
 Parts = Mapping[str, Shard | Rows]
+
+
+class DeltaSpec(NamedTuple):
+    """The sizes of a layer on all ranks, and the ``width`` of its convolution."""
+
+    num_heads: int  # of values
+    num_key_heads: int
+    key_dim: int
+    value_dim: int
+    width: int
 
 
 def channel_rows(spec: DeltaSpec, heads: Shard, key_heads: Shard) -> Shard | Rows:

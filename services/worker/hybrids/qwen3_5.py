@@ -1,6 +1,6 @@
 """Qwen3.5 and 3.6, dense and with experts, and the texts of their models that read images too."""
 
-from services.worker.models.delta_hybrid import (
+from services.worker.hybrids.delta_hybrid import (
     HybridConfig,
     HybridLM,
     SparseHybridConfig,

@@ -2,15 +2,15 @@
 
 from kernels.route import Routing
 from services.worker.config.sparse_config import Num, SparseConfig
+from services.worker.hybrids.lfm2 import NAMES, LfmConfig, LfmLM
 from services.worker.layers.mixture import Mixture
-from services.worker.models.decoder import DecoderLM
-from services.worker.models.lfm2 import NAMES, LfmConfig, LfmLayer
+from services.worker.layers.mlp import GatedMLP
 from services.worker.models.parts import Parts
 
 MIN_SUM = 1e-6
 
 
-class Lfm2MoeForCausalLM(DecoderLM):
+class Lfm2MoeForCausalLM(LfmLM):
     class Config(LfmConfig, SparseConfig, frozen=True, kw_only=True):
         num_experts: Num
         num_experts_per_tok: Num
@@ -38,12 +38,11 @@ class Lfm2MoeForCausalLM(DecoderLM):
 
     config: Config
 
-    def make_layer(self, parts: Parts, layer: int) -> LfmLayer:
+    def make_mlp(self, parts: Parts, layer: int) -> GatedMLP | Mixture:
         config = self.config
         if not config.is_sparse(layer):
-            return LfmLayer(parts, config, layer, parts.mlp(names=NAMES))
-        mixture = Mixture(
+            return parts.mlp(names=NAMES)
+        return Mixture(
             parts.router(config.num_experts, config.routing, has_correction=config.use_expert_bias),
             parts.experts(config.num_experts, config.moe_intermediate_size, names=NAMES),
         )
-        return LfmLayer(parts, config, layer, mixture)

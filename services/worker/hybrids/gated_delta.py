@@ -1,10 +1,15 @@
 """A layer with a state: the gated delta rule (arXiv 2412.06464)."""
 
 import torch
-from torch import nn
 
-from services.worker.layers.delta_rows import channel_rows, joined_inputs, separate_inputs
-from services.worker.layers.delta_rule import DeltaRule, DeltaSpec
+from services.worker.hybrids.delta_rows import (
+    DeltaSpec,
+    channel_rows,
+    joined_inputs,
+    separate_inputs,
+)
+from services.worker.layers.delta_rule import DeltaRule
+from services.worker.layers.kept import Stateful
 from services.worker.layers.linear import Linear, WeightPiece, row_piece
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import Ops, X
@@ -15,7 +20,7 @@ from services.worker.machine.state_pool import StateSpec
 HEAD_NAMES = "linear_num_value_heads", "linear_num_key_heads"
 
 
-class GatedDelta(nn.Module):
+class GatedDelta(Stateful):
     """From the GEMMs of inputs and gates to the output GEMM. Ranks share the heads.
 
     ``layer`` is its number in the model. Its inputs are ``joined`` if a checkpoint has them in one
@@ -50,7 +55,6 @@ class GatedDelta(nn.Module):
         self.rule = DeltaRule(0, key_heads.num, self.conv, self.decay, self.dt_bias, self.norm, eps)
 
     def put_state(self, place: int) -> None:
-        """Gives its states a place in the context."""
         self.rule = self.rule._replace(layer=place)
 
     @property
