@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from services.scheduler.other_cells import OtherCells
 from services.scheduler.resource import Resource
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Arrival, Sequence
@@ -20,6 +21,7 @@ class Cell:
     config: SchedulerConfig
     core: Scheduler
     workers: Mapping[str, Peer]
+    others: OtherCells
     on_fits: Callable[[], None]
 
     def id_of(self, worker: Peer) -> str | None:

@@ -20,6 +20,10 @@ class OtherCells:
         """``routes`` lead to tokenizers. ``instance`` is the name of this scheduler.
         ``on_change`` must be called after a handover."""
 
+    def may_have(self, sequence: Sequence) -> bool:
+        """True if another cell may have ``sequence``."""
+        return False
+
     def hand_over(self, sequences: Iterable[Sequence]) -> None:
         """Hands over the prompts of ``sequences`` that another cell may have, with all their
         choices."""

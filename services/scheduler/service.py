@@ -131,7 +131,7 @@ class SchedulerService:
         self._worker_ids: dict[Peer, str] = {}
         others = self._core, self._routes, config.instance, self._plan_soon
         self._other_cells = CELLS[0](*others)
-        cell = Cell(config, self._core, self._workers, self._note_fits)
+        cell = Cell(config, self._core, self._workers, self._other_cells, self._note_fits)
         self._extensions = [make(cell) for make in EXTENSIONS]
         self._inquiries = Inquiries()
         self._new_ids = count()

@@ -399,7 +399,7 @@ class Shape:
         self.num_places = draw(400, 5, 40)
         self.moves = MoveShape.drawn(draw)
         if draw(False, False, True):  # so that sequences move
-            self.num |= {"scheduler": 1, "worker": 3}
+            self.num |= {"scheduler": draw(1, 2), "worker": 3}
             self.step_s = 10 * THREAD_S
             plain = {"num_blocks": 128, "groups": EVERY_LAYER, "num_states": None}
             self.capacity = replace(self.capacity, **plain)

@@ -11,13 +11,17 @@ from services.scheduler.moves.transfers import Transfers
 from shared.link.peer import Peer
 from shared.wire.codec import Array
 from shared.wire.messages import (
+    GUESTS_MINOR,
     MOVES_MINOR,
     Arrived,
+    Discard,
     Inbox,
     Meet,
     Message,
     Push,
+    Settled,
     StepPlan,
+    Take,
     WorkerRole,
 )
 from tests.services.scheduler.moves.moving_worker import Content, Inboxed
@@ -36,6 +40,7 @@ class MoveShape:
     locations: tuple[str, ...] = ("here",)
     address: str = ""
     num_blocks: int = 100
+    num_guests: int = 50
     block_bytes: int = 1 << 10
 
     @classmethod
@@ -46,6 +51,7 @@ class MoveShape:
             locations=draw(("here",), ("here",), ("here", "there")),
             address=draw("", "tcp://workers:1"),
             num_blocks=draw(100, 2, 8),
+            num_guests=draw(50, 50, 3, 0),
             block_bytes=draw(1 << 10, 3 << 20),
         )
 
@@ -61,7 +67,8 @@ class Exchange:
         self._cuts: dict[Process, int] = {}
         self.delay_s = LATENCY_S
 
-    def send(self, source: Process, name: str, blocks: list[Block]) -> None:
+    def send(self, source: Process, name: str, blocks: list[Block], origin: str) -> None:
+        """Guests have the scheduler of their ``origin``."""
         target = self._find(name)
         if target is None:
             return
@@ -69,14 +76,19 @@ class Exchange:
         due_s = loop.now_s + self.delay_s * loop.random.uniform(0.3, 3)
         due_s = self._arrivals_s[pair] = max(self._arrivals_s.get(pair, 0.0) + MOMENT_S, due_s)
         context = target.process.context.copy()
-        arguments = target, self._cuts.get(source, 0), source, blocks
+        arguments = target, self._cuts.get(source, 0), source, blocks, origin
         loop.call_later(due_s - loop.now_s, self._arrive, *arguments, context=context)
 
     def _arrive(
-        self, target: "MovingService", num_cuts: int, source: Process, blocks: list[Block]
+        self,
+        target: "MovingService",
+        num_cuts: int,
+        source: Process,
+        blocks: list[Block],
+        origin: str,
     ) -> None:
         if num_cuts == self._cuts.get(source, 0):
-            target.on_pushed(blocks)
+            target.on_pushed(blocks, origin)
 
     def cut(self, source: Process) -> None:
         """All that ``source`` has on its way is lost."""
@@ -84,8 +96,8 @@ class Exchange:
 
 
 class MovingService(StoringService):
-    """Pushes blocks through the ``exchange``, and tells the schedulers that it attaches to of its
-    inbox, if it ``knows_moves``."""
+    """Pushes blocks through the ``exchange``, and tells schedulers of its inbox when it attaches,
+    if it ``knows_moves``."""
 
     def __init__(
         self,
@@ -102,13 +114,15 @@ class MovingService(StoringService):
         self._exchange = exchange
         self._shape = shape
         self._knows_moves = knows_moves
-        self._has_met: set[str] = set()
+        self._has_met: dict[str, bool] = {}  # whether blocks for it are guests
+        self._origins: dict[bytes, str] = {}  # of guests in the inbox
         self._number = int(self._config.instance[1:])
         self._greeted: Peer | None = None
 
     def _forget_sequences(self) -> None:
         """The engine uses the new inbox once it is reset."""
         self._has_met.clear()
+        self._origins.clear()
         self._greeted = None
         self.inbox = Inboxed()
         self._engine_of().next_inboxes.append(self.inbox)
@@ -116,60 +130,87 @@ class MovingService(StoringService):
 
     def _attach(self) -> None:
         super()._attach()
-        home, shape = self._attachment.home, self._shape
+        home = self._attachment.home
         if home is None or home is self._greeted:
             return
         self._greeted = home
-        if self._is_told(home):
-            home.send(
-                Inbox(
-                    layout="layout",
-                    location=shape.locations[self._number % len(shape.locations)],
-                    num_blocks=shape.num_blocks,
-                    block_bytes=shape.block_bytes,
-                    address=shape.address,
-                    role=shape.roles[self._number % len(shape.roles)],
-                )
-            )
+        for each in (home, *(each for each in self._peers() if each is not home)):
+            self._present(each, home)
 
-    def _is_told(self, home: Peer) -> bool:
-        return self._knows_moves and home.hello.minor >= MOVES_MINOR
+    def on_up(self, peer: Peer) -> None:
+        super().on_up(peer)
+        if self._greeted is not None and self._greeted is self._attachment.home:
+            self._present(peer, self._greeted)
+
+    def _present(self, scheduler: Peer, home: Peer) -> None:
+        shape, number = self._shape, self._number
+        if not self._is_told(scheduler, MOVES_MINOR if scheduler is home else GUESTS_MINOR):
+            return
+        scheduler.send(
+            Inbox(
+                layout="layout",
+                location=shape.locations[number % len(shape.locations)],
+                num_blocks=shape.num_blocks,
+                block_bytes=shape.block_bytes,
+                address=shape.address,
+                role=shape.roles[number % len(shape.roles)],
+                num_guests=shape.num_guests if home.hello.minor >= GUESTS_MINOR else 0,
+                cell=home.hello.instance,
+            )
+        )
+
+    def _is_told(self, scheduler: Peer, least: int) -> bool:
+        return self._knows_moves and scheduler.hello.minor >= least
 
     def on_message(self, peer: Peer, message: Message, arrays: list[Array]) -> None:
         if not isinstance(message, Meet):
             super().on_message(peer, message, arrays)
         elif self._is_home(peer):
-            self._has_met.add(message.worker)
+            self._has_met[message.worker] = message.are_guests
 
     def _step(self, peer: Peer, plan: StepPlan, ids: np.ndarray, pixels: Sequence[Array]) -> None:
         pushes = (row for row in plan.rows if isinstance(row, Push))
         assert all(row.worker in self._has_met for row in pushes), "a push to a stranger"
         self.inbox.check(plan)
+        for row in plan.rows:
+            if isinstance(row, Take | Discard) and (origin := self._origins.pop(row.key, "")):
+                for each in self._peers():
+                    if each.hello.instance == origin:
+                        each.send(Settled([row.key]))
         super()._step(peer, plan, ids, pixels)
 
     def _send_result(self, peer: Peer, output: Any, *arguments: Any) -> None:
         if output.exception() is None:
             pushed = self._engine_of().pushed.pop(output.result()[0].step, [])
             for worker, key, content in pushed if self._is_home(peer) else []:
-                self._exchange.send(self.process, worker, [(key, content)])
+                origin = peer.hello.instance if self._has_met[worker] else ""
+                self._exchange.send(self.process, worker, [(key, content)], origin)
         super()._send_result(peer, output, *arguments)
 
-    def on_pushed(self, blocks: list[Block]) -> None:
-        home = self._attachment.home
-        if home is None or home is not self._greeted or not self._is_told(home):
+    def on_pushed(self, blocks: list[Block], origin: str) -> None:
+        home, least = self._attachment.home, GUESTS_MINOR if origin else MOVES_MINOR
+        if home is None or home is not self._greeted or not self._is_told(home, least):
             return
-        if len(self.inbox) + len(blocks) > self._shape.num_blocks:
-            return  # from before it attached here: the link ends
+        num_guests, shape = len(self._origins), self._shape
+        num_here = num_guests if origin else len(self.inbox) - num_guests
+        if num_here + len(blocks) > (shape.num_guests if origin else shape.num_blocks):
+            return  # of own blocks: from before it attached here, and the link ends
         for key, content in blocks:
             self.inbox.put(key, content)
-        home.send(Arrived([key for key, _ in blocks]))
+            if origin:
+                self._origins[key] = origin
+        home.send(Arrived([key for key, _ in blocks], bool(origin)))
 
 
 def moving_in(service: Any) -> dict[str, int]:
     """Counts the moves of a scheduler, and the blocks whose plans it awaits."""
     found = _transfers_of(service)
+    cells = (each for each in service._extensions if isinstance(each, CellMoves))
+    guests = [guest for cell in cells for guest in cell._guests.values()]
     return {
         "moves": sum(len(each.moves) + len(each.incoming) for each in found),
+        "moves to other cells": sum(len(each.incoming) for each in guests),
+        "settled guests": sum(len(each._settled) for each in guests),
         "blocks in inboxes": sum(
             place.has_arrived for each in found for place in each.inbox._places.values()
         ),

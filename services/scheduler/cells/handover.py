@@ -37,7 +37,6 @@ class CellHandover(OtherCells):
         self._moved_s = -inf
 
     def may_have(self, sequence: Sequence) -> bool:
-        """True if the tokenizer of ``sequence`` knows another cell for it."""
         return bool(self._known_at(sequence.route))
 
     def _known_at(self, route: int) -> list[Overview]:

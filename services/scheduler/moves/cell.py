@@ -1,8 +1,10 @@
-"""Sequences of a cell move between its workers, with their KV blocks."""
+"""Sequences of a cell move between its workers, and to other cells, with their KV blocks."""
 
+import asyncio
 from collections.abc import Sequence as Series
 
 from services.scheduler.extension import Cell, CellExtension
+from services.scheduler.moves.guests import Guest
 from services.scheduler.moves.moves import Moves
 from services.scheduler.moves.recomputed import Recomputed
 from services.scheduler.moves.transfers import Transfers
@@ -11,33 +13,48 @@ from services.scheduler.worker_state import WorkerState
 from shared.errors import CodecError
 from shared.link.peer import Peer
 from shared.wire.codec import Array
-from shared.wire.messages import Arrived, Inbox, Message
+from shared.wire.messages import Arrived, Inbox, Message, Settled
 
 
 class CellMoves(CellExtension):
-    """Knows the inboxes of the cell's workers. Nothing is done for the only one."""
+    """Knows the inboxes of the cell's workers, and of other cells'. Nothing is done for the only
+    one."""
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
-        self._moves = Moves(cell.core)
+        self._moves = Moves(cell.core, self._hand_over_soon)
         self._recomputed = Recomputed()
         self._transfers: dict[Peer, Transfers] = {}
+        self._guests: dict[Peer, Guest] = {}
         self._has_begun = False
 
     def takes(self, peer: Peer, message: Message, arrays: Series[Array] = ()) -> bool:
         if peer.hello.service != "worker":
             return False
         match message:
-            case Inbox():
+            case Inbox() if message.block_bytes < 1:
+                raise CodecError(f"an Inbox of blocks with {message.block_bytes} bytes")
+            case Inbox() if message.cell in ("", self._cell.config.instance):
                 self._add(peer, message)
+            case Inbox():
+                self._add_guest(peer, message)
             case Arrived():
                 if peer not in self._transfers:
                     raise CodecError("an Arrived without an Inbox")
                 self._begin()
-                self._transfers[peer].inbox.arrive(message.keys)
+                self._transfers[peer].inbox.arrive(message.keys, message.are_guests)
+            case Settled():
+                if peer in self._guests:  # else it has changed its cell meanwhile
+                    self._guests[peer].settle(message.keys)
             case _:
                 return False
         return True
+
+    def on_attach(self, worker: Peer) -> None:
+        self._remove_guest(worker)
+
+    def on_down(self, peer: Peer) -> None:
+        self._remove_guest(peer)
 
     def on_detach(self, worker: Peer) -> None:
         if (transfers := self._transfers.pop(worker, None)) is not None:
@@ -56,8 +73,6 @@ class CellMoves(CellExtension):
         worker_id = self._cell.id_of(peer)
         if worker_id is None or peer in self._transfers:
             raise CodecError("an Inbox of a worker that is not attached, or has sent one")
-        if message.block_bytes < 1:
-            raise CodecError(f"an Inbox of blocks with {message.block_bytes} bytes")
         transfers = self._transfers[peer] = Transfers(
             peer,
             self._cell.core.workers[worker_id],
@@ -69,10 +84,32 @@ class CellMoves(CellExtension):
         )
         if self._cell.config.enable_prefix_caching and transfers.is_plain:
             self._moves.add(transfers)
+            transfers.inbox.wants_guests = True
         if self._has_begun:
             self._join(transfers)
-        elif len(self._transfers) > 1:
+        elif len(self._transfers) > 1 or self._guests:
             self._begin()
+
+    def _add_guest(self, peer: Peer, message: Inbox) -> None:
+        if self._cell.id_of(peer) is not None:
+            raise CodecError(f"an Inbox of a worker of this cell for cell {message.cell}")
+        self._remove_guest(peer)
+        if message.num_guests and self._cell.config.enable_prefix_caching:
+            guest = self._guests[peer] = Guest(peer, message, self._cell.others.may_have)
+            self._moves.guests.append(guest)
+            if self._transfers:
+                self._begin()
+
+    def _remove_guest(self, peer: Peer) -> None:
+        if (guest := self._guests.pop(peer, None)) is not None:
+            self._moves.remove_guest(guest)
+
+    def _hand_over_soon(self) -> None:
+        """Once the tokens of the result that is being applied are on their way."""
+        asyncio.get_running_loop().call_soon(self._hand_over)
+
+    def _hand_over(self) -> None:
+        self._cell.others.hand_over(self._moves.take_ready())
 
     def _begin(self) -> None:
         if not self._has_begun:
@@ -86,6 +123,9 @@ class CellMoves(CellExtension):
         self._moves.note_admission(sequence)
 
     def _join(self, transfers: Transfers) -> None:
-        """Its rows come before those of other resources."""
+        """Its rows come before those of other resources. It may have admitted sequences before its
+        inbox came."""
         transfers.worker.resources.insert(0, transfers)
         self._recomputed.join(transfers.worker)
+        for sequence in transfers.worker.running.values():
+            self._moves.note_admission(sequence)

@@ -21,7 +21,7 @@ class Place:
     """The place of a block, from the row that pushes it to the result of the row that takes or
     discards it. ``has_left``: the plan with the push has run, or never will; ``num_looks`` counts
     the looks at it since. ``is_stale``: its content must not be used any more. It may come again
-    after its row: ``comes_again``."""
+    after its row: ``comes_again``. ``is_guest``: it is of another cell."""
 
     is_wanted: bool = True
     is_stale: bool = False
@@ -29,6 +29,7 @@ class Place:
     has_arrived: bool = False
     is_sent: bool = False
     comes_again: bool = False
+    is_guest: bool = False
     num_looks: int = 0
 
     @property
@@ -36,16 +37,12 @@ class Place:
         return self.is_wanted and not self.is_stale and not self.is_sent
 
 
-class InboxPlaces:
-    """The inbox of ``worker``, with room for ``num_places`` blocks of ``block_bytes``."""
+class Places:
+    """The ``num_places`` of an inbox that one scheduler counts."""
 
-    def __init__(self, worker: WorkerState, num_places: int, block_bytes: int) -> None:
-        self.worker = worker
-        self.max_copies = max(1, min(MAX_ROWS, MAX_COPY_BYTES // block_bytes))
+    def __init__(self, num_places: int) -> None:
         self.num_places = num_places
         self._places: dict[bytes, Place] = {}
-        self._arrived: dict[bytes, Place] = {}  # without a row yet
-        self._sent: deque[tuple[int, list[bytes]]] = deque()  # rows without a result, by step
 
     def __len__(self) -> int:
         return len(self._places)
@@ -53,11 +50,6 @@ class InboxPlaces:
     @property
     def is_full(self) -> bool:
         return len(self._places) >= self.num_places
-
-    @property
-    def has_arrived(self) -> bool:
-        """True if it has blocks without a row yet."""
-        return bool(self._arrived)
 
     def find(self, key: bytes) -> Place | None:
         return self._places.get(key)
@@ -67,19 +59,74 @@ class InboxPlaces:
         place = self._places[key] = Place()
         return place
 
-    def arrive(self, keys: Iterable[bytes]) -> None:
+    def free(self, key: bytes) -> None:
+        self._places.pop(key, None)
+
+    def spoil(self, keys: Iterable[bytes] | None = None) -> None:
+        """The blocks ``keys``, or all that are on their way, must not be used."""
+        for key in [*self._places] if keys is None else keys:
+            if (place := self._places.get(key)) is not None:
+                place.is_stale = True
+
+    def look(self) -> bool:
+        """Called every ``LOOK_S``. Returns True if a wanted block is overdue."""
+        is_overdue = False
+        for key, place in [*self._places.items()]:
+            if place.is_sent or not place.has_left:
+                continue
+            place.num_looks += 1
+            is_overdue |= place.is_wanted and self.is_overdue(place)
+            if not place.has_arrived and place.num_looks * LOOK_S >= FORGET_S:
+                del self._places[key]
+        return is_overdue
+
+    def is_overdue(self, place: Place) -> bool:
+        return place.num_looks * LOOK_S >= TRANSFER_S
+
+
+class InboxPlaces(Places):
+    """The inbox of ``worker``, with room for ``num_places`` blocks of ``block_bytes``, and for
+    ``num_guests`` more from other cells, which are kept if it ``wants_guests``."""
+
+    def __init__(
+        self, worker: WorkerState, num_places: int, block_bytes: int, num_guests: int = 0
+    ) -> None:
+        super().__init__(num_places)
+        self.worker = worker
+        self.max_copies = max(1, min(MAX_ROWS, MAX_COPY_BYTES // block_bytes))
+        self.wants_guests = False
+        self._num_guests = num_guests
+        self._arrived: dict[bytes, Place] = {}  # without a row yet
+        self._sent: deque[tuple[int, list[bytes]]] = deque()  # rows without a result, by step
+
+    @property
+    def is_full(self) -> bool:
+        return len(self) - self._num_guests_here >= self.num_places
+
+    @property
+    def _num_guests_here(self) -> int:
+        return sum(each.is_guest for each in self._places.values())
+
+    @property
+    def has_arrived(self) -> bool:
+        """True if it has blocks without a row yet."""
+        return bool(self._arrived)
+
+    def arrive(self, keys: Iterable[bytes], are_guests: bool = False) -> None:
         """Raises CodecError for more blocks than there are places."""
+        is_wanted = are_guests and self.wants_guests
         for key in keys:
             place = self._places.get(key)
             if place is None:
-                place = self._places[key] = Place(is_wanted=False)
+                place = self._places[key] = Place(is_wanted=is_wanted, is_guest=are_guests)
             if place.is_sent:
                 place.comes_again = True
             else:
                 place.has_arrived = True
                 self._arrived[key] = place
-        if len(self._arrived) > self.num_places:
-            raise CodecError(f"an inbox of {self.num_places} places has {len(self._arrived)}")
+        num_places = self.num_places + self._num_guests
+        if len(self._arrived) > num_places:
+            raise CodecError(f"an inbox of {num_places} places has {len(self._arrived)}")
 
     def rows(self, step: int) -> list[PlanRow]:
         """Takes wanted blocks to the prefix cache, and discards the other ones. The worker runs
@@ -120,24 +167,3 @@ class InboxPlaces:
         for key in self._sent.popleft()[1]:
             if self._places.pop(key).comes_again:
                 self.arrive([key])
-
-    def spoil(self, keys: Iterable[bytes] | None = None) -> None:
-        """The blocks ``keys``, or all that are on their way, must not be used."""
-        for key in [*self._places] if keys is None else keys:
-            if (place := self._places.get(key)) is not None:
-                place.is_stale = True
-
-    def look(self) -> bool:
-        """Called every ``LOOK_S``. Returns True if a wanted block is overdue."""
-        is_overdue = False
-        for key, place in [*self._places.items()]:
-            if place.is_sent or not place.has_left:
-                continue
-            place.num_looks += 1
-            is_overdue |= place.is_wanted and self.is_overdue(place)
-            if not place.has_arrived and place.num_looks * LOOK_S >= FORGET_S:
-                del self._places[key]
-        return is_overdue
-
-    def is_overdue(self, place: Place) -> bool:
-        return place.num_looks * LOOK_S >= TRANSFER_S

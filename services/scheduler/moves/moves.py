@@ -5,25 +5,27 @@ plan computes it. After the results of its plans in flight it returns to the que
 admits it with its blocks in the prefix cache. Until then it stays, if anything fails.
 """
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
 from prometheus_client import Counter
 
+from services.scheduler.moves.guests import Guest
 from services.scheduler.moves.inbox import FORGET_S, TRANSFER_S
+from services.scheduler.moves.move import Move, Target, Why
 from services.scheduler.moves.roles import Roles
-from services.scheduler.moves.transfers import Move, Transfers, Why
+from services.scheduler.moves.transfers import Transfers
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Sequence, WaitReason
 from services.scheduler.watchdog import LOOK_S
-from shared.wire.messages import Meet, State
+from shared.wire.messages import GUESTS_MINOR, Meet, State
 
 MAX_MOVES: dict[Why, int] = {"leaving": 4, "role": 16}
 """The most at a time from one worker: each is there sooner if few share its time. Chosen."""
 AVOID_LOOKS = int(FORGET_S / LOOK_S)  # of a worker that a block did not reach in time
 RETRY_LOOKS = int(TRANSFER_S / LOOK_S)  # of a sequence whose move was given up
 
-Key = TypeVar("Key", bound=Hashable)
+Key = TypeVar("Key")
 
 MOVES = Counter("shoal_moves", "Moves of running sequences to other workers", ["why", "outcome"])
 
@@ -36,13 +38,22 @@ class Due(NamedTuple):
 
 
 class Moves:
-    """The moves between ``workers``, of which each has an inbox."""
+    """The moves between ``workers``, of which each has an inbox, and from them to ``guests``:
+    workers of other cells, for sequences that no other worker here can have. ``on_ready`` is called
+    when some of them can be handed over."""
 
-    def __init__(self, core: Scheduler) -> None:
+    def __init__(self, core: Scheduler, on_ready: Callable[[], None]) -> None:
         self.workers: list[Transfers] = []
+        self.guests: list[Guest] = []
+        self._on_ready = on_ready
+        self._ready: dict[Move, None] = {}
         self._roles = Roles(core, self.workers)
         self._core, self._placement = core, core.placement
         self._due: dict[Sequence, Due] = {}
+
+    @property
+    def _targets(self) -> list[Target]:
+        return [*self.workers, *self.guests]
 
     def add(self, transfers: Transfers) -> None:
         self.workers.append(transfers)
@@ -56,9 +67,19 @@ class Moves:
             self._close(move, "lost")
         for sequence in [*transfers.due]:
             self.note_admission(sequence)
-        for other in self.workers:
-            other.met.discard(transfers)
-            other.avoided.pop(transfers, None)
+        self._forget(transfers)
+
+    def remove_guest(self, guest: Guest) -> None:
+        """The worker is lost, or belongs to another cell."""
+        self.guests.remove(guest)
+        for move in [*guest.incoming]:
+            self._close(move, "lost")
+        self._forget(guest)
+
+    def _forget(self, target: Target) -> None:
+        for each in self.workers:
+            each.met.discard(target)
+            each.avoided.pop(target, None)
 
     def is_kept(self, worker: Transfers, sequence: Sequence) -> bool:
         """True if another worker has the blocks of ``sequence``, or its role, and takes it now."""
@@ -84,8 +105,9 @@ class Moves:
         for each in self.workers:
             _count_down(each.avoided)
             _count_down(each.tried)
-            if each.inbox.look():
-                self._give_up_overdue(each)
+        for target in self._targets:
+            if target.inbox.look():
+                self._give_up_overdue(target)
         for each in self.workers:
             for move in [*each.moves.values()]:
                 move.num_looks += 1
@@ -103,16 +125,17 @@ class Moves:
 
     def reset(self) -> None:
         """No block that was computed before may be found by new sequences."""
-        for each in self.workers:
-            each.inbox.spoil()
-            for move in [*each.moves.values()]:
+        for target in self._targets:
+            target.inbox.spoil()
+            for move in [*target.incoming]:
                 self._close(move, "given_up")
 
     def distrust(self, source: Transfers, keys: Iterable[bytes]) -> None:
         """The blocks ``keys`` of ``source``, and copies of them elsewhere, may be wrong."""
         keys = [*keys]
+        for target in self._targets:
+            target.inbox.spoil(keys)
         for each in self.workers:
-            each.inbox.spoil(keys)
             if each is not source:
                 blocks = map(each.worker.index.find, keys)
                 each.worker.pool.uncache([block for block in blocks if block is not None])
@@ -127,7 +150,7 @@ class Moves:
         elif move.is_stuck:
             self._give_up(move)
         elif move.is_switching or self._may_switch(move):
-            if not self._has_place(move):
+            if not move.target.has_place(move, self._placement):
                 self._set_switching(move, False)
             elif move.is_in_flight:
                 self._set_switching(move, True)
@@ -143,28 +166,22 @@ class Moves:
         if not is_due or not move.is_near or not _is_movable(sequence):
             move.num_looks = 0
             return False
-        if not self._has_place(move):
+        if not move.target.has_place(move, self._placement):
             if move.num_looks >= RETRY_LOOKS:
                 self._give_up(move)
             return False
-        return self._has_all(move)
-
-    def _has_all(self, move: Move) -> bool:
-        """True if the target has evicted no block meanwhile. The first ones are its last to go."""
-        (blocks,) = move.target.worker.blocks.find_hit(move.sequence).tables
-        if len(blocks) < move.num_there:
-            move.rewind(len(blocks))
-            return False
-        pool = move.target.worker.pool
-        pool.share(blocks)
-        pool.free(blocks)
-        return True
+        return move.target.has_all(move)
 
     def _set_switching(self, move: Move, is_switching: bool) -> None:
         move.is_switching = move.allocation.is_held = is_switching
 
     def _switch(self, move: Move) -> None:
         sequence, target = move.sequence, move.target
+        if not isinstance(target, Transfers):
+            self._set_switching(move, True)
+            self._ready[move] = None
+            self._on_ready()
+            return
         move.source.worker.remove(sequence)
         self._close(move, "done")
         self._due[sequence] = Due(target, RETRY_LOOKS)
@@ -172,11 +189,21 @@ class Moves:
         target.num_meant += move.num_blocks
         self._core.queues.put_back(sequence, WaitReason.MOVED)
 
+    def take_ready(self) -> list[Sequence]:
+        """Ends the moves to other cells that are ready; their sequences are handed over, or stay
+        for a while."""
+        ready = [each for each in self._ready if each.is_switching and not each.is_over]
+        self._ready = {}
+        for move in ready:
+            move.source.tried[move.sequence] = RETRY_LOOKS
+            self._close(move, "done")
+        return [move.sequence for move in ready]
+
     def _give_up(self, move: Move) -> None:
         move.source.tried[move.sequence] = RETRY_LOOKS
         self._close(move, "given_up")
 
-    def _give_up_overdue(self, target: Transfers) -> None:
+    def _give_up_overdue(self, target: Target) -> None:
         for move in [*target.incoming]:
             if move.is_overdue:
                 move.source.avoided[target] = AVOID_LOOKS
@@ -193,17 +220,20 @@ class Moves:
         move.mark(is_wanted=False)
         for each in target.incoming:
             each.mark(is_wanted=True)
+        if isinstance(target, Guest):
+            target.forget()
         MOVES.labels(move.why, outcome).inc()
 
     # --- new moves ------------------------------------------------------------------------------
 
     def _begin(self, source: Transfers) -> None:
         """Begins moves of the oldest sequences."""
-        if len(self.workers) < 2 or source not in self.workers or (why := _why(source)) is None:
+        if source not in self.workers or (why := _why(source)) is None:
             return
         num_left = MAX_MOVES[why] - len(source.moves)
         targets = [each for each in self.workers if self._is_target(source, each, why)]
-        if num_left <= 0 or not targets:
+        guests = [] if targets or why == "role" else self._guests_for(source)
+        if num_left <= 0 or not (targets or guests):
             return
         new = (
             each
@@ -211,7 +241,8 @@ class Moves:
             if each not in source.moves and each not in source.tried and _is_movable(each)
         )
         for sequence in sorted(new, key=lambda each: each.order):
-            if (target := self._choose(targets, sequence)) is None:
+            target = self._choose(targets, sequence) or _choose_guest(guests, sequence)
+            if target is None:
                 continue
             move = Move(sequence, source, target, why)
             source.moves[sequence], target.incoming[move] = move, None
@@ -222,11 +253,14 @@ class Moves:
             if not num_left:
                 break
 
+    def _guests_for(self, source: Transfers) -> list[Guest]:
+        knows_guests = source.peer.hello.minor >= GUESTS_MINOR
+        return [*filter(source.may_reach, self.guests)] if knows_guests else []
+
     def _is_target(self, source: Transfers, target: Transfers, why: Why) -> bool:
         if why == "role" and target.message.role == "prefill":
             return False
-        is_near = source.reaches(target) and target not in source.avoided
-        return is_near and target.worker.admits
+        return source.may_reach(target) and target.worker.admits
 
     def _choose(self, targets: list[Transfers], sequence: Sequence) -> Transfers | None:
         """Returns the target that is best by its role, and then has the most free blocks."""
@@ -240,24 +274,21 @@ class Moves:
         ]
         return max(rooms, key=lambda each: each[:2])[2] if rooms else None
 
-    def _has_place(self, move: Move) -> bool:
-        """True if the target has room for the sequence besides those that are due there."""
-        target = move.target
-        num_due = sum(target.due.values())
-        return (
-            target.worker.num_free_slots > len(target.due)
-            and target.worker.pool.num_free >= num_due + len(move.allocation.blocks)
-            and self._placement.has_room(target.worker, move.sequence)
-        )
-
-    def _introduce(self, source: Transfers, target: Transfers) -> None:
+    def _introduce(self, source: Transfers, target: Target) -> None:
         if target not in source.met:
             source.met.add(target)
             is_here = source.message.location == target.message.location
-            source.peer.send(Meet(target.name, "" if is_here else target.message.address))
+            address = "" if is_here else target.message.address
+            source.peer.send(Meet(target.name, address, isinstance(target, Guest)))
 
 
 _RANKS = {"decode": 0, "both": 1, "prefill": 2}
+
+
+def _choose_guest(guests: list[Guest], sequence: Sequence) -> Guest | None:
+    """Returns the one with the fewest incoming moves."""
+    able = [each for each in guests if each.may_take(sequence)]
+    return min(able, key=lambda each: len(each.incoming), default=None)
 
 
 def _why(source: Transfers) -> Why | None:

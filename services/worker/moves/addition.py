@@ -61,20 +61,27 @@ class KVTransfer:
         return capacity
 
     def num_bytes(self, num_tokens: int) -> Mapping[str, int]:
-        """The inbox, and as many copies on their way to others."""
+        """The inbox with its guests, and copies on their way to others."""
         num_blocks = inbox_blocks(self._block_bytes)
-        return {"KV blocks that move (kv-transfer)": 2 * num_blocks * self._block_bytes}
+        num_copies = 2 * num_blocks + guest_blocks(num_blocks)
+        return {"KV blocks that move (kv-transfer)": num_copies * self._block_bytes}
 
     def begin(self, model: CausalLM, is_open: np.ndarray, kv_cache: KVCache) -> "TransferPart":
         memory = BlockMemory(kv_cache)
         facts = facts_of(self._settings, self._folder, self._dtype, model, kv_cache)
-        inbox = Inbox(inbox_blocks(memory.num_bytes), memory.num_bytes)
+        num_blocks = inbox_blocks(memory.num_bytes)
+        inbox = Inbox(num_blocks, memory.num_bytes, guest_blocks(num_blocks))
         self.part = TransferPart(memory, digest_of(facts), inbox)
         return self.part
 
 
 def inbox_blocks(block_bytes: int) -> int:
     return min(max(MIN_BLOCKS, INBOX_BYTES // block_bytes), MAX_INBOX_BLOCKS)
+
+
+def guest_blocks(num_blocks: int) -> int:
+    """Counts the places for blocks of other cells next to ``num_blocks`` for the own one."""
+    return num_blocks // 2
 
 
 class TransferPart(PlanPart):

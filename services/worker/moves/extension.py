@@ -4,6 +4,7 @@ import asyncio
 import logging
 import zlib
 from asyncio import Future
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -21,6 +22,7 @@ from shared.errors import CodecError
 from shared.link.peer import Peer, count_bad
 from shared.wire.codec import Array
 from shared.wire.messages import (
+    GUESTS_MINOR,
     MOVES_MINOR,
     Arrived,
     Discard,
@@ -29,6 +31,7 @@ from shared.wire.messages import (
     Message,
     Push,
     Pushed,
+    Settled,
     StepPlan,
     Take,
 )
@@ -59,13 +62,34 @@ class WorkerMoves(WorkerExtension):
             await self._links.run()
 
     def on_attach(self, home: Peer) -> None:
+        others = [each for each in self._core.peers() if each is not home]
+        for scheduler in (home, *others):
+            self._present(scheduler, home)
+
+    def on_up(self, peer: Peer) -> None:
+        if (home := self._core.home()) is not None:
+            self._present(peer, home)
+
+    def _present(self, scheduler: Peer, home: Peer) -> None:
+        """Tells ``scheduler`` of the inbox. Other cells than that of ``home`` may have guests for
+        it."""
+        least = MOVES_MINOR if scheduler is home else GUESTS_MINOR
         receiver = self._links.receiver
-        if self._part is None or receiver is None or home.hello.minor < MOVES_MINOR:
+        if self._part is None or receiver is None or scheduler.hello.minor < least:
             return
         config, inbox = self._core.config, self._inbox
-        where = self._part.layout, location_of(config.mesh_dir)
-        sizes = inbox.num_blocks, inbox.block_bytes
-        home.send(Inbox(*where, *sizes, receiver.address, config.worker_role))
+        scheduler.send(
+            Inbox(
+                layout=self._part.layout,
+                location=location_of(config.mesh_dir),
+                num_blocks=inbox.num_blocks,
+                block_bytes=inbox.block_bytes,
+                address=receiver.address,
+                role=config.worker_role,
+                num_guests=inbox.num_guests if home.hello.minor >= GUESTS_MINOR else 0,
+                cell=home.hello.instance,
+            )
+        )
 
     def takes(self, peer: Peer, message: Message, arrays: Sequence[Array] = ()) -> bool:
         if not isinstance(message, Meet):
@@ -78,17 +102,23 @@ class WorkerMoves(WorkerExtension):
 
     def check(self, plan: StepPlan, pixels: Sequence[Array]) -> None:
         rows = [row for row in plan.rows if isinstance(row, Push | Take | Discard)]
+        settled: dict[str, list[bytes]] = defaultdict(list)
         for row in rows:
-            self._check_row(row)
+            if origin := self._check_row(row):
+                settled[origin].append(row.key)
         if rows:
             FULL.set(len(self._inbox))
+        for scheduler in self._core.peers() if settled else ():
+            if keys := settled.get(scheduler.hello.instance):
+                scheduler.send(Settled(keys))
 
     def clear(self) -> None:
         """Plans of the lost scheduler still find its blocks."""
         if self._part is None:
             return
         self._links.forget()
-        self._inbox = Blocks(self._inbox.num_blocks, self._inbox.block_bytes)
+        inbox = self._inbox
+        self._inbox = Blocks(inbox.num_blocks, inbox.block_bytes, inbox.num_guests)
         self._core.step_thread.submit(self._part.use, self._inbox)
         FULL.set(0)
 
@@ -104,27 +134,31 @@ class WorkerMoves(WorkerExtension):
         if wrong := [each.nbytes for each in blocks if each.nbytes != size]:
             raise CodecError(f"a block of {wrong[0]} bytes; blocks of this worker have {size}")
         home = self._core.home()
-        if home is None or home.hello.minor < MOVES_MINOR:
+        if home is None or home.hello.minor < (GUESTS_MINOR if message.origin else MOVES_MINOR):
             return
-        self._inbox.expect(num)
-        keep = partial(self._keep, self._inbox, peer, message.keys)
+        if not message.origin:
+            self._inbox.expect(num)
+        elif not self._inbox.may_expect_guests(num):
+            return
+        keep = partial(self._keep, self._inbox, peer, message)
         self._compute(keep, _checked_copies, blocks, message.checksums)
 
     def _keep(
-        self, inbox: Blocks, peer: Peer, keys: list[bytes], blocks: Sequence[Array] | None
+        self, inbox: Blocks, peer: Peer, message: Pushed, blocks: Sequence[Array] | None
     ) -> None:
+        keys, origin = message.keys, message.origin
         if blocks is None:
-            inbox.refuse(len(keys))
+            inbox.refuse(len(keys), bool(origin))
             receiver = self._links.receiver
             assert receiver is not None
             count_bad(repr(peer), CodecError("a block with another checksum"))
             receiver.link.drop(peer, "a block with another checksum")
         elif inbox is self._inbox:
-            inbox.put(keys, blocks)
+            inbox.put(keys, blocks, origin)
             FULL.set(len(inbox))
             home = self._core.home()
             assert home is not None
-            home.send(Arrived(keys))
+            home.send(Arrived(keys, bool(origin)))
 
     def _push(self, inbox: Blocks, worker: str, keys: list[bytes], blocks: Sequence[Array]) -> None:
         self._compute(partial(self._send, inbox, worker, keys, blocks), _checksums, blocks)
@@ -138,7 +172,10 @@ class WorkerMoves(WorkerExtension):
         checksums: list[int],
     ) -> None:
         if inbox is self._inbox:  # else the plan was an earlier scheduler's
-            self._links.send(worker, Pushed(keys, checksums), blocks)
+            home = self._core.home()
+            are_guests = home is not None and self._links.has_guests(worker)
+            origin = home.hello.instance if home is not None and are_guests else ""
+            self._links.send(worker, Pushed(keys, checksums, origin), blocks)
 
     def _compute(
         self, callback: Callable[[Any], None], function: Callable[..., Any], *arguments: Any
@@ -152,7 +189,8 @@ class WorkerMoves(WorkerExtension):
         loop = asyncio.get_running_loop()
         loop.run_in_executor(self._thread, function, *arguments).add_done_callback(pass_on)
 
-    def _check_row(self, row: Push | Take | Discard) -> None:
+    def _check_row(self, row: Push | Take | Discard) -> str:
+        """Returns the origin of a guest that leaves the inbox."""
         if self._part is None:
             raise CodecError("the blocks of this worker do not move (kv-transfer)")
         num_blocks = self._core.engine.capacity.num_blocks
@@ -162,9 +200,10 @@ class WorkerMoves(WorkerExtension):
             case Push() if not self._links.has_met(row.worker):
                 raise CodecError(f"a push to worker {row.worker}, which this one has not met")
             case Take():
-                self._inbox.take(row.key)
+                return self._inbox.take(row.key)
             case Discard():
-                self._inbox.discard(row.key)
+                return self._inbox.discard(row.key)
+        return ""
 
 
 def _checksums(blocks: Sequence[Array]) -> list[int]:

@@ -219,6 +219,10 @@ class WorkerLinks:
     def has_met(self, worker: str) -> bool:
         return worker in self._met
 
+    def has_guests(self, worker: str) -> bool:
+        """True if blocks for ``worker`` go to another cell."""
+        return self._met[worker].are_guests
+
     def send(self, worker: str, message: Pushed, blocks: Sequence[Array]) -> None:
         """A connection that was lost is made again."""
         if (sender := self._sender(self._met[worker])) is not None:

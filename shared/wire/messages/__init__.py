@@ -68,6 +68,7 @@ Message = (
     | Meet
     | Pushed
     | Arrived
+    | Settled
 )
 
 TOKEN_ARRAYS = ({"i4"}, {"f4"}, {"i4"}, {"i4"})

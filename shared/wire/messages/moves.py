@@ -1,7 +1,9 @@
 """KV blocks on their way from one worker's cache to another's, past the scheduler.
 
 A *push* copies a block to the *inbox* of another worker; a *take* copies it from there to the
-worker's own cache. Peers below minor ``MOVES_MINOR`` get none of them.
+worker's own cache. Peers below minor ``MOVES_MINOR`` get none of them. *Guests* are blocks from
+another cell, whose scheduler does not know the places of the inbox. Peers below ``GUESTS_MINOR``
+get none.
 """
 
 from typing import Annotated, Literal
@@ -40,9 +42,10 @@ class Discard(Row, tag=8, frozen=True):
 
 
 class Inbox(Row, tag=40, frozen=True):
-    """Worker → scheduler, after each Attach: it takes up to ``num_blocks`` of ``block_bytes`` at
-    once from workers with the same ``layout``. Those with the same ``location`` reach it by a
-    socket file, others by its tcp ``address``, if it has one."""
+    """Worker → all schedulers, after each Attach to that of ``cell``: it takes up to ``num_blocks``
+    of ``block_bytes`` at once from workers with the same ``layout``, and up to ``num_guests`` more.
+    Those with the same ``location`` reach it by a socket file, others by its tcp ``address``, if it
+    has one. Without a ``cell`` it is attached to the scheduler that gets this."""
 
     layout: Name
     location: Name
@@ -50,26 +53,38 @@ class Inbox(Row, tag=40, frozen=True):
     block_bytes: Int64
     address: Name = ""
     role: WorkerRole = "both"
+    num_guests: Int32 = 0
+    cell: Name = ""
 
 
 class Meet(Row, tag=41, frozen=True):
     """Scheduler → worker, before its first Push to ``worker``, which is at the tcp ``address``;
-    empty: at its socket file."""
+    empty: at its socket file. Blocks for it ``are_guests`` if it belongs to another cell."""
 
     worker: Name
     address: Name = ""
+    are_guests: bool = False
 
 
 class Pushed(Row, tag=42, frozen=True):
-    """Worker → worker: the blocks ``keys``, and the CRC-32 of each. Buffers: u1, the bytes of each
-    block."""
+    """Worker → worker: the blocks ``keys``, and the CRC-32 of each. Guests have the scheduler of
+    their ``origin``. Buffers: u1, the bytes of each block."""
 
     keys: list[BlockKey]
     checksums: list[Int64]
+    origin: Name = ""
 
 
 class Arrived(Row, tag=43, frozen=True):
     """Worker → scheduler: the blocks ``keys`` are in its inbox, until a Take or Discard, or until
     it attaches again."""
+
+    keys: list[BlockKey]
+    are_guests: bool = False
+
+
+class Settled(Row, tag=44, frozen=True):
+    """Worker → the scheduler of their origin: a plan has taken or discarded the guests ``keys``.
+    Sequences of the worker's cell find the taken ones."""
 
     keys: list[BlockKey]

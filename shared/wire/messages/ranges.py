@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 PROTOCOL_MAJOR = 3
-PROTOCOL_MINOR = 12
+PROTOCOL_MINOR = 13
 POOLING_MINOR = 1  # the first with pooling
 CONVERTED_MINOR = 2  # the first with all conversions of Convert, not to ids alone
 REPORT_MINOR = 2  # the first with Inquire and ServiceReport
@@ -18,6 +18,7 @@ ADAPTERS_MINOR = 9  # the first with adapters
 MEDIA_MINOR = 10  # the first with images
 STORES_MINOR = 11  # the first with stores of KV blocks
 MOVES_MINOR = 12  # the first with KV blocks that move between workers
+GUESTS_MINOR = 13  # the first with KV blocks that move between cells
 
 ServiceName = Literal["gateway", "tokenizer", "scheduler", "worker"]
 FinishReason = Literal["stop", "length", "abort", "repetition"]

@@ -47,12 +47,17 @@ class Worker:
     """A peer of ``cell``, and its simulation. ``rows`` come from all its plans."""
 
     def __init__(
-        self, cell: "CellOfWorkers", name: str, inbox: Inbox | None = INBOX, **capacity: Any
+        self,
+        cell: "CellOfWorkers",
+        name: str,
+        inbox: Inbox | None = INBOX,
+        minor: int = MOVES_MINOR,
+        **capacity: Any,
     ) -> None:
         self.cell = cell
         self.name = name
         values = {each: getattr(CAPACITY, each) for each in CAPACITY.__struct_fields__} | capacity
-        hello = Hello(PROTOCOL_MAJOR, MOVES_MINOR, "worker", name, MODEL, Capacity(**values))
+        hello = Hello(PROTOCOL_MAJOR, minor, "worker", name, MODEL, Capacity(**values))
         self.peer = FakePeer(hello)
         cell.workers[name] = self
         cell.service.on_up(self.peer)

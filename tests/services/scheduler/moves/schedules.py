@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from services.scheduler.extension import Cell
 from services.scheduler.moves.cell import CellMoves
 from services.scheduler.moves.transfers import Transfers
+from services.scheduler.other_cells import OtherCells
 from services.scheduler.scheduler import Planned
 from services.scheduler.sequence import Sequence
 from services.scheduler.worker_state import WorkerState
@@ -40,7 +41,7 @@ Block = tuple[bytes, list[int]]
 def run_moving(number: int) -> "MovingMesh":
     random = Random(number)
     with (
-        patch("services.scheduler.moves.transfers.NEAR_TOKENS", random.choice([2, 5, 10, 32])),
+        patch("services.scheduler.moves.move.NEAR_TOKENS", random.choice([2, 5, 10, 32])),
         patch("services.scheduler.moves.roles.LONG_TOKENS", random.choice([1, 8, 512])),
     ):
         mesh = run_schedule(number, MovingMesh)
@@ -89,7 +90,8 @@ class MovingMesh(Mesh):
                 plain |= {"block_size": size, "num_blocks": num}
                 self.capacity = replace(self.capacity, **plain)
             peers: dict[str, Peer] = self.peers  # type: ignore[assignment]
-            self.cell = CellMoves(Cell(CONFIG, self.core, peers, lambda: None))
+            others = OtherCells(self.core, {}, "s", lambda: None)
+            self.cell = CellMoves(Cell(CONFIG, self.core, peers, others, lambda: None))
         before = {*self.workers}
         super().join()
         for worker_id in self.workers.keys() - before:

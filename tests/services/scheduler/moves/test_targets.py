@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 
 from services.scheduler.moves.moves import RETRY_LOOKS
-from tests.services.scheduler.moves.cell_of_workers import CellOfWorkers, Worker
+from shared.wire.messages import State
+from tests.services.scheduler.moves.cell_of_workers import INBOX, CellOfWorkers, Worker
 from tests.services.scheduler.moves.test_leaving import outcome, with_running
 
 
@@ -44,6 +45,23 @@ async def test_a_sequence_is_admitted_where_its_blocks_are(tmp_path: Path):
     assert [num_cached >= 40 for _, num_cached in moved] == [True]
     assert not three.admitted
     cell.finish()
+
+
+async def test_a_sequence_may_be_admitted_by_a_worker_whose_inbox_is_on_its_way(tmp_path: Path):
+    cell, one = with_running(tmp_path)
+    two = Worker(cell, "two")
+    one.drain()
+    cell.run(2, delivers=False)
+    (move,) = one.transfers.moves.values()
+    two.set_state(State.NOT_READY)
+    cell.moves._moves._switch(move)
+    assert two.transfers.due
+    three = Worker(cell, "three", inbox=None)
+    cell.run(3)
+    assert [name for name, _ in three.admitted] == ["r0"]
+    cell.service.on_message(three.peer, INBOX, [])
+    assert not two.transfers.due
+    assert not two.transfers.num_meant
 
 
 async def test_a_target_that_hangs_is_given_up_for_another(tmp_path: Path):

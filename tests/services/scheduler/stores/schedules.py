@@ -7,6 +7,7 @@ from typing import ClassVar
 from msgspec.structs import replace
 
 from services.scheduler.extension import Cell
+from services.scheduler.other_cells import OtherCells
 from services.scheduler.scheduler import Planned
 from services.scheduler.sequence import Sequence
 from services.scheduler.stores.cell import CellStores
@@ -57,7 +58,8 @@ class StoreMesh(Mesh):
             self.capacity = replace(
                 self.capacity, groups=EVERY_LAYER, num_states=None, num_stages=1
             )
-            cell = Cell(CONFIG, self.core, self.peers, lambda: None)
+            others = OtherCells(self.core, {}, "s", lambda: None)
+            cell = Cell(CONFIG, self.core, self.peers, others, lambda: None)
             self.cell = CellStores(cell)
         before = {*self.workers}
         super().join()

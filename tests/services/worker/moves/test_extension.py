@@ -98,7 +98,7 @@ async def test_memory_for_blocks_is_planned(one: MovingWorker) -> None:
     (addition,) = one.engine.additions
     (num,) = addition.num_bytes(1).values()
     inbox = one.moves._inbox
-    assert num == 2 * inbox.num_blocks * inbox.block_bytes
+    assert num == (2 * inbox.num_blocks + inbox.num_guests) * inbox.block_bytes
 
 
 @pytest.mark.parametrize(

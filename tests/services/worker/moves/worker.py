@@ -18,7 +18,7 @@ from services.worker.moves.extension import WorkerMoves
 from services.worker.step_thread import StepThread
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import (
-    MOVES_MINOR,
+    GUESTS_MINOR,
     PROTOCOL_MAJOR,
     Admit,
     Arrived,
@@ -51,8 +51,8 @@ def random_ids(num: int, vocab_size: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(10, vocab_size, num).tolist()
 
 
-def scheduler(minor: int = MOVES_MINOR) -> FakePeer:
-    return FakePeer(Hello(PROTOCOL_MAJOR, minor, "scheduler", "s"))
+def scheduler(minor: int = GUESTS_MINOR, name: str = "s") -> FakePeer:
+    return FakePeer(Hello(PROTOCOL_MAJOR, minor, "scheduler", name))
 
 
 def plan_of(*rows: Any, step: int = 1) -> StepPlan:
@@ -65,13 +65,14 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 class MovingWorker:
-    """Attached to ``home`` while ``working`` runs."""
+    """Attached to ``home`` while ``working`` runs, and linked with the schedulers ``others``."""
 
     def __init__(self, config: WorkerConfig, engine: Any) -> None:
         self.config, self.engine = config, engine
         self.home: Any = scheduler()
+        self.others: list[FakePeer] = []
         self.step_thread = StepThread()
-        core = WorkerCore(config, engine, self.step_thread, list, lambda: self.home)
+        core = WorkerCore(config, engine, self.step_thread, lambda: self.others, lambda: self.home)
         self.moves = WorkerMoves(core)
         (addition,) = [each for each in engine.additions if isinstance(each, KVTransfer)] or [None]
         self.part: Any = addition and addition.part
@@ -105,10 +106,14 @@ class MovingWorker:
         self.home = home
         self.moves.on_attach(home)
 
-    def meet(self, other: "MovingWorker") -> None:
+    def meet(self, other: "MovingWorker", are_guests: bool = False) -> None:
         inbox = other.inbox
         address = "" if inbox.location == self.inbox.location else inbox.address
-        assert self.moves.takes(self.home, Meet(other.config.instance, address))
+        assert self.moves.takes(self.home, Meet(other.config.instance, address, are_guests))
+
+    def meet_again(self, other: "MovingWorker") -> None:
+        """As a worker of its own cell."""
+        assert self.moves.takes(self.home, Meet(other.config.instance))
 
     async def push(self, other: "MovingWorker", blocks: Sequence[int], first: int = 0) -> None:
         """Block number i has the key of ``first`` + i."""
