@@ -50,5 +50,8 @@ class CellExtension(Extension):
     def reset_prefix_cache(self) -> None:
         """New sequences compute their whole prompt."""
 
+    async def leave(self, within_s: float) -> None:
+        """The scheduler leaves, and hands its sequences over once this returns."""
+
     def look(self, now_s: float) -> None:
         """Called every ``LOOK_S``, at a monotonic time."""

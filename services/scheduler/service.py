@@ -178,7 +178,10 @@ class SchedulerService:
             self._plan_soon()
             await self._idle.wait()
         else:
-            await self._other_cells.hand_over_all(HANDOVER_SHARE * self._config.drain_timeout_s)
+            within_s = HANDOVER_SHARE * self._config.drain_timeout_s / 2
+            for each in self._extensions:
+                await each.leave(within_s)
+            await self._other_cells.hand_over_all(within_s)
 
     def commands(self) -> dict[str, Command]:
         return {"reset_prefix_cache": self._reset_prefix_cache}

@@ -49,7 +49,8 @@ class MovesWorkerArena(WorkerArena):
         pushed, blocks = Pushed([*KEYS], sums), 2 * [self._block]
         self.examples = [
             *((first, [prompt]), (second, [NO_IDS])),
-            *((Meet("v", "tcp://127.0.0.1:5000"), []), (pushed, blocks)),
+            *((Meet("v", "tcp://127.0.0.1:5000", True), []), (pushed, blocks)),
+            (Pushed([*KEYS], sums, "t"), blocks),
         ]
         num_blocks = engine.capacity.num_blocks
 
@@ -80,7 +81,7 @@ class MovesWorkerArena(WorkerArena):
             moves.on_pushed(FakePeer(self._scheduler.hello), message, arrays)
         except CodecError:
             return False
-        while inbox._num_expected:
+        while inbox._num_expected or inbox._num_guests_expected:
             await asyncio.sleep(0)
         moves.close()
         return len(inbox) > 2 or any(inbox._blocks[key] is not self._block for key in KEYS)
@@ -96,7 +97,7 @@ class MovesWorkerArena(WorkerArena):
 
     def _refill(self) -> Inbox:
         old = self._part.inbox
-        inbox = Inbox(old.num_blocks, old.block_bytes)
+        inbox = Inbox(old.num_blocks, old.block_bytes, old.num_guests)
         inbox.expect(2)
         inbox.put(KEYS, 2 * [self._block])
         self._part.use(inbox)

@@ -39,6 +39,7 @@ from shared.wire.messages import (
     ResultRow,
     RunKind,
     SamplingParams,
+    Settled,
     SpanReport,
     StepPlan,
     StepResult,
@@ -74,8 +75,8 @@ LATE_ITEM = msgspec.structs.replace(ITEM, start=len(PROMPT))
 PIXELS = np.arange(12, dtype=np.uint8)
 STORED = np.arange(100, 112, dtype=np.int32)
 INVENTORY = Inventory("store", "location", 4, 100)
-INBOX = Inbox("layout", "location", 2, 100, "tcp://127.0.0.1:1", "decode")
-OF_WORKER = StepResult | Adapters | Encoded | Inventory | Copied | Inbox | Arrived
+INBOX = Inbox("layout", "location", 2, 100, "tcp://127.0.0.1:1", "decode", 1, "s")
+OF_WORKER = StepResult | Adapters | Encoded | Inventory | Copied | Inbox | Arrived | Settled
 
 
 def _keys_of(prompt: np.ndarray, num: int) -> list[bytes]:
@@ -146,6 +147,8 @@ class SchedulerArena:
             (copied, []),
             (INBOX, []),
             (Arrived(stored), []),
+            (Arrived(fresh, True), []),
+            (Settled(stored), []),
         ]
         many, one = np.full(5000, 7, np.int32), np.full(2, 7, np.int32)
         plain = ResultRow(0, "r~1/0/0", 1, TokenRun(1))
@@ -160,6 +163,8 @@ class SchedulerArena:
             "copies of no plan": (12, msgspec.structs.replace(copied, step=1), []),
             "saves of another plan": (12, with_stored, []),
             "an Inbox again": (14, INBOX, []),
+            "an Inbox for another cell": (13, msgspec.structs.replace(INBOX, cell="t"), []),
+            "more guests than an inbox has places": (14, Arrived(stored, True), []),
             "more blocks than an inbox has places": (14, Arrived([*stored, *fresh]), []),
             "blocks without an Inbox": (13, Arrived(stored), []),
             "two rows for a slot": (5, StepResult(1, [plain, plain]), [one, *NO_ARRAYS[1:]]),

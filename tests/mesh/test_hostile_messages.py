@@ -79,7 +79,7 @@ def store_worker(directory: Path) -> Arena:
 def moves_worker(directory: Path) -> Arena:
     save_qwen2(directory)
     shutil.copy(EMBEDDED_MODEL / TOKENIZER_FILE, directory)
-    return MovesWorkerArena(make_engine(directory, "native"))
+    return MovesWorkerArena(make_engine(directory, "native", kv_transfer=True))
 
 
 def media_worker(directory: Path) -> Arena:

@@ -28,26 +28,28 @@ PROMPTS = [
     for number in range(NUM_STREAMS)
 ]
 RECOMPUTED = "shoal_recomputed_tokens_total"
+HITS = "vllm:prefix_cache_hits_total"
 FREE = 'shoal_kv_blocks{state="free"}'
 
 
 @asynccontextmanager
-async def mesh(directory: Path, *roles: str, **settings: str) -> AsyncIterator[Fleet]:
-    """With a worker for each of ``roles``."""
-    async with running_fleet(directory, SETTINGS | settings, fork) as fleet:
+async def mesh(directory: Path, *roles: str, num_cells: int = 1) -> AsyncIterator[Fleet]:
+    """With a worker for each of ``roles``, spread over the cells."""
+    async with running_fleet(directory, SETTINGS, fork) as fleet:
         for role in roles:
             await fleet.start("worker", WORKER_ROLE=role)
-        await fleet.start_all(scheduler=1, tokenizer=1, gateway=1)
-        num_blocks = len(roles) * int(SETTINGS["NUM_GPU_BLOCKS_OVERRIDE"])
+        await fleet.start_all(scheduler=num_cells, tokenizer=1, gateway=1)
+        num_blocks = len(roles) * int(SETTINGS["NUM_GPU_BLOCKS_OVERRIDE"]) // num_cells
         async with asyncio.timeout(60):
-            while (await scheduler_metrics(fleet))[FREE] < num_blocks:
+            while [each[FREE] for each in await scheduler_metrics(fleet)] != num_cells * [
+                num_blocks
+            ]:
                 await asyncio.sleep(0.05)
         yield fleet
 
 
-async def scheduler_metrics(fleet: Fleet) -> dict[str, float]:
-    (scheduler,) = fleet.of("scheduler")
-    return await scheduler.metrics()
+async def scheduler_metrics(fleet: Fleet) -> list[dict[str, float]]:
+    return [await each.metrics() for each in fleet.of("scheduler")]
 
 
 def moves(metrics: dict[str, float], why: str, outcome: str = "done") -> float:
@@ -102,11 +104,29 @@ async def test_sequences_of_a_leaving_worker_go_on_without_being_computed_again(
     async with mesh(tmp_path, "both", "both") as fleet:
         leaving: Member = fleet.of("worker")[0]
         found = await answer(fleet, lambda: fleet.stop(leaving))
-        metrics = await scheduler_metrics(fleet)
+        (metrics,) = await scheduler_metrics(fleet)
         await fleet.until_idle()
     assert found == wanted
     assert moves(metrics, "leaving") >= 1
     assert recomputed(metrics) == 0
+
+
+@pytest.mark.parametrize("leaving", ["worker", "scheduler"])
+async def test_sequences_of_a_cell_that_ends_go_on_in_another(
+    tmp_path: Path, wanted: list[list[Any]], leaving: str
+) -> None:
+    """No prompt of theirs is computed again."""
+    async with mesh(tmp_path, "both", "both", num_cells=2) as fleet:
+        found = await answer(fleet, lambda: fleet.stop(fleet.of(leaving)[0]))
+        cells = await scheduler_metrics(fleet)
+        await fleet.until_idle()
+    assert found == wanted
+    if leaving == "worker":
+        num_moves = sum(moves(each, "leaving") for each in cells)
+        assert num_moves >= 1
+    else:  # whose metrics went with it
+        num_moves = 1
+    assert sum(each[HITS] for each in cells) > num_moves * (PROMPT_LEN - 16)
 
 
 async def test_a_prefill_worker_hands_its_sequences_over(
@@ -114,7 +134,7 @@ async def test_a_prefill_worker_hands_its_sequences_over(
 ) -> None:
     async with mesh(tmp_path, "prefill", "decode") as fleet:
         found = await answer(fleet)
-        metrics = await scheduler_metrics(fleet)
+        (metrics,) = await scheduler_metrics(fleet)
         await fleet.until_idle()
     assert found == wanted
     assert moves(metrics, "role") >= 1

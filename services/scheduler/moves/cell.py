@@ -1,6 +1,7 @@
 """Sequences of a cell move between its workers, and to other cells, with their KV blocks."""
 
 import asyncio
+import time
 from collections.abc import Sequence as Series
 
 from services.scheduler.extension import Cell, CellExtension
@@ -14,6 +15,8 @@ from shared.errors import CodecError
 from shared.link.peer import Peer
 from shared.wire.codec import Array
 from shared.wire.messages import Arrived, Inbox, Message, Settled
+
+TURN_S = 0.05  # between looks at the sequences of a scheduler that leaves. Chosen
 
 
 class CellMoves(CellExtension):
@@ -64,6 +67,12 @@ class CellMoves(CellExtension):
 
     def reset_prefix_cache(self) -> None:
         self._moves.reset()
+
+    async def leave(self, within_s: float) -> None:
+        end_s = time.monotonic() + within_s
+        while self._moves.leave() and time.monotonic() < end_s:
+            self._cell.others.hand_over(self._cell.core.queues)
+            await asyncio.sleep(TURN_S)
 
     def look(self, now_s: float) -> None:
         if self._has_begun and self._moves.look():

@@ -124,9 +124,13 @@ class InboxPlaces(Places):
             else:
                 place.has_arrived = True
                 self._arrived[key] = place
-        num_places = self.num_places + self._num_guests
-        if len(self._arrived) > num_places:
-            raise CodecError(f"an inbox of {num_places} places has {len(self._arrived)}")
+        num_guests = sum(each.is_guest for each in self._arrived.values())
+        num_own = len(self._arrived) - num_guests
+        if num_own > self.num_places or num_guests > self._num_guests:
+            raise CodecError(
+                f"an inbox of {self.num_places} places and {self._num_guests} for guests has"
+                f" {num_own} and {num_guests}"
+            )
 
     def rows(self, step: int) -> list[PlanRow]:
         """Takes wanted blocks to the prefix cache, and discards the other ones. The worker runs

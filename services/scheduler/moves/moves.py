@@ -47,6 +47,7 @@ class Moves:
         self.guests: list[Guest] = []
         self._on_ready = on_ready
         self._ready: dict[Move, None] = {}
+        self._is_leaving = False
         self._roles = Roles(core, self.workers)
         self._core, self._placement = core, core.placement
         self._due: dict[Sequence, Due] = {}
@@ -80,6 +81,14 @@ class Moves:
         for each in self.workers:
             each.met.discard(target)
             each.avoided.pop(target, None)
+
+    def leave(self) -> bool:
+        """Moves all sequences to other cells. Must be called again, until it returns False: the
+        ones that are left cannot move."""
+        self._is_leaving = True
+        for each in self.workers:
+            self._begin(each)
+        return any(each.moves for each in self.workers)
 
     def is_kept(self, worker: Transfers, sequence: Sequence) -> bool:
         """True if another worker has the blocks of ``sequence``, or its role, and takes it now."""
@@ -228,10 +237,12 @@ class Moves:
 
     def _begin(self, source: Transfers) -> None:
         """Begins moves of the oldest sequences."""
-        if source not in self.workers or (why := _why(source)) is None:
+        why: Why | None = "leaving" if self._is_leaving else _why(source)
+        if source not in self.workers or why is None:
             return
         num_left = MAX_MOVES[why] - len(source.moves)
-        targets = [each for each in self.workers if self._is_target(source, each, why)]
+        near = [] if self._is_leaving else self.workers
+        targets = [each for each in near if self._is_target(source, each, why)]
         guests = [] if targets or why == "role" else self._guests_for(source)
         if num_left <= 0 or not (targets or guests):
             return

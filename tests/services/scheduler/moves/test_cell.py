@@ -18,7 +18,7 @@ KEYS = [bytes([number]) * 16 for number in range(8)]
     ("message", "text"),
     [
         (INBOX, "has sent one"),
-        (Arrived(KEYS), "an inbox of 4 places has"),
+        (Arrived(KEYS), "an inbox of 4 places and 0 for guests has 8 and 0"),
     ],
 )
 async def test_a_message_that_does_not_fit_is_refused(tmp_path: Path, message: object, text: str):

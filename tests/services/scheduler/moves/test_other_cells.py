@@ -208,7 +208,7 @@ async def test_guests_are_counted_apart(tmp_path: Path):
     assert not one.transfers.inbox.is_full
     cell.service.on_message(one.peer, Arrived(KEYS[2:]), [])
     assert one.transfers.inbox.is_full
-    with pytest.raises(CodecError, match="an inbox of 4 places has 5"):
+    with pytest.raises(CodecError, match="2 places and 2 for guests has 2 and 3"):
         cell.service.on_message(one.peer, Arrived([b"x" * 16], True), [])
 
 
@@ -239,3 +239,25 @@ async def test_handed_over_sequences_push_no_more(tmp_path: Path):
     cell.ask("later", np.arange(12, dtype=np.int32) + 300, max_tokens=4)
     await go_on(cell, far)
     assert len(one.rows_of(Push)) == num
+
+
+async def test_a_leaving_scheduler_hands_blocks_over_first(tmp_path: Path):
+    """Its workers stay, and become workers of other cells afterwards."""
+    cell, one = with_one(tmp_path)
+    far = Elsewhere(cell)
+    Worker(cell, "two", minor=GUESTS_MINOR)
+    leaving = asyncio.create_task(cell.moves.leave(30.0))
+    await asyncio.sleep(0)
+    settled = await go_on(cell, far)
+    assert {each.worker for each in one.pushes} == {"far"}
+    assert len(settled) >= len(PROMPT) // 4
+    assert handed_over(cell) == ["r~1/0"]
+    await leaving
+    assert not one.running
+
+
+async def test_a_leaving_scheduler_without_other_cells_waits_for_nothing(tmp_path: Path):
+    cell, one = with_one(tmp_path)
+    await cell.moves.leave(30.0)
+    assert one.running
+    cell.finish()
