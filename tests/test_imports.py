@@ -57,11 +57,11 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"emission", "preemption", "handover", "placement", "plan_length", "prefills"},
         {"planner", "first_token"},
         {"scheduler"},
-        {"extension"},
         # Modules with a clock, metrics or logs, and those the service uses before the core.
         {"result_check", "tokens_message"},
+        {"extension", "other_cells"},
         {"metrics", "observer", "request_log", "traces", "watchdog"},
-        {"intake", "other_cells", "cells", "promises", "adapters", "media", "moves", "stores"},
+        {"intake", "cells", "promises", "adapters", "media", "moves", "stores"},
         {"service"},
         {"__main__"},
     ],

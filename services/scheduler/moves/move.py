@@ -1,16 +1,14 @@
 """A running sequence on its way to another worker, block by block. Pure."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 from services.scheduler.allocation import Allocation
 from services.scheduler.moves.inbox import Place, Places
 from services.scheduler.placement import Placement
 from services.scheduler.sequence import Sequence
+from services.scheduler.worker_state import WorkerState
 from shared.wire.messages import Inbox, Push
-
-if TYPE_CHECKING:
-    from services.scheduler.moves.transfers import Transfers
 
 Why = Literal["leaving", "role"]
 
@@ -42,6 +40,17 @@ class Target(Protocol):
         """True if it has evicted no block of the move meanwhile."""
 
 
+class Source(Protocol):
+    """A worker whose sequences move. Some targets are ``avoided`` for a number of looks, as are
+    moves of sequences ``tried`` before."""
+
+    worker: WorkerState
+    block_size: int
+    moves: dict[Sequence, "Move"]
+    avoided: dict[Target, int]
+    tried: dict[Sequence, int]
+
+
 @dataclass(slots=True, eq=False)
 class Move:
     """A running sequence on its way from ``source`` to ``target``. Its first ``num_there`` blocks
@@ -51,7 +60,7 @@ class Move:
     ``is_switching``, no plan computes it."""
 
     sequence: Sequence
-    source: "Transfers"
+    source: Source
     target: Target
     why: Why
     allocation: Allocation = field(init=False)

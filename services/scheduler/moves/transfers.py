@@ -23,9 +23,8 @@ class Transfers(Resource):
     """Of the attached worker ``peer`` with the inbox ``message``. ``moves`` are those that it is
     the source of, by sequence, and ``incoming`` those to it. Of the worker's free blocks,
     ``num_meant`` are for the latter, and for sequences that are ``due``: switched, and not admitted
-    yet. It has ``met`` the workers that it can push to; some are ``avoided`` for a number of looks,
-    as are moves of sequences ``tried`` before. ``on_settle``, ``on_take``, ``on_distrust`` and
-    ``is_kept`` belong to the cell."""
+    yet. It has ``met`` the workers that it can push to. ``on_settle``, ``on_take``, ``on_distrust``
+    and ``is_kept`` belong to the cell."""
 
     reason = WaitReason.PLACEMENT
 
