@@ -161,20 +161,24 @@ class WorkerMoves(WorkerExtension):
             home.send(Arrived(keys, bool(origin)))
 
     def _push(self, inbox: Blocks, worker: str, keys: list[bytes], blocks: Sequence[Array]) -> None:
-        self._compute(partial(self._send, inbox, worker, keys, blocks), _checksums, blocks)
+        if inbox is not self._inbox:  # the plan was an earlier scheduler's
+            return
+        home = self._core.home()
+        are_guests = home is not None and self._links.has_guests(worker)
+        origin = home.hello.instance if home is not None and are_guests else ""
+        send = partial(self._send, inbox, worker, keys, origin, blocks)
+        self._compute(send, _checksums, blocks)
 
     def _send(
         self,
         inbox: Blocks,
         worker: str,
         keys: list[bytes],
+        origin: str,
         blocks: Sequence[Array],
         checksums: list[int],
     ) -> None:
-        if inbox is self._inbox:  # else the plan was an earlier scheduler's
-            home = self._core.home()
-            are_guests = home is not None and self._links.has_guests(worker)
-            origin = home.hello.instance if home is not None and are_guests else ""
+        if inbox is self._inbox:
             self._links.send(worker, Pushed(keys, checksums, origin), blocks)
 
     def _compute(
