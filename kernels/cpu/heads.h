@@ -63,6 +63,13 @@ inline void scale_rows(float* x, int num_rows, int size, float scale) {
   });
 }
 
+// out += x
+inline void add_rows(const float* x, int num_rows, int size, float* out) {
+  each_row(num_rows, size, [=](size_t at) {
+    for (int i = 0; i < size; i++) out[at + i] += x[at + i];
+  });
+}
+
 // x → most · tanh(x / most), for rows of any size; NaN and infinities become NaN.
 inline void bend_rows(float* x, int num_rows, int size, float most) {
   f32x16 inner = spread(1 / most), outer = spread(most);

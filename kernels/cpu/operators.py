@@ -48,6 +48,7 @@ class Kind(IntEnum):
     GATED_DELTA = 14  # wide, and wide for the gates → narrow
     GATE = 15  # wide → narrow, in place
     ADAPT = 16  # narrow → wide, or added to wide: rows with adapters only
+    ADD = 17  # wide → added to wide
 
 
 class Form(IntEnum):

@@ -55,7 +55,8 @@ enum Kind : int32_t {
   SHORT_CONV,
   GATED_DELTA,
   GATE,
-  ADAPT
+  ADAPT,
+  ADD
 };
 
 // `in` and `out` are buffers: wide ones are float32, the others of the weights' type T.
@@ -370,6 +371,9 @@ void run(const Operator* ops, int num_ops, const Step& step) {
         break;
       case SCALE:
         scale_rows((float*)out, num, op.size, op.scale);
+        break;
+      case ADD:
+        add_rows((const float*)in, num, op.size, (float*)out);
         break;
       case BEND:
         bend_rows((float*)out, num, op.size, op.scale);

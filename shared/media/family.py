@@ -36,12 +36,14 @@ class Family(Protocol):
     """``placeholder`` is the id of each feature of an item in a prompt; a chat template writes it
     once. ``limits`` are the defaults; settings and requests give lower values of ``max_pixels``
     only, as workers reserve memory for an image of that area. ``options`` are the names that they
-    may give."""
+    may give. A feature has ``num_embeddings``: one takes the place of the token's own, the others
+    are added behind the first layers."""
 
     kinds: tuple[MediumKind, ...]
     placeholder: int
     limits: PixelLimits
     options: tuple[str, ...]
+    num_embeddings: int
 
     def fit(self, width: int, height: int, limits: PixelLimits) -> Fit:
         """Raises ValueError for an image that the model does not take."""

@@ -76,6 +76,7 @@ class RowsOfPatches:
 
     kinds: tuple[MediumKind, ...] = ("image",)
     options: tuple[str, ...] = ("max_pixels",)
+    num_embeddings = 1
 
     def __init__(self, ids: Sequence[int], side: int, longest: int) -> None:
         self.placeholder, self._break, self._end = ids

@@ -45,6 +45,7 @@ class SquaresOfPatches:
     default_limits: ClassVar = PixelLimits(56 * 56, 28 * 28 * 1280)
     kinds: tuple[MediumKind, ...] = ("image",)
     options: tuple[str, ...] = ("min_pixels", "max_pixels", "size")
+    num_embeddings = 1
 
     def __init__(self, placeholder: int, patch: int, merge: int, limits: PixelLimits) -> None:
         self.placeholder = placeholder

@@ -59,8 +59,9 @@ class NativeLM(CausalLM):
             self.register_buffer(f"packed_{len(self._buffers)}", tensor, persistent=False)
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        is_embedded = bool(self._parts) and input_ids.is_floating_point()
-        return _run(self._parts[1] if is_embedded else self.trunk, [input_ids], positions)
+        if self._parts and input_ids.is_floating_point():
+            return _run(self._parts[1], input_ids.unbind(), positions)
+        return _run(self.trunk, [input_ids], positions)
 
     def embed(self, input_ids: Tensor) -> Tensor:
         return self._parts[0].run([input_ids])
@@ -85,9 +86,13 @@ class _Recordings:
             self.trunk = record(names, [size], model.forward, takes_over=True, make=make)
         self.logits = record(names, [size], model.logits)
         self.parts: list[Recording] = []  # of the trunk: embeddings, layers
-        if model.takes_embeddings:
-            layers = record(names, [size], model.model.forward, takes_over=True, make=make)
-            self.parts = [record(names, [1], model.embed), layers]
+        if num := model.num_embeddings:
+            of_layers = record(
+                *(names, [size] * num, lambda ops, x, *_: model.model.forward(ops, x)),
+                takes_over=True,
+                make=make,
+            )
+            self.parts = [record(names, [1], model.embed), of_layers]
         self.head = _HeadRecordings(names, size, model.mtp_head) if model.mtp_head else None
         self._check_uses(names)
 

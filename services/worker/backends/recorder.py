@@ -112,7 +112,7 @@ class Recorder(Ops[Value]):
     def __init__(self, names: dict[nn.Module, str], inputs: list[Register], num_kept: int) -> None:
         self.registers = inputs
         self.instructions: list[Instruction] = []
-        self._num_kept = num_kept
+        self._num_inputs, self._num_kept = len(inputs), num_kept
         self._names = names
 
     def embed(self, ids: Value, embedding: Embedding) -> Value:
@@ -129,6 +129,14 @@ class Recorder(Ops[Value]):
         size = self.registers[x.register].size
         out = self._written(x, size, "the input of a scale")
         self._add(Kind.SCALE, out, out, size, scale=factor)
+        return out
+
+    def add_input(self, x: Value, number: int) -> Value:
+        if number >= self._num_inputs:
+            return x
+        size = self.registers[number].size
+        out = self._written(x, size, f"a sum with input {number}")
+        self._add(Kind.ADD, Value(number, 0), out, size)
         return out
 
     def norm(self, x: Value, norm: RMSNorm, *, residual: Value | None = None) -> Value:

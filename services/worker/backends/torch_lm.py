@@ -63,7 +63,7 @@ DEVICE = Known(OPTIONS, {Dense, Quantized})
 class TorchOps(Ops[Tensor]):
     """Operators on the tokens of a step at ``positions`` [T]. Logits are written to ``out``
     [S, vocab_size] float32, if there is one. Layers with ``offloaded`` weights wait for them.
-    ``parallel`` computes the sums over ranks."""
+    ``parallel`` computes the sums over ranks. ``inputs`` are all inputs of the pass."""
 
     def __init__(
         self,
@@ -71,11 +71,13 @@ class TorchOps(Ops[Tensor]):
         out: Tensor | None = None,
         offloaded: Offloaded | None = None,
         parallel: Parallel = ALONE,
+        inputs: Sequence[Tensor] = (),
     ) -> None:
         self._positions = positions
         self._out = out
         self._offloaded = offloaded
         self._parallel = parallel
+        self._inputs = inputs
         self._rotations: dict[RotaryEmbedding, Tensor] = {}  # computed once for all layers
         self._places: dict[int, Tensor] = {}  # of convolutions, by group: layers have one width
 
@@ -94,6 +96,9 @@ class TorchOps(Ops[Tensor]):
 
     def scale(self, x: Tensor, factor: float) -> Tensor:
         return x * factor
+
+    def add_input(self, x: Tensor, number: int) -> Tensor:
+        return x.add_(self._inputs[number]) if number < len(self._inputs) else x
 
     def norm(self, x: Tensor, norm: RMSNorm, *, residual: Tensor | None = None) -> Tensor:
         normed = rms_norm(x, norm.weight, norm.eps)
@@ -303,10 +308,11 @@ class TorchLM(TorchCausalLM):
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         with one_by_one(self.offloaded is not None):
-            ops = self._trunk_ops(positions, offloaded=self.offloaded)
+            inputs = input_ids.unbind() if input_ids.ndim == 3 else (input_ids,)
+            ops = self._trunk_ops(positions, offloaded=self.offloaded, inputs=inputs)
             if input_ids.is_floating_point():
-                return self.model.model.forward(ops, input_ids)
-            return self.model.forward(ops, input_ids)
+                return self.model.model.forward(ops, inputs[0])
+            return self.model.forward(ops, inputs[0])
 
     def embed(self, input_ids: Tensor) -> Tensor:
         return self.model.embed(self._ops(), input_ids)

@@ -38,6 +38,10 @@ class Ops(ABC, Generic[X]):
         """x · factor; x must not be used again."""
 
     @abstractmethod
+    def add_input(self, x: X, number: int) -> X:
+        """x + this input of the pass, if it has as many inputs; x must not be used again."""
+
+    @abstractmethod
     def norm(self, x: X, norm: RMSNorm, *, residual: X | None = None) -> X:
         """norm(x) + residual"""
 

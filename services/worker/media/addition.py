@@ -14,13 +14,13 @@ from msgspec import structs
 from services.worker.backends.operators import Operators
 from services.worker.machine.hardware import choose_dtype, why_out_of_memory
 from services.worker.machine.kv_cache import KVCache
+from services.worker.media.deep_features import take_embeddings
 from services.worker.media.device_tokens import DeviceTokens, MediaOps
 from services.worker.media.encoder import Encoder
-from services.worker.media.rotations import Rotations
+from services.worker.media.rotations import Rotations, axes_of
 from services.worker.media.table import MediaTable
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
-from services.worker.models.qwen2_5_vl import AxesConfig
 from services.worker.startup.loaded_model import DEFAULT_BATCHED_TOKENS
 from shared.errors import ConfigError
 from shared.media.families import family_name, read_family
@@ -85,16 +85,13 @@ class Media:
         num_rows = settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[kind]
         num_slots = settings.max_num_seqs
         num_tokens = num_rows + num_slots * MAX_SPECULATIVE_TOKENS  # rows may be padded with these
-        shape = num_slots, num_tokens, config.hidden_size
+        shape = num_slots, num_tokens, family.num_embeddings, config.hidden_size
         self._tokens = cache(partial(DeviceTokens, *shape, dtype, self._device))
         # For devices alone; on a CPU those of adapters come first.
         self.operators = Operators(torch=partial(MediaOps, self._tokens))
-        if isinstance(config, AxesConfig):
-            self._rotations = Rotations(rotary, config.rope_section, num_rows)
-        else:
-            self._rotations = Rotations(rotary, [config.rotary_dim // 2], 0)
+        self._rotations = Rotations(rotary, axes_of(config), num_rows)
         self._max_len = settings.max_model_len or config.max_position_embeddings
-        model.takes_embeddings = True
+        take_embeddings(model, family.num_embeddings)
 
     def limit(self, capacity: Capacity) -> Capacity:
         return structs.replace(capacity, media=self.family.kinds)

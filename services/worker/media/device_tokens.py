@@ -36,6 +36,7 @@ class DeviceTokens:
         self,
         num_slots: int,
         num_tokens: int,
+        num_embeddings: int,
         hidden_size: int,
         dtype: torch.dtype,
         device: torch.device,
@@ -45,7 +46,8 @@ class DeviceTokens:
         self._deltas = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)  # with the null
         self._shifts = torch.zeros(num_tokens, dtype=torch.int64, device=device)
         self._is_feature = torch.zeros(num_tokens, 1, dtype=torch.bool, device=device)
-        self._features = torch.zeros(num_tokens, hidden_size, dtype=dtype, device=device)
+        shape = num_embeddings, num_tokens, hidden_size
+        self._features = torch.zeros(shape, dtype=dtype, device=device)
         self._is_clear = True
 
     def put_deltas(self, slots: np.ndarray, deltas: np.ndarray) -> None:
@@ -75,7 +77,8 @@ class DeviceTokens:
         self._shifts[:start] = of_rows.repeat_interleave(step.width)
         for places, part in pieces:
             is_feature[places + start] = True
-            self._features[upload(places + start, self._device)] = part.to(self._features.dtype)
+            found = by_embedding(part, len(self._features)).to(self._features.dtype)
+            self._features[:, upload(places + start, self._device)] = found
             if part.is_cuda:  # made on the tower's stream
                 part.record_stream(torch.cuda.current_stream(part.device))
         self._is_feature.copy_(upload(is_feature[:, None], self._device))
@@ -91,7 +94,17 @@ class DeviceTokens:
     def with_features(self, embeddings: Tensor) -> Tensor:
         """[T, hidden] of a step with chunks"""
         num = len(embeddings)
-        return torch.where(self._is_feature[:num], self._features[:num], embeddings)
+        return torch.where(self._is_feature[:num], self._features[0, :num], embeddings)
+
+    def plus_features(self, states: Tensor, number: int) -> Tensor:
+        """[T, hidden] of a step with chunks"""
+        num = len(states)
+        return torch.where(self._is_feature[:num], states + self._features[number, :num], states)
+
+
+def by_embedding(features: Tensor, num: int) -> Tensor:
+    """[n, num · hidden] → [num, n, hidden]"""
+    return torch.stack(features.chunk(num, 1))
 
 
 class MediaOps(TorchOps):
@@ -111,3 +124,8 @@ class MediaOps(TorchOps):
     def embed(self, ids: Tensor, embedding: Embedding) -> Tensor:
         embeddings = super().embed(ids, embedding)
         return embeddings if self._tokens is None else self._tokens.with_features(embeddings)
+
+    def add_input(self, x: Tensor, number: int) -> Tensor:
+        if self._tokens is None:
+            return super().add_input(x, number)
+        return self._tokens.plus_features(x, number)

@@ -34,7 +34,7 @@ def _ignore(*_: object) -> None: ...
 
 class Encoder:
     """Encodes the items of jobs in order, one by one, on a thread of its own with a low priority.
-    ``encode`` computes features [num_tokens, hidden] of pixels [frames, height, width, 3].
+    ``encode`` computes features [num_tokens, size] of pixels [frames, height, width, 3].
 
     It pauses while the features of open jobs have more than ``max_bytes``. The thread calls
     ``on_encoded`` with request, attempt and ``num_ids`` of a job whose next item is there, and

@@ -30,7 +30,7 @@ class FeatureCache:
         return sum(pinned) > self._max_bytes
 
     def find(self, item: Item) -> Tensor | None:
-        """[num_tokens, hidden]"""
+        """[num_tokens, size]"""
         content = _content(item)
         features = self._kept.pop(content, None)
         if features is not None:

@@ -5,23 +5,38 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
+from services.worker.config.model_config import ModelConfig
 from services.worker.layers.rope import RotaryEmbedding
 from services.worker.machine.streams import upload
+from services.worker.models.qwen2_5_vl import AxesConfig
+
+
+def axes_of(config: ModelConfig) -> list[int]:
+    """The axis of each frequency."""
+    if not isinstance(config, AxesConfig):
+        return [0] * (config.rotary_dim // 2)
+    section = config.rope_section
+    axes: list[int] = np.repeat(np.arange(len(section)), section).tolist()
+    if config.mixed:  # others take turns with the first as long as they have frequencies
+        turns = [place % len(section) for place in range(len(axes))]
+        last = [len(section) * num for num in section]
+        axes = [axis if place < last[axis] else 0 for place, axis in enumerate(turns)]
+    return axes
 
 
 class Rotations:
-    """Adds ``num_rows`` rows to the table of ``rotary``, before a backend takes it. ``section`` has
-    the number of frequencies for each axis; a model with one axis needs no row."""
+    """Adds ``num_rows`` rows to the table of ``rotary``, before a backend takes it. ``axes`` has
+    the axis of each frequency; a model with one axis needs no row."""
 
-    def __init__(self, rotary: RotaryEmbedding, section: Sequence[int], num_rows: int) -> None:
-        self.num_axes = len(section)
+    def __init__(self, rotary: RotaryEmbedding, axes: Sequence[int], num_rows: int) -> None:
+        self.num_axes = 1 + max(axes)
         table = rotary.table
         self._first = table.shape[1]
-        if num_rows:
+        if self.num_axes > 1:
             rows = table.new_zeros(len(table), num_rows, table.shape[2])
             table = torch.cat((table, rows), 1)
         self._table = rotary.table = table
-        self._axes = np.tile(np.repeat(np.arange(len(section)), section), 2)  # of each column
+        self._axes = np.tile(axes, 2)  # of each column
 
     def rows(self, positions: np.ndarray) -> np.ndarray:
         """positions [axes, T] → rows [T] int64 of the table, until the next call. Where the axes

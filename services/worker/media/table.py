@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from services.worker.media.device_tokens import DeviceTokens, MixedStep, Piece
+from services.worker.media.device_tokens import DeviceTokens, MixedStep, Piece, by_embedding
 from services.worker.media.encoder import Encoder, Job
 from services.worker.media.item_check import uncached_items
 from services.worker.media.rotations import Rotations
@@ -155,7 +155,9 @@ class MediaTable(PlanPart):
     def _embeddings(self, batch: Batch, pieces: list[Piece]) -> Tensor | None:
         if not pieces:
             return None
-        embeddings = self._embed(batch.input_ids)
+        own, num = self._embed(batch.input_ids), self._family.num_embeddings
+        embeddings = torch.cat((own[None], own.new_zeros(num - 1, *own.shape)))
         for places, part in pieces:
-            embeddings[torch.from_numpy(places)] = part.to(embeddings.dtype)
+            found = by_embedding(part, num).to(embeddings.dtype)
+            embeddings[:, torch.from_numpy(places)] = found
         return embeddings

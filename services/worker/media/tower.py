@@ -50,14 +50,15 @@ class Tower:
 
     @torch.inference_mode()
     def features(self, pixels: np.ndarray) -> Tensor:
-        """[1, height, width, 3] uint8 → [tokens, hidden]. The result depends on nothing else. On a
-        GPU it is made on a stream of its own, and the caller waits for it."""
+        """[1, height, width, 3] uint8 → [tokens, embeddings · hidden]. The result depends on
+        nothing else. On a GPU it is made on a stream of its own, and the caller waits for it."""
         (frame,) = pixels
         given = self._preprocessor.inputs(frame, self._values)
-        found: Tensor
         with torch.cuda.stream(self._stream):
             inputs = {name: upload(each, self._device) for name, each in given.items()}
-            found, *_ = self.model.get_image_features(**inputs).pooler_output
+            made = self.model.get_image_features(**inputs)
+            parts = made.pooler_output, *getattr(made, "deepstack_features", ())
+            found = torch.cat([each[0] for each in parts], -1)
             DeviceEvent(self._device).wait()
         if self._kept is None:
             return found
@@ -76,7 +77,8 @@ class Sizes:
             model = _made_up(folder, dtype)
         config = model.config
         states, inner = config.vision_config.hidden_size, config.vision_config.intermediate_size
-        self.of_token = config.get_text_config().hidden_size * dtype.itemsize
+        num_embeddings = 1 + len(getattr(config.vision_config, "deepstack_visual_indexes", ()))
+        self.of_token = num_embeddings * config.get_text_config().hidden_size * dtype.itemsize
         self.weights = sum(each.nbytes for each in (*model.parameters(), *model.buffers()))
         widest = STATES * states + max(ATTENTION * states, GATES * inner)
         preprocessor = read_preprocessor(folder)

@@ -48,11 +48,11 @@ class CausalLM(nn.Module, ABC):
 
     @abstractmethod
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
-        """[T], [T] → hidden states [T, hidden]. If the model ``takes_embeddings``, these may be
-        given in place of ids, and are used up."""
+        """[T], [T] → hidden states [T, hidden]. The ``num_embeddings`` [n, T, hidden] of a model
+        may be given in place of ids, and are used up."""
 
     def embed(self, input_ids: Tensor) -> Tensor:
-        """[T] → embeddings [T, hidden], if the model ``takes_embeddings``."""
+        """[T] → embeddings [T, hidden], if the model has ``num_embeddings``."""
         raise NotImplementedError
 
     def decoder(self, eos_ids: np.ndarray) -> NativeDecoder | None:

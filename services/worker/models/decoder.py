@@ -121,7 +121,8 @@ class DecoderLM(nn.Module, ABC):
 
     ``Config`` is the type of config.json. ``offloaded`` copies the weights of offloaded layers to
     the device. A stage ``has_head_elsewhere`` if the last stage has an MTP head. Set
-    ``takes_embeddings`` before a backend is chosen, for passes from embeddings as well as from ids.
+    ``num_embeddings`` before a backend is chosen, for passes from as many inputs besides those from
+    ids: embeddings, and others that layers add.
     """
 
     Config: ClassVar[type[ModelConfig]] = ModelConfig
@@ -132,7 +133,7 @@ class DecoderLM(nn.Module, ABC):
     draft_lm_head: DraftLMHead | None = None
     offloaded: Offloaded | None = None
     has_head_elsewhere = False
-    takes_embeddings = False
+    num_embeddings = 0
     groups: tuple[Group, ...] = EVERY_LAYER
     _specs_of_all: Mapping[int, KVSpec] = {}  # on a stage
 

@@ -1,7 +1,7 @@
 """Qwen2.5-VL (arXiv 2502.13923): the text part, a Qwen2. Its positions have three axes, which are
 equal in texts."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 from services.worker.config.model_config import ModelConfig
 from services.worker.models.qwen2 import Qwen2ForCausalLM, WindowsConfig
@@ -10,7 +10,10 @@ SECTION = "mrope_section"
 
 
 class AxesConfig(ModelConfig, frozen=True):
-    """The section has a number of frequencies for each axis: time, row, column."""
+    """The section has a number of frequencies for each axis: time, row, column. They follow each
+    other, or are ``mixed``."""
+
+    mixed: ClassVar[bool] = False
 
     @property
     def rope_values(self) -> dict[str, Any]:

@@ -128,6 +128,31 @@ def both(run: Pass, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return Compiler(model, library).compile(recording).run([x]), expected
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_further_inputs_are_added_as_by_torch(dtype: torch.dtype) -> None:
+    """The second and third; there is no fourth."""
+    given = torch.randn(3, 7, SIZE, generator=torch.Generator().manual_seed(1))
+    layers = Layers(dtype)
+
+    def run(ops: Any, x: Any, *_: Any) -> Any:
+        for number in (2, 1, 3):
+            x = ops.linear(ops.linear(x, layers.into, norm=layers.norm), layers.out_of, residual=x)
+            x = ops.add_input(x, number)
+        return x
+
+    with torch.inference_mode():
+        inputs = given.to(dtype, copy=True).unbind()
+        expected = run(TorchOps(inputs=inputs), inputs[0]).float()
+        alone = run(TorchOps(), given[0].to(dtype, copy=True)).float()
+        recording = record(names_of(layers), [SIZE] * 3, run, takes_over=True)
+        model = build_model(make_config("Qwen2, biases"), dtype, torch.device("cpu"))
+        library = NativeLibrary(load_library(variants()[0]), dtype, 2)
+        found = Compiler(model, library).compile(recording).run(given.unbind())
+    distance = (found - expected).norm() / expected.norm()
+    assert distance < (1e-5 if dtype == torch.float32 else 0.02)
+    assert (alone - expected).norm() > 0.5 * expected.norm()
+
+
 def names_of(layers: Layers) -> dict[nn.Module, str]:
     return {module: name for name, module in layers.named_modules()}
 

@@ -86,6 +86,14 @@ def test_the_memory_of_images_is_planned(folder: Path) -> None:
     assert [*added[40].values()][2] == largest * 160 // 400
 
 
+@pytest.mark.parametrize("folder", ["qwen3-vl"], indirect=True)
+def test_the_features_of_a_token_for_all_layers_are_planned(folder: Path) -> None:
+    settings = WorkerConfig(model=folder, dtype="float32", kv_transfer=False)
+    _, kept, _ = footprint_of(settings, CPU).requirements.added.values()
+    num_tokens = 280**2 // 16**2 // 4
+    assert kept == CACHE_BYTES + num_tokens * 3 * 64 * 4
+
+
 @pytest.mark.parametrize("is_fast", [False, True])
 def test_a_tower_is_float32_where_torch_has_slow_products_of_bfloat16(
     folder: Path, monkeypatch: pytest.MonkeyPatch, is_fast: bool
@@ -132,17 +140,17 @@ def plan(*items: Item) -> StepPlan:
     return StepPlan(1, [], [row], [], [], [])
 
 
-def test_rows_of_equal_axes_are_those_of_the_positions(folder: Path) -> None:
+@pytest.mark.parametrize("axes", [[0, 0, 1, 1, 1, 2, 2, 2], [0, 1, 2, 0, 1, 2, 0, 0]], ids=str)
+def test_rows_of_equal_axes_are_those_of_the_positions(folder: Path, axes: list[int]) -> None:
     config = read_model_config(folder)
     rotary = RotaryEmbedding(config.rope, 16, 32)
     before = rotary.table.clone()
-    rotations = Rotations(rotary, [2, 3, 3], num_rows=4)
+    rotations = Rotations(rotary, axes, num_rows=4)
     positions = torch.tensor([[5, 6, 9], [5, 7, 9], [5, 8, 9]]).numpy()
     assert rotations.rows(positions).tolist() == [5, 32, 9]
     assert rotary.table.shape[1] == 36
     torch.testing.assert_close(rotary.table[:, :32], before, rtol=0, atol=0)
-    axes = [6] * 2 + [7] * 3 + [8] * 3
-    for column, position in enumerate(axes * 2):
-        expected = before[:, position, column]
+    for column, axis in enumerate(axes * 2):
+        expected = before[:, 6 + axis, column]
         torch.testing.assert_close(rotary.table[:, 32, column], expected, rtol=0, atol=0)
     assert rotations.rows(positions[:, ::-1]).tolist() == [9, 32, 5]
