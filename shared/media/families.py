@@ -10,6 +10,7 @@ from shared.media.llava import CroppedSquare
 from shared.media.paddleocr_vl import RaisedSquares
 from shared.media.pixtral import RowsOfPatches
 from shared.media.qwen2_5_vl import SquaresOfPatches
+from shared.media.qwen3_vl import DeepSquares
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
 FAMILIES: Mapping[str, Callable[[Path], Family]] = {
@@ -18,6 +19,8 @@ FAMILIES: Mapping[str, Callable[[Path], Family]] = {
     "Mistral3ForConditionalGeneration": RowsOfPatches.read,
     "PaddleOCRVLForConditionalGeneration": RaisedSquares.read,
     "Qwen2_5_VLForConditionalGeneration": SquaresOfPatches.read,
+    "Qwen3VLForConditionalGeneration": DeepSquares.read,
+    "Qwen3VLMoeForConditionalGeneration": DeepSquares.read,
 }
 """Each reads a model's folder, and raises ConfigError. A name may have the tower's kind."""
 

@@ -13,7 +13,7 @@ from services.worker.engine.device.engine import DeviceEngine
 from services.worker.media.addition import Media
 from services.worker.media.tower import Tower
 from tests.gpu.engines import make_cuda_engine
-from tests.media.checkpoints import FAMILIES, Reference, picture, reference, save_checkpoint
+from tests.media.checkpoints import FAMILIES, Reference, reference, save_checkpoint
 from tests.services.worker.device.test_device_groups import STEPS
 from tests.services.worker.media import scheduled
 from tests.services.worker.media.prompts import Chat, chat, texts_of
@@ -55,10 +55,10 @@ def engine(request: pytest.FixtureRequest, folder: Path) -> DeviceEngine:
     return make_cuda_engine(folder, **COMMON | LARGE, **STEPS[request.param])
 
 
-def test_features_are_the_cpus(folder: Path) -> None:
+def test_features_are_the_cpus(folder: Path, oracle: Reference) -> None:
     towers = [Tower(folder, torch.float32, device) for device in (CUDA, torch.device("cpu"))]
-    for number, (width, height) in enumerate([(56, 56), (140, 84), (280, 280), (28, 168)]):
-        pixels = np.array(picture(number, width, height))[None]
+    for number, (width, height) in enumerate([(2, 2), (5, 3), (8, 8), (1, 6)]):
+        pixels = np.array(oracle.picture(number, width, height))[None]
         found, wanted = (tower.features(pixels) for tower in towers)
         assert found.is_cuda
         torch.testing.assert_close(found.cpu(), wanted, rtol=TOLERANCE, atol=TOLERANCE)
@@ -104,7 +104,7 @@ def test_texts_with_few_blocks_are_the_cpus_with_all(
 
 def test_pictures_count_in_bfloat16(folder: Path, oracle: Reference) -> None:
     made = make_cuda_engine(folder, **COMMON | LARGE, dtype="bfloat16")
-    chats = [chat(oracle, picture(seed, 84, 140), "Describe it.") for seed in range(3)]
+    chats = [chat(oracle, oracle.picture(seed, 3, 5), "Describe it.") for seed in range(3)]
     texts = texts_of(made, chats, chunk_sizes=[30])
     assert len({*map(tuple, texts)}) > 1
     assert texts == texts_of(made, chats, chunk_sizes=[30])
@@ -115,7 +115,7 @@ def test_features_stay_on_the_device_and_are_planned(folder: Path, oracle: Refer
     made = make_cuda_engine(folder, **COMMON, gpu_memory_utilization=0.3)
     (addition,) = made.additions
     assert isinstance(addition, Media)
-    one = chat(oracle, picture(5, 84, 140), "Describe it.")
+    one = chat(oracle, oracle.picture(5, 3, 5), "Describe it.")
     assert texts_of(made, [one], chunk_sizes=[40]) == [one.expected.ids]
     kept = [*addition.encoder._features._kept.values()]
     assert kept

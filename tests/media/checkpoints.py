@@ -31,15 +31,30 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 VISION = {"hidden_size": 32, "intermediate_size": 48, "patch_size": 14}
+DEEP_VISION = VISION | {
+    "depth": 4,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "patch_size": 16,
+    "num_position_embeddings": 64,
+    "deepstack_visual_indexes": [2, 0],
+}
+ROTATIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
+AXES = {"rope_parameters": ROTATIONS}
+MIXED = {
+    "num_hidden_layers": 3,
+    "rope_parameters": ROTATIONS | {"mrope_section": [4, 2, 2], "mrope_interleaved": True},
+}
 
 
 class Parts(NamedTuple):
-    """The classes of a family in transformers, and the config of its tower."""
+    """The classes of a family in transformers, the config of its tower, and more keys of texts."""
 
     config: Any
     model: Any
     images: Any
     vision: dict[str, Any]
+    text: dict[str, Any] = AXES
 
 
 FAMILIES = {
@@ -50,6 +65,20 @@ FAMILIES = {
         VISION
         | {"depth": 3, "num_heads": 2, "out_hidden_size": 64}
         | {"window_size": 56, "fullatt_block_indexes": [1], "tokens_per_second": 2},
+    ),
+    "qwen3-vl": Parts(
+        transformers.Qwen3VLConfig,
+        transformers.Qwen3VLForConditionalGeneration,
+        image_processing_pil_qwen2_vl.Qwen2VLImageProcessorPil,
+        DEEP_VISION,
+        MIXED,
+    ),
+    "qwen3-vl-moe": Parts(
+        transformers.Qwen3VLMoeConfig,
+        transformers.Qwen3VLMoeForConditionalGeneration,
+        image_processing_pil_qwen2_vl.Qwen2VLImageProcessorPil,
+        DEEP_VISION,
+        MIXED | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
     ),
     "paddleocr-vl": Parts(
         transformers.PaddleOCRVLConfig,
@@ -68,10 +97,10 @@ def save_checkpoint(folder: Path, seed: int = 0, family: str = "qwen2.5-vl") -> 
     tokenizer: Any = make_tokenizer()
     names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
     ids: Any = dict(zip(names, tokenizer.convert_tokens_to_ids([*MEDIA]), strict=True))
-    rotations = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
-    text = text_config(tokenizer) | {"rope_parameters": rotations}
+    text = text_config(tokenizer) | parts.text
     config = parts.config(text_config=text, vision_config=parts.vision, **ids)
-    images = parts.images(size={"shortest_edge": 56 * 56, "longest_edge": 280 * 280})
+    patch, size = parts.vision["patch_size"], {"shortest_edge": 56 * 56, "longest_edge": 280 * 280}
+    images = parts.images(patch_size=patch, size=size)
     save(folder, parts.model, config, tokenizer, images, seed)
 
 
@@ -155,6 +184,16 @@ class Reference:
     model: Any
     tokenizer: Any
     images: Any
+
+    @property
+    def side(self) -> int:
+        """The pixels of a token are a square."""
+        side: int = self.images.patch_size * self.images.merge_size
+        return side
+
+    def picture(self, seed: int, columns: int, rows: int) -> Image.Image:
+        """Of whole squares, so that it is not resized."""
+        return picture(seed, columns * self.side, rows * self.side)
 
     def expect(
         self, messages: list[dict[str, object]], pictures: list, num_tokens: int

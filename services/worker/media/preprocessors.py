@@ -158,6 +158,8 @@ PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {
     "Mistral3ForConditionalGeneration": Pixtral,
     "PaddleOCRVLForConditionalGeneration": PaddleOCRVL,
     "Qwen2_5_VLForConditionalGeneration": Qwen2_5_VL,
+    "Qwen3VLForConditionalGeneration": Qwen2_5_VL,
+    "Qwen3VLMoeForConditionalGeneration": Qwen2_5_VL,
 }
 
 

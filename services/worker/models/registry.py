@@ -37,6 +37,8 @@ MODELS = {
     "Qwen3ForCausalLM": "services.worker.models.qwen3",
     "Qwen3MoeForCausalLM": "services.worker.models.qwen3_moe",
     "Qwen3NextForCausalLM": "services.worker.hybrids.qwen3_next",
+    "Qwen3VLForConditionalGeneration": "services.worker.models.qwen3_vl",
+    "Qwen3VLMoeForConditionalGeneration": "services.worker.models.qwen3_vl",
     "Qwen3_5ForCausalLM": "services.worker.hybrids.qwen3_5",
     "Qwen3_5ForConditionalGeneration": "services.worker.hybrids.qwen3_5",
     "Qwen3_5MoeForCausalLM": "services.worker.hybrids.qwen3_5",

@@ -32,8 +32,10 @@ class Stacks(NamedTuple):
 
 GPT_OSS = Stacks(takes_turns=True, has_inputs_first=True)
 QWEN3_5 = Stacks(takes_turns=False, has_inputs_first=False)
+QWEN3_VL = Stacks(takes_turns=False, has_inputs_first=True)  # as published; transformers' differ
 FAMILIES = {
     "GptOssForCausalLM": GPT_OSS,
+    "Qwen3VLMoeForConditionalGeneration": QWEN3_VL,
     "Qwen3_5MoeForCausalLM": QWEN3_5,
     "Qwen3_5MoeForConditionalGeneration": QWEN3_5,
 }
@@ -72,5 +74,13 @@ def with_experts(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
     """``checkpoint`` with each expert's tensors by our names, if its family has others."""
     for name in config.architectures:
         if stacks := FAMILIES.get(name):
+            if stacks is QWEN3_VL and not _has_inputs_first(checkpoint, config.hidden_size):
+                stacks = QWEN3_5
             return StackedExperts(checkpoint, stacks)
     return checkpoint
+
+
+def _has_inputs_first(checkpoint: Checkpoint, hidden_size: int) -> bool:
+    tensors = checkpoint.tensors.items()
+    downs = (each for name, each in tensors if name.endswith("experts.down_proj"))
+    return all(each.shape[-1] == hidden_size for each in downs)

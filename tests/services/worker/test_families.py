@@ -65,6 +65,8 @@ ELSEWHERE = (
     "Mistral3ForConditionalGeneration",
     "PaddleOCRVLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
 )
 WINDOW = 7  # shorter than most prompts here
 SIZED: dict[str, Any] = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}

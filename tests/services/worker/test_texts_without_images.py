@@ -19,7 +19,7 @@ from tests.services.worker.driver import Driver, Job
 
 NUM_TOKENS = 16
 PARAMS = SamplingParams(seed=0, temperature=0.0, max_tokens=NUM_TOKENS)
-SECTION = [2, 3, 3]
+OLDER = ("qwen2.5-vl", "paddleocr-vl")
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -46,6 +46,7 @@ def test_text_is_that_of_transformers(folder: Path, expected: Expected, kernels:
     assert text_of(folder, expected.prompt_ids, kernels) == expected.ids
 
 
+@pytest.mark.parametrize("folder", OLDER, indirect=True)
 @pytest.mark.parametrize("kind", ["mrope", "default"])
 def test_an_older_flat_config_is_read(
     folder: Path, expected: Expected, tmp_path: Path, kind: str
@@ -53,13 +54,14 @@ def test_an_older_flat_config_is_read(
     copy = renamed(folder, tmp_path, {})
     config = json.loads((copy / "config.json").read_text())
     flat = config | config["text_config"]
-    del flat["text_config"], flat["rope_parameters"]
-    scaling = {"type": kind, "mrope_section": SECTION}
+    del flat["text_config"]
+    scaling = {"type": kind, "mrope_section": flat.pop("rope_parameters")["mrope_section"]}
     flat |= {"rope_theta": 10000.0, "rope_scaling": scaling}
     (copy / "config.json").write_text(json.dumps(flat))
     assert text_of(copy, expected.prompt_ids) == expected.ids
 
 
+@pytest.mark.parametrize("folder", OLDER, indirect=True)
 @pytest.mark.parametrize(
     "prefixes",
     [
@@ -91,7 +93,23 @@ def test_a_section_must_cover_the_frequencies(folder: Path, tmp_path: Path, sect
 def test_the_section_is_that_of_the_config(folder: Path) -> None:
     config = read_model_config(folder)
     assert isinstance(config, AxesConfig)
-    assert config.rope_section == SECTION
+    rotations = json.loads((folder / "config.json").read_text())["text_config"]["rope_parameters"]
+    assert config.rope_section == rotations["mrope_section"]
+    assert config.mixed == rotations.get("mrope_interleaved", False)
+
+
+@pytest.mark.parametrize("folder", ["qwen3-vl-moe"], indirect=True)
+def test_published_experts_have_their_inputs_first(
+    folder: Path, expected: Expected, tmp_path: Path
+) -> None:
+    copy = renamed(folder, tmp_path, {})
+    (file,) = weight_files(copy)
+    tensors = load_file(file)
+    for name, tensor in tensors.items():
+        if "experts" in name:
+            tensors[name] = tensor.mT.contiguous()
+    save_file(tensors, file, {"format": "pt"})
+    assert text_of(copy, expected.prompt_ids) == expected.ids
 
 
 def renamed(folder: Path, copy: Path, prefixes: dict[str, str]) -> Path:

@@ -58,18 +58,21 @@ def test_sizes_are_those_of_transformers(
     limits = PixelLimits(min(areas), max(areas))
     resize: Any = vars(sys.modules[type(oracle.images).__module__])["smart_resize"]
     try:
-        expected = resize(height, width, 28, *limits)
+        expected = resize(height, width, oracle.side, *limits)
     except ValueError:
         with pytest.raises(ValueError, match=f"{width} x {height} pixels; one side may be 200"):
             family.fit(width, height, limits)
         return
     size, num_tokens, _ = family.fit(width, height, limits)
     assert size == (1, *expected)
-    assert num_tokens == family.num_tokens(size) == expected[0] * expected[1] // 28**2
+    assert num_tokens == family.num_tokens(size) == expected[0] * expected[1] // oracle.side**2
 
 
-def test_a_size_between_two_tokens_has_no_number_of_tokens(family: Family) -> None:
-    for size in ((1, 28, 30), (1, 14, 28), (2, 28, 28)):
+def test_a_size_between_two_tokens_has_no_number_of_tokens(
+    family: Family, oracle: Reference
+) -> None:
+    side = oracle.side
+    for size in ((1, side, side + 2), (1, side // 2, side), (2, side, side)):
         with pytest.raises(ValueError, match="no image of the model"):
             family.num_tokens(size)
 
@@ -85,7 +88,7 @@ def test_positions_are_those_of_transformers(
     """Those of the prompt, and the next one."""
     items, kinds = [], [0] * texts[0]
     for (rows, columns), text in zip(squares, texts[1:], strict=False):
-        size, num = (1, 28 * rows, 28 * columns), rows * columns
+        size, num = (1, oracle.side * rows, oracle.side * columns), rows * columns
         items.append(Item(start=len(kinds), num_tokens=num, size=size, digest=b""))
         kinds += [1] * num + [0] * text
     of_kinds = torch.tensor([kinds])
@@ -116,6 +119,24 @@ def test_other_scaling_is_refused(folder: Path, tmp_path: Path, changes: dict[st
     preprocessor(folder, tmp_path, **changes)
     with pytest.raises(ConfigError, match=f"preprocessor_config.json: .*{next(iter(changes))}"):
         read_family(tmp_path)
+
+
+@pytest.mark.parametrize("folder", ["qwen3-vl"], indirect=True)
+@pytest.mark.parametrize(("layers", "is_good"), [([], True), ([3, 1], True), ([1, 1], False)])
+def test_deep_features_are_of_different_layers(
+    folder: Path, tmp_path: Path, layers: list[int], is_good: bool
+) -> None:
+    preprocessor(folder, tmp_path)
+    for indexes, fits in ((layers, is_good), ([*layers, 4], False)):
+        vision = FAMILIES["qwen3-vl"].vision | {"deepstack_visual_indexes": indexes}
+        change_config(tmp_path, vision_config=vision)
+        if fits:
+            found = read_family(tmp_path)
+            assert found is not None
+            assert found.num_embeddings == 1 + len(layers)
+            continue
+        with pytest.raises(ConfigError, match=r"deepstack_visual_indexes .* tower, 0 to 3"):
+            read_family(tmp_path)
 
 
 def test_a_family_that_is_unknown_has_no_images(folder: Path, tmp_path: Path) -> None:

@@ -80,8 +80,9 @@ def test_orientations_differ(checkpoint):
     assert len({image.tobytes() for image in turned}) == 8
 
 
-def test_the_upper_byte_of_16_bits_is_left(family: Family):
-    shades = np.arange(56 * 56, dtype=np.uint16).reshape(56, 56) * 20
+def test_the_upper_byte_of_16_bits_is_left(family: Family, transformers: Reference):
+    side = 2 * transformers.side
+    shades = np.arange(side * side, dtype=np.uint16).reshape(side, side) * 16
     image = pixels_of(family, file_of(Image.fromarray(shades)))
     expected = np.repeat((shades >> 8)[..., None], 3, -1)
     assert (np.array(image) == expected).all()

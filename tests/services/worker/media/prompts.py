@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from msgspec.structs import replace
 from PIL import Image
 
@@ -16,10 +17,21 @@ from shared.media.families import read_family
 from shared.media.family import digest_of
 from shared.wire.codec import Array
 from shared.wire.messages import Admit, Item, RunKind, SamplingParams, StepPlan
-from tests.media.checkpoints import Expected, Reference
+from tests.media.checkpoints import FAMILIES, Expected, Reference
 from tests.services.worker.driver import Driver, Job
 
 NUM_TOKENS = 12
+WITH_EXPERTS = "qwen3-vl-moe"
+
+each_family = pytest.mark.parametrize(
+    "folder",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name == WITH_EXPERTS else ())
+        for name in FAMILIES
+    ],
+    indirect=True,
+    scope="session",
+)
 GREEDY = SamplingParams(seed=0, temperature=0.0, max_tokens=NUM_TOKENS)
 
 

@@ -10,14 +10,14 @@ from benchmarks.harness.engines import make_engine
 from benchmarks.harness.scheduled import Run
 from shared.wire.kv_groups import most_blocks
 from shared.wire.messages import SamplingParams
-from tests.media.checkpoints import FAMILIES, Reference, picture
+from tests.media.checkpoints import Reference
 from tests.services.worker.device.test_device_groups import STEPS
 from tests.services.worker.media import scheduled
-from tests.services.worker.media.prompts import Chat, chat
+from tests.services.worker.media.prompts import Chat, chat, each_family
 
 pytestmark = [
     pytest.mark.usefixtures("_unwritten_memory"),
-    pytest.mark.parametrize("folder", FAMILIES, indirect=True, scope="session"),
+    each_family,
 ]
 
 MAX_LEN = 192
@@ -33,7 +33,8 @@ SPECULATION: dict[str, dict[str, Any]] = {"none": {"method": "none"}, "ngram": N
 
 def crowd(oracle: Reference) -> list[Chat]:
     """Twice six chats: some share a picture at the beginning or elsewhere, two have no picture."""
-    first, second, third = picture(1, 112, 140), picture(2, 84, 56), picture(3, 56, 196)
+    sizes = [(4, 5), (3, 2), (2, 7)]
+    first, second, third = (oracle.picture(seed, *size) for seed, size in enumerate(sizes, 1))
     chats = [
         chat(oracle, first, " and ", second, "?"),
         chat(oracle, first, " and ", third, "?"),

@@ -11,7 +11,7 @@ from benchmarks.harness.engines import ENGINES, make_engine
 from services.worker.backends.native import NativeLM
 from services.worker.media import addition
 from shared.wire.messages import ALL_TOKENS
-from tests.media.checkpoints import FAMILIES, Reference, picture
+from tests.media.checkpoints import Reference
 from tests.services.worker.driver import model_of
 from tests.services.worker.media.prompts import (
     GREEDY,
@@ -19,24 +19,25 @@ from tests.services.worker.media.prompts import (
     MediaDriver,
     MediaJob,
     chat,
+    each_family,
     texts_of,
 )
 
-pytestmark = pytest.mark.parametrize("folder", FAMILIES, indirect=True, scope="session")
+pytestmark = each_family
 
 LIMITS: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 6, "max_num_batched_tokens": 512}
-FIRST, SECOND = picture(1, 84, 140), picture(2, 84, 140)
-WIDE = picture(3, 196, 56)
 
 
 @pytest.fixture(scope="session")
 def chats(oracle: Reference) -> dict[str, Chat]:
+    first, second = (oracle.picture(seed, 3, 5) for seed in (1, 2))
+    wide = oracle.picture(3, 7, 2)
     return {
-        "first": chat(oracle, "Describe it. ", FIRST, "In one word."),
-        "second": chat(oracle, "Describe it. ", SECOND, "In one word."),
-        "image alone": chat(oracle, WIDE),
-        "two": chat(oracle, FIRST, " and ", WIDE, ": which is wider?"),
-        "one twice": chat(oracle, "Compare ", SECOND, " with ", SECOND, "."),
+        "first": chat(oracle, "Describe it. ", first, "In one word."),
+        "second": chat(oracle, "Describe it. ", second, "In one word."),
+        "image alone": chat(oracle, wide),
+        "two": chat(oracle, first, " and ", wide, ": which is wider?"),
+        "one twice": chat(oracle, "Compare ", second, " with ", second, "."),
         "none": chat(oracle, "No picture at all."),
     }
 

@@ -15,11 +15,30 @@ from transformers import AutoModelForImageTextToText
 from services.worker.media.preprocessors import read_preprocessor
 from services.worker.media.tower import Sizes, Tower
 from shared.errors import ConfigError
-from tests.media.checkpoints import FAMILIES, Reference, picture, preprocessor
+from shared.media.families import read_family
+from tests.media.checkpoints import (
+    FAMILIES,
+    Reference,
+    picture,
+    preprocessor,
+    reference,
+    save_checkpoint,
+)
 
-pytestmark = pytest.mark.parametrize("folder", FAMILIES, indirect=True, scope="session")
+FLAT = ("qwen2.5-vl", "paddleocr-vl")  # in older configs
+SIZES = [(2, 2), (3, 5), (10, 1), (9, 7)]  # in squares
 
-SIZES = [(56, 56), (84, 140), (280, 28), (252, 196)]
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vl")
+    save_checkpoint(folder, family=request.param)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def oracle(folder: Path) -> Reference:
+    return reference(folder)
 
 
 def pixels_of(image: Image.Image) -> np.ndarray:
@@ -40,7 +59,7 @@ def whole(folder: Path) -> Any:
 def test_patches_are_those_of_transformers(
     folder: Path, oracle: Reference, size: tuple[int, int]
 ) -> None:
-    image = picture(3, *size)
+    image = oracle.picture(3, *size)
     expected = oracle.images(images=[image], return_tensors="np")
     ours = read_preprocessor(folder)
     found = ours.inputs(np.asarray(image), ours.values)
@@ -53,10 +72,12 @@ def test_patches_are_those_of_transformers(
 def test_features_are_those_of_the_whole_model(
     tower: Tower, whole: Any, oracle: Reference, size: tuple[int, int]
 ) -> None:
-    image = picture(5, *size)
+    image = oracle.picture(5, *size)
     inputs = oracle.images(images=[image], return_tensors="pt")
     with torch.inference_mode():
-        (expected,) = whole.get_image_features(**inputs).pooler_output
+        made = whole.get_image_features(**inputs)
+    parts = made.pooler_output, *getattr(made, "deepstack_features", ())
+    expected = torch.cat([part for (part,) in parts], 1)
     found = tower.features(pixels_of(image))
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
@@ -69,17 +90,20 @@ def test_a_tower_has_no_part_of_the_text_model(folder: Path, tower: Tower) -> No
     assert Sizes(folder, torch.float32).weights == sum(each.nbytes for each in held)
 
 
-def test_a_random_tower_needs_no_weights(folder: Path, tmp_path: Path) -> None:
+def test_a_random_tower_needs_no_weights(folder: Path, oracle: Reference, tmp_path: Path) -> None:
     preprocessor(folder, tmp_path)
     made = Tower(tmp_path, torch.bfloat16, is_dummy=True)
-    found = made.features(pixels_of(picture(0, 84, 56)))
-    assert (found.shape, found.dtype) == ((6, 64), torch.bfloat16)
+    family = read_family(folder)
+    assert family is not None
+    found = made.features(pixels_of(oracle.picture(0, 3, 2)))
+    assert (found.shape, found.dtype) == ((6, 64 * family.num_embeddings), torch.bfloat16)
 
 
 def test_missing_tensors_of_a_tower_are_named(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     tensors = load_file(folder / "model.safetensors")
-    of_tower = [name for name in tensors if not name.startswith(("model.", "lm_head."))]
+    prefixes = "visual.", "model.visual.", "mlp_AR."
+    of_tower = [name for name in tensors if name.startswith(prefixes)]
     for name in (min(of_tower), max(of_tower)):
         rest = {each: tensor for each, tensor in tensors.items() if each != name}
         save_file(rest, tmp_path / "model.safetensors", {"format": "pt"})
@@ -88,6 +112,7 @@ def test_missing_tensors_of_a_tower_are_named(folder: Path, tmp_path: Path) -> N
             Tower(tmp_path, torch.float32)
 
 
+@pytest.mark.parametrize("folder", FLAT, indirect=True)
 def test_a_config_without_a_part_for_texts_is_read(
     folder: Path, tower: Tower, tmp_path: Path
 ) -> None:
@@ -108,7 +133,7 @@ def test_other_pixels_and_patches_are_refused(folder: Path, tmp_path: Path) -> N
     for name, value in (
         ("do_normalize", False),
         ("do_rescale", False),
-        ("patch_size", 16),
+        ("patch_size", 15),
         ("merge_size", 4),
         ("temporal_patch_size", 3),
     ):
