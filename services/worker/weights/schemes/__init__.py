@@ -18,6 +18,7 @@ SCHEMES: dict[str, str] = {
     "modelopt": "services.worker.weights.schemes.tools.modelopt",
     "mxfp4": "services.worker.weights.schemes.tools.mxfp4",
     "mxfp8": "services.worker.weights.schemes.tools.fp8",
+    "quark": "services.worker.weights.schemes.tools.quark",
 }
 
 

@@ -539,6 +539,56 @@ def pack_modelopt(
     save(folder, tensors, expected, convert_hf_quant_config_format({"quantization": values}))
 
 
+def quark() -> None:
+    from quark.torch.quantization.config import config
+
+    static = {"is_dynamic": False, "ch_axis": 0}
+    rounded = {"symmetric": True, "scale_type": "float", "round_method": "half_even"}
+    pack_quark("quark-fp8-tensor", config.FP8E4M3PerTensorSpec("min_max", is_dynamic=False))
+    pack_quark("quark-fp8-channel", config.FP8E4M3PerChannelSpec(**static))
+    pack_quark("quark-int8-channel", config.Int8PerChannelSpec(**rounded, **static))
+    pack_quark("quark-mxfp4", config.OCP_MXFP4Spec(is_dynamic=False, ch_axis=-1))
+
+
+def pack_quark(folder: str, kind: Any) -> None:
+    from quark.torch.export.nn.modules.realquantizer import get_real_quantizer
+    from quark.torch.quantization.tensor_quantize import FakeQuantizeBase
+
+    cpu, spec = torch.device("cpu"), kind.to_quantization_spec()
+    shapes = {"q_proj": (20, 128), "k_proj": (12, 128)}
+    tensors: dict[str, Tensor] = {}
+    expected = {}
+    for name, linear in linears_of(make_model(shapes, torch.bfloat16), shapes).items():
+        weight = linear.weight.data.float()
+        observer = FakeQuantizeBase.get_fake_quantize(spec, cpu)
+        observer.enable_observer()
+        rounded = observer(weight)
+        quantizer = get_real_quantizer(
+            spec,
+            observer,
+            reorder=True,
+            real_quantized=False,
+            float_dtype=torch.float32,
+            device=cpu,
+        )
+        codes = quantizer.to_real_quantize_params(weight)
+        quantizer.maybe_convert_and_transpose_scale()
+        quantizer.pack_zero_point()
+        quantizer.real_quantized = True
+        expected[name] = quantizer(codes)
+        assert torch.equal(expected[name], rounded)
+        written = {f"weight_{key}": tensor for key, tensor in quantizer.state_dict().items()}
+        tensors |= {f"{name}.{key}": each for key, each in (written | {"weight": codes}).items()}
+    written_config = {
+        "quant_method": "quark",
+        "global_quant_config": {"weight": spec.to_dict(), "input_tensors": None},
+        "layer_quant_config": {},
+        "exclude": ["lm_head"],
+        "export": {"weight_format": "real_quantized", "pack_method": "reorder"},
+    }
+    save(folder, tensors, expected, written_config)
+
+
 def skip_init(package: str) -> None:
     """Imports its modules without the imports of ``package`` itself, since some are missing."""
     if package not in sys.modules:
@@ -558,6 +608,7 @@ PARTS: dict[str, Callable[[], None]] = {
     "mxfp4": mxfp4,
     "bitsandbytes": bitsandbytes,
     "modelopt": modelopt,
+    "quark": quark,
 }
 
 if __name__ == "__main__":
