@@ -24,20 +24,23 @@ LAYOUT = {
 
 
 class CodedLinear(nn.Module):
-    """``nn.Linear`` with a weight that ``fill`` gives it."""
+    """``nn.Linear`` with a weight that ``fill`` gives it. Before that, it has a tensor in its place
+    that transformers takes for initialised."""
 
     def __init__(self, replaced: nn.Linear) -> None:
         super().__init__()
         self.in_features, self.out_features = replaced.in_features, replaced.out_features
         self.bias = replaced.bias
-        self.weight: Weight
+        stand_in: Any = torch.empty(0)
+        stand_in._is_hf_initialized = True
+        self.weight: Any = stand_in
 
     def fill(self, weight: Weight) -> None:
         self.weight = weight
 
     def forward(self, x: Tensor) -> Tensor:
         """[…, inputs] → […, outputs]"""
-        weight = self.weight
+        weight: Weight = self.weight
         values = weight.values if isinstance(weight, Dense) else weight.as_codes
         rows = x.reshape(-1, self.in_features)
         return linear(rows, values, self.bias).view(*x.shape[:-1], self.out_features)

@@ -23,7 +23,7 @@ from tests.services.worker.checkpoints import (
     save_model,
 )
 from tests.services.worker.driver import Driver, Job
-from tests.services.worker.foreign_checkpoints import save_family
+from tests.services.worker.foreign_checkpoints import save_family, save_with_images
 from tests.services.worker.stored_codes import (
     LAYOUTS,
     MORE_LAYOUTS,
@@ -96,6 +96,12 @@ def test_experts_with_other_names_and_a_head_in_codes(tmp_path: Path) -> None:
     oracle = save_codes(tmp_path, "compressed-tensors", ("w1", "w2", "w3", "lm_head"))
     modules = assert_texts(oracle, tmp_path / "codes")
     assert sum(isinstance(each, CodedExperts) for each in modules) == 3
+
+
+def test_a_model_of_texts_and_images_is_in_codes_as_a_whole(tmp_path: Path) -> None:
+    save_with_images(tmp_path / "dense")
+    modules = assert_texts(save_codes(tmp_path, "compressed-tensors"), tmp_path / "codes")
+    assert sum(isinstance(each, CodedLinear) for each in modules) == 4 * 7 + 4
 
 
 def test_a_layer_with_an_expert_of_values_has_no_codes(tmp_path: Path) -> None:
