@@ -90,6 +90,13 @@ def test_families_have_the_texts_of_the_values(tmp_path: Path, family: str) -> N
     assert_texts(save_codes(tmp_path, "mxfp8"), tmp_path / "codes")
 
 
+def test_values_have_the_dtype_of_the_model(tmp_path: Path, glm: Path) -> None:
+    save_quantized(glm, tmp_path / "codes", LAYOUTS["fp8"])
+    engine = make_engine(tmp_path / "codes", model_impl="transformers", dtype="bfloat16")
+    linears = [each for each in engine._model.base.modules() if isinstance(each, CodedLinear)]
+    assert {each.weight.values.dtype for each in linears} == {torch.bfloat16}
+
+
 def test_experts_with_other_names_and_a_head_in_codes(tmp_path: Path) -> None:
     """The head becomes values, which are float32 here."""
     save_model(tmp_path / "dense", MiniMaxM2ForCausalLM, **MINIMAX)
