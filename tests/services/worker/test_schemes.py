@@ -136,6 +136,10 @@ def test_what_cannot_be_read_is_refused_by_name_with_what_can() -> None:
         ),
         ({"quant_method": "modelopt"}, "modelopt: quant_algo None is not supported"),
         (
+            {"quant_method": "modelopt", "quantization": "FP8"},
+            "modelopt: quant_algo None is not supported",
+        ),
+        (
             {
                 "quant_method": "modelopt",
                 "quant_algo": "MIXED_PRECISION",

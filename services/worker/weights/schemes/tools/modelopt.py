@@ -33,10 +33,10 @@ class ModelOpt(Scheme):
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
         # In hf_quant_config.json, the values are one level below.
-        self._own: Mapping[str, Any] = config.get("quantization", config)
-        layers = self._own.get("quantized_layers") or {}
-        for each in (self._own, *layers.values()):
-            algo = each.get("quant_algo")
+        self._own: Any = config.get("quantization", config)
+        layers = self._own.get("quantized_layers") if isinstance(self._own, Mapping) else None
+        for each in (self._own, *(layers or {}).values()):
+            algo = each.get("quant_algo") if isinstance(each, Mapping) else None
             if str(algo).upper() not in ALGOS:
                 raise ValueError(
                     f"quant_algo {algo!r} is not supported; supported are {list(ALGOS)}"
