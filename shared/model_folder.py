@@ -25,7 +25,7 @@ MAX_WEIGHTS_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
 SIZES = "vocab_size", "max_position_embeddings"
 PADDED = "roberta", "xlm-roberta"  # positions begin after the padding id's
 
-T = TypeVar("T", bound=msgspec.Struct)
+T = TypeVar("T")
 
 
 class _Sizes(msgspec.Struct):

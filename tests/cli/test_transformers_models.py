@@ -13,6 +13,8 @@ from tests.cli.serving import Serving, serving
 from tests.cli.texts import NUM_TOKENS, prompts_with_one_beginning, save_with_tokenizer, text_of
 from tests.services.worker.checkpoints import assert_greedy
 from tests.services.worker.foreign_checkpoints import FAMILIES, OWN_FAMILIES
+from tests.services.worker.stored_codes import LAYOUTS, save_quantized
+from tests.services.worker.test_quantized_models import with_values
 
 ALWAYS = ("GptOssForCausalLM",)  # experts, windows and sinks
 ALWAYS_OURS = (*ALWAYS, "Lfm2ForCausalLM")
@@ -27,6 +29,21 @@ COUNTED = "--enable-expert-distribution-metrics"
 async def test_greedy_texts_are_those_of_transformers(tmp_path: Path, family: str) -> None:
     model_impl = "transformers" if family in MODELS else "auto"
     await compare(tmp_path, family, 4, model_impl, "transformers computes this model")
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [
+        ("Glm4MoeForCausalLM", "fp8"),
+        pytest.param("Cohere2ForCausalLM", "gptq, desc_act", marks=pytest.mark.slow),
+    ],
+)
+async def test_greedy_texts_of_codes_are_those_of_their_values(
+    tmp_path: Path, family: str, layout: str
+) -> None:
+    await compare(
+        tmp_path, family, 4, "transformers", "the weights are quantised already", layout=layout
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,13 +63,23 @@ async def test_greedy_texts_of_our_own_code_are_those_of_transformers(
 
 
 async def compare(
-    tmp_path: Path, family: str, block_size: int, model_impl: str, line: str, *more: str
+    tmp_path: Path,
+    family: str,
+    block_size: int,
+    model_impl: str,
+    line: str,
+    *more: str,
+    layout: str | None = None,
 ) -> None:
     """Alone, then eight at once in chunks of 7 tokens, with a common cached beginning, in a KV
     cache so small that some are preempted, and with drafts. ``line`` is expected in the log,
-    ``more`` are flags."""
-    folder = tmp_path / "model"
+    ``more`` are flags. Weights are in codes of ``layout``, if it is given."""
+    folder = values = tmp_path / "model"
     save_with_tokenizer(folder, family)
+    if layout is not None:
+        folder, values = tmp_path / "codes", tmp_path / "values"
+        tensors = save_quantized(tmp_path / "model", folder, LAYOUTS[layout])
+        with_values(tmp_path / "model", tensors, values)
     has_groups = "layer_types" in (FAMILIES | OWN_FAMILIES)[family] and family not in UNEQUAL
     num_tokens = 384 if has_groups else 192  # in blocks of half of the layers, or of all
     flags = [
@@ -74,7 +101,7 @@ async def compare(
         together = await asyncio.gather(*(text_of(client, prompt) for prompt in prompts))
         await check_what_happened(server, [num_cached for _, num_cached in together], line)
         await check_loads(server, COUNTED in more)
-    oracle = AutoModelForCausalLM.from_pretrained(folder).eval()
+    oracle = AutoModelForCausalLM.from_pretrained(values).eval()
     texts = [alone, *(ids for ids, _ in together)]
     for prompt, ids in zip([prompts[0], *prompts], texts, strict=True):
         assert len(ids) == NUM_TOKENS

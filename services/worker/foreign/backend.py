@@ -24,10 +24,13 @@ from transformers.utils import logging as transformers_logging
 
 from services.worker.foreign.chunk_equivalence import logits_in_chunks, random_texts, whole_logits
 from services.worker.foreign.model import ATTENTION, TransformersLM
+from services.worker.foreign.quantized import check_loaded, load_quantized
 from services.worker.machine.kv_groups import KVSpec, group_layers
 from services.worker.machine.kv_layout import KVLayout
+from services.worker.models.registry import read_side_file
 from services.worker.startup.implementations import errors_as_config_errors
 from services.worker.startup.model_shape import ModelShape
+from services.worker.weights.schemes import find_scheme
 from shared.errors import ConfigError
 from shared.foreign_config import read_foreign_config
 from shared.wire.messages import Capacity
@@ -72,10 +75,18 @@ def load(
     """Returns the model and its shape, with ``codes`` in its KV cache if given; the weights are
     first read into host memory. Raises ConfigError with the reason if it does not load, or needs
     state that we do not keep."""
-    config = _read_config(folder, capacity.max_model_len)
+    config, quantization = _read_config(folder, capacity.max_model_len)
     text_config = config.get_text_config()
-    with errors_as_config_errors():
-        model = _dummy(config, dtype) if is_dummy else _pretrained(folder, dtype)
+    if is_dummy and quantization:
+        raise ConfigError(
+            "load-format: dummy makes dense weights; the model has a quantization_config: take it"
+            " out"
+        )
+    if quantization:
+        model = load_quantized(folder, config, quantization, dtype, device.type)
+    else:
+        with errors_as_config_errors():
+            model = _dummy(config, dtype) if is_dummy else _pretrained(folder, dtype)
     model.eval().requires_grad_(requires_grad=False).to(device)
     layers = _look(model, text_config, capacity.max_model_len)
     shape = _shape_of(model, text_config, layers, capacity, dtype, codes)
@@ -102,18 +113,25 @@ def can_serve(folder: Path, max_model_len: int) -> bool:
     """True if transformers would compute the model, judged by its shapes: no weight is read or
     made."""
     try:
-        config = _read_config(folder, max_model_len)
+        config, quantization = _read_config(folder, max_model_len)
+        if quantization:
+            find_scheme(quantization)
+        # transformers' product of experts has no float32 without memory.
         with errors_as_config_errors(), torch.device("meta"):
-            model = _from_config(config, torch.float32)
+            model = _from_config(config, torch.bfloat16)
         _look(model.eval(), config.get_text_config(), max_model_len)
     except ConfigError:
         return False
     return True
 
 
-def _read_config(folder: Path, max_model_len: int) -> Any:
-    """Raises ConfigError for a configuration that alone is reason to refuse the model."""
+def _read_config(folder: Path, max_model_len: int) -> tuple[Any, dict[str, Any] | None]:
+    """The configuration, and its quantization_config apart from it. Raises ConfigError for a
+    configuration that alone is reason to refuse the model."""
     config = read_foreign_config(folder)
+    quantization = None
+    for each in (config.get_text_config(), config):
+        quantization = each.__dict__.pop("quantization_config", None) or quantization
     for problem in _unsupported(config.get_text_config(), max_model_len):
         raise ConfigError(f"model: {folder}: transformers cannot serve it: {problem}")
     name = "/".join(config.architectures or [type(config).__name__])
@@ -125,12 +143,10 @@ def _read_config(folder: Path, max_model_len: int) -> Any:
         )
     if not family._supports_attention_backend:
         raise ConfigError(f"model: {name} does not use transformers' attention interface")
-    return config
+    return config, quantization or read_side_file(folder)
 
 
 def _unsupported(config: Any, max_model_len: int) -> Iterator[str]:
-    if getattr(config, "quantization_config", None):
-        yield "quantized weights (quantization_config) are not supported"
     if getattr(config, "is_encoder_decoder", False):
         yield "encoder-decoder models are not supported"
     unknown = set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES
@@ -177,8 +193,7 @@ def _pretrained(folder: Path, dtype: torch.dtype) -> PreTrainedModel:
         use_safetensors=True,
         output_loading_info=True,
     )
-    if lacking := [*info["missing_keys"], *(str(key) for key in info["mismatched_keys"])]:
-        raise ConfigError(f"the folder lacks tensors, or has others: {', '.join(sorted(lacking))}")
+    check_loaded(info)
     return model
 
 

@@ -46,6 +46,12 @@ MODELS = {
 }
 
 
+# Files next to config.json in which tools tell how weights are quantized, and their quant_method.
+SIDE_FILES = {
+    "hf_quant_config.json": "modelopt",
+    "quant_config.json": "awq",
+    "quantize_config.json": "gptq",
+}
 CAUSAL = "ForCausalLM"
 # Replaces the suffix of a family's name if the model has another head, or none.
 OTHER_HEADS = ("ForSequenceClassification", "Model")
@@ -85,10 +91,21 @@ def read_model_config(folder: Path, pools: bool = False) -> ModelConfig:
     path = find_file(folder, CONFIG_FILE)
     architectures = read_architectures(folder, pools)
     config = _decode_config(path, find_model(architectures).Config)
-    config = msgspec.structs.replace(config, architectures=architectures)
+    quantization = config.quantization_config or read_side_file(folder)
+    config = msgspec.structs.replace(
+        config, architectures=architectures, quantization_config=quantization
+    )
     for problem in config.problems():
         raise ConfigError(f"model: {path}: {problem}")
     return config
+
+
+def read_side_file(folder: Path) -> dict[str, Any] | None:
+    """The quantization_config that is next to config.json, if there is one. Raises ConfigError."""
+    for name, method in SIDE_FILES.items():
+        if (path := folder / name).is_file():
+            return {"quant_method": method} | decode_json(path, dict[str, Any])
+    return None
 
 
 def _decode_config(path: Path, kind: type[ModelConfig]) -> ModelConfig:

@@ -14,21 +14,23 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from benchmarks.harness.engines import NotInstalled
+from services.worker.models.registry import SIDE_FILES
 from services.worker.weights.codes import E2M1, NF4
 from services.worker.weights.schemes import SCHEMES
 from shared.model_folder import weight_files
 from tests.services.worker.checkpoints import change_config
 
-GROUP = 32
+GROUP, NVFP4_GROUP = 32, 16
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]  # the output at each place of a word
 
 
 class Layout(NamedTuple):
     """``write`` makes a layer's tensors by suffix from its weight [outputs, inputs], and the
-    dequantized weight."""
+    dequantized weight. ``config`` is in config.json, or in a ``side_file``."""
 
     config: dict[str, Any]
     write: Callable[[Tensor], tuple[dict[str, Tensor], Tensor]]
+    side_file: str | None = None
 
 
 def check_method(name: str) -> None:
@@ -41,7 +43,7 @@ def save_quantized(
 ) -> dict[str, Tensor]:
     """A copy of ``dense`` in ``folder`` with quantized projections, and other tensors with
     ``ends``. Returns all dequantized tensors by the names of ``dense``."""
-    check_method(layout.config["quant_method"])
+    check_method(SIDE_FILES.get(layout.side_file or "") or layout.config["quant_method"])
     files = weight_files(dense)
     tensors = {name: each for file in files for name, each in load_file(file).items()}
     skipped = shutil.ignore_patterns("*.safetensors", "*.index.json")
@@ -56,7 +58,10 @@ def save_quantized(
         else:
             stored[name] = values[name] = tensor
     save_file(stored, folder / "model.safetensors")
-    change_config(folder, quantization_config=layout.config)
+    if layout.side_file is None:
+        change_config(folder, quantization_config=layout.config)
+    else:
+        (folder / layout.side_file).write_text(json.dumps(layout.config))
     return values
 
 
@@ -141,6 +146,33 @@ def write_fp8(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     return {"weight": codes, "weight_scale_inv": scales}, codes.float() * each
 
 
+def write_mxfp8(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    groups = weight.unflatten(1, (-1, GROUP))
+    exponents = (groups.abs().amax(2, keepdim=True) / 448).log2().ceil()
+    codes = (groups / exponents.exp2()).to(torch.float8_e4m3fn)
+    tensors = {
+        "weight": codes.flatten(1),
+        "weight_scale_inv": (exponents + 127).to(torch.uint8).squeeze(2),
+    }
+    return tensors, (codes.float() * exponents.exp2()).flatten(1)
+
+
+def write_nvfp4(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    groups = weight.unflatten(1, (-1, NVFP4_GROUP))
+    factor = weight.abs().amax() / 6 / 448
+    scales = (groups.abs().amax(2) / 6 / factor).to(torch.float8_e4m3fn)
+    each = (scales.float() * factor)[..., None]
+    codes = ((groups / each)[..., None] - E2M1).abs().argmin(3).to(torch.uint8)
+    pairs = codes.flatten(1)
+    tensors = {
+        "weight": pairs[:, ::2] | pairs[:, 1::2] << 4,
+        "weight_scale": scales,
+        "weight_scale_2": factor,
+        "input_scale": torch.tensor(0.02),
+    }
+    return tensors, (E2M1[codes.int()] * each).flatten(1)
+
+
 def write_nf4(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     blocks = weight.view(-1, GROUP)
     scales = blocks.abs().amax(1)
@@ -175,6 +207,38 @@ LAYOUTS = {
     ),
     "fp8": Layout({"quant_method": "fp8", "weight_block_size": [GROUP, GROUP]}, write_fp8),
     "bitsandbytes": Layout({"quant_method": "bitsandbytes", "load_in_4bit": True}, write_nf4),
+}
+MODELOPT = Layout(
+    {
+        "producer": {"name": "modelopt", "version": "0.47.0"},
+        "quantization": {
+            "quant_algo": "NVFP4",
+            "kv_cache_quant_algo": None,
+            "group_size": NVFP4_GROUP,
+            "exclude_modules": ["lm_head"],
+        },
+    },
+    write_nvfp4,
+    "hf_quant_config.json",
+)
+MXFP8 = Layout(
+    {"quant_method": "mxfp8", "weight_block_size": [1, GROUP], "scale_fmt": "ue8m0"}, write_mxfp8
+)
+OLD_GPTQ = Layout(
+    {"bits": 4, "group_size": GROUP, "desc_act": False, "checkpoint_format": "gptq_v2"},
+    LAYOUTS["gptq"].write,
+    "quantize_config.json",
+)
+OLD_AWQ = Layout(
+    {"zero_point": True, "q_group_size": GROUP, "w_bit": 4, "version": "GEMM"},
+    write_awq,
+    "quant_config.json",
+)
+MORE_LAYOUTS = {
+    "modelopt": MODELOPT,
+    "mxfp8": MXFP8,
+    "gptq, next to the config": OLD_GPTQ,
+    "awq, next to the config": OLD_AWQ,
 }
 
 

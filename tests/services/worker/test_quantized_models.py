@@ -25,7 +25,7 @@ from tests.services.worker.checkpoints import (
     save_model,
 )
 from tests.services.worker.driver import Driver, Job
-from tests.services.worker.stored_codes import LAYOUTS, save_quantized
+from tests.services.worker.stored_codes import LAYOUTS, MORE_LAYOUTS, save_quantized
 from tests.services.worker.test_families import CASES
 
 FAMILIES = ("llama", "qwen3", "ernie", "llama, no groups, biases", "qwen3 moe")
@@ -59,6 +59,19 @@ def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
     engine = make_engine(tmp_path / "codes", kernels)
     prompts = random_prompts(8)
     texts = Driver(engine, [3, 7, 1, 5], seed=1).run([Job(prompt) for prompt in prompts])
+    for prompt, text in zip(prompts, texts, strict=True):
+        assert_greedy(oracle, prompt, text)
+
+
+@pytest.mark.parametrize("layout", MORE_LAYOUTS)
+def test_other_layouts_and_files_next_to_the_config_are_read(tmp_path: Path, layout: str) -> None:
+    family, changes = CASES["qwen3 moe"]
+    save_model(tmp_path / "dense", family, **changes)
+    values = save_quantized(tmp_path / "dense", tmp_path / "codes", MORE_LAYOUTS[layout])
+    oracle = with_values(tmp_path / "dense", values, tmp_path / "values")
+    prompts = random_prompts(8)
+    engine = make_engine(tmp_path / "codes")
+    texts = Driver(engine, [3, 7, 1, 5]).run([Job(prompt) for prompt in prompts])
     for prompt, text in zip(prompts, texts, strict=True):
         assert_greedy(oracle, prompt, text)
 

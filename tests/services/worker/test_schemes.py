@@ -28,6 +28,19 @@ FOLDERS = sorted(path.parent.name for path in GOLDEN.glob("*/config.json"))
 ROUNDED_TWICE = "bitsandbytes-int8"  # once for the scale, once for 1/127
 
 
+MXFP4 = {
+    "dtype": "fp4",
+    "qscheme": "per_group",
+    "ch_axis": -1,
+    "group_size": 32,
+    "scale_format": "e8m0",
+}
+
+
+def quark(**config: Any) -> dict[str, Any]:
+    return {"quant_method": "quark", **config}
+
+
 def config_of(name: str) -> dict[str, Any]:
     config = json.loads((GOLDEN / name / "config.json").read_text())
     return dict(config["quantization_config"])
@@ -117,9 +130,67 @@ def test_what_cannot_be_read_is_refused_by_name_with_what_can() -> None:
             {"quant_method": "compressed-tensors", "transform_config": {"a": 1}},
             "transform_config is not supported",
         ),
+        (
+            {"quant_method": "modelopt", "quantization": {"quant_algo": "W4A16_AWQ"}},
+            r"modelopt: quant_algo 'W4A16_AWQ' is not supported; supported are \['FP8'",
+        ),
+        ({"quant_method": "modelopt"}, "modelopt: quant_algo None is not supported"),
+        (
+            {"quant_method": "modelopt", "quantization": "FP8"},
+            "modelopt: quant_algo None is not supported",
+        ),
+        (
+            {
+                "quant_method": "modelopt",
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {"a": {"quant_algo": "FP8"}, "b": {"quant_algo": "NVFP4_SVD"}},
+            },
+            "modelopt: quant_algo 'NVFP4_SVD' is not supported",
+        ),
+        (
+            {"quant_method": "quark", "export": {"weight_format": "fake_quantized"}},
+            "quark: weight_format 'fake_quantized' is not supported",
+        ),
+        (
+            quark(layer_quant_config={"*.mlp.*": {"weight": {**MXFP4, "dtype": "int4"}}}),
+            r"quark: weight \('int4', 'per_group'\) is not supported; supported are",
+        ),
+        (
+            quark(layer_quant_config={"*.mlp.*": {"weight": {**MXFP4, "group_size": 16}}}),
+            r"quark: group_size 16 is not supported; supported are \[32\]",
+        ),
+        (
+            quark(global_quant_config={"weight": [MXFP4, {"dtype": "int4"}]}),
+            r"quark: weight \[.*'int4'.*\] is not supported",
+        ),
     ):
         with pytest.raises(ConfigError, match=text):
             find_scheme(config)
+
+
+def test_modelopt_names_the_type_of_the_kv_cache_in_either_file() -> None:
+    method = {"quant_method": "modelopt"}
+    scheme = {"dynamic": False, "num_bits": 8, "type": "float"}
+    for found, expected in (
+        ({"quant_algo": "FP8"}, "none"),
+        ({"quant_algo": "FP8", "kv_cache_scheme": scheme}, "fp8"),
+        ({"quantization": {"quant_algo": "fp8_pb_wo", "kv_cache_quant_algo": "FP8"}}, "fp8"),
+        ({"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": None}}, "none"),
+    ):
+        assert find_scheme(method | found).cache_dtype() == expected
+    other = {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "NVFP4"}}
+    with pytest.raises(ConfigError, match=r"kv-cache-dtype: auto: .* 'NVFP4'; supported is 'FP8'"):
+        find_scheme(method | other).cache_dtype()
+
+
+def test_quark_names_the_type_of_the_kv_cache() -> None:
+    for dtype, expected in (("fp8_e4m3", "fp8"), ("int8", "int8")):
+        layers = {"*k_proj": {"output_tensors": {"dtype": dtype}, "weight": None}}
+        assert find_scheme(quark(kv_cache_quant_config=layers)).cache_dtype() == expected
+    assert find_scheme(quark(kv_cache_quant_config={})).cache_dtype() == "none"
+    other = {"*k_proj": {"output_tensors": {"dtype": "fp4"}}}
+    with pytest.raises(ConfigError, match=r"kv-cache-dtype: auto: .* dtype 'fp4'; supported are"):
+        find_scheme(quark(kv_cache_quant_config=other)).cache_dtype()
 
 
 @pytest.mark.parametrize(
@@ -133,6 +204,22 @@ def test_what_cannot_be_read_is_refused_by_name_with_what_can() -> None:
         ),
         ("fp8-block", {"weight_scale_inv": torch.ones(1, 1)}, r"scales \[1, 1\] for blocks of"),
         ("fp8-tensor", {"weight_scale": torch.ones(3)}, r"scales \[3\] for \d+ outputs"),
+        ("modelopt-nvfp4", {"weight_scale_2": None}, r"lacks .*_proj\.weight_scale_2"),
+        (
+            "modelopt-nvfp4",
+            {"weight_scale": torch.ones(12, 7)},
+            r"scales \[12, 7\] for \d+ outputs with 8 groups",
+        ),
+        (
+            "modelopt-mxfp8",
+            {"weight_scale": torch.ones(12, 3, dtype=torch.uint8)},
+            r"scales \[12, 3\] for blocks of \[1, 32\]",
+        ),
+        (
+            "modelopt-fp8-tensor",
+            {"weight": torch.ones(12, 128, dtype=torch.int8)},
+            r"codes are torch.int8; only torch.float8_e4m3fn",
+        ),
         (
             "compressed-tensors-int4-group128",
             {"weight_scale": torch.ones(32, 5)},

@@ -15,7 +15,10 @@ SCHEMES: dict[str, str] = {
     "fp8": "services.worker.weights.schemes.tools.fp8",
     "gguf": "services.worker.gguf.scheme",
     "gptq": "services.worker.weights.schemes.tools.gptq",
+    "modelopt": "services.worker.weights.schemes.tools.modelopt",
     "mxfp4": "services.worker.weights.schemes.tools.mxfp4",
+    "mxfp8": "services.worker.weights.schemes.tools.fp8",
+    "quark": "services.worker.weights.schemes.tools.quark",
 }
 
 

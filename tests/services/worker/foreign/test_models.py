@@ -131,10 +131,10 @@ REFUSED: dict[str, tuple[type[PreTrainedModel], dict[str, Any], str]] = {
         },
         "longrope.*max-model-len is 128: lower it to 64",
     ),
-    "quantised weights": (
+    "unknown codes": (
         LlamaForCausalLM,
-        {"quantization_config": {"quant_method": "awq", "bits": 4}},
-        "quantization_config",
+        {"quantization_config": {"quant_method": "hqq"}},
+        "quant_method 'hqq' is not supported",
     ),
 }
 

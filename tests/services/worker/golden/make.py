@@ -10,6 +10,7 @@ python tests/services/worker/golden/make.py PART...
 import json
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -107,6 +108,13 @@ def compressed_tensors_g_idx() -> None:
     compress("compressed-tensors-int4-group64-g-idx", scheme)
 
 
+def compressed_tensors_mxfp8() -> None:
+    from compressed_tensors.quantization.quant_scheme import preset_name_to_scheme
+
+    shapes = {"q_proj": (20, 128), "k_proj": (12, 128)}
+    compress("compressed-tensors-mxfp8", preset_name_to_scheme("MXFP8A16", ["Linear"]), shapes)
+
+
 def compress(folder: str, scheme: Any, shapes: Shapes = SHAPES) -> None:
     from compressed_tensors.compressors import BaseCompressor, ModelCompressor
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
@@ -177,6 +185,8 @@ def decompress(tensors: Mapping[str, Tensor], scheme: Any) -> Tensor:
     from compressed_tensors.quantization.lifecycle.forward import dequantize
 
     reader = BaseCompressor.get_value_from_registry(scheme.format)
+    if "mxfp8" in scheme.format:
+        return reader.decompress(tensors, scheme)["weight"].float()  # bfloat16 is exact
     if "fp4" not in scheme.format:
         scale = tensors["weight_scale"].float()
         return reader.decompress({**tensors, "weight_scale": scale}, scheme)["weight"]
@@ -471,6 +481,114 @@ def pack_bitsandbytes_int8(folder: str, shapes: Shapes) -> None:
     save(folder, tensors, expected, BitsAndBytesConfig(load_in_8bit=True).to_dict())
 
 
+def modelopt() -> None:
+    from modelopt.torch.quantization.qtensor import FP8QTensor, MXFP8QTensor, NVFP4QTensor
+
+    def fp8(weight: Tensor, **blocks: Any) -> tuple[dict[str, Tensor], Tensor]:
+        codes, scale = FP8QTensor.quantize(weight.float(), **blocks)
+        block_sizes = blocks.get("block_sizes")
+        expected = codes.dequantize(torch.float32, scale=scale, block_sizes=block_sizes)
+        if block_sizes is not None:
+            scale = scale[:, None, :, None]
+        return {"weight": codes._quantized_data, "weight_scale": scale.squeeze(-1)}, expected
+
+    def tensor(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        tensors, expected = fp8(weight)
+        return tensors | {"input_scale": torch.tensor(0.02)}, expected
+
+    def block(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        tensors, expected = fp8(weight, block_sizes={-1: 128, -2: 128})
+        return tensors | {"weight_scale": tensors["weight_scale"][..., None]}, expected
+
+    def mx(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        codes, scale = MXFP8QTensor.quantize(weight)
+        tensors = {"weight": codes._quantized_data, "weight_scale": scale}
+        return tensors, codes.dequantize(torch.float32, scale=scale)
+
+    def nv(weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        codes, scale, factor = NVFP4QTensor.quantize(weight, 16)
+        expected = codes.dequantize(
+            torch.float32, scale=scale, double_scale=factor, block_sizes={-1: 16}
+        )
+        tensors = {"weight": codes._quantized_data, "weight_scale": scale}
+        return tensors | {"weight_scale_2": factor, "input_scale": torch.tensor(0.02)}, expected
+
+    short = {"q_proj": (20, 128), "k_proj": (12, 128)}
+    pack_modelopt("modelopt-fp8-tensor", "FP8", short, tensor)
+    channel = partial(fp8, axis=0)
+    pack_modelopt("modelopt-fp8-channel", "FP8_PER_CHANNEL_PER_TOKEN", short, channel)
+    pack_modelopt("modelopt-fp8-block", "FP8_PB_WO", {"q_proj": (136, 144)}, block)
+    pack_modelopt("modelopt-mxfp8", "MXFP8", short, mx)
+    pack_modelopt("modelopt-nvfp4", "NVFP4", short, nv)
+
+
+def pack_modelopt(
+    folder: str,
+    algo: str,
+    shapes: Shapes,
+    quantize: Callable[[Tensor], tuple[dict[str, Tensor], Tensor]],
+) -> None:
+    from modelopt.torch.export.convert_hf_config import convert_hf_quant_config_format
+
+    values = {"quant_algo": algo, "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head"]}
+    tensors: dict[str, Tensor] = {}
+    expected = {}
+    for name, linear in linears_of(make_model(shapes, torch.bfloat16), shapes).items():
+        written, expected[name] = quantize(linear.weight.data)
+        tensors |= {f"{name}.{key}": tensor for key, tensor in written.items()}
+    save(folder, tensors, expected, convert_hf_quant_config_format({"quantization": values}))
+
+
+def quark() -> None:
+    from quark.torch.quantization.config import config
+
+    static = {"is_dynamic": False, "ch_axis": 0}
+    rounded = {"symmetric": True, "scale_type": "float", "round_method": "half_even"}
+    pack_quark("quark-fp8-tensor", config.FP8E4M3PerTensorSpec("min_max", is_dynamic=False))
+    pack_quark("quark-fp8-channel", config.FP8E4M3PerChannelSpec(**static))
+    pack_quark("quark-int8-channel", config.Int8PerChannelSpec(**rounded, **static))
+    pack_quark("quark-mxfp4", config.OCP_MXFP4Spec(is_dynamic=False, ch_axis=-1))
+
+
+def pack_quark(folder: str, kind: Any) -> None:
+    from quark.torch.export.nn.modules.realquantizer import get_real_quantizer
+    from quark.torch.quantization.tensor_quantize import FakeQuantizeBase
+
+    cpu, spec = torch.device("cpu"), kind.to_quantization_spec()
+    shapes = {"q_proj": (20, 128), "k_proj": (12, 128)}
+    tensors: dict[str, Tensor] = {}
+    expected = {}
+    for name, linear in linears_of(make_model(shapes, torch.bfloat16), shapes).items():
+        weight = linear.weight.data.float()
+        observer = FakeQuantizeBase.get_fake_quantize(spec, cpu)
+        observer.enable_observer()
+        rounded = observer(weight)
+        quantizer = get_real_quantizer(
+            spec,
+            observer,
+            reorder=True,
+            real_quantized=False,
+            float_dtype=torch.float32,
+            device=cpu,
+        )
+        codes = quantizer.to_real_quantize_params(weight)
+        quantizer.maybe_convert_and_transpose_scale()
+        quantizer.pack_zero_point()
+        quantizer.real_quantized = True
+        expected[name] = quantizer(codes)
+        assert torch.equal(expected[name], rounded)
+        written = {f"weight_{key}": tensor for key, tensor in quantizer.state_dict().items()}
+        tensors |= {f"{name}.{key}": each for key, each in (written | {"weight": codes}).items()}
+    written_config = {
+        "quant_method": "quark",
+        "global_quant_config": {"weight": spec.to_dict(), "input_tensors": None},
+        "layer_quant_config": {},
+        "exclude": ["lm_head"],
+        "export": {"weight_format": "real_quantized", "pack_method": "reorder"},
+    }
+    save(folder, tensors, expected, written_config)
+
+
 def skip_init(package: str) -> None:
     """Imports its modules without the imports of ``package`` itself, since some are missing."""
     if package not in sys.modules:
@@ -482,12 +600,15 @@ def skip_init(package: str) -> None:
 PARTS: dict[str, Callable[[], None]] = {
     "compressed-tensors": compressed_tensors,
     "compressed-tensors-g-idx": compressed_tensors_g_idx,
+    "compressed-tensors-mxfp8": compressed_tensors_mxfp8,
     "gptq": gptq,
     "awq": awq,
     "fp8": fp8,
     "autofp8": autofp8,
     "mxfp4": mxfp4,
     "bitsandbytes": bitsandbytes,
+    "modelopt": modelopt,
+    "quark": quark,
 }
 
 if __name__ == "__main__":

@@ -7,17 +7,17 @@ import torch
 from torch import Tensor
 
 from services.worker.layers.weights import Quantized, Weight
-from services.worker.weights.codes import E2M1, unpack
+from services.worker.weights.codes import unpack
 from services.worker.weights.schemes.scheme import Scheme, Stored, per_output, whole_numbers
-from services.worker.weights.schemes.tools.fp8 import fp8
-from services.worker.weights.schemes.tools.mxfp4 import mxfp4
+from services.worker.weights.schemes.tools.fp8 import MXFP8_BLOCK, fp8, has_blocks
+from services.worker.weights.schemes.tools.mxfp4 import mxfp4, nvfp4
 from shared.errors import ConfigError
 
 FORMATS = (
     *("pack-quantized", "int-quantized", "float-quantized", "naive-quantized"),
-    *("mxfp4-pack-quantized", "nvfp4-pack-quantized", "mixed-precision", "dense"),
+    *("mxfp4-pack-quantized", "nvfp4-pack-quantized", "mxfp8-quantized"),
+    *("mixed-precision", "dense"),
 )
-NVFP4_GROUP = 16
 CACHE_DTYPES = {("int", 8): "int8", ("float", 8): "fp8"}  # by type and bits of kv_cache_scheme
 
 
@@ -95,8 +95,9 @@ class CompressedTensors(Scheme):
         if codes.dtype == torch.int8:
             zeros = tensors.get("weight_zero_point")
             return self._whole_numbers(codes, 8, scales, zeros, tensors, dtype)
-        is_of_blocks = scales.numel() not in (1, len(codes)) or scales.shape[1:] > (1,)
-        return fp8(codes, scales, self._block() if is_of_blocks else None, dtype)
+        if scales.dtype == torch.uint8:
+            return fp8(codes, scales, MXFP8_BLOCK, dtype)
+        return fp8(codes, scales, self._block() if has_blocks(codes, scales) else None, dtype)
 
     def _block(self) -> list[int]:
         if len(self._blocks) != 1:
@@ -137,9 +138,7 @@ def _fp4(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Quantized:
     codes, scales = tensors["weight_packed"], tensors["weight_scale"]
     if "weight_global_scale" not in tensors:
         return mxfp4(codes, scales, dtype)
-    scales = scales.float() / tensors["weight_global_scale"].float()
-    inputs, table = 2 * codes.shape[1], E2M1.clone()
-    return Quantized(codes, scales, dtype=dtype, inputs=inputs, group=NVFP4_GROUP, table=table)
+    return nvfp4(codes, scales.float() / tensors["weight_global_scale"].float(), dtype)
 
 
 SCHEME = CompressedTensors

@@ -9,7 +9,7 @@ from services.worker.layers.weights import Quantized, Weight
 from services.worker.weights.codes import E2M1
 from services.worker.weights.schemes.scheme import Scheme, Stored
 
-GROUP = 32
+GROUP, NVFP4_GROUP = 32, 16
 BIAS = 127
 
 
@@ -33,9 +33,22 @@ class Mxfp4(Scheme):
 def mxfp4(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Quantized:
     """codes [outputs, inputs / 2], two in a byte; scales [outputs, groups], powers of 2 by their
     exponents."""
-    powers = torch.exp2(scales.float() - BIAS)
+    return _fp4(codes, powers_of_2(scales), GROUP, dtype)
+
+
+def nvfp4(codes: Tensor, scales: Tensor, dtype: torch.dtype) -> Quantized:
+    """The same with scales of groups of 16 inputs, which are numbers."""
+    return _fp4(codes, scales, NVFP4_GROUP, dtype)
+
+
+def powers_of_2(scales: Tensor) -> Tensor:
+    """Scales in a byte that are exponents become numbers, others remain."""
+    return torch.exp2(scales.float() - BIAS) if scales.dtype == torch.uint8 else scales
+
+
+def _fp4(codes: Tensor, scales: Tensor, group: int, dtype: torch.dtype) -> Quantized:
     inputs = 2 * codes.shape[1]
-    return Quantized(codes, powers, dtype=dtype, inputs=inputs, group=GROUP, table=E2M1.clone())
+    return Quantized(codes, scales, dtype=dtype, inputs=inputs, group=group, table=E2M1.clone())
 
 
 SCHEME = Mxfp4
