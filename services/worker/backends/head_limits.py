@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from kernels.cpu.delta import MAX_KEY_DIM, MAX_VALUE_DIM, MAX_VALUE_HEADS, MAX_WIDTH
+from kernels.cpu.delta import MAX_KEY_DIM, MAX_VALUE_DIM, MAX_WIDTH
 from kernels.cpu.operators import (
     LANES,
     MAX_GROUP_SIZE,
@@ -48,10 +48,6 @@ def check_delta(rule: DeltaRule) -> None:
     _check_sizes(sizes, name)
     if (width := rule.conv.shape[1]) > MAX_WIDTH:
         raise NotSupported(f"{name}: linear_conv_kernel_dim {width} is above {MAX_WIDTH}")
-    if (group := rule.num_heads // rule.num_key_heads) > MAX_VALUE_HEADS:
-        raise NotSupported(
-            f"{name}: {group} value heads share a key head; {MAX_VALUE_HEADS} are the most"
-        )
 
 
 def _check_sizes(sizes: Mapping[str, tuple[int, int | None]], name: str) -> None:
