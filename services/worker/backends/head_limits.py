@@ -15,6 +15,10 @@ from services.worker.layers.delta_rule import DeltaRule
 from services.worker.layers.heads import Heads, Latents
 from services.worker.layers.ops import NotSupported
 
+# Keys of config.json.
+DELTA_NAMES = "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim"
+SCAN_NAMES = "mamba_d_state", "mamba_d_head", "mamba_d_conv"
+
 
 def check_heads(heads: Heads) -> None:
     spec, name = heads.spec, f"attention of layer {heads.layer}"
@@ -41,13 +45,11 @@ def check_latents(latents: Latents) -> None:
 
 def check_delta(rule: DeltaRule) -> None:
     name = f"the delta rule of state {rule.layer}"
-    sizes = {
-        "linear_key_head_dim": (rule.key_dim, MAX_KEY_DIM),
-        "linear_value_head_dim": (rule.value_dim, MAX_VALUE_DIM),
-    }
+    of_key, of_value, of_width = SCAN_NAMES if rule.scan else DELTA_NAMES
+    sizes = {of_key: (rule.key_dim, MAX_KEY_DIM), of_value: (rule.value_dim, MAX_VALUE_DIM)}
     _check_sizes(sizes, name)
     if (width := rule.conv.shape[1]) > MAX_WIDTH:
-        raise NotSupported(f"{name}: linear_conv_kernel_dim {width} is above {MAX_WIDTH}")
+        raise NotSupported(f"{name}: {of_width} {width} is above {MAX_WIDTH}")
 
 
 def _check_sizes(sizes: Mapping[str, tuple[int, int | None]], name: str) -> None:
