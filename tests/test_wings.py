@@ -100,7 +100,9 @@ WINGS = {
     ),
     "hybrids": Wing(
         (f"{WORKER}/hybrids",),
-        (f"tests/{WORKER}/test_delta_backends.py", f"tests/{WORKER}/test_gated_delta.py"),
+        tuple(
+            f"tests/{WORKER}/test_{name}.py" for name in ("delta_backends", "gated_delta", "mamba")
+        ),
     ),
     "encoders": Wing(
         (f"{WORKER}/encoders",),

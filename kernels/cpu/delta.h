@@ -1,14 +1,17 @@
-// The gated delta rule over the states of sequences: see kernels/delta/__init__.py for the formula.
+// The gated delta rule, and Mamba-2's scan, over the states of sequences: see
+// kernels/delta/__init__.py for the formulas.
 //
-// An item is a row and a key head, with its value heads. It runs over the tokens of the row in
-// order, so that its sums depend neither on the cut of a prompt nor on other rows. The items of a
-// row share states and kept drafts; each reads and writes its own heads and channels only.
+// An item is a row and a block of value heads with one key head. It runs over the tokens of the row
+// in order, so that its sums depend neither on the cut of a prompt nor on other rows. The items of
+// a row share states, columns and kept drafts: each writes its own matrices only. Columns and
+// drafts are written after all items have read them.
 #pragma once
 
 #include "heads.h"
 #include "words.h"
 
 constexpr int MAX_KEY_DIM = 256, MAX_VALUE_DIM = 256, MAX_WIDTH = 8;  // as in delta.py
+constexpr int BLOCK_HEADS = 8, NOTED_CHANNELS = 1024;                  // of an item
 constexpr float EPS_OF_KEYS = 1e-6f;  // of the norms of queries and keys
 
 // Vectors of columns in a pass over a matrix [key_dim, value_dim], each with one sum. With 128
@@ -21,13 +24,18 @@ constexpr int COLUMN_VECTORS = 4;
 
 struct Delta {
   int32_t num_heads, num_key_heads, key_dim, value_dim, width;
-  float eps;
-  const float* conv;     // [width, channels]
-  const float* rates;    // [num_heads]: exp(A_log)
-  const float* dt_bias;  // [num_heads]
-  const float* norm;     // [value_dim]
+  float eps, least, most;  // limits of the steps of a scan
+  const float* conv;       // [width, channels]
+  const float* rates;      // [num_heads]: exp(A_log)
+  const float* dt_bias;    // [num_heads]
+  const float* norm;       // [value_dim], or of a scan [num_heads · value_dim]
+  const float* skip;       // [num_heads] of a scan, or null
+  const float* bias;       // [channels] of a scan's convolution, or null
 
+  bool scans() const { return skip; }
+  int num_gates() const { return scans() ? num_heads : 2 * num_heads; }
   int group() const { return num_heads / num_key_heads; }
+  int num_blocks() const { return div_up(group(), BLOCK_HEADS); }  // of a key head
   int num_keys() const { return num_key_heads * key_dim; }
   int channels() const { return 2 * num_keys() + num_heads * value_dim; }
   size_t matrix() const { return (size_t)key_dim * value_dim; }
@@ -37,7 +45,7 @@ struct Delta {
 struct LayerStates {
   float* matrices;  // [states, num_heads, key_dim, value_dim]
   float* columns;   // [states, width, channels]
-  float* kept;      // [states, most_drafts, channels + 2 · num_heads]
+  float* kept;      // [states, most_drafts, channels + num_gates]
   int32_t most_drafts;
 };
 
@@ -56,20 +64,21 @@ INLINE f32x16 softplus(f32x16 x) {
 }
 
 // S ← decay · S, S ← S + key ⊗ beta · (value − Sᵀ key), y = Sᵀ query for VECTORS · 16 columns of S
-// [key_dim, value_dim].
-template <int VECTORS>
+// [key_dim, value_dim]. A scan leaves out Sᵀ key.
+template <bool SCANS, int VECTORS>
 INLINE void advance_columns(float* matrix, int key_dim, int value_dim, const float* query,
                             const float* key, const float* value, f32x16 decay, f32x16 beta,
                             float* y) {
   f32x16 sums[VECTORS], errors[VECTORS];
   for (f32x16& each : sums) each = zero();
-  for (int i = 0; i < key_dim; i++)
+  for (int i = 0; i < key_dim && !SCANS; i++)
     for (int v = 0; v < VECTORS; v++) {
       f32x16 old = load(matrix + (size_t)i * value_dim + v * LANES);
       sums[v] = fma(old, spread(key[i]), sums[v]);
     }
   for (int v = 0; v < VECTORS; v++) {
-    errors[v] = mul(beta, sub(load(value + v * LANES), mul(decay, sums[v])));
+    f32x16 given = load(value + v * LANES);
+    errors[v] = mul(beta, SCANS ? given : sub(given, mul(decay, sums[v])));
     sums[v] = zero();
   }
   for (int i = 0; i < key_dim; i++)
@@ -82,22 +91,30 @@ INLINE void advance_columns(float* matrix, int key_dim, int value_dim, const flo
   for (int v = 0; v < VECTORS; v++) store(y + v * LANES, sums[v]);
 }
 
-// The same for all columns.
+// The same for all columns from the c-th on, as far as VECTORS · 16 fit. Returns the next column.
+template <bool SCANS, int VECTORS>
+INLINE int advance_some(int c, float* matrix, int key_dim, int value_dim, const float* query,
+                        const float* key, const float* value, f32x16 decay, f32x16 beta, float* y) {
+  for (; c + VECTORS * LANES <= value_dim; c += VECTORS * LANES)
+    advance_columns<SCANS, VECTORS>(matrix + c, key_dim, value_dim, query, key, value + c, decay,
+                                    beta, y + c);
+  return c;
+}
+
+template <bool SCANS>
 INLINE void advance(float* matrix, int key_dim, int value_dim, const float* query, const float* key,
                     const float* value, float decay, float beta, float* y) {
   f32x16 decays = spread(decay), betas = spread(beta);
-  int c = 0;
-  for (; c + COLUMN_VECTORS * LANES <= value_dim; c += COLUMN_VECTORS * LANES)
-    advance_columns<COLUMN_VECTORS>(matrix + c, key_dim, value_dim, query, key, value + c, decays,
-                                    betas, y + c);
-  for (; c < value_dim; c += LANES)
-    advance_columns<1>(matrix + c, key_dim, value_dim, query, key, value + c, decays, betas, y + c);
+  int c = advance_some<SCANS, COLUMN_VECTORS>(0, matrix, key_dim, value_dim, query, key, value,
+                                              decays, betas, y);
+  c = advance_some<SCANS, 4>(c, matrix, key_dim, value_dim, query, key, value, decays, betas, y);
+  advance_some<SCANS, 1>(c, matrix, key_dim, value_dim, query, key, value, decays, betas, y);
 }
 
 inline thread_local Scratch<float> draft_matrices;
+inline Scratch<float> scanned;  // [T, num_heads · value_dim]: outputs of a scan before their norm
 
-// x [T, channels + num_heads · value_dim], gates [T, 2 · num_heads] → out [T, num_heads ·
-// value_dim].
+// x [T, channels + num_heads · value_dim], gates [T, num_gates] → out [T, num_heads · value_dim].
 template <class T>
 struct DeltaRows {
   const Delta& delta;
@@ -105,26 +122,44 @@ struct DeltaRows {
   const StateRows& rows;
   const float *x, *gates;
   T* out;
+  float* gated = nullptr;
 
-  void run() { share(*this, rows.num_rows * delta.num_key_heads); }
-
-  void operator()(int item) {
-    int row = item / delta.num_key_heads;
-    Item{*this, row, item % delta.num_key_heads}.run();
+  void run() {
+    int num = rows.starts[rows.num_rows], inner = delta.num_heads * delta.value_dim;
+    if (delta.scans()) gated = scanned.of((size_t)num * inner);
+    share(*this, rows.num_rows * delta.num_key_heads * delta.num_blocks());
+    int num_parts = div_up(delta.channels(), NOTED_CHANNELS);
+    auto note = [=](int item) {
+      Inputs{*this, item / num_parts}.note(item % num_parts * NOTED_CHANNELS);
+    };
+    share(note, rows.num_rows * num_parts);
+    if (delta.scans()) norm_groups(num, inner);
   }
 
-  struct Item {
+  void operator()(int item) {
+    int num_blocks = delta.num_blocks(), num = delta.num_key_heads * num_blocks;
+    int key_head = item % num / num_blocks, first = item % num_blocks * BLOCK_HEADS;
+    int num_heads = delta.group() - first < BLOCK_HEADS ? delta.group() - first : BLOCK_HEADS;
+    Item{{*this, item / num}, key_head, key_head * delta.group() + first, num_heads}.run();
+  }
+
+  void norm_groups(int num, int inner) {
+    int size = delta.group() * delta.value_dim;
+    each_row(num * delta.num_key_heads, size, [=](size_t at) {
+      norm(gated + at, delta.norm + at % inner, size, delta.eps, out + at);
+    });
+  }
+
+  struct Inputs {
     const DeltaRows& of;
     const Delta& delta;
-    int key_head, first_head;
     int64_t state, copy;
     // Inputs are accepted drafts, then tokens from `first` on; from number `end` on they are
     // drafts. The state has seen the first num_seen ones.
     int first, num_kept, num, end, num_seen;
     int64_t to_copy;  // inputs before the copy
 
-    Item(const DeltaRows& of, int row, int key_head)
-        : of(of), delta(of.delta), key_head(key_head), first_head(key_head * delta.group()) {
+    Inputs(const DeltaRows& of, int row) : of(of), delta(of.delta) {
       const StateRows& rows = of.rows;
       state = rows.states[row], copy = rows.copies[row];
       first = rows.starts[row], num_kept = rows.num_kept[row], num_seen = rows.num_seen[row];
@@ -133,44 +168,7 @@ struct DeltaRows {
       to_copy = (position + end) / rows.interval * rows.interval - position;
     }
 
-    void run() {
-      size_t size = delta.group() * delta.matrix();
-      float* matrices = matrices_of(state);
-      for (int n = 0; n < num; n++) {
-        if (n == end) {
-          float* drafted = draft_matrices.of(size);
-          memcpy(drafted, matrices, size * sizeof(float));
-          matrices = drafted;
-        }
-        token(n, matrices);
-        if (copy >= 0 && n >= num_seen && n + 1 == to_copy) {
-          memcpy(matrices_of(copy), matrices, size * sizeof(float));
-          write_columns(copy, n + 1);
-        }
-      }
-      write_columns(state, end);
-      keep_drafts();
-    }
-
-    void token(int n, float* matrices) {
-      alignas(64) float query[MAX_KEY_DIM], key[MAX_KEY_DIM], value[MAX_VALUE_DIM];
-      alignas(64) float y[MAX_VALUE_DIM], decays[LANES], betas[LANES];
-      int key_dim = delta.key_dim, value_dim = delta.value_dim, num_keys = delta.num_keys();
-      const float* seen[MAX_WIDTH];
-      for (int j = 0; j < delta.width; j++) seen[j] = channels_of(n - (delta.width - 1 - j));
-      mix(seen, key_head * key_dim, key_dim, query);
-      mix(seen, num_keys + key_head * key_dim, key_dim, key);
-      normalise(query, 1.0f / __builtin_sqrtf(key_dim));
-      normalise(key, 1.0f);
-      open(n, decays, betas);
-      for (int h = 0; h < delta.group(); h++) {
-        int head = first_head + h;
-        mix(seen, 2 * num_keys + head * value_dim, value_dim, value);
-        advance(matrices + h * delta.matrix(), key_dim, value_dim, query, key, value, decays[h],
-                betas[h], y);
-        if (n >= num_kept) write_output(first + n - num_kept, head, y);
-      }
-    }
+    bool copies() const { return copy >= 0 && to_copy > num_seen; }
 
     // Channels of an input; before the first one come the columns of the state.
     const float* channels_of(int n) const {
@@ -182,7 +180,95 @@ struct DeltaRows {
 
     const float* gates_of(int n) const {
       if (n < num_kept) return kept_at(n) + delta.channels();
-      return of.gates + (size_t)(first + n - num_kept) * 2 * delta.num_heads;
+      return of.gates + (size_t)(first + n - num_kept) * delta.num_gates();
+    }
+
+    // Writes some channels, from `from` on, to the columns of the state and its copy, and keeps
+    // those of drafts, and with the first channels their gates.
+    void note(int from) const {
+      int left = delta.channels() - from, size = left < NOTED_CHANNELS ? left : NOTED_CHANNELS;
+      if (copies()) write_columns(copy, to_copy, from, size);
+      write_columns(state, end, from, size);
+      for (int n = end; n < num; n++) {
+        float* to = kept_at(n - end);
+        move(channels_of(n) + from, size, to + from);
+        if (!from) move(gates_of(n), delta.num_gates(), to + delta.channels());
+      }
+    }
+
+    // The columns of a state that has seen the first `seen` inputs.
+    void write_columns(int64_t to, int seen, int from, int size) const {
+      for (int j = 0; j < delta.width; j++)
+        move(channels_of(seen - delta.width + j) + from, size,
+             columns_of(to) + (size_t)j * delta.channels() + from);
+    }
+
+    static void move(const float* from, int num, float* to) {
+      memmove(to, from, num * sizeof(float));
+    }
+
+    float* columns_of(int64_t number) const {
+      return of.layer.columns + number * delta.width * delta.channels();
+    }
+    float* kept_at(int n) const {
+      int size = delta.channels() + delta.num_gates();
+      return of.layer.kept + (state * of.layer.most_drafts + n) * size;
+    }
+    int x_size() const { return delta.channels() + delta.num_heads * delta.value_dim; }
+  };
+
+  struct Item : Inputs {
+    int key_head, first_head, num_heads;
+
+    using Inputs::of, Inputs::delta, Inputs::num, Inputs::end, Inputs::num_kept, Inputs::num_seen;
+    using Inputs::state, Inputs::copy, Inputs::to_copy, Inputs::first;
+    using Inputs::channels_of, Inputs::gates_of, Inputs::x_size;
+
+    Item(Inputs inputs, int key_head, int first_head, int num_heads)
+        : Inputs(inputs), key_head(key_head), first_head(first_head), num_heads(num_heads) {}
+
+    void run() {
+      size_t size = num_heads * delta.matrix();
+      float* matrices = matrices_of(state);
+      for (int n = 0; n < num; n++) {
+        if (n == end) {
+          float* drafted = draft_matrices.of(size);
+          memcpy(drafted, matrices, size * sizeof(float));
+          matrices = drafted;
+        }
+        token(n, matrices);
+        if (this->copies() && n + 1 == to_copy)
+          memcpy(matrices_of(copy), matrices, size * sizeof(float));
+      }
+    }
+
+    void token(int n, float* matrices) {
+      alignas(64) float query[MAX_KEY_DIM], key[MAX_KEY_DIM], value[MAX_VALUE_DIM];
+      alignas(64) float y[MAX_VALUE_DIM], decays[LANES], betas[LANES];
+      int key_dim = delta.key_dim, value_dim = delta.value_dim, num_keys = delta.num_keys();
+      const float* seen[MAX_WIDTH];
+      for (int j = 0; j < delta.width; j++) seen[j] = channels_of(n - (delta.width - 1 - j));
+      mix(seen, key_head * key_dim, key_dim, query);
+      mix(seen, num_keys + key_head * key_dim, key_dim, key);
+      if (!delta.scans()) {
+        normalise(query, 1.0f / __builtin_sqrtf(key_dim));
+        normalise(key, 1.0f);
+      }
+      open(n, decays, betas);
+      for (int h = 0; h < num_heads; h++) {
+        int head = first_head + h;
+        float* matrix = matrices + h * delta.matrix();
+        mix(seen, 2 * num_keys + head * value_dim, value_dim, value);
+        if (delta.scans())
+          advance<true>(matrix, key_dim, value_dim, query, key, value, decays[h], betas[h], y);
+        else
+          advance<false>(matrix, key_dim, value_dim, query, key, value, decays[h], betas[h], y);
+        if (n < num_kept) continue;
+        if (delta.scans())
+          write_scanned(first + n - num_kept, head, y, value);
+        else
+          write_output(first + n - num_kept, head, y);
+      }
     }
 
     // silu of the convolution of `num` channels
@@ -190,7 +276,7 @@ struct DeltaRows {
       const float* conv = delta.conv + channel;
       int channels = delta.channels();
       for (int i = 0; i < num; i += LANES) {
-        f32x16 total = zero();
+        f32x16 total = delta.bias ? load(delta.bias + channel + i) : zero();
         for (int j = 0; j < delta.width; j++)
           total = fma(load(conv + (size_t)j * channels + i), load(seen[j] + channel + i), total);
         store(mixed + i, silu(total));
@@ -203,20 +289,33 @@ struct DeltaRows {
       for (int i = 0; i < delta.key_dim; i += LANES) store(head + i, mul(load(head + i), scale));
     }
 
-    // The decays and betas of the item's value heads: 1 and 0 for an input that the state has seen.
+    // The decays of the item's value heads, and their betas or steps: 1 and 0 for an input that the
+    // state has seen.
     void open(int n, float* decays, float* betas) const {
       if (n < num_seen) {
         store(decays, spread(1));
         store(betas, zero());
         return;
       }
-      const float* b = gates_of(n) + first_head;
-      int group = delta.group();
-      f32x16 a = load_some(b + delta.num_heads, group), opening = load_some(b, group);
-      f32x16 spans = softplus(add(a, load_some(delta.dt_bias + first_head, group)));
-      f32x16 rates = load_some(delta.rates + first_head, group);
-      store(decays, or_nan(a, exp(sub(zero(), mul(rates, spans)))));
-      store(betas, or_nan(opening, sigmoid(opening)));
+      const float* gates = gates_of(n) + first_head;
+      f32x16 opening = load_some(gates, num_heads);
+      f32x16 a = delta.scans() ? opening : load_some(gates + delta.num_heads, num_heads);
+      f32x16 steps = softplus(add(a, load_some(delta.dt_bias + first_head, num_heads)));
+      if (delta.scans()) steps = min(max(steps, spread(delta.least)), spread(delta.most));
+      f32x16 rates = load_some(delta.rates + first_head, num_heads);
+      store(decays, or_nan(a, exp(sub(zero(), mul(rates, steps)))));
+      store(betas, or_nan(opening, delta.scans() ? steps : sigmoid(opening)));
+    }
+
+    // y + skip · value, times silu of the gate
+    void write_scanned(int t, int head, const float* y, const float* value) const {
+      int size = delta.value_dim;
+      const float* z = of.x + (size_t)t * x_size() + delta.channels() + head * size;
+      float* to = of.gated + ((size_t)t * delta.num_heads + head) * size;
+      for (int i = 0; i < size; i += LANES) {
+        f32x16 whole = fma(spread(delta.skip[head]), load(value + i), load(y + i));
+        store(to + i, mul(whole, silu(load(z + i))));
+      }
     }
 
     void write_output(int t, int head, const float* y) const {
@@ -230,46 +329,8 @@ struct DeltaRows {
       }
     }
 
-    // The columns of a state that has seen the first `seen` inputs.
-    void write_columns(int64_t to, int seen) const {
-      for (int j = 0; j < delta.width; j++)
-        move_channels(channels_of(seen - delta.width + j),
-                      columns_of(to) + (size_t)j * delta.channels());
-    }
-
-    void keep_drafts() const {
-      for (int n = end; n < num; n++) {
-        float* to = kept_at(n - end);
-        move_channels(channels_of(n), to);
-        const float* gates = gates_of(n) + first_head;
-        to += delta.channels() + first_head;
-        move(gates, delta.group(), to);
-        move(gates + delta.num_heads, delta.group(), to + delta.num_heads);
-      }
-    }
-
-    void move_channels(const float* from, float* to) const {
-      int query = key_head * delta.key_dim, key = delta.num_keys() + query;
-      int value = 2 * delta.num_keys() + first_head * delta.value_dim;
-      move(from + query, delta.key_dim, to + query);
-      move(from + key, delta.key_dim, to + key);
-      move(from + value, delta.group() * delta.value_dim, to + value);
-    }
-
-    static void move(const float* from, int num, float* to) {
-      memmove(to, from, num * sizeof(float));
-    }
-
     float* matrices_of(int64_t number) const {
       return of.layer.matrices + (number * delta.num_heads + first_head) * delta.matrix();
     }
-    float* columns_of(int64_t number) const {
-      return of.layer.columns + number * delta.width * delta.channels();
-    }
-    float* kept_at(int n) const {
-      int size = delta.channels() + 2 * delta.num_heads;
-      return of.layer.kept + (state * of.layer.most_drafts + n) * size;
-    }
-    int x_size() const { return delta.channels() + delta.num_heads * delta.value_dim; }
   };
 };

@@ -1,4 +1,4 @@
-"""The gated delta rule in native code: its weights, and the states of a step.
+"""The gated delta rule and Mamba-2's in native code: their weights, and the states of a step.
 
 The structures are those of ``delta.h``, field by field.
 """
@@ -11,17 +11,16 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.pointers import Float, Int, Pointer, address, array_address
-from kernels.delta import LayerStates, StateRows
+from kernels.delta import LayerStates, ScanTerms, StateRows
 
 MAX_KEY_DIM, MAX_VALUE_DIM, MAX_WIDTH = 256, 256, 8
-MAX_VALUE_HEADS = 16  # of a key head: one vector
 
 
 class DeltaStruct(ctypes.Structure):
     _fields_ = [
         *((name, Int) for name in ("num_heads", "num_key_heads", "key_dim", "value_dim", "width")),
-        ("eps", Float),
-        *((name, Pointer) for name in ("conv", "rates", "dt_bias", "norm")),
+        *((name, Float) for name in ("eps", "least", "most")),
+        *((name, Pointer) for name in ("conv", "rates", "dt_bias", "norm", "skip", "bias")),
     ]
 
 
@@ -43,7 +42,7 @@ class StateRowsStruct(ctypes.Structure):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedDelta:
     """``conv`` [width, channels], ``rates`` (exp(A_log)) and ``dt_bias`` [num_heads], ``norm``
-    [value_dim], float32."""
+    [value_dim], or as ``scan`` has it, float32."""
 
     num_key_heads: int
     key_dim: int
@@ -52,31 +51,44 @@ class PackedDelta:
     dt_bias: Tensor
     norm: Tensor
     eps: float
+    scan: ScanTerms | None = None
+
+    @property
+    def value_dim(self) -> int:
+        return len(self.norm) // (1 if self.scan is None else len(self.rates))
 
     @property
     def tensors(self) -> list[Tensor]:
-        return [self.conv, self.rates, self.dt_bias, self.norm]
+        more = () if self.scan is None else self.scan[:2]
+        found = self.conv, self.rates, self.dt_bias, self.norm, *more
+        return [each for each in found if each is not None]
 
     def struct(self) -> DeltaStruct:
+        skip, bias, (least, most) = self.scan or (None, None, (0.0, 0.0))
         return DeltaStruct(
             num_heads=len(self.rates),
             num_key_heads=self.num_key_heads,
             key_dim=self.key_dim,
-            value_dim=len(self.norm),
+            value_dim=self.value_dim,
             width=len(self.conv),
             eps=self.eps,
+            least=least,
+            most=most,
             conv=address(self.conv),
             rates=address(self.rates),
             dt_bias=address(self.dt_bias),
             norm=address(self.norm),
+            skip=address(skip),
+            bias=address(bias),
         )
 
     def check(self, states: LayerStates) -> None:
         """Raises ValueError for states of other sizes or in another form."""
         (width, channels), num_heads = self.conv.shape, len(self.rates)
         matrices, columns, kept = (tuple(each.shape[1:]) for each in states)
-        expected = (num_heads, self.key_dim, len(self.norm)), (width, channels)
-        if (matrices, columns) != expected or kept[1:] != (channels + 2 * num_heads,):
+        num_gates = 2 * num_heads if self.scan is None else num_heads
+        expected = (num_heads, self.key_dim, self.value_dim), (width, channels)
+        if (matrices, columns) != expected or kept[1:] != (channels + num_gates,):
             raise ValueError(f"states {matrices}, {columns} and drafts {kept} are not {expected}")
         if any(each.dtype != torch.float32 or not each.is_contiguous() for each in states):
             raise ValueError("states are not float32, or not contiguous")

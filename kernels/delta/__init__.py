@@ -1,4 +1,5 @@
-"""The gated delta rule with its convolution and its gated norm (arXiv 2412.06464, Qwen3-Next).
+"""The gated delta rule with its convolution and its gated norm (arXiv 2412.06464, Qwen3-Next), and
+Mamba-2's rule (arXiv 2405.21060), which lacks the correction.
 
 A value head h has a matrix S [key_dim, value_dim], part of its sequence's state; it shares the key
 head h // (num_value_heads // num_key_heads). A token's input is (q, k, v, z), and (b, a) of each
@@ -10,6 +11,16 @@ value head. In float32, token by token:
 4. S ← S + k ⊗ sigmoid(b) · (v − Sᵀ k)
 5. y = Sᵀ q
 6. out = norm · y / √(mean(y²) + eps) · silu(z)
+
+With ``ScanTerms``, Mamba-2's (C, B, x) are (q, k, v), and its dt, one number of each value head,
+replaces (b, a):
+
+1. the convolution has a bias
+2. none
+3. S ← exp(−exp(A_log) · s) · S with the step s = softplus(dt + dt_bias) within limits
+4. S ← S + k ⊗ (s · v)
+5. y = Sᵀ q + skip · v
+6. u = y · silu(z), out = norm · u / √(mean(u²) + eps), the mean over all heads of a key head
 
 A state has the last inputs of the convolution and the matrices of all heads. The rows of a step
 advance theirs (``StateRows``). Drafts leave no trace in it, since they may be refused: their inputs
@@ -25,10 +36,10 @@ from torch import Tensor
 
 from kernels.delta import device, plain
 from kernels.delta.device import DeviceRows
-from kernels.delta.states import DeltaWeights, LayerStates, StateRows
+from kernels.delta.states import DeltaWeights, LayerStates, ScanTerms, StateRows
 from kernels.dispatch import runs_triton
 
-__all__ = ["DeltaWeights", "DeviceRows", "LayerStates", "StateRows", "gated_delta"]
+__all__ = ["DeltaWeights", "DeviceRows", "LayerStates", "ScanTerms", "StateRows", "gated_delta"]
 
 
 def gated_delta(
@@ -39,7 +50,8 @@ def gated_delta(
     rows: StateRows | DeviceRows,
 ) -> Tensor:
     """x [T, channels + num_value_heads · value_dim], the (q, k, v, z) of the tokens; gates
-    [T, 2 · num_value_heads], their (b, a) → [T, num_value_heads · value_dim], 0 for padding.
+    [T, 2 · num_value_heads], their (b, a), or dt [T, num_value_heads] → [T, num_value_heads ·
+    value_dim], 0 for padding.
 
     Each row advances its state over its kept drafts and its tokens, without its drafts, whose
     inputs are kept. If the state passes multiples of ``interval`` on the way, it is copied at the

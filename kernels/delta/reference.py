@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from kernels.delta.states import DeltaWeights, LayerStates, StateRows
+from kernels.delta.states import DeltaWeights, LayerStates, ScanTerms, StateRows
 
 EPS = 1e-6  # of the norms of queries and keys
 
@@ -39,36 +39,72 @@ def gated_delta(
         if not num_drafts:
             _write(layer, state, matrices, columns)
         layer.kept[state, :num_drafts] = inputs[end:]
-    z = x[:, channels:].float().unflatten(1, (-1, len(weights.norm)))
     y = torch.stack(outputs)
-    normed = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + weights.eps)
-    return (weights.norm.float() * normed * silu(z)).flatten(1).to(x.dtype)
+    return finish(y, x[:, channels:].float().view_as(y), weights).to(x.dtype)
+
+
+def finish(y: Tensor, z: Tensor, weights: DeltaWeights) -> Tensor:
+    """Step 6: y and z [T, num_value_heads, value_dim] → [T, num_value_heads · value_dim]"""
+    if weights.scan is None:
+        normed = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + weights.eps)
+        return (weights.norm.float() * normed * silu(z)).flatten(1)
+    gated = (y * silu(z)).flatten(1).unflatten(1, (weights.num_key_heads, -1))
+    normed = gated * torch.rsqrt(gated.square().mean(-1, keepdim=True) + weights.eps)
+    out: Tensor = weights.norm.float() * normed.flatten(1)
+    return out
 
 
 def _advance(
     token: Tensor, weights: DeltaWeights, matrices: Tensor, columns: Tensor, is_seen: bool
 ) -> tuple[Tensor, Tensor]:
-    """(q, k, v, b, a) of a token, the matrices before it, or behind it if it ``is_seen``, and the
-    columns with its own → y [num_value_heads, value_dim], and the matrices behind it."""
+    """(q, k, v) of a token with (b, a), or dt, the matrices before it, or behind it if it
+    ``is_seen``, and the columns with its own → y [num_value_heads, value_dim], and the matrices
+    behind it."""
     num_heads, key_dim, value_dim = matrices.shape
     num_key_heads, channels = weights.num_key_heads, weights.conv.shape[0]
+    scan = weights.scan
     mixed = torch.zeros(channels)
+    if scan is not None and scan.bias is not None:
+        mixed = mixed + scan.bias.float()
     for place, column in enumerate(columns):  # in this order, as native code sums
         mixed = mixed + weights.conv[:, place].float() * column
     sizes = [num_key_heads * key_dim, num_key_heads * key_dim, num_heads * value_dim]
     query, key, value = silu(mixed).split(sizes)
     query, key = (each.view(num_key_heads, key_dim) for each in (query, key))
-    query = query * torch.rsqrt(query.square().sum(1, keepdim=True) + EPS) * key_dim**-0.5
-    key = key * torch.rsqrt(key.square().sum(1, keepdim=True) + EPS)
+    if scan is None:
+        query = query * torch.rsqrt(query.square().sum(1, keepdim=True) + EPS) * key_dim**-0.5
+        key = key * torch.rsqrt(key.square().sum(1, keepdim=True) + EPS)
     query, key = (each.repeat_interleave(num_heads // num_key_heads, 0) for each in (query, key))
+    value = value.view(num_heads, value_dim)
+    if scan is not None:
+        return _scan(token[channels:], weights, scan, matrices, (query, key, value), is_seen)
     if is_seen:
         return torch.einsum("hkv,hk->hv", matrices, query), matrices
     b, a = token[channels:].chunk(2)
     decay = torch.exp(-weights.decay.float().exp() * softplus(a + weights.dt_bias.float()))
     matrices = matrices * decay[:, None, None]
-    error = value.view(num_heads, value_dim) - torch.einsum("hkv,hk->hv", matrices, key)
+    error = value - torch.einsum("hkv,hk->hv", matrices, key)
     matrices = matrices + key[:, :, None] * (b.sigmoid()[:, None] * error)[:, None, :]
     return torch.einsum("hkv,hk->hv", matrices, query), matrices
+
+
+def _scan(
+    dt: Tensor,
+    weights: DeltaWeights,
+    scan: ScanTerms,
+    matrices: Tensor,
+    heads: tuple[Tensor, Tensor, Tensor],
+    is_seen: bool,
+) -> tuple[Tensor, Tensor]:
+    """The same by Mamba-2's rule, given q, k and v of each value head."""
+    query, key, value = heads
+    if not is_seen:
+        step = softplus(dt + weights.dt_bias.float()).clamp(*scan.limits)
+        decay = torch.exp(-weights.decay.float().exp() * step)
+        change = key[:, :, None] * (step[:, None] * value)[:, None, :]
+        matrices = matrices * decay[:, None, None] + change
+    y = torch.einsum("hkv,hk->hv", matrices, query) + scan.skip.float()[:, None] * value
+    return y, matrices
 
 
 def _write(layer: LayerStates, state: int, matrices: Tensor, columns: Tensor) -> None:

@@ -25,7 +25,7 @@ class LayerStates(NamedTuple):
 
     matrices: Tensor  # [N, num_value_heads, key_dim, value_dim] float32
     columns: Tensor  # [N, width, channels] float32: inputs (q, k, v), the last token's last
-    kept: Tensor  # [M, most drafts, channels + 2 · num_value_heads] float32: (q, k, v, b, a)
+    kept: Tensor  # [M, most drafts, channels + gates] float32: (q, k, v) and (b, a), or dt
 
 
 class States(NamedTuple):
@@ -38,9 +38,24 @@ class States(NamedTuple):
         return self.layers[layer], self.rows
 
 
+class ScanTerms(NamedTuple):
+    """Of Mamba-2's rule: ``skip`` (D) [num_value_heads], the ``bias`` of the convolution
+    [channels], and the ``limits`` of a token's step."""
+
+    skip: Tensor
+    bias: Tensor | None
+    limits: tuple[float, float]
+
+    def in_floats(self) -> "ScanTerms":
+        """The same in float32."""
+        bias = None if self.bias is None else self.bias.float()
+        return ScanTerms(self.skip.float(), bias, self.limits)
+
+
 class DeltaWeights(NamedTuple):
     """``conv`` [channels, width], ``decay`` (A_log) and ``dt_bias`` [num_value_heads], ``norm``
-    [value_dim]. The channels are q, k and v, in this order."""
+    [value_dim], or [num_value_heads · value_dim] for a scan. The channels are q, k and v, in this
+    order."""
 
     num_key_heads: int
     conv: Tensor
@@ -48,3 +63,4 @@ class DeltaWeights(NamedTuple):
     dt_bias: Tensor
     norm: Tensor
     eps: float
+    scan: ScanTerms | None = None

@@ -1,4 +1,5 @@
-"""Sequences under the gated delta rule, computed in steps with drafts, and at once in float64."""
+"""Sequences under the gated delta rule or Mamba-2's, computed in steps with drafts, and at once in
+float64."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -7,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.delta import DeltaWeights, DeviceRows, LayerStates, StateRows
+from kernels.delta import DeltaWeights, DeviceRows, LayerStates, ScanTerms, StateRows
 from kernels.delta.device import device_rows
 from kernels.paged_attention import ChunkRows, DecodeRows
 
@@ -22,6 +23,12 @@ class Shape(NamedTuple):
     key_dim: int
     value_dim: int
     width: int
+    scans: bool = False
+    has_bias: bool = False
+
+    @property
+    def num_gates(self) -> int:
+        return self.num_heads if self.scans else 2 * self.num_heads
 
     @property
     def channels(self) -> int:
@@ -33,13 +40,15 @@ class Shape(NamedTuple):
 
     def weights(self) -> DeltaWeights:
         """Decays are from about 0.02 to 1."""
+        bias = torch.randn(self.channels) / 2 if self.has_bias else None
         return DeltaWeights(
             self.num_key_heads,
             conv=torch.randn(self.channels, self.width) / self.width**0.5,
             decay=torch.randn(self.num_heads),
             dt_bias=torch.randn(self.num_heads) - 2,
-            norm=1 + torch.randn(self.value_dim) / 5,
+            norm=1 + torch.randn(self.inner if self.scans else self.value_dim) / 5,
             eps=1e-6,
+            scan=ScanTerms(torch.randn(self.num_heads), bias, (0.05, 0.8)) if self.scans else None,
         )
 
     def states(self, num: int, num_kept: int) -> LayerStates:
@@ -47,12 +56,12 @@ class Shape(NamedTuple):
         return LayerStates(
             torch.randn(num, self.num_heads, self.key_dim, self.value_dim),
             torch.randn(num, self.width, self.channels),
-            torch.randn(num_kept, MOST_DRAFTS, self.channels + 2 * self.num_heads),
+            torch.randn(num_kept, MOST_DRAFTS, self.channels + self.num_gates),
         )
 
     def inputs(self, num: int) -> tuple[Tensor, Tensor]:
         x = torch.randn(num, self.channels + self.inner)
-        return x, 2 * torch.randn(num, 2 * self.num_heads)
+        return x, 2 * torch.randn(num, self.num_gates)
 
 
 SHAPES = [
@@ -61,6 +70,8 @@ SHAPES = [
     Shape(3, 3, 64, 144, 2),
     Shape(1, 2, 128, 128, 4),
     Shape(1, 1, 256, 256, 8),
+    Shape(1, 19, 32, 48, 4, scans=True, has_bias=True),
+    Shape(2, 4, 16, 64, 3, scans=True),
 ]
 
 
@@ -238,6 +249,8 @@ def exact(
     x: Tensor, gates: Tensor, weights: DeltaWeights, states: LayerStates, state: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The outputs [T, H · value_dim] of one sequence, its matrices and columns, in float64."""
+    if weights.scan is not None:
+        return exact_scan(x, gates, weights, states, state)
     conv, decay, dt_bias, norm = (each.double() for each in weights[1:5])
     matrices, columns = states.matrices[state].double(), states.columns[state].double()
     num_heads, key_dim, value_dim = matrices.shape
@@ -262,3 +275,36 @@ def exact(
             outputs.append(normed * z[head] / (1 + (-z[head]).exp()))
     after = torch.cat([columns, x[:, :channels].double()])[len(x) :]
     return torch.cat(outputs).view(len(x), -1), matrices, after
+
+
+def exact_scan(
+    x: Tensor, gates: Tensor, weights: DeltaWeights, states: LayerStates, state: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by Mamba-2's rule."""
+    scan, num_groups = weights.scan, weights.num_key_heads
+    assert scan is not None
+    conv, decay, dt_bias, norm = (each.double() for each in weights[1:5])
+    bias = torch.zeros(len(conv)) if scan.bias is None else scan.bias
+    matrices, columns = states.matrices[state].double(), states.columns[state].double()
+    num_heads, key_dim, value_dim = matrices.shape
+    channels, width = conv.shape
+    seen, outputs = torch.cat([columns[1:], x[:, :channels].double()]), []
+    for token, dt in enumerate(gates.double()):
+        mixed = bias + (conv * seen[token : token + width].T).sum(1)
+        mixed = mixed / (1 + (-mixed).exp())
+        z = x[token, channels:].double().view(num_heads, value_dim)
+        queries, keys = mixed[: 2 * num_groups * key_dim].view(2, num_groups, key_dim)
+        values = mixed[2 * num_groups * key_dim :].view(num_heads, value_dim)
+        gated = []
+        for head in range(num_heads):
+            group = head // (num_heads // num_groups)
+            step = (1 + (dt[head] + dt_bias[head]).exp()).log().clamp(*scan.limits)
+            change = torch.outer(keys[group], step * values[head])
+            matrices[head] = (-decay[head].exp() * step).exp() * matrices[head] + change
+            y = matrices[head].T @ queries[group] + scan.skip[head] * values[head]
+            gated.append(y * z[head] / (1 + (-z[head]).exp()))
+        groups = torch.cat(gated).view(num_groups, -1)
+        normed = groups / (groups.square().mean(1, keepdim=True) + weights.eps).sqrt()
+        outputs.append(norm * normed.ravel())
+    after = torch.cat([columns, x[:, :channels].double()])[len(x) :]
+    return torch.stack(outputs), matrices, after

@@ -17,7 +17,8 @@ HEADS = {"NUM_KEYS": 16, "NUM_HEADS": 32}
 NUM_CHANNELS = 8192
 OF_STATES = ("p_columns", "p_kept", "p_matrices")
 OF_TOKENS = ("p_mixed", "p_openings", "p_solved", "p_scores", "p_y")
-FLOATS = (*OF_STATES, *OF_TOKENS, "p_decay", "p_dt_bias", "p_norm")
+FLOATS = (*OF_STATES, *OF_TOKENS, "p_decay", "p_dt_bias", "p_norm", "p_skip")
+each_rule = pytest.mark.parametrize("scans", [False, True])
 ROWS = ("p_slots", "p_starts", "p_token_starts", "p_nums")
 OF_ROWS = dict.fromkeys((*ROWS, "p_positions"), "*i32")
 AFTER = dict.fromkeys(("p_num_drafts", "p_copies"), "*i32")
@@ -33,14 +34,16 @@ def num_stack_bytes(
     return found.num_stack_bytes
 
 
+@each_rule
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("most_drafts", [0, 3])
-def test_mix_kernel(most_drafts: int, dtype: str, arch: int) -> None:
-    signature = dict.fromkeys(("p_x", "p_gates", "p_conv"), f"*{dtype}") | OF_ROWS
+def test_mix_kernel(most_drafts: int, dtype: str, arch: int, scans: bool) -> None:
+    signature = dict.fromkeys(("p_x", "p_gates", "p_conv", "p_bias"), f"*{dtype}") | OF_ROWS
     signature |= STRIDES | {"p_token_rows": "*i32", "num_tokens": "i32"}
+    signature |= {"least": "fp32", "most": "fp32"}
     dims = {"KEY_DIM": 128, "VALUE_DIM": 128, "WIDTH": 4, "BLOCK": 128}
-    constants = HEADS | dims | {"MOST_DRAFTS": most_drafts}
+    constants = HEADS | dims | {"MOST_DRAFTS": most_drafts, "SCANS": scans, "HAS_BIAS": scans}
     assert num_stack_bytes(mix_kernel, signature, constants, arch, num_warps=2) == 0
 
 
@@ -50,43 +53,50 @@ def test_mix_kernel(most_drafts: int, dtype: str, arch: int) -> None:
 def test_note_kernel(most_drafts: int, dtype: str, arch: int) -> None:
     signature = dict.fromkeys(("p_x", "p_gates"), f"*{dtype}") | OF_ROWS | AFTER
     signature |= STRIDES | {"interval": "i32"}
-    dims = {"NUM_CHANNELS": NUM_CHANNELS, "NUM_HEADS": 32, "VALUE_DIM": 128, "WIDTH": 4}
+    dims = {"NUM_CHANNELS": NUM_CHANNELS, "NUM_GATES": 64, "NUM_IN_X": 12288, "WIDTH": 4}
     blocks = {"BLOCK_W": 4, "BLOCK_D": 4, "BLOCK": CHANNELS, "MOST_DRAFTS": most_drafts}
     assert num_stack_bytes(note_kernel, signature, dims | blocks, arch) == 0
 
 
+@each_rule
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("size", [128, 256])
-def test_advance_kernel(size: int, arch: int) -> None:
+def test_advance_kernel(size: int, arch: int, scans: bool) -> None:
     signature = OF_ROWS | AFTER | {"num_tokens": "i32", "interval": "i32"}
     dims = {"KEY_DIM": size, "VALUE_DIM": size, "BLOCK_K": size, "BLOCK_V": VALUES}
     signature |= {"matrices_stride": "i32:16"}
-    constants = HEADS | dims | {"MOST_DRAFTS": 3}
+    constants = HEADS | dims | {"MOST_DRAFTS": 3, "SCANS": scans}
     assert num_stack_bytes(advance_kernel, signature, constants, arch) == 0
 
 
+@each_rule
 @pytest.mark.parametrize("arch", ARCHS)
-def test_solve_kernel(arch: int) -> None:
+def test_solve_kernel(arch: int, scans: bool) -> None:
     signature = dict.fromkeys(("p_chunk_rows", "p_chunks", *ROWS[1:]), "*i32")
     dims = {"KEY_DIM": 128, "VALUE_DIM": 128, "BLOCK_K": CHUNK_KEYS, "CHUNK": CHUNK}
-    constants = HEADS | dims | {"PRECISION": PRECISION}
+    constants = HEADS | dims | {"PRECISION": PRECISION, "SCANS": scans}
     assert num_stack_bytes(solve_kernel, signature, constants, arch) == 0
 
 
+@each_rule
 @pytest.mark.parametrize("arch", ARCHS)
-def test_pass_kernel(arch: int) -> None:
+def test_pass_kernel(arch: int, scans: bool) -> None:
     signature = OF_ROWS | {"p_copies": "*i32", "first_row": "i32", "interval": "i32"}
     dims = {"KEY_DIM": 128, "VALUE_DIM": 128, "CHUNK": CHUNK}
     dims |= {"BLOCK_K": CHUNK_KEYS, "BLOCK_V": CHUNK_VALUES}
     signature |= {"matrices_stride": "i32:16"}
-    constants = HEADS | dims | {"PRECISION": PRECISION}
+    constants = HEADS | dims | {"PRECISION": PRECISION, "SCANS": scans}
     assert num_stack_bytes(pass_kernel, signature, constants, arch) == 0
 
 
+@each_rule
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_finish_kernel(dtype: str, arch: int) -> None:
+def test_finish_kernel(dtype: str, arch: int, scans: bool) -> None:
     signature = dict.fromkeys(("p_x", "p_out"), f"*{dtype}") | OF_ROWS
     signature |= {"p_num_drafts": "*i32", "eps": "fp32", "num_tokens": "i32", "num_rows": "i32"}
-    dims = {"NUM_CHANNELS": NUM_CHANNELS, "NUM_HEADS": 32, "VALUE_DIM": 128, "BLOCK": 128}
-    assert num_stack_bytes(finish_kernel, signature, dims, arch, num_warps=2) == 0
+    sizes = (1, 8192, 8192) if scans else (32, 128, 128)  # a scan as of Granite 4 Small
+    dims = dict(zip(("NUM_NORMS", "SIZE", "BLOCK"), sizes, strict=True))
+    constants = {"NUM_CHANNELS": NUM_CHANNELS, "SCANS": scans} | dims
+    num_warps = 8 if scans else 2
+    assert num_stack_bytes(finish_kernel, signature, constants, arch, num_warps) == 0

@@ -58,6 +58,14 @@ MODELS: dict[str, dict[str, Any]] = {
         "head_size": 128,
         "layer_types": ["linear_attention", "full_attention"],
     },
+    "Granite 4, bfloat16, Mamba-2 and nothing that turns": {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "head_size": 64,
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_local_experts": 0,
+        "mamba_n_heads": 8,
+        "mamba_d_state": 128,
+    },
     "LFM2, bfloat16, short convolutions": {
         "architectures": ["Lfm2ForCausalLM"],
         "layer_types": ["conv", "full_attention"],
@@ -65,6 +73,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 SLOW = (
+    "Granite 4, bfloat16, Mamba-2 and nothing that turns",
     "Qwen3, bfloat16, heads of 128",
     "MiMo, float32, heads of 64",
     "LFM2, bfloat16, short convolutions",

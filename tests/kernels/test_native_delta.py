@@ -1,4 +1,5 @@
-"""The gated delta rule in native code: near float64, and the same bits in any steps."""
+"""The gated delta rule and Mamba-2's in native code: near float64, and the same bits in any
+steps."""
 
 import ctypes
 import shutil
@@ -41,8 +42,9 @@ def program_of(library: NativeLibrary, shape: Shape, weights: DeltaWeights) -> N
         dt_bias=weights.dt_bias,
         norm=weights.norm,
         eps=weights.eps,
+        scan=weights.scan,
     )
-    sizes = shape.channels + shape.inner, 2 * shape.num_heads, shape.inner
+    sizes = shape.channels + shape.inner, shape.num_gates, shape.inner
     operator = Operator(
         kind=Kind.GATED_DELTA, source=0, second=1, out=2, size=sizes[0], delta=delta
     )
@@ -121,9 +123,9 @@ def test_a_copy_is_the_state_of_a_shorter_sequence(variant: str) -> None:
 
 
 @each_variant
-def test_the_number_of_threads_changes_no_bit(variant: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("shape", [SHAPES[0], SHAPES[5]], ids=str)
+def test_the_number_of_threads_changes_no_bit(shape: Shape, variant: str, tmp_path: Path) -> None:
     """A copy of the library has threads of its own."""
-    shape = SHAPES[0]
     case, results = Case(shape), []
     parts = [[*random_parts(length, np.random.default_rng(0))] for length in LENGTHS]
     for num_threads in (1, 3):

@@ -21,6 +21,7 @@ CHANNELS = 512  # of a program that writes columns; not measured
 VALUES = 32  # of a program's part of a matrix; not measured
 # Of a program for chunks, and the keys that it reads at once: more take more registers than exist.
 CHUNK_VALUES, CHUNK_KEYS = 16, 16
+WIDE = 512  # numbers of a norm by a few warps
 PRECISION = "tf32x3"  # three products by tensor cores for one in float32
 
 
@@ -35,6 +36,7 @@ def launch(
     _, num_heads, key_dim, value_dim = matrices.shape
     num_tokens, num_rows, most_drafts = len(x), len(rows.slots), kept.shape[1]
     num_decoding, num_chunks = rows.num_decoding, len(rows.chunk_rows)
+    num_gates = gates.shape[1]
     num_inputs = num_tokens + num_decoding * most_drafts
     mixed = x.new_empty(num_inputs, channels, dtype=torch.float32)
     openings = x.new_empty(num_inputs, 2 * num_heads, dtype=torch.float32)
@@ -43,36 +45,42 @@ def launch(
     of_rows = rows.slots, rows.starts, rows.token_starts, rows.nums
     dims = num_keys, num_heads, key_dim, value_dim
     blocks = next_power_of_2(key_dim), next_power_of_2(value_dim)
+    skip, bias, limits = weights.scan or (None, None, (0.0, 0.0))
+    scans = weights.scan is not None
     mix_kernel[num_inputs, 2 * num_keys + num_heads](
-        x, gates, columns, kept, weights.conv, weights.decay, weights.dt_bias, *of_rows,
-        rows.token_rows, rows.positions, mixed, openings, num_tokens, columns.stride(0),
-        kept.stride(0), most_drafts, *dims, width, max(blocks), num_warps=2,
+        x, gates, columns, kept, weights.conv, bias, weights.decay, weights.dt_bias, *of_rows,
+        rows.token_rows, rows.positions, mixed, openings, num_tokens, *limits, columns.stride(0),
+        kept.stride(0), scans, bias is not None, most_drafts, *dims, width, max(blocks),
+        num_warps=2,
     )  # fmt: skip
-    note_kernel[num_rows, cdiv(channels + 2 * num_heads, CHANNELS)](
+    note_kernel[num_rows, cdiv(channels + num_gates, CHANNELS)](
         x, gates, columns, kept, *of_rows, rows.num_drafts, rows.positions, rows.copies,
-        rows.interval, columns.stride(0), kept.stride(0), most_drafts, channels,
-        num_heads, value_dim, width, next_power_of_2(width),
-        next_power_of_2(max(1, most_drafts)), CHANNELS,
+        rows.interval, columns.stride(0), kept.stride(0), most_drafts, channels, num_gates,
+        x.shape[1], width, next_power_of_2(width), next_power_of_2(max(1, most_drafts)), CHANNELS,
     )  # fmt: skip
     if num_decoding:
         advance_kernel[num_decoding, num_heads, cdiv(value_dim, VALUES)](
-            mixed, openings, matrices, *of_rows, rows.num_drafts, rows.positions, rows.copies, y,
-            num_tokens, rows.interval, matrices.stride(0), most_drafts, *dims, blocks[0], VALUES,
+            mixed, openings, skip, matrices, *of_rows, rows.num_drafts, rows.positions,
+            rows.copies, y, num_tokens, rows.interval, matrices.stride(0), scans, most_drafts,
+            *dims, blocks[0], VALUES,
         )  # fmt: skip
     if num_rows > num_decoding:
         square = num_tokens, num_heads, rows.chunk
         solved, scores = (x.new_empty(square, dtype=torch.float32) for _ in range(2))
         solve_kernel[num_chunks, num_heads](
-            mixed, openings, rows.chunk_rows, rows.chunks, *of_rows[1:], solved, scores, *dims,
-            CHUNK_KEYS, rows.chunk, PRECISION,
+            mixed, openings, rows.chunk_rows, rows.chunks, *of_rows[1:], solved, scores, scans,
+            *dims, CHUNK_KEYS, rows.chunk, PRECISION,
         )  # fmt: skip
         pass_kernel[num_rows - num_decoding, num_heads, cdiv(value_dim, CHUNK_VALUES)](
-            mixed, openings, solved, scores, matrices, *of_rows, rows.positions, rows.copies, y,
-            num_decoding, rows.interval, matrices.stride(0), *dims, CHUNK_KEYS, CHUNK_VALUES,
-            rows.chunk, PRECISION,
+            mixed, openings, solved, scores, skip, matrices, *of_rows, rows.positions,
+            rows.copies, y, num_decoding, rows.interval, matrices.stride(0), scans, *dims,
+            CHUNK_KEYS, CHUNK_VALUES, rows.chunk, PRECISION,
         )  # fmt: skip
-    finish_kernel[max(num_tokens, num_rows), num_heads](
+    num_norms = num_keys if scans else num_heads
+    size = num_heads * value_dim // num_norms
+    finish_kernel[max(num_tokens, num_rows), num_norms](
         x, y, weights.norm, *of_rows, rows.num_drafts, rows.positions, out, num_tokens, num_rows,
-        weights.eps, channels, num_heads, value_dim, blocks[1], num_warps=2,
+        weights.eps, scans, channels, num_norms, size, next_power_of_2(size),
+        num_warps=2 if size <= WIDE else 8,
     )  # fmt: skip
     return out

@@ -10,6 +10,7 @@ from kernels.delta.triton.inputs import end_and_copy, inputs_of
 def advance_kernel(
     p_mixed,  # [I, channels]
     p_openings,  # [I, 2 H]
+    p_skip,  # [H] of a scan
     p_matrices,  # [states, H, KEY_DIM, VALUE_DIM]
     p_slots,  # [R]
     p_starts,  # [R]
@@ -22,6 +23,7 @@ def advance_kernel(
     num_tokens,
     interval,
     matrices_stride,  # of states
+    SCANS: tl.constexpr,
     MOST_DRAFTS: tl.constexpr,
     NUM_KEYS: tl.constexpr,
     NUM_HEADS: tl.constexpr,
@@ -57,10 +59,14 @@ def advance_kernel(
         b_value = tl.load(p_input + o_value, mask=is_v, other=0)
         p_opening = p_openings + place.to(tl.int64) * 2 * NUM_HEADS + head
         b_matrix *= tl.exp(tl.load(p_opening))
-        b_error = b_value - tl.sum(b_matrix * b_key[:, None], 0)
+        b_error = b_value
+        if not SCANS:
+            b_error -= tl.sum(b_matrix * b_key[:, None], 0)
         b_error *= tl.load(p_opening + NUM_HEADS)
         b_matrix += b_key[:, None] * b_error[None, :]
         b_y = tl.sum(b_matrix * b_query[:, None], 0)
+        if SCANS:
+            b_y += tl.load(p_skip + head).to(tl.float32) * b_value
         p_out = p_y + (token.to(tl.int64) * NUM_HEADS + head) * VALUE_DIM + o_v
         tl.store(p_out, b_y, mask=o_v < tl.where(number >= num_kept, VALUE_DIM, 0))
         if number + 1 == copied:

@@ -7,7 +7,8 @@ With g_t the sum of the logarithms of the decays up to t, the matrix before a ch
 
 the chunk's changes are U = M · (V − diag(exp(g)) · K · S), its outputs diag(exp(g)) · Q · S + P · U
 and the matrix after it exp(g_last) · S + Σ_t exp(g_last − g_t) · k_t ⊗ u_t. M and P of all chunks
-are computed at once, then the rest of a row from chunk to chunk.
+are computed at once, then the rest of a row from chunk to chunk. Of a scan U = diag(β) · V, with
+steps as β, and outputs have skip · V more.
 """
 
 import triton
@@ -42,6 +43,7 @@ def solve_kernel(
     p_nums,  # [R]
     p_solved,  # [T, H, CHUNK]: M
     p_scores,  # [T, H, CHUNK]: P
+    SCANS: tl.constexpr,
     NUM_KEYS: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -70,21 +72,23 @@ def solve_kernel(
         b_query = tl.load(p_query, mask=is_valid, other=0)
         b_key = tl.load(p_query + NUM_KEYS * KEY_DIM, mask=is_valid, other=0)
         b_scores = tl.dot(b_query, tl.trans(b_key), b_scores, input_precision=PRECISION)
-        b_solved = tl.dot(b_key, tl.trans(b_key), b_solved, input_precision=PRECISION)
+        if not SCANS:
+            b_solved = tl.dot(b_key, tl.trans(b_key), b_solved, input_precision=PRECISION)
     o_t = tl.arange(0, CHUNK)
     is_seen = o_t[:, None] >= o_t[None, :]
     b_decay = tl.where(is_seen, tl.exp(tl.where(is_seen, b_sum[:, None] - b_sum[None, :], 0)), 0)
     o_out = (o_token[:, None] * NUM_HEADS + head) * CHUNK + o_t[None, :]
     tl.store(p_scores + o_out, b_scores * b_decay, mask=is_token[:, None])
-    is_before = o_t[:, None] > o_t[None, :]
-    b_solved = tl.where(is_before, -b_solved * b_decay * b_beta[:, None], 0)
-    for i in range(1, CHUNK):  # the rows before it are solved
-        is_row = o_t[:, None] == i
-        b_row = tl.sum(tl.where(is_row, b_solved, 0), 0, keep_dims=True)
-        b_row += tl.sum(tl.trans(b_row) * b_solved, 0, keep_dims=True)
-        b_solved = tl.where(is_row, b_row, b_solved)
-    b_solved = tl.where(o_t[:, None] == o_t[None, :], 1, b_solved) * b_beta[None, :]
-    tl.store(p_solved + o_out, b_solved, mask=is_token[:, None])
+    if not SCANS:
+        is_before = o_t[:, None] > o_t[None, :]
+        b_solved = tl.where(is_before, -b_solved * b_decay * b_beta[:, None], 0)
+        for i in range(1, CHUNK):  # the rows before it are solved
+            is_row = o_t[:, None] == i
+            b_row = tl.sum(tl.where(is_row, b_solved, 0), 0, keep_dims=True)
+            b_row += tl.sum(tl.trans(b_row) * b_solved, 0, keep_dims=True)
+            b_solved = tl.where(is_row, b_row, b_solved)
+        b_solved = tl.where(o_t[:, None] == o_t[None, :], 1, b_solved) * b_beta[None, :]
+        tl.store(p_solved + o_out, b_solved, mask=is_token[:, None])
 
 
 @triton.jit(do_not_specialize=["first_row", "interval"])
@@ -93,6 +97,7 @@ def pass_kernel(
     p_openings,  # [I, 2 H]
     p_solved,  # [T, H, CHUNK]
     p_scores,  # [T, H, CHUNK]
+    p_skip,  # [H] of a scan
     p_matrices,  # [states, H, KEY_DIM, VALUE_DIM]
     p_slots,  # [R]
     p_starts,  # [R]
@@ -104,6 +109,7 @@ def pass_kernel(
     first_row,
     interval,
     matrices_stride,  # of states
+    SCANS: tl.constexpr,
     NUM_KEYS: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -133,7 +139,7 @@ def pass_kernel(
     o_value = 2 * NUM_KEYS * KEY_DIM + head * VALUE_DIM + o_v
     for chunk in range(start // CHUNK, (start + end - 1) // CHUNK + 1):
         o_token, is_token = tokens_of(chunk, start, token_start, num, CHUNK)
-        b_sum, _ = sums_and_betas(p_openings, o_token, is_token, head, NUM_HEADS)
+        b_sum, b_beta = sums_and_betas(p_openings, o_token, is_token, head, NUM_HEADS)
         p_row = p_mixed + o_token[:, None] * NUM_CHANNELS
         b_error = tl.zeros([CHUNK, BLOCK_V], tl.float32)
         b_y = tl.zeros([CHUNK, BLOCK_V], tl.float32)
@@ -146,17 +152,23 @@ def pass_kernel(
             p_query = p_row + o_query + o_k[None, :]
             b_query = tl.load(p_query, mask=is_key, other=0)
             b_key = tl.load(p_query + NUM_KEYS * KEY_DIM, mask=is_key, other=0)
-            b_error = tl.dot(b_key, b_matrix, b_error, input_precision=PRECISION)
+            if not SCANS:
+                b_error = tl.dot(b_key, b_matrix, b_error, input_precision=PRECISION)
             b_y = tl.dot(b_query, b_matrix, b_y, input_precision=PRECISION)
         is_value = is_token[:, None] & is_v[None, :]
         b_value = tl.load(p_row + o_value[None, :], mask=is_value, other=0)
-        b_error = b_value - tl.exp(b_sum)[:, None] * b_error
         o_square = (o_token[:, None] * NUM_HEADS + head) * CHUNK + o_t[None, :]
-        b_solved = tl.load(p_solved + o_square, mask=is_token[:, None], other=0)
-        b_change = tl.dot(b_solved, b_error, input_precision=PRECISION)
+        if SCANS:
+            b_change = b_beta[:, None] * b_value
+        else:
+            b_error = b_value - tl.exp(b_sum)[:, None] * b_error
+            b_solved = tl.load(p_solved + o_square, mask=is_token[:, None], other=0)
+            b_change = tl.dot(b_solved, b_error, input_precision=PRECISION)
         b_scores = tl.load(p_scores + o_square, mask=is_token[:, None], other=0)
         b_y = tl.exp(b_sum)[:, None] * b_y
         b_y = tl.dot(b_scores, b_change, b_y, input_precision=PRECISION)
+        if SCANS:
+            b_y += tl.load(p_skip + head).to(tl.float32) * b_value
         p_out = p_y + (o_token[:, None] * NUM_HEADS + head) * VALUE_DIM + o_v[None, :]
         tl.store(p_out, b_y, mask=is_value)
         last = tl.sum(tl.where(o_t == CHUNK - 1, b_sum, 0), 0)

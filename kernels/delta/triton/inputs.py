@@ -48,10 +48,11 @@ def load_inputs(
 @triton.jit(do_not_specialize=["num_tokens", "kept_stride"])
 def mix_kernel(
     p_x,  # [T, channels + H V]
-    p_gates,  # [T, 2 H]
+    p_gates,  # [T, NUM_GATES]
     p_columns,  # [states, WIDTH, channels]
-    p_kept,  # [slots, MOST_DRAFTS, channels + 2 H]
+    p_kept,  # [slots, MOST_DRAFTS, channels + NUM_GATES]
     p_conv,  # [channels, WIDTH]
+    p_bias,  # [channels] if HAS_BIAS
     p_decay,  # [H]
     p_dt_bias,  # [H]
     p_slots,  # [R]
@@ -61,10 +62,14 @@ def mix_kernel(
     p_token_rows,  # [T]
     p_positions,  # [slots]
     p_mixed,  # [I, channels]: the T tokens, then drafts of each row
-    p_openings,  # [I, 2 H]: the logarithm of a decay, and beta
+    p_openings,  # [I, 2 H]: the logarithm of a decay, and beta, or a step
     num_tokens,
+    least,  # of the limits of a step
+    most,
     columns_stride,  # of states
     kept_stride,  # of slots
+    SCANS: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     MOST_DRAFTS: tl.constexpr,
     NUM_KEYS: tl.constexpr,
     NUM_HEADS: tl.constexpr,
@@ -75,7 +80,9 @@ def mix_kernel(
 ):
     """A query, a key or a value, and with a value its head's gates."""
     NUM_CHANNELS: tl.constexpr = 2 * NUM_KEYS * KEY_DIM + NUM_HEADS * VALUE_DIM
-    NUM_KEPT: tl.constexpr = NUM_CHANNELS + 2 * NUM_HEADS
+    A_PLACE: tl.constexpr = 0 if SCANS else NUM_HEADS  # a scan has dt alone
+    NUM_GATES: tl.constexpr = A_PLACE + NUM_HEADS
+    NUM_KEPT: tl.constexpr = NUM_CHANNELS + NUM_GATES
     i_input, i_part = tl.program_id(0), tl.program_id(1)
     is_token = i_input < num_tokens
     if MOST_DRAFTS:
@@ -102,6 +109,8 @@ def mix_kernel(
     p_row_columns, p_row_kept = p_columns + slot * columns_stride, p_kept + slot * kept_stride
     b_number = tl.full([BLOCK], 0, tl.int32) + number
     b_mixed = tl.zeros([BLOCK], tl.float32)
+    if HAS_BIAS:
+        b_mixed += tl.load(p_bias + o_channel, mask=is_part, other=0).to(tl.float32)
     for column in tl.static_range(WIDTH):
         b_input = load_inputs(
             p_x, p_row_columns, p_row_kept, b_number + column + 1 - WIDTH, o_channel, is_part,
@@ -111,34 +120,40 @@ def mix_kernel(
         b_weight = tl.load(p_conv + o_channel * WIDTH + column, mask=is_part, other=0)
         b_mixed += b_weight.to(tl.float32) * b_input
     b_mixed *= tl.sigmoid(b_mixed)
-    scale = 1 / tl.sqrt(tl.sum(b_mixed * b_mixed, 0) + NORM_EPS)
-    scale = tl.where(i_part < NUM_KEYS, scale * KEY_DIM**-0.5, scale)
-    b_mixed *= tl.where(is_value, 1.0, scale)
+    if not SCANS:
+        scale = 1 / tl.sqrt(tl.sum(b_mixed * b_mixed, 0) + NORM_EPS)
+        scale = tl.where(i_part < NUM_KEYS, scale * KEY_DIM**-0.5, scale)
+        b_mixed *= tl.where(is_value, 1.0, scale)
     i_wide = i_input.to(tl.int64)
     tl.store(p_mixed + i_wide * NUM_CHANNELS + o_channel, b_mixed, mask=is_part)
     if is_value:
-        p_own = p_gates + i_wide * 2 * NUM_HEADS + head
+        p_own = p_gates + i_wide * NUM_GATES + head
         b = tl.load(p_own, mask=is_token, other=0).to(tl.float32)
-        a = tl.load(p_own + NUM_HEADS, mask=is_token, other=0).to(tl.float32)
+        a = tl.load(p_own + A_PLACE, mask=is_token, other=0).to(tl.float32)
         if MOST_DRAFTS:
             p_of_kept = p_row_kept + number * NUM_KEPT + NUM_CHANNELS + head
             b += tl.load(p_of_kept, mask=~is_token, other=0)
-            a += tl.load(p_of_kept + NUM_HEADS, mask=~is_token, other=0)
+            a += tl.load(p_of_kept + A_PLACE, mask=~is_token, other=0)
         a += tl.load(p_dt_bias + head).to(tl.float32)
-        softplus = tl.maximum(a, 0) + tl.log(1 + tl.exp(-tl.abs(a)))
-        log_decay = -tl.exp(tl.load(p_decay + head).to(tl.float32)) * softplus
+        step = tl.maximum(a, 0) + tl.log(1 + tl.exp(-tl.abs(a)))
+        if SCANS:
+            step = tl.minimum(tl.maximum(step, least), most)
+            beta = step
+        else:
+            beta = tl.sigmoid(b)
+        log_decay = -tl.exp(tl.load(p_decay + head).to(tl.float32)) * step
         is_seen = number < num_seen
         p_opening = p_openings + i_wide * 2 * NUM_HEADS + head
         tl.store(p_opening, tl.where(is_seen, 0.0, log_decay))
-        tl.store(p_opening + NUM_HEADS, tl.where(is_seen, 0.0, tl.sigmoid(b)))
+        tl.store(p_opening + NUM_HEADS, tl.where(is_seen, 0.0, beta))
 
 
 @triton.jit(do_not_specialize=["interval", "kept_stride"])
 def note_kernel(
-    p_x,  # [T, NUM_CHANNELS + H V]
-    p_gates,  # [T, 2 H]
+    p_x,  # [T, NUM_IN_X]
+    p_gates,  # [T, NUM_GATES]
     p_columns,  # [states, WIDTH, NUM_CHANNELS]
-    p_kept,  # [slots, MOST_DRAFTS, NUM_CHANNELS + 2 H]
+    p_kept,  # [slots, MOST_DRAFTS, NUM_CHANNELS + NUM_GATES]
     p_slots,  # [R]
     p_starts,  # [R]
     p_token_starts,  # [R]
@@ -151,16 +166,15 @@ def note_kernel(
     kept_stride,  # of slots
     MOST_DRAFTS: tl.constexpr,
     NUM_CHANNELS: tl.constexpr,
-    NUM_HEADS: tl.constexpr,
-    VALUE_DIM: tl.constexpr,
+    NUM_GATES: tl.constexpr,
+    NUM_IN_X: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_W: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     """Some channels of a row's columns, and of its drafts: all are read before any is written."""
-    NUM_KEPT: tl.constexpr = NUM_CHANNELS + 2 * NUM_HEADS
-    NUM_IN_X: tl.constexpr = NUM_CHANNELS + NUM_HEADS * VALUE_DIM
+    NUM_KEPT: tl.constexpr = NUM_CHANNELS + NUM_GATES
     i_row = tl.program_id(0)
     num = tl.load(p_nums + i_row)
     if num == 0:
@@ -193,7 +207,7 @@ def note_kernel(
         is_channel = is_draft & (o_channel < NUM_CHANNELS)
         b_x = tl.load(p_x + tokens * NUM_IN_X + o_channel, mask=is_channel, other=0)
         is_gate = is_draft & (o_channel >= NUM_CHANNELS) & (o_channel < NUM_KEPT)
-        p_own = p_gates + tokens * 2 * NUM_HEADS + o_channel - NUM_CHANNELS
+        p_own = p_gates + tokens * NUM_GATES + o_channel - NUM_CHANNELS
         b_gates = tl.load(p_own, mask=is_gate, other=0)
         b_draft = b_x.to(tl.float32) + b_gates.to(tl.float32)
         p_draft = p_row_kept + o_draft * NUM_KEPT + o_channel

@@ -239,6 +239,7 @@ def _delta(rule: DeltaRule) -> PackedDelta:
         dt_bias=rule.dt_bias.float(),
         norm=rule.norm.float(),
         eps=rule.eps,
+        scan=None if rule.scan is None else rule.scan.in_floats(),
     )
 
 

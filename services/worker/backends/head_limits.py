@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from kernels.cpu.delta import MAX_KEY_DIM, MAX_VALUE_DIM, MAX_VALUE_HEADS, MAX_WIDTH
+from kernels.cpu.delta import MAX_KEY_DIM, MAX_VALUE_DIM, MAX_WIDTH
 from kernels.cpu.operators import (
     LANES,
     MAX_GROUP_SIZE,
@@ -14,6 +14,10 @@ from kernels.cpu.operators import (
 from services.worker.layers.delta_rule import DeltaRule
 from services.worker.layers.heads import Heads, Latents
 from services.worker.layers.ops import NotSupported
+
+# Keys of config.json.
+DELTA_NAMES = "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim"
+SCAN_NAMES = "mamba_d_state", "mamba_d_head", "mamba_d_conv"
 
 
 def check_heads(heads: Heads) -> None:
@@ -41,17 +45,11 @@ def check_latents(latents: Latents) -> None:
 
 def check_delta(rule: DeltaRule) -> None:
     name = f"the delta rule of state {rule.layer}"
-    sizes = {
-        "linear_key_head_dim": (rule.key_dim, MAX_KEY_DIM),
-        "linear_value_head_dim": (rule.value_dim, MAX_VALUE_DIM),
-    }
+    of_key, of_value, of_width = SCAN_NAMES if rule.scan else DELTA_NAMES
+    sizes = {of_key: (rule.key_dim, MAX_KEY_DIM), of_value: (rule.value_dim, MAX_VALUE_DIM)}
     _check_sizes(sizes, name)
     if (width := rule.conv.shape[1]) > MAX_WIDTH:
-        raise NotSupported(f"{name}: linear_conv_kernel_dim {width} is above {MAX_WIDTH}")
-    if (group := rule.num_heads // rule.num_key_heads) > MAX_VALUE_HEADS:
-        raise NotSupported(
-            f"{name}: {group} value heads share a key head; {MAX_VALUE_HEADS} are the most"
-        )
+        raise NotSupported(f"{name}: {of_width} {width} is above {MAX_WIDTH}")
 
 
 def _check_sizes(sizes: Mapping[str, tuple[int, int | None]], name: str) -> None:

@@ -242,7 +242,7 @@ class Recorder(Ops[Value]):
         size, name = rule.num_heads * rule.value_dim, f"the delta rule of state {rule.layer}"
         width = rule.channels + size
         self.check(x, width, name)
-        self.check(gates, 2 * rule.num_heads, name)
+        self.check(gates, rule.num_gates, name)
         out = self._new(size, is_wide=False)
         self._add(Kind.GATED_DELTA, x, out, width, second=gates.register, delta=rule)
         return out

@@ -27,7 +27,7 @@ def channel_rows(spec: DeltaSpec, heads: Shard, key_heads: Shard) -> Shard | Row
     if heads.num == heads.total:
         return Shard(0, total, total)
     query, key, value = np.split(np.arange(total), [of_keys, 2 * of_keys])
-    parts = [_of(query, key_heads), _of(key, key_heads), _of(value, heads)]
+    parts = [rows_of(query, key_heads), rows_of(key, key_heads), rows_of(value, heads)]
     return Rows(np.concatenate(parts), total)
 
 
@@ -49,8 +49,8 @@ def joined_inputs(spec: DeltaSpec, heads: Shard, key_heads: Shard) -> tuple[Part
     inputs = _of_key_heads(spec, [spec.key_dim] * 2 + [num_shared * spec.value_dim] * 2)
     gates = _of_key_heads(spec, [num_shared] * 2)
     owners = key_heads, key_heads, heads, heads
-    own = [_of(part, owner) for part, owner in zip(inputs, owners, strict=True)]
-    own_gates = [_of(part, heads) for part in gates]
+    own = [rows_of(part, owner) for part, owner in zip(inputs, owners, strict=True)]
+    own_gates = [rows_of(part, heads) for part in gates]
     return (
         {"in_proj_qkvz": Rows(np.concatenate(own), sum(part.size for part in inputs))},
         {"in_proj_ba": Rows(np.concatenate(own_gates), sum(part.size for part in gates))},
@@ -64,7 +64,7 @@ def _of_key_heads(spec: DeltaSpec, sizes: list[int]) -> list[np.ndarray]:
     return [part.ravel() for part in np.split(rows, np.cumsum(sizes[:-1]), 1)]
 
 
-def _of(rows: np.ndarray, heads: Shard) -> np.ndarray:
+def rows_of(rows: np.ndarray, heads: Shard) -> np.ndarray:
     """The part of ``heads`` in the ``rows`` of all."""
     of_each = rows.reshape(heads.total, -1)
     own: np.ndarray = of_each[heads.start : heads.start + heads.num].ravel()

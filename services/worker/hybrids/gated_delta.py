@@ -8,24 +8,19 @@ from services.worker.hybrids.delta_rows import (
     joined_inputs,
     separate_inputs,
 )
+from services.worker.hybrids.ruled import Ruled
 from services.worker.layers.delta_rule import DeltaRule
-from services.worker.layers.kept import Stateful
 from services.worker.layers.linear import Linear, WeightPiece, row_piece
-from services.worker.layers.norm import RMSNorm
-from services.worker.layers.ops import Ops, X
 from services.worker.layers.parallel import Parallel
 from services.worker.layers.weights import empty_parameter
-from services.worker.machine.state_pool import StateSpec
 
 HEAD_NAMES = "linear_num_value_heads", "linear_num_key_heads"
 
 
-class GatedDelta(Stateful):
-    """From the GEMMs of inputs and gates to the output GEMM. Ranks share the heads.
-
-    ``layer`` is its number in the model. Its inputs are ``joined`` if a checkpoint has them in one
-    tensor. The convolution has the model's dtype; decays, their biases and the norm are float32.
-    """
+class GatedDelta(Ruled):
+    """``layer`` is its number in the model. Its inputs are ``joined`` if a checkpoint has them in
+    one tensor. The convolution has the model's dtype; decays, their biases and the norm are
+    float32."""
 
     def __init__(
         self,
@@ -49,20 +44,8 @@ class GatedDelta(Stateful):
         self.dt_bias = empty_parameter(heads.num, dtype=torch.float32)
         self.norm = empty_parameter(spec.value_dim, dtype=torch.float32)
         self.number = layer
-        self.state_spec = StateSpec(
-            heads.num, spec.key_dim, spec.value_dim, spec.width, self._channels.num
-        )
-        self.rule = DeltaRule(0, key_heads.num, self.conv, self.decay, self.dt_bias, self.norm, eps)
-
-    def put_state(self, place: int) -> None:
-        self.rule = self.rule._replace(layer=place)
-
-    @property
-    def numbers_per_token(self) -> int:
-        """The inputs and gates, also in float32, and the heads' outputs before and after the
-        norm."""
-        inputs, gates = self.in_proj.outputs, self.gates.outputs
-        return 3 * (inputs + gates) + 5 * self.out_proj.inputs
+        own = self.conv, self.decay, self.dt_bias, self.norm
+        self._follow(DeltaRule(0, key_heads.num, *own, eps))
 
     def checkpoint_pieces(self, name: str) -> dict[str, WeightPiece]:
         return {
@@ -71,12 +54,3 @@ class GatedDelta(Stateful):
             f"{name}.dt_bias": row_piece(self.dt_bias, self._heads),
             f"{name}.norm.weight": WeightPiece(self.norm),
         }
-
-    def forward(
-        self, ops: Ops[X], x: X, *, norm: RMSNorm | None = None, residual: X | None = None
-    ) -> X:
-        """delta(norm(x)) + residual: [T, hidden] → [T, hidden]"""
-        given, gates = ops.linear(x, self.in_proj, norm=norm), ops.linear(x, self.gates, norm=norm)
-        return ops.linear(
-            ops.gated_delta(given, gates, self.rule), self.out_proj, residual=residual
-        )

@@ -1,10 +1,10 @@
-"""The gated delta rule of a layer, and the place of its states."""
+"""The gated delta rule of a layer, or Mamba-2's, and the place of its states."""
 
 from typing import NamedTuple
 
 from torch import nn
 
-from kernels.delta import DeltaWeights
+from kernels.delta import DeltaWeights, ScanTerms
 
 
 class DeltaRule(NamedTuple):
@@ -18,6 +18,7 @@ class DeltaRule(NamedTuple):
     dt_bias: nn.Parameter
     norm: nn.Parameter
     eps: float
+    scan: ScanTerms | None = None
 
     @property
     def weights(self) -> DeltaWeights:
@@ -32,8 +33,12 @@ class DeltaRule(NamedTuple):
         return len(self.conv)
 
     @property
+    def num_gates(self) -> int:
+        return 2 * self.num_heads if self.scan is None else self.num_heads
+
+    @property
     def value_dim(self) -> int:
-        return len(self.norm)
+        return len(self.norm) // (1 if self.scan is None else self.num_heads)
 
     @property
     def key_dim(self) -> int:

@@ -104,8 +104,8 @@ class Ops(ABC, Generic[X]):
 
     @abstractmethod
     def gated_delta(self, x: X, gates: X, rule: DeltaRule) -> X:
-        """(q, k, v, z) of tokens and (b, a) of their heads → [T, num_heads · value_dim], as in
-        ``kernels.delta``. The states of the T tokens' sequences are advanced."""
+        """(q, k, v, z) of tokens and (b, a) or dt of their heads → [T, num_heads · value_dim], as
+        in ``kernels.delta``. The states of the T tokens' sequences are advanced."""
 
     @abstractmethod
     def gate(self, x: X, gates: X) -> X:

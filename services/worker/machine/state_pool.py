@@ -23,13 +23,14 @@ NO_COPY = -1
 
 class StateSpec(NamedTuple):
     """The state of a layer on this rank: a float32 matrix of each of ``num_heads``, and the last
-    ``width`` inputs of a convolution over ``channels``."""
+    ``width`` inputs of a convolution over ``channels``. A token has ``num_gates`` numbers more."""
 
     num_heads: int
     key_dim: int
     value_dim: int
     width: int
     channels: int
+    num_gates: int
 
     @property
     def num_bytes(self) -> int:
@@ -39,7 +40,7 @@ class StateSpec(NamedTuple):
     @property
     def draft_bytes(self) -> int:
         """The bytes of the kept inputs of a draft."""
-        return FLOAT_BYTES * (self.channels + 2 * self.num_heads)
+        return FLOAT_BYTES * (self.channels + self.num_gates)
 
 
 class StatePool:
@@ -58,7 +59,7 @@ class StatePool:
             LayerStates(
                 _zeros((num_states, each.num_heads, each.key_dim, each.value_dim), device),
                 _zeros((num_states, each.width, each.channels), device),
-                _zeros((num_slots, most_drafts, each.channels + 2 * each.num_heads), device),
+                _zeros((num_slots, most_drafts, each.channels + each.num_gates), device),
             )
             for each in specs
         ]

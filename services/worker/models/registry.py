@@ -21,6 +21,7 @@ MODELS = {
     "Glm4MoeForCausalLM": "services.worker.models.glm4_moe",
     "GptOssForCausalLM": "services.worker.models.gpt_oss",
     "GraniteForCausalLM": "services.worker.models.granite",
+    "GraniteMoeHybridForCausalLM": "services.worker.hybrids.granite4",
     "Lfm2ForCausalLM": "services.worker.hybrids.lfm2",
     "Lfm2MoeForCausalLM": "services.worker.hybrids.lfm2_moe",
     "LlamaForCausalLM": "services.worker.models.llama",

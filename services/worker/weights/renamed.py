@@ -29,7 +29,13 @@ LFM2 = {
     "conv.conv.weight": TensorSource("conv.conv.weight", lambda whole: whole.squeeze(1)),
     "gate.e_score_correction_bias": TensorSource("expert_bias"),
 }
+GRANITE4 = {
+    "block_sparse_moe.gate.": TensorSource("block_sparse_moe.router.layer."),
+    "experts.gate_up_proj": TensorSource("input_linear.weight"),
+    "experts.down_proj": TensorSource("output_linear.weight"),
+}
 FAMILIES: Mapping[str, Mapping[str, TensorSource]] = {
+    "GraniteMoeHybridForCausalLM": GRANITE4,
     "Lfm2ForCausalLM": LFM2,
     "Lfm2MoeForCausalLM": LFM2,
 }

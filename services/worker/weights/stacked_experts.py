@@ -35,6 +35,7 @@ QWEN3_5 = Stacks(takes_turns=False, has_inputs_first=False)
 QWEN3_VL = Stacks(takes_turns=False, has_inputs_first=True)  # as published; transformers' differ
 FAMILIES = {
     "GptOssForCausalLM": GPT_OSS,
+    "GraniteMoeHybridForCausalLM": QWEN3_5,
     "Qwen3VLMoeForConditionalGeneration": QWEN3_VL,
     "Qwen3_5MoeForCausalLM": QWEN3_5,
     "Qwen3_5MoeForConditionalGeneration": QWEN3_5,

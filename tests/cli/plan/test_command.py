@@ -41,8 +41,9 @@ def test_a_log_becomes_settings_workers_and_times_measured_here(tmp_path: Path, 
     assert machine["kv_cache_tokens"] == 4 * 256
 
 
-def test_states_are_planned_for_cpus_and_cards(tmp_path: Path, capsys) -> None:
-    save_hybrid(tmp_path, "qwen3.5")
+@pytest.mark.parametrize("name", ["qwen3.5", "granite 4, tied"])
+def test_states_are_planned_for_cpus_and_cards(tmp_path: Path, capsys, name: str) -> None:
+    save_hybrid(tmp_path, name)
     common = [str(tmp_path), *LOAD, "--device", "cpu", "--no-measure"]
     assert main([*common, "--max-num-seqs", "8"]) == OK
     text = " ".join(capsys.readouterr().out.split())

@@ -19,6 +19,7 @@ from kernels import dispatch
 from shared.wire.messages import ALL_TOKENS, SamplingParams
 from tests.services.worker.checkpoints import save_mimo, save_model
 from tests.services.worker.driver import Driver, Job
+from tests.services.worker.hybrids import save_hybrid
 from tests.services.worker.stored_codes import LAYOUTS, save_quantized
 from tests.services.worker.test_families import GLM, LFM
 from tests.services.worker.test_mtp_families import HYBRID_FAMILIES, Checkpoint
@@ -223,7 +224,7 @@ def test_texts_of_a_model_with_groups_of_layers_are_the_host_engines(tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("name", ["states", "convolutions"])
+@pytest.mark.parametrize("name", ["states", "scans", "convolutions"])
 def test_texts_of_layers_other_than_attention_are_the_host_engines(
     name: str, tmp_path: Path
 ) -> None:
@@ -232,11 +233,13 @@ def test_texts_of_layers_other_than_attention_are_the_host_engines(
     torch.manual_seed(0)
     if name == "states":
         Checkpoint(HYBRID_FAMILIES["Qwen3.5"], tmp_path)
+    elif name == "scans":
+        save_hybrid(tmp_path, "granite 4, tied")
     else:
         save_model(tmp_path, Lfm2ForCausalLM, **LFM)
     beginning = np.random.default_rng(1).integers(8, VOCAB_SIZE, 64).tolist()
     prompts = [[*beginning, 9], PROMPTS[2], [*beginning, 11, 12], PROMPTS[0]]
-    method = {"states": "mtp", "convolutions": "none"}[name]
+    method = {"states": "mtp", "scans": "ngram", "convolutions": "none"}[name]
     speculation = {"method": method, "num_speculative_tokens": 2, "adaptive": False}
     common: dict[str, Any] = {"max_num_batched_tokens": 40, "max_model_len": 80}
     common |= {"max_num_seqs": 2, "speculative_config": speculation}

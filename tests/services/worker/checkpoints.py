@@ -23,7 +23,7 @@ from shared.model_folder import weight_files
 VOCAB_SIZE = 160
 EOS_ID = 7
 MAX_POSITIONS = 128
-HYBRIDS = ("Lfm2", "Qwen3Next", "Qwen3_5")  # a wing's families
+HYBRIDS = ("GraniteMoeHybrid", "Lfm2", "Qwen3Next", "Qwen3_5")  # a wing's families
 LESS_ONE = ("Gemma", "Qwen3Next", "Qwen3_5")  # families that store norms minus 1
 SETTLED = 1e-4  # outputs may differ if two float32 scores are closer than this
 
@@ -58,7 +58,7 @@ def save_model(
     torch.manual_seed(20261121)
     model = family(config)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if name.endswith(("bias", "norm.weight")):
+        if name.endswith(("bias", "norm.weight", ".D")):
             is_less_one = family.__name__.startswith(LESS_ONE) and "linear_attn" not in name
             mean = "norm" in name and not is_less_one
             torch.nn.init.normal_(tensor.data, mean=float(mean), std=0.3)

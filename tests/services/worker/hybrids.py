@@ -1,4 +1,4 @@
-"""Tiny random checkpoints with gated delta layers, and their computation without an engine."""
+"""Tiny random checkpoints with layers with a state, and their computation without an engine."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from transformers import (
+    GraniteMoeHybridForCausalLM,
     PreTrainedModel,
     Qwen3_5ForCausalLM,
     Qwen3_5ForConditionalGeneration,
@@ -102,6 +103,57 @@ HYBRIDS: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
 }
 
 
+MULTIPLIERS = {
+    "attention_multiplier": 0.2,
+    "embedding_multiplier": 3.0,
+    "logits_scaling": 2.5,
+    "residual_multiplier": 0.5,
+}
+GRANITE: dict[str, Any] = {
+    **MULTIPLIERS,
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "mamba_n_heads": 8,
+    "mamba_d_head": 16,
+    "mamba_d_state": 32,
+    "num_local_experts": 0,
+    "num_experts_per_tok": 0,
+    "shared_intermediate_size": 48,
+}
+HYBRIDS |= {
+    "granite 4, tied": (
+        GraniteMoeHybridForCausalLM,
+        {**GRANITE, "tie_word_embeddings": True},
+    ),
+    "granite 4, rope, two groups": (
+        GraniteMoeHybridForCausalLM,
+        {
+            **GRANITE,
+            "mamba_n_groups": 2,
+            "mamba_d_conv": 3,
+            "mamba_d_head": "auto",
+            "position_embedding_type": "rope",
+        },
+    ),
+    "granite 4, experts, biases of other GEMMs": (
+        GraniteMoeHybridForCausalLM,
+        {
+            **GRANITE,
+            "num_local_experts": 8,
+            "num_experts_per_tok": 3,
+            "intermediate_size": 32,
+            "attention_bias": True,
+            "mamba_proj_bias": True,
+            "mamba_conv_bias": False,
+        },
+    ),
+    "granite 4, attention alone": (
+        GraniteMoeHybridForCausalLM,
+        {**GRANITE, "layer_types": ["full_attention"] * 4, "position_embedding_type": "rope"},
+    ),
+}
+
+
 def save_hybrid(folder: Path, name: str, **changes: Any) -> None:
     family, shape = HYBRIDS[name]
     save_model(folder, family, "10MB", **(shape | changes))
@@ -118,7 +170,7 @@ def zero_states(model: DecoderLM, num: int) -> list[LayerStates]:
         LayerStates(
             torch.zeros(num, spec.num_heads, spec.key_dim, spec.value_dim),
             torch.zeros(num, spec.width, spec.channels),
-            torch.zeros(num, MOST_DRAFTS, spec.channels + 2 * spec.num_heads),
+            torch.zeros(num, MOST_DRAFTS, spec.channels + spec.num_gates),
         )
         for spec in model.state_specs()
     ]

@@ -20,6 +20,7 @@ from services.worker.backends.recorder import record
 from services.worker.backends.torch_lm import TorchOps
 from services.worker.hybrids.delta_rows import DeltaSpec
 from services.worker.hybrids.gated_delta import GatedDelta
+from services.worker.hybrids.mamba import Mamba, MambaOptions
 from services.worker.layers.context import ForwardContext, forward_context
 from services.worker.layers.norm import RMSNorm
 from services.worker.layers.ops import NotSupported
@@ -39,10 +40,13 @@ CPU = torch.device("cpu")
 class Layers(nn.Module):
     """Embeddings, two layers with a state, and a head."""
 
-    def __init__(self, dtype: torch.dtype, spec: DeltaSpec = SPEC) -> None:
+    def __init__(self, dtype: torch.dtype, spec: DeltaSpec = SPEC, *, scans: bool = False) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            GatedDelta(HIDDEN, spec, number, 1e-6, ALONE) for number in range(2)
+            Mamba(HIDDEN, spec, number, 1e-6, ALONE, options=MambaOptions())
+            if scans
+            else GatedDelta(HIDDEN, spec, number, 1e-6, ALONE)
+            for number in range(2)
         )
         self.norm = RMSNorm(HIDDEN, 1e-6)
         generator = torch.Generator().manual_seed(0)
@@ -68,13 +72,13 @@ class Layers(nn.Module):
         return compiler.compile(trunk), compiler.compile(head)
 
 
-def random_states(num: int) -> list[LayerStates]:
-    heads = SPEC.num_heads
+def random_states(num: int, *, scans: bool) -> list[LayerStates]:
+    heads, num_gates = SPEC.num_heads, (1 if scans else 2) * SPEC.num_heads
     return [
         LayerStates(
             torch.randn(num, heads, SPEC.key_dim, SPEC.value_dim),
             torch.randn(num, SPEC.width, CHANNELS),
-            torch.randn(num, MOST_DRAFTS, CHANNELS + 2 * heads),
+            torch.randn(num, MOST_DRAFTS, CHANNELS + num_gates),
         )
         for _ in range(2)
     ]
@@ -102,10 +106,13 @@ def rows_of(nums: list[int], num_kept: list[int], positions: list[int]) -> State
 
 @each_variant
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("scans", [False, True])
 @torch.inference_mode()
-def test_native_code_computes_layers_like_torch(variant: str, dtype: torch.dtype) -> None:
+def test_native_code_computes_layers_like_torch(
+    variant: str, dtype: torch.dtype, scans: bool
+) -> None:
     torch.manual_seed(0)
-    layers, states = Layers(dtype), random_states(6)
+    layers, states = Layers(dtype, scans=scans), random_states(6, scans=scans)
     others = copied(states)
     ids = torch.randint(VOCAB_SIZE, (24,), dtype=torch.int32)
     rows = rows_of([1, 20, 3], [2, 0, 1], [4, 0, 7])
@@ -125,13 +132,14 @@ def apart(found: Tensor, expected: Tensor) -> float:
 
 
 @each_variant
+@pytest.mark.parametrize("scans", [False, True])
 @torch.inference_mode()
-def test_the_decode_loop_advances_states_as_single_steps_do(variant: str) -> None:
+def test_the_decode_loop_advances_states_as_single_steps_do(variant: str, scans: bool) -> None:
     """One row begins with kept drafts, and all pass a multiple of the interval."""
     torch.manual_seed(0)
     library = NativeLibrary(load_library(variant), torch.float32, 2)
-    trunk, head = Layers(torch.float32).programs(library)
-    states, num_kept, positions = random_states(6), [2, 0, 0], [9, 14, 15]
+    trunk, head = Layers(torch.float32, scans=scans).programs(library)
+    states, num_kept, positions = random_states(6, scans=scans), [2, 0, 0], [9, 14, 15]
     others, first = copied(states), torch.tensor([3, 7, 5], dtype=torch.int32)
     found = decoded(trunk, head, first, states, rows_of([1] * 3, num_kept, positions))
     ids = first.clone()
@@ -171,18 +179,20 @@ def decoded(
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "scans", "message"),
     [
-        ({"value_dim": 40}, "linear_value_head_dim 40 is no multiple of 16"),
-        ({"key_dim": 272}, "linear_key_head_dim 272 is above 256"),
-        ({"width": 9}, "linear_conv_kernel_dim 9 is above 8"),
-        ({"num_heads": 34}, "17 value heads share a key head; 16 are the most"),
+        ({"value_dim": 40}, False, "linear_value_head_dim 40 is no multiple of 16"),
+        ({"key_dim": 272}, False, "linear_key_head_dim 272 is above 256"),
+        ({"width": 9}, False, "linear_conv_kernel_dim 9 is above 8"),
+        ({"value_dim": 40}, True, "mamba_d_head 40 is no multiple of 16"),
+        ({"key_dim": 272}, True, "mamba_d_state 272 is above 256"),
+        ({"width": 9}, True, "mamba_d_conv 9 is above 8"),
     ],
 )
 def test_heads_that_native_code_cannot_compute_are_refused(
-    change: dict[str, int], message: str
+    change: dict[str, int], scans: bool, message: str
 ) -> None:
-    layers = Layers(torch.float32, SPEC._replace(**change))
+    layers = Layers(torch.float32, SPEC._replace(**change), scans=scans)
     library = NativeLibrary(load_library(variants()[0]), torch.float32, 1)
     with pytest.raises(NotSupported, match=re.escape(f"the delta rule of state 0: {message}")):
         layers.programs(library)

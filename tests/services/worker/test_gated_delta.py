@@ -1,4 +1,4 @@
-"""Gated delta layers and gated attention: their weights, ranks and places."""
+"""Layers with a state and gated attention: their weights, ranks and places."""
 
 import logging
 from collections.abc import Callable
@@ -14,6 +14,7 @@ from torch import Tensor
 from services.worker.backends.torch_lm import TorchOps
 from services.worker.hybrids.delta_hybrid import HybridConfig
 from services.worker.hybrids.gated_delta import GatedDelta
+from services.worker.hybrids.ruled import Ruled
 from services.worker.layers.attention import Attention
 from services.worker.layers.context import forward_context
 from services.worker.layers.linear import Linear
@@ -34,9 +35,19 @@ from tests.services.worker.hybrids import CPU, HYBRIDS, Row, Sequences, load, sa
 from tests.services.worker.stored_codes import LAYOUTS, save_quantized
 from tests.services.worker.test_mtp_families import HYBRID_FAMILIES, Checkpoint
 
-DELTA_INPUTS = ("in_proj_qkv", "in_proj_z", "in_proj_qkvz")
+QUANTIZED = (
+    *("in_proj_qkv", "in_proj_z", "in_proj_qkvz"),
+    *("shared_mlp.input_linear", "shared_mlp.output_linear"),
+)
 PARTS = ("gate", "up", "down")
 KINDS = ["qwen3.5", "qwen3-next"]
+WHOLE_GROUPS = {  # of 32 inputs and outputs
+    "shared_expert_intermediate_size": 64,
+    "shared_intermediate_size": 64,
+    "mamba_n_heads": 32,
+    "mamba_d_head": 4,
+}
+GROUPED = "granite 4, rope, two groups"
 
 
 class Apart:
@@ -57,13 +68,13 @@ def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
     save_file(tensors, file, {"format": "pt"})
 
 
-def mixers(model: DecoderLM) -> list[GatedDelta | Attention]:
-    return [each for each in model.modules() if isinstance(each, GatedDelta | Attention)]
+def mixers(model: DecoderLM) -> list[Ruled | Attention]:
+    return [each for each in model.modules() if isinstance(each, Ruled | Attention)]
 
 
 @torch.inference_mode()
 def mixed(model: DecoderLM, x: Tensor) -> list[Tensor]:
-    """The output, or a rank's part of it, of each delta rule and attention for a sequence x
+    """The output, or a rank's part of it, of each layer with a state or attention for a sequence x
     [T, hidden]."""
     positions = torch.arange(len(x))
     sequences = Sequences(model, 1)
@@ -72,8 +83,9 @@ def mixed(model: DecoderLM, x: Tensor) -> list[Tensor]:
         return [layer.forward(ops, x) for layer in mixers(model)]
 
 
-@pytest.mark.parametrize("name", KINDS)
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    ("name", "size"), [(name, size) for name in KINDS for size in (2, 4)] + [(GROUPED, 2)]
+)
 def test_the_sum_over_ranks_is_the_output_of_one_process(
     tmp_path: Path, name: str, size: int
 ) -> None:
@@ -89,11 +101,11 @@ def test_the_sum_over_ranks_is_the_output_of_one_process(
         torch.testing.assert_close(total, expected, atol=1e-5, rtol=1e-4)
 
 
-def delta_layers(model: DecoderLM) -> list[GatedDelta]:
-    return [each for each in model.state_layers() if isinstance(each, GatedDelta)]
+def delta_layers(model: DecoderLM) -> list[Ruled]:
+    return [each for each in model.state_layers() if isinstance(each, Ruled)]
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [*KINDS, GROUPED])
 @pytest.mark.parametrize("form", ["wint8", "fp8_block"])
 def test_ranks_have_the_codes_of_one_process(tmp_path: Path, name: str, form: Any) -> None:
     save_hybrid(tmp_path, name)
@@ -101,18 +113,19 @@ def test_ranks_have_the_codes_of_one_process(tmp_path: Path, name: str, form: An
     ranks = [load(tmp_path, quantization=form, parallel=Parallel(rank, 2)) for rank in range(2)]
     parts = [[each.gates.weight.values for each in delta_layers(rank)] for rank in ranks]
     for one, other, expected in zip(*parts, whole, strict=True):
-        first, second = zip(one.chunk(2), other.chunk(2), strict=True)  # b, and a
-        assert torch.equal(torch.cat([*first, *second]), expected)
+        num_kinds = 1 if name == GROUPED else 2  # dt, or b and a
+        kinds = zip(one.chunk(num_kinds), other.chunk(num_kinds), strict=True)
+        assert torch.equal(torch.cat([each for of_kind in kinds for each in of_kind]), expected)
 
 
-@pytest.mark.parametrize("name", ["qwen3.5 with images", "qwen3-next"])
+@pytest.mark.parametrize("name", ["qwen3.5 with images", "qwen3-next", "granite 4, tied"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_quantized_checkpoints_are_computed_as_their_values(
     tmp_path: Path, name: str, layout: str
 ) -> None:
     dense, codes = tmp_path / "dense", tmp_path / "codes"
-    save_hybrid(dense, name, shared_expert_intermediate_size=64)
-    values = save_quantized(dense, codes, LAYOUTS[layout], DELTA_INPUTS)
+    save_hybrid(dense, name, **WHOLE_GROUPS)
+    values = save_quantized(dense, codes, LAYOUTS[layout], QUANTIZED)
     rewrite(dense, lambda tensors: tensors.update(values))
     found = load(codes)
     for layer in mixers(found):
@@ -178,14 +191,16 @@ def rename(tensors: dict[str, Tensor], start: str, other: str) -> None:
         tensors[other + name.removeprefix(start)] = tensors.pop(name)
 
 
-@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("name", [*KINDS, GROUPED])
 def test_small_parameters_are_float32_in_any_model(tmp_path: Path, name: str) -> None:
     save_hybrid(tmp_path, name)
     stored = tensors_of(tmp_path)
     layer = delta_layers(load(tmp_path, torch.bfloat16))[0]
     assert layer.conv.dtype == torch.bfloat16
-    for own, theirs in (("decay", "A_log"), ("dt_bias", "dt_bias"), ("norm", "norm.weight")):
-        assert torch.equal(getattr(layer, own), stored[f"model.layers.0.linear_attn.{theirs}"])
+    path = "model.layers.0." + ("mamba" if name == GROUPED else "linear_attn")
+    names = {"decay": "A_log", "dt_bias": "dt_bias", "norm": "norm.weight"}
+    for own, theirs in (names | ({"skip": "D"} if name == GROUPED else {})).items():
+        assert torch.equal(getattr(layer, own), stored[f"{path}.{theirs}"])
 
 
 @pytest.mark.parametrize(

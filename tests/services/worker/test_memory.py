@@ -253,6 +253,7 @@ def allocated_peak(watch: profile) -> int:
         (DeepseekV3ForCausalLM, FAMILIES["DeepseekV3ForCausalLM"] | {"kv_lora_rank": 96}),
         HYBRIDS["qwen3.5"],
         HYBRIDS["qwen3-next"],
+        HYBRIDS["granite 4, tied"],
     ],
 )
 def test_a_step_fits_what_is_reserved_for_its_layers_and_takes_half_of_it(

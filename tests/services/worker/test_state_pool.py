@@ -7,7 +7,7 @@ import torch
 from services.worker.machine.state_pool import StatePool, StateSpec
 from shared.wire.messages import Admit, Capacity, Keep, SamplingParams, StepPlan
 
-SPEC = StateSpec(num_heads=2, key_dim=4, value_dim=8, width=3, channels=32)
+SPEC = StateSpec(num_heads=2, key_dim=4, value_dim=8, width=3, channels=32, num_gates=4)
 CAPACITY = Capacity(num_blocks=64, block_size=16, max_num_seqs=4, max_num_batched_tokens=512,
                     max_model_len=1024, num_speculative_tokens=3, num_states=3)  # fmt: skip
 

@@ -54,7 +54,7 @@ class DeviceStatePool:
             LayerStates(
                 self._part(next(starts), (each.num_heads, each.key_dim, each.value_dim)),
                 self._part(next(starts), (each.width, each.channels)),
-                zeros(num_slots, most_drafts, each.channels + 2 * each.num_heads),
+                zeros(num_slots, most_drafts, each.channels + each.num_gates),
             )
             for each in specs
         ]

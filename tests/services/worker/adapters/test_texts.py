@@ -43,6 +43,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
     },
     "qwen3.5": HYBRIDS["qwen3.5"],
     "qwen3-next": HYBRIDS["qwen3-next"],
+    "granite 4": HYBRIDS["granite 4, tied"],
 }
 TOLERANCE = 1e-4  # of logprobs, in float32
 VALUES = ("v_proj", "kv_a_proj_with_mqa")

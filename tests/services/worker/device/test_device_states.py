@@ -23,7 +23,7 @@ from tests.services.worker.checkpoints import (
     save_model,
 )
 from tests.services.worker.device.test_device_groups import STEPS
-from tests.services.worker.hybrids import save_hybrid
+from tests.services.worker.hybrids import HYBRIDS, save_hybrid
 from tests.services.worker.test_families import LFM
 from tests.services.worker.test_mtp_families import HYBRID_FAMILIES, Checkpoint
 from tests.services.worker.test_state_pool import SPEC, admit, plan
@@ -43,6 +43,8 @@ def save(folder: Path, name: str) -> None:
     torch.manual_seed(0)
     if name == "LFM2":
         save_model(folder, Lfm2ForCausalLM, **LFM)
+    elif name in HYBRIDS:
+        save_hybrid(folder, name)
     else:
         Checkpoint(HYBRID_FAMILIES[name], folder)
 
@@ -63,6 +65,7 @@ def prompts() -> list[list[int]]:
         ("Qwen3.5", "none"),
         ("Qwen3-Next", "mtp"),
         ("LFM2", "none"),
+        ("granite 4, tied", "ngram"),
         pytest.param("Qwen3-Next", "none", marks=pytest.mark.slow),
         pytest.param("Qwen3.5", "mtp", marks=pytest.mark.slow),
         pytest.param("Qwen3.5", "ngram", marks=pytest.mark.slow),

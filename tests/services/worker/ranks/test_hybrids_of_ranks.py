@@ -1,4 +1,4 @@
-"""Engines with models of gated delta layers: ranks and stages change nothing."""
+"""Engines with models of layers with a state: ranks and stages change nothing."""
 
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,9 @@ def saved(folder: Path, name: str, **changes: Any) -> Path:
 
 @pytest.mark.slow
 def test_ranks_have_the_texts_of_one_process(tmp_path: Path) -> None:
+    groups = saved(
+        tmp_path / "groups", "granite 4, rope, two groups", shared_intermediate_size=64, **CALM
+    )
     cases = {
         "qwen3.5": Case(saved(tmp_path / "dense", "qwen3.5", **CALM)),
         "qwen3.5 moe": Case(saved(tmp_path / "moe", "qwen3.5 moe", **CALM)),
@@ -33,6 +36,8 @@ def test_ranks_have_the_texts_of_one_process(tmp_path: Path) -> None:
         "qwen3-next, codes": Case(tmp_path / "next", settings={"quantization": "wint8"}),
         "qwen3-next, drafts": Case(with_head(tmp_path / "head", "Qwen3-Next"), settings=DRAFTS),
         "qwen3.5, native": Case(saved(tmp_path / "wide", "qwen3.5", **CALM, **WIDE), "native"),
+        "granite 4": Case(groups),
+        "granite 4, native": Case(groups, "native"),
         "qwen3-next, native": Case(
             saved(tmp_path / "wide-next", "qwen3-next", **CALM, **WIDE), "native"
         ),
@@ -47,6 +52,7 @@ def test_stages_have_the_texts_of_one_process(tmp_path: Path) -> None:
     cases = {
         "qwen3.5": case(saved(tmp_path / "dense", "qwen3.5", num_hidden_layers=8, **CALM)),
         "qwen3-next": case(saved(tmp_path / "next", "qwen3-next", **next_types)),
+        "granite 4": case(saved(tmp_path / "mamba", "granite 4, tied", **next_types)),
     }
     found = stage_processes.run_stages(cases, 2, tmp_path)
     assert_same_stages(found, cases)
