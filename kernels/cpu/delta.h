@@ -11,7 +11,7 @@
 #include "words.h"
 
 constexpr int MAX_KEY_DIM = 256, MAX_VALUE_DIM = 256, MAX_WIDTH = 8;  // as in delta.py
-constexpr int BLOCK_HEADS = 8, NOTED_CHANNELS = 1024;                  // of an item
+constexpr int BLOCK_HEADS = 8, NOTED_CHANNELS = 1024;                 // of an item
 constexpr float EPS_OF_KEYS = 1e-6f;  // of the norms of queries and keys
 
 // Vectors of columns in a pass over a matrix [key_dim, value_dim], each with one sum. With 128
@@ -220,9 +220,9 @@ struct DeltaRows {
   struct Item : Inputs {
     int key_head, first_head, num_heads;
 
+    using Inputs::channels_of, Inputs::gates_of, Inputs::x_size;
     using Inputs::of, Inputs::delta, Inputs::num, Inputs::end, Inputs::num_kept, Inputs::num_seen;
     using Inputs::state, Inputs::copy, Inputs::to_copy, Inputs::first;
-    using Inputs::channels_of, Inputs::gates_of, Inputs::x_size;
 
     Item(Inputs inputs, int key_head, int first_head, int num_heads)
         : Inputs(inputs), key_head(key_head), first_head(first_head), num_heads(num_heads) {}
