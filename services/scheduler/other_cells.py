@@ -20,8 +20,8 @@ class OtherCells:
         """``routes`` lead to tokenizers. ``instance`` is the name of this scheduler.
         ``on_change`` must be called after a handover."""
 
-    def may_have(self, sequence: Sequence) -> bool:
-        """True if another cell may have ``sequence``."""
+    def may_have(self, sequence: Sequence, cell: str = "") -> bool:
+        """True if the scheduler ``cell``, or any other, may have ``sequence``."""
         return False
 
     def hand_over(self, sequences: Iterable[Sequence]) -> None:

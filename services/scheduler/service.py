@@ -178,10 +178,11 @@ class SchedulerService:
             self._plan_soon()
             await self._idle.wait()
         else:
-            within_s = HANDOVER_SHARE * self._config.drain_timeout_s / 2
+            within_s = HANDOVER_SHARE * self._config.drain_timeout_s
+            end_s = time.monotonic() + within_s
             for each in self._extensions:
-                await each.leave(within_s)
-            await self._other_cells.hand_over_all(within_s)
+                await each.leave(within_s / 2)
+            await self._other_cells.hand_over_all(end_s - time.monotonic())
 
     def commands(self) -> dict[str, Command]:
         return {"reset_prefix_cache": self._reset_prefix_cache}

@@ -43,7 +43,7 @@ class MovesWorkerArena(WorkerArena):
         self._block: np.ndarray = np.full(self._part.inbox.block_bytes, 3, np.uint8)
         admit = Admit(0, "a~1/0/0", 1, 0, 0, 33, 33, 0, PLAIN, [0, 1, 2])
         first = StepPlan(1, [], [admit], [], [Prefill(0, 33)], [])
-        rows = [Push(KEYS[0], 0, "v"), Take(KEYS[0], 5), Discard(KEYS[1])]
+        rows = [Push(KEYS[0], 0, "v"), Take(KEYS[0], 5), Discard(KEYS[1], True)]
         second = replace(first, step=2, admit=[], prefill=[], decode=[Decode(0)], rows=rows)
         sums = 2 * [zlib.crc32(self._block.data)]
         pushed, blocks = Pushed([*KEYS], sums), 2 * [self._block]

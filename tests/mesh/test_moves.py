@@ -115,7 +115,7 @@ async def test_sequences_of_a_leaving_worker_go_on_without_being_computed_again(
 async def test_sequences_of_a_cell_that_ends_go_on_in_another(
     tmp_path: Path, wanted: list[list[Any]], leaving: str
 ) -> None:
-    """No prompt of theirs is computed again."""
+    """Prompts of sequences that move are not computed again."""
     async with mesh(tmp_path, "both", "both", num_cells=2) as fleet:
         found = await answer(fleet, lambda: fleet.stop(fleet.of(leaving)[0]))
         cells = await scheduler_metrics(fleet)

@@ -115,7 +115,7 @@ class MovingService(StoringService):
         self._shape = shape
         self._knows_moves = knows_moves
         self._has_met: dict[str, bool] = {}  # whether blocks for it are guests
-        self._origins: dict[bytes, str] = {}  # of guests in the inbox
+        self._origins: dict[bytes, set[str]] = {}  # of guests in the inbox
         self._number = int(self._config.instance[1:])
         self._greeted: Peer | None = None
 
@@ -173,9 +173,10 @@ class MovingService(StoringService):
         assert all(row.worker in self._has_met for row in pushes), "a push to a stranger"
         self.inbox.check(plan)
         for row in plan.rows:
-            if isinstance(row, Take | Discard) and (origin := self._origins.pop(row.key, "")):
-                for each in self._peers():
-                    if each.hello.instance == origin:
+            if isinstance(row, Take | Discard) and (origins := self._origins.pop(row.key, set())):
+                is_here = isinstance(row, Take) or row.is_cached
+                for each in self._peers() if is_here else ():
+                    if each.hello.instance in origins:
                         each.send(Settled([row.key]))
         super()._step(peer, plan, ids, pixels)
 
@@ -198,7 +199,7 @@ class MovingService(StoringService):
         for key, content in blocks:
             self.inbox.put(key, content)
             if origin:
-                self._origins[key] = origin
+                self._origins.setdefault(key, set()).add(origin)
         home.send(Arrived([key for key, _ in blocks], bool(origin)))
 
 

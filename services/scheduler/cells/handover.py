@@ -36,8 +36,8 @@ class CellHandover(OtherCells):
         self._on_change = on_change
         self._moved_s = -inf
 
-    def may_have(self, sequence: Sequence) -> bool:
-        return bool(self._known_at(sequence.route))
+    def may_have(self, sequence: Sequence, cell: str = "") -> bool:
+        return any(cell in ("", each.scheduler) for each in self._known_at(sequence.route))
 
     def _known_at(self, route: int) -> list[Overview]:
         """Returns the ready cells other than ours that a tokenizer knows and that are not

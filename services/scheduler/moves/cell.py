@@ -20,8 +20,8 @@ TURN_S = 0.05  # between looks at the sequences of a scheduler that leaves. Chos
 
 
 class CellMoves(CellExtension):
-    """Knows the inboxes of the cell's workers, and of other cells'. Nothing is done for the only
-    one."""
+    """Knows the inboxes of the cell's workers, and of other cells'. With one inbox, nothing is
+    done."""
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
@@ -118,7 +118,7 @@ class CellMoves(CellExtension):
         asyncio.get_running_loop().call_soon(self._hand_over)
 
     def _hand_over(self) -> None:
-        self._cell.others.hand_over(self._moves.take_ready())
+        self._moves.hand_over(self._cell.others)
 
     def _begin(self) -> None:
         if not self._has_begun:

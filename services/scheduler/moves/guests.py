@@ -11,11 +11,13 @@ from shared.wire.messages import Inbox
 
 
 class Guest:
-    """The worker ``peer`` with the inbox ``message``. Its cell takes a sequence if it
-    ``may_have`` it. Blocks that a plan there has taken are in the cell's prefix cache, as far as
-    this scheduler knows, until no move needs them."""
+    """The worker ``peer`` with the inbox ``message``. A sequence ``may_have`` a cell if it can be
+    handed over to it. Settled blocks are in the other cell's prefix cache, as far as this scheduler
+    knows, until no move needs them."""
 
-    def __init__(self, peer: Peer, message: Inbox, may_have: Callable[[Sequence], bool]) -> None:
+    def __init__(
+        self, peer: Peer, message: Inbox, may_have: Callable[[Sequence, str], bool]
+    ) -> None:
         assert peer.hello.capacity is not None
         self.peer = peer
         self.name = peer.hello.instance
@@ -31,22 +33,31 @@ class Guest:
         return key in self._settled
 
     def settle(self, keys: Iterable[bytes]) -> None:
-        """Plans there have taken the blocks, or its cell had them before."""
         for key in keys:
-            self.inbox.free(key)
-            if self.incoming:
+            place = self.inbox.free(key)
+            if place is not None and not place.is_stale and self.incoming:
                 self._settled.add(key)
 
+    def distrust(self, keys: Iterable[bytes]) -> None:
+        """The blocks may be wrong. The other cell may use them nevertheless."""
+        self.inbox.spoil(keys)
+        self._settled.difference_update(keys)
+
     def forget(self) -> None:
-        """Its cell may evict blocks that no move needs."""
+        """The other cell may evict blocks that no move needs."""
         if not self.incoming:
             self._settled.clear()
 
     def may_take(self, sequence: Sequence) -> bool:
-        return self.peer.is_ready and self._may_have(sequence)
+        return self.peer.is_ready and self._may_have(sequence, self.message.cell)
 
     def has_place(self, move: Move, placement: Placement) -> bool:
         return self.may_take(move.sequence)
 
     def has_all(self, move: Move) -> bool:
+        """Those that are distrusted meanwhile are pushed again."""
+        for number in range(move.num_there):
+            if not self.has(move.key(number)):
+                move.rewind(number)
+                return False
         return True

@@ -20,15 +20,15 @@ MAX_ROWS = 256  # of a plan
 class Place:
     """The place of a block, from the row that pushes it to the result of the row that takes or
     discards it. ``has_left``: the plan with the push has run, or never will; ``num_looks`` counts
-    the looks at it since. ``is_stale``: its content must not be used any more. It may come again
-    after its row: ``comes_again``. ``is_guest``: it is of another cell."""
+    the looks at it since. ``is_stale``: its content must not be used any more. ``is_guest``: it is
+    of another cell. It may come again after its row, as a guest or not."""
 
     is_wanted: bool = True
     is_stale: bool = False
     has_left: bool = False
     has_arrived: bool = False
     is_sent: bool = False
-    comes_again: bool = False
+    comes_again_as: bool | None = None
     is_guest: bool = False
     num_looks: int = 0
 
@@ -59,8 +59,8 @@ class Places:
         place = self._places[key] = Place()
         return place
 
-    def free(self, key: bytes) -> None:
-        self._places.pop(key, None)
+    def free(self, key: bytes) -> Place | None:
+        return self._places.pop(key, None)
 
     def spoil(self, keys: Iterable[bytes] | None = None) -> None:
         """The blocks ``keys``, or all that are on their way, must not be used."""
@@ -72,10 +72,12 @@ class Places:
         """Called every ``LOOK_S``. Returns True if a wanted block is overdue."""
         is_overdue = False
         for key, place in [*self._places.items()]:
-            if place.is_sent or not place.has_left:
+            if place.is_sent or not (place.has_left or place.is_guest):
                 continue
             place.num_looks += 1
-            is_overdue |= place.is_wanted and self.is_overdue(place)
+            if self.is_overdue(place):
+                is_overdue |= place.is_wanted
+                place.is_wanted &= not place.is_guest  # its sequence has stayed elsewhere
             if not place.has_arrived and place.num_looks * LOOK_S >= FORGET_S:
                 del self._places[key]
         return is_overdue
@@ -120,7 +122,7 @@ class InboxPlaces(Places):
             if place is None:
                 place = self._places[key] = Place(is_wanted=is_wanted, is_guest=are_guests)
             if place.is_sent:
-                place.comes_again = True
+                place.comes_again_as = are_guests
             else:
                 place.has_arrived = True
                 self._arrived[key] = place
@@ -143,7 +145,7 @@ class InboxPlaces(Places):
             if len(rows) == self.max_copies:
                 break
             if not place.is_usable or find(key) is not None:
-                rows.append(Discard(key))
+                rows.append(Discard(key, is_cached=find(key) is not None and not place.is_stale))
             elif (block := self._take(key)) is not None:
                 rows.append(Take(key, block))
             else:
@@ -169,5 +171,5 @@ class InboxPlaces(Places):
         if not self._sent or self._sent[0][0] != step:
             return
         for key in self._sent.popleft()[1]:
-            if self._places.pop(key).comes_again:
-                self.arrive([key])
+            if (as_guest := self._places.pop(key).comes_again_as) is not None:
+                self.arrive([key], as_guest)

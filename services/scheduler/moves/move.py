@@ -142,7 +142,8 @@ class Move:
     def mark(self, is_wanted: bool) -> None:
         """Marks the places of its blocks. Unwanted are also those that the target has computed."""
         for number in range(self.num_there if is_wanted else 0, self.num_pushed):
-            if (place := self.target.inbox.find(self.key(number))) is not None:
+            place = self.target.inbox.find(self.key(number))
+            if place is not None and not place.is_guest:
                 place.is_wanted = is_wanted
 
     @property

@@ -15,6 +15,7 @@ from services.scheduler.moves.inbox import FORGET_S, TRANSFER_S
 from services.scheduler.moves.move import Move, Target, Why
 from services.scheduler.moves.roles import Roles
 from services.scheduler.moves.transfers import Transfers
+from services.scheduler.other_cells import OtherCells
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Sequence, WaitReason
 from services.scheduler.watchdog import LOOK_S
@@ -142,9 +143,10 @@ class Moves:
     def distrust(self, source: Transfers, keys: Iterable[bytes]) -> None:
         """The blocks ``keys`` of ``source``, and copies of them elsewhere, may be wrong."""
         keys = [*keys]
-        for target in self._targets:
-            target.inbox.spoil(keys)
+        for guest in self.guests:
+            guest.distrust(keys)
         for each in self.workers:
+            each.inbox.spoil(keys)
             if each is not source:
                 blocks = map(each.worker.index.find, keys)
                 each.worker.pool.uncache([block for block in blocks if block is not None])
@@ -198,15 +200,16 @@ class Moves:
         target.num_meant += move.num_blocks
         self._core.queues.put_back(sequence, WaitReason.MOVED)
 
-    def take_ready(self) -> list[Sequence]:
-        """Ends the moves to other cells that are ready; their sequences are handed over, or stay
-        for a while."""
+    def hand_over(self, others: OtherCells) -> None:
+        """Ends the moves to other cells that are ready."""
         ready = [each for each in self._ready if each.is_switching and not each.is_over]
         self._ready = {}
+        others.hand_over([move.sequence for move in ready])
         for move in ready:
-            move.source.tried[move.sequence] = RETRY_LOOKS
-            self._close(move, "done")
-        return [move.sequence for move in ready]
+            if move.is_over:
+                self._close(move, "done")
+            else:
+                self._give_up(move)
 
     def _give_up(self, move: Move) -> None:
         move.source.tried[move.sequence] = RETRY_LOOKS

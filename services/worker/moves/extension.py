@@ -5,7 +5,7 @@ import logging
 import zlib
 from asyncio import Future
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -104,7 +104,7 @@ class WorkerMoves(WorkerExtension):
         rows = [row for row in plan.rows if isinstance(row, Push | Take | Discard)]
         settled: dict[str, list[bytes]] = defaultdict(list)
         for row in rows:
-            if origin := self._check_row(row):
+            for origin in self._check_row(row):
                 settled[origin].append(row.key)
         if rows:
             FULL.set(len(self._inbox))
@@ -193,8 +193,8 @@ class WorkerMoves(WorkerExtension):
         loop = asyncio.get_running_loop()
         loop.run_in_executor(self._thread, function, *arguments).add_done_callback(pass_on)
 
-    def _check_row(self, row: Push | Take | Discard) -> str:
-        """Returns the origin of a guest that leaves the inbox."""
+    def _check_row(self, row: Push | Take | Discard) -> Iterable[str]:
+        """Returns the origins of a guest that the cache has from now on."""
         if self._part is None:
             raise CodecError("the blocks of this worker do not move (kv-transfer)")
         num_blocks = self._core.engine.capacity.num_blocks
@@ -206,8 +206,9 @@ class WorkerMoves(WorkerExtension):
             case Take():
                 return self._inbox.take(row.key)
             case Discard():
-                return self._inbox.discard(row.key)
-        return ""
+                origins = self._inbox.discard(row.key)
+                return origins if row.is_cached else ()
+        return ()
 
 
 def _checksums(blocks: Sequence[Array]) -> list[int]:

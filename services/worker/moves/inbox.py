@@ -20,7 +20,7 @@ class Inbox:
         self.num_guests = num_guests
         self._num_expected = self._num_guests_expected = 0
         self._blocks: dict[bytes, Array] = {}
-        self._origins: dict[bytes, str] = {}  # of guests
+        self._origins: dict[bytes, set[str]] = {}  # of guests
         self._taken: deque[Array] = deque()
 
     def __len__(self) -> int:
@@ -53,22 +53,22 @@ class Inbox:
         key are equal."""
         self.refuse(len(keys), bool(origin))
         self._blocks.update(zip(keys, blocks, strict=True))
-        if origin:
-            self._origins.update(dict.fromkeys(keys, origin))
+        for key in keys if origin else ():
+            self._origins.setdefault(key, set()).add(origin)
 
-    def take(self, key: bytes) -> str:
-        """A later ``next_taken`` returns the block ``key``. Returns the origin of a guest. Raises
+    def take(self, key: bytes) -> set[str]:
+        """A later ``next_taken`` returns the block ``key``. Returns the origins of a guest. Raises
         CodecError if the block is not here."""
         if key not in self._blocks:
             raise CodecError(f"no block {key.hex()} is in the inbox")
         self._taken.append(self._blocks.pop(key))
-        return self._origins.pop(key, "")
+        return self._origins.pop(key, set())
 
-    def discard(self, key: bytes) -> str:
-        """Returns the origin of a guest. The block may be gone: a second arrival of a key adds
+    def discard(self, key: bytes) -> set[str]:
+        """Returns the origins of a guest. The block may be gone: a second arrival of a key adds
         nothing."""
         self._blocks.pop(key, None)
-        return self._origins.pop(key, "")
+        return self._origins.pop(key, set())
 
     def next_taken(self) -> Array:
         """On any one thread."""

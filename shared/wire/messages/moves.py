@@ -36,16 +36,19 @@ class Take(Row, tag=7, frozen=True):
 
 
 class Discard(Row, tag=8, frozen=True):
-    """The worker's inbox loses the block ``key``."""
+    """The worker's inbox loses the block ``key``. If it ``is_cached``, the worker's own cache has
+    it already."""
 
     key: BlockKey
+    is_cached: bool = False
 
 
 class Inbox(Row, tag=40, frozen=True):
-    """Worker → all schedulers, after each Attach to that of ``cell``: it takes up to ``num_blocks``
-    of ``block_bytes`` at once from workers with the same ``layout``, and up to ``num_guests`` more.
-    Those with the same ``location`` reach it by a socket file, others by its tcp ``address``, if it
-    has one. Without a ``cell`` it is attached to the scheduler that gets this."""
+    """Worker → every scheduler, after each Attach. The worker is attached to the scheduler
+    ``cell``; empty: to the receiver. It takes up to ``num_blocks`` of ``block_bytes`` at once from
+    workers of its cell with the same ``layout``, and up to ``num_guests`` more from other cells.
+    Workers with the same ``location`` reach it by a socket file, others by its tcp ``address``, if
+    it has one."""
 
     layout: Name
     location: Name
@@ -84,7 +87,6 @@ class Arrived(Row, tag=43, frozen=True):
 
 
 class Settled(Row, tag=44, frozen=True):
-    """Worker → the scheduler of their origin: a plan has taken or discarded the guests ``keys``.
-    Sequences of the worker's cell find the taken ones."""
+    """Worker → the scheduler of their origin: the guests ``keys`` are in the worker's cache."""
 
     keys: list[BlockKey]

@@ -60,6 +60,10 @@ class Elsewhere:
     def present(self, inbox: Inbox) -> None:
         self.cell.service.on_message(self.peer, inbox, [])
 
+    def distrust_all(self) -> None:
+        guest = self.cell.moves._guests[self.peer]
+        guest.distrust([*guest._settled])
+
     def settle(self) -> list[bytes]:
         """A plan of its cell takes all blocks that have come; returns their keys."""
         keys = [key for name, key, _ in self.cell.on_the_way if name == "far"]
@@ -139,6 +143,40 @@ async def test_workers_without_use_for_the_blocks_get_none(tmp_path: Path, inbox
     cell.run(10)
     assert not one.pushes
     assert one.running
+
+
+async def test_a_worker_of_a_cell_that_leaves_gets_none(tmp_path: Path):
+    """A third cell stays, so sequences may be handed over."""
+    cell, one = with_one(tmp_path)
+    third = replace(OTHER, scheduler="u")
+    cell.tokenizer.status = Heartbeat(
+        State.READY, "", 0, 0, overview=replace(OTHER, is_leaving=True), more_overviews=[third]
+    )
+    Elsewhere(cell)
+    one.drain()
+    cell.run(10)
+    assert not one.pushes
+
+
+async def test_distrusted_blocks_are_pushed_again(tmp_path: Path):
+    cell, one = with_one(tmp_path)
+    far = Elsewhere(cell)
+    one.drain()
+    cell.run(3, delivers=False)
+    settled = far.settle()
+    assert settled
+    far.distrust_all()
+    assert {*settled} <= {*await go_on(cell, far)}
+    assert handed_over(cell) == ["r~1/0"]
+
+
+async def test_only_blocks_that_were_pushed_settle(tmp_path: Path):
+    cell, one = with_one(tmp_path)
+    far = Elsewhere(cell)
+    one.drain()
+    cell.run(2, delivers=False)
+    cell.service.on_message(far.peer, Settled(KEYS), [])
+    assert not any(map(cell.moves._guests[far.peer].has, KEYS))
 
 
 async def test_a_worker_that_knows_no_guests_pushes_none(tmp_path: Path):
@@ -222,6 +260,44 @@ async def test_guests_are_kept_where_prefixes_are_cached(tmp_path: Path, caches:
     (row,) = one.rows
     assert type(row) is (Take if caches else Discard)
     assert row.key == KEYS[0]
+
+
+async def test_a_guest_that_is_cached_already_is_said_to_be(tmp_path: Path):
+    cell = CellOfWorkers(tmp_path)
+    one = Worker(cell, "one", replace(INBOX, num_guests=2))
+    for _ in range(2):
+        one.simulated.inbox.put(KEYS[0], [0, 1, 2, 3])
+        cell.service.on_message(one.peer, Arrived(KEYS[:1], True), [])
+        cell.run()
+    assert [type(each) for each in one.rows] == [Take, Discard]
+    assert one.discards[0].is_cached
+
+
+async def test_a_guest_that_comes_twice_takes_no_place_of_the_cell(tmp_path: Path):
+    cell = CellOfWorkers(tmp_path)
+    one = Worker(cell, "one", replace(INBOX, num_blocks=1, num_guests=2))
+    inbox = one.transfers.inbox
+    inbox.arrive(KEYS[:1], True)
+    inbox.arrive(KEYS[1:2])
+    inbox.rows(1)
+    inbox.arrive(KEYS[:1], True)
+    inbox.reserve(KEYS[2])
+    inbox.finish(1)
+    inbox.arrive(KEYS[2:3])
+    assert inbox.has_arrived
+
+
+async def test_guests_without_a_block_leave_in_the_end(tmp_path: Path):
+    cell = CellOfWorkers(tmp_path)
+    one = Worker(cell, "one", replace(INBOX, num_guests=2))
+    pool = one.transfers.worker.pool
+    owned = pool.try_allocate(pool.num_free)
+    assert owned is not None
+    one.transfers.inbox.arrive(KEYS[:1], True)
+    assert not one.transfers.inbox.rows(1)
+    for _ in range(int(TRANSFER_S / LOOK_S) + 1):
+        one.transfers.inbox.look()
+    assert one.transfers.inbox.rows(2) == [Discard(KEYS[0])]
 
 
 async def test_an_inbox_that_contradicts_its_worker_is_refused(tmp_path: Path):

@@ -57,12 +57,30 @@ async def test_guests_are_told_apart_and_settle_at_their_origin(cells: Cells) ->
     assert set(await come(b, 2)) == {True}
     assert not elsewhere.take(Settled)
     await b.run(Take(key_of(0), 5))
-    await b.run(Discard(key_of(1)))
+    await b.run(Discard(key_of(1), is_cached=True))
     assert [each for each, _ in elsewhere.take(Settled)] == [
         Settled([key_of(0)]),
         Settled([key_of(1)]),
     ]
     assert b.bytes_of(5) == a.bytes_of(0)
+    await a.push(b, [0], first=2)
+    await come(b, 1)
+    await b.run(Discard(key_of(2)))
+    assert not elsewhere.take(Settled)
+
+
+async def test_a_guest_settles_at_each_of_its_origins(cells: Cells) -> None:
+    """Two cells leave together, with one system prompt."""
+    a, b, elsewhere = cells
+    third = scheduler(name="u")
+    b.others.append(third)
+    for home in (elsewhere, third):
+        a.home = home
+        await a.push(b, [0])
+        await come(b, 1)
+    await b.run(Take(key_of(0), 5))
+    for home in (elsewhere, third):
+        assert [each for each, _ in home.take(Settled)] == [Settled([key_of(0)])]
 
 
 async def test_guests_take_no_place_of_the_own_cell(cells: Cells) -> None:
@@ -76,7 +94,7 @@ async def test_guests_take_no_place_of_the_own_cell(cells: Cells) -> None:
     await a.push(b, [0, 1], first=2)
     assert set(await come(b, 2)) == {False}
     assert b.num_full == 3
-    assert inbox.discard(key_of(1)) == ""
+    assert not inbox.discard(key_of(1))
     inbox.expect(inbox.num_blocks - 2)
 
 
