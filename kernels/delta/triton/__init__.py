@@ -65,8 +65,8 @@ def launch(
             *dims, blocks[0], VALUES,
         )  # fmt: skip
     if num_rows > num_decoding:
-        square = num_tokens, num_heads, rows.chunk
-        solved, scores = (x.new_empty(square, dtype=torch.float32) for _ in range(2))
+        scores = x.new_empty(num_tokens, num_heads, rows.chunk, dtype=torch.float32)
+        solved = None if scans else torch.empty_like(scores)
         solve_kernel[num_chunks, num_heads](
             mixed, openings, rows.chunk_rows, rows.chunks, *of_rows[1:], solved, scores, scans,
             *dims, CHUNK_KEYS, rows.chunk, PRECISION,

@@ -6,6 +6,7 @@ import triton.language as tl
 from kernels.delta.reference import EPS
 
 NORM_EPS = tl.constexpr(EPS)
+ALL = tl.constexpr(tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -137,7 +138,7 @@ def mix_kernel(
         a += tl.load(p_dt_bias + head).to(tl.float32)
         step = tl.maximum(a, 0) + tl.log(1 + tl.exp(-tl.abs(a)))
         if SCANS:
-            step = tl.minimum(tl.maximum(step, least), most)
+            step = tl.minimum(tl.maximum(step, least, ALL), most, ALL)
             beta = step
         else:
             beta = tl.sigmoid(b)

@@ -88,7 +88,9 @@ class _Recordings:
         self.parts: list[Recording] = []  # of the trunk: embeddings, layers
         if num := model.num_embeddings:
             of_layers = record(
-                *(names, [size] * num, lambda ops, x, *_: model.model.forward(ops, x)),
+                names,
+                [size] * num,
+                lambda ops, x, *_: model.model.forward(ops, x),
                 takes_over=True,
                 make=make,
             )

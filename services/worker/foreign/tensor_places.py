@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,39 +70,42 @@ class _Search:
             for converter in self._converters
             for pattern in converter.source_patterns
         }
+        self._places = Places()
+        self._counts: Counter[tuple[str, str]] = Counter()  # of targets and patterns
         self._unused = [re.compile(each) for each in model._keys_to_ignore_on_load_unexpected or ()]
 
     def run(self) -> Places:
-        places = Places()
-        counts: Counter[tuple[str, str]] = Counter()
         for name, stored in sorted(self._stored(), key=lambda each: _natural(each[0])):
-            target, pattern = rename_source_key(
-                *(name, self._renamings, self._converters),
-                *(self._model.base_model_prefix, self._wanted),
-            )
-            if target not in self._wanted and name in self._wanted:
-                target, pattern = name, None
-            if pattern is not None:
-                counts[target, pattern] += 1
-            if target not in self._wanted:
-                self._check_unused(target, stored)
-            elif isinstance(stored, StoredTensor):
-                _check_floats(stored, self._wanted[target])
-                places.others[name] = stored
-            elif pattern is None and self._is_linear(target):
-                self._check_shape(stored, self._wanted[target].shape)
-                places.linears[target.removesuffix(".weight")] = stored
-            elif pattern is not None and self._is_of_experts(target, pattern):
-                patterns = self._by_pattern[pattern].source_patterns
-                parts = places.experts.setdefault(target, {each: [] for each in patterns})
-                parts[pattern].append(stored)
-            else:
-                self._check_direction(stored, target)
-                places.others[name] = stored
-        self._check_counts(counts)
-        for path in places.mixtures:
-            self._check_experts(places, path)
-        return places
+            self._place(name, stored)
+        self._check_counts()
+        for path in self._places.mixtures:
+            self._check_experts(path)
+        return self._places
+
+    def _place(self, name: str, stored: Stored) -> None:
+        places, prefix = self._places, self._model.base_model_prefix
+        target, pattern = rename_source_key(
+            name, self._renamings, self._converters, prefix, self._wanted
+        )
+        if target not in self._wanted and name in self._wanted:
+            target, pattern = name, None
+        if pattern is not None:
+            self._counts[target, pattern] += 1
+        if target not in self._wanted:
+            self._check_unused(target, stored)
+        elif isinstance(stored, StoredTensor):
+            _check_floats(stored, self._wanted[target])
+            places.others[name] = stored
+        elif pattern is None and self._is_linear(target):
+            self._check_shape(stored, self._wanted[target].shape)
+            places.linears[target.removesuffix(".weight")] = stored
+        elif pattern is not None and self._is_of_experts(target, pattern):
+            patterns = self._by_pattern[pattern].source_patterns
+            parts = places.experts.setdefault(target, {each: [] for each in patterns})
+            parts[pattern].append(stored)
+        else:
+            self._check_direction(stored, target)
+            places.others[name] = stored
 
     def _stored(self) -> Iterator[tuple[str, Stored]]:
         """Layers in codes, by the name that their weight would have, and all other tensors."""
@@ -161,9 +164,9 @@ class _Search:
         names = [name for name, _ in module.named_parameters()]
         return sorted(names) == sorted(STACKS) and has_plain_experts(module)
 
-    def _check_counts(self, counts: Mapping[tuple[str, str], int]) -> None:
+    def _check_counts(self) -> None:
         """Raises ConfigError if experts are missing."""
-        for (target, pattern), count in counts.items():
+        for (target, pattern), count in self._counts.items():
             is_stack = isinstance(self._by_pattern[pattern].operations[0], MergeModulelist)
             num = len(self._wanted[target]) if is_stack and target in self._wanted else count
             if count != num:
@@ -172,8 +175,9 @@ class _Search:
                     f" the architecture has {num}"
                 )
 
-    def _check_experts(self, places: Places, path: str) -> None:
+    def _check_experts(self, path: str) -> None:
         """Experts that are not all in codes become values. Raises ConfigError for another shape."""
+        places = self._places
         found = {name: places.experts.get(f"{path}.{name}", {}) for name in STACKS}
         is_whole = True
         for name, patterns in found.items():

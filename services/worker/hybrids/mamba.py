@@ -38,11 +38,11 @@ class Mamba(Ruled):
         parallel: Parallel,
         *,
         options: MambaOptions,
-        names: tuple[str, str] = ("mamba_n_heads", "mamba_n_groups"),
     ) -> None:
         super().__init__()
         if (num := spec.num_key_heads) % parallel.size:
-            raise cannot_split(f"{names[1]} {num}", parallel.size, lambda n: num % n == 0)
+            raise cannot_split(f"mamba_n_groups {num}", parallel.size, lambda n: num % n == 0)
+        names = "mamba_n_heads", "mamba_n_groups"
         heads, groups = parallel.heads(spec.num_heads, num, names)
         self._heads, self._inner = heads, heads.times(spec.value_dim)
         self._channels, inputs, steps = _rows(spec, heads, groups)

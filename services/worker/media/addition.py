@@ -97,13 +97,16 @@ class Media:
         return structs.replace(capacity, media=self.family.kinds)
 
     def num_bytes(self, num_tokens: int) -> Mapping[str, int]:
-        """For the largest image that fits ``max-model-len``."""
-        sizes = self._sizes
+        """For the largest image that fits ``max-model-len``, and for the features of a step, except
+        the embeddings of its tokens."""
+        sizes, num = self._sizes, self.family.num_embeddings
         num_patches = self._most_patches
-        largest = num_patches // sizes.patches_of_token * sizes.of_token
+        num_features = num_patches // sizes.patches_of_token * num
+        largest = num_features * sizes.hidden_size * self._dtype.itemsize
+        of_step = (num - 1) * num_tokens * sizes.hidden_size * torch.float32.itemsize
         return {
             "images: weights of the tower": sizes.weights,
-            "images: features kept": CACHE_BYTES + largest,
+            "images: features, kept and in a step": CACHE_BYTES + largest + of_step,
             f"images: the largest, of {num_patches} patches": num_patches
             * (sizes.of_patch + num_patches * sizes.of_pair),
         }

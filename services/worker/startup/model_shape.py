@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from services.worker.layers.experts import Experts
+from services.worker.layers.gated import GatedProducts
 from services.worker.layers.weights import Quantized
 from services.worker.machine.kv_groups import group_layers, sections_of
 from services.worker.machine.kv_layout import KVLayout
@@ -63,7 +64,13 @@ def shape_of(
     mixing = max(each.numbers_per_token for each in [*layers, *model.state_layers()])
     always = (7 if drafts else 3) * config.hidden_size + 2 * config.head_dim
     mixtures = [_mixture_numbers(each) for each in model.modules() if isinstance(each, Experts)]
-    numbers = always + max(mixing, 4 * config.intermediate_size, *mixtures)
+    networks = [
+        each.down_proj.inputs for each in model.modules() if isinstance(each, GatedProducts)
+    ]
+    network = 4 * max([config.intermediate_size, *networks])
+    if mixtures:
+        network += config.hidden_size  # the sum of experts
+    numbers = always + max(mixing, network, *mixtures)
     return ModelShape(
         kv_layouts=model.kv_layouts(dtype, drafts=drafts, codes=codes),
         numbers_per_token=numbers,

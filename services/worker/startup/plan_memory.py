@@ -4,6 +4,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from msgspec import structs
@@ -11,8 +12,7 @@ from msgspec import structs
 from kernels.paged_attention.batch import MAX_GATHERED_TOKENS
 from kernels.paged_attention.grouped import MAX_SCORES
 from kernels.sample.slot_rules import no_rules
-from services.worker.layers.embedding import LMHead
-from services.worker.layers.linear import Linear
+from services.worker.layers.embedding import Embedding
 from services.worker.layers.weights import Quantized
 from services.worker.machine.hardware import Memory
 from services.worker.metrics import show_memory
@@ -198,11 +198,12 @@ def _score_bytes(loaded: LoadedModel) -> int:
 
 
 def _widest_codes(model: CausalLM) -> int:
-    """The bytes of the largest weight of a quantized GEMM by torch's operators, which dequantize it
-    in each step."""
-    products = [module for module in model.modules() if isinstance(module, Linear | LMHead)]
-    forms = [each.weight for each in products if isinstance(each.weight, Quantized)]
-    return max((form.shape.numel() for form in forms), default=0)
+    """The numbers of the largest weight of a quantized GEMM by torch's operators, which dequantize
+    it in each step; those of an embedding are dequantized row by row."""
+    parts = [each for each in model.modules() if not isinstance(each, Embedding | Quantized)]
+    forms: list[Any] = [getattr(each, "weight", each) for each in parts]  # stacks have none
+    codes = [each.as_codes for each in forms if hasattr(each, "as_codes")]
+    return max((math.prod(each.shape[-2:]) for each in codes), default=0)
 
 
 def requirements_with(

@@ -82,6 +82,7 @@ def with_experts(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
 
 
 def _has_inputs_first(checkpoint: Checkpoint, hidden_size: int) -> bool:
-    tensors = checkpoint.tensors.items()
-    downs = (each for name, each in tensors if name.endswith("experts.down_proj"))
-    return all(each.shape[-1] == hidden_size for each in downs)
+    """By both stacks: another size of one of them may be ``hidden_size`` too."""
+    tensors, dims = checkpoint.tensors.items(), {"gate_up_proj": -2, "down_proj": -1}
+    found = ((each, dims.get(name.rpartition("experts.")[2])) for name, each in tensors)
+    return all(each.shape[dim] == hidden_size for each, dim in found if dim is not None)

@@ -35,6 +35,15 @@ def test_outputs_and_states_are_those_of_float64(shape: Shape) -> None:
     check_outputs(shape, on_a_device)
 
 
+def test_limits_hide_no_nan_of_a_gate() -> None:
+    shape = Shape(1, 2, 16, 16, 3, scans=True)
+    x, gates = shape.inputs(1)
+    gates[0, 1] = torch.nan
+    sequence = Sequence(x, gates, 0, 1)
+    run(partial(on_a_device, shape.weights()), [sequence], [[Part(1)]], shape.states(2, 1))
+    assert sequence.outputs.isnan().all()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_device_computes_what_the_reference_computes(

@@ -56,6 +56,7 @@ from tests.services.worker.forward import prepare
 from tests.services.worker.hybrids import HYBRIDS
 
 GIB = 1 << 30
+GRANITE = HYBRIDS["granite 4, experts, biases of other GEMMs"]
 EXPERTS: dict[str, Any] = {"num_experts_per_tok": 4, "moe_intermediate_size": 64}
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 NEEDS = MemoryRequirements(
@@ -254,6 +255,7 @@ def allocated_peak(watch: profile) -> int:
         HYBRIDS["qwen3.5"],
         HYBRIDS["qwen3-next"],
         HYBRIDS["granite 4, tied"],
+        (GRANITE[0], GRANITE[1] | {"shared_intermediate_size": 512}),
     ],
 )
 def test_a_step_fits_what_is_reserved_for_its_layers_and_takes_half_of_it(

@@ -35,6 +35,8 @@ MXFP4 = {
     "group_size": 32,
     "scale_format": "e8m0",
 }
+AWQ: dict[str, Any] = {"name": "awq", "scaling_layers": []}
+ROTATION = {"name": "rotation", "r1": True, "r2": True, "r3": False, "r4": False}
 
 
 def quark(**config: Any) -> dict[str, Any]:
@@ -137,7 +139,15 @@ def test_what_cannot_be_read_is_refused_by_name_with_what_can() -> None:
         ({"quant_method": "modelopt"}, "modelopt: quant_algo None is not supported"),
         (
             {"quant_method": "modelopt", "quantization": "FP8"},
-            "modelopt: quant_algo None is not supported",
+            "modelopt: quantization 'FP8' is not a JSON object",
+        ),
+        (
+            {"quant_method": "modelopt", "quant_algo": "FP8", "quantized_layers": ["a"]},
+            r"modelopt: quantized_layers \['a'\] is not a JSON object",
+        ),
+        (
+            {"quant_method": "modelopt", "quant_algo": "FP8", "quantized_layers": {"a": "FP8"}},
+            "modelopt: quantized_layers: a: 'FP8' is not a JSON object",
         ),
         (
             {
@@ -163,9 +173,36 @@ def test_what_cannot_be_read_is_refused_by_name_with_what_can() -> None:
             quark(global_quant_config={"weight": [MXFP4, {"dtype": "int4"}]}),
             r"quark: weight \[.*'int4'.*\] is not supported",
         ),
+        (quark(export=None), "quark: export None is not a JSON object"),
+        (quark(global_quant_config="fp8"), "quark: global_quant_config 'fp8' is not a JSON"),
+        (
+            quark(layer_quant_config={"*.mlp.*": None}),
+            r"quark: layer_quant_config: \*\.mlp\.\*: None is not a JSON object",
+        ),
+        (
+            quark(kv_cache_quant_config={"*k_proj": "fp8"}),
+            r"quark: kv_cache_quant_config: \*k_proj: 'fp8' is not a JSON object",
+        ),
+        (quark(algo_config=["rotation"]), "quark: algo_config: 'rotation' is not a JSON object"),
+        (
+            quark(algo_config=[AWQ, {**ROTATION, "online_r1_rotation": True}]),
+            r"quark: algo_config: rotation: online rotations \(online_r1_rotation\) are not",
+        ),
+        (quark(algo_config={**ROTATION, "r4": True}), r"rotation: online rotations \(r4\)"),
+        (
+            quark(algo_config=[{**ROTATION, "online_config": {"online_rotation_layers": ["a"]}}]),
+            r"rotation: online rotations \(online_config\)",
+        ),
+        (quark(algo_config=[{"name": "quarot"}]), r"quarot: online rotations \(r3\)"),
     ):
         with pytest.raises(ConfigError, match=text):
             find_scheme(config)
+
+
+def test_quarks_algorithms_that_are_parts_of_the_weights_are_read() -> None:
+    every = [AWQ, {"name": "gptq"}, {"name": "smooth"}, ROTATION]
+    for algorithms in (None, [], AWQ, every):
+        assert str(find_scheme(quark(algo_config=algorithms))) == "quark"
 
 
 def test_modelopt_names_the_type_of_the_kv_cache_in_either_file() -> None:
@@ -176,6 +213,7 @@ def test_modelopt_names_the_type_of_the_kv_cache_in_either_file() -> None:
         ({"quant_algo": "FP8", "kv_cache_scheme": scheme}, "fp8"),
         ({"quantization": {"quant_algo": "fp8_pb_wo", "kv_cache_quant_algo": "FP8"}}, "fp8"),
         ({"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": None}}, "none"),
+        ({"quantization": {"quant_algo": None, "kv_cache_quant_algo": "FP8"}}, "fp8"),
     ):
         assert find_scheme(method | found).cache_dtype() == expected
     other = {"quantization": {"quant_algo": "NVFP4", "kv_cache_quant_algo": "NVFP4"}}

@@ -1,10 +1,12 @@
 """Stacked expert weights: the same values, in the same memory as each expert's own."""
 
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from kernels.codes import Codes
@@ -12,8 +14,10 @@ from services.worker.layers.linear import Linear
 from services.worker.layers.stack_experts import stack_experts
 from services.worker.layers.weights import Dense
 from services.worker.models.decoder import DecoderLM
+from services.worker.weights.checkpoint import open_checkpoint
 from services.worker.weights.load import quantize
 from services.worker.weights.online import ONLINE, Quantization
+from services.worker.weights.stacked_experts import with_experts
 from tests.services.worker.test_native import EXPERTS, experts_of, make_config, make_model
 
 QUANTIZATIONS: tuple[Quantization, ...] = ("none", *ONLINE)
@@ -83,3 +87,26 @@ def test_zeros_and_wide_scales_of_some_experts_are_those_of_all() -> None:
     for num, linear in enumerate(layer):
         assert torch.equal(stacks.down.expert(num).values(torch.float32), expected[num])
         assert torch.equal(values_of(linear), expected[num])
+
+
+@pytest.mark.parametrize("inner", [64, 32, 48])
+@pytest.mark.parametrize("has_inputs_first", [False, True])
+def test_each_layout_of_stacks_is_found_by_its_sizes(
+    tmp_path: Path, inner: int, has_inputs_first: bool
+) -> None:
+    """Also if one of both stacks is square."""
+    stacks = {"gate_up": torch.randn(2, 2 * inner, 64), "down": torch.randn(2, 64, inner)}
+    stored = {
+        f"mlp.experts.{name}_proj": (each.mT if has_inputs_first else each).contiguous()
+        for name, each in stacks.items()
+    }
+    save_file(stored, tmp_path / "model.safetensors")
+    architectures = ["Qwen3VLMoeForConditionalGeneration"]
+    config = msgspec.structs.replace(
+        make_config(EXPERTS), architectures=architectures, hidden_size=64
+    )
+    checkpoint = with_experts(open_checkpoint([tmp_path / "model.safetensors"]), config)
+    for part, expected in (("up", stacks["gate_up"][1, inner:]), ("down", stacks["down"][1])):
+        found = checkpoint.find(f"mlp.experts.1.{part}_proj.weight")
+        assert found is not None
+        assert torch.equal(found.read_all(), expected)

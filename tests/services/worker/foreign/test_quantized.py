@@ -30,6 +30,7 @@ from tests.services.worker.stored_codes import (
     save_mxfp4_experts,
     save_quantized,
 )
+from tests.services.worker.test_memory import planned_bytes
 from tests.services.worker.test_quantized_models import with_values
 
 EVERY = LAYOUTS | MORE_LAYOUTS
@@ -88,6 +89,21 @@ def test_families_have_the_texts_of_the_values(tmp_path: Path, family: str) -> N
     """Latents, shared experts, projections in one weight, tied heads, biases."""
     save_family(tmp_path / "dense", family, pad_token_id=0)
     assert_texts(save_codes(tmp_path, "mxfp8"), tmp_path / "codes")
+
+
+@pytest.mark.parametrize(("moe_intermediate_size", "rows"), [(32, 96), (64, 128)])
+def test_the_largest_weight_that_a_step_decodes_is_planned(
+    tmp_path: Path, moe_intermediate_size: int, rows: int
+) -> None:
+    """A network of the first layer, or an expert's gates and ups: in float32 and in the dtype."""
+    sizes = {"v_head_dim": 16, "moe_intermediate_size": moe_intermediate_size}
+    save_family(tmp_path / "dense", MIMO, **sizes)
+    save_quantized(tmp_path / "dense", tmp_path / "codes", LAYOUTS["fp8"])
+    peaks = []
+    for name in ("dense", "codes"):
+        make_engine(tmp_path / name, model_impl="transformers")
+        peaks.append(planned_bytes("peak") or 0)
+    assert peaks[1] - peaks[0] == rows * 64 * (4 + 4)
 
 
 def test_values_have_the_dtype_of_the_model(tmp_path: Path, glm: Path) -> None:

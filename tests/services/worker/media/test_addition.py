@@ -88,10 +88,13 @@ def test_the_memory_of_images_is_planned(folder: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["qwen3-vl"], indirect=True)
 def test_the_features_of_a_token_for_all_layers_are_planned(folder: Path) -> None:
-    settings = WorkerConfig(model=folder, dtype="float32", kv_transfer=False)
-    _, kept, _ = footprint_of(settings, CPU).requirements.added.values()
+    """Of kept ones, and of a step's on top of embeddings."""
+    settings = WorkerConfig(
+        model=folder, dtype="float32", kv_transfer=False, max_num_batched_tokens=48
+    )
+    _, features, _ = footprint_of(settings, CPU).requirements.added.values()
     num_tokens = 280**2 // 16**2 // 4
-    assert kept == CACHE_BYTES + num_tokens * 3 * 64 * 4
+    assert features == CACHE_BYTES + (num_tokens * 3 + 48 * 2) * 64 * 4
 
 
 @pytest.mark.parametrize("is_fast", [False, True])

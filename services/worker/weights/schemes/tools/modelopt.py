@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from services.worker.layers.weights import Weight
-from services.worker.weights.schemes.scheme import Scheme, Stored
 from services.worker.weights.schemes.tools.fp8 import MXFP8_BLOCK, fp8, has_blocks
 from services.worker.weights.schemes.tools.mxfp4 import nvfp4
+from services.worker.weights.schemes.tools.scaled import Scaled, as_mapping, layers_of
 from shared.errors import ConfigError
 
 MIXED = "MIXED_PRECISION"
@@ -21,7 +21,7 @@ BLOCK = [128, 128]  # of FP8_PB_WO
 FP8_CACHE = ("FP8", {"type": "float", "num_bits": 8})
 
 
-class ModelOpt(Scheme):
+class ModelOpt(Scaled):
     """The tensors of a layer determine its format. ``weight`` is float8_e4m3fn [outputs, inputs]
     with ``weight_scale`` of all, of an output, of blocks [outputs / 128, 1, inputs / 128, 1], or
     of 32 inputs, which are exponents in a byte; or it has two e2m1 codes in a byte [outputs,
@@ -33,17 +33,18 @@ class ModelOpt(Scheme):
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
         # In hf_quant_config.json, the values are one level below.
-        self._own: Any = config.get("quantization", config)
-        layers = self._own.get("quantized_layers") if isinstance(self._own, Mapping) else None
-        for each in (self._own, *(layers or {}).values()):
-            algo = each.get("quant_algo") if isinstance(each, Mapping) else None
+        own = as_mapping(config.get("quantization", config), "quantization")
+        self._cache = own.get("kv_cache_quant_algo") or own.get("kv_cache_scheme")
+        is_dense = self._cache and own.get("quant_algo") is None  # but for its KV cache
+        for each in ([] if is_dense else [own]) + layers_of(own, "quantized_layers"):
+            algo = each.get("quant_algo")
             if str(algo).upper() not in ALGOS:
                 raise ValueError(
                     f"quant_algo {algo!r} is not supported; supported are {list(ALGOS)}"
                 )
 
     def cache_dtype(self) -> str:
-        found = self._own.get("kv_cache_quant_algo") or self._own.get("kv_cache_scheme")
+        found = self._cache
         if not found:
             return "none"
         kind = {key: found.get(key) for key in FP8_CACHE[1]} if isinstance(found, dict) else found
@@ -53,14 +54,6 @@ class ModelOpt(Scheme):
                 " 'FP8': set none, int8 or fp8"
             )
         return "fp8"
-
-    def holds(self, stored: Stored) -> bool:
-        return "weight_scale" in stored
-
-    def shape(self, stored: Stored) -> list[int]:
-        codes = stored["weight"]
-        outputs, num = codes.shape
-        return [outputs, 2 * num if codes.dtype == torch.uint8 else num]
 
     def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Weight:
         codes, scales = tensors["weight"], tensors["weight_scale"]

@@ -7,15 +7,10 @@ import torch
 from torch import Tensor
 
 from services.worker.layers.weights import Weight
-from services.worker.weights.schemes.scheme import (
-    Scheme,
-    Stored,
-    per_output,
-    refuse_unless,
-    whole_numbers,
-)
+from services.worker.weights.schemes.scheme import per_output, refuse_unless, whole_numbers
 from services.worker.weights.schemes.tools.fp8 import fp8
 from services.worker.weights.schemes.tools.mxfp4 import GROUP, mxfp4
+from services.worker.weights.schemes.tools.scaled import Scaled, as_mapping, layers_of
 from shared.errors import ConfigError
 
 # Further values of a weight, by its dtype and qscheme.
@@ -27,9 +22,12 @@ FORMS: dict[tuple[str, str], dict[str, Any]] = {
     ("fp4", "per_group"): {"ch_axis": -1, "group_size": GROUP, "scale_format": "e8m0"},
 }
 CACHE_DTYPES = {"fp8_e4m3": "fp8", "int8": "int8"}
+# Of an algorithm, if it rotates inputs at each step. Other rotations are parts of the weights.
+ONLINE = ("online_r1_rotation", "online_config", "online_had", "r3", "r4")
+QUAROT = "quarot"  # r3 and r4 are its defaults
 
 
-class Quark(Scheme):
+class Quark(Scaled):
     """``weight`` [outputs, inputs] float8_e4m3fn or int8 with ``weight_scale`` of all or of an
     output; or MXFP4, two codes in a byte [outputs, inputs / 2], the first one in its lower half.
     Activations are not quantized."""
@@ -41,36 +39,32 @@ class Quark(Scheme):
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
-        stored_as = config.get("export", {}).get("weight_format", "real_quantized")
+        export = as_mapping(config.get("export", {}), "export")
+        stored_as = export.get("weight_format", "real_quantized")
         if stored_as != "real_quantized":
             raise ValueError(f"weight_format {stored_as!r} is not supported; 'real_quantized' is")
-        layers = [config.get("global_quant_config") or {}]
+        _check_algorithms(config.get("algo_config") or [])
+        layers = [as_mapping(config.get("global_quant_config") or {}, "global_quant_config")]
         for key in ("layer_quant_config", "layer_type_quant_config"):
-            layers += (config.get(key) or {}).values()
+            layers += layers_of(config, key)
         for layer in layers:
             if (weight := layer.get("weight")) is not None:
                 _check_form(weight)
+        cached = [
+            as_mapping(each, "kv_cache_quant_config: output_tensors")
+            for layer in layers_of(config, "kv_cache_quant_config")
+            if (each := layer.get("output_tensors"))
+        ]
+        self._cache_dtypes = {str(each.get("dtype")) for each in cached}
 
     def cache_dtype(self) -> str:
-        found = {
-            each["dtype"]
-            for layer in (self.config.get("kv_cache_quant_config") or {}).values()
-            if (each := layer.get("output_tensors"))
-        }
+        found = self._cache_dtypes
         for dtype in found - CACHE_DTYPES.keys():
             raise ConfigError(
                 f"kv-cache-dtype: auto: the checkpoint's kv_cache_quant_config has dtype {dtype!r};"
                 f" supported are {list(CACHE_DTYPES)}: set none, int8 or fp8"
             )
-        return CACHE_DTYPES[found.pop()] if found else "none"
-
-    def holds(self, stored: Stored) -> bool:
-        return "weight_scale" in stored
-
-    def shape(self, stored: Stored) -> list[int]:
-        codes = stored["weight"]
-        outputs, num = codes.shape
-        return [outputs, 2 * num if codes.dtype == torch.uint8 else num]
+        return CACHE_DTYPES[min(found)] if found else "none"
 
     def read(self, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Weight:
         codes, scales = tensors["weight"], tensors["weight_scale"]
@@ -90,9 +84,21 @@ class Quark(Scheme):
         )
 
 
+def _check_algorithms(algorithms: Any) -> None:
+    """Raises ValueError for one that needs more than the weights."""
+    for each in [algorithms] if isinstance(algorithms, Mapping) else algorithms:
+        algorithm = as_mapping(each, "algo_config:")
+        name = algorithm.get("name")
+        for key in ONLINE:
+            if algorithm.get(key, name == QUAROT and key in ("r3", "r4")):
+                raise ValueError(f"algo_config: {name}: online rotations ({key}) are not supported")
+
+
 def _check_form(weight: Any) -> None:
     """Raises ValueError for weights in other codes, or in codes of codes (a list)."""
-    form = (weight.get("dtype"), weight.get("qscheme")) if isinstance(weight, dict) else None
+    form = None
+    if isinstance(weight, Mapping):
+        form = str(weight.get("dtype")), str(weight.get("qscheme"))
     if form not in FORMS:
         raise ValueError(f"weight {form or weight!r} is not supported; supported are {[*FORMS]}")
     for key, known in FORMS[form].items():
