@@ -97,17 +97,13 @@ class InboxPlaces(Places):
         self.worker = worker
         self.max_copies = max(1, min(MAX_ROWS, MAX_COPY_BYTES // block_bytes))
         self.wants_guests = False
-        self._num_guests = num_guests
+        self._num_guests, self._num_guests_here = num_guests, 0
         self._arrived: dict[bytes, Place] = {}  # without a row yet
         self._sent: deque[tuple[int, list[bytes]]] = deque()  # rows without a result, by step
 
     @property
     def is_full(self) -> bool:
         return len(self) - self._num_guests_here >= self.num_places
-
-    @property
-    def _num_guests_here(self) -> int:
-        return sum(each.is_guest for each in self._places.values())
 
     @property
     def has_arrived(self) -> bool:
@@ -121,6 +117,7 @@ class InboxPlaces(Places):
             place = self._places.get(key)
             if place is None:
                 place = self._places[key] = Place(is_wanted=is_wanted, is_guest=are_guests)
+                self._num_guests_here += are_guests
             if place.is_sent:
                 place.comes_again_as = are_guests
             else:
@@ -171,5 +168,7 @@ class InboxPlaces(Places):
         if not self._sent or self._sent[0][0] != step:
             return
         for key in self._sent.popleft()[1]:
-            if (as_guest := self._places.pop(key).comes_again_as) is not None:
-                self.arrive([key], as_guest)
+            place = self._places.pop(key)
+            self._num_guests_here -= place.is_guest
+            if place.comes_again_as is not None:
+                self.arrive([key], place.comes_again_as)

@@ -4,7 +4,6 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from msgspec.structs import replace
 
@@ -23,7 +22,6 @@ from shared.wire.messages import (
     Lost,
     Meet,
     Overview,
-    Push,
     Settled,
     State,
     Take,
@@ -285,6 +283,10 @@ async def test_a_guest_that_comes_twice_takes_no_place_of_the_cell(tmp_path: Pat
     inbox.finish(1)
     inbox.arrive(KEYS[2:3])
     assert inbox.has_arrived
+    assert inbox.is_full
+    inbox.rows(2)
+    inbox.finish(2)
+    assert not inbox.is_full
 
 
 async def test_guests_without_a_block_leave_in_the_end(tmp_path: Path):
@@ -304,17 +306,6 @@ async def test_an_inbox_that_contradicts_its_worker_is_refused(tmp_path: Path):
     cell, one = with_one(tmp_path)
     with pytest.raises(CodecError, match="a worker of this cell for cell t"):
         cell.service.on_message(one.peer, THEIRS, [])
-
-
-async def test_handed_over_sequences_push_no_more(tmp_path: Path):
-    cell, one = with_one(tmp_path)
-    far = Elsewhere(cell)
-    one.drain()
-    await go_on(cell, far)
-    num = len(one.rows_of(Push))
-    cell.ask("later", np.arange(12, dtype=np.int32) + 300, max_tokens=4)
-    await go_on(cell, far)
-    assert len(one.rows_of(Push)) == num
 
 
 async def test_a_leaving_scheduler_hands_blocks_over_first(tmp_path: Path):
