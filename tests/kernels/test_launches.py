@@ -73,6 +73,8 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 SLOW = (
+    "MiMo, bfloat16, heads of 128",
+    "Gemma 3, bfloat16, heads of 128 in six groups",
     "Granite 4, bfloat16, Mamba-2 and nothing that turns",
     "Qwen3, bfloat16, heads of 128",
     "MiMo, float32, heads of 64",
