@@ -104,6 +104,7 @@ WINGS = {
             f"tests/{WORKER}/test_{name}.py" for name in ("delta_backends", "gated_delta", "mamba")
         ),
     ),
+    "indexed": Wing((f"{WORKER}/indexed",), (f"tests/{WORKER}/test_indexed.py",)),
     "encoders": Wing(
         (f"{WORKER}/encoders",),
         (

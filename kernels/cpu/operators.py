@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kernels.cpu.adapt import PackedAdapt
 from kernels.cpu.delta import PackedDelta
+from kernels.cpu.index import PackedIndex
 from kernels.cpu.pointers import Float, Int, Pointer, address, place
 from kernels.route import Routing
 from kernels.silu_mul import CURVES, Act, Clamp
@@ -41,7 +42,7 @@ class Kind(IntEnum):
     ORDER = 7  # narrow → narrow
     EXPERTS = 8  # narrow, and wide for the router → added to wide
     OPEN = 9  # wide, and wide for the gate → added to wide
-    LATENT = 10  # wide → narrow
+    LATENT = 10  # wide, and chosen keys if it has a topk → narrow
     BEND = 11  # wide, in place
     SUM = 12  # wide of each rank → wide
     SHORT_CONV = 13  # wide → narrow
@@ -49,6 +50,7 @@ class Kind(IntEnum):
     GATE = 15  # wide → narrow, in place
     ADAPT = 16  # narrow → wide, or added to wide: rows with adapters only
     ADD = 17  # wide → added to wide
+    INDEX = 18  # wide → chosen keys, as int32 in wide
 
 
 class Form(IntEnum):
@@ -119,7 +121,7 @@ class OperatorStruct(ctypes.Structure):
         ("norm", Pointer),
         ("weight", MatrixStruct),
         *((name, Pointer) for name in ("rows", "heads", "order", "experts", "latents")),
-        *((name, Pointer) for name in ("columns", "delta", "adapt")),
+        *((name, Pointer) for name in ("columns", "delta", "adapt", "index")),
     ]
 
 
@@ -127,7 +129,7 @@ class LatentsStruct(ctypes.Structure):
     _fields_ = [
         *((name, Int) for name in ("latent", "queries", "attended")),
         *((name, Int) for name in ("num_heads", "rank", "nope_dim", "rope_dim", "value_dim")),
-        ("is_interleaved", Int),
+        *((name, Int) for name in ("is_interleaved", "topk")),
         *((name, Float) for name in ("eps", "scale")),
         *((name, Pointer) for name in ("norm", "cos", "sin")),
         *((name, MatrixStruct) for name in ("keys", "values")),
@@ -220,7 +222,7 @@ class PackedHeads:
 class PackedLatents:
     """``latent``, ``queries`` and ``attended`` are buffers. ``cos`` and ``sin`` [positions,
     rope_dim] and ``norm`` [rank] are float32; ``keys`` has ``rank`` outputs per head, ``values``
-    has ``value_dim``."""
+    has ``value_dim``. ``topk``: see ``kernels.index``; 0: tokens attend to all keys."""
 
     latent: int
     queries: int
@@ -238,6 +240,7 @@ class PackedLatents:
     sin: Tensor
     keys: PackedMatrix
     values: PackedMatrix
+    topk: int = 0
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -247,7 +250,7 @@ class PackedLatents:
         return LatentsStruct(
             *(self.latent, self.queries, self.attended),
             *(self.num_heads, self.rank, self.nope_dim, self.rope_dim, self.value_dim),
-            *(self.is_interleaved, self.eps, self.scale),
+            *(self.is_interleaved, self.topk, self.eps, self.scale),
             *(address(each) for each in (self.norm, self.cos, self.sin)),
             *(self.keys.struct(), self.values.struct()),
         )
@@ -315,7 +318,15 @@ class PackedColumns:
         )
 
 
-Part = PackedHeads | PackedExperts | PackedLatents | PackedColumns | PackedDelta | PackedAdapt
+Part = (
+    PackedHeads
+    | PackedExperts
+    | PackedLatents
+    | PackedColumns
+    | PackedDelta
+    | PackedAdapt
+    | PackedIndex
+)
 
 
 def _structs(matrices: list[PackedMatrix]) -> ctypes.Array[MatrixStruct]:
@@ -356,10 +367,12 @@ class Operator:
     columns: PackedColumns | None = None
     delta: PackedDelta | None = None
     adapt: PackedAdapt | None = None
+    index: PackedIndex | None = None
 
     @property
     def parts(self) -> tuple[Part | None, ...]:
-        return self.heads, self.experts, self.latents, self.columns, self.delta, self.adapt
+        of_layers = self.heads, self.experts, self.latents, self.columns, self.delta
+        return *of_layers, self.adapt, self.index
 
     @property
     def tensors(self) -> list[Tensor]:

@@ -73,7 +73,7 @@ class Compiler:
         return program
 
     def _operator(self, each: Instruction, places: dict[int, int]) -> Operator:
-        norm, attention = each.norm, each.heads or each.latents or each.columns
+        norm, attention = each.norm, each.heads or each.latents or each.columns or each.index
         place = attention or each.delta
         rows, weight = self._embeddings(each.embedding)
         vocab = None if each.embedding is None else each.embedding.vocab
@@ -108,6 +108,7 @@ class Compiler:
             columns=None if each.columns is None else _columns(each.columns),
             delta=None if each.delta is None else _delta(each.delta),
             adapt=each.adapt,
+            index=each.index and each.index.packed([places[other] for other in each.others]),
         )
 
     def _embeddings(self, embedding: Embedding | None) -> tuple[Tensor | None, PackedMatrix | None]:
@@ -208,6 +209,7 @@ class Compiler:
             sin=sin,
             keys=keys,
             values=values,
+            topk=spec.index_topk,
         )
 
     def _pack_halves(self, expansion: LatentExpansion) -> tuple[PackedMatrix, PackedMatrix]:

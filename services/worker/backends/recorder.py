@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from kernels.cpu.adapt import PackedAdapt
+from kernels.cpu.index import Index
 from kernels.cpu.operators import LANES, Form, Kind
 from kernels.cpu.packing import is_whole, packed_form, why_not_packed
 from kernels.silu_mul import Act
@@ -67,7 +68,8 @@ class Instruction:
     columns: Columns | None = None
     delta: DeltaRule | None = None
     adapt: PackedAdapt | None = None
-    others: tuple[int, ...] = ()  # further registers, of attention to latents
+    index: Index | None = None
+    others: tuple[int, ...] = ()  # further registers, of attention to latents or of an index
 
     @property
     def registers(self) -> tuple[int, ...]:

@@ -48,7 +48,7 @@ from services.worker.models.decoder import DecoderLM, MtpHead
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The options of AttentionSpec, and the forms of weights, that operators take."""
+    """The options of attention, and the forms of weights, that operators take."""
 
     options: Set[str]
     forms: Set[type]
@@ -56,7 +56,7 @@ class Known:
 
 # In steps prepared by the host, and in steps with lengths known only to the device.
 OPTIONS = {"norm", "is_interleaved", "window", "softcap", "has_sinks"}
-HOST = Known(OPTIONS, {Dense, Quantized})
+HOST = Known(OPTIONS | {"index_topk"}, {Dense, Quantized})
 DEVICE = Known(OPTIONS, {Dense, Quantized})
 
 
@@ -166,7 +166,7 @@ class TorchOps(Ops[Tensor]):
             x,
             query_norm,
             key_norm,
-            self._rotation(heads.rotary),
+            self.rotation(heads.rotary),
             inputs.slot_mapping,
             kv.entries,
             spec.is_interleaved,
@@ -176,15 +176,17 @@ class TorchOps(Ops[Tensor]):
         attended = attend(query, kv.entries, inputs.attention, spec.scale, options, kv.scales)
         return attended.flatten(1)
 
-    def latent(self, query: Tensor, latent: Tensor, latents: Latents) -> Tensor:
-        context, spec, rotation = current_context(), latents.spec, self._rotation(latents.rotary)
+    def latent(
+        self, query: Tensor, latent: Tensor, latents: Latents, chosen: Tensor | None = None
+    ) -> Tensor:
+        context, spec, rotation = current_context(), latents.spec, self.rotation(latents.rotary)
         entries, inputs = context.kv_caches[latents.layer].entries, context.groups[latents.group]
         keys, values = latents.expansion.halves()
         norm = Norm(latents.norm.weight, latents.norm.eps)
         slots, is_interleaved = inputs.slot_mapping, spec.is_interleaved
         write_latents(latent, norm, rotation, slots, entries, is_interleaved)
         queries = latent_queries(query, keys, rotation, is_interleaved)
-        options = AttentionOptions(value_dim=spec.rank)
+        options = AttentionOptions(value_dim=spec.rank, chosen=chosen)
         attended = attend(queries, entries, inputs.attention, spec.scale, options)
         return latent_values(attended, values)
 
@@ -238,7 +240,7 @@ class TorchOps(Ops[Tensor]):
             scale = torch.rsqrt(mean + norm.eps)[:, None]
             part.copy_(part.float() * scale * norm.weight)
 
-    def _rotation(self, rotary: RotaryEmbedding) -> Tensor:
+    def rotation(self, rotary: RotaryEmbedding) -> Tensor:
         """[2, T, head_dim]"""
         if rotary not in self._rotations:
             assert self._positions is not None

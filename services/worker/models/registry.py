@@ -14,11 +14,13 @@ from shared.model_folder import CONFIG_FILE, decode_json, find_file
 MODELS = {
     "DeepseekV2ForCausalLM": "services.worker.models.deepseek_v2",
     "DeepseekV3ForCausalLM": "services.worker.models.deepseek_v3",
+    "DeepseekV32ForCausalLM": "services.worker.indexed.deepseek_v32",
     "Ernie4_5ForCausalLM": "services.worker.models.ernie4_5",
     "Ernie4_5_MoeForCausalLM": "services.worker.models.ernie4_5_moe",
     "Gemma2ForCausalLM": "services.worker.models.gemma2",
     "Gemma3ForCausalLM": "services.worker.models.gemma3",
     "Glm4MoeForCausalLM": "services.worker.models.glm4_moe",
+    "GlmMoeDsaForCausalLM": "services.worker.indexed.glm_moe_dsa",
     "GptOssForCausalLM": "services.worker.models.gpt_oss",
     "GraniteForCausalLM": "services.worker.models.granite",
     "GraniteMoeHybridForCausalLM": "services.worker.hybrids.granite4",
