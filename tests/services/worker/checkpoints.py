@@ -23,7 +23,8 @@ from shared.model_folder import weight_files
 VOCAB_SIZE = 160
 EOS_ID = 7
 MAX_POSITIONS = 128
-HYBRIDS = ("GraniteMoeHybrid", "Lfm2", "Qwen3Next", "Qwen3_5")  # a wing's families
+# Families of a wing.
+HYBRIDS = ("GraniteMoeHybrid", "KimiLinear", "Lfm2", "NemotronH", "Qwen3Next", "Qwen3_5")
 LESS_ONE = ("Gemma", "Qwen3Next", "Qwen3_5")  # families that store norms minus 1
 SETTLED = 1e-4  # outputs may differ if two float32 scores are closer than this
 
