@@ -36,7 +36,7 @@ def test_a_prompt_has_the_same_bits_alone_and_with_others(
     tmp_path: Path, name: str, dtype: torch.dtype
 ) -> None:
     save_hybrid(tmp_path, name)
-    prompts = random_prompts(9)
+    prompts = random_prompts(8)
     together = our_logits(tmp_path, prompts, dtype, "native")
     for prompt, logits in zip(prompts, together, strict=True):
         (alone,) = our_logits(tmp_path, [prompt], dtype, "native")
@@ -159,11 +159,10 @@ def test_the_sum_over_ranks_is_the_output_of_one_process(
 ) -> None:
     save_hybrid(tmp_path, name)
     x = torch.randn(9, 64, generator=torch.Generator().manual_seed(1))
-    whole, group = mixed(load(tmp_path), x), Apart()
-    parts = []
-    for rank in range(2):
-        parallel = Parallel(rank, 2, group, has_whole_experts)  # type: ignore[arg-type]
-        parts.append(mixed(load(tmp_path, parallel=parallel), x))
+    group: Any = Apart()
+    whole = mixed(load(tmp_path), x)
+    ranks = [Parallel(rank, 2, group, has_whole_experts) for rank in range(2)]
+    parts = [mixed(load(tmp_path, parallel=each), x) for each in ranks]
     for expected, *each in zip(whole, *parts, strict=True):
         torch.testing.assert_close(torch.stack(each).sum(0), expected, atol=1e-4, rtol=1e-4)
 
