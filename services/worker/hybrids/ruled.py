@@ -66,10 +66,10 @@ class Ruled(Stateful):
 
     @property
     def numbers_per_token(self) -> int:
-        """The inputs and gates, also in float32, and the heads' outputs before and after the
-        norm."""
-        inputs, gates = self.in_proj.outputs, self.gates.outputs
-        return 3 * (inputs + gates) + 5 * self.out_proj.inputs
+        """The inputs and gates, also as drafts are kept, and the sums of the convolution, or the
+        heads' outputs before and after the norm."""
+        channels, gates, inner = self.rule.channels, self.rule.num_gates, self.out_proj.inputs
+        return 5 * channels + 4 * gates + inner + max(3 * channels, 5 * inner)
 
     def forward(
         self,
