@@ -76,14 +76,6 @@ MODELS: dict[str, dict[str, Any]] = {
         "moe_shared_expert_intermediate_size": 512,
         "moe_latent_size": 128,
     },
-    "Kimi Linear, bfloat16, decays of channels": {
-        "architectures": ["KimiLinearForCausalLM"],
-        "layer_types": ["linear_attention", "full_attention"],
-        "linear_num_heads": 4,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 256,
-    },
     "LFM2, bfloat16, short convolutions": {
         "architectures": ["Lfm2ForCausalLM"],
         "layer_types": ["conv", "full_attention"],
@@ -91,7 +83,6 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 SLOW = (
-    "Kimi Linear, bfloat16, decays of channels",
     "Nemotron 3, bfloat16, layers of one mixer",
     "Granite 4, bfloat16, Mamba-2 and nothing that turns",
     "Qwen3, bfloat16, heads of 128",
