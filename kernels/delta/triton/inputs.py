@@ -129,16 +129,19 @@ def mix_kernel(
     i_wide = i_input.to(tl.int64)
     tl.store(p_mixed + i_wide * NUM_CHANNELS + o_channel, b_mixed, mask=is_part)
     if is_value:
-        o_decay, is_decay = head, True
-        if DECAYS > 1:
+        if DECAYS == 1:
+            o_decay, is_decay, is_own, is_kept = head, True, is_token, ~is_token
+        else:
             o_decay, is_decay = head * DECAYS + o_part, o_part < DECAYS
+            is_own = o_part < tl.where(is_token, DECAYS, 0)
+            is_kept = o_part < tl.where(is_token, 0, DECAYS)
         p_own = p_gates + i_wide * NUM_GATES
         b = tl.load(p_own + head, mask=is_token, other=0).to(tl.float32)
-        a = tl.load(p_own + A_PLACE + o_decay, mask=is_token & is_decay, other=0).to(tl.float32)
+        a = tl.load(p_own + A_PLACE + o_decay, mask=is_own, other=0).to(tl.float32)
         if MOST_DRAFTS:
             p_of_kept = p_row_kept + number * NUM_KEPT + NUM_CHANNELS
             b += tl.load(p_of_kept + head, mask=~is_token, other=0)
-            a += tl.load(p_of_kept + A_PLACE + o_decay, mask=~is_token & is_decay, other=0)
+            a += tl.load(p_of_kept + A_PLACE + o_decay, mask=is_kept, other=0)
         a += tl.load(p_dt_bias + o_decay, mask=is_decay, other=0).to(tl.float32)
         step = tl.maximum(a, 0) + tl.log(1 + tl.exp(-tl.abs(a)))
         if SCANS:
