@@ -101,7 +101,8 @@ WINGS = {
     "hybrids": Wing(
         (f"{WORKER}/hybrids",),
         tuple(
-            f"tests/{WORKER}/test_{name}.py" for name in ("delta_backends", "gated_delta", "mamba")
+            f"tests/{WORKER}/test_{name}.py"
+            for name in ("delta_backends", "gated_delta", "kimi", "mamba", "nemotron")
         ),
     ),
     "indexed": Wing((f"{WORKER}/indexed",), (f"tests/{WORKER}/test_indexed.py",)),

@@ -13,7 +13,7 @@ struct Experts {
   Routing routing;
   Matrix router;                 // in float32
   const Matrix *gate_up, *down;  // of each local expert, all in one form
-  float alpha, limit;            // parameters of Gate
+  float alpha, limit;            // parameters of Gate, in which beta is 0
   int32_t first, num;            // the local experts; other ranks have the rest
   int64_t* counts;               // [num_experts]: tokens routed to each so far, or null
 };
@@ -120,15 +120,15 @@ void multiply_experts(const int32_t* starts, int num_experts, const Matrix* matr
   });
 }
 
-// out [tokens, hidden] += scale · Σ of weight · output over each token's local experts. `rows` are
-// the tokens in the weights' type, `wide` the router's input in float32.
+// out [tokens, size] += scale · Σ of weight · output over each token's local experts. `rows`
+// [tokens, size] are their inputs in the weights' type, `wide` the router's in float32.
 template <class T>
 void run_experts(const Experts& experts, const T* rows, const float* wide, int num_tokens,
                  float scale, float* out) {
   const Routing& routing = experts.routing;
   int num_chosen = routing.num_chosen, num_experts = routing.num_experts;
   int num = num_tokens * num_chosen;
-  size_t size = experts.router.k, inner_size = experts.down[0].k;
+  size_t size = experts.gate_up[0].k, inner_size = experts.down[0].k;
   float* weights = pair_floats.of(num + (size_t)num_tokens * num_experts);
   float* logits = weights + num;
   int32_t* numbers = pair_numbers.of(3 * (size_t)num + num_experts + 1);

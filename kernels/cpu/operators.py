@@ -18,7 +18,7 @@ from kernels.cpu.delta import PackedDelta
 from kernels.cpu.index import PackedIndex
 from kernels.cpu.pointers import Float, Int, Pointer, address, place
 from kernels.route import Routing
-from kernels.silu_mul import CURVES, Act, Clamp
+from kernels.silu_mul import Act, Clamp, constants_of
 
 LANES = 16  # columns of a tile; head, hidden and block sizes are multiples of it
 PACKED_DEPTH = 32  # tiles are zero-padded to a multiple of it
@@ -51,6 +51,7 @@ class Kind(IntEnum):
     ADAPT = 16  # narrow → wide, or added to wide: rows with adapters only
     ADD = 17  # wide → added to wide
     INDEX = 18  # wide → chosen keys, as int32 in wide
+    JOIN = 19  # wide, and wide behind it → wide
 
 
 class Form(IntEnum):
@@ -267,7 +268,7 @@ class PackedExperts:
     correction: Tensor | None
     gate_up: list[PackedMatrix]
     down: list[PackedMatrix]
-    clamp: Clamp | None = None
+    act: Act | Clamp = "silu"
     first: int = 0
     counts: Tensor | None = None
 
@@ -287,7 +288,8 @@ class PackedExperts:
         )
         experts.arrays = [_structs(self.gate_up), _structs(self.down)]
         experts.gate_up, experts.down = map(ctypes.addressof, experts.arrays)
-        experts.alpha, experts.limit = self.clamp or (1.0, 0.0)
+        experts.alpha, _, limit = constants_of(self.act)
+        experts.limit = limit or 0.0
         experts.first, experts.num = self.first, len(self.gate_up)
         experts.counts = address(self.counts)
         return experts
@@ -387,7 +389,7 @@ class Operator:
         return OperatorStruct(
             *(self.kind, self.source, self.out, self.second, self.layer, self.group, self.size),
             *(self.is_wide, self.adds, self.first, self.num),
-            *(self.scale, self.eps, *CURVES[self.act]),
+            *(self.scale, self.eps, *constants_of(self.act)[:2]),
             *(address(self.norm), matrix),
             *(address(self.rows), heads, address(self.order), *others),
         )

@@ -59,7 +59,8 @@ enum Kind : int32_t {
   GATE,
   ADAPT,
   ADD,
-  INDEX
+  INDEX,
+  JOIN
 };
 
 // `in` and `out` are buffers: wide ones are float32, the others of the weights' type T.
@@ -67,13 +68,14 @@ struct Operator {
   int32_t kind;
   int32_t in, out;
   int32_t second;      // ATTEND: a buffer for queries; EXPERTS, OPEN: input of the router or gate;
-                       // GATED_DELTA: the gates; GATED with `adapt`: deltas; LATENT: chosen keys
+                       // GATED_DELTA: the gates; GATED with `adapt`: deltas; LATENT: chosen keys;
+                       // JOIN: the last part
   int32_t layer;       // ATTEND, LATENT, INDEX: index of the cache; GATED_DELTA: of the states
   int32_t group;       // ATTEND, LATENT, SHORT_CONV, INDEX: index of the layer's group
   int32_t size;        // of a row of `in`; EMBED: of `out`
   int32_t is_wide;     // NORM: `out` is wide
   int32_t adds;        // NORM, LINEAR, EXPERTS, SUM, ADAPT: adds to `out`
-  int32_t first, num;  // EMBED: first local id, number of local ids
+  int32_t first, num;  // EMBED: first local id, number of local ids; JOIN: num of `second`
   float scale;         // SCALE, BEND, EXPERTS, ADAPT; LINEAR and SUM if they add
   float eps;           // NORM
   float alpha, beta;   // GATED
@@ -363,6 +365,15 @@ void order_rows(const T* x, const int64_t* order, int num, int size, T* out) {
   });
 }
 
+// out[r] = x[r], y[r]
+inline void join_rows(const float* x, int size, const float* y, int more, int num, float* out) {
+  each_row(num, 1, [=](size_t row) {
+    float* to = out + row * (size + more);
+    memcpy(to, x + row * size, size * sizeof(float));
+    memcpy(to + size, y + row * more, more * sizeof(float));
+  });
+}
+
 // out += sigmoid(x · gate) · y
 inline void open_rows(const float* x, const Matrix& gate, const float* y, int num, int size,
                       float* out) {
@@ -401,6 +412,10 @@ void run(const Operator* ops, int num_ops, const Step& step) {
         break;
       case BEND:
         bend_rows((float*)out, num, op.size, op.scale);
+        break;
+      case JOIN:
+        join_rows((const float*)in, op.size, (const float*)step.buffers[op.second], op.num, num,
+                  (float*)out);
         break;
       case NORM:
         run_norm<T>(op, (const float*)in, num, out);

@@ -17,6 +17,7 @@ from kernels.cpu.operators import (
 )
 from kernels.cpu.packing import NativeLibrary, gate_up_order
 from kernels.cpu.program import Buffer, NativeProgram
+from kernels.silu_mul import num_parts
 from services.worker.backends.recorder import Instruction, Recording
 from services.worker.layers.columns import Columns
 from services.worker.layers.delta_rule import DeltaRule
@@ -79,8 +80,9 @@ class Compiler:
         vocab = None if each.embedding is None else each.embedding.vocab
         if each.summed is not None and each.summed.bias is not None:
             rows = each.summed.bias.float()
+        has_gates = each.kind == Kind.GATED and num_parts(each.act) == 2
         if each.weight is not None:
-            weight = self._pack(each.weight, _bias(each.weight), is_gated=each.kind == Kind.GATED)
+            weight = self._pack(each.weight, _bias(each.weight), is_gated=has_gates)
         elif each.gate is not None:
             weight = self._pack_scores(each.gate)
         return Operator(
@@ -94,7 +96,7 @@ class Compiler:
             is_wide=each.is_wide,
             adds=each.adds,
             first=0 if vocab is None else vocab.start,
-            num=0 if vocab is None else vocab.num,
+            num=each.num if vocab is None else vocab.num,
             scale=each.scale,
             act=each.act,
             eps=0.0 if norm is None else norm.eps,
@@ -149,13 +151,14 @@ class Compiler:
         gate = experts.gate
         gate_up = [each.gate_up_proj for each in experts.products]
         down = [each.down_proj for each in experts.products]
+        is_gated = num_parts(experts.act) == 2
         return PackedExperts(
             routing=gate.routing,
             router=self._pack_scores(gate),
             correction=gate.e_score_correction_bias,
-            gate_up=[self._pack(each, each.bias, is_gated=True) for each in gate_up],
+            gate_up=[self._pack(each, each.bias, is_gated=is_gated) for each in gate_up],
             down=[self._pack(each, each.bias if each.is_first else None) for each in down],
-            clamp=experts.clamp,
+            act=experts.act,
             first=experts.first,
             counts=experts.counts,
         )

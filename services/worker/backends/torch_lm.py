@@ -100,6 +100,9 @@ class TorchOps(Ops[Tensor]):
     def add_input(self, x: Tensor, number: int) -> Tensor:
         return x.add_(self._inputs[number]) if number < len(self._inputs) else x
 
+    def join(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([x, y], 1)
+
     def norm(self, x: Tensor, norm: RMSNorm, *, residual: Tensor | None = None) -> Tensor:
         normed = rms_norm(x, norm.weight, norm.eps)
         return normed if residual is None else residual.add_(normed)
@@ -132,9 +135,15 @@ class TorchOps(Ops[Tensor]):
         return gated_product(x, _weight(gate_up), gate_up.bias, norm=_operand(norm), act=act)
 
     def experts(
-        self, x: Tensor, experts: Experts, *, residual: Tensor, scale: float = 1.0
+        self,
+        x: Tensor,
+        experts: Experts,
+        *,
+        given: Tensor | None = None,
+        residual: Tensor | None = None,
+        scale: float = 1.0,
     ) -> Tensor:
-        gate, clamp = experts.gate, experts.clamp
+        gate = experts.gate
         logits = expert_logits(x, gate.weight, gate.bias)
         chosen, weights = route(logits, gate.routing, gate.e_score_correction_bias)
         if experts.counts is not None:
@@ -143,10 +152,10 @@ class TorchOps(Ops[Tensor]):
         shares = weights if scale == 1.0 else weights * scale
         is_partial = experts.is_partial
         part = expert_products(
-            *(x, chosen, shares, gate_up, down),
+            *(x if given is None else given, chosen, shares, gate_up, down),
             residual=None if is_partial else residual,
             biases=biases,
-            clamp=clamp,
+            act=experts.act,
             first=experts.first if len(experts.products) < gate.num_experts else None,
         )
         return _added(self._parallel.sum(part), None, residual) if is_partial else part

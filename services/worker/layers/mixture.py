@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from kernels.experts import Clamp
+from kernels.silu_mul import Act, Clamp
 from services.worker.layers.experts import Experts, Router
 from services.worker.layers.gated import GatedProducts
 from services.worker.layers.mlp import GatedMLP
@@ -18,9 +18,9 @@ class Mixture(Experts):
         gate: Router,
         experts: Iterable[GatedProducts],
         shared: GatedMLP | None = None,
-        clamp: Clamp | None = None,
+        act: Act | Clamp = "silu",
     ) -> None:
-        super().__init__(gate, experts, clamp)
+        super().__init__(gate, experts, act)
         self.shared_experts = shared
 
     def forward(self, ops: Ops[X], x: X, *, norm: RMSNorm, residual: X, scale: float = 1.0) -> X:

@@ -258,6 +258,9 @@ def allocated_peak(watch: profile) -> int:
         HYBRIDS["qwen3-next"],
         HYBRIDS["granite 4, tied"],
         (GRANITE[0], GRANITE[1] | {"shared_intermediate_size": 512}),
+        HYBRIDS["nemotron-h, biases"],
+        HYBRIDS["nemotron 3, latents"],
+        HYBRIDS["kimi"],
     ],
 )
 def test_a_step_fits_what_is_reserved_for_its_layers_and_takes_half_of_it(
