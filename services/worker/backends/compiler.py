@@ -76,7 +76,11 @@ class Compiler:
         norm, attention = each.norm, each.heads or each.latents or each.columns
         place = attention or each.delta
         rows, weight = self._embeddings(each.embedding)
-        vocab = None if each.embedding is None else each.embedding.vocab
+        first = num = 0
+        if each.embedding is not None:
+            first, num = each.embedding.vocab.start, each.embedding.vocab.num
+        elif each.marks is not None and each.experts is not None:
+            first, num = places[each.marks], 2 if each.experts.of_images else 1
         if each.summed is not None and each.summed.bias is not None:
             rows = each.summed.bias.float()
         if each.weight is not None:
@@ -93,8 +97,8 @@ class Compiler:
             size=each.size,
             is_wide=each.is_wide,
             adds=each.adds,
-            first=0 if vocab is None else vocab.start,
-            num=0 if vocab is None else vocab.num,
+            first=first,
+            num=num,
             scale=each.scale,
             act=each.act,
             eps=0.0 if norm is None else norm.eps,

@@ -62,6 +62,7 @@ class Instruction:
     heads: Heads | None = None
     order: Tensor | None = None
     experts: Experts | None = None
+    marks: int | None = None  # a register, of experts
     gate: Scores | None = None
     latents: Latents | None = None
     columns: Columns | None = None
@@ -72,7 +73,7 @@ class Instruction:
     @property
     def registers(self) -> tuple[int, ...]:
         found = self.source, self.out, *self.others
-        return found if self.second is None else (*found, self.second)
+        return *found, *(each for each in (self.second, self.marks) if each is not None)
 
 
 class Recording(NamedTuple):
@@ -181,6 +182,9 @@ class Recorder(Ops[Value]):
 
     def experts(self, x: Value, experts: Experts, *, residual: Value, scale: float = 1.0) -> Value:
         size, name = experts.gate.weight.shape[1], self._names[experts]
+        marks = self._num_inputs - 1 if experts.of_images is not None else 0
+        if experts.of_images and not marks:
+            return residual
         for each in experts.products:
             self._check_tiles(each.gate_up_proj, "gates", each.gate_up_proj.outputs // 2)
             self._check_tiles(each.gate_up_proj, "inputs", each.gate_up_proj.inputs)
@@ -189,6 +193,7 @@ class Recorder(Ops[Value]):
         narrow = self._new(size, is_wide=False)
         self._add(Kind.NARROW, x, narrow, size)
         options: dict[str, Any] = {"experts": experts, "second": x.register, "scale": scale}
+        options["marks"] = marks or None
         if experts.is_partial:
             part = self._new(size, is_wide=True)
             self._add(Kind.EXPERTS, narrow, part, size, **options)

@@ -69,7 +69,9 @@ class Ops(ABC, Generic[X]):
         """scale · Σ weight · expert(x) over a token's experts, chosen by the router, + residual:
         [T, hidden] → [T, hidden]
 
-        The sum is in the order of choice. Logits and weights are float32.
+        The sum is in the order of choice. Logits and weights are float32. A pass from embeddings
+        may have tokens of images: the last input marks them by 1, others by 0. In one from ids all
+        tokens are texts.
         """
 
     @abstractmethod
