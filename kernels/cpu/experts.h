@@ -130,8 +130,8 @@ void multiply_experts(const int32_t* starts, int num_experts, const Matrix* matr
   });
 }
 
-// out [tokens, hidden] += scale · Σ of weight · output over the local experts of each of the takers.
-// `rows` are the tokens in the weights' type, `wide` the router's input in float32.
+// out [tokens, hidden] += scale · Σ of weight · output over the local experts of each of the
+// takers. `rows` are the tokens in the weights' type, `wide` the router's input in float32.
 template <class T>
 void run_experts(const Experts& experts, const Takers& takers, const T* rows, const float* wide,
                  int num_tokens, float scale, float* out) {

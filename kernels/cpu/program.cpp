@@ -70,11 +70,11 @@ struct Operator {
   int32_t size;        // of a row of `in`; EMBED: of `out`
   int32_t is_wide;     // NORM: `out` is wide
   int32_t adds;        // NORM, LINEAR, EXPERTS, SUM, ADAPT: adds to `out`
-  int32_t first, num;  // EMBED: first local id, number of local ids; EXPERTS: a buffer of marks, and
-                       // 0 for all tokens, 1 for those without a mark, 2 for those with one
-  float scale;         // SCALE, BEND, EXPERTS, ADAPT; LINEAR and SUM if they add
-  float eps;           // NORM
-  float alpha, beta;   // GATED
+  int32_t first, num;  // EMBED: first local id, number of local ids; EXPERTS: a buffer of marks,
+                       // and 0 for all tokens, 1 for those without a mark, 2 for those with one
+  float scale;        // SCALE, BEND, EXPERTS, ADAPT; LINEAR and SUM if they add
+  float eps;          // NORM
+  float alpha, beta;  // GATED
   const float* norm;
   Matrix weight;     // LINEAR, GATED, OPEN; EMBED: its columns are the embeddings if `rows` is null
   const void* rows;  // EMBED: [num, size]; SUM: float32 bias [size]; or null
