@@ -83,6 +83,7 @@ QWEN3_NEXT = Layout(
 LAYOUTS = {
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,
     "Ernie4_5_MoeForCausalLM": ERNIE4_5,
+    "Ernie4_5_VLMoeForConditionalGeneration": ERNIE4_5,
     "Glm4MoeForCausalLM": DEEPSEEK_V3,
     "Qwen3NextForCausalLM": QWEN3_NEXT,
     "Qwen3_5ForCausalLM": QWEN3_NEXT,
