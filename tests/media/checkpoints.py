@@ -115,12 +115,15 @@ STD = 0.2  # of random weights: large enough for a picture to change the text
 MAX_LEN = 4096
 
 
-def save_checkpoint(folder: Path, seed: int = 0, family: str = "qwen2.5-vl") -> None:
-    """One of ``FAMILIES``. Weights of float32; images of 56² to 280² pixels."""
+def save_checkpoint(
+    folder: Path, seed: int = 0, family: str = "qwen2.5-vl", **changes: Any
+) -> None:
+    """One of ``FAMILIES``, with ``changes`` of its texts. Weights of float32; images of 56² to 280²
+    pixels."""
     parts = FAMILIES[family]
     tokenizer: Any = make_tokenizer()
     ids: Any = dict(zip(parts.ids, tokenizer.convert_tokens_to_ids([*MEDIA]), strict=True))
-    text = text_config(tokenizer) | parts.text
+    text = text_config(tokenizer) | parts.text | changes
     config = parts.config(text_config=text, vision_config=parts.vision, **ids)
     patch, size = parts.vision["patch_size"], {"shortest_edge": 56 * 56, "longest_edge": 280 * 280}
     images = parts.images(patch_size=patch, size=size)
