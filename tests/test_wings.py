@@ -200,6 +200,8 @@ WINGS = {
             "tests/services/tokenizer/media",
             "tests/services/scheduler/media",
             f"tests/{WORKER}/media",
+            f"tests/{WORKER}/ranks/test_images_of_ranks.py",
+            "tests/cli/test_images_of_ernie.py",
             "tests/gpu/test_images_on_cuda.py",
             "tests/mesh/held_worker.py",
             "tests/mesh/test_images.py",

@@ -342,7 +342,8 @@ class Operator:
 
     ``adds``: the result is added to ``out``. ``rows``: embeddings [num, size] of the ``num`` tokens
     from ``first`` on, unless they are the columns of ``weight``; for a sum, a bias [size] float32.
-    ``order`` [size] int64: a permutation of the elements.
+    ``order`` [size] int64: a permutation of the elements. For experts ``first`` may be a buffer of
+    marks [tokens, size]: if ``num`` is 1, tokens without one take them, if it is 2, those with one.
     """
 
     kind: Kind

@@ -75,7 +75,9 @@ struct Operator {
   int32_t size;        // of a row of `in`; EMBED: of `out`
   int32_t is_wide;     // NORM: `out` is wide
   int32_t adds;        // NORM, LINEAR, EXPERTS, SUM, ADAPT: adds to `out`
-  int32_t first, num;  // EMBED: first local id, number of local ids; JOIN: num of `second`
+  int32_t first, num;  // EMBED: first local id, number of local ids; JOIN: num of `second`;
+                       // EXPERTS: a buffer of marks, and 0 for all tokens, 1 for those without a
+                       // mark, 2 for those with one
   float scale;         // SCALE, BEND, EXPERTS, ADAPT; LINEAR and SUM if they add
   float eps;           // NORM
   float alpha, beta;   // GATED
@@ -115,6 +117,11 @@ struct Program {
   int32_t num_ops;
   const Step* step;
 };
+
+Takers takers(const Operator& op, const Step& step) {
+  const float* marks = op.num ? (const float*)step.buffers[op.first] : nullptr;
+  return {marks, (size_t)op.size, op.num == 2};
+}
 
 Units units;
 Sums* partials = nullptr;
@@ -451,8 +458,8 @@ void run(const Operator* ops, int num_ops, const Step& step) {
         break;
       case EXPERTS:
         if (!op.adds) memset(out, 0, (size_t)num * op.size * sizeof(float));
-        run_experts(*op.experts, (const T*)in, (const float*)step.buffers[op.second], num, op.scale,
-                    (float*)out);
+        run_experts(*op.experts, takers(op, step), (const T*)in,
+                    (const float*)step.buffers[op.second], num, op.scale, (float*)out);
         break;
       case OPEN:
         open_rows((const float*)step.buffers[op.second], op.weight, (const float*)in, num, op.size,

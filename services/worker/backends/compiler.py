@@ -77,7 +77,11 @@ class Compiler:
         norm, attention = each.norm, each.heads or each.latents or each.columns or each.index
         place = attention or each.delta
         rows, weight = self._embeddings(each.embedding)
-        vocab = None if each.embedding is None else each.embedding.vocab
+        first, num = 0, each.num
+        if each.embedding is not None:
+            first, num = each.embedding.vocab.start, each.embedding.vocab.num
+        elif each.marks is not None and each.experts is not None:
+            first, num = places[each.marks], 2 if each.experts.of_images else 1
         if each.summed is not None and each.summed.bias is not None:
             rows = each.summed.bias.float()
         has_gates = each.kind == Kind.GATED and num_parts(each.act) == 2
@@ -95,8 +99,8 @@ class Compiler:
             size=each.size,
             is_wide=each.is_wide,
             adds=each.adds,
-            first=0 if vocab is None else vocab.start,
-            num=each.num if vocab is None else vocab.num,
+            first=first,
+            num=num,
             scale=each.scale,
             act=each.act,
             eps=0.0 if norm is None else norm.eps,

@@ -64,6 +64,7 @@ class Instruction:
     heads: Heads | None = None
     order: Tensor | None = None
     experts: Experts | None = None
+    marks: int | None = None  # a register, of experts
     gate: Scores | None = None
     latents: Latents | None = None
     columns: Columns | None = None
@@ -75,7 +76,7 @@ class Instruction:
     @property
     def registers(self) -> tuple[int, ...]:
         found = self.source, self.out, *self.others
-        return found if self.second is None else (*found, self.second)
+        return *found, *(each for each in (self.second, self.marks) if each is not None)
 
 
 class Recording(NamedTuple):
@@ -200,6 +201,10 @@ class Recorder(Ops[Value]):
         scale: float = 1.0,
     ) -> Value:
         size, name = experts.products[0].gate_up_proj.inputs, self._names[experts]
+        marks = self._num_inputs - 1 if experts.of_images is not None else 0
+        if experts.of_images and not marks:
+            assert residual is not None
+            return residual
         for each in experts.products:
             self._check_tiles(each.gate_up_proj, "numbers", each.down_proj.inputs)
             self._check_tiles(each.gate_up_proj, "inputs", each.gate_up_proj.inputs)
@@ -211,6 +216,7 @@ class Recorder(Ops[Value]):
         narrow = self._new(size, is_wide=False)
         self._add(Kind.NARROW, given, narrow, size)
         options: dict[str, Any] = {"experts": experts, "second": x.register, "scale": scale}
+        options["marks"] = marks or None
         if experts.is_partial:
             part = self._new(size, is_wide=True)
             self._add(Kind.EXPERTS, narrow, part, size, **options)

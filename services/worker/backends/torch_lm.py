@@ -134,6 +134,10 @@ class TorchOps(Ops[Tensor]):
     ) -> Tensor:
         return gated_product(x, _weight(gate_up), gate_up.bias, norm=_operand(norm), act=act)
 
+    def marks(self) -> Tensor | None:
+        """[T] bool: the tokens of images; None: there are none."""
+        return self._inputs[-1][:, 0] != 0 if len(self._inputs) > 1 else None
+
     def experts(
         self,
         x: Tensor,
@@ -143,9 +147,16 @@ class TorchOps(Ops[Tensor]):
         residual: Tensor | None = None,
         scale: float = 1.0,
     ) -> Tensor:
-        gate = experts.gate
+        gate, of_images = experts.gate, experts.of_images
+        marks = None if of_images is None else self.marks()
+        if of_images and marks is None:
+            assert residual is not None
+            return residual
         logits = expert_logits(x, gate.weight, gate.bias)
         chosen, weights = route(logits, gate.routing, gate.e_score_correction_bias)
+        if marks is not None:  # these get an expert that is on no rank
+            others = ~marks if of_images else marks
+            chosen = chosen.masked_fill(others[:, None], gate.num_experts)
         if experts.counts is not None:
             _count(chosen, experts.counts)
         gate_up, down, biases = experts.stacks or _each(experts.products)
@@ -156,7 +167,9 @@ class TorchOps(Ops[Tensor]):
             residual=None if is_partial else residual,
             biases=biases,
             act=experts.act,
-            first=experts.first if len(experts.products) < gate.num_experts else None,
+            first=experts.first
+            if len(experts.products) < gate.num_experts or marks is not None
+            else None,
         )
         return _added(self._parallel.sum(part), None, residual) if is_partial else part
 
@@ -273,7 +286,8 @@ def _count(chosen: Tensor, counts: Tensor) -> None:
     context = current_context()
     num_blocks, block_size = context.kv_caches[0].entries.shape[:2]
     is_token = context.groups[0].slot_mapping < (num_blocks - 1) * block_size
-    counts.index_add_(0, chosen.flatten(), is_token.long().repeat_interleave(chosen.shape[1]))
+    counted = is_token[:, None] & (chosen < len(counts))
+    counts.index_add_(0, chosen.clamp_max(len(counts) - 1).flatten(), counted.long().flatten())
 
 
 def _weight(layer: Linear | LMHead) -> Tensor | Codes:

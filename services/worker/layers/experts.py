@@ -62,7 +62,8 @@ class Experts(nn.Module):
     ``first`` on; the others are empty. If it ``is_partial``, the outputs must be added up over all
     ranks. ``stacks`` are the weights in the layout of GPU kernels, if there are any (see
     ``stack_experts``); each network then has a part of them. ``counts``, if there are any, grow by
-    the tokens that go to each expert.
+    the tokens that go to each expert. Experts that are ``of_images``, or are not, take no other
+    tokens (see ``Ops.experts``).
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Experts(nn.Module):
         self.act = act
         self.stacks: Stacks | None = None
         self.counts: Tensor | None = None  # [experts] int64
+        self.of_images: bool | None = None  # None: all tokens take them
 
     def find_stacks(self) -> None:
         """Makes ``stacks`` views of the ``products``' weights, which are adjacent in memory."""

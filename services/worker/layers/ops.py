@@ -82,7 +82,9 @@ class Ops(ABC, Generic[X]):
         """scale · Σ weight · expert(given) over a token's experts, which the router chooses by x,
         + residual: [T, hidden] → [T, size] like ``given``, by default x.
 
-        The sum is in the order of choice. Logits and weights are float32.
+        The sum is in the order of choice. Logits and weights are float32. A pass from embeddings
+        may have tokens of images: the last input marks them by 1, others by 0. In one from ids all
+        tokens are texts.
         """
 
     @abstractmethod

@@ -84,6 +84,7 @@ LAYOUTS = {
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,
     "DeepseekV32ForCausalLM": DEEPSEEK_V3,
     "Ernie4_5_MoeForCausalLM": ERNIE4_5,
+    "Ernie4_5_VLMoeForConditionalGeneration": ERNIE4_5,
     "Glm4MoeForCausalLM": DEEPSEEK_V3,
     "GlmMoeDsaForCausalLM": DEEPSEEK_V3,
     "Qwen3NextForCausalLM": QWEN3_NEXT,

@@ -2,17 +2,22 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import cast
 
 from torch import Tensor
 
 from services.worker.config.model_config import ModelConfig
-from services.worker.weights.checkpoint import Checkpoint, TensorSource
+from services.worker.weights.checkpoint import VIEWS, Checkpoint, TensorSource
 
 log = logging.getLogger(__name__)
 
 MTP = "mtp."
 TRUNK, TEXT_TRUNK, TEXT = "model.", "model.language_model.", "language_model."
-IMAGES = ("visual.", "vision_tower.", "multi_modal_projector.", "projector.", "mlp_AR.")
+IMAGES = (
+    *("visual.", "vision_tower.", "multi_modal_projector.", "projector.", "mlp_AR."),
+    *("vision_model.", "resampler_model."),
+)
 
 
 def third(number: int) -> Callable[[Tensor], Tensor]:
@@ -96,4 +101,8 @@ def with_our_names(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
     for name in config.architectures:
         if names := FAMILIES.get(name):
             return Renamed(checkpoint, names)
-    return TextPart(checkpoint)
+    text = TextPart(checkpoint)
+    for name in config.architectures:
+        if module := VIEWS.get(name):
+            return cast(Checkpoint, import_module(module).view(text, config))
+    return text

@@ -207,3 +207,45 @@ def test_experts_without_gates_may_read_other_numbers_than_the_router(
     found = Compiler(model, library).compile(recording).run([x, narrow])
     distance = (found - expected).norm() / expected.norm()
     assert distance < (1e-5 if dtype == torch.float32 else 0.02)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each_variant
+@torch.inference_mode()
+def test_tokens_of_images_take_experts_of_their_own(variant: str, dtype: torch.dtype) -> None:
+    """Each token has the bits that it has among tokens of its kind alone."""
+    options = {"has_correction": True, "is_gpt_oss": False, "ties": 0}
+    routing = ROUTERS["ERNIE"][2]
+    norm = RMSNorm(HIDDEN, 1e-6)
+    norm.weight.fill_(1.0)
+    model = build_model(make_config("Qwen2, biases"), dtype, torch.device("cpu"))
+    library = NativeLibrary(load_library(variant), dtype, 2)
+
+    def make(kind: torch.dtype) -> tuple[Mixture, Mixture]:
+        texts, images = (make_mixture(routing, kind, **options) for _ in range(2))
+        for tensor in images.parameters():
+            tensor.copy_(tensor.roll(1))
+        return texts, images
+
+    def joined(kind: torch.dtype) -> Mixture:
+        texts, images = make(kind)
+        return Mixture(texts.gate, texts.products, images=images)
+
+    def run(mixture: Mixture, ops: Any, x: Any) -> Any:
+        return mixture.forward(ops, x, norm=norm, residual=ops.norm(x, norm), scale=0.7)
+
+    def native(mixture: Mixture, *inputs: Tensor) -> Tensor:
+        names = {module: path for path, module in mixture.named_modules()} | {norm: "norm"}
+        sizes = [HIDDEN for _ in inputs]
+        recording = record(names, sizes, lambda ops, x, *_: run(mixture, ops, x))
+        return Compiler(model, library).compile(recording).run([*inputs])
+
+    x, is_image = tokens(45).to(dtype).float(), torch.arange(45) % 3 == 1
+    marks = is_image[:, None].expand_as(x).float().contiguous()
+    found = native(joined(dtype), x, marks)
+    for each, places in zip(make(dtype), (~is_image, is_image), strict=True):
+        assert torch.equal(found[places], native(each, x[places]))
+    assert torch.equal(native(joined(dtype), x), native(make(dtype)[0], x))
+    expected = run(joined(torch.float32), TorchOps(inputs=(x, marks)), x)
+    distance = (found - expected).norm() / expected.norm()
+    assert distance < (1e-5 if dtype == torch.float32 else 0.02)

@@ -64,6 +64,7 @@ MULTIPLIERS = {
 ELSEWHERE = (
     "LlavaForConditionalGeneration",
     "MiMoForCausalLM",
+    "Ernie4_5_VLMoeForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
     "PaddleOCRVLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
