@@ -214,7 +214,7 @@ def test_experts_without_gates_may_read_other_numbers_than_the_router(
 @torch.inference_mode()
 def test_tokens_of_images_take_experts_of_their_own(variant: str, dtype: torch.dtype) -> None:
     """Each token has the bits that it has among tokens of its kind alone."""
-    options = {"has_correction": True, "is_gpt_oss": False, "ties": 0}
+    options: dict[str, Any] = {"has_correction": True, "is_gpt_oss": False, "ties": 0}
     routing = ROUTERS["ERNIE"][2]
     norm = RMSNorm(HIDDEN, 1e-6)
     norm.weight.fill_(1.0)
