@@ -212,6 +212,7 @@ WINGS = {
         ("shared/gguf", f"{WORKER}/gguf"),
         ("tests/shared/gguf", f"tests/{WORKER}/gguf", "tests/cli/test_gguf.py"),
     ),
+    "paddle": Wing((f"{WORKER}/paddle",), (f"tests/{WORKER}/paddle",)),
     "stores": Wing(
         (f"{WORKER}/stores", "services/scheduler/stores"),
         (

@@ -18,6 +18,10 @@ Transform = Callable[[Tensor], Tensor]
 READERS: dict[str, str] = {
     ".gguf": "services.worker.gguf.tensors",
 }
+# Modules that read the tensors of other frameworks ``by_our_names``, by the beginning of a name.
+LAYOUTS: dict[str, str] = {
+    "ernie.": "services.worker.paddle.layout",
+}
 # Modules with a ``view`` of the tensors of a family's texts by our names, by its architecture.
 VIEWS: dict[str, str] = {
     "Ernie4_5_VLMoeForConditionalGeneration": "services.worker.media.image_experts",
@@ -106,7 +110,11 @@ def open_checkpoint(files: list[Path]) -> Checkpoint:
             first = tensors.setdefault(tensor.name, tensor)
             if first is not tensor:
                 raise ConfigError(f"model: {first.file} and {file} both hold tensor {tensor.name}")
-    return Checkpoint(files[0].parent, tensors)
+    folder = files[0].parent
+    for beginning, module in LAYOUTS.items():
+        if any(name.startswith(beginning) for name in tensors):
+            tensors = import_module(module).by_our_names(folder, tensors)
+    return Checkpoint(folder, tensors)
 
 
 def _tensors(file: Path) -> Iterator[StoredTensor]:
