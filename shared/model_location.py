@@ -20,8 +20,12 @@ FILES_WE_READ = [
 # Modules that make a folder of a model in another format, by the end of the files' names:
 # ``find(path)`` returns the model's name and folder, or None.
 FORMATS: dict[str, str] = {
-    ".gguf": "shared.gguf.folder",
+    ".gguf": "shared.formats.gguf.folder",
 }
+# The same for folders with other tokenizers.
+TOKENIZERS: list[str] = [
+    "shared.formats.older_tokenizer",
+]
 WEIGHTS = "*.safetensors", *(f"*{end}" for end in FORMATS)
 
 
@@ -59,8 +63,8 @@ def locate_model(model: str) -> ModelLocation:
 
 
 def in_other_format(path: Path) -> ModelLocation | None:
-    """The model at ``path``, if it is in one of ``FORMATS``. Raises ConfigError."""
-    found = (import_module(name).find(path) for name in FORMATS.values())
+    """The model at ``path``, if its weights or its tokenizer are. Raises ConfigError."""
+    found = (import_module(name).find(path) for name in (*FORMATS.values(), *TOKENIZERS))
     return next((ModelLocation(*each) for each in found if each), None)
 
 

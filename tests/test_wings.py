@@ -208,11 +208,15 @@ WINGS = {
             "tests/mesh/test_odd_images.py",
         ),
     ),
-    "gguf": Wing(
-        ("shared/gguf", f"{WORKER}/gguf"),
-        ("tests/shared/gguf", f"tests/{WORKER}/gguf", "tests/cli/test_gguf.py"),
+    "formats": Wing(
+        ("shared/formats", f"{WORKER}/gguf", f"{WORKER}/paddle"),
+        (
+            "tests/shared/formats",
+            f"tests/{WORKER}/gguf",
+            f"tests/{WORKER}/paddle",
+            "tests/cli/test_gguf.py",
+        ),
     ),
-    "paddle": Wing((f"{WORKER}/paddle",), (f"tests/{WORKER}/paddle",)),
     "stores": Wing(
         (f"{WORKER}/stores", "services/scheduler/stores"),
         (

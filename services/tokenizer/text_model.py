@@ -20,8 +20,8 @@ from services.tokenizer.observer import Measure, unmeasured
 from services.tokenizer.output_formats import AUTO, PromptEnd, find_formats
 from services.tokenizer.truncation import Truncation
 from services.tokenizer.vocabulary import SPACE, partial_ids, token_bytes
-from shared.errors import ConfigError, InvalidRequest
-from shared.model_folder import TOKENIZER_FILE, read_eos_ids
+from shared.errors import InvalidRequest
+from shared.model_folder import TOKENIZER_FILE, find_file, read_eos_ids
 from shared.text.utf8 import MAX_CHAR_BYTES
 from shared.wire.codec import Array
 from shared.wire.messages import ChatOptions, OutputStart, PromptKind
@@ -54,8 +54,7 @@ class TextModel:
     for megabytes takes seconds. All ids are below ``vocab_size``; ``end_ids`` end a text, and
     tokens of ``partial_ids`` are not whole characters. ``tools`` and ``reasoning`` are the model's
     formats for tool calls and reasoning. ``num_token_ids`` counts the ids of the tokenizer, some
-    of which the model may lack. ``has_file``: the folder holds tokenizer.json. ``description`` is
-    the folder's description of the tokenizer.
+    of which the model may lack. ``description`` is the folder's description of the tokenizer.
     """
 
     def __init__(
@@ -78,7 +77,6 @@ class TextModel:
         self.vocab_size = vocab_size
         vocabulary = self._tokenizer.get_vocab()
         self.num_token_ids = max(vocabulary.values()) + 1
-        self.has_file = (folder / TOKENIZER_FILE).is_file()
         self._max_token_chars = max(map(len, vocabulary))
         self._special_tokens = read_special_tokens(folder, config)
         sources = read_templates(folder, config, settings.template)
@@ -266,23 +264,10 @@ class TextModel:
 
 
 def _load_tokenizer(folder: Path) -> Tokenizer:
-    """The fast tokenizer of the folder; transformers converts an older format, which takes
-    seconds."""
+    """Raises ConfigError if the folder has none."""
     # Else batches go to threads that all of them share, and a long text holds up a short one.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    path = folder / TOKENIZER_FILE
-    if path.is_file():
-        return Tokenizer.from_file(str(path))
-    from transformers import AutoTokenizer
-
-    try:
-        loaded = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"model: {folder} holds no tokenizer that loads: {error}") from None
-    tokenizer: Tokenizer = loaded.backend_tokenizer
-    if not tokenizer.get_vocab_size():  # made by transformers from an empty folder
-        raise ConfigError(f"model: {folder} holds no tokenizer")
-    return tokenizer
+    return Tokenizer.from_file(str(find_file(folder, TOKENIZER_FILE)))
 
 
 def _description(config: dict[str, Any], template: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from shared.model_folder import EMBEDDED_MODEL
 from tests.cli.serving import serving
 from tests.cli.texts import NUM_TOKENS, VOCAB_SIZE, prompts_with_one_beginning, text_of
 from tests.services.worker.checkpoints import assert_greedy
-from tests.shared.gguf.writer import Made
+from tests.shared.formats.gguf.writer import Made
 
 QUESTION = [{"role": "user", "content": "What is the largest planet?"}]
 

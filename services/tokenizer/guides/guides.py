@@ -11,8 +11,7 @@ from services.tokenizer.guides.grammar_check import GrammarCheck
 from services.tokenizer.guides.limits import Totals, invalid
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.text_model import TextModel
-from shared.errors import InvalidRequest, RequestError
-from shared.model_folder import TOKENIZER_FILE
+from shared.errors import RequestError
 from shared.wire.messages import Guide, OutputStart, Submit
 
 log = logging.getLogger(__name__)
@@ -20,7 +19,6 @@ log = logging.getLogger(__name__)
 
 class Guides(GuideMaker):
     """``read_vocabulary`` is called, on a thread, before the process that tries grammars starts.
-    Without ``has_file`` the model's folder lacks the file that workers need for a grammar.
     ``close`` ends that process."""
 
     def __init__(
@@ -28,10 +26,8 @@ class Guides(GuideMaker):
         dialect: Dialect,
         read_vocabulary: Callable[[], Vocabulary],
         lanes: Lanes,
-        has_file: bool = True,
     ) -> None:
         self._dialect = dialect
-        self._has_file = has_file
         self._lanes = lanes
         self._check = GrammarCheck(read_vocabulary)
 
@@ -56,7 +52,6 @@ class Guides(GuideMaker):
         if guide is None or not guide.grammar:
             return guide
         param = param_of(wanted)
-        self._check_file(param)
         if totals.probes and (unheld := await self._check.unheld(totals.probes, owner)):
             totals = Totals(unheld=unheld)
             guide = await self._lanes.run(
@@ -81,14 +76,6 @@ class Guides(GuideMaker):
             log.exception("a grammar cannot be composed")
             raise invalid(param_of(wanted), "no grammar can be made of it") from None
 
-    def _check_file(self, param: str) -> None:
-        if not self._has_file:
-            raise InvalidRequest(
-                f"{param}: the model's folder has no {TOKENIZER_FILE}, without which no text can be"
-                " held to a form",
-                param=param,
-            )
-
     async def close(self) -> None:
         await self._check.close()
 
@@ -97,6 +84,4 @@ def guides_for(text: TextModel, lanes: Lanes) -> Guides:
     """The guides for the model's formats and vocabulary."""
     dialect = Dialect(text.added_ids, text.encode_exactly, text.tools, text.reasoning)
     size = max(text.vocab_size, text.num_token_ids)
-    return Guides(
-        dialect, lambda: Vocabulary(text.to_json(), size, text.end_ids), lanes, text.has_file
-    )
+    return Guides(dialect, lambda: Vocabulary(text.to_json(), size, text.end_ids), lanes)

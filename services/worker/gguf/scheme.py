@@ -12,7 +12,7 @@ from services.worker.gguf.codes import KINDS, Coded
 from services.worker.layers.weights import Weight
 from services.worker.weights.checkpoint import StoredTensor
 from services.worker.weights.schemes.scheme import Scheme, Stored, dense, whole_numbers
-from shared.gguf.file import QUANTIZED
+from shared.formats.gguf.file import QUANTIZED
 
 
 class Form(NamedTuple):

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from services.worker.weights.checkpoint import StoredTensor
 from shared.errors import ConfigError
-from shared.gguf.families import Entry
-from shared.gguf.file import BLOCKS, DENSE
-from shared.gguf.folder import TENSORS_FILE
+from shared.formats.gguf.families import Entry
+from shared.formats.gguf.file import BLOCKS, DENSE
+from shared.formats.gguf.folder import TENSORS_FILE
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 

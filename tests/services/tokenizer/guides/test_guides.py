@@ -1,12 +1,10 @@
 """From a request to its guide."""
 
 import json
-from pathlib import Path
 
 import msgspec
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
 
 from services.tokenizer.guides import grammar_check
 from services.tokenizer.guides.guides import Guides, guides_for
@@ -114,24 +112,6 @@ async def test_the_tokenizer_may_know_more_ids_than_the_model():
     guides = guides_for(text, lanes)
     format = OutputFormat("regex", "guided_regex", "[a-c]+")
     assert await guides.guide_of(submitted(format=format), OutputStart.ANSWER) is not None
-    await guides.close()
-    lanes.close()
-
-
-@pytest.mark.seconds
-async def test_a_form_is_refused_where_workers_find_no_file_of_the_tokenizer(
-    tmp_path: Path, tokenizer: Tokenizer
-):
-    """transformers reads the folder's older files; llguidance does not."""
-    tokenizer.model.save(str(tmp_path))
-    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
-    text, lanes = TextModel(tmp_path, 4096, tokenizer.get_vocab_size()), Lanes(1)
-    guides = guides_for(text, lanes)
-    format = OutputFormat("regex", "guided_regex", "[a-c]+")
-    with pytest.raises(InvalidRequest, match=r"no tokenizer\.json") as refused:
-        await guides.guide_of(submitted(format=format), OutputStart.ANSWER)
-    assert refused.value.param == "guided_regex"
-    assert await guides.guide_of(submitted(), OutputStart.ANSWER) is None
     await guides.close()
     lanes.close()
 

@@ -8,8 +8,8 @@ from gguf import GGMLQuantizationType, dequantize, quantize
 from services.worker.gguf.codes import KINDS
 from services.worker.gguf.scheme import FORMS, Gguf
 from services.worker.layers.weights import Quantized
-from shared.gguf.file import QUANTIZED
-from tests.shared.gguf.writer import K_TYPES, random_blocks
+from shared.formats.gguf.file import QUANTIZED
+from tests.shared.formats.gguf.writer import K_TYPES, random_blocks
 
 ROWS, WIDTH = 24, 1024
 SYMMETRIC = ("Q4_0", "Q5_0", "Q8_0", "Q6_K")

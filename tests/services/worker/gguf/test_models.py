@@ -25,12 +25,12 @@ from services.worker.models.registry import read_model_config
 from services.worker.startup.footprint import footprint_of
 from services.worker.weights.load import load_model
 from shared.errors import ConfigError
-from shared.gguf.file import QUANTIZED
-from shared.gguf.folder import folder_of
+from shared.formats.gguf.file import QUANTIZED
+from shared.formats.gguf.folder import folder_of
 from shared.settings.worker import WorkerConfig
 from tests.services.worker.checkpoints import assert_greedy, random_prompts, save_model
 from tests.services.worker.driver import Driver, Job
-from tests.shared.gguf.writer import Made
+from tests.shared.formats.gguf.writer import Made
 
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512}
 GEMMA = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": 7}

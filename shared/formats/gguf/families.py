@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from shared.gguf.file import BLOCKS, QUANTIZED, GgufFile, StoredBlocks, linked_name
+from shared.formats.gguf.file import BLOCKS, QUANTIZED, GgufFile, StoredBlocks, linked_name
 
 ATTENTION = {
     "attn_norm": "input_layernorm",

@@ -22,10 +22,10 @@ from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKEN
 from transformers.tokenization_utils_base import generate_merges
 
 from shared.errors import ConfigError
-from shared.gguf.folder import folder_of
-from shared.gguf.tokenizer import DIGITS, LLAMA3, MAX_PIECE_CHARS, QWEN2, SPLITS
+from shared.formats.gguf.folder import folder_of
+from shared.formats.gguf.tokenizer import DIGITS, LLAMA3, MAX_PIECE_CHARS, QWEN2, SPLITS
 from shared.model_folder import read_eos_ids
-from tests.shared.gguf.writer import add_shape_of_nothing
+from tests.shared.formats.gguf.writer import add_shape_of_nothing
 
 VOCAB_SIZE = 600
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_end|>"]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from shared.gguf.file import GgufFile
+from shared.formats.gguf.file import GgufFile
 
 PREFIX = "tokenizer.ggml."
 TEMPLATE = "tokenizer.chat_template"

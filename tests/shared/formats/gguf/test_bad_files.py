@@ -11,11 +11,11 @@ import pytest
 from gguf import GGMLQuantizationType, GGUFWriter
 
 from shared.errors import ConfigError
-from shared.gguf.families import ROPE_FACTORS
-from shared.gguf.file import GgufFile
-from shared.gguf.folder import find, folder_of
+from shared.formats.gguf.families import ROPE_FACTORS
+from shared.formats.gguf.file import GgufFile
+from shared.formats.gguf.folder import find, folder_of
 from shared.model_location import locate_model
-from tests.shared.gguf.writer import add_layer, add_shape_of_nothing
+from tests.shared.formats.gguf.writer import add_layer, add_shape_of_nothing
 
 WIDTH, NUM_TOKENS = 32, 5
 Change = Callable[[GGUFWriter], None]

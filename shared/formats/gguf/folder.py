@@ -1,23 +1,17 @@
 """Makes a model folder of a GGUF file: the files that a Hugging Face folder has, and links to the
-weights. It is kept in the user's cache, where no other user may have put it, and made anew if the
-file changes."""
+weights."""
 
-import hashlib
-import os
 import re
-import shutil
-import stat
-import tempfile
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from shared.errors import ConfigError
-from shared.gguf.families import Layout
-from shared.gguf.file import MAGIC, SUFFIX, GgufFile, linked_name
-from shared.gguf.tokenizer import Vocabulary
+from shared.formats.gguf.families import Layout
+from shared.formats.gguf.file import MAGIC, SUFFIX, GgufFile, linked_name
+from shared.formats.gguf.tokenizer import Vocabulary
+from shared.formats.made_folder import made_folder
 from shared.model_folder import CONFIG_FILE, GENERATION_CONFIG_FILE, INDEX_FILE, TOKENIZER_FILE
 from shared.wire.messages import MAX_NAME_CHARS
 
@@ -25,7 +19,6 @@ VERSION = 2  # of the folder's content
 TENSORS_FILE = "tensors.json"  # their places in the files
 PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})")
 PROJECTOR = "mmproj"  # begins the names of files with an image model's weights
-DIGEST_CHARS = 16
 NAME_KEY = "_name_or_path"  # in config.json
 
 
@@ -58,83 +51,12 @@ def find(path: Path) -> tuple[str, Path] | None:
 def folder_of(file: Path) -> Path:
     """Raises ConfigError."""
     files = _parts(file)
-    key = hashlib.sha256(str(VERSION).encode())
-    for each in files:
-        try:
-            found = each.stat()
-        except OSError as error:
-            raise ConfigError(f"model: {each}: cannot be read: {error.strerror}") from None
-        key.update(f"{each.resolve()} {found.st_size} {found.st_mtime_ns}\n".encode())
-    root = _root(file)
-    folder = root / f"{_stem(file)}-{key.hexdigest()[:DIGEST_CHARS]}"
-    try:
-        for each in (root.parent, root):
-            each.mkdir(0o700, parents=True, exist_ok=True)
-            _check_owner(each)
-        if not (folder / CONFIG_FILE).is_file():
-            _make(folder, files)
-        _check_owner(folder)
-    except OSError as error:
-        raise ConfigError(
-            f"model: {root} cannot be written, for the tokenizer of {file}: {error.strerror};"
-            " XDG_CACHE_HOME names another place"
-        ) from None
-    return folder
 
+    def content() -> dict[str, bytes]:
+        return {name: msgspec.json.encode(value) for name, value in _content(files).items()}
 
-def _check_owner(folder: Path) -> None:
-    """Raises ConfigError if another user may have made ``folder``."""
-    found = folder.lstat()
-    if not stat.S_ISDIR(found.st_mode):
-        problem = "is a link, or not a folder"
-    elif found.st_uid not in (0, os.getuid()):
-        problem = f"is of user {found.st_uid}, and this is user {os.getuid()}"
-    else:
-        return
-    raise ConfigError(f"model: {folder} {problem}; XDG_CACHE_HOME names another place")
-
-
-def _make(folder: Path, files: list[Path]) -> None:
-    """Raises ConfigError and OSError."""
-    content = _content(files)
-    unfinished = Path(tempfile.mkdtemp(dir=folder.parent, prefix=".unfinished-"))
-    try:
-        for name, value in content.items():
-            (unfinished / name).write_bytes(msgspec.json.encode(value))
-        for each in files:
-            (unfinished / linked_name(each)).symlink_to(each.resolve())
-        unfinished.rename(folder)
-    except OSError:
-        if not (folder / CONFIG_FILE).is_file():  # else another process made it meanwhile
-            raise
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
-    _remove_older(folder, files)
-
-
-def _remove_older(folder: Path, files: list[Path]) -> None:
-    """Removes our folders of the same ``files`` with other content."""
-    targets = {linked_name(each): each.resolve() for each in files}
-    stem = folder.name[:-DIGEST_CHARS]
-    for each in folder.parent.iterdir():
-        if each == folder or each.name[:-DIGEST_CHARS] != stem:
-            continue
-        with suppress(OSError):  # it has other links, or another process removes it too
-            links = {name: (each / name).readlink() for name in targets}
-            if links == targets and each.lstat().st_uid == os.getuid():
-                shutil.rmtree(each)
-
-
-def _root(file: Path) -> Path:
-    """The folder of the folders of all files. Raises ConfigError."""
-    try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    except RuntimeError:
-        raise ConfigError(
-            f"model: {file}: user {os.getuid()} has no home directory for its tokenizer;"
-            " XDG_CACHE_HOME names another place"
-        ) from None
-    return cache / "shoal" / "gguf"
+    links = {linked_name(each): each for each in files}
+    return made_folder(file, f"gguf/{_stem(file)}", VERSION, links, content)
 
 
 def _content(paths: list[Path]) -> dict[str, Any]:

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from shared.errors import ConfigError
-from shared.gguf.folder import TENSORS_FILE, find, folder_of
+from shared.formats.gguf.folder import TENSORS_FILE, find, folder_of
 from shared.model_folder import weight_files
 from shared.model_location import locate_model
-from tests.shared.gguf.test_bad_files import save
+from tests.shared.formats.gguf.test_bad_files import save
 
 BLOB = f"sha256-{'0123abcd' * 8}"
 

@@ -1,0 +1,39 @@
+"""Makes a model folder with ``tokenizer.json`` of one with an older kind of tokenizer: the file by
+transformers, and links to all others."""
+
+from pathlib import Path
+
+from shared.errors import ConfigError
+from shared.formats.made_folder import made_folder
+from shared.model_folder import CONFIG_FILE, TOKENIZER_FILE
+
+VERSION = 1  # of the file's content
+# Of sentencepiece, of BPE and of WordPiece.
+OLDER = "tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "vocab.json", "vocab.txt"
+
+
+def find(path: Path) -> tuple[str, Path] | None:
+    """The name of the model in the folder ``path``, and a folder with its tokenizer; None if there
+    is no older one, or a newer one. Raises ConfigError."""
+    if not (path / CONFIG_FILE).is_file() or (path / TOKENIZER_FILE).exists():
+        return None
+    if not any((path / name).is_file() for name in OLDER):
+        return None
+    name = path.resolve().name
+    links = {each.name: each for each in sorted(path.iterdir()) if not each.name.startswith(".")}
+    place = f"tokenizers/{name}"
+    return name, made_folder(path, place, VERSION, links, lambda: _content(path))
+
+
+def _content(path: Path) -> dict[str, bytes]:
+    """Raises ConfigError."""
+    from transformers import AutoTokenizer  # slow, and seldom needed
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True).backend_tokenizer
+    except Exception as error:  # of any kind, from the files' readers
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"model: {path} holds no tokenizer that loads: {reason}") from None
+    if not tokenizer.get_vocab_size():  # made by transformers of nothing
+        raise ConfigError(f"model: {path} holds no tokenizer")
+    return {TOKENIZER_FILE: tokenizer.to_str().encode()}

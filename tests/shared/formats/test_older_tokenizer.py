@@ -1,0 +1,125 @@
+"""Folders without tokenizer.json: sentencepiece's ids, links to all files, and refusals."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import sentencepiece
+from tokenizers import Tokenizer
+
+from services.tokenizer.text_model import TextModel
+from shared.errors import ConfigError
+from shared.formats import made_folder
+from shared.model_folder import EMBEDDED_MODEL, TOKENIZER_FILE
+from shared.model_location import locate_model
+
+TEXTS = [
+    "Hello  shoal, what does the scheduler do?",
+    "naïve café: 12 + 30 = 42\n\tif x:\n        return 0",
+    "鱼群 moves 🐟🐟",
+    " leading and trailing ",
+]
+VOCAB_SIZE = 800
+CONFIG = '{"model_type": "ernie4_5", "architectures": ["Ernie4_5_ForCausalLM"]}'
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module", params=["bpe", "unigram"])
+def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as FastDeploy's users have it: ERNIE-4.5 with the tokenizer of sentencepiece."""
+    folder = tmp_path_factory.mktemp(request.param)
+    corpus = Path(__file__).parents[3] / "docs" / "architecture.md"
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(corpus),
+        model_prefix=str(folder / "tokenizer"),
+        model_type=request.param,
+        vocab_size=VOCAB_SIZE,
+        byte_fallback=True,
+        control_symbols=["<|im_start|>"],
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        add_dummy_prefix=request.param == "unigram",
+        num_threads=1,
+        minloglevel=2,
+    )
+    (folder / "tokenizer.vocab").unlink()
+    (folder / "config.json").write_text(CONFIG)
+    tokenizer = {
+        "tokenizer_class": "Ernie4_5_Tokenizer",
+        **{f"{name}_token": text for name, text in (("bos", "<s>"), ("eos", "</s>"))},
+        "unk_token": "<unk>",
+        "additional_special_tokens": ["<|im_start|>"],
+        "chat_template": "{{ messages[0].content }}",
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    return folder
+
+
+def test_ids_are_those_of_sentencepiece(trained: Path) -> None:
+    found = locate_model(str(trained))
+    assert found.name == trained.name
+    text = TextModel(found.folder, 4096, VOCAB_SIZE)
+    oracle = sentencepiece.SentencePieceProcessor(model_file=str(trained / "tokenizer.model"))
+    for each in TEXTS:
+        ids = text.encode(each).tolist()
+        assert ids == oracle.encode(each), each
+        assert text.decode(ids).lstrip() == oracle.decode(ids).lstrip()
+    mark = oracle.piece_to_id("<|im_start|>")
+    assert text.encode("<|im_start|>").tolist() == [mark]
+    assert text.end_ids == [oracle.eos_id()]
+
+
+def test_the_folder_has_links_to_the_others_files_and_is_made_once(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = locate_model(str(trained)).folder
+    assert {each.name for each in folder.iterdir()} == {
+        TOKENIZER_FILE,
+        *(each.name for each in trained.iterdir()),
+    }
+    assert (folder / "config.json").resolve() == trained / "config.json"
+    monkeypatch.setattr(made_folder, "_make", None)
+    assert locate_model(str(trained)).folder == folder
+    assert locate_model(str(folder)).folder == folder
+
+
+def test_a_changed_file_gets_another_folder(trained: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(trained, copy)
+    first = locate_model(str(copy)).folder
+    config = json.loads((copy / "tokenizer_config.json").read_text())
+    (copy / "tokenizer_config.json").write_text(json.dumps(config | {"unk_token": "</s>"}))
+    second = locate_model(str(copy)).folder
+    assert second != first
+    assert not first.exists()
+
+
+def test_byte_level_bpe_in_two_files(tmp_path: Path) -> None:
+    tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / TOKENIZER_FILE))
+    tokenizer.model.save(str(tmp_path))
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "GPT2Tokenizer"}')
+    text = TextModel(locate_model(str(tmp_path)).folder, 4096, tokenizer.get_vocab_size())
+    assert text.encode(TEXTS[0]).tolist() == tokenizer.encode(TEXTS[0]).ids
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("tokenizer.model", b"no protobuf"), ("vocab.json", b"{}")]
+)
+def test_a_damaged_tokenizer_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    (tmp_path / "config.json").write_text(CONFIG)
+    with pytest.raises(ConfigError, match=f"model: {tmp_path} holds no tokenizer"):
+        locate_model(str(tmp_path))
+
+
+def test_folders_without_a_tokenizer_stay_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(CONFIG)
+    assert locate_model(str(tmp_path)).folder == tmp_path
+    with pytest.raises(ConfigError, match=r"has no file tokenizer\.json"):
+        TextModel(tmp_path, 4096, 512)
