@@ -26,7 +26,10 @@ ONLY_IN = {
     "zmq": ("shared/link/sockets/libzmq.py",),
     "torch": ("services/worker/", "kernels/", "cli/plan/machine.py", "cli/doctor/device.py"),
     "huggingface_hub": ("shared/model_location.py",),
-    "transformers": ("services/tokenizer/", "services/worker/", "shared/foreign_config.py"),
+    "transformers": (
+        *("services/tokenizer/", "services/worker/"),
+        *("shared/foreign_config.py", "shared/formats/older_tokenizer.py"),
+    ),
     "opentelemetry": ("services/gateway/traces/otlp.py",),
     "cryptography": ("services/gateway/apis/responses/requests/reasoning_cipher.py",),
     "PIL": ("services/tokenizer/media/",),

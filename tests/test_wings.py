@@ -215,6 +215,7 @@ WINGS = {
             f"tests/{WORKER}/gguf",
             f"tests/{WORKER}/paddle",
             "tests/cli/test_gguf.py",
+            "tests/cli/test_paddle.py",
         ),
     ),
     "stores": Wing(

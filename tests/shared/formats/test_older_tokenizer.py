@@ -13,6 +13,7 @@ from shared.errors import ConfigError
 from shared.formats import made_folder
 from shared.model_folder import EMBEDDED_MODEL, TOKENIZER_FILE
 from shared.model_location import locate_model
+from tests.shared.formats.older_tokenizers import CONFIG, VOCAB_SIZE, save_sentencepiece
 
 TEXTS = [
     "Hello  shoal, what does the scheduler do?",
@@ -20,8 +21,6 @@ TEXTS = [
     "鱼群 moves 🐟🐟",
     " leading and trailing ",
 ]
-VOCAB_SIZE = 800
-CONFIG = '{"model_type": "ernie4_5", "architectures": ["Ernie4_5_ForCausalLM"]}'
 
 
 @pytest.fixture(autouse=True)
@@ -31,32 +30,8 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module", params=["bpe", "unigram"])
 def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder as FastDeploy's users have it: ERNIE-4.5 with the tokenizer of sentencepiece."""
     folder = tmp_path_factory.mktemp(request.param)
-    corpus = Path(__file__).parents[3] / "docs" / "architecture.md"
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(corpus),
-        model_prefix=str(folder / "tokenizer"),
-        model_type=request.param,
-        vocab_size=VOCAB_SIZE,
-        byte_fallback=True,
-        control_symbols=["<|im_start|>"],
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        add_dummy_prefix=request.param == "unigram",
-        num_threads=1,
-        minloglevel=2,
-    )
-    (folder / "tokenizer.vocab").unlink()
-    (folder / "config.json").write_text(CONFIG)
-    tokenizer = {
-        "tokenizer_class": "Ernie4_5_Tokenizer",
-        **{f"{name}_token": text for name, text in (("bos", "<s>"), ("eos", "</s>"))},
-        "unk_token": "<unk>",
-        "additional_special_tokens": ["<|im_start|>"],
-        "chat_template": "{{ messages[0].content }}",
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    save_sentencepiece(folder, request.param)
     return folder
 
 
