@@ -1,13 +1,17 @@
-"""Makes a model folder with ``tokenizer.json`` of one with an older kind of tokenizer: the file by
+"""Makes a model folder with ``tokenizer.json`` of one with another tokenizer: the file, mostly by
 transformers, and links to all others."""
 
 from pathlib import Path
 
+import msgspec
+
 from shared.errors import ConfigError
+from shared.formats import tiktoken
 from shared.formats.made_folder import made_folder
 from shared.model_folder import CONFIG_FILE, TOKENIZER_FILE
 
 VERSION = 1  # of the file's content
+RANKS = "tiktoken.model"
 # Of sentencepiece, of BPE and of WordPiece.
 OLDER = "tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "vocab.json", "vocab.txt"
 
@@ -17,7 +21,7 @@ def find(path: Path) -> tuple[str, Path] | None:
     is no older one, or a newer one. Raises ConfigError."""
     if not (path / CONFIG_FILE).is_file() or (path / TOKENIZER_FILE).exists():
         return None
-    if not any((path / name).is_file() for name in OLDER):
+    if not any((path / name).is_file() for name in (RANKS, *OLDER)):
         return None
     name = path.resolve().name
     links = {each.name: each for each in sorted(path.iterdir()) if not each.name.startswith(".")}
@@ -27,6 +31,8 @@ def find(path: Path) -> tuple[str, Path] | None:
 
 def _content(path: Path) -> dict[str, bytes]:
     """Raises ConfigError."""
+    if (path / RANKS).is_file():
+        return {TOKENIZER_FILE: msgspec.json.encode(tiktoken.tokenizer_of(path / RANKS))}
     from transformers import AutoTokenizer  # slow, and seldom needed
 
     try:

@@ -21,3 +21,7 @@ class DeepseekV3ForCausalLM(LatentLM):
     def _make_mtp_layer(self, index: int) -> NormedMtpLayer:
         attention, mlp = self.make_parts(self.parts, self.config.num_hidden_layers + index)
         return NormedMtpLayer(self.parts, self.config.hidden_size, attention, mlp)
+
+
+KimiK25ForConditionalGeneration = DeepseekV3ForCausalLM  # for texts
+Kimi_K25ForConditionalGeneration = DeepseekV3ForCausalLM

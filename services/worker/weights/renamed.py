@@ -16,7 +16,7 @@ MTP = "mtp."
 TRUNK, TEXT_TRUNK, TEXT = "model.", "model.language_model.", "language_model."
 IMAGES = (
     *("visual.", "vision_tower.", "multi_modal_projector.", "projector.", "mlp_AR."),
-    *("vision_model.", "resampler_model."),
+    *("vision_model.", "resampler_model.", "mm_projector."),
 )
 
 

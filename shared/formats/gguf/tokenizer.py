@@ -148,7 +148,7 @@ class Vocabulary:
             "normalizer": {"type": "NFC"} if split == QWEN2 else None,
             "pre_tokenizer": byte_level if split is None else several,
             "decoder": BYTE_LEVEL | {"use_regex": True},
-            "model": _bpe(vocab, pairs, ignore_merges=self.pre in WHOLE_WORDS),
+            "model": bpe(vocab, pairs, ignore_merges=self.pre in WHOLE_WORDS),
         }
 
     def _sentencepiece(self) -> dict[str, Any]:
@@ -173,9 +173,9 @@ class Vocabulary:
         return {
             "normalizer": {"type": "Sequence", "normalizers": [*prepend, replace]},
             "decoder": {"type": "Sequence", "decoders": decoders},
-            "model": _bpe(
+            "model": bpe(
                 vocab,
-                _merges(
+                merges_of(
                     vocab, ranks, {i for i, each in enumerate(self._types) if each in UNMERGED}
                 ),
                 unk_token=None if unknown is None else self.tokens[unknown],
@@ -241,7 +241,7 @@ class Vocabulary:
         return found
 
 
-def _bpe(vocab: Mapping[str, int], merges: list[list[str]], **options: Any) -> dict[str, Any]:
+def bpe(vocab: Mapping[str, int], merges: list[list[str]], **options: Any) -> dict[str, Any]:
     return {
         "type": "BPE",
         "dropout": None,
@@ -257,7 +257,7 @@ def _bpe(vocab: Mapping[str, int], merges: list[list[str]], **options: Any) -> d
     }
 
 
-def _merges(vocab: Mapping[str, int], scores: list[float], others: set[int]) -> list[list[str]]:
+def merges_of(vocab: Mapping[str, int], scores: list[float], others: set[int]) -> list[list[str]]:
     """The merges that sentencepiece would make, best first: the pairs of tokens that are a token.
     ``others`` are ids of tokens that no merge makes."""
     found = []

@@ -62,6 +62,8 @@ MULTIPLIERS = {
     "residual_multiplier": 0.5,
 }
 ELSEWHERE = (
+    "KimiK25ForConditionalGeneration",
+    "Kimi_K25ForConditionalGeneration",
     "LlavaForConditionalGeneration",
     "MiMoForCausalLM",
     "Ernie4_5_VLMoeForConditionalGeneration",
@@ -384,7 +386,7 @@ def oracle(folder: Path) -> PreTrainedModel:
 
 
 def test_nearly_every_family_is_compared_here() -> None:
-    """MiMo is unknown to transformers; test_models.py compares it with Qwen2.
+    """MiMo is unknown to transformers; test_models.py compares it with Qwen2. test_kimi_k25.py,
     test_texts_without_images.py and ``media`` compare texts of models that read images too."""
     compared, others = [*CASES.values(), *HYBRIDS.values()], {*ELSEWHERE}
     assert {family.__name__ for family, _ in compared} >= set(MODELS) - others
