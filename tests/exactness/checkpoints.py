@@ -16,7 +16,8 @@ from shared.model_folder import EMBEDDED_MODEL, TOKENIZER_FILE
 from tests.media.checkpoints import save_checkpoint
 from tests.services.worker.checkpoints import save_model
 from tests.services.worker.foreign_checkpoints import save_family
-from tests.services.worker.test_families import LFM, OSS
+from tests.services.worker.hybrids import save_hybrid
+from tests.services.worker.test_families import CASES, LFM, OSS
 from tests.services.worker.test_mtp_families import FAMILIES, HYBRID_FAMILIES, Checkpoint
 
 ADAPTERS = ("first", "second")
@@ -51,6 +52,30 @@ def save_convolved(folder: Path) -> None:
 def save_stateful(folder: Path) -> None:
     """Qwen3.5: two layers of three have a state. With an MTP head."""
     _save_with_head(folder, "Qwen3.5")
+
+
+def save_next(folder: Path) -> None:
+    """Qwen3-Next: states and experts. With an MTP head."""
+    _save_with_head(folder, "Qwen3-Next")
+
+
+def save_scanned(folder: Path) -> None:
+    """Granite 4: three layers of four are Mamba-2, with experts."""
+    save_hybrid(folder, "granite 4, experts, biases of other GEMMs", **SIZES)
+    _save_tokenizer(folder)
+
+
+def save_decaying(folder: Path) -> None:
+    """Kimi Linear: states that decay by channel, latent attention, experts."""
+    save_hybrid(folder, "kimi", **SIZES)
+    _save_tokenizer(folder)
+
+
+def save_indexed(folder: Path) -> None:
+    """DeepSeek-V3.2: a token attends to the keys that an indexer chooses."""
+    family, changes = CASES["deepseek v3.2, yarn"]
+    save_model(folder, family, **changes | SIZES)
+    _save_tokenizer(folder)
 
 
 def save_foreign(folder: Path) -> None:

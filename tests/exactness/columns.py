@@ -12,9 +12,13 @@ from shared.model_folder import EMBEDDED_MODEL
 from tests.exactness.cells import Cell, covering_cells, every_cell, one_cell
 from tests.exactness.checkpoints import (
     save_convolved,
+    save_decaying,
     save_experts,
     save_foreign,
+    save_indexed,
     save_latent,
+    save_next,
+    save_scanned,
     save_seeing,
     save_stateful,
     save_windowed,
@@ -49,6 +53,10 @@ LATENT = Model("latent attention", 6.0, save_latent)
 WINDOWED = Model("windows", 6.0, save_windowed)
 CONVOLVED = Model("convolutions", 6.0, save_convolved)
 STATEFUL = Model("states", 6.0, save_stateful)
+NEXT = Model("states, experts", 6.0, save_next)
+SCANNED = Model("Mamba-2", 6.0, save_scanned)
+DECAYING = Model("decay per channel", 6.0, save_decaying)
+INDEXED = Model("indexed", 6.0, save_indexed)
 FOREIGN = Model("transformers'", 6.0, save_foreign)
 SEEING = Model("images", 1.0, save_seeing)
 
@@ -106,6 +114,10 @@ TABLES: dict[str, list[Column]] = {
         Column("windows", WINDOWED, "native", "bfloat16"),
         Column("convolutions", CONVOLVED, "native", "bfloat16"),
         Column("states", STATEFUL, "native", "bfloat16"),
+        Column("states, experts", NEXT, "native", "bfloat16"),
+        Column("Mamba-2", SCANNED, "native", "bfloat16"),
+        Column("decay per channel", DECAYING, "native", "bfloat16"),
+        Column("indexed", INDEXED, "native", "bfloat16"),
         Column("images", SEEING, "native", "bfloat16", CHUNKS),
         Column("adapters", DENSE, "native", "bfloat16", is_adapted=True),
         Column("wint4, adapters", DENSE, "native", "bfloat16", WINT4, is_adapted=True),
@@ -127,6 +139,10 @@ TABLES: dict[str, list[Column]] = {
         Column("windows", WINDOWED, "torch"),
         Column("convolutions", CONVOLVED, "torch"),
         Column("states", STATEFUL, "torch"),
+        Column("states, experts", NEXT, "torch"),
+        Column("Mamba-2", SCANNED, "torch"),
+        Column("decay per channel", DECAYING, "torch"),
+        Column("indexed", INDEXED, "torch"),
         Column("images", SEEING, "torch", settings=CHUNKS),
         Column("transformers'", FOREIGN, "torch", settings=THEIRS),
         Column("adapters", DENSE, "torch", is_adapted=True),
@@ -149,6 +165,9 @@ TABLES: dict[str, list[Column]] = {
         Column("windows", WINDOWED, "device"),
         Column("convolutions", CONVOLVED, "device"),
         Column("states", STATEFUL, "device"),
+        Column("states, experts", NEXT, "device"),
+        Column("Mamba-2", SCANNED, "device"),
+        Column("decay per channel", DECAYING, "device"),
         Column("images", SEEING, "device", settings=CHUNKS),
         Column("transformers'", FOREIGN, "device", settings=THEIRS),
     ],

@@ -34,6 +34,11 @@ class Rule:
         return all(facts[name] in values for name, values in self.where.items())
 
 
+HEADLESS = (
+    *("windows", "convolutions", "Mamba-2", "decay per channel", "indexed"),
+    *("images", "transformers'"),
+)
+
 RULES = [
     Rule(
         Promise.REFUSED,
@@ -65,7 +70,7 @@ RULES = [
     ),
     Rule(
         Promise.REFUSED,
-        {"model": ("windows", "convolutions", "images", "transformers'"), "speculation": ("MTP",)},
+        {"model": HEADLESS, "speculation": ("MTP",)},
         title="MTP drafts for a model without an MTP head",
         reason="The head is a part of the checkpoint.",
         words="speculative-config: method mtp: the model has no MTP head",
