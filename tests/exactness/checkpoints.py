@@ -89,6 +89,16 @@ def save_seeing(folder: Path) -> None:
     save_checkpoint(folder)
 
 
+def save_deep(folder: Path) -> None:
+    """Qwen3-VL: features of images are added after the first layers, too."""
+    save_checkpoint(folder, family="qwen3-vl")
+
+
+def save_modal(folder: Path) -> None:
+    """ERNIE-4.5-VL: images have experts of their own."""
+    save_checkpoint(folder, family="ernie4.5-vl")
+
+
 def save_adapters(directory: Path, folder: Path) -> list[dict[str, str]]:
     """Writes adapters of the linear layers of the model in ``folder``; returns lora-modules."""
     generator = torch.Generator().manual_seed(5)

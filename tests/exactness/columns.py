@@ -13,10 +13,12 @@ from tests.exactness.cells import Cell, covering_cells, every_cell, one_cell
 from tests.exactness.checkpoints import (
     save_convolved,
     save_decaying,
+    save_deep,
     save_experts,
     save_foreign,
     save_indexed,
     save_latent,
+    save_modal,
     save_next,
     save_scanned,
     save_seeing,
@@ -59,6 +61,8 @@ DECAYING = Model("decay per channel", 6.0, save_decaying)
 INDEXED = Model("indexed", 6.0, save_indexed)
 FOREIGN = Model("transformers'", 6.0, save_foreign)
 SEEING = Model("images", 1.0, save_seeing)
+DEEP = Model("images, DeepStack", 1.0, save_deep)
+MODAL = Model("images, experts", 1.0, save_modal)
 
 
 @dataclass(frozen=True)
@@ -119,6 +123,8 @@ TABLES: dict[str, list[Column]] = {
         Column("decay per channel", DECAYING, "native", "bfloat16"),
         Column("indexed", INDEXED, "native", "bfloat16"),
         Column("images", SEEING, "native", "bfloat16", CHUNKS),
+        Column("images, DeepStack", DEEP, "native", "bfloat16", CHUNKS),
+        Column("images, experts", MODAL, "native", "bfloat16", CHUNKS),
         Column("adapters", DENSE, "native", "bfloat16", is_adapted=True),
         Column("wint4, adapters", DENSE, "native", "bfloat16", WINT4, is_adapted=True),
         Column("two ranks", DENSE, "native", "bfloat16", processes="ranks"),
@@ -144,6 +150,8 @@ TABLES: dict[str, list[Column]] = {
         Column("decay per channel", DECAYING, "torch"),
         Column("indexed", INDEXED, "torch"),
         Column("images", SEEING, "torch", settings=CHUNKS),
+        Column("images, DeepStack", DEEP, "torch", settings=CHUNKS),
+        Column("images, experts", MODAL, "torch", settings=CHUNKS),
         Column("transformers'", FOREIGN, "torch", settings=THEIRS),
         Column("adapters", DENSE, "torch", is_adapted=True),
         Column("two ranks", DENSE, "torch", processes="ranks"),

@@ -36,7 +36,7 @@ class Rule:
 
 HEADLESS = (
     *("windows", "convolutions", "Mamba-2", "decay per channel", "indexed"),
-    *("images", "transformers'"),
+    *("images", "images, DeepStack", "images, experts", "transformers'"),
 )
 
 RULES = [

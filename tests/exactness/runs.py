@@ -125,9 +125,9 @@ def prompts_of(folder: Path, temperature: float, adapters: tuple[str, ...]) -> P
 
 def _insert(ids: list[int], where: Picture, family: Family) -> Span:
     """Adds the placeholders to ``ids``."""
-    image = picture(where.seed, where.width, where.height)
-    pixels, size = np.asarray(image).reshape(-1), (1, where.height, where.width)
-    num_tokens = family.num_tokens(size)
+    fit = family.fit(where.width, where.height, family.limits)
+    size, num_tokens = fit.size, fit.num_tokens
+    pixels = np.asarray(picture(where.seed, size[2], size[1])).reshape(-1)
     ids[where.place : where.place] = num_tokens * [family.placeholder]
     digest = digest_of("image", size, pixels.data, "")
     return Span(Item(start=where.place, num_tokens=num_tokens, size=size, digest=digest), pixels)
