@@ -13,7 +13,7 @@ from kernels.codes import Codes
 from kernels.dispatch import runs_triton
 from kernels.experts import plain
 from kernels.experts.biases import Biases
-from kernels.silu_mul import Clamp
+from kernels.silu_mul import Act, Clamp
 
 __all__ = ["Biases", "Clamp", "Weights", "experts"]
 
@@ -29,11 +29,11 @@ def experts(
     *,
     residual: Tensor | None = None,
     biases: Biases | None = None,
-    clamp: Clamp | None = None,
+    act: Act | Clamp = "silu",
     first: int | None = None,
 ) -> Tensor:
-    """residual + Σ weights[:, i] · down(silu(gate(x)) · up(x)) over the experts chosen[:, i]; a
-    ``clamp`` replaces silu(gate) · up.
+    """residual + Σ weights[:, i] · down(act(gate(x)) · up(x)) over the experts chosen[:, i]; a
+    ``Clamp`` replaces act(gate) · up.
 
     x [T, H], chosen [T, k] int32 and weights [T, k] float32 of ``route``, gate_up [E, 2 I, H] with
     gates before ups, down [E, H, I], residual [T, H] → [T, H]. Expert weights and biases are
@@ -44,5 +44,5 @@ def experts(
     if runs_triton(x):
         from kernels.experts.triton import launch
 
-        return launch(x, chosen, weights, gate_up, down, residual, biases, clamp, first)
-    return plain.experts(x, chosen, weights, gate_up, down, residual, biases, clamp, first)
+        return launch(x, chosen, weights, gate_up, down, residual, biases, act, first)
+    return plain.experts(x, chosen, weights, gate_up, down, residual, biases, act, first)

@@ -16,7 +16,7 @@ from kernels.experts.triton.config import config
 from kernels.experts.triton.place import place
 from kernels.experts.triton.products import down_kernel, gate_up_kernel
 from kernels.experts.triton.sums import BLOCK, sum_kernel
-from kernels.silu_mul import Clamp, constants_of
+from kernels.silu_mul import Act, Clamp, constants_of
 from kernels.sizes import cdiv
 
 
@@ -28,7 +28,7 @@ def launch(
     down: Tensor | Codes | Sequence[Tensor | Codes],
     residual: Tensor | None,
     biases: Biases | None,
-    clamp: Clamp | None,
+    act: Act | Clamp,
     first: int | None = None,
 ) -> Tensor:
     if not isinstance(gate_up, Tensor | Codes) or not isinstance(down, Tensor | Codes):
@@ -40,7 +40,6 @@ def launch(
     out = torch.empty_like(x)
     if not num_tokens:
         return out
-    alpha, _, limit = constants_of(clamp or "silu")
     opening_known, closing_known = constants(gate_up), constants(down)
     opening = config(hidden, x.element_size(), num_tokens, opening_known)
     closing = config(inner, x.element_size(), num_tokens, closing_known)
@@ -53,7 +52,7 @@ def launch(
     parts = make(chosen.numel(), hidden)
     gate_up_kernel[cdiv(2 * inner, opening.block_rows), most](
         *(x, *placed, *_operands(gate_up), gate_up_bias, gated, most),
-        *(num_chosen, inner, hidden, *opening_known, *opening[:3], alpha, limit),
+        *(num_chosen, inner, hidden, *opening_known, *opening[:3], *constants_of(act)),
         **opening.options(opening_known),
     )
     down_kernel[cdiv(hidden, closing.block_rows), most](

@@ -32,6 +32,7 @@ def gate_up_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
     ALPHA: tl.constexpr,
+    BETA: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
     """Half of a program's rows are gates, the other half their ups."""
@@ -53,7 +54,9 @@ def gate_up_kernel(
     p_out = p_gated + first.to(tl.int64) * I
     if p_bias is not None:
         p_bias += i_expert * (2 * I)
-    store_gated(p_bias, p_out, b_both, first_row, num_pairs, I, BLOCK_I, BLOCK_T, ALPHA, 0.0, LIMIT)
+    store_gated(
+        p_bias, p_out, b_both, first_row, num_pairs, I, BLOCK_I, BLOCK_T, ALPHA, BETA, LIMIT
+    )
 
 
 @triton.jit(do_not_specialize=["most"])

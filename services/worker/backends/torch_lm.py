@@ -23,10 +23,10 @@ from kernels.paged_attention import AttentionOptions, attend
 from kernels.programmatic_launch import one_by_one
 from kernels.rms_norm import Norm, rms_norm
 from kernels.rope_kv import rope_kv
-from kernels.route import expert_logits, route
+from kernels.route import Routed, expert_logits, route
 from kernels.short_conv import short_conv
 from kernels.short_conv.places import previous_places
-from kernels.silu_mul import Act
+from kernels.silu_mul import Act, Clamp
 from services.worker.backends.check import check_model
 from services.worker.layers.columns import Columns
 from services.worker.layers.context import current_context
@@ -134,20 +134,33 @@ class TorchOps(Ops[Tensor]):
     def experts(
         self, x: Tensor, experts: Experts, *, residual: Tensor, scale: float = 1.0
     ) -> Tensor:
-        gate, clamp = experts.gate, experts.clamp
+        gate = experts.gate
         logits = expert_logits(x, gate.weight, gate.bias)
-        chosen, weights = route(logits, gate.routing, gate.e_score_correction_bias)
+        routed = route(logits, gate.routing, gate.e_score_correction_bias)
+        if scale != 1.0:
+            routed = routed._replace(weights=routed.weights * scale)
+        return self.chosen_experts(x, experts, routed, residual, experts.clamp or "silu")
+
+    def chosen_experts(
+        self,
+        x: Tensor,
+        experts: Experts,
+        routed: Routed,
+        residual: Tensor | None,
+        act: Act | Clamp,
+    ) -> Tensor:
+        """Σ weight · expert(x) + residual"""
+        chosen, weights = routed
         if experts.counts is not None:
             _count(chosen, experts.counts)
         gate_up, down, biases = experts.stacks or _each(experts.products)
-        shares = weights if scale == 1.0 else weights * scale
         is_partial = experts.is_partial
         part = expert_products(
-            *(x, chosen, shares, gate_up, down),
+            *(x, chosen, weights, gate_up, down),
             residual=None if is_partial else residual,
             biases=biases,
-            clamp=clamp,
-            first=experts.first if len(experts.products) < gate.num_experts else None,
+            act=act,
+            first=experts.first if len(experts.products) < experts.gate.num_experts else None,
         )
         return _added(self._parallel.sum(part), None, residual) if is_partial else part
 
@@ -166,7 +179,7 @@ class TorchOps(Ops[Tensor]):
             x,
             query_norm,
             key_norm,
-            self._rotation(heads.rotary),
+            self.rotation(heads.rotary),
             inputs.slot_mapping,
             kv.entries,
             spec.is_interleaved,
@@ -177,7 +190,7 @@ class TorchOps(Ops[Tensor]):
         return attended.flatten(1)
 
     def latent(self, query: Tensor, latent: Tensor, latents: Latents) -> Tensor:
-        context, spec, rotation = current_context(), latents.spec, self._rotation(latents.rotary)
+        context, spec, rotation = current_context(), latents.spec, self.rotation(latents.rotary)
         entries, inputs = context.kv_caches[latents.layer].entries, context.groups[latents.group]
         keys, values = latents.expansion.halves()
         norm = Norm(latents.norm.weight, latents.norm.eps)
@@ -238,7 +251,7 @@ class TorchOps(Ops[Tensor]):
             scale = torch.rsqrt(mean + norm.eps)[:, None]
             part.copy_(part.float() * scale * norm.weight)
 
-    def _rotation(self, rotary: RotaryEmbedding) -> Tensor:
+    def rotation(self, rotary: RotaryEmbedding) -> Tensor:
         """[2, T, head_dim]"""
         if rotary not in self._rotations:
             assert self._positions is not None

@@ -3,6 +3,7 @@
 from tests.kernels.test_experts import (
     test_a_tokens_result_is_the_same_bits_whatever_is_beside_it,
     test_each_token_has_the_sum_of_its_experts,
+    test_experts_may_have_another_act,
     test_experts_may_have_biases_and_a_clamp,
     test_loads_may_be_uneven,
     test_nan_stays_with_its_token,
@@ -16,6 +17,7 @@ from tests.kernels.test_experts import (
 __all__ = [
     "test_a_tokens_result_is_the_same_bits_whatever_is_beside_it",
     "test_each_token_has_the_sum_of_its_experts",
+    "test_experts_may_have_another_act",
     "test_experts_may_have_biases_and_a_clamp",
     "test_loads_may_be_uneven",
     "test_nan_stays_with_its_token",
