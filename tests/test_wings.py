@@ -104,6 +104,7 @@ WINGS = {
             f"tests/{WORKER}/test_{name}.py" for name in ("delta_backends", "gated_delta", "mamba")
         ),
     ),
+    "gemma4": Wing((f"{WORKER}/gemma4",), (f"tests/{WORKER}/test_gemma4.py",)),
     "encoders": Wing(
         (f"{WORKER}/encoders",),
         (

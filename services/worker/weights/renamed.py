@@ -11,7 +11,10 @@ from services.worker.weights.checkpoint import Checkpoint, TensorSource
 log = logging.getLogger(__name__)
 
 TRUNK, TEXT_TRUNK, TEXT = "model.", "model.language_model.", "language_model."
-IMAGES = ("visual.", "vision_tower.", "multi_modal_projector.", "projector.", "mlp_AR.")
+IMAGES = (  # and sounds, of Gemma 4
+    *("visual.", "vision_tower.", "multi_modal_projector.", "projector.", "mlp_AR."),
+    *("embed_vision.", "vision_embedder.", "audio_tower.", "embed_audio."),
+)
 
 
 def third(number: int) -> Callable[[Tensor], Tensor]:

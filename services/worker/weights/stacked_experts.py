@@ -34,6 +34,8 @@ GPT_OSS = Stacks(takes_turns=True, has_inputs_first=True)
 QWEN3_5 = Stacks(takes_turns=False, has_inputs_first=False)
 QWEN3_VL = Stacks(takes_turns=False, has_inputs_first=True)  # as published; transformers' differ
 FAMILIES = {
+    "Gemma4ForCausalLM": QWEN3_5,
+    "Gemma4ForConditionalGeneration": QWEN3_5,
     "GptOssForCausalLM": GPT_OSS,
     "GraniteMoeHybridForCausalLM": QWEN3_5,
     "Qwen3VLMoeForConditionalGeneration": QWEN3_VL,
