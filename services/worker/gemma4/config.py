@@ -36,7 +36,7 @@ class ProportionalRope(Rope, frozen=True, kw_only=True):
         return torch.cat((found[:num], torch.zeros(len(found) - num)))
 
 
-class LayerSizes(msgspec.Struct, frozen=True):
+class LayerSizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The keys of one layer that differ from the model's."""
 
     head_dim: Num | None = None

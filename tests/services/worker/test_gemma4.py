@@ -230,6 +230,7 @@ def test_native_code_refuses_it_with_the_reason(
         (DENSE, {"layer_types": [FULL]}, "layer_types has 1 entries"),
         (DENSE, {"per_layer_config": {"1": {"head_dim": 8}}}, f"heads of 2 sizes .* {FULL}"),
         (DENSE, {"per_layer_config": {"1": {"head_dim": 0}}}, "head_dim"),
+        (DENSE, {"per_layer_config": {"1": {"sliding_window": 8}}}, "unknown field `sliding_w"),
         (DENSE, {"head_dim": 15}, f"head_dim 15 of {SLIDING} is odd"),
         (DENSE, {"num_key_value_heads": 3}, "no multiple of"),
         (DENSE, {"rope_parameters": {SLIDING: {"rope_type": "longrope"}}}, "'longrope'"),
