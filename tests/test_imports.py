@@ -81,7 +81,10 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"machine"},
         {"layers"},
         {"models", "step"},
-        {"backends", "expert_loads", "gemma4", "gguf", "hybrids", "speculation", "weights"},
+        {
+            *("backends", "expert_loads", "gemma4", "gguf", "hybrids", "indexed", "speculation"),
+            "weights",
+        },
         {"startup"},
         {"block_layout"},
         {"adapters", "encoders", "foreign", "media", "moves", "stores", "engine"},

@@ -1,4 +1,4 @@
-"""The chosen experts of each token: gated feed-forward networks and the weighted sum of their
+"""The chosen experts of each token: feed-forward networks and the weighted sum of their
 outputs.
 
 Decoding is bound by reading the weights of the used experts, each once. Quantized weights are
@@ -36,10 +36,11 @@ def experts(
     ``Clamp`` replaces act(gate) · up.
 
     x [T, H], chosen [T, k] int32 and weights [T, k] float32 of ``route``, gate_up [E, 2 I, H] with
-    gates before ups, down [E, H, I], residual [T, H] → [T, H]. Expert weights and biases are
-    stacked or, for torch's operators, one per expert; weights may be quantized. With ``first`` they
-    are a range of experts from that index on, and only these are summed. A token's result has the
-    same bits for every batch. Raises ValueError for arguments the kernels cannot read.
+    gates before ups or [E, I, H] without, down [E, H, I], residual [T, H] → [T, H]. Expert weights
+    and biases are stacked or, for torch's operators, one per expert; weights may be quantized. With
+    ``first`` they are a range of experts from that index on, and only these are summed. A token's
+    result has the same bits for every batch. Raises ValueError for arguments the kernels cannot
+    read.
     """
     if runs_triton(x):
         from kernels.experts.triton import launch

@@ -252,6 +252,28 @@ def test_experts_may_have_another_act(dtype: torch.dtype, device: torch.device) 
     assert_near(found, tokens, layer, None, act="gelu_tanh")
 
 
+@dtypes
+@pytest.mark.parametrize("kind", ["dense", "table"])
+@pytest.mark.parametrize("num_tokens", [3, 70])
+def test_experts_may_have_no_gates(
+    kind: str, num_tokens: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Like Nemotron 3; an inner size of half of the rows."""
+    if kind == "dense":
+        both = dense_layer(5, 160, 24, dtype, device)
+        down = dense_layer(5, 160, 48, dtype, device).down
+    else:
+        both = coded_layer(kind, 5, 160, 24, device)
+        down = coded_layer(kind, 5, 160, 48, device).down
+    layer = both._replace(down=down)
+    tokens = tokens_of(num_tokens, 5, 2, 160, dtype, device)
+    biases = Biases(torch.randn(5, 48, device=device).to(dtype), None)
+    found = experts(*tokens, *layer, biases=biases, act="relu2")
+    assert_near(found, tokens, layer, None, biases, "relu2")
+    alone = Tokens(*(each[2:3].contiguous() for each in tokens))
+    assert torch.equal(experts(*alone, *layer, biases=biases, act="relu2"), found[2:3])
+
+
 def test_each_expert_may_have_a_weight_of_its_own() -> None:
     """With torch's operators: each expert may have its own order, too."""
     device = torch.device("cpu")

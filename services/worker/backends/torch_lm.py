@@ -23,10 +23,9 @@ from kernels.paged_attention import AttentionOptions, attend
 from kernels.programmatic_launch import one_by_one
 from kernels.rms_norm import Norm, rms_norm
 from kernels.rope_kv import rope_kv
-from kernels.route import Routed, expert_logits, route
 from kernels.short_conv import short_conv
 from kernels.short_conv.places import previous_places
-from kernels.silu_mul import Act, Clamp
+from kernels.silu_mul import Act
 from services.worker.backends.check import check_model
 from services.worker.layers.columns import Columns
 from services.worker.layers.context import current_context
@@ -48,7 +47,7 @@ from services.worker.models.decoder import DecoderLM, MtpHead
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The options of AttentionSpec, and the forms of weights, that operators take."""
+    """The options of attention, and the forms of weights, that operators take."""
 
     options: Set[str]
     forms: Set[type]
@@ -56,7 +55,7 @@ class Known:
 
 # In steps prepared by the host, and in steps with lengths known only to the device.
 OPTIONS = {"norm", "is_interleaved", "window", "softcap", "has_sinks"}
-HOST = Known(OPTIONS, {Dense, Quantized})
+HOST = Known(OPTIONS | {"index_topk"}, {Dense, Quantized})
 DEVICE = Known(OPTIONS, {Dense, Quantized})
 
 
@@ -100,6 +99,9 @@ class TorchOps(Ops[Tensor]):
     def add_input(self, x: Tensor, number: int) -> Tensor:
         return x.add_(self._inputs[number]) if number < len(self._inputs) else x
 
+    def join(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([x, y], 1)
+
     def norm(self, x: Tensor, norm: RMSNorm, *, residual: Tensor | None = None) -> Tensor:
         normed = rms_norm(x, norm.weight, norm.eps)
         return normed if residual is None else residual.add_(normed)
@@ -131,36 +133,40 @@ class TorchOps(Ops[Tensor]):
     ) -> Tensor:
         return gated_product(x, _weight(gate_up), gate_up.bias, norm=_operand(norm), act=act)
 
-    def experts(
-        self, x: Tensor, experts: Experts, *, residual: Tensor, scale: float = 1.0
-    ) -> Tensor:
-        gate = experts.gate
-        logits = expert_logits(x, gate.weight, gate.bias)
-        routed = route(logits, gate.routing, gate.e_score_correction_bias)
-        if scale != 1.0:
-            routed = routed._replace(weights=routed.weights * scale)
-        return self.chosen_experts(x, experts, routed, residual, experts.clamp or "silu")
+    def marks(self) -> Tensor | None:
+        """[T] bool: the tokens of images; None: there are none."""
+        return self._inputs[-1][:, 0] != 0 if len(self._inputs) > 1 else None
 
-    def chosen_experts(
+    def experts(
         self,
         x: Tensor,
         experts: Experts,
-        routed: Routed,
-        residual: Tensor | None,
-        act: Act | Clamp,
+        *,
+        given: Tensor | None = None,
+        residual: Tensor | None = None,
+        scale: float = 1.0,
     ) -> Tensor:
-        """Σ weight · expert(x) + residual"""
-        chosen, weights = routed
+        gate, of_images = experts.gate, experts.of_images
+        marks = None if of_images is None else self.marks()
+        if of_images and marks is None:
+            assert residual is not None
+            return residual
+        chosen, weights = gate.choose(x)
+        if marks is not None:  # these get an expert that is on no rank
+            others = ~marks if of_images else marks
+            chosen = chosen.masked_fill(others[:, None], gate.num_experts)
         if experts.counts is not None:
             _count(chosen, experts.counts)
         gate_up, down, biases = experts.stacks or _each(experts.products)
+        shares = weights if scale == 1.0 else weights * scale
         is_partial = experts.is_partial
+        has_all = len(experts.products) == gate.num_experts and marks is None
         part = expert_products(
-            *(x, chosen, weights, gate_up, down),
+            *(x if given is None else given, chosen, shares, gate_up, down),
             residual=None if is_partial else residual,
             biases=biases,
-            act=act,
-            first=experts.first if len(experts.products) < experts.gate.num_experts else None,
+            act=experts.act,
+            first=None if has_all else experts.first,
         )
         return _added(self._parallel.sum(part), None, residual) if is_partial else part
 
@@ -189,7 +195,9 @@ class TorchOps(Ops[Tensor]):
         attended = attend(query, kv.entries, inputs.attention, spec.scale, options, kv.scales)
         return attended.flatten(1)
 
-    def latent(self, query: Tensor, latent: Tensor, latents: Latents) -> Tensor:
+    def latent(
+        self, query: Tensor, latent: Tensor, latents: Latents, chosen: Tensor | None = None
+    ) -> Tensor:
         context, spec, rotation = current_context(), latents.spec, self.rotation(latents.rotary)
         entries, inputs = context.kv_caches[latents.layer].entries, context.groups[latents.group]
         keys, values = latents.expansion.halves()
@@ -197,7 +205,7 @@ class TorchOps(Ops[Tensor]):
         slots, is_interleaved = inputs.slot_mapping, spec.is_interleaved
         write_latents(latent, norm, rotation, slots, entries, is_interleaved)
         queries = latent_queries(query, keys, rotation, is_interleaved)
-        options = AttentionOptions(value_dim=spec.rank)
+        options = AttentionOptions(value_dim=spec.rank, chosen=chosen)
         attended = attend(queries, entries, inputs.attention, spec.scale, options)
         return latent_values(attended, values)
 
@@ -275,7 +283,8 @@ def _count(chosen: Tensor, counts: Tensor) -> None:
     context = current_context()
     num_blocks, block_size = context.kv_caches[0].entries.shape[:2]
     is_token = context.groups[0].slot_mapping < (num_blocks - 1) * block_size
-    counts.index_add_(0, chosen.flatten(), is_token.long().repeat_interleave(chosen.shape[1]))
+    counted = is_token[:, None] & (chosen < len(counts))
+    counts.index_add_(0, chosen.clamp_max(len(counts) - 1).flatten(), counted.long().flatten())
 
 
 def _weight(layer: Linear | LMHead) -> Tensor | Codes:

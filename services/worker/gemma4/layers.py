@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from kernels.route import Routed, expert_logits, route
+from kernels.route import Routed
 from services.worker.backends.torch_lm import TorchOps
 from services.worker.gemma4.attention import OwnAttention, SharedAttention
 from services.worker.gemma4.by_torch import by_torch, normed
@@ -37,7 +37,7 @@ class ScaledRouter(Router):
     def choose(self, x: Tensor) -> Routed:
         """Takes [T, hidden], before norms."""
         given = normed(x.float(), self._eps) * (self.scale * x.shape[1] ** -0.5)
-        chosen, weights = route(expert_logits(given, self.weight), self.routing)
+        chosen, weights = super().choose(given)
         return Routed(chosen, weights * self.per_expert_scale[chosen.long()])
 
 
@@ -102,17 +102,14 @@ class SparseLayer(Gemma4Layer):
         networks = parts.experts(config.num_routed_experts, config.moe_intermediate_size)
         self.router = ScaledRouter(config)
         self.experts = nn.ModuleList(networks)  # first, since paths are names in checkpoints
-        self.mixture = Experts(self.router, networks)
+        self.mixture = Experts(self.router, networks, "gelu_tanh")
 
     def feed_forward(self, ops: Ops[X], x: X) -> X:
         dense = self.mlp.forward(ops, x, norm=self.pre_feedforward_layernorm)
         dense = ops.norm(dense, self.post_feedforward_layernorm_1)
         inputs = ops.norm(x, self.pre_feedforward_layernorm_2)
-        sparse = by_torch(ops, self._experts, x, inputs)
+        sparse = ops.experts(x, self.mixture, given=inputs)
         return ops.norm(sparse, self.post_feedforward_layernorm_2, residual=dense)
-
-    def _experts(self, ops: TorchOps, x: Tensor, inputs: Tensor) -> Tensor:
-        return ops.chosen_experts(inputs, self.mixture, self.router.choose(x), None, "gelu_tanh")
 
 
 def _open(_: TorchOps, gate: Tensor, given: Tensor) -> Tensor:
