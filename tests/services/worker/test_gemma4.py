@@ -3,7 +3,7 @@ and sizes of heads."""
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.harness import scheduled
@@ -93,12 +94,58 @@ def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
             assert_greedy(oracle, prompt, text)
 
 
-@pytest.mark.parametrize("name", [DENSE, SHARED])
-def test_a_checkpoint_may_be_quantized(tmp_path: Path, name: str) -> None:
+def one_by_one(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors of experts as tools that quantize them write them."""
+    found = {}
+    for name, each in tensors.items():
+        experts, _, kind = name.rpartition(".")
+        if not experts.endswith(".experts"):
+            found[name] = each
+            continue
+        for number, expert in enumerate(each):
+            parts = expert.chunk(2) if kind == "gate_up_proj" else [expert]
+            names = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
+            for part, weight in zip(names, parts, strict=True):
+                found[f"{experts}.{number}.{part}.weight"] = weight.contiguous()
+    return found
+
+
+def in_stacks(values: dict[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:
+    """The reverse: tensors by ``names``."""
+    found = {}
+    for name in names:
+        experts, _, kind = name.rpartition(".")
+        if not experts.endswith(".experts"):
+            found[name] = values[name]
+            continue
+        parts = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
+        num = sum(each.startswith(experts) and "down_proj" in each for each in values)
+        found[name] = torch.stack(
+            [
+                torch.cat([values[f"{experts}.{number}.{part}.weight"] for part in parts])
+                for number in range(num)
+            ]
+        )
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        (DENSE, "compressed-tensors"),
+        (SHARED, "fp8"),
+        (EXPERTS, "fp8"),
+        (WITH_IMAGES, "awq"),
+    ],
+)
+def test_a_checkpoint_may_be_quantized(tmp_path: Path, name: str, layout: str) -> None:
+    """Its experts are stored one by one."""
     save(tmp_path / "dense", name)
-    layout = LAYOUTS["compressed-tensors"]
-    values = save_quantized(tmp_path / "dense", tmp_path / "codes", layout)
-    oracle = with_values(tmp_path / "dense", values, tmp_path / "values")
+    (file,) = weight_files(tmp_path / "dense")
+    tensors = load_file(file)
+    save_file(one_by_one(tensors), file)
+    values = save_quantized(tmp_path / "dense", tmp_path / "codes", LAYOUTS[layout])
+    oracle = with_values(tmp_path / "dense", in_stacks(values, tensors), tmp_path / "values")
     engine = make_engine(tmp_path / "codes")
     assert any(isinstance(each, Quantized) for each in engine._model.modules())
     prompts = random_prompts(6)
@@ -196,6 +243,25 @@ def test_tensors_of_images_and_sounds_are_left_out(tmp_path: Path) -> None:
     more = ("audio_tower.a.weight", "embed_audio.b.weight", "vision_embedder.patch_dense.weight")
     save_file(tensors | {f"model.{name}": torch.zeros(2) for name in more}, file)
     found = our_logits(tmp_path, prompts, torch.float32)
+    assert all((a == b).all() for a, b in zip(found, expected, strict=True))
+
+
+@pytest.mark.parametrize("layout", ["dense", "compressed-tensors"])
+def test_keys_and_values_that_no_layer_reads_are_left_out(tmp_path: Path, layout: str) -> None:
+    """Published files have some for layers that read those of another."""
+    folder = tmp_path / layout
+    save(tmp_path / "dense", SHARED)
+    if layout != "dense":
+        save_quantized(tmp_path / "dense", folder, LAYOUTS[layout])
+    file = folder / "model.safetensors"
+    tensors, prompts = load_file(file), random_prompts(3)
+    expected = our_logits(folder, prompts, torch.float32)
+    for name in [*tensors]:
+        layer, place, part = name.partition(".self_attn.")
+        if layer in ("model.layers.0", "model.layers.1") and part.startswith(("k_", "v_")):
+            tensors[f"model.layers.{int(layer[-1]) + 2}{place}{part}"] = tensors[name].clone()
+    save_file(tensors, file)
+    found = our_logits(folder, prompts, torch.float32)
     assert all((a == b).all() for a, b in zip(found, expected, strict=True))
 
 
