@@ -85,12 +85,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"layers"},
         {"models", "step"},
         {
-            "backends",
-            "expert_loads",
-            "gguf",
-            "hybrids",
-            "indexed",
-            "paddle",
+            *("backends", "expert_loads", "gemma4", "gguf", "hybrids", "indexed", "paddle"),
             "speculation",
             "weights",
         },

@@ -105,6 +105,7 @@ WINGS = {
             for name in ("delta_backends", "gated_delta", "kimi", "mamba", "nemotron")
         ),
     ),
+    "gemma4": Wing((f"{WORKER}/gemma4",), (f"tests/{WORKER}/test_gemma4.py",)),
     "indexed": Wing((f"{WORKER}/indexed",), (f"tests/{WORKER}/test_indexed.py",)),
     "encoders": Wing(
         (f"{WORKER}/encoders",),

@@ -32,7 +32,8 @@ def experts(
     act: Act | Clamp = "silu",
     first: int | None = None,
 ) -> Tensor:
-    """residual + Σ weights[:, i] · down(act(gate(x)) · up(x)) over the experts chosen[:, i].
+    """residual + Σ weights[:, i] · down(act(gate(x)) · up(x)) over the experts chosen[:, i]; a
+    ``Clamp`` replaces act(gate) · up.
 
     x [T, H], chosen [T, k] int32 and weights [T, k] float32 of ``route``, gate_up [E, 2 I, H] with
     gates before ups or [E, I, H] without, down [E, H, I], residual [T, H] → [T, H]. Expert weights

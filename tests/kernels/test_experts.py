@@ -244,6 +244,15 @@ def test_experts_may_have_biases_and_a_clamp(
 
 
 @dtypes
+def test_experts_may_have_another_act(dtype: torch.dtype, device: torch.device) -> None:
+    """Like Gemma 4."""
+    layer = dense_layer(5, 160, 48, dtype, device)
+    tokens = tokens_of(3, 5, 2, 160, dtype, device)
+    found = experts(*tokens, *layer, act="gelu_tanh")
+    assert_near(found, tokens, layer, None, act="gelu_tanh")
+
+
+@dtypes
 @pytest.mark.parametrize("kind", ["dense", "table"])
 @pytest.mark.parametrize("num_tokens", [3, 70])
 def test_experts_may_have_no_gates(

@@ -82,8 +82,7 @@ def compiled_product(
     constants = dict.fromkeys(absent) | sizes | {"K": size} | named(KNOWN, known)
     constants |= named(("BLOCK_ROWS", "BLOCK_K", "BLOCK_T"), chosen[:3])
     if is_gated:
-        alpha, _, limit = constants_of(act)
-        constants |= {"ALPHA": alpha, "LIMIT": limit}
+        constants |= named(("ALPHA", "BETA", "LIMIT"), constants_of(act))
     signature = pointers | {"most": "i32"}
     return compiled(kernel, signature, constants, arch, chosen.num_warps, chosen.num_stages)
 

@@ -41,7 +41,6 @@ def launch(
     out = torch.empty_like(x)
     if not num_tokens:
         return out
-    alpha, _, limit = constants_of(act)
     opening_known, closing_known = constants(gate_up), constants(down)
     opening = config(hidden, x.element_size(), num_tokens, opening_known)
     closing = config(inner, x.element_size(), num_tokens, closing_known)
@@ -54,7 +53,7 @@ def launch(
     parts = make(chosen.numel(), hidden)
     gate_up_kernel[cdiv(num * inner, opening.block_rows), most](
         *(x, *placed, *_operands(gate_up), gate_up_bias, gated, most),
-        *(num_chosen, num, inner, hidden, *opening_known, *opening[:3], alpha, limit),
+        *(num_chosen, num, inner, hidden, *opening_known, *opening[:3], *constants_of(act)),
         **opening.options(opening_known),
     )
     down_kernel[cdiv(hidden, closing.block_rows), most](

@@ -33,6 +33,7 @@ def gate_up_kernel(
     BLOCK_K: tl.constexpr,
     BLOCK_T: tl.constexpr,
     ALPHA: tl.constexpr,
+    BETA: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
     """Half of a program's rows are gates, if there are any, the other half their ups."""
@@ -58,7 +59,7 @@ def gate_up_kernel(
         store_squares(p_bias, p_out, b_both, first_row, num_pairs, I, BLOCK_I, BLOCK_T)
     else:
         store_gated(
-            p_bias, p_out, b_both, first_row, num_pairs, I, BLOCK_I, BLOCK_T, ALPHA, 0.0, LIMIT
+            p_bias, p_out, b_both, first_row, num_pairs, I, BLOCK_I, BLOCK_T, ALPHA, BETA, LIMIT
         )
 
 

@@ -23,7 +23,6 @@ from kernels.paged_attention import AttentionOptions, attend
 from kernels.programmatic_launch import one_by_one
 from kernels.rms_norm import Norm, rms_norm
 from kernels.rope_kv import rope_kv
-from kernels.route import expert_logits, route
 from kernels.short_conv import short_conv
 from kernels.short_conv.places import previous_places
 from kernels.silu_mul import Act
@@ -152,8 +151,7 @@ class TorchOps(Ops[Tensor]):
         if of_images and marks is None:
             assert residual is not None
             return residual
-        logits = expert_logits(x, gate.weight, gate.bias)
-        chosen, weights = route(logits, gate.routing, gate.e_score_correction_bias)
+        chosen, weights = gate.choose(x)
         if marks is not None:  # these get an expert that is on no rank
             others = ~marks if of_images else marks
             chosen = chosen.masked_fill(others[:, None], gate.num_experts)
@@ -162,14 +160,13 @@ class TorchOps(Ops[Tensor]):
         gate_up, down, biases = experts.stacks or _each(experts.products)
         shares = weights if scale == 1.0 else weights * scale
         is_partial = experts.is_partial
+        has_all = len(experts.products) == gate.num_experts and marks is None
         part = expert_products(
             *(x if given is None else given, chosen, shares, gate_up, down),
             residual=None if is_partial else residual,
             biases=biases,
             act=experts.act,
-            first=experts.first
-            if len(experts.products) < gate.num_experts or marks is not None
-            else None,
+            first=None if has_all else experts.first,
         )
         return _added(self._parallel.sum(part), None, residual) if is_partial else part
 

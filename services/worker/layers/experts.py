@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from kernels.codes import Codes
 from kernels.experts import Biases
-from kernels.route import Routing
+from kernels.route import Routed, Routing, expert_logits, route
 from kernels.silu_mul import Act, Clamp
 from services.worker.layers.gated import GatedProducts
 from services.worker.layers.weights import adjacent, empty_parameter, stack_of
@@ -42,6 +42,10 @@ class Router(Scores):
         self.num_experts, self.routing = num_experts, routing
         self.bias = self._numbers() if has_bias else None
         self.e_score_correction_bias = self._numbers() if has_correction else None
+
+    def choose(self, x: Tensor) -> Routed:
+        logits = expert_logits(x, self.weight, self.bias)
+        return route(logits, self.routing, self.e_score_correction_bias)
 
     def _numbers(self) -> nn.Parameter:
         return empty_parameter(self.num_experts, dtype=torch.float32)

@@ -3,6 +3,7 @@
 from tests.kernels.test_experts import (
     test_a_tokens_result_is_the_same_bits_whatever_is_beside_it,
     test_each_token_has_the_sum_of_its_experts,
+    test_experts_may_have_another_act,
     test_experts_may_have_biases_and_a_clamp,
     test_experts_may_have_no_gates,
     test_loads_may_be_uneven,
@@ -17,6 +18,7 @@ from tests.kernels.test_experts import (
 __all__ = [
     "test_a_tokens_result_is_the_same_bits_whatever_is_beside_it",
     "test_each_token_has_the_sum_of_its_experts",
+    "test_experts_may_have_another_act",
     "test_experts_may_have_biases_and_a_clamp",
     "test_experts_may_have_no_gates",
     "test_loads_may_be_uneven",

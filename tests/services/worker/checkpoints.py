@@ -25,10 +25,11 @@ EOS_ID = 7
 MAX_POSITIONS = 128
 # Families of wings.
 OPTIONAL = (
-    *("DeepseekV32", "GlmMoeDsa", "GraniteMoeHybrid", "KimiLinear", "Lfm2", "NemotronH"),
+    *("DeepseekV32", "Gemma4", "GlmMoeDsa", "GraniteMoeHybrid", "KimiLinear", "Lfm2", "NemotronH"),
     *("Qwen3Next", "Qwen3_5"),
 )
-LESS_ONE = ("Gemma", "Qwen3Next", "Qwen3_5")  # families that store norms minus 1
+LESS_ONE = ("Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5")  # families that store norms minus 1
+SCALES = ("layer_scalar", "router.scale", "per_expert_scale")
 SETTLED = 1e-4  # outputs may differ if two float32 scores are closer than this
 
 
@@ -62,9 +63,9 @@ def save_model(
     torch.manual_seed(20261121)
     model = family(config)
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-        if name.endswith(("bias", "norm.weight", ".D")):
+        if name.endswith(("bias", "norm.weight", "_1.weight", "_2.weight", ".D", *SCALES)):
             is_less_one = family.__name__.startswith(LESS_ONE) and "linear_attn" not in name
-            mean = "norm" in name and not is_less_one
+            mean = name.endswith(SCALES) or ("norm" in name and not is_less_one)
             torch.nn.init.normal_(tensor.data, mean=float(mean), std=0.3)
         if name.endswith("A_log"):  # states that last for some tokens, and for many
             torch.nn.init.uniform_(tensor.data, -5, 0)

@@ -13,6 +13,7 @@ from tests.services.worker.checkpoints import (
     change_config,
     save_model,
 )
+from tests.services.worker.gemma4 import GEMMA4
 
 SLIDES = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"] * 2}
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 32}
@@ -91,6 +92,7 @@ OWN_FAMILIES: dict[str, dict[str, Any]] = {
     "Ernie4_5_MoeForCausalLM": FAMILIES["Ernie4_5_MoeForCausalLM"],
     "Gemma2ForCausalLM": FAMILIES["Gemma2ForCausalLM"],
     "Gemma3ForCausalLM": FAMILIES["Gemma3ForCausalLM"],
+    "Gemma4ForCausalLM": GEMMA4["gemma 4, experts"][1],
     "Glm4MoeForCausalLM": FAMILIES["Glm4MoeForCausalLM"],
     "GptOssForCausalLM": FAMILIES["GptOssForCausalLM"],
     "GraniteForCausalLM": GRANITE,

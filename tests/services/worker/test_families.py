@@ -50,6 +50,7 @@ from tests.services.worker.checkpoints import (
 )
 from tests.services.worker.driver import Driver, Job
 from tests.services.worker.forward import our_logits
+from tests.services.worker.gemma4 import GEMMA4
 from tests.services.worker.hybrids import HYBRIDS
 
 LLAMA3 = {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
@@ -371,9 +372,9 @@ CASES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
 }
 
 
-@pytest.fixture(scope="module", params=[*CASES, *HYBRIDS])
+@pytest.fixture(scope="module", params=[*CASES, *HYBRIDS, *GEMMA4])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    family, changes = (CASES | HYBRIDS)[request.param]
+    family, changes = (CASES | HYBRIDS | GEMMA4)[request.param]
     folder = tmp_path_factory.mktemp("family")
     save_model(folder, family, shard_size="40KB", **changes)
     assert len(weight_files(folder)) >= 2
@@ -388,7 +389,7 @@ def oracle(folder: Path) -> PreTrainedModel:
 def test_nearly_every_family_is_compared_here() -> None:
     """MiMo is unknown to transformers; test_models.py compares it with Qwen2. test_kimi_k25.py,
     test_texts_without_images.py and ``media`` compare texts of models that read images too."""
-    compared, others = [*CASES.values(), *HYBRIDS.values()], {*ELSEWHERE}
+    compared, others = [*CASES.values(), *HYBRIDS.values(), *GEMMA4.values()], {*ELSEWHERE}
     assert {family.__name__ for family, _ in compared} >= set(MODELS) - others
 
 
@@ -437,7 +438,9 @@ def test_greedy_text_is_that_of_transformers(
 ) -> None:
     prompts = [*random_prompts(6), random_prompts(3, seed=1)[2] * 3]
     engine = make_engine(folder, kernels)
-    runs_natively = kernels == "native" and read_model_config(folder).head_dim % LANES == 0
+    config = read_model_config(folder)
+    is_native = config.head_dim % LANES == 0 and not config.architectures[0].startswith("Gemma4")
+    runs_natively = kernels == "native" and is_native
     assert isinstance(engine._model, NativeLM if runs_natively else TorchLM)
     texts = Driver(engine, chunk_sizes).run([Job(prompt) for prompt in prompts])
     for prompt, text in zip(prompts, texts, strict=True):

@@ -1,0 +1,133 @@
+"""Gemma 4's texts: the dense models (12B, 31B), the one with experts (26B-A4B), and the ones with
+embeddings for each layer and shared keys and values (E2B, E4B)."""
+
+from functools import partial
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from kernels.rms_norm import rms_norm
+from services.worker.backends.torch_lm import TorchOps
+from services.worker.gemma4.attention import OwnAttention, SharedAttention
+from services.worker.gemma4.by_torch import by_torch
+from services.worker.gemma4.config import FULL, Gemma4Config, UnifiedConfig
+from services.worker.gemma4.layers import Gemma4Layer, SparseLayer
+from services.worker.layers.embedding import Embedding
+from services.worker.layers.linear import Linear
+from services.worker.layers.norm import RMSNorm
+from services.worker.layers.ops import Ops, X
+from services.worker.layers.parallel import ALONE, Parallel
+from services.worker.layers.rope import RotaryEmbedding
+from services.worker.models.decoder import DecoderLM
+from services.worker.models.parts import Parts
+from shared.errors import ConfigError
+
+
+class LayerInputs(NamedTuple):
+    """The source of the numbers that a token brings for each layer."""
+
+    table: Embedding
+    projection: Linear
+    norm: RMSNorm
+    scale: float
+
+
+class Gemma4ForCausalLM(DecoderLM):
+    Config = Gemma4Config
+    config: Gemma4Config
+
+    def __init__(self, config: Gemma4Config, parallel: Parallel = ALONE) -> None:
+        super().__init__(config, parallel)
+        self.embedding_scale = self._rounded(config.hidden_size**0.5)
+        self.logits_softcap = config.final_logit_softcapping
+        self._inputs = self._add_inputs() if config.num_inputs else None
+
+    def make_layer(self, parts: Parts, layer: int) -> Gemma4Layer:
+        config, source = self.config, self.config.source_of(layer)
+        attention: OwnAttention | SharedAttention
+        if source == layer:
+            attention = OwnAttention(config, layer, self._rotary(layer), self.parallel)
+        else:
+            own = cast(Gemma4Layer, self.model.layers[source]).self_attn
+            attention = SharedAttention(config, cast(OwnAttention, own), self.parallel)
+        kind = SparseLayer if config.is_sparse(layer) else Gemma4Layer
+        return kind(config, parts, attention, layer)
+
+    def forward(self, ops: Ops[X], given: X) -> X:
+        if self._inputs is None:
+            return super().forward(ops, given)
+        x = self.embed(ops, given)
+        rows = ops.embed(given, self._inputs.table)
+        inputs = by_torch(ops, self._join, rows, ops.linear(x, self._inputs.projection))
+        for number, layer in enumerate(self.model.layers):
+            ops.enter(layer)
+            own = by_torch(ops, partial(_input_of, number), inputs)
+            x = layer.forward(ops, x, own)
+        return x
+
+    def _add_inputs(self) -> LayerInputs:
+        """In the trunk, by their names in checkpoints."""
+        config, trunk = self.config, self.model
+        num = config.num_hidden_layers * config.num_inputs
+        vocab = self.parallel.vocabulary(config.vocab_size_per_layer_input)
+        made = LayerInputs(
+            table=Embedding(vocab, num, "embed_tokens_per_layer.weight"),
+            projection=Linear(config.hidden_size, num),
+            norm=RMSNorm(config.num_inputs, config.rms_norm_eps),
+            scale=self._rounded(config.num_inputs**0.5),
+        )
+        trunk.embed_tokens_per_layer = made.table
+        trunk.per_layer_model_projection = made.projection
+        trunk.per_layer_projection_norm = made.norm
+        return made
+
+    def _join(self, _: TorchOps, rows: Tensor, projected: Tensor) -> Tensor:
+        """The numbers of a token's id, and of its embedding, each [T, layers · num_inputs] → [T,
+        layers, num_inputs]"""
+        assert self._inputs is not None
+        shape, norm = (-1, self.config.num_inputs), self._inputs.norm
+        of_states = (projected * self.config.hidden_size**-0.5).unflatten(1, shape)
+        of_ids = rows.unflatten(1, shape) * self._inputs.scale
+        joined: Tensor = (rms_norm(of_states, norm.weight, norm.eps) + of_ids) * 2**-0.5
+        return joined
+
+    def _rotary(self, layer: int) -> RotaryEmbedding:
+        config, trunk = self.config, self.model
+        if config.kinds[layer] == FULL:
+            return trunk.rotary
+        if trunk.local_rotary is None:
+            head_dim, _ = config.head_sizes(layer)
+            length = config.max_position_embeddings
+            trunk.local_rotary = RotaryEmbedding(config.sliding_rope, head_dim, length)
+        return trunk.local_rotary
+
+    def _check_stages(self) -> None:
+        num, config = self.parallel.stage.num, self.config
+        if num > 1 and (config.num_inputs or config.num_kv_shared_layers):
+            raise ConfigError(
+                f"pipeline-parallel-size: {num} is not supported for a Gemma 4 with"
+                " hidden_size_per_layer_input or num_kv_shared_layers; only 1 is"
+            )
+        super()._check_stages()
+
+    def _rounded(self, scale: float) -> float:
+        """As transformers rounds it, to the embeddings' type."""
+        dtype = self.model.embed_tokens.weight.values.dtype
+        return torch.tensor(scale, dtype=dtype, device="cpu").item()
+
+
+class Gemma4ForConditionalGeneration(Gemma4ForCausalLM):
+    """The text part."""
+
+
+class Gemma4UnifiedForCausalLM(Gemma4ForCausalLM):
+    Config = UnifiedConfig
+
+
+class Gemma4UnifiedForConditionalGeneration(Gemma4UnifiedForCausalLM):
+    """The text part."""
+
+
+def _input_of(layer: int, _: TorchOps, inputs: Tensor) -> Tensor:
+    return inputs[:, layer]
