@@ -17,8 +17,7 @@ TRUNK, TEXT_TRUNK, TEXT = "model.", "model.language_model.", "language_model."
 IMAGES = (  # and sounds
     *("visual.", "vision_tower.", "multi_modal_projector.", "projector.", "mlp_AR."),
     *("vision_model.", "resampler_model.", "mm_projector."),
-    *("embed_vision.", "vision_embedder."),
-    *("audio_tower.", "embed_audio."),
+    *("embed_vision.", "vision_embedder.", "audio_tower.", "embed_audio."),
 )
 
 
