@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ READERS: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoredTensor:
     """A tensor in a file. Only the parts requested from ``read`` are read, or all of it if there is
     a ``transform``."""
@@ -37,7 +38,7 @@ class StoredTensor:
             return shape
         return list(self.transform(torch.empty(shape, device="meta")).shape)
 
-    @property
+    @cached_property
     def dtype(self) -> torch.dtype:
         dtype: torch.dtype = self.slices[...].dtype
         return dtype
