@@ -1,6 +1,7 @@
 """Facts of a local Hugging Face model folder, without torch."""
 
 import hashlib
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TypeVar
@@ -22,6 +23,7 @@ FINGERPRINT_CHARS = 32
 SAMPLE_BYTES = 64 << 10
 MAX_WEIGHTS_HEADER_BYTES = 100_000_000  # the safetensors format's own limit
 
+INFINITY = b"Infinity"
 SIZES = "vocab_size", "max_position_embeddings"
 PADDED = "roberta", "xlm-roberta"  # positions begin after the padding id's
 
@@ -153,10 +155,17 @@ def find_file(folder: Path, name: str) -> Path:
 
 
 def decode_json(path: Path, kind: type[T]) -> T:
-    """The file's content as ``kind``, ignoring other keys. Raises ConfigError."""
+    """The file's content as ``kind``, ignoring other keys. It may have Infinity, which Python
+    writes and JSON lacks. Raises ConfigError."""
+    content = path.read_bytes()
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        try:
+            return msgspec.json.decode(content, type=kind)
+        except msgspec.DecodeError:
+            if INFINITY not in content:
+                raise
+            return msgspec.convert(json.loads(content), kind)
+    except (msgspec.MsgspecError, ValueError) as error:
         raise ConfigError(f"model: {path}: {error}") from None
 
 

@@ -81,7 +81,7 @@ FLOORS: dict[str, list[set[str]]] = {  # lowest first
         {"machine"},
         {"layers"},
         {"models", "step"},
-        {"backends", "expert_loads", "gguf", "hybrids", "speculation", "weights"},
+        {"backends", "expert_loads", "gguf", "hybrids", "indexed", "speculation", "weights"},
         {"startup"},
         {"block_layout"},
         {"adapters", "encoders", "foreign", "media", "moves", "stores", "engine"},

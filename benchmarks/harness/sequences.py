@@ -1,36 +1,26 @@
 """Makes requests of one sequence and adds them to a scheduler."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from services.scheduler.scheduler import Scheduler
 from services.scheduler.sequence import Arrival
-from shared.wire.envelope import Promise, RequestOptions, write_options
+from shared.wire.envelope import RequestOptions, write_options
 from shared.wire.messages import Generate, NewSequence, SamplingParams
 
 
 def generate_one(
-    name: str,
-    params: SamplingParams,
-    attempt: int = 1,
-    priority: int = 0,
-    salt: str = "",
-    num_emitted: int = 0,
-    promise: Promise | None = None,
-    owner: str = "",
-    adapter: str = "",
+    name: str, params: SamplingParams, attempt: int = 1, num_emitted: int = 0, **options: Any
 ) -> Generate:
+    """``options`` as in RequestOptions."""
     return Generate(
         request=name,
         attempt=attempt,
         params=params,
         sequences=[NewSequence(name, num_emitted=num_emitted)],
-        options=write_options(
-            RequestOptions(
-                priority=priority, salt=salt, promise=promise, owner=owner, adapter=adapter
-            )
-        ),
+        options=write_options(RequestOptions(**options)),
     )
 
 
@@ -41,14 +31,9 @@ def add_one(
     params: SamplingParams,
     now_s: float = 0.0,
     attempt: int = 1,
-    priority: int = 0,
-    salt: str = "",
-    promise: Promise | None = None,
-    owner: str = "",
-    adapter: str = "",
+    **options: Any,
 ) -> None:
+    """``options`` as in RequestOptions."""
     ids = np.array(prompt, np.int32)
-    generate = generate_one(
-        name, params, attempt, priority, salt, promise=promise, owner=owner, adapter=adapter
-    )
+    generate = generate_one(name, params, attempt, **options)
     core.add(Arrival(generate=generate, prompt=ids, emitted=ids[:0], route=0, now_s=now_s))

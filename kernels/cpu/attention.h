@@ -24,6 +24,19 @@ struct Rows {
   const int64_t* first_keys;  // [num_rows]: earlier keys are hidden; or null
 };
 
+// The row of token t.
+inline int row_of(const Rows& rows, int t) {
+  int first = 0, end = rows.num_rows;
+  while (end - first > 1) {
+    int middle = (first + end) / 2;
+    if (rows.starts[middle] <= t)
+      first = middle;
+    else
+      end = middle;
+  }
+  return first;
+}
+
 // Consecutive tokens of a row, and a range of splits of its keys.
 struct Unit {
   int row, token, num_tokens;
@@ -82,18 +95,18 @@ INLINE void join(Sums& sums, const Sums& next, int dim) {
 // The units of a step, equal for all layers of one shape, and the number of KV heads per item. An
 // item with all KV heads reads the cache in memory order. A unit has up to `unit_rows` queries per
 // KV head, `group_size` for each token. Divided rows have no units for splits before the window
-// (see Attention).
+// (see Attention). A token attends to `most` keys, or to all if that is 0.
 class Units {
  public:
   void prepare(const Rows& rows, int group_size, int num_kv_heads, int unit_rows = UNIT_ROWS,
-               int window = 0) {
+               int window = 0, int most = 0) {
     count_ = num_partials_ = 0;
     int num_wanted = 4 * pool_size();
     bool divides = rows.num_rows * num_kv_heads < num_wanted;
     int step = unit_rows / group_size, widest = 1;
     for (int row = 0; row < rows.num_rows; row++) {
       int num_tokens = (int)(rows.starts[row + 1] - rows.starts[row]);
-      int num_keys = (int)rows.num_keys[row], end = div_up(num_keys, SPLIT);
+      int num_keys = (int)rows.num_keys[row], end = div_up(within(most, num_keys), SPLIT);
       int first = window && window < num_keys ? (num_keys - window) / SPLIT : 0;
       if (num_tokens == 1 && divides && end - first > 1) {
         for (int split = first; split < end; split++)
@@ -103,7 +116,7 @@ class Units {
       for (int token = 0; token < num_tokens; token += step) {
         int num = token + step < num_tokens ? step : num_tokens - token;
         int num_seen = num_keys - (num_tokens - token - num);
-        add({row, token, num, 0, div_up(num_seen, SPLIT), -1});
+        add({row, token, num, 0, div_up(within(most, num_seen), SPLIT), -1});
         widest = num > widest ? num : widest;
       }
     }
@@ -119,6 +132,8 @@ class Units {
   int num_partials() const { return num_partials_; }
 
  private:
+  static int within(int most, int num_keys) { return most && most < num_keys ? most : num_keys; }
+
   void add(Unit unit) {
     if (count_ == room_) {
       room_ = 2 * room_ + 64;

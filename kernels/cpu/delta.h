@@ -1,4 +1,4 @@
-// The gated delta rule, and Mamba-2's scan, over the states of sequences: see
+// The gated delta rule, Mamba-2's scan and Kimi's rule, over the states of sequences: see
 // kernels/delta/__init__.py for the formulas.
 //
 // An item is a row and a block of value heads with one key head. It runs over the tokens of the row
@@ -24,16 +24,17 @@ constexpr int COLUMN_VECTORS = 4;
 
 struct Delta {
   int32_t num_heads, num_key_heads, key_dim, value_dim, width;
+  int32_t is_by_channel;   // Kimi's rule: each channel of a key has its own decay
   float eps, least, most;  // limits of the steps of a scan
   const float* conv;       // [width, channels]
   const float* rates;      // [num_heads]: exp(A_log)
-  const float* dt_bias;    // [num_heads]
+  const float* dt_bias;    // [num_heads], or by channel [num_heads · key_dim]
   const float* norm;       // [value_dim], or of a scan [num_heads · value_dim]
   const float* skip;       // [num_heads] of a scan, or null
   const float* bias;       // [channels] of a scan's convolution, or null
 
   bool scans() const { return skip; }
-  int num_gates() const { return scans() ? num_heads : 2 * num_heads; }
+  int num_gates() const { return num_heads * (scans() ? 1 : is_by_channel ? 1 + key_dim : 2); }
   int group() const { return num_heads / num_key_heads; }
   int num_blocks() const { return div_up(group(), BLOCK_HEADS); }  // of a key head
   int num_keys() const { return num_key_heads * key_dim; }
@@ -63,52 +64,58 @@ INLINE f32x16 softplus(f32x16 x) {
   return add(max(x, zero()), pick(added, spread(1e-10f), small, u));
 }
 
+enum Rule { GATED_RULE, SCAN, BY_CHANNEL };
+
 // S ← decay · S, S ← S + key ⊗ beta · (value − Sᵀ key), y = Sᵀ query for VECTORS · 16 columns of S
-// [key_dim, value_dim]. A scan leaves out Sᵀ key.
-template <bool SCANS, int VECTORS>
+// [key_dim, value_dim]. A scan leaves out Sᵀ key. There is one decay, or one of each channel.
+template <Rule RULE, int VECTORS>
 INLINE void advance_columns(float* matrix, int key_dim, int value_dim, const float* query,
-                            const float* key, const float* value, f32x16 decay, f32x16 beta,
+                            const float* key, const float* value, const float* decays, f32x16 beta,
                             float* y) {
-  f32x16 sums[VECTORS], errors[VECTORS];
+  f32x16 sums[VECTORS], errors[VECTORS], decay = spread(*decays);
   for (f32x16& each : sums) each = zero();
-  for (int i = 0; i < key_dim && !SCANS; i++)
-    for (int v = 0; v < VECTORS; v++) {
-      f32x16 old = load(matrix + (size_t)i * value_dim + v * LANES);
-      sums[v] = fma(old, spread(key[i]), sums[v]);
-    }
+  for (int i = 0; i < key_dim && RULE != SCAN; i++) {
+    f32x16 factor = spread(RULE == BY_CHANNEL ? decays[i] * key[i] : key[i]);
+    for (int v = 0; v < VECTORS; v++)
+      sums[v] = fma(load(matrix + (size_t)i * value_dim + v * LANES), factor, sums[v]);
+  }
   for (int v = 0; v < VECTORS; v++) {
     f32x16 given = load(value + v * LANES);
-    errors[v] = mul(beta, SCANS ? given : sub(given, mul(decay, sums[v])));
+    f32x16 known = RULE == GATED_RULE ? mul(decay, sums[v]) : sums[v];
+    errors[v] = mul(beta, RULE == SCAN ? given : sub(given, known));
     sums[v] = zero();
   }
-  for (int i = 0; i < key_dim; i++)
+  for (int i = 0; i < key_dim; i++) {
+    if (RULE == BY_CHANNEL) decay = spread(decays[i]);
     for (int v = 0; v < VECTORS; v++) {
       float* place = matrix + (size_t)i * value_dim + v * LANES;
       f32x16 now = fma(spread(key[i]), errors[v], mul(decay, load(place)));
       store(place, now);
       sums[v] = fma(now, spread(query[i]), sums[v]);
     }
+  }
   for (int v = 0; v < VECTORS; v++) store(y + v * LANES, sums[v]);
 }
 
 // The same for all columns from the c-th on, as far as VECTORS · 16 fit. Returns the next column.
-template <bool SCANS, int VECTORS>
+template <Rule RULE, int VECTORS>
 INLINE int advance_some(int c, float* matrix, int key_dim, int value_dim, const float* query,
-                        const float* key, const float* value, f32x16 decay, f32x16 beta, float* y) {
+                        const float* key, const float* value, const float* decays, f32x16 beta,
+                        float* y) {
   for (; c + VECTORS * LANES <= value_dim; c += VECTORS * LANES)
-    advance_columns<SCANS, VECTORS>(matrix + c, key_dim, value_dim, query, key, value + c, decay,
-                                    beta, y + c);
+    advance_columns<RULE, VECTORS>(matrix + c, key_dim, value_dim, query, key, value + c, decays,
+                                   beta, y + c);
   return c;
 }
 
-template <bool SCANS>
+template <Rule RULE>
 INLINE void advance(float* matrix, int key_dim, int value_dim, const float* query, const float* key,
-                    const float* value, float decay, float beta, float* y) {
-  f32x16 decays = spread(decay), betas = spread(beta);
-  int c = advance_some<SCANS, COLUMN_VECTORS>(0, matrix, key_dim, value_dim, query, key, value,
-                                              decays, betas, y);
-  c = advance_some<SCANS, 4>(c, matrix, key_dim, value_dim, query, key, value, decays, betas, y);
-  advance_some<SCANS, 1>(c, matrix, key_dim, value_dim, query, key, value, decays, betas, y);
+                    const float* value, const float* decays, float beta, float* y) {
+  f32x16 betas = spread(beta);
+  int c = advance_some<RULE, COLUMN_VECTORS>(0, matrix, key_dim, value_dim, query, key, value,
+                                             decays, betas, y);
+  c = advance_some<RULE, 4>(c, matrix, key_dim, value_dim, query, key, value, decays, betas, y);
+  advance_some<RULE, 1>(c, matrix, key_dim, value_dim, query, key, value, decays, betas, y);
 }
 
 inline thread_local Scratch<float> draft_matrices;
@@ -244,7 +251,7 @@ struct DeltaRows {
 
     void token(int n, float* matrices) {
       alignas(64) float query[MAX_KEY_DIM], key[MAX_KEY_DIM], value[MAX_VALUE_DIM];
-      alignas(64) float y[MAX_VALUE_DIM], decays[LANES], betas[LANES];
+      alignas(64) float y[MAX_VALUE_DIM], decays[BLOCK_HEADS * MAX_KEY_DIM], betas[LANES];
       int key_dim = delta.key_dim, value_dim = delta.value_dim, num_keys = delta.num_keys();
       const float* seen[MAX_WIDTH];
       for (int j = 0; j < delta.width; j++) seen[j] = channels_of(n - (delta.width - 1 - j));
@@ -257,12 +264,15 @@ struct DeltaRows {
       open(n, decays, betas);
       for (int h = 0; h < num_heads; h++) {
         int head = first_head + h;
-        float* matrix = matrices + h * delta.matrix();
+        float *matrix = matrices + h * delta.matrix(), *own = decays + h;
         mix(seen, 2 * num_keys + head * value_dim, value_dim, value);
-        if (delta.scans())
-          advance<true>(matrix, key_dim, value_dim, query, key, value, decays[h], betas[h], y);
+        if (delta.is_by_channel) {
+          open_channels(n, head, own = decays + h * key_dim);
+          advance<BY_CHANNEL>(matrix, key_dim, value_dim, query, key, value, own, betas[h], y);
+        } else if (delta.scans())
+          advance<SCAN>(matrix, key_dim, value_dim, query, key, value, own, betas[h], y);
         else
-          advance<false>(matrix, key_dim, value_dim, query, key, value, decays[h], betas[h], y);
+          advance<GATED_RULE>(matrix, key_dim, value_dim, query, key, value, own, betas[h], y);
         if (n < num_kept) continue;
         if (delta.scans())
           write_scanned(first + n - num_kept, head, y, value);
@@ -289,6 +299,18 @@ struct DeltaRows {
       for (int i = 0; i < delta.key_dim; i += LANES) store(head + i, mul(load(head + i), scale));
     }
 
+    // The decays of a value head's channels: 1 for an input that the state has seen.
+    void open_channels(int n, int head, float* decays) const {
+      int size = delta.key_dim;
+      const float* gates = gates_of(n) + delta.num_heads + head * size;
+      const float* bias = delta.dt_bias + head * size;
+      for (int i = 0; i < size; i += LANES) {
+        f32x16 a = load(gates + i), steps = softplus(add(a, load(bias + i)));
+        f32x16 kept = exp(sub(zero(), mul(spread(delta.rates[head]), steps)));
+        store(decays + i, n < num_seen ? spread(1) : or_nan(a, kept));
+      }
+    }
+
     // The decays of the item's value heads, and their betas or steps: 1 and 0 for an input that the
     // state has seen.
     void open(int n, float* decays, float* betas) const {
@@ -299,6 +321,7 @@ struct DeltaRows {
       }
       const float* gates = gates_of(n) + first_head;
       f32x16 opening = load_some(gates, num_heads);
+      if (delta.is_by_channel) return store(betas, or_nan(opening, sigmoid(opening)));
       f32x16 a = delta.scans() ? opening : load_some(gates + delta.num_heads, num_heads);
       f32x16 steps = softplus(add(a, load_some(delta.dt_bias + first_head, num_heads)));
       if (delta.scans()) steps = min(max(steps, spread(delta.least)), spread(delta.most));
@@ -325,7 +348,9 @@ struct DeltaRows {
       f32x16 scale = norm_scale(sum_squares(y, size), size, delta.eps);
       for (int i = 0; i < size; i += LANES) {
         f32x16 normed = mul(mul(load(y + i), scale), load(delta.norm + i));
-        store_narrow(to + i, mul(normed, silu(load(z + i))));
+        f32x16 gate = load(z + i);
+        gate = delta.is_by_channel ? or_nan(gate, sigmoid(gate)) : silu(gate);
+        store_narrow(to + i, mul(normed, gate));
       }
     }
 

@@ -1,4 +1,5 @@
-"""The gated delta rule and Mamba-2's in native code: their weights, and the states of a step.
+"""The gated delta rule, Mamba-2's and Kimi's in native code: their weights, and the states of a
+step.
 
 The structures are those of ``delta.h``, field by field.
 """
@@ -19,6 +20,7 @@ MAX_KEY_DIM, MAX_VALUE_DIM, MAX_WIDTH = 256, 256, 8
 class DeltaStruct(ctypes.Structure):
     _fields_ = [
         *((name, Int) for name in ("num_heads", "num_key_heads", "key_dim", "value_dim", "width")),
+        ("is_by_channel", Int),
         *((name, Float) for name in ("eps", "least", "most")),
         *((name, Pointer) for name in ("conv", "rates", "dt_bias", "norm", "skip", "bias")),
     ]
@@ -41,8 +43,8 @@ class StateRowsStruct(ctypes.Structure):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackedDelta:
-    """``conv`` [width, channels], ``rates`` (exp(A_log)) and ``dt_bias`` [num_heads], ``norm``
-    [value_dim], or as ``scan`` has it, float32."""
+    """``conv`` [width, channels], ``rates`` (exp(A_log)) and ``dt_bias`` [num_heads], by channel
+    [num_heads · key_dim], ``norm`` [value_dim], or as ``scan`` has it, float32."""
 
     num_key_heads: int
     key_dim: int
@@ -71,6 +73,7 @@ class PackedDelta:
             key_dim=self.key_dim,
             value_dim=self.value_dim,
             width=len(self.conv),
+            is_by_channel=len(self.dt_bias) > len(self.rates),
             eps=self.eps,
             least=least,
             most=most,
@@ -86,7 +89,7 @@ class PackedDelta:
         """Raises ValueError for states of other sizes or in another form."""
         (width, channels), num_heads = self.conv.shape, len(self.rates)
         matrices, columns, kept = (tuple(each.shape[1:]) for each in states)
-        num_gates = 2 * num_heads if self.scan is None else num_heads
+        num_gates = len(self.dt_bias) + (num_heads if self.scan is None else 0)
         expected = (num_heads, self.key_dim, self.value_dim), (width, channels)
         if (matrices, columns) != expected or kept[1:] != (channels + num_gates,):
             raise ValueError(f"states {matrices}, {columns} and drafts {kept} are not {expected}")

@@ -13,29 +13,39 @@ struct Experts {
   Routing routing;
   Matrix router;                 // in float32
   const Matrix *gate_up, *down;  // of each local expert, all in one form
-  float alpha, limit;            // parameters of Gate
+  float alpha, limit;            // parameters of Gate, in which beta is 0
   int32_t first, num;            // the local experts; other ranks have the rest
   int64_t* counts;               // [num_experts]: tokens routed to each so far, or null
 };
 
-// Pairs of a token and a chosen expert, sorted by expert.
+// The tokens that take some experts: all of them, those with a mark, or those without.
+struct Takers {
+  const float* marks;  // [tokens, size]: the first number of a row is 0 or not; null: all tokens
+  size_t size;
+  bool are_marked;
+
+  bool has(size_t token) const { return !marks || (marks[token * size] != 0) == are_marked; }
+};
+
+// Pairs of a token and a chosen expert, sorted by expert. Tokens that take none have chosen one
+// more than there are.
 struct Pairs {
   int32_t* chosen;  // [tokens, num_chosen]
   float* weights;   // [tokens, num_chosen]
   int32_t* places;  // [tokens, num_chosen]: index of the pair in sorted order
   int32_t* tokens;  // [pairs], sorted
-  int32_t* starts;  // [num_experts + 1]: first pair of each expert
+  int32_t* starts;  // [num_experts + 2]: first pair of each expert
 
   void arrange(int num_tokens, const Routing& r) {
-    int num = num_tokens * r.num_chosen;
-    memset(starts, 0, (r.num_experts + 1) * sizeof(int32_t));
+    int num = num_tokens * r.num_chosen, end = r.num_experts + 1;
+    memset(starts, 0, (end + 1) * sizeof(int32_t));
     for (int i = 0; i < num; i++) starts[chosen[i] + 1]++;
-    for (int e = 0; e < r.num_experts; e++) starts[e + 1] += starts[e];
+    for (int e = 0; e < end; e++) starts[e + 1] += starts[e];
     for (int i = 0; i < num; i++) {
       places[i] = starts[chosen[i]]++;
       tokens[places[i]] = i / r.num_chosen;
     }
-    for (int e = r.num_experts; e > 0; e--) starts[e] = starts[e - 1];
+    for (int e = end; e > 0; e--) starts[e] = starts[e - 1];
     starts[0] = 0;
   }
 };
@@ -120,24 +130,26 @@ void multiply_experts(const int32_t* starts, int num_experts, const Matrix* matr
   });
 }
 
-// out [tokens, hidden] += scale · Σ of weight · output over each token's local experts. `rows` are
-// the tokens in the weights' type, `wide` the router's input in float32.
+// out [tokens, size] += scale · Σ of weight · output over the local experts of each of the takers.
+// `rows` [tokens, size] are their inputs in the weights' type, `wide` the router's in float32.
 template <class T>
-void run_experts(const Experts& experts, const T* rows, const float* wide, int num_tokens,
-                 float scale, float* out) {
+void run_experts(const Experts& experts, const Takers& takers, const T* rows, const float* wide,
+                 int num_tokens, float scale, float* out) {
   const Routing& routing = experts.routing;
   int num_chosen = routing.num_chosen, num_experts = routing.num_experts;
   int num = num_tokens * num_chosen;
-  size_t size = experts.router.k, inner_size = experts.down[0].k;
+  size_t size = experts.gate_up[0].k, inner_size = experts.down[0].k;
   float* weights = pair_floats.of(num + (size_t)num_tokens * num_experts);
   float* logits = weights + num;
-  int32_t* numbers = pair_numbers.of(3 * (size_t)num + num_experts + 1);
+  int32_t* numbers = pair_numbers.of(3 * (size_t)num + num_experts + 2);
   Pairs pairs = {numbers, weights, numbers + num, numbers + 2 * num, numbers + 3 * num};
 
   product(wide, num_tokens, packed<float>(experts.router), logits);
   each_row(num_tokens, num_experts, [=](size_t at) {
     size_t token = at / num_experts;
-    route(routing, logits + at, pairs.chosen + token * num_chosen, weights + token * num_chosen);
+    int32_t* chosen = pairs.chosen + token * num_chosen;
+    route(routing, logits + at, chosen, weights + token * num_chosen);
+    if (!takers.has(token)) std::fill_n(chosen, num_chosen, num_experts);
   });
   pairs.arrange(num_tokens, routing);
   if (experts.counts)

@@ -148,6 +148,8 @@ struct LatentAttention {
   LatentSums* partials;  // [units.num_partials(), num_heads]
   int num_heads, heads_at_once, rank, entry_dim;
   float scale;
+  const int32_t* chosen;  // [tokens, topk] of index.h, or null; then a unit has one token
+  int topk;
 
   static constexpr float INFINITE = __builtin_inff();
 
@@ -159,8 +161,11 @@ struct LatentAttention {
     alignas(64) T queries[LATENT_ROWS * (MAX_RANK + MAX_ROPE_DIM)];  // tiles of sixteen queries
     alignas(64) float scores[SPLIT * LATENT_ROWS];                   // [key][query]
     alignas(64) T weights[SPLIT * LATENT_ROWS];                      // [key / DEPTH][query][DEPTH]
-    alignas(64) T latents[SPLIT * LATENT_TILES * LANES];  // [tile][key / DEPTH][LANES][DEPTH]
-    const T* keys[SPLIT / LANES];                         // the first of every sixteen entries
+    alignas(64) T latents[SPLIT * LATENT_TILES * LANES];        // [tile][key / DEPTH][LANES][DEPTH]
+    alignas(64) T gathered[SPLIT * (MAX_RANK + MAX_ROPE_DIM)];  // chosen entries of a split
+    const T* keys[SPLIT / LANES];  // the first of every sixteen entries
+    const int32_t* chosen = nullptr;
+    int num_chosen = 0;
     float highest[LATENT_ROWS], masses[LATENT_ROWS];
     Shares shares[LATENT_ROWS];
     LatentSums sums[LATENT_ROWS];
@@ -191,7 +196,8 @@ struct LatentAttention {
     Item item(unit, head, left < heads_at_once ? left : heads_at_once,
               (int)(rows.starts[unit.row + 1] - rows.starts[unit.row]));
     open(item);
-    int first = first_key(unit) / SPLIT;
+    if (chosen) choose(item);
+    int first = first_key(item) / SPLIT;
     for (int split = first < unit.first_split ? unit.first_split : first; split < unit.end_split;
          split++)
       attend(item, split);
@@ -224,14 +230,22 @@ struct LatentAttention {
     return token * num_heads + item.first_head + i % item.num_heads;
   }
 
+  // Keys of a token that sees more than `topk` are places in its choice.
+  void choose(Item& item) const {
+    if (end_key(item, 0) <= topk) return;
+    item.chosen = chosen + (place(item, 0) / num_heads) * topk;
+    while (item.num_chosen < topk && item.chosen[item.num_chosen] >= 0) item.num_chosen++;
+  }
+
   // The key after the last one that query i sees.
   int end_key(const Item& item, int i) const {
+    if (item.chosen) return item.num_chosen;
     int after = item.num_tokens - 1 - item.unit.token - i / item.num_heads;
     return (int)rows.num_keys[item.unit.row] - after;
   }
 
-  int first_key(const Unit& unit) const {
-    return rows.first_keys ? (int)rows.first_keys[unit.row] : 0;
+  int first_key(const Item& item) const {
+    return rows.first_keys && !item.chosen ? (int)rows.first_keys[item.unit.row] : 0;
   }
 
   static int within_split(int key, int split) {
@@ -244,7 +258,7 @@ struct LatentAttention {
     int end = within_split(end_key(item, item.num - 1), split);
     find_keys(item, split, end);
     score(item, end);
-    int hidden = within_split(first_key(item.unit), split);
+    int hidden = within_split(first_key(item), split);
     for (int i = 0; i < item.num; i++) {
       for (int key = 0; key < hidden; key++) item.scores[key * LATENT_ROWS + i] = -INFINITE;
       for (int key = within_split(end_key(item, i), split); key < end; key++)
@@ -257,11 +271,22 @@ struct LatentAttention {
   }
 
   void find_keys(Item& item, int split, int end) {
+    if (item.chosen) return gather(item, split, end);
+    for (int key = 0; key < end; key += LANES)
+      item.keys[key / LANES] = entry(item, split * SPLIT + key);
+  }
+
+  const T* entry(const Item& item, int key) const {
     const int64_t* table = rows.tables + (size_t)item.unit.row * rows.table_stride;
-    for (int key = 0; key < end; key += LANES) {
-      int at = split * SPLIT + key;
-      size_t slot = table[at / block_size] * block_size + at % block_size;
-      item.keys[key / LANES] = cache + slot * entry_dim;
+    size_t slot = table[key / block_size] * block_size + key % block_size;
+    return cache + slot * entry_dim;
+  }
+
+  void gather(Item& item, int split, int end) const {
+    for (int key = 0; key < end; key++) {
+      T* to = item.gathered + key * entry_dim;
+      memcpy(to, entry(item, item.chosen[split * SPLIT + key]), entry_dim * sizeof(T));
+      if (key % LANES == 0) item.keys[key / LANES] = to;
     }
   }
 

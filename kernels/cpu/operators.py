@@ -15,9 +15,10 @@ from torch import Tensor
 
 from kernels.cpu.adapt import PackedAdapt
 from kernels.cpu.delta import PackedDelta
+from kernels.cpu.index import PackedIndex
 from kernels.cpu.pointers import Float, Int, Pointer, address, place
 from kernels.route import Routing
-from kernels.silu_mul import CURVES, Act, Clamp
+from kernels.silu_mul import Act, Clamp, constants_of
 
 LANES = 16  # columns of a tile; head, hidden and block sizes are multiples of it
 PACKED_DEPTH = 32  # tiles are zero-padded to a multiple of it
@@ -41,7 +42,7 @@ class Kind(IntEnum):
     ORDER = 7  # narrow → narrow
     EXPERTS = 8  # narrow, and wide for the router → added to wide
     OPEN = 9  # wide, and wide for the gate → added to wide
-    LATENT = 10  # wide → narrow
+    LATENT = 10  # wide, and chosen keys if it has a topk → narrow
     BEND = 11  # wide, in place
     SUM = 12  # wide of each rank → wide
     SHORT_CONV = 13  # wide → narrow
@@ -49,6 +50,8 @@ class Kind(IntEnum):
     GATE = 15  # wide → narrow, in place
     ADAPT = 16  # narrow → wide, or added to wide: rows with adapters only
     ADD = 17  # wide → added to wide
+    INDEX = 18  # wide → chosen keys, as int32 in wide
+    JOIN = 19  # wide, and wide behind it → wide
 
 
 class Form(IntEnum):
@@ -119,7 +122,7 @@ class OperatorStruct(ctypes.Structure):
         ("norm", Pointer),
         ("weight", MatrixStruct),
         *((name, Pointer) for name in ("rows", "heads", "order", "experts", "latents")),
-        *((name, Pointer) for name in ("columns", "delta", "adapt")),
+        *((name, Pointer) for name in ("columns", "delta", "adapt", "index")),
     ]
 
 
@@ -127,7 +130,7 @@ class LatentsStruct(ctypes.Structure):
     _fields_ = [
         *((name, Int) for name in ("latent", "queries", "attended")),
         *((name, Int) for name in ("num_heads", "rank", "nope_dim", "rope_dim", "value_dim")),
-        ("is_interleaved", Int),
+        *((name, Int) for name in ("is_interleaved", "topk")),
         *((name, Float) for name in ("eps", "scale")),
         *((name, Pointer) for name in ("norm", "cos", "sin")),
         *((name, MatrixStruct) for name in ("keys", "values")),
@@ -220,7 +223,7 @@ class PackedHeads:
 class PackedLatents:
     """``latent``, ``queries`` and ``attended`` are buffers. ``cos`` and ``sin`` [positions,
     rope_dim] and ``norm`` [rank] are float32; ``keys`` has ``rank`` outputs per head, ``values``
-    has ``value_dim``."""
+    has ``value_dim``. ``topk``: see ``kernels.index``; 0: tokens attend to all keys."""
 
     latent: int
     queries: int
@@ -238,6 +241,7 @@ class PackedLatents:
     sin: Tensor
     keys: PackedMatrix
     values: PackedMatrix
+    topk: int = 0
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -247,7 +251,7 @@ class PackedLatents:
         return LatentsStruct(
             *(self.latent, self.queries, self.attended),
             *(self.num_heads, self.rank, self.nope_dim, self.rope_dim, self.value_dim),
-            *(self.is_interleaved, self.eps, self.scale),
+            *(self.is_interleaved, self.topk, self.eps, self.scale),
             *(address(each) for each in (self.norm, self.cos, self.sin)),
             *(self.keys.struct(), self.values.struct()),
         )
@@ -264,7 +268,7 @@ class PackedExperts:
     correction: Tensor | None
     gate_up: list[PackedMatrix]
     down: list[PackedMatrix]
-    clamp: Clamp | None = None
+    act: Act | Clamp = "silu"
     first: int = 0
     counts: Tensor | None = None
 
@@ -284,7 +288,8 @@ class PackedExperts:
         )
         experts.arrays = [_structs(self.gate_up), _structs(self.down)]
         experts.gate_up, experts.down = map(ctypes.addressof, experts.arrays)
-        experts.alpha, experts.limit = self.clamp or (1.0, 0.0)
+        experts.alpha, _, limit = constants_of(self.act)
+        experts.limit = limit or 0.0
         experts.first, experts.num = self.first, len(self.gate_up)
         experts.counts = address(self.counts)
         return experts
@@ -315,7 +320,15 @@ class PackedColumns:
         )
 
 
-Part = PackedHeads | PackedExperts | PackedLatents | PackedColumns | PackedDelta | PackedAdapt
+Part = (
+    PackedHeads
+    | PackedExperts
+    | PackedLatents
+    | PackedColumns
+    | PackedDelta
+    | PackedAdapt
+    | PackedIndex
+)
 
 
 def _structs(matrices: list[PackedMatrix]) -> ctypes.Array[MatrixStruct]:
@@ -329,7 +342,8 @@ class Operator:
 
     ``adds``: the result is added to ``out``. ``rows``: embeddings [num, size] of the ``num`` tokens
     from ``first`` on, unless they are the columns of ``weight``; for a sum, a bias [size] float32.
-    ``order`` [size] int64: a permutation of the elements.
+    ``order`` [size] int64: a permutation of the elements. For experts ``first`` may be a buffer of
+    marks [tokens, size]: if ``num`` is 1, tokens without one take them, if it is 2, those with one.
     """
 
     kind: Kind
@@ -356,10 +370,12 @@ class Operator:
     columns: PackedColumns | None = None
     delta: PackedDelta | None = None
     adapt: PackedAdapt | None = None
+    index: PackedIndex | None = None
 
     @property
     def parts(self) -> tuple[Part | None, ...]:
-        return self.heads, self.experts, self.latents, self.columns, self.delta, self.adapt
+        of_layers = self.heads, self.experts, self.latents, self.columns, self.delta
+        return *of_layers, self.adapt, self.index
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -374,7 +390,7 @@ class Operator:
         return OperatorStruct(
             *(self.kind, self.source, self.out, self.second, self.layer, self.group, self.size),
             *(self.is_wide, self.adds, self.first, self.num),
-            *(self.scale, self.eps, *CURVES[self.act]),
+            *(self.scale, self.eps, *constants_of(self.act)[:2]),
             *(address(self.norm), matrix),
             *(address(self.rows), heads, address(self.order), *others),
         )

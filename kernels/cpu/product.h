@@ -652,7 +652,8 @@ struct Deltas {
 
 // gate · σ(alpha · gate + beta · gate³) · up → out [num_rows, w.n / 2]; each tile of gates precedes
 // its tile of ups, in `deltas` all gates precede all ups. With a limit, gates are clamped to at
-// most `limit`, ups to ± limit, and ups are increased by 1.
+// most `limit`, ups to ± limit, and ups are increased by 1. With alpha 0 there are no gates:
+// max(up, 0)² → out [num_rows, w.n].
 template <class T, class W>
 struct Gate {
   T* out;
@@ -661,6 +662,7 @@ struct Gate {
   Deltas deltas = {};
 
   void operator()(int row, int tile, int num_tiles, const float* sums) const {
+    if (!alpha) return square(row, tile, num_tiles, sums);
     for (int t = 0; t < num_tiles; t += 2) {
       int n = (tile + t) * LANES;
       f32x16 gate = w.finish(n, LANES, load(sums + t * LANES));
@@ -679,6 +681,17 @@ struct Gate {
       f32x16 slope = fma(square, spread(-beta), spread(-alpha));
       f32x16 opened = div(gate, add(spread(1.0f), exp(mul(gate, slope))));
       store_narrow(out + (size_t)row * (w.n / 2) + n / 2, mul(opened, up));
+    }
+  }
+
+  void square(int row, int tile, int num_tiles, const float* sums) const {
+    for (int t = 0; t < num_tiles; t++) {
+      int n = (tile + t) * LANES;
+      size_t place = (size_t)row * w.n + n;
+      f32x16 up = w.finish(n, LANES, load(sums + t * LANES));
+      if (deltas.numbers && deltas.has_some[row]) up = add(up, load(deltas.numbers + place));
+      up = max(zero(), up);  // with NaN, max returns its second operand
+      store_narrow(out + place, mul(up, up));
     }
   }
 };

@@ -7,6 +7,7 @@
 #include "decode.h"
 #include "delta.h"
 #include "experts.h"
+#include "index.h"
 #include "latent.h"
 #include "ranks.h"
 #include "short_conv.h"
@@ -30,6 +31,7 @@ struct Latents {
   int32_t latent, queries, attended;  // buffers; `in`: queries before projection
   int32_t num_heads, rank, nope_dim, rope_dim, value_dim;
   int32_t is_interleaved;
+  int32_t topk;  // a token attends to this number of chosen keys, or to all if it is 0
   float eps, scale;
   const float* norm;       // [rank]
   const float *cos, *sin;  // [positions, rope_dim]
@@ -56,7 +58,9 @@ enum Kind : int32_t {
   GATED_DELTA,
   GATE,
   ADAPT,
-  ADD
+  ADD,
+  INDEX,
+  JOIN
 };
 
 // `in` and `out` are buffers: wide ones are float32, the others of the weights' type T.
@@ -64,13 +68,16 @@ struct Operator {
   int32_t kind;
   int32_t in, out;
   int32_t second;      // ATTEND: a buffer for queries; EXPERTS, OPEN: input of the router or gate;
-                       // GATED_DELTA: the gates; GATED with `adapt`: deltas
-  int32_t layer;       // ATTEND, LATENT: index of the cache; GATED_DELTA: of the states
-  int32_t group;       // ATTEND, LATENT, SHORT_CONV: index of the layer's group
+                       // GATED_DELTA: the gates; GATED with `adapt`: deltas; LATENT: chosen keys;
+                       // JOIN: the last part
+  int32_t layer;       // ATTEND, LATENT, INDEX: index of the cache; GATED_DELTA: of the states
+  int32_t group;       // ATTEND, LATENT, SHORT_CONV, INDEX: index of the layer's group
   int32_t size;        // of a row of `in`; EMBED: of `out`
   int32_t is_wide;     // NORM: `out` is wide
   int32_t adds;        // NORM, LINEAR, EXPERTS, SUM, ADAPT: adds to `out`
-  int32_t first, num;  // EMBED: first local id, number of local ids
+  int32_t first, num;  // EMBED: first local id, number of local ids; JOIN: num of `second`;
+                       // EXPERTS: a buffer of marks, and 0 for all tokens, 1 for those without a
+                       // mark, 2 for those with one
   float scale;         // SCALE, BEND, EXPERTS, ADAPT; LINEAR and SUM if they add
   float eps;           // NORM
   float alpha, beta;   // GATED
@@ -84,6 +91,7 @@ struct Operator {
   const ShortConv* short_conv;  // SHORT_CONV
   const Delta* delta;           // GATED_DELTA
   const Adapt* adapt;           // ADAPT; GATED with a buffer for deltas
+  const Index* index;           // INDEX
 };
 
 // The blocks of a step in one group of layers; other groups differ in tables and slot mapping only.
@@ -109,6 +117,11 @@ struct Program {
   int32_t num_ops;
   const Step* step;
 };
+
+Takers takers(const Operator& op, const Step& step) {
+  const float* marks = op.num ? (const float*)step.buffers[op.first] : nullptr;
+  return {marks, (size_t)op.size, op.num == 2};
+}
 
 Units units;
 Sums* partials = nullptr;
@@ -235,9 +248,10 @@ LatentSums* latent_partials = nullptr;
 int num_latent_sums = 0;
 
 // Prepares units of latent attention for all layers; returns the number of heads per item.
-int prepare_latents(const Rows& rows, int num_heads) {
+int prepare_latents(const Rows& rows, int num_heads, int topk) {
   int num_groups = div_up(num_heads, LATENT_ROWS), heads_at_once = div_up(num_heads, num_groups);
-  latent_units.prepare(rows, heads_at_once, num_groups, LATENT_ROWS);
+  latent_units.prepare(rows, heads_at_once, num_groups, topk ? heads_at_once : LATENT_ROWS, 0,
+                       topk);
   int wanted = latent_units.num_partials() * num_heads;
   if (wanted > num_latent_sums) {
     free(latent_partials);
@@ -260,12 +274,31 @@ void attend_latents(const Latents& of, const Operator& op, const Step& step) {
                 group.slot_mapping, cache);
   const float* made = (const float*)step.buffers[op.in];
   LatentQueries<T>{shape, rotation, made, num, packed<T>(of.keys), queries}.run();
-  int heads_at_once = prepare_latents(group.rows, of.num_heads);
-  LatentAttention<T>{group.rows,    cache,    step.block_size,   latent_units,
-                     queries,       attended, latent_partials,   of.num_heads,
-                     heads_at_once, of.rank,  shape.entry_dim(), of.scale}
+  int heads_at_once = prepare_latents(group.rows, of.num_heads, of.topk);
+  const int32_t* chosen = of.topk ? (const int32_t*)step.buffers[op.second] : nullptr;
+  LatentAttention<T>{group.rows,        cache,           step.block_size, latent_units,  queries,
+                     attended,          latent_partials, of.num_heads,    heads_at_once, of.rank,
+                     shape.entry_dim(), of.scale,        chosen,          of.topk}
       .run();
   LatentValues<T>{shape, attended, num, packed<T>(of.values), (T*)step.buffers[op.out]}.run();
+}
+
+template <class T>
+void run_index(const Index& index, const Operator& op, const Step& step) {
+  const Group& group = step.groups[op.group];
+  Indexing<T>{index,
+              group.rows,
+              step.positions,
+              group.slot_mapping,
+              step.num_tokens,
+              step.block_size,
+              (T*)step.caches[op.layer],
+              (const float*)step.buffers[op.in],
+              (const float*)step.buffers[index.key],
+              (const float*)step.buffers[index.weights],
+              (T*)step.buffers[index.turned],
+              (int32_t*)step.buffers[op.out]}
+      .run();
 }
 
 // w [n, k] → tiles, with DEPTH adjacent elements of each column; column c of the packed matrix is
@@ -339,6 +372,15 @@ void order_rows(const T* x, const int64_t* order, int num, int size, T* out) {
   });
 }
 
+// out[r] = x[r], y[r]
+inline void join_rows(const float* x, int size, const float* y, int more, int num, float* out) {
+  each_row(num, 1, [=](size_t row) {
+    float* to = out + row * (size + more);
+    memcpy(to, x + row * size, size * sizeof(float));
+    memcpy(to + size, y + row * more, more * sizeof(float));
+  });
+}
+
 // out += sigmoid(x · gate) · y
 inline void open_rows(const float* x, const Matrix& gate, const float* y, int num, int size,
                       float* out) {
@@ -378,6 +420,10 @@ void run(const Operator* ops, int num_ops, const Step& step) {
       case BEND:
         bend_rows((float*)out, num, op.size, op.scale);
         break;
+      case JOIN:
+        join_rows((const float*)in, op.size, (const float*)step.buffers[op.second], op.num, num,
+                  (float*)out);
+        break;
       case NORM:
         run_norm<T>(op, (const float*)in, num, out);
         break;
@@ -407,10 +453,13 @@ void run(const Operator* ops, int num_ops, const Step& step) {
       case LATENT:
         attend_latents<T>(*op.latents, op, step);
         break;
+      case INDEX:
+        run_index<T>(*op.index, op, step);
+        break;
       case EXPERTS:
         if (!op.adds) memset(out, 0, (size_t)num * op.size * sizeof(float));
-        run_experts(*op.experts, (const T*)in, (const float*)step.buffers[op.second], num, op.scale,
-                    (float*)out);
+        run_experts(*op.experts, takers(op, step), (const T*)in,
+                    (const float*)step.buffers[op.second], num, op.scale, (float*)out);
         break;
       case OPEN:
         open_rows((const float*)step.buffers[op.second], op.weight, (const float*)in, num, op.size,

@@ -20,19 +20,6 @@ struct ColumnCache {
   }
 };
 
-// The row of token t.
-inline int row_of(const Rows& rows, int t) {
-  int first = 0, end = rows.num_rows;
-  while (end - first > 1) {
-    int middle = (first + end) / 2;
-    if (rows.starts[middle] <= t)
-      first = middle;
-    else
-      end = middle;
-  }
-  return first;
-}
-
 // x [num, 3 · size]: the gates b and c, and the inputs u. Writes b · u of all tokens, then out
 // [num, size].
 template <class T>

@@ -1,5 +1,5 @@
-"""The gated delta rule with its convolution and its gated norm (arXiv 2412.06464, Qwen3-Next), and
-Mamba-2's rule (arXiv 2405.21060), which lacks the correction.
+"""The gated delta rule with its convolution and its gated norm (arXiv 2412.06464, Qwen3-Next),
+Mamba-2's rule (arXiv 2405.21060), which lacks the correction, and Kimi's (arXiv 2510.26692).
 
 A value head h has a matrix S [key_dim, value_dim], part of its sequence's state; it shares the key
 head h // (num_value_heads // num_key_heads). A token's input is (q, k, v, z), and (b, a) of each
@@ -21,6 +21,9 @@ replaces (b, a):
 4. S ← S + k ⊗ (s · v)
 5. y = Sᵀ q + skip · v
 6. u = y · silu(z), out = norm · u / √(mean(u²) + eps), the mean over all heads of a key head
+
+By Kimi's rule each channel of a key has a decay of its own, so that a has key_dim numbers of a
+head, as dt_bias has, and step 6 has sigmoid(z).
 
 A state has the last inputs of the convolution and the matrices of all heads. The rows of a step
 advance theirs (``StateRows``). Drafts leave no trace in it, since they may be refused: their inputs
@@ -50,8 +53,8 @@ def gated_delta(
     rows: StateRows | DeviceRows,
 ) -> Tensor:
     """x [T, channels + num_value_heads · value_dim], the (q, k, v, z) of the tokens; gates
-    [T, 2 · num_value_heads], their (b, a), or dt [T, num_value_heads] → [T, num_value_heads ·
-    value_dim], 0 for padding.
+    [T, 2 · num_value_heads], their (b, a), with more of a by channel, or dt [T, num_value_heads] →
+    [T, num_value_heads · value_dim], 0 for padding.
 
     Each row advances its state over its kept drafts and its tokens, without its drafts, whose
     inputs are kept. If the state passes multiples of ``interval`` on the way, it is copied at the

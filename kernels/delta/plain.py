@@ -18,7 +18,7 @@ class _Inputs(NamedTuple):
     query: Tensor  # [I, num_key_heads, 1, key_dim]
     key: Tensor  # [I, num_key_heads, 1, key_dim]
     value: Tensor  # [I, H, 1, value_dim]
-    decay: Tensor  # [I, H, 1, 1]
+    decay: Tensor  # [I, H, 1, 1], or by channel [I, H, key_dim, 1]
     beta: Tensor  # [I, H, 1, 1]: of a scan, the step
 
 
@@ -61,11 +61,12 @@ def _inputs(
             each * torch.rsqrt(each.square().sum(2, keepdim=True) + EPS) * factor
             for each, factor in zip((query, key), (key_dim**-0.5, 1.0), strict=True)
         )
-    step = softplus(openings[:, -num_heads:] + weights.dt_bias.float())
+    step = softplus(openings[:, -len(weights.dt_bias) :] + weights.dt_bias.float())
     step = step if scan is None else step.clamp(*scan.limits)
     beta = openings[:, :num_heads].sigmoid() if scan is None else step
     is_seen = _index(order.is_seen, seen)[:, None]
-    decay = (-weights.decay.float().exp() * step).exp().masked_fill(is_seen, 1.0)[:, :, None, None]
+    decay = (-weights.decay.float().exp()[:, None] * step.unflatten(1, (num_heads, -1))).exp()
+    decay = decay.masked_fill(is_seen[:, :, None], 1.0)[:, :, :, None]
     beta = beta.masked_fill(is_seen, 0.0)[:, :, None, None]
     query, key = query[:, :, None], key[:, :, None]
     return _Inputs(query, key, value.view(-1, num_heads, 1, value_dim), decay, beta)

@@ -47,7 +47,8 @@ def finish(y: Tensor, z: Tensor, weights: DeltaWeights) -> Tensor:
     """Step 6: y and z [T, num_value_heads, value_dim] → [T, num_value_heads · value_dim]"""
     if weights.scan is None:
         normed = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + weights.eps)
-        return (weights.norm.float() * normed * silu(z)).flatten(1)
+        gate = z.sigmoid() if weights.is_by_channel else silu(z)
+        return (weights.norm.float() * normed * gate).flatten(1)
     gated = (y * silu(z)).flatten(1).unflatten(1, (weights.num_key_heads, -1))
     normed = gated * torch.rsqrt(gated.square().mean(-1, keepdim=True) + weights.eps)
     out: Tensor = weights.norm.float() * normed.flatten(1)
@@ -80,9 +81,10 @@ def _advance(
         return _scan(token[channels:], weights, scan, matrices, (query, key, value), is_seen)
     if is_seen:
         return torch.einsum("hkv,hk->hv", matrices, query), matrices
-    b, a = token[channels:].chunk(2)
-    decay = torch.exp(-weights.decay.float().exp() * softplus(a + weights.dt_bias.float()))
-    matrices = matrices * decay[:, None, None]
+    b, a = token[channels:].split([num_heads, len(weights.dt_bias)])
+    steps = softplus(a + weights.dt_bias.float()).view(num_heads, -1)  # one, or of each channel
+    decay = torch.exp(-weights.decay.float().exp()[:, None] * steps)
+    matrices = matrices * decay[:, :, None]
     error = value - torch.einsum("hkv,hk->hv", matrices, key)
     matrices = matrices + key[:, :, None] * (b.sigmoid()[:, None] * error)[:, None, :]
     return torch.einsum("hkv,hk->hv", matrices, query), matrices

@@ -55,7 +55,7 @@ class ScanTerms(NamedTuple):
 class DeltaWeights(NamedTuple):
     """``conv`` [channels, width], ``decay`` (A_log) and ``dt_bias`` [num_value_heads], ``norm``
     [value_dim], or [num_value_heads · value_dim] for a scan. The channels are q, k and v, in this
-    order."""
+    order. With decays by channel ``dt_bias`` is [num_value_heads · key_dim]."""
 
     num_key_heads: int
     conv: Tensor
@@ -64,3 +64,7 @@ class DeltaWeights(NamedTuple):
     norm: Tensor
     eps: float
     scan: ScanTerms | None = None
+
+    @property
+    def is_by_channel(self) -> bool:
+        return len(self.dt_bias) > len(self.decay)

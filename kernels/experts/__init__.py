@@ -1,4 +1,4 @@
-"""The chosen experts of each token: gated feed-forward networks and the weighted sum of their
+"""The chosen experts of each token: feed-forward networks and the weighted sum of their
 outputs.
 
 Decoding is bound by reading the weights of the used experts, each once. Quantized weights are
@@ -13,7 +13,7 @@ from kernels.codes import Codes
 from kernels.dispatch import runs_triton
 from kernels.experts import plain
 from kernels.experts.biases import Biases
-from kernels.silu_mul import Clamp
+from kernels.silu_mul import Act, Clamp
 
 __all__ = ["Biases", "Clamp", "Weights", "experts"]
 
@@ -29,20 +29,20 @@ def experts(
     *,
     residual: Tensor | None = None,
     biases: Biases | None = None,
-    clamp: Clamp | None = None,
+    act: Act | Clamp = "silu",
     first: int | None = None,
 ) -> Tensor:
-    """residual + Σ weights[:, i] · down(silu(gate(x)) · up(x)) over the experts chosen[:, i]; a
-    ``clamp`` replaces silu(gate) · up.
+    """residual + Σ weights[:, i] · down(act(gate(x)) · up(x)) over the experts chosen[:, i].
 
     x [T, H], chosen [T, k] int32 and weights [T, k] float32 of ``route``, gate_up [E, 2 I, H] with
-    gates before ups, down [E, H, I], residual [T, H] → [T, H]. Expert weights and biases are
-    stacked or, for torch's operators, one per expert; weights may be quantized. With ``first`` they
-    are a range of experts from that index on, and only these are summed. A token's result has the
-    same bits for every batch. Raises ValueError for arguments the kernels cannot read.
+    gates before ups or [E, I, H] without, down [E, H, I], residual [T, H] → [T, H]. Expert weights
+    and biases are stacked or, for torch's operators, one per expert; weights may be quantized. With
+    ``first`` they are a range of experts from that index on, and only these are summed. A token's
+    result has the same bits for every batch. Raises ValueError for arguments the kernels cannot
+    read.
     """
     if runs_triton(x):
         from kernels.experts.triton import launch
 
-        return launch(x, chosen, weights, gate_up, down, residual, biases, clamp, first)
-    return plain.experts(x, chosen, weights, gate_up, down, residual, biases, clamp, first)
+        return launch(x, chosen, weights, gate_up, down, residual, biases, act, first)
+    return plain.experts(x, chosen, weights, gate_up, down, residual, biases, act, first)

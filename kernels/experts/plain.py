@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from kernels.codes import Codes
 from kernels.experts.biases import Biases
-from kernels.silu_mul import Clamp, silu_mul
+from kernels.silu_mul import Act, Clamp, silu_mul
 
 BLOCK_ROWS = 8  # of each GEMM: another number of rows may round differently
 
@@ -21,7 +21,7 @@ def experts(
     down: Tensor | Codes | Sequence[Tensor | Codes],
     residual: Tensor | None,
     biases: Biases | None,
-    clamp: Clamp | None,
+    act: Act | Clamp,
     first: int | None = None,
 ) -> Tensor:
     num_tokens, num_chosen = chosen.shape
@@ -38,7 +38,7 @@ def experts(
         both_bias = None if biases is None else biases.gate_up[expert]
         back_bias = None if biases is None or biases.down is None else biases.down[expert]
         gated = [
-            silu_mul(functional.linear(block, both, both_bias), clamp or "silu")
+            silu_mul(functional.linear(block, both, both_bias), act)
             for block in rows.split(BLOCK_ROWS)
         ]
         blocks = [functional.linear(block, back, back_bias) for block in gated]

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kernels.experts.biases import Biases
-from kernels.silu_mul.clamp import Clamp
+from kernels.silu_mul import Act, Clamp
 from kernels.silu_mul.reference import silu_mul
 
 
@@ -16,7 +16,7 @@ def experts(
     down: Tensor,
     residual: Tensor | None = None,
     biases: Biases | None = None,
-    clamp: Clamp | None = None,
+    act: Act | Clamp = "silu",
 ) -> Tensor:
     """Computes in float64; weights of experts are dense. Returns [T, H] float64."""
     out = torch.zeros_like(x, dtype=torch.float64) if residual is None else residual.double()
@@ -26,7 +26,7 @@ def experts(
             both = gate_up[expert].double() @ x[token].double()
             if biases is not None:
                 both = both + biases.gate_up[expert].double()
-            given = down[expert].double() @ silu_mul(both, clamp or "silu")
+            given = down[expert].double() @ silu_mul(both, act)
             if biases is not None and biases.down is not None:
                 given = given + biases.down[expert].double()
             row = row + weight * given

@@ -15,7 +15,7 @@ from kernels.codes import Codes, decoded, has_kernels
 from kernels.dispatch import runs_triton
 from kernels.linear import plain
 from kernels.rms_norm import Norm, rms_norm
-from kernels.silu_mul import CURVES, Act
+from kernels.silu_mul import CURVES, Act, silu_mul
 
 FEW_TOKENS = 64  # decision 071
 
@@ -57,8 +57,10 @@ def gated(
 ) -> Tensor:
     """act(gate) * up, both ``linear`` of x or of the normed x.
 
-    x [T, K], weight [2 I, K] and bias [2 I], gates before ups → [T, I].
+    x [T, K], weight [2 I, K] and bias [2 I], gates before ups → [T, I]; without gates [I, K], [I].
     """
+    if act not in CURVES:
+        return silu_mul(linear(x, weight, bias, norm=norm), act)
     x, weight, norm = _ordered(x, weight, norm)
     if _is_for_triton(x, weight):
         from kernels.linear.triton import launch_gated

@@ -191,6 +191,28 @@ def store_gated(
 
 
 @triton.jit
+def store_squares(
+    p_bias,
+    p_out,
+    b_x,  # [BLOCK_I, BLOCK_T]
+    first,
+    num_tokens,
+    I: tl.constexpr,  # noqa: E741
+    BLOCK_I: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+):
+    """max(x, 0)²"""
+    o_i = first + tl.arange(0, BLOCK_I)
+    o_t = tl.arange(0, BLOCK_T)
+    if p_bias is not None:
+        b_x += tl.load(p_bias + o_i, mask=o_i < I, other=0).to(tl.float32)[:, None]
+    b_x = tl.where(b_x < 0, 0.0, b_x)  # keeps NaN
+    is_out = (o_i < I)[:, None] & (o_t < num_tokens)[None, :]
+    o_out = o_t[None, :] * I + o_i[:, None]
+    tl.store(p_out + o_out, (b_x * b_x).to(p_out.dtype.element_ty), mask=is_out)
+
+
+@triton.jit
 def multiply(
     p_x,
     p_weight,

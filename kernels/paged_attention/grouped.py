@@ -1,5 +1,6 @@
 """Paged attention as one call of torch's attention for each group of rows."""
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -17,13 +18,15 @@ class AttentionOptions(NamedTuple):
     bounded by a tanh (arXiv 2408.00118). ``sinks`` [H]: a score of each head that takes its share
     of the softmax and adds no value (arXiv 2309.17453, as in gpt-oss). ``value_dim``: the size of a
     value if smaller than a key's; in a cache of keys alone, the first elements of a key are its
-    value.
+    value. ``chosen`` [T, num_keys] bool: a token attends to these of its row's keys; the steps of
+    the host alone have it, and with no keys it is as None (``kernels.index``).
     """
 
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
     value_dim: int | None = None
+    chosen: Tensor | None = None
 
 
 PLAIN = AttentionOptions()
@@ -50,10 +53,21 @@ def paged_attention(
     out = query.new_empty(*grouped.shape[:3], options.value_dim or head_dim)
     for group in batch.groups(options.window):
         tokens = slice(group.start, group.end)
+        group = _with_choice(group, options.chosen, query.dtype)
         gathered = gather(kv_cache, kv_scales, group.blocks, query.dtype)
         attended = _attend(group, grouped[tokens], gathered, scale, options)
         out[tokens] = attended[..., : out.shape[-1]]
     return out.flatten(1, 2)
+
+
+def _with_choice(group: Group, chosen: Tensor | None, dtype: torch.dtype) -> Group:
+    """A choice is of visible keys, so that it replaces the mask."""
+    if chosen is None or not chosen.shape[1]:
+        return group
+    own = chosen[group.start : group.end, : group.num_keys]
+    mask = torch.zeros(own.shape, dtype=dtype).masked_fill_(~own, float("-inf"))
+    is_decoding = len(own) == group.num_rows
+    return replace(group, mask=mask[:, None, None] if is_decoding else mask)
 
 
 def _attend(

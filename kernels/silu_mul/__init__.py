@@ -1,7 +1,8 @@
 """The elementwise product of a gated feed-forward network (SwiGLU and GEGLU, arXiv 2002.05202).
 
 ``Act`` is SiLU, or the tanh approximation of GELU (arXiv 1606.08415). Both are x · σ(α x + β x³),
-with the constants of ``CURVES``.
+with the constants of ``CURVES``. A network with max(x, 0)² (``relu2``, arXiv 2109.08668) has no
+gates.
 """
 
 from typing import Literal
@@ -12,9 +13,9 @@ from torch.nn import functional
 from kernels.dispatch import runs_triton
 from kernels.silu_mul.clamp import Clamp
 
-__all__ = ["CURVES", "Act", "Clamp", "constants_of", "silu_mul"]
+__all__ = ["CURVES", "Act", "Clamp", "constants_of", "num_parts", "silu_mul"]
 
-Act = Literal["silu", "gelu_tanh"]
+Act = Literal["silu", "gelu_tanh", "relu2"]
 CURVES: dict[Act, tuple[float, float]] = {
     "silu": (1.0, 0.0),
     "gelu_tanh": (1.5957691216057308, 0.07135481627260025),  # 2 √(2 / π), and 0.044715 times that
@@ -22,7 +23,10 @@ CURVES: dict[Act, tuple[float, float]] = {
 
 
 def silu_mul(gate_up: Tensor, act: Act | Clamp = "silu") -> Tensor:
-    """gate_up [T, 2 I], gates before ups → act(gate) * up [T, I], or as defined by a ``Clamp``."""
+    """gate_up [T, 2 I], gates before ups → act(gate) * up [T, I], or as defined by a ``Clamp``.
+    ``relu2`` is of all numbers."""
+    if act == "relu2":
+        return functional.relu(gate_up).square()
     if runs_triton(gate_up):
         from kernels.silu_mul.triton import launch
 
@@ -36,5 +40,12 @@ def silu_mul(gate_up: Tensor, act: Act | Clamp = "silu") -> Tensor:
 
 
 def constants_of(act: Act | Clamp) -> tuple[float, float, float | None]:
-    """α, β and the clamp's limit."""
-    return (act.alpha, 0.0, act.limit) if isinstance(act, Clamp) else (*CURVES[act], None)
+    """α, β and the clamp's limit; α is 0 without gates."""
+    if isinstance(act, Clamp):
+        return act.alpha, 0.0, act.limit
+    return (*CURVES.get(act, (0.0, 0.0)), None)
+
+
+def num_parts(act: Act | Clamp) -> int:
+    """2, gates and ups, or 1."""
+    return 1 if act == "relu2" else 2

@@ -10,6 +10,8 @@ from kernels.silu_mul import Act, Clamp
 
 def silu_mul(gate_up: Tensor, act: Act | Clamp = "silu") -> Tensor:
     """In float64, rounded once at the end."""
+    if act == "relu2":
+        return gate_up.double().clamp(min=0).square().to(gate_up.dtype)
     gate, up = gate_up.double().chunk(2, -1)
     if isinstance(act, Clamp):
         gate, up = gate.clamp(max=act.limit), up.clamp(min=-act.limit, max=act.limit) + 1

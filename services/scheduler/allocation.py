@@ -35,7 +35,8 @@ class Allocation:
     ``num_places`` ids at least. The first ``num_indexed`` blocks were offered to the worker's
     index. Its ``keep_points`` are its beginning and its own ones. One is due at block ``junction``,
     the end of the part in common with an earlier prompt; 0: none. The ``standing`` of its blocks
-    decides about their eviction. ``may_have_drafts``: a plan has sampled for the sequence.
+    and the time that it asked for, ``retention_s``, decide about their eviction.
+    ``may_have_drafts``: a plan has sampled for the sequence.
 
     Its state begins as the copy ``from_state``. Copies of it behind more than ``copied_after`` ids
     go to ``to_state``, each over the one before; None: there are none. A keep point is due at block
@@ -54,6 +55,7 @@ class Allocation:
     num_places: int = 0
     junction: int = 0
     standing: Standing = Standing.USUAL
+    retention_s: int = 0
     keep_points: list[KeepPoint] = field(default_factory=list)
     num_pending: int = 0
     num_due: int = 0

@@ -8,6 +8,7 @@ from hashlib import blake2b
 from services.scheduler.eviction import Eviction, Standing
 
 HASH_BYTES = 16
+RETAINED_SHARE = 0.5  # of the units, for requests that ask for a time. Chosen
 
 
 class BlockHashes:
@@ -122,11 +123,13 @@ class BlockPool:
         self._index = index
         self._free: list[int] = []  # blocks that were used before
         self._num_used = 0  # blocks with an id below it were used before
-        self.eviction: Eviction[int | KeepPoint] = Eviction(max_evicted=num_blocks)
+        self.eviction: Eviction[int | KeepPoint] = Eviction(
+            max_evicted=num_blocks, max_retained=int(RETAINED_SHARE * num_blocks)
+        )
         self._num_cached = 0
         self._ref_counts = array("i", bytes(4 * num_blocks))
         self._keep_counts: dict[int, int] = {}  # keep points of a block
-        self._uses: dict[KeepPoint, Standing] = {}  # of keep points, the last use last
+        self._uses: dict[KeepPoint, None] = {}  # the last use last
 
     @property
     def num_free(self) -> int:
@@ -172,22 +175,24 @@ class BlockPool:
             self._ref_counts[block] += 1
         self.num_owned += len(blocks)
 
-    def free(self, blocks: list[int], standing: Standing = Standing.USUAL) -> None:
-        """Removes an owner of this ``standing`` from each of ``blocks``. Raises ValueError for a
-        block without owners: two sequences would write to it."""
+    def free(
+        self, blocks: list[int], standing: Standing = Standing.USUAL, retention_s: float = 0
+    ) -> None:
+        """Removes an owner of this ``standing`` from each of ``blocks``, and caches them for at
+        least ``retention_s`` if possible. Raises ValueError for a block without owners: two
+        sequences would write to it."""
         for block in reversed(blocks):
             if not self._ref_counts[block]:
                 raise ValueError(f"block {block} was given back twice")
             self._ref_counts[block] -= 1
             if not self._ref_counts[block]:
-                self._set_free(block, standing)
+                self._set_free(block, standing, retention_s)
         self.num_owned -= len(blocks)
 
     def take_state(self) -> int | None:
         """Returns a copy without an owner, if need be that of the keep point to evict first."""
         if not self._free_states and self._uses:
-            passing = (each for each, use in self._uses.items() if use is Standing.PASSING)
-            point = next(passing, None) or next(iter(self._uses))
+            point = min(self._uses, key=self.eviction.rank)
             self.eviction.evict(point)
             self.forget(point)
         return self._free_states.pop() if self._free_states else None
@@ -208,12 +213,14 @@ class BlockPool:
         self.use(point)
         return point
 
-    def use(self, point: KeepPoint, standing: Standing = Standing.USUAL) -> None:
+    def use(
+        self, point: KeepPoint, standing: Standing = Standing.USUAL, retention_s: float = 0
+    ) -> None:
         """Notes the last use of ``point``. Does nothing for an evicted one."""
         if self.keep_points.get(point.block_hash) is point:
-            self.eviction.put(point, point.block_hash, standing)
+            self.eviction.put(point, point.block_hash, standing, retention_s)
             self._uses.pop(point, None)
-            self._uses[point] = standing
+            self._uses[point] = None
 
     def forget(self, point: KeepPoint) -> None:
         """Removes ``point`` from the prefix cache. Does nothing for an evicted one."""
@@ -244,10 +251,10 @@ class BlockPool:
         self.eviction.clear()
         self._index.clear()
 
-    def _set_free(self, block: int, standing: Standing) -> None:
+    def _set_free(self, block: int, standing: Standing, retention_s: float) -> None:
         block_hash = self._index.block_hash(block)
         if block_hash is not None:
-            self.eviction.put(block, block_hash, standing)
+            self.eviction.put(block, block_hash, standing, retention_s)
             self._num_cached += 1
         elif block in self._keep_counts:
             self._num_cached += 1

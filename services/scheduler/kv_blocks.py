@@ -152,6 +152,7 @@ class KVBlocks:
             numbers = range(hit.num_blocks, sequence.max_cached // self._size)
             missed = (sequence.block_hash(each, self._size) for each in numbers)
             allocation.standing = self.pool.eviction.standing_of(missed)
+        allocation.retention_s = sequence.options.retention_s
         sequence.allocation = allocation
         return allocation
 
@@ -159,20 +160,20 @@ class KVBlocks:
         """Takes the blocks of a sequence back; no plan in flight names them. Of the units that
         remain in the cache, the last one is evicted first. The next turn begins at one of the last
         two keep points, so that earlier ones grow old."""
-        standing = allocation.standing
+        use = allocation.standing, allocation.retention_s
         whole, *others = allocation.tables
         if not self._has_whole:
             whole, others = BlockTable([]), allocation.tables
         for table in others:
-            self.pool.free(table.blocks, standing)
+            self.pool.free(table.blocks, *use)
         if allocation.to_state is not None:
             self.pool.free_state(allocation.to_state)
         end = len(whole.blocks)
         for point in reversed(allocation.keep_points[-2:]):
-            self.pool.free(whole.blocks[point.num_blocks : end], standing)
-            self.pool.use(point, standing)
+            self.pool.free(whole.blocks[point.num_blocks : end], *use)
+            self.pool.use(point, *use)
             end = min(end, point.num_blocks)
-        self.pool.free(whole.blocks[:end], standing)
+        self.pool.free(whole.blocks[:end], *use)
 
     def leave(self, sequence: Sequence, has_ended: bool) -> None:
         """Makes a keep point at the last full block of a sequence before its removal, or at the

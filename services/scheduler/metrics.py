@@ -27,6 +27,10 @@ STALLED_WORKERS = Counter(
     "shoal_stalled_workers",
     "Times a worker was dropped because a plan had no result for twice its stall-s",
 )
+RETAINED = Gauge(
+    "shoal_retained_units",
+    "Blocks and keep points, cached for a time that clients asked for",
+)
 PREFIX_QUERIES = Counter("vllm:prefix_cache_queries", "Tokens of prompts that were looked up")
 PREFIX_HITS = Counter("vllm:prefix_cache_hits", "Tokens of prompts that were in the cache")
 PREFIX_HITS_CUT = Counter(
@@ -107,6 +111,9 @@ class CoreMetrics:
         SEQUENCES.set_function(lambda: len(core.sequences))
         KEEP_POINTS.set_function(
             lambda: sum(len(each.pool.keep_points) for each in core.workers.values())
+        )
+        RETAINED.set_function(
+            lambda: sum(each.pool.eviction.num_retained for each in core.workers.values())
         )
         STATES.labels("kept").set_function(
             lambda: sum(each.pool.num_kept_states for each in core.workers.values())

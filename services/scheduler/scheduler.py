@@ -205,6 +205,11 @@ class Scheduler:
         for worker in self.workers.values():
             worker.pool.reset_cache()
 
+    def pass_time(self, seconds: float) -> None:
+        """For cached prefixes that are kept for a time."""
+        for worker in self.workers.values():
+            worker.pool.eviction.pass_time(seconds)
+
     # --- sequences ------------------------------------------------------------------------------
 
     def add(self, arrival: Arrival, ends_per_s: float = 0.0) -> None:

@@ -160,6 +160,7 @@ class SchedulerService:
                 STALLED_WORKERS.inc()
                 step = self._core.workers[worker_id].in_flight[0].step
                 self._link.drop(self._workers[worker_id], f"step {step} has no result (stall-s)")
+            self._core.pass_time(LOOK_S)
             self._other_cells.hand_over(self._core.unrunnable)
             self._other_cells.move_waiting(time.monotonic())
             for each in self._extensions:

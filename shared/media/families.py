@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from shared.media.ernie4_5_vl import ErnieSquares
 from shared.media.family import PREPROCESSOR_FILE, Family
 from shared.media.llava import CroppedSquare
 from shared.media.paddleocr_vl import RaisedSquares
@@ -14,6 +15,7 @@ from shared.media.qwen3_vl import DeepSquares
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
 FAMILIES: Mapping[str, Callable[[Path], Family]] = {
+    "Ernie4_5_VLMoeForConditionalGeneration": ErnieSquares.read,
     "LlavaForConditionalGeneration/clip_vision_model": CroppedSquare.read,
     "LlavaForConditionalGeneration/pixtral": RowsOfPatches.read,
     "Mistral3ForConditionalGeneration": RowsOfPatches.read,

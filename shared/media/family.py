@@ -37,13 +37,15 @@ class Family(Protocol):
     once. ``limits`` are the defaults; settings and requests give lower values of ``max_pixels``
     only, as workers reserve memory for an image of that area. ``options`` are the names that they
     may give. A feature has ``num_embeddings``: one takes the place of the token's own, the others
-    are added behind the first layers."""
+    are added behind the first layers. In a prompt, experts of images serve the tokens of
+    ``image_ids``, if there are some."""
 
     kinds: tuple[MediumKind, ...]
     placeholder: int
     limits: PixelLimits
     options: tuple[str, ...]
     num_embeddings: int
+    image_ids: tuple[int, ...]
 
     def fit(self, width: int, height: int, limits: PixelLimits) -> Fit:
         """Raises ValueError for an image that the model does not take."""

@@ -74,6 +74,7 @@ class CroppedSquare:
     kinds: tuple[MediumKind, ...] = ("image",)
     options: tuple[str, ...] = ()
     num_embeddings = 1
+    image_ids: tuple[int, ...] = ()
 
     def __init__(self, placeholder: int, num_tokens: int, side: int, shortest: int) -> None:
         self.placeholder = placeholder

@@ -77,6 +77,7 @@ class RowsOfPatches:
     kinds: tuple[MediumKind, ...] = ("image",)
     options: tuple[str, ...] = ("max_pixels",)
     num_embeddings = 1
+    image_ids: tuple[int, ...] = ()
 
     def __init__(self, ids: Sequence[int], side: int, longest: int) -> None:
         self.placeholder, self._break, self._end = ids

@@ -36,6 +36,7 @@ class _Preprocessor(msgspec.Struct):
 
 class _Config(msgspec.Struct):
     image_token_id: int | None = None
+    im_patch_id: int | None = None  # of ERNIE-4.5-VL as published
 
 
 class SquaresOfPatches:
@@ -46,6 +47,7 @@ class SquaresOfPatches:
     kinds: tuple[MediumKind, ...] = ("image",)
     options: tuple[str, ...] = ("min_pixels", "max_pixels", "size")
     num_embeddings = 1
+    image_ids: tuple[int, ...] = ()
 
     def __init__(self, placeholder: int, patch: int, merge: int, limits: PixelLimits) -> None:
         self.placeholder = placeholder
@@ -92,7 +94,8 @@ class SquaresOfPatches:
         config = decode_json(find_file(folder, CONFIG_FILE), _Config)
         path = folder / PREPROCESSOR_FILE
         given = decode_json(path, _Preprocessor)
-        if config.image_token_id is None or not given.do_resize:
+        placeholder = config.im_patch_id if config.image_token_id is None else config.image_token_id
+        if placeholder is None or not given.do_resize:
             raise ConfigError(f"model: {path}: images without image_token_id or do_resize")
         if given.resample != BICUBIC:
             raise ConfigError(f"model: {path}: resample is {given.resample}; only {BICUBIC} works")
@@ -101,4 +104,4 @@ class SquaresOfPatches:
             given.min_pixels or size.get("shortest_edge") or cls.default_limits.min_pixels,
             given.max_pixels or size.get("longest_edge") or cls.default_limits.max_pixels,
         )
-        return cls(config.image_token_id, given.patch_size, given.merge_size, limits)
+        return cls(placeholder, given.patch_size, given.merge_size, limits)

@@ -17,8 +17,10 @@ MAX_OPTION_BYTES = 64 << 10  # a plan admits many sequences, each with its optio
 ROOT_FORMAT = 1
 ROOT_BYTES = 16
 MAX_PROMISE_MS = 86_400_000.0
+MAX_RETENTION_S = 86_400
 
 PromiseMs = Annotated[float, Meta(gt=0, le=MAX_PROMISE_MS)]
+RetentionS = Annotated[int, Meta(ge=0, le=MAX_RETENTION_S)]
 
 
 class Promise(Row, frozen=True, kw_only=True):
@@ -37,7 +39,8 @@ class RequestOptions(Row, frozen=True, kw_only=True):
     sends a SpanReport. ``num_worker_deaths`` counts workers of other cells that died while they
     computed it, before it got a token. ``left_scheduler`` handed it over, and gets it again only if
     there is no other. Without a ``promise`` the scheduler's defaults apply. ``adapter`` is the
-    digest of the adapter that computes the request; only equal ones share cached prefixes.
+    digest of the adapter that computes the request; only equal ones share cached prefixes. What it
+    has computed stays in the prefix cache for ``retention_s`` seconds after its end, if possible.
     """
 
     priority: Priority = 0
@@ -48,6 +51,7 @@ class RequestOptions(Row, frozen=True, kw_only=True):
     left_scheduler: Name = ""
     promise: Promise | None = None
     adapter: AdapterDigest = ""
+    retention_s: RetentionS = 0
 
     def traces(self, choice: int) -> bool:
         """True for the first choices of a traced prompt."""

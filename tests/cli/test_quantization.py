@@ -79,7 +79,7 @@ async def test_greedy_texts_are_those_of_what_the_codes_stand_for(
 @pytest.mark.parametrize(
     "layout",
     [
-        "gptq, desc_act",
+        pytest.param("gptq, desc_act", marks=pytest.mark.slow),
         pytest.param("awq", marks=pytest.mark.slow),
         pytest.param("bitsandbytes", marks=pytest.mark.slow),
     ],

@@ -1,5 +1,5 @@
-"""Sequences under the gated delta rule or Mamba-2's, computed in steps with drafts, and at once in
-float64."""
+"""Sequences under the gated delta rule, Mamba-2's or Kimi's, computed in steps with drafts, and at
+once in float64."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -25,10 +25,15 @@ class Shape(NamedTuple):
     width: int
     scans: bool = False
     has_bias: bool = False
+    is_by_channel: bool = False
 
     @property
     def num_gates(self) -> int:
-        return self.num_heads if self.scans else 2 * self.num_heads
+        return self.num_decays if self.scans else self.num_heads + self.num_decays
+
+    @property
+    def num_decays(self) -> int:
+        return self.num_heads * (self.key_dim if self.is_by_channel else 1)
 
     @property
     def channels(self) -> int:
@@ -45,7 +50,7 @@ class Shape(NamedTuple):
             self.num_key_heads,
             conv=torch.randn(self.channels, self.width) / self.width**0.5,
             decay=torch.randn(self.num_heads),
-            dt_bias=torch.randn(self.num_heads) - 2,
+            dt_bias=torch.randn(self.num_decays) - 2,
             norm=1 + torch.randn(self.inner if self.scans else self.value_dim) / 5,
             eps=1e-6,
             scan=ScanTerms(torch.randn(self.num_heads), bias, (0.05, 0.8)) if self.scans else None,
@@ -72,6 +77,7 @@ SHAPES = [
     Shape(1, 1, 256, 256, 8),
     Shape(1, 19, 32, 48, 4, scans=True, has_bias=True),
     Shape(2, 4, 16, 64, 3, scans=True),
+    Shape(2, 2, 32, 48, 4, is_by_channel=True),
 ]
 
 
@@ -256,7 +262,9 @@ def exact(
     num_heads, key_dim, value_dim = matrices.shape
     (channels, width), num_keys = conv.shape, weights.num_key_heads
     seen, outputs = torch.cat([columns[1:], x[:, :channels].double()]), []
-    for token, (b, a) in enumerate(gates.double().view(-1, 2, num_heads)):
+    for token, own in enumerate(gates.double()):
+        b, a = own.split([num_heads, len(dt_bias)])
+        steps = (1 + (a + dt_bias).exp()).log().view(num_heads, -1)
         mixed = (conv * seen[token : token + width].T).sum(1)
         mixed = mixed / (1 + (-mixed).exp())
         z = x[token, channels:].double().view(num_heads, value_dim)
@@ -266,13 +274,14 @@ def exact(
             query = query / (query.square().sum() + 1e-6).sqrt() / key_dim**0.5
             key = key / (key.square().sum() + 1e-6).sqrt()
             value = mixed[2 * num_keys * key_dim :].view(num_heads, value_dim)[head]
-            rate = decay[head].exp() * (1 + (a[head] + dt_bias[head]).exp()).log()
-            matrix = (-rate).exp() * matrices[head]
+            rates = decay[head].exp() * steps[head]  # one, or of each channel
+            matrix = (-rates).exp()[:, None] * matrices[head]
             beta = 1 / (1 + (-b[head]).exp())
             matrices[head] = matrix + torch.outer(key, beta * (value - matrix.T @ key))
             y = matrices[head].T @ query
             normed = norm * y / (y.square().mean() + weights.eps).sqrt()
-            outputs.append(normed * z[head] / (1 + (-z[head]).exp()))
+            opened = 1 if weights.is_by_channel else z[head]
+            outputs.append(normed * opened / (1 + (-z[head]).exp()))
     after = torch.cat([columns, x[:, :channels].double()])[len(x) :]
     return torch.cat(outputs).view(len(x), -1), matrices, after
 

@@ -17,7 +17,7 @@ from kernels.cpu.library import load_library, variants
 from kernels.cpu.operators import DTYPES, Kind, Operator
 from kernels.cpu.packing import NativeLibrary, gate_up_order
 from kernels.cpu.program import Buffer, NativeProgram
-from kernels.silu_mul import silu_mul
+from kernels.silu_mul import Act, num_parts, silu_mul
 
 INPUTS, OUTPUTS = 96, 80
 RANKS = (1, 4, 8, 16, 64)
@@ -151,10 +151,14 @@ def test_stored_deltas_are_zero_where_nothing_changes(variant: str, dtype: torch
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_gates_and_ups_get_deltas_before_the_activation(variant: str, dtype: torch.dtype) -> None:
-    library, size = NativeLibrary(load_library(variant), dtype, 1), 48
-    pieces = [(0, size), (size, size)], [(size, size)]
-    given = draw(30, dtype, size=2 * size)
+@pytest.mark.parametrize("act", ["silu", "relu2"])
+def test_gates_and_ups_get_deltas_before_the_activation(
+    variant: str, dtype: torch.dtype, act: Act
+) -> None:
+    library, outputs = NativeLibrary(load_library(variant), dtype, 1), 96
+    size = outputs // num_parts(act)
+    pieces = [(0, 48), (48, 48)], [(48, 48)]
+    given = draw(30, dtype, size=outputs)
     changes = [
         [
             Change(first, torch.randn(8, INPUTS).to(dtype), torch.randn(n, 8).to(dtype))
@@ -163,22 +167,31 @@ def test_gates_and_ups_get_deltas_before_the_activation(variant: str, dtype: tor
         for each in pieces
     ]
     given = given._replace(changes=changes, adapters=np.arange(30) % 3 - 1)
-    weight = torch.randn(2 * size, INPUTS).to(dtype) / 8
+    weight = torch.randn(outputs, INPUTS).to(dtype) / 8
     rows = AdaptedRows(2)
     for index, each in enumerate(changes):
         rows.bind(index, PackedAdapter([each]))
-    own = PackedAdapt(rows, 0, 2 * size)
-    packed = library.pack(weight, None, gate_up_order(size))
+    own = PackedAdapt(rows, 0, outputs)
+    packed = library.pack(weight, None, gate_up_order(size) if act == "silu" else None)
     unit = library.pack(torch.eye(size))
     operators = [
         Operator(kind=Kind.NARROW, source=0, out=2, size=INPUTS),
         Operator(kind=Kind.ADAPT, source=2, out=3, size=INPUTS, adapt=own),
-        Operator(kind=Kind.GATED, source=2, out=4, second=3, size=INPUTS, weight=packed, adapt=own),
+        Operator(
+            kind=Kind.GATED,
+            source=2,
+            out=4,
+            second=3,
+            size=INPUTS,
+            act=act,
+            weight=packed,
+            adapt=own,
+        ),
         # A product with the identity makes it wide.
         Operator(kind=Kind.LINEAR, source=4, out=1, size=size, weight=unit),
     ]
     sizes = [(INPUTS, torch.float32), (size, torch.float32), (INPUTS, dtype)]
-    buffers = [Buffer(*each) for each in (*sizes, (2 * size, torch.float32), (size, dtype))]
+    buffers = [Buffer(*each) for each in (*sizes, (outputs, torch.float32), (size, dtype))]
     program = NativeProgram(library, operators, buffers, 1, 1)
 
     plain = program.run([given.x]).clone()
@@ -190,7 +203,7 @@ def test_gates_and_ups_get_deltas_before_the_activation(variant: str, dtype: tor
     narrow = given.x.to(dtype)
     products = narrow.float() @ weight.float().T
     adapt(products, narrow, torch.from_numpy(given.adapters), changes)
-    wanted = silu_mul(products, "silu")
+    wanted = silu_mul(products, act)
     tolerance = 1e-4 if dtype == torch.float32 else 1e-2
     assert (found - wanted).abs().max() < tolerance * wanted.abs().max()
     is_plain = torch.from_numpy(given.adapters < 0)

@@ -19,6 +19,9 @@ OF_STATES = ("p_columns", "p_kept", "p_matrices")
 OF_TOKENS = ("p_mixed", "p_openings", "p_solved", "p_scores", "p_y")
 FLOATS = (*OF_STATES, *OF_TOKENS, "p_decay", "p_dt_bias", "p_norm", "p_skip")
 each_rule = pytest.mark.parametrize("scans", [False, True])
+each_recurrence = pytest.mark.parametrize(
+    ("scans", "is_by_channel"), [(False, False), (True, False), (False, True)]
+)
 ROWS = ("p_slots", "p_starts", "p_token_starts", "p_nums")
 OF_ROWS = dict.fromkeys((*ROWS, "p_positions"), "*i32")
 AFTER = dict.fromkeys(("p_num_drafts", "p_copies"), "*i32")
@@ -34,16 +37,19 @@ def num_stack_bytes(
     return found.num_stack_bytes
 
 
-@each_rule
+@each_recurrence
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 @pytest.mark.parametrize("most_drafts", [0, 3])
-def test_mix_kernel(most_drafts: int, dtype: str, arch: int, scans: bool) -> None:
+def test_mix_kernel(
+    most_drafts: int, dtype: str, arch: int, scans: bool, is_by_channel: bool
+) -> None:
     signature = dict.fromkeys(("p_x", "p_gates", "p_conv", "p_bias"), f"*{dtype}") | OF_ROWS
     signature |= STRIDES | {"p_token_rows": "*i32", "num_tokens": "i32"}
     signature |= {"least": "fp32", "most": "fp32"}
     dims = {"KEY_DIM": 128, "VALUE_DIM": 128, "WIDTH": 4, "BLOCK": 128}
-    constants = HEADS | dims | {"MOST_DRAFTS": most_drafts, "SCANS": scans, "HAS_BIAS": scans}
+    rule = {"SCANS": scans, "DECAYS": 128 if is_by_channel else 1, "HAS_BIAS": scans}
+    constants = HEADS | dims | rule | {"MOST_DRAFTS": most_drafts}
     assert num_stack_bytes(mix_kernel, signature, constants, arch, num_warps=2) == 0
 
 
@@ -58,14 +64,15 @@ def test_note_kernel(most_drafts: int, dtype: str, arch: int) -> None:
     assert num_stack_bytes(note_kernel, signature, dims | blocks, arch) == 0
 
 
-@each_rule
+@each_recurrence
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("size", [128, 256])
-def test_advance_kernel(size: int, arch: int, scans: bool) -> None:
+def test_advance_kernel(size: int, arch: int, scans: bool, is_by_channel: bool) -> None:
     signature = OF_ROWS | AFTER | {"num_tokens": "i32", "interval": "i32"}
     dims = {"KEY_DIM": size, "VALUE_DIM": size, "BLOCK_K": size, "BLOCK_V": VALUES}
     signature |= {"matrices_stride": "i32:16"}
-    constants = HEADS | dims | {"MOST_DRAFTS": 3, "SCANS": scans}
+    rule = {"SCANS": scans, "DECAYS": size if is_by_channel else 1}
+    constants = HEADS | dims | rule | {"MOST_DRAFTS": 3}
     assert num_stack_bytes(advance_kernel, signature, constants, arch) == 0
 
 
@@ -89,14 +96,15 @@ def test_pass_kernel(arch: int, scans: bool) -> None:
     assert num_stack_bytes(pass_kernel, signature, constants, arch) == 0
 
 
-@each_rule
+@each_recurrence
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
-def test_finish_kernel(dtype: str, arch: int, scans: bool) -> None:
+def test_finish_kernel(dtype: str, arch: int, scans: bool, is_by_channel: bool) -> None:
     signature = dict.fromkeys(("p_x", "p_out"), f"*{dtype}") | OF_ROWS
     signature |= {"p_num_drafts": "*i32", "eps": "fp32", "num_tokens": "i32", "num_rows": "i32"}
     sizes = (1, 8192, 8192) if scans else (32, 128, 128)  # a scan as of Granite 4 Small
     dims = dict(zip(("NUM_NORMS", "SIZE", "BLOCK"), sizes, strict=True))
-    constants = {"NUM_CHANNELS": NUM_CHANNELS, "SCANS": scans} | dims
+    rule = {"SCANS": scans, "DECAYS": 128 if is_by_channel else 1}
+    constants = {"NUM_CHANNELS": NUM_CHANNELS} | rule | dims
     num_warps = 8 if scans else 2
     assert num_stack_bytes(finish_kernel, signature, constants, arch, num_warps) == 0

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from kernels.codes import Codes
 from kernels.experts import Biases, Clamp, experts, reference
+from kernels.silu_mul import Act
 from tests.kernels.coded import KINDS, random_codes
 from tests.selection import every_pair
 
@@ -94,10 +95,10 @@ def assert_near(
     layer: Layer,
     residual: Tensor | None,
     biases: Biases | None = None,
-    clamp: Clamp | None = None,
+    act: Act | Clamp = "silu",
 ) -> None:
     weights = dense(layer.gate_up), dense(layer.down)
-    expected = reference.experts(*tokens, *weights, residual, biases, clamp)
+    expected = reference.experts(*tokens, *weights, residual, biases, act)
     assert found.dtype == tokens.x.dtype
     atol = TOLERANCES[found.dtype] * float(expected.abs().max()) if len(expected) else 0.0
     torch.testing.assert_close(found.double(), expected, atol=atol, rtol=0.0)
@@ -235,11 +236,33 @@ def test_experts_may_have_biases_and_a_clamp(
         layer = coded_layer(kind, 5, 160, 48, device)
     tokens = tokens_of(num_tokens, 5, 2, 160, dtype, device)
     given = [torch.randn(5, size, device=device).to(dtype) for size in (96, 160)]
-    options: dict[str, Any] = {"biases": Biases(*given), "clamp": Clamp(1.702, 1.0)}
+    options: dict[str, Any] = {"biases": Biases(*given), "act": Clamp(1.702, 1.0)}
     found = experts(*tokens, *layer, **options)
     assert_near(found, tokens, layer, None, **options)
     alone = Tokens(*(each[2:3].contiguous() for each in tokens))
     assert torch.equal(experts(*alone, *layer, **options), found[2:3])
+
+
+@dtypes
+@pytest.mark.parametrize("kind", ["dense", "table"])
+@pytest.mark.parametrize("num_tokens", [3, 70])
+def test_experts_may_have_no_gates(
+    kind: str, num_tokens: int, dtype: torch.dtype, device: torch.device
+) -> None:
+    """Like Nemotron 3; an inner size of half of the rows."""
+    if kind == "dense":
+        both = dense_layer(5, 160, 24, dtype, device)
+        down = dense_layer(5, 160, 48, dtype, device).down
+    else:
+        both = coded_layer(kind, 5, 160, 24, device)
+        down = coded_layer(kind, 5, 160, 48, device).down
+    layer = both._replace(down=down)
+    tokens = tokens_of(num_tokens, 5, 2, 160, dtype, device)
+    biases = Biases(torch.randn(5, 48, device=device).to(dtype), None)
+    found = experts(*tokens, *layer, biases=biases, act="relu2")
+    assert_near(found, tokens, layer, None, biases, "relu2")
+    alone = Tokens(*(each[2:3].contiguous() for each in tokens))
+    assert torch.equal(experts(*alone, *layer, biases=biases, act="relu2"), found[2:3])
 
 
 def test_each_expert_may_have_a_weight_of_its_own() -> None:

@@ -17,7 +17,7 @@ from kernels.experts.triton.sums import BLOCK as SUM_BLOCK
 from kernels.experts.triton.sums import sum_kernel
 from kernels.route import Routing
 from kernels.route.triton import route_kernel
-from kernels.silu_mul import Clamp, constants_of
+from kernels.silu_mul import Act, Clamp, constants_of, num_parts
 from tests.kernels.compiled import ARCHS, compile_kernel, compiled
 from tests.kernels.test_linear_compiles import (
     CODES,
@@ -55,9 +55,9 @@ def compiled_product(
     num_tokens: int,
     arch: int,
     form: str | None = None,
-    clamp: Clamp | None = None,
+    act: Act | Clamp = "silu",
 ) -> Any:
-    """With a clamp there are biases, too."""
+    """Without SiLU there are biases, too."""
     hidden, inner, num_chosen = shape
     is_gated = kernel is gate_up_kernel
     size = hidden if is_gated else inner
@@ -69,20 +69,20 @@ def compiled_product(
     pointers["p_weight"] = pointers.pop("codes")
     absent.append("p_order")
     pointers |= POINTERS | {"p_gated": TYPES[dtype]}
-    if clamp is None:
+    if act == "silu":
         absent.append("p_bias")
     else:
         pointers["p_bias"] = TYPES[dtype]
     if is_gated:
         pointers["p_x"] = TYPES[dtype]
-        sizes = {"NUM_CHOSEN": num_chosen, "I": inner}
+        sizes = {"NUM_CHOSEN": num_chosen, "PARTS": num_parts(act), "I": inner}
     else:
         pointers |= {"p_weights": "*fp32", "p_parts": TYPES[dtype]}
         sizes = {"N": hidden}
     constants = dict.fromkeys(absent) | sizes | {"K": size} | named(KNOWN, known)
     constants |= named(("BLOCK_ROWS", "BLOCK_K", "BLOCK_T"), chosen[:3])
     if is_gated:
-        alpha, _, limit = constants_of(clamp or "silu")
+        alpha, _, limit = constants_of(act)
         constants |= {"ALPHA": alpha, "LIMIT": limit}
     signature = pointers | {"most": "i32"}
     return compiled(kernel, signature, constants, arch, chosen.num_warps, chosen.num_stages)
@@ -128,6 +128,14 @@ def test_a_product_with_biases_and_a_clamp_fits(
         kernel, GPT_OSS, torch.bfloat16, num_tokens, arch, form, Clamp(1.702, 7.0)
     )
     assert_fits(taken(found), arch)
+
+
+@nums_tokens
+def test_a_product_without_gates_fits(num_tokens: int) -> None:
+    found = compiled_product(
+        gate_up_kernel, QWEN3_30B, torch.bfloat16, num_tokens, HOPPER, act="relu2"
+    )
+    assert_fits(taken(found), HOPPER)
 
 
 @kernels

@@ -66,6 +66,16 @@ MODELS: dict[str, dict[str, Any]] = {
         "mamba_n_heads": 8,
         "mamba_d_state": 128,
     },
+    "Nemotron 3, bfloat16, layers of one mixer": {
+        "architectures": ["NemotronHForCausalLM"],
+        "head_size": 64,
+        "num_hidden_layers": 4,
+        "hybrid_override_pattern": "M*-E",
+        "mamba_num_heads": 8,
+        "moe_intermediate_size": 256,
+        "moe_shared_expert_intermediate_size": 512,
+        "moe_latent_size": 128,
+    },
     "LFM2, bfloat16, short convolutions": {
         "architectures": ["Lfm2ForCausalLM"],
         "layer_types": ["conv", "full_attention"],
@@ -73,6 +83,9 @@ MODELS: dict[str, dict[str, Any]] = {
     },
 }
 SLOW = (
+    "MiMo, bfloat16, heads of 128",
+    "Gemma 3, bfloat16, heads of 128 in six groups",
+    "Nemotron 3, bfloat16, layers of one mixer",
     "Granite 4, bfloat16, Mamba-2 and nothing that turns",
     "Qwen3, bfloat16, heads of 128",
     "MiMo, float32, heads of 64",

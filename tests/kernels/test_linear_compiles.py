@@ -185,7 +185,7 @@ IN_CODES = [(linear_kernel, DOWN), (gated_kernel, GATED[0]), (linear_kernel, (64
 
 @archs
 @codes
-@pytest.mark.parametrize("num_tokens", [1, 32, 64])
+@pytest.mark.parametrize("num_tokens", [1, pytest.param(32, marks=pytest.mark.slow), 64])
 @pytest.mark.parametrize(("kernel", "shape"), IN_CODES, ids=["down", "gate_up", "tiny"])
 def test_a_product_with_codes_fits(
     kernel: Any, shape: tuple[int, int], num_tokens: int, form: str, arch: int
@@ -196,7 +196,9 @@ def test_a_product_with_codes_fits(
 
 @archs
 @codes
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.float16, marks=pytest.mark.slow), torch.float32], ids=str
+)
 def test_a_product_with_codes_of_other_numbers_fits(
     dtype: torch.dtype, form: str, arch: int
 ) -> None:
@@ -205,7 +207,7 @@ def test_a_product_with_codes_of_other_numbers_fits(
 
 
 @codes
-@pytest.mark.parametrize("num_tokens", [1, 32, 64])
+@pytest.mark.parametrize("num_tokens", [1, pytest.param(32, marks=pytest.mark.slow), 64])
 @pytest.mark.parametrize(("kernel", "shape"), IN_CODES[:2], ids=["down", "gate_up"])
 def test_no_step_waits_for_codes_that_it_loads_itself(
     kernel: Any, shape: tuple[int, int], num_tokens: int, form: str

@@ -3,6 +3,7 @@ transformers' texts for both."""
 
 import io
 import json
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -13,8 +14,10 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
+from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoImageProcessor, AutoModelForImageTextToText, PreTrainedTokenizerFast
+from transformers.models.ernie4_5_vl_moe import image_processing_pil_ernie4_5_vl_moe
 from transformers.models.paddleocr_vl import image_processing_pil_paddleocr_vl
 from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl
 
@@ -45,16 +48,29 @@ MIXED = {
     "num_hidden_layers": 3,
     "rope_parameters": ROTATIONS | {"mrope_section": [4, 2, 2], "mrope_interleaved": True},
 }
+OF_MODALITY = {
+    "num_hidden_layers": 3,
+    "mlp_layer_types": ["dense", "sparse", "sparse"],
+    "moe_num_experts": 6,
+    "moe_k": 2,
+    "moe_intermediate_size": [48, 32],
+    "moe_num_shared_experts": 2,
+    "rope_parameters": ROTATIONS | {"mrope_section": [3, 3, 2]},
+}
+IDS = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+ERNIE_IDS = ("image_start_token_id", "image_end_token_id", *IDS[2:])
 
 
 class Parts(NamedTuple):
-    """The classes of a family in transformers, the config of its tower, and more keys of texts."""
+    """The classes of a family in transformers, the config of its tower, more keys of texts, and
+    the names of the ids of ``MEDIA``."""
 
     config: Any
     model: Any
     images: Any
     vision: dict[str, Any]
     text: dict[str, Any] = AXES
+    ids: tuple[str, ...] = IDS
 
 
 FAMILIES = {
@@ -86,18 +102,28 @@ FAMILIES = {
         image_processing_pil_paddleocr_vl.PaddleOCRVLImageProcessorPil,
         VISION | {"num_hidden_layers": 3, "num_attention_heads": 2, "image_size": 112},
     ),
+    "ernie4.5-vl": Parts(
+        transformers.Ernie4_5_VLMoeConfig,
+        transformers.Ernie4_5_VLMoeForConditionalGeneration,
+        image_processing_pil_ernie4_5_vl_moe.Ernie4_5_VLMoeImageProcessorPil,
+        VISION | {"depth": 3, "num_heads": 2},
+        OF_MODALITY,
+        ERNIE_IDS,
+    ),
 }
 STD = 0.2  # of random weights: large enough for a picture to change the text
 MAX_LEN = 4096
 
 
-def save_checkpoint(folder: Path, seed: int = 0, family: str = "qwen2.5-vl") -> None:
-    """One of ``FAMILIES``. Weights of float32; images of 56² to 280² pixels."""
+def save_checkpoint(
+    folder: Path, seed: int = 0, family: str = "qwen2.5-vl", **changes: Any
+) -> None:
+    """One of ``FAMILIES``, with ``changes`` of its texts. Weights of float32; images of 56² to 280²
+    pixels."""
     parts = FAMILIES[family]
     tokenizer: Any = make_tokenizer()
-    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
-    ids: Any = dict(zip(names, tokenizer.convert_tokens_to_ids([*MEDIA]), strict=True))
-    text = text_config(tokenizer) | parts.text
+    ids: Any = dict(zip(parts.ids, tokenizer.convert_tokens_to_ids([*MEDIA]), strict=True))
+    text = text_config(tokenizer) | parts.text | changes
     config = parts.config(text_config=text, vision_config=parts.vision, **ids)
     patch, size = parts.vision["patch_size"], {"shortest_edge": 56 * 56, "longest_edge": 280 * 280}
     images = parts.images(patch_size=patch, size=size)
@@ -139,6 +165,46 @@ def save(folder: Path, kind: Any, config: Any, tokenizer: Any, images: Any, seed
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     images.save_pretrained(folder)
+
+
+def publish_ernie(folder: Path, copy: Path) -> None:
+    """ERNIE-4.5-VL of ``folder`` with the config and the names of tensors as on the hub."""
+    shutil.copytree(folder, copy, dirs_exist_ok=True)
+    config = json.loads((folder / "config.json").read_text())
+    text, vision = config.pop("text_config"), config.pop("vision_config")
+    sparse = [layer for layer, kind in enumerate(text.pop("mlp_layer_types")) if kind == "sparse"]
+    rotations = text.pop("rope_parameters")
+    flat = config | text | {"model_type": "ernie4_5_moe_vl"}
+    del flat["head_dim"], flat["image_token_id"], flat["video_token_id"]
+    flat |= {
+        "im_patch_id": config["image_token_id"],
+        "rope_theta": rotations["rope_theta"],
+        "freq_allocation": rotations["mrope_section"][2],
+        "moe_num_experts": [text["moe_num_experts"]] * 2,
+        "moe_layer_start_index": [sparse[0]] * 2,
+        "moe_layer_end_index": [sparse[-1] - 1, sparse[-1]],
+        "spatial_conv_size": 2,
+        "temporal_conv_size": 2,
+    }
+    names = ("depth", "hidden_size", "hidden_act", "num_heads", "in_channels", "patch_size")
+    ratio = vision["intermediate_size"] / vision["hidden_size"]
+    flat["vision_config"] = {name: vision[name] for name in names} | {
+        "model_type": "DFNRope_vision_transformer",
+        "mlp_ratio": ratio,
+        "spatial_merge_size": 2,
+    }
+    (copy / "config.json").write_text(json.dumps(flat))
+    given = json.loads((folder / "preprocessor_config.json").read_text())
+    size = given.pop("size")
+    del given["temporal_patch_size"]
+    given |= {"min_pixels": size["shortest_edge"], "max_pixels": size["longest_edge"]}
+    (copy / "preprocessor_config.json").write_text(json.dumps(given))
+    tensors = load_file(folder / "model.safetensors")
+    published = {
+        name.replace("model.vision_model.", "vision_model."): tensor
+        for name, tensor in tensors.items()
+    }
+    save_file(published, copy / "model.safetensors", {"format": "pt"})
 
 
 def preprocessor(folder: Path, copy: Path, **changes: Any) -> None:
@@ -221,11 +287,15 @@ class Reference:
         for num, piece in zip(nums, pieces[1:], strict=True):
             text += MEDIA[2] * num + piece
         ids = self.tokenizer(text, return_tensors="pt")["input_ids"]
-        kinds = (ids == self.model.config.image_token_id).int()
+        config = self.model.config
+        kinds = {"mm_token_type_ids": (ids == config.image_token_id).int()}
+        if isinstance(config, transformers.Ernie4_5_VLMoeConfig):
+            of_images = [getattr(config, name) for name in ERNIE_IDS]
+            kinds["moe_mm_token_type_ids"] = torch.isin(ids, torch.tensor(of_images)).int()
         return (
             {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
             | found
-            | ({"mm_token_type_ids": kinds} if pictures else {})
+            | (kinds if pictures else {})
         )
 
 

@@ -255,6 +255,7 @@ async def test_a_session_finds_its_history_in_the_cache(client: str, model: Path
     assert session.kept_share >= SHARE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [with_nonce, slow(with_nonce_at_the_end)])
 async def test_a_line_that_changes_in_each_request_costs_nothing(
     change: Change, model: Path, tmp_path: Path
@@ -265,6 +266,7 @@ async def test_a_line_that_changes_in_each_request_costs_nothing(
     assert session.kept_share >= SHARE
 
 
+@pytest.mark.slow
 async def test_a_changing_line_of_another_meaning_costs_only_the_tokens_after_it(
     model: Path, tmp_path: Path
 ):

@@ -89,6 +89,7 @@ async def test_services_are_killed_in_turn_and_no_request_is_lost_or_changed(tmp
         assert after[1] - before[1] < MAX_GROWTH_BYTES
 
 
+@pytest.mark.slow
 async def test_two_hundred_streams_each_end_once_and_leave_nothing(tmp_path: Path):
     async with running_fleet(tmp_path, SETTINGS, fork) as fleet:
         await fleet.start_all(scheduler=1, worker=2, tokenizer=2, gateway=2)
@@ -105,6 +106,7 @@ async def test_two_hundred_streams_each_end_once_and_leave_nothing(tmp_path: Pat
             assert (await member.status())["num_steps"] > 0, "every worker had work"
 
 
+@pytest.mark.slow
 async def test_the_blocks_of_clients_that_leave_are_free_soon(tmp_path: Path):
     """For a running stream, then for a request that waits for it."""
     settings = SETTINGS | {"MAX_MODEL_LEN": "2048", "MAX_NUM_SEQS": "1"}

@@ -75,6 +75,7 @@ async def test_answers_are_those_of_the_engine_of_cpus(tmp_path: Path) -> None:
     await compare(tmp_path, bodies()[::4])
 
 
+@pytest.mark.slow
 async def test_drafts_of_some_tokens_leave_answers_as_they_are(tmp_path: Path) -> None:
     """Drafts from a file's tokens, in a worker that logs it."""
     (tmp_path / "ids.json").write_text(json.dumps([*range(1000, 3000), *range(1000)]))

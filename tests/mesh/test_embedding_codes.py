@@ -26,6 +26,7 @@ def save_untied(folder: Path) -> None:
         shutil.copy(EMBEDDED_MODEL / name, folder / name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "is_tied"), [("wint8", True), ("wint4", False)], ids=["tied", "untied"]
 )

@@ -33,7 +33,7 @@ SETTINGS = {
 }
 MISTRAL3 = "mistral3"
 SERVED = [
-    pytest.param(name, marks=pytest.mark.slow if name == "qwen3-vl" else ())
+    pytest.param(name, marks=pytest.mark.slow if name in ("qwen3-vl", "paddleocr-vl") else ())
     for name in (*FAMILIES, MISTRAL3)
 ]  # its texts with experts have all that it has
 QUESTION = "Describe the picture."

@@ -141,6 +141,7 @@ async def test_a_prefill_worker_hands_its_sequences_over(
     assert recomputed(metrics) < 16 * NUM_STREAMS, "more than the last blocks of prompts"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lost", [0, 1], ids=["prefill", "decode"])
 async def test_roles_are_wishes_and_losses_cost_no_text(
     tmp_path: Path, wanted: list[list[Any]], lost: int

@@ -46,7 +46,7 @@ def first_end(ids: list[int]) -> int | None:
     return next((end for end in ends if len(set(ids[end - COUNT : end])) == 1), None)
 
 
-@pytest.mark.seconds
+@pytest.mark.slow
 async def test_texts_end_with_their_first_repetition_with_drafts_and_after_kills(tmp_path: Path):
     """The second worker has drafts, the first one none."""
     async with running_fleet(tmp_path, SETTINGS, fork) as fleet:

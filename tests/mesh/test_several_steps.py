@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import pytest
 from tokenizers import Tokenizer
 
 from benchmarks.harness import scheduled
@@ -59,6 +60,7 @@ async def started(fleet: Fleet) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(gateway.url)
 
 
+@pytest.mark.slow
 async def test_texts_are_those_of_single_steps_and_take_fewer_plans(tmp_path: Path) -> None:
     async with running_fleet(tmp_path, SETTINGS, fork) as fleet, await started(fleet) as session:
         texts = await asyncio.gather(*(text_of(session, prompt) for prompt in PROMPTS))

@@ -67,6 +67,7 @@ async def play(served: Serving) -> tuple[list[list[int]], int]:
     return chats, num_cached
 
 
+@pytest.mark.slow
 async def test_turns_go_on_from_the_store_with_equal_texts(tmp_path: Path) -> None:
     async with server(tmp_path / "without") as plain:
         wanted, few = await play(plain)
@@ -79,6 +80,7 @@ async def test_turns_go_on_from_the_store_with_equal_texts(tmp_path: Path) -> No
     assert metrics[FOUND] > 0
 
 
+@pytest.mark.slow
 async def test_a_restarted_server_has_the_store_of_the_last_one(tmp_path: Path) -> None:
     prompt = ids_of(7, 320)
     async with server(tmp_path, *with_store(tmp_path)) as served, served.client() as client:

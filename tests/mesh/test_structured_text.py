@@ -55,6 +55,7 @@ async def hold(directory: Path, num: int) -> None:
     assert await written(directory / "ngram", (seeds, 5), SPECULATIVE_CONFIG=NGRAM) == [plain]
 
 
+@pytest.mark.slow
 async def test_texts_are_valid_and_the_same_with_and_without_drafts_and_neighbours(tmp_path: Path):
     await hold(tmp_path, NUM_PAIRS)
 

@@ -59,6 +59,7 @@ def test_texts_with_and_without(tmp_path: Path) -> None:
             llm.generate(PROMPT, GREEDY, False, LoRARequest("nothing"))
 
 
+@pytest.mark.slow
 def test_a_server_has_no_adapters_without_the_setting(llm: LLM, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match='model is "one"; served here: shoal-tiny'):
         llm.generate(PROMPT, GREEDY, False, LoRARequest("one", 1, str(tmp_path)))

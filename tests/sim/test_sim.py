@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from itertools import chain
 from typing import Any
 from unittest.mock import patch
 
@@ -37,6 +38,7 @@ PUT_BACK: dict[str, Callable[[], Any]] = {
     ),
 }
 """Faults that a search of a thousand runs has to find."""
+LIKELY = (0, 14, 29, 104, 251)  # seeds that found them; any other change may move them
 NUM_RUNS = 400  # of each `make test`
 SUBMIT, RESERVE = OpenPrompt.submit, InboxPlaces.reserve
 DIGEST = (
@@ -65,7 +67,7 @@ def test_requests_are_served_exactly_in_many_more_runs():
 def test_a_fault_that_is_put_back_is_found(what: str):
     alone()
     with PUT_BACK[what]():
-        assert any(map(fails, range(1000)))
+        assert any(map(fails, chain(LIKELY, range(1000))))
 
 
 def copied_at_most(self: Allocation, interval: int, num_known: int, has_ended: bool) -> int | None:
@@ -85,7 +87,7 @@ def reserve_and_name(self: InboxPlaces, key: bytes) -> Place:
 
 
 @pytest.mark.seconds
-@pytest.mark.parametrize("seed", [4, 17])
+@pytest.mark.parametrize("seed", [4, pytest.param(17, marks=pytest.mark.slow)])
 def test_a_seed_is_the_same_run_in_every_process(seed: int):
     digests = {digest_of(seed, hash_seed) for hash_seed in ("1", "2")}
     assert len(digests) == 1

@@ -3,7 +3,8 @@ behind of them, the matrices of rows that decode, token by token, those of promp
 and the gated norm.
 
 The sums of a row depend on the row alone. Rows that decode have the same bits however they are
-drafted; prompts have the same bits if they are cut at multiples of a chunk.
+drafted; prompts have the same bits if they are cut at multiples of a chunk. By Kimi's rule prompts
+advance token by token too, and any cut gives the same bits.
 """
 
 import torch
@@ -39,7 +40,8 @@ def launch(
     num_gates = gates.shape[1]
     num_inputs = num_tokens + num_decoding * most_drafts
     mixed = x.new_empty(num_inputs, channels, dtype=torch.float32)
-    openings = x.new_empty(num_inputs, 2 * num_heads, dtype=torch.float32)
+    decays = len(weights.dt_bias) // num_heads
+    openings = x.new_empty(num_inputs, (decays + 1) * num_heads, dtype=torch.float32)
     y = x.new_zeros(num_tokens, num_heads * value_dim, dtype=torch.float32)
     out = torch.empty_like(y, dtype=x.dtype)
     of_rows = rows.slots, rows.starts, rows.token_starts, rows.nums
@@ -50,7 +52,7 @@ def launch(
     mix_kernel[num_inputs, 2 * num_keys + num_heads](
         x, gates, columns, kept, weights.conv, bias, weights.decay, weights.dt_bias, *of_rows,
         rows.token_rows, rows.positions, mixed, openings, num_tokens, *limits, columns.stride(0),
-        kept.stride(0), scans, bias is not None, most_drafts, *dims, width, max(blocks),
+        kept.stride(0), scans, decays, bias is not None, most_drafts, *dims, width, max(blocks),
         num_warps=2,
     )  # fmt: skip
     note_kernel[num_rows, cdiv(channels + num_gates, CHANNELS)](
@@ -58,13 +60,14 @@ def launch(
         rows.interval, columns.stride(0), kept.stride(0), most_drafts, channels, num_gates,
         x.shape[1], width, next_power_of_2(width), next_power_of_2(max(1, most_drafts)), CHANNELS,
     )  # fmt: skip
-    if num_decoding:
-        advance_kernel[num_decoding, num_heads, cdiv(value_dim, VALUES)](
+    num_advancing = num_decoding if decays == 1 else num_rows
+    if num_advancing:
+        advance_kernel[num_advancing, num_heads, cdiv(value_dim, VALUES)](
             mixed, openings, skip, matrices, *of_rows, rows.num_drafts, rows.positions,
-            rows.copies, y, num_tokens, rows.interval, matrices.stride(0), scans, most_drafts,
-            *dims, blocks[0], VALUES,
+            rows.copies, y, num_tokens, rows.interval, matrices.stride(0), scans, decays,
+            most_drafts, *dims, blocks[0], VALUES,
         )  # fmt: skip
-    if num_rows > num_decoding:
+    if num_rows > num_advancing:
         scores = x.new_empty(num_tokens, num_heads, rows.chunk, dtype=torch.float32)
         solved = None if scans else torch.empty_like(scores)
         solve_kernel[num_chunks, num_heads](
@@ -80,7 +83,7 @@ def launch(
     size = num_heads * value_dim // num_norms
     finish_kernel[max(num_tokens, num_rows), num_norms](
         x, y, weights.norm, *of_rows, rows.num_drafts, rows.positions, out, num_tokens, num_rows,
-        weights.eps, scans, channels, num_norms, size, next_power_of_2(size),
+        weights.eps, scans, decays, channels, num_norms, size, next_power_of_2(size),
         num_warps=2 if size <= WIDE else 8,
     )  # fmt: skip
     return out

@@ -9,7 +9,7 @@ from kernels.delta.triton.inputs import end_and_copy, inputs_of
 @triton.jit(do_not_specialize=["num_tokens", "interval"])
 def advance_kernel(
     p_mixed,  # [I, channels]
-    p_openings,  # [I, 2 H]
+    p_openings,  # [I, (DECAYS + 1) H]
     p_skip,  # [H] of a scan
     p_matrices,  # [states, H, KEY_DIM, VALUE_DIM]
     p_slots,  # [R]
@@ -24,6 +24,7 @@ def advance_kernel(
     interval,
     matrices_stride,  # of states
     SCANS: tl.constexpr,
+    DECAYS: tl.constexpr,  # of a head: 1 or KEY_DIM
     MOST_DRAFTS: tl.constexpr,
     NUM_KEYS: tl.constexpr,
     NUM_HEADS: tl.constexpr,
@@ -57,12 +58,16 @@ def advance_kernel(
         b_query = tl.load(p_input + o_query, mask=is_k, other=0)
         b_key = tl.load(p_input + NUM_KEYS * KEY_DIM + o_query, mask=is_k, other=0)
         b_value = tl.load(p_input + o_value, mask=is_v, other=0)
-        p_opening = p_openings + place.to(tl.int64) * 2 * NUM_HEADS + head
-        b_matrix *= tl.exp(tl.load(p_opening))
+        p_opening = p_openings + place.to(tl.int64) * (DECAYS + 1) * NUM_HEADS
+        if DECAYS == 1:
+            b_matrix *= tl.exp(tl.load(p_opening + head))
+        else:
+            b_decay = tl.load(p_opening + head * DECAYS + o_k, mask=is_k, other=0)
+            b_matrix *= tl.exp(b_decay)[:, None]
         b_error = b_value
         if not SCANS:
             b_error -= tl.sum(b_matrix * b_key[:, None], 0)
-        b_error *= tl.load(p_opening + NUM_HEADS)
+        b_error *= tl.load(p_opening + DECAYS * NUM_HEADS + head)
         b_matrix += b_key[:, None] * b_error[None, :]
         b_y = tl.sum(b_matrix * b_query[:, None], 0)
         if SCANS:

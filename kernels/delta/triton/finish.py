@@ -20,6 +20,7 @@ def finish_kernel(
     num_rows,
     eps,
     SCANS: tl.constexpr,
+    DECAYS: tl.constexpr,  # of a head: more than 1 by Kimi's rule
     NUM_CHANNELS: tl.constexpr,
     NUM_NORMS: tl.constexpr,
     SIZE: tl.constexpr,
@@ -41,7 +42,9 @@ def finish_kernel(
     scale = 1 / tl.sqrt(tl.sum(b_y * b_y, 0) / SIZE + eps)
     b_out = b_norm * b_y * scale
     if not SCANS:
-        b_out = b_out * b_z * tl.sigmoid(b_z)
+        if DECAYS == 1:
+            b_out *= b_z
+        b_out = b_out * tl.sigmoid(b_z)
     tl.store(p_out + o_token, b_out.to(p_out.dtype.element_ty), mask=is_v)
     is_row = (i_program < num_rows) & (head == 0)
     num = tl.load(p_nums + i_program, mask=is_row, other=0)

@@ -55,7 +55,7 @@ def mix_kernel(
     p_conv,  # [channels, WIDTH]
     p_bias,  # [channels] if HAS_BIAS
     p_decay,  # [H]
-    p_dt_bias,  # [H]
+    p_dt_bias,  # [DECAYS H]
     p_slots,  # [R]
     p_starts,  # [R]
     p_token_starts,  # [R]
@@ -63,13 +63,14 @@ def mix_kernel(
     p_token_rows,  # [T]
     p_positions,  # [slots]
     p_mixed,  # [I, channels]: the T tokens, then drafts of each row
-    p_openings,  # [I, 2 H]: the logarithm of a decay, and beta, or a step
+    p_openings,  # [I, (DECAYS + 1) H]: the logarithms of decays, and beta, or a step
     num_tokens,
     least,  # of the limits of a step
     most,
     columns_stride,  # of states
     kept_stride,  # of slots
     SCANS: tl.constexpr,
+    DECAYS: tl.constexpr,  # of a head: 1 or KEY_DIM
     HAS_BIAS: tl.constexpr,
     MOST_DRAFTS: tl.constexpr,
     NUM_KEYS: tl.constexpr,
@@ -82,7 +83,7 @@ def mix_kernel(
     """A query, a key or a value, and with a value its head's gates."""
     NUM_CHANNELS: tl.constexpr = 2 * NUM_KEYS * KEY_DIM + NUM_HEADS * VALUE_DIM
     A_PLACE: tl.constexpr = 0 if SCANS else NUM_HEADS  # a scan has dt alone
-    NUM_GATES: tl.constexpr = A_PLACE + NUM_HEADS
+    NUM_GATES: tl.constexpr = A_PLACE + DECAYS * NUM_HEADS
     NUM_KEPT: tl.constexpr = NUM_CHANNELS + NUM_GATES
     i_input, i_part = tl.program_id(0), tl.program_id(1)
     is_token = i_input < num_tokens
@@ -128,14 +129,20 @@ def mix_kernel(
     i_wide = i_input.to(tl.int64)
     tl.store(p_mixed + i_wide * NUM_CHANNELS + o_channel, b_mixed, mask=is_part)
     if is_value:
-        p_own = p_gates + i_wide * NUM_GATES + head
-        b = tl.load(p_own, mask=is_token, other=0).to(tl.float32)
-        a = tl.load(p_own + A_PLACE, mask=is_token, other=0).to(tl.float32)
+        if DECAYS == 1:
+            o_decay, is_decay, is_own, is_kept = head, True, is_token, ~is_token
+        else:
+            o_decay, is_decay = head * DECAYS + o_part, o_part < DECAYS
+            is_own = o_part < tl.where(is_token, DECAYS, 0)
+            is_kept = o_part < tl.where(is_token, 0, DECAYS)
+        p_own = p_gates + i_wide * NUM_GATES
+        b = tl.load(p_own + head, mask=is_token, other=0).to(tl.float32)
+        a = tl.load(p_own + A_PLACE + o_decay, mask=is_own, other=0).to(tl.float32)
         if MOST_DRAFTS:
-            p_of_kept = p_row_kept + number * NUM_KEPT + NUM_CHANNELS + head
-            b += tl.load(p_of_kept, mask=~is_token, other=0)
-            a += tl.load(p_of_kept + A_PLACE, mask=~is_token, other=0)
-        a += tl.load(p_dt_bias + head).to(tl.float32)
+            p_of_kept = p_row_kept + number * NUM_KEPT + NUM_CHANNELS
+            b += tl.load(p_of_kept + head, mask=~is_token, other=0)
+            a += tl.load(p_of_kept + A_PLACE + o_decay, mask=is_kept, other=0)
+        a += tl.load(p_dt_bias + o_decay, mask=is_decay, other=0).to(tl.float32)
         step = tl.maximum(a, 0) + tl.log(1 + tl.exp(-tl.abs(a)))
         if SCANS:
             step = tl.minimum(tl.maximum(step, least, ALL), most, ALL)
@@ -144,9 +151,9 @@ def mix_kernel(
             beta = tl.sigmoid(b)
         log_decay = -tl.exp(tl.load(p_decay + head).to(tl.float32)) * step
         is_seen = number < num_seen
-        p_opening = p_openings + i_wide * 2 * NUM_HEADS + head
-        tl.store(p_opening, tl.where(is_seen, 0.0, log_decay))
-        tl.store(p_opening + NUM_HEADS, tl.where(is_seen, 0.0, beta))
+        p_opening = p_openings + i_wide * (DECAYS + 1) * NUM_HEADS
+        tl.store(p_opening + o_decay, tl.where(is_seen, 0.0, log_decay), mask=is_decay)
+        tl.store(p_opening + DECAYS * NUM_HEADS + head, tl.where(is_seen, 0.0, beta))
 
 
 @triton.jit(do_not_specialize=["interval", "kept_stride"])

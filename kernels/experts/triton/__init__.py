@@ -16,7 +16,7 @@ from kernels.experts.triton.config import config
 from kernels.experts.triton.place import place
 from kernels.experts.triton.products import down_kernel, gate_up_kernel
 from kernels.experts.triton.sums import BLOCK, sum_kernel
-from kernels.silu_mul import Clamp, constants_of
+from kernels.silu_mul import Act, Clamp, constants_of, num_parts
 from kernels.sizes import cdiv
 
 
@@ -28,19 +28,20 @@ def launch(
     down: Tensor | Codes | Sequence[Tensor | Codes],
     residual: Tensor | None,
     biases: Biases | None,
-    clamp: Clamp | None,
+    act: Act | Clamp,
     first: int | None = None,
 ) -> Tensor:
     if not isinstance(gate_up, Tensor | Codes) or not isinstance(down, Tensor | Codes):
         raise ValueError("experts: the experts' weights must be stacked")
     gate_up_bias, down_bias = _stacked(biases)
-    _check(x, chosen, weights, gate_up, down, residual)
+    num = num_parts(act)
+    _check(x, chosen, weights, gate_up, down, residual, num)
     num_tokens, num_chosen = chosen.shape
     num_experts, hidden, inner = down.shape
     out = torch.empty_like(x)
     if not num_tokens:
         return out
-    alpha, _, limit = constants_of(clamp or "silu")
+    alpha, _, limit = constants_of(act)
     opening_known, closing_known = constants(gate_up), constants(down)
     opening = config(hidden, x.element_size(), num_tokens, opening_known)
     closing = config(inner, x.element_size(), num_tokens, closing_known)
@@ -51,9 +52,9 @@ def launch(
     gated = x.new_empty(chosen.numel(), inner)
     make = x.new_empty if first is None else x.new_zeros  # parts of experts elsewhere stay 0
     parts = make(chosen.numel(), hidden)
-    gate_up_kernel[cdiv(2 * inner, opening.block_rows), most](
+    gate_up_kernel[cdiv(num * inner, opening.block_rows), most](
         *(x, *placed, *_operands(gate_up), gate_up_bias, gated, most),
-        *(num_chosen, inner, hidden, *opening_known, *opening[:3], alpha, limit),
+        *(num_chosen, num, inner, hidden, *opening_known, *opening[:3], alpha, limit),
         **opening.options(opening_known),
     )
     down_kernel[cdiv(hidden, closing.block_rows), most](
@@ -84,6 +85,7 @@ def _check(
     gate_up: Tensor | Codes,
     down: Tensor | Codes,
     residual: Tensor | None,
+    num_parts: int,
 ) -> None:
     """Raises ValueError for dtypes, shapes or groups the kernels cannot read."""
     each = [x, chosen, weights, *([] if residual is None else [residual])]
@@ -93,10 +95,10 @@ def _check(
     if (chosen.dtype, weights.dtype) != (torch.int32, torch.float32):
         raise ValueError("experts: chosen must be int32 and weights float32")
     num_experts, hidden, inner = down.shape
-    if x.shape[1] != hidden or gate_up.shape != (num_experts, 2 * inner, hidden):
+    if x.shape[1] != hidden or gate_up.shape != (num_experts, num_parts * inner, hidden):
         raise ValueError(
             f"experts: x {list(x.shape)}, gate_up {list(gate_up.shape)} and down"
-            f" {list(down.shape)} must be [T, H], [E, 2 I, H] and [E, H, I]"
+            f" {list(down.shape)} must be [T, H], [E, {num_parts} I, H] and [E, H, I]"
         )
     if hidden % 8 or inner % 8:
         raise ValueError(f"experts: sizes {hidden} and {inner} must be multiples of 8")

@@ -4,7 +4,7 @@ block of pairs. As in ``linear`` the weight is the left operand."""
 import triton
 import triton.language as tl
 
-from kernels.linear.triton import multiply, store_gated
+from kernels.linear.triton import multiply, store_gated, store_squares
 
 
 @triton.jit(do_not_specialize=["most"])
@@ -13,15 +13,16 @@ def gate_up_kernel(
     p_pairs,  # [P]
     p_blocks,  # [3, most]
     p_num_blocks,  # [1]
-    p_weight,  # [E, 2 I, K], or codes [E, 2 I, K / PER_PLACE]
-    p_scales,  # [E, 2 I, groups], or None if dense
-    p_zeros,  # [E, 2 I, groups] or None
+    p_weight,  # [E, PARTS I, K], or codes [E, PARTS I, K / PER_PLACE]
+    p_scales,  # [E, PARTS I, groups], or None if dense
+    p_zeros,  # [E, PARTS I, groups] or None
     p_table,  # [16] or None
     p_order,  # [E, K] or None
-    p_bias,  # [E, 2 I] or None
+    p_bias,  # [E, PARTS I] or None
     p_gated,  # [P, I], in the order of the pairs
     most,
     NUM_CHOSEN: tl.constexpr,
+    PARTS: tl.constexpr,  # 1: there are no gates
     I: tl.constexpr,  # noqa: E741
     K: tl.constexpr,
     KIND: tl.constexpr,
@@ -34,7 +35,7 @@ def gate_up_kernel(
     ALPHA: tl.constexpr,
     LIMIT: tl.constexpr,
 ):
-    """Half of a program's rows are gates, the other half their ups."""
+    """Half of a program's rows are gates, if there are any, the other half their ups."""
     i_block = tl.program_id(1)
     if i_block >= tl.load(p_num_blocks):
         return
@@ -42,18 +43,23 @@ def gate_up_kernel(
     o_t = tl.arange(0, BLOCK_T)
     is_pair = o_t < num_pairs
     o_token = tl.load(p_pairs + first + o_t, mask=is_pair, other=0) // NUM_CHOSEN
-    BLOCK_I: tl.constexpr = BLOCK_ROWS // 2
+    BLOCK_I: tl.constexpr = BLOCK_ROWS // PARTS
     first_row = tl.program_id(0) * BLOCK_I
     o_row = tl.arange(0, BLOCK_ROWS)
     o_row = tl.minimum(first_row + o_row % BLOCK_I, I - 1) + (o_row // BLOCK_I) * I
     b_both = _multiply_expert(
         p_x, p_weight, p_scales, p_zeros, p_table, p_order, i_expert, o_token, is_pair, o_row,
-        2 * I, K, KIND, PER_PLACE, FIRST, GROUP, BLOCK_ROWS, BLOCK_K, BLOCK_T,
+        PARTS * I, K, KIND, PER_PLACE, FIRST, GROUP, BLOCK_ROWS, BLOCK_K, BLOCK_T,
     )  # fmt: skip
     p_out = p_gated + first.to(tl.int64) * I
     if p_bias is not None:
-        p_bias += i_expert * (2 * I)
-    store_gated(p_bias, p_out, b_both, first_row, num_pairs, I, BLOCK_I, BLOCK_T, ALPHA, 0.0, LIMIT)
+        p_bias += i_expert * (PARTS * I)
+    if PARTS == 1:
+        store_squares(p_bias, p_out, b_both, first_row, num_pairs, I, BLOCK_I, BLOCK_T)
+    else:
+        store_gated(
+            p_bias, p_out, b_both, first_row, num_pairs, I, BLOCK_I, BLOCK_T, ALPHA, 0.0, LIMIT
+        )
 
 
 @triton.jit(do_not_specialize=["most"])

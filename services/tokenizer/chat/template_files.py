@@ -11,6 +11,7 @@ from shared.errors import ConfigError
 DEFAULT, TOOL_USE = "default", "tool_use"
 FILE = "chat_template.jinja"
 FOLDER = "additional_chat_templates"
+PUBLISHED = "<|image@placeholder|>", "<|IMAGE_PLACEHOLDER|>"  # ERNIE-4.5-VL's text, and its token
 
 
 def read_templates(folder: Path, config: dict[str, Any], setting: Path | None) -> dict[str, str]:
@@ -19,6 +20,11 @@ def read_templates(folder: Path, config: dict[str, Any], setting: Path | None) -
     ``setting`` is a file that replaces all templates of the folder; in the folder, files come
     before the ``chat_template`` of ``config``, tokenizer_config.json. Raises ConfigError.
     """
+    found = _found(folder, config, setting)
+    return {name: source.replace(*PUBLISHED) for name, source in found.items()}
+
+
+def _found(folder: Path, config: dict[str, Any], setting: Path | None) -> dict[str, str]:
     if setting is not None:
         return {DEFAULT: _read(setting, "chat-template")}
     found = {path.stem: _read(path) for path in sorted(folder.glob(f"{FOLDER}/*.jinja"))}

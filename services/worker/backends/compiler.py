@@ -17,6 +17,7 @@ from kernels.cpu.operators import (
 )
 from kernels.cpu.packing import NativeLibrary, gate_up_order
 from kernels.cpu.program import Buffer, NativeProgram
+from kernels.silu_mul import num_parts
 from services.worker.backends.recorder import Instruction, Recording
 from services.worker.layers.columns import Columns
 from services.worker.layers.delta_rule import DeltaRule
@@ -73,14 +74,19 @@ class Compiler:
         return program
 
     def _operator(self, each: Instruction, places: dict[int, int]) -> Operator:
-        norm, attention = each.norm, each.heads or each.latents or each.columns
+        norm, attention = each.norm, each.heads or each.latents or each.columns or each.index
         place = attention or each.delta
         rows, weight = self._embeddings(each.embedding)
-        vocab = None if each.embedding is None else each.embedding.vocab
+        first, num = 0, each.num
+        if each.embedding is not None:
+            first, num = each.embedding.vocab.start, each.embedding.vocab.num
+        elif each.marks is not None and each.experts is not None:
+            first, num = places[each.marks], 2 if each.experts.of_images else 1
         if each.summed is not None and each.summed.bias is not None:
             rows = each.summed.bias.float()
+        has_gates = each.kind == Kind.GATED and num_parts(each.act) == 2
         if each.weight is not None:
-            weight = self._pack(each.weight, _bias(each.weight), is_gated=each.kind == Kind.GATED)
+            weight = self._pack(each.weight, _bias(each.weight), is_gated=has_gates)
         elif each.gate is not None:
             weight = self._pack_scores(each.gate)
         return Operator(
@@ -93,8 +99,8 @@ class Compiler:
             size=each.size,
             is_wide=each.is_wide,
             adds=each.adds,
-            first=0 if vocab is None else vocab.start,
-            num=0 if vocab is None else vocab.num,
+            first=first,
+            num=num,
             scale=each.scale,
             act=each.act,
             eps=0.0 if norm is None else norm.eps,
@@ -108,6 +114,7 @@ class Compiler:
             columns=None if each.columns is None else _columns(each.columns),
             delta=None if each.delta is None else _delta(each.delta),
             adapt=each.adapt,
+            index=each.index and each.index.packed([places[other] for other in each.others]),
         )
 
     def _embeddings(self, embedding: Embedding | None) -> tuple[Tensor | None, PackedMatrix | None]:
@@ -148,13 +155,14 @@ class Compiler:
         gate = experts.gate
         gate_up = [each.gate_up_proj for each in experts.products]
         down = [each.down_proj for each in experts.products]
+        is_gated = num_parts(experts.act) == 2
         return PackedExperts(
             routing=gate.routing,
             router=self._pack_scores(gate),
             correction=gate.e_score_correction_bias,
-            gate_up=[self._pack(each, each.bias, is_gated=True) for each in gate_up],
+            gate_up=[self._pack(each, each.bias, is_gated=is_gated) for each in gate_up],
             down=[self._pack(each, each.bias if each.is_first else None) for each in down],
-            clamp=experts.clamp,
+            act=experts.act,
             first=experts.first,
             counts=experts.counts,
         )
@@ -208,6 +216,7 @@ class Compiler:
             sin=sin,
             keys=keys,
             values=values,
+            topk=spec.index_topk,
         )
 
     def _pack_halves(self, expansion: LatentExpansion) -> tuple[PackedMatrix, PackedMatrix]:

@@ -17,7 +17,11 @@ from services.worker.layers.ops import NotSupported
 
 # Keys of config.json.
 DELTA_NAMES = "linear_key_head_dim", "linear_value_head_dim", "linear_conv_kernel_dim"
-SCAN_NAMES = "mamba_d_state", "mamba_d_head", "mamba_d_conv"
+CHANNEL_NAMES = "linear_head_dim", "linear_head_dim", "linear_conv_kernel_dim"
+SCAN_NAMES = (
+    *("mamba_d_state or ssm_state_size", "mamba_d_head or mamba_head_dim"),
+    "mamba_d_conv or conv_kernel",
+)
 
 
 def check_heads(heads: Heads) -> None:
@@ -45,7 +49,8 @@ def check_latents(latents: Latents) -> None:
 
 def check_delta(rule: DeltaRule) -> None:
     name = f"the delta rule of state {rule.layer}"
-    of_key, of_value, of_width = SCAN_NAMES if rule.scan else DELTA_NAMES
+    names = CHANNEL_NAMES if rule.weights.is_by_channel else DELTA_NAMES
+    of_key, of_value, of_width = SCAN_NAMES if rule.scan else names
     sizes = {of_key: (rule.key_dim, MAX_KEY_DIM), of_value: (rule.value_dim, MAX_VALUE_DIM)}
     _check_sizes(sizes, name)
     if (width := rule.conv.shape[1]) > MAX_WIDTH:

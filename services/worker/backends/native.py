@@ -23,7 +23,8 @@ from services.worker.layers.weights import Dense, Quantized
 from services.worker.models import CausalLM, DraftLogits
 from services.worker.models.decoder import DecoderLM, MtpHead
 
-KNOWN_OPTIONS = {"norm", "is_interleaved", "window", "softcap", "has_sinks"}  # of AttentionSpec
+# Of AttentionSpec and LatentSpec.
+KNOWN_OPTIONS = {"norm", "is_interleaved", "window", "softcap", "has_sinks", "index_topk"}
 KNOWN_FORMS = {Dense, Quantized}
 
 

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 from torch import Tensor, nn
 
 from kernels.cpu.adapt import PackedAdapt
+from kernels.cpu.index import Index
 from kernels.cpu.operators import LANES, Form, Kind
 from kernels.cpu.packing import is_whole, packed_form, why_not_packed
-from kernels.silu_mul import Act
+from kernels.silu_mul import Act, num_parts
 from services.worker.backends.head_limits import check_delta, check_heads, check_latents
 from services.worker.layers.columns import Columns
 from services.worker.layers.delta_rule import DeltaRule
@@ -51,6 +52,7 @@ class Instruction:
     out: int
     size: int
     second: int | None = None
+    num: int = 0  # of the second part's elements
     is_wide: bool = False
     adds: bool = False
     scale: float = 1.0
@@ -62,17 +64,19 @@ class Instruction:
     heads: Heads | None = None
     order: Tensor | None = None
     experts: Experts | None = None
+    marks: int | None = None  # a register, of experts
     gate: Scores | None = None
     latents: Latents | None = None
     columns: Columns | None = None
     delta: DeltaRule | None = None
     adapt: PackedAdapt | None = None
-    others: tuple[int, ...] = ()  # further registers, of attention to latents
+    index: Index | None = None
+    others: tuple[int, ...] = ()  # further registers, of attention to latents or of an index
 
     @property
     def registers(self) -> tuple[int, ...]:
         found = self.source, self.out, *self.others
-        return found if self.second is None else (*found, self.second)
+        return *found, *(each for each in (self.second, self.marks) if each is not None)
 
 
 class Recording(NamedTuple):
@@ -139,6 +143,14 @@ class Recorder(Ops[Value]):
         self._add(Kind.ADD, Value(number, 0), out, size)
         return out
 
+    def join(self, x: Value, y: Value) -> Value:
+        size, more = (self.registers[each.register].size for each in (x, y))
+        self.check(x, size, "the first part")
+        self.check(y, more, "the last part")
+        out = self._new(size + more, is_wide=True)
+        self._add(Kind.JOIN, x, out, size, second=y.register, num=more)
+        return out
+
     def norm(self, x: Value, norm: RMSNorm, *, residual: Value | None = None) -> Value:
         size = len(norm.weight)
         if residual is None:
@@ -173,28 +185,47 @@ class Recorder(Ops[Value]):
     def gated(
         self, x: Value, gate_up: Linear, *, norm: RMSNorm | None = None, act: Act = "silu"
     ) -> Value:
-        operand, size = self._operand(x, norm, gate_up), gate_up.outputs // 2
+        operand, size = self._operand(x, norm, gate_up), gate_up.outputs // num_parts(act)
         self._check_tiles(gate_up, "gates", size)
         out = self._new(size, is_wide=False)
         self._gated(operand, out, gate_up, act=act)
         return out
 
-    def experts(self, x: Value, experts: Experts, *, residual: Value, scale: float = 1.0) -> Value:
-        size, name = experts.gate.weight.shape[1], self._names[experts]
+    def experts(
+        self,
+        x: Value,
+        experts: Experts,
+        *,
+        given: Value | None = None,
+        residual: Value | None = None,
+        scale: float = 1.0,
+    ) -> Value:
+        size, name = experts.products[0].gate_up_proj.inputs, self._names[experts]
+        marks = self._num_inputs - 1 if experts.of_images is not None else 0
+        if experts.of_images and not marks:
+            assert residual is not None
+            return residual
         for each in experts.products:
-            self._check_tiles(each.gate_up_proj, "gates", each.gate_up_proj.outputs // 2)
+            self._check_tiles(each.gate_up_proj, "numbers", each.down_proj.inputs)
             self._check_tiles(each.gate_up_proj, "inputs", each.gate_up_proj.inputs)
+        self._check_tiles(experts.gate, "inputs", experts.gate.weight.shape[1])
         self._check_forms(experts)
-        self.check(x, size, name)
+        given = x if given is None else given
+        self.check(x, experts.gate.weight.shape[1], name)
+        self.check(given, size, name)
         narrow = self._new(size, is_wide=False)
-        self._add(Kind.NARROW, x, narrow, size)
+        self._add(Kind.NARROW, given, narrow, size)
         options: dict[str, Any] = {"experts": experts, "second": x.register, "scale": scale}
+        options["marks"] = marks or None
         if experts.is_partial:
             part = self._new(size, is_wide=True)
             self._add(Kind.EXPERTS, narrow, part, size, **options)
             return self._summed(part, size, residual=residual)
-        out = self._written(residual, size, name)
-        self._add(Kind.EXPERTS, narrow, out, size, adds=True, **options)
+        if residual is None:
+            out = self._new(size, is_wide=True)
+        else:
+            out = self._written(residual, size, name)
+        self._add(Kind.EXPERTS, narrow, out, size, adds=residual is not None, **options)
         return out
 
     def open(self, x: Value, gate: Scores, *, y: Value, residual: Value) -> Value:

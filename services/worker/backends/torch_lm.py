@@ -48,7 +48,7 @@ from services.worker.models.decoder import DecoderLM, MtpHead
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The options of AttentionSpec, and the forms of weights, that operators take."""
+    """The options of attention, and the forms of weights, that operators take."""
 
     options: Set[str]
     forms: Set[type]
@@ -56,7 +56,7 @@ class Known:
 
 # In steps prepared by the host, and in steps with lengths known only to the device.
 OPTIONS = {"norm", "is_interleaved", "window", "softcap", "has_sinks"}
-HOST = Known(OPTIONS, {Dense, Quantized})
+HOST = Known(OPTIONS | {"index_topk"}, {Dense, Quantized})
 DEVICE = Known(OPTIONS, {Dense, Quantized})
 
 
@@ -100,6 +100,9 @@ class TorchOps(Ops[Tensor]):
     def add_input(self, x: Tensor, number: int) -> Tensor:
         return x.add_(self._inputs[number]) if number < len(self._inputs) else x
 
+    def join(self, x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([x, y], 1)
+
     def norm(self, x: Tensor, norm: RMSNorm, *, residual: Tensor | None = None) -> Tensor:
         normed = rms_norm(x, norm.weight, norm.eps)
         return normed if residual is None else residual.add_(normed)
@@ -131,23 +134,42 @@ class TorchOps(Ops[Tensor]):
     ) -> Tensor:
         return gated_product(x, _weight(gate_up), gate_up.bias, norm=_operand(norm), act=act)
 
+    def marks(self) -> Tensor | None:
+        """[T] bool: the tokens of images; None: there are none."""
+        return self._inputs[-1][:, 0] != 0 if len(self._inputs) > 1 else None
+
     def experts(
-        self, x: Tensor, experts: Experts, *, residual: Tensor, scale: float = 1.0
+        self,
+        x: Tensor,
+        experts: Experts,
+        *,
+        given: Tensor | None = None,
+        residual: Tensor | None = None,
+        scale: float = 1.0,
     ) -> Tensor:
-        gate, clamp = experts.gate, experts.clamp
+        gate, of_images = experts.gate, experts.of_images
+        marks = None if of_images is None else self.marks()
+        if of_images and marks is None:
+            assert residual is not None
+            return residual
         logits = expert_logits(x, gate.weight, gate.bias)
         chosen, weights = route(logits, gate.routing, gate.e_score_correction_bias)
+        if marks is not None:  # these get an expert that is on no rank
+            others = ~marks if of_images else marks
+            chosen = chosen.masked_fill(others[:, None], gate.num_experts)
         if experts.counts is not None:
             _count(chosen, experts.counts)
         gate_up, down, biases = experts.stacks or _each(experts.products)
         shares = weights if scale == 1.0 else weights * scale
         is_partial = experts.is_partial
         part = expert_products(
-            *(x, chosen, shares, gate_up, down),
+            *(x if given is None else given, chosen, shares, gate_up, down),
             residual=None if is_partial else residual,
             biases=biases,
-            clamp=clamp,
-            first=experts.first if len(experts.products) < gate.num_experts else None,
+            act=experts.act,
+            first=experts.first
+            if len(experts.products) < gate.num_experts or marks is not None
+            else None,
         )
         return _added(self._parallel.sum(part), None, residual) if is_partial else part
 
@@ -166,7 +188,7 @@ class TorchOps(Ops[Tensor]):
             x,
             query_norm,
             key_norm,
-            self._rotation(heads.rotary),
+            self.rotation(heads.rotary),
             inputs.slot_mapping,
             kv.entries,
             spec.is_interleaved,
@@ -176,15 +198,17 @@ class TorchOps(Ops[Tensor]):
         attended = attend(query, kv.entries, inputs.attention, spec.scale, options, kv.scales)
         return attended.flatten(1)
 
-    def latent(self, query: Tensor, latent: Tensor, latents: Latents) -> Tensor:
-        context, spec, rotation = current_context(), latents.spec, self._rotation(latents.rotary)
+    def latent(
+        self, query: Tensor, latent: Tensor, latents: Latents, chosen: Tensor | None = None
+    ) -> Tensor:
+        context, spec, rotation = current_context(), latents.spec, self.rotation(latents.rotary)
         entries, inputs = context.kv_caches[latents.layer].entries, context.groups[latents.group]
         keys, values = latents.expansion.halves()
         norm = Norm(latents.norm.weight, latents.norm.eps)
         slots, is_interleaved = inputs.slot_mapping, spec.is_interleaved
         write_latents(latent, norm, rotation, slots, entries, is_interleaved)
         queries = latent_queries(query, keys, rotation, is_interleaved)
-        options = AttentionOptions(value_dim=spec.rank)
+        options = AttentionOptions(value_dim=spec.rank, chosen=chosen)
         attended = attend(queries, entries, inputs.attention, spec.scale, options)
         return latent_values(attended, values)
 
@@ -238,7 +262,7 @@ class TorchOps(Ops[Tensor]):
             scale = torch.rsqrt(mean + norm.eps)[:, None]
             part.copy_(part.float() * scale * norm.weight)
 
-    def _rotation(self, rotary: RotaryEmbedding) -> Tensor:
+    def rotation(self, rotary: RotaryEmbedding) -> Tensor:
         """[2, T, head_dim]"""
         if rotary not in self._rotations:
             assert self._positions is not None
@@ -262,7 +286,8 @@ def _count(chosen: Tensor, counts: Tensor) -> None:
     context = current_context()
     num_blocks, block_size = context.kv_caches[0].entries.shape[:2]
     is_token = context.groups[0].slot_mapping < (num_blocks - 1) * block_size
-    counts.index_add_(0, chosen.flatten(), is_token.long().repeat_interleave(chosen.shape[1]))
+    counted = is_token[:, None] & (chosen < len(counts))
+    counts.index_add_(0, chosen.clamp_max(len(counts) - 1).flatten(), counted.long().flatten())
 
 
 def _weight(layer: Linear | LMHead) -> Tensor | Codes:

@@ -1,6 +1,6 @@
 """The keys of config.json that all families read."""
 
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 
@@ -36,6 +36,10 @@ class ModelConfig(msgspec.Struct, frozen=True):
     partial_rotary_factor: float | None = None
     tie_word_embeddings: bool | None = None
     quantization_config: dict[str, Any] | None = None
+
+    def for_texts(self) -> Self:
+        """Without parts that only images need."""
+        return self
 
     @property
     def head_dim(self) -> int:

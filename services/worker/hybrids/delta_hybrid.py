@@ -1,7 +1,6 @@
 """Models of gated delta layers, and of attention with gates in one of every few layers, as
 Qwen3-Next and Qwen3.5 are."""
 
-from collections import Counter
 from typing import Annotated, ClassVar
 
 import msgspec
@@ -12,6 +11,7 @@ from services.worker.config.model_config import ModelConfig
 from services.worker.config.sparse_config import Num, SparseConfig
 from services.worker.hybrids.delta_rows import DeltaSpec
 from services.worker.hybrids.gated_delta import GatedDelta
+from services.worker.hybrids.layer_kinds import ATTENTION, STATEFUL, kind_problems
 from services.worker.layers.attention import Attention
 from services.worker.layers.mixture import Mixture
 from services.worker.layers.mlp import GatedMLP
@@ -21,8 +21,6 @@ from services.worker.models.decoder import DecoderLM
 from services.worker.models.mtp import NormedMtpLayer, add_mtp_head
 from services.worker.models.parts import Parts
 from services.worker.models.qwen2_moe import opened_mixture
-
-ATTENTION, DELTA = "full_attention", "linear_attention"
 
 
 class HybridConfig(ModelConfig, frozen=True, kw_only=True):
@@ -58,22 +56,10 @@ class HybridConfig(ModelConfig, frozen=True, kw_only=True):
             return self.layer_types
         interval = self.full_attention_interval
         numbers = range(1, self.num_hidden_layers + 1)
-        return [DELTA if number % interval else ATTENTION for number in numbers]
+        return [STATEFUL if number % interval else ATTENTION for number in numbers]
 
     def problems(self) -> list[str]:
-        problems, counts = super().problems(), Counter(self.types)
-        if counts.total() != self.num_hidden_layers:
-            problems.append(
-                f"layer_types has {counts.total()} entries; num_hidden_layers is"
-                f" {self.num_hidden_layers}"
-            )
-        if unknown := counts.keys() - {ATTENTION, DELTA}:
-            problems.append(
-                f"layer_types {', '.join(sorted(unknown))} is not supported; only {ATTENTION} and"
-                f" {DELTA} are"
-            )
-        if not counts[ATTENTION]:
-            problems.append(f"no layer is {ATTENTION}: one is needed")
+        problems = [*super().problems(), *kind_problems(self.types, self.num_hidden_layers)]
         if self.linear_num_value_heads % self.linear_num_key_heads:
             problems.append(
                 f"linear_num_value_heads {self.linear_num_value_heads} is no multiple of"
@@ -134,7 +120,7 @@ class HybridLM(DecoderLM):
 
     def make_layer(self, parts: Parts, layer: int) -> HybridLayer:
         mixer: GatedDelta | Attention
-        if self.config.types[layer] == DELTA:
+        if self.config.types[layer] == STATEFUL:
             spec, is_joined = self.config.delta_spec, self.has_joined_inputs
             eps, parallel = self.config.rms_norm_eps, self.parallel
             mixer = GatedDelta(

@@ -1,50 +1,40 @@
 """Granite 4: Mamba-2 layers and attention, mostly without rotary positions, with or without
 experts."""
 
-from collections import Counter
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from kernels.route import Routing
 from services.worker.config.frequencies import Rope
 from services.worker.config.model_config import ModelConfig
 from services.worker.config.sparse_config import Num, SparseConfig
 from services.worker.hybrids.delta_rows import DeltaSpec
-from services.worker.hybrids.mamba import Mamba, MambaOptions
+from services.worker.hybrids.layer_kinds import ATTENTION, STATEFUL, kind_problems
+from services.worker.hybrids.mamba import Mamba, MambaOptions, step_limits
+from services.worker.hybrids.no_rope import NoRope
 from services.worker.layers.attention import Attention
 from services.worker.layers.experts import Experts
 from services.worker.layers.gated import GatedNames
-from services.worker.layers.linear import Linear
 from services.worker.layers.mlp import GatedMLP
 from services.worker.layers.ops import Ops, X
-from services.worker.layers.parallel import ALONE, Parallel, Rows
+from services.worker.layers.parallel import ALONE, Parallel, Rows, Shard, as_shard
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.parts import Parts
 
-ATTENTION, MAMBA = "full_attention", "linear_attention"
-OLDER_NAMES = {"attention": ATTENTION, "mamba": MAMBA}
+OLDER_NAMES = {"attention": ATTENTION, "mamba": STATEFUL}
 
 
-class NoRope(Rope, frozen=True, kw_only=True):
-    """Nothing turns."""
-
-    def frequencies(self, head_dim: int, length: int) -> Tensor:
-        return torch.zeros(head_dim // 2)
-
-
-class FusedMLP(GatedMLP):
+class FusedNames(GatedNames):
     """Gates and ups are one layer of a checkpoint."""
 
-    def __init__(self, hidden_size: int, size: int, parallel: Parallel) -> None:
-        super().__init__(hidden_size, size, parallel, names=GatedNames(down="output_linear"))
-        inner = parallel.inner(size)
-        own = np.arange(2 * size).reshape(2, -1)[:, inner.start : inner.start + inner.num]
-        rows = 2 * size if inner.num == size else Rows(own.ravel(), 2 * size)
-        self.gate_up_proj = Linear(hidden_size, {"input_linear": rows})
+    def firsts(self, inner: int | Shard) -> Mapping[str, int | Shard | Rows]:
+        _, num, size = own = as_shard(inner)
+        ids = np.arange(2 * size).reshape(2, -1)[:, own.start : own.start + num]
+        return {"input_linear": 2 * size if num == size else Rows(ids.ravel(), 2 * size)}
 
 
 class GraniteLayer(nn.Module):
@@ -109,7 +99,7 @@ class GraniteMoeHybridForCausalLM(DecoderLM):
         @property
         def types(self) -> list[str]:
             """The type of each layer."""
-            given = self.layer_types or [MAMBA] * self.num_hidden_layers
+            given = self.layer_types or [STATEFUL] * self.num_hidden_layers
             return [OLDER_NAMES.get(each, each) for each in given]
 
         @property
@@ -118,7 +108,7 @@ class GraniteMoeHybridForCausalLM(DecoderLM):
 
         @property
         def rope(self) -> Rope:
-            return super().rope if self.rotates else NoRope(rope_theta=2.0)
+            return super().rope if self.rotates else NoRope()
 
         @property
         def rotary_dim(self) -> int:
@@ -151,27 +141,15 @@ class GraniteMoeHybridForCausalLM(DecoderLM):
 
         @property
         def mamba_options(self) -> MambaOptions:
-            least, most = map(_number, self.time_step_limit or (0.0, float("inf")))
-            return MambaOptions(self.mamba_conv_bias, self.mamba_proj_bias, (least, most))
+            limits = step_limits(self.time_step_limit)
+            return MambaOptions(self.mamba_conv_bias, self.mamba_proj_bias, limits)
 
         def problems(self) -> list[str]:
             found = super().problems() if self.num_local_experts else ModelConfig.problems(self)
             return [*found, *self._layer_problems(), *self._mamba_problems()]
 
         def _layer_problems(self) -> list[str]:
-            problems, counts = [], Counter(self.types)
-            if counts.total() != self.num_hidden_layers:
-                problems.append(
-                    f"layer_types has {counts.total()} entries; num_hidden_layers is"
-                    f" {self.num_hidden_layers}"
-                )
-            if unknown := counts.keys() - {ATTENTION, MAMBA}:
-                problems.append(
-                    f"layer_types {', '.join(sorted(unknown))} is not supported; only {ATTENTION}"
-                    f" and {MAMBA} are"
-                )
-            if not counts[ATTENTION]:
-                problems.append(f"no layer is {ATTENTION}: one is needed")
+            problems = kind_problems(self.types, self.num_hidden_layers)
             if self.normalization_function != "rmsnorm":
                 problems.append(
                     f"normalization_function {self.normalization_function!r} is not supported;"
@@ -180,7 +158,7 @@ class GraniteMoeHybridForCausalLM(DecoderLM):
             return problems
 
         def _mamba_problems(self) -> list[str]:
-            if MAMBA not in self.types:
+            if STATEFUL not in self.types:
                 return []
             problems, spec = [], self.delta_spec
             inner = self.mamba_expand * self.hidden_size
@@ -195,11 +173,9 @@ class GraniteMoeHybridForCausalLM(DecoderLM):
                     f" {spec.num_key_heads}"
                 )
             try:
-                least, most = self.mamba_options.limits
-            except (KeyError, TypeError, ValueError):
-                least, most = 0.0, -1.0
-            if not 0 <= least <= most:
-                problems.append(f"time_step_limit {self.time_step_limit} are not two limits")
+                step_limits(self.time_step_limit)
+            except ValueError as error:
+                problems.append(str(error))
             return problems
 
     config: Config
@@ -215,19 +191,15 @@ class GraniteMoeHybridForCausalLM(DecoderLM):
             num = config.num_local_experts
             networks = parts.experts(num, config.intermediate_size)
             experts = Experts(parts.router(num, config.routing), networks)
-        shared = FusedMLP(config.hidden_size, config.shared_intermediate_size, self.parallel)
+        names = FusedNames(down="output_linear")
+        shared = parts.mlp(size=config.shared_intermediate_size, names=names)
         scale = config.residual_multiplier
         return GraniteLayer(parts, self._make_mixer(parts, layer), shared, experts, scale)
 
     def _make_mixer(self, parts: Parts, layer: int) -> Mamba | Attention:
         config = self.config
-        if config.types[layer] == MAMBA:
+        if config.types[layer] == STATEFUL:
             size, eps, options = config.hidden_size, config.rms_norm_eps, config.mamba_options
             return Mamba(size, config.delta_spec, layer, eps, self.parallel, options=options)
         scale, bias = config.attention_multiplier, config.attention_bias
         return parts.attention(layer, scale=scale, has_qkv_bias=bias, has_out_bias=bias)
-
-
-def _number(limit: Any) -> float:
-    """transformers stores infinity as an object."""
-    return float(limit["__float__"] if isinstance(limit, dict) else limit)

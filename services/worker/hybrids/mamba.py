@@ -1,6 +1,6 @@
 """A layer with a state: Mamba-2 (arXiv 2405.21060)."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -8,12 +8,12 @@ import torch
 from kernels.delta import ScanTerms
 from services.worker.hybrids.delta_rows import DeltaSpec, rows_of
 from services.worker.hybrids.ruled import Ruled
-from services.worker.layers.delta_rule import DeltaRule
 from services.worker.layers.linear import Linear, WeightPiece, row_piece
 from services.worker.layers.parallel import Parallel, Rows, Shard, cannot_split
 from services.worker.layers.weights import empty_parameter
 
 Limits = tuple[float, float]
+HEAD_NAMES = "mamba_n_heads", "mamba_n_groups"
 
 
 class MambaOptions(NamedTuple):
@@ -24,10 +24,25 @@ class MambaOptions(NamedTuple):
     limits: Limits = (0.0, float("inf"))
 
 
+def step_limits(given: tuple[Any, Any] | None) -> Limits:
+    """``time_step_limit``: transformers stores infinity as an object, others as it is. Raises
+    ValueError."""
+    try:
+        least, most = map(_number, given or (0.0, "inf"))
+    except (KeyError, TypeError, ValueError):
+        least, most = 0.0, -1.0
+    if not 0 <= least <= most:
+        raise ValueError(f"time_step_limit {given} are not two limits")
+    return least, most
+
+
+def _number(limit: Any) -> float:
+    return float(limit["__float__"] if isinstance(limit, dict) else limit)
+
+
 class Mamba(Ruled):
-    """``spec`` counts the heads of all ranks; the groups that share B and C are its key heads. A
-    rank has whole groups. The convolution has the model's dtype; decays, biases of steps, skips and
-    the norm are float32."""
+    """``spec`` counts the heads of all ranks; the groups that share B and C are its key heads, and
+    a rank has whole groups. ``names`` are the config's of heads and groups."""
 
     def __init__(
         self,
@@ -38,44 +53,24 @@ class Mamba(Ruled):
         parallel: Parallel,
         *,
         options: MambaOptions,
+        names: tuple[str, str] = HEAD_NAMES,
     ) -> None:
-        super().__init__()
         if (num := spec.num_key_heads) % parallel.size:
-            raise cannot_split(f"mamba_n_groups {num}", parallel.size, lambda n: num % n == 0)
-        names = "mamba_n_heads", "mamba_n_groups"
+            raise cannot_split(f"{names[1]} {num}", parallel.size, lambda n: num % n == 0)
         heads, groups = parallel.heads(spec.num_heads, num, names)
-        self._heads, self._inner = heads, heads.times(spec.value_dim)
-        self._channels, inputs, steps = _rows(spec, heads, groups)
+        inner = heads.times(spec.value_dim)
+        channels, inputs, steps = _rows(spec, heads, groups)
+        super().__init__(layer, heads, channels, spec.width, inner)
         self.in_proj = Linear(hidden_size, {"in_proj": inputs}, options.has_bias)
         self.gates = Linear(hidden_size, {"in_proj": steps}, options.has_bias)
-        self.out_proj = Linear(self._inner, hidden_size, options.has_bias)
-        self.conv = empty_parameter(self._channels.num, spec.width)
-        self.conv_bias = empty_parameter(self._channels.num) if options.has_conv_bias else None
-        self.decay, self.dt_bias, self.skip = (
-            empty_parameter(heads.num, dtype=torch.float32) for _ in range(3)
-        )
-        self.norm = empty_parameter(self._inner.num, dtype=torch.float32)
-        self.number = layer
-        rule = DeltaRule(
-            layer=0,
-            num_key_heads=groups.num,
-            conv=self.conv,
-            decay=self.decay,
-            dt_bias=self.dt_bias,
-            norm=self.norm,
-            eps=eps,
-            scan=ScanTerms(self.skip, self.conv_bias, options.limits),
-        )
-        self._follow(rule)
+        self.out_proj = Linear(inner, hidden_size, options.has_bias)
+        self.conv_bias = empty_parameter(channels.num) if options.has_conv_bias else None
+        self.skip = empty_parameter(heads.num, dtype=torch.float32)
+        self._follow(groups.num, eps, ScanTerms(self.skip, self.conv_bias, options.limits))
 
     def checkpoint_pieces(self, name: str) -> dict[str, WeightPiece]:
-        pieces = {
-            f"{name}.conv1d.weight": row_piece(self.conv[:, None], self._channels),
-            f"{name}.A_log": row_piece(self.decay, self._heads),
-            f"{name}.dt_bias": row_piece(self.dt_bias, self._heads),
-            f"{name}.D": row_piece(self.skip, self._heads),
-            f"{name}.norm.weight": row_piece(self.norm, self._inner),
-        }
+        pieces = super().checkpoint_pieces(name)
+        pieces[f"{name}.D"] = row_piece(self.skip, self._heads)
         if self.conv_bias is not None:
             pieces[f"{name}.conv1d.bias"] = row_piece(self.conv_bias, self._channels)
         return pieces

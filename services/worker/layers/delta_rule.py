@@ -1,4 +1,4 @@
-"""The gated delta rule of a layer, or Mamba-2's, and the place of its states."""
+"""The gated delta rule of a layer, Mamba-2's or Kimi's, and the place of its states."""
 
 from typing import NamedTuple
 
@@ -34,7 +34,7 @@ class DeltaRule(NamedTuple):
 
     @property
     def num_gates(self) -> int:
-        return 2 * self.num_heads if self.scan is None else self.num_heads
+        return len(self.dt_bias) + (self.num_heads if self.scan is None else 0)
 
     @property
     def value_dim(self) -> int:

@@ -7,8 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from kernels.codes import Codes
-from kernels.experts import Biases, Clamp
+from kernels.experts import Biases
 from kernels.route import Routing
+from kernels.silu_mul import Act, Clamp
 from services.worker.layers.gated import GatedProducts
 from services.worker.layers.weights import adjacent, empty_parameter, stack_of
 
@@ -49,24 +50,24 @@ class Router(Scores):
 class Stacks(NamedTuple):
     """Weights of all experts, each in one, and their biases."""
 
-    gate_up: Tensor | Codes  # [E, 2 inner, hidden]
+    gate_up: Tensor | Codes  # [E, 2 inner, hidden], or without gates [E, inner, hidden]
     down: Tensor | Codes  # [E, hidden, inner]
     biases: Biases | None
 
 
 class Experts(nn.Module):
-    """Networks of one size and the router that chooses from them, named as in checkpoints. Their
-    gates and ups are multiplied with the clamp of ``clamp``, if there is one.
+    """Networks of one size and the router that chooses from them, named as in checkpoints.
 
     ``products`` are the experts of this rank, whole or in part: adjacent ones, from expert
     ``first`` on; the others are empty. If it ``is_partial``, the outputs must be added up over all
     ranks. ``stacks`` are the weights in the layout of GPU kernels, if there are any (see
     ``stack_experts``); each network then has a part of them. ``counts``, if there are any, grow by
-    the tokens that go to each expert.
+    the tokens that go to each expert. Experts that are ``of_images``, or are not, take no other
+    tokens (see ``Ops.experts``).
     """
 
     def __init__(
-        self, gate: Router, experts: Iterable[GatedProducts], clamp: Clamp | None = None
+        self, gate: Router, experts: Iterable[GatedProducts], act: Act | Clamp = "silu"
     ) -> None:
         super().__init__()
         self.gate = gate
@@ -75,9 +76,10 @@ class Experts(nn.Module):
         self.products = [each for each in networks if not each.down_proj.is_empty]
         self.first = networks.index(self.products[0])
         self.is_partial = any(each.down_proj.is_partial for each in networks)
-        self.clamp = clamp
+        self.act = act
         self.stacks: Stacks | None = None
         self.counts: Tensor | None = None  # [experts] int64
+        self.of_images: bool | None = None  # None: all tokens take them
 
     def find_stacks(self) -> None:
         """Makes ``stacks`` views of the ``products``' weights, which are adjacent in memory."""

@@ -1,11 +1,12 @@
-"""The two GEMMs of a gated feed-forward network (arXiv 2002.05202)."""
+"""The two GEMMs of a feed-forward network, mostly a gated one (arXiv 2002.05202)."""
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from torch import nn
 
 from services.worker.layers.linear import Linear
-from services.worker.layers.parallel import Shard
+from services.worker.layers.parallel import Rows, Shard
 
 
 class GatedNames(NamedTuple):
@@ -15,12 +16,23 @@ class GatedNames(NamedTuple):
     up: str = "up_proj"
     down: str = "down_proj"
 
+    def firsts(self, inner: int | Shard) -> Mapping[str, int | Shard | Rows]:
+        """The layers of the first GEMM, and their rows."""
+        return {self.gate: inner, self.up: inner}
 
-USUAL_NAMES = GatedNames()
+
+class UngatedNames(GatedNames):
+    """Of a network without gates."""
+
+    def firsts(self, inner: int | Shard) -> Mapping[str, int | Shard | Rows]:
+        return {self.up: inner}
+
+
+USUAL_NAMES, UNGATED_NAMES = GatedNames(), UngatedNames()
 
 
 class GatedProducts(nn.Module):
-    """down(act(gate) · up), or a rank's shard of its ``inner`` size."""
+    """down(act(gate) · up) or down(act(up)), or a rank's shard of its ``inner`` size."""
 
     def __init__(
         self,
@@ -30,5 +42,5 @@ class GatedProducts(nn.Module):
         names: GatedNames = USUAL_NAMES,
     ) -> None:
         super().__init__()
-        self.gate_up_proj = Linear(hidden_size, {names.gate: inner, names.up: inner}, has_bias)
+        self.gate_up_proj = Linear(hidden_size, names.firsts(inner), has_bias)
         self.down_proj = Linear(inner, {names.down: hidden_size}, has_bias)

@@ -37,7 +37,8 @@ class AttentionSpec:
 class LatentSpec:
     """The requirements of a layer with latents (arXiv 2405.04434). A token has ``rank`` numbers,
     the source of all heads' keys and values, and a rotated key of ``rope_dim`` common to all heads.
-    A head's query has ``nope_dim`` numbers without rotation and ``rope_dim`` with it."""
+    A head's query has ``nope_dim`` numbers without rotation and ``rope_dim`` with it. With an
+    ``index_topk``, an option, a token attends to this number of chosen keys (``kernels.index``)."""
 
     num_heads: int
     rank: int
@@ -46,6 +47,7 @@ class LatentSpec:
     value_dim: int
     scale: float
     is_interleaved: bool
+    index_topk: int = 0
 
     @property
     def query_dim(self) -> int:

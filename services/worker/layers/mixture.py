@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from kernels.experts import Clamp
+from kernels.silu_mul import Act, Clamp
 from services.worker.layers.experts import Experts, Router
 from services.worker.layers.gated import GatedProducts
 from services.worker.layers.mlp import GatedMLP
@@ -11,22 +11,28 @@ from services.worker.layers.ops import Ops, X
 
 
 class Mixture(Experts):
-    """The experts that a token's router chooses, and perhaps a network that all tokens share."""
+    """The experts that a token's router chooses, and perhaps a network that all tokens share. If
+    there are experts of ``images``, these are for other tokens."""
 
     def __init__(
         self,
         gate: Router,
         experts: Iterable[GatedProducts],
         shared: GatedMLP | None = None,
-        clamp: Clamp | None = None,
+        act: Act | Clamp = "silu",
+        images: Experts | None = None,
     ) -> None:
-        super().__init__(gate, experts, clamp)
-        self.shared_experts = shared
+        super().__init__(gate, experts, act)
+        self.shared_experts, self.images = shared, images
+        if images is not None:
+            self.of_images, images.of_images = False, True
 
     def forward(self, ops: Ops[X], x: X, *, norm: RMSNorm, residual: X, scale: float = 1.0) -> X:
         """scale · (experts(norm(x)) + shared(norm(x))) + residual: [T, hidden] → [T, hidden]"""
         normed = ops.norm(x, norm)
         x = ops.experts(normed, self, residual=residual, scale=scale)
+        if self.images is not None:
+            x = ops.experts(normed, self.images, residual=x, scale=scale)
         if self.shared_experts is None:
             return x
         return self.shared_experts.forward(ops, normed, residual=x, scale=scale)

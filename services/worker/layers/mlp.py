@@ -1,4 +1,4 @@
-"""The gated feed-forward network."""
+"""The feed-forward network."""
 
 from kernels.silu_mul import Act
 from services.worker.layers.gated import USUAL_NAMES, GatedNames, GatedProducts
@@ -8,7 +8,7 @@ from services.worker.layers.parallel import Parallel
 
 
 class GatedMLP(GatedProducts):
-    """SwiGLU or GEGLU (arXiv 2002.05202)."""
+    """SwiGLU or GEGLU (arXiv 2002.05202), or with relu2 and ``UngatedNames`` one without gates."""
 
     def __init__(
         self,

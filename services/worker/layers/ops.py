@@ -42,6 +42,10 @@ class Ops(ABC, Generic[X]):
         """x + this input of the pass, if it has as many inputs; x must not be used again."""
 
     @abstractmethod
+    def join(self, x: X, y: X) -> X:
+        """[T, n] and [T, m] → [T, n + m]"""
+
+    @abstractmethod
     def norm(self, x: X, norm: RMSNorm, *, residual: X | None = None) -> X:
         """norm(x) + residual"""
 
@@ -62,14 +66,25 @@ class Ops(ABC, Generic[X]):
 
     @abstractmethod
     def gated(self, x: X, gate_up: Linear, *, norm: RMSNorm | None = None, act: Act = "silu") -> X:
-        """act(gate) · up, both of norm(x): [T, inputs] → [T, outputs / 2], gates before ups."""
+        """act(gate) · up, both of norm(x): [T, inputs] → [T, outputs / 2], gates before ups. With
+        relu2 there are no gates: [T, outputs]."""
 
     @abstractmethod
-    def experts(self, x: X, experts: Experts, *, residual: X, scale: float = 1.0) -> X:
-        """scale · Σ weight · expert(x) over a token's experts, chosen by the router, + residual:
-        [T, hidden] → [T, hidden]
+    def experts(
+        self,
+        x: X,
+        experts: Experts,
+        *,
+        given: X | None = None,
+        residual: X | None = None,
+        scale: float = 1.0,
+    ) -> X:
+        """scale · Σ weight · expert(given) over a token's experts, which the router chooses by x,
+        + residual: [T, hidden] → [T, size] like ``given``, by default x.
 
-        The sum is in the order of choice. Logits and weights are float32.
+        The sum is in the order of choice. Logits and weights are float32. A pass from embeddings
+        may have tokens of images: the last input marks them by 1, others by 0. In one from ids all
+        tokens are texts.
         """
 
     @abstractmethod

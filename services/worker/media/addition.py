@@ -57,8 +57,8 @@ def make(
 
 
 def _why_not(settings: WorkerConfig, model: DecoderLM) -> str:
-    if settings.num_ranks > 1:
-        return f"they are not with {settings.ranks_setting} {settings.num_ranks}"
+    if (num := settings.pipeline_parallel_size) > 1:
+        return f"they are not with pipeline-parallel-size {num}"
     return "the model pools" if model.lm_head is None else ""
 
 
@@ -86,12 +86,13 @@ class Media:
         num_slots = settings.max_num_seqs
         num_tokens = num_rows + num_slots * MAX_SPECULATIVE_TOKENS  # rows may be padded with these
         shape = num_slots, num_tokens, family.num_embeddings, config.hidden_size
-        self._tokens = cache(partial(DeviceTokens, *shape, dtype, self._device))
+        ids = family.image_ids
+        self._tokens = cache(partial(DeviceTokens, *shape, ids, dtype, self._device))
         # For devices alone; on a CPU those of adapters come first.
         self.operators = Operators(torch=partial(MediaOps, self._tokens))
         self._rotations = Rotations(rotary, axes_of(config), num_rows)
         self._max_len = settings.max_model_len or config.max_position_embeddings
-        take_embeddings(model, family.num_embeddings)
+        take_embeddings(model, family.num_embeddings, marks=bool(family.image_ids))
 
     def limit(self, capacity: Capacity) -> Capacity:
         return structs.replace(capacity, media=self.family.kinds)
@@ -103,7 +104,8 @@ class Media:
         num_patches = self._most_patches
         num_features = num_patches // sizes.patches_of_token * num
         largest = num_features * sizes.hidden_size * self._dtype.itemsize
-        of_step = (num - 1) * num_tokens * sizes.hidden_size * torch.float32.itemsize
+        num_inputs = num - 1 + bool(self.family.image_ids)
+        of_step = num_inputs * num_tokens * sizes.hidden_size * torch.float32.itemsize
         return {
             "images: weights of the tower": sizes.weights,
             "images: features, kept and in a step": CACHE_BYTES + largest + of_step,

@@ -18,9 +18,9 @@ class AddFeatures(nn.Module):
         return ops.add_input(x, self.number)
 
 
-def take_embeddings(model: DecoderLM, num: int) -> None:
-    """Prepares ``model`` for passes from ``num`` embeddings of a token: its first layers are
-    followed by layers that add one each."""
-    model.num_embeddings, layers = num, model.model.layers
+def take_embeddings(model: DecoderLM, num: int, *, marks: bool) -> None:
+    """Prepares ``model`` for passes from ``num`` embeddings of a token, and ``marks`` of images:
+    its first layers are followed by layers that add an embedding each."""
+    model.num_embeddings, layers = num + marks, model.model.layers
     for number in range(1, min(num, 1 + len(layers))):
         layers.insert(2 * number - 1, AddFeatures(number))

@@ -30,7 +30,7 @@ Piece = tuple[np.ndarray, Tensor]  # the indices [n] of tokens in a step, and th
 class DeviceTokens:
     """A step with chunks has at most ``num_tokens``; each has a shift, the difference between its
     row in the table of rotations and its position, and perhaps features. Other steps take the
-    deltas of their slots as shifts."""
+    deltas of their slots as shifts. In prompts, ``image_ids`` are for experts of images."""
 
     def __init__(
         self,
@@ -38,10 +38,13 @@ class DeviceTokens:
         num_tokens: int,
         num_embeddings: int,
         hidden_size: int,
+        image_ids: Sequence[int],
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         self._device = device
+        self._image_ids = torch.tensor(image_ids, dtype=torch.int64, device=device)
+        self._is_of_prompt = torch.zeros(num_tokens, dtype=torch.bool, device=device)
         self._known = np.zeros(num_slots, np.int64)  # the deltas on the device
         self._deltas = torch.zeros(num_slots + 1, dtype=torch.int64, device=device)  # with the null
         self._shifts = torch.zeros(num_tokens, dtype=torch.int64, device=device)
@@ -64,6 +67,13 @@ class DeviceTokens:
             self._shifts.zero_()
             self._is_feature.zero_()
             self._is_clear = True
+
+    def note_prompts(self, step: MixedStep, is_of_prompt: np.ndarray) -> None:
+        """is_of_prompt [T] bool of the tokens of chunks, for experts of images"""
+        start = step.num_decoded
+        of_all = np.zeros(len(self._is_of_prompt), bool)
+        of_all[start : start + len(is_of_prompt)] = is_of_prompt
+        self._is_of_prompt.copy_(upload(of_all, self._device))
 
     def fill(self, step: MixedStep, shifts: np.ndarray, pieces: Sequence[Piece]) -> None:
         """shifts [T] int64 of the tokens of chunks; ``pieces`` count from the first of these."""
@@ -96,6 +106,11 @@ class DeviceTokens:
         num = len(embeddings)
         return torch.where(self._is_feature[:num], self._features[0, :num], embeddings)
 
+    def marks(self, ids: Tensor) -> Tensor:
+        """ids [T] of a step with chunks → [T] bool: the ones for experts of images."""
+        is_found = (ids[:, None] == self._image_ids).any(1)
+        return is_found & self._is_of_prompt[: len(ids)]
+
     def plus_features(self, states: Tensor, number: int) -> Tensor:
         """[T, hidden] of a step with chunks"""
         num = len(states)
@@ -115,6 +130,7 @@ class MediaOps(TorchOps):
     ) -> None:
         attention = current_context().groups[0].attention
         self._tokens: DeviceTokens | None = None
+        self._marks: Tensor | None = None
         if isinstance(attention, DeviceAttention):
             found = tokens()
             positions = found.rows(positions, attention)
@@ -123,7 +139,13 @@ class MediaOps(TorchOps):
 
     def embed(self, ids: Tensor, embedding: Embedding) -> Tensor:
         embeddings = super().embed(ids, embedding)
-        return embeddings if self._tokens is None else self._tokens.with_features(embeddings)
+        if self._tokens is None:
+            return embeddings
+        self._marks = self._tokens.marks(ids)
+        return self._tokens.with_features(embeddings)
+
+    def marks(self) -> Tensor | None:
+        return super().marks() if self._tokens is None else self._marks
 
     def add_input(self, x: Tensor, number: int) -> Tensor:
         if self._tokens is None:

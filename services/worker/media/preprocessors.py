@@ -79,7 +79,7 @@ def channels(pixels: np.ndarray, values: np.ndarray) -> np.ndarray:
 class Qwen2_5_VL(Preprocessor):  # noqa: N801, its name
     """Squares of patches in order, and the same image at each time."""
 
-    names = ("visual.",)
+    names: ClassVar[tuple[str, ...]] = ("visual.",)
     sizes = Preprocessor.sizes | {"temporal_patch_size": "temporal_patch_size"}
     temporal_patch_size: int = 2
 
@@ -96,6 +96,14 @@ class Qwen2_5_VL(Preprocessor):  # noqa: N801, its name
         patches = np.broadcast_to(ordered, shape).reshape(-1, self.patch_numbers)
         grid = np.array([[1, rows * merge, columns * merge]])
         return {"pixel_values": patches, "image_grid_thw": grid}
+
+
+class Ernie4_5_VL(Qwen2_5_VL):  # noqa: N801, its name
+    """The image once: the resampler repeats it."""
+
+    names = ("vision_tower.", "resampler_model.")
+    sizes = Preprocessor.sizes
+    temporal_patch_size: Literal[1] = 1
 
 
 class Pixtral(Preprocessor):
@@ -153,6 +161,7 @@ class Clip(Preprocessor):
 
 
 PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {
+    "Ernie4_5_VLMoeForConditionalGeneration": Ernie4_5_VL,
     "LlavaForConditionalGeneration/clip_vision_model": Clip,
     "LlavaForConditionalGeneration/pixtral": Pixtral,
     "Mistral3ForConditionalGeneration": Pixtral,

@@ -13,15 +13,9 @@ from services.worker.models.qwen2_5_vl import AxesConfig
 
 def axes_of(config: ModelConfig) -> list[int]:
     """The axis of each frequency."""
-    if not isinstance(config, AxesConfig):
-        return [0] * (config.rotary_dim // 2)
-    section = config.rope_section
-    axes: list[int] = np.repeat(np.arange(len(section)), section).tolist()
-    if config.mixed:  # others take turns with the first as long as they have frequencies
-        turns = [place % len(section) for place in range(len(axes))]
-        last = [len(section) * num for num in section]
-        axes = [axis if place < last[axis] else 0 for place, axis in enumerate(turns)]
-    return axes
+    if isinstance(config, AxesConfig):
+        return config.rope_axes
+    return [0] * (config.rotary_dim // 2)
 
 
 class Rotations:
@@ -36,7 +30,8 @@ class Rotations:
             rows = table.new_zeros(len(table), num_rows, table.shape[2])
             table = torch.cat((table, rows), 1)
         self._table = rotary.table = table
-        self._axes = np.tile(axes, 2)  # of each column
+        is_interleaved = rotary.is_interleaved  # of each column:
+        self._axes = np.repeat(axes, 2) if is_interleaved else np.tile(axes, 2)
 
     def rows(self, positions: np.ndarray) -> np.ndarray:
         """positions [axes, T] → rows [T] int64 of the table, until the next call. Where the axes

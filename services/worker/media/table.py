@@ -61,6 +61,7 @@ class MediaTable(PlanPart):
         self._embed = embed
         self._tokens = tokens
         self._deltas = np.zeros(num_slots, np.int64)
+        self._prompt_lens = np.zeros(num_slots, np.int64)
         self._prompts: dict[int, _Prompt] = {}  # by slot
 
     def apply(self, plan: StepPlan, pixels: Sequence[Array]) -> None:
@@ -74,12 +75,15 @@ class MediaTable(PlanPart):
         self._prompts |= added
         for slot, prompt in added.items():
             self._deltas[slot] = prompt.delta
+        for row in plan.admit:
+            self._prompt_lens[row.slot] = row.prompt_len
 
     def lay_out(self, batch: Batch) -> Batch:
-        if not self._have_items(batch.rows):
+        marks = self._marks(batch.rows, batch.input_ids.numpy())
+        if not marks.any() and not self._have_items(batch.rows):
             return batch
         placed = self._place(batch.rows)
-        embeddings = self._embeddings(batch, placed.pieces)
+        embeddings = self._embeddings(batch, placed.pieces, marks)
         return replace(batch, positions=torch.from_numpy(placed.rows), embeddings=embeddings)
 
     def before_forward(self, step: Step) -> None:
@@ -87,20 +91,38 @@ class MediaTable(PlanPart):
         tokens.put_deltas(rows.slots, self._deltas[rows.slots])
         if not rows.has_chunks:
             return
+        launched, chunks = cast(_OnDevice, step.computation).step, rows.chunks
+        if self._family.image_ids:
+            tokens.note_prompts(launched, self._are_of_prompts(chunks))
         if not self._have_items(rows):
             tokens.clear()
             return
-        placed = self._place(rows.chunks)
-        launched = cast(_OnDevice, step.computation).step
+        placed = self._place(chunks)
         tokens.fill(launched, placed.rows - placed.positions, placed.pieces)
+
+    def _marks(self, rows: Rows, ids: np.ndarray) -> np.ndarray:
+        """ids [T] of ``rows`` → [T] bool: the ones that experts of images serve. Generated ones are
+        texts."""
+        is_found = np.isin(ids, self._family.image_ids)
+        return is_found & self._are_of_prompts(rows) if is_found.any() else is_found
+
+    def _are_of_prompts(self, rows: Rows) -> np.ndarray:
+        """[T] bool"""
+        ends: np.ndarray = np.repeat(self._prompt_lens[rows.slots], rows.num_tokens)
+        return self._indices(rows) < ends
+
+    def _indices(self, rows: Rows) -> np.ndarray:
+        """[T] int64, of the tokens in their sequences"""
+        shifts = np.repeat(rows.ends - rows.token_ends, rows.num_tokens)
+        indices: np.ndarray = np.arange(len(shifts)) + shifts
+        return indices
 
     def _have_items(self, rows: Rows) -> bool:
         return bool(self._prompts) and not self._prompts.keys().isdisjoint(rows.slots.tolist())
 
     def _place(self, rows: Rows) -> _Placed:
         firsts, starts, ends = rows.token_ends - rows.num_tokens, rows.starts, rows.ends
-        shifts = np.repeat(starts - firsts, rows.num_tokens)
-        indices = np.arange(len(shifts)) + shifts
+        indices = self._indices(rows)
         positions = np.tile(indices, (self._rotations.num_axes, 1))
         pieces: list[Piece] = []
         for slot, *places in np.stack((rows.slots, firsts, starts, ends), 1).tolist():
@@ -152,12 +174,14 @@ class MediaTable(PlanPart):
                 found.append((places[low:high], features[low:high]))
         return found
 
-    def _embeddings(self, batch: Batch, pieces: list[Piece]) -> Tensor | None:
-        if not pieces:
+    def _embeddings(self, batch: Batch, pieces: list[Piece], marks: np.ndarray) -> Tensor | None:
+        if not pieces and not marks.any():
             return None
         own, num = self._embed(batch.input_ids), self._family.num_embeddings
-        embeddings = torch.cat((own[None], own.new_zeros(num - 1, *own.shape)))
+        num_marks = bool(self._family.image_ids)
+        inputs = torch.cat((own[None], own.new_zeros(num - 1 + num_marks, *own.shape)))
         for places, part in pieces:
-            found = by_embedding(part, num).to(embeddings.dtype)
-            embeddings[:, torch.from_numpy(places)] = found
-        return embeddings
+            inputs[:num, torch.from_numpy(places)] = by_embedding(part, num).to(inputs.dtype)
+        if num_marks:
+            inputs[num] = torch.from_numpy(marks)[:, None]
+        return inputs

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedModel
+from transformers import AutoModelForImageTextToText, PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
 from services.worker.machine.streams import DeviceEvent, upload
 from services.worker.media.preprocessors import read_preprocessor
+from services.worker.media.published import read_config
 from shared.errors import ConfigError
 
 transformers_logging.disable_progress_bar()
@@ -109,9 +110,9 @@ def _made_up(folder: Path, dtype: torch.dtype) -> Any:
 
 def _config(folder: Path) -> Any:
     """With a text model of no layers."""
-    config = AutoConfig.from_pretrained(folder)
+    config = read_config(folder)
     text = config.get_text_config()
-    text.num_hidden_layers, text.layer_types = 0, []
+    text.num_hidden_layers, text.layer_types, text.mlp_layer_types = 0, [], []
     if hasattr(config, "quantization_config"):  # of texts
         del config.quantization_config
     return config

@@ -1,5 +1,7 @@
 """ERNIE 4.5 with experts (technical report of June 2025)."""
 
+from abc import abstractmethod
+
 from torch import nn
 
 from kernels.route import Routing
@@ -25,45 +27,34 @@ class ErnieRouter(Router):
         }
 
 
-class Ernie4_5_MoeForCausalLM(DecoderLM):  # noqa: N801, its name in config.json
-    class Config(SparseConfig, frozen=True, kw_only=True):
-        moe_num_experts: Num
-        moe_k: Num
-        moe_intermediate_size: Num
-        moe_num_shared_experts: int = 2
-        moe_layer_start_index: int = 1
-        moe_layer_end_index: int = -1  # the last one that has experts; -1: of all
-        moe_layer_interval: Num = 1
-        moe_norm_min: float = 1e-12
-        rope_theta: float | None = 500000.0
-        tie_word_embeddings: bool | None = True
-        use_bias: bool = False
-        num_nextn_predict_layers: int = 0
+class ErnieConfig(SparseConfig, frozen=True, kw_only=True):
+    moe_k: Num
+    moe_num_shared_experts: int | None = 2
+    moe_layer_interval: Num = 1
+    moe_norm_min: float = 1e-12
+    rope_theta: float | None = 500000.0
+    tie_word_embeddings: bool | None = True
+    use_bias: bool = False
+    num_nextn_predict_layers: int = 0
 
-        @property
-        def num_routed_experts(self) -> int:
-            return self.moe_num_experts
+    @property
+    def routing(self) -> Routing:
+        return Routing(self.moe_k, min_sum=self.moe_norm_min)
 
-        @property
-        def routing(self) -> Routing:
-            return Routing(self.moe_k, min_sum=self.moe_norm_min)
+    def problems(self) -> list[str]:
+        problems = super().problems()
+        if self.use_bias:
+            problems.append("use_bias true is not supported beside experts; only false is")
+        return problems
 
-        def is_sparse(self, layer: int) -> bool:
-            end = self.moe_layer_end_index
-            last = self.num_hidden_layers - 1 if end == -1 else end
-            is_within = self.moe_layer_start_index <= layer <= last
-            return is_within and (layer + 1) % self.moe_layer_interval == 0
 
-        def problems(self) -> list[str]:
-            problems = super().problems()
-            if self.use_bias:
-                problems.append("use_bias true is not supported beside experts; only false is")
-            return problems
+class ErnieMoe(DecoderLM):
+    """A family makes the experts of a layer."""
 
-    config: Config
+    config: ErnieConfig
     is_interleaved = True
 
-    def __init__(self, config: Config, parallel: Parallel = ALONE) -> None:
+    def __init__(self, config: ErnieConfig, parallel: Parallel = ALONE) -> None:
         super().__init__(config, parallel)
         layers = [self._make_mtp_layer(i) for i in range(config.num_nextn_predict_layers)]
         self.model.mtp_layers = nn.ModuleList(layers)
@@ -72,7 +63,20 @@ class Ernie4_5_MoeForCausalLM(DecoderLM):  # noqa: N801, its name in config.json
             self.mtp_head = NormedMtpHead(self.model, layers[0], self.model.norm, self.lm_head)
 
     def make_layer(self, parts: Parts, layer: int) -> DecoderLayer:
-        return DecoderLayer(parts, parts.attention(layer), self._make_mlp(parts, layer))
+        mlp = self.make_experts(parts) if self.config.is_sparse(layer) else parts.mlp()
+        return DecoderLayer(parts, parts.attention(layer), mlp)
+
+    @abstractmethod
+    def make_experts(self, parts: Parts) -> Mixture:
+        """Of a layer."""
+
+    def make_router(self, num: int) -> ErnieRouter:
+        config = self.config
+        return ErnieRouter(config.hidden_size, num, config.routing, has_correction=True)
+
+    def make_shared(self, parts: Parts, size: int) -> GatedMLP | None:
+        num = self.config.moe_num_shared_experts
+        return parts.mlp(size=num * size) if num else None
 
     def _make_mtp_layer(self, index: int) -> MtpLayer:
         """The layer has no norm for its output: the trunk's last norm serves both."""
@@ -80,14 +84,27 @@ class Ernie4_5_MoeForCausalLM(DecoderLM):  # noqa: N801, its name in config.json
         attention = parts.attention(config.num_hidden_layers + index)
         return MtpLayer(parts, config.hidden_size, attention, parts.mlp())
 
-    def _make_mlp(self, parts: Parts, layer: int) -> GatedMLP | Mixture:
-        config = self.config
-        if not config.is_sparse(layer):
-            return parts.mlp()
-        num, size = config.moe_num_experts, config.moe_intermediate_size
-        num_shared = config.moe_num_shared_experts
-        return Mixture(
-            ErnieRouter(config.hidden_size, num, config.routing, has_correction=True),
-            parts.experts(num, size),
-            parts.mlp(size=num_shared * size) if num_shared else None,
-        )
+
+class Ernie4_5_MoeForCausalLM(ErnieMoe):  # noqa: N801, its name in config.json
+    class Config(ErnieConfig, frozen=True, kw_only=True):
+        moe_num_experts: Num
+        moe_intermediate_size: Num
+        moe_layer_start_index: int = 1
+        moe_layer_end_index: int = -1  # the last one that has experts; -1: of all
+
+        @property
+        def num_routed_experts(self) -> int:
+            return self.moe_num_experts
+
+        def is_sparse(self, layer: int) -> bool:
+            end = self.moe_layer_end_index
+            last = self.num_hidden_layers - 1 if end == -1 else end
+            is_within = self.moe_layer_start_index <= layer <= last
+            return is_within and (layer + 1) % self.moe_layer_interval == 0
+
+    config: Config
+
+    def make_experts(self, parts: Parts) -> Mixture:
+        num, size = self.config.moe_num_experts, self.config.moe_intermediate_size
+        shared = self.make_shared(parts, size)
+        return Mixture(self.make_router(num), parts.experts(num, size), shared)

@@ -70,6 +70,6 @@ class GptOssForCausalLM(DecoderLM):
         mixture = Mixture(
             GptOssRouter(config.hidden_size, num, config.routing, has_bias=True),
             parts.experts(num, size, has_bias=True),
-            clamp=Clamp(config.swiglu_alpha, config.swiglu_limit),
+            act=Clamp(config.swiglu_alpha, config.swiglu_limit),
         )
         return DecoderLayer(parts, attention, mixture)

@@ -1,7 +1,7 @@
 """Qwen2.5-VL (arXiv 2502.13923): the text part, a Qwen2. Its positions have three axes, which are
 equal in texts."""
 
-from typing import Any, ClassVar
+from typing import Any
 
 from services.worker.config.model_config import ModelConfig
 from services.worker.models.qwen2 import Qwen2ForCausalLM, WindowsConfig
@@ -10,10 +10,8 @@ SECTION = "mrope_section"
 
 
 class AxesConfig(ModelConfig, frozen=True):
-    """The section has a number of frequencies for each axis: time, row, column. They follow each
-    other, or are ``mixed``."""
-
-    mixed: ClassVar[bool] = False
+    """The section has a number of frequencies for each axis: time, row, column, one after the
+    other."""
 
     @property
     def rope_values(self) -> dict[str, Any]:
@@ -23,12 +21,17 @@ class AxesConfig(ModelConfig, frozen=True):
 
     @property
     def rope_section(self) -> list[int]:
-        section: list[int] = self.rope_values[SECTION]
+        section: list[int] = self.rope_values.get(SECTION, [])
         return section
+
+    @property
+    def rope_axes(self) -> list[int]:
+        """The axis of each frequency: time, row, column."""
+        return [axis for axis, num in enumerate(self.rope_section) for _ in range(num)]
 
     def rope_problems(self) -> list[str]:
         problems, half = super().rope_problems(), self.head_dim // 2
-        section: Any = self.rope_values.get(SECTION)
+        section: Any = self.rope_section
         is_section = isinstance(section, list) and all(isinstance(each, int) for each in section)
         if not is_section or len(section) != 3 or min(section) < 0 or sum(section) != half:
             problems.append(

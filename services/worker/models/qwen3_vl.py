@@ -1,22 +1,28 @@
 """Qwen3-VL (arXiv 2511.21631): the text part, a Qwen3, without or with experts."""
 
-from typing import ClassVar
-
 from services.worker.models.qwen2_5_vl import AxesConfig
 from services.worker.models.qwen3 import Qwen3ForCausalLM
 from services.worker.models.qwen3_moe import Qwen3MoeForCausalLM
 
 
+class MixedConfig(AxesConfig, frozen=True):
+    @property
+    def rope_axes(self) -> list[int]:
+        """Rows and columns take turns with times as long as they have frequencies."""
+        last = [3 * num for num in self.rope_section]
+        turns = [(place, place % 3) for place in range(sum(self.rope_section))]
+        return [axis if place < last[axis] else 0 for place, axis in turns]
+
+
 class Qwen3VLForConditionalGeneration(Qwen3ForCausalLM):
-    class Config(AxesConfig, Qwen3ForCausalLM.Config, frozen=True):
-        mixed: ClassVar[bool] = True
+    class Config(MixedConfig, Qwen3ForCausalLM.Config, frozen=True):
+        pass
 
     config: Config
 
 
 class Qwen3VLMoeForConditionalGeneration(Qwen3MoeForCausalLM):
-    class Config(AxesConfig, Qwen3MoeForCausalLM.Config, frozen=True, kw_only=True):
-        mixed: ClassVar[bool] = True
+    class Config(MixedConfig, Qwen3MoeForCausalLM.Config, frozen=True, kw_only=True):
         norm_topk_prob: bool = True
 
     config: Config

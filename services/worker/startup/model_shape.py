@@ -91,7 +91,7 @@ def _mixture_numbers(experts: Experts) -> int:
 
 
 class ParameterCount(NamedTuple):
-    """``active`` are a token's parameters, on average if experts are whole."""
+    """``active`` are a text token's parameters, on average if experts are whole."""
 
     total: int
     active: int
@@ -109,7 +109,8 @@ def count_parameters(model: DecoderLM) -> ParameterCount:
     unused = 0
     for experts in model.modules():
         if isinstance(experts, Experts):
-            num, num_chosen = experts.gate.num_experts, experts.gate.routing.num_chosen
+            num = experts.gate.num_experts
+            num_chosen = 0 if experts.of_images else experts.gate.routing.num_chosen
             own = sum(_num_parameters(each) for each in experts.products)
             unused += own * (num - num_chosen) // num
     return ParameterCount(total, total - unused)

@@ -49,7 +49,8 @@ def _read_config(settings: WorkerConfig, folder: Path, model_info: ModelInfo) ->
     """Raises ConfigError, which names transformers if that would compute the model."""
     pools, max_len = model_info.pooling is not None, model_info.max_model_len
     try:
-        return read_model_config(folder, pools)
+        config = read_model_config(folder, pools)
+        return config if settings.reads_media else config.for_texts()
     except ConfigError as error:
         forms = (
             settings.quantization,

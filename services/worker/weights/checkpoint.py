@@ -19,6 +19,10 @@ Transform = Callable[[Tensor], Tensor]
 READERS: dict[str, str] = {
     ".gguf": "services.worker.gguf.tensors",
 }
+# Modules with a ``view`` of the tensors of a family's texts by our names, by its architecture.
+VIEWS: dict[str, str] = {
+    "Ernie4_5_VLMoeForConditionalGeneration": "services.worker.media.image_experts",
+}
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,11 @@ QWEN3_NEXT = Layout(
 
 LAYOUTS = {
     "DeepseekV3ForCausalLM": DEEPSEEK_V3,
+    "DeepseekV32ForCausalLM": DEEPSEEK_V3,
     "Ernie4_5_MoeForCausalLM": ERNIE4_5,
+    "Ernie4_5_VLMoeForConditionalGeneration": ERNIE4_5,
     "Glm4MoeForCausalLM": DEEPSEEK_V3,
+    "GlmMoeDsaForCausalLM": DEEPSEEK_V3,
     "Qwen3NextForCausalLM": QWEN3_NEXT,
     "Qwen3_5ForCausalLM": QWEN3_NEXT,
     "Qwen3_5ForConditionalGeneration": QWEN3_NEXT,

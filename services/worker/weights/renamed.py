@@ -2,16 +2,22 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import cast
 
 from torch import Tensor
 
 from services.worker.config.model_config import ModelConfig
-from services.worker.weights.checkpoint import Checkpoint, TensorSource
+from services.worker.weights.checkpoint import VIEWS, Checkpoint, TensorSource
 
 log = logging.getLogger(__name__)
 
+MTP = "mtp."
 TRUNK, TEXT_TRUNK, TEXT = "model.", "model.language_model.", "language_model."
-IMAGES = ("visual.", "vision_tower.", "multi_modal_projector.", "projector.", "mlp_AR.")
+IMAGES = (
+    *("visual.", "vision_tower.", "multi_modal_projector.", "projector.", "mlp_AR."),
+    *("vision_model.", "resampler_model."),
+)
 
 
 def third(number: int) -> Callable[[Tensor], Tensor]:
@@ -34,24 +40,37 @@ GRANITE4 = {
     "experts.gate_up_proj": TensorSource("input_linear.weight"),
     "experts.down_proj": TensorSource("output_linear.weight"),
 }
+KIMI_LINEAR = {".mlp.": TensorSource(".block_sparse_moe.")}  # as transformers saves it
+NEMOTRON_H = {
+    "model.embed_tokens.": TensorSource("backbone.embeddings."),
+    "model.norm.": TensorSource("backbone.norm_f."),
+    "model.layers.": TensorSource("backbone.layers."),
+}
 FAMILIES: Mapping[str, Mapping[str, TensorSource]] = {
     "GraniteMoeHybridForCausalLM": GRANITE4,
+    "KimiLinearForCausalLM": KIMI_LINEAR,
     "Lfm2ForCausalLM": LFM2,
     "Lfm2MoeForCausalLM": LFM2,
+    "NemotronHForCausalLM": NEMOTRON_H,
 }
 """For parts of our names the family's, with a conversion."""
 
 
 class Renamed(Checkpoint):
-    """A view of ``checkpoint`` by our names."""
+    """A view of ``checkpoint`` by our names, without an MTP head."""
 
     def __init__(self, checkpoint: Checkpoint, names: Mapping[str, TensorSource]) -> None:
-        super().__init__(checkpoint.folder, checkpoint.tensors)
+        tensors = checkpoint.tensors
+        own = {name: each for name, each in tensors.items() if not name.startswith(MTP)}
+        super().__init__(checkpoint.folder, own)
+        if num_left := len(tensors) - len(own):
+            log.info("MTP: %d tensors are left out, and there are no drafts by them", num_left)
         self._names = names
 
     def source(self, name: str) -> TensorSource:
         for ours, theirs in self._names.items():
-            if ours in name:
+            is_own = name in self.tensors and theirs.transform is None
+            if ours in name and not is_own:
                 return theirs._replace(name=name.replace(ours, theirs.name))
         return TensorSource(name)
 
@@ -82,4 +101,8 @@ def with_our_names(checkpoint: Checkpoint, config: ModelConfig) -> Checkpoint:
     for name in config.architectures:
         if names := FAMILIES.get(name):
             return Renamed(checkpoint, names)
-    return TextPart(checkpoint)
+    text = TextPart(checkpoint)
+    for name in config.architectures:
+        if module := VIEWS.get(name):
+            return cast(Checkpoint, import_module(module).view(text, config))
+    return text

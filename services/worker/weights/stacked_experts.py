@@ -34,6 +34,7 @@ GPT_OSS = Stacks(takes_turns=True, has_inputs_first=True)
 QWEN3_5 = Stacks(takes_turns=False, has_inputs_first=False)
 QWEN3_VL = Stacks(takes_turns=False, has_inputs_first=True)  # as published; transformers' differ
 FAMILIES = {
+    "Ernie4_5_VLMoeForConditionalGeneration": QWEN3_5,
     "GptOssForCausalLM": GPT_OSS,
     "GraniteMoeHybridForCausalLM": QWEN3_5,
     "Qwen3VLMoeForConditionalGeneration": QWEN3_VL,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kernels.linear import FEW_TOKENS, gated, linear, reference
 from kernels.rms_norm import Norm
-from kernels.silu_mul import Act
+from kernels.silu_mul import Act, num_parts
 
 # GEMMs of normal values over up to 520 terms: results are about 20.
 FLOAT32: dict[str, Any] = {"atol": 1e-4, "rtol": 1e-4}
@@ -96,15 +96,18 @@ def test_nan_stays_with_its_token() -> None:
 
 
 @dtypes
-@pytest.mark.parametrize(("act", "has_bias"), [("silu", False), ("gelu_tanh", True)])
+@pytest.mark.parametrize(
+    ("act", "has_bias"), [("silu", False), ("gelu_tanh", True), ("relu2", True)]
+)
 @pytest.mark.parametrize(("num_tokens", "num_gates", "size"), [(1, 8, 32), (4, 37, 72), (33, 9, 8)])
 def test_gates_open_for_ups(
     num_tokens: int, num_gates: int, size: int, act: Act, has_bias: bool, dtype: torch.dtype
 ) -> None:
     """After a norm with a float32 weight."""
     x, norm = torch.randn(num_tokens, size).to(dtype), norm_of(size, torch.float32)
-    weight = (torch.randn(2 * num_gates, size) / size**0.5).to(dtype)
-    bias = torch.randn(2 * num_gates).to(dtype) if has_bias else None
+    num_rows = num_parts(act) * num_gates
+    weight = (torch.randn(num_rows, size) / size**0.5).to(dtype)
+    bias = torch.randn(num_rows).to(dtype) if has_bias else None
     found = gated(x, weight, bias, norm=norm, act=act)
     assert found.shape == (num_tokens, num_gates)
     assert_near(found, reference.gated(x, weight, bias, norm=norm, act=act), dtype)

@@ -185,6 +185,21 @@ def test_the_rest_of_a_request_is_kept_beside_its_sampling() -> None:
     assert (job.echoes, job.returns_ids, job.names_by_id) == (True, True, True)
 
 
+@pytest.mark.parametrize(
+    ("fields", "retention_s"),
+    [
+        ({}, 0),
+        ({"cache_ttl": 60}, 60),
+        ({"prompt_cache_retention": "in_memory"}, 0),
+        ({"prompt_cache_retention": "24h"}, 86_400),
+        ({"prompt_cache_retention": "24h", "cache_ttl": 0}, 0),
+    ],
+)
+def test_a_client_may_ask_for_a_time_in_the_cache(fields: Any, retention_s: int) -> None:
+    assert chat(**fields).options.retention_s == retention_s
+    assert completion(**fields).options.retention_s == retention_s
+
+
 def test_a_priority_may_be_lowered_and_raised_as_far_as_the_setting_allows() -> None:
     limits = Limits(max_choices=1, max_logprobs=0, max_priority_boost=5)
     for priority in (1000, 0, -5):

@@ -77,6 +77,8 @@ def test_a_body_that_is_no_json_object_is_refused(body: bytes) -> None:
         ({"n": True}, "n", ["true", "int"]),
         ({"n": 9}, "n", ["9 choices", "max-choices = 8"]),
         ({"priority": 1001}, "priority", ["1001", "<= 1000"]),
+        ({"cache_ttl": 86_401}, "cache_ttl", ["86401", "<= 86400"]),
+        ({"prompt_cache_retention": "1h"}, "prompt_cache_retention", ["1h", "24h"]),
         ({"priority": -1001}, "priority", ["-1001", ">= -1000"]),
         ({"priority": -1}, "priority", ["-1", "the lowest is 0", "max-priority-boost = 0"]),
         ({"cache_salt": ""}, "cache_salt", [">= 1"]),

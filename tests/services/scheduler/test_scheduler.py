@@ -769,7 +769,7 @@ def test_of_the_choices_of_a_prompt_all_are_taken_or_none():
 def test_a_worker_gets_the_options_as_they_came():
     core, prompt = scheduler(), np.arange(3, dtype=np.int32)
     row = msgspec.Raw(
-        msgspec.msgpack.encode([3, "salt", "ann", True, 1, "", None, "", {"of": "later"}])
+        msgspec.msgpack.encode([3, "salt", "ann", True, 1, "", None, "", 0, {"of": "later"}])
     )
     params = SamplingParams(seed=0, max_tokens=5)
     generate = Generate("r", 1, params, [NewSequence("r/0")], options=row)

@@ -17,7 +17,7 @@ from tests.services.scheduler.schedules import run_schedule
 from tests.services.scheduler.simulated_worker import SimulatedWorker
 
 ROOT = Path(__file__).parent.parent.parent.parent
-NUM_SCHEDULES = 500
+NUM_SCHEDULES = 250
 NUM_PIECES, PIECE = 40, 2500  # 100,000 schedules, a quarter of a minute per piece
 
 

@@ -154,7 +154,9 @@ def test_states_and_windows_in_one_model_are_refused():
     assert why_refused(with_states, []) == "the capacity has groups with windows and states"
 
 
-@pytest.mark.parametrize(("num_chats", "least"), [(8, 0.95), (4, 0.3)])
+@pytest.mark.parametrize(
+    ("num_chats", "least"), [(8, 0.95), pytest.param(4, 0.3, marks=pytest.mark.slow)]
+)
 def test_agents_find_most_of_their_conversations(num_chats: int, least: float):
     """8 sessions of 33 turns, which grow by some hundred tokens a turn, in a pool for some."""
     turns, num_tokens = 33, 260

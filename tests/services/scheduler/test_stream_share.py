@@ -11,7 +11,7 @@ from shared.wire.kv_groups import COPY_INTERVAL
 from tests.services.scheduler.step_bench import Bench, on_a_cpu, on_a_gpu
 
 LATE = 1.02
-NUM_PROMPTS = 400
+NUM_PROMPTS = 250
 
 
 def on_a_small_model(num_prompt: int, num_decode: int) -> float:
@@ -28,7 +28,7 @@ def beside_prompts(
     promise: Promise | None = None,
     **options: float,
 ) -> Bench:
-    """``num_streams`` streams after 1000 steps next to cold prompts."""
+    """``num_streams`` streams after 500 steps next to cold prompts."""
     bench = Bench(COSTS[cost], depth, max_num_steps=16, **options)
     for number in range(num_streams):
         bench.add(f"stream {number}", promise=promise)
@@ -37,7 +37,7 @@ def beside_prompts(
         bench.add(f"prompt {number}", num_prompt=1500, max_tokens=1)
     bench.run(100)
     bench.rows.clear()
-    bench.run(1000)
+    bench.run(500)
     assert len(bench.core.queues.waiting) > 0
     return bench
 

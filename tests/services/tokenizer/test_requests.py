@@ -158,7 +158,8 @@ async def test_options_are_passed_on_as_they_came():
     async with asyncio.TaskGroup() as tasks:
         requests = Requests(text, None, 10, Lanes(1), tasks, OneScheduler(scheduler))
         submit, *arrays = submitted("r")
-        options = Raw(encode([0, "salt", "ann", False, 0, "", [None, 20.0], "", {"of": "later"}]))
+        row = [0, "salt", "ann", False, 0, "", [None, 20.0], "", 300, {"of": "later"}]
+        options = Raw(encode(row))
         requests.submit(FakePeer(), replace(submit, options=options), *arrays)
     ((generate, _),) = scheduler.sent
     assert isinstance(generate, Generate)

@@ -7,6 +7,8 @@ import numpy as np
 import torch
 from transformers import (
     GraniteMoeHybridForCausalLM,
+    KimiLinearForCausalLM,
+    NemotronHForCausalLM,
     PreTrainedModel,
     Qwen3_5ForCausalLM,
     Qwen3_5ForConditionalGeneration,
@@ -150,6 +152,66 @@ HYBRIDS |= {
     "granite 4, attention alone": (
         GraniteMoeHybridForCausalLM,
         {**GRANITE, "layer_types": ["full_attention"] * 4, "position_embedding_type": "rope"},
+    ),
+}
+
+NEMOTRON: dict[str, Any] = {
+    "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention"],
+    "head_dim": 16,
+    "mamba_num_heads": 8,
+    "mamba_head_dim": 16,
+    "ssm_state_size": 32,
+    "n_groups": 2,
+    "time_step_min": 1e-9,  # transformers takes it for time_step_limit's lower one
+}
+NEMOTRON_EXPERTS: dict[str, Any] = {
+    "layers_block_type": ["linear_attention", "moe", "full_attention", "linear_attention", "moe"],
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "n_group": 4,
+    "topk_group": 2,
+    "routed_scaling_factor": 2.5,
+    "moe_intermediate_size": 32,
+    "moe_shared_expert_intermediate_size": 48,
+}
+HYBRIDS |= {
+    "nemotron-h, biases": (
+        NemotronHForCausalLM,
+        {**NEMOTRON, "mlp_bias": True, "use_bias": True, "use_conv_bias": False, "n_groups": 1},
+    ),
+    "nemotron 3": (NemotronHForCausalLM, {**NEMOTRON, **NEMOTRON_EXPERTS}),
+    "nemotron 3, latents": (
+        NemotronHForCausalLM,
+        {**NEMOTRON, **NEMOTRON_EXPERTS, "moe_latent_size": 32, "norm_topk_prob": False},
+    ),
+}
+KIMI: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "linear_head_dim": 32,
+    "linear_num_heads": 4,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 32,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 16,
+    "v_head_dim": 32,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 32,
+    "initializer_range": 0.15,
+}
+HYBRIDS |= {
+    "kimi": (KimiLinearForCausalLM, KIMI),
+    "kimi, queries of latents, groups of experts": (
+        KimiLinearForCausalLM,
+        {
+            **KIMI,
+            "q_lora_rank": 48,
+            "n_group": 4,
+            "topk_group": 2,
+            "linear_conv_kernel_dim": 3,
+            "mlp_layer_types": ["sparse", "dense", "sparse", "sparse"],
+        },
     ),
 }
 

@@ -184,9 +184,9 @@ def decoded(
         ({"value_dim": 40}, False, "linear_value_head_dim 40 is no multiple of 16"),
         ({"key_dim": 272}, False, "linear_key_head_dim 272 is above 256"),
         ({"width": 9}, False, "linear_conv_kernel_dim 9 is above 8"),
-        ({"value_dim": 40}, True, "mamba_d_head 40 is no multiple of 16"),
-        ({"key_dim": 272}, True, "mamba_d_state 272 is above 256"),
-        ({"width": 9}, True, "mamba_d_conv 9 is above 8"),
+        ({"value_dim": 40}, True, "mamba_d_head or mamba_head_dim 40 is no multiple of 16"),
+        ({"key_dim": 272}, True, "mamba_d_state or ssm_state_size 272 is above 256"),
+        ({"width": 9}, True, "mamba_d_conv or conv_kernel 9 is above 8"),
     ],
 )
 def test_heads_that_native_code_cannot_compute_are_refused(

@@ -30,8 +30,8 @@ from kernels.route import Routing, route
 from services.worker.backends.compiler import Compiler
 from services.worker.backends.recorder import record
 from services.worker.backends.torch_lm import TorchOps
-from services.worker.layers.experts import Router
-from services.worker.layers.gated import GatedProducts
+from services.worker.layers.experts import Experts, Router
+from services.worker.layers.gated import UNGATED_NAMES, GatedProducts
 from services.worker.layers.mixture import Mixture
 from services.worker.layers.norm import RMSNorm
 from services.worker.weights.load import build_model
@@ -129,7 +129,7 @@ def make_mixture(
     options = {"has_bias": is_gpt_oss, "has_correction": has_correction}
     router = Router(HIDDEN, NUM_EXPERTS, routing, **options)
     experts = [GatedProducts(HIDDEN, INNER, is_gpt_oss) for _ in range(NUM_EXPERTS)]
-    mixture = Mixture(router, experts, clamp=Clamp(1.702, 1.5) if is_gpt_oss else None)
+    mixture = Mixture(router, experts, act=Clamp(1.702, 1.5) if is_gpt_oss else "silu")
     allocate(mixture, torch.device("cpu"))
     draw(mixture)
     numbers = [each for each in router.parameters() if ties]
@@ -173,3 +173,79 @@ def test_native_code_gives_what_torch_gives(
     distance = (found - expected).norm() / expected.norm()
     assert distance < (1e-5 if dtype == torch.float32 else 0.02)
     assert int(mixture.counts.sum()) == len(x) * CHOSEN
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each_variant
+@torch.inference_mode()
+def test_experts_without_gates_may_read_other_numbers_than_the_router(
+    variant: str, dtype: torch.dtype
+) -> None:
+    """As Nemotron 3 has them: fewer ones."""
+    routing = ROUTERS["DeepSeek-V3"][2]
+
+    def make(dtype: torch.dtype) -> Experts:
+        router = Router(HIDDEN, NUM_EXPERTS, routing, has_correction=True)
+        networks = [GatedProducts(32, INNER, names=UNGATED_NAMES) for _ in range(NUM_EXPERTS)]
+        experts = Experts(router, networks, "relu2")
+        allocate(experts, torch.device("cpu"))
+        draw(experts)
+        for network in networks:
+            network.to(dtype)
+        return experts
+
+    experts, x, narrow = make(dtype), tokens(45), tokens(45)[:, :32].to(dtype).float().contiguous()
+    expected = TorchOps().experts(x, make(torch.float32), given=narrow, scale=0.7)
+    names = {module: path for path, module in experts.named_modules()}
+    recording = record(
+        names,
+        [HIDDEN, 32],
+        lambda ops, x, given: ops.experts(x, experts, given=given, scale=0.7),
+    )
+    model = build_model(make_config("Qwen2, biases"), dtype, torch.device("cpu"))
+    library = NativeLibrary(load_library(variant), dtype, 2)
+    found = Compiler(model, library).compile(recording).run([x, narrow])
+    distance = (found - expected).norm() / expected.norm()
+    assert distance < (1e-5 if dtype == torch.float32 else 0.02)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@each_variant
+@torch.inference_mode()
+def test_tokens_of_images_take_experts_of_their_own(variant: str, dtype: torch.dtype) -> None:
+    """Each token has the bits that it has among tokens of its kind alone."""
+    options: dict[str, Any] = {"has_correction": True, "is_gpt_oss": False, "ties": 0}
+    routing = ROUTERS["ERNIE"][2]
+    norm = RMSNorm(HIDDEN, 1e-6)
+    norm.weight.fill_(1.0)
+    model = build_model(make_config("Qwen2, biases"), dtype, torch.device("cpu"))
+    library = NativeLibrary(load_library(variant), dtype, 2)
+
+    def make(kind: torch.dtype) -> tuple[Mixture, Mixture]:
+        texts, images = (make_mixture(routing, kind, **options) for _ in range(2))
+        for tensor in images.parameters():
+            tensor.copy_(tensor.roll(1))
+        return texts, images
+
+    def joined(kind: torch.dtype) -> Mixture:
+        texts, images = make(kind)
+        return Mixture(texts.gate, texts.products, images=images)
+
+    def run(mixture: Mixture, ops: Any, x: Any) -> Any:
+        return mixture.forward(ops, x, norm=norm, residual=ops.norm(x, norm), scale=0.7)
+
+    def native(mixture: Mixture, *inputs: Tensor) -> Tensor:
+        names = {module: path for path, module in mixture.named_modules()} | {norm: "norm"}
+        sizes = [HIDDEN for _ in inputs]
+        recording = record(names, sizes, lambda ops, x, *_: run(mixture, ops, x))
+        return Compiler(model, library).compile(recording).run([*inputs])
+
+    x, is_image = tokens(45).to(dtype).float(), torch.arange(45) % 3 == 1
+    marks = is_image[:, None].expand_as(x).float().contiguous()
+    found = native(joined(dtype), x, marks)
+    for each, places in zip(make(dtype), (~is_image, is_image), strict=True):
+        assert torch.equal(found[places], native(each, x[places]))
+    assert torch.equal(native(joined(dtype), x), native(make(dtype)[0], x))
+    expected = run(joined(torch.float32), TorchOps(inputs=(x, marks)), x)
+    distance = (found - expected).norm() / expected.norm()
+    assert distance < (1e-5 if dtype == torch.float32 else 0.02)

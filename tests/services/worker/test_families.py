@@ -11,11 +11,13 @@ from transformers import (
     AutoModelForCausalLM,
     DeepseekV2ForCausalLM,
     DeepseekV3ForCausalLM,
+    DeepseekV32ForCausalLM,
     Ernie4_5_MoeForCausalLM,
     Ernie4_5ForCausalLM,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Glm4MoeForCausalLM,
+    GlmMoeDsaForCausalLM,
     GptOssForCausalLM,
     GraniteForCausalLM,
     Lfm2ForCausalLM,
@@ -62,6 +64,7 @@ MULTIPLIERS = {
 ELSEWHERE = (
     "LlavaForConditionalGeneration",
     "MiMoForCausalLM",
+    "Ernie4_5_VLMoeForConditionalGeneration",
     "Mistral3ForConditionalGeneration",
     "PaddleOCRVLForConditionalGeneration",
     "Qwen2_5_VLForConditionalGeneration",
@@ -104,6 +107,8 @@ LATENT: dict[str, Any] = {
 }
 GROUPS = {"n_group": 4, "topk_group": 2}
 DENSE = {**LATENT, "first_k_dense_replace": 3, "n_group": 1, "topk_group": 1}
+# Scores of sixteen heads are seldom equal by chance.
+INDEXED = {**LATENT, "index_topk": 9, "index_n_heads": 16, "index_head_dim": 32}
 GEMMA: dict[str, Any] = {
     "head_dim": 16,
     "query_pre_attn_scalar": 9,
@@ -145,6 +150,23 @@ CASES: dict[str, tuple[type[PreTrainedModel], dict[str, Any]]] = {
             "attention_bias": True,
             "rope_interleave": False,
             "rope_parameters": {**YARN, "mscale": 1.2, "mscale_all_dim": 0.7},
+        },
+    ),
+    "deepseek v3.2, yarn": (
+        DeepseekV32ForCausalLM,
+        {
+            **INDEXED,
+            **GROUPS,
+            "rope_parameters": {**YARN, "mscale": 1.0, "mscale_all_dim": 1.0},
+        },
+    ),
+    "glm 5, shared choices, biases": (
+        GlmMoeDsaForCausalLM,
+        {
+            **INDEXED,
+            "num_hidden_layers": 4,
+            "attention_bias": True,
+            "indexer_types": ["full", "shared", "full", "shared"],
         },
     ),
     "llama": (LlamaForCausalLM, {}),

@@ -51,7 +51,13 @@ def prompts() -> list[list[int]]:
 
 @pytest.mark.parametrize(
     "name",
-    ["qwen3-next", "granite 4, tied", "granite 4, experts, biases of other GEMMs"],
+    [
+        "qwen3-next",
+        "granite 4, tied",
+        "granite 4, experts, biases of other GEMMs",
+        "nemotron 3, latents",
+        "kimi",
+    ],
 )
 @pytest.mark.parametrize("method", ["none", "ngram"])
 def test_hits_and_preemption_change_no_bit(tmp_path: Path, name: str, method: str) -> None:

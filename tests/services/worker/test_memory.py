@@ -54,6 +54,7 @@ from tests.services.worker.checkpoints import save_model
 from tests.services.worker.foreign_checkpoints import FAMILIES
 from tests.services.worker.forward import prepare
 from tests.services.worker.hybrids import HYBRIDS
+from tests.services.worker.test_families import CASES
 
 GIB = 1 << 30
 GRANITE = HYBRIDS["granite 4, experts, biases of other GEMMs"]
@@ -252,10 +253,14 @@ def allocated_peak(watch: profile) -> int:
         (Qwen3MoeForCausalLM, {"head_dim": 16, "num_experts": 32, **EXPERTS}),
         (DeepseekV3ForCausalLM, FAMILIES["DeepseekV3ForCausalLM"]),
         (DeepseekV3ForCausalLM, FAMILIES["DeepseekV3ForCausalLM"] | {"kv_lora_rank": 96}),
+        CASES["glm 5, shared choices, biases"],
         HYBRIDS["qwen3.5"],
         HYBRIDS["qwen3-next"],
         HYBRIDS["granite 4, tied"],
         (GRANITE[0], GRANITE[1] | {"shared_intermediate_size": 512}),
+        HYBRIDS["nemotron-h, biases"],
+        HYBRIDS["nemotron 3, latents"],
+        HYBRIDS["kimi"],
     ],
 )
 def test_a_step_fits_what_is_reserved_for_its_layers_and_takes_half_of_it(

@@ -14,6 +14,7 @@ from shared.settings.gateway import GatewayConfig
         ({}, 32),
         ('{"image": 4}', 4),
         ({"image": 0, "video": 0}, 0),
+        ('{"image": 100, "video": 100}', 100),
         ('{"image": {"count": 5}}', 5),
     ],
 )
@@ -28,7 +29,7 @@ def test_the_forms(value: Any, expected: int) -> None:
         ({"image": -1}, "image: Input should be greater than or equal to 0"),
         ({"image": 1025}, "image: Input should be less than or equal to 1024"),
         ({"image": {"count": 5, "width": 9}}, "image: Input should be a valid integer"),
-        ({"video": 1}, "video: Input should be less than or equal to 0"),
+        ({"video": 1025}, "video: Input should be less than or equal to 1024"),
         ({"audio": 1}, "audio: no such key; known keys: image, video"),
     ],
 )

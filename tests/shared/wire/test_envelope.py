@@ -25,6 +25,7 @@ OPTIONS = RequestOptions(
     num_worker_deaths=1,
     left_scheduler="s1",
     promise=Promise(ttft_ms=300.0, tpot_ms=20.0),
+    retention_s=300,
 )
 
 

@@ -166,7 +166,9 @@ def test_of_the_choices_of_a_prompt_older_workers_trace_the_first_alone():
 
 
 def test_the_options_of_a_newer_release_pass_through_unread():
-    row = msgspec.Raw(msgspec.msgpack.encode([-7, "k s", "k", True, 1, "s1", None, "", {"new": 1}]))
+    row = msgspec.Raw(
+        msgspec.msgpack.encode([-7, "k s", "k", True, 1, "s1", None, "", 0, {"new": 1}])
+    )
     frames = [bytes(each) for each in encode(replace(NEW_SUBMIT, options=row), [NO_IDS, NO_IDS])]
     received, _ = decode(frames)
     assert isinstance(received, Submit)

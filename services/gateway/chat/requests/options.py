@@ -2,9 +2,9 @@
 
 from typing import Protocol
 
-from services.gateway.chat.requests.schema import Slo
+from services.gateway.chat.requests.schema import CacheRetention, Slo
 from shared.errors import InvalidRequest
-from shared.wire.envelope import Promise, RequestOptions
+from shared.wire.envelope import MAX_RETENTION_S, Promise, RequestOptions
 
 
 class OptionFields(Protocol):
@@ -17,15 +17,30 @@ class PromiseFields(Protocol):
     slo: Slo | None
 
 
+class RetentionFields(Protocol):
+    cache_ttl: int | None
+    prompt_cache_retention: CacheRetention | None
+
+
 def request_options(
-    fields: OptionFields, max_priority_boost: int, promise: Promise | None = None
+    fields: OptionFields,
+    max_priority_boost: int,
+    promise: Promise | None = None,
+    retention_s: int = 0,
 ) -> RequestOptions:
     """The options set by the client. Raises InvalidRequest."""
     return RequestOptions(
         priority=_priority(fields.priority or 0, max_priority_boost),
         salt=fields.cache_salt or "",
         promise=promise,
+        retention_s=retention_s,
     )
+
+
+def retention_of(fields: RetentionFields) -> int:
+    if fields.cache_ttl is not None:
+        return fields.cache_ttl
+    return MAX_RETENTION_S if fields.prompt_cache_retention == "24h" else 0
 
 
 def promise_of(fields: PromiseFields, standing: Promise) -> Promise | None:

@@ -10,7 +10,7 @@ from services.gateway.chat.requests.chat_options import chat_options
 from services.gateway.chat.requests.chat_prompt import chat_prompt
 from services.gateway.chat.requests.history import NO_LIMIT, requested_limit
 from services.gateway.chat.requests.json_body import check, decode, in_vain, served_name
-from services.gateway.chat.requests.options import promise_of, request_options
+from services.gateway.chat.requests.options import promise_of, request_options, retention_of
 from services.gateway.chat.requests.output_format import output_format
 from services.gateway.chat.requests.prompts import completion_prompts, final_assistant_text
 from services.gateway.chat.requests.reasoning import reasoning_budget, reasoning_kwargs
@@ -136,7 +136,10 @@ def _job(
         params=sampling_params(request, model, logprobs, prompt_logprobs),
         text=text,
         options=request_options(
-            request, limits.max_priority_boost, promise_of(request, limits.promise)
+            request,
+            limits.max_priority_boost,
+            promise_of(request, limits.promise),
+            retention_of(request),
         ),
         is_stream=bool(request.stream),
         includes_usage=bool(request.stream_options and request.stream_options.include_usage),

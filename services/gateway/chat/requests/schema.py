@@ -8,7 +8,7 @@ from services.gateway.chat.requests.format_schema import FormatFields
 from services.gateway.chat.requests.raw_json import NULL
 from services.gateway.chat.requests.tool_schema import FunctionChoice, ToolChoiceField
 from services.gateway.http.request_id import PATTERN
-from shared.wire.envelope import PromiseMs
+from shared.wire.envelope import PromiseMs, RetentionS
 from shared.wire.messages import (
     MAX_BAD_WORDS,
     MAX_LOGPROB_IDS,
@@ -40,6 +40,7 @@ MinTokens = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 Budget = Annotated[int, Meta(ge=-1, le=MAX_INT32)]  # -1: without a limit
 NumChoices = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 NumLogprobs = Annotated[int, Meta(ge=-1, le=MAX_INT32)]
+CacheRetention = Literal["in_memory", "in-memory", "24h"]
 Priority = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 TokenId = Annotated[int, Meta(ge=0, le=MAX_INT32)]
 StopString = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
@@ -121,6 +122,8 @@ class GenerationRequest(FormatFields, kw_only=True):
     include_draft_logprobs: bool | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
+    cache_ttl: RetentionS | None = None
+    prompt_cache_retention: CacheRetention | None = None
     slo: Slo | None = None
     request_id: RequestId | None = None
     repetition_detection: RepetitionDetection | None = None

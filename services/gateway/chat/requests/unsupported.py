@@ -19,7 +19,6 @@ WITHOUT_EFFECT: Neutral = {
     "prediction": (),
     "prompt_cache_key": (),
     "prompt_cache_options": (),
-    "prompt_cache_retention": (),
     "safety_identifier": (),
     "service_tier": ("auto", "default"),
     "session_id": (),

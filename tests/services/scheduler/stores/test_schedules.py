@@ -8,7 +8,7 @@ import pytest
 from tests.services.scheduler.schedules import run_schedule
 from tests.services.scheduler.stores.schedules import StoreMesh
 
-NUM_SCHEDULES = 300
+NUM_SCHEDULES = 150
 
 
 def meet(numbers: range) -> Counter[str]:

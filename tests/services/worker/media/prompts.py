@@ -21,12 +21,12 @@ from tests.media.checkpoints import FAMILIES, Expected, Reference
 from tests.services.worker.driver import Driver, Job
 
 NUM_TOKENS = 12
-WITH_EXPERTS = "qwen3-vl-moe"
+WITH_EXPERTS = ("qwen3-vl-moe", "ernie4.5-vl")
 
 each_family = pytest.mark.parametrize(
     "folder",
     [
-        pytest.param(name, marks=pytest.mark.slow if name == WITH_EXPERTS else ())
+        pytest.param(name, marks=pytest.mark.slow if name in WITH_EXPERTS else ())
         for name in FAMILIES
     ],
     indirect=True,

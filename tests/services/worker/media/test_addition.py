@@ -39,7 +39,6 @@ def made(folder: Path, **settings: Any) -> Any:
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"tensor_parallel_size": 2}, "tensor-parallel-size 2"),
         ({"pipeline_parallel_size": 2}, "pipeline-parallel-size 2"),
         ({"runner": "pooling"}, "the model pools"),
     ],
@@ -86,15 +85,22 @@ def test_the_memory_of_images_is_planned(folder: Path) -> None:
     assert [*added[40].values()][2] == largest * 160 // 400
 
 
-@pytest.mark.parametrize("folder", ["qwen3-vl"], indirect=True)
-def test_the_features_of_a_token_for_all_layers_are_planned(folder: Path) -> None:
-    """Of kept ones, and of a step's on top of embeddings."""
+@pytest.mark.parametrize(
+    ("folder", "side", "num_embeddings", "num_others"),
+    [("qwen3-vl", 16, 3, 2), ("ernie4.5-vl", 14, 1, 1)],
+    indirect=["folder"],
+)
+def test_all_inputs_of_a_token_are_planned(
+    folder: Path, side: int, num_embeddings: int, num_others: int
+) -> None:
+    """Of kept ones, and of a step's on top of embeddings: further features, or marks of images."""
     settings = WorkerConfig(
         model=folder, dtype="float32", kv_transfer=False, max_num_batched_tokens=48
     )
     _, features, _ = footprint_of(settings, CPU).requirements.added.values()
-    num_tokens = 280**2 // 16**2 // 4
-    assert features == CACHE_BYTES + (num_tokens * 3 + 48 * 2) * 64 * 4
+    num_tokens = 280**2 // side**2 // 4
+    expected = num_tokens * num_embeddings + 48 * num_others
+    assert features == CACHE_BYTES + expected * 64 * 4
 
 
 @pytest.mark.parametrize("is_fast", [False, True])

@@ -85,7 +85,8 @@ def test_features_are_those_of_the_whole_model(
 def test_a_tower_has_no_part_of_the_text_model(folder: Path, tower: Tower) -> None:
     names = [name for name, _ in tower.model.named_parameters()]
     assert names
-    assert {name.split(".")[0] for name in names} <= {"visual", "projector"}
+    towers, projectors = {"visual", "vision_tower"}, {"projector", "resampler_model"}
+    assert {name.split(".")[0] for name in names} <= towers | projectors
     held = [*tower.model.parameters(), *tower.model.buffers()]
     assert Sizes(folder, torch.float32).weights == sum(each.nbytes for each in held)
 
@@ -102,12 +103,18 @@ def test_a_random_tower_needs_no_weights(folder: Path, oracle: Reference, tmp_pa
 def test_missing_tensors_of_a_tower_are_named(folder: Path, tmp_path: Path) -> None:
     shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
     tensors = load_file(folder / "model.safetensors")
-    prefixes = "visual.", "model.visual.", "mlp_AR."
+    prefixes = (
+        "visual.",
+        "model.visual.",
+        "mlp_AR.",
+        "model.vision_model.",
+        "model.resampler_model.",
+    )
     of_tower = [name for name in tensors if name.startswith(prefixes)]
     for name in (min(of_tower), max(of_tower)):
         rest = {each: tensor for each, tensor in tensors.items() if each != name}
         save_file(rest, tmp_path / "model.safetensors", {"format": "pt"})
-        ending = name.partition(".")[2]  # the beginning is transformers'
+        ending = name.removeprefix("model.").partition(".")[2]  # the beginning is transformers'
         with pytest.raises(ConfigError, match=rf"lacks 1 tensors.*{ending}.*language-model-only"):
             Tower(tmp_path, torch.float32)
 

@@ -4,7 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import DeepseekV3ForCausalLM, MixtralForCausalLM, Qwen3ForCausalLM
+from transformers import (
+    DeepseekV3ForCausalLM,
+    DeepseekV32ForCausalLM,
+    MixtralForCausalLM,
+    Qwen3ForCausalLM,
+)
 
 from benchmarks.harness.engines import ENGINES
 from shared.link.keys import write_keys
@@ -18,11 +23,13 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "qwen3": (Qwen3ForCausalLM, {"head_dim": 16}),
     "experts": (MixtralForCausalLM, {"num_local_experts": 8}),
     "latent": (DeepseekV3ForCausalLM, CASES["deepseek v3, yarn"][1]),
+    "indexed": (DeepseekV32ForCausalLM, CASES["deepseek v3.2, yarn"][1]),
 }
 BACKENDS: list[Any] = [
     ("qwen3", "native", {}),
     ("experts", "native", {"kv_cache_dtype": "int8"}),
     ("latent", "torch", {}),
+    ("indexed", "native", {}),
     pytest.param("qwen3", "native", {"kv_cache_dtype": "fp8"}, marks=pytest.mark.slow),
     pytest.param("qwen3", "torch", {"kv_cache_dtype": "int8"}, marks=pytest.mark.slow),
     pytest.param("latent", "native", {"dtype": "bfloat16"}, marks=pytest.mark.slow),

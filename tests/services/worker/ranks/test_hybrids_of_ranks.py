@@ -15,6 +15,7 @@ from tests.services.worker.test_hybrid_engines import with_head
 
 DRAFTS = {"speculative_config": {"method": "mtp", "adaptive": False}}
 CALM = {"initializer_range": 0.1}  # layers that do not magnify rounding
+NEMOTRON = ["linear_attention", "full_attention", "moe"] * 2
 ALTERNATE = ["linear_attention", "full_attention"] * 2  # each of two stages has both
 
 
@@ -53,6 +54,10 @@ def test_stages_have_the_texts_of_one_process(tmp_path: Path) -> None:
         "qwen3.5": case(saved(tmp_path / "dense", "qwen3.5", num_hidden_layers=8, **CALM)),
         "qwen3-next": case(saved(tmp_path / "next", "qwen3-next", **next_types)),
         "granite 4": case(saved(tmp_path / "mamba", "granite 4, tied", **next_types)),
+        "kimi": case(saved(tmp_path / "kimi", "kimi", **next_types)),
+        "nemotron 3": case(
+            saved(tmp_path / "nemotron", "nemotron 3", layers_block_type=NEMOTRON, **CALM)
+        ),
     }
     found = stage_processes.run_stages(cases, 2, tmp_path)
     assert_same_stages(found, cases)

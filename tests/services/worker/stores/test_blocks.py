@@ -5,7 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from transformers import DeepseekV3ForCausalLM, MixtralForCausalLM, Qwen3ForCausalLM
+from transformers import (
+    DeepseekV3ForCausalLM,
+    DeepseekV32ForCausalLM,
+    MixtralForCausalLM,
+    Qwen3ForCausalLM,
+)
 
 from benchmarks.harness.engines import ENGINES
 from shared.model_folder import EMBEDDED_MODEL
@@ -18,6 +23,7 @@ FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "qwen3": (Qwen3ForCausalLM, {"head_dim": 16}),
     "experts": (MixtralForCausalLM, {"num_local_experts": 8}),
     "latent": (DeepseekV3ForCausalLM, CASES["deepseek v3, yarn"][1]),
+    "indexed": (DeepseekV32ForCausalLM, CASES["deepseek v3.2, yarn"][1]),
 }
 BACKENDS: list[Any] = [
     ("native", {}),
@@ -33,12 +39,15 @@ def random_ids(num: int, vocab_size: int, seed: int = 0) -> list[int]:
     return np.random.default_rng(seed).integers(10, vocab_size, num).tolist()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    ["qwen3", "experts", "latent", pytest.param("indexed", marks=pytest.mark.slow)],
+)
 @pytest.mark.parametrize(("kernels", "settings"), BACKENDS, ids=str)
 def test_a_successor_goes_on_with_the_bits_of_its_predecessor(
     family: str, kernels: str, settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    if family == "latent" and "kv_cache_dtype" in settings:
+    if family in ("latent", "indexed") and "kv_cache_dtype" in settings:
         pytest.skip("latents have no codes")
     kind, changes = FAMILIES[family]
     save_model(tmp_path / "model", kind, **changes)

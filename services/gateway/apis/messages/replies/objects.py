@@ -25,15 +25,22 @@ class OutputTokensDetails(Struct):
     thinking_tokens: int
 
 
+class CacheCreation(Struct):
+    ephemeral_5m_input_tokens: int
+    ephemeral_1h_input_tokens: int
+
+
 class Usage(Struct):
-    """``input_tokens`` are the computed ones. Writing to the cache costs nothing, so its count is
-    0; the three counts add up to the prompt. ``dropped_tokens`` and ``dropped_turns``, our own
-    fields, count the part of a chat left out of the prompt."""
+    """``input_tokens`` are the computed ones. If a part of the prompt had ``cache_control``, all of
+    them but the last one, which no request finds in the cache, are
+    ``cache_creation_input_tokens``. The three counts add up to the prompt. ``dropped_tokens`` and
+    ``dropped_turns``, our own fields, count the part of a chat left out of the prompt."""
 
     input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
     cache_creation_input_tokens: int = 0
+    cache_creation: CacheCreation | UnsetType = UNSET
     output_tokens_details: OutputTokensDetails | UnsetType = UNSET
     dropped_tokens: int | UnsetType = UNSET
     dropped_turns: int | UnsetType = UNSET

@@ -3,11 +3,12 @@
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from msgspec import UNSET
+from msgspec import UNSET, UnsetType
 
 from services.gateway.apis.messages.replies.blocks import BlockList, BlockStream
 from services.gateway.apis.messages.replies.errors import anthropic_error
 from services.gateway.apis.messages.replies.objects import (
+    CacheCreation,
     Message,
     MessageDelta,
     MessageEnd,
@@ -17,6 +18,7 @@ from services.gateway.apis.messages.replies.objects import (
     Ping,
     Usage,
 )
+from services.gateway.apis.messages.requests.schema import CacheControl
 from services.gateway.chat.replies.choice_parser import ChoiceParser
 from services.gateway.chat.replies.reply import Reply, dropped_counts
 from services.gateway.http.json_reply import encode
@@ -61,18 +63,28 @@ class _Writer:
         num_prompt = sum(map(len, self._reply.prompt_ids))
         dropped = dropped_counts(self._reply.dropped)
         if finished is None:
-            return Usage(num_prompt, 0, 0, 0, UNSET, *dropped)
+            return Usage(num_prompt, 0, 0, 0, UNSET, UNSET, *dropped)
         num_reasoning = self._choice.num_reasoning_tokens
         details = UNSET if num_reasoning is None else OutputTokensDetails(num_reasoning)
         num_cached = finished.num_cached
+        num_created, created = self._created(num_prompt - num_cached)
         return Usage(
-            num_prompt - num_cached,
+            num_prompt - num_cached - num_created,
             num_cached,
             finished.num_tokens,
-            0,
+            num_created,
+            created,
             details,
             *dropped,
         )
+
+    def _created(self, num_computed: int) -> tuple[int, CacheCreation | UnsetType]:
+        retention_s = self._reply.job.options.retention_s
+        if not retention_s:
+            return 0, UNSET
+        num = max(0, num_computed - 1)
+        is_long = retention_s > CacheControl().retention_s
+        return num, CacheCreation(0, num) if is_long else CacheCreation(num, 0)
 
     def _end(self, finished: Finished) -> MessageEnd:
         reason = self._choice.finish_reason(finished)

@@ -14,9 +14,11 @@ from msgspec import Raw
 
 from services.gateway.apis.messages.requests.schema import (
     Block,
+    CacheControl,
     FileSource,
     Image,
     ImageSource,
+    Markable,
     RedactedThinking,
     Text,
     Thinking,
@@ -95,19 +97,24 @@ class _Picture:
 
 class Conversation:
     """The messages of a request for ``model``. ``is_prefilled``: the model continues the last one.
-    ``num_foreign`` counts thinking blocks of other models, which are left out. ``places`` are the
-    client's names of parts with images, once there is a ``chat``."""
+    ``num_foreign`` counts thinking blocks of other models, which are left out. ``retention_s`` is
+    the longest time in the cache that a part asks for. ``places`` are the client's names of parts
+    with images, once there is a ``chat``."""
 
     def __init__(self, model: ModelInfo, media: Media) -> None:
         self._messages: list[Message] = []  # texts in pieces, possibly many, and images
         self.is_prefilled = False
-        self.num_foreign = 0
+        self.num_foreign = self.retention_s = 0
         self.places: dict[str, str] = {}
         self._model = model
         self._media = media
         self._more_kinds = IMAGE if IMAGE_URL in media.kinds else set[str]()
         self._calls: dict[str, str] = {}  # names by ids
         self._parts = PartCount("messages")
+
+    def mark(self, asked: CacheControl | None) -> None:
+        if asked is not None:
+            self.retention_s = max(self.retention_s, asked.retention_s)
 
     @json_errors()
     def add_system(self, raw: Raw) -> None:
@@ -242,7 +249,11 @@ class Conversation:
         if isinstance(content, str):
             return [Text(content)]
         self._parts.add(len(content))
-        return [_block(each, f"{param}[{number}]", kinds) for number, each in enumerate(content)]
+        blocks = [_block(each, f"{param}[{number}]", kinds) for number, each in enumerate(content)]
+        for block in blocks:
+            if isinstance(block, Markable):
+                self.mark(block.cache_control)
+        return blocks
 
     def _pieces(self, blocks: list[Any], param: str) -> list[str | _Picture]:
         """The texts and images of the content ``param``."""

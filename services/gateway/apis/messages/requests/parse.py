@@ -100,7 +100,8 @@ def prompt_of(request: PromptRequest, model: ModelInfo, media: Media) -> Message
     conversation = Conversation(model, media)
     conversation.add_system(request.system)
     conversation.add_turns(request.messages)
-    tools = chat_tools(request.tools)
+    conversation.mark(request.cache_control)
+    tools = chat_tools(request.tools, conversation.mark)
     warnings = _warnings(request, model)
     if conversation.num_foreign:
         warnings.append("messages: thinking of another model is left out")
@@ -111,6 +112,7 @@ def prompt_of(request: PromptRequest, model: ModelInfo, media: Media) -> Message
         tool_choice=chat_choice(request, {tool["function"]["name"] for tool in tools}),
         parallel_tool_calls=is_parallel(request),
         continue_final_message=conversation.is_prefilled,
+        cache_ttl=conversation.retention_s or None,
         chat_template_kwargs=_raw(_template_kwargs(request)),
         response_format=_response_format(request),
     )

@@ -18,11 +18,25 @@ Budget = Annotated[int, Meta(ge=1, le=MAX_INT32)]
 Display = Literal["summarized", "omitted", "updates", "highlights"]
 
 
-class Text(Struct, tag_field="type", tag="text"):
+class CacheControl(Struct, tag_field="type", tag="ephemeral"):
+    ttl: Literal["5m", "1h"] | None = None
+
+    @property
+    def retention_s(self) -> int:
+        return 3600 if self.ttl == "1h" else 300
+
+
+class Markable(Struct, kw_only=True):
+    """A part of a prompt, up to which the client may ask for a place in the cache."""
+
+    cache_control: CacheControl | None = None
+
+
+class Text(Markable, tag_field="type", tag="text"):
     text: str
 
 
-class Image(Struct, tag_field="type", tag="image"):
+class Image(Markable, tag_field="type", tag="image"):
     """Its ``source`` is an ImageSource."""
 
     source: Raw
@@ -55,13 +69,13 @@ class RedactedThinking(Struct, tag_field="type", tag="redacted_thinking"):
     data: str
 
 
-class ToolUse(Struct, tag_field="type", tag="tool_use"):
+class ToolUse(Markable, tag_field="type", tag="tool_use"):
     id: CallId
     name: ToolName
     input: dict[str, Raw]
 
 
-class ToolResult(Struct, tag_field="type", tag="tool_result"):
+class ToolResult(Markable, tag_field="type", tag="tool_result"):
     tool_use_id: CallId
     content: str | list[Raw] | None = None
     is_error: bool | None = None
@@ -77,7 +91,7 @@ class Turn(Struct):
     content: str | list[Raw]
 
 
-class Tool(Struct):
+class Tool(Markable):
     """``type`` null or ``custom``: its client runs it. ``input_schema`` is a JSON schema."""
 
     name: ToolName
@@ -142,9 +156,8 @@ class Metadata(Struct):
 
 
 class PromptRequest(Struct, kw_only=True):
-    """A body of ``/v1/messages/count_tokens``: the fields of the prompt. ``cache_control``,
-    ``diagnostics``, ``user_profile_id`` and ``metadata`` have no effect: caching is up to the
-    server."""
+    """A body of ``/v1/messages/count_tokens``: the fields of the prompt. ``diagnostics``,
+    ``user_profile_id`` and ``metadata`` have no effect."""
 
     messages: Raw
     model: str | None = None
@@ -155,7 +168,7 @@ class PromptRequest(Struct, kw_only=True):
     output_config: OutputConfig | None = None
     output_format: JsonFormat | None = None
     context_management: ContextManagement | None = None
-    cache_control: Raw = NULL
+    cache_control: CacheControl | None = None
     diagnostics: Raw = NULL
     user_profile_id: Raw = NULL
 

@@ -1,5 +1,6 @@
 """Tools of Anthropic's shape as tools of a chat."""
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -8,6 +9,7 @@ from msgspec import Raw
 from services.gateway.apis.messages.requests.schema import (
     AnyChoice,
     AutoChoice,
+    CacheControl,
     NoChoice,
     PromptRequest,
     Tool,
@@ -25,14 +27,17 @@ DIRECT = "direct"
 
 
 @json_errors()
-def chat_tools(raw: Raw) -> list[dict[str, Any]]:
-    """Raises InvalidRequest."""
+def chat_tools(raw: Raw, mark: Callable[[CacheControl | None], None]) -> list[dict[str, Any]]:
+    """Calls ``mark`` with the mark of each. Raises InvalidRequest."""
     if raw == NULL:
         return []
     tools = msgspec.json.decode(json_text(raw, "tools"))
     if not isinstance(tools, list):
         raise InvalidRequest(f"tools is {show(tools)}; expected array", param="tools")
-    return [_chat_tool(fields, f"tools[{index}]") for index, fields in enumerate(tools)]
+    found = [_tool(fields, f"tools[{index}]") for index, fields in enumerate(tools)]
+    for tool in found:
+        mark(tool.cache_control)
+    return [_chat_tool(tool) for tool in found]
 
 
 def chat_choice(request: PromptRequest, names: set[str]) -> ToolChoiceField | None:
@@ -68,13 +73,16 @@ def is_parallel(request: PromptRequest) -> bool:
             return True
 
 
-def _chat_tool(fields: Any, param: str) -> dict[str, Any]:
+def _tool(fields: Any, param: str) -> Tool:
     if isinstance(fields, dict):
         _refuse_foreign(fields, param)
     try:
-        tool = msgspec.convert(fields, Tool)
+        return msgspec.convert(fields, Tool)
     except msgspec.ValidationError as error:
         raise violation(error, param, fields, Tool) from None
+
+
+def _chat_tool(tool: Tool) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
     if tool.description is not None:
         function["description"] = tool.description

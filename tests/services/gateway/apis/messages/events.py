@@ -166,7 +166,7 @@ class EventChecker:
         return sum(usage[name] for name in USAGE - {"output_tokens"})
 
     def _check_usage(self, usage: dict[str, Any]) -> None:
-        assert usage.keys() - {"output_tokens_details"} == USAGE
+        assert usage.keys() - {"output_tokens_details", "cache_creation"} == USAGE
         assert all(isinstance(usage[name], int) and usage[name] >= 0 for name in USAGE)
         thought = usage.get("output_tokens_details", {"thinking_tokens": 0})["thinking_tokens"]
         assert 0 <= thought <= usage["output_tokens"]

@@ -7,8 +7,10 @@ import msgspec
 import pytest
 
 from services.gateway.apis.messages.requests.signature import Signer, signed_text
+from shared.errors import InvalidRequest
 from tests.services.gateway.apis.messages.asking import (
     HELLO,
+    WEATHER,
     assistant,
     chat_of,
     parsed,
@@ -20,7 +22,6 @@ from tests.services.gateway.apis.messages.asking import (
 from tests.services.gateway.asking import CALLER
 from tests.services.gateway.fakes import MODEL
 
-CACHED = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
 BILLING = "x-anthropic-billing-header: cc_version=2.1.37.0d9; cc_entrypoint=cli; cch=fa690;"
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
@@ -32,10 +33,14 @@ def thinking(words: str, holds_text: bool = False, fingerprint: str = "") -> dic
     return {"type": "thinking", "thinking": shown, "signature": signer.signature()}
 
 
-def test_texts_are_joined_and_cache_marks_change_nothing():
-    system = [text("Be kind.", **CACHED), text("Be brief.")]
-    turn = user(text("Look:"), text("a fish", **CACHED))
-    assert chat_of(turn, system=system, cache_control=CACHED["cache_control"]) == [
+def marked(ttl: str) -> dict[str, Any]:
+    return {"cache_control": {"type": "ephemeral", "ttl": ttl}}
+
+
+def test_texts_are_joined_whatever_cache_marks_they_have():
+    system = [text("Be kind.", **marked("1h")), text("Be brief.")]
+    turn = user(text("Look:"), text("a fish", **marked("1h")))
+    assert chat_of(turn, system=system, **marked("1h")) == [
         {"role": "system", "content": "Be kind.\nBe brief."},
         {"role": "user", "content": "Look:\na fish"},
     ]
@@ -43,9 +48,45 @@ def test_texts_are_joined_and_cache_marks_change_nothing():
 
 
 @pytest.mark.parametrize(
+    ("fields", "retention_s"),
+    [
+        ({}, 0),
+        ({"cache_control": None}, 0),
+        ({"cache_control": {"type": "ephemeral"}}, 300),
+        ({"system": [text("Be kind.", **marked("5m")), text("Be brief.", **marked("1h"))]}, 3600),
+        ({"messages": [user(text("Hi", **marked("5m")))]}, 300),
+        ({"messages": [HELLO, assistant(use() | marked("1h")), user(result())]}, 3600),
+        ({"messages": [HELLO, assistant(use()), user(result(**marked("5m")))]}, 300),
+        ({"messages": [HELLO, assistant(use()), user(result([text("a", **marked("1h"))]))]}, 3600),
+    ],
+)
+def test_the_longest_time_of_a_mark_is_asked_of_the_cache(fields: Any, retention_s: int):
+    assert parsed(**fields).job.options.retention_s == retention_s
+
+
+@pytest.mark.parametrize(
+    ("control", "param"),
+    [
+        ({"type": "persistent"}, "cache_control.type"),
+        ({"type": "ephemeral", "ttl": "2h"}, "cache_control.ttl"),
+        ("ephemeral", "cache_control"),
+    ],
+)
+def test_a_mark_of_another_kind_is_refused(control: Any, param: str):
+    for fields, start in (
+        ({}, ""),
+        ({"tools": [WEATHER | {"cache_control": control}]}, "tools[0]."),
+        ({"messages": [user(text("Hi", cache_control=control))]}, "messages[0].content[0]."),
+    ):
+        with pytest.raises(InvalidRequest) as error:
+            parsed(**(fields or {"cache_control": control}))
+        assert error.value.param == start + param
+
+
+@pytest.mark.parametrize(
     "system",
     [
-        [text(BILLING), text("You are a fish.", **CACHED)],
+        [text(BILLING), text("You are a fish.", **marked("1h"))],
         [text(f"{BILLING}\nYou are a fish.")],
         f"{BILLING}\nYou are a fish.",
         f"You are a fish.\n{BILLING}",

@@ -57,6 +57,21 @@ async def test_a_message_thinks_speaks_and_calls(
 
 
 @STREAMED
+@pytest.mark.parametrize("ttl", ["5m", "1h"])
+async def test_what_a_cache_mark_adds_to_the_cache_is_counted(
+    http: aiohttp.ClientSession, tokenizer: FakeTokenizer, stream: bool, ttl: str
+):
+    tools = [WEATHER | {"cache_control": {"type": "ephemeral", "ttl": ttl}}]
+    message = await ask(http, tokenizer, REPLY, stream=stream, tools=tools, num_cached=1)
+    num = NUM_PROMPT_TOKENS - 2
+    usage = message["usage"]
+    assert usage["input_tokens"] == usage["cache_read_input_tokens"] == 1
+    assert usage["cache_creation_input_tokens"] == num
+    counts = {f"ephemeral_{each}_input_tokens": 0 for each in ("5m", "1h")}
+    assert usage["cache_creation"] == counts | {f"ephemeral_{ttl}_input_tokens": num}
+
+
+@STREAMED
 async def test_thinking_that_is_omitted_is_in_its_signature_alone(
     http: aiohttp.ClientSession, tokenizer: FakeTokenizer, stream: bool
 ):

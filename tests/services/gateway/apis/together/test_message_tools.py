@@ -8,7 +8,7 @@ import pytest
 from shared.wire.messages import ToolChoice
 from tests.services.gateway.apis.messages import asking
 from tests.services.gateway.apis.messages.asking import WEATHER
-from tests.services.gateway.apis.messages.test_conversions import CACHED
+from tests.services.gateway.apis.messages.test_conversions import marked
 from tests.services.gateway.asking import CALLER
 from tests.services.gateway.text.asking import STRUCTURED
 
@@ -19,7 +19,7 @@ def parsed(**fields: Any) -> asking.ParsedMessages:
 
 def test_tools_are_functions_of_a_chat():
     tools = [
-        WEATHER | {"type": "custom", "strict": True, "eager_input_streaming": True} | CACHED,
+        WEATHER | {"type": "custom", "strict": True, "eager_input_streaming": True} | marked("1h"),
         {"name": "clock", "input_schema": {}, "allowed_callers": ["direct"]},
     ]
     job = parsed(tools=tools).job
