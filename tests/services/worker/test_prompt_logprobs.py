@@ -53,8 +53,9 @@ def assert_true(oracle: Qwen2ForCausalLM, job: Job) -> None:
         assert top_ids[index].tolist() == likeliest
 
 
-@pytest.mark.parametrize("chunk_sizes", [[1000], [1], [3, 7, 1, 5]])
-@pytest.mark.parametrize("num", [0, 4, ALL_TOKENS])
+@pytest.mark.parametrize(
+    ("chunk_sizes", "num"), [([1000], 0), ([1], 4), ([3, 7, 1, 5], ALL_TOKENS)]
+)
 def test_they_are_the_models_in_any_chunks(
     engine: AnyEngine, oracle: Qwen2ForCausalLM, chunk_sizes: list[int], num: int
 ) -> None:
