@@ -46,7 +46,7 @@ def crowd(oracle: Reference) -> list[Chat]:
     return 2 * chats
 
 
-def params_of(chats: list[Chat], max_tokens: int = 40) -> list[SamplingParams]:
+def params_of(chats: list[Chat], max_tokens: int = 24) -> list[SamplingParams]:
     return [
         SamplingParams(seed=seed, temperature=seed % 3 / 2, max_tokens=max_tokens, ignore_eos=True)
         for seed in range(len(chats))
@@ -64,8 +64,7 @@ def assert_texts_are_the_hosts(found: Run, wanted: Run, *, drafts: bool) -> None
     assert (found.num_accepted > 0) == drafts
 
 
-@pytest.mark.parametrize("method", SPECULATION)
-@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize(("steps", "method"), [("graphs", "ngram"), ("eager", "none")])
 def test_texts_with_few_blocks_are_the_host_engines_with_all(
     folder: Path, oracle: Reference, method: str, steps: str
 ) -> None:
