@@ -72,7 +72,7 @@ def change_tensors(folder: Path, **changes: torch.Tensor | None) -> None:
 
 @pytest.mark.parametrize(
     "layout",
-    # Where a file says how weights are quantized is read in the same way for each model.
+    # Files of a configuration are read alike for every model: see test_quantized_models.py.
     [pytest.param(each, marks=pytest.mark.slow if "config" in each else ()) for each in EVERY],
 )
 def test_every_layout_stays_in_codes_and_has_the_texts_of_its_values(

@@ -11,6 +11,7 @@ from benchmarks.harness.scheduled import Run
 from shared.wire.kv_groups import most_blocks
 from shared.wire.messages import SamplingParams
 from tests.media.checkpoints import Reference
+from tests.selection import only
 from tests.services.worker.device.test_device_groups import STEPS
 from tests.services.worker.media import scheduled
 from tests.services.worker.media.prompts import Chat, chat, each_family
@@ -64,7 +65,9 @@ def assert_texts_are_the_hosts(found: Run, wanted: Run, *, drafts: bool) -> None
     assert (found.num_accepted > 0) == drafts
 
 
-@pytest.mark.parametrize(("steps", "method"), [("graphs", "ngram"), ("eager", "none")])
+@pytest.mark.parametrize(
+    ("steps", "method"), only([("graphs", "ngram"), ("eager", "none")], STEPS, SPECULATION)
+)
 def test_texts_with_few_blocks_are_the_host_engines_with_all(
     folder: Path, oracle: Reference, method: str, steps: str
 ) -> None:
