@@ -1,7 +1,7 @@
 """Selects the cases of a product for ``make test``; ``make test-all`` runs all of them."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from itertools import combinations, product
 from typing import Any, TypeVar
 
@@ -15,14 +15,19 @@ def every_pair(*columns: Sequence[Any]) -> list[Any]:
     """The product of three columns or more. Few of its cases are not slow; they contain any two
     values of different columns together."""
     assert len(columns) > 2
-    cases = [*product(*map(range, map(len, columns)))]
-    chosen = cover(cases)
+    places = [*product(*map(range, map(len, columns)))]
+    chosen = [
+        tuple(column[place] for column, place in zip(columns, case, strict=True))
+        for case in cover(places)
+    ]
+    return only(chosen, *columns)
+
+
+def only(chosen: Collection[tuple[Any, ...]], *columns: Sequence[Any]) -> list[Any]:
+    """The product of columns. The cases that are not ``chosen`` are slow."""
     return [
-        pytest.param(
-            *(column[index] for column, index in zip(columns, case, strict=True)),
-            marks=() if case in chosen else pytest.mark.slow,
-        )
-        for case in cases
+        pytest.param(*case, marks=() if case in chosen else pytest.mark.slow)
+        for case in product(*columns)
     ]
 
 

@@ -13,20 +13,16 @@ from tests.exactness.runs import Runs
 
 QUICK = {EVERY.name, *(column.name for column in REFUSED if column.processes == "one")}
 """The columns of ``make test``."""
+PAIRS = {*covering_cells()}
+"""The cells of ``make test`` in a column that has all."""
 SERVED = [column for column in COLUMNS if column not in REFUSED]
 
 
 def params_of(column: Column, *cells: Cell) -> Any:
     """``cells`` are one or none."""
-    is_quick = column.name in QUICK and (column is not EVERY or all(map(is_even, cells)))
+    is_quick = column.name in QUICK and (column is not EVERY or {*cells} <= PAIRS)
     name = ": ".join([column.name, *map(str, cells)])
     return pytest.param(column, *cells, id=name, marks=() if is_quick else pytest.mark.slow)
-
-
-def is_even(cell: Cell) -> bool:
-    """True for every second cell; these have every pair of values, too."""
-    places = [[*values].index(cell[n]) for n, values in enumerate(DIMENSIONS.values())]
-    return sum(places) % 2 == 0
 
 
 each_column = pytest.mark.parametrize("runs", [params_of(each) for each in SERVED], indirect=True)

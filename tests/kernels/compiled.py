@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 import triton
+from triton._C.libtriton import ir
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
 
 from benchmarks.gpu.dry_card import AMPERE, HOPPER, Resources, resources
 
@@ -39,6 +40,39 @@ def compiled(
     num_stages: int,
     max_registers: int | None = None,
 ) -> Any:
+    """Arguments as in ``source_of``."""
+    options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": max_registers}
+    source = source_of(kernel, signature, constants)
+    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+
+
+def layouts(
+    kernel: Any,
+    signature: Mapping[str, Kind],
+    constants: Mapping[str, Any],
+    arch: int,
+    num_warps: int,
+    num_stages: int,
+) -> str:
+    """TTGIR, the last form before machine code, which takes most of the time. Arguments as in
+    ``source_of``."""
+    source, target = source_of(kernel, signature, constants), GPUTarget("cuda", arch, 32)
+    backend, context = make_backend(target), ir.context()
+    options = backend.parse_options({"num_warps": num_warps, "num_stages": num_stages})
+    ir.load_dialects(context)
+    backend.load_dialects(context)
+    functions = backend.get_codegen_implementation(options)
+    module = source.make_ir(target, options, functions, backend.get_module_map(), context)
+    stages: dict[str, Any] = {}
+    backend.add_stages(stages, options, source.language)
+    for name in ("ttir", "ttgir"):
+        module = stages[name](module, {})
+    return str(module)
+
+
+def source_of(
+    kernel: Any, signature: Mapping[str, Kind], constants: Mapping[str, Any]
+) -> ASTSource:
     """``signature``: the types of the arguments other than ``constants``, for example "*bf16" and
     "i32". Pointers, and integers written "i32:16", are multiples of 16, as for torch's tensors."""
     types: dict[str, Kind] = {}
@@ -54,6 +88,4 @@ def compiled(
                 aligned[indices[name],] = ALIGNED
     constexprs = {(indices[name],): value for name, value in constants.items()}
     types |= dict.fromkeys(constants, "constexpr")
-    source = ASTSource(kernel, types, constexprs, aligned)
-    options = {"num_warps": num_warps, "num_stages": num_stages, "maxnreg": max_registers}
-    return triton.compile(source, target=GPUTarget("cuda", arch, 32), options=options)
+    return ASTSource(kernel, types, constexprs, aligned)

@@ -15,7 +15,8 @@ from kernels.linear.triton import gated_kernel, linear_kernel
 from kernels.rms_norm.triton import num_warps, rms_norm_kernel
 from kernels.silu_mul import CURVES, Clamp, constants_of
 from kernels.silu_mul.triton import BLOCK, silu_mul_kernel
-from tests.kernels.compiled import ARCHS, compile_kernel, compiled
+from tests.kernels.compiled import ARCHS, compile_kernel, compiled, layouts
+from tests.selection import every_pair
 
 TYPES = {torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.float32: "*fp32"}
 # [rows, columns] of the weights of Qwen3-8B, a Llama of 1B and the embedded model.
@@ -27,9 +28,9 @@ GATED = [(24576, 4096), (1536, 256)]
 # float32 has no tensor cores and takes the most registers.
 WIDEST = [(HEAD, 64, torch.float32), (TINY_QKV, 64, torch.float32)]
 PRODUCTS = [
-    (shape, num_tokens, torch.bfloat16)
+    pytest.param(shape, num, torch.bfloat16, marks=pytest.mark.slow if num == 32 else ())
     for shape in (QKV, OUT, DOWN, HEAD, SMALL_QKV, SMALL_DOWN, TINY_QKV, TINY_DOWN)
-    for num_tokens in (1, 32, 64)
+    for num in (1, 32, 64)
 ]
 archs = pytest.mark.parametrize("arch", ARCHS)
 dtypes = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -51,10 +52,10 @@ def assert_fits(resources: Resources, arch: int) -> None:
     assert resources.shared_bytes <= MAX_SHARED_BYTES[arch]
 
 
-def compiled_product(
+def product_of(
     kernel: Any, shape: tuple[int, int], dtype: torch.dtype, num_tokens: int, arch: int
-) -> Any:
-    """With a residual if the model has one."""
+) -> tuple[Any, ...]:
+    """The arguments of ``compiled``. With a residual if the model has one."""
     is_gated = kernel is gated_kernel
     num_rows, size = shape
     chosen = config(num_rows, size, dtype.itemsize, num_tokens)
@@ -71,7 +72,7 @@ def compiled_product(
     if is_gated:
         constants |= GELU
     signature = pointers | {"num_tokens": "i32"}
-    return compiled(kernel, signature, constants, arch, chosen.num_warps, chosen.num_stages)
+    return kernel, signature, constants, arch, chosen.num_warps, chosen.num_stages
 
 
 BLOCKS = ("BLOCK_ROWS", "BLOCK_K", "BLOCK_T")
@@ -98,9 +99,10 @@ def of_codes(form: str) -> tuple[dict[str, str], list[str]]:
     return pointers | {"codes": codes}, absent
 
 
-def compiled_codes(
+def product_of_codes(
     kernel: Any, form: str, shape: tuple[int, int], dtype: torch.dtype, num_tokens: int, arch: int
-) -> Any:
+) -> tuple[Any, ...]:
+    """The arguments of ``compiled``."""
     known, _ = CODES[form]
     num_rows, size = shape
     chosen = codes_config(num_rows, size, dtype.itemsize, num_tokens, known)
@@ -116,7 +118,7 @@ def compiled_codes(
     if kernel is gated_kernel:
         constants |= GELU
     signature = pointers | {"num_tokens": "i32"}
-    return compiled(kernel, signature, constants, arch, chosen.num_warps, chosen.num_stages)
+    return kernel, signature, constants, arch, chosen.num_warps, chosen.num_stages
 
 
 def taken(found: Any) -> Resources:
@@ -128,7 +130,7 @@ def taken(found: Any) -> Resources:
 def test_a_product_fits(
     shape: tuple[int, int], num_tokens: int, dtype: torch.dtype, arch: int
 ) -> None:
-    found = compiled_product(linear_kernel, shape, dtype, num_tokens, arch)
+    found = compiled(*product_of(linear_kernel, shape, dtype, num_tokens, arch))
     assert_fits(taken(found), arch)
 
 
@@ -141,7 +143,7 @@ def test_a_product_fits(
 def test_gates_and_ups_fit(
     shape: tuple[int, int], num_tokens: int, dtype: torch.dtype, arch: int
 ) -> None:
-    found = compiled_product(gated_kernel, shape, dtype, num_tokens, arch)
+    found = compiled(*product_of(gated_kernel, shape, dtype, num_tokens, arch))
     assert_fits(taken(found), arch)
 
 
@@ -158,7 +160,7 @@ def test_no_step_waits_for_what_it_loads_itself(
     kernel: Any, shape: tuple[int, int], num_tokens: int
 ) -> None:
     """Weights and tokens are prefetched, and nothing is loaded into registers."""
-    text = compiled_product(kernel, shape, torch.bfloat16, num_tokens, HOPPER).asm["ttgir"]
+    text = layouts(*product_of(kernel, shape, torch.bfloat16, num_tokens, HOPPER))
     loop = re.search(r"scf\.for .*?\n(.*?scf\.yield.*?)\n", text, re.DOTALL)
     assert loop is not None
     lines = loop[1].splitlines()
@@ -173,24 +175,28 @@ def test_a_sum_has_the_same_order_for_all_numbers_of_tokens(
     """The same instruction multiplies."""
     orders = set()
     for num_tokens in (1, 16, 32, 64):
-        text = compiled_product(kernel, shape, torch.bfloat16, num_tokens, HOPPER).asm["ttgir"]
+        text = layouts(*product_of(kernel, shape, torch.bfloat16, num_tokens, HOPPER))
         (version,) = re.findall(r"nvidia_mma<\{versionMajor = (\d)", text)
         orders.add(version)
     assert len(orders) == 1
 
 
 # Blocks of 16 rows, or 32 of many tokens; of 64; of 16, where a row is half a block.
-IN_CODES = [(linear_kernel, DOWN), (gated_kernel, GATED[0]), (linear_kernel, (64, 64))]
+IN_CODES: dict[str, tuple[Any, tuple[int, int]]] = {
+    "down": (linear_kernel, DOWN),
+    "gate_up": (gated_kernel, GATED[0]),
+    "tiny": (linear_kernel, (64, 64)),
+}
+large = pytest.mark.parametrize("name", ["down", "gate_up"])
 
 
 @archs
-@codes
-@pytest.mark.parametrize("num_tokens", [1, pytest.param(32, marks=pytest.mark.slow), 64])
-@pytest.mark.parametrize(("kernel", "shape"), IN_CODES, ids=["down", "gate_up", "tiny"])
-def test_a_product_with_codes_fits(
-    kernel: Any, shape: tuple[int, int], num_tokens: int, form: str, arch: int
-) -> None:
-    found = compiled_codes(kernel, form, shape, torch.bfloat16, num_tokens, arch)
+@pytest.mark.parametrize(
+    ("name", "form", "num_tokens"), every_pair([*IN_CODES], [*CODES], [1, 32, 64])
+)
+def test_a_product_with_codes_fits(name: str, num_tokens: int, form: str, arch: int) -> None:
+    kernel, shape = IN_CODES[name]
+    found = compiled(*product_of_codes(kernel, form, shape, torch.bfloat16, num_tokens, arch))
     assert_fits(taken(found), arch)
 
 
@@ -202,39 +208,41 @@ def test_a_product_with_codes_fits(
 def test_a_product_with_codes_of_other_numbers_fits(
     dtype: torch.dtype, form: str, arch: int
 ) -> None:
-    found = compiled_codes(gated_kernel, form, GATED[0], dtype, 64, arch)
+    found = compiled(*product_of_codes(gated_kernel, form, GATED[0], dtype, 64, arch))
     assert_fits(taken(found), arch)
 
 
 @codes
 @pytest.mark.parametrize("num_tokens", [1, pytest.param(32, marks=pytest.mark.slow), 64])
-@pytest.mark.parametrize(("kernel", "shape"), IN_CODES[:2], ids=["down", "gate_up"])
+@large
 def test_no_step_waits_for_codes_that_it_loads_itself(
-    kernel: Any, shape: tuple[int, int], num_tokens: int, form: str
+    name: str, num_tokens: int, form: str
 ) -> None:
     """Codes and tokens are prefetched; scales and zeros are loaded for the next iteration."""
-    text = compiled_codes(kernel, form, shape, torch.bfloat16, num_tokens, HOPPER).asm["ttgir"]
+    kernel, shape = IN_CODES[name]
+    text = layouts(*product_of_codes(kernel, form, shape, torch.bfloat16, num_tokens, HOPPER))
     known, has_zeros = CODES[form]
     loop = re.search(r"scf\.for .*?\n(.*?scf\.yield.*?)\n", text, re.DOTALL)
     assert loop is not None
     lines = loop[1].splitlines()
     assert sum("async_copy_global_to_local" in line for line in lines) >= 2
     loaded = [line.split()[0] for line in lines if "= tt.load " in line]
-    for name in loaded:
-        used = [line for line in lines if re.search(rf"{re.escape(name)}\b", line)]
-        assert [line.split()[0] for line in used] == [name, "scf.yield"]
+    for each in loaded:
+        used = [line for line in lines if re.search(rf"{re.escape(each)}\b", line)]
+        assert [line.split()[0] for line in used] == [each, "scf.yield"]
     assert len(loaded) == (known.group != ALL.value) * (1 + has_zeros)
 
 
 @codes
-@pytest.mark.parametrize(("kernel", "shape"), IN_CODES[:2], ids=["down", "gate_up"])
+@large
 def test_a_sum_over_codes_has_the_same_order_for_all_numbers_of_tokens(
-    kernel: Any, shape: tuple[int, int], form: str
+    name: str, form: str
 ) -> None:
     """The instruction and the spans; results of spans are added pair by pair."""
+    kernel, shape = IN_CODES[name]
     orders = set()
     for num_tokens in (1, 16, 32, 64):
-        text = compiled_codes(kernel, form, shape, torch.bfloat16, num_tokens, HOPPER).asm["ttgir"]
+        text = layouts(*product_of_codes(kernel, form, shape, torch.bfloat16, num_tokens, HOPPER))
         (dot,) = re.findall(r"tt\.dot .* : tensor<(4x)\d+(x\d+)xbf16", text)
         versions = set(re.findall(r"nvidia_mma<\{versionMajor = (\d)", text))
         assert "tt.reduce" not in text

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.gpu.dry_card import MAX_SHARED_BYTES
 from kernels.sample import triton as kernels
 from tests.kernels.compiled import ARCHS, Kind, compile_kernel
+from tests.selection import every_pair
 
 FILTERS = ("*fp32", "*i32", "*fp32", "*fp32", "*fp32")
 MOMENTS = ("*fp32", "*fp32", "*fp32")
@@ -34,9 +35,15 @@ def constants(vocab_size: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("vocab_size", [8192, 151936])
-@pytest.mark.parametrize("name", ["stats", "bins", "gather", "finish", "scores"])
-@pytest.mark.parametrize("changed", [{}, {"p_changed": None}], ids=["rules", "no rules"])
+@pytest.mark.parametrize(
+    ("changed", "name", "vocab_size"),
+    every_pair(
+        [{}, {"p_changed": None}],
+        ["stats", "bins", "gather", "finish", "scores"],
+        [8192, 151936],
+    ),
+    ids=str,
+)
 def test_sampling_compiles_without_spills(
     changed: dict[str, None], name: str, vocab_size: int, arch: int
 ) -> None:

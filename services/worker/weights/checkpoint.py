@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ VIEWS: dict[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class StoredTensor:
     """A tensor in a file. Only the parts requested from ``read`` are read, or all of it if there is
     a ``transform``."""
@@ -47,7 +48,7 @@ class StoredTensor:
             return shape
         return list(self.transform(torch.empty(shape, device="meta")).shape)
 
-    @property
+    @cached_property
     def dtype(self) -> torch.dtype:
         dtype: torch.dtype = self.slices[...].dtype
         return dtype

@@ -4,6 +4,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 from llguidance import LLMatcher
 
 from services.gateway.text.machine import TokenMark
@@ -53,14 +54,10 @@ def _walk(
 
 def _allowed(matcher: LLMatcher) -> list[int]:
     """The ids that may come next, without those that end a text."""
-    mask = matcher.compute_bitmask()
-    return [
-        8 * place + bit
-        for place, byte in enumerate(mask)
-        if byte
-        for bit in range(8)
-        if byte >> bit & 1 and 8 * place + bit not in END_IDS
-    ]
+    mask = np.frombuffer(matcher.compute_bitmask(), np.uint8)
+    allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
+    ids: list[int] = allowed[~np.isin(allowed, END_IDS)].tolist()
+    return ids
 
 
 def _marked(vocabulary: Vocabulary, ids: list[int]) -> Admitted:

@@ -57,7 +57,7 @@ def test_drafts_are_the_likeliest_of_those_tokens_and_texts_are_those_without(
     kernels: str, temperature: float
 ) -> None:
     """At a temperature, sampled with the random bits of the output's tokens."""
-    head, some = PlainMtp(EMBEDDED_MODEL), prompts()[:4] + prompts()[12:14]
+    head, some = PlainMtp(EMBEDDED_MODEL), [*prompts()[1:3], prompts()[12]]
     params = params_of(temperature, len(some), logprobs=0, draft_logprobs=True, top_k=50)
     found = scheduled.run(engine_of(kernels, draft_vocab_size=NUM_TOKENS), some, params)
     assert found.texts == scheduled.run(plain("native"), some, params).texts
@@ -65,7 +65,7 @@ def test_drafts_are_the_likeliest_of_those_tokens_and_texts_are_those_without(
     num_seen = 0
     for index, prompt in enumerate(some):
         positions = iter_positions(found.verified[index])
-        for (_, part), position in list(zip(found.drafts[index], positions, strict=True))[:8]:
+        for (_, part), position in list(zip(found.drafts[index], positions, strict=True))[:5]:
             ids, drafts = prompt + found.texts[index][:position], part.ids.tolist()
             logits = head.draft_logits(ids, drafts[:-1]).clone()
             logits[:, NUM_TOKENS:] = -torch.inf
@@ -78,7 +78,7 @@ def test_drafts_are_the_likeliest_of_those_tokens_and_texts_are_those_without(
             logprobs = torch.log_softmax(logits, -1)[range(len(drafts)), drafts]
             np.testing.assert_allclose(part.values, logprobs, atol=1e-3)
             num_seen += 1
-    assert num_seen > 24
+    assert num_seen > 9
 
 
 @pytest.mark.parametrize(("size", "num"), [(None, len(HIGHEST)), (300, 300)])
@@ -96,13 +96,13 @@ def test_a_file_ranks_the_tokens(file: Path, size: int | None, num: int) -> None
 @pytest.mark.parametrize("form", ["wint8", "wint4", "fp8_block"])
 def test_a_head_in_codes_gives_its_rows_too(tmp_path: Path, kernels: str, form: str) -> None:
     save_mimo(tmp_path)
-    params = [SamplingParams(seed=seed, temperature=6.0, max_tokens=12) for seed in range(8)]
+    params = [SamplingParams(seed=seed, temperature=6.0, max_tokens=12) for seed in range(4)]
     texts = []
     for limit in ({"method": "mtp", "draft_vocab_size": 90}, {"method": "none"}):
         speculation = {"num_speculative_tokens": 2, "adaptive": False, **limit}
         settings = {"speculative_config": speculation, "lm_head_quantization": form}
         engine = make_engine(tmp_path, kernels, **settings)
-        found = scheduled.run(engine, random_prompts(8), params)
+        found = scheduled.run(engine, random_prompts(4), params)
         assert (found.num_accepted > 0) == (limit["method"] == "mtp")
         texts.append(found.texts)
     assert texts[0] == texts[1]

@@ -22,13 +22,13 @@ from tests.services.worker.speculation import engine_of, iter_positions, params_
 def test_drafts_are_those_of_plain_torch_sampled_with_the_random_bits_of_their_positions(
     kernels: str, temperature: float
 ) -> None:
-    plain, some = PlainMtp(EMBEDDED_MODEL), prompts()[:4] + prompts()[12:14]
+    plain, some = PlainMtp(EMBEDDED_MODEL), [*prompts()[1:3], prompts()[12]]
     params = params_of(temperature, len(some), logprobs=0, draft_logprobs=True, top_k=50)
     done = scheduled.run(engine_of(kernels, "mtp", 3), some, params)
     num_seen = 0
     for index, prompt in enumerate(some):
         positions = iter_positions(done.verified[index])
-        for (_, part), position in list(zip(done.drafts[index], positions, strict=True))[:8]:
+        for (_, part), position in list(zip(done.drafts[index], positions, strict=True))[:5]:
             ids, drafts = prompt + done.texts[index][:position], part.ids.tolist()
             logits = plain.draft_logits(ids, drafts[:-1])
             seed, at = params[index].seed, len(ids)
@@ -40,7 +40,7 @@ def test_drafts_are_those_of_plain_torch_sampled_with_the_random_bits_of_their_p
             logprobs = torch.log_softmax(logits, -1)[range(len(drafts)), drafts]
             np.testing.assert_allclose(part.values, logprobs, atol=1e-3)
             num_seen += 1
-    assert num_seen > 24
+    assert num_seen > 9
 
 
 @pytest.mark.parametrize(

@@ -23,14 +23,17 @@ from tests.services.worker.tight_driver import Poisoned, run_tightly
 FAMILIES = ("GptOssForCausalLM", "Gemma2ForCausalLM", "Gemma3ForCausalLM", "MistralForCausalLM")
 MAX_LEN = 240
 CHUNKS = [40, 1, 7, 30, 13]
-PARAMS = [
-    SamplingParams(seed, 0.5, max_tokens=num, ignore_eos=True, logprobs=3)
-    for seed, num in enumerate((90, 3, 20))
-]
-PLAIN_PARAMS = [
-    SamplingParams(seed, 0.5, max_tokens=num, ignore_eos=True)
-    for seed, num in enumerate((90, 3, 20))
-]
+LENGTHS = (40, 3, 12)
+
+
+def params_of(lengths: Sequence[int], **more: Any) -> list[SamplingParams]:
+    return [
+        SamplingParams(seed, 0.5, max_tokens=num, ignore_eos=True, **more)
+        for seed, num in enumerate(lengths)
+    ]
+
+
+PARAMS = params_of(LENGTHS, logprobs=3)
 slow = pytest.mark.slow
 
 
@@ -98,10 +101,16 @@ def assert_same_bits(found: Run, expected: Run) -> None:
         assert np.array(ours).tobytes() == np.array(theirs).tobytes()
 
 
-def check(folder: Path, case: Case, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Run:
+def check(
+    folder: Path,
+    case: Case,
+    monkeypatch: pytest.MonkeyPatch,
+    params: list[SamplingParams] = PARAMS,
+    **options: Any,
+) -> Run:
     """Returns the results with few blocks."""
     options |= {"num_at_once": case.num_at_once, "depth": 0 if case.method == "none" else 3}
-    asked = prompts(), PLAIN_PARAMS if "num_steps" in options else PARAMS, CHUNKS
+    asked = prompts(), params, CHUNKS
     engine = Poisoned(engine_of(folder, case))
     options["windows"] = engine.capacity.groups
     found = run_tightly(engine, *asked, **options)
@@ -131,7 +140,8 @@ def test_several_steps_go_on_in_the_tables_of_all_groups(
     folder: Path, kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Case(kernels, num_at_once=3)
-    assert check(folder, case, monkeypatch, num_steps=16).num_long_plans > 3
+    found = check(folder, case, monkeypatch, params_of(LENGTHS), num_steps=8)
+    assert found.num_long_plans > 3
 
 
 @pytest.mark.parametrize("kernels", ["native", "torch"])
@@ -140,7 +150,8 @@ def test_an_mtp_head_drafts_from_the_blocks_of_the_first_group(
 ) -> None:
     windows = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
     save_mimo(tmp_path, max_position_embeddings=MAX_LEN, **windows)
-    found = check(tmp_path, Case(kernels, method="mtp"), monkeypatch, resume_every=7)
+    long = params_of((90, 3, 20), logprobs=3)
+    found = check(tmp_path, Case(kernels, method="mtp"), monkeypatch, long, resume_every=7)
     assert found.num_accepted > 5
     assert found.num_hits > 3
 
@@ -170,7 +181,7 @@ def test_a_cache_of_one_request_has_the_blocks_that_it_needs_at_once(tmp_path: P
     engine = engine_of(tmp_path, case, num_gpu_blocks_override=num_blocks)
     assert engine.capacity.num_blocks == num_blocks
     run = run_tightly(Poisoned(engine), prompts(), PARAMS, CHUNKS, depth=3)
-    assert [len(text) for text in run.texts] == [90, 3, 20]
+    assert [len(text) for text in run.texts] == [*LENGTHS]
     problem = f"{num_blocks - 1} blocks of 16 tokens; .* takes {num_blocks}: raise the one"
     with pytest.raises(ConfigError, match=problem):
         engine_of(tmp_path, case, num_gpu_blocks_override=num_blocks - 1)

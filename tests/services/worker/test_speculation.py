@@ -47,12 +47,12 @@ def test_texts_are_those_without_drafts(
 ) -> None:
     """All at once; drafts of all rows are verified in one step."""
     kernels, depth = engine
-    num = 32 if kernels == "native" else 8
+    num = 32 if kernels == "native" else 4
     many, params = (2 * prompts())[:num], params_of(temperature, num)
     with_drafts = scheduled.run(engine_of(kernels, method, depth), many, params)
-    without = without_drafts(kernels, temperature, num)
-    assert with_drafts.texts == without.texts
-    assert with_drafts.ends == without.ends
+    without = without_drafts(temperature)
+    assert with_drafts.texts == without.texts[:num]
+    assert with_drafts.ends == without.ends[:num]
     assert with_drafts.num_accepted > 0
 
 
@@ -60,10 +60,10 @@ def test_texts_are_those_without_drafts(
     ("temperature", "depth", "method"), every_pair(TEMPERATURES, [1, 3], METHODS)
 )
 def test_alone_the_texts_are_the_same_too(temperature: float, depth: int, method: str) -> None:
-    """A third of those written at once."""
-    some, params = prompts()[::3], params_of(temperature, 24)[::3]
+    """Some of those written at once, short and long."""
+    some, params = prompts()[::7], params_of(temperature, 24)[::7]
     alone = scheduled.run(engine_of("native", method, depth), some, params, max_open=1)
-    assert alone.texts == without_drafts("native", temperature, 24).texts[::3]
+    assert alone.texts == without_drafts(temperature).texts[:24:7]
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_what_else_is_asked_holds_for_each_token_of_a_run(rules: Sequence[dict[s
     ("kernels", "num"),
     [
         ("native", 24),
-        ("device", 6),
+        ("device", 3),
         pytest.param("torch", 24, marks=pytest.mark.slow),
         pytest.param("device", 24, marks=pytest.mark.slow),
     ],
@@ -97,7 +97,7 @@ def test_what_else_is_asked_holds_for_each_token_of_a_run(rules: Sequence[dict[s
 def test_every_emitted_token_has_its_logprobs(kernels: str, num: int) -> None:
     some, params = prompts()[:: 24 // num], params_of(0.7, num, logprobs=4)
     with_drafts = scheduled.run(engine_of(kernels, "mtp", 3), some, params)
-    without = scheduled.run(plain(kernels), some, params)
+    without = scheduled.run(plain("native"), some, params)
     assert with_drafts.texts == without.texts
     for one, other in zip(with_drafts.logprobs, without.logprobs, strict=True):
         np.testing.assert_allclose(np.array(one), np.array(other), atol=1e-3)
@@ -106,7 +106,7 @@ def test_every_emitted_token_has_its_logprobs(kernels: str, num: int) -> None:
 @pytest.mark.parametrize("method", METHODS)
 def test_the_context_is_filled_to_its_last_position(method: str) -> None:
     params = SamplingParams(seed=1, temperature=0.0, ignore_eos=True)
-    long = [each for each in prompts() if len(each) > 40]
+    long = [each for each in prompts() if len(each) > 40][::3]
     full = scheduled.run(engine_of("native", method, 5), long, params)
     assert full.texts == scheduled.run(plain("native"), long, params).texts
     assert {len(p) + len(t) for p, t in zip(long, full.texts, strict=True)} == {160}

@@ -28,7 +28,7 @@ from tests.services.worker.speculation import (
 
 # `make test` runs two prompts on one slow engine, and none on the other.
 ENGINES_AND_NUMS = [
-    ("native", 6),
+    ("native", 4),
     ("device", 2),
     pytest.param("torch", 6, marks=pytest.mark.slow),
     pytest.param("device", 6, marks=pytest.mark.slow),
@@ -52,7 +52,7 @@ def test_drafts_are_the_same_whether_a_prompt_is_cached_or_not(kernels: str, num
     some = some_prompts(num)
     twice = [each for prompt in some for each in (prompt, prompt)]
     talk = [[*prompt, 262, 14, 201] for prompt in some]
-    params = SamplingParams(seed=3, temperature=0.0, max_tokens=24, ignore_eos=True)
+    params = SamplingParams(seed=3, temperature=0.0, max_tokens=12, ignore_eos=True)
     engine = engine_of(kernels, "mtp", 3)
     cached = scheduled.run(engine, twice + talk, params, caches_prefixes=True, max_open=1)
     computed = scheduled.run(engine, twice + talk, params, max_open=1)
@@ -64,7 +64,7 @@ def test_drafts_are_the_same_whether_a_prompt_is_cached_or_not(kernels: str, num
 
 @pytest.mark.parametrize(("kernels", "num"), ENGINES_AND_NUMS)
 def test_drafts_are_the_same_however_a_prompt_is_cut(kernels: str, num: int) -> None:
-    params = SamplingParams(seed=3, temperature=0.0, max_tokens=24, ignore_eos=True)
+    params = SamplingParams(seed=3, temperature=0.0, max_tokens=12, ignore_eos=True)
     some = some_prompts(num)
     whole = scheduled.run(engine_of(kernels, "mtp", 3), some, params, max_open=1)
     cut = engine_of(kernels, "mtp", 3, max_num_batched_tokens=7)
@@ -76,7 +76,7 @@ def test_drafts_are_the_same_however_a_prompt_is_cut(kernels: str, num: int) -> 
 @pytest.mark.parametrize(
     ("kernels", "pipeline_depth", "num"),
     [
-        *(("native", 1, 24), ("native", 2, 24), ("device", 2, 6)),
+        *(("native", 1, 12), ("native", 2, 12), ("device", 2, 4)),
         *(
             pytest.param(kernels, depth, 24, marks=pytest.mark.slow)
             for kernels in ("torch", "device")
@@ -87,14 +87,14 @@ def test_drafts_are_the_same_however_a_prompt_is_cut(kernels: str, num: int) -> 
 def test_preempted_sequences_go_on_with_the_same_text(
     kernels: str, pipeline_depth: int, num: int
 ) -> None:
-    """Blocks for two or three of the longest."""
-    num_blocks = 400 // ENGINES[kernels]["block_size"]
+    """Blocks for two of the longest."""
+    num_blocks = 256 // ENGINES[kernels]["block_size"]
     tight = engine_of(kernels, "mtp", 3, num_gpu_blocks_override=num_blocks)
     some, params = prompts()[-num:], params_of(0.7, num)
     squeezed = scheduled.run(
         tight, some, params, caches_prefixes=True, pipeline_depth=pipeline_depth, max_open=8
     )
-    assert squeezed.texts == scheduled.run(plain(kernels), some, params).texts
+    assert squeezed.texts == scheduled.run(plain("native"), some, params).texts
     assert squeezed.num_resumed > 0
 
 
@@ -104,7 +104,7 @@ PAUSES = ([3, 0, 0, 0, 2], [0] * 9 + [3] * 9, [1, 0])
 @pytest.mark.parametrize(
     ("kernels", "num", "pauses"),
     [
-        *(("native", 6, pauses) for pauses in PAUSES),
+        *(("native", 4, pauses) for pauses in PAUSES),
         ("device", 2, PAUSES[0]),
         *(
             pytest.param(kernels, 6, pauses, marks=pytest.mark.slow)
@@ -119,9 +119,9 @@ def test_drafts_come_back_after_a_pause_and_caches_with_gaps_do_no_harm(
     """The head sees the tokens since the resumption, and the last complete run of cached blocks."""
     some = some_prompts(num)
     twice = [*some, *([*prompt, 262, 14] for prompt in some), *some]
-    params = SamplingParams(seed=3, temperature=0.7, max_tokens=40, ignore_eos=True)
+    params = SamplingParams(seed=3, temperature=0.7, max_tokens=24, ignore_eos=True)
     engine = engine_of(kernels, "mtp", 3)
-    without = scheduled.run(plain(kernels), twice, params)
+    without = scheduled.run(plain("native"), twice, params)
     done = scheduled.run(
         engine, twice, params, caches_prefixes=True, max_open=min(num, 4), depths=cycle(pauses)
     )
@@ -130,7 +130,7 @@ def test_drafts_come_back_after_a_pause_and_caches_with_gaps_do_no_harm(
     assert done.num_accepted > 0
 
 
-REPEATED = SamplingParams(seed=1, temperature=0.0, max_tokens=30, ignore_eos=True)
+REPEATED = SamplingParams(seed=1, temperature=0.0, max_tokens=16, ignore_eos=True)
 
 
 def own_engine(kernels: str) -> Any:
@@ -158,8 +158,8 @@ def test_a_draft_that_breaks_the_numbers_costs_a_step_and_not_the_request(
     kernels: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Token 777 makes activations that are not finite, and is the second draft of each row."""
-    engine, some = own_engine(kernels), some_prompts(6)
-    without = scheduled.run(plain(kernels), some, REPEATED)
+    engine, some = own_engine(kernels), some_prompts(4)
+    without = scheduled.run(plain("native"), some, REPEATED)
     model = engine._model
     draft = engine._drafter.draft
 
@@ -186,7 +186,7 @@ def test_a_draft_that_breaks_the_numbers_costs_a_step_and_not_the_request(
 
 @pytest.mark.parametrize("kernels", KERNELS)
 def test_blocks_of_requests_that_failed_do_not_spoil_drafts(kernels: str) -> None:
-    engine, some = own_engine(kernels), some_prompts(6)
+    engine, some = own_engine(kernels), some_prompts(4)
     before = scheduled.run(engine, some, REPEATED)
     with pytest.MonkeyPatch.context() as patch:
         forward = engine._model.forward

@@ -1,23 +1,12 @@
 """Ranks with their shares of adapters give the texts of one process."""
 
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from msgspec.structs import replace
-
-from services.worker.adapters.sites import layer_shapes
-from tests.services.worker.adapters.made import (
-    DIGESTS,
-    PARAMS,
-    adapters_of,
-    engine_with,
-    make_adapter,
-    texts_of,
-)
-from tests.services.worker.checkpoints import random_prompts, save_model
+from tests.services.worker.adapters.made import engine_with
+from tests.services.worker.adapters.rank_texts import adapted_texts
+from tests.services.worker.checkpoints import save_model
 from tests.services.worker.hybrids import HYBRIDS
-from tests.services.worker.ranks.rank_processes import Case, Texts, texts_of_ranks
+from tests.services.worker.ranks.rank_processes import Case, texts_of_ranks
 from tests.services.worker.test_families import CASES
 
 FAMILIES = {
@@ -29,18 +18,6 @@ FAMILIES = {
 }
 SETTINGS = {"enable_lora": True, "max_cpu_loras": 1}
 TOLERANCE = 5e-5  # of logprobs, in float32
-
-
-def adapted_texts(engine: Any, num_steps: int) -> Texts:
-    adapters = adapters_of(engine)
-    shapes = layer_shapes(adapters.sites)
-    for digest, rank in zip(DIGESTS, (4, 16), strict=False):
-        adapters.table.add(make_adapter(shapes, digest, rank))
-    digests = [DIGESTS[0], "", DIGESTS[1]]
-    params = replace(PARAMS, max_tokens=6)
-    options: dict[str, Any] = {"chunk_sizes": (5, 11), "num_steps": num_steps}
-    found = texts_of(engine, random_prompts(4)[1:], digests, params, **options)
-    return Texts([ids for ids, _ in found], np.concatenate([rows[:, 1:] for _, rows in found]))
 
 
 def test_two_ranks_have_the_texts_of_one_process(tmp_path: Path) -> None:

@@ -86,24 +86,29 @@ def assert_different(found: list[Text], others: list[Text]) -> None:
         assert np.abs(logprobs[0] - other[0]).max() > 0.05
 
 
+@pytest.fixture(scope="module")
+def merged(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """Checkpoints, each with another adapter."""
+    target = tmp_path_factory.mktemp("merged")
+    return [merge(folder, target / each.digest, each) for each in some_of(folder)]
+
+
 @pytest.mark.parametrize("kernels", KERNELS)
-def test_texts_are_those_of_merged_weights(folder: Path, tmp_path: Path, kernels: str) -> None:
+def test_texts_are_those_of_merged_weights(folder: Path, merged: list[Path], kernels: str) -> None:
     adapters, prompts = some_of(folder), random_prompts(5)
     engine = engine_with(folder, kernels, adapters)
     assert isinstance(model_of(engine), NativeLM if kernels == "native" else TorchLM)
     digests = [each.digest for each in adapters]
     found = texts_of(engine, prompts, [*digests, ""])
-    for number, adapter in enumerate(adapters):
-        merged = make_engine(merge(folder, tmp_path / adapter.digest, adapter), kernels)
-        assert_near(
-            found[number : number + 1], texts_of(merged, prompts[number : number + 1], [""])
-        )
+    for number, each in enumerate(merged):
+        own = slice(number, number + 1)
+        assert_near(found[own], texts_of(make_engine(each, kernels), prompts[own], [""]))
     plain = texts_of(make_engine(folder, kernels), prompts, [""] * 5)
     assert_same(found[4:], plain[4:])
     assert_different(found[:4], plain[:4])
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_native_rows_have_the_same_bits_in_any_batch(folder: Path, dtype: str) -> None:
     adapters, prompts = some_of(folder, getattr(torch, dtype)), random_prompts(10, seed=3)
     engine = engine_with(folder, "native", adapters, dtype=dtype)

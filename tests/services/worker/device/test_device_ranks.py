@@ -1,14 +1,10 @@
 """Ranks of the engine for GPUs, here on CPUs, give the results of one process."""
 
 from pathlib import Path
-from unittest.mock import patch
 
-import torch
 from transformers import GraniteForCausalLM, Olmo2ForCausalLM
 
-from services.worker.engine.device.graphs import Shape, StepGraphs
-from services.worker.engine.device.recorders import on_all_ranks
-from services.worker.engine.device.steps import Record, Run
+from tests.services.worker.device.short_of_memory import short_of_memory
 from tests.services.worker.ranks.rank_processes import Case, texts_of_ranks
 from tests.services.worker.ranks.test_ranks import (
     SOME_DRAFTS,
@@ -46,21 +42,3 @@ def test_a_graph_that_one_rank_has_no_memory_for_is_on_none(tmp_path: Path) -> N
     with texts_of_ranks(cases, 2, tmp_path) as found:
         pass
     assert_same(found, cases)
-
-
-def short_of_memory(rank: int) -> None:
-    """The second one has no memory for graphs of four sequences, and captures like a GPU: runs the
-    work first, then captures it alone."""
-    record_step = StepGraphs.record
-
-    def record(graphs: StepGraphs, shape: Shape, record: Record) -> None:
-        def capture(run: Run) -> Run:
-            recorded = record(run)
-            with on_all_ranks(graphs._segments.parallel):
-                if rank == 1 and shape.num_rows == 4:
-                    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 9.00 GiB.")
-            return recorded
-
-        record_step(graphs, shape, capture)
-
-    patch.object(StepGraphs, "record", record).start()

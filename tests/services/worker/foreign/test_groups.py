@@ -20,8 +20,14 @@ from tests.services.worker.test_dropped_blocks import (
 from tests.services.worker.tight_driver import Poisoned, run_tightly
 
 
-@pytest.mark.parametrize("cache", ["auto", "int8"])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    ("name", "cache"),
+    [
+        pytest.param(name, cache, marks=pytest.mark.slow if (index + place) % 2 else ())
+        for index, name in enumerate(FAMILIES)
+        for place, cache in enumerate(("auto", "int8"))
+    ],
+)
 def test_dropped_blocks_are_not_missed(
     tmp_path: Path, name: str, cache: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,6 +27,7 @@ from benchmarks.harness.engines import make_engine
 from services.worker.foreign import backend
 from shared.errors import ConfigError
 from tests.services.worker.checkpoints import (
+    asked_once,
     assert_greedy,
     change_config,
     random_prompts,
@@ -46,10 +47,10 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def test_texts_are_those_of_transformers_whole_and_in_chunks(folder: Path) -> None:
-    oracle = AutoModelForCausalLM.from_pretrained(folder).eval()
-    prompts = [*random_prompts(6), random_prompts(3, seed=1)[2] * 3]
+    oracle = asked_once(AutoModelForCausalLM.from_pretrained(folder).eval())
+    prompts = [*random_prompts(4), random_prompts(3, seed=1)[2] * 3]
     engine = make_engine(folder, model_impl="transformers")
-    for chunk_sizes in ([1000], [7], [3, 7, 1, 5]):
+    for chunk_sizes in ([1000], [3, 7, 1, 5]):
         texts = Driver(engine, chunk_sizes).run([Job(prompt) for prompt in prompts])
         for prompt, text in zip(prompts, texts, strict=True):
             assert_greedy(oracle, prompt, text)

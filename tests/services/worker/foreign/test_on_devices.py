@@ -37,7 +37,7 @@ def test_texts_are_those_of_transformers_in_chunks_and_recorded_steps(
 ) -> None:
     save_family(tmp_path, name)
     oracle = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    prompts = [*random_prompts(6), random_prompts(3, seed=1)[2] * 3]
+    prompts = [*random_prompts(4), random_prompts(3, seed=1)[2] * 3]
     engine = make_engine(tmp_path, "device", model_impl="transformers")
     assert len(engine._graphs) > 0
     texts = Driver(engine, [3, 7, 1, 5]).run([Job(prompt) for prompt in prompts])

@@ -260,7 +260,7 @@ def test_what_waits_for_its_grammar_goes_on_when_that_is_compiled_and_nothing_el
 ) -> None:
     used = engine(kernels, method)
     params = [msgspec.structs.replace(each, prompt_logprobs=0) for each in mixed()]
-    slow: Any = Held(used, 25)
+    slow: Any = Held(used, 14)
     done = scheduled.run(slow, some(), params)
     assert done.texts == expected().texts
     assert done.ends == expected().ends

@@ -70,10 +70,10 @@ def engine(request: pytest.FixtureRequest, rows: Path) -> Any:
 def test_texts_are_those_of_transformers(
     engine: Any, chats: dict[str, Chat], chunk_size: int
 ) -> None:
-    for name, each in chats.items():
-        (text,) = texts_of(engine, [each], chunk_sizes=[chunk_size])
-        assert text == each.expected.ids, name
-    together = texts_of(engine, [*chats.values()], chunk_sizes=[chunk_size], num_steps=3)
+    for name in ("image alone", "two"):
+        (text,) = texts_of(engine, [chats[name]], chunk_sizes=[chunk_size])
+        assert text == chats[name].expected.ids, name
+    together = texts_of(engine, [*chats.values()], chunk_sizes=[3 * chunk_size], num_steps=3)
     assert together == [each.expected.ids for each in chats.values()]
 
 
@@ -87,6 +87,7 @@ def test_a_cache_of_prefixes_may_end_anywhere(engine: Any, chats: dict[str, Chat
     """Before and behind a break too, and behind the features of an item."""
     found = chats["two"]
     first, second = found.items
+    texts_of(engine, [found])
     for num_cached in (
         *range(first.start, first.start + 6),
         first.end - 1,
@@ -94,7 +95,6 @@ def test_a_cache_of_prefixes_may_end_anywhere(engine: Any, chats: dict[str, Chat
         second.start + 9,
         second.end,
     ):
-        texts_of(engine, [found])
         (text,) = texts_of(engine, [found], num_cached=num_cached, chunk_sizes=[1000, 5])
         assert text == found.expected.ids, num_cached
 

@@ -12,6 +12,7 @@ from services.worker.backends.native import NativeLM
 from services.worker.media import addition
 from shared.wire.messages import ALL_TOKENS
 from tests.media.checkpoints import Reference
+from tests.selection import only
 from tests.services.worker.driver import model_of
 from tests.services.worker.media.prompts import (
     GREEDY,
@@ -49,8 +50,14 @@ def engine(request: pytest.FixtureRequest, folder: Path) -> Any:
     return made
 
 
-@pytest.mark.parametrize("chunk_size", [1, 7, 1000])
-@pytest.mark.parametrize("name", ["first", "second", "image alone", "two", "one twice", "none"])
+@pytest.mark.parametrize(
+    ("name", "chunk_size"),
+    only(
+        [("image alone", 1), ("first", 7), ("two", 1000), ("one twice", 7), ("none", 1000)],
+        ["first", "second", "image alone", "two", "one twice", "none"],
+        [1, 7, 1000],
+    ),
+)
 def test_a_text_is_that_of_transformers(
     engine: Any, chats: dict[str, Chat], name: str, chunk_size: int
 ) -> None:
@@ -76,8 +83,8 @@ def test_a_cache_of_prefixes_may_end_anywhere(engine: Any, chats: dict[str, Chat
     """Within the first item and after it; its positions count after it too."""
     found = chats["two"]
     first, second = found.items
+    texts_of(engine, [found])
     for num_cached in (first.start + 4, first.end, second.start, second.start + 9, second.end + 1):
-        texts_of(engine, [found])
         (text,) = texts_of(engine, [found], num_cached=num_cached, chunk_sizes=[1000, 5])
         assert text == found.expected.ids, num_cached
 
@@ -169,7 +176,7 @@ def test_a_worker_with_adapters_reads_images_too(folder: Path, chats: dict[str, 
 def test_a_reset_and_a_new_sequence_forget_the_images_of_a_slot(
     engine: Any, chats: dict[str, Chat]
 ) -> None:
-    for name in ("first", "none", "second", "none"):
-        (text,) = texts_of(engine, [chats[name]], chunk_sizes=[7])
+    for name in ("first", "none", "second"):
+        (text,) = texts_of(engine, [chats[name]], chunk_sizes=[20])
         assert text == chats[name].expected.ids
         engine.reset()

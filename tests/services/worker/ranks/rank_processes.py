@@ -15,8 +15,8 @@ from benchmarks.harness.engines import make_engine
 from benchmarks.harness.ports import free_port
 from services.worker.backends.native import NativeLM
 from shared.wire.messages import ALL_TOKENS, SamplingParams
-from tests.services.worker.checkpoints import random_prompts
 from tests.services.worker.driver import Driver, Job, model_of
+from tests.services.worker.prompts import random_prompts
 
 TIMEOUT_S = 300
 NUM_TOKENS = 8
