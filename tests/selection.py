@@ -1,7 +1,7 @@
 """Selects the cases of a product for ``make test``; ``make test-all`` runs all of them."""
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import combinations, product
 from typing import Any, TypeVar
 
@@ -23,7 +23,7 @@ def every_pair(*columns: Sequence[Any]) -> list[Any]:
     return only(chosen, *columns)
 
 
-def only(chosen: Collection[tuple[Any, ...]], *columns: Sequence[Any]) -> list[Any]:
+def only(chosen: Collection[tuple[Any, ...]], *columns: Iterable[Any]) -> list[Any]:
     """The product of columns. The cases that are not ``chosen`` are slow."""
     return [
         pytest.param(*case, marks=() if case in chosen else pytest.mark.slow)
