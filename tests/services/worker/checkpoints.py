@@ -25,8 +25,8 @@ EOS_ID = 7
 MAX_POSITIONS = 128
 # Families of wings.
 OPTIONAL = (
-    *("DeepseekV32", "GlmMoeDsa", "GraniteMoeHybrid", "KimiLinear", "Lfm2", "NemotronH"),
-    *("Qwen3Next", "Qwen3_5"),
+    *("BailingMoe", "DeepseekV32", "GlmMoeDsa", "GraniteMoeHybrid", "KimiLinear", "Lfm2"),
+    *("NemotronH", "Qwen3Next", "Qwen3_5"),
 )
 LESS_ONE = ("Gemma", "Qwen3Next", "Qwen3_5")  # families that store norms minus 1
 SETTLED = 1e-4  # outputs may differ if two float32 scores are closer than this
