@@ -102,7 +102,7 @@ WINGS = {
         (f"{WORKER}/hybrids",),
         tuple(
             f"tests/{WORKER}/test_{name}.py"
-            for name in ("delta_backends", "gated_delta", "kimi", "mamba", "nemotron")
+            for name in ("delta_backends", "gated_delta", "kimi", "ling", "mamba", "nemotron")
         ),
     ),
     "gemma4": Wing((f"{WORKER}/gemma4",), (f"tests/{WORKER}/test_gemma4.py",)),

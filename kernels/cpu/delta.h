@@ -1,5 +1,5 @@
-// The gated delta rule, Mamba-2's scan and Kimi's rule, over the states of sequences: see
-// kernels/delta/__init__.py for the formulas.
+// The gated delta rule, Mamba-2's scan, Kimi's rule and lightning attention, over the states of
+// sequences: see kernels/delta/__init__.py for the formulas.
 //
 // An item is a row and a block of value heads with one key head. It runs over the tokens of the row
 // in order, so that its sums depend neither on the cut of a prompt nor on other rows. The items of
@@ -25,16 +25,24 @@ constexpr int COLUMN_VECTORS = 4;
 struct Delta {
   int32_t num_heads, num_key_heads, key_dim, value_dim, width;
   int32_t is_by_channel;   // Kimi's rule: each channel of a key has its own decay
+  int32_t num_norms;       // parts of a scan's or of lightning attention's output
+  int32_t num_rotated;     // elements of queries and keys in lightning attention, else 0
   float eps, least, most;  // limits of the steps of a scan
   const float* conv;       // [width, channels]
   const float* rates;      // [num_heads]: exp(A_log)
   const float* dt_bias;    // [num_heads], or by channel [num_heads · key_dim]
-  const float* norm;       // [value_dim], or of a scan [num_heads · value_dim]
+  const float* norm;       // [value_dim], or with num_norms [num_heads · value_dim]
   const float* skip;       // [num_heads] of a scan, or null
   const float* bias;       // [channels] of a scan's convolution, or null
+  const float* norms;      // [2, key_dim] of queries and keys, or null
+  const float *cos, *sin;  // [positions, num_rotated], or null
 
-  bool scans() const { return skip; }
-  int num_gates() const { return num_heads * (scans() ? 1 : is_by_channel ? 1 + key_dim : 2); }
+  bool is_lightning() const { return norms; }
+  bool scans() const { return skip || norms; }  // there is no correction
+  int num_gates() const {
+    if (is_lightning()) return 0;
+    return num_heads * (scans() ? 1 : is_by_channel ? 1 + key_dim : 2);
+  }
   int group() const { return num_heads / num_key_heads; }
   int num_blocks() const { return div_up(group(), BLOCK_HEADS); }  // of a key head
   int num_keys() const { return num_key_heads * key_dim; }
@@ -151,9 +159,16 @@ struct DeltaRows {
   }
 
   void norm_groups(int num, int inner) {
-    int size = delta.group() * delta.value_dim;
-    each_row(num * delta.num_key_heads, size, [=](size_t at) {
-      norm(gated + at, delta.norm + at % inner, size, delta.eps, out + at);
+    int size = inner / delta.num_norms, of_x = delta.channels() + inner;
+    each_row(num * delta.num_norms, size, [=](size_t at) {
+      const float* weight = delta.norm + at % inner;
+      if (!delta.is_lightning()) return norm(gated + at, weight, size, delta.eps, out + at);
+      norm(gated + at, weight, size, delta.eps, gated + at);
+      const float* z = x + at / inner * of_x + delta.channels() + at % inner;
+      for (int i = 0; i < size; i += LANES) {
+        f32x16 gate = load(z + i), opened = or_nan(gate, sigmoid(gate));
+        store_narrow(out + at + i, mul(load(gated + at + i), opened));
+      }
     });
   }
 
@@ -161,6 +176,7 @@ struct DeltaRows {
     const DeltaRows& of;
     const Delta& delta;
     int64_t state, copy;
+    int64_t position;  // of the first input
     // Inputs are accepted drafts, then tokens from `first` on; from number `end` on they are
     // drafts. The state has seen the first num_seen ones.
     int first, num_kept, num, end, num_seen;
@@ -171,7 +187,7 @@ struct DeltaRows {
       state = rows.states[row], copy = rows.copies[row];
       first = rows.starts[row], num_kept = rows.num_kept[row], num_seen = rows.num_seen[row];
       num = num_kept + rows.starts[row + 1] - first, end = num - rows.num_drafts[row];
-      int64_t position = rows.positions[row] - num_seen;
+      position = rows.positions[row] - num_seen;
       to_copy = (position + end) / rows.interval * rows.interval - position;
     }
 
@@ -229,7 +245,7 @@ struct DeltaRows {
 
     using Inputs::channels_of, Inputs::gates_of, Inputs::x_size;
     using Inputs::of, Inputs::delta, Inputs::num, Inputs::end, Inputs::num_kept, Inputs::num_seen;
-    using Inputs::state, Inputs::copy, Inputs::to_copy, Inputs::first;
+    using Inputs::state, Inputs::copy, Inputs::to_copy, Inputs::first, Inputs::position;
 
     Item(Inputs inputs, int key_head, int first_head, int num_heads)
         : Inputs(inputs), key_head(key_head), first_head(first_head), num_heads(num_heads) {}
@@ -257,7 +273,11 @@ struct DeltaRows {
       for (int j = 0; j < delta.width; j++) seen[j] = channels_of(n - (delta.width - 1 - j));
       mix(seen, key_head * key_dim, key_dim, query);
       mix(seen, num_keys + key_head * key_dim, key_dim, key);
-      if (!delta.scans()) {
+      if (delta.is_lightning()) {
+        turn(n, query, delta.norms);
+        turn(n, key, delta.norms + key_dim);
+        for (int i = 0; i < key_dim; i++) query[i] *= 1.0f / __builtin_sqrtf(key_dim);
+      } else if (!delta.scans()) {
         normalise(query, 1.0f / __builtin_sqrtf(key_dim));
         normalise(key, 1.0f);
       }
@@ -281,8 +301,9 @@ struct DeltaRows {
       }
     }
 
-    // silu of the convolution of `num` channels
+    // silu of the convolution of `num` channels, or in lightning attention these as they are
     void mix(const float* const* seen, int channel, int num, float* mixed) const {
+      if (delta.is_lightning()) return Inputs::move(seen[0] + channel, num, mixed);
       const float* conv = delta.conv + channel;
       int channels = delta.channels();
       for (int i = 0; i < num; i += LANES) {
@@ -291,6 +312,13 @@ struct DeltaRows {
           total = fma(load(conv + (size_t)j * channels + i), load(seen[j] + channel + i), total);
         store(mixed + i, silu(total));
       }
+    }
+
+    // The norm of a query or key, and the rotation by the position of input n
+    void turn(int n, float* head, const float* weight) const {
+      size_t at = (position + n) * delta.num_rotated;
+      norm(head, weight, delta.key_dim, delta.eps, head);
+      rotate(head, delta.cos + at, delta.sin + at, delta.num_rotated, false);
     }
 
     void normalise(float* head, float factor) const {
@@ -319,22 +347,28 @@ struct DeltaRows {
         store(betas, zero());
         return;
       }
+      f32x16 rates = load_some(delta.rates + first_head, num_heads);
+      if (delta.is_lightning()) {
+        store(decays, exp(sub(zero(), rates)));
+        store(betas, spread(1));
+        return;
+      }
       const float* gates = gates_of(n) + first_head;
       f32x16 opening = load_some(gates, num_heads);
       if (delta.is_by_channel) return store(betas, or_nan(opening, sigmoid(opening)));
       f32x16 a = delta.scans() ? opening : load_some(gates + delta.num_heads, num_heads);
       f32x16 steps = softplus(add(a, load_some(delta.dt_bias + first_head, num_heads)));
       if (delta.scans()) steps = min(max(steps, spread(delta.least)), spread(delta.most));
-      f32x16 rates = load_some(delta.rates + first_head, num_heads);
       store(decays, or_nan(a, exp(sub(zero(), mul(rates, steps)))));
       store(betas, or_nan(opening, delta.scans() ? steps : sigmoid(opening)));
     }
 
-    // y + skip · value, times silu of the gate
+    // y + skip · value, times silu of the gate, or y alone
     void write_scanned(int t, int head, const float* y, const float* value) const {
       int size = delta.value_dim;
       const float* z = of.x + (size_t)t * x_size() + delta.channels() + head * size;
       float* to = of.gated + ((size_t)t * delta.num_heads + head) * size;
+      if (delta.is_lightning()) return Inputs::move(y, size, to);
       for (int i = 0; i < size; i += LANES) {
         f32x16 whole = fma(spread(delta.skip[head]), load(value + i), load(y + i));
         store(to + i, mul(whole, silu(load(z + i))));

@@ -1,5 +1,5 @@
-"""The gated delta rule, Mamba-2's and Kimi's in native code: their weights, and the states of a
-step.
+"""The gated delta rule, Mamba-2's, Kimi's and lightning attention in native code: their weights,
+and the states of a step.
 
 The structures are those of ``delta.h``, field by field.
 """
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from kernels.cpu.pointers import Float, Int, Pointer, address, array_address
-from kernels.delta import LayerStates, ScanTerms, StateRows
+from kernels.delta import LayerStates, LightningTerms, ScanTerms, StateRows
 
 MAX_KEY_DIM, MAX_VALUE_DIM, MAX_WIDTH = 256, 256, 8
 
@@ -20,9 +20,10 @@ MAX_KEY_DIM, MAX_VALUE_DIM, MAX_WIDTH = 256, 256, 8
 class DeltaStruct(ctypes.Structure):
     _fields_ = [
         *((name, Int) for name in ("num_heads", "num_key_heads", "key_dim", "value_dim", "width")),
-        ("is_by_channel", Int),
+        *((name, Int) for name in ("is_by_channel", "num_norms", "num_rotated")),
         *((name, Float) for name in ("eps", "least", "most")),
         *((name, Pointer) for name in ("conv", "rates", "dt_bias", "norm", "skip", "bias")),
+        *((name, Pointer) for name in ("norms", "cos", "sin")),
     ]
 
 
@@ -53,7 +54,7 @@ class PackedDelta:
     dt_bias: Tensor
     norm: Tensor
     eps: float
-    scan: ScanTerms | None = None
+    scan: ScanTerms | LightningTerms | None = None
 
     @property
     def value_dim(self) -> int:
@@ -66,7 +67,10 @@ class PackedDelta:
         return [each for each in found if each is not None]
 
     def struct(self) -> DeltaStruct:
-        skip, bias, (least, most) = self.scan or (None, None, (0.0, 0.0))
+        scan = self.scan if isinstance(self.scan, ScanTerms) else None
+        skip, bias, (least, most) = scan or (None, None, (0.0, 0.0))
+        terms = self.scan if isinstance(self.scan, LightningTerms) else None
+        cos, sin = terms.rotation if terms else (None, None)
         return DeltaStruct(
             num_heads=len(self.rates),
             num_key_heads=self.num_key_heads,
@@ -74,6 +78,8 @@ class PackedDelta:
             value_dim=self.value_dim,
             width=len(self.conv),
             is_by_channel=len(self.dt_bias) > len(self.rates),
+            num_norms=terms.num_groups if terms else self.num_key_heads,
+            num_rotated=0 if cos is None else cos.shape[1],
             eps=self.eps,
             least=least,
             most=most,
@@ -83,6 +89,9 @@ class PackedDelta:
             norm=address(self.norm),
             skip=address(skip),
             bias=address(bias),
+            norms=address(terms and terms.norms),
+            cos=address(cos),
+            sin=address(sin),
         )
 
     def check(self, states: LayerStates) -> None:

@@ -15,6 +15,7 @@ class Places:
         self.width = width
         self.num_seen = rows.num_seen
         self.num_kept = rows.num_kept
+        self.firsts = rows.positions - rows.num_seen  # [R]: the positions of first inputs
         self.nums = rows.num_kept + np.diff(rows.starts)  # [R]: inputs
         self._kept = num_rows * width + before - rows.num_kept
         self._tokens = num_rows * width + self.num_kept.sum() + rows.starts[:-1]
@@ -47,6 +48,7 @@ class Order:
         steps = np.arange(1 - places.width, 1)
         self.seen = places.of(row[:, None], number[:, None] + steps)  # [I, width]
         self.is_seen = number < places.num_seen[row]  # [I]
+        self.positions = places.firsts[row] + number  # [I]
         is_token = number >= places.num_kept[row]
         of_tokens = np.flatnonzero(is_token)
         self.tokens = of_tokens[np.argsort(self.seen[is_token, -1])]  # [T]: each token's input

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn.functional import silu, softplus
 
 from kernels.delta.places import Order, Places, Writes, ranges
-from kernels.delta.reference import EPS, finish
-from kernels.delta.states import DeltaWeights, LayerStates, StateRows
+from kernels.delta.reference import EPS, finish, turned
+from kernels.delta.states import DeltaWeights, LayerStates, LightningTerms, ScanTerms, StateRows
 
 
 class _Inputs(NamedTuple):
@@ -47,6 +47,8 @@ def _inputs(
 ) -> _Inputs:
     """``seen`` are the channels of all places, ``openings`` [I, gates] (b, a), or dt, of the
     inputs."""
+    if isinstance(weights.scan, LightningTerms):
+        return _lightning(seen, weights, weights.scan, layer, order)
     _, num_heads, key_dim, value_dim = layer.matrices.shape
     places, num_keys, scan = _index(order.seen, seen), weights.num_key_heads, weights.scan
     mixed = torch.zeros(len(places), len(weights.conv), device=seen.device)
@@ -70,6 +72,25 @@ def _inputs(
     beta = beta.masked_fill(is_seen, 0.0)[:, :, None, None]
     query, key = query[:, :, None], key[:, :, None]
     return _Inputs(query, key, value.view(-1, num_heads, 1, value_dim), decay, beta)
+
+
+def _lightning(
+    seen: Tensor, weights: DeltaWeights, terms: LightningTerms, layer: LayerStates, order: Order
+) -> _Inputs:
+    """The same of lightning attention."""
+    _, num_heads, key_dim, value_dim = layer.matrices.shape
+    given = seen[_index(order.seen[:, -1], seen)]
+    query, key, value = given.split([num_heads * key_dim] * 2 + [num_heads * value_dim], 1)
+    rotation = terms.rotation[:, _index(order.positions, seen)]
+    query, key = (
+        turned(each.unflatten(1, (num_heads, key_dim)), norm, rotation, weights.eps) * factor
+        for each, norm, factor in zip((query, key), terms.norms, (key_dim**-0.5, 1.0), strict=True)
+    )
+    is_seen = _index(order.is_seen, seen)[:, None, None, None]
+    decay = (-weights.decay.float().exp()).exp()[None, :, None, None].expand(len(given), -1, 1, 1)
+    beta = torch.ones_like(decay).masked_fill(is_seen, 0.0)
+    query, key, value = query[:, :, None], key[:, :, None], value.view(-1, num_heads, 1, value_dim)
+    return _Inputs(query, key, value, decay.masked_fill(is_seen, 1.0), beta)
 
 
 def _recur(
@@ -97,7 +118,7 @@ def _recur(
             layer.matrices[states] = matrices[_index(order.places[writes.rows[ready]], matrices)]
         first += num_rows
     y = torch.cat(outputs)
-    if weights.scan is not None:
+    if isinstance(weights.scan, ScanTerms):
         y += weights.scan.skip.float()[:, None, None] * inputs.value
     return y.squeeze(2)
 

@@ -4,7 +4,14 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu, softplus
 
-from kernels.delta.states import DeltaWeights, LayerStates, ScanTerms, StateRows
+from kernels.delta.states import (
+    DeltaWeights,
+    LayerStates,
+    LightningTerms,
+    ScanTerms,
+    StateRows,
+)
+from kernels.rope import rope
 
 EPS = 1e-6  # of the norms of queries and keys
 
@@ -30,7 +37,8 @@ def gated_delta(
             is_seen = number < num_seen
             if not is_seen:
                 columns = torch.cat([columns[1:], token[None, :channels]])
-            y, matrices = _advance(token, weights, matrices, columns, is_seen)
+            place = position + number
+            y, matrices = _advance(token, place, weights, matrices, columns, is_seen)
             if number >= num_kept:
                 outputs.append(y)
             copy = int(rows.copies[row])
@@ -49,14 +57,29 @@ def finish(y: Tensor, z: Tensor, weights: DeltaWeights) -> Tensor:
         normed = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + weights.eps)
         gate = z.sigmoid() if weights.is_by_channel else silu(z)
         return (weights.norm.float() * normed * gate).flatten(1)
-    gated = (y * silu(z)).flatten(1).unflatten(1, (weights.num_key_heads, -1))
-    normed = gated * torch.rsqrt(gated.square().mean(-1, keepdim=True) + weights.eps)
+    is_lightning = isinstance(weights.scan, LightningTerms)
+    parts = (y if is_lightning else y * silu(z)).flatten(1).unflatten(1, (weights.num_norms, -1))
+    normed = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + weights.eps)
     out: Tensor = weights.norm.float() * normed.flatten(1)
-    return out
+    return out * z.flatten(1).sigmoid() if is_lightning else out
+
+
+def turned(heads: Tensor, norm: Tensor, rotation: Tensor, eps: float) -> Tensor:
+    """Step 2 of lightning attention, without a factor: heads [T, H, key_dim] at the positions of
+    ``rotation`` [2, T, R]."""
+    normed = heads * torch.rsqrt(heads.square().mean(-1, keepdim=True) + eps) * norm.float()
+    cos, sin = rotation[:, :, None]
+    size = rotation.shape[-1]
+    return torch.cat([rope(normed[..., :size], cos, sin), normed[..., size:]], -1)
 
 
 def _advance(
-    token: Tensor, weights: DeltaWeights, matrices: Tensor, columns: Tensor, is_seen: bool
+    token: Tensor,
+    position: int,
+    weights: DeltaWeights,
+    matrices: Tensor,
+    columns: Tensor,
+    is_seen: bool,
 ) -> tuple[Tensor, Tensor]:
     """(q, k, v) of a token with (b, a), or dt, the matrices before it, or behind it if it
     ``is_seen``, and the columns with its own → y [num_value_heads, value_dim], and the matrices
@@ -64,6 +87,8 @@ def _advance(
     num_heads, key_dim, value_dim = matrices.shape
     num_key_heads, channels = weights.num_key_heads, weights.conv.shape[0]
     scan = weights.scan
+    if isinstance(scan, LightningTerms):
+        return _lightning(token, position, weights, scan, matrices, is_seen)
     mixed = torch.zeros(channels)
     if scan is not None and scan.bias is not None:
         mixed = mixed + scan.bias.float()
@@ -107,6 +132,29 @@ def _scan(
         matrices = matrices * decay[:, None, None] + change
     y = torch.einsum("hkv,hk->hv", matrices, query) + scan.skip.float()[:, None] * value
     return y, matrices
+
+
+def _lightning(
+    token: Tensor,
+    position: int,
+    weights: DeltaWeights,
+    terms: LightningTerms,
+    matrices: Tensor,
+    is_seen: bool,
+) -> tuple[Tensor, Tensor]:
+    """The same by lightning attention."""
+    num_heads, key_dim, value_dim = matrices.shape
+    query, key, value = token.split([num_heads * key_dim] * 2 + [num_heads * value_dim])
+    rotation = terms.rotation[:, position, None]
+    query, key = (
+        turned(each.view(1, num_heads, key_dim), norm, rotation, weights.eps)[0]
+        for each, norm in zip((query, key), terms.norms, strict=True)
+    )
+    if not is_seen:
+        decay = torch.exp(-weights.decay.float().exp())[:, None, None]
+        change = key[:, :, None] * value.view(num_heads, 1, value_dim)
+        matrices = matrices * decay + change
+    return torch.einsum("hkv,hk->hv", matrices, query * key_dim**-0.5), matrices
 
 
 def _write(layer: LayerStates, state: int, matrices: Tensor, columns: Tensor) -> None:

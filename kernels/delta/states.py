@@ -52,10 +52,25 @@ class ScanTerms(NamedTuple):
         return ScanTerms(self.skip.float(), bias, self.limits)
 
 
+class LightningTerms(NamedTuple):
+    """Of lightning attention: ``norms`` [2, key_dim] of queries and keys, and the ``rotation``
+    [2, positions, R] of their first R elements, cosines and signed sines as in ``kernels.rope``.
+    Outputs of ``num_groups`` groups of heads are normed."""
+
+    norms: Tensor
+    rotation: Tensor
+    num_groups: int
+
+    def in_floats(self) -> "LightningTerms":
+        """The same in float32."""
+        return self._replace(norms=self.norms.float(), rotation=self.rotation.float())
+
+
 class DeltaWeights(NamedTuple):
     """``conv`` [channels, width], ``decay`` (A_log) and ``dt_bias`` [num_value_heads], ``norm``
     [value_dim], or [num_value_heads · value_dim] for a scan. The channels are q, k and v, in this
-    order. With decays by channel ``dt_bias`` is [num_value_heads · key_dim]."""
+    order. With decays by channel ``dt_bias`` is [num_value_heads · key_dim]. Lightning attention
+    has none, and ones [channels, 1] as ``conv``."""
 
     num_key_heads: int
     conv: Tensor
@@ -63,8 +78,15 @@ class DeltaWeights(NamedTuple):
     dt_bias: Tensor
     norm: Tensor
     eps: float
-    scan: ScanTerms | None = None
+    scan: ScanTerms | LightningTerms | None = None
 
     @property
     def is_by_channel(self) -> bool:
         return len(self.dt_bias) > len(self.decay)
+
+    @property
+    def num_norms(self) -> int:
+        """The number of parts of an output that are normed."""
+        if isinstance(self.scan, LightningTerms):
+            return self.scan.num_groups
+        return len(self.decay) if self.scan is None else self.num_key_heads

@@ -1,5 +1,5 @@
-"""Sequences under the gated delta rule, Mamba-2's or Kimi's, computed in steps with drafts, and at
-once in float64."""
+"""Sequences under the gated delta rule, Mamba-2's, Kimi's or lightning attention, computed in steps
+with drafts, and at once in float64."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -8,11 +8,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernels.delta import DeltaWeights, DeviceRows, LayerStates, ScanTerms, StateRows
+from kernels.delta import (
+    DeltaWeights,
+    DeviceRows,
+    LayerStates,
+    LightningTerms,
+    ScanTerms,
+    StateRows,
+)
 from kernels.delta.device import device_rows
 from kernels.paged_attention import ChunkRows, DecodeRows
 
 INTERVAL, MOST_DRAFTS = 16, 3
+NUM_POSITIONS = 128
 # x, gates, states and rows → outputs, as of ``kernels.delta.gated_delta``.
 Compute = Callable[[Tensor, Tensor, LayerStates, StateRows], Tensor]
 
@@ -26,9 +34,13 @@ class Shape(NamedTuple):
     scans: bool = False
     has_bias: bool = False
     is_by_channel: bool = False
+    num_rotated: int = 0  # more is lightning attention
+    num_groups: int = 1
 
     @property
     def num_gates(self) -> int:
+        if self.num_rotated:
+            return 0
         return self.num_decays if self.scans else self.num_heads + self.num_decays
 
     @property
@@ -45,6 +57,8 @@ class Shape(NamedTuple):
 
     def weights(self) -> DeltaWeights:
         """Decays are from about 0.02 to 1."""
+        if self.num_rotated:
+            return self._lightning()
         bias = torch.randn(self.channels) / 2 if self.has_bias else None
         return DeltaWeights(
             self.num_key_heads,
@@ -54,6 +68,20 @@ class Shape(NamedTuple):
             norm=1 + torch.randn(self.inner if self.scans else self.value_dim) / 5,
             eps=1e-6,
             scan=ScanTerms(torch.randn(self.num_heads), bias, (0.05, 0.8)) if self.scans else None,
+        )
+
+    def _lightning(self) -> DeltaWeights:
+        angles = torch.outer(torch.arange(NUM_POSITIONS), torch.rand(self.num_rotated // 2))
+        cos, sin = angles.cos(), angles.sin()
+        rotation = torch.stack([torch.cat([cos, cos], 1), torch.cat([-sin, sin], 1)])
+        return DeltaWeights(
+            self.num_key_heads,
+            conv=torch.ones(self.channels, 1),
+            decay=torch.randn(self.num_heads),
+            dt_bias=torch.empty(0),
+            norm=1 + torch.randn(self.inner) / 5,
+            eps=1e-6,
+            scan=LightningTerms(1 + torch.randn(2, self.key_dim) / 5, rotation, self.num_groups),
         )
 
     def states(self, num: int, num_kept: int) -> LayerStates:
@@ -78,6 +106,8 @@ SHAPES = [
     Shape(1, 19, 32, 48, 4, scans=True, has_bias=True),
     Shape(2, 4, 16, 64, 3, scans=True),
     Shape(2, 2, 32, 48, 4, is_by_channel=True),
+    Shape(4, 4, 32, 32, 1, num_rotated=16, num_groups=2),
+    Shape(9, 9, 16, 16, 1, num_rotated=16),
 ]
 
 
@@ -255,8 +285,10 @@ def exact(
     x: Tensor, gates: Tensor, weights: DeltaWeights, states: LayerStates, state: int
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The outputs [T, H · value_dim] of one sequence, its matrices and columns, in float64."""
+    if isinstance(weights.scan, LightningTerms):
+        return exact_lightning(x, weights, weights.scan, states, state)
     if weights.scan is not None:
-        return exact_scan(x, gates, weights, states, state)
+        return exact_scan(x, gates, weights, weights.scan, states, state)
     conv, decay, dt_bias, norm = (each.double() for each in weights[1:5])
     matrices, columns = states.matrices[state].double(), states.columns[state].double()
     num_heads, key_dim, value_dim = matrices.shape
@@ -286,12 +318,42 @@ def exact(
     return torch.cat(outputs).view(len(x), -1), matrices, after
 
 
+def exact_lightning(
+    x: Tensor, weights: DeltaWeights, terms: LightningTerms, states: LayerStates, state: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by lightning attention: pairs turn as complex numbers."""
+    decays, half = (-weights.decay.double().exp()).exp(), terms.rotation.shape[2] // 2
+    cos, sines = terms.rotation.double()[:, :, half:]
+    matrices, outputs = states.matrices[state].double(), []
+    num_heads, key_dim, _ = matrices.shape
+    for position, token in enumerate(x.double()):
+        query, key, value, z = token.view(4, num_heads, key_dim)
+        turned = []
+        for part, norm in zip((query, key), terms.norms, strict=True):
+            part = norm * part / (part.square().mean(1, keepdim=True) + weights.eps).sqrt()
+            pairs = torch.complex(part[:, :half], part[:, half : 2 * half])
+            pairs = pairs * torch.complex(cos[position], sines[position])
+            turned.append(torch.cat([pairs.real, pairs.imag, part[:, 2 * half :]], 1))
+        heads = []
+        for head, (query, key) in enumerate(zip(*turned, strict=True)):
+            matrices[head] = decays[head] * matrices[head] + torch.outer(key, value[head])
+            heads.append(matrices[head].T @ query / key_dim**0.5)
+        groups = torch.cat(heads).view(terms.num_groups, -1)
+        normed = groups / (groups.square().mean(1, keepdim=True) + weights.eps).sqrt()
+        outputs.append(weights.norm * normed.ravel() / (1 + (-z.ravel()).exp()))
+    return torch.stack(outputs), matrices, x[-1:, : len(weights.conv)].double()
+
+
 def exact_scan(
-    x: Tensor, gates: Tensor, weights: DeltaWeights, states: LayerStates, state: int
+    x: Tensor,
+    gates: Tensor,
+    weights: DeltaWeights,
+    scan: ScanTerms,
+    states: LayerStates,
+    state: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The same by Mamba-2's rule."""
-    scan, num_groups = weights.scan, weights.num_key_heads
-    assert scan is not None
+    num_groups = weights.num_key_heads
     conv, decay, dt_bias, norm = (each.double() for each in weights[1:5])
     bias = torch.zeros(len(conv)) if scan.bias is None else scan.bias
     matrices, columns = states.matrices[state].double(), states.columns[state].double()

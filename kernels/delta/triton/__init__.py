@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.delta.device import DeviceRows
-from kernels.delta.states import DeltaWeights, LayerStates
+from kernels.delta.states import DeltaWeights, LayerStates, LightningTerms, ScanTerms
 from kernels.delta.triton.advance import advance_kernel
 from kernels.delta.triton.chunks import pass_kernel, solve_kernel
 from kernels.delta.triton.finish import finish_kernel
@@ -40,20 +40,22 @@ def launch(
     num_gates = gates.shape[1]
     num_inputs = num_tokens + num_decoding * most_drafts
     mixed = x.new_empty(num_inputs, channels, dtype=torch.float32)
-    decays = len(weights.dt_bias) // num_heads
+    decays = max(1, len(weights.dt_bias) // num_heads)
     openings = x.new_empty(num_inputs, (decays + 1) * num_heads, dtype=torch.float32)
     y = x.new_zeros(num_tokens, num_heads * value_dim, dtype=torch.float32)
     out = torch.empty_like(y, dtype=x.dtype)
     of_rows = rows.slots, rows.starts, rows.token_starts, rows.nums
     dims = num_keys, num_heads, key_dim, value_dim
     blocks = next_power_of_2(key_dim), next_power_of_2(value_dim)
-    skip, bias, limits = weights.scan or (None, None, (0.0, 0.0))
+    scan = weights.scan if isinstance(weights.scan, ScanTerms) else None
+    skip, bias, limits = scan or (None, None, (0.0, 0.0))
     scans = weights.scan is not None
+    norms, rotation, sines, rotated = _turns(weights)
     mix_kernel[num_inputs, 2 * num_keys + num_heads](
-        x, gates, columns, kept, weights.conv, bias, weights.decay, weights.dt_bias, *of_rows,
-        rows.token_rows, rows.positions, mixed, openings, num_tokens, *limits, columns.stride(0),
-        kept.stride(0), scans, decays, bias is not None, most_drafts, *dims, width, max(blocks),
-        num_warps=2,
+        x, gates, columns, kept, weights.conv, bias, weights.decay, weights.dt_bias, norms,
+        rotation, *of_rows, rows.token_rows, rows.positions, mixed, openings, num_tokens, *limits,
+        weights.eps, sines, columns.stride(0), kept.stride(0), rotated, scans, decays,
+        bias is not None, most_drafts, *dims, width, max(blocks), num_warps=2,
     )  # fmt: skip
     note_kernel[num_rows, cdiv(channels + num_gates, CHANNELS)](
         x, gates, columns, kept, *of_rows, rows.num_drafts, rows.positions, rows.copies,
@@ -64,8 +66,8 @@ def launch(
     if num_advancing:
         advance_kernel[num_advancing, num_heads, cdiv(value_dim, VALUES)](
             mixed, openings, skip, matrices, *of_rows, rows.num_drafts, rows.positions,
-            rows.copies, y, num_tokens, rows.interval, matrices.stride(0), scans, decays,
-            most_drafts, *dims, blocks[0], VALUES,
+            rows.copies, y, num_tokens, rows.interval, matrices.stride(0), scans,
+            skip is not None, decays, most_drafts, *dims, blocks[0], VALUES,
         )  # fmt: skip
     if num_rows > num_advancing:
         scores = x.new_empty(num_tokens, num_heads, rows.chunk, dtype=torch.float32)
@@ -76,14 +78,22 @@ def launch(
         )  # fmt: skip
         pass_kernel[num_rows - num_decoding, num_heads, cdiv(value_dim, CHUNK_VALUES)](
             mixed, openings, solved, scores, skip, matrices, *of_rows, rows.positions,
-            rows.copies, y, num_decoding, rows.interval, matrices.stride(0), scans, *dims,
-            CHUNK_KEYS, CHUNK_VALUES, rows.chunk, PRECISION,
+            rows.copies, y, num_decoding, rows.interval, matrices.stride(0), scans,
+            skip is not None, *dims, CHUNK_KEYS, CHUNK_VALUES, rows.chunk, PRECISION,
         )  # fmt: skip
-    num_norms = num_keys if scans else num_heads
+    num_norms = weights.num_norms
     size = num_heads * value_dim // num_norms
     finish_kernel[max(num_tokens, num_rows), num_norms](
         x, y, weights.norm, *of_rows, rows.num_drafts, rows.positions, out, num_tokens, num_rows,
-        weights.eps, scans, decays, channels, num_norms, size, next_power_of_2(size),
+        weights.eps, scans, rotated > 0, decays, channels, num_norms, size, next_power_of_2(size),
         num_warps=2 if size <= WIDE else 8,
     )  # fmt: skip
     return out
+
+
+def _turns(weights: DeltaWeights) -> tuple[Tensor | None, Tensor | None, int, int]:
+    """The norms and the rotation of queries and keys, the place of its sines, and its size."""
+    if not isinstance(weights.scan, LightningTerms):
+        return None, None, 0, 0
+    norms, rotation, _ = weights.scan
+    return norms, rotation, rotation.stride(0), rotation.shape[2]

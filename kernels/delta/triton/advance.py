@@ -10,7 +10,7 @@ from kernels.delta.triton.inputs import end_and_copy, inputs_of
 def advance_kernel(
     p_mixed,  # [I, channels]
     p_openings,  # [I, (DECAYS + 1) H]
-    p_skip,  # [H] of a scan
+    p_skip,  # [H] if HAS_SKIP
     p_matrices,  # [states, H, KEY_DIM, VALUE_DIM]
     p_slots,  # [R]
     p_starts,  # [R]
@@ -24,6 +24,7 @@ def advance_kernel(
     interval,
     matrices_stride,  # of states
     SCANS: tl.constexpr,
+    HAS_SKIP: tl.constexpr,
     DECAYS: tl.constexpr,  # of a head: 1 or KEY_DIM
     MOST_DRAFTS: tl.constexpr,
     NUM_KEYS: tl.constexpr,
@@ -70,7 +71,7 @@ def advance_kernel(
         b_error *= tl.load(p_opening + DECAYS * NUM_HEADS + head)
         b_matrix += b_key[:, None] * b_error[None, :]
         b_y = tl.sum(b_matrix * b_query[:, None], 0)
-        if SCANS:
+        if HAS_SKIP:
             b_y += tl.load(p_skip + head).to(tl.float32) * b_value
         p_out = p_y + (token.to(tl.int64) * NUM_HEADS + head) * VALUE_DIM + o_v
         tl.store(p_out, b_y, mask=o_v < tl.where(number >= num_kept, VALUE_DIM, 0))

@@ -8,7 +8,7 @@ With g_t the sum of the logarithms of the decays up to t, the matrix before a ch
 the chunk's changes are U = M · (V − diag(exp(g)) · K · S), its outputs diag(exp(g)) · Q · S + P · U
 and the matrix after it exp(g_last) · S + Σ_t exp(g_last − g_t) · k_t ⊗ u_t. M and P of all chunks
 are computed at once, then the rest of a row from chunk to chunk. Of a scan U = diag(β) · V, with
-steps as β, and outputs have skip · V more.
+steps as β, and outputs have skip · V more, but in lightning attention.
 """
 
 import triton
@@ -97,7 +97,7 @@ def pass_kernel(
     p_openings,  # [I, 2 H]
     p_solved,  # [T, H, CHUNK]
     p_scores,  # [T, H, CHUNK]
-    p_skip,  # [H] of a scan
+    p_skip,  # [H] if HAS_SKIP
     p_matrices,  # [states, H, KEY_DIM, VALUE_DIM]
     p_slots,  # [R]
     p_starts,  # [R]
@@ -110,6 +110,7 @@ def pass_kernel(
     interval,
     matrices_stride,  # of states
     SCANS: tl.constexpr,
+    HAS_SKIP: tl.constexpr,
     NUM_KEYS: tl.constexpr,
     NUM_HEADS: tl.constexpr,
     KEY_DIM: tl.constexpr,
@@ -167,7 +168,7 @@ def pass_kernel(
         b_scores = tl.load(p_scores + o_square, mask=is_token[:, None], other=0)
         b_y = tl.exp(b_sum)[:, None] * b_y
         b_y = tl.dot(b_scores, b_change, b_y, input_precision=PRECISION)
-        if SCANS:
+        if HAS_SKIP:
             b_y += tl.load(p_skip + head).to(tl.float32) * b_value
         p_out = p_y + (o_token[:, None] * NUM_HEADS + head) * VALUE_DIM + o_v[None, :]
         tl.store(p_out, b_y, mask=is_value)

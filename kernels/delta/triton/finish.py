@@ -20,6 +20,7 @@ def finish_kernel(
     num_rows,
     eps,
     SCANS: tl.constexpr,
+    OPENS_LAST: tl.constexpr,  # in lightning attention
     DECAYS: tl.constexpr,  # of a head: more than 1 by Kimi's rule
     NUM_CHANNELS: tl.constexpr,
     NUM_NORMS: tl.constexpr,
@@ -37,11 +38,13 @@ def finish_kernel(
     b_z = tl.load(p_z, mask=is_v, other=0).to(tl.float32)
     p_own_norm = p_norm + head * SIZE if SCANS else p_norm
     b_norm = tl.load(p_own_norm + o_v, mask=is_v, other=0).to(tl.float32)
-    if SCANS:
+    if SCANS and not OPENS_LAST:
         b_y *= b_z * tl.sigmoid(b_z)
     scale = 1 / tl.sqrt(tl.sum(b_y * b_y, 0) / SIZE + eps)
     b_out = b_norm * b_y * scale
-    if not SCANS:
+    if OPENS_LAST:
+        b_out *= tl.sigmoid(b_z)
+    elif not SCANS:
         if DECAYS == 1:
             b_out *= b_z
         b_out = b_out * tl.sigmoid(b_z)

@@ -56,6 +56,8 @@ def mix_kernel(
     p_bias,  # [channels] if HAS_BIAS
     p_decay,  # [H]
     p_dt_bias,  # [DECAYS H]
+    p_norms,  # [2, KEY_DIM] if ROTATED
+    p_rotation,  # [2, positions, ROTATED]
     p_slots,  # [R]
     p_starts,  # [R]
     p_token_starts,  # [R]
@@ -67,8 +69,11 @@ def mix_kernel(
     num_tokens,
     least,  # of the limits of a step
     most,
+    eps,  # of lightning attention
+    sines,  # the place of p_rotation's second part
     columns_stride,  # of states
     kept_stride,  # of slots
+    ROTATED: tl.constexpr,  # elements of a key in lightning attention, else 0
     SCANS: tl.constexpr,
     DECAYS: tl.constexpr,  # of a head: 1 or KEY_DIM
     HAS_BIAS: tl.constexpr,
@@ -83,7 +88,7 @@ def mix_kernel(
     """A query, a key or a value, and with a value its head's gates."""
     NUM_CHANNELS: tl.constexpr = 2 * NUM_KEYS * KEY_DIM + NUM_HEADS * VALUE_DIM
     A_PLACE: tl.constexpr = 0 if SCANS else NUM_HEADS  # a scan has dt alone
-    NUM_GATES: tl.constexpr = A_PLACE + DECAYS * NUM_HEADS
+    NUM_GATES: tl.constexpr = 0 if ROTATED else A_PLACE + DECAYS * NUM_HEADS
     NUM_KEPT: tl.constexpr = NUM_CHANNELS + NUM_GATES
     i_input, i_part = tl.program_id(0), tl.program_id(1)
     is_token = i_input < num_tokens
@@ -93,7 +98,7 @@ def mix_kernel(
         i_row = tl.where(is_token, i_row, of_kept // MOST_DRAFTS)
     else:
         i_row = tl.load(p_token_rows + i_input)
-    slot, num_kept, num_seen, _ = inputs_of(p_slots, p_starts, p_positions, i_row)
+    slot, num_kept, num_seen, position = inputs_of(p_slots, p_starts, p_positions, i_row)
     token_start, num = tl.load(p_token_starts + i_row), tl.load(p_nums + i_row)
     number = num_kept + i_input - token_start
     is_input = i_input - token_start < num
@@ -121,7 +126,25 @@ def mix_kernel(
         )  # fmt: skip
         b_weight = tl.load(p_conv + o_channel * WIDTH + column, mask=is_part, other=0)
         b_mixed += b_weight.to(tl.float32) * b_input
-    b_mixed *= tl.sigmoid(b_mixed)
+    if ROTATED:  # the convolution has a width of 1
+        o_partner = tl.where(o_part < ROTATED // 2, o_part + ROTATED // 2, o_part - ROTATED // 2)
+        is_turned = is_part & (o_part < tl.where(is_value, 0, ROTATED))
+        b_partner = load_inputs(
+            p_x, p_row_columns, p_row_kept, b_number, first + o_partner, is_turned, token_start,
+            num_kept, num_seen, NUM_CHANNELS + NUM_HEADS * VALUE_DIM, NUM_CHANNELS, NUM_KEPT, WIDTH,
+        )  # fmt: skip
+        p_norm = p_norms + tl.where(i_part < NUM_KEYS, 0, KEY_DIM)
+        is_key = o_part < tl.where(is_value, 0, KEY_DIM)
+        b_norm = tl.load(p_norm + o_part, mask=is_key, other=0).to(tl.float32)
+        b_partner *= tl.load(p_norm + o_partner, mask=is_turned, other=0).to(tl.float32)
+        p_cos = p_rotation + (position + number).to(tl.int64) * ROTATED + o_part
+        b_turned = b_norm * b_mixed * tl.load(p_cos, mask=is_turned, other=1)
+        b_turned += b_partner * tl.load(p_cos + sines, mask=is_turned, other=0)
+        scale = 1 / tl.sqrt(tl.sum(b_mixed * b_mixed, 0) / KEY_DIM + eps)
+        scale = tl.where(i_part < NUM_KEYS, scale * KEY_DIM**-0.5, scale)
+        b_mixed = tl.where(is_value, b_mixed, b_turned * scale)
+    else:
+        b_mixed *= tl.sigmoid(b_mixed)
     if not SCANS:
         scale = 1 / tl.sqrt(tl.sum(b_mixed * b_mixed, 0) + NORM_EPS)
         scale = tl.where(i_part < NUM_KEYS, scale * KEY_DIM**-0.5, scale)
@@ -129,29 +152,32 @@ def mix_kernel(
     i_wide = i_input.to(tl.int64)
     tl.store(p_mixed + i_wide * NUM_CHANNELS + o_channel, b_mixed, mask=is_part)
     if is_value:
-        if DECAYS == 1:
-            o_decay, is_decay, is_own, is_kept = head, True, is_token, ~is_token
-        else:
-            o_decay, is_decay = head * DECAYS + o_part, o_part < DECAYS
-            is_own = o_part < tl.where(is_token, DECAYS, 0)
-            is_kept = o_part < tl.where(is_token, 0, DECAYS)
-        p_own = p_gates + i_wide * NUM_GATES
-        b = tl.load(p_own + head, mask=is_token, other=0).to(tl.float32)
-        a = tl.load(p_own + A_PLACE + o_decay, mask=is_own, other=0).to(tl.float32)
-        if MOST_DRAFTS:
-            p_of_kept = p_row_kept + number * NUM_KEPT + NUM_CHANNELS
-            b += tl.load(p_of_kept + head, mask=~is_token, other=0)
-            a += tl.load(p_of_kept + A_PLACE + o_decay, mask=is_kept, other=0)
-        a += tl.load(p_dt_bias + o_decay, mask=is_decay, other=0).to(tl.float32)
-        step = tl.maximum(a, 0) + tl.log(1 + tl.exp(-tl.abs(a)))
-        if SCANS:
-            step = tl.minimum(tl.maximum(step, least, ALL), most, ALL)
-            beta = step
-        else:
-            beta = tl.sigmoid(b)
-        log_decay = -tl.exp(tl.load(p_decay + head).to(tl.float32)) * step
         is_seen = number < num_seen
         p_opening = p_openings + i_wide * (DECAYS + 1) * NUM_HEADS
+        if ROTATED:
+            o_decay, is_decay, step, beta = head, True, 1.0, 1.0
+        else:
+            if DECAYS == 1:
+                o_decay, is_decay, is_own, is_kept = head, True, is_token, ~is_token
+            else:
+                o_decay, is_decay = head * DECAYS + o_part, o_part < DECAYS
+                is_own = o_part < tl.where(is_token, DECAYS, 0)
+                is_kept = o_part < tl.where(is_token, 0, DECAYS)
+            p_own = p_gates + i_wide * NUM_GATES
+            b = tl.load(p_own + head, mask=is_token, other=0).to(tl.float32)
+            a = tl.load(p_own + A_PLACE + o_decay, mask=is_own, other=0).to(tl.float32)
+            if MOST_DRAFTS:
+                p_of_kept = p_row_kept + number * NUM_KEPT + NUM_CHANNELS
+                b += tl.load(p_of_kept + head, mask=~is_token, other=0)
+                a += tl.load(p_of_kept + A_PLACE + o_decay, mask=is_kept, other=0)
+            a += tl.load(p_dt_bias + o_decay, mask=is_decay, other=0).to(tl.float32)
+            step = tl.maximum(a, 0) + tl.log(1 + tl.exp(-tl.abs(a)))
+            if SCANS:
+                step = tl.minimum(tl.maximum(step, least, ALL), most, ALL)
+                beta = step
+            else:
+                beta = tl.sigmoid(b)
+        log_decay = -tl.exp(tl.load(p_decay + head).to(tl.float32)) * step
         tl.store(p_opening + o_decay, tl.where(is_seen, 0.0, log_decay), mask=is_decay)
         tl.store(p_opening + DECAYS * NUM_HEADS + head, tl.where(is_seen, 0.0, beta))
 

@@ -11,6 +11,7 @@ from kernels.cpu.operators import (
     MAX_RANK,
     MAX_ROPE_DIM,
 )
+from kernels.delta import ScanTerms
 from services.worker.layers.delta_rule import DeltaRule
 from services.worker.layers.heads import Heads, Latents
 from services.worker.layers.ops import NotSupported
@@ -22,6 +23,7 @@ SCAN_NAMES = (
     *("mamba_d_state or ssm_state_size", "mamba_d_head or mamba_head_dim"),
     "mamba_d_conv or conv_kernel",
 )
+LIGHTNING_NAMES = "head_dim", "head_dim", ""
 
 
 def check_heads(heads: Heads) -> None:
@@ -50,7 +52,9 @@ def check_latents(latents: Latents) -> None:
 def check_delta(rule: DeltaRule) -> None:
     name = f"the delta rule of state {rule.layer}"
     names = CHANNEL_NAMES if rule.weights.is_by_channel else DELTA_NAMES
-    of_key, of_value, of_width = SCAN_NAMES if rule.scan else names
+    if rule.scan is not None:
+        names = SCAN_NAMES if isinstance(rule.scan, ScanTerms) else LIGHTNING_NAMES
+    of_key, of_value, of_width = names
     sizes = {of_key: (rule.key_dim, MAX_KEY_DIM), of_value: (rule.value_dim, MAX_VALUE_DIM)}
     _check_sizes(sizes, name)
     if (width := rule.conv.shape[1]) > MAX_WIDTH:

@@ -268,14 +268,16 @@ class Recorder(Ops[Value]):
         self._add(Kind.SHORT_CONV, read, out, size, columns=columns)
         return out
 
-    def gated_delta(self, x: Value, gates: Value, rule: DeltaRule) -> Value:
+    def gated_delta(self, x: Value, gates: Value | None, rule: DeltaRule) -> Value:
         check_delta(rule)
         size, name = rule.num_heads * rule.value_dim, f"the delta rule of state {rule.layer}"
         width = rule.channels + size
         self.check(x, width, name)
-        self.check(gates, rule.num_gates, name)
+        if gates is not None:
+            self.check(gates, rule.num_gates, name)
         out = self._new(size, is_wide=False)
-        self._add(Kind.GATED_DELTA, x, out, width, second=gates.register, delta=rule)
+        second = gates and gates.register
+        self._add(Kind.GATED_DELTA, x, out, width, second=second, delta=rule)
         return out
 
     def gate(self, x: Value, gates: Value) -> Value:

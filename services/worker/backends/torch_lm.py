@@ -218,7 +218,7 @@ class TorchOps(Ops[Tensor]):
         places = self._places[columns.group]
         return short_conv(x, columns.weight, columns.bias, caches, inputs.slot_mapping, places)
 
-    def gated_delta(self, x: Tensor, gates: Tensor, rule: DeltaRule) -> Tensor:
+    def gated_delta(self, x: Tensor, gates: Tensor | None, rule: DeltaRule) -> Tensor:
         states = current_context().states
         assert states is not None
         return gated_delta(x, gates, rule.weights, *states.of_layer(rule.layer))

@@ -31,6 +31,18 @@ def channel_rows(spec: DeltaSpec, heads: Shard, key_heads: Shard) -> Shard | Row
     return Rows(np.concatenate(parts), total)
 
 
+def joined_rows(*parts: Shard) -> Shard | Rows:
+    """The rows of ``parts`` in one tensor, in which one whole follows the other."""
+    total = sum(each.total for each in parts)
+    if all(each.num == each.total for each in parts):
+        return Shard(0, total, total)
+    ids, before = [], 0
+    for start, num, size in parts:
+        ids.append(before + start + np.arange(num))
+        before += size
+    return Rows(np.concatenate(ids), total)
+
+
 def separate_inputs(spec: DeltaSpec, heads: Shard, key_heads: Shard) -> tuple[Parts, Parts]:
     """The inputs, and the gates, of ``heads``: tensors of their own, as Qwen3.5 has them."""
     return (

@@ -13,15 +13,41 @@ from services.worker.layers.weights import empty_parameter
 from services.worker.machine.state_pool import StateSpec
 
 
-class Ruled(Stateful):
-    """From the GEMMs of inputs and gates to the output GEMM. Ranks share the ``heads``. ``biases``
-    of steps are by default one of each head. ``layer`` is its number in the model. The convolution
-    has the model's dtype; decays, biases of steps and the norm are float32."""
+class Advancing(Stateful):
+    """From the GEMM of inputs to the output GEMM. Its state advances by the ``rule``."""
 
     in_proj: Linear
-    gates: Linear
     out_proj: Linear
     rule: DeltaRule
+
+    def _follow(self, rule: DeltaRule) -> None:
+        self.rule = rule
+        self.state_spec = StateSpec(
+            num_heads=rule.num_heads,
+            key_dim=rule.key_dim,
+            value_dim=rule.value_dim,
+            width=rule.conv.shape[1],
+            channels=rule.channels,
+            num_gates=rule.num_gates,
+        )
+
+    def put_state(self, place: int) -> None:
+        self.rule = self.rule._replace(layer=place)
+
+    @property
+    def numbers_per_token(self) -> int:
+        """The inputs and gates, also as drafts are kept, and the sums of the convolution, or the
+        heads' outputs before and after the norm."""
+        channels, gates, inner = self.rule.channels, self.rule.num_gates, self.out_proj.inputs
+        return 5 * channels + 4 * gates + inner + max(3 * channels, 5 * inner)
+
+
+class Ruled(Advancing):
+    """With the GEMM of gates. Ranks share the ``heads``. ``biases`` of steps are by default one of
+    each head. ``layer`` is its number in the model. The convolution has the model's dtype; decays,
+    biases of steps and the norm are float32."""
+
+    gates: Linear
 
     def __init__(
         self,
@@ -41,17 +67,9 @@ class Ruled(Stateful):
         self.dt_bias = empty_parameter(self._biases.num, dtype=torch.float32)
         self.norm = empty_parameter(normed.num, dtype=torch.float32)
 
-    def _follow(self, num_key_heads: int, eps: float, scan: ScanTerms | None = None) -> None:
+    def _obey(self, num_key_heads: int, eps: float, scan: ScanTerms | None = None) -> None:
         own = self.conv, self.decay, self.dt_bias, self.norm
-        rule = self.rule = DeltaRule(0, num_key_heads, *own, eps, scan)
-        self.state_spec = StateSpec(
-            num_heads=rule.num_heads,
-            key_dim=rule.key_dim,
-            value_dim=rule.value_dim,
-            width=rule.conv.shape[1],
-            channels=rule.channels,
-            num_gates=rule.num_gates,
-        )
+        self._follow(DeltaRule(0, num_key_heads, *own, eps, scan))
 
     def checkpoint_pieces(self, name: str) -> dict[str, WeightPiece]:
         return {
@@ -60,16 +78,6 @@ class Ruled(Stateful):
             f"{name}.dt_bias": row_piece(self.dt_bias, self._biases),
             f"{name}.norm.weight": row_piece(self.norm, self._normed),
         }
-
-    def put_state(self, place: int) -> None:
-        self.rule = self.rule._replace(layer=place)
-
-    @property
-    def numbers_per_token(self) -> int:
-        """The inputs and gates, also as drafts are kept, and the sums of the convolution, or the
-        heads' outputs before and after the norm."""
-        channels, gates, inner = self.rule.channels, self.rule.num_gates, self.out_proj.inputs
-        return 5 * channels + 4 * gates + inner + max(3 * channels, 5 * inner)
 
     def forward(
         self,

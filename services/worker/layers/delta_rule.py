@@ -1,10 +1,10 @@
-"""The gated delta rule of a layer, Mamba-2's or Kimi's, and the place of its states."""
+"""The gated delta rule of a layer, another of ``kernels.delta``, and the place of its states."""
 
 from typing import NamedTuple
 
-from torch import nn
+from torch import Tensor
 
-from kernels.delta import DeltaWeights, ScanTerms
+from kernels.delta import DeltaWeights, LightningTerms, ScanTerms
 
 
 class DeltaRule(NamedTuple):
@@ -13,12 +13,12 @@ class DeltaRule(NamedTuple):
 
     layer: int
     num_key_heads: int
-    conv: nn.Parameter
-    decay: nn.Parameter
-    dt_bias: nn.Parameter
-    norm: nn.Parameter
+    conv: Tensor
+    decay: Tensor
+    dt_bias: Tensor
+    norm: Tensor
     eps: float
-    scan: ScanTerms | None = None
+    scan: ScanTerms | LightningTerms | None = None
 
     @property
     def weights(self) -> DeltaWeights:

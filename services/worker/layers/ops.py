@@ -118,7 +118,7 @@ class Ops(ABC, Generic[X]):
         """
 
     @abstractmethod
-    def gated_delta(self, x: X, gates: X, rule: DeltaRule) -> X:
+    def gated_delta(self, x: X, gates: X | None, rule: DeltaRule) -> X:
         """(q, k, v, z) of tokens and (b, a) or dt of their heads → [T, num_heads · value_dim], as
         in ``kernels.delta``. The states of the T tokens' sequences are advanced."""
 

@@ -27,6 +27,7 @@ SMALL = Shape(1, 2, 16, 16, 3)
     "shape",
     [
         SHAPES[1],
+        Shape(1, 1, 16, 16, 1, num_rotated=8),
         *(pytest.param(each, marks=pytest.mark.slow) for each in (SHAPES[0], *SHAPES[2:])),
     ],
     ids=str,

@@ -26,8 +26,8 @@ EOS_ID = 7
 MAX_POSITIONS = 128
 # Families of wings.
 OPTIONAL = (
-    *("DeepseekV32", "Gemma4", "GlmMoeDsa", "GraniteMoeHybrid", "KimiLinear", "Lfm2", "NemotronH"),
-    *("Qwen3Next", "Qwen3_5"),
+    *("BailingMoe", "DeepseekV32", "Gemma4", "GlmMoeDsa", "GraniteMoeHybrid", "KimiLinear"),
+    *("Lfm2", "NemotronH", "Qwen3Next", "Qwen3_5"),
 )
 LESS_ONE = ("Gemma2", "Gemma3", "Qwen3Next", "Qwen3_5")  # families that store norms minus 1
 SCALES = ("layer_scalar", "router.scale", "per_expert_scale")

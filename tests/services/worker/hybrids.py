@@ -29,6 +29,7 @@ from services.worker.machine.kv_cache import KVCache
 from services.worker.models.decoder import DecoderLM
 from services.worker.models.registry import read_model_config
 from services.worker.weights.load import load_model
+from tests.services.worker import ling
 from tests.services.worker.checkpoints import EOS_ID, MAX_POSITIONS, VOCAB_SIZE, save_model
 
 CPU = torch.device("cpu")
@@ -214,6 +215,7 @@ HYBRIDS |= {
         },
     ),
 }
+HYBRIDS |= ling.CASES
 
 
 def save_hybrid(folder: Path, name: str, **changes: Any) -> None:

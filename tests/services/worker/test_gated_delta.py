@@ -14,7 +14,7 @@ from torch import Tensor
 from services.worker.backends.torch_lm import TorchOps
 from services.worker.hybrids.delta_hybrid import HybridConfig
 from services.worker.hybrids.gated_delta import GatedDelta
-from services.worker.hybrids.ruled import Ruled
+from services.worker.hybrids.ruled import Advancing, Ruled
 from services.worker.layers.attention import Attention
 from services.worker.layers.context import forward_context
 from services.worker.layers.linear import Linear
@@ -68,8 +68,8 @@ def rewrite(folder: Path, change: Callable[[dict[str, Tensor]], None]) -> None:
     save_file(tensors, file, {"format": "pt"})
 
 
-def mixers(model: DecoderLM) -> list[Ruled | Attention]:
-    return [each for each in model.modules() if isinstance(each, Ruled | Attention)]
+def mixers(model: DecoderLM) -> list[Advancing | Attention]:
+    return [each for each in model.modules() if isinstance(each, Advancing | Attention)]
 
 
 @torch.inference_mode()

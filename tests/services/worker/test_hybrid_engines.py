@@ -57,6 +57,7 @@ def prompts() -> list[list[int]]:
         "granite 4, experts, biases of other GEMMs",
         "nemotron 3, latents",
         "kimi",
+        "ling 2.5",
     ],
 )
 @pytest.mark.parametrize("method", ["none", "ngram"])

@@ -261,6 +261,7 @@ def allocated_peak(watch: profile) -> int:
         HYBRIDS["nemotron-h, biases"],
         HYBRIDS["nemotron 3, latents"],
         HYBRIDS["kimi"],
+        HYBRIDS["ling 2.5"],
     ],
 )
 def test_a_step_fits_what_is_reserved_for_its_layers_and_takes_half_of_it(

@@ -55,6 +55,7 @@ def test_stages_have_the_texts_of_one_process(tmp_path: Path) -> None:
         "qwen3-next": case(saved(tmp_path / "next", "qwen3-next", **next_types)),
         "granite 4": case(saved(tmp_path / "mamba", "granite 4, tied", **next_types)),
         "kimi": case(saved(tmp_path / "kimi", "kimi", **next_types)),
+        "ling 2.5": case(saved(tmp_path / "ling", "ling 2.5", **CALM)),
         "nemotron 3": case(
             saved(tmp_path / "nemotron", "nemotron 3", layers_block_type=NEMOTRON, **CALM)
         ),
