@@ -159,6 +159,7 @@ WINGS = {
         (f"{WORKER}/ranks",),
         (
             f"tests/{WORKER}/ranks",
+            f"tests/{WORKER}/adapters/rank_texts.py",
             f"tests/{WORKER}/adapters/test_ranks.py",
             f"tests/{WORKER}/device/test_device_ranks.py",
             "tests/cli/test_hosts.py",
@@ -202,6 +203,7 @@ WINGS = {
             "tests/services/scheduler/media",
             f"tests/{WORKER}/media",
             f"tests/{WORKER}/ranks/test_images_of_ranks.py",
+            f"tests/{WORKER}/test_texts_without_images.py",
             "tests/cli/test_images_of_ernie.py",
             "tests/gpu/test_images_on_cuda.py",
             "tests/mesh/held_worker.py",

@@ -9,9 +9,9 @@ from msgspec import structs
 from services.worker.config.sparse_config import Num
 from services.worker.layers.experts import Experts
 from services.worker.layers.mixture import Mixture
+from services.worker.media.qwen2_5_vl import SECTION, AxesConfig
 from services.worker.models.ernie4_5_moe import ErnieConfig, ErnieMoe
 from services.worker.models.parts import Parts
-from services.worker.models.qwen2_5_vl import SECTION, AxesConfig
 
 
 class Ernie4_5_VLMoeForConditionalGeneration(ErnieMoe):  # noqa: N801, its name in config.json

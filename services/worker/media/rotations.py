@@ -8,7 +8,7 @@ import torch
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.rope import RotaryEmbedding
 from services.worker.machine.streams import upload
-from services.worker.models.qwen2_5_vl import AxesConfig
+from services.worker.media.qwen2_5_vl import AxesConfig
 
 
 def axes_of(config: ModelConfig) -> list[int]:

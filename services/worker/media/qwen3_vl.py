@@ -1,6 +1,6 @@
 """Qwen3-VL (arXiv 2511.21631): the text part, a Qwen3, without or with experts."""
 
-from services.worker.models.qwen2_5_vl import AxesConfig
+from services.worker.media.qwen2_5_vl import AxesConfig
 from services.worker.models.qwen3 import Qwen3ForCausalLM
 from services.worker.models.qwen3_moe import Qwen3MoeForCausalLM
 

@@ -1,7 +1,7 @@
 """PaddleOCR-VL (arXiv 2510.14528): the text part, an ERNIE 4.5 with halves as rotated pairs."""
 
+from services.worker.media.qwen2_5_vl import AxesConfig
 from services.worker.models.ernie4_5 import Ernie4_5ForCausalLM
-from services.worker.models.qwen2_5_vl import AxesConfig
 
 
 class PaddleOCRVLForConditionalGeneration(Ernie4_5ForCausalLM):
