@@ -56,6 +56,11 @@ class VideoFile:
                 raise Unwatchable(f"has the codec {codec.name}; expected {', '.join(CODECS)}")
             self.width, self.height = codec.width, codec.height
             self.fps = float(stream.average_rate or 0)
+            if min(self.width, self.height) < 1 or self.fps <= 0:
+                raise Unwatchable(
+                    f"is a video of {self.width} x {self.height} pixels with {self.fps:g} frames a"
+                    " second; expected more than none"
+                )
             self.num_frames = stream.frames or sum(
                 bool(packet.size) for packet in container.demux(stream)
             )

@@ -12,7 +12,7 @@ from services.tokenizer.media.reader_messages import Answer, Targets
 from services.tokenizer.media.readers import Pixels
 from shared.media.family import Family, Film, Fit, PixelLimits, Size, VideoLimits, Videos, digest_of
 from shared.wire.codec import Array
-from shared.wire.messages import MAX_SIDE, MediumKind
+from shared.wire.messages import MAX_MEDIA, MAX_SIDE, MediumKind
 
 NO_PIXELS = np.zeros(0, np.uint8)
 NO_IDS = np.zeros(0, np.int32)
@@ -87,6 +87,8 @@ class VideoFitting(Fitting):
         if film.fps:
             frames = videos.frames(film, limits)
         else:  # chosen by the client
+            if film.num_frames > (most := MAX_MEDIA * videos.group):
+                raise ValueError(f"has {film.num_frames} frames; the limit is {most}")
             film = film._replace(fps=limits.listed_fps)
             frames = np.arange(film.num_frames)
         upright, turned = (

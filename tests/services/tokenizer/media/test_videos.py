@@ -2,6 +2,7 @@
 
 import io
 import struct
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -244,7 +245,38 @@ async def test_long_prompts_are_refused_before_frames_are_decoded(tokenizer: Tok
     failed = await refused(tokenizer, listed([picture(1, 280, 280)] * 90))
     assert "the prompt has 4500 or more of images and videos alone" in failed.message
     failed = await refused(tokenizer, listed([picture(1, 28, 28)] * 2050), '{"min_pixels": 784}')
-    assert "makes 1025 images and groups of frames" in failed.message
+    assert failed.message == "video 0 has 2050 frames; the limit is 2048"
+    messages, options = [user(video(0), video(1))], '{"min_pixels": 784}'
+    asked = chat(messages, 0, media=media("video", "video"), media_options=options)
+    failed = await tokenizer.ask(*asked, *(listed([picture(n, 28, 28)] * 1026) for n in range(2)))
+    assert "makes 1026 images and groups of frames" in failed.message
+
+
+class _NoFilm:
+    """A container that promises what no film has."""
+
+    average_rate, frames = 0, 1 << 40
+
+    def __init__(self, width: int = 64) -> None:
+        self.codec_context = SimpleNamespace(width=width, height=64, name="h264")
+        self.codec = SimpleNamespace(canonical_name="h264")
+        self.streams = SimpleNamespace(video=[self])
+        self.close = lambda: None
+
+    def __enter__(self) -> "_NoFilm":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        return
+
+
+def test_a_film_without_a_rate_or_a_size_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames without a rate are those of a list, which are all taken."""
+    for width in (64, 0):
+        opened = SimpleNamespace(open=lambda *_, width=width, **__: _NoFilm(width))
+        monkeypatch.setattr(films, "av", opened)
+        with pytest.raises(films.Unwatchable, match=f"{width} x 64 pixels with 0 frames a second"):
+            films.VideoFile(bytearray(b"    ftyp"))
 
 
 def test_without_the_package_a_file_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
