@@ -99,7 +99,7 @@ def _with_media(peers: list[Peer], generate: Generate) -> list[Peer]:
     found = [peer for peer in peers if peer.hello.minor >= least]
     if peers and not found:
         raise Unavailable(
-            "no connected scheduler takes such media; each is of an older release",
+            "no connected scheduler takes images or videos of the prompt; all are of old releases",
             retry_after_s=RETRY_AFTER_S,
         )
     return found

@@ -10,6 +10,7 @@ from msgspec import Raw
 from services.gateway.http.violations import show
 from shared.errors import InvalidRequest
 from shared.media import frame_list
+from shared.media.family import A
 from shared.text.long_json import CALL_BYTES, decode_text
 from shared.wire.codec import Array
 from shared.wire.messages import MediumKind
@@ -19,7 +20,6 @@ EXPECTED = {
     "video": "a data: URL such as data:video/mp4;base64,… or, with a frame behind each comma,"
     " data:video/jpeg;base64,…,…",
 }
-A = {"image": "an image", "video": "a video"}
 FRAMES = b"video/jpeg"  # vLLM's
 MAX_HEAD_BYTES = 256
 

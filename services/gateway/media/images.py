@@ -15,11 +15,12 @@ from services.gateway.chat.requests.raw_json import NULL, check_chars, json_text
 from services.gateway.http.admission import Reservation
 from services.gateway.http.violations import show, violation
 from services.gateway.media.allowed_hosts import AllowedHosts
-from services.gateway.media.data_url import EXPECTED, A, read_data_url
+from services.gateway.media.data_url import EXPECTED, read_data_url
 from services.gateway.media.fetch import Fetcher
 from services.gateway.media.loading import NO_BYTES, Elsewhere, Loader
 from services.gateway.mesh.job import Attachment, Prompt
 from shared.errors import InvalidRequest
+from shared.media.family import A
 from shared.settings.gateway import GatewayConfig
 from shared.wire.messages import MAX_NAME_CHARS, Detail, Medium, MediumKind, ModelInfo
 

@@ -9,11 +9,9 @@ import numpy as np
 from services.tokenizer.media.pixel_memory import Hold
 from services.tokenizer.media_reader import PromptMedia
 from shared.errors import InvalidRequest
-from shared.media.family import Size
+from shared.media.family import A, Size
 from shared.wire.codec import Array
 from shared.wire.messages import ChatOptions, Item, MediumKind
-
-A = {"image": "an image", "video": "a video"}
 
 
 class ReadItem(NamedTuple):

@@ -15,6 +15,7 @@ import numpy as np
 from services.tokenizer.media.metrics import READER_DEATHS
 from services.tokenizer.media.reader_messages import Answer, File, Targets, put, take
 from shared.errors import RETRY_AFTER_S, Unavailable
+from shared.media.family import A
 from shared.process.child import LENGTH, frame
 from shared.process.fair_slots import FairSlots
 from shared.wire.codec import Array
@@ -27,10 +28,6 @@ MAX_CPU_S: dict[MediumKind, float] = {"image": 10.0, "video": 30.0}
 MAX_READ_S = 60.0  # of a child that may have no processor
 MAX_START_S = 60.0
 GRACE_S = 1.0
-UNDECODABLE = {
-    "image": "is an image that cannot be decoded",
-    "video": "is a video that cannot be decoded",
-}
 
 BROKEN = asyncio.IncompleteReadError, EOFError, ConnectionError, msgspec.MsgspecError
 
@@ -259,7 +256,7 @@ def _dead(wanted: _Wanted, child: _Child | None) -> Unreadable:
     """None: it took too long by the clock."""
     READER_DEATHS.inc()
     log.warning("a file of %d bytes ended the process that read it", wanted.file.nbytes)
-    text = UNDECODABLE[wanted.kind]
+    text = f"is {A[wanted.kind]} that cannot be decoded"
     if child is None or child.process.returncode == -signal.SIGPROF:
         text += f" in {MAX_CPU_S[wanted.kind]:g} s"
     return Unreadable(text)

@@ -9,6 +9,7 @@ from services.worker.media.addition import Media
 from services.worker.media.item_check import check_items, check_pixels
 from services.worker.step_thread import call_soon, raise_soon
 from shared.errors import CodecError
+from shared.media.family import A
 from shared.wire.codec import Array
 from shared.wire.messages import MEDIA_MINOR, Encoded, Item, StepPlan
 
@@ -36,7 +37,7 @@ class WorkerMedia(WorkerExtension):
             for item in row.items:
                 if self._num_tokens(item) != item.num_tokens:
                     raise CodecError(
-                        f"slot {row.slot} has {item.num_tokens} tokens of an {item.kind} of the"
+                        f"slot {row.slot} has {item.num_tokens} tokens of {A[item.kind]} of the"
                         f" size {item.size}"
                     )
             if row.items:

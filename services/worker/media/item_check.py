@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from shared.errors import CodecError
+from shared.media.family import A
 from shared.wire.codec import Array
 from shared.wire.messages import Admit, Item, MediumKind, StepPlan
 
@@ -23,7 +24,7 @@ def check_items(row: Admit, kinds: Sequence[MediumKind]) -> None:
     end = first = 0
     for number, item in enumerate(row.items):
         if item.kind not in kinds:
-            raise CodecError(f"slot {row.slot} has an {item.kind}; this worker computes none")
+            raise CodecError(f"slot {row.slot} has {A[item.kind]}; this worker computes none")
         if item.start < end or item.end > row.prompt_len:
             raise CodecError(
                 f"slot {row.slot} has an item of the ids {item.start} to {item.end}; those from"
@@ -33,8 +34,8 @@ def check_items(row: Admit, kinds: Sequence[MediumKind]) -> None:
             first = item.start
         if item.time > item.start - first:  # as any later position
             raise CodecError(
-                f"slot {row.slot} has an item {item.time} positions behind the first ones of its"
-                f" video, which it follows after {item.start - first} ids"
+                f"slot {row.slot} has an item {item.time} positions after the first ones of its"
+                f" video, which it follows by {item.start - first} ids"
             )
         end = item.end
 
