@@ -61,9 +61,12 @@ class VideoFile:
                     f"is a video of {self.width} x {self.height} pixels with {self.fps:g} frames a"
                     " second; expected more than none"
                 )
-            self.num_frames = stream.frames or sum(
-                bool(packet.size) for packet in container.demux(stream)
-            )
+            are_hidden = [each.is_discard for each in container.demux(stream) if each.size]
+            if len(are_hidden) < stream.frames:
+                raise Unwatchable(
+                    f"is a video of {stream.frames} frames that ends after {len(are_hidden)}"
+                )
+            self.num_frames = len(are_hidden) - sum(are_hidden)
 
     def frames(self, numbers: Sequence[int]) -> Iterator[tuple[Image.Image, bool]]:
         """The frames of ascending ``numbers`` in RGB and upright, and whether each was turned by a

@@ -15,7 +15,7 @@ from shared.media.frame_list import pack
 from shared.wire.codec import Array
 from shared.wire.messages import Convert, Failed, Medium
 from tests.media.checkpoints import Clip, Reference, picture
-from tests.media.videos import decoded, encoded, needs_av, scene
+from tests.media.videos import decoded, encoded, index_first, needs_av, scene
 from tests.services.tokenizer.media.conftest import MakeReading
 from tests.services.tokenizer.media.files import file_of
 from tests.services.tokenizer.media.test_requests import Message, Tokenizer, chat, image, text, user
@@ -183,7 +183,11 @@ async def test_cut_and_strange_files_are_refused_and_the_next_is_read(
     for part in range(10):
         failed = await refused(tokenizer, array(file[: len(file) * part // 10]))
         assert "video 0 is " in failed.message or "video 0 has " in failed.message
+    whole = index_first(file)
+    assert len(decoded(whole)) == 13
+    half = (whole.index(b"mdat") + len(whole)) // 2
     for strange, problem in (
+        (whole[:half], "is a video of 13 frames that ends after "),
         (b"#EXTM3U\nfile:///etc/passwd\n", "is no video in MP4, WebM, Matroska or AVI"),
         (file_of(FRAMES[0]).tobytes(), "is no video in MP4, WebM, Matroska or AVI"),
         (file[:64] + bytes(len(file)), "is a video that cannot be decoded"),
