@@ -209,6 +209,7 @@ WINGS = {
             "tests/mesh/held_worker.py",
             "tests/mesh/test_images.py",
             "tests/mesh/test_odd_images.py",
+            "tests/mesh/test_videos.py",
         ),
     ),
     "formats": Wing(

@@ -191,7 +191,8 @@ class WorkerState:
         """True if the worker could run ``sequence`` to its end, alone."""
         if self.resources and self.unfit(sequence) is not None:
             return False
-        if any(span.item.kind not in self.capacity.media for span in sequence.spans):
+        kinds = *self.capacity.media, *self.capacity.more_media
+        if any(span.item.kind not in kinds for span in sequence.spans):
             return False
         return fits(self.capacity, len(sequence.prompt), sequence.params.max_tokens)
 

@@ -51,6 +51,7 @@ class MediaReader:
     """Reads no files, and refuses prompts with images. ``kinds``: of the model."""
 
     kinds: tuple[MediumKind, ...] = ()
+    more_kinds: tuple[MediumKind, ...] = ()
 
     async def read(
         self,

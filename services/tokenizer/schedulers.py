@@ -9,7 +9,7 @@ from shared.link.extension import Objection, able
 from shared.link.peer import Peer
 from shared.wire.codec import Array
 from shared.wire.envelope import RequestOptions
-from shared.wire.messages import MAX_CELLS, MEDIA_MINOR, Generate, Heartbeat, Overview
+from shared.wire.messages import MAX_CELLS, MINORS, Generate, Heartbeat, Overview
 
 
 @dataclass
@@ -94,13 +94,12 @@ class Schedulers:
 
 
 def _with_media(peers: list[Peer], generate: Generate) -> list[Peer]:
-    """The ``peers`` that know of images, if the prompt has any."""
-    if not generate.items or not peers:
-        return peers
-    found = [peer for peer in peers if peer.hello.minor >= MEDIA_MINOR]
-    if not found:
+    """The ``peers`` that know of the prompt's kinds of items."""
+    least = max((MINORS[item.kind] for item in generate.items), default=0)
+    found = [peer for peer in peers if peer.hello.minor >= least]
+    if peers and not found:
         raise Unavailable(
-            "no connected scheduler takes images; each is of an older release",
+            "no connected scheduler takes images or videos of the prompt; all are of old releases",
             retry_after_s=RETRY_AFTER_S,
         )
     return found

@@ -155,6 +155,7 @@ class TokenizerService:
             model,
             defaults=defaults,
             media=list(self._media.kinds),
+            more_media=list(self._media.more_kinds),
             tool_parser=self._text.tools.name if self._text.tools else "",
             reasoning_parser=self._text.reasoning.name if self._text.reasoning else "",
         )

@@ -10,7 +10,7 @@ from shared.media.family import PREPROCESSOR_FILE, Family
 from shared.media.llava import CroppedSquare
 from shared.media.paddleocr_vl import RaisedSquares
 from shared.media.pixtral import RowsOfPatches
-from shared.media.qwen2_5_vl import SquaresOfPatches
+from shared.media.qwen2_5_vl import SquaresInTime
 from shared.media.qwen3_vl import DeepSquares
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
@@ -20,7 +20,7 @@ FAMILIES: Mapping[str, Callable[[Path], Family]] = {
     "LlavaForConditionalGeneration/pixtral": RowsOfPatches.read,
     "Mistral3ForConditionalGeneration": RowsOfPatches.read,
     "PaddleOCRVLForConditionalGeneration": RaisedSquares.read,
-    "Qwen2_5_VLForConditionalGeneration": SquaresOfPatches.read,
+    "Qwen2_5_VLForConditionalGeneration": SquaresInTime.read,
     "Qwen3VLForConditionalGeneration": DeepSquares.read,
     "Qwen3VLMoeForConditionalGeneration": DeepSquares.read,
 }

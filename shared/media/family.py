@@ -13,6 +13,8 @@ PREPROCESSOR_FILE = "preprocessor_config.json"
 BICUBIC = 3  # Pillow's number
 MAX_RATIO = 200  # of the sides of an image
 
+A: dict[MediumKind, str] = {"image": "an image", "video": "a video"}
+
 Size = tuple[int, int, int]  # frames, height, width
 
 
@@ -32,6 +34,55 @@ class Fit(NamedTuple):
     scaled: tuple[int, int] | None = None
 
 
+class VideoLimits(NamedTuple):
+    """The areas that frames are scaled to, and the choice of frames: ``num_frames`` of them, or
+    ``fps`` for each second, ``min_frames`` to ``max_frames`` of them."""
+
+    min_pixels: int
+    max_pixels: int
+    fps: float = 2.0
+    num_frames: int | None = None
+    min_frames: int = 4
+    max_frames: int = 768
+    listed_fps: float = 24.0  # of frames that come one by one, as in transformers
+
+
+class Film(NamedTuple):
+    """A video file before its frames are chosen."""
+
+    width: int
+    height: int
+    num_frames: int
+    fps: float
+
+
+class Videos(Protocol):
+    """The videos of a family. ``group`` frames at a time are an item of a prompt, and
+    ``placeholder`` is the id of each of its features; other ids are ``around`` these. ``options``
+    are the names that settings and requests may give. No frame has more than ``most_pixels``."""
+
+    placeholder: int
+    limits: VideoLimits
+    options: tuple[str, ...]
+    group: int
+    around: tuple[tuple[int, ...], tuple[int, ...]]
+    most_pixels: int
+
+    def frames(self, film: Film, limits: VideoLimits) -> np.ndarray:
+        """The numbers [n] int64 of the frames to decode. Raises ValueError."""
+
+    def fit(self, film: Film, num_frames: int, limits: VideoLimits) -> Fit:
+        """A group of ``num_frames`` frames. Raises ValueError."""
+
+    def times(self, film: Film, frames: np.ndarray, num_tokens: int) -> Sequence[int]:
+        """How far each group is from the first one in positions of time; a group has
+        ``num_tokens``. Raises ValueError for times that the model cannot tell apart from ones of
+        later tokens."""
+
+    def labels(self, film: Film, frames: np.ndarray) -> Sequence[str]:
+        """The text before each group."""
+
+
 class Family(Protocol):
     """``placeholder`` is the id of each feature of an item in a prompt; a chat template writes it
     once. ``limits`` are the defaults; settings and requests give lower values of ``max_pixels``
@@ -41,6 +92,7 @@ class Family(Protocol):
     ``image_ids``, if there are some."""
 
     kinds: tuple[MediumKind, ...]
+    videos: Videos | None
     placeholder: int
     limits: PixelLimits
     options: tuple[str, ...]
@@ -63,6 +115,20 @@ class Family(Protocol):
         one's largest plus one."""
 
 
+def placeholders_of(family: Family) -> dict[MediumKind, int]:
+    found: dict[MediumKind, int] = {"image": family.placeholder}
+    return found if family.videos is None else found | {"video": family.videos.placeholder}
+
+
+def limits_of(family: Family) -> dict[MediumKind, PixelLimits | VideoLimits]:
+    found: dict[MediumKind, PixelLimits | VideoLimits] = {"image": family.limits}
+    return found if family.videos is None else found | {"video": family.videos.limits}
+
+
+def options_of(family: Family) -> tuple[str, ...]:
+    return family.options if family.videos is None else family.videos.options
+
+
 def check_ratio(width: int, height: int) -> None:
     """Raises ValueError."""
     if max(width, height) > MAX_RATIO * min(width, height):
@@ -79,8 +145,8 @@ def squares_of(size: Size, side: int) -> tuple[int, int]:
     return height // side, width // side
 
 
-def digest_of(kind: MediumKind, size: Size, pixels: memoryview, salt: str) -> bytes:
+def digest_of(kind: MediumKind, size: Size, pixels: memoryview, salt: str, time: int = 0) -> bytes:
     """Names what the model sees of an item, among requests with the same ``salt``."""
-    digest = blake2b(msgspec.msgpack.encode((kind, size, salt)), digest_size=16)
+    digest = blake2b(msgspec.msgpack.encode((kind, size, salt, time)), digest_size=16)
     digest.update(pixels)
     return digest.digest()

@@ -8,7 +8,15 @@ import msgspec
 import numpy as np
 
 from shared.errors import ConfigError
-from shared.media.family import BICUBIC, PREPROCESSOR_FILE, Fit, PixelLimits, Size, check_ratio
+from shared.media.family import (
+    BICUBIC,
+    PREPROCESSOR_FILE,
+    Fit,
+    PixelLimits,
+    Size,
+    Videos,
+    check_ratio,
+)
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 from shared.wire.messages import Item, MediumKind
 
@@ -72,6 +80,7 @@ class CroppedSquare:
     ``shortest``."""
 
     kinds: tuple[MediumKind, ...] = ("image",)
+    videos: Videos | None = None
     options: tuple[str, ...] = ()
     num_embeddings = 1
     image_ids: tuple[int, ...] = ()

@@ -13,8 +13,8 @@ class RaisedSquares(SquaresOfPatches):
 
     def fit(self, width: int, height: int, limits: PixelLimits) -> Fit:
         check_ratio(width, height)
-        if height < self._side:
-            width, height = round(width * self._side / height), self._side
-        if width < self._side:
-            width, height = self._side, round(height * self._side / width)
+        if height < self.side:
+            width, height = round(width * self.side / height), self.side
+        if width < self.side:
+            width, height = self.side, round(height * self.side / width)
         return super().fit(width, height, limits)

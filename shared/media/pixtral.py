@@ -9,7 +9,15 @@ import msgspec
 import numpy as np
 
 from shared.errors import ConfigError
-from shared.media.family import BICUBIC, PREPROCESSOR_FILE, Fit, PixelLimits, Size, squares_of
+from shared.media.family import (
+    BICUBIC,
+    PREPROCESSOR_FILE,
+    Fit,
+    PixelLimits,
+    Size,
+    Videos,
+    squares_of,
+)
 from shared.media.llava import Placeholder
 from shared.model_folder import CONFIG_FILE, TOKENIZER_FILE, decode_json, find_file
 from shared.wire.messages import Item, MediumKind
@@ -75,6 +83,7 @@ class RowsOfPatches:
     the break behind a row, and of the end behind the last row."""
 
     kinds: tuple[MediumKind, ...] = ("image",)
+    videos: Videos | None = None
     options: tuple[str, ...] = ("max_pixels",)
     num_embeddings = 1
     image_ids: tuple[int, ...] = ()

@@ -1,4 +1,4 @@
-"""Images of Qwen2.5-VL (arXiv 2502.13923). Pure."""
+"""Images and videos of Qwen2.5-VL (arXiv 2502.13923). Pure."""
 
 import math
 from collections.abc import Sequence
@@ -15,9 +15,13 @@ from shared.media.family import (
     Fit,
     PixelLimits,
     Size,
+    VideoLimits,
+    Videos,
     check_ratio,
     squares_of,
 )
+from shared.media.video import PairsOfFrames
+from shared.media.video_file import read_limits
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 from shared.wire.messages import Item, MediumKind
 
@@ -45,6 +49,7 @@ class SquaresOfPatches:
 
     default_limits: ClassVar = PixelLimits(56 * 56, 28 * 28 * 1280)
     kinds: tuple[MediumKind, ...] = ("image",)
+    videos: Videos | None = None
     options: tuple[str, ...] = ("min_pixels", "max_pixels", "size")
     num_embeddings = 1
     image_ids: tuple[int, ...] = ()
@@ -52,10 +57,10 @@ class SquaresOfPatches:
     def __init__(self, placeholder: int, patch: int, merge: int, limits: PixelLimits) -> None:
         self.placeholder = placeholder
         self.limits = limits
-        self._side = patch * merge
+        self.side = patch * merge
 
     def fit(self, width: int, height: int, limits: PixelLimits) -> Fit:
-        side = self._side
+        side = self.side
         check_ratio(width, height)
         rows, columns = round(height / side), round(width / side)
         if rows * columns * side * side > limits.max_pixels:
@@ -68,25 +73,37 @@ class SquaresOfPatches:
         return Fit((1, rows * side, columns * side), rows * columns)
 
     def num_tokens(self, size: Size) -> int:
-        rows, columns = squares_of(size, self._side)
+        rows, columns = self._squares(size)
         return rows * columns
 
     def ids(self, size: Size) -> np.ndarray:
-        return np.full(self.num_tokens(size), self.placeholder, np.int32)
+        is_video = self.videos is not None and size[0] == self.videos.group
+        placeholder = self.videos.placeholder if self.videos and is_video else self.placeholder
+        return np.full(self.num_tokens(size), placeholder, np.int32)
 
     def positions(self, items: Sequence[Item], num_ids: int) -> np.ndarray:
         positions = np.empty((3, num_ids), np.int64)
         done = offset = 0  # of the next id: its index is ``done``, its position ``done + offset``
-        for item in items:
+        first = 0  # the position of the last item, or of its video's first one
+        for number, item in enumerate(items):
             positions[:, done : item.start] = np.arange(done, item.start) + offset
-            rows, columns = squares_of(item.size, self._side)
-            first = item.start + offset
+            rows, columns = self._squares(item.size)
+            if number == 0 or not item.follows(items[number - 1]):
+                first = item.start + offset
             where = np.indices((1, rows, columns)).reshape(3, -1) + first
+            where[0] += item.time
             positions[:, item.start : item.end] = where
             done = item.end
             offset = first + max(rows, columns) - done
         positions[:, done:] = np.arange(done, num_ids) + offset
         return positions
+
+    def _squares(self, size: Size) -> tuple[int, int]:
+        """Raises ValueError."""
+        frames, height, width = size
+        if self.videos is not None and frames == self.videos.group:
+            frames = 1
+        return squares_of((frames, height, width), self.side)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -105,3 +122,28 @@ class SquaresOfPatches:
             given.max_pixels or size.get("longest_edge") or cls.default_limits.max_pixels,
         )
         return cls(placeholder, given.patch_size, given.merge_size, limits)
+
+
+class _Vision(msgspec.Struct):
+    tokens_per_second: float = 4.0
+
+
+class _VideoConfig(msgspec.Struct):
+    video_token_id: int | None = None
+    vision_config: _Vision = msgspec.field(default_factory=_Vision)
+
+
+class SquaresInTime(SquaresOfPatches):
+    """Images, and videos of frames like them at positions in time."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Raises ConfigError."""
+        made = super().read(folder)
+        config = decode_json(find_file(folder, CONFIG_FILE), _VideoConfig)
+        if config.video_token_id is not None:
+            limits = read_limits(folder, VideoLimits(128 * 28 * 28, 768 * 28 * 28))
+            speed = config.vision_config.tokens_per_second
+            made.videos = PairsOfFrames(config.video_token_id, limits, made.fit, speed)
+            made.kinds = ("image", "video")
+        return made

@@ -70,10 +70,10 @@ class GatewayConfig(Settings):
         description="most choices of a request, n times its number of prompts",
     )
     limit_mm_per_prompt: MediaLimit = Field(
-        Limit(), description='most images of a request, such as {"image": 4}'
+        Limit(), description='most files of a request, such as {"image": 4, "video": 1}'
     )
     allowed_media_domains: Names = Field(
-        [], description="hosts of fetched images, such as a.example,minio:9000; *: any public one"
+        [], description="hosts of fetched files, such as a.example,minio:9000; *: any public one"
     )
     max_open_requests_per_key: int | None = Field(
         None,

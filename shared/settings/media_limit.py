@@ -10,12 +10,12 @@ from shared.wire.messages import MAX_MEDIA
 
 
 class Limit(BaseModel):
-    """The most files of each kind in a prompt; all videos are refused so far."""
+    """The most files of each kind in a prompt."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     image: int = Field(32, ge=0, le=MAX_MEDIA)
-    video: int = Field(0, ge=0, le=MAX_MEDIA)
+    video: int = Field(4, ge=0, le=MAX_MEDIA)
 
     @field_validator("image", "video", mode="before")
     @classmethod

@@ -24,11 +24,13 @@ from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 MEDIA = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+VIDEO = "<|vision_start|><|video_pad|><|vision_end|>"
 TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message.role }}\n"
     "{% if message.content is string %}{{ message.content }}{% else %}"
     "{% for part in message.content %}"
     "{% if part.type == 'image' or 'image' in part or 'image_url' in part %}" + IMAGE + ""
+    "{% elif part.type == 'video' %}" + VIDEO + ""
     "{% elif 'text' in part %}{{ part.text }}{% endif %}"
     "{% endfor %}{% endif %}<|im_end|>\n"
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -262,13 +264,18 @@ class Reference:
         return picture(seed, columns * self.side, rows * self.side)
 
     def expect(
-        self, messages: list[dict[str, object]], pictures: list, num_tokens: int
+        self,
+        messages: list[dict[str, object]],
+        pictures: list,
+        num_tokens: int,
+        clips: Sequence["Clip"] = (),
     ) -> Expected:
-        """The greedy text of a chat with ``pictures`` as its parts of type ``image``, in order."""
+        """The greedy text of a chat with ``pictures`` as its parts of type ``image``, in order,
+        and ``clips`` as those of type ``video``."""
         prompt = self.tokenizer.apply_chat_template(
             messages, tokenize=False, add_generation_prompt=True
         )
-        inputs = self.inputs(prompt, pictures)
+        inputs = self.inputs(prompt, pictures, clips)
         ids = inputs["input_ids"]
         with torch.inference_mode():
             found = self.model.generate(**inputs, do_sample=False, max_new_tokens=num_tokens)
@@ -276,27 +283,82 @@ class Reference:
         text = self.tokenizer.decode(new, skip_special_tokens=True)
         return Expected(ids[0].tolist(), new, text)
 
-    def inputs(self, prompt: str, pictures: list) -> dict[str, torch.Tensor]:
+    def inputs(
+        self, prompt: str, pictures: list, clips: Sequence["Clip"] = ()
+    ) -> dict[str, torch.Tensor]:
         """The placeholder of each picture is repeated, as the families' processors do, of which
         some need torchvision."""
         found = dict(self.images(images=pictures, return_tensors="pt")) if pictures else {}
-        pieces = prompt.split(MEDIA[2])
-        nums = [int(grid.prod()) // 4 for grid in found.get("image_grid_thw", ())]
-        assert len(nums) == len(pieces) - 1
-        text = pieces[0]
-        for num, piece in zip(nums, pieces[1:], strict=True):
-            text += MEDIA[2] * num + piece
+        if clips:
+            found |= self._of_clips(clips)
+        text = _repeated(prompt, MEDIA[2], found.get("image_grid_thw", ()))
+        text = _with_clips(text, clips, found.get("video_grid_thw", ()))
         ids = self.tokenizer(text, return_tensors="pt")["input_ids"]
         config = self.model.config
-        kinds = {"mm_token_type_ids": (ids == config.image_token_id).int()}
+        of_videos = 2 * (ids == config.video_token_id).int()
+        kinds = {"mm_token_type_ids": (ids == config.image_token_id).int() + of_videos}
         if isinstance(config, transformers.Ernie4_5_VLMoeConfig):
             of_images = [getattr(config, name) for name in ERNIE_IDS]
             kinds["moe_mm_token_type_ids"] = torch.isin(ids, torch.tensor(of_images)).int()
         return (
             {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
             | found
-            | (kinds if pictures else {})
+            | (kinds if pictures or clips else {})
         )
+
+    def _of_clips(self, clips: Sequence["Clip"]) -> dict[str, torch.Tensor]:
+        from tests.media.videos import processor_of
+
+        merge, found = self.images.merge_size, []
+        mean, std = (torch.tensor(each)[:, None, None] for each in self._shades)
+        for clip in clips:
+            frames = np.stack([np.asarray(frame) for frame in clip.frames])
+            values = (torch.from_numpy(frames).permute(0, 3, 1, 2) / 255 - mean) / std
+            patchify = processor_of("qwen2_vl").Qwen2VLVideoProcessor.patchify
+            found.append(patchify(None, values[None], self.images.patch_size, merge, 2))
+        return {
+            "pixel_values_videos": torch.cat([patches[0] for patches, *_ in found]),
+            "video_grid_thw": torch.tensor([grid for _, *grid in found]),
+        } | ({} if clips[0].labels else {"second_per_grid_ts": _seconds(clips)})
+
+    @property
+    def _shades(self) -> tuple[list[float], list[float]]:
+        return self.images.image_mean, self.images.image_std
+
+
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """A video whose frames are not resized. Pairs of them are ``seconds`` apart, or have
+    ``labels``."""
+
+    frames: Sequence[Image.Image]
+    seconds: float = 1.0
+    labels: Sequence[str] = ()
+
+
+def _seconds(clips: Sequence[Clip]) -> torch.Tensor:
+    return torch.tensor([clip.seconds for clip in clips])
+
+
+def _with_clips(prompt: str, clips: Sequence[Clip], grids: Any) -> str:
+    """A grid with labels is written as one for each of its times."""
+    first, *pieces = prompt.split(MEDIA[3])
+    assert len(pieces) == len(clips)
+    text = first
+    for clip, (times, *sides), piece in zip(clips, grids, pieces, strict=True):
+        num = int(np.prod(sides)) // 4
+        groups = [f"{each}{MEDIA[0]}{MEDIA[3] * num}{MEDIA[1]}" for each in clip.labels]
+        text += "".join(groups or [MEDIA[3] * num * int(times)]) + piece
+    return text
+
+
+def _repeated(prompt: str, token: str, grids: Any) -> str:
+    pieces = prompt.split(token)
+    assert len(grids) == len(pieces) - 1
+    text = pieces[0]
+    for grid, piece in zip(grids, pieces[1:], strict=True):
+        text += token * (int(grid.prod()) // 4) + piece
+    return text
 
 
 @cache

@@ -1,5 +1,6 @@
 """Tiny random checkpoints of Mistral 3, Pixtral and LLaVA 1.5, and transformers' texts for them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -9,6 +10,7 @@ import torch
 import transformers
 
 from tests.media.checkpoints import (
+    Clip,
     Reference,
     load_reference,
     make_tokenizer,
@@ -94,7 +96,9 @@ def _images(side: int) -> Any:
 class RowsReference(Reference):
     """Of images in rows."""
 
-    def inputs(self, prompt: str, pictures: list) -> dict[str, torch.Tensor]:
+    def inputs(
+        self, prompt: str, pictures: list, clips: Sequence[Clip] = ()
+    ) -> dict[str, torch.Tensor]:
         """The rows are written as PixtralProcessor does, which needs torchvision."""
         found = dict(self.images(images=pictures, return_tensors="pt")) if pictures else {}
         first, *pieces = prompt.split(MEDIA[0])
@@ -116,7 +120,9 @@ def rows_reference(folder: Path) -> RowsReference:
 class SquareReference(Reference):
     """Of LLaVA."""
 
-    def inputs(self, prompt: str, pictures: list) -> dict[str, torch.Tensor]:
+    def inputs(
+        self, prompt: str, pictures: list, clips: Sequence[Clip] = ()
+    ) -> dict[str, torch.Tensor]:
         found = dict(self.images(images=pictures, return_tensors="pt")) if pictures else {}
         num = 16 + (self.model.config.vision_feature_select_strategy == "full")
         text = prompt.replace("<image>", "<image>" * num)

@@ -94,6 +94,11 @@ class Client:
             assert response.status == 200, answer
             return answer
 
+    async def get(self, path: str) -> Any:
+        url = f"{self._fleet.of('gateway')[0].url}{path}"
+        async with self._session.get(url) as response:
+            return await response.json()
+
     async def chat(self, messages: Messages, **fields: Any) -> Any:
         body = {"messages": messages, "temperature": 0, "max_tokens": NUM_TOKENS}
         return await self.post(body | fields)

@@ -15,18 +15,19 @@ import torch
 
 from services.gateway.mesh.job import Attachment, Prompt
 from services.tokenizer.media.pixel_cache import PixelCache
+from services.tokenizer.media.reader_messages import Answer
 from services.tokenizer.media.readers import ChooseTargets, Pixels, Readers
-from services.tokenizer.media.reading import ImageReading
+from services.tokenizer.media.reading import MediaReading
 from services.worker.media import encoder
 from services.worker.media.addition import Media
 from services.worker.media.encoder import Encoder
 from services.worker.media.item_check import uncached_items
 from services.worker.media.table import MediaTable
-from shared.media.family import PixelLimits, digest_of
+from shared.media.family import PixelLimits, digest_of, limits_of
 from shared.media.qwen2_5_vl import SquaresOfPatches
 from shared.wire.codec import Array
 from shared.wire.envelope import read_options
-from shared.wire.messages import MEDIA_MINOR, Hello, Item, Medium, StepPlan
+from shared.wire.messages import MEDIA_MINOR, Hello, Item, Medium, MediumKind, StepPlan
 from tests.sim.virtual_loop import VirtualThread
 
 PLACEHOLDER, TEXT = 0, "<|endoftext|>"
@@ -59,8 +60,10 @@ def illustrated(random: Random, prompt: Prompt) -> Prompt:
 class SimulatedReaders(Readers):
     """Each reads a file in the time of a call on a thread."""
 
-    async def read(self, file: Array, owner: str, choose: ChooseTargets) -> Pixels | None:
-        targets = choose(int(file[0]), int(file[1]))
+    async def read(
+        self, file: Array, owner: str, choose: ChooseTargets, kind: MediumKind = "image"
+    ) -> Pixels | None:
+        targets = choose(Answer(int(file[0]), int(file[1])))
         await asyncio.to_thread(lambda: None)
         if targets is None:
             return None
@@ -68,10 +71,11 @@ class SimulatedReaders(Readers):
         return Pixels(width, height, np.resize(file, width * height * 3))
 
 
-def reading(max_model_len: int) -> ImageReading:
+def reading(max_model_len: int) -> MediaReading:
     """Of one tokenizer."""
     readers, cache = SimulatedReaders(1, 1 << 20), PixelCache(CACHE_BYTES)
-    return ImageReading(FAMILY, TEXT, max_model_len, FAMILY.limits, 1 << 20, readers, cache)
+    common = max_model_len, limits_of(FAMILY), 1 << 20, readers, cache
+    return MediaReading(FAMILY, {"image": TEXT}, *common, lambda text: np.zeros(0, np.int32))
 
 
 class _Thread(VirtualThread):

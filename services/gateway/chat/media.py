@@ -1,6 +1,6 @@
 """The seam between chats and the files in them."""
 
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from pathlib import Path
 
 from msgspec import Raw
@@ -28,9 +28,9 @@ class Media:
         """Refuses the part ``param`` of type ``kind`` where the model takes none."""
 
     def attachment(
-        self, part: Raw, param: str, role: str, number: int, model: ModelInfo
+        self, part: Raw, param: str, role: str, files: Sequence[Attachment], model: ModelInfo
     ) -> Attachment:
-        """The file of a part of one of ``kinds``, behind ``number`` others."""
+        """The file of a part of one of ``kinds``, behind other ``files``."""
         raise NotImplementedError(param)
 
     def options(self, raw: Raw, has_files: bool) -> str:

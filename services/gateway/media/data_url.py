@@ -2,23 +2,32 @@
 
 import binascii
 import re
+from collections.abc import Iterator
 
 import numpy as np
 from msgspec import Raw
 
 from services.gateway.http.violations import show
 from shared.errors import InvalidRequest
+from shared.media import frame_list
+from shared.media.family import A
 from shared.text.long_json import CALL_BYTES, decode_text
 from shared.wire.codec import Array
+from shared.wire.messages import MediumKind
 
-EXPECTED = "a data: URL such as data:image/png;base64,…"
+EXPECTED = {
+    "image": "a data: URL such as data:image/png;base64,…",
+    "video": "a data: URL such as data:video/mp4;base64,… or, with a frame behind each comma,"
+    " data:video/jpeg;base64,…,…",
+}
+FRAMES = b"video/jpeg"  # vLLM's
 MAX_HEAD_BYTES = 256
 
 _HEAD = re.compile(rb"data:([^,;]*)((?:;[^,;]*)*),", re.IGNORECASE)
 
 
-def read_data_url(url: Raw, param: str, expected: str = EXPECTED) -> Array:
-    """The bytes of an image, [n] uint8, from the JSON of the URL in the field ``param``. Raises
+def read_data_url(url: Raw, param: str, kind: MediumKind, expected: str) -> Array:
+    """The bytes of a file, [n] uint8, from the JSON of the URL in the field ``param``. Raises
     InvalidRequest, with the ``expected`` URLs."""
     text = _unescaped(memoryview(url))
     start = bytes(text[:MAX_HEAD_BYTES])
@@ -26,10 +35,24 @@ def read_data_url(url: Raw, param: str, expected: str = EXPECTED) -> Array:
     if start[:5].lower() != b"data:":
         raise _refusal(url, param, f"expected {expected}")
     if head is None or head[2].lower().rpartition(b";")[2] != b"base64":
-        raise _refusal(url, param, f"it has no base64; expected {EXPECTED}")
-    if not head[1].lower().startswith(b"image/"):
-        raise _refusal(url, param, f"its media type is none of an image; expected {EXPECTED}")
-    return _decoded(text[head.end() :], param)
+        raise _refusal(url, param, f"it has no base64; expected {EXPECTED[kind]}")
+    if not head[1].lower().startswith(f"{kind}/".encode()):
+        reason = f"its media type is none of {A[kind]}; expected {EXPECTED[kind]}"
+        raise _refusal(url, param, reason)
+    data = text[head.end() :]
+    if head[1].lower() == FRAMES:
+        return frame_list.pack([_decoded(each, param) for each in _split(data)])
+    return _decoded(data, param)
+
+
+def _split(text: memoryview) -> Iterator[memoryview]:
+    """At commas."""
+    start = 0
+    for place in range(0, text.nbytes, CALL_BYTES):
+        for found in re.finditer(b",", bytes(text[place : place + CALL_BYTES])):
+            yield text[start : place + found.start()]
+            start = place + found.end()
+    yield text[start:]
 
 
 def _unescaped(url: memoryview) -> memoryview:

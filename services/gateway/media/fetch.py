@@ -1,4 +1,4 @@
-"""Fetches images by HTTP, from allowed hosts only."""
+"""Fetches images and videos by HTTP, from allowed hosts only."""
 
 import asyncio
 import socket
@@ -18,21 +18,23 @@ from services.gateway.http.admission import Reservation
 from services.gateway.media.allowed_hosts import AllowedHosts
 from shared.process.fair_slots import FairSlots
 from shared.version import VERSION
+from shared.wire.messages import MediumKind
 
 FETCHES = Counter(
     "shoal_media_fetches",
-    "URLs of images; result: fetched, refused (allowed-media-domains), timeout, too_large, status"
+    "URLs of media; result: fetched, refused (allowed-media-domains), timeout, too_large, status"
     " (the host's answer has no file), failed, queued or cut (the request ended before or in it)",
     ["result"],
 )
 NUM_FETCHES = 16  # at once. Chosen
 NUM_LOOKUPS = 32  # of names at once; one takes up to half a minute without a name server. Chosen
 MAX_LOOKUPS_PER_KEY = 8  # of them. Chosen
-FETCH_TIMEOUT_S = 5.0  # for a file, with redirects. vLLM's
+FETCH_TIMEOUTS_S: dict[MediumKind, float] = {"image": 5.0, "video": 30.0}
+"""For a file, with redirects. vLLM's."""
 MAX_REDIRECTS = 3
 REDIRECTS = (301, 302, 303, 307, 308)
 HEADERS = {
-    hdrs.ACCEPT: "image/*",
+    hdrs.ACCEPT: "image/*,video/*",
     hdrs.ACCEPT_ENCODING: "identity",
     hdrs.USER_AGENT: f"shoal/{VERSION}",
 }
@@ -79,13 +81,13 @@ class Fetcher:
         self._slots = FairSlots(NUM_FETCHES)
         self._lookups = FairSlots(NUM_LOOKUPS, MAX_LOOKUPS_PER_KEY)
 
-    async def fetch(self, url: URL, owner: str, room: Room) -> bytearray:
+    async def fetch(self, url: URL, kind: MediumKind, owner: str, room: Room) -> bytearray:
         """The file has its bytes in ``room``. Raises NotFetched, Overloaded."""
         result = "queued"
         try:
             async with self._slots.hold(owner):
                 result = "cut"
-                file = await self._fetched(url, owner, room)
+                file = await self._fetched(url, FETCH_TIMEOUTS_S[kind], owner, room)
             result = "fetched"
         except NotFetched as error:
             result = error.result
@@ -94,14 +96,14 @@ class Fetcher:
             FETCHES.labels(result).inc()
         return file
 
-    async def _fetched(self, url: URL, owner: str, room: Room) -> bytearray:
+    async def _fetched(self, url: URL, timeout_s: float, owner: str, room: Room) -> bytearray:
         dialler = _Dialler(self._hosts, url)
         resolver = _Resolver(self._lookups, owner)
         try:
-            async with asyncio.timeout(FETCH_TIMEOUT_S), _session(dialler, resolver) as session:
+            async with asyncio.timeout(timeout_s), _session(dialler, resolver) as session:
                 return await _follow(session, dialler, room)
         except TimeoutError:
-            text = f"it was not fetched in {FETCH_TIMEOUT_S:g} s"
+            text = f"it was not fetched in {timeout_s:g} s"
             raise NotFetched("timeout", text) from None
         except aiohttp.ClientConnectorError as error:
             if isinstance(error.os_error, _PrivateAddress | socket.gaierror):

@@ -1,7 +1,7 @@
-"""Images in the parts of chats."""
+"""Images and videos in the parts of chats."""
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import get_args
 
 import msgspec
@@ -20,10 +20,12 @@ from services.gateway.media.fetch import Fetcher
 from services.gateway.media.loading import NO_BYTES, Elsewhere, Loader
 from services.gateway.mesh.job import Attachment, Prompt
 from shared.errors import InvalidRequest
+from shared.media.family import A
 from shared.settings.gateway import GatewayConfig
-from shared.wire.messages import MAX_NAME_CHARS, Detail, Medium, ModelInfo
+from shared.wire.messages import MAX_NAME_CHARS, Detail, Medium, MediumKind, ModelInfo
 
 INPUT_IMAGE = "input_image"
+VIDEO_URL = "video_url"
 ROLES = ("user", "system", "developer", "tool")
 DETAILS: tuple[Detail, ...] = get_args(Detail)
 DETAIL_OF: dict[str | None, Detail] = {None: "auto", **{each: each for each in DETAILS}}
@@ -35,6 +37,7 @@ _HTTP = re.compile(rb'"https?:', re.IGNORECASE)
 class _Part(Struct):
     type: str
     image_url: Raw = NULL
+    video_url: Raw = NULL
     detail: str | None = None
     file_id: Raw = NULL
 
@@ -46,39 +49,47 @@ class _Url(Struct):
 
 class Images(Media):
     """Media with images as ``data:`` URLs, as URLs of allowed hosts and as uploads, in OpenAI's
-    parts of both APIs."""
+    parts of both APIs, and with videos by such URLs, in vLLM's part."""
 
-    kinds: Collection[str] = (IMAGE_URL, INPUT_IMAGE)
+    kinds: Collection[str] = (IMAGE_URL, INPUT_IMAGE, VIDEO_URL)
 
     def __init__(self, config: GatewayConfig) -> None:
         """Raises ConfigError."""
-        self._most = config.limit_mm_per_prompt.image
+        limit = config.limit_mm_per_prompt
+        self._most: dict[MediumKind, int] = {"image": limit.image, "video": limit.video}
         self._hosts = AllowedHosts(config.allowed_media_domains)
-        self._expected = EXPECTED if self._hosts.is_empty else f"{EXPECTED}, http:// or https://"
+        more = "" if self._hosts.is_empty else ", http:// or https://"
+        self._expected = {kind: text + more for kind, text in EXPECTED.items()}
         self._loader = Loader(Fetcher(self._hosts), config.max_body_bytes, config.accept_timeout_s)
 
     def check(self, kind: str, param: str, model: ModelInfo) -> None:
-        if "image" not in model.media:
+        medium = _kind(kind)
+        if medium not in (*model.media, *model.more_media):
             raise InvalidRequest(
-                f"{param}.type is {show(kind)}; the model {model.names[0]} takes no images",
+                f"{param}.type is {show(kind)}; the model {model.names[0]} takes no {medium}s",
                 param=f"{param}.type",
                 code="unsupported_parameter",
             )
 
     def attachment(
-        self, part: Raw, param: str, role: str, number: int, model: ModelInfo
+        self, part: Raw, param: str, role: str, files: Sequence[Attachment], model: ModelInfo
     ) -> Attachment:
         found: _Part = typed(part, _Part, param)
         self.check(found.type, param, model)
+        kind = _kind(found.type)
         if role not in ROLES:
-            text = f"{param} is an image of role {role}; expected one of {', '.join(ROLES)}"
+            text = f"{param} is {A[kind]} of role {role}; expected one of {', '.join(ROLES)}"
             raise InvalidRequest(text, param=param)
-        if number >= self._most:
+        number, most = sum(each.medium.kind == kind for each in files), self._most[kind]
+        if number >= most:
             raise InvalidRequest(
-                f"{param} is image {number + 1} of the request; the limit is"
-                f' limit-mm-per-prompt = {{"image": {self._most}}}',
+                f"{param} is {kind} {number + 1} of the request; the limit is"
+                f' limit-mm-per-prompt = {{"{kind}": {most}}}',
                 param=param,
             )
+        return self._image(found, param) if kind == "image" else self._video(found, param)
+
+    def _image(self, found: _Part, param: str) -> Attachment:
         holder, where = param, f"{param}.{IMAGE_URL}"
         url, detail = found.image_url, found.detail
         if url != NULL and not is_text(url):
@@ -93,19 +104,32 @@ class Images(Media):
             raise InvalidRequest(f"{where} {text}", param=where)
         if url == NULL:
             return _upload(found.file_id, f"{param}.file_id", DETAIL_OF[detail])
+        return self._file(url, Medium(param=where, detail=DETAIL_OF[detail]))
+
+    def _video(self, found: _Part, param: str) -> Attachment:
+        where, url = f"{param}.{VIDEO_URL}", found.video_url
+        if url != NULL and not is_text(url):
+            given: _Url = typed(url, _Url, where)
+            where, url = f"{where}.url", given.url
+        if url == NULL:
+            raise InvalidRequest(f"{where} is required", param=where)
+        return self._file(url, Medium(kind="video", param=where))
+
+    def _file(self, url: Raw, medium: Medium) -> Attachment:
+        where, expected = medium.param, self._expected[medium.kind]
         if not is_text(url):
-            raise InvalidRequest(f"{where} is {show(url)}; expected {self._expected}", param=where)
-        medium = Medium(param=where, detail=DETAIL_OF[detail])
+            raise InvalidRequest(f"{where} is {show(url)}; expected {expected}", param=where)
         if not _HTTP.match(memoryview(url)):
-            return Attachment(medium, read_data_url(url, where, self._expected))
-        return Elsewhere(medium, NO_BYTES, self._allowed(url, where), show(url))
+            return Attachment(medium, read_data_url(url, where, medium.kind, expected))
+        return Elsewhere(medium, NO_BYTES, self._allowed(url, medium), show(url))
 
     @json_errors()
-    def _allowed(self, raw: Raw, param: str) -> URL:
+    def _allowed(self, raw: Raw, medium: Medium) -> URL:
         """The URL of an allowed host."""
         refusal = f"it has more than {MAX_URL_BYTES} bytes"
         if self._hosts.is_empty:
-            refusal = f"nothing is fetched (allowed-media-domains), expected {EXPECTED}"
+            expected = EXPECTED[medium.kind]
+            refusal = f"nothing is fetched (allowed-media-domains), expected {expected}"
         elif len(memoryview(raw)) <= MAX_URL_BYTES:
             try:
                 url = URL(msgspec.json.decode(raw, type=str))
@@ -113,7 +137,8 @@ class Images(Media):
             except ValueError:
                 refusal = "it is no URL"
         if refusal:
-            raise InvalidRequest(f"{param} is {show(raw)}; {refusal}", param=param)
+            text = f"{medium.param} is {show(raw)}; {refusal}"
+            raise InvalidRequest(text, param=medium.param)
         return url
 
     async def loaded(
@@ -133,6 +158,10 @@ class Images(Media):
         except msgspec.ValidationError as error:
             raise violation(error, OPTIONS, msgspec.json.decode(text)) from None
         return check_chars(text, OPTIONS) if fields else ""
+
+
+def _kind(part_type: str) -> MediumKind:
+    return "video" if part_type == VIDEO_URL else "image"
 
 
 def _upload(file_id: Raw, param: str, detail: Detail) -> Attachment:

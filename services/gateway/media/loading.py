@@ -1,4 +1,4 @@
-"""Images that are not in the request: of a URL, and uploaded ones."""
+"""Images and videos that are not in the request: of a URL, and uploaded ones."""
 
 import asyncio
 from collections import Counter
@@ -54,7 +54,7 @@ class Loader:
                     for source, each in firsts.items()
                 }
         except TimeoutError:
-            text = f"images not loaded within {self._timeout_s:g} s (accept-timeout-s)"
+            text = f"files not loaded within {self._timeout_s:g} s (accept-timeout-s)"
             raise Unavailable(text, retry_after_s=RETRY_AFTER_S) from None
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
@@ -69,17 +69,18 @@ class Loader:
         return [replace(prompt, media=[*map(whole, prompt.media)]) for prompt in prompts]
 
     async def _file(self, wanted: Elsewhere, owner: str, room: Room, find: Find | None) -> Array:
-        source, param = wanted.source, wanted.medium.param
+        source, medium = wanted.source, wanted.medium
         try:
             data: bytes | bytearray
             if isinstance(source, URL):
-                data = await self._fetcher.fetch(source, owner, room)
+                data = await self._fetcher.fetch(source, medium.kind, owner, room)
             else:
                 data = await _uploaded(source, owner, room, find)
             if not data:
                 raise NotFetched("", "it has no data")
         except NotFetched as error:
-            raise InvalidRequest(f"{param} is {wanted.shown}; {error}", param=param) from None
+            text = f"{medium.param} is {wanted.shown}; {error}"
+            raise InvalidRequest(text, param=medium.param) from None
         return np.frombuffer(data, np.uint8)
 
 

@@ -8,7 +8,7 @@ from msgspec import structs
 from shared.wire.codec import Array
 from shared.wire.envelope import RequestOptions
 from shared.wire.messages import (
-    MEDIA_MINOR,
+    MINORS,
     ChatOptions,
     Medium,
     OutputFormat,
@@ -44,7 +44,7 @@ class Prompt:
     @property
     def minor(self) -> int:
         """The protocol that a tokenizer needs for it."""
-        return MEDIA_MINOR if self.media else 0
+        return max((MINORS[each.medium.kind] for each in self.media), default=0)
 
 
 def chat_bytes(chat: ChatOptions | None) -> int:

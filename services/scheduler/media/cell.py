@@ -1,4 +1,4 @@
-"""The images of a cell's sequences, and the memory of their pixels."""
+"""The images and videos of a cell's sequences, and the memory of their pixels."""
 
 from collections.abc import Iterable
 from collections.abc import Sequence as Series
@@ -9,7 +9,7 @@ from prometheus_client import Gauge
 
 from services.scheduler.extension import Cell, CellExtension
 from services.scheduler.resource import Resource
-from services.scheduler.sequence import Arrival, Sequence, WaitReason
+from services.scheduler.sequence import Arrival, Sequence, Span, WaitReason
 from shared.errors import (
     NO_WORKER,
     RETRY_AFTER_S,
@@ -23,7 +23,6 @@ from shared.wire.codec import Array
 from shared.wire.messages import Capacity, Encoded, Message
 
 HELD_BYTES = Gauge("shoal_media_held_bytes", "Pixels of images in open sequences")
-NO_IMAGES = "the workers of this model take no images"
 SLOTS_PER_AWAITING = 4  # of a worker, for each sequence with an image to encode. Chosen
 
 
@@ -38,8 +37,11 @@ class CellMedia(CellExtension):
     def check(self, arrival: Arrival) -> None:
         if not arrival.spans:
             return
-        if self._cell.workers and not self._are_taken:
-            raise _lost() if arrival.generate.attempt > 1 else _no_images()
+        if self._cell.workers and not self._are_taken(arrival.spans):
+            if arrival.generate.attempt > 1:
+                raise _lost(arrival.spans)
+            text = f"the workers of this model take no {_noun(arrival.spans)}"
+            raise InvalidRequest(text, param="messages")
         sizes = {item.digest: pixels.nbytes for item, pixels in arrival.spans}
         limit = self._cell.config.max_media_bytes
         if (num_own := sum(sizes.values())) > limit:
@@ -74,7 +76,7 @@ class CellMedia(CellExtension):
         return True
 
     def why_unservable(self, sequence: Sequence) -> RequestError | None:
-        return _lost() if sequence.spans and not self._are_taken else None
+        return None if self._are_taken(sequence.spans) else _lost(sequence.spans)
 
     def resource_of(self, worker: Peer) -> "EncodingRoom | None":
         capacity = worker.hello.capacity
@@ -88,10 +90,12 @@ class CellMedia(CellExtension):
     def _num_bytes(self) -> int:
         return sum(each.nbytes for each in self._held.values())
 
-    @property
-    def _are_taken(self) -> bool:
+    def _are_taken(self, spans: Series[Span]) -> bool:
+        kinds = {span.item.kind for span in spans}
         capacities = (each.hello.capacity for each in self._cell.workers.values())
-        return any(each is not None and each.media for each in capacities)
+        return not kinds or any(
+            each is not None and kinds <= {*each.media, *each.more_media} for each in capacities
+        )
 
 
 class EncodingRoom(Resource):
@@ -118,11 +122,11 @@ class EncodingRoom(Resource):
         self._held.pop(slot, None)
 
 
-def _no_images() -> InvalidRequest:
-    return InvalidRequest(NO_IMAGES, param="messages")
+def _noun(spans: Series[Span]) -> str:
+    return "videos" if any(span.item.kind == "video" for span in spans) else "images"
 
 
-def _lost() -> Unavailable:
+def _lost(spans: Series[Span]) -> Unavailable:
     return Unavailable(
-        "no connected worker takes images", code=NO_WORKER, retry_after_s=RETRY_AFTER_S
+        f"no connected worker takes {_noun(spans)}", code=NO_WORKER, retry_after_s=RETRY_AFTER_S
     )

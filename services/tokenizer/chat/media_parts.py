@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from services.tokenizer.chat.normalize import IMAGE, Message
+from services.tokenizer.chat.normalize import MEDIA, Message
 from shared.errors import InvalidRequest
 
 
@@ -35,5 +35,5 @@ def _parts(messages: Sequence[Message]) -> Iterator[tuple[str, dict[str, Any]]]:
     for index, message in enumerate(messages):
         content = message.get("content")
         for number, part in enumerate(content if isinstance(content, list) else ()):
-            if isinstance(part, dict) and part.get("type") == IMAGE:
+            if isinstance(part, dict) and part.get("type") in MEDIA:
                 yield f"messages[{index}].content[{number}]", part

@@ -14,7 +14,7 @@ from shared.text.surrogates import without_escaped_halves
 log = logging.getLogger(__name__)
 
 Message = dict[str, Any]
-IMAGE = "image"  # the type of a part
+MEDIA = "image", "video"  # the types of parts
 
 
 def normalize(messages: list[Message], traits: TemplateTraits) -> list[Message]:
@@ -112,7 +112,7 @@ def _content(message: Message, traits: TemplateTraits, param: str) -> Any:
             f"{param} is {_kind(content)}; expected str, array or null", param=param
         )
     parts = [_part(part, traits, f"{param}[{number}]") for number, part in enumerate(content)]
-    if any(part["type"] == IMAGE for part in parts):
+    if any(part["type"] in MEDIA for part in parts):
         return parts
     if not traits.takes_parts or (message.get("role") == "tool" and not traits.takes_parts_alone):
         return "".join(part["text"] for part in parts)
@@ -122,12 +122,12 @@ def _content(message: Message, traits: TemplateTraits, param: str) -> Any:
 def _part(part: Any, traits: TemplateTraits, param: str) -> Message:
     if not isinstance(part, dict):
         raise InvalidRequest(f"{param} is {_kind(part)}; expected object", param=param)
-    if part.get("type") != IMAGE:
+    if part.get("type") not in MEDIA:
         text = _text_of(part, param)
         return {"type": "text", "text": text} if part["type"] == "refusal" else dict(part)
     if not traits.takes_parts:
         raise InvalidRequest(f"{param}: the chat template takes no images", param=param)
-    return {"type": IMAGE}
+    return {"type": part["type"]}
 
 
 def _text_of(part: Message, param: str) -> str:

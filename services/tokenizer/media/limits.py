@@ -1,17 +1,19 @@
-"""The sizes that images are scaled to: vLLM's ``mm_processor_kwargs``. Pure."""
+"""The sizes that images are scaled to, and the choice of frames: vLLM's ``mm_processor_kwargs``.
+Pure."""
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import Meta
 
-from shared.media.family import PixelLimits
-from shared.wire.messages import Detail
+from shared.media.family import PixelLimits, VideoLimits
+from shared.wire.messages import MAX_MEDIA, Detail
 
 LOW_PIXELS = 512 * 512  # OpenAI's size of an image of low detail
 
 NumPixels = Annotated[int, Meta(ge=1)]
+Limits = TypeVar("Limits", PixelLimits, VideoLimits, PixelLimits | VideoLimits)
 
 
 class _Size(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -25,12 +27,14 @@ class _Kwargs(msgspec.Struct, forbid_unknown_fields=True):
     min_pixels: NumPixels | None = None
     max_pixels: NumPixels | None = None
     size: _Size = _Size()
+    fps: Annotated[float, Meta(gt=0, le=1000)] | None = None
+    num_frames: Annotated[int, Meta(ge=1, le=2 * MAX_MEDIA)] | None = None
 
 
-def with_kwargs(limits: PixelLimits, kwargs: str, options: Sequence[str]) -> PixelLimits:
-    """``limits`` with the values of a JSON object, of which each is at most ``max_pixels``. A limit
-    that is given alone moves the other one. ``options`` are the names that the model takes. Raises
-    ValueError."""
+def with_kwargs(limits: Limits, kwargs: str, options: Sequence[str], most: int = 0) -> Limits:
+    """``limits`` with the values of a JSON object; areas are at most ``max_pixels``, or ``most``. A
+    limit that is given alone moves the other one. ``options`` are the names that the model takes.
+    Raises ValueError."""
     try:
         given = msgspec.json.decode(kwargs or "{}", type=_Kwargs)
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -42,16 +46,25 @@ def with_kwargs(limits: PixelLimits, kwargs: str, options: Sequence[str]) -> Pix
             )
     least_given = given.min_pixels or given.size.shortest_edge
     most_given = given.max_pixels or given.size.longest_edge
+    most = max(most, limits.max_pixels)
     for value in (least_given, most_given):
-        if value is not None and value > limits.max_pixels:
-            raise ValueError(f"{value} pixels; the limit is {limits.max_pixels}")
+        if value is not None and value > most:
+            raise ValueError(f"{value} pixels; the limit is {most}")
     if least_given is not None and most_given is not None and least_given > most_given:
         raise ValueError(f"min_pixels is {least_given}, above max_pixels, {most_given}")
     least, largest = least_given or limits.min_pixels, most_given or limits.max_pixels
-    return PixelLimits(min(least, largest), largest)
+    found = limits._replace(min_pixels=min(least, largest), max_pixels=largest)
+    if given.fps is not None and given.num_frames is not None:
+        raise ValueError("num_frames is given in addition to fps")
+    if isinstance(found, VideoLimits) and given.fps is not None:
+        return found._replace(fps=given.fps, listed_fps=given.fps, num_frames=None)
+    if isinstance(found, VideoLimits) and given.num_frames is not None:
+        return found._replace(num_frames=given.num_frames)
+    return found
 
 
-def with_detail(limits: PixelLimits, detail: Detail) -> PixelLimits:
+def with_detail(limits: Limits, detail: Detail) -> Limits:
     if detail != "low":
         return limits
-    return PixelLimits(min(limits.min_pixels, LOW_PIXELS), min(limits.max_pixels, LOW_PIXELS))
+    least, most = limits[:2]
+    return limits._replace(min_pixels=min(least, LOW_PIXELS), max_pixels=min(most, LOW_PIXELS))

@@ -1,41 +1,41 @@
-"""Images that were read, by their file. Pure."""
+"""Images and videos that were read, by their file. Pure."""
 
 from collections import OrderedDict
 from hashlib import blake2b
 
 import msgspec
 
-from services.tokenizer.media.placeholders import ReadImage
-from shared.media.family import PixelLimits
+from services.tokenizer.media.placeholders import ReadMedium
+from shared.media.family import PixelLimits, VideoLimits
 from shared.wire.codec import Array
 
 
-def key_of(file: Array, limits: PixelLimits, salt: str) -> bytes:
-    """Images are shared between requests with the same ``salt`` only."""
+def key_of(file: Array, limits: PixelLimits | VideoLimits, salt: str) -> bytes:
+    """Pixels are shared between requests with the same ``salt`` only."""
     key = blake2b(msgspec.msgpack.encode((limits, salt)), digest_size=16)
     key.update(file.data)
     return key.digest()
 
 
 class PixelCache:
-    """The images that were used last, with at most ``max_bytes`` of pixels."""
+    """The media that were used last, with at most ``max_bytes`` of pixels."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._images: OrderedDict[bytes, ReadImage] = OrderedDict()
+        self._media: OrderedDict[bytes, ReadMedium] = OrderedDict()
 
-    def get(self, key: bytes) -> ReadImage | None:
-        found = self._images.get(key)
+    def get(self, key: bytes) -> ReadMedium | None:
+        found = self._media.get(key)
         if found is not None:
-            self._images.move_to_end(key)
+            self._media.move_to_end(key)
         return found
 
-    def add(self, key: bytes, image: ReadImage) -> None:
-        if key in self._images or image.pixels.nbytes > self._max_bytes:
+    def add(self, key: bytes, medium: ReadMedium) -> None:
+        if key in self._media or medium.num_bytes > self._max_bytes:
             return
-        self._images[key] = image
-        self._num_bytes += image.pixels.nbytes
+        self._media[key] = medium
+        self._num_bytes += medium.num_bytes
         while self._num_bytes > self._max_bytes:
-            _, oldest = self._images.popitem(last=False)
-            self._num_bytes -= oldest.pixels.nbytes
+            _, oldest = self._media.popitem(last=False)
+            self._num_bytes -= oldest.num_bytes

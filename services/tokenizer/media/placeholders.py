@@ -1,4 +1,4 @@
-"""Images in the ids of a prompt. Pure."""
+"""Images and videos in the ids of a prompt. Pure."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -9,54 +9,83 @@ import numpy as np
 from services.tokenizer.media.pixel_memory import Hold
 from services.tokenizer.media_reader import PromptMedia
 from shared.errors import InvalidRequest
-from shared.media.family import Size
+from shared.media.family import A, Size
 from shared.wire.codec import Array
-from shared.wire.messages import ChatOptions, Item
+from shared.wire.messages import ChatOptions, Item, MediumKind
 
 
-class ReadImage(NamedTuple):
-    """Its ``ids`` in a prompt, of which a placeholder is the first one, and ``pixels`` [n] uint8 of
-    a file that has ``num_source_pixels``."""
+class ReadItem(NamedTuple):
+    """``num_tokens`` ids of a medium from ``start`` on stand for its ``pixels`` [n] uint8."""
 
+    start: int
+    num_tokens: int
     size: Size
-    ids: Array
     digest: bytes
     pixels: Array
+    time: int = 0
+
+
+class ReadMedium(NamedTuple):
+    """Its ``ids`` in a prompt in place of a placeholder, and the ``items`` among them. Its file has
+    ``num_source_pixels``."""
+
+    kind: MediumKind
+    ids: Array
+    items: tuple[ReadItem, ...]
     num_source_pixels: int = 0
 
     @property
     def num_tokens(self) -> int:
         return len(self.ids)
 
+    @property
+    def num_items(self) -> int:
+        return len(self.items)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(item.pixels.nbytes for item in self.items)
+
+
+class Placeholder(NamedTuple):
+    """The id of a feature, and its text."""
+
+    id: int
+    text: str
+    kind: MediumKind
+
 
 class NoImages(PromptMedia):
     """A prompt without images, for a model that takes some."""
 
-    def __init__(self, placeholder: int, text: str) -> None:
-        self._placeholder = placeholder
-        self._text = text
+    def __init__(self, placeholders: Sequence[Placeholder]) -> None:
+        self._placeholders = placeholders
 
     def find_items(self, ids: Array, numbers: Sequence[int]) -> list[Item]:
-        if (ids == self._placeholder).any():
-            raise InvalidRequest(
-                f"the prompt holds the placeholder {self._text} of an image, and no image",
-                param="prompt",
-            )
+        for each in self._placeholders:
+            if (ids == each.id).any():
+                raise InvalidRequest(
+                    f"the prompt holds the placeholder {each.text} of {A[each.kind]}, and no"
+                    f" {each.kind}",
+                    param="prompt",
+                )
         return []
 
 
-class ReadImages(PromptMedia):
-    """The images of a prompt. A chat template writes the id ``placeholder``, whose text is
-    ``text``, once for each."""
+class ReadMedia(PromptMedia):
+    """The media of a prompt. A chat template writes the id of the placeholder of its kind once for
+    each."""
 
     def __init__(
-        self, images: Sequence[ReadImage], placeholder: int, text: str, hold: Hold | None = None
+        self,
+        media: Sequence[ReadMedium],
+        placeholders: Sequence[Placeholder],
+        hold: Hold | None = None,
     ) -> None:
-        self.num = len(images)
+        self.num = len(media)
         self._hold = hold
-        self._images = images
-        self._placeholder = placeholder
-        self._text = text
+        self._media = media
+        self._placeholders = placeholders
 
     def __exit__(self, *error: object) -> None:
         if self._hold is not None:
@@ -69,27 +98,37 @@ class ReadImages(PromptMedia):
             self._check_text(_parsed(getattr(options, name)), name)
 
     def _check_text(self, value: Any, param: str) -> None:
-        if any(self._text in text for text in _texts(value)):
-            raise InvalidRequest(
-                f"{param} holds the text {self._text}, which stands for an image of this prompt",
-                param=param,
-            )
+        for text in _texts(value):
+            for each in self._placeholders:
+                if each.text in text:
+                    raise InvalidRequest(
+                        f"{param} holds the text {each.text}, which stands for {A[each.kind]} of"
+                        " this prompt",
+                        param=param,
+                    )
 
     def num_tokens(self, number: int) -> int:
-        return self._images[number].num_tokens
+        return self._media[number].num_tokens
 
     def expand(self, ids: Array, numbers: Sequence[int]) -> Array:
+        for each in self._placeholders:
+            num = sum(self._media[number].kind == each.kind for number in numbers)
+            if (found := int((ids == each.id).sum())) != num:
+                raise InvalidRequest(
+                    f"the chat template writes {found} placeholders ({each.text}) for {num}"
+                    f" {each.kind}s",
+                    param="messages",
+                )
         places = self._places(ids)
-        if len(places) != len(numbers):
-            raise InvalidRequest(
-                f"the chat template writes {len(places)} placeholders ({self._text}) for"
-                f" {len(numbers)} images",
-                param="messages",
-            )
         first, *others = np.split(ids, places)
         pieces = [first]
         for number, piece in zip(numbers, others, strict=True):
-            pieces += [self._images[number].ids, piece[1:]]
+            if self._kind_of(piece[0]) != self._media[number].kind:
+                raise InvalidRequest(
+                    "the chat template writes images and videos in another order",
+                    param="messages",
+                )
+            pieces += [self._media[number].ids, piece[1:]]
         return np.concatenate(pieces, dtype=ids.dtype)
 
     def find_items(self, ids: Array, numbers: Sequence[int]) -> list[Item]:
@@ -97,29 +136,44 @@ class ReadImages(PromptMedia):
         items: list[Item] = []
         done = 0
         for number in numbers:
-            image = self._images[number]
+            medium = self._media[number]
             start = int(places[done]) if done < len(places) else len(ids)
-            num = image.num_tokens
-            if not np.array_equal(ids[start : start + num], image.ids):
+            start = max(0, start - medium.items[0].start)
+            if not np.array_equal(ids[start : start + medium.num_tokens], medium.ids):
                 raise self._other_ids(len(places), numbers)
-            items.append(Item(start=start, num_tokens=num, size=image.size, digest=image.digest))
-            done += len(self._places(image.ids))
+            items += (
+                Item(
+                    kind=medium.kind,
+                    start=start + each.start,
+                    num_tokens=each.num_tokens,
+                    size=each.size,
+                    digest=each.digest,
+                    time=each.time,
+                )
+                for each in medium.items
+            )
+            done += len(self._places(medium.ids))
         if done != len(places):
             raise self._other_ids(len(places), numbers)
         return items
 
     def pixels_of(self, items: Sequence[Item]) -> list[Array]:
-        known = {image.digest: image.pixels for image in self._images}
+        known = {item.digest: item.pixels for medium in self._media for item in medium.items}
         return [known[digest] for digest in dict.fromkeys(item.digest for item in items)]
 
+    def _kind_of(self, placeholder: int) -> MediumKind:
+        return next(each.kind for each in self._placeholders if each.id == placeholder)
+
     def _places(self, ids: Array) -> Array:
-        return np.flatnonzero(ids == self._placeholder)
+        return np.flatnonzero(np.isin(ids, [each.id for each in self._placeholders]))
 
     def _other_ids(self, num_found: int, numbers: Sequence[int]) -> InvalidRequest:
         expected = [self.num_tokens(number) for number in numbers]
+        shown = ", ".join(str(each.id) for each in self._placeholders)
+        noun = "media" if any(each.kind == "video" for each in self._media) else "images"
         return InvalidRequest(
-            f"the ids hold {num_found} placeholders ({self._placeholder}); expected"
-            f" {len(numbers)} images of {expected[:32]} ids, as the model writes them",
+            f"the ids hold {num_found} placeholders ({shown}); expected"
+            f" {len(numbers)} {noun} of {expected[:32]} ids, as the model writes them",
             param="prompt",
         )
 

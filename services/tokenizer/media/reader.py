@@ -1,5 +1,5 @@
-"""The process that reads images: ``python -m services.tokenizer.media.reader FD MAX_PIXELS
-MAX_CPU_S``.
+"""The process that reads images and videos: ``python -m services.tokenizer.media.reader FD
+MAX_PIXELS``.
 
 A file can crash a decoder, or keep it busy. So this process does nothing else and may die of a
 file; its parent then starts another. ``reader_messages.py`` has the messages on stdin and stdout.
@@ -14,10 +14,14 @@ import msgspec
 from PIL import Image, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin
 from PIL.Image import Transpose
 
+from services.tokenizer.media.films import Unwatchable, VideoFile
 from services.tokenizer.media.reader_messages import Answer, File, Targets, put, take
+from shared.media.family import A
+from shared.media.frame_list import unpack
 from shared.process import child
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
+NO_IMAGE = "is no image in JPEG, PNG, WebP or GIF"
 PLUGINS = (TiffImagePlugin, WebPImagePlugin)  # of EXIF, and one that Pillow imports late
 PIXEL_BYTES = 24  # the decoder and canvases of a WebP with transparency: the most of any format
 MORE_BYTES = 256 << 20  # for a file
@@ -41,14 +45,15 @@ class _TooLarge(Exception):
 def main() -> None:
     if not child.begin():
         return
-    fd, max_pixels, max_cpu_s = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    fd, max_pixels = int(sys.argv[1]), int(sys.argv[2])
     warnings.simplefilter("ignore")
     Image.MAX_IMAGE_PIXELS = None  # ours is exact
     child.limit_memory(PIXEL_BYTES * max_pixels + MORE_BYTES)
     child.write(Answer())
     while asked := child.read():
-        signal.setitimer(signal.ITIMER_PROF, max_cpu_s)  # its signal ends the process
-        answer = _answer(fd, msgspec.msgpack.decode(asked, type=File), max_pixels)
+        file = msgspec.msgpack.decode(asked, type=File)
+        signal.setitimer(signal.ITIMER_PROF, file.max_cpu_s)  # its signal ends the process
+        answer = _answer(fd, file, max_pixels)
         signal.setitimer(signal.ITIMER_PROF, 0)
         child.write(answer)
 
@@ -57,23 +62,85 @@ def _answer(fd: int, file: File, max_pixels: int) -> Answer:
     data = bytearray(file.num_bytes)
     take(fd, memoryview(data))
     try:
-        with Image.open(io.BytesIO(data), formats=FORMATS) as image:
-            if image.width * image.height > max_pixels:
-                size = f"{image.width} x {image.height}"
-                raise _TooLarge(f"has {size} pixels; the limit is {max_pixels} (max-image-pixels)")
-            child.write(Answer(image.width, image.height))
-            asked = child.read()
-            if not asked:
-                return Answer()
-            pixels = scaled(image, msgspec.msgpack.decode(asked, type=Targets))
-        put(fd, memoryview(pixels.tobytes()))
-    except _TooLarge as error:
+        return (
+            _image(fd, data, max_pixels) if file.kind == "image" else _video(fd, data, max_pixels)
+        )
+    except (_TooLarge, Unwatchable) as error:
         return Answer(error=str(error))
     except UnidentifiedImageError:
-        return Answer(error="is no image in JPEG, PNG, WebP or GIF")
+        return Answer(error=NO_IMAGE)
     except Exception:  # Pillow documents none
-        return Answer(error="is an image that cannot be decoded")
+        return Answer(error=f"is {A[file.kind]} that cannot be decoded")
+
+
+def _image(fd: int, data: bytearray, max_pixels: int) -> Answer:
+    with Image.open(io.BytesIO(data), formats=FORMATS) as image:
+        targets = _targets(Answer(image.width, image.height), max_pixels)
+        if targets is None:
+            return Answer()
+        pixels = scaled(image, targets)
+    put(fd, memoryview(pixels.tobytes()))
     return Answer(pixels.width, pixels.height)
+
+
+def _video(fd: int, data: bytearray, max_pixels: int) -> Answer:
+    listed = unpack(data)
+    if listed is not None:
+        return _frames(fd, listed, max_pixels)
+    film = VideoFile(data)
+    targets = _targets(Answer(film.width, film.height, "", film.num_frames, film.fps), max_pixels)
+    if targets is None:
+        return Answer()
+    assert targets.frames is not None
+    target, place = targets.upright, 0
+    for image, is_turned in film.frames(targets.frames):
+        target = targets.turned if is_turned else targets.upright
+        place = _put(fd, image.resize(target, Image.Resampling.BICUBIC), place)
+    return Answer(*target)
+
+
+def _frames(fd: int, files: list[bytes], max_pixels: int) -> Answer:
+    """A list of images; all of them have the size of the first one after they are scaled."""
+    sizes = []
+    for number, file in enumerate(files):
+        try:
+            with Image.open(io.BytesIO(file), formats=FORMATS) as image:
+                sizes.append(image.size)
+        except UnidentifiedImageError:
+            raise Unwatchable(f"has a frame {number} that {NO_IMAGE}") from None
+    (width, height), *others = sizes
+    if any(size != (width, height) for size in others):
+        raise Unwatchable("is a list of images that differ in size")
+    targets = _targets(Answer(width, height, "", len(files)), max_pixels)
+    if targets is None:
+        return Answer()
+    place = 0
+    for number, file in enumerate(files):
+        with Image.open(io.BytesIO(file), formats=FORMATS) as image:
+            pixels = scaled(image, targets)
+        if number == 0:
+            size = pixels.size
+        if pixels.size != size:
+            raise Unwatchable("is a list of images that differ in orientation")
+        place = _put(fd, pixels, place)
+    return Answer(*size)
+
+
+def _targets(found: Answer, max_pixels: int) -> Targets | None:
+    """None for a file that is not wanted. Raises _TooLarge."""
+    if found.width * found.height > max_pixels:
+        size = f"{found.width} x {found.height}"
+        raise _TooLarge(f"has {size} pixels; the limit is {max_pixels} (max-image-pixels)")
+    child.write(found)
+    asked = child.read()
+    return msgspec.msgpack.decode(asked, type=Targets) if asked else None
+
+
+def _put(fd: int, image: Image.Image, place: int) -> int:
+    """Returns its end."""
+    data = image.tobytes()
+    put(fd, memoryview(data), place)
+    return place + len(data)
 
 
 def scaled(image: Image.Image, targets: Targets) -> Image.Image:

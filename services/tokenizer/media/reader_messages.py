@@ -1,4 +1,4 @@
-"""Messages between a tokenizer and a process that reads images.
+"""Messages between a tokenizer and a process that reads images and videos.
 
 They are framed as in ``shared/process/child.py``. Files and pixels go through a file in memory that
 both have. A process says that it is ready by an Answer. Then it gets a File and answers with the
@@ -10,39 +10,53 @@ import os
 
 import msgspec
 
+from shared.wire.messages import MediumKind
+
 
 class File(msgspec.Struct, array_like=True):
-    """``num_bytes`` are in memory."""
+    """``num_bytes`` are in memory. A process that computes longer than ``max_cpu_s`` ends."""
 
     num_bytes: int
+    kind: MediumKind
+    max_cpu_s: float
 
 
 class Targets(msgspec.Struct, array_like=True):
     """The width and height to scale an image to, as it is stored, and if it is turned by a
-    quarter. Then the middle of the size ``crop`` is cut out."""
+    quarter. Then the middle of the size ``crop`` is cut out. Of a video these ``frames`` are
+    wanted, numbers in ascending order."""
 
     upright: tuple[int, int]
     turned: tuple[int, int]
     crop: tuple[int, int] | None = None
+    frames: list[int] | None = None
 
     @property
     def made(self) -> list[tuple[int, int]]:
         """The sizes that pixels may have."""
         return [self.upright, self.turned] if self.crop is None else [self.crop]
 
+    @property
+    def num_frames(self) -> int:
+        return 1 if self.frames is None else len(self.frames)
+
 
 class Answer(msgspec.Struct, array_like=True):
+    """A video has ``num_frames``, and ``fps`` of them a second unless they came one by one."""
+
     width: int = 0
     height: int = 0
     error: str = ""
+    num_frames: int = 1
+    fps: float = 0.0
 
 
-def put(fd: int, data: memoryview) -> None:
-    """Replaces the content of the file in memory."""
-    os.ftruncate(fd, 0)
+def put(fd: int, data: memoryview, place: int = 0) -> None:
+    """Replaces the content of the file in memory from ``place`` on."""
+    os.ftruncate(fd, place)
     num_bytes = 0
     while num_bytes < len(data):
-        num_bytes += os.pwrite(fd, data[num_bytes:], num_bytes)
+        num_bytes += os.pwrite(fd, data[num_bytes:], place + num_bytes)
 
 
 def take(fd: int, data: memoryview) -> None:

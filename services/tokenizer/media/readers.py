@@ -1,4 +1,4 @@
-"""The processes that read images."""
+"""The processes that read images and videos."""
 
 import asyncio
 import logging
@@ -15,22 +15,23 @@ import numpy as np
 from services.tokenizer.media.metrics import READER_DEATHS
 from services.tokenizer.media.reader_messages import Answer, File, Targets, put, take
 from shared.errors import RETRY_AFTER_S, Unavailable
+from shared.media.family import A
 from shared.process.child import LENGTH, frame
 from shared.process.fair_slots import FairSlots
 from shared.wire.codec import Array
+from shared.wire.messages import MediumKind
 
 log = logging.getLogger(__name__)
 
-MAX_CPU_S = 10.0  # of a processor, for a file
+MAX_CPU_S: dict[MediumKind, float] = {"image": 10.0, "video": 30.0}
+"""Of a processor, for a file. Chosen."""
 MAX_READ_S = 60.0  # of a child that may have no processor
 MAX_START_S = 60.0
 GRACE_S = 1.0
-UNDECODABLE = "is an image that cannot be decoded"
-TOO_SLOW = f"{UNDECODABLE} in {MAX_CPU_S:g} s"
 
 BROKEN = asyncio.IncompleteReadError, EOFError, ConnectionError, msgspec.MsgspecError
 
-ChooseTargets = Callable[[int, int], Targets | None]
+ChooseTargets = Callable[[Answer], Targets | None]
 
 
 class Unreadable(Exception):
@@ -41,8 +42,14 @@ class _Silent(Exception):
     """A child ended before its first answer about a file."""
 
 
+class _Wanted(NamedTuple):
+    kind: MediumKind
+    file: Array
+    choose: ChooseTargets
+
+
 class Pixels(NamedTuple):
-    """``data`` [height · width · 3] uint8."""
+    """``data`` [frames · height · width · 3] uint8."""
 
     width: int
     height: int
@@ -83,15 +90,17 @@ class Readers:
         self._idle: list[_Child] = []
         self._readings: set[asyncio.Task[Pixels | None]] = set()
 
-    async def read(self, file: Array, owner: str, choose: ChooseTargets) -> Pixels | None:
-        """``choose`` gets the width and height of the image before it is decoded, and may raise an
-        error; it returns None for an image whose pixels are not wanted. A cancelled caller leaves
-        the queue; a reading that has begun ends by itself.
+    async def read(
+        self, file: Array, owner: str, choose: ChooseTargets, kind: MediumKind = "image"
+    ) -> Pixels | None:
+        """``choose`` gets the size of an image or a video before it is decoded, and may raise an
+        error; it returns None if no pixels are wanted. A cancelled caller leaves the queue; a
+        reading that has begun ends by itself.
 
         Raises Unreadable, and Unavailable if no child starts.
         """
         await self._slots.take(owner)
-        reading = asyncio.create_task(self._read(file, choose))
+        reading = asyncio.create_task(self._read(_Wanted(kind, file, choose)))
         self._readings.add(reading)
         reading.add_done_callback(lambda _: self._end(owner, reading))
         return await asyncio.shield(reading)
@@ -111,18 +120,18 @@ class Readers:
         if not reading.cancelled():
             reading.exception()  # marks it as seen: a caller that was cancelled does not read it
 
-    async def _read(self, file: Array, choose: ChooseTargets) -> Pixels | None:
+    async def _read(self, wanted: _Wanted) -> Pixels | None:
         idle = await self._take_idle()
         if idle is not None:
             try:
-                return await self._read_by(idle, file, choose)
+                return await self._read_by(idle, wanted)
             except _Silent:
                 log.warning("a process that reads images had died, or died at once")
         child = await self._start()
         try:
-            return await self._read_by(child, file, choose)
+            return await self._read_by(child, wanted)
         except _Silent:
-            raise _dead(file, _cause(child)) from None
+            raise _dead(wanted, child) from None
 
     async def _take_idle(self) -> _Child | None:
         while self._idle:
@@ -132,19 +141,19 @@ class Readers:
             await _kill(child)
         return None
 
-    async def _read_by(self, child: _Child, file: Array, choose: ChooseTargets) -> Pixels | None:
+    async def _read_by(self, child: _Child, wanted: _Wanted) -> Pixels | None:
         is_alive = False
         try:
-            await asyncio.to_thread(child.memory.put, file.data)
+            await asyncio.to_thread(child.memory.put, wanted.file.data)
             async with asyncio.timeout(MAX_READ_S):
-                made = await _ask_for_pixels(child, file, choose)
-            pixels = await _pixels(child, made) if isinstance(made, Answer) else made
+                made = await _ask_for_pixels(child, wanted)
+            pixels = await _pixels(child, *made) if isinstance(made, tuple) else made
             is_alive = True
         except TimeoutError:
-            raise _dead(file, TOO_SLOW) from None
+            raise _dead(wanted, None) from None
         except BROKEN:
             await _kill(child)
-            raise _dead(file, _cause(child)) from None
+            raise _dead(wanted, child) from None
         finally:
             if is_alive:
                 self._idle.append(child)
@@ -159,7 +168,7 @@ class Readers:
         try:
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-P", "-m", "services.tokenizer.media.reader"),
-                *(str(memory.fd), str(self._max_image_pixels), str(MAX_CPU_S)),
+                *(str(memory.fd), str(self._max_image_pixels)),
                 stdin=PIPE,
                 stdout=PIPE,
                 pass_fds=(memory.fd,),
@@ -179,19 +188,18 @@ class Readers:
         return child
 
 
-async def _ask_for_pixels(
-    child: _Child, file: Array, choose: ChooseTargets
-) -> Answer | Exception | None:
-    """Returns the size of the pixels in memory. An exception is of the file, and the child goes
-    on."""
+async def _ask_for_pixels(child: _Child, wanted: _Wanted) -> tuple[Answer, int] | Exception | None:
+    """Returns the size of the pixels in memory, and the number of their frames. An exception is of
+    the file, and the child goes on."""
+    kind, file, choose = wanted
     try:
-        size = await _ask(child, File(file.nbytes))
+        size = await _ask(child, File(file.nbytes, kind, MAX_CPU_S[kind]))
     except BROKEN:
         raise _Silent from None
     if size.error:
         return Unreadable(size.error)
     try:
-        targets: Targets | Exception | None = choose(size.width, size.height)
+        targets: Targets | Exception | None = choose(size)
     except Exception as error:
         targets = error
     if not isinstance(targets, Targets):
@@ -202,11 +210,11 @@ async def _ask_for_pixels(
         return Unreadable(made.error)
     if (made.width, made.height) not in targets.made:
         raise EOFError
-    return made
+    return made, targets.num_frames
 
 
-async def _pixels(child: _Child, made: Answer) -> Pixels:
-    data = np.empty(made.width * made.height * 3, np.uint8)
+async def _pixels(child: _Child, made: Answer, num_frames: int) -> Pixels:
+    data = np.empty(num_frames * made.width * made.height * 3, np.uint8)
     await asyncio.to_thread(child.memory.take, data.data)
     return Pixels(made.width, made.height, data)
 
@@ -244,13 +252,13 @@ async def _kill(child: _Child) -> None:
     await child.process.wait()
 
 
-def _cause(child: _Child) -> str:
-    return TOO_SLOW if child.process.returncode == -signal.SIGPROF else UNDECODABLE
-
-
-def _dead(file: Array, text: str) -> Unreadable:
+def _dead(wanted: _Wanted, child: _Child | None) -> Unreadable:
+    """None: it took too long by the clock."""
     READER_DEATHS.inc()
-    log.warning("an image of %d bytes ended the process that read it", file.nbytes)
+    log.warning("a file of %d bytes ended the process that read it", wanted.file.nbytes)
+    text = f"is {A[wanted.kind]} that cannot be decoded"
+    if child is None or child.process.returncode == -signal.SIGPROF:
+        text += f" in {MAX_CPU_S[wanted.kind]:g} s"
     return Unreadable(text)
 
 

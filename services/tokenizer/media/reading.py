@@ -1,35 +1,41 @@
-"""Reads the images of prompts: files become pixels of the model's size."""
+"""Reads the media of prompts: files become pixels of the model's size."""
 
 import asyncio
 from collections import Counter
-from collections.abc import Hashable, Sequence
-from math import prod
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
-import numpy as np
 
+from services.tokenizer.media.fitting import Fitting, ImageFitting, VideoFitting
 from services.tokenizer.media.limits import with_detail, with_kwargs
 from services.tokenizer.media.metrics import CACHE_HITS, CACHE_MISSES, READ_SECONDS
 from services.tokenizer.media.pixel_cache import PixelCache, key_of
 from services.tokenizer.media.pixel_memory import Hold, PixelMemory
-from services.tokenizer.media.placeholders import NoImages, ReadImage, ReadImages
-from services.tokenizer.media.reader_messages import Targets
-from services.tokenizer.media.readers import Readers, Unreadable
+from services.tokenizer.media.placeholders import NoImages, Placeholder, ReadMedia, ReadMedium
+from services.tokenizer.media.reader_messages import Answer, Targets
+from services.tokenizer.media.readers import ChooseTargets, Pixels, Readers, Unreadable
 from services.tokenizer.media_reader import MediaReader, PromptMedia
 from services.tokenizer.text_model import TextModel
 from shared.errors import ConfigError, InvalidRequest
 from shared.media.families import read_family
-from shared.media.family import Family, Fit, PixelLimits, digest_of
+from shared.media.family import (
+    Family,
+    PixelLimits,
+    VideoLimits,
+    limits_of,
+    options_of,
+    placeholders_of,
+)
 from shared.settings.tokenizer import TokenizerConfig
 from shared.wire.codec import Array
-from shared.wire.messages import MAX_SIDE, Convert, Medium, Submit
+from shared.wire.messages import MAX_MEDIA, Convert, Medium, MediumKind, Submit
 
 MAX_PROMPT_BYTES = 128 << 20  # of pixels: a peer counts as lost in the time of twice as many
 MAX_WAITING_BYTES = 4 * MAX_PROMPT_BYTES  # of pixels of all prompts. Chosen
 SOURCE_IMAGES = 4  # of the largest size may be the files of a prompt. Chosen
-NO_PIXELS = np.zeros(0, np.uint8)
 KWARGS = "mm_processor_kwargs"
 
 
@@ -38,7 +44,7 @@ class _Wanted(NamedTuple):
 
     medium: Medium
     file: Array
-    limits: PixelLimits
+    limits: PixelLimits | VideoLimits
     num: int
 
     def refusal(self, text: str) -> InvalidRequest:
@@ -47,7 +53,7 @@ class _Wanted(NamedTuple):
 
 
 class _Room:
-    """For the different images of one prompt, in ``max_tokens`` if its turns cannot be dropped."""
+    """For the different files of one prompt, in ``max_tokens`` if its turns cannot be dropped."""
 
     def __init__(self, max_tokens: int | None, max_source_pixels: int, hold: Hold) -> None:
         self._max_tokens = max_tokens
@@ -56,23 +62,30 @@ class _Room:
         self._num_tokens = 0
         self._num_bytes = 0
         self._num_source_pixels = 0
+        self._num_items = 0
 
-    def take(self, wanted: _Wanted, num_tokens: int, num_bytes: int, num_source: int) -> None:
-        """An image of these tokens and pixels. Raises InvalidRequest."""
-        self._num_tokens += num_tokens * wanted.num
-        self._num_bytes += num_bytes
+    def take(self, wanted: _Wanted, found: Fitting | ReadMedium, num_source: int) -> None:
+        """``found`` is the file's part of a prompt. Raises InvalidRequest."""
+        self._num_tokens += found.num_tokens * wanted.num
+        self._num_items += found.num_items * wanted.num
+        self._num_bytes += found.num_bytes
         self._num_source_pixels += num_source
         if self._max_tokens is not None and self._num_tokens >= self._max_tokens:
             raise InvalidRequest(
                 f"the context holds {self._max_tokens} tokens (max-model-len): the prompt has"
-                f" {self._num_tokens} or more of images alone",
+                f" {self._num_tokens} or more of images and videos alone",
                 param="prompt",
                 code="context_length_exceeded",
             )
         if self._num_bytes > MAX_PROMPT_BYTES:
             raise wanted.refusal(
-                f"makes {self._num_bytes} bytes of pixels of the prompt's images; the limit is"
+                f"makes {self._num_bytes} bytes of pixels of the prompt's files; the limit is"
                 f" {MAX_PROMPT_BYTES}"
+            )
+        if self._num_items > MAX_MEDIA:
+            raise wanted.refusal(
+                f"makes {self._num_items} images and groups of frames of the prompt's files; the"
+                f" limit is {MAX_MEDIA}"
             )
         if self._num_source_pixels > self._max_source_pixels:
             raise wanted.refusal(
@@ -85,28 +98,34 @@ class _Room:
         self._hold.add(name, num_bytes)
 
 
-class ImageReading(MediaReader):
-    """``limits`` hold for requests without their own and bound these; ``placeholder_text`` is the
-    text of the family's placeholder. The files of a prompt have at most ``max_source_pixels``."""
+class MediaReading(MediaReader):
+    """``limits`` hold for requests without their own and bound these. ``texts`` has the text of
+    each placeholder, and ``encode`` gives the ids [n] int32 of a text. The files of a prompt have
+    at most ``max_source_pixels``, of a video those of one frame."""
 
     def __init__(
         self,
         family: Family,
-        placeholder_text: str,
+        texts: Mapping[MediumKind, str],
         max_model_len: int,
-        limits: PixelLimits,
+        limits: Mapping[MediumKind, PixelLimits | VideoLimits],
         max_source_pixels: int,
         readers: Readers,
         cache: PixelCache,
+        encode: Callable[[str], Array],
     ) -> None:
-        self.kinds = family.kinds
+        self.kinds = ("image",)
+        self.more_kinds = tuple(kind for kind in texts if kind != "image")
         self._family = family
-        self._placeholder_text = placeholder_text
-        self._no_images = NoImages(family.placeholder, placeholder_text)
+        ids = placeholders_of(family)
+        self._placeholders = [Placeholder(ids[kind], text, kind) for kind, text in texts.items()]
+        self._no_images = NoImages(self._placeholders)
+        self._options = options_of(family)
         self._max_model_len = max_model_len
         self._limits = limits
         self._readers = readers
         self._cache = cache
+        self._encode = encode
         self._max_source_pixels = max_source_pixels
         self._memory = PixelMemory(MAX_WAITING_BYTES)
 
@@ -127,7 +146,7 @@ class ImageReading(MediaReader):
         hold = Hold(self._memory)
         max_tokens = self._max_model_len if _is_read_whole(message) else None
         room = _Room(max_tokens, self._max_source_pixels, hold)
-        read = self._size if isinstance(message, Convert) else self._image
+        read = self._size if isinstance(message, Convert) else self._medium
         readings = {
             key: asyncio.create_task(read(key, each, room, salt, owner))
             for key, each in wanted.items()
@@ -139,114 +158,115 @@ class ImageReading(MediaReader):
                 reading.cancel()
             hold.end()
             raise
-        images = [readings[key].result() for key in keys]
-        return ReadImages(images, self._family.placeholder, self._placeholder_text, hold)
+        media = [readings[key].result() for key in keys]
+        return ReadMedia(media, self._placeholders, hold)
 
     async def close(self) -> None:
         await self._readers.close()
 
-    def _limits_of(self, message: Submit | Convert) -> list[PixelLimits]:
+    def _limits_of(self, message: Submit | Convert) -> list[PixelLimits | VideoLimits]:
+        found: dict[MediumKind, PixelLimits | VideoLimits] = {}
+        for medium in message.media:
+            if medium.kind not in self._limits:
+                param = medium.param or "messages"
+                raise InvalidRequest(f"{param}: the model takes no {medium.kind}s", param=param)
         try:
-            limits = with_kwargs(self._limits, message.media_options, self._family.options)
+            for kind in {medium.kind for medium in message.media}:
+                found[kind] = with_kwargs(self._limits[kind], message.media_options, self._options)
         except ValueError as error:
             raise InvalidRequest(f"{KWARGS}: {error}", param=KWARGS) from None
-        return [with_detail(limits, medium.detail) for medium in message.media]
+        return [with_detail(found[medium.kind], medium.detail) for medium in message.media]
+
+    def _fitting(self, wanted: _Wanted) -> Fitting:
+        if isinstance(wanted.limits, PixelLimits):
+            return ImageFitting(self._family, wanted.limits)
+        assert self._family.videos is not None
+        return VideoFitting(self._family, self._family.videos, wanted.limits, self._encode)
 
     async def _size(
         self, key: bytes, wanted: _Wanted, room: _Room, salt: str, owner: str
-    ) -> ReadImage:
+    ) -> ReadMedium:
         """Without pixels and digest."""
-        found: list[Fit] = []
+        fitting = self._fitting(wanted)
 
-        def choose(width: int, height: int) -> None:
-            found.append(self._fits(width, height, wanted, room)[0])
+        def choose(found: Answer) -> None:
+            _fit(fitting, found, wanted, room)
 
-        try:
-            await self._readers.read(wanted.file, owner, choose)
-        except Unreadable as error:
-            raise wanted.refusal(str(error)) from None
-        size = found[-1].size
-        return ReadImage(size, self._family.ids(size), b"", NO_PIXELS)
+        await self._pixels(wanted, choose, owner)
+        return fitting.medium(None, salt)
 
-    async def _image(
+    async def _medium(
         self, key: bytes, wanted: _Wanted, room: _Room, salt: str, owner: str
-    ) -> ReadImage:
-        if found := self._cache.get(key):
+    ) -> ReadMedium:
+        if known := self._cache.get(key):
             CACHE_HITS.inc()
-            num_bytes = found.pixels.nbytes
-            room.take(wanted, found.num_tokens, num_bytes, found.num_source_pixels)
-            room.hold(found.digest, num_bytes)
-            return found
+            room.take(wanted, known, known.num_source_pixels)
+            for item in known.items:
+                room.hold(item.digest, item.pixels.nbytes)
+            return known
         CACHE_MISSES.inc()
-        num_source_pixels = 0
+        fitting, num_source_pixels = self._fitting(wanted), 0
 
-        def choose(width: int, height: int) -> Targets:
+        def choose(found: Answer) -> Targets:
             nonlocal num_source_pixels
-            num_source_pixels = width * height
-            upright, turned = self._fits(width, height, wanted, room)
-            room.hold(object(), prod(upright.size) * 3)
-            whole, turned_whole = (
-                fit.scaled or _width_and_height(fit) for fit in (upright, turned)
-            )
-            crop = None if upright.scaled is None else _width_and_height(upright)
-            return Targets(whole, turned_whole, crop)
+            num_source_pixels = found.width * found.height
+            targets = _fit(fitting, found, wanted, room)
+            room.hold(object(), fitting.num_bytes)
+            return targets
 
         with READ_SECONDS.time():
-            try:
-                read = await self._readers.read(wanted.file, owner, choose)
-            except Unreadable as error:
-                raise wanted.refusal(str(error)) from None
-            assert read is not None
-            width, height, pixels = read
-            size = 1, height, width
-            digest = await asyncio.to_thread(digest_of, wanted.medium.kind, size, pixels.data, salt)
-        image = ReadImage(size, self._family.ids(size), digest, pixels, num_source_pixels)
-        self._cache.add(key, image)
-        return image
+            pixels = await self._pixels(wanted, choose, owner)
+            medium = await asyncio.to_thread(fitting.medium, pixels, salt)
+        medium = medium._replace(num_source_pixels=num_source_pixels)
+        self._cache.add(key, medium)
+        return medium
 
-    def _fits(self, width: int, height: int, wanted: _Wanted, room: _Room) -> tuple[Fit, Fit]:
-        """As it is stored, and turned by a quarter."""
+    async def _pixels(self, wanted: _Wanted, choose: ChooseTargets, owner: str) -> Pixels | None:
+        kind, file = wanted.medium.kind, wanted.file
         try:
-            upright, turned = (
-                self._family.fit(*each, wanted.limits)
-                for each in ((width, height), (height, width))
-            )
-        except ValueError as error:
+            return await self._readers.read(file, owner, choose, kind)
+        except Unreadable as error:
             raise wanted.refusal(str(error)) from None
-        if max(upright.size) > MAX_SIDE:
-            raise wanted.refusal(f"has a side above {MAX_SIDE} pixels after scaling")
-        room.take(wanted, upright.num_tokens, prod(upright.size) * 3, width * height)
-        return upright, turned
+
+
+def _fit(fitting: Fitting, found: Answer, wanted: _Wanted, room: _Room) -> Targets:
+    try:
+        targets = fitting.fit(found)
+    except ValueError as error:
+        raise wanted.refusal(str(error)) from None
+    room.take(wanted, fitting, found.width * found.height)
+    return targets
 
 
 def _is_read_whole(message: Submit | Convert) -> bool:
     return isinstance(message, Submit) and not (message.chat and message.chat.history_limit)
 
 
-def _width_and_height(fit: Fit) -> tuple[int, int]:
-    _, height, width = fit.size
-    return width, height
-
-
 def media_for(text: TextModel, folder: Path, config: TokenizerConfig) -> MediaReader:
-    """The reader for the model's images; it refuses all for a model without. Raises ConfigError."""
+    """The reader for the model's media; it refuses all for a model without. Raises ConfigError."""
     family = read_family(folder)
     if family is None:
         return MediaReader()
-    placeholder = text.added_texts(False).get(family.placeholder)
-    if placeholder is None:
-        raise ConfigError(f"model: its tokenizer has no added token {family.placeholder} of images")
+    added, texts = text.added_texts(False), dict[MediumKind, str]()
+    for kind, placeholder in placeholders_of(family).items():
+        if placeholder not in added:
+            raise ConfigError(f"model: its tokenizer has no added token {placeholder} of {kind}s")
+        texts[kind] = added[placeholder]
     kwargs = msgspec.json.encode(config.mm_processor_kwargs).decode()
+    limits, options = limits_of(family), options_of(family)
     try:
-        limits = with_kwargs(family.limits, kwargs, family.options)
+        for kind, each in limits.items():
+            most = family.limits.max_pixels  # workers have memory for it, in frames too
+            limits[kind] = with_kwargs(each, kwargs, options, most if kind == "video" else 0)
     except ValueError as error:
         raise ConfigError(f"mm-processor-kwargs: {error}") from None
-    return ImageReading(
+    return MediaReading(
         family,
-        placeholder,
+        texts,
         text.max_model_len,
         limits,
         SOURCE_IMAGES * config.max_image_pixels,
         Readers(config.media_readers, config.max_image_pixels),
         PixelCache(int(config.mm_processor_cache_gb * (1 << 30))),
+        partial(text.encode, adds_special_tokens=False),
     )

@@ -95,7 +95,8 @@ class Media:
         take_embeddings(model, family.num_embeddings, marks=bool(family.image_ids))
 
     def limit(self, capacity: Capacity) -> Capacity:
-        return structs.replace(capacity, media=self.family.kinds)
+        more = tuple(kind for kind in self.family.kinds if kind != "image")
+        return structs.replace(capacity, media=("image",), more_media=more)
 
     def num_bytes(self, num_tokens: int) -> Mapping[str, int]:
         """For the largest image that fits ``max-model-len``, and for the features of a step, except
@@ -131,7 +132,8 @@ class Media:
         try:
             tower = Tower(self._folder, self._dtype, self._device, is_dummy=is_dummy)
             if self._device.type == "cuda":
-                size = self.family.fit(length, length, self.family.limits).size
+                limits = self.family.limits._replace(max_pixels=self._most_pixels)
+                size = self.family.fit(length, length, limits).size
                 tower.features(np.zeros((*size, 3), np.uint8))
         except torch.OutOfMemoryError as error:
             raise ConfigError(
@@ -141,10 +143,17 @@ class Media:
         return tower
 
     @property
+    def _most_pixels(self) -> int:
+        """Of an image or a frame."""
+        videos = self.family.videos
+        of_frames = 0 if videos is None else videos.most_pixels
+        return max(self.family.limits.max_pixels, of_frames)
+
+    @property
     def _most_patches(self) -> int:
         """Of the largest image that fits ``max-model-len``."""
         return min(
-            self.family.limits.max_pixels // self._sizes.pixels_of_patch,
+            self._most_pixels // self._sizes.pixels_of_patch,
             self._max_len * self._sizes.patches_of_token,
         )
 

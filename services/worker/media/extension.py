@@ -9,8 +9,9 @@ from services.worker.media.addition import Media
 from services.worker.media.item_check import check_items, check_pixels
 from services.worker.step_thread import call_soon, raise_soon
 from shared.errors import CodecError
+from shared.media.family import A
 from shared.wire.codec import Array
-from shared.wire.messages import MEDIA_MINOR, Encoded, StepPlan
+from shared.wire.messages import MEDIA_MINOR, Encoded, Item, StepPlan
 
 
 class WorkerMedia(WorkerExtension):
@@ -31,12 +32,13 @@ class WorkerMedia(WorkerExtension):
         for slot in plan.release:
             self._of_slots.pop(slot, None)
         for row in plan.admit:
-            check_items(row, self._core.engine.capacity.media)
+            capacity = self._core.engine.capacity
+            check_items(row, (*capacity.media, *capacity.more_media))
             for item in row.items:
-                if self._num_tokens(item.size) != item.num_tokens:
+                if self._num_tokens(item) != item.num_tokens:
                     raise CodecError(
-                        f"slot {row.slot} has {item.num_tokens} tokens of an image of the size"
-                        f" {item.size}"
+                        f"slot {row.slot} has {item.num_tokens} tokens of {A[item.kind]} of the"
+                        f" size {item.size}"
                     )
             if row.items:
                 self._of_slots[row.slot] = row.request, row.attempt
@@ -55,10 +57,12 @@ class WorkerMedia(WorkerExtension):
         if is_open and home is not None and home.hello.minor >= MEDIA_MINOR:
             home.send(Encoded(request, attempt, num_ids))
 
-    def _num_tokens(self, size: tuple[int, int, int]) -> int:
-        """0 for a size that no image has."""
+    def _num_tokens(self, item: Item) -> int:
+        """0 for a size that no item of the kind has."""
         assert self._media is not None, "plans with items are for workers with images"
+        if (item.size[0] > 1) != (item.kind == "video"):
+            return 0
         try:
-            return self._media.family.num_tokens(size)
+            return self._media.family.num_tokens(item.size)
         except ValueError:
             return 0

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from shared.errors import CodecError
+from shared.media.family import A
 from shared.wire.codec import Array
 from shared.wire.messages import Admit, Item, MediumKind, StepPlan
 
@@ -20,14 +21,21 @@ def uncached_items(plan: StepPlan) -> dict[bytes, Item]:
 
 def check_items(row: Admit, kinds: Sequence[MediumKind]) -> None:
     """Raises CodecError for items of other ``kinds``, or in other places than a prompt has."""
-    end = 0
-    for item in row.items:
+    end = first = 0
+    for number, item in enumerate(row.items):
         if item.kind not in kinds:
-            raise CodecError(f"slot {row.slot} has an {item.kind}; this worker computes none")
+            raise CodecError(f"slot {row.slot} has {A[item.kind]}; this worker computes none")
         if item.start < end or item.end > row.prompt_len:
             raise CodecError(
                 f"slot {row.slot} has an item of the ids {item.start} to {item.end}; those from"
                 f" {end} to {row.prompt_len} are free for it"
+            )
+        if number == 0 or not item.follows(row.items[number - 1]):
+            first = item.start
+        if item.time > item.start - first:  # as any later position
+            raise CodecError(
+                f"slot {row.slot} has an item {item.time} positions after the first ones of its"
+                f" video, which it follows by {item.start - first} ids"
             )
         end = item.end
 

@@ -56,7 +56,7 @@ class Preprocessor(msgspec.Struct):
 
     @abstractmethod
     def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
-        """pixels [height, width, 3] uint8 → what ``get_image_features`` takes, by name."""
+        """pixels [frames, height, width, 3] uint8 → what ``get_image_features`` takes, by name."""
 
     def problems(self, vision: Mapping[str, object]) -> list[str]:
         """Why the file is not supported, with a tower of the config ``vision``."""
@@ -72,12 +72,12 @@ class Preprocessor(msgspec.Struct):
 
 
 def channels(pixels: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """[height, width, 3] uint8 → [3, height, width] float32"""
-    return np.stack([values[each][pixels[..., each]] for each in range(3)])
+    """[frames, height, width, 3] uint8 → [frames, 3, height, width] float32"""
+    return np.stack([values[each][pixels[..., each]] for each in range(3)], 1)
 
 
 class Qwen2_5_VL(Preprocessor):  # noqa: N801, its name
-    """Squares of patches in order, and the same image at each time."""
+    """Squares of patches in order, of a frame for each time, or of the same image."""
 
     names: ClassVar[tuple[str, ...]] = ("visual.",)
     sizes = Preprocessor.sizes | {"temporal_patch_size": "temporal_patch_size"}
@@ -89,9 +89,9 @@ class Qwen2_5_VL(Preprocessor):  # noqa: N801, its name
 
     def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
         patch, merge = self.patch_size, self.merge_size
-        rows, columns = (side // patch // merge for side in pixels.shape[:2])
-        split = channels(pixels, values).reshape(3, rows, merge, patch, columns, merge, patch)
-        ordered = split.transpose(1, 4, 2, 5, 0, 3, 6)[:, :, :, :, :, None]
+        rows, columns = (side // patch // merge for side in pixels.shape[1:3])
+        split = channels(pixels, values).reshape(-1, 3, rows, merge, patch, columns, merge, patch)
+        ordered = split.transpose(2, 5, 3, 6, 1, 0, 4, 7)
         shape = *ordered.shape[:5], self.temporal_patch_size, patch, patch
         patches = np.broadcast_to(ordered, shape).reshape(-1, self.patch_numbers)
         grid = np.array([[1, rows * merge, columns * merge]])
@@ -125,9 +125,9 @@ class Pixtral(Preprocessor):
     def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
         """A single square comes twice: transformers fails at one alone."""
         side = self.patch_size * self.merge_size
-        num = 2 if pixels.shape[:2] == (side, side) else 1
-        images = channels(pixels, values)[None].repeat(num, 0)
-        return {"pixel_values": images, "image_sizes": np.array([pixels.shape[:2]] * num)}
+        num = 2 if pixels.shape[1:3] == (side, side) else 1
+        images = channels(pixels, values).repeat(num, 0)
+        return {"pixel_values": images, "image_sizes": np.array([pixels.shape[1:3]] * num)}
 
 
 class PaddleOCRVL(Preprocessor):
@@ -138,7 +138,7 @@ class PaddleOCRVL(Preprocessor):
 
     def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
         patch = self.patch_size
-        rows, columns = (side // patch for side in pixels.shape[:2])
+        rows, columns = (side // patch for side in pixels.shape[1:3])
         split = channels(pixels, values).reshape(3, rows, patch, columns, patch)
         patches = split.transpose(1, 3, 0, 2, 4).reshape(-1, 3, patch, patch)
         return {"pixel_values": patches, "image_grid_thw": np.array([[1, rows, columns]])}
@@ -157,7 +157,7 @@ class Clip(Preprocessor):
         return msgspec.structs.replace(super().read(folder), patch_size=vision.patch_size)
 
     def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
-        return {"pixel_values": channels(pixels, values)[None]}
+        return {"pixel_values": channels(pixels, values)}
 
 
 PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {

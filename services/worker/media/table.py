@@ -16,7 +16,7 @@ from services.worker.startup.additions import PlanPart
 from services.worker.step.batch import Batch
 from services.worker.step.rows import Rows
 from services.worker.step.step import Step
-from shared.media.family import Family
+from shared.media.family import Family, placeholders_of
 from shared.wire.codec import Array
 from shared.wire.messages import Admit, StepPlan
 
@@ -56,6 +56,7 @@ class MediaTable(PlanPart):
         num_slots: int,
     ) -> None:
         self._family = family
+        self._placeholders = [*placeholders_of(family).values()]
         self._rotations = rotations
         self._encoder = encoder
         self._embed = embed
@@ -156,18 +157,18 @@ class MediaTable(PlanPart):
 
     def _prompt(self, row: Admit, buffers: Mapping[bytes, Array]) -> _Prompt:
         num = row.prompt_len
-        positions = self._family.positions(row.items, num + 1)
+        positions = self._family.positions(row.items, num)
         items = [item for item in row.items if item.end > row.num_cached]
         pixels = {item.digest: buffers[item.digest] for item in items}
         job = Job(row.request, row.attempt, num, items, pixels)
-        return _Prompt(positions[:, :num], int(positions[0, num]) - num, job)
+        return _Prompt(positions, int(positions.max()) + 1 - num, job)
 
     def _pieces(self, prompt: _Prompt, start: int, end: int) -> list[Piece]:
         """The places and features of the prompt's ids from ``start`` to ``end``."""
         found = []
         for item in prompt.job.items:
             if item.start < end and start < item.end:
-                is_feature = self._family.ids(item.size) == self._family.placeholder
+                is_feature = np.isin(self._family.ids(item.size), self._placeholders)
                 places = np.flatnonzero(is_feature) + item.start
                 low, high = np.searchsorted(places, (start, end))
                 features = self._encoder.features(prompt.job, item)

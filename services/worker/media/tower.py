@@ -51,10 +51,9 @@ class Tower:
 
     @torch.inference_mode()
     def features(self, pixels: np.ndarray) -> Tensor:
-        """[1, height, width, 3] uint8 → [tokens, embeddings · hidden]. The result depends on
+        """[frames, height, width, 3] uint8 → [tokens, embeddings · hidden]. The result depends on
         nothing else. On a GPU it is made on a stream of its own, and the caller waits for it."""
-        (frame,) = pixels
-        given = self._preprocessor.inputs(frame, self._values)
+        given = self._preprocessor.inputs(pixels, self._values)
         with torch.cuda.stream(self._stream):
             inputs = {name: upload(each, self._device) for name, each in given.items()}
             made = self.model.get_image_features(**inputs)

@@ -89,6 +89,7 @@ class ModelInfo(Row, frozen=True):
     lm_head_quantization: Name = ""  # "none": output head as in the checkpoint
     embedding_quantization: Name = ""  # "none": embeddings as in the checkpoint
     media: list[MediumKind] = []  # that prompts may hold
+    more_media: list[MediumKind] = []  # of kinds that peers below their minor do not know
 
 
 class Group(Row, frozen=True):
@@ -130,6 +131,7 @@ class Capacity(Row, frozen=True):
     num_states: Int32 | None = None
     max_adapters: Int32 = 0
     media: Annotated[tuple[MediumKind, ...], Meta(max_length=2)] = ()
+    more_media: Annotated[tuple[MediumKind, ...], Meta(max_length=2)] = ()  # as in ModelInfo
 
 
 INSTANCE = r"[A-Za-z0-9._-]{1,32}"  # the name of a process

@@ -1,6 +1,6 @@
-"""Images in prompts: files go down to the tokenizer, and pixels from there to workers.
+"""Images and videos in prompts: files go down to the tokenizer, and pixels from there to workers.
 
-A buffer of a message is one file, or the pixels of one item. Peers below minor ``MEDIA_MINOR`` get
+A buffer of a message is one file, or the pixels of one item. Peers below ``MINORS`` of a kind get
 none of them.
 """
 
@@ -8,12 +8,13 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
-from shared.wire.messages.ranges import Int32, Name, Row
+from shared.wire.messages.ranges import MEDIA_MINOR, VIDEO_MINOR, Int32, Name, Row
 
 MAX_MEDIA = 1024  # of a prompt
 MAX_SIDE = 1 << 16
 
-MediumKind = Literal["image"]
+MediumKind = Literal["image", "video"]
+MINORS: dict[MediumKind, int] = {"image": MEDIA_MINOR, "video": VIDEO_MINOR}
 Detail = Literal["auto", "low", "high", "original"]
 ItemDigest = Annotated[bytes, Meta(min_length=16, max_length=16)]
 Side = Annotated[int, Meta(ge=1, le=MAX_SIDE)]
@@ -29,10 +30,12 @@ class Medium(Row, frozen=True, kw_only=True):
 
 
 class Item(Row, frozen=True, kw_only=True):
-    """An image as the model reads it: ``num_tokens`` ids from ``start`` on stand for it.
+    """An image as the model reads it, or some frames of a video: ``num_tokens`` ids from ``start``
+    on stand for it.
 
     Its pixels are ``size`` (frames, height, width) times three bytes. The ``digest`` covers the
-    kind, the size, the pixels and the request's salt: equal digests are equal features.
+    kind, the size, the pixels, the time and the request's salt: equal digests are equal features.
+    Frames are ``time`` positions behind the first ones of their video.
     """
 
     kind: MediumKind = "image"
@@ -40,6 +43,11 @@ class Item(Row, frozen=True, kw_only=True):
     num_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     size: tuple[Side, Side, Side]
     digest: ItemDigest
+    time: Int32 = 0
+
+    def follows(self, other: "Item") -> bool:
+        """In one video, at the next id."""
+        return self.kind == other.kind == "video" and self.start == other.end
 
     @property
     def end(self) -> int:

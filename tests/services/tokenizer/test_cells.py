@@ -22,6 +22,7 @@ from shared.wire.messages import (
     MEDIA_MINOR,
     PROTOCOL_MAJOR,
     PROTOCOL_MINOR,
+    VIDEO_MINOR,
     Generate,
     Heartbeat,
     Hello,
@@ -173,7 +174,14 @@ def test_images_go_to_no_scheduler_of_an_older_release() -> None:
     with pytest.raises(Unavailable, match="takes images") as caught:
         schedulers.choose(with_image, PLAIN, IDS)
     assert caught.value.retry_after_s
-    schedulers.add(newer := scheduler("b", num_waiting=100))
+    minor = VIDEO_MINOR - 1
+    schedulers.add(newer := scheduler("b", num_waiting=100, minor=minor))
     assert schedulers.choose(with_image, PLAIN, IDS) is newer
+    frames = replace(with_image.items[0], kind="video")
+    with_video = replace(with_image, items=[*with_image.items, frames])
+    with pytest.raises(Unavailable, match="takes images or videos of the prompt"):
+        schedulers.choose(with_video, PLAIN, IDS)
+    schedulers.add(newest := scheduler("c", num_waiting=200, minor=VIDEO_MINOR))
+    assert schedulers.choose(with_video, PLAIN, IDS) is newest
     schedulers.remove(newer)
     assert schedulers.choose(prompt(1), PLAIN, IDS) is older

@@ -103,7 +103,7 @@ class _Chat:
 
     def _take(self, part: Raw, param: str, role: str) -> bytes:
         number = len(self.files)
-        file = self._media.attachment(part, param, role, number, self._model)
+        file = self._media.attachment(part, param, role, self.files, self._model)
         self.files.append(file)
         return msgspec.json.encode({"type": file.medium.kind, "media": number})
 

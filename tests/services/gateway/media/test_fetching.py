@@ -241,7 +241,7 @@ async def test_bad_answers_are_refused_and_the_next_image_is_served(
     names: Names,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fetch, "FETCH_TIMEOUT_S", TIMEOUT_S)
+    monkeypatch.setitem(fetch.FETCH_TIMEOUTS_S, "image", TIMEOUT_S)
     names.addresses["images.example"] = [["127.0.0.1"]]
     base = f"http://images.example:{host.port}"
     async with asking(tmp_path, *named(host)) as ask:
@@ -381,7 +381,7 @@ async def test_slow_hosts_of_one_key_hold_up_no_other(
     host: ImageHost,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fetch, "FETCH_TIMEOUT_S", 1.0)
+    monkeypatch.setitem(fetch.FETCH_TIMEOUTS_S, "image", 1.0)
     base = f"http://127.0.0.1:{host.port}"
     slow = chat(*(f"{base}/silent?{number}" for number in range(4 * fetch.NUM_FETCHES)))
     settings = {"api_key": ["ann", "bob"], "limit_mm_per_prompt": {"image": 100}}
@@ -399,7 +399,7 @@ async def test_lookups_without_an_answer_of_one_key_hold_up_no_other(
     names: Names,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(fetch, "FETCH_TIMEOUT_S", 1.0)
+    monkeypatch.setitem(fetch.FETCH_TIMEOUTS_S, "image", 1.0)
     names.addresses["images.example"] = [["127.0.0.1"]]
     slow = chat(
         *(f"http://silent.example:{host.port}/{n}.png" for n in range(2 * fetch.NUM_LOOKUPS))
@@ -431,7 +431,7 @@ async def test_a_fetch_that_does_not_begin_in_time_is_an_own_error(
         status, reply = await ask(body)
     assert (status, reply["error"]["message"]) == (
         503,
-        "images not loaded within 0.5 s (accept-timeout-s)",
+        "files not loaded within 0.5 s (accept-timeout-s)",
     )
     assert count("queued") == before["queued"] + 1
     assert count("cut") == before["cut"] + fetch.NUM_FETCHES

@@ -222,6 +222,15 @@ async def test_a_worker_for_texts_alone_is_a_clear_error(tmp_path: Path):
     assert (replayed.status, replayed.code) == (503, "no_worker")
 
 
+async def test_a_video_is_for_workers_that_take_videos(tmp_path: Path):
+    video = replace(item(4, "a"), kind="video")
+    failed = Mesh(tmp_path, CAPACITY).ask(video)
+    assert isinstance(failed, Failed)
+    assert (failed.status, failed.message) == (400, "the workers of this model take no videos")
+    mesh = Mesh(tmp_path, replace(CAPACITY, more_media=("video",)))
+    assert isinstance(mesh.ask(video, item(8, "b")), Accepted)
+
+
 def test_an_isolated_sequence_that_awaits_an_image_stops_no_stream():
     core, worker = scheduler()
     core.add(arrival(name="text"))

@@ -6,14 +6,15 @@ import pytest
 
 from services.tokenizer.media.pixel_cache import PixelCache
 from services.tokenizer.media.readers import Readers
-from services.tokenizer.media.reading import ImageReading
+from services.tokenizer.media.reading import MediaReading
 from services.tokenizer.text_model import TextModel
 from shared.media.families import read_family
+from shared.media.family import limits_of
 from tests.media.checkpoints import MAX_LEN, MEDIA, Reference, reference, save_checkpoint
 
 MAX_IMAGE_PIXELS = 1 << 20
 
-MakeReading = Callable[..., ImageReading]
+MakeReading = Callable[..., MediaReading]
 
 
 @pytest.fixture(scope="session")
@@ -35,18 +36,19 @@ def model(checkpoint: Path) -> TextModel:
 
 
 @pytest.fixture
-def make_reading(checkpoint: Path) -> MakeReading:
-    def make(cache_bytes: int = 1 << 24) -> ImageReading:
+def make_reading(checkpoint: Path, model: TextModel) -> MakeReading:
+    def make(cache_bytes: int = 1 << 24) -> MediaReading:
         family = read_family(checkpoint)
         assert family is not None
-        return ImageReading(
+        return MediaReading(
             family,
-            MEDIA[2],
+            dict(zip(family.kinds, MEDIA[2:], strict=False)),
             MAX_LEN,
-            family.limits,
+            limits_of(family),
             4 * MAX_IMAGE_PIXELS,
             Readers(2, MAX_IMAGE_PIXELS),
             PixelCache(cache_bytes),
+            lambda text: model.encode(text, False),
         )
 
     return make

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from PIL import ImageOps
 
-from services.tokenizer.media.reading import ImageReading, media_for
+from services.tokenizer.media.reading import MediaReading, media_for
 from services.tokenizer.text_model import TextModel
 from shared.errors import ConfigError
 from shared.media.families import read_family
@@ -44,7 +44,7 @@ def oracle(folder: Path) -> SquareReference:
 async def tokenizer(folder: Path) -> AsyncIterator[Tokenizer]:
     model = TextModel(folder, MAX_LEN, 260)
     reading = media_for(model, folder, TokenizerConfig(model=str(folder)))
-    assert isinstance(reading, ImageReading)
+    assert isinstance(reading, MediaReading)
     yield Tokenizer(model, reading)
     await reading.close()
 

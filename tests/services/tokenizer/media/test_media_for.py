@@ -4,26 +4,29 @@ from pathlib import Path
 
 import pytest
 
-from services.tokenizer.media.reading import ImageReading, media_for
+from services.tokenizer.media.reading import MediaReading, media_for
 from services.tokenizer.service import TokenizerService
 from services.tokenizer.text_model import TextModel
 from shared.errors import ConfigError, InvalidRequest
 from shared.model_folder import EMBEDDED_MODEL
 from shared.settings.tokenizer import TokenizerConfig
-from shared.wire.messages import Convert
+from shared.wire.messages import Convert, Medium
 
 
-def test_a_tokenizer_says_whether_its_model_takes_images(checkpoint: Path):
-    for folder, kinds in ((checkpoint, ["image"]), (EMBEDDED_MODEL, [])):
+def test_a_tokenizer_says_what_media_its_model_takes(checkpoint: Path):
+    for folder, kinds in ((checkpoint, (["image"], ["video"])), (EMBEDDED_MODEL, ([], []))):
         service = TokenizerService(TokenizerConfig(model=str(folder)))
-        assert service._load().media == kinds
+        found = service._load()
+        assert (found.media, found.more_media) == kinds
         service._lanes.close()
 
 
 @pytest.mark.parametrize(
     ("kwargs", "problem"),
     [
-        ({"fps": 2}, "fps"),
+        ({"frames": 2}, "frames"),
+        ({"fps": 0}, "fps"),
+        ({"fps": 1, "num_frames": 4}, "num_frames is given in addition to fps"),
         ({"max_pixels": 78401}, "78401 pixels; the limit is 78400"),
     ],
 )
@@ -38,8 +41,10 @@ def test_settings_of_images_are_checked_at_the_start(
 def test_settings_are_limits_of_requests_without_their_own(checkpoint: Path, model: TextModel):
     config = TokenizerConfig(model=str(checkpoint), mm_processor_kwargs={"max_pixels": 5000})
     reading = media_for(model, checkpoint, config)
-    assert isinstance(reading, ImageReading)
-    assert reading._limits == (3136, 5000)
-    large = Convert("c", "chat", False, media_options='{"max_pixels": 5001}')
-    with pytest.raises(InvalidRequest, match="5001 pixels; the limit is 5000"):
-        reading._limits_of(large)
+    assert isinstance(reading, MediaReading)
+    assert all(limits[:2] == (3136, 5000) for limits in reading._limits.values())
+    options, media = '{"max_pixels": 5001}', [Medium(), Medium(kind="video")]
+    for medium in media:
+        large = Convert("c", "chat", False, media=[medium], media_options=options)
+        with pytest.raises(InvalidRequest, match="5001 pixels; the limit is 5000"):
+            reading._limits_of(large)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from services.tokenizer.media.limits import with_detail, with_kwargs
 from services.tokenizer.media.pixel_cache import PixelCache, key_of
-from services.tokenizer.media.placeholders import ReadImage, ReadImages
+from services.tokenizer.media.placeholders import Placeholder, ReadItem, ReadMedia, ReadMedium
 from shared.errors import InvalidRequest
 from shared.media.family import PixelLimits
 
@@ -17,14 +17,16 @@ OPTIONS = ("min_pixels", "max_pixels", "size")
 LIMITS = PixelLimits(3136, 78400)
 
 
-def read_image(num_tokens: int, name: int = 0, num_bytes: int = 4) -> ReadImage:
+def read_image(num_tokens: int, name: int = 0, num_bytes: int = 4) -> ReadMedium:
     ids = np.full(num_tokens, PLACEHOLDER, np.int32)
-    return ReadImage((1, 28, 28), ids, bytes([name]) * 16, np.zeros(num_bytes, np.uint8))
+    pixels = np.zeros(num_bytes, np.uint8)
+    item = ReadItem(0, num_tokens, (1, 28, 28), bytes([name]) * 16, pixels)
+    return ReadMedium("image", ids, (item,))
 
 
-def images_of(nums: list[int]) -> ReadImages:
+def images_of(nums: list[int]) -> ReadMedia:
     read = [read_image(num, name) for name, num in enumerate(nums)]
-    return ReadImages(read, PLACEHOLDER, "<image>")
+    return ReadMedia(read, [Placeholder(PLACEHOLDER, "<image>", "image")])
 
 
 @given(st.lists(st.tuples(st.lists(st.integers(0, 8)), st.integers(1, 5))))

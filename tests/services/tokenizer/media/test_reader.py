@@ -58,8 +58,8 @@ def family(checkpoint) -> Family:
 def pixels_of(family: Family, file: np.ndarray) -> Image.Image:
     image = open_file(file)
     sizes = [image.size, image.size[::-1]]
-    targets = [family.fit(*size, family.limits).size[:0:-1] for size in sizes]
-    return scaled(image, Targets(*targets))
+    upright, turned = (family.fit(*size, family.limits).size[:0:-1] for size in sizes)
+    return scaled(image, Targets(upright, turned))
 
 
 @pytest.mark.parametrize("name", FILES)

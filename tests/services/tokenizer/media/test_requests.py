@@ -13,7 +13,7 @@ from services.tokenizer.chat.templates import ChatTemplates
 from services.tokenizer.lanes import Lanes
 from services.tokenizer.media import reading as module
 from services.tokenizer.media.pixel_memory import Hold, PixelMemory
-from services.tokenizer.media.reading import ImageReading
+from services.tokenizer.media.reading import MediaReading
 from services.tokenizer.requests import Requests
 from services.tokenizer.text_model import TextModel
 from shared.errors import CodecError, Unavailable
@@ -90,7 +90,7 @@ def chat(
 class Tokenizer:
     """The requests of a tokenizer, one after the other."""
 
-    def __init__(self, model: TextModel, reading: ImageReading | None) -> None:
+    def __init__(self, model: TextModel, reading: MediaReading | None) -> None:
         self._model = model
         self._reading = reading
         self.accepted: Accepted | None = None
@@ -419,7 +419,7 @@ async def test_a_context_too_small_for_the_images_says_so(tokenizer: Tokenizer):
     large = [file_of(picture(seed, 280, 280)) for seed in range(41)]
     failed = await tokenizer.ask(*chat([user(*map(image, range(41)))], 41), *large)
     assert (failed.status, failed.code) == (400, "context_length_exceeded")
-    assert "images alone" in failed.message
+    assert "images and videos alone" in failed.message
     params = SamplingParams(seed=0, max_tokens=MAX_LEN - 120)
     asked = chat([user(image(0))], 1, params=params)
     failed = await tokenizer.ask(*asked, large[0])
@@ -430,7 +430,7 @@ async def test_a_context_too_small_for_the_images_says_so(tokenizer: Tokenizer):
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ('{"fps": 2}', "fps"),
+        ('{"frames": 2}', "frames"),
         ('{"max_pixels": 0}', ">= 1"),
         ('{"max_pixels": "1"}', "int"),
         ('{"max_pixels": 78401}', "78401 pixels; the limit is 78400"),
@@ -520,7 +520,7 @@ async def test_the_images_of_a_prompt_have_a_limit_of_bytes(
     failed = await tokenizer.ask(*chat([user(image(0))], 1), FILES[0])
     assert (failed.status, failed.param) == (400, "image 0")
     assert failed.message.startswith("image 0 makes ")
-    assert failed.message.endswith("bytes of pixels of the prompt's images; the limit is 100")
+    assert failed.message.endswith("bytes of pixels of the prompt's files; the limit is 100")
 
 
 async def test_prompts_that_wait_hold_a_limited_number_of_bytes(

@@ -9,10 +9,10 @@ from PIL import Image
 
 from services.tokenizer.media.pixel_cache import PixelCache
 from services.tokenizer.media.readers import Readers
-from services.tokenizer.media.reading import ImageReading
+from services.tokenizer.media.reading import MediaReading
 from services.tokenizer.text_model import TextModel
 from shared.media.families import read_family
-from shared.media.family import PixelLimits
+from shared.media.family import PixelLimits, limits_of
 from shared.media.pixtral import RowsOfPatches
 from shared.wire.messages import ChoiceStart, Medium
 from tests.media.checkpoints import MAX_LEN, picture
@@ -61,10 +61,11 @@ def family(folder: Path) -> RowsOfPatches:
 
 @pytest.fixture
 async def tokenizer(folder: Path, family: RowsOfPatches) -> AsyncIterator[Tokenizer]:
-    readers = Readers(2, MAX_IMAGE_PIXELS)
-    limits = family.limits, 4 * MAX_IMAGE_PIXELS
-    reading = ImageReading(family, IMAGE, MAX_LEN, *limits, readers, PixelCache(1 << 24))
-    yield Tokenizer(TextModel(folder, MAX_LEN, 262), reading)
+    readers, model = Readers(2, MAX_IMAGE_PIXELS), TextModel(folder, MAX_LEN, 262)
+    limits, cache = limits_of(family), PixelCache(1 << 24)
+    common = MAX_LEN, limits, 4 * MAX_IMAGE_PIXELS, readers, cache
+    reading = MediaReading(family, {"image": IMAGE}, *common, model.encode)
+    yield Tokenizer(model, reading)
     await reading.close()
 
 

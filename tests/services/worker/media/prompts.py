@@ -14,10 +14,10 @@ from PIL import Image
 from services.worker.engine.protocol import StepOutput
 from services.worker.media.item_check import uncached_items
 from shared.media.families import read_family
-from shared.media.family import digest_of
+from shared.media.family import digest_of, placeholders_of
 from shared.wire.codec import Array
-from shared.wire.messages import Admit, Item, RunKind, SamplingParams, StepPlan
-from tests.media.checkpoints import FAMILIES, Expected, Reference
+from shared.wire.messages import Admit, Item, MediumKind, RunKind, SamplingParams, StepPlan
+from tests.media.checkpoints import FAMILIES, Clip, Expected, Reference
 from tests.services.worker.driver import Driver, Job
 
 NUM_TOKENS = 12
@@ -55,27 +55,53 @@ class MediaJob(Job):
     pixels: dict[bytes, np.ndarray] = field(default_factory=dict)
 
 
-def chat(oracle: Reference, *parts: str | Image.Image) -> Chat:
+def chat(oracle: Reference, *parts: str | Image.Image | Clip) -> Chat:
     content = [
-        {"type": "text", "text": part} if isinstance(part, str) else {"type": "image"}
+        {"type": "text", "text": part} if isinstance(part, str) else {"type": _kind(part)}
         for part in parts
     ]
-    pictures = [part for part in parts if not isinstance(part, str)]
-    expected = oracle.expect([{"role": "user", "content": content}], pictures, NUM_TOKENS)
+    pictures = [part for part in parts if isinstance(part, Image.Image)]
+    clips = [part for part in parts if isinstance(part, Clip)]
+    expected = oracle.expect([{"role": "user", "content": content}], pictures, NUM_TOKENS, clips)
     family = read_family(Path(oracle.model.config._name_or_path))
     assert family is not None
+    placeholders = placeholders_of(family)
     ids, end = np.array(expected.prompt_ids), 0
     items, pixels = [], {}
-    for image in pictures:
-        size, buffer = (1, image.height, image.width), image.tobytes()
-        digest = digest_of("image", size, memoryview(buffer), "")
-        start, num = end + int((ids[end:] == family.placeholder).argmax()), family.num_tokens(size)
-        end = start + num
-        np.testing.assert_array_equal(ids[start:end], family.ids(size))
-        items.append(Item(start=start, num_tokens=num, size=size, digest=digest))
-        pixels[digest] = np.frombuffer(buffer, np.uint8)
-    assert not (ids[end:] == family.placeholder).any()
+    for part in parts:
+        if isinstance(part, str):
+            continue
+        kind = _kind(part)
+        for frames, time in _groups(oracle, part):
+            size = len(frames), frames[0].height, frames[0].width
+            buffer = b"".join(frame.tobytes() for frame in frames)
+            digest = digest_of(kind, size, memoryview(buffer), "", time)
+            num = family.num_tokens(size)
+            start = end + int((ids[end:] == placeholders[kind]).argmax())
+            end = start + num
+            np.testing.assert_array_equal(ids[start:end], family.ids(size))
+            items.append(
+                Item(kind=kind, start=start, num_tokens=num, size=size, digest=digest, time=time)
+            )
+            pixels[digest] = np.frombuffer(buffer, np.uint8)
+    assert not np.isin(ids[end:], [*placeholders.values()]).any()
     return Chat(expected, items, pixels)
+
+
+def _kind(part: Image.Image | Clip) -> MediumKind:
+    return "video" if isinstance(part, Clip) else "image"
+
+
+def _groups(oracle: Reference, part: Image.Image | Clip) -> list[tuple[Sequence[Image.Image], int]]:
+    """Frames of an item, and their time."""
+    if isinstance(part, Image.Image):
+        return [([part], 0)]
+    speed = getattr(oracle.model.config.vision_config, "tokens_per_second", 0)
+    frames = part.frames
+    return [
+        (frames[start : start + 2], int(start // 2 * speed * part.seconds))
+        for start in range(0, len(frames), 2)
+    ]
 
 
 class Wrapped:

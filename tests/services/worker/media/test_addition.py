@@ -132,13 +132,19 @@ async def test_an_image_has_the_tokens_of_its_size(folder: Path, is_text_only: b
             extension.check(plan(good), pixels)
         return
     extension.check(plan(good), pixels)
+    video = replace(good, kind="video", start=6, size=(2, 56, 84), digest=bytes([1] * 16))
+    both = [np.zeros(each.num_bytes, np.uint8) for each in (good, video)]
+    extension.check(plan(good, video), both)
     wrong = [
         replace(good, start=6, num_tokens=5, digest=bytes([1] * 16)),
         replace(good, start=6, size=(2, 56, 84), digest=bytes([1] * 16)),
         replace(good, start=6, size=(1, 55, 84), digest=bytes([1] * 16)),
+        replace(video, num_tokens=12),
+        replace(video, size=(1, 56, 84)),
+        replace(video, size=(3, 56, 84)),
     ]
     for each in wrong:
-        with pytest.raises(CodecError, match="tokens of an image of the size"):
+        with pytest.raises(CodecError, match=r"tokens of (an image|a video) of the size"):
             extension.check(
                 plan(good, each), [np.zeros(n, np.uint8) for n in (good.num_bytes, each.num_bytes)]
             )

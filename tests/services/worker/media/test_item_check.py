@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from services.worker.media.item_check import check_items, check_pixels
 from shared.errors import CodecError
@@ -9,6 +10,7 @@ from shared.wire.messages import Admit, Capacity, Item, SamplingParams, StepPlan
 
 TEXTS = Capacity(100, 16, 4, 512, 1024, 50)
 IMAGES = Capacity(100, 16, 4, 512, 1024, 50, media=("image",))
+VIDEOS = replace(IMAGES, more_media=("video",))
 NUM_BYTES = 28 * 56 * 3
 
 
@@ -34,7 +36,7 @@ def check(
     pixels = [np.zeros(num, np.uint8) for num in num_bytes]
     check_pixels(plan, pixels)
     for row in rows:
-        check_items(row, capacity.media)
+        check_items(row, (*capacity.media, *capacity.more_media))
 
 
 @pytest.mark.parametrize(
@@ -68,6 +70,27 @@ def test_items_have_places_of_their_own_in_the_prompt(items: list[Item]) -> None
 def test_one_digest_has_one_size() -> None:
     with pytest.raises(CodecError, match="differ in size"):
         check([item(0), item(8, width=28)], [NUM_BYTES])
+
+
+def frames(start: int, time: int) -> Item:
+    return replace(item(start, start), kind="video", time=time)
+
+
+def test_no_time_is_above_the_number_of_ids_before_it_in_its_video() -> None:
+    """So that no position is above its index."""
+    good = [frames(4, 0), frames(6, 2), frames(8, 4), frames(11, 0), frames(13, 1)]
+    check(good, 5 * [NUM_BYTES], capacity=VIDEOS)
+    with pytest.raises(CodecError, match="has a video; this worker computes none"):
+        check(good, 5 * [NUM_BYTES])
+    for wrong in (
+        [frames(4, 1)],
+        [frames(4, 0), frames(6, 3)],
+        [frames(4, 0), frames(7, 1)],
+        [item(4, 4), frames(6, 1)],
+        [frames(4, 0), replace(item(6, 6), time=1)],
+    ):
+        with pytest.raises(CodecError, match="positions after the first ones of its video"):
+            check(wrong, len(wrong) * [NUM_BYTES], capacity=VIDEOS)
 
 
 def test_a_worker_without_images_takes_none() -> None:

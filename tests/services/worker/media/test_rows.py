@@ -114,7 +114,7 @@ def test_features_are_those_of_the_whole_model(
     image = picture(5, *size)
     inputs = oracle.images(images=[image], return_tensors="pt")
     ours = read_preprocessor(rows)
-    found = ours.inputs(np.asarray(image), ours.values)
+    found = ours.inputs(np.asarray(image)[None], ours.values)
     assert found.keys() == inputs.keys()
     for name, values in inputs.items():
         np.testing.assert_array_equal(found[name], values)

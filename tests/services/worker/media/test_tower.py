@@ -62,7 +62,7 @@ def test_patches_are_those_of_transformers(
     image = oracle.picture(3, *size)
     expected = oracle.images(images=[image], return_tensors="np")
     ours = read_preprocessor(folder)
-    found = ours.inputs(np.asarray(image), ours.values)
+    found = ours.inputs(np.asarray(image)[None], ours.values)
     assert found.keys() == expected.keys()
     for name, values in expected.items():
         np.testing.assert_array_equal(found[name], values)

@@ -1,0 +1,77 @@
+"""The files that describe how videos are read. Pure."""
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from shared.errors import ConfigError
+from shared.media.family import BICUBIC, PREPROCESSOR_FILE, VideoLimits
+from shared.model_folder import decode_json
+
+PROCESSOR_FILE = "processor_config.json"
+VIDEO_FILE = "video_preprocessor_config.json"
+# Workers compute frames as they compute images.
+COMMON = (
+    "patch_size",
+    "merge_size",
+    "temporal_patch_size",
+    "image_mean",
+    "image_std",
+    "rescale_factor",
+)
+
+
+class _Processor(msgspec.Struct):
+    video_processor: dict[str, Any] | None = None
+
+
+class _Videos(msgspec.Struct):
+    """``size`` holds areas."""
+
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    size: dict[str, Any] | None = None
+    fps: float | None = None
+    num_frames: int | None = None
+    min_frames: int | None = None
+    max_frames: int | None = None
+    do_resize: bool = True
+    resample: int = BICUBIC
+
+
+def read_limits(folder: Path, defaults: VideoLimits) -> VideoLimits:
+    """From the first of the files that transformers looks for; the last one is of images. Raises
+    ConfigError."""
+    path, found = _found(folder)
+    images = decode_json(folder / PREPROCESSOR_FILE, dict[str, Any])
+    for name in COMMON:
+        if name in found and name in images and found[name] != images[name]:
+            raise ConfigError(
+                f"model: {path}: {name} is {found[name]}, and {images[name]} for images"
+            )
+    try:
+        given = msgspec.convert(found, _Videos)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"model: {path}: {error}") from None
+    if not given.do_resize or given.resample != BICUBIC:
+        raise ConfigError(f"model: {path}: videos without do_resize, or resample not {BICUBIC}")
+    size = given.size or {}
+    return VideoLimits(
+        given.min_pixels or size.get("shortest_edge") or defaults.min_pixels,
+        given.max_pixels or size.get("longest_edge") or defaults.max_pixels,
+        given.fps or defaults.fps,
+        given.num_frames or defaults.num_frames,
+        given.min_frames or defaults.min_frames,
+        given.max_frames or defaults.max_frames,
+    )
+
+
+def _found(folder: Path) -> tuple[Path, dict[str, Any]]:
+    path = folder / PROCESSOR_FILE
+    if path.is_file() and (nested := decode_json(path, _Processor).video_processor) is not None:
+        return path, nested
+    path = folder / VIDEO_FILE
+    if not path.is_file():
+        path = folder / PREPROCESSOR_FILE
+    return path, decode_json(path, dict[str, Any])

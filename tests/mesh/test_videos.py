@@ -1,0 +1,72 @@
+"""Videos through real processes: each text is the one of transformers on the same frames."""
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.media.checkpoints import Clip, Reference, picture, reference, save_checkpoint
+from tests.media.videos import decoded, encoded, needs_av, scene
+from tests.mesh.test_images import NUM_TOKENS, Client, client_of, part, serving
+
+pytestmark = pytest.mark.asyncio
+
+FRAMES = scene(1, 12, 84, 112)  # of whole tokens
+QUESTION = {"type": "text", "text": "What happens?"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("vl")
+    save_checkpoint(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def transformers(folder: Path) -> Reference:
+    return reference(folder)
+
+
+def user(*parts: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": [*parts]}]
+
+
+def video(file: bytes) -> dict[str, Any]:
+    url = f"data:video/mp4;base64,{base64.b64encode(file).decode()}"
+    return {"type": "video_url", "video_url": {"url": url}}
+
+
+@needs_av
+async def test_texts_are_those_of_transformers(
+    tmp_path: Path, folder: Path, transformers: Reference
+) -> None:
+    files = [encoded(FRAMES, 4.0), encoded(FRAMES[::-1], 4.0)]
+    clips = [Clip(decoded(file)[::2]) for file in files]
+    image = picture(2, 90, 90)
+    chats = [user(video(file), QUESTION) for file in files]
+    both = user(part(image), video(files[0]), QUESTION)
+    placed: Any = {"type": "video"}
+    expected = [
+        transformers.expect(user(placed, QUESTION), [], NUM_TOKENS, [clip]) for clip in clips
+    ]
+    of_both = user({"type": "image"}, placed, QUESTION)
+    wanted = transformers.expect(of_both, [image], NUM_TOKENS, clips[:1])
+    async with serving(tmp_path, folder) as fleet, client_of(fleet) as client:
+        await check(client, [*chats, both], [each.text for each in (*expected, wanted)])
+        again = await client.chat(chats[0])
+        assert again["choices"][0]["message"]["content"] == expected[0].text
+        assert again["usage"]["prompt_tokens_details"]["cached_tokens"] >= 16
+        faster = await client.chat(chats[0], mm_processor_kwargs={"fps": 4})
+        assert faster["usage"]["prompt_tokens"] > again["usage"]["prompt_tokens"]
+        counted = await client.post({"messages": chats[0]}, "/tokenize")
+        assert counted["tokens"] == expected[0].prompt_ids
+        status, error = await client.failure({"messages": user(video(files[0][:900]))})
+        assert (status, error["param"]) == (400, "messages[0].content[0].video_url.url")
+        (model,) = (await client.get("/v1/models"))["data"]
+        assert model["input_modalities"] == ["text", "image", "video"]
+
+
+async def check(client: Client, chats: list[Any], texts: list[str]) -> None:
+    assert texts[0] != texts[1]
+    assert [await client.text(chat) for chat in chats] == texts
