@@ -52,6 +52,7 @@ _FORMATS = (
     ReasoningFormat("glm45", aliases=("glm47", "ling3", "poolside_v1")),
     ReasoningFormat(
         "ernie45",
+        aliases=("ernie-x1", "ernie_x1"),
         begins="always",
         forced_close="\n</think>\n\n<response>\n",
         answer_open="<response>",

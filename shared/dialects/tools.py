@@ -205,7 +205,7 @@ _FORMATS = (
     ToolFormat(
         "ernie45",
         JsonLayout(),
-        aliases=("ernie-45-vl-thinking",),
+        aliases=("ernie-45-vl-thinking", "ernie-x1", "ernie_x1"),
         padding="\n",
         separator="\n",
         call_open="<tool_call>",

@@ -18,3 +18,6 @@ class Ernie4_5ForCausalLM(DecoderLM):  # noqa: N801, its name in config.json
         bias = self.config.use_bias
         attention = parts.attention(layer, has_qkv_bias=bias, has_out_bias=bias)
         return DecoderLayer(parts, attention, parts.mlp(bias))
+
+
+Ernie4_5_ForCausalLM = Ernie4_5ForCausalLM  # in folders of Paddle

@@ -18,6 +18,7 @@ MODELS = {
     "DeepseekV3ForCausalLM": "services.worker.models.deepseek_v3",
     "DeepseekV32ForCausalLM": "services.worker.indexed.deepseek_v32",
     "Ernie4_5ForCausalLM": "services.worker.models.ernie4_5",
+    "Ernie4_5_ForCausalLM": "services.worker.models.ernie4_5",
     "Ernie4_5_MoeForCausalLM": "services.worker.models.ernie4_5_moe",
     "Ernie4_5_VLMoeForConditionalGeneration": "services.worker.media.ernie4_5_vl",
     "Gemma2ForCausalLM": "services.worker.models.gemma2",

@@ -72,6 +72,7 @@ HYBRID = "windows and states are always planned from the model"
 MEDIA = "images have no such setting; see limit-mm-per-prompt and mm-processor-cache-gb"
 OF_THE_FOLDER = "the model's folder decides"
 OFFLOADED = "kv-offloading-size alone keeps KV blocks outside the cache"
+ONE_POOL = "prompts and outputs have the same KV blocks"
 ONE_BALANCE = "whole experts stay on their ranks"
 PLUGINS = "no foreign code is loaded"
 PORTS = "services of one machine meet in mesh-dir, without ports"
@@ -153,12 +154,13 @@ VALUES = {
         lora_extra_vocab_size lora_target_modules max_prompt_adapters prompt_adapters
         qlora_adapter_name_or_path
     """,
+    ALWAYS_CHUNKED: "max_prefill_tokens prefill_max_requests",
     ALWAYS_AHEAD: """
-        decode_log_interval kv_cache_ratio max_prefill_tokens num_continuous_decode_steps
-        num_lookahead_slots num_scheduler_steps prefill_max_requests
-        schedule_conservativeness scheduler_cls scheduler_delay_factor
-        scheduler_recv_interval static_decode_blocks stream_interval
+        decode_log_interval num_continuous_decode_steps num_lookahead_slots
+        num_scheduler_steps schedule_conservativeness scheduler_cls scheduler_delay_factor
+        scheduler_recv_interval stream_interval
     """,
+    ONE_POOL: "kv_cache_ratio static_decode_blocks",
     CHOICE_OF_KERNELS: """
         additional_config all2all_backend attention_backend attention_config
         bf16_gemm_backend compilation_config cuda_graph_max_bs dbo_decode_token_threshold

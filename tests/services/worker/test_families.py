@@ -63,6 +63,7 @@ MULTIPLIERS = {
     "residual_multiplier": 0.5,
 }
 ELSEWHERE = (
+    "Ernie4_5_ForCausalLM",
     "KimiK25ForConditionalGeneration",
     "Kimi_K25ForConditionalGeneration",
     "LlavaForConditionalGeneration",

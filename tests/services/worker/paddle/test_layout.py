@@ -81,6 +81,8 @@ def folders(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]
         torch.manual_seed(0)
         save_model(folder, family, "10MB", **changes | CHECKPOINTS[request.param])
     to_paddle(both[1])
+    if family is Ernie4_5ForCausalLM:
+        change_config(both[1], architectures=["Ernie4_5_ForCausalLM"])
     return both
 
 
