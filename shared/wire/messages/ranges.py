@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 PROTOCOL_MAJOR = 3
-PROTOCOL_MINOR = 13
+PROTOCOL_MINOR = 14
 POOLING_MINOR = 1  # the first with pooling
 CONVERTED_MINOR = 2  # the first with all conversions of Convert, not to ids alone
 REPORT_MINOR = 2  # the first with Inquire and ServiceReport
@@ -19,6 +19,7 @@ MEDIA_MINOR = 10  # the first with images
 STORES_MINOR = 11  # the first with stores of KV blocks
 MOVES_MINOR = 12  # the first with KV blocks that move between workers
 GUESTS_MINOR = 13  # the first with KV blocks that move between cells
+STORED_STATES_MINOR = 14  # the first with stores of states
 
 ServiceName = Literal["gateway", "tokenizer", "scheduler", "worker"]
 FinishReason = Literal["stop", "length", "abort", "repetition"]
