@@ -362,6 +362,7 @@ class StoreCopies(Resource):
         images."""
         self._worker.index.on_add = self._pool.on_keep = None
         self._worker.resources.remove(self)
+        self._saves.clear()
         store, location = self.store, self.location
         for sent in self._sent:
             if not sent.is_answered:
