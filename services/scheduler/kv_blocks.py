@@ -222,9 +222,7 @@ class KVBlocks:
 
     def num_to_index(self, sequence: Sequence, has_ended: bool = False) -> int:
         """Counts the full blocks for ``index_blocks``."""
-        if not self._caches_prefixes:
-            return 0
-        return self._num_full(sequence, has_ended)
+        return self._num_full(sequence, has_ended) if self._caches_prefixes else 0
 
     def index_blocks(self, sequence: Sequence, has_ended: bool = False) -> None:
         """Adds full blocks of ``sequence`` to the prefix cache if their ids are known and computed

@@ -105,17 +105,15 @@ class WorkerState:
         for resource in self.resources:
             rows += resource.rows(self._num_steps)
         capacity = self.capacity
-        budget, vocab_size = capacity.max_num_batched_tokens, capacity.vocab_size
-        depth = self.draft_depth.now
         return PlanBuilder(
             step=self._num_steps,
-            budget=budget,
+            budget=capacity.max_num_batched_tokens,
             release=release,
             rows=rows,
             null_block=capacity.num_blocks,
-            vocab_size=vocab_size,
+            vocab_size=capacity.vocab_size,
             verify_depth=self._verify_depth,
-            draft_depth=depth,
+            draft_depth=self.draft_depth.now,
             chunk_multiple=COPY_INTERVAL if capacity.num_states is not None else 1,
         )
 

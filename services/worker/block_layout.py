@@ -1,18 +1,18 @@
 """The layout of KV blocks that leave a worker: all facts, besides ids, that decide about the bytes
 of a block."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from pathlib import Path
 
 import msgspec
 import torch
+from torch import Tensor
 
 from kernels.cpu.build import library_name
 from kernels.cpu.library import find_variant
 from services.worker.backends.native import NativeLM
 from services.worker.machine.kv_cache import KVCache
-from services.worker.machine.kv_layout import LayerKV
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from shared.errors import ConfigError
@@ -42,8 +42,6 @@ def why_not_copied(settings: WorkerConfig, model: DecoderLM) -> str:
         return f"there is none with {settings.ranks_setting} {settings.num_ranks}"
     if model.lm_head is None:
         return "the model pools"
-    if model.state_specs():
-        return "the model has layers with states"
     return "the model has layers with windows" if model.groups != EVERY_LAYER else ""
 
 
@@ -57,7 +55,7 @@ def facts_of(
         "weights": _facts_of_weights(folder),
         "dtype": str(dtype),
         **{name: str(getattr(settings, name)) for name in SETTINGS},
-        "sections": [_facts_of_section(section) for section in kv_cache.sections],
+        "sections": [facts_of_section(section) for section in kv_cache.sections],
         "backend": backend_of(model),
     }
 
@@ -72,7 +70,7 @@ def _facts_of_weights(folder: Path) -> list[object]:
     return [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats]
 
 
-def _facts_of_section(section: LayerKV) -> list[object]:
+def facts_of_section(section: Iterable[Tensor | None]) -> list[object]:
     return [[str(each.dtype), list(each.shape[1:])] for each in section if each is not None]
 
 
@@ -89,10 +87,10 @@ def digest_of(facts: dict[str, object]) -> str:
 
 
 class BlockMemory:
-    """The memory of each block of ``kv_cache``: its entries and scales, section by section."""
+    """The memory of each block, or state, of ``sections``: tensors [blocks, ...], one by one."""
 
-    def __init__(self, kv_cache: KVCache) -> None:
-        tensors = [each for section in kv_cache.sections for each in section if each is not None]
+    def __init__(self, sections: Iterable[Iterable[Tensor | None]]) -> None:
+        tensors = [each for section in sections for each in section if each is not None]
         self._rows = [
             tensor.flatten(1).view(torch.uint8).numpy() for tensor in tensors if tensor.numel()
         ]

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -13,7 +14,9 @@ import pytest
 from openai import AsyncOpenAI
 
 from benchmarks.processes import workers_of
+from shared.model_folder import EMBEDDED_MODEL
 from tests.cli.serving import Serving, serving
+from tests.services.worker.hybrids import save_hybrid
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -41,11 +44,13 @@ def ids_of(seed: int, num: int) -> list[int]:
     return np.random.default_rng(seed).integers(300, 8000, num).tolist()
 
 
-async def complete(client: AsyncOpenAI, prompt: list[int], num: int) -> tuple[list[int], int]:
+async def complete(
+    client: AsyncOpenAI, prompt: list[int], num: int, **options: Any
+) -> tuple[list[int], int]:
     """The ids of the answer, and the number of cached tokens."""
     reply: Any = await client.completions.create(
         model="shoal-tiny", prompt=prompt, max_tokens=num, temperature=0, seed=1,
-        extra_body={"ignore_eos": True, "return_token_ids": True},
+        extra_body={"ignore_eos": True, "return_token_ids": True, **options},
     )  # fmt: skip
     cached = reply.usage.prompt_tokens_details.cached_tokens
     return reply.choices[0].token_ids, cached
@@ -137,3 +142,32 @@ async def test_streams_of_a_killed_worker_go_on_from_the_saved_bytes(
         metrics = await served.metrics("scheduler")
     assert found == wanted
     assert metrics[RECOVERED] >= 160
+
+
+def save_with_tokenizer(folder: Path) -> Path:
+    save_hybrid(folder, "qwen3.5", vocab_size=8192, max_position_embeddings=1024)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(EMBEDDED_MODEL / name, folder)
+    return folder
+
+
+async def test_a_hybrid_goes_on_from_the_saved_state_of_its_killed_worker(tmp_path: Path) -> None:
+    """With the text that is computed under another salt, without the cache; so does a later
+    turn."""
+    model = save_with_tokenizer(tmp_path / "model")
+    flags = ("--model", str(model), "--served-model-name", "shoal-tiny", *with_store(tmp_path))
+    prompt, found = ids_of(5, 200), list[int]()
+    async with server(tmp_path, *flags) as served, served.client() as client:
+        wanted, cached = await complete(client, prompt, 80, cache_salt="other")
+        assert cached == 0
+        task = asyncio.create_task(stream(client, prompt, 80, found))
+        async with asyncio.timeout(60):
+            while len(found) < 20:
+                await asyncio.sleep(0.01)
+        os.kill(workers_of(served.directory)[0], signal.SIGKILL)
+        await task
+        metrics = await served.metrics("scheduler")
+        _, cached = await complete(client, [*prompt, *wanted, *ids_of(6, 20)], 4)
+    assert found == wanted
+    assert metrics[RECOVERED] >= 192
+    assert cached >= 256

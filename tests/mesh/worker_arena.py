@@ -267,27 +267,40 @@ class MediaWorkerArena(WorkerArena):
 
 
 class StoreWorkerArena(WorkerArena):
-    """A full block goes to a store, and comes back to another block."""
+    """Full blocks and the state behind them go to a store, and come back for another sequence."""
 
     def __init__(self, engine: Any) -> None:
         super().__init__(engine, is_fast=True)
-        prompt, key = np.resize(PROMPT, 33), 16 * b"k"
-        admit = Admit(0, "a~1/0/0", 1, 0, 0, 33, 33, 0, PLAIN, [0, 1, 2])
-        first = StepPlan(1, [], [admit], [], [Prefill(0, 33)], [])
-        save = replace(first, step=2, admit=[], prefill=[], rows=[Save(key, 0, 3), Save(key, 1, 4)])
-        rows = [Forget(4), Load(key, 5, self._part.own.header.id, 3)]
-        load = replace(save, step=3, decode=[Decode(0)], rows=rows)
-        self.examples = [(first, [prompt]), (save, [NO_IDS]), (load, [NO_IDS])]
-        num_places, num_blocks = self._part.own.header.num_places, engine.capacity.num_blocks
+        prompt, header = np.resize(PROMPT, 100), self._part.own.header
+        num_places, capacity = header.num_places, engine.capacity
+        keys, key = [16 * bytes([each]) for each in range(4)], 16 * b"k"
+        row = (1, 0, 0, 100, 100)
+        admit = Admit(0, "a~1/0/0", *row, 0, PLAIN, [*range(7)], to_state=0)
+        first = StepPlan(1, [], [admit], [], [Prefill(0, 100)], [])
+        saves = [Save(each, block, block + 2) for block, each in enumerate(keys)]
+        saves += [Save(key, 0, num_places + 1)]
+        save = replace(first, step=2, admit=[], prefill=[], rows=saves)
+        hit = Admit(1, "b~1/0/0", *row, 64, PLAIN, [*range(7, 14)], from_state=1, to_state=1)
+        later = replace(save, step=3, admit=[hit], decode=[Decode(0)], rows=[])
+        loads = [Load(each, 7 + block, header.id, block + 2) for block, each in enumerate(keys)]
+        loads += [Load(key, 1, header.id, num_places + 1, slot=1)]
+        rows = [Forget(6), Forget(num_places), *loads]
+        load = replace(save, step=4, prefill=[Prefill(1, 36)], rows=rows)
+        self.examples = [(first, [prompt]), (save, [NO_IDS]), (later, [prompt]), (load, [NO_IDS])]
+        num_all = num_places + header.num_states
 
         def lie(row: Save | Load | Forget) -> tuple[int, Message, list[np.ndarray]]:
             return 1, replace(save, rows=[row]), [NO_IDS]
 
+        num_blocks, num_states = capacity.num_blocks, capacity.num_states
         self.lies = {
             "a block that the cache has not": lie(Save(key, num_blocks, 0)),
-            "a place that the store has not": lie(Save(key, 0, num_places)),
-            "a free place that the store has not": lie(Forget(num_places)),
+            "a state that the cache has not": lie(Save(key, num_states, num_places)),
+            "a place that the store has not": lie(Save(key, 0, num_all)),
+            "a free place that the store has not": lie(Forget(num_all)),
             "a load to a block that the cache has not": lie(Load(key, num_blocks, "s", 0)),
+            "a load to a state that the cache has not": lie(Load(key, num_states, "s", 0, 0)),
+            "a load to no slot": lie(Load(key, 0, "s", 0, capacity.max_num_seqs)),
         }
 
     @property

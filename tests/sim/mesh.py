@@ -29,7 +29,6 @@ from shared.settings.tokenizer import TokenizerConfig
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import (
     EVERY_LAYER,
-    STORES_MINOR,
     Capacity,
     Group,
     Message,
@@ -42,7 +41,7 @@ from tests.sim.engine import SimulatedEngine
 from tests.sim.images import CHAT_TEMPLATE, FAMILY, reading
 from tests.sim.moves import Exchange, MoveShape, MovingService, moving_in
 from tests.sim.network import Machine, Network, Sockets
-from tests.sim.stores import Folders, held_by
+from tests.sim.stores import Folders, held_by, least_minor
 from tests.sim.virtual_loop import THREAD_S, TURN_S, VirtualLoop
 
 ORDER: tuple[ServiceName, ...] = ("gateway", "tokenizer", "scheduler", "worker")
@@ -147,7 +146,8 @@ class Mesh:
         self.loop = VirtualLoop(self.random)  # type: ignore[abstract]
         self.network = Network(self.loop, is_logged)
         self.shape = shape
-        self.folders = Folders(shape.num_locations, shape.num_places)
+        has_states = shape.capacity.num_states is not None
+        self.folders = Folders(shape.num_locations, shape.num_places, has_states)
         self.exchange = Exchange(self.loop, self._worker)
         self.sites = [
             Site(kind, number, shape.settings[kind])
@@ -273,7 +273,7 @@ class Mesh:
                     lambda: [slot.admit.options for slot in engine.worker.slots.values()],
                     location=location,
                     engine=lambda: engine,
-                    speaks=host.minor is None or host.minor >= STORES_MINOR,
+                    speaks=host.minor is None or host.minor >= least_minor(own),
                     process=host,
                     exchange=self.exchange,
                     shape=self.shape.moves,
@@ -395,7 +395,7 @@ class Shape:
         self.forget_s = draw(60.0, 0.2, 2.0)
         self.num_locations = draw(0, 0, 0, 1, 1, 2)  # of stores
         if self.num_locations:
-            self.capacity = replace(self.capacity, groups=EVERY_LAYER, num_states=None)
+            self.capacity = replace(self.capacity, groups=EVERY_LAYER)
         self.num_places = draw(400, 5, 40)
         self.moves = MoveShape.drawn(draw)
         if draw(False, False, True):  # so that sequences move

@@ -6,19 +6,22 @@ from typing import Any
 
 from services.scheduler.stores.cell import CellStores
 from services.scheduler.stores.copies import StoreCopies
+from services.scheduler.stores.index import Store
 from shared.link.peer import Peer
-from shared.wire.messages import STORES_MINOR
+from shared.wire.messages import STORED_STATES_MINOR, STORES_MINOR
 from tests.services.scheduler.stores.storing_worker import SimulatedStore
 from tests.sim.adapters import AdaptingWorker
 from tests.sim.virtual_loop import Process
 
 
 class Folders:
-    """``stores`` by name, in each of ``num_locations``, of ``num_places``. A process that lives
-    keeps its store locked."""
+    """``stores`` by name, in each of ``num_locations``, of ``num_places``, for states too if the
+    model ``has_states``. A process that lives keeps its store locked."""
 
-    def __init__(self, num_locations: int, num_places: int) -> None:
-        self.num_places = num_places
+    def __init__(self, num_locations: int, num_places: int, has_states: bool) -> None:
+        self._sizes: dict[str, Any] = {"num_places": num_places, "place_bytes": 1 << 20}
+        if has_states:
+            self._sizes |= {"num_states": num_places // 4 + 1, "state_bytes": 1 << 20}
         self.locations: list[dict[str, SimulatedStore]] = [{} for _ in range(num_locations)]
         self._owners: dict[str, Process] = {}
 
@@ -37,7 +40,7 @@ class Folders:
                 break
         else:
             name = f"{index}/{len(stores)}"
-            store = stores[name] = SimulatedStore(name, self.num_places, 1 << 20)
+            store = stores[name] = SimulatedStore(name, **self._sizes)
         self._owners[name] = owner
         return f"location {index}", store, stores
 
@@ -69,7 +72,7 @@ class StoringService(AdaptingWorker):
         home, own = self._attachment.home, self._engine_of().own
         if home is not None and home is not self._told and own is not None:
             self._told = home
-            if self._speaks and home.hello.minor >= STORES_MINOR:
+            if self._speaks and home.hello.minor >= least_minor(own):
                 message, arrays = own.inventory(self._location)
                 home.send(message, *arrays)
 
@@ -79,6 +82,11 @@ class StoringService(AdaptingWorker):
             if copied is not None:
                 peer.send(copied)
         super()._send_result(peer, output, *arguments)
+
+
+def least_minor(own: SimulatedStore | None) -> int:
+    """Of peers that may know of the store."""
+    return STORED_STATES_MINOR if own is not None and own.num_states else STORES_MINOR
 
 
 def held_by(service: Any) -> int:
@@ -94,14 +102,15 @@ def check_stores(service: Any, folders: Folders) -> None:
         for location in cell._locations.values():
             assert not location.saving
             for store in location.stores.values():
-                assert not store._pins
+                assert not any(part._pins for part in store.parts)
                 if isinstance(store.owner, StoreCopies):
-                    check_store(store.places, files[store.name])
+                    check_store(store, files[store.name])
 
 
-def check_store(places: dict[bytes, int], file: SimulatedStore) -> None:
-    for key, place in places.items():
-        found, _ = file.records.get(place, (b"", []))
+def check_store(store: Store, file: SimulatedStore) -> None:
+    places = ((part.first, each) for part in store.parts for each in part.full.items())
+    for first, (key, place) in places:
+        found, _ = file.records.get(first + place, (b"", []))
         assert found == key or key in file.lost, "a scheduler and a store disagree"
 
 

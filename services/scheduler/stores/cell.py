@@ -8,7 +8,7 @@ from prometheus_client import Gauge
 from services.scheduler.extension import Cell, CellExtension
 from services.scheduler.sequence import Sequence, WaitReason
 from services.scheduler.stores.copies import StoreCopies
-from services.scheduler.stores.index import Location, Store
+from services.scheduler.stores.index import Location, Places, Store
 from shared.errors import CodecError
 from shared.link.peer import Peer
 from shared.wire.codec import Array
@@ -18,7 +18,7 @@ KEPT_S = 600.0
 """Time without an owner, after which a store is forgotten. Its owner may still bring it back."""
 MAX_KEPT = 16  # stores without owners
 
-PLACES = Gauge("shoal_kv_store_places", "Places for KV blocks in stores", ["state"])
+PLACES = Gauge("shoal_kv_store_places", "Places for KV blocks and states in stores", ["state"])
 
 
 class CellStores(CellExtension):
@@ -58,9 +58,10 @@ class CellStores(CellExtension):
         stores = [
             each for location in self._locations.values() for each in location.stores.values()
         ]
-        num_full = sum(len(each.places) for each in stores)
+        parts = [part for each in stores for part in each.parts]
+        num_full = sum(len(each.full) for each in parts)
         PLACES.labels("full").set(num_full)
-        PLACES.labels("free").set(sum(each.num_places for each in stores) - num_full)
+        PLACES.labels("free").set(sum(each.num_places for each in parts) - num_full)
 
     def _begin(self, worker: Peer, inventory: Inventory, keys: np.ndarray, places: Array) -> None:
         worker_id = self._cell.id_of(worker)
@@ -69,15 +70,12 @@ class CellStores(CellExtension):
         full = _checked(inventory, keys, places)
         capacity = worker.hello.capacity
         assert capacity is not None
-        _check_capacity(capacity)
+        _check_capacity(capacity, inventory)
         if not self._cell.config.enable_prefix_caching:
             return
         location = self._locations.setdefault(inventory.location, Location())
         before = self._taken_out(inventory.store)
-        forgets = before.forgets if before is not None else {}
-        full = {key: place for key, place in full.items() if place not in forgets}
-        store = Store(inventory.store, inventory.num_places, inventory.place_bytes, full)
-        store.forgets = {place: None for place in forgets if place < inventory.num_places}
+        store = Store(inventory.store, _parts(inventory, full, before))
         location.stores[store.name] = store
         state = self._cell.core.workers[worker_id]
 
@@ -120,8 +118,9 @@ def _checked(inventory: Inventory, keys: np.ndarray, places: np.ndarray) -> dict
     """Returns the place of each key. Raises CodecError for places that no store has."""
     if len(keys) != 16 * len(places):
         raise CodecError(f"{len(places)} places with {len(keys)} bytes of keys")
-    if len(places) and not 0 <= places.min() <= places.max() < inventory.num_places:
-        raise CodecError(f"a place beyond the {inventory.num_places} of the store")
+    num = inventory.num_places + inventory.num_states
+    if len(places) and not 0 <= places.min() <= places.max() < num:
+        raise CodecError(f"a place beyond the {num} of the store")
     content = keys.tobytes()
     found = {
         content[16 * number : 16 * number + 16]: place
@@ -132,7 +131,28 @@ def _checked(inventory: Inventory, keys: np.ndarray, places: np.ndarray) -> dict
     return found
 
 
-def _check_capacity(capacity: Capacity) -> None:
-    is_plain = capacity.groups == EVERY_LAYER and capacity.num_states is None
-    if not is_plain or capacity.num_stages > 1:
-        raise CodecError("a store of blocks with windows, states or stages")
+def _parts(inventory: Inventory, full: dict[bytes, int], before: Store | None) -> list[Places]:
+    """The places of blocks, and of states if there are any. Places that ``before`` was to forget
+    are free."""
+    num = inventory.num_places
+    sizes = [(0, num, inventory.place_bytes)]
+    if inventory.num_states:
+        sizes.append((num, inventory.num_states, inventory.state_bytes))
+    parts = []
+    for number, (first, num_places, place_bytes) in enumerate(sizes):
+        mine = {
+            key: place - first for key, place in full.items() if first <= place < first + num_places
+        }
+        forgets = before.parts[number].forgets if before and number < len(before.parts) else ()
+        parts.append(Places(num_places, place_bytes, mine, forgets, first))
+    return parts
+
+
+def _check_capacity(capacity: Capacity, inventory: Inventory) -> None:
+    if capacity.groups != EVERY_LAYER or capacity.num_stages > 1:
+        raise CodecError("a store of blocks with windows or stages")
+    if (capacity.num_states is None) != (inventory.num_states == 0):
+        raise CodecError(
+            f"a store with {inventory.num_states} places for states; the worker has"
+            f" {capacity.num_states} copies of them"
+        )

@@ -1,39 +1,40 @@
 """Loads and saves of one worker. Pure.
 
 **Saves.** A block that is new in the prefix cache is saved by a row of the next plan, unless a
-store of the location has it. The worker runs plans in order, and rows before the step, so that the
-block is complete and not yet overwritten. Other workers find it once the plan has run.
+store of the location has it; so is the state of a new keep point. The worker runs plans in order,
+and rows before the step, so that both are complete and not yet overwritten. Other workers find them
+once the plan has run.
 
-**Loads.** A hit goes on in stores behind the cached prefix. The sequence gets its slot and its
-blocks, rows of later plans load them, and it is computed once all are there. If one is lost, it is
-forgotten, and the sequence returns to the queue for a shorter hit. A place is pinned until it is
-read.
+**Loads.** A hit goes on in stores behind the cached prefix, as far as each block is in a store or
+in the cache; with states it ends where the state is in one of both. The sequence gets its slot and
+its blocks, rows of later plans load them, and it is computed once all are there. If one is lost, it
+is forgotten, and the sequence returns to the queue for a shorter hit. A place is pinned until it is
+read. A state is loaded to the copy of its sequence, and stays there as a keep point.
 
 **Suspects.** A lost worker may have died of the bytes that it loaded. These are forgotten, and a
 sequence that has lost two workers loads nothing.
 """
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from prometheus_client import Counter
 
 from services.scheduler.allocation import Allocation
+from services.scheduler.block_pool import KeepPoint
 from services.scheduler.resource import Resource
 from services.scheduler.sequence import Sequence, WaitReason
-from services.scheduler.stores.index import Location, Store
+from services.scheduler.stores.index import Location, Places, Store, state_key
+from services.scheduler.stores.saves import MAX_COPIES, MAX_COPY_BYTES, Saves
 from services.scheduler.worker_state import WorkerState
 from shared.errors import CodecError
-from shared.wire.messages import Copied, Forget, Load, PlanRow, Save
+from shared.wire.messages import Copied, Forget, Keep, Load, PlanRow, Save
 
 MIN_LOADED = 2
 """Blocks worth a load: the sequence waits for two plans."""
-MAX_COPY_BYTES = 16 << 20
-"""Of the loads of a plan, and of its saves: other sequences wait meanwhile. Chosen."""
-MAX_COPIES, MAX_FORGETS = 256, 4096
-"""Rows of a plan."""
+MAX_FORGETS = 4096  # rows of a plan
 
 HIT_TOKENS = Counter("shoal_kv_store_hit_tokens", "Tokens found in stores by admitted sequences")
 RECOVERED_TOKENS = Counter(
@@ -44,7 +45,7 @@ RECOVERED_TOKENS = Counter(
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A sequence with a slot, and the number of its blocks to load."""
+    """A sequence with a slot, and the number of its blocks and states to load."""
 
     sequence: Sequence
     allocation: Allocation
@@ -52,13 +53,15 @@ class _Held:
 
 
 class _Copy(NamedTuple):
-    """A block to load."""
+    """A block to load, or the state of a ``slot`` to its copy ``number``."""
 
     held: _Held
     key: bytes
-    block: int
-    store: Store
+    number: int
+    store: str
+    places: Places
     place: int
+    slot: int | None = None
 
 
 @dataclass(slots=True)
@@ -66,8 +69,8 @@ class _Sent:
     """The rows of a plan without a result."""
 
     step: int
-    forgets: list[int] = field(default_factory=list)
-    saves: dict[bytes, int] = field(default_factory=dict)
+    forgets: list[tuple[Places, int]] = field(default_factory=list)
+    saves: dict[bytes, tuple[Places, int]] = field(default_factory=dict)
     loads: list[_Copy] = field(default_factory=list)
     is_answered: bool = False
 
@@ -89,47 +92,41 @@ class StoreCopies(Resource):
         self.store = store
         store.owner = self
         self._worker = worker
+        self._pool, self._find = worker.pool, worker.index.find
         self._size = worker.capacity.block_size
+        self._has_states = worker.blocks.has_states
         self._put_back = put_back
-        most = min(MAX_COPIES, MAX_COPY_BYTES // max(1, store.place_bytes))
-        self._max_copies = max(1, most)
         self._held: dict[int, _Held] = {}  # by slot
-        self._to_save: dict[bytes, int] = {}  # blocks by key, oldest first
+        sizes = worker.capacity.num_blocks, worker.capacity.num_states or 0
+        found = zip(store.parts, (self._find, self._find_state), sizes, strict=False)
+        self._saves = [Saves(*each) for each in found]
         self._to_load: deque[_Copy] = deque()
         self._sent: deque[_Sent] = deque()
         self._is_down = False
-        worker.index.on_add = self._add
+        worker.index.on_add, self._pool.on_keep = self._add, self._add_state
         worker.resources.append(self)
         worker.may_await = True
 
     # --- sequences ------------------------------------------------------------------------------
 
     def num_loadable(self, sequence: Sequence, num_blocks: int) -> int:
-        if sequence.num_worker_deaths > 1:
-            return 0
-        find, most = self.location.find, sequence.max_cached // self._size
-        number = num_blocks
-        while number < most and find(sequence.block_hash(number, self._size)) is not None:
-            number += 1
-        num = number - num_blocks
-        return num if num >= MIN_LOADED else 0
+        return self._num_found(sequence, num_blocks)
 
     def take(self, sequence: Sequence) -> None:
         allocation = sequence.allocated
         first = allocation.num_indexed
-        num = self.num_loadable(sequence, first)
-        self._use(sequence, first + num)
-        held = self._held[allocation.slot] = _Held(sequence, allocation, num)
+        num = self._num_found(sequence, first, loads_states=allocation.to_state is not None)
+        end = first + num
+        self._use(sequence, end)
+        held = self._held[allocation.slot] = _Held(sequence, allocation)
         if not num:
             return
-        for number in range(first, first + num):
-            key = sequence.block_hash(number, self._size)
-            store = self.location.find(key)
-            assert store is not None
-            store.pin(key)
-            block = allocation.tables[0].blocks[number]
-            self._to_load.append(_Copy(held, key, block, store, store.places[key]))
-        allocation.num_computed += num * self._size
+        loads = [*self._take_blocks(held, range(first, end)), *self._take_state(held, end)]
+        for each in loads:
+            each.places.pin(each.key)
+        self._to_load += loads
+        held.num_left = len(loads)
+        allocation.num_computed = end * self._size
         allocation.is_held = True
         HIT_TOKENS.inc(num * self._size)
         if sequence.has_run:
@@ -142,26 +139,95 @@ class StoreCopies(Resource):
         if held.num_left:
             for each in self._to_load:
                 if each.held is held:
-                    each.store.unpin(each.key)
+                    each.places.unpin(each.key)
             self._to_load = deque(each for each in self._to_load if each.held is not held)
         self._use(held.sequence, held.allocation.num_indexed)
 
     def distrust(self, sequence: Sequence) -> None:
-        for number in range(sequence.allocated.num_indexed):
-            self.location.forget(sequence.block_hash(number, self._size))
+        for key in self._keys(sequence, sequence.allocated.num_indexed):
+            self.location.forget(key)
+
+    def _num_found(self, sequence: Sequence, first: int, loads_states: bool = True) -> int:
+        """Counts the blocks behind the ``first`` ones with which the sequence may begin."""
+        if sequence.num_worker_deaths > 1:
+            return 0
+        number = end = first
+        while number < sequence.max_cached // self._size:
+            key = sequence.block_hash(number, self._size)
+            if self._find(key) is None and self.location.find(key) is None:
+                break
+            number += 1
+            if not self._has_states or self._has_state(key, loads_states):
+                end = number
+        return end - first if end - first >= MIN_LOADED else 0
+
+    def _has_state(self, block_hash: bytes, loads_states: bool) -> bool:
+        if block_hash in self._pool.keep_points:
+            return True
+        return loads_states and self.location.find(state_key(block_hash)) is not None
+
+    def _take_blocks(self, held: _Held, numbers: range) -> Iterator[_Copy]:
+        """Shares the blocks in the cache; yields the loads of the other ones."""
+        blocks = held.allocation.tables[0].blocks
+        for number in numbers:
+            key = held.sequence.block_hash(number, self._size)
+            if (cached := self._find(key)) is None:
+                yield self._copy(held, key, blocks[number])
+            else:
+                self._pool.share([cached])
+                self._pool.free([blocks[number]])
+                blocks[number] = cached
+
+    def _take_state(self, held: _Held, end: int) -> Iterator[_Copy]:
+        """Has the slot begin with the state behind ``end`` blocks; yields its load if the cache
+        lacks it."""
+        if not self._has_states:
+            return
+        allocation = held.allocation
+        key = held.sequence.block_hash(end - 1, self._size)
+        allocation.copied_after = end * self._size
+        if (point := self._pool.keep_points.get(key)) is not None:
+            self._pool.use(point)
+            allocation.keep_points.append(point)
+            allocation.from_state = point.state
+            return
+        allocation.from_state = allocation.to_state
+        assert allocation.to_state is not None
+        yield self._copy(held, state_key(key), allocation.to_state, allocation.slot)
+
+    def _copy(self, held: _Held, key: bytes, number: int, slot: int | None = None) -> _Copy:
+        found = self.location.find(key)
+        assert found is not None
+        store, places = found
+        return _Copy(held, key, number, store, places, places.first + places.full[key], slot)
 
     def _use(self, sequence: Sequence, num_blocks: int) -> None:
         """Notes the use of its first blocks: the last one is overwritten first, since the ones
-        before it are usable without it."""
+        before it are usable without it. Of states, the last two are used, as in the cache."""
+        find, states = self.location.find, list[tuple[bytes, Places]]()
         for number in reversed(range(num_blocks)):
             key = sequence.block_hash(number, self._size)
-            if (store := self.location.find(key)) is not None:
-                store.use(key)
+            if (found := find(key)) is not None:
+                found[1].use(key)
+            if self._has_states and (found := find(state_key(key))) is not None:
+                states.append((state_key(key), found[1]))
+        for key, places in reversed(states[:2]):
+            places.use(key)
+
+    def _keys(self, sequence: Sequence, num_blocks: int) -> Iterator[bytes]:
+        """Of its first blocks, and of the states behind them."""
+        for number in range(num_blocks):
+            key = sequence.block_hash(number, self._size)
+            yield key
+            if self._has_states:
+                yield state_key(key)
 
     # --- plans ----------------------------------------------------------------------------------
 
     def rows(self, step: int) -> list[PlanRow]:
-        if not (self._to_load or self._to_save or self.store.forgets):
+        if not (
+            self._to_load or any(self._saves) or any(each.forgets for each in self.store.parts)
+        ):
             return []
         sent = _Sent(step)
         rows = [*self._forget(sent), *self._save(sent), *self._load(sent)]
@@ -170,43 +236,48 @@ class StoreCopies(Resource):
         return rows
 
     def _forget(self, sent: _Sent) -> list[PlanRow]:
-        forgets = self.store.forgets
-        if forgets and self._is_owner:
-            sent.forgets = [*forgets][:MAX_FORGETS]
-            for place in sent.forgets:
-                del forgets[place]
-        return [Forget(place) for place in sent.forgets]
+        if self._is_owner:
+            forgets = [(part, place) for part in self.store.parts for place in part.forgets]
+            sent.forgets = forgets[:MAX_FORGETS]
+            for part, place in sent.forgets:
+                del part.forgets[place]
+        return [Forget(part.first + place) for part, place in sent.forgets]
 
     def _save(self, sent: _Sent) -> list[PlanRow]:
         rows: list[PlanRow] = []
-        while self._to_save and len(rows) < self._max_copies:
-            key, block = next(iter(self._to_save.items()))
-            is_known = key in self.location.saving or self.location.find(key) is not None
-            if is_known or self._worker.index.find(key) != block:
-                del self._to_save[key]
-                continue
-            place = self.store.take()
-            if place is None:
-                break
-            del self._to_save[key]
-            self.location.saving.add(key)
-            sent.saves[key] = place
-            rows.append(Save(key, block, place))
+        for saves in self._saves:
+            for key, number, place in saves.take(self.location):
+                sent.saves[key] = saves.places, place
+                rows.append(Save(key, number, saves.places.first + place))
         return rows
 
     def _load(self, sent: _Sent) -> list[PlanRow]:
-        num = min(len(self._to_load), self._max_copies)
-        sent.loads = [self._to_load.popleft() for _ in range(num)]
-        return [Load(each.key, each.block, each.store.name, each.place) for each in sent.loads]
+        num_bytes = 0
+        while self._to_load and len(sent.loads) < MAX_COPIES:
+            num_bytes += self._to_load[0].places.place_bytes
+            if sent.loads and num_bytes > MAX_COPY_BYTES:
+                break
+            sent.loads.append(self._to_load.popleft())
+        return [
+            Load(each.key, each.number, each.store, each.place, each.slot) for each in sent.loads
+        ]
 
     def _add(self, key: bytes, block: int) -> None:
         """The prefix cache has a new block."""
-        if self._is_down or not self._is_owner:
-            return
-        self._to_save[key] = block
-        if len(self._to_save) > 2 * self._worker.pool.num_blocks:
-            find = self._worker.index.find
-            self._to_save = {key: each for key, each in self._to_save.items() if find(key) == each}
+        if self._takes_more:
+            self._saves[0].add(key, block)
+
+    def _add_state(self, point: KeepPoint) -> None:
+        if self._takes_more and point.state is not None:
+            self._saves[1].add(state_key(point.block_hash), point.state)
+
+    def _find_state(self, key: bytes) -> int | None:
+        point = self._pool.keep_points.get(state_key(key))
+        return None if point is None else point.state
+
+    @property
+    def _takes_more(self) -> bool:
+        return self._is_owner and not self._is_down
 
     @property
     def _is_owner(self) -> bool:
@@ -231,24 +302,25 @@ class StoreCopies(Resource):
         sent.is_answered = True
         if copied.is_down:
             self._is_down = True
-            self._to_save.clear()
+            for each in self._saves:
+                each.clear()
         self._note_saves(sent.saves, unsaved)
         self._note_loads(sent.loads, lost)
 
-    def _note_saves(self, saves: dict[bytes, int], unsaved: set[bytes]) -> None:
-        location, store = self.location, self.store
-        for key, place in saves.items():
+    def _note_saves(self, saves: dict[bytes, tuple[Places, int]], unsaved: set[bytes]) -> None:
+        location = self.location
+        for key, (places, place) in saves.items():
             is_dropped = key in location.dropped
             location.saving.discard(key)
             location.dropped.discard(key)
             if key in unsaved or is_dropped:
-                store.give_back(place, is_full=is_dropped)
+                places.give_back(place, is_full=is_dropped)
             else:
-                store.put(key, place)
+                places.put(key, place)
 
     def _note_loads(self, loads: list[_Copy], lost: set[bytes]) -> None:
         for each in loads:
-            each.store.unpin(each.key)
+            each.places.unpin(each.key)
             each.held.num_left -= 1
             if each.key in lost:
                 self.location.forget(each.key)
@@ -257,8 +329,27 @@ class StoreCopies(Resource):
                 self._put_back(held.sequence)
         for held in dict.fromkeys(each.held for each in loads):
             if held.sequence.allocation is held.allocation and not held.num_left:
-                held.allocation.is_held = False
-                self._worker.blocks.index_blocks(held.sequence)
+                self._begin(held)
+
+    def _begin(self, held: _Held) -> None:
+        """All is there: the sequence may be computed."""
+        allocation, num = held.allocation, held.allocation.num_computed // self._size
+        allocation.is_held = False
+        is_cached = allocation.num_indexed < num  # unless the cache was reset meanwhile
+        self._worker.blocks.index_blocks(held.sequence)
+        if is_cached and self._has_states and allocation.from_state == allocation.to_state:
+            self._keep_state(held.sequence, allocation, num)
+
+    def _keep_state(self, sequence: Sequence, allocation: Allocation, num: int) -> None:
+        """Makes a keep point with the loaded copy; later ones are made elsewhere."""
+        key = sequence.block_hash(num - 1, self._size)
+        is_new = key not in self._pool.keep_points
+        point = self._pool.keep(key, num, [], allocation.to_state)
+        if point not in allocation.keep_points:
+            allocation.keep_points.append(point)
+        if is_new:
+            allocation.to_state = self._pool.take_state()
+            self._worker.blocks.rows.append(Keep(allocation.slot, allocation.to_state))
 
     def reset(self) -> None:
         """New sequences compute their whole prompt: they find no block that others load now."""
@@ -269,19 +360,21 @@ class StoreCopies(Resource):
     def close(self) -> None:
         """The worker is lost, or plans for it end. No cycle keeps its sequences, with their
         images."""
-        self._worker.index.on_add = None
+        self._worker.index.on_add = self._pool.on_keep = None
         self._worker.resources.remove(self)
+        self._saves.clear()
         store, location = self.store, self.location
         for sent in self._sent:
             if not sent.is_answered:
                 location.saving -= sent.saves.keys()
                 location.dropped -= sent.saves.keys()
                 for each in sent.loads:
-                    each.store.unpin(each.key)
+                    each.places.unpin(each.key)
                     location.forget(each.key)
             if self._is_owner:
-                store.forgets.update(dict.fromkeys(sent.forgets))
+                for part, place in sent.forgets:
+                    part.forgets[place] = None
         for each in self._to_load:
-            each.store.unpin(each.key)
+            each.places.unpin(each.key)
         if self._is_owner:
             store.owner = None

@@ -1,42 +1,54 @@
-"""The places of stores, and the blocks there. Pure."""
+"""The places of stores, and the blocks and states there. Pure."""
 
 from collections import Counter, OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+
+FLIPPED = bytes(range(255, -1, -1))
 
 
-class Store:
-    """A store's full ``places`` by key. The first one is overwritten first, unless it is pinned by
-    loads under way. Places in ``forgets`` are free, and their content must not return: the worker
-    has yet to be told. An ``owner`` saves blocks in the store; it has none since ``left_s``."""
+def state_key(block_hash: bytes) -> bytes:
+    """The key of the state behind a block: the bits of the block's key, flipped. Applied to it
+    once more, the key of the block."""
+    return block_hash.translate(FLIPPED)
+
+
+class Places:
+    """The ``full`` places of one size in a store by key; the store numbers them from ``first`` on.
+    The first full one is overwritten first, unless it is pinned by loads under way. Places in
+    ``forgets`` are free, and their content must not return: the worker has yet to be told."""
 
     def __init__(
-        self, name: str, num_places: int, place_bytes: int, places: Mapping[bytes, int]
+        self,
+        num_places: int,
+        place_bytes: int,
+        full: Mapping[bytes, int],
+        forgets: Iterable[int] = (),
+        first: int = 0,
     ) -> None:
-        self.name = name
         self.num_places = num_places
         self.place_bytes = place_bytes
-        self.places = OrderedDict(places)  # its front is removed in constant time
-        self.forgets: dict[int, None] = {}
-        self.owner: object = None
-        self.left_s: float | None = None
+        self.first = first
+        self.forgets = dict.fromkeys(each for each in forgets if each < num_places)
+        left = {key: place for key, place in full.items() if place not in self.forgets}
+        self.full = OrderedDict(left)  # its front is removed in constant time
         self._pins: Counter[bytes] = Counter()
-        taken = set(places.values())
+        taken = set(left.values())
         self._free = [each for each in range(num_places - 1, -1, -1) if each not in taken]
 
     def take(self) -> int | None:
         """Returns a place to overwrite, or None if all are pinned."""
         if not self._free:
-            key = next((each for each in self.places if each not in self._pins), None)
+            key = next((each for each in self.full if each not in self._pins), None)
             if key is None:
                 return None
-            self._free.append(self.places.pop(key))
+            self._free.append(self.full.pop(key))
         place = self._free.pop()
         self.forgets.pop(place, None)
         return place
 
     def put(self, key: bytes, place: int) -> None:
-        """The block ``key`` is saved in a taken ``place``."""
-        self.places[key] = place
+        """``key`` is saved in a taken ``place``."""
+        self.full[key] = place
 
     def give_back(self, place: int, is_full: bool = False) -> None:
         """A taken place is free; one that ``is_full`` is to be forgotten."""
@@ -46,11 +58,11 @@ class Store:
 
     def use(self, key: bytes) -> None:
         """Notes the last use of a full place."""
-        self.places.move_to_end(key)
+        self.full.move_to_end(key)
 
     def forget(self, key: bytes) -> None:
         """Does nothing for a key that has no full place."""
-        place = self.places.pop(key, None)
+        place = self.full.pop(key, None)
         if place is not None:
             self.give_back(place, is_full=True)
 
@@ -63,30 +75,47 @@ class Store:
             del self._pins[key]
 
 
+class Store:
+    """A store with its ``parts``: of blocks, and of states if its model has them. An ``owner``
+    saves there; it has none since ``left_s``."""
+
+    def __init__(self, name: str, parts: Sequence[Places]) -> None:
+        self.name = name
+        self.parts = parts
+        self.owner: object = None
+        self.left_s: float | None = None
+
+    def forget_all(self) -> None:
+        for part in self.parts:
+            for key in [*part.full]:
+                part.forget(key)
+
+
 class Location:
-    """The ``stores`` in one location, by name. Blocks that are ``saving`` are not there yet, and
-    may be forgotten before: ``dropped``."""
+    """The ``stores`` in one location, by name. Blocks and states that are ``saving`` are not there
+    yet, and may be forgotten before: ``dropped``."""
 
     def __init__(self) -> None:
         self.stores: dict[str, Store] = {}
         self.saving: set[bytes] = set()
         self.dropped: set[bytes] = set()
 
-    def find(self, key: bytes) -> Store | None:
-        """Returns a store with the block."""
-        for store in self.stores.values():
-            if key in store.places:
-                return store
+    def find(self, key: bytes) -> tuple[str, Places] | None:
+        """Returns a store with the block or state, and its places."""
+        for name, store in self.stores.items():
+            for part in store.parts:
+                if key in part.full:
+                    return name, part
         return None
 
     def forget(self, key: bytes) -> None:
         for store in self.stores.values():
-            store.forget(key)
+            for part in store.parts:
+                part.forget(key)
         if key in self.saving:
             self.dropped.add(key)
 
     def forget_all(self) -> None:
         for store in self.stores.values():
-            for key in [*store.places]:
-                store.forget(key)
+            store.forget_all()
         self.dropped |= self.saving

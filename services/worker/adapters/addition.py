@@ -19,7 +19,6 @@ from services.worker.adapters.torch_ops import AdaptingOps, TorchForm
 from services.worker.backends.native import NativeLM
 from services.worker.backends.operators import Operators
 from services.worker.layers.parallel import ALONE, Parallel
-from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
 from shared.errors import ConfigError
@@ -99,7 +98,7 @@ class Adapters:
             "adapters in a step": num_tokens * widest * torch.float32.itemsize,
         }
 
-    def begin(self, model: CausalLM, is_open: np.ndarray, kv_cache: KVCache) -> AdapterTable[Any]:
+    def begin(self, model: CausalLM, is_open: np.ndarray, *_: object) -> AdapterTable[Any]:
         """Loads the adapters of the settings. Raises ConfigError."""
         form: Form[Any] = self._native if isinstance(model, NativeLM) else self._torch
         self.table = AdapterTable(

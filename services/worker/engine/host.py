@@ -110,9 +110,9 @@ class HostEngine:
         self._slots = SlotTable(self.capacity, loaded.make_guides())
         is_open = self._slots.is_open
         self._kv_cache = loaded.make_kv_cache(report.num_blocks)
-        begun = loaded.model, is_open, self._kv_cache
-        self._plan_parts = [each.begin(*begun) for each in loaded.additions]
         self._state_pool = StatePool(loaded.shape.state_specs, self.capacity, loaded.device)
+        begun = loaded.model, is_open, self._kv_cache, self._state_pool.layers
+        self._plan_parts = [each.begin(*begun) for each in loaded.additions]
         backend = Backend(
             sampler=loaded.sampler,
             has_rules=self._slots.has_logits_rules,

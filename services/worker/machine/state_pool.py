@@ -50,11 +50,8 @@ class StatePool:
     def __init__(
         self, specs: Sequence[StateSpec], capacity: Capacity, device: torch.device
     ) -> None:
-        num_slots = capacity.max_num_seqs
-        num_states, most_drafts = (
-            num_slots + (capacity.num_states or 0),
-            capacity.num_speculative_tokens,
-        )
+        num_slots, most_drafts = capacity.max_num_seqs, capacity.num_speculative_tokens
+        num_states = num_slots + (capacity.num_states or 0)
         self.layers = [
             LayerStates(
                 _zeros((num_states, each.num_heads, each.key_dim, each.value_dim), device),
@@ -119,6 +116,8 @@ class StatePool:
                 layer.columns[row.slot].zero_()
             return
         source = self._place(row.from_state)
+        if row.from_state == row.to_state:  # a store may load it before the first token
+            self._positions[source] = row.num_cached
         num_seen = 0 if source == NO_COPY else int(self._positions[source])
         if num_seen != row.num_cached:
             raise ValueError(

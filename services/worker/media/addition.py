@@ -13,7 +13,6 @@ from msgspec import structs
 
 from services.worker.backends.operators import Operators
 from services.worker.machine.hardware import choose_dtype, why_out_of_memory
-from services.worker.machine.kv_cache import KVCache
 from services.worker.media.deep_features import take_embeddings
 from services.worker.media.device_tokens import DeviceTokens, MediaOps
 from services.worker.media.encoder import Encoder
@@ -114,7 +113,7 @@ class Media:
             * (sizes.of_patch + num_patches * sizes.of_pair),
         }
 
-    def begin(self, model: CausalLM, is_open: np.ndarray, kv_cache: KVCache) -> MediaTable:
+    def begin(self, model: CausalLM, is_open: np.ndarray, *_: object) -> MediaTable:
         """Raises ConfigError."""
         num_threads = self._settings.num_threads or max(1, num_cores() - 1)
         self.encoder = Encoder(self._tower().features, CACHE_BYTES, num_threads)

@@ -36,7 +36,8 @@ def check(settings: WorkerConfig, device: torch.device, *, pools: bool, is_ours:
 def make(
     settings: WorkerConfig, folder: Path, model: DecoderLM, dtype: torch.dtype
 ) -> "KVTransfer | None":
-    if why := why_not_copied(settings, model):
+    has_states = "the model has layers with states" if model.state_specs() else ""
+    if why := why_not_copied(settings, model) or has_states:
         log.info("kv-transfer: no KV block moves: %s", why)
         return None
     return KVTransfer(settings, folder, model, dtype)
@@ -66,8 +67,10 @@ class KVTransfer:
         num_copies = 2 * num_blocks + guest_blocks(num_blocks)
         return {"KV blocks that move (kv-transfer)": num_copies * self._block_bytes}
 
-    def begin(self, model: CausalLM, is_open: np.ndarray, kv_cache: KVCache) -> "TransferPart":
-        memory = BlockMemory(kv_cache)
+    def begin(
+        self, model: CausalLM, is_open: np.ndarray, kv_cache: KVCache, *_: object
+    ) -> "TransferPart":
+        memory = BlockMemory(kv_cache.sections)
         facts = facts_of(self._settings, self._folder, self._dtype, model, kv_cache)
         num_blocks = inbox_blocks(memory.num_bytes)
         inbox = Inbox(num_blocks, memory.num_bytes, guest_blocks(num_blocks))

@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast
 import numpy as np
 import torch
 
+from kernels.delta import LayerStates
 from services.worker.backends.operators import PLAIN, Operators
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
@@ -49,9 +50,11 @@ class Addition(Protocol):
     def num_bytes(self, num_tokens: int) -> Mapping[str, int]:
         """The memory for it, in steps of up to ``num_tokens``: by purpose, for the log."""
 
-    def begin(self, model: CausalLM, is_open: np.ndarray, kv_cache: KVCache) -> PlanPart:
+    def begin(
+        self, model: CausalLM, is_open: np.ndarray, kv_cache: KVCache, states: Sequence[LayerStates]
+    ) -> PlanPart:
         """``model`` is the backend's. ``is_open`` [max_num_seqs] bool always has the slots' current
-        state."""
+        state. ``states`` of all slots, then their copies, layer by layer."""
 
 
 class AdditionModule(Protocol):

@@ -3,52 +3,31 @@
 import logging
 import os
 import secrets
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from prometheus_client import Counter, Gauge
 
+from kernels.delta import LayerStates
 from services.worker.block_layout import BlockMemory, digest_of, facts_of, why_not_copied
 from services.worker.machine.hardware import read_memory
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
-from services.worker.startup.additions import PlanPart
 from services.worker.stores import folder as folders
-from services.worker.stores.folder import FORMAT, Header, read_header
-from services.worker.stores.places import RECORD_BYTES, BlockLost, OtherStores, OwnPlaces
+from services.worker.stores.files import OtherStores, StoreFiles
+from services.worker.stores.folder import FORMAT, Header, Part, read_header
+from services.worker.stores.memory import StateMemory, facts_of_states, split
+from services.worker.stores.part import StorePart
+from services.worker.stores.places import RECORD_BYTES, OwnPlaces
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
-from shared.wire.codec import Array
-from shared.wire.messages import (
-    MAX_PLACES,
-    Capacity,
-    Copied,
-    Forget,
-    Load,
-    Save,
-    StepPlan,
-)
+from shared.wire.kv_groups import copy_interval
+from shared.wire.messages import MAX_PLACES, Capacity
 
 log = logging.getLogger(__name__)
-
-BYTES = Counter("shoal_kv_store_bytes", "Bytes of KV blocks saved and loaded", ["direction"])
-SECONDS = Counter(
-    "shoal_kv_store_seconds", "Seconds spent on saving and loading KV blocks", ["direction"]
-)
-LOST = Counter(
-    "shoal_kv_store_lost",
-    "KV blocks that could not be loaded: another or none is there (other), damaged (damaged), or"
-    " not readable (unreadable)",
-    ["reason"],
-)
-UNSAVED = Counter("shoal_kv_store_unsaved", "KV blocks that could not be saved")
-UP = Gauge("shoal_kv_store_up", "1 while a worker's store takes KV blocks", ["store"])
-
-Rows = Sequence[Forget | Save | Load]
 
 
 def check(settings: WorkerConfig, device: torch.device, *, pools: bool, is_ours: bool) -> None:
@@ -74,7 +53,7 @@ class KVStore:
     """``part`` is made when the KV cache is there."""
 
     operators = None
-    part: "StorePart"
+    part: StorePart
 
     def __init__(self, settings: WorkerConfig, folder: Path, dtype: torch.dtype) -> None:
         self._settings, self._folder, self._dtype = settings, folder, dtype
@@ -91,33 +70,32 @@ class KVStore:
         there = folders.ownerless_bytes(self._root)
         return {"KV store (kv-offloading-size)": max(0, self._size - there)}
 
-    def begin(self, model: CausalLM, is_open: np.ndarray, kv_cache: KVCache) -> "StorePart":
+    def begin(
+        self, model: CausalLM, is_open: np.ndarray, kv_cache: KVCache, states: Sequence[LayerStates]
+    ) -> StorePart:
         """Raises ConfigError."""
-        memory = BlockMemory(kv_cache)
-        num_places = self._size // (memory.num_bytes + RECORD_BYTES)
-        if num_places == 0:
-            raise ConfigError(
-                f"kv-offloading-size: {self._size} bytes are less than a block of"
-                f" {memory.num_bytes} and its record of {RECORD_BYTES}"
-            )
-        if num_places > MAX_PLACES:
-            log.warning("kv-offloading-size: only %d blocks of it are used", MAX_PLACES)
-            num_places = MAX_PLACES
+        blocks = BlockMemory(kv_cache.sections)
+        copies = StateMemory(states, num_slots=len(is_open))
+        num_places, num_states = self._sizes(blocks, copies, kv_cache.block_size)
         facts = facts_of(self._settings, self._folder, self._dtype, model, kv_cache)
+        if states:
+            facts["states"] = facts_of_states(states)
         layout = digest_of(facts)
         folders.make_private(self._root, forbidden=0o022)
         location = self._root / layout
         folders.make_private(location)
         folder, lock = folders.claim(location)
+        old = read_header(folder)
+        is_known = old is not None and (old.format, old.layout) == (FORMAT, layout)
+        name = old.id if old is not None and is_known else secrets.token_hex(8)
+        sizes = num_places, blocks.num_bytes, num_states, copies.num_bytes
+        header = Header(FORMAT, layout, name, *sizes)
         try:
-            self._make_room(folder, memory, num_places)
-            old = read_header(folder)
-            name = secrets.token_hex(8)
-            if old is not None and (old.format, old.layout) == (FORMAT, layout):
-                name = old.id
-            own = OwnPlaces(folder, Header(FORMAT, layout, name, num_places, memory.num_bytes))
-            others = OtherStores(location, layout, memory.num_bytes)
-            self.part = StorePart(own, others, memory, folders.read_location(location))
+            self._make_room(folder, header.parts, blocks.total + copies.total)
+            own = StoreFiles(header, partial(OwnPlaces, folder))
+            folders.write_header(folder, header)
+            others = OtherStores(location, header)
+            self.part = StorePart(own, others, blocks, copies, folders.read_location(location))
         except OSError as error:
             raise ConfigError(
                 f"kv-offloading-dir: {folder}: {self._size} bytes (kv-offloading-size):"
@@ -125,8 +103,9 @@ class KVStore:
             ) from None
         self._lock = lock  # until the process ends
         log.info(
-            "KV store: %s: %d blocks of %d tokens, %d of them full",
-            *(folder, num_places, self._settings.block_size, len(own.keys)),
+            "KV store: %s: %d blocks of %d tokens and %d states, %d of them full",
+            *(folder, num_places, kv_cache.block_size, num_states),
+            sum(len(each.keys) for each in own.parts),
         )
         return self.part
 
@@ -135,10 +114,26 @@ class KVStore:
         self.part.own.close()
         os.close(self._lock)
 
-    def _make_room(self, folder: Path, memory: BlockMemory, num_places: int) -> None:
+    def _sizes(self, blocks: BlockMemory, copies: StateMemory, block_size: int) -> tuple[int, int]:
+        """Counts the places for blocks and for states. Raises ConfigError."""
+        of_block = blocks.num_bytes + RECORD_BYTES
+        of_state = copies.num_bytes and copies.num_bytes + RECORD_BYTES
+        between = copy_interval(block_size) // block_size
+        num_places, num_states = split(self._size, of_block, of_state, between)
+        if not num_places or (of_state and not num_states):
+            block = f"a block of {blocks.num_bytes} and its record of {RECORD_BYTES}"
+            wanted = f"two states of {copies.num_bytes}" if of_state else block
+            raise ConfigError(f"kv-offloading-size: {self._size} bytes are less than {wanted}")
+        if num_places > MAX_PLACES:
+            log.warning("kv-offloading-size: only %d blocks of it are used", MAX_PLACES)
+            num_places = MAX_PLACES
+        return num_places, min(num_states, num_places)
+
+    def _make_room(self, folder: Path, parts: Sequence[Part], cache_bytes: int) -> None:
         """Raises ConfigError, and OSError."""
-        lacking = num_places * (memory.num_bytes + RECORD_BYTES) - folders.taken_bytes(folder)
-        wanted = lacking + memory.total if folders.is_memory(folder) else 0
+        whole = sum(each.num_places * (each.place_bytes + RECORD_BYTES) for each in parts)
+        lacking = whole - folders.taken_bytes(folder)
+        wanted = lacking + cache_bytes if folders.is_memory(folder) else 0
         too_few = max(lacking - _free_space(folder), wanted - self._free_memory)
         for removed in folders.remove_ownerless(self._root, too_few):
             log.info("KV store: removed %s, which had no owner", removed)
@@ -151,7 +146,7 @@ class KVStore:
         if wanted > (free := self._free_memory):
             raise ConfigError(
                 f"kv-offloading-size: {size:g} GiB need {lacking} bytes of memory more, and the KV"
-                f" cache {memory.total}; {free} are free: lower it, or num-gpu-blocks-override or"
+                f" cache {cache_bytes}; {free} are free: lower it, or num-gpu-blocks-override or"
                 " kv-cache-memory-bytes"
             )
 
@@ -163,96 +158,3 @@ class KVStore:
 def _free_space(folder: Path) -> int:
     disk = os.statvfs(folder)
     return disk.f_bavail * disk.f_frsize
-
-
-class StorePart(PlanPart):
-    """Copies blocks as plans say, on the thread of the steps. ``on_copied`` gets the outcome of
-    each plan with such rows. Faults of the store end no step."""
-
-    def __init__(
-        self, own: OwnPlaces, others: OtherStores, memory: BlockMemory, location: str
-    ) -> None:
-        self.own, self.location = own, location
-        self._others, self._memory = others, memory
-        self.on_copied: Callable[[Copied], None] = lambda copied: None
-        self._up = UP.labels(own.header.id)
-        self._up.set(1)
-        self._is_down = False
-
-    def apply(self, plan: StepPlan, pixels: Sequence[Array]) -> None:
-        if rows := rows_of(plan):
-            self.on_copied(self._copy(plan.step, rows))
-
-    def inventory(self) -> tuple[np.ndarray, np.ndarray]:
-        """The keys of full places and their places."""
-        places = {key: place for place, key in self.own.keys.items()}  # the last of a key
-        return np.frombuffer(b"".join(places), np.uint8), np.array([*places.values()], np.int32)
-
-    def _copy(self, step: int, rows: Rows) -> Copied:
-        lost, unsaved = [], []
-        if any(isinstance(row, Save) for row in rows) and self.own.is_removed:
-            self._go_down("its files were removed")
-        for row in rows:
-            started_s = time.perf_counter()
-            match row:
-                case Forget():
-                    self._forget(row)
-                case Save():
-                    if not self._save(row):
-                        unsaved.append(row.key)
-                        UNSAVED.inc()
-                    SECONDS.labels("save").inc(time.perf_counter() - started_s)
-                case Load():
-                    if not self._load(row):
-                        lost.append(row.key)
-                    SECONDS.labels("load").inc(time.perf_counter() - started_s)
-        if lost:
-            log.warning("KV store: %d blocks are lost, and computed again", len(lost))
-        return Copied(step, lost=lost, unsaved=unsaved, is_down=self._is_down)
-
-    def _forget(self, row: Forget) -> None:
-        try:
-            self.own.forget(row.place)
-        except OSError as error:
-            self._go_down(str(error.strerror))
-
-    def _save(self, row: Save) -> bool:
-        if self._is_down:
-            return False
-        try:
-            self.own.save(row.place, row.key, self._memory.pieces(row.block))
-        except OSError as error:
-            self._go_down(str(error.strerror))
-            return False
-        BYTES.labels("save").inc(self._memory.num_bytes)
-        return True
-
-    def _load(self, row: Load) -> bool:
-        """A block that is lost is cleared, since it may have any bytes."""
-        own = self.own.header.id == row.store
-        try:
-            places = self.own if own else self._others.find(row.store)
-            if places is None:
-                raise BlockLost("unreadable")
-            places.load(row.place, row.key, self._memory.pieces(row.block))
-        except BlockLost as lost:
-            LOST.labels(str(lost)).inc()
-            self._memory.clear(row.block)
-            return False
-        BYTES.labels("load").inc(self._memory.num_bytes)
-        return True
-
-    def _go_down(self, why: str) -> None:
-        if not self._is_down:
-            log.warning("KV store: takes no more blocks: %s; sequences go on", why)
-            self._is_down = True
-            self._up.set(0)
-
-
-def is_answered(rows: Rows) -> bool:
-    """False for rows that copy nothing."""
-    return any(isinstance(row, Save | Load) for row in rows)
-
-
-def rows_of(plan: StepPlan) -> Rows:
-    return [row for row in plan.rows if isinstance(row, Forget | Save | Load)]

@@ -7,11 +7,21 @@ from functools import partial
 
 from services.worker.extension import WorkerCore, WorkerExtension
 from services.worker.step_thread import call_soon
-from services.worker.stores.addition import KVStore, StorePart, is_answered, rows_of
+from services.worker.stores.addition import KVStore
+from services.worker.stores.part import StorePart, is_answered, rows_of
 from shared.errors import CodecError
 from shared.link.peer import Peer
 from shared.wire.codec import Array
-from shared.wire.messages import STORES_MINOR, Copied, Forget, Inventory, Load, Save, StepPlan
+from shared.wire.messages import (
+    STORED_STATES_MINOR,
+    STORES_MINOR,
+    Copied,
+    Forget,
+    Inventory,
+    Load,
+    Save,
+    StepPlan,
+)
 
 
 class WorkerStores(WorkerExtension):
@@ -29,7 +39,10 @@ class WorkerStores(WorkerExtension):
 
     def on_attach(self, home: Peer) -> None:
         """At once, unless plans of a former scheduler are still to change the store."""
-        if self._part is None or home.hello.minor < STORES_MINOR:
+        if self._part is None:
+            return
+        has_states = self._part.own.header.num_states > 0
+        if home.hello.minor < (STORED_STATES_MINOR if has_states else STORES_MINOR):
             return
         if not self._senders:
             self._send_inventory(self._part, home)
@@ -40,7 +53,7 @@ class WorkerStores(WorkerExtension):
 
     def _send_inventory(self, part: StorePart, home: Peer) -> None:
         header = part.own.header
-        sizes = header.num_places, header.place_bytes
+        sizes = header.num_places, header.place_bytes, header.num_states, header.state_bytes
         if self._core.home() is home:
             home.send(Inventory(header.id, part.location, *sizes), *part.inventory())
 
@@ -59,12 +72,21 @@ class WorkerStores(WorkerExtension):
     def _check_row(self, row: Forget | Save | Load) -> None:
         if self._part is None:
             raise CodecError("this worker has no KV store (kv-offloading-size)")
-        num_places = self._part.own.header.num_places
+        header, capacity = self._part.own.header, self._core.engine.capacity
+        num_places = header.num_places + header.num_states
         if not isinstance(row, Load) and row.place >= num_places:
             raise CodecError(f"place {row.place} of a store; it has {num_places}")
-        num_blocks = self._core.engine.capacity.num_blocks
-        if not isinstance(row, Forget) and row.block >= num_blocks:
-            raise CodecError(f"block {row.block} for a store; the cache has {num_blocks}")
+        if isinstance(row, Forget):
+            return
+        slot = row.slot if isinstance(row, Load) else None
+        if slot is not None and slot >= capacity.max_num_seqs:
+            raise CodecError(f"slot {slot} for a state; there are {capacity.max_num_seqs}")
+        if slot is not None or (isinstance(row, Save) and row.place >= header.num_places):
+            num_states = capacity.num_states or 0
+            if row.block >= num_states:
+                raise CodecError(f"state {row.block} for a store; there are {num_states}")
+        elif row.block >= capacity.num_blocks:
+            raise CodecError(f"block {row.block} for a store; the cache has {capacity.num_blocks}")
 
     def _report(self, copied: Copied) -> None:
         """Called for each plan with rows, before its result is sent."""

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,18 +22,39 @@ from shared.errors import ConfigError
 SETTING = "kv-offloading-dir"
 MAX_STORES = 256  # of one layout
 MOUNTS = Path("/proc/self/mountinfo")
-LOCK, LOCATION, HEADER, BLOCKS = "lock", "location", "store.json", "blocks.bin"
+LOCK, LOCATION, HEADER = "lock", "location", "store.json"
+BLOCKS, RECORDS = "blocks.bin", "records.bin"
+STATES, RECORDS_OF_STATES = "states.bin", "records_of_states.bin"
 FORMAT = 1  # of the files
 NUM_TRIES, TRY_S = 3, 0.02  # of a lock, which others hold for a moment to count bytes
 IN_MEMORY = {"tmpfs", "ramfs"}
 
 
+class Part(NamedTuple):
+    """Places of equal size in the file ``content``, and their records in another one."""
+
+    content: str
+    records: str
+    num_places: int
+    place_bytes: int
+
+
 class Header(msgspec.Struct, frozen=True):
+    """A store has places for blocks, and behind them for states."""
+
     format: int
     layout: str
     id: str
     num_places: int
     place_bytes: int
+    num_states: int = 0
+    state_bytes: int = 0
+
+    @property
+    def parts(self) -> list[Part]:
+        blocks = Part(BLOCKS, RECORDS, self.num_places, self.place_bytes)
+        states = Part(STATES, RECORDS_OF_STATES, self.num_states, self.state_bytes)
+        return [blocks, states] if self.num_states else [blocks]
 
 
 def read_header(folder: Path) -> Header | None:
@@ -43,6 +65,13 @@ def read_header(folder: Path) -> Header | None:
             return msgspec.json.decode(stream.read(4096), type=Header)
     except (OSError, msgspec.MsgspecError):
         return None
+
+
+def write_header(folder: Path, header: Header) -> None:
+    """Raises OSError."""
+    made = folder / f"{HEADER}.new"
+    made.write_bytes(msgspec.json.encode(header))
+    made.replace(folder / HEADER)
 
 
 def make_private(folder: Path, forbidden: int = 0o077) -> None:

@@ -1,36 +1,26 @@
 """The files of one store: places of equal size, each with a record.
 
 ``store.json`` has the format and the sizes, ``blocks.bin`` the places, ``records.bin`` their
-records. A record is cleared before its place is written, and written after it. Readers believe a
-place if its record has the wanted key and its bytes have the checksum of the record. So a kill at
-any time loses the block of that moment and no other.
+records; ``states.bin`` and ``records_of_states.bin`` are the same for states. A record is cleared
+before its place is written, and written after it. Readers believe a place if its record has the
+wanted key and its bytes have the checksum of the record. So a kill at any time loses the block of
+that moment and no other.
 """
 
 import errno
 import os
 import zlib
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from struct import Struct
 
-import msgspec
-
-from services.worker.stores.folder import (
-    BLOCKS,
-    FORMAT,
-    HEADER,
-    Header,
-    open_private,
-    read_header,
-)
+from services.worker.stores.folder import Part, open_private
 
 RECORD = Struct("<16sQI")  # key, generation and checksum of the place
 RECORD_BYTES = 64  # with the checksum of the record and zeros
 FREE = bytes(RECORD_BYTES)
-RECORDS = "records.bin"
 
-Pieces = Sequence[memoryview]  # the memory of a block
+Pieces = Sequence[memoryview]  # the memory of a block, or a state
 
 
 class BlockLost(Exception):
@@ -45,13 +35,13 @@ def checksum(pieces: Pieces) -> int:
 
 
 class Places:
-    """The places of a store of any worker, for reading. Raises OSError."""
+    """The places of a part of a worker's store, for reading. Raises OSError."""
 
-    def __init__(self, folder: Path, header: Header, *, writes: bool = False) -> None:
-        self.header = header
-        self._blocks = open_private(folder / BLOCKS, writes=writes)
+    def __init__(self, folder: Path, part: Part, *, writes: bool = False) -> None:
+        self.part = part
+        self._blocks = open_private(folder / part.content, writes=writes)
         try:
-            self._records = open_private(folder / RECORDS, writes=writes)
+            self._records = open_private(folder / part.records, writes=writes)
         except OSError:
             os.close(self._blocks)
             raise
@@ -62,7 +52,7 @@ class Places:
             record = os.pread(self._records, RECORD_BYTES, place * RECORD_BYTES)
             if (found := read_record(record)) is None or found[0] != key:
                 raise BlockLost("other")
-            size = self.header.place_bytes
+            size = self.part.place_bytes
             if os.preadv(self._blocks, pieces, place * size) != size:
                 raise BlockLost("damaged")
         except OSError as error:
@@ -89,27 +79,24 @@ def read_record(record: bytes) -> tuple[bytes, int, int] | None:
 
 
 class OwnPlaces(Places):
-    """The places of the own store. ``keys`` has the key of each full place, the oldest at the
-    front."""
+    """The places of a part of the own store. ``keys`` has the key of each full place, the oldest at
+    the front."""
 
-    def __init__(self, folder: Path, header: Header) -> None:
+    def __init__(self, folder: Path, part: Part) -> None:
         """Takes the files that are there, or makes new ones with room for all places. A store of
         another size keeps the blocks of the remaining places."""
-        super().__init__(folder, header, writes=True)
+        super().__init__(folder, part, writes=True)
         self.keys: dict[int, bytes] = {}
         self._generation = 0
-        for fd, size in ((self._blocks, header.place_bytes), (self._records, RECORD_BYTES)):
-            os.ftruncate(fd, header.num_places * size)
-            os.posix_fallocate(fd, 0, header.num_places * size)
+        for fd, size in ((self._blocks, part.place_bytes), (self._records, RECORD_BYTES)):
+            os.ftruncate(fd, part.num_places * size)
+            os.posix_fallocate(fd, 0, part.num_places * size)
         self._read_records()
-        made = folder / f"{HEADER}.new"
-        made.write_bytes(msgspec.json.encode(header))
-        made.replace(folder / HEADER)
 
     def _read_records(self) -> None:
         found = []
         with open(os.dup(self._records), "rb") as stream:
-            for place in range(self.header.num_places):
+            for place in range(self.part.num_places):
                 if record := read_record(stream.read(RECORD_BYTES)):
                     found.append((record[1], place, record[0]))
         for generation, place, key in sorted(found):
@@ -119,7 +106,7 @@ class OwnPlaces(Places):
     def save(self, place: int, key: bytes, pieces: Pieces) -> None:
         """Raises OSError if the place was not written; then it is free."""
         self.forget(place)
-        size = self.header.place_bytes
+        size = self.part.place_bytes
         if os.pwritev(self._blocks, pieces, place * size) != size:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         self._generation += 1
@@ -136,30 +123,3 @@ class OwnPlaces(Places):
     def _write_record(self, place: int, record: bytes) -> None:
         if os.pwrite(self._records, record, place * RECORD_BYTES) != RECORD_BYTES:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-class OtherStores:
-    """The stores of all workers in ``location``, opened as they are needed."""
-
-    def __init__(self, location: Path, layout: str, place_bytes: int) -> None:
-        self._location = location
-        self._wanted = FORMAT, layout, place_bytes
-        self._open: dict[str, Places] = {}
-
-    def find(self, store: str) -> Places | None:
-        found = self._open.get(store)
-        if found is not None and found.is_removed:
-            self._open.pop(store).close()
-            found = None
-        return found or self._look_for(store)
-
-    def _look_for(self, store: str) -> Places | None:
-        for path in self._location.glob(f"*/{HEADER}"):
-            header = read_header(path.parent)
-            if header is None or header.id != store:
-                continue
-            if (header.format, header.layout, header.place_bytes) == self._wanted:
-                with suppress(OSError):
-                    self._open[store] = Places(path.parent, header)
-                    return self._open[store]
-        return None

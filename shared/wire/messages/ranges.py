@@ -20,6 +20,7 @@ STORES_MINOR = 11  # the first with stores of KV blocks
 MOVES_MINOR = 12  # the first with KV blocks that move between workers
 GUESTS_MINOR = 13  # the first with KV blocks that move between cells
 VIDEO_MINOR = 14  # the first with videos
+STORED_STATES_MINOR = 14  # the first with stores of states
 
 ServiceName = Literal["gateway", "tokenizer", "scheduler", "worker"]
 FinishReason = Literal["stop", "length", "abort", "repetition"]

@@ -26,7 +26,8 @@ class Admit(Row, frozen=True):
     ids in the plan's buffer, of which the first ``prompt_len`` are the prompt and the first
     ``num_cached`` have their KV in ``blocks``, and in ``more_blocks`` of each further group of
     layers. There ``Capacity.num_blocks`` stands for a block behind the group's window.
-    The state of its ``num_cached`` ids is the copy ``from_state``; ``to_state``: as in Keep.
+    The state of its ``num_cached`` ids is the copy ``from_state``; ``to_state``: as in Keep. If
+    both are one copy, it may be loaded later, before a token of the slot is computed.
     ``num_prompt_scored``: as in ChoiceStart. ``options`` and ``old_is_traced``: as in Submit.
     ``items`` are the images of the prompt. The worker encodes the ones that end behind
     ``num_cached``, and sends Encoded.

@@ -1,6 +1,6 @@
-"""KV blocks in stores outside the workers' caches, which outlive a worker.
+"""KV blocks, and states, in stores outside the workers' caches, which outlive a worker.
 
-Peers below minor ``STORES_MINOR`` get none of them.
+Peers below minor ``STORES_MINOR`` get none of them, and below ``STORED_STATES_MINOR`` no states.
 """
 
 from typing import Annotated
@@ -12,20 +12,22 @@ from shared.wire.messages.ranges import Int32, Int64, Name, Row
 MAX_PLACES = 1 << 20  # of a store: a scheduler has state for each
 
 BlockKey = Annotated[bytes, Meta(min_length=16, max_length=16)]  # a block hash
-NumPlaces = Annotated[int, Meta(ge=1, le=MAX_PLACES)]
+NumPlaces = Annotated[int, Meta(ge=0, le=MAX_PLACES)]
 
 
 class Load(Row, tag=3, frozen=True):
-    """The worker copies the block ``key`` from a place of ``store`` to its own ``block``."""
+    """The worker copies the block ``key`` from a place of ``store`` to its own ``block``; with a
+    ``slot`` a state, to the copy ``block`` and to that slot, which was admitted with the copy."""
 
     key: BlockKey
     block: Int32
     store: Name
     place: Int32
+    slot: Int32 | None = None
 
 
 class Save(Row, tag=4, frozen=True):
-    """The worker copies its ``block``, which is ``key``, to a place of its own store."""
+    """The worker copies its ``block``, or a state from copy ``block``, to a place of its store."""
 
     key: BlockKey
     block: Int32
@@ -40,13 +42,16 @@ class Forget(Row, tag=5, frozen=True):
 
 class Inventory(Row, tag=38, frozen=True):
     """Worker → scheduler, after each Attach: its ``store`` and the full places there. The worker
-    reads all stores in the same ``location``. Buffers: u1 keys, 16 bytes for each full place, and
-    i4 places, the one saved first at the front."""
+    reads all stores in the same ``location``. The places of states come after those of blocks.
+    Buffers: u1 keys, 16 bytes for each full place, and i4 places, the one saved first at the
+    front."""
 
     store: Name
     location: Name
     num_places: NumPlaces
     place_bytes: Int64
+    num_states: NumPlaces = 0
+    state_bytes: Int64 = 0
 
 
 class Copied(Row, tag=39, frozen=True):

@@ -12,6 +12,7 @@ from services.scheduler.scheduler import Planned
 from services.scheduler.sequence import Sequence
 from services.scheduler.stores.cell import CellStores
 from services.scheduler.stores.copies import StoreCopies
+from services.scheduler.stores.index import Places, state_key
 from services.scheduler.worker_state import WorkerState
 from shared.link.peer import Peer
 from shared.settings.scheduler import SchedulerConfig
@@ -38,7 +39,7 @@ class StoreMesh(Mesh):
         "join": 2,
         "kill_worker": 2,
         "answer": 2,
-        "lose_records": 0.5,
+        "lose_records": 1,
         "break_store": 0.3,
         "look": 0.5,
     }
@@ -49,15 +50,14 @@ class StoreMesh(Mesh):
         self.stores: dict[str, dict[str, SimulatedStore]] = {"a": {}, "b": {}}
         self.num_places = random.choice([1, 3, 10, 40, 200])
         self.place_bytes = random.choice([1, 6 << 20, 20 << 20])
+        self.num_stored_states = random.choice([1, 2, 8, 40])
         self.now_s = 0.0
         self.all_workers: list[StoringWorker] = []
         super().__init__(random)
 
     def join(self) -> None:
         if not self.peers and not self.num_workers:
-            self.capacity = replace(
-                self.capacity, groups=EVERY_LAYER, num_states=None, num_stages=1
-            )
+            self.capacity = replace(self.capacity, groups=EVERY_LAYER, num_stages=1)
             others = OtherCells(self.core, {}, "s", lambda: None)
             cell = Cell(CONFIG, self.core, self.peers, others, lambda: None)
             self.cell = CellStores(cell)
@@ -75,6 +75,8 @@ class StoreMesh(Mesh):
         if own is None:
             name = f"{location}{len(stores)}"
             own = stores[name] = SimulatedStore(name, self.num_places, self.place_bytes)
+            if self.capacity.num_states is not None:
+                own.num_states, own.state_bytes = self.num_stored_states, self.place_bytes
         own.is_locked, own.is_down = True, False
         worker = StoringWorker(
             plain.capacity,
@@ -120,8 +122,8 @@ class StoreMesh(Mesh):
         if not any(each.is_isolated and each.allocated.is_held for each in running):
             super().check_plan(worker, planned, runnable)  # else a plan may just admit that one
         most = max(1, min(256, (16 << 20) // self.place_bytes))
-        for kind in (Load, Save):
-            assert sum(type(each) is kind for each in planned.plan.rows) <= most
+        for kind, num_kinds in ((Load, 1), (Save, 2)):
+            assert sum(type(each) is kind for each in planned.plan.rows) <= most * num_kinds
         slots = {row.slot for row in planned.plan.prefill}
         slots |= {row.slot for row in planned.plan.decode}
         assert not any(worker.running[slot].allocated.is_held for slot in slots)
@@ -173,28 +175,35 @@ class StoreMesh(Mesh):
         super().check()
         for location in self.cell._locations.values():
             for store in location.stores.values():
-                full = store.places.values()
-                assert len({*full, *store._free}) == len(full) + len(store._free)
-                if isinstance(store.owner, StoreCopies):
-                    saving = [
-                        each
-                        for sent in store.owner._sent
-                        if not sent.is_answered
-                        for each in sent.saves.values()
-                    ]
-                    assert len(full) + len(store._free) + len(saving) == store.num_places
-                    assert not {*saving} & {*full, *store._free}
+                for part in store.parts:
+                    self.check_part(store.owner, part)
         for stores in self.stores.values():
             for each in stores.values():
                 for key, content in each.records.values():
-                    assert content == self.names[key][-self.capacity.block_size :]
+                    if isinstance(content, list):
+                        assert content == self.names[key][-self.capacity.block_size :]
+                    else:
+                        contexts = self.names[state_key(key)]
+                        assert content == (len(contexts), contexts[-1])
+
+    def check_part(self, owner: object, part: Places) -> None:
+        full = part.full.values()
+        assert len({*full, *part._free}) == len(full) + len(part._free)
+        if not isinstance(owner, StoreCopies):
+            return
+        sent = (each for each in owner._sent if not each.is_answered)
+        saves = [place for each in sent for place in each.saves.values()]
+        saving = [place for places, place in saves if places is part]
+        assert len(full) + len(part._free) + len(saving) == part.num_places
+        assert not {*saving} & {*full, *part._free}
 
     def finish(self) -> None:
         super().finish()
         for location in self.cell._locations.values():
             assert not location.saving
             assert not location.dropped
-            assert not any(store._pins for store in location.stores.values())
+            parts = [part for store in location.stores.values() for part in store.parts]
+            assert not any(part._pins for part in parts)
         for copies in self.cell._copies.values():
             assert not copies._to_load
             assert not copies._held

@@ -8,15 +8,15 @@ import numpy as np
 from services.scheduler.scheduler import Planned
 from shared.wire.messages import Copied, Forget, Inventory, Load, Save, StepPlan, StepResult
 from shared.wire.token_arrays import TokenArrays
-from tests.services.scheduler.simulated_worker import SimulatedWorker, Slot
+from tests.services.scheduler.simulated_worker import SimulatedWorker, Slot, State, state_of
 
-Content = list[int]
+Content = list[int] | State
 
 
 @dataclass
 class SimulatedStore:
-    """``records`` by place: a key and the content of its block. Records of the keys ``lost`` were
-    damaged. A store that ``is_down`` takes no more; a worker that saves in it has it
+    """``records`` by place: a key and the content of its block, or state. Records of the keys
+    ``lost`` were damaged. A store that ``is_down`` takes no more; a worker that saves in it has it
     ``is_locked``."""
 
     name: str
@@ -26,6 +26,8 @@ class SimulatedStore:
     lost: set[bytes] = field(default_factory=set)
     is_down: bool = False
     is_locked: bool = True
+    num_states: int = 0
+    state_bytes: int = 0
 
     def damage(self, random: Random, share: float = 0.3) -> None:
         for place, (key, _) in [*self.records.items()]:
@@ -38,7 +40,8 @@ class SimulatedStore:
         full = {key: place for place, (key, _) in self.records.items()}
         keys = np.frombuffer(b"".join(full), np.uint8)
         places = np.array([*full.values()], np.int32)
-        return Inventory(self.name, location, self.num_places, self.place_bytes), [keys, places]
+        sizes = self.num_places, self.place_bytes, self.num_states, self.state_bytes
+        return Inventory(self.name, location, *sizes), [keys, places]
 
 
 @dataclass
@@ -51,6 +54,7 @@ class StoringWorker(SimulatedWorker):
     num_loaded: int = 0  # blocks
     num_lost: int = 0
     num_saved: int = 0
+    num_states_loaded: int = 0
     unread: set[int] = field(default_factory=set)
     answers: list[Copied] = field(default_factory=list)
 
@@ -74,26 +78,56 @@ class StoringWorker(SimulatedWorker):
                 case Forget(place):
                     own.records.pop(place, None)
                 case Save(key, block, place):
-                    assert place < own.num_places
-                    assert len(self.kv[block]) == self.capacity.block_size, "a part of a block"
                     if own.is_down:
                         unsaved.append(key)
                     else:
                         own.records.pop(place, None)
-                        own.records[place] = key, list(self.kv[block])
+                        own.records[place] = key, self._content(block, place)
                         self.num_saved += 1
-                case Load(key, block, store, place):
-                    self.check_load(plan, block)
+                case Load(key, block, store, place, number):
                     found, content = self.stores[store].records.get(place, (b"", []))
-                    if found == key:
+                    if number is None:
+                        self.check_load(plan, block)
+                    else:
+                        self.check_state(plan, number, block)
+                    if found != key:
+                        lost.append(key)
+                        self.num_lost += 1
+                    elif isinstance(content, list):
                         self.kv[block] = list(content)
                         self.num_loaded += 1
                     else:
-                        lost.append(key)
-                        self.num_lost += 1
+                        assert number is not None
+                        self.states[block] = self.slots[number].state = content
+                        self.num_states_loaded += 1
         if {*kinds} == {Forget}:
             return None
         return Copied(plan.step, lost, unsaved, is_down=own.is_down)
+
+    def _content(self, block: int, place: int) -> Content:
+        """Of a block, or of a copy of a state."""
+        assert self.own is not None
+        assert place < self.own.num_places + self.own.num_states
+        if place >= self.own.num_places:
+            return self.states[block]
+        assert len(self.kv[block]) == self.capacity.block_size, "a part of a block"
+        return list(self.kv[block])
+
+    def check_state(self, plan: StepPlan, number: int, copy: int) -> None:
+        """A state to load belongs to a sequence that was admitted before with that copy."""
+        assert number not in plan.release
+        assert number in self.unread
+        admit = self.slots[number].admit
+        assert admit.from_state == admit.to_state == copy
+
+    def _begin_state(self, slot: Slot) -> None:
+        """A copy that is its own may be loaded until the first token."""
+        admit = slot.admit
+        if admit.from_state is None or admit.from_state != admit.to_state:
+            super()._begin_state(slot)
+            return
+        slot.copies_to = admit.to_state
+        slot.state = self.states.get(admit.from_state, slot.state)
 
     def check_load(self, plan: StepPlan, block: int) -> None:
         """A block to load belongs to a sequence that was admitted before, and not computed yet."""
@@ -112,5 +146,8 @@ class StoringWorker(SimulatedWorker):
         for number in numbers:
             if number in self.unread:
                 self.unread.remove(number)
-                super()._find_cached(self.slots[number])
+                slot = self.slots[number]
+                super()._find_cached(slot)
+                if self.capacity.num_states is not None:
+                    assert slot.state == state_of(slot.ids[: slot.num_computed])
         return super()._check_rows(plan)

@@ -8,7 +8,7 @@ import pytest
 from tests.services.scheduler.schedules import run_schedule
 from tests.services.scheduler.stores.schedules import StoreMesh
 
-NUM_SCHEDULES = 150
+NUM_SCHEDULES = 300
 
 
 def meet(numbers: range) -> Counter[str]:
@@ -19,13 +19,14 @@ def meet(numbers: range) -> Counter[str]:
         met[f"depth {mesh.depth}"] += 1
         for each in mesh.all_workers:
             met.update(saved=each.num_saved, loaded=each.num_loaded, lost=each.num_lost)
+            met.update(states=each.num_states_loaded)
     return met
 
 
 @pytest.mark.seconds
 def test_random_schedules_with_stores_keep_the_contract() -> None:
     met = meet(range(NUM_SCHEDULES))
-    assert len(met) == 5
+    assert len(met) == 6
     assert all(met.values()), met
 
 

@@ -5,12 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from services.scheduler.scheduler import Planned
 from services.scheduler.sequence import WaitReason
 from services.scheduler.service import SchedulerService
 from services.scheduler.stores.cell import MAX_KEPT, CellStores
-from services.scheduler.stores.index import Location, Store
+from services.scheduler.stores.index import Location, Places, Store
 from shared.errors import CodecError
 from shared.settings.scheduler import SchedulerConfig
 from shared.wire.messages import (
@@ -38,6 +39,8 @@ from tests.services.scheduler.stores.storing_worker import SimulatedStore, Stori
 CAPACITY = Capacity(32, 4, 4, 16, 64, 1000)
 MODEL = ModelInfo(["m"], "f", 1000, 64, 1)
 PROMPT = np.arange(16, dtype=np.int32)
+WITH_STATES = Capacity(60, 16, 4, 128, 1000, 1000, num_states=2)
+LONG = np.arange(200, dtype=np.int32)
 LOCATION = "here"
 
 
@@ -100,6 +103,10 @@ class Mesh:
         params = SamplingParams(seed=0, max_tokens=max_tokens)
         generate = Generate(f"{name}~1/0", 1, params, [NewSequence(f"{name}~1/0/0")])
         self.service.on_message(self.tokenizer, generate, [prompt, prompt[:0]])
+
+
+def hybrid_store(name: str) -> SimulatedStore:
+    return SimulatedStore(name, 60, 1, num_states=10, state_bytes=1)
 
 
 def rows_of(plans: list[StepPlan], kind: type) -> list[Any]:
@@ -240,6 +247,76 @@ async def test_a_store_of_layers_with_windows_is_no_message(tmp_path: Path):
         Worker(Mesh(tmp_path), "one", SimulatedStore("one", 10, 1), capacity)
 
 
+async def test_a_store_has_states_if_its_worker_has(tmp_path: Path):
+    for store, capacity in (
+        (SimulatedStore("one", 10, 1), WITH_STATES),
+        (hybrid_store("one"), CAPACITY),
+    ):
+        with pytest.raises(CodecError, match="places for states; the worker has"):
+            Worker(Mesh(tmp_path), "one", store, capacity)
+
+
+async def test_a_killed_workers_hybrid_goes_on_from_its_last_keep_point(tmp_path: Path):
+    """The state stays on the next worker, for later sequences."""
+    mesh = Mesh(tmp_path)
+    first = Worker(mesh, "one", hybrid_store("one"), WITH_STATES)
+    mesh.ask("r", LONG, max_tokens=20)
+    first.run(num=8)
+    second = Worker(mesh, "two", hybrid_store("two"), WITH_STATES)
+    first.die()
+    plans = second.run()
+    assert not mesh.core.sequences
+    assert cached_of(plans) == [192]
+    assert [row.slot for row in rows_of(plans, Load)] == [*[None] * 12, 0]
+    mesh.ask("s", LONG)
+    plans = second.run()
+    assert cached_of(plans) == [192]
+    assert not rows_of(plans, Load)
+
+
+async def test_blocks_in_the_cache_lack_the_state_alone(tmp_path: Path):
+    mesh = Mesh(tmp_path)
+    worker = Worker(mesh, "one", hybrid_store("one"), WITH_STATES)
+    for name, prompt in (("r", LONG), ("q", LONG + 1)):
+        mesh.ask(name, prompt)
+        worker.run()
+    mesh.ask("s", LONG)
+    plans = worker.run()
+    assert cached_of(plans) == [192]
+    assert [row.slot for row in rows_of(plans, Load)] == [0]
+    (state,) = mesh.core.workers.values()
+    assert state.pool.num_owned == 0
+
+
+async def test_a_lost_state_is_forgotten_and_its_sequence_computed(tmp_path: Path):
+    mesh = Mesh(tmp_path)
+    store = hybrid_store("one")
+    worker = Worker(mesh, "one", store, WITH_STATES)
+    mesh.ask("r", LONG)
+    worker.run()
+    worker.die()
+    worker = Worker(mesh, "two", store, WITH_STATES)
+    for place in [each for each in store.records if each >= store.num_places]:
+        del store.records[place]
+    mesh.ask("s", LONG)
+    plans = worker.run()
+    assert cached_of(plans) == [192, 0]
+    assert not mesh.core.sequences
+    assert any(each >= store.num_places for each in store.records), "it is saved again"
+
+
+async def test_no_state_is_loaded_without_a_copy_for_it(tmp_path: Path):
+    mesh = Mesh(tmp_path)
+    store = hybrid_store("one")
+    worker = Worker(mesh, "one", store, WITH_STATES)
+    mesh.ask("r", LONG)
+    worker.run()
+    worker.die()
+    worker = Worker(mesh, "two", store, replace(WITH_STATES, num_states=0))
+    mesh.ask("s", LONG)
+    assert cached_of(worker.run()) == [0]
+
+
 async def test_stores_without_owners_are_dropped_in_time(tmp_path: Path):
     mesh = Mesh(tmp_path)
     for number in range(MAX_KEPT + 3):
@@ -256,25 +333,25 @@ def key(number: int) -> bytes:
 
 
 def test_the_place_used_least_recently_is_overwritten_unless_it_is_pinned():
-    store = Store("s", 3, 1, {key(0): 2, key(1): 0})
-    assert store.take() == 1
-    store.put(key(2), 1)
-    store.use(key(0))
-    store.pin(key(1))
-    assert store.take() == 1
-    store.put(key(3), 1)
-    store.unpin(key(1))
-    assert store.take() == 0
-    assert store.places == {key(0): 2, key(3): 1}
+    places = Places(3, 1, {key(0): 2, key(1): 0})
+    assert places.take() == 1
+    places.put(key(2), 1)
+    places.use(key(0))
+    places.pin(key(1))
+    assert places.take() == 1
+    places.put(key(3), 1)
+    places.unpin(key(1))
+    assert places.take() == 0
+    assert places.full == {key(0): 2, key(3): 1}
 
 
 def test_a_forgotten_place_is_free_and_told_unless_it_is_overwritten():
-    store = Store("s", 2, 1, {key(0): 0, key(1): 1})
+    places = Places(2, 1, {key(0): 0, key(1): 1})
     location = Location()
-    location.stores["s"] = store
+    location.stores["s"] = Store("s", [places])
     location.forget(key(1))
-    assert [*store.forgets] == [1]
-    assert store.take() == 1
-    assert not store.forgets
+    assert [*places.forgets] == [1]
+    assert places.take() == 1
+    assert not places.forgets
     location.forget_all()
-    assert [*store.forgets] == [0]
+    assert [*places.forgets] == [0]

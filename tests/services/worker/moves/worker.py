@@ -76,7 +76,7 @@ class MovingWorker:
         self.moves = WorkerMoves(core)
         (addition,) = [each for each in engine.additions if isinstance(each, KVTransfer)] or [None]
         self.part: Any = addition and addition.part
-        self.memory = BlockMemory(engine._kv_cache)
+        self.memory = BlockMemory(engine._kv_cache.sections)
         self.num_accepted = 0
         self._step = 0
 

@@ -17,7 +17,6 @@ from services.worker.stores.addition import check, make
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 from tests.services.worker.checkpoints import save_model
-from tests.services.worker.hybrids import HYBRIDS, save_hybrid
 from tests.services.worker.stores.worker import SIZE, StoreWorker
 from tests.services.worker.test_families import CASES
 
@@ -59,15 +58,13 @@ def test_models_of_transformers_have_no_stores(caplog: pytest.LogCaptureFixture)
     assert "no KV block is saved: transformers computes this model" in caplog.text
 
 
-@pytest.mark.parametrize("what", ["windows", "states"])
-def test_models_without_stores(what: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    if what == "states":
-        save_hybrid(tmp_path / "model", next(iter(HYBRIDS)))
-    else:
-        save_model(tmp_path / "model", Gemma2ForCausalLM, **CASES["gemma 2"][1])
+def test_models_with_windows_have_no_stores(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    save_model(tmp_path / "model", Gemma2ForCausalLM, **CASES["gemma 2"][1])
     folder = {"kv_offloading_size": SIZE, "kv_offloading_dir": tmp_path / "stores"}
     engine = make_engine(tmp_path / "model", "torch", **folder)
-    assert f"the model has layers with {what}" in caplog.text
+    assert "the model has layers with windows" in caplog.text
     assert not engine.additions
     assert not (tmp_path / "stores").exists()
 

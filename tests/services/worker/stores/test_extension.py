@@ -16,6 +16,7 @@ from shared.errors import CodecError
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import (
     PROTOCOL_MAJOR,
+    STORED_STATES_MINOR,
     STORES_MINOR,
     Copied,
     Forget,
@@ -26,6 +27,7 @@ from shared.wire.messages import (
     StepPlan,
 )
 from tests.mesh.arena_parts import FakePeer
+from tests.services.worker.hybrids import save_hybrid
 from tests.services.worker.stores.test_blocks import random_ids
 from tests.services.worker.stores.worker import StoreWorker, key_of
 
@@ -121,11 +123,43 @@ async def test_the_sender_of_a_plan_gets_its_report(both: tuple[Worker, StoreWor
         (Load(key_of(0), 2**31 - 1, "s", 0), "block 2147483647 for a store"),
         (Save(key_of(0), 0, 2**31 - 1), "place 2147483647 of a store"),
         (Forget(100_000), "place 100000 of a store; it has"),
+        (Load(key_of(0), 0, "s", 0, slot=0), "state 0 for a store; there are 0"),
     ],
 )
 async def test_hostile_rows(both: tuple[Worker, StoreWorker], row: Any, why: str) -> None:
     with pytest.raises(CodecError, match=why):
         both[0].stores.check(plan_of(row), [])
+
+
+async def test_a_store_of_states_is_told_to_schedulers_that_know_them(tmp_path: Path) -> None:
+    """With the places of states behind those of blocks."""
+    save_hybrid(tmp_path / "model", "qwen3.5")
+    computing = StoreWorker(tmp_path / "model", tmp_path / "kv")
+    worker, header = Worker(computing.engine), computing.part.own.header
+    state = Save(key_of(7), 0, header.num_places + 1)
+    worker.run(computing.engine, plan_of(Save(key_of(0), 0, 3), state))
+    worker.home = scheduler(STORED_STATES_MINOR - 1)
+    worker.stores.on_attach(worker.home)
+    await worker.settle()
+    assert not worker.home.take(Inventory)
+    worker.home = scheduler(STORED_STATES_MINOR)
+    worker.stores.on_attach(worker.home)
+    await worker.settle()
+    ((message, (keys, places)),) = worker.home.take(Inventory)
+    assert (message.num_states, message.state_bytes) == (header.num_states, header.state_bytes)
+    assert header.num_states > 1
+    assert keys.tobytes() == key_of(0) + key_of(7)
+    assert places.tolist() == [3, header.num_places + 1]
+    for row, why in (
+        (Save(key_of(0), 10**6, header.num_places), "state 1000000 for a store"),
+        (Load(key_of(0), 10**6, "s", 0, 0), "state 1000000 for a store"),
+        (Load(key_of(0), 0, "s", 0, 10**6), "slot 1000000 for a state"),
+        (Forget(header.num_places + header.num_states), "of a store; it has"),
+    ):
+        with pytest.raises(CodecError, match=why):
+            worker.stores.check(plan_of(row), [])
+    worker.stores.close()
+    worker.step_thread.executor.shutdown()
 
 
 async def test_places_far_outside_other_stores_are_lost(both: tuple[Worker, StoreWorker]) -> None:

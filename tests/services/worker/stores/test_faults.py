@@ -144,7 +144,7 @@ def test_a_kill_within_a_save_loses_that_block(
     monkeypatch.undo()
     os.close(worker.addition._lock)
     successor = StoreWorker(checkpoint, tmp_path)
-    assert successor.part.own.keys == {0: key_of(0), 1: key_of(1)}
+    assert successor.part.own.parts[0].keys == {0: key_of(0), 1: key_of(1)}
     assert successor.load([5, 6, 7]).lost == [key_of(2)]
     text = worker.generate(IDS, BLOCKS_OF_IDS)
     assert successor.generate(IDS, [5, 6, 8, 9, 10], 32) == text

@@ -6,22 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from services.worker.stores.folder import BLOCKS, FORMAT, HEADER, Header, read_header
-from services.worker.stores.places import (
-    RECORD_BYTES,
+from services.worker.stores.files import OtherStores
+from services.worker.stores.folder import (
+    BLOCKS,
+    FORMAT,
+    HEADER,
     RECORDS,
-    BlockLost,
-    OtherStores,
-    OwnPlaces,
-    Places,
+    Header,
+    Part,
+    read_header,
+    write_header,
 )
+from services.worker.stores.places import RECORD_BYTES, BlockLost, OwnPlaces, Places
 from tests.services.worker.stores.worker import key_of
 
 SIZE, NUM = 96, 8
 
 
-def header(num_places: int = NUM, name: str = "s") -> Header:
-    return Header(FORMAT, "layout", name, num_places, SIZE)
+def header(layout: str = "layout", place_bytes: int = SIZE, state_bytes: int = 0) -> Header:
+    return Header(FORMAT, layout, "s", NUM, place_bytes, int(state_bytes > 0), state_bytes)
+
+
+def part(num_places: int = NUM) -> Part:
+    return Part(BLOCKS, RECORDS, num_places, SIZE)
 
 
 def block(number: int) -> list[memoryview]:
@@ -39,7 +46,8 @@ def folder(tmp_path: Path) -> Path:
 @pytest.fixture
 def own(folder: Path) -> Iterator[OwnPlaces]:
     """Places 0 to 3 have the blocks of their numbers."""
-    own = OwnPlaces(folder, header())
+    own = OwnPlaces(folder, part())
+    write_header(folder, header())
     for place in range(4):
         own.save(place, key_of(place), block(place))
     yield own
@@ -94,7 +102,7 @@ def test_a_damaged_record_is_a_free_place(own: OwnPlaces, folder: Path, byte: in
     """Also for the next owner."""
     change(folder / RECORDS, 2 * RECORD_BYTES + byte, b"\xee")
     assert why_lost(own, 2) == "other"
-    again = OwnPlaces(folder, header())
+    again = OwnPlaces(folder, part())
     assert again.keys == {place: key_of(place) for place in (0, 1, 3)}
     again.close()
 
@@ -113,7 +121,7 @@ def test_a_kill_between_place_and_record_loses_one_block(
     monkeypatch.setattr(own, "_write_record", die)
     with pytest.raises(KeyboardInterrupt):
         own.save(2, key_of(9), block(9))
-    again = OwnPlaces(folder, header())
+    again = OwnPlaces(folder, part())
     assert why_lost(again, 2) == why_lost(again, 2, key=9) == "other"
     assert again.keys == {place: key_of(place) for place in (0, 1, 3)}
     again.close()
@@ -128,7 +136,7 @@ def test_a_cut_file_loses_its_end(own: OwnPlaces, folder: Path) -> None:
 
 def test_the_next_owner_has_the_order_of_saving(own: OwnPlaces, folder: Path) -> None:
     own.save(1, key_of(9), block(9))
-    again = OwnPlaces(folder, header())
+    again = OwnPlaces(folder, part())
     assert list(again.keys.items()) == [
         (0, key_of(0)),
         (2, key_of(2)),
@@ -137,7 +145,7 @@ def test_the_next_owner_has_the_order_of_saving(own: OwnPlaces, folder: Path) ->
     ]
     again.save(0, key_of(10), block(10))
     again.close()
-    last = OwnPlaces(folder, header())
+    last = OwnPlaces(folder, part())
     assert list(last.keys) == [2, 3, 1, 0]
     last.close()
 
@@ -147,12 +155,12 @@ def test_a_store_of_another_size_keeps_what_fits(
     own: OwnPlaces, folder: Path, num_places: int
 ) -> None:
     own.close()
-    again = OwnPlaces(folder, header(num_places))
+    again = OwnPlaces(folder, part(num_places))
     assert list(again.keys) == list(range(min(4, num_places)))
     assert read(again, 1) == bytes([2] * SIZE)
     assert (folder / BLOCKS).stat().st_size == num_places * SIZE
     again.close()
-    back = OwnPlaces(folder, header())
+    back = OwnPlaces(folder, part())
     assert list(back.keys) == list(range(min(4, num_places)))
     own._blocks, own._records = os.open(folder / BLOCKS, 0), os.open(folder / RECORDS, 0)
     back.close()
@@ -164,19 +172,21 @@ def test_the_files_are_of_this_user_alone(own: OwnPlaces, folder: Path) -> None:
 
 
 def test_other_stores_are_found_by_their_ids(own: OwnPlaces, folder: Path) -> None:
-    others = OtherStores(folder.parent, "layout", SIZE)
+    others = OtherStores(folder.parent, header())
     found = others.find("s")
     assert found is not None
-    assert read(found, 2) == bytes([3] * SIZE)
+    (places,) = found.parts
+    assert read(places, 2) == bytes([3] * SIZE)
     own.save(5, key_of(5), block(5))
-    assert read(found, 5) == bytes([6] * SIZE)
+    assert read(places, 5) == bytes([6] * SIZE)
     assert others.find("t") is None
-    assert OtherStores(folder.parent, "other", SIZE).find("s") is None
-    assert OtherStores(folder.parent, "layout", SIZE + 1).find("s") is None
+    assert OtherStores(folder.parent, header(state_bytes=SIZE)).find("s") is None
+    assert OtherStores(folder.parent, header("other")).find("s") is None
+    assert OtherStores(folder.parent, header(place_bytes=SIZE + 1)).find("s") is None
 
 
 def test_a_removed_store_is_not_found_again(own: OwnPlaces, folder: Path) -> None:
-    others = OtherStores(folder.parent, "layout", SIZE)
+    others = OtherStores(folder.parent, header())
     assert others.find("s") is not None
     for path in folder.iterdir():
         path.unlink()
@@ -197,4 +207,4 @@ def test_links_are_not_followed(own: OwnPlaces, folder: Path, tmp_path: Path) ->
         (other / name).symlink_to(folder / name)
     assert read_header(other) is None
     with pytest.raises(OSError, match="symbolic links"):
-        Places(other, header())
+        Places(other, part())

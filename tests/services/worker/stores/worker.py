@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from benchmarks.harness.engines import make_engine
 from benchmarks.harness.step_engine import run_step
@@ -46,7 +47,7 @@ class StoreWorker:
         self.engine = make_engine(model, kernels, **options)
         (self.addition,) = [each for each in self.engine.additions if isinstance(each, KVStore)]
         self.part = self.addition.part
-        self.memory = BlockMemory(self.engine._kv_cache)
+        self.memory = BlockMemory(self.engine._kv_cache.sections)
         self.copied: list[Copied] = []
         self.part.on_copied = self.copied.append
         self.num_accepted = 0
@@ -63,6 +64,15 @@ class StoreWorker:
 
     def close(self) -> None:
         self.addition.close()
+
+    def save_state(self, copy: int, place: int = 0) -> Copied:
+        """Under the key of the place, in the first places behind those of blocks."""
+        first = self.part.own.header.num_places
+        return self.copy([Save(key_of(place), copy, first + place)])
+
+    def load_state(self, copy: int, slot: int, place: int = 0) -> Copied:
+        first = self.part.own.header.num_places
+        return self.copy([Load(key_of(place), copy, self.store, first + place, slot)])
 
     def copy(self, rows: Sequence[Forget | Save | Load]) -> Copied:
         """The last report."""
@@ -83,14 +93,34 @@ class StoreWorker:
     def bytes_of(self, block: int) -> bytes:
         return b"".join(self.memory.pieces(block))
 
+    def bytes_of_state(self, copy: int) -> bytes:
+        return b"".join(self.part._states.pieces(copy))
+
     def generate(
-        self, ids: list[int], blocks: list[int], num_cached: int = 0, depth: int = 0
+        self,
+        ids: list[int],
+        blocks: list[int],
+        num_cached: int = 0,
+        depth: int = 0,
+        state: int | None = None,
     ) -> list[int]:
         """The output after ``ids``, of which ``num_cached`` are in ``blocks``; with ``depth``
-        drafts for each token."""
-        admit = Admit(0, "r", 1, 0, 0, len(ids), len(ids), num_cached, GREEDY, blocks)
-        prefill = [Prefill(0, len(ids) - num_cached)]
-        found, is_over = self._run([admit], np.array(ids, np.int32), prefill, [], depth)
+        drafts for each token. Copies of its state go to ``state``."""
+        self.admit(ids, blocks, num_cached, state)
+        return self.finish(len(ids) - num_cached, depth)
+
+    def admit(
+        self, ids: list[int], blocks: list[int], num_cached: int = 0, state: int | None = None
+    ) -> None:
+        """To slot 0. The state of cached ids is yet to be loaded."""
+        row = Admit(0, "r", 1, 0, 0, len(ids), len(ids), num_cached, GREEDY, blocks)
+        start = state if num_cached else None
+        row = replace(row, from_state=start, to_state=state)
+        self._run([row], np.array(ids, np.int32))
+
+    def finish(self, num_tokens: int, depth: int = 0) -> list[int]:
+        """The output, after the last ``num_tokens`` of the prompt are computed."""
+        found, is_over = self._run(prefill=[Prefill(0, num_tokens)], depth=depth)
         while not is_over:
             more, is_over = self._run(decode=[Decode(0, depth)], depth=depth)
             found += more

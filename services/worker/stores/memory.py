@@ -1,0 +1,48 @@
+"""The bytes that a store copies, and the sizes of its parts."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from kernels.delta import LayerStates
+from services.worker.block_layout import BlockMemory, facts_of_section
+
+
+class StateMemory(BlockMemory):
+    """The memory of each copy of a state, behind the states of ``num_slots``."""
+
+    def __init__(self, layers: Sequence[LayerStates], num_slots: int) -> None:
+        super().__init__(map(_of_copies, layers))
+        self._num_slots = num_slots
+
+    def pieces(self, block: int) -> Sequence[memoryview]:
+        return super().pieces(self._num_slots + block)
+
+    def clear(self, block: int) -> None:
+        super().clear(self._num_slots + block)
+
+    def begin(self, slot: int, copy: int) -> None:
+        """Makes a copy the state of a slot."""
+        for rows in self._rows:
+            rows[slot] = rows[self._num_slots + copy]
+
+
+def facts_of_states(layers: Sequence[LayerStates]) -> list[object]:
+    """The layout of a state."""
+    return [facts_of_section(_of_copies(layer)) for layer in layers]
+
+
+def _of_copies(layer: LayerStates) -> tuple[Tensor, Tensor]:
+    return layer.matrices, layer.columns
+
+
+def split(
+    num_bytes: int, block_bytes: int, state_bytes: int, blocks_between: int
+) -> tuple[int, int]:
+    """Counts the places for blocks and for states of a store with ``num_bytes``. States get at most
+    half, as in the cache, and one place for the ``blocks_between`` two of a sequence."""
+    if not state_bytes:
+        return num_bytes // block_bytes, 0
+    of_each = num_bytes // (blocks_between * block_bytes + state_bytes)
+    num_states = min(num_bytes // 2 // state_bytes, of_each)
+    return (num_bytes - num_states * state_bytes) // block_bytes, num_states
