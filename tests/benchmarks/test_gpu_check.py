@@ -44,7 +44,7 @@ IMAGE_MODULES = (
     *("aiohttp", "multidict", "yarl", "uvloop", "rich", "prometheus_client", "jinja2", "yaml"),
 )
 OUR_PACKAGES = ("cli", "kernels", "services", "shared")
-ON_DEMAND = ("otlp.py", "reader.py")  # if traces are exported, or an image is read
+ON_DEMAND = ("films.py", "otlp.py", "reader.py")  # for images and videos, or exported traces
 ENGINE_ROWS = {
     "batch 1": 1,
     "batch 1, drafts": 4,
