@@ -13,7 +13,9 @@ HUB_NAME = re.compile(r"(?P<name>\w[\w.-]*(/\w[\w.-]*)?)(@(?P<revision>.+))?", r
 # missing weights nothing would notice.
 FILES_WE_READ = [
     *(CONFIG_FILE, INDEX_FILE, TOKENIZER_FILE, "tokenizer_config.json"),
-    *("generation_config.json", "chat_template.jinja"),
+    *("generation_config.json", "chat_template.jinja", "tokenizer.model", "tiktoken.model"),
+    *("vocab.json", "merges.txt", "added_tokens.json", "special_tokens_map.json", "vocab.txt"),
+    *("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"),
     *("modules.json", "*_Pooling/config.json", "*_Dense/*.*", "sentence_bert_config.json"),
 ]
 

@@ -36,7 +36,9 @@ def _content(path: Path) -> dict[str, bytes]:
     from transformers import AutoTokenizer  # slow, and seldom needed
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path, local_files_only=True).backend_tokenizer
+        tokenizer = AutoTokenizer.from_pretrained(
+            path, local_files_only=True, trust_remote_code=False
+        ).backend_tokenizer
     except Exception as error:  # of any kind, from the files' readers
         reason = " ".join(str(error).split())
         raise ConfigError(f"model: {path} holds no tokenizer that loads: {reason}") from None

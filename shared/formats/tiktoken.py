@@ -51,7 +51,11 @@ def tokenizer_of(file: Path) -> dict[str, Any]:
             f" tiktoken's files it is {TOKENIZER_CLASS}, of Kimi"
         )
     vocab = _vocab(file)
-    named = {int(id): each for id, each in config.added_tokens_decoder.items() if id.isdecimal()}
+    named = {
+        int(id): each
+        for id, each in config.added_tokens_decoder.items()
+        if id.isdecimal() and len(id) < 10
+    }
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     added = [
         {"id": id, "content": each.content, "special": each.special, **flags}
@@ -95,7 +99,9 @@ def _vocab(file: Path) -> dict[str, int]:
                 f"model: {file}: line {number + 1} is {line[:40]!r}; expected are base64 and the"
                 f" rank {number}"
             )
-        vocab["".join(letters[byte] for byte in token)] = number
+        vocab.setdefault("".join(letters[byte] for byte in token), number)
+        if len(vocab) <= number:
+            raise ConfigError(f"model: {file}: line {number + 1} has the token of an earlier line")
     if missing := set(letters) - set(vocab):
         raise ConfigError(f"model: {file}: {len(missing)} of 256 bytes are no tokens")
     return vocab

@@ -6,7 +6,9 @@ import msgspec
 import numpy as np
 
 from shared.wire.codec import Array
+from shared.wire.messages import MAX_MEDIA
 
+MAX_FRAMES = 2 * MAX_MEDIA  # two make an item
 MAGIC = b"\x00frames\x00"  # begins no file of a video
 
 

@@ -34,7 +34,9 @@ class LinkArena:
     def __init__(self, directory: Path) -> None:
         self._service = SchedulerService(SchedulerConfig(mesh_dir=directory, instance="s"))
         pooling = PoolingInfo("embed", "last", "normalize", 64, ["fish"], True, [8])
-        model = msgspec.structs.replace(MODEL, runner="pooling", pooling=pooling, media=["image"])
+        model = msgspec.structs.replace(
+            MODEL, runner="pooling", pooling=pooling, media=["image"], more_media=["video"]
+        )
         groups = Group(), Group(8)
         capacity = msgspec.structs.replace(CAPACITY, pooled_size=64, groups=groups)
         hello = Hello(PROTOCOL_MAJOR, 0, "worker", "new", model, capacity, still_s=0.5)

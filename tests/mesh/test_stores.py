@@ -158,9 +158,9 @@ async def test_a_hybrid_goes_on_from_the_saved_state_of_its_killed_worker(tmp_pa
     flags = ("--model", str(model), "--served-model-name", "shoal-tiny", *with_store(tmp_path))
     prompt, found = ids_of(5, 200), list[int]()
     async with server(tmp_path, *flags) as served, served.client() as client:
-        wanted, cached = await complete(client, prompt, 80, cache_salt="other")
+        wanted, cached = await complete(client, prompt, 700, cache_salt="other")
         assert cached == 0
-        task = asyncio.create_task(stream(client, prompt, 80, found))
+        task = asyncio.create_task(stream(client, prompt, 700, found))
         async with asyncio.timeout(60):
             while len(found) < 20:
                 await asyncio.sleep(0.01)

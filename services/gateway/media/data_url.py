@@ -41,8 +41,16 @@ def read_data_url(url: Raw, param: str, kind: MediumKind, expected: str) -> Arra
         raise _refusal(url, param, reason)
     data = text[head.end() :]
     if head[1].lower() == FRAMES:
+        _check_count(data, param)
         return frame_list.pack([_decoded(each, param) for each in _split(data)])
     return _decoded(data, param)
+
+
+def _check_count(text: memoryview, param: str) -> None:
+    places = range(0, text.nbytes, CALL_BYTES)
+    num = 1 + sum(bytes(text[place : place + CALL_BYTES]).count(b",") for place in places)
+    if num > (most := frame_list.MAX_FRAMES):
+        raise InvalidRequest(f"{param} has {num} frames; the limit is {most}", param=param)
 
 
 def _split(text: memoryview) -> Iterator[memoryview]:

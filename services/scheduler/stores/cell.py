@@ -12,7 +12,7 @@ from services.scheduler.stores.index import Location, Places, Store
 from shared.errors import CodecError
 from shared.link.peer import Peer
 from shared.wire.codec import Array
-from shared.wire.messages import EVERY_LAYER, Capacity, Copied, Inventory, Message
+from shared.wire.messages import EVERY_LAYER, FIRST_STATE, Capacity, Copied, Inventory, Message
 
 KEPT_S = 600.0
 """Time without an owner, after which a store is forgotten. Its owner may still bring it back."""
@@ -118,9 +118,11 @@ def _checked(inventory: Inventory, keys: np.ndarray, places: np.ndarray) -> dict
     """Returns the place of each key. Raises CodecError for places that no store has."""
     if len(keys) != 16 * len(places):
         raise CodecError(f"{len(places)} places with {len(keys)} bytes of keys")
-    num = inventory.num_places + inventory.num_states
-    if len(places) and not 0 <= places.min() <= places.max() < num:
-        raise CodecError(f"a place beyond the {num} of the store")
+    num_blocks, num_states = inventory.num_places, inventory.num_states
+    of_states = places - np.int64(FIRST_STATE)
+    is_there = (places >= 0) & (places < num_blocks) | (of_states >= 0) & (of_states < num_states)
+    if not is_there.all():
+        raise CodecError(f"a place beyond the {num_blocks} and {num_states} of the store")
     content = keys.tobytes()
     found = {
         content[16 * number : 16 * number + 16]: place
@@ -134,10 +136,9 @@ def _checked(inventory: Inventory, keys: np.ndarray, places: np.ndarray) -> dict
 def _parts(inventory: Inventory, full: dict[bytes, int], before: Store | None) -> list[Places]:
     """The places of blocks, and of states if there are any. Places that ``before`` was to forget
     are free."""
-    num = inventory.num_places
-    sizes = [(0, num, inventory.place_bytes)]
+    sizes = [(0, inventory.num_places, inventory.place_bytes)]
     if inventory.num_states:
-        sizes.append((num, inventory.num_states, inventory.state_bytes))
+        sizes.append((FIRST_STATE, inventory.num_states, inventory.state_bytes))
     parts = []
     for number, (first, num_places, place_bytes) in enumerate(sizes):
         mine = {

@@ -127,6 +127,8 @@ class StoreCopies(Resource):
         self._to_load += loads
         held.num_left = len(loads)
         allocation.num_computed = end * self._size
+        if allocation.junction <= end:
+            allocation.junction = 0  # the loaded part has it
         allocation.is_held = True
         HIT_TOKENS.inc(num * self._size)
         if sequence.has_run:

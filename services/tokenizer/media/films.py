@@ -14,6 +14,9 @@ CONTAINERS = (
     (slice(0, 4), {b"\x1a\x45\xdf\xa3": "matroska", b"RIFF": "avi"}),
 )
 CODECS = "h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "mjpeg"
+# Opening a file tries decoders of all its streams. These are libraries for the same codecs.
+LIBRARIES = "libdav1d", "libaom-av1", "libvpx", "libvpx-vp9"
+DECODERS = {"codec_whitelist": ",".join([*CODECS, *LIBRARIES])}
 TURNS = {90: Transpose.ROTATE_90, 180: Transpose.ROTATE_180, 270: Transpose.ROTATE_270}
 QUARTERS = 90, 270
 
@@ -41,7 +44,7 @@ class VideoFile:
         """Raises Unwatchable and errors of PyAV."""
         if av is None:
             raise Unwatchable(
-                "is a video, which this server decodes with the package av alone; install"
+                "is a video, and this server has no package av to decode it; install"
                 " shoal[video], or send frames as data:video/jpeg;base64,…,…"
             )
         names = [kinds.get(bytes(data[place])) for place, kinds in CONTAINERS]
@@ -62,10 +65,9 @@ class VideoFile:
                     " second; expected more than none"
                 )
             are_hidden = [each.is_discard for each in container.demux(stream) if each.size]
-            if len(are_hidden) < stream.frames:
-                raise Unwatchable(
-                    f"is a video of {stream.frames} frames that ends after {len(are_hidden)}"
-                )
+            ends = [each.pos + each.size for each in stream.index_entries]
+            if max(ends, default=0) > len(data):
+                raise Unwatchable(f"is a video of {stream.frames} frames that ends before the last")
             self.num_frames = len(are_hidden) - sum(are_hidden)
 
     def frames(self, numbers: Sequence[int]) -> Iterator[tuple[Image.Image, bool]]:
@@ -89,7 +91,7 @@ class VideoFile:
         raise Unwatchable(f"is a video of {self.num_frames} frames without frame {number}")
 
     def _open(self) -> tuple[Any, Any]:
-        container = av.open(io.BytesIO(self._data), format=self._format)
+        container = av.open(io.BytesIO(self._data), format=self._format, options=DECODERS)
         if not container.streams.video:
             container.close()
             raise Unwatchable("has no video stream")

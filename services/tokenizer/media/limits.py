@@ -27,7 +27,7 @@ class _Kwargs(msgspec.Struct, forbid_unknown_fields=True):
     min_pixels: NumPixels | None = None
     max_pixels: NumPixels | None = None
     size: _Size = _Size()
-    fps: Annotated[float, Meta(gt=0, le=1000)] | None = None
+    fps: Annotated[float, Meta(ge=0.001, le=1000)] | None = None
     num_frames: Annotated[int, Meta(ge=1, le=2 * MAX_MEDIA)] | None = None
 
 

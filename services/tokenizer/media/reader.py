@@ -17,7 +17,7 @@ from PIL.Image import Transpose
 from services.tokenizer.media.films import Unwatchable, VideoFile
 from services.tokenizer.media.reader_messages import Answer, File, Targets, put, take
 from shared.media.family import A
-from shared.media.frame_list import unpack
+from shared.media.frame_list import MAX_FRAMES, unpack
 from shared.process import child
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF")
@@ -88,19 +88,29 @@ def _video(fd: int, data: bytearray, max_pixels: int) -> Answer:
     if listed is not None:
         return _frames(fd, listed, max_pixels)
     film = VideoFile(data)
-    targets = _targets(Answer(film.width, film.height, "", film.num_frames, film.fps), max_pixels)
+    targets = _targets(_found(film), max_pixels)
     if targets is None:
         return Answer()
     assert targets.frames is not None
     target, place = targets.upright, 0
+    turns = set()
     for image, is_turned in film.frames(targets.frames):
+        turns.add(is_turned)
+        if len(turns) > 1:
+            raise Unwatchable("is a video whose frames differ in orientation")
         target = targets.turned if is_turned else targets.upright
         place = _put(fd, image.resize(target, Image.Resampling.BICUBIC), place)
     return Answer(*target)
 
 
+def _found(film: VideoFile) -> Answer:
+    return Answer(film.width, film.height, num_frames=film.num_frames, fps=film.fps)
+
+
 def _frames(fd: int, files: list[bytes], max_pixels: int) -> Answer:
     """A list of images; all of them have the size of the first one after they are scaled."""
+    if len(files) > MAX_FRAMES:
+        raise Unwatchable(f"has {len(files)} frames; the limit is {MAX_FRAMES}")
     sizes = []
     for number, file in enumerate(files):
         try:
@@ -111,7 +121,7 @@ def _frames(fd: int, files: list[bytes], max_pixels: int) -> Answer:
     (width, height), *others = sizes
     if any(size != (width, height) for size in others):
         raise Unwatchable("is a list of images that differ in size")
-    targets = _targets(Answer(width, height, "", len(files)), max_pixels)
+    targets = _targets(Answer(width, height, num_frames=len(files)), max_pixels)
     if targets is None:
         return Answer()
     place = 0

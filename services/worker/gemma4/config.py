@@ -162,6 +162,11 @@ class Gemma4Config(SparseConfig, WindowsConfig, frozen=True, kw_only=True):
             return found
         if self.use_bidirectional_attention == "all":
             found.append("use_bidirectional_attention 'all' is not supported; only 'vision' is")
+        if self.hidden_size_per_layer_input and self.vocab_size_per_layer_input < self.vocab_size:
+            found.append(
+                f"vocab_size_per_layer_input {self.vocab_size_per_layer_input} is below vocab_size"
+                f" {self.vocab_size}"
+            )
         return [*found, *self._size_problems(), *self._sharing_problems()]
 
     def _size_problems(self) -> list[str]:

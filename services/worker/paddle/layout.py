@@ -50,7 +50,8 @@ class Part:
         return [self.num, *(reversed(shape[:-1]) if self.is_turned else shape[1:])]
 
     def __getitem__(self, index: Any) -> Tensor:
-        rows, *columns = index if isinstance(index, tuple) else (slice(None),)
+        index = (slice(None),) if index is Ellipsis else index
+        rows, *columns = index if isinstance(index, tuple) else (index,)
         first, last, _ = rows.indices(self.num)
         outputs = slice(self.start + first, self.start + last)
         if self.is_turned:
@@ -74,7 +75,10 @@ def by_our_names(folder: Path, tensors: Tensors) -> Tensors:
 def _parts(stored: StoredTensor, config: Sizes) -> Iterator[StoredTensor]:
     name, shape = stored.name.replace(TRUNK, OURS, 1), stored.shape
     is_turned = len(shape) == 2 and _is_turned(name, config)
-    num = shape[-1] if is_turned or not shape else shape[0]
+    if not shape:
+        yield replace(stored, name=name)
+        return
+    num = shape[-1] if is_turned else shape[0]
     if QKV in name:
         heads, own = config.num_attention_heads, config.num_key_value_heads
         size, rest = divmod(num, heads + 2 * own)

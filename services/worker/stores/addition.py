@@ -122,7 +122,8 @@ class KVStore:
         num_places, num_states = split(self._size, of_block, of_state, between)
         if not num_places or (of_state and not num_states):
             block = f"a block of {blocks.num_bytes} and its record of {RECORD_BYTES}"
-            wanted = f"two states of {copies.num_bytes}" if of_state else block
+            both = f"{between} blocks and a state of {copies.num_bytes}"
+            wanted = both if of_state else block
             raise ConfigError(f"kv-offloading-size: {self._size} bytes are less than {wanted}")
         if num_places > MAX_PLACES:
             log.warning("kv-offloading-size: only %d blocks of it are used", MAX_PLACES)

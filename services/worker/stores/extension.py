@@ -13,6 +13,7 @@ from shared.errors import CodecError
 from shared.link.peer import Peer
 from shared.wire.codec import Array
 from shared.wire.messages import (
+    FIRST_STATE,
     STORED_STATES_MINOR,
     STORES_MINOR,
     Copied,
@@ -73,15 +74,19 @@ class WorkerStores(WorkerExtension):
         if self._part is None:
             raise CodecError("this worker has no KV store (kv-offloading-size)")
         header, capacity = self._part.own.header, self._core.engine.capacity
-        num_places = header.num_places + header.num_states
-        if not isinstance(row, Load) and row.place >= num_places:
-            raise CodecError(f"place {row.place} of a store; it has {num_places}")
+        is_state = row.place >= FIRST_STATE
+        place, num = row.place - FIRST_STATE * is_state, header.parts[is_state:]
+        if not isinstance(row, Load) and (not num or place >= num[0].num_places):
+            raise CodecError(
+                f"place {row.place} of a store with {header.num_places} blocks and"
+                f" {header.num_states} states"
+            )
         if isinstance(row, Forget):
             return
         slot = row.slot if isinstance(row, Load) else None
         if slot is not None and slot >= capacity.max_num_seqs:
             raise CodecError(f"slot {slot} for a state; there are {capacity.max_num_seqs}")
-        if slot is not None or (isinstance(row, Save) and row.place >= header.num_places):
+        if slot is not None or (isinstance(row, Save) and is_state):
             num_states = capacity.num_states or 0
             if row.block >= num_states:
                 raise CodecError(f"state {row.block} for a store; there are {num_states}")

@@ -8,6 +8,7 @@ from typing import Generic, NamedTuple, TypeVar
 
 from services.worker.stores.folder import HEADER, Header, Part, read_header
 from services.worker.stores.places import Places
+from shared.wire.messages import FIRST_STATE
 
 AnyPlaces = TypeVar("AnyPlaces", bound=Places)
 
@@ -35,10 +36,9 @@ class StoreFiles(Generic[AnyPlaces]):
 
     def find(self, place: int) -> Found[AnyPlaces]:
         """Of a place that no part has, the number is too large."""
-        num = self.header.num_places
-        if len(self.parts) == 1 or place < num:
+        if len(self.parts) == 1 or place < FIRST_STATE:
             return Found(self.parts[0], place, False)
-        return Found(self.parts[1], place - num, True)
+        return Found(self.parts[1], place - FIRST_STATE, True)
 
     @property
     def is_removed(self) -> bool:

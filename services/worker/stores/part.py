@@ -13,7 +13,7 @@ from services.worker.stores.files import OtherStores, StoreFiles
 from services.worker.stores.memory import StateMemory
 from services.worker.stores.places import BlockLost, OwnPlaces
 from shared.wire.codec import Array
-from shared.wire.messages import Copied, Forget, Load, Save, StepPlan
+from shared.wire.messages import FIRST_STATE, Copied, Forget, Load, Save, StepPlan
 
 log = logging.getLogger(__name__)
 
@@ -61,10 +61,8 @@ class StorePart(PlanPart):
     def inventory(self) -> tuple[np.ndarray, np.ndarray]:
         """The keys of full places and their places."""
         places: dict[bytes, int] = {}  # the last of a key
-        first = 0
-        for part in self.own.parts:
+        for first, part in zip((0, FIRST_STATE), self.own.parts, strict=False):
             places |= {key: first + place for place, key in part.keys.items()}
-            first += part.part.num_places
         return np.frombuffer(b"".join(places), np.uint8), np.array([*places.values()], np.int32)
 
     def _copy(self, step: int, rows: Rows) -> Copied:

@@ -10,9 +10,11 @@ from msgspec import Meta
 from shared.wire.messages.ranges import Int32, Int64, Name, Row
 
 MAX_PLACES = 1 << 20  # of a store: a scheduler has state for each
+FIRST_STATE = MAX_PLACES  # the place of a store's first state, of any number of blocks
 
 BlockKey = Annotated[bytes, Meta(min_length=16, max_length=16)]  # a block hash
-NumPlaces = Annotated[int, Meta(ge=0, le=MAX_PLACES)]
+NumPlaces = Annotated[int, Meta(ge=1, le=MAX_PLACES)]
+NumStates = Annotated[int, Meta(ge=0, le=MAX_PLACES)]
 
 
 class Load(Row, tag=3, frozen=True):
@@ -42,7 +44,7 @@ class Forget(Row, tag=5, frozen=True):
 
 class Inventory(Row, tag=38, frozen=True):
     """Worker → scheduler, after each Attach: its ``store`` and the full places there. The worker
-    reads all stores in the same ``location``. The places of states come after those of blocks.
+    reads all stores in the same ``location``. The places of states begin at ``FIRST_STATE``.
     Buffers: u1 keys, 16 bytes for each full place, and i4 places, the one saved first at the
     front."""
 
@@ -50,7 +52,7 @@ class Inventory(Row, tag=38, frozen=True):
     location: Name
     num_places: NumPlaces
     place_bytes: Int64
-    num_states: NumPlaces = 0
+    num_states: NumStates = 0
     state_bytes: Int64 = 0
 
 

@@ -1,5 +1,6 @@
 """Folders without tokenizer.json: sentencepiece's ids, links to all files, and refusals."""
 
+import contextlib
 import json
 import shutil
 from pathlib import Path
@@ -91,6 +92,18 @@ def test_a_damaged_tokenizer_is_refused(tmp_path: Path, name: str, content: byte
     (tmp_path / "config.json").write_text(CONFIG)
     with pytest.raises(ConfigError, match=f"model: {tmp_path} holds no tokenizer"):
         locate_model(str(tmp_path))
+
+
+def test_code_of_the_folder_is_not_run(trained: Path, tmp_path: Path) -> None:
+    copy, mark = tmp_path / "copy", tmp_path / "mark"
+    shutil.copytree(trained, copy)
+    (copy / "own.py").write_text(f"open({str(mark)!r}, 'w')\nclass Own:\n    pass\n")
+    config = json.loads((copy / "tokenizer_config.json").read_text())
+    config |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    (copy / "tokenizer_config.json").write_text(json.dumps(config))
+    with contextlib.suppress(ConfigError):
+        locate_model(str(copy))
+    assert not mark.exists()
 
 
 def test_folders_without_a_tokenizer_stay_as_they_are(tmp_path: Path) -> None:

@@ -74,6 +74,7 @@ def test_videos_have_a_limit_of_their_own() -> None:
         (data_url(), "its media type is none of a video"),
         ("data:video/mp4,abc", "it has no base64; expected a data: URL"),
         ("data:video/jpeg;base64,YQ==,", "has no data"),
+        ("data:video/jpeg;base64," + "YQ==," * 2048, "has 2049 frames; the limit is 2048"),
         ("data:video/jpeg;base64,YQ==,?", "is not base64"),
         ("https://a.example/a.mp4", "nothing is fetched (allowed-media-domains), expected a data:"),
         (5, "is 5; expected a data: URL"),

@@ -6,7 +6,16 @@ from random import Random
 import numpy as np
 
 from services.scheduler.scheduler import Planned
-from shared.wire.messages import Copied, Forget, Inventory, Load, Save, StepPlan, StepResult
+from shared.wire.messages import (
+    FIRST_STATE,
+    Copied,
+    Forget,
+    Inventory,
+    Load,
+    Save,
+    StepPlan,
+    StepResult,
+)
 from shared.wire.token_arrays import TokenArrays
 from tests.services.scheduler.simulated_worker import SimulatedWorker, Slot, State, state_of
 
@@ -107,9 +116,10 @@ class StoringWorker(SimulatedWorker):
     def _content(self, block: int, place: int) -> Content:
         """Of a block, or of a copy of a state."""
         assert self.own is not None
-        assert place < self.own.num_places + self.own.num_states
-        if place >= self.own.num_places:
+        if place >= FIRST_STATE:
+            assert place - FIRST_STATE < self.own.num_states
             return self.states[block]
+        assert place < self.own.num_places
         assert len(self.kv[block]) == self.capacity.block_size, "a part of a block"
         return list(self.kv[block])
 

@@ -15,6 +15,7 @@ from services.scheduler.stores.index import Location, Places, Store
 from shared.errors import CodecError
 from shared.settings.scheduler import SchedulerConfig
 from shared.wire.messages import (
+    FIRST_STATE,
     PROTOCOL_MAJOR,
     STORES_MINOR,
     Attach,
@@ -288,6 +289,26 @@ async def test_blocks_in_the_cache_lack_the_state_alone(tmp_path: Path):
     assert state.pool.num_owned == 0
 
 
+async def test_a_hit_that_goes_on_in_a_store_is_not_cut(tmp_path: Path):
+    """The worker has the first blocks without a state, the store has more, and a state."""
+    mesh = Mesh(tmp_path)
+    store = hybrid_store("one")
+    worker = Worker(mesh, "one", store, WITH_STATES)
+    mesh.ask("r", LONG)
+    worker.run()
+    worker.die()
+    worker = Worker(mesh, "two", store, WITH_STATES)
+    for name, prompt in (("q", LONG[:140]), ("e", LONG + 1)):
+        mesh.ask(name, prompt)
+        worker.run()
+    num_cut = mesh.core.num_prefix_cut
+    mesh.ask("s", LONG)
+    plans = worker.run()
+    assert cached_of(plans) == [192]
+    assert [row.slot for row in rows_of(plans, Load)] == [*[None] * 4, 0]
+    assert mesh.core.num_prefix_cut == num_cut
+
+
 async def test_a_lost_state_is_forgotten_and_its_sequence_computed(tmp_path: Path):
     mesh = Mesh(tmp_path)
     store = hybrid_store("one")
@@ -296,13 +317,13 @@ async def test_a_lost_state_is_forgotten_and_its_sequence_computed(tmp_path: Pat
     worker.run()
     worker.die()
     worker = Worker(mesh, "two", store, WITH_STATES)
-    for place in [each for each in store.records if each >= store.num_places]:
+    for place in [each for each in store.records if each >= FIRST_STATE]:
         del store.records[place]
     mesh.ask("s", LONG)
     plans = worker.run()
     assert cached_of(plans) == [192, 0]
     assert not mesh.core.sequences
-    assert any(each >= store.num_places for each in store.records), "it is saved again"
+    assert any(each >= FIRST_STATE for each in store.records), "it is saved again"
 
 
 async def test_no_state_is_loaded_without_a_copy_for_it(tmp_path: Path):

@@ -203,6 +203,7 @@ async def test_cut_and_strange_files_are_refused_and_the_next_is_read(
     [
         ('{"num_frames": 14}', "has 13 frames, 4 a second; 14 of them are wanted"),
         ('{"fps": 0.001}', "4 of them"),
+        ('{"fps": 1e-40}', "Expected `float` >= 0.001"),
         ('{"fps": 1, "num_frames": 2}', "num_frames is given in addition to fps"),
         ('{"fps": "2"}', "Expected `float | null`, got `str`"),
         ('{"max_pixels": 78401}', "78401 pixels; the limit is 78400"),

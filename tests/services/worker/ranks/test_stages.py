@@ -22,6 +22,7 @@ from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import ALL_TOKENS, Pooling, SamplingParams
 from tests.services.worker.checkpoints import random_prompts
+from tests.services.worker.gemma4 import GEMMA4
 from tests.services.worker.hybrids import HYBRIDS
 from tests.services.worker.ranks.stage_processes import Case, Found, run_alone, run_stages
 from tests.services.worker.ranks.test_ranks import save, save_codes, save_with_head
@@ -184,6 +185,6 @@ def test_what_stages_cannot_have_is_refused(
 
 
 def test_every_family_is_compared() -> None:
-    """test_hybrid_engines.py has the models with states."""
-    compared = [*CASES.values(), *HYBRIDS.values()]
+    """test_hybrid_engines.py has the models with states, test_gemma4.py Gemma 4."""
+    compared = [*CASES.values(), *HYBRIDS.values(), *GEMMA4.values()]
     assert {family.__name__ for family, _ in compared} | {*ELSEWHERE} >= set(MODELS)

@@ -15,6 +15,7 @@ from services.worker.stores.extension import WorkerStores
 from shared.errors import CodecError
 from shared.settings.worker import WorkerConfig
 from shared.wire.messages import (
+    FIRST_STATE,
     PROTOCOL_MAJOR,
     STORED_STATES_MINOR,
     STORES_MINOR,
@@ -122,7 +123,7 @@ async def test_the_sender_of_a_plan_gets_its_report(both: tuple[Worker, StoreWor
         (Save(key_of(0), 64, 0), "block 64 for a store; the cache has 64"),
         (Load(key_of(0), 2**31 - 1, "s", 0), "block 2147483647 for a store"),
         (Save(key_of(0), 0, 2**31 - 1), "place 2147483647 of a store"),
-        (Forget(100_000), "place 100000 of a store; it has"),
+        (Forget(100_000), "place 100000 of a store with"),
         (Load(key_of(0), 0, "s", 0, slot=0), "state 0 for a store; there are 0"),
     ],
 )
@@ -136,7 +137,7 @@ async def test_a_store_of_states_is_told_to_schedulers_that_know_them(tmp_path: 
     save_hybrid(tmp_path / "model", "qwen3.5")
     computing = StoreWorker(tmp_path / "model", tmp_path / "kv")
     worker, header = Worker(computing.engine), computing.part.own.header
-    state = Save(key_of(7), 0, header.num_places + 1)
+    state = Save(key_of(7), 0, FIRST_STATE + 1)
     worker.run(computing.engine, plan_of(Save(key_of(0), 0, 3), state))
     worker.home = scheduler(STORED_STATES_MINOR - 1)
     worker.stores.on_attach(worker.home)
@@ -149,12 +150,12 @@ async def test_a_store_of_states_is_told_to_schedulers_that_know_them(tmp_path: 
     assert (message.num_states, message.state_bytes) == (header.num_states, header.state_bytes)
     assert header.num_states > 1
     assert keys.tobytes() == key_of(0) + key_of(7)
-    assert places.tolist() == [3, header.num_places + 1]
+    assert places.tolist() == [3, FIRST_STATE + 1]
     for row, why in (
-        (Save(key_of(0), 10**6, header.num_places), "state 1000000 for a store"),
+        (Save(key_of(0), 10**6, FIRST_STATE), "state 1000000 for a store"),
         (Load(key_of(0), 10**6, "s", 0, 0), "state 1000000 for a store"),
         (Load(key_of(0), 0, "s", 0, 10**6), "slot 1000000 for a state"),
-        (Forget(header.num_places + header.num_states), "of a store; it has"),
+        (Forget(FIRST_STATE + header.num_states), "of a store with"),
     ):
         with pytest.raises(CodecError, match=why):
             worker.stores.check(plan_of(row), [])

@@ -12,6 +12,7 @@ from benchmarks.harness.step_engine import run_step
 from services.worker.block_layout import BlockMemory
 from services.worker.stores.addition import KVStore
 from shared.wire.messages import (
+    FIRST_STATE,
     Admit,
     Copied,
     Decode,
@@ -67,12 +68,10 @@ class StoreWorker:
 
     def save_state(self, copy: int, place: int = 0) -> Copied:
         """Under the key of the place, in the first places behind those of blocks."""
-        first = self.part.own.header.num_places
-        return self.copy([Save(key_of(place), copy, first + place)])
+        return self.copy([Save(key_of(place), copy, FIRST_STATE + place)])
 
     def load_state(self, copy: int, slot: int, place: int = 0) -> Copied:
-        first = self.part.own.header.num_places
-        return self.copy([Load(key_of(place), copy, self.store, first + place, slot)])
+        return self.copy([Load(key_of(place), copy, self.store, FIRST_STATE + place, slot)])
 
     def copy(self, rows: Sequence[Forget | Save | Load]) -> Copied:
         """The last report."""
