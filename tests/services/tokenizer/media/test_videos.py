@@ -176,6 +176,18 @@ async def refused(tokenizer: Tokenizer, file: Array, options: str = "", *parts: 
 
 
 @needs_av
+def test_a_trimmed_file_has_the_frames_that_are_shown() -> None:
+    """An edit list ends it after a half of its frames, as phones write it."""
+    file = bytearray(encoded(FRAMES, FPS))
+    place = file.index(b"elst") + 12
+    duration = int.from_bytes(file[place : place + 4], "big")
+    file[place : place + 4] = (duration // 2).to_bytes(4, "big")
+    found = films.VideoFile(file)
+    assert 4 <= found.num_frames <= 10
+    assert len([*found.frames(range(found.num_frames))]) == found.num_frames
+
+
+@needs_av
 async def test_cut_and_strange_files_are_refused_and_the_next_is_read(
     tokenizer: Tokenizer,
 ) -> None:
@@ -187,7 +199,7 @@ async def test_cut_and_strange_files_are_refused_and_the_next_is_read(
     assert len(decoded(whole)) == 13
     half = (whole.index(b"mdat") + len(whole)) // 2
     for strange, problem in (
-        (whole[:half], "is a video of 13 frames that ends after "),
+        (whole[:half], "is a video of 13 frames that ends before the last"),
         (b"#EXTM3U\nfile:///etc/passwd\n", "is no video in MP4, WebM, Matroska or AVI"),
         (file_of(FRAMES[0]).tobytes(), "is no video in MP4, WebM, Matroska or AVI"),
         (file[:64] + bytes(len(file)), "is a video that cannot be decoded"),
@@ -286,5 +298,7 @@ def test_a_film_without_a_rate_or_a_size_is_refused(monkeypatch: pytest.MonkeyPa
 
 def test_without_the_package_a_file_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(films, "av", None)
-    with pytest.raises(films.Unwatchable, match=r"package av alone; install shoal\[video\]"):
+    with pytest.raises(
+        films.Unwatchable, match=r"no package av to decode it; install shoal\[video\]"
+    ):
         films.VideoFile(bytearray(io.BytesIO(b"").getvalue()))

@@ -123,5 +123,5 @@ def test_states_have_half_of_a_store_at_most(
 
 
 def test_a_store_has_a_place_for_a_state(hybrid: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"kv-offloading-size: 1 bytes are less than two states"):
+    with pytest.raises(ConfigError, match=r"size: 1 bytes are less than 4 blocks and a state of"):
         StoreWorker(hybrid, tmp_path, kv_offloading_size=1e-9)
