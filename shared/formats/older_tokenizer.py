@@ -24,7 +24,8 @@ def find(path: Path) -> tuple[str, Path] | None:
     if not any((path / name).is_file() for name in (RANKS, *OLDER)):
         return None
     name = path.resolve().name
-    links = {each.name: each for each in sorted(path.iterdir()) if not each.name.startswith(".")}
+    files = (each for each in sorted(path.iterdir()) if each.exists())
+    links = {each.name: each for each in files if not each.name.startswith(".")}
     place = f"tokenizers/{name}"
     return name, made_folder(path, place, VERSION, links, lambda: _content(path))
 

@@ -11,6 +11,7 @@ from shared.model_folder import decode_json
 
 PROCESSOR_FILE = "processor_config.json"
 VIDEO_FILE = "video_preprocessor_config.json"
+GROUP = 2  # frames of an item
 # Workers compute frames as they compute images.
 COMMON = (
     "patch_size",
@@ -50,6 +51,8 @@ def read_limits(folder: Path, defaults: VideoLimits) -> VideoLimits:
             raise ConfigError(
                 f"model: {path}: {name} is {found[name]}, and {images[name]} for images"
             )
+    if (group := found.get("temporal_patch_size", GROUP)) != GROUP:
+        raise ConfigError(f"model: {path}: temporal_patch_size is {group}; it must be {GROUP}")
     try:
         given = msgspec.convert(found, _Videos)
     except msgspec.ValidationError as error:
