@@ -31,7 +31,7 @@ async def test_texts_and_forms_of_a_folder_of_paddle(
     flags = "--model", str(folder), "--dtype", "float32"
     async with serving(tmp_path / "mesh", *flags) as server, server.client() as client:
         await server.until_ready()
-        messages: Any = [{"role": "user", "content": "What does the scheduler do?"}]
+        messages: Any = [{"role": "user", "content": "Name the four services."}]
         chat: dict[str, Any] = {"model": folder.name, "messages": messages, "max_tokens": 12}
         free: Any = await client.chat.completions.create(
             **chat, temperature=0, extra_body={"return_token_ids": True}

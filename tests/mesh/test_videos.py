@@ -13,7 +13,7 @@ from tests.mesh.test_images import NUM_TOKENS, Client, client_of, part, serving
 pytestmark = pytest.mark.asyncio
 
 FRAMES = scene(1, 12, 84, 112)  # of whole tokens
-QUESTION = {"type": "text", "text": "What happens?"}
+QUESTION = {"type": "text", "text": "Describe it."}
 
 
 @pytest.fixture(scope="module")

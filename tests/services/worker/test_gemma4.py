@@ -248,7 +248,7 @@ def test_tensors_of_images_and_sounds_are_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("layout", ["dense", "compressed-tensors"])
 def test_keys_and_values_that_no_layer_reads_are_left_out(tmp_path: Path, layout: str) -> None:
-    """Published files have some for layers that read those of another."""
+    """Published files have unused ones."""
     folder = tmp_path / layout
     save(tmp_path / "dense", SHARED)
     if layout != "dense":

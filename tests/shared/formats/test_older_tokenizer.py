@@ -17,7 +17,7 @@ from shared.model_location import locate_model
 from tests.shared.formats.older_tokenizers import CONFIG, VOCAB_SIZE, save_sentencepiece
 
 TEXTS = [
-    "Hello  shoal, what does the scheduler do?",
+    "Hello  shoal, name the four services!",
     "naïve café: 12 + 30 = 42\n\tif x:\n        return 0",
     "鱼群 moves 🐟🐟",
     " leading and trailing ",

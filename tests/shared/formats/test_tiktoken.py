@@ -17,7 +17,7 @@ from shared.model_folder import EMBEDDED_MODEL, TOKENIZER_FILE
 from shared.model_location import locate_model
 
 TEXTS = [
-    "Hello  shoal, what does the scheduler do?\n\n\tx = 12345 + café's",
+    "Hello  shoal, name the four services!\n\n\tx = 12345 + café's",
     "鱼群moves 🐟🐟 and 東京タワー I'LL",
     " leading and trailing ",
     "e\u0301\u0302 ÀÉÎ mixedCASE snake_case 0x1F\r\n\r\n",

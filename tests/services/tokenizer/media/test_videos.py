@@ -1,4 +1,4 @@
-"""Prompts with videos: their frames, ids and pixels are those of transformers."""
+"""Prompts with videos: frames, ids and pixels as in transformers."""
 
 import io
 import struct
@@ -79,7 +79,7 @@ async def test_frames_of_a_file_are_chosen_and_kept_in_pairs(
     """13 frames of 3.25 s; of 6.5 wanted ones 6 are taken."""
     file = encoded(FRAMES, FPS, kind, codec)
     every = decoded(file)
-    messages = [user(text("What happens?"), video(0))]
+    messages = [user(text("Describe it."), video(0))]
     asked = chat(messages, 0, media=media("video"))
     found = await tokenizer.ask(*asked, array(file))
     clip = Clip([every[number] for number in (0, 2, 4, 6, 8, 10)])
@@ -270,7 +270,7 @@ async def test_long_prompts_are_refused_before_frames_are_decoded(tokenizer: Tok
 
 
 class _NoFilm:
-    """A container that promises what no film has."""
+    """A container with a false number of frames."""
 
     average_rate, frames = 0, 1 << 40
 

@@ -1,4 +1,4 @@
-"""Frames, sizes, tokens and positions of videos are those of transformers' processor."""
+"""Frames, sizes, tokens and positions of videos, as by transformers' processor."""
 
 from pathlib import Path
 from typing import Any

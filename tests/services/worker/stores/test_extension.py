@@ -71,7 +71,7 @@ async def both(checkpoint: Path, tmp_path: Path) -> AsyncIterator[tuple[Worker, 
 
 
 async def test_an_inventory_follows_each_attach(both: tuple[Worker, StoreWorker]) -> None:
-    """It has what plans before it saved."""
+    """It has the saves of earlier plans."""
     worker, computing = both
     saved = plan_of(Save(key_of(0), 0, 3), Save(key_of(1), 1, 1), Save(key_of(2), 1, 2), Forget(2))
     worker.run(computing.engine, saved)
@@ -133,7 +133,7 @@ async def test_hostile_rows(both: tuple[Worker, StoreWorker], row: Any, why: str
 
 
 async def test_a_store_of_states_is_told_to_schedulers_that_know_them(tmp_path: Path) -> None:
-    """With the places of states behind those of blocks."""
+    """Places of states have numbers of their own."""
     save_hybrid(tmp_path / "model", "qwen3.5")
     computing = StoreWorker(tmp_path / "model", tmp_path / "kv")
     worker, header = Worker(computing.engine), computing.part.own.header

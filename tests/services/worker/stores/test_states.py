@@ -39,7 +39,7 @@ def blocks_of(worker: StoreWorker, first: int) -> list[int]:
 
 
 def saved(worker: StoreWorker) -> list[int]:
-    """The text of ``IDS``; their first blocks are saved, and the state behind these."""
+    """The text of ``IDS``; their first blocks are saved, and the next state."""
     text = worker.generate(IDS, blocks_of(worker, 3), state=1)
     assert worker.save(blocks_of(worker, 3)[: NUM_COPIED // worker.block_size]).unsaved == []
     assert worker.save_state(1).unsaved == []

@@ -67,7 +67,7 @@ class StoreWorker:
         self.addition.close()
 
     def save_state(self, copy: int, place: int = 0) -> Copied:
-        """Under the key of the place, in the first places behind those of blocks."""
+        """Under the key of the place."""
         return self.copy([Save(key_of(place), copy, FIRST_STATE + place)])
 
     def load_state(self, copy: int, slot: int, place: int = 0) -> Copied:
