@@ -297,18 +297,23 @@ class KVBlocks:
         self, sequence: Sequence, allocation: Allocation, copied: int | None, goes_on: bool
     ) -> None:
         """Makes the keep point that is due once the last copy of the state, of ``copied`` ids, is
-        there. The next copies of a sequence that ``goes_on`` are made elsewhere."""
+        there."""
         num = allocation.due
         if copied is None or copied < num * self._size:
             return
         allocation.due = 0
-        if not num or copied > num * self._size:
-            return
+        if num and copied == num * self._size:
+            self.keep_copy(sequence, num, goes_on=goes_on)
+
+    def keep_copy(self, sequence: Sequence, num: int, *, goes_on: bool = True) -> None:
+        """Makes a keep point behind block ``num`` with the last copy of the state. The next copies
+        of a sequence that ``goes_on`` are made elsewhere."""
+        allocation = sequence.allocated
         is_new = sequence.block_hash(num - 1, self._size) not in self.pool.keep_points
         self._keep(sequence, allocation, num)
         if is_new:
             allocation.to_state = self.pool.take_state() if goes_on else None
-            allocation.copied_after = copied
+            allocation.copied_after = num * self._size
             if goes_on:
                 self.rows.append(Keep(allocation.slot, allocation.to_state))
 

@@ -189,7 +189,7 @@ class WorkerState:
         """True if the worker could run ``sequence`` to its end, alone."""
         if self.resources and self.unfit(sequence) is not None:
             return False
-        kinds = *self.capacity.media, *self.capacity.more_media
+        kinds = self.capacity.all_media
         if any(span.item.kind not in kinds for span in sequence.spans):
             return False
         return fits(self.capacity, len(sequence.prompt), sequence.params.max_tokens)

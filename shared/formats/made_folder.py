@@ -3,6 +3,7 @@ it there, and it is made anew if a file changes."""
 
 import hashlib
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -15,6 +16,8 @@ from shared.model_folder import CONFIG_FILE
 
 DIGEST_CHARS = 16
 
+ANY = re.compile("")
+
 Links = Mapping[str, Path]
 """Files by their names in the folder."""
 
@@ -25,12 +28,13 @@ def made_folder(
     version: int,
     links: Links,
     content: Callable[[], Mapping[str, bytes]],
+    inputs: re.Pattern[str] = ANY,
 ) -> Path:
     """The folder made of ``source`` at ``place``, the names of its kind and of the model, with
-    ``links`` and files with ``content``. Its name depends on the ``version`` of the content and on
-    the links' targets. Raises ConfigError."""
-    key = hashlib.sha256(str(version).encode())
-    for each in links.values():
+    ``links`` and files with ``content``. Its name depends on the ``version`` of the content, on the
+    links' names, and on the files whose names match ``inputs``. Raises ConfigError."""
+    key = hashlib.sha256(f"{version} {sorted(links)}".encode())
+    for each in [links[name] for name in sorted(links) if inputs.match(name)]:
         try:
             found = each.stat()
         except OSError as error:

@@ -1,6 +1,7 @@
 """Makes a model folder with ``tokenizer.json`` of one with another tokenizer: the file, mostly by
 transformers, and links to all others."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,8 @@ from shared.model_folder import CONFIG_FILE, TOKENIZER_FILE
 
 VERSION = 1  # of the file's content
 RANKS = "tiktoken.model"
+# Other files, such as weights, are links alone: their changes need no other tokenizer.
+INPUTS = re.compile(r"config\.json|.*token|sentencepiece|spiece|vocab|merges|chat_template")
 # Of sentencepiece, of BPE and of WordPiece.
 OLDER = "tokenizer.model", "sentencepiece.bpe.model", "spiece.model", "vocab.json", "vocab.txt"
 
@@ -27,7 +30,7 @@ def find(path: Path) -> tuple[str, Path] | None:
     files = (each for each in sorted(path.iterdir()) if each.exists())
     links = {each.name: each for each in files if not each.name.startswith(".")}
     place = f"tokenizers/{name}"
-    return name, made_folder(path, place, VERSION, links, lambda: _content(path))
+    return name, made_folder(path, place, VERSION, links, lambda: _content(path), INPUTS)
 
 
 def _content(path: Path) -> dict[str, bytes]:

@@ -13,7 +13,7 @@ PREPROCESSOR_FILE = "preprocessor_config.json"
 BICUBIC = 3  # Pillow's number
 MAX_RATIO = 200  # of the sides of an image
 
-A: dict[MediumKind, str] = {"image": "an image", "video": "a video"}
+WITH_ARTICLE: dict[MediumKind, str] = {"image": "an image", "video": "a video"}
 
 Size = tuple[int, int, int]  # frames, height, width
 

@@ -10,7 +10,7 @@ from msgspec import Raw
 from services.gateway.http.violations import show
 from shared.errors import InvalidRequest
 from shared.media import frame_list
-from shared.media.family import A
+from shared.media.family import WITH_ARTICLE
 from shared.text.long_json import CALL_BYTES, decode_text
 from shared.wire.codec import Array
 from shared.wire.messages import MediumKind
@@ -37,7 +37,7 @@ def read_data_url(url: Raw, param: str, kind: MediumKind, expected: str) -> Arra
     if head is None or head[2].lower().rpartition(b";")[2] != b"base64":
         raise _refusal(url, param, f"it has no base64; expected {EXPECTED[kind]}")
     if not head[1].lower().startswith(f"{kind}/".encode()):
-        reason = f"its media type is none of {A[kind]}; expected {EXPECTED[kind]}"
+        reason = f"its media type is none of {WITH_ARTICLE[kind]}; expected {EXPECTED[kind]}"
         raise _refusal(url, param, reason)
     data = text[head.end() :]
     if head[1].lower() == FRAMES:

@@ -20,7 +20,7 @@ from services.gateway.media.fetch import Fetcher
 from services.gateway.media.loading import NO_BYTES, Elsewhere, Loader
 from services.gateway.mesh.job import Attachment, Prompt
 from shared.errors import InvalidRequest
-from shared.media.family import A
+from shared.media.family import WITH_ARTICLE
 from shared.settings.gateway import GatewayConfig
 from shared.wire.messages import MAX_NAME_CHARS, Detail, Medium, MediumKind, ModelInfo
 
@@ -64,7 +64,7 @@ class Images(Media):
 
     def check(self, kind: str, param: str, model: ModelInfo) -> None:
         medium = _kind(kind)
-        if medium not in (*model.media, *model.more_media):
+        if medium not in model.all_media:
             raise InvalidRequest(
                 f"{param}.type is {show(kind)}; the model {model.names[0]} takes no {medium}s",
                 param=f"{param}.type",
@@ -78,7 +78,8 @@ class Images(Media):
         self.check(found.type, param, model)
         kind = _kind(found.type)
         if role not in ROLES:
-            text = f"{param} is {A[kind]} of role {role}; expected one of {', '.join(ROLES)}"
+            roles = ", ".join(ROLES)
+            text = f"{param} is {WITH_ARTICLE[kind]} of role {role}; expected one of {roles}"
             raise InvalidRequest(text, param=param)
         number, most = sum(each.medium.kind == kind for each in files), self._most[kind]
         if number >= most:

@@ -94,7 +94,7 @@ class CellMedia(CellExtension):
         kinds = {span.item.kind for span in spans}
         capacities = (each.hello.capacity for each in self._cell.workers.values())
         return not kinds or any(
-            each is not None and kinds <= {*each.media, *each.more_media} for each in capacities
+            each is not None and kinds <= {*each.all_media} for each in capacities
         )
 
 

@@ -30,13 +30,14 @@ from services.scheduler.stores.index import Location, Places, Store, state_key
 from services.scheduler.stores.saves import MAX_COPIES, MAX_COPY_BYTES, Saves
 from services.scheduler.worker_state import WorkerState
 from shared.errors import CodecError
-from shared.wire.messages import Copied, Forget, Keep, Load, PlanRow, Save
+from shared.wire.kv_groups import copy_interval
+from shared.wire.messages import Copied, Forget, Load, PlanRow, Save
 
 MIN_LOADED = 2
 """Blocks worth a load: the sequence waits for two plans."""
 MAX_FORGETS = 4096  # rows of a plan
 
-HIT_TOKENS = Counter("shoal_kv_store_hit_tokens", "Tokens found in stores by admitted sequences")
+HIT_TOKENS = Counter("shoal_kv_store_hit_tokens", "Tokens of hits that went on in stores")
 RECOVERED_TOKENS = Counter(
     "shoal_kv_store_recovered_tokens",
     "The part of the tokens found in stores by sequences that had run before",
@@ -95,6 +96,7 @@ class StoreCopies(Resource):
         self._pool, self._find = worker.pool, worker.index.find
         self._size = worker.capacity.block_size
         self._has_states = worker.blocks.has_states
+        self._between = copy_interval(self._size) // self._size  # blocks between two states
         self._put_back = put_back
         self._held: dict[int, _Held] = {}  # by slot
         sizes = worker.capacity.num_blocks, worker.capacity.num_states or 0
@@ -159,7 +161,9 @@ class StoreCopies(Resource):
             if self._find(key) is None and self.location.find(key) is None:
                 break
             number += 1
-            if not self._has_states or self._has_state(key, loads_states):
+            if not self._has_states or (
+                number % self._between == 0 and self._has_state(key, loads_states)
+            ):
                 end = number
         return end - first if end - first >= MIN_LOADED else 0
 
@@ -340,18 +344,7 @@ class StoreCopies(Resource):
         is_cached = allocation.num_indexed < num  # unless the cache was reset meanwhile
         self._worker.blocks.index_blocks(held.sequence)
         if is_cached and self._has_states and allocation.from_state == allocation.to_state:
-            self._keep_state(held.sequence, allocation, num)
-
-    def _keep_state(self, sequence: Sequence, allocation: Allocation, num: int) -> None:
-        """Makes a keep point with the loaded copy; later ones are made elsewhere."""
-        key = sequence.block_hash(num - 1, self._size)
-        is_new = key not in self._pool.keep_points
-        point = self._pool.keep(key, num, [], allocation.to_state)
-        if point not in allocation.keep_points:
-            allocation.keep_points.append(point)
-        if is_new:
-            allocation.to_state = self._pool.take_state()
-            self._worker.blocks.rows.append(Keep(allocation.slot, allocation.to_state))
+            self._worker.blocks.keep_copy(held.sequence, num)
 
     def reset(self) -> None:
         """New sequences compute their whole prompt: they find no block that others load now."""

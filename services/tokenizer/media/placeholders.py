@@ -9,7 +9,7 @@ import numpy as np
 from services.tokenizer.media.pixel_memory import Hold
 from services.tokenizer.media_reader import PromptMedia
 from shared.errors import InvalidRequest
-from shared.media.family import A, Size
+from shared.media.family import WITH_ARTICLE, Size
 from shared.wire.codec import Array
 from shared.wire.messages import ChatOptions, Item, MediumKind
 
@@ -65,8 +65,8 @@ class NoImages(PromptMedia):
         for each in self._placeholders:
             if (ids == each.id).any():
                 raise InvalidRequest(
-                    f"the prompt holds the placeholder {each.text} of {A[each.kind]}, and no"
-                    f" {each.kind}",
+                    f"the prompt holds the placeholder {each.text} of {WITH_ARTICLE[each.kind]},"
+                    f" and no {each.kind}",
                     param="prompt",
                 )
         return []
@@ -102,8 +102,8 @@ class ReadMedia(PromptMedia):
             for each in self._placeholders:
                 if each.text in text:
                     raise InvalidRequest(
-                        f"{param} holds the text {each.text}, which stands for {A[each.kind]} of"
-                        " this prompt",
+                        f"{param} holds the text {each.text}, which stands for"
+                        f" {WITH_ARTICLE[each.kind]} of this prompt",
                         param=param,
                     )
 

@@ -16,7 +16,7 @@ from PIL.Image import Transpose
 
 from services.tokenizer.media.films import Unwatchable, VideoFile
 from services.tokenizer.media.reader_messages import Answer, File, Targets, put, take
-from shared.media.family import A
+from shared.media.family import WITH_ARTICLE
 from shared.media.frame_list import MAX_FRAMES, unpack
 from shared.process import child
 
@@ -70,7 +70,7 @@ def _answer(fd: int, file: File, max_pixels: int) -> Answer:
     except UnidentifiedImageError:
         return Answer(error=NO_IMAGE)
     except Exception:  # Pillow documents none
-        return Answer(error=f"is {A[file.kind]} that cannot be decoded")
+        return Answer(error=f"is {WITH_ARTICLE[file.kind]} that cannot be decoded")
 
 
 def _image(fd: int, data: bytearray, max_pixels: int) -> Answer:

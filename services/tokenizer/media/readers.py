@@ -15,7 +15,7 @@ import numpy as np
 from services.tokenizer.media.metrics import READER_DEATHS
 from services.tokenizer.media.reader_messages import Answer, File, Targets, put, take
 from shared.errors import RETRY_AFTER_S, Unavailable
-from shared.media.family import A
+from shared.media.family import WITH_ARTICLE
 from shared.process.child import LENGTH, frame
 from shared.process.fair_slots import FairSlots
 from shared.wire.codec import Array
@@ -256,12 +256,12 @@ def _dead(wanted: _Wanted, child: _Child | None) -> Unreadable:
     """None: it took too long by the clock."""
     READER_DEATHS.inc()
     log.warning("a file of %d bytes ended the process that read it", wanted.file.nbytes)
-    text = f"is {A[wanted.kind]} that cannot be decoded"
+    text = f"is {WITH_ARTICLE[wanted.kind]} that cannot be decoded"
     if child is None or child.process.returncode == -signal.SIGPROF:
         text += f" in {MAX_CPU_S[wanted.kind]:g} s"
     return Unreadable(text)
 
 
 def _no_child(error: BaseException) -> Unavailable:
-    log.error("no process can read images: %r", error)
-    return Unavailable("images cannot be read now", retry_after_s=RETRY_AFTER_S)
+    log.error("no process can read images and videos: %r", error)
+    return Unavailable("images and videos cannot be read now", retry_after_s=RETRY_AFTER_S)

@@ -28,7 +28,7 @@ class ChannelDelta(Ruled):
         self.f_a_proj, self.f_b_proj = Linear(hidden_size, size), Linear(size, inner)
         self.g_a_proj, self.g_b_proj = Linear(hidden_size, size), Linear(size, inner)
         self.out_proj = Linear(inner, {"o_proj": hidden_size})
-        self._obey(heads.num, eps)
+        self._make_rule(heads.num, eps)
 
     def checkpoint_pieces(self, name: str) -> dict[str, WeightPiece]:
         start, num, total = self._heads

@@ -32,4 +32,4 @@ class GatedDelta(Ruled):
         inputs, gates = (joined_inputs if is_joined else separate_inputs)(spec, heads, key_heads)
         self.in_proj, self.gates = Linear(hidden_size, inputs), Linear(hidden_size, gates)
         self.out_proj = Linear(heads.times(spec.value_dim), hidden_size)
-        self._obey(key_heads.num, eps)
+        self._make_rule(key_heads.num, eps)

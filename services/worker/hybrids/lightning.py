@@ -81,7 +81,7 @@ class Lightning(Advancing):
         norms = self.head_norms.view(2, spec.head_dim)
         terms = LightningTerms(norms, rotary.table, spec.num_groups // parallel.size)
         own_weights = self.conv, self.decay, self.dt_bias, self.norm
-        self._follow(DeltaRule(0, heads.num, *own_weights, eps, terms))
+        self._set_rule(DeltaRule(0, heads.num, *own_weights, eps, terms))
 
     def checkpoint_pieces(self, name: str) -> dict[str, WeightPiece]:
         query, key = self.head_norms.chunk(2)

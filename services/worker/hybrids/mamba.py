@@ -66,7 +66,7 @@ class Mamba(Ruled):
         self.out_proj = Linear(inner, hidden_size, options.has_bias)
         self.conv_bias = empty_parameter(channels.num) if options.has_conv_bias else None
         self.skip = empty_parameter(heads.num, dtype=torch.float32)
-        self._obey(groups.num, eps, ScanTerms(self.skip, self.conv_bias, options.limits))
+        self._make_rule(groups.num, eps, ScanTerms(self.skip, self.conv_bias, options.limits))
 
     def checkpoint_pieces(self, name: str) -> dict[str, WeightPiece]:
         pieces = super().checkpoint_pieces(name)

@@ -20,7 +20,7 @@ class Advancing(Stateful):
     out_proj: Linear
     rule: DeltaRule
 
-    def _follow(self, rule: DeltaRule) -> None:
+    def _set_rule(self, rule: DeltaRule) -> None:
         self.rule = rule
         self.state_spec = StateSpec(
             num_heads=rule.num_heads,
@@ -67,9 +67,9 @@ class Ruled(Advancing):
         self.dt_bias = empty_parameter(self._biases.num, dtype=torch.float32)
         self.norm = empty_parameter(normed.num, dtype=torch.float32)
 
-    def _obey(self, num_key_heads: int, eps: float, scan: ScanTerms | None = None) -> None:
+    def _make_rule(self, num_key_heads: int, eps: float, scan: ScanTerms | None = None) -> None:
         own = self.conv, self.decay, self.dt_bias, self.norm
-        self._follow(DeltaRule(0, num_key_heads, *own, eps, scan))
+        self._set_rule(DeltaRule(0, num_key_heads, *own, eps, scan))
 
     def checkpoint_pieces(self, name: str) -> dict[str, WeightPiece]:
         return {

@@ -9,7 +9,7 @@ from services.worker.media.addition import Media
 from services.worker.media.item_check import check_items, check_pixels
 from services.worker.step_thread import call_soon, raise_soon
 from shared.errors import CodecError
-from shared.media.family import A
+from shared.media.family import WITH_ARTICLE
 from shared.wire.codec import Array
 from shared.wire.messages import MEDIA_MINOR, Encoded, Item, StepPlan
 
@@ -33,12 +33,12 @@ class WorkerMedia(WorkerExtension):
             self._of_slots.pop(slot, None)
         for row in plan.admit:
             capacity = self._core.engine.capacity
-            check_items(row, (*capacity.media, *capacity.more_media))
+            check_items(row, capacity.all_media)
             for item in row.items:
                 if self._num_tokens(item) != item.num_tokens:
                     raise CodecError(
-                        f"slot {row.slot} has {item.num_tokens} tokens of {A[item.kind]} of the"
-                        f" size {item.size}"
+                        f"slot {row.slot} has {item.num_tokens} tokens of"
+                        f" {WITH_ARTICLE[item.kind]} of the size {item.size}"
                     )
             if row.items:
                 self._of_slots[row.slot] = row.request, row.attempt

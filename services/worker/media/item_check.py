@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from shared.errors import CodecError
-from shared.media.family import A
+from shared.media.family import WITH_ARTICLE
 from shared.wire.codec import Array
 from shared.wire.messages import Admit, Item, MediumKind, StepPlan
 
@@ -24,7 +24,9 @@ def check_items(row: Admit, kinds: Sequence[MediumKind]) -> None:
     end = first = 0
     for number, item in enumerate(row.items):
         if item.kind not in kinds:
-            raise CodecError(f"slot {row.slot} has {A[item.kind]}; this worker computes none")
+            raise CodecError(
+                f"slot {row.slot} has {WITH_ARTICLE[item.kind]}; this worker computes none"
+            )
         if item.start < end or item.end > row.prompt_len:
             raise CodecError(
                 f"slot {row.slot} has an item of the ids {item.start} to {item.end}; those from"

@@ -91,6 +91,10 @@ class ModelInfo(Row, frozen=True):
     media: list[MediumKind] = []  # that prompts may hold
     more_media: list[MediumKind] = []  # of kinds that peers below their minor do not know
 
+    @property
+    def all_media(self) -> tuple[MediumKind, ...]:
+        return *self.media, *self.more_media
+
 
 class Group(Row, frozen=True):
     """Layers of a model with block tables of their own: a token sees its last ``window`` keys, its
@@ -132,6 +136,10 @@ class Capacity(Row, frozen=True):
     max_adapters: Int32 = 0
     media: Annotated[tuple[MediumKind, ...], Meta(max_length=2)] = ()
     more_media: Annotated[tuple[MediumKind, ...], Meta(max_length=2)] = ()  # as in ModelInfo
+
+    @property
+    def all_media(self) -> tuple[MediumKind, ...]:
+        return *self.media, *self.more_media
 
 
 INSTANCE = r"[A-Za-z0-9._-]{1,32}"  # the name of a process

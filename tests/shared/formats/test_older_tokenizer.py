@@ -67,7 +67,10 @@ def test_the_folder_has_links_to_the_others_files_and_is_made_once(
 def test_a_changed_file_gets_another_folder(trained: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(trained, copy)
+    (copy / "README.md").write_text("one")
     first = locate_model(str(copy)).folder
+    (copy / "README.md").write_text("another")
+    assert locate_model(str(copy)).folder == first
     config = json.loads((copy / "tokenizer_config.json").read_text())
     (copy / "tokenizer_config.json").write_text(json.dumps(config | {"unk_token": "</s>"}))
     second = locate_model(str(copy)).folder

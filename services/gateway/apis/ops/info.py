@@ -39,7 +39,7 @@ class Info(Api):
     async def _served(self) -> list[Model]:
         model = await self._mesh.tokenizers.known_model()
         traits = ModelTraits(model.tool_parser, model.reasoning_parser, _pooled(model))
-        modalities = ["text", *model.media, *model.more_media] if model.media else UNSET
+        modalities = ["text", *model.all_media] if model.media else UNSET
         served = [
             Model(
                 id=name,

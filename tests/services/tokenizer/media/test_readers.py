@@ -300,10 +300,10 @@ async def test_memory_is_closed_with_its_child():
 async def test_without_a_child_images_are_unavailable(monkeypatch: pytest.MonkeyPatch):
     readers = Readers(1, MAX_PIXELS)
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
-    with pytest.raises(Unavailable, match="images cannot be read now"):
+    with pytest.raises(Unavailable, match="images and videos cannot be read now"):
         await readers.read(GOOD, "", same_size)
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with pytest.raises(Unavailable, match="images cannot be read now"):
+    with pytest.raises(Unavailable, match="images and videos cannot be read now"):
         await readers.read(GOOD, "", same_size)
     monkeypatch.undo()
     assert (await readers.read(GOOD, "", same_size)).width == 64
