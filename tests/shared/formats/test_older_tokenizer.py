@@ -1,5 +1,6 @@
 """Folders without tokenizer.json: sentencepiece's ids, links to all files, and refusals."""
 
+import builtins
 import contextlib
 import json
 import shutil
@@ -97,13 +98,17 @@ def test_a_damaged_tokenizer_is_refused(tmp_path: Path, name: str, content: byte
         locate_model(str(tmp_path))
 
 
-def test_code_of_the_folder_is_not_run(trained: Path, tmp_path: Path) -> None:
+def test_code_of_the_folder_is_not_run(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(builtins, "input", lambda question: "y")  # transformers would ask
     copy, mark = tmp_path / "copy", tmp_path / "mark"
     shutil.copytree(trained, copy)
     (copy / "own.py").write_text(f"open({str(mark)!r}, 'w')\nclass Own:\n    pass\n")
     config = json.loads((copy / "tokenizer_config.json").read_text())
     config |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
     (copy / "tokenizer_config.json").write_text(json.dumps(config))
+    (copy / "config.json").write_text('{"model_type": "own"}')  # else transformers takes its own
     with contextlib.suppress(ConfigError):
         locate_model(str(copy))
     assert not mark.exists()
