@@ -75,8 +75,8 @@ class WorkerStores(WorkerExtension):
             raise CodecError("this worker has no KV store (kv-offloading-size)")
         header, capacity = self._part.own.header, self._core.engine.capacity
         is_state = row.place >= FIRST_STATE
-        place, num = row.place - FIRST_STATE * is_state, header.parts[is_state:]
-        if not isinstance(row, Load) and (not num or place >= num[0].num_places):
+        end = FIRST_STATE + header.num_states if is_state else header.num_places
+        if not isinstance(row, Load) and row.place >= end:
             raise CodecError(
                 f"place {row.place} of a store with {header.num_places} blocks and"
                 f" {header.num_states} states"
