@@ -152,13 +152,13 @@ class Readers:
         except TimeoutError:
             raise _dead(wanted, None) from None
         except BROKEN:
-            await _kill(child)
+            await _end(child)
             raise _dead(wanted, child) from None
         finally:
             if is_alive:
                 self._idle.append(child)
             else:
-                await _kill(child)
+                await _end(child)
         if isinstance(pixels, Exception):
             raise pixels
         return pixels
@@ -235,7 +235,11 @@ async def _answer(child: _Child) -> Answer:
 
 
 async def _end(child: _Child) -> None:
-    """It ends by itself when its pipe does."""
+    """Ends a child that is idle, dying or stuck.
+
+    It ends by itself when its pipe does. ``Process.kill`` polls, and a child that has just died
+    would then lose its exit code to asyncio.
+    """
     assert child.process.stdin is not None
     child.process.stdin.close()
     try:

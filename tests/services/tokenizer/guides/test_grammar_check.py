@@ -213,6 +213,15 @@ def test_what_is_slow_once_is_tried_again(
     assert len(starts) == num_slow + (kind == "ok")
 
 
+@pytest.mark.parametrize("num_steps", [64, 96, 130, 250])
+def test_growth_is_seen_however_far_a_machine_comes(num_steps: int):
+    """Costs of an ambiguous grammar grow with the cube of the length, then stay."""
+    costs = [min(step, 100) ** 3 for step in range(num_steps)]
+    assert grammar_child._grow(costs)
+    assert not grammar_child._grow([1] * num_steps)
+    assert not grammar_child._grow([100, *[1] * (num_steps - 1)])
+
+
 async def test_a_child_that_is_killed_again_and_again_gives_no_verdict(
     children: Children, check: GrammarCheck
 ):
