@@ -37,17 +37,17 @@ def ours(model: Path, folder: Path, name: str) -> servers.Server:
     return servers.checkout(*flags, name=name, folder=folder)
 
 
-def llama(program: Path, gguf: Path) -> servers.Server:
-    command = [str(program), "--model", str(gguf), "--parallel", str(NUM_CHATS)]
-    command += ["--ctx-size", str(NUM_CHATS * MAX_LEN), "--threads", "2"]
+def llama(program: Path, gguf: Path, num_chats: int = NUM_CHATS) -> servers.Server:
+    command = [str(program), "--model", str(gguf), "--parallel", str(num_chats)]
+    command += ["--ctx-size", str(num_chats * MAX_LEN), "--threads", "2"]
     command += ["--log-verbosity", "4"]  # for the sizes of its caches
     return servers.Server("llama.cpp", command)
 
 
-async def chat(url: str, seed: int) -> list[dict[str, float]]:
+async def chat(url: str, seed: int, num_chats: int) -> list[dict[str, float]]:
     """The median time to the first token of each turn in ms, and the cached share of earlier tokens
     as told by the server."""
-    prompts = [_ids(FIRST, seed, number) for number in range(NUM_CHATS)]
+    prompts = [_ids(FIRST, seed, number) for number in range(num_chats)]
     turns = []
     # llama.cpp ends kept connections.
     connector = aiohttp.TCPConnector(force_close=True)
@@ -98,13 +98,15 @@ async def _ask(session: aiohttp.ClientSession, url: str, prompt: list[int]) -> d
     return {"first_ms": 1000 * (first_s - started_s), "num_cached": num_cached}
 
 
-async def measure(fleet: list[servers.Server], num_rounds: int) -> dict[str, Any]:
+async def measure(
+    fleet: list[servers.Server], num_rounds: int, num_chats: int = NUM_CHATS
+) -> dict[str, Any]:
     runs: dict[str, list[list[dict[str, float]]]] = {each.name: [] for each in fleet}
     logs: dict[str, list[str]] = {each.name: [] for each in fleet}
     for seed in range(num_rounds):
         for server in fleet:
             async with servers.running(server, logs[server.name]) as url:
-                runs[server.name].append(await chat(url, seed))
+                runs[server.name].append(await chat(url, seed, num_chats))
     return {name: _figures(found, logs[name]) for name, found in runs.items()}
 
 
