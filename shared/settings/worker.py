@@ -235,7 +235,7 @@ class WorkerConfig(Settings):
         None,
         gt=0,
         le=MAX_BATCHED_TOKENS,
-        description="tokens a step computes (default: 512 on a CPU, 8192 on a GPU)",
+        description="tokens a step computes (512 on a CPU, 8192 on a GPU, or max-num-seqs)",
     )
     gpu_memory_utilization: float = Field(
         0.9, gt=0, le=1, description="share of the device's memory for weights, KV cache and peak"

@@ -20,7 +20,7 @@ from services.worker.media.rotations import Rotations, axes_of
 from services.worker.media.table import MediaTable
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
-from services.worker.startup.loaded_model import DEFAULT_BATCHED_TOKENS
+from services.worker.startup.loaded_model import batched_tokens
 from shared.errors import ConfigError
 from shared.media.families import family_name, read_family
 from shared.media.family import PREPROCESSOR_FILE, Family
@@ -81,7 +81,7 @@ class Media:
         kind = "cuda" if self._device.type == "cuda" else "cpu"
         if kind == "cpu":  # torch's products in a dtype that the CPU has not are slow
             self._dtype = torch.promote_types(dtype, choose_dtype("auto", self._device))
-        num_rows = settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[kind]
+        num_rows = batched_tokens(settings, kind)
         num_slots = settings.max_num_seqs
         num_tokens = num_rows + num_slots * MAX_SPECULATIVE_TOKENS  # rows may be padded with these
         shape = num_slots, num_tokens, family.num_embeddings, config.hidden_size

@@ -167,12 +167,17 @@ class LoadedModel:
         return found
 
 
+def batched_tokens(settings: WorkerConfig, device_type: str) -> int:
+    """Unset: each sequence can have a token in every step."""
+    default = max(DEFAULT_BATCHED_TOKENS[device_type], settings.max_num_seqs)
+    return settings.max_num_batched_tokens or default
+
+
 def capacity_of(
     settings: WorkerConfig, model_info: ModelInfo, device: torch.device, speculation: Speculation
 ) -> Capacity:
-    """Without blocks, and with one group of layers. Each sequence may want a token in every
-    step."""
-    max_tokens = settings.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS[device.type]
+    """Without blocks, and with one group of layers."""
+    max_tokens = batched_tokens(settings, device.type)
     return Capacity(
         num_blocks=0,
         block_size=settings.block_size,

@@ -221,6 +221,8 @@ def test_an_engine_has_the_capacity_that_was_asked_for_and_reports_its_memory(
     assert planned_bytes("peak") > 0
     assert make_engine(checkpoint).capacity.max_num_batched_tokens == 512
     assert make_engine(checkpoint, max_num_batched_tokens=5).capacity.max_num_seqs == 5
+    many = make_engine(checkpoint, max_num_seqs=700).capacity
+    assert (many.max_num_seqs, many.max_num_batched_tokens) == (700, 700)
 
 
 @torch.inference_mode()
