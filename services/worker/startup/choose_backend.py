@@ -64,11 +64,9 @@ def choose_kernels(
         torch.set_num_threads(num_threads)
         bound_kernel_caches()
         show_device("cpu", "torch", num_threads)
-        log.log(
-            logging.WARNING if isinstance(model, DecoderLM) else logging.INFO,
-            "kernels: torch's operators, %d threads (no native code: %s)",
-            *(num_threads, problem),
-        )
+        level = logging.WARNING if isinstance(model, DecoderLM) else logging.INFO
+        text = "kernels: torch's operators, %d threads (no native code: %s)"
+        log.log(level, text, num_threads, problem)
         if not isinstance(model, DecoderLM):
             return model, sampler
         with refusing("torch's operators"):
