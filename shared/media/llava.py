@@ -17,7 +17,7 @@ from shared.media.family import (
     Videos,
     check_ratio,
 )
-from shared.model_folder import CONFIG_FILE, decode_json, find_file
+from shared.model_folder import CONFIG_FILE, TOKENIZER_FILE, decode_json, find_file
 from shared.wire.messages import Item, MediumKind
 
 
@@ -66,6 +66,25 @@ class Placeholder(msgspec.Struct):
             if found is not None:
                 return found
         raise ConfigError(f"model: {folder / CONFIG_FILE}: images without image_token_index")
+
+
+class _Added(msgspec.Struct):
+    content: str
+    id: int
+
+
+class _Tokenizer(msgspec.Struct):
+    added_tokens: list[_Added] = []
+
+
+def added_ids(folder: Path, *names: str) -> list[int]:
+    """The ids of added tokens. Raises ConfigError."""
+    tokens = decode_json(find_file(folder, TOKENIZER_FILE), _Tokenizer).added_tokens
+    ids = {each.content: each.id for each in tokens}
+    for name in names:
+        if name not in ids:
+            raise ConfigError(f"model: {folder / TOKENIZER_FILE} has no added token {name}")
+    return [ids[name] for name in names]
 
 
 class Config(Placeholder, kw_only=True):

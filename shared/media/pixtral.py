@@ -18,8 +18,8 @@ from shared.media.family import (
     Videos,
     squares_of,
 )
-from shared.media.llava import Placeholder
-from shared.model_folder import CONFIG_FILE, TOKENIZER_FILE, decode_json, find_file
+from shared.media.llava import Placeholder, added_ids
+from shared.model_folder import CONFIG_FILE, decode_json, find_file
 from shared.wire.messages import Item, MediumKind
 
 BREAK, END = "[IMG_BREAK]", "[IMG_END]"
@@ -67,15 +67,6 @@ class Config(Placeholder, kw_only=True):
         if self.model_type == MISTRAL3 or strategy == "full":
             return ""
         return f"vision_feature_select_strategy {strategy!r} is not for Pixtral; only 'full' is"
-
-
-class _Added(msgspec.Struct):
-    content: str
-    id: int
-
-
-class _Tokenizer(msgspec.Struct):
-    added_tokens: list[_Added] = []
 
 
 class RowsOfPatches:
@@ -131,12 +122,8 @@ class RowsOfPatches:
         given = decode_json(path, _Preprocessor)
         if problem := given.problem():
             raise ConfigError(f"model: {path}: {problem}")
-        tokens = decode_json(find_file(folder, TOKENIZER_FILE), _Tokenizer).added_tokens
-        ids = {each.content: each.id for each in tokens}
-        for name in (BREAK, END):
-            if name not in ids:
-                raise ConfigError(f"model: {folder / TOKENIZER_FILE} has no added token {name}")
+        ids = config.find(folder), *added_ids(folder, BREAK, END)
         side = config.vision_config.patch_size * config.merge
         longest = given.size.longest_edge
         assert longest is not None
-        return cls((config.find(folder), ids[BREAK], ids[END]), side, longest)
+        return cls(ids, side, longest)

@@ -263,6 +263,10 @@ class Reference:
         """Of whole squares, so that it is not resized."""
         return picture(seed, columns * self.side, rows * self.side)
 
+    def frames(self, picture: Image.Image) -> list[Image.Image]:
+        """Of a picture that is not resized."""
+        return [picture]
+
     def expect(
         self,
         messages: list[dict[str, object]],

@@ -22,6 +22,7 @@ from tests.media.checkpoints import (
     reference,
     save_checkpoint,
 )
+from tests.media.internvl_checkpoints import save_internvl, tiles_reference
 from tests.media.llava_checkpoints import rows_reference, save_mistral3
 from tests.mesh.forks import fork
 
@@ -31,11 +32,13 @@ SETTINGS = {
     "SERVED_MODEL_NAME": "qwen",
     "DRAIN_TIMEOUT_S": "10",
 }
-MISTRAL3 = "mistral3"
+MISTRAL3, INTERNVL = "mistral3", "internvl"
+SLOW = ("qwen3-vl", "paddleocr-vl", INTERNVL)
 SERVED = [
-    pytest.param(name, marks=pytest.mark.slow if name in ("qwen3-vl", "paddleocr-vl") else ())
-    for name in (*FAMILIES, MISTRAL3)
+    pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
+    for name in (*FAMILIES, MISTRAL3, INTERNVL)
 ]  # its texts with experts have all that it has
+OTHERS = {MISTRAL3: (save_mistral3, rows_reference), INTERNVL: (save_internvl, tiles_reference)}
 QUESTION = "Describe the picture."
 NUM_TOKENS = 24
 
@@ -46,8 +49,8 @@ Messages = list[dict[str, Any]]
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("vl")
     family = getattr(request, "param", "qwen2.5-vl")
-    if family == MISTRAL3:
-        save_mistral3(folder)
+    if family in OTHERS:
+        OTHERS[family][0](folder)
     else:
         save_checkpoint(folder, family=family)
     return folder
@@ -56,7 +59,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture(scope="module")
 def transformers(folder: Path) -> Reference:
     found = reference(folder)
-    return rows_reference(folder) if found.model.config.model_type == MISTRAL3 else found
+    kind = found.model.config.model_type
+    return OTHERS[kind][1](folder) if kind in OTHERS else found
 
 
 @asynccontextmanager

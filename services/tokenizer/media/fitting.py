@@ -53,13 +53,16 @@ class ImageFitting(Fitting):
         self._size = upright.size
         self.num_tokens, self.num_bytes = upright.num_tokens, prod(upright.size) * 3
         whole, turned_whole = (fit.scaled or _width_and_height(fit) for fit in (upright, turned))
+        if upright.is_tiled:
+            return Targets(whole, turned_whole, tile=_width_and_height(upright))
         crop = None if upright.scaled is None else _width_and_height(upright)
         return Targets(whole, turned_whole, crop)
 
     def medium(self, pixels: Pixels | None, salt: str) -> ReadMedium:
         size, data = self._size, NO_PIXELS
         if pixels is not None:
-            size, data = (1, pixels.height, pixels.width), pixels.data
+            num_frames = len(pixels.data) // (3 * pixels.height * pixels.width)
+            size, data = (num_frames, pixels.height, pixels.width), pixels.data
         ids = self._family.ids(size)
         return ReadMedium(self.kind, ids, (_item(self.kind, 0, len(ids), size, data, salt),))
 

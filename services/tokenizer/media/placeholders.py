@@ -137,8 +137,9 @@ class ReadMedia(PromptMedia):
         done = 0
         for number in numbers:
             medium = self._media[number]
+            within = self._places(medium.ids)
             start = int(places[done]) if done < len(places) else len(ids)
-            start = max(0, start - medium.items[0].start)
+            start = max(0, start - int(within[0]))
             if not np.array_equal(ids[start : start + medium.num_tokens], medium.ids):
                 raise self._other_ids(len(places), numbers)
             items += (
@@ -152,7 +153,7 @@ class ReadMedia(PromptMedia):
                 )
                 for each in medium.items
             )
-            done += len(self._places(medium.ids))
+            done += len(within)
         if done != len(places):
             raise self._other_ids(len(places), numbers)
         return items

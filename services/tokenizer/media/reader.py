@@ -9,6 +9,7 @@ import io
 import signal
 import sys
 import warnings
+from itertools import product
 
 import msgspec
 from PIL import Image, TiffImagePlugin, UnidentifiedImageError, WebPImagePlugin
@@ -78,9 +79,23 @@ def _image(fd: int, data: bytearray, max_pixels: int) -> Answer:
         targets = _targets(Answer(image.width, image.height), max_pixels)
         if targets is None:
             return Answer()
-        pixels = scaled(image, targets)
-    put(fd, memoryview(pixels.tobytes()))
-    return Answer(pixels.width, pixels.height)
+        frames = _tiles(image, targets) if targets.tile else [scaled(image, targets)]
+    place = 0
+    for frame in frames:
+        place = _put(fd, frame, place)
+    return Answer(*frames[0].size, num_frames=len(frames))
+
+
+def _tiles(image: Image.Image, targets: Targets) -> list[Image.Image]:
+    whole, turned = upright(image)
+    width, height = targets.turned if turned else targets.upright
+    assert targets.tile is not None
+    across, down = targets.tile
+    large = whole.resize((width, height), Image.Resampling.BICUBIC)
+    corners = product(range(0, height, down), range(0, width, across))
+    tiles = [large.crop((left, top, left + across, top + down)) for top, left in corners]
+    view = whole.resize(targets.tile, Image.Resampling.BICUBIC)
+    return [*tiles, view] if len(tiles) > 1 else tiles
 
 
 def _video(fd: int, data: bytearray, max_pixels: int) -> Answer:
@@ -100,7 +115,7 @@ def _video(fd: int, data: bytearray, max_pixels: int) -> Answer:
             raise Unwatchable("is a video whose frames differ in orientation")
         target = targets.turned if is_turned else targets.upright
         place = _put(fd, image.resize(target, Image.Resampling.BICUBIC), place)
-    return Answer(*target)
+    return Answer(*target, num_frames=len(targets.frames))
 
 
 def _found(film: VideoFile) -> Answer:
@@ -133,7 +148,7 @@ def _frames(fd: int, files: list[bytes], max_pixels: int) -> Answer:
         if pixels.size != size:
             raise Unwatchable("is a list of images that differ in orientation")
         place = _put(fd, pixels, place)
-    return Answer(*size)
+    return Answer(*size, num_frames=len(files))
 
 
 def _targets(found: Answer, max_pixels: int) -> Targets | None:
@@ -154,8 +169,20 @@ def _put(fd: int, image: Image.Image, place: int) -> int:
 
 
 def scaled(image: Image.Image, targets: Targets) -> Image.Image:
-    """The first frame in RGB, upright, with transparent parts in white. Scaled by the same code as
-    in transformers' processors for Pillow."""
+    """The upright image, scaled by the same code as in transformers' processors for Pillow."""
+    image, is_turned = upright(image)
+    target = targets.turned if is_turned else targets.upright
+    image = image.resize(target, Image.Resampling.BICUBIC)
+    if targets.crop is None:
+        return image
+    width, height = targets.crop
+    left, top = (image.width - width) // 2, (image.height - height) // 2
+    return image.crop((left, top, left + width, top + height))
+
+
+def upright(image: Image.Image) -> tuple[Image.Image, bool]:
+    """The first frame in RGB, upright, with transparent parts in white; True: it was turned by a
+    quarter."""
     image.load()
     orientation = _orientation(image)
     image = _with_8_bits(image)
@@ -166,13 +193,7 @@ def scaled(image: Image.Image, targets: Targets) -> Image.Image:
     image = image if image.mode == "RGB" else image.convert("RGB")
     if orientation in TURNS:
         image = image.transpose(TURNS[orientation])
-    target = targets.turned if orientation >= FIRST_QUARTER else targets.upright
-    image = image.resize(target, Image.Resampling.BICUBIC)
-    if targets.crop is None:
-        return image
-    width, height = targets.crop
-    left, top = (image.width - width) // 2, (image.height - height) // 2
-    return image.crop((left, top, left + width, top + height))
+    return image, orientation >= FIRST_QUARTER
 
 
 def _orientation(image: Image.Image) -> int:

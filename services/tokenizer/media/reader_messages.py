@@ -7,6 +7,7 @@ Targets with the size that it has put into memory. An ``error`` ends the file.
 """
 
 import os
+from math import prod
 
 import msgspec
 
@@ -23,26 +24,30 @@ class File(msgspec.Struct, array_like=True):
 
 class Targets(msgspec.Struct, array_like=True):
     """The width and height to scale an image to, as it is stored, and if it is turned by a
-    quarter. Then the middle of the size ``crop`` is cut out. Of a video these ``frames`` are
-    wanted, numbers in ascending order."""
+    quarter. Then the middle of the size ``crop`` is cut out, or the image is cut into tiles of the
+    size ``tile``, row by row; behind several the whole image in that size follows. Of a video these
+    ``frames`` are wanted, numbers in ascending order."""
 
     upright: tuple[int, int]
     turned: tuple[int, int]
     crop: tuple[int, int] | None = None
     frames: list[int] | None = None
+    tile: tuple[int, int] | None = None
 
     @property
-    def made(self) -> list[tuple[int, int]]:
-        """The sizes that pixels may have."""
-        return [self.upright, self.turned] if self.crop is None else [self.crop]
-
-    @property
-    def num_frames(self) -> int:
-        return 1 if self.frames is None else len(self.frames)
+    def made(self) -> list[tuple[int, int, int]]:
+        """The widths and heights that frames may have, and their numbers."""
+        if self.tile is not None:
+            num_tiles = (prod(each) // prod(self.tile) for each in (self.upright, self.turned))
+            return [(*self.tile, num + (num > 1)) for num in num_tiles]
+        sizes = [self.upright, self.turned] if self.crop is None else [self.crop]
+        num = 1 if self.frames is None else len(self.frames)
+        return [(*size, num) for size in sizes]
 
 
 class Answer(msgspec.Struct, array_like=True):
-    """A video has ``num_frames``, and ``fps`` of them a second unless they came one by one."""
+    """A video has ``num_frames``, and ``fps`` of them a second unless they came one by one. Pixels
+    are ``num_frames`` of a size."""
 
     width: int = 0
     height: int = 0

@@ -147,7 +147,7 @@ class Readers:
             await asyncio.to_thread(child.memory.put, wanted.file.data)
             async with asyncio.timeout(MAX_READ_S):
                 made = await _ask_for_pixels(child, wanted)
-            pixels = await _pixels(child, *made) if isinstance(made, tuple) else made
+            pixels = await _pixels(child, made) if isinstance(made, Answer) else made
             is_alive = True
         except TimeoutError:
             raise _dead(wanted, None) from None
@@ -188,9 +188,9 @@ class Readers:
         return child
 
 
-async def _ask_for_pixels(child: _Child, wanted: _Wanted) -> tuple[Answer, int] | Exception | None:
-    """Returns the size of the pixels in memory, and the number of their frames. An exception is of
-    the file, and the child goes on."""
+async def _ask_for_pixels(child: _Child, wanted: _Wanted) -> Answer | Exception | None:
+    """Returns the size of the pixels in memory. An exception is of the file, and the child goes
+    on."""
     kind, file, choose = wanted
     try:
         size = await _ask(child, File(file.nbytes, kind, MAX_CPU_S[kind]))
@@ -208,13 +208,13 @@ async def _ask_for_pixels(child: _Child, wanted: _Wanted) -> tuple[Answer, int] 
     made = await _ask(child, targets)
     if made.error:
         return Unreadable(made.error)
-    if (made.width, made.height) not in targets.made:
+    if (made.width, made.height, made.num_frames) not in targets.made:
         raise EOFError
-    return made, targets.num_frames
+    return made
 
 
-async def _pixels(child: _Child, made: Answer, num_frames: int) -> Pixels:
-    data = np.empty(num_frames * made.width * made.height * 3, np.uint8)
+async def _pixels(child: _Child, made: Answer) -> Pixels:
+    data = np.empty(made.num_frames * made.width * made.height * 3, np.uint8)
     await asyncio.to_thread(child.memory.take, data.data)
     return Pixels(made.width, made.height, data)
 

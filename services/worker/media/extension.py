@@ -60,9 +60,10 @@ class WorkerMedia(WorkerExtension):
     def _num_tokens(self, item: Item) -> int:
         """0 for a size that no item of the kind has."""
         assert self._media is not None, "plans with items are for workers with images"
-        if (item.size[0] > 1) != (item.kind == "video"):
+        family, is_several = self._media.family, item.size[0] > 1
+        if family.videos is not None and is_several != (item.kind == "video"):
             return 0
         try:
-            return self._media.family.num_tokens(item.size)
+            return family.num_tokens(item.size)
         except ValueError:
             return 0

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from shared.errors import ConfigError
-from shared.media import llava, pixtral
+from shared.media import internvl, llava, pixtral
 from shared.media.families import family_name
 from shared.media.family import PREPROCESSOR_FILE
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
@@ -144,24 +144,34 @@ class PaddleOCRVL(Preprocessor):
         return {"pixel_values": patches, "image_grid_thw": np.array([[1, rows, columns]])}
 
 
-class Clip(Preprocessor):
-    """The whole image, always of one size."""
+class Frames(Preprocessor):
+    """Frames of one size."""
 
     names = ("vision_tower.", "multi_modal_projector.")
     sizes: ClassVar[dict[str, str]] = {}
     merge_size: int = 1
 
+    def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
+        return {"pixel_values": channels(pixels, values)}
+
+
+class Clip(Frames):
     @classmethod
     def read(cls, folder: Path) -> Self:
         vision = decode_json(folder / CONFIG_FILE, llava.Config).vision_config
         return msgspec.structs.replace(super().read(folder), patch_size=vision.patch_size)
 
-    def inputs(self, pixels: np.ndarray, values: np.ndarray) -> dict[str, np.ndarray]:
-        return {"pixel_values": channels(pixels, values)}
+
+class InternVL(Frames):
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        config, found = decode_json(folder / CONFIG_FILE, internvl.Config), super().read(folder)
+        return msgspec.structs.replace(found, patch_size=config.patch, merge_size=config.merge)
 
 
 PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {
     "Ernie4_5_VLMoeForConditionalGeneration": Ernie4_5_VL,
+    "InternVLForConditionalGeneration": InternVL,
     "LlavaForConditionalGeneration/clip_vision_model": Clip,
     "LlavaForConditionalGeneration/pixtral": Pixtral,
     "Mistral3ForConditionalGeneration": Pixtral,

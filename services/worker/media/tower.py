@@ -1,6 +1,6 @@
 """The part of a model that reads images, computed by transformers: pixels → features."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,7 @@ class Tower:
             inputs = {name: upload(each, self._device) for name, each in given.items()}
             made = self.model.get_image_features(**inputs)
             parts = made.pooler_output, *getattr(made, "deepstack_features", ())
-            found = torch.cat([each[0] for each in parts], -1)
+            found = torch.cat([_rows(each) for each in parts], -1)
             DeviceEvent(self._device).wait()
         if self._kept is None:
             return found
@@ -66,6 +66,11 @@ class Tower:
             kept = found.clone()
             DeviceEvent(self._device).wait()
         return kept
+
+
+def _rows(features: Tensor | Sequence[Tensor]) -> Tensor:
+    """Of the only image, or of all its frames [frames, tokens, hidden]."""
+    return features.flatten(0, 1) if isinstance(features, Tensor) else features[0]
 
 
 class Sizes:

@@ -64,6 +64,7 @@ MULTIPLIERS = {
 }
 ELSEWHERE = (
     "Ernie4_5_ForCausalLM",
+    "InternVLForConditionalGeneration",
     "KimiK25ForConditionalGeneration",
     "Kimi_K25ForConditionalGeneration",
     "LlavaForConditionalGeneration",

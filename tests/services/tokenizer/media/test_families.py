@@ -63,7 +63,7 @@ def test_sizes_are_those_of_transformers(
         with pytest.raises(ValueError, match=f"{width} x {height} pixels; one side may be 200"):
             family.fit(width, height, limits)
         return
-    size, num_tokens, _ = family.fit(width, height, limits)
+    size, num_tokens, *_ = family.fit(width, height, limits)
     assert size == (1, *expected)
     assert num_tokens == family.num_tokens(size) == expected[0] * expected[1] // oracle.side**2
 

@@ -77,7 +77,10 @@ def chat(oracle: Reference, *parts: str | Image.Image | Clip) -> Chat:
             buffer = b"".join(frame.tobytes() for frame in frames)
             digest = digest_of(kind, size, memoryview(buffer), "", time)
             num = family.num_tokens(size)
-            start = end + int((ids[end:] == placeholders[kind]).argmax())
+            first, inner = (
+                int((each == placeholders[kind]).argmax()) for each in (ids[end:], family.ids(size))
+            )
+            start = end + first - inner
             end = start + num
             np.testing.assert_array_equal(ids[start:end], family.ids(size))
             items.append(
@@ -95,7 +98,7 @@ def _kind(part: Image.Image | Clip) -> MediumKind:
 def _groups(oracle: Reference, part: Image.Image | Clip) -> list[tuple[Sequence[Image.Image], int]]:
     """Frames of an item, and their time."""
     if isinstance(part, Image.Image):
-        return [([part], 0)]
+        return [(oracle.frames(part), 0)]
     speed = getattr(oracle.model.config.vision_config, "tokens_per_second", 0)
     frames = part.frames
     return [

@@ -1,0 +1,85 @@
+"""Tiny random checkpoints of InternVL, and transformers' texts for them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from PIL import Image
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+
+from tests.media.checkpoints import (
+    Clip,
+    Reference,
+    load_reference,
+    make_tokenizer,
+    save,
+    text_config,
+)
+
+START, END, IMAGE = MEDIA = "<img>", "</img>", "<IMG_CONTEXT>"
+SIDE, PATCH, MERGE = 56, 14, 2
+NUM_TOKENS = (SIDE // PATCH // MERGE) ** 2
+MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def save_internvl(folder: Path, seed: int = 0, kind: str = "qwen3") -> None:
+    """At most six tiles of 56² pixels, each of four tokens."""
+    tokenizer: Any = make_tokenizer(MEDIA, IMAGE + "\n")
+    text = text_config(tokenizer) | {"model_type": kind}
+    if kind == "qwen2":
+        del text["head_dim"]
+    config = transformers.InternVLConfig(
+        text_config=text,
+        vision_config={
+            "hidden_size": 32,
+            "intermediate_size": 48,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 2,
+            "image_size": SIDE,
+            "patch_size": PATCH,
+            "use_qk_norm": kind == "qwen3",
+        },
+        image_token_id=tokenizer.convert_tokens_to_ids(IMAGE),
+        image_seq_length=NUM_TOKENS,
+        tie_word_embeddings=False,
+    )
+    images = GotOcr2ImageProcessorPil(
+        size={"height": SIDE, "width": SIDE}, image_mean=MEAN, image_std=STD, max_patches=6
+    )
+    kind_of_model = transformers.InternVLForConditionalGeneration
+    save(folder, kind_of_model, config, tokenizer, images, seed)
+
+
+@dataclass(frozen=True, slots=True)
+class TilesReference(Reference):
+    def inputs(
+        self, prompt: str, pictures: list, clips: Sequence[Clip] = ()
+    ) -> dict[str, torch.Tensor]:
+        """The tiles are written as InternVLProcessor does, which needs torchvision."""
+        first, *pieces = prompt.split(IMAGE)
+        found = self.tiles_of(pictures) if pictures else {}
+        nums, text = found.pop("num_patches", []), first
+        for num, piece in zip(nums, pieces, strict=True):
+            text += START + IMAGE * NUM_TOKENS * int(num) + END + piece
+        ids = self.tokenizer(text, return_tensors="pt")["input_ids"]
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids)} | found
+
+    def frames(self, picture: Image.Image) -> list[Image.Image]:
+        """Its tiles, and behind several the whole picture."""
+        corners = product(range(0, picture.height, SIDE), range(0, picture.width, SIDE))
+        tiles = [picture.crop((left, top, left + SIDE, top + SIDE)) for top, left in corners]
+        view = picture.resize((SIDE, SIDE), Image.Resampling.BICUBIC)
+        return [*tiles, view] if len(tiles) > 1 else tiles
+
+    def tiles_of(self, pictures: list) -> dict[str, Any]:
+        return dict(self.images(images=pictures, crop_to_patches=True, return_tensors="pt"))
+
+
+@cache
+def tiles_reference(folder: Path) -> TilesReference:
+    return TilesReference(*load_reference(folder))
