@@ -7,6 +7,7 @@ import msgspec
 
 from shared.media.ernie4_5_vl import ErnieSquares
 from shared.media.family import PREPROCESSOR_FILE, Family
+from shared.media.glm4v import RepeatedSquares
 from shared.media.internvl import Tiles
 from shared.media.llava import CroppedSquare
 from shared.media.paddleocr_vl import RaisedSquares
@@ -17,6 +18,10 @@ from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
 FAMILIES: Mapping[str, Callable[[Path], Family]] = {
     "Ernie4_5_VLMoeForConditionalGeneration": ErnieSquares.read,
+    "Glm46VForConditionalGeneration": RepeatedSquares.read,
+    "Glm4vForConditionalGeneration": RepeatedSquares.read,
+    "Glm4vMoeForConditionalGeneration": RepeatedSquares.read,
+    "GlmOcrForConditionalGeneration": RepeatedSquares.read,
     "InternVLForConditionalGeneration": Tiles.read,
     "LlavaForConditionalGeneration/clip_vision_model": CroppedSquare.read,
     "LlavaForConditionalGeneration/pixtral": RowsOfPatches.read,

@@ -22,6 +22,7 @@ from tests.media.checkpoints import (
     reference,
     save_checkpoint,
 )
+from tests.media.glm_checkpoints import glm_reference, save_glm
 from tests.media.internvl_checkpoints import save_internvl, tiles_reference
 from tests.media.llava_checkpoints import rows_reference, save_mistral3
 from tests.mesh.forks import fork
@@ -32,13 +33,17 @@ SETTINGS = {
     "SERVED_MODEL_NAME": "qwen",
     "DRAIN_TIMEOUT_S": "10",
 }
-MISTRAL3, INTERNVL = "mistral3", "internvl"
-SLOW = ("qwen3-vl", "paddleocr-vl", INTERNVL)
+MISTRAL3, INTERNVL, GLM = "mistral3", "internvl", "glm_ocr"
+SLOW = ("qwen3-vl", "paddleocr-vl", INTERNVL, GLM)
 SERVED = [
     pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
-    for name in (*FAMILIES, MISTRAL3, INTERNVL)
+    for name in (*FAMILIES, MISTRAL3, INTERNVL, GLM)
 ]  # its texts with experts have all that it has
-OTHERS = {MISTRAL3: (save_mistral3, rows_reference), INTERNVL: (save_internvl, tiles_reference)}
+OTHERS = {
+    MISTRAL3: (save_mistral3, rows_reference),
+    INTERNVL: (save_internvl, tiles_reference),
+    GLM: (save_glm, glm_reference),
+}
 QUESTION = "Describe the picture."
 NUM_TOKENS = 24
 

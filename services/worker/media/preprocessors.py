@@ -171,6 +171,10 @@ class InternVL(Frames):
 
 PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {
     "Ernie4_5_VLMoeForConditionalGeneration": Ernie4_5_VL,
+    "Glm46VForConditionalGeneration": Qwen2_5_VL,
+    "Glm4vForConditionalGeneration": Qwen2_5_VL,
+    "Glm4vMoeForConditionalGeneration": Qwen2_5_VL,
+    "GlmOcrForConditionalGeneration": Qwen2_5_VL,
     "InternVLForConditionalGeneration": InternVL,
     "LlavaForConditionalGeneration/clip_vision_model": Clip,
     "LlavaForConditionalGeneration/pixtral": Pixtral,

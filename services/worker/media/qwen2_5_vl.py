@@ -30,12 +30,13 @@ class AxesConfig(ModelConfig, frozen=True):
         return [axis for axis, num in enumerate(self.rope_section) for _ in range(num)]
 
     def rope_problems(self) -> list[str]:
-        problems, half = super().rope_problems(), self.head_dim // 2
+        problems, half = super().rope_problems(), self.rotary_dim // 2
         section: Any = self.rope_section
         is_section = isinstance(section, list) and all(isinstance(each, int) for each in section)
         if not is_section or len(section) != 3 or min(section) < 0 or sum(section) != half:
             problems.append(
-                f"{SECTION} {section} must be three numbers with the sum {half}, half of head_dim"
+                f"{SECTION} {section} must be three numbers with the sum {half}, half of the"
+                " rotated part of a head"
             )
         return problems
 

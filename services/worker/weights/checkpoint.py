@@ -30,6 +30,9 @@ VIEWS: dict[str, str] = {
     "Ernie4_5_VLMoeForConditionalGeneration": "services.worker.media.image_experts",
     "Gemma4ForCausalLM": "services.worker.gemma4.checkpoint",
     "Gemma4ForConditionalGeneration": "services.worker.gemma4.checkpoint",
+    "Glm46VForConditionalGeneration": "services.worker.media.glm4v",
+    "Glm4vForConditionalGeneration": "services.worker.media.glm4v",
+    "GlmOcrForConditionalGeneration": "services.worker.media.glm4v",
 }
 
 

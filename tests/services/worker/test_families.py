@@ -64,6 +64,10 @@ MULTIPLIERS = {
 }
 ELSEWHERE = (
     "Ernie4_5_ForCausalLM",
+    "Glm46VForConditionalGeneration",
+    "Glm4vForConditionalGeneration",
+    "Glm4vMoeForConditionalGeneration",
+    "GlmOcrForConditionalGeneration",
     "InternVLForConditionalGeneration",
     "KimiK25ForConditionalGeneration",
     "Kimi_K25ForConditionalGeneration",
