@@ -13,7 +13,7 @@ from shared.media.llava import CroppedSquare
 from shared.media.paddleocr_vl import RaisedSquares
 from shared.media.pixtral import RowsOfPatches
 from shared.media.qwen2_5_vl import SquaresInTime
-from shared.media.qwen3_vl import DeepSquares
+from shared.media.qwen3_vl import DeepSquares, LabelledSquares
 from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
 FAMILIES: Mapping[str, Callable[[Path], Family]] = {
@@ -30,6 +30,8 @@ FAMILIES: Mapping[str, Callable[[Path], Family]] = {
     "Qwen2_5_VLForConditionalGeneration": SquaresInTime.read,
     "Qwen3VLForConditionalGeneration": DeepSquares.read,
     "Qwen3VLMoeForConditionalGeneration": DeepSquares.read,
+    "Qwen3_5ForConditionalGeneration": LabelledSquares.read,
+    "Qwen3_5MoeForConditionalGeneration": LabelledSquares.read,
 }
 """Each reads a model's folder, and raises ConfigError. A name may have the tower's kind."""
 

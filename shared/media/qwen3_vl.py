@@ -1,4 +1,4 @@
-"""Images and videos of Qwen3-VL (arXiv 2511.21631). Pure."""
+"""Images and videos of Qwen3-VL (arXiv 2511.21631) and Qwen3.5. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -95,22 +95,33 @@ class LabelledPairs:
         return [f"<{(first + last) / 2:.1f} seconds>" for first, last in pairs]
 
 
-class DeepSquares(SquaresOfPatches):
-    """Inner layers of the tower give features too (DeepStack, arXiv 2406.04334)."""
+class LabelledSquares(SquaresOfPatches):
+    """Images, and videos of pairs of frames like them."""
 
     @classmethod
     def read(cls, folder: Path) -> Self:
         """Raises ConfigError."""
-        path = find_file(folder, CONFIG_FILE)
-        config, made = decode_json(path, _Config), super().read(folder)
-        vision = config.vision_config
-        if problem := vision.problem():
-            raise ConfigError(f"model: {path}: {problem}")
-        made.num_embeddings = 1 + len(vision.deepstack_visual_indexes)
+        config = decode_json(find_file(folder, CONFIG_FILE), _Config)
+        made = super().read(folder)
         start, end = config.vision_start_token_id, config.vision_end_token_id
         if config.video_token_id is not None and start is not None and end is not None:
             limits = read_limits(folder, VideoLimits(128 * 32 * 32, 768 * 32 * 32))
             around = (start,), (end,)
             made.videos = LabelledPairs(config.video_token_id, around, limits, made.side)
             made.kinds = ("image", "video")
+        return made
+
+
+class DeepSquares(LabelledSquares):
+    """Inner layers of the tower give features too (DeepStack, arXiv 2406.04334)."""
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """Raises ConfigError."""
+        path = find_file(folder, CONFIG_FILE)
+        vision = decode_json(path, _Config).vision_config
+        if problem := vision.problem():
+            raise ConfigError(f"model: {path}: {problem}")
+        made = super().read(folder)
+        made.num_embeddings = 1 + len(vision.deepstack_visual_indexes)
         return made

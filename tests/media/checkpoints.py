@@ -36,19 +36,30 @@ TEMPLATE = (
     "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 VISION = {"hidden_size": 32, "intermediate_size": 48, "patch_size": 14}
-DEEP_VISION = VISION | {
+PLAIN_VISION = VISION | {
     "depth": 4,
     "num_heads": 2,
     "out_hidden_size": 64,
     "patch_size": 16,
     "num_position_embeddings": 64,
-    "deepstack_visual_indexes": [2, 0],
 }
+DEEP_VISION = PLAIN_VISION | {"deepstack_visual_indexes": [2, 0]}
 ROTATIONS = {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]}
 AXES = {"rope_parameters": ROTATIONS}
 MIXED = {
     "num_hidden_layers": 3,
     "rope_parameters": ROTATIONS | {"mrope_section": [4, 2, 2], "mrope_interleaved": True},
+}
+OF_STATES = {
+    "num_hidden_layers": 3,
+    "head_dim": 32,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 32,
+    "rope_parameters": ROTATIONS
+    | {"partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2], "mrope_interleaved": True},
 }
 OF_MODALITY = {
     "num_hidden_layers": 3,
@@ -113,6 +124,15 @@ FAMILIES = {
         ERNIE_IDS,
     ),
 }
+WITH_STATES = {
+    "qwen3.5": Parts(
+        transformers.Qwen3_5Config,
+        transformers.Qwen3_5ForConditionalGeneration,
+        image_processing_pil_qwen2_vl.Qwen2VLImageProcessorPil,
+        PLAIN_VISION,
+        OF_STATES,
+    ),
+}
 STD = 0.2  # of random weights: large enough for a picture to change the text
 MAX_LEN = 4096
 
@@ -120,9 +140,9 @@ MAX_LEN = 4096
 def save_checkpoint(
     folder: Path, seed: int = 0, family: str = "qwen2.5-vl", **changes: Any
 ) -> None:
-    """One of ``FAMILIES``, with ``changes`` of its texts. Weights of float32; images of 56² to 280²
-    pixels."""
-    parts = FAMILIES[family]
+    """One of ``FAMILIES`` or ``WITH_STATES``, with ``changes`` of its texts. Weights of float32;
+    images of 56² to 280² pixels."""
+    parts = (FAMILIES | WITH_STATES)[family]
     tokenizer: Any = make_tokenizer()
     ids: Any = dict(zip(parts.ids, tokenizer.convert_tokens_to_ids([*MEDIA]), strict=True))
     text = text_config(tokenizer) | parts.text | changes

@@ -16,6 +16,7 @@ from PIL import Image
 from benchmarks.harness.fleet import Fleet, running_fleet
 from tests.media.checkpoints import (
     FAMILIES,
+    WITH_STATES,
     Reference,
     picture,
     png,
@@ -34,10 +35,10 @@ SETTINGS = {
     "DRAIN_TIMEOUT_S": "10",
 }
 MISTRAL3, INTERNVL, GLM = "mistral3", "internvl", "glm_ocr"
-SLOW = ("qwen3-vl", "paddleocr-vl", INTERNVL, GLM)
+SLOW = ("qwen3-vl", "paddleocr-vl", MISTRAL3, INTERNVL, GLM)
 SERVED = [
     pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
-    for name in (*FAMILIES, MISTRAL3, INTERNVL, GLM)
+    for name in (*FAMILIES, *WITH_STATES, MISTRAL3, INTERNVL, GLM)
 ]  # its texts with experts have all that it has
 OTHERS = {
     MISTRAL3: (save_mistral3, rows_reference),

@@ -183,6 +183,8 @@ PREPROCESSORS: Mapping[str | None, type[Preprocessor]] = {
     "Qwen2_5_VLForConditionalGeneration": Qwen2_5_VL,
     "Qwen3VLForConditionalGeneration": Qwen2_5_VL,
     "Qwen3VLMoeForConditionalGeneration": Qwen2_5_VL,
+    "Qwen3_5ForConditionalGeneration": Qwen2_5_VL,
+    "Qwen3_5MoeForConditionalGeneration": Qwen2_5_VL,
 }
 
 

@@ -9,6 +9,17 @@ from services.worker.models.qwen2 import Qwen2ForCausalLM, WindowsConfig
 SECTION = "mrope_section"
 
 
+def section_problem(section: Any, num: int) -> str:
+    """Empty for a section of ``num`` frequencies."""
+    is_section = isinstance(section, list) and all(isinstance(each, int) for each in section)
+    if is_section and len(section) == 3 and min(section) >= 0 and sum(section) == num:
+        return ""
+    return (
+        f"{SECTION} {section} must be three numbers with the sum {num}, half of the rotated part"
+        " of a head"
+    )
+
+
 class AxesConfig(ModelConfig, frozen=True):
     """The section has a number of frequencies for each axis: time, row, column, one after the
     other."""
@@ -30,15 +41,8 @@ class AxesConfig(ModelConfig, frozen=True):
         return [axis for axis, num in enumerate(self.rope_section) for _ in range(num)]
 
     def rope_problems(self) -> list[str]:
-        problems, half = super().rope_problems(), self.rotary_dim // 2
-        section: Any = self.rope_section
-        is_section = isinstance(section, list) and all(isinstance(each, int) for each in section)
-        if not is_section or len(section) != 3 or min(section) < 0 or sum(section) != half:
-            problems.append(
-                f"{SECTION} {section} must be three numbers with the sum {half}, half of the"
-                " rotated part of a head"
-            )
-        return problems
+        problem = section_problem(self.rope_section, self.rotary_dim // 2)
+        return [*super().rope_problems(), *filter(None, [problem])]
 
 
 class Qwen2_5_VLForConditionalGeneration(Qwen2ForCausalLM):  # noqa: N801, its name in config.json

@@ -1,17 +1,23 @@
 """Qwen3-VL (arXiv 2511.21631): the text part, a Qwen3, without or with experts."""
 
+from collections.abc import Sequence
+
 from services.worker.media.qwen2_5_vl import AxesConfig
 from services.worker.models.qwen3 import Qwen3ForCausalLM
 from services.worker.models.qwen3_moe import Qwen3MoeForCausalLM
 
 
+def mixed_axes(section: Sequence[int]) -> list[int]:
+    """The axis of each frequency: rows and columns take turns with times as long as they have
+    frequencies."""
+    turns = ((place, place % 3) for place in range(sum(section)))
+    return [axis if place < 3 * section[axis] else 0 for place, axis in turns]
+
+
 class MixedConfig(AxesConfig, frozen=True):
     @property
     def rope_axes(self) -> list[int]:
-        """Rows and columns take turns with times as long as they have frequencies."""
-        last = [3 * num for num in self.rope_section]
-        turns = [(place, place % 3) for place in range(sum(self.rope_section))]
-        return [axis if place < last[axis] else 0 for place, axis in turns]
+        return mixed_axes(self.rope_section)
 
 
 class Qwen3VLForConditionalGeneration(Qwen3ForCausalLM):

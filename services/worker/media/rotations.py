@@ -8,14 +8,21 @@ import torch
 from services.worker.config.model_config import ModelConfig
 from services.worker.layers.rope import RotaryEmbedding
 from services.worker.machine.streams import upload
-from services.worker.media.qwen2_5_vl import AxesConfig
+from services.worker.media.qwen2_5_vl import SECTION, AxesConfig, section_problem
+from services.worker.media.qwen3_vl import mixed_axes
+from shared.errors import ConfigError
 
 
 def axes_of(config: ModelConfig) -> list[int]:
-    """The axis of each frequency."""
+    """The axis of each frequency; a config of texts may have a section too. Raises ConfigError."""
     if isinstance(config, AxesConfig):
         return config.rope_axes
-    return [0] * (config.rotary_dim // 2)
+    num, section = config.rotary_dim // 2, config.rope_values.get(SECTION)
+    if not section:
+        return [0] * num
+    if problem := section_problem(section, num):
+        raise ConfigError(f"model: {problem}")
+    return mixed_axes(section)
 
 
 class Rotations:
