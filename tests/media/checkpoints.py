@@ -50,6 +50,7 @@ MIXED = {
     "num_hidden_layers": 3,
     "rope_parameters": ROTATIONS | {"mrope_section": [4, 2, 2], "mrope_interleaved": True},
 }
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48}
 OF_STATES = {
     "num_hidden_layers": 3,
     "head_dim": 32,
@@ -107,7 +108,7 @@ FAMILIES = {
         transformers.Qwen3VLMoeForConditionalGeneration,
         image_processing_pil_qwen2_vl.Qwen2VLImageProcessorPil,
         DEEP_VISION,
-        MIXED | {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 48},
+        MIXED | EXPERTS,
     ),
     "paddleocr-vl": Parts(
         transformers.PaddleOCRVLConfig,
@@ -131,6 +132,13 @@ WITH_STATES = {
         image_processing_pil_qwen2_vl.Qwen2VLImageProcessorPil,
         PLAIN_VISION,
         OF_STATES,
+    ),
+    "qwen3.5-moe": Parts(
+        transformers.Qwen3_5MoeConfig,
+        transformers.Qwen3_5MoeForConditionalGeneration,
+        image_processing_pil_qwen2_vl.Qwen2VLImageProcessorPil,
+        PLAIN_VISION,
+        OF_STATES | EXPERTS | {"shared_expert_intermediate_size": 48},
     ),
 }
 STD = 0.2  # of random weights: large enough for a picture to change the text

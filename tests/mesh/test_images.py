@@ -35,7 +35,7 @@ SETTINGS = {
     "DRAIN_TIMEOUT_S": "10",
 }
 MISTRAL3, INTERNVL, GLM = "mistral3", "internvl", "glm_ocr"
-SLOW = ("qwen3-vl", "paddleocr-vl", MISTRAL3, INTERNVL, GLM)
+SLOW = ("qwen3-vl", "paddleocr-vl", "qwen3.5-moe", MISTRAL3, INTERNVL, GLM)
 SERVED = [
     pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
     for name in (*FAMILIES, *WITH_STATES, MISTRAL3, INTERNVL, GLM)

@@ -14,14 +14,15 @@ from benchmarks.harness.engines import ENGINES, make_engine
 from services.worker.media.rotations import axes_of
 from services.worker.models.registry import read_model_config
 from shared.errors import ConfigError
-from tests.media.checkpoints import WITH_STATES, Clip, Reference
+from tests.media.checkpoints import Clip, Reference
 from tests.media.videos import scene
 from tests.services.worker.checkpoints import change_config
 from tests.services.worker.media import scheduled
 from tests.services.worker.media.prompts import GREEDY, Chat, chat, texts_of
 
 LIMITS: dict[str, Any] = {"max_model_len": 512, "max_num_seqs": 6, "max_num_batched_tokens": 512}
-pytestmark = pytest.mark.parametrize("folder", WITH_STATES, indirect=True, scope="session")
+EXPERTS = pytest.param("qwen3.5-moe", marks=pytest.mark.slow)
+pytestmark = pytest.mark.parametrize("folder", ["qwen3.5", EXPERTS], indirect=True, scope="session")
 
 
 @pytest.fixture(scope="session")
