@@ -18,6 +18,7 @@ sequence that has lost two workers loads nothing.
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import NamedTuple
 
 from prometheus_client import Counter
@@ -112,7 +113,9 @@ class StoreCopies(Resource):
     # --- sequences ------------------------------------------------------------------------------
 
     def num_loadable(self, sequence: Sequence, num_blocks: int) -> int:
-        return self._num_found(sequence, num_blocks)
+        """A state is loaded to a copy, which need not be free."""
+        has_copy = bool(self._pool.num_free_states or self._pool.keep_points)
+        return self._num_found(sequence, num_blocks, loads_states=has_copy)
 
     def take(self, sequence: Sequence) -> None:
         allocation = sequence.allocated
@@ -151,21 +154,26 @@ class StoreCopies(Resource):
         for key in self._keys(sequence, sequence.allocated.num_indexed):
             self.location.forget(key)
 
-    def _num_found(self, sequence: Sequence, first: int, loads_states: bool = True) -> int:
+    def _num_found(self, sequence: Sequence, first: int, *, loads_states: bool) -> int:
         """Counts the blocks behind the ``first`` ones with which the sequence may begin."""
         if sequence.num_worker_deaths > 1:
             return 0
-        number = end = first
-        while number < sequence.max_cached // self._size:
-            key = sequence.block_hash(number, self._size)
+        end = first
+        while end < sequence.max_cached // self._size:
+            key = sequence.block_hash(end, self._size)
             if self._find(key) is None and self.location.find(key) is None:
                 break
-            number += 1
-            if not self._has_states or (
-                number % self._between == 0 and self._has_state(key, loads_states)
-            ):
-                end = number
+            end += 1
+        if self._has_states:
+            ends = self._ends_of_states(end, first)
+            hashes = ((each, sequence.block_hash(each - 1, self._size)) for each in ends)
+            found = (each for each, key in hashes if self._has_state(key, loads_states))
+            end = next(found, first)
         return end - first if end - first >= MIN_LOADED else 0
+
+    def _ends_of_states(self, end: int, first: int = 0) -> range:
+        """The numbers of blocks behind which a state can be: the largest one first."""
+        return range(end // self._between * self._between, first, -self._between)
 
     def _has_state(self, block_hash: bytes, loads_states: bool) -> bool:
         if block_hash in self._pool.keep_points:
@@ -210,23 +218,24 @@ class StoreCopies(Resource):
     def _use(self, sequence: Sequence, num_blocks: int) -> None:
         """Notes the use of its first blocks: the last one is overwritten first, since the ones
         before it are usable without it. Of states, the last two are used, as in the cache."""
-        find, states = self.location.find, list[tuple[bytes, Places]]()
-        for number in reversed(range(num_blocks)):
-            key = sequence.block_hash(number, self._size)
-            if (found := find(key)) is not None:
+        keys = [sequence.block_hash(each, self._size) for each in range(num_blocks)]
+        states = self._state_keys(sequence, num_blocks)
+        last = islice((each for each in states if self.location.find(each) is not None), 2)
+        for key in (*reversed(keys), *reversed([*last])):
+            if (found := self.location.find(key)) is not None:
                 found[1].use(key)
-            if self._has_states and (found := find(state_key(key))) is not None:
-                states.append((state_key(key), found[1]))
-        for key, places in reversed(states[:2]):
-            places.use(key)
 
     def _keys(self, sequence: Sequence, num_blocks: int) -> Iterator[bytes]:
         """Of its first blocks, and of the states behind them."""
         for number in range(num_blocks):
-            key = sequence.block_hash(number, self._size)
-            yield key
-            if self._has_states:
-                yield state_key(key)
+            yield sequence.block_hash(number, self._size)
+        yield from self._state_keys(sequence, num_blocks)
+
+    def _state_keys(self, sequence: Sequence, num_blocks: int) -> Iterator[bytes]:
+        """Of states behind its first blocks, the last one first."""
+        if self._has_states:
+            for end in self._ends_of_states(num_blocks):
+                yield state_key(sequence.block_hash(end - 1, self._size))
 
     # --- plans ----------------------------------------------------------------------------------
 

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kernels.delta import LayerStates
 from services.worker.block_layout import BlockMemory, digest_of, facts_of, why_not_copied
 from services.worker.machine.hardware import read_memory
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
+from services.worker.startup.additions import States
 from services.worker.stores import folder as folders
 from services.worker.stores.files import OtherStores, StoreFiles
 from services.worker.stores.folder import FORMAT, Header, Part, read_header
@@ -71,15 +71,15 @@ class KVStore:
         return {"KV store (kv-offloading-size)": max(0, self._size - there)}
 
     def begin(
-        self, model: CausalLM, is_open: np.ndarray, kv_cache: KVCache, states: Sequence[LayerStates]
+        self, model: CausalLM, is_open: np.ndarray, kv_cache: KVCache, states: States
     ) -> StorePart:
         """Raises ConfigError."""
         blocks = BlockMemory(kv_cache.sections)
-        copies = StateMemory(states, num_slots=len(is_open))
+        copies = StateMemory(*states, num_slots=len(is_open))
         num_places, num_states = self._sizes(blocks, copies, kv_cache.block_size)
         facts = facts_of(self._settings, self._folder, self._dtype, model, kv_cache)
-        if states:
-            facts["states"] = facts_of_states(states)
+        if layers := states[0]:
+            facts["states"] = facts_of_states(layers)
         layout = digest_of(facts)
         folders.make_private(self._root, forbidden=0o022)
         location = self._root / layout

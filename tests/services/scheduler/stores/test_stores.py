@@ -12,6 +12,7 @@ from services.scheduler.sequence import WaitReason
 from services.scheduler.service import SchedulerService
 from services.scheduler.stores.cell import MAX_KEPT, CellStores
 from services.scheduler.stores.index import Location, Places, Store
+from services.scheduler.worker_state import LOADED_PART
 from shared.errors import CodecError
 from shared.settings.scheduler import SchedulerConfig
 from shared.wire.messages import (
@@ -336,6 +337,27 @@ async def test_no_state_is_loaded_without_a_copy_for_it(tmp_path: Path):
     worker = Worker(mesh, "two", store, replace(WITH_STATES, num_states=0))
     mesh.ask("s", LONG)
     assert cached_of(worker.run()) == [0]
+
+
+async def test_a_state_counts_as_cached_if_a_copy_may_be_free_for_it(tmp_path: Path):
+    """Not while all copies belong to running sequences."""
+    mesh = Mesh(tmp_path)
+    store = hybrid_store("one")
+    worker = Worker(mesh, "one", store, WITH_STATES)
+    mesh.ask("r", LONG)
+    worker.run()
+    worker.die()
+    worker = Worker(mesh, "two", store, replace(WITH_STATES, num_states=1))
+    mesh.ask("q", LONG[:20] + 1, max_tokens=40)
+    worker.run(num=3)
+    mesh.ask("s", LONG)
+    (state,) = mesh.core.workers.values()
+    sequence = mesh.core.sequences["s~1/0/0", 1]
+    assert state.num_cached(sequence) == 0
+    mesh.core.cancel(("q~1/0/0", 1))
+    assert cached_of(worker.run()) == [0]
+    mesh.ask("t", LONG)
+    assert state.num_cached(mesh.core.sequences["t~1/0/0", 1]) == LOADED_PART * 192
 
 
 async def test_stores_without_owners_are_dropped_in_time(tmp_path: Path):

@@ -82,8 +82,12 @@ def test_a_flipped_bit_loses_its_state(offset: int, hybrid: Path, tmp_path: Path
     blocks = blocks_of(worker, 20)
     worker.admit(IDS, blocks, NUM_COPIED, state=0)
     assert worker.load(blocks[: NUM_COPIED // worker.block_size]).lost == []
+    with pytest.raises(ValueError, match="the state of slot 0 was not loaded"):
+        worker.finish(len(IDS) - NUM_COPIED)
     assert worker.load_state(0, slot=0).lost == [key_of(0)]
     assert not any(worker.bytes_of_state(0))
+    with pytest.raises(ValueError, match="the state of slot 0 was not loaded"):
+        worker.finish(len(IDS) - NUM_COPIED)
     assert worker.load_state(0, slot=0, place=1).lost == []
     assert worker.finish(len(IDS) - NUM_COPIED) == text
     worker.close()
