@@ -12,9 +12,11 @@ from services.worker.stores.part import StorePart, is_answered, rows_of
 from shared.errors import CodecError
 from shared.link.peer import Peer
 from shared.wire.codec import Array
+from shared.wire.kv_groups import has_windows
 from shared.wire.messages import (
     FIRST_STATE,
     STORED_STATES_MINOR,
+    STORED_WINDOWS_MINOR,
     STORES_MINOR,
     Copied,
     Forget,
@@ -43,8 +45,7 @@ class WorkerStores(WorkerExtension):
         """At once, unless plans of a former scheduler are still to change the store."""
         if self._part is None:
             return
-        has_states = self._part.own.header.num_states > 0
-        if home.hello.minor < (STORED_STATES_MINOR if has_states else STORES_MINOR):
+        if home.hello.minor < self._least_minor(self._part):
             return
         if not self._senders:
             self._send_inventory(self._part, home)
@@ -52,6 +53,12 @@ class WorkerStores(WorkerExtension):
         loop = asyncio.get_running_loop()
         after = call_soon, loop, self._send_inventory, self._part, home
         self._core.step_thread.submit(*after)
+
+    def _least_minor(self, part: StorePart) -> int:
+        """Older schedulers refuse the inventory."""
+        if has_windows(self._core.engine.capacity):
+            return STORED_WINDOWS_MINOR
+        return STORED_STATES_MINOR if part.own.header.num_states else STORES_MINOR
 
     def _send_inventory(self, part: StorePart, home: Peer) -> None:
         header = part.own.header

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from kernels.delta import LayerStates
 from services.worker.block_layout import BlockMemory, facts_of_section
+from services.worker.models.decoder import DecoderLM
+from shared.wire.messages import EVERY_LAYER
 
 
 class StateMemory(BlockMemory):
@@ -33,6 +35,15 @@ class StateMemory(BlockMemory):
         self._positions[[slot, source]] = (-num, 0) if is_lost else num
         for rows in self._rows:
             rows[slot] = rows[source]
+
+
+def facts_of_groups(model: DecoderLM) -> list[object]:
+    """The windows of the groups of layers, and the group of each layer: layers of different groups
+    use the same memory. Empty for one group with all layers."""
+    if model.groups == EVERY_LAYER:
+        return []
+    windows = [each.window for each in model.groups]
+    return [windows, [[each.number, each.group] for each in model.cached_layers()]]
 
 
 def facts_of_states(layers: Sequence[LayerStates]) -> list[object]:

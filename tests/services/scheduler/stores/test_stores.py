@@ -23,7 +23,6 @@ from shared.wire.messages import (
     Capacity,
     Forget,
     Generate,
-    Group,
     Hello,
     Load,
     ModelInfo,
@@ -243,9 +242,9 @@ async def test_a_result_without_its_copies_is_no_message(tmp_path: Path):
         mesh.service.on_message(worker.peer, StepResult(plan.step, []), NO_ARRAYS)
 
 
-async def test_a_store_of_layers_with_windows_is_no_message(tmp_path: Path):
-    capacity = Capacity(32, 4, 4, 16, 64, 1000, groups=(Group(), Group(8)))
-    with pytest.raises(CodecError, match="windows"):
+async def test_a_store_of_a_worker_with_stages_is_no_message(tmp_path: Path):
+    capacity = replace(CAPACITY, num_stages=2)
+    with pytest.raises(CodecError, match="a store of a worker with 2 stages"):
         Worker(Mesh(tmp_path), "one", SimulatedStore("one", 10, 1), capacity)
 
 

@@ -20,11 +20,13 @@ from shared.wire.messages import (
     FIRST_STATE,
     PROTOCOL_MAJOR,
     STORED_STATES_MINOR,
+    STORED_WINDOWS_MINOR,
     STORES_MINOR,
     Admit,
     Copied,
     Decode,
     Forget,
+    Group,
     Hello,
     Inventory,
     Load,
@@ -182,6 +184,19 @@ async def test_a_store_of_states_is_told_to_schedulers_that_know_them(
             worker.stores.check(plan_of(row), [])
     worker.stores.close()
     worker.step_thread.executor.shutdown()
+
+
+async def test_a_store_of_windows_is_told_to_schedulers_that_take_it(
+    both: tuple[Worker, StoreWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, computing = both
+    capacity = replace(computing.engine.capacity, groups=(Group(), Group(8)))
+    monkeypatch.setattr(computing.engine, "capacity", capacity)
+    for minor, num in ((STORED_WINDOWS_MINOR - 1, 0), (STORED_WINDOWS_MINOR, 1)):
+        worker.home = scheduler(minor)
+        worker.stores.on_attach(worker.home)
+        await worker.settle()
+        assert len(worker.home.take(Inventory)) == num
 
 
 async def test_a_state_is_loaded_for_the_slot_that_awaits_it(hybrid: Path, tmp_path: Path) -> None:
