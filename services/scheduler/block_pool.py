@@ -130,7 +130,6 @@ class BlockPool:
         self._ref_counts = array("i", bytes(4 * num_blocks))
         self._keep_counts: dict[int, int] = {}  # keep points of a block
         self._uses: dict[KeepPoint, None] = {}  # the last use last
-        self.on_keep: Callable[[KeepPoint], None] | None = None
 
     @property
     def num_free(self) -> int:
@@ -211,8 +210,6 @@ class BlockPool:
             point = self.keep_points[block_hash] = KeepPoint(block_hash, num_blocks, tables, state)
             for block in point.blocks:
                 self._keep_counts[block] = self._keep_counts.get(block, 0) + 1
-            if self.on_keep is not None:
-                self.on_keep(point)
         self.use(point)
         return point
 

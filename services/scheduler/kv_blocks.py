@@ -16,7 +16,7 @@ chunk of a prompt ends before the copy of a keep point would be overwritten.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import ceil
 from typing import NamedTuple
 
@@ -64,6 +64,7 @@ class KVBlocks:
         self._has_keep_points = self.has_windows or self.has_states
         self._interval = copy_interval(self._size) if self.has_states else self._size
         self._caches_prefixes = caches_prefixes
+        self.on_keep: Callable[[Sequence, KeepPoint], None] | None = None
 
     # --- room -----------------------------------------------------------------------------------
 
@@ -186,7 +187,7 @@ class KVBlocks:
             allocation.due = min(allocation.num_indexed, (copied or 0) // self._size)
             self._keep_state(sequence, allocation, copied, goes_on=False)
         elif allocation.num_indexed:
-            self._keep(sequence, allocation, allocation.num_indexed)
+            self.keep(sequence, allocation.num_indexed)
 
     def uncache(self, sequence: Sequence) -> None:
         """Removes the blocks of a running sequence from the prefix cache; it keeps them."""
@@ -240,7 +241,7 @@ class KVBlocks:
                 if self.has_states:
                     allocation.due = allocation.num_indexed
                 else:
-                    self._keep(sequence, allocation, allocation.num_indexed)
+                    self.keep(sequence, allocation.num_indexed)
         if self.has_windows:
             self._drop_passed(allocation)
         if allocation.due:
@@ -309,28 +310,32 @@ class KVBlocks:
         """Makes a keep point behind block ``num`` with the last copy of the state. The next copies
         of a sequence that ``goes_on`` are made elsewhere."""
         allocation = sequence.allocated
-        is_new = sequence.block_hash(num - 1, self._size) not in self.pool.keep_points
-        self._keep(sequence, allocation, num)
-        if is_new:
+        if self.keep(sequence, num):
             allocation.to_state = self.pool.take_state() if goes_on else None
             allocation.copied_after = num * self._size
             if goes_on:
                 self.rows.append(Keep(allocation.slot, allocation.to_state))
 
-    def _keep(self, sequence: Sequence, allocation: Allocation, num: int) -> None:
-        """Makes a keep point behind block ``num``, with the last copy of the state if there is
-        one."""
+    def keep(self, sequence: Sequence, num: int) -> bool:
+        """Makes a keep point behind block ``num``, with the last copy of the state if there is one.
+        Returns False if there is one already, or it began with the blocks of a later one."""
         if not self._caches_prefixes:
-            return
-        tables = []
+            return False
+        allocation, tables = sequence.allocated, []
         for group, table in zip(self._groups, allocation.tables, strict=True):
             if group.window is not None:
-                first = num_passed(group, num * self._size, self._size)
-                tables.append(table.blocks[first - table.num_passed : num - table.num_passed])
+                first = num_passed(group, num * self._size, self._size) - table.num_passed
+                if first < 0:
+                    return False
+                tables.append(table.blocks[first : num - table.num_passed])
         block_hash = sequence.block_hash(num - 1, self._size)
+        is_new = block_hash not in self.pool.keep_points
         point = self.pool.keep(block_hash, num, tables, allocation.to_state)
         if point not in allocation.keep_points:
             allocation.keep_points.append(point)
+        if is_new and self.on_keep is not None:
+            self.on_keep(sequence, point)
+        return is_new
 
     def _drop_passed(self, allocation: Allocation) -> None:
         """Gives back the blocks behind windows. All plans after the sent ones compute ids behind

@@ -18,7 +18,6 @@ from services.worker.models.decoder import DecoderLM
 from shared.errors import ConfigError
 from shared.model_folder import read_model_info, weight_files
 from shared.settings.worker import WorkerConfig
-from shared.wire.messages import EVERY_LAYER
 
 FORMAT = 1  # of the order of bytes in a block
 # Settings that change keys and values.
@@ -40,9 +39,7 @@ def why_not_copied(settings: WorkerConfig, model: DecoderLM) -> str:
         return "the worker is on a GPU"
     if settings.num_ranks > 1:
         return f"there is none with {settings.ranks_setting} {settings.num_ranks}"
-    if model.lm_head is None:
-        return "the model pools"
-    return "the model has layers with windows" if model.groups != EVERY_LAYER else ""
+    return "the model pools" if model.lm_head is None else ""
 
 
 def facts_of(

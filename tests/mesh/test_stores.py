@@ -16,6 +16,7 @@ from openai import AsyncOpenAI
 from benchmarks.processes import workers_of
 from shared.model_folder import EMBEDDED_MODEL
 from tests.cli.serving import Serving, serving
+from tests.services.worker.foreign_checkpoints import save_family
 from tests.services.worker.hybrids import save_hybrid
 
 pytestmark = pytest.mark.timeout(600)
@@ -25,6 +26,7 @@ FLAGS = (
     *("--max-model-len", "1024", "--num-gpu-blocks-override", "72", "--max-num-seqs", "4"),
     *("--speculative-config", '{"method": "none"}', "--dtype", "float32"),
 )
+SIZES: dict[str, Any] = {"vocab_size": 8192, "max_position_embeddings": 1024}
 FOUND = "shoal_kv_store_hit_tokens_total"
 RECOVERED = "shoal_kv_store_recovered_tokens_total"
 
@@ -118,13 +120,22 @@ async def stream(client: AsyncOpenAI, prompt: list[int], num: int, ids: list[int
             ids += getattr(choice, "token_ids", None) or []
 
 
-@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("num_workers", "has_windows"),
+    [
+        (1, True),
+        pytest.param(1, False, marks=pytest.mark.slow),
+        pytest.param(2, False, marks=pytest.mark.slow),
+    ],
+)
 async def test_streams_of_a_killed_worker_go_on_from_the_saved_bytes(
-    tmp_path: Path, num_workers: int
+    tmp_path: Path, num_workers: int, has_windows: bool
 ) -> None:
     """With the texts of undisturbed streams."""
     prompts = [ids_of(number, 160) for number in range(3)]
     flags = (*with_store(tmp_path), "--workers", str(num_workers))
+    if has_windows:
+        flags += of_windows(tmp_path / "model")
     async with server(tmp_path, *flags) as served, served.client() as client:
         wanted = [(await complete(client, prompt, 120))[0] for prompt in prompts]
     async with server(tmp_path / "second", *with_store(tmp_path / "second"), *flags[4:]) as served:
@@ -142,19 +153,27 @@ async def test_streams_of_a_killed_worker_go_on_from_the_saved_bytes(
         metrics = await served.metrics("scheduler")
     assert found == wanted
     assert metrics[RECOVERED] >= 160
+    assert (metrics["shoal_keep_points"] > 0) == has_windows
 
 
-def save_with_tokenizer(folder: Path) -> Path:
-    save_hybrid(folder, "qwen3.5", vocab_size=8192, max_position_embeddings=1024)
+def of_windows(model: Path) -> tuple[str, ...]:
+    save_family(model, "Gemma3ForCausalLM", **SIZES, sliding_window=40)
+    add_tokenizer(model)
+    served = "--model", str(model), "--served-model-name", "shoal-tiny"
+    return *served, "--num-gpu-blocks-override", "300"
+
+
+def add_tokenizer(folder: Path) -> None:
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(EMBEDDED_MODEL / name, folder)
-    return folder
 
 
 async def test_a_hybrid_goes_on_from_the_saved_state_of_its_killed_worker(tmp_path: Path) -> None:
     """With the text that is computed under another salt, without the cache; so does a later
     turn."""
-    model = save_with_tokenizer(tmp_path / "model")
+    model = tmp_path / "model"
+    save_hybrid(model, "qwen3.5", **SIZES)
+    add_tokenizer(model)
     flags = ("--model", str(model), "--served-model-name", "shoal-tiny", *with_store(tmp_path))
     prompt, found = ids_of(5, 200), list[int]()
     async with server(tmp_path, *flags) as served, served.client() as client:

@@ -273,7 +273,8 @@ class Mesh:
                     lambda: [slot.admit.options for slot in engine.worker.slots.values()],
                     location=location,
                     engine=lambda: engine,
-                    speaks=host.minor is None or host.minor >= least_minor(own),
+                    speaks=host.minor is None
+                    or host.minor >= least_minor(own, self.shape.capacity),
                     process=host,
                     exchange=self.exchange,
                     shape=self.shape.moves,
@@ -394,8 +395,6 @@ class Shape:
         self.adapters = draw(EVERY, EVERY, KEPT, KEPT, KEPT)  # of a worker at its start
         self.forget_s = draw(60.0, 0.2, 2.0)
         self.num_locations = draw(0, 0, 0, 1, 1, 2)  # of stores
-        if self.num_locations:
-            self.capacity = replace(self.capacity, groups=EVERY_LAYER)
         self.num_places = draw(400, 5, 40)
         self.moves = MoveShape.drawn(draw)
         if draw(False, False, True):  # so that sequences move

@@ -8,7 +8,13 @@ from services.scheduler.stores.cell import CellStores
 from services.scheduler.stores.copies import StoreCopies
 from services.scheduler.stores.index import Store
 from shared.link.peer import Peer
-from shared.wire.messages import STORED_STATES_MINOR, STORES_MINOR
+from shared.wire.kv_groups import has_windows
+from shared.wire.messages import (
+    STORED_STATES_MINOR,
+    STORED_WINDOWS_MINOR,
+    STORES_MINOR,
+    Capacity,
+)
 from tests.services.scheduler.stores.storing_worker import SimulatedStore
 from tests.sim.adapters import AdaptingWorker
 from tests.sim.virtual_loop import Process
@@ -71,8 +77,8 @@ class StoringService(AdaptingWorker):
         super()._attach()
         home, own = self._attachment.home, self._engine_of().own
         if home is not None and home is not self._told and own is not None:
-            self._told = home
-            if self._speaks and home.hello.minor >= least_minor(own):
+            self._told, capacity = home, self._engine_of().capacity
+            if self._speaks and home.hello.minor >= least_minor(own, capacity):
                 message, arrays = own.inventory(self._location)
                 home.send(message, *arrays)
 
@@ -84,8 +90,10 @@ class StoringService(AdaptingWorker):
         super()._send_result(peer, output, *arguments)
 
 
-def least_minor(own: SimulatedStore | None) -> int:
+def least_minor(own: SimulatedStore | None, capacity: Capacity) -> int:
     """Of peers that may know of the store."""
+    if own is not None and has_windows(capacity):
+        return STORED_WINDOWS_MINOR
     return STORED_STATES_MINOR if own is not None and own.num_states else STORES_MINOR
 
 

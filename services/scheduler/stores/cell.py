@@ -12,7 +12,7 @@ from services.scheduler.stores.index import Location, Places, Store
 from shared.errors import CodecError
 from shared.link.peer import Peer
 from shared.wire.codec import Array
-from shared.wire.messages import EVERY_LAYER, FIRST_STATE, Capacity, Copied, Inventory, Message
+from shared.wire.messages import FIRST_STATE, Capacity, Copied, Inventory, Message
 
 KEPT_S = 600.0
 """Time without an owner, after which a store is forgotten. Its owner may still bring it back."""
@@ -150,8 +150,8 @@ def _parts(inventory: Inventory, full: dict[bytes, int], before: Store | None) -
 
 
 def _check_capacity(capacity: Capacity, inventory: Inventory) -> None:
-    if capacity.groups != EVERY_LAYER or capacity.num_stages > 1:
-        raise CodecError("a store of blocks with windows or stages")
+    if capacity.num_stages > 1:
+        raise CodecError(f"a store of a worker with {capacity.num_stages} stages")
     if (capacity.num_states is None) != (inventory.num_states == 0):
         raise CodecError(
             f"a store with {inventory.num_states} places for states; the worker has"

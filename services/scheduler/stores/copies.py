@@ -1,23 +1,25 @@
 """Loads and saves of one worker. Pure.
 
 **Saves.** A block that is new in the prefix cache is saved by a row of the next plan, unless a
-store of the location has it; so is the state of a new keep point. The worker runs plans in order,
-and rows before the step, so that both are complete and not yet overwritten. Other workers find them
-once the plan has run.
+store of the location has it; so are the state and the blocks of windows of a new keep point. The
+worker runs plans in order, and rows before the step, so that they are complete and not yet
+overwritten. Other workers find them once the plan has run.
 
 **Loads.** A hit goes on in stores behind the cached prefix, as far as each block is in a store or
-in the cache; with states it ends where the state is in one of both. The sequence gets its slot and
-its blocks, rows of later plans load them, and it is computed once all are there. If one is lost, it
-is forgotten, and the sequence returns to the queue for a shorter hit. A place is pinned until it is
-read. A state is loaded to the copy of its sequence, and stays there as a keep point.
+in the cache; with states it ends where the state is in one of both, and with windows where stores
+have the last blocks. The sequence gets its slot and its blocks, rows of later plans load them, and
+it is computed once all are there. If one is lost, it is forgotten, and the sequence returns to the
+queue for a shorter hit. A place is pinned until it is read. A state is loaded to the copy of its
+sequence; it stays there, and blocks of windows stay in theirs, as a keep point.
 
 **Suspects.** A lost worker may have died of the bytes that it loaded. These are forgotten, and a
 sequence that has lost two workers loads nothing.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import NamedTuple
 
 from prometheus_client import Counter
@@ -26,11 +28,12 @@ from services.scheduler.allocation import Allocation
 from services.scheduler.block_pool import KeepPoint
 from services.scheduler.resource import Resource
 from services.scheduler.sequence import Sequence, WaitReason
-from services.scheduler.stores.index import Location, Places, Store, state_key
+from services.scheduler.stores.hits import StoreHits
+from services.scheduler.stores.index import Location, Places, Store, group_key, state_key
 from services.scheduler.stores.saves import MAX_COPIES, MAX_COPY_BYTES, Saves
+from services.scheduler.stores.tables import LaterTables
 from services.scheduler.worker_state import WorkerState
 from shared.errors import CodecError
-from shared.wire.kv_groups import copy_interval
 from shared.wire.messages import Copied, Forget, Load, PlanRow, Save
 
 MIN_LOADED = 2
@@ -46,11 +49,13 @@ RECOVERED_TOKENS = Counter(
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A sequence with a slot, and the number of its blocks and states to load."""
+    """A sequence with a slot, and the number of its blocks and states to load. The cache was reset
+    meanwhile if it ``is_stale``."""
 
     sequence: Sequence
     allocation: Allocation
     num_left: int = 0
+    is_stale: bool = False
 
 
 class _Copy(NamedTuple):
@@ -96,34 +101,38 @@ class StoreCopies(Resource):
         self._pool, self._find = worker.pool, worker.index.find
         self._size = worker.capacity.block_size
         self._has_states = worker.blocks.has_states
-        self._between = copy_interval(self._size) // self._size  # blocks between two states
+        self._hits = StoreHits(worker, location)
+        self._tables = LaterTables(worker.capacity, worker.pool)
         self._put_back = put_back
         self._held: dict[int, _Held] = {}  # by slot
         sizes = worker.capacity.num_blocks, worker.capacity.num_states or 0
-        found = zip(store.parts, (self._find, self._find_state), sizes, strict=False)
-        self._saves = [Saves(*each) for each in found]
+        pairs = zip(store.parts, sizes, strict=False)
+        self._saves = [Saves(part, self._pool, worker.index, size) for part, size in pairs]
         self._to_load: deque[_Copy] = deque()
         self._sent: deque[_Sent] = deque()
         self._is_down = False
-        worker.index.on_add, self._pool.on_keep = self._add, self._add_state
+        worker.index.on_add, worker.blocks.on_keep = self._add, self._add_point
         worker.resources.append(self)
         worker.may_await = True
 
     # --- sequences ------------------------------------------------------------------------------
 
     def num_loadable(self, sequence: Sequence, num_blocks: int) -> int:
-        return self._num_found(sequence, num_blocks)
+        """A state is loaded to a copy, which must be free or in the cache."""
+        has_copy = bool(self._pool.num_free_states or self._pool.keep_points)
+        return self._end_of(sequence, num_blocks, loads_states=has_copy) - num_blocks
 
     def take(self, sequence: Sequence) -> None:
         allocation = sequence.allocated
         first = allocation.num_indexed
-        num = self._num_found(sequence, first, loads_states=allocation.to_state is not None)
-        end = first + num
-        self._use(sequence, end)
+        end = self._end_of(sequence, first, loads_states=allocation.to_state is not None)
+        if not self._tables.has_room(allocation, end):
+            end = first
+        self._use(sequence, end, [end])
         held = self._held[allocation.slot] = _Held(sequence, allocation)
-        if not num:
+        if end == first:
             return
-        loads = [*self._take_blocks(held, range(first, end)), *self._take_state(held, end)]
+        loads = [*self._take_whole(held, first, end), *self._take_last(held, first, end)]
         for each in loads:
             each.places.pin(each.key)
         self._to_load += loads
@@ -132,9 +141,9 @@ class StoreCopies(Resource):
         if allocation.junction <= end:
             allocation.junction = 0  # the loaded part has it
         allocation.is_held = True
-        HIT_TOKENS.inc(num * self._size)
+        HIT_TOKENS.inc((end - first) * self._size)
         if sequence.has_run:
-            RECOVERED_TOKENS.inc(num * self._size)
+            RECOVERED_TOKENS.inc((end - first) * self._size)
 
     def free(self, slot: int) -> None:
         held = self._held.pop(slot, None)
@@ -145,37 +154,26 @@ class StoreCopies(Resource):
                 if each.held is held:
                     each.places.unpin(each.key)
             self._to_load = deque(each for each in self._to_load if each.held is not held)
-        self._use(held.sequence, held.allocation.num_indexed)
+        ends = [each.num_blocks for each in held.allocation.keep_points[-2:]]
+        self._use(held.sequence, held.allocation.num_indexed, ends)
 
     def distrust(self, sequence: Sequence) -> None:
-        for key in self._keys(sequence, sequence.allocated.num_indexed):
+        for key in self._hits.all_keys(sequence, sequence.allocated.num_indexed):
             self.location.forget(key)
 
-    def _num_found(self, sequence: Sequence, first: int, loads_states: bool = True) -> int:
-        """Counts the blocks behind the ``first`` ones with which the sequence may begin."""
+    def _end_of(self, sequence: Sequence, first: int, *, loads_states: bool) -> int:
+        """The blocks with which it may begin, of which the ``first`` ones are in the cache."""
         if sequence.num_worker_deaths > 1:
-            return 0
-        number = end = first
-        while number < sequence.max_cached // self._size:
-            key = sequence.block_hash(number, self._size)
-            if self._find(key) is None and self.location.find(key) is None:
-                break
-            number += 1
-            if not self._has_states or (
-                number % self._between == 0 and self._has_state(key, loads_states)
-            ):
-                end = number
-        return end - first if end - first >= MIN_LOADED else 0
+            return first
+        end = self._hits.find_end(sequence, first, loads_states=loads_states)
+        return end if end - first >= MIN_LOADED else first
 
-    def _has_state(self, block_hash: bytes, loads_states: bool) -> bool:
-        if block_hash in self._pool.keep_points:
-            return True
-        return loads_states and self.location.find(state_key(block_hash)) is not None
-
-    def _take_blocks(self, held: _Held, numbers: range) -> Iterator[_Copy]:
+    def _take_whole(self, held: _Held, first: int, end: int) -> Iterator[_Copy]:
         """Shares the blocks in the cache; yields the loads of the other ones."""
+        if not self._hits.has_whole:
+            return
         blocks = held.allocation.tables[0].blocks
-        for number in numbers:
+        for number in range(first, end):
             key = held.sequence.block_hash(number, self._size)
             if (cached := self._find(key)) is None:
                 yield self._copy(held, key, blocks[number])
@@ -184,11 +182,21 @@ class StoreCopies(Resource):
                 self._pool.free([blocks[number]])
                 blocks[number] = cached
 
+    def _take_last(self, held: _Held, first: int, end: int) -> Iterator[_Copy]:
+        """The loads for layers with windows or a state. Blocks are taken after the cached ones are
+        shared, which they may evict."""
+        self._tables.move(held.allocation, end)
+        for group, _ in self._hits.windows:
+            table = held.allocation.tables[group]
+            for number in range(max(first, table.num_passed), end):
+                key = group_key(held.sequence.block_hash(number, self._size), group)
+                yield self._copy(held, key, table.blocks[number - table.num_passed])
+        if self._has_states:
+            yield from self._take_state(held, end)
+
     def _take_state(self, held: _Held, end: int) -> Iterator[_Copy]:
         """Has the slot begin with the state behind ``end`` blocks; yields its load if the cache
         lacks it."""
-        if not self._has_states:
-            return
         allocation = held.allocation
         key = held.sequence.block_hash(end - 1, self._size)
         allocation.copied_after = end * self._size
@@ -207,26 +215,15 @@ class StoreCopies(Resource):
         store, places = found
         return _Copy(held, key, number, store, places, places.first + places.full[key], slot)
 
-    def _use(self, sequence: Sequence, num_blocks: int) -> None:
+    def _use(self, sequence: Sequence, num_blocks: int, ends: Iterable[int]) -> None:
         """Notes the use of its first blocks: the last one is overwritten first, since the ones
-        before it are usable without it. Of states, the last two are used, as in the cache."""
-        find, states = self.location.find, list[tuple[bytes, Places]]()
-        for number in reversed(range(num_blocks)):
-            key = sequence.block_hash(number, self._size)
-            if (found := find(key)) is not None:
+        before it are usable without it. So are the last blocks and states behind ``ends``."""
+        numbers = reversed(range(num_blocks if self._hits.has_whole else 0))
+        whole = (sequence.block_hash(each, self._size) for each in numbers)
+        last = (key for end in ends for key in self._hits.last_keys(sequence, end))
+        for key in chain(whole, last):
+            if (found := self.location.find(key)) is not None:
                 found[1].use(key)
-            if self._has_states and (found := find(state_key(key))) is not None:
-                states.append((state_key(key), found[1]))
-        for key, places in reversed(states[:2]):
-            places.use(key)
-
-    def _keys(self, sequence: Sequence, num_blocks: int) -> Iterator[bytes]:
-        """Of its first blocks, and of the states behind them."""
-        for number in range(num_blocks):
-            key = sequence.block_hash(number, self._size)
-            yield key
-            if self._has_states:
-                yield state_key(key)
 
     # --- plans ----------------------------------------------------------------------------------
 
@@ -273,13 +270,15 @@ class StoreCopies(Resource):
         if self._takes_more:
             self._saves[0].add(key, block)
 
-    def _add_state(self, point: KeepPoint) -> None:
-        if self._takes_more and point.state is not None:
-            self._saves[1].add(state_key(point.block_hash), point.state)
-
-    def _find_state(self, key: bytes) -> int | None:
-        point = self._pool.keep_points.get(state_key(key))
-        return None if point is None else point.state
+    def _add_point(self, sequence: Sequence, point: KeepPoint) -> None:
+        if not self._takes_more:
+            return
+        for (group, _), blocks in zip(self._hits.windows, point.tables, strict=True):
+            for number, block in enumerate(blocks, point.num_blocks - len(blocks)):
+                key = group_key(sequence.block_hash(number, self._size), group)
+                self._saves[0].add(key, block, point)
+        if point.state is not None:
+            self._saves[1].add(state_key(point.block_hash), point.state, point)
 
     @property
     def _takes_more(self) -> bool:
@@ -341,21 +340,26 @@ class StoreCopies(Resource):
         """All is there: the sequence may be computed."""
         allocation, num = held.allocation, held.allocation.num_computed // self._size
         allocation.is_held = False
-        is_cached = allocation.num_indexed < num  # unless the cache was reset meanwhile
-        self._worker.blocks.index_blocks(held.sequence)
-        if is_cached and self._has_states and allocation.from_state == allocation.to_state:
-            self._worker.blocks.keep_copy(held.sequence, num)
+        if held.is_stale:
+            allocation.num_indexed = num
+            return
+        blocks = self._worker.blocks
+        blocks.index_blocks(held.sequence)
+        if not self._has_states:
+            if blocks.has_windows:
+                blocks.keep(held.sequence, num)
+        elif allocation.from_state == allocation.to_state:
+            blocks.keep_copy(held.sequence, num)
 
     def reset(self) -> None:
         """New sequences compute their whole prompt: they find no block that others load now."""
         for held in self._held.values():
-            if held.num_left:
-                held.allocation.num_indexed = held.allocation.num_computed // self._size
+            held.is_stale = bool(held.num_left)
 
     def close(self) -> None:
         """The worker is lost, or plans for it end. No cycle keeps its sequences, with their
         images."""
-        self._worker.index.on_add = self._pool.on_keep = None
+        self._worker.index.on_add = self._worker.blocks.on_keep = None
         self._worker.resources.remove(self)
         self._saves.clear()
         store, location = self.store, self.location

@@ -3,13 +3,22 @@
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 
+from shared.wire.messages import MAX_GROUPS
+
 FLIPPED = bytes(range(255, -1, -1))
+OF_GROUPS = [bytes(each ^ group for each in range(256)) for group in range(MAX_GROUPS)]
 
 
 def state_key(block_hash: bytes) -> bytes:
     """The key of the state behind a block: the bits of the block's key, flipped. Applied to it
     once more, the key of the block."""
     return block_hash.translate(FLIPPED)
+
+
+def group_key(block_hash: bytes, group: int) -> bytes:
+    """The key of a block in a group of layers: the one of the first group is its hash. Applied to
+    it once more, the hash."""
+    return block_hash.translate(OF_GROUPS[group])
 
 
 class Places:

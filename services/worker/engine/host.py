@@ -111,7 +111,8 @@ class HostEngine:
         is_open = self._slots.is_open
         self._kv_cache = loaded.make_kv_cache(report.num_blocks)
         self._state_pool = StatePool(loaded.shape.state_specs, self.capacity, loaded.device)
-        begun = loaded.model, is_open, self._kv_cache, self._state_pool.layers
+        states = self._state_pool.layers, self._state_pool.positions
+        begun = loaded.model, is_open, self._kv_cache, states
         self._plan_parts = [each.begin(*begun) for each in loaded.additions]
         backend = Backend(
             sampler=loaded.sampler,

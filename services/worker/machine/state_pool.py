@@ -62,7 +62,8 @@ class StatePool:
         ]
         self._first_copy = num_slots
         self._interval = copy_interval(capacity.block_size)
-        self._positions = np.zeros(num_states, np.int64)  # ids that a state has seen
+        # Ids that a state has seen. Negative: of a slot that awaits a state of so many ids.
+        self.positions = np.zeros(num_states, np.int64)
         self._copies = np.full(num_slots, NO_COPY)
 
     def apply(self, plan: StepPlan) -> None:
@@ -82,7 +83,9 @@ class StatePool:
         run."""
         if not self.layers:
             return None
-        before, ends = self._positions[slots], starts + num_tokens - num_drafts
+        before, ends = self.positions[slots], starts + num_tokens - num_drafts
+        if (before < 0).any():
+            raise ValueError(f"the state of slot {slots[before.argmin()]} was not loaded")
         rows = StateRows(
             starts=np.concatenate([[0], np.cumsum(num_tokens)]),
             num_drafts=num_drafts,
@@ -99,34 +102,29 @@ class StatePool:
     def note_more(self, slots: np.ndarray, num_tokens: int) -> None:
         """Notes that the same rows have run for ``num_tokens`` more steps of one token each."""
         if self.layers:
-            self._note(slots, self._positions[slots] + num_tokens)
+            self._note(slots, self.positions[slots] + num_tokens)
 
     def _note(self, slots: np.ndarray, ends: np.ndarray) -> None:
         copied = ends // self._interval * self._interval
-        is_copied = (copied > self._positions[slots]) & (self._copies[slots] != NO_COPY)
-        self._positions[self._copies[slots[is_copied]]] = copied[is_copied]
-        self._positions[slots] = ends
+        is_copied = (copied > self.positions[slots]) & (self._copies[slots] != NO_COPY)
+        self.positions[self._copies[slots[is_copied]]] = copied[is_copied]
+        self.positions[slots] = ends
 
     def _begin(self, row: Admit) -> None:
         self._copies[row.slot] = self._place(row.to_state)
-        self._positions[row.slot] = row.num_cached
-        if row.from_state is None and not row.num_cached:
-            for layer in self.layers:
-                layer.matrices[row.slot].zero_()
-                layer.columns[row.slot].zero_()
-            return
+        self.positions[row.slot] = row.num_cached
         source = self._place(row.from_state)
-        if row.from_state == row.to_state:  # a store may load it before the first token
-            self._positions[source] = row.num_cached
-        num_seen = 0 if source == NO_COPY else int(self._positions[source])
-        if num_seen != row.num_cached:
+        num_seen = 0 if source == NO_COPY else int(self.positions[source])
+        if num_seen != row.num_cached and source == self._copies[row.slot] != NO_COPY:
+            self.positions[row.slot] = -row.num_cached
+        elif num_seen != row.num_cached:
             raise ValueError(
                 f"slot {row.slot} begins with {row.num_cached} ids; state {row.from_state} is of"
                 f" {num_seen}"
             )
         for layer in self.layers:
-            layer.matrices[row.slot] = layer.matrices[source]
-            layer.columns[row.slot] = layer.columns[source]
+            for states in (layer.matrices, layer.columns):
+                states[row.slot] = 0 if source == NO_COPY else states[source]
 
     def _place(self, copy: int | None) -> int:
         return NO_COPY if copy is None else self._first_copy + copy

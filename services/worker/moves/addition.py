@@ -18,7 +18,7 @@ from services.worker.startup.cache_codes import CACHE_CODES, choose_cache_dtype
 from services.worker.startup.model_shape import shape_of
 from shared.settings.worker import WorkerConfig
 from shared.wire.codec import Array
-from shared.wire.messages import MAX_INBOX_BLOCKS, Capacity, Push, StepPlan, Take
+from shared.wire.messages import EVERY_LAYER, MAX_INBOX_BLOCKS, Capacity, Push, StepPlan, Take
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +36,16 @@ def check(settings: WorkerConfig, device: torch.device, *, pools: bool, is_ours:
 def make(
     settings: WorkerConfig, folder: Path, model: DecoderLM, dtype: torch.dtype
 ) -> "KVTransfer | None":
-    has_states = "the model has layers with states" if model.state_specs() else ""
-    if why := why_not_copied(settings, model) or has_states:
+    if why := why_not_copied(settings, model) or _why_not_moved(model):
         log.info("kv-transfer: no KV block moves: %s", why)
         return None
     return KVTransfer(settings, folder, model, dtype)
+
+
+def _why_not_moved(model: DecoderLM) -> str:
+    if model.groups != EVERY_LAYER:
+        return "the model has layers with windows"
+    return "the model has layers with states" if model.state_specs() else ""
 
 
 class KVTransfer:

@@ -20,6 +20,8 @@ from shared.settings.worker import WorkerConfig
 from shared.wire.codec import Array
 from shared.wire.messages import Capacity, StepPlan
 
+States = tuple[Sequence[LayerStates], np.ndarray]
+
 
 class PlanPart(StepPart[Any]):
     """Keeps its own state of slots. On the thread of the steps; on GPUs a part of each step."""
@@ -51,10 +53,10 @@ class Addition(Protocol):
         """The memory for it, in steps of up to ``num_tokens``: by purpose, for the log."""
 
     def begin(
-        self, model: CausalLM, is_open: np.ndarray, kv_cache: KVCache, states: Sequence[LayerStates]
+        self, model: CausalLM, is_open: np.ndarray, kv_cache: KVCache, states: States
     ) -> PlanPart:
         """``model`` is the backend's. ``is_open`` [max_num_seqs] bool always has the slots' current
-        state. ``states`` of all slots, then their copies, layer by layer."""
+        state. ``states`` of all slots, then their copies, layer by layer; and their positions."""
 
 
 class AdditionModule(Protocol):

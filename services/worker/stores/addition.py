@@ -10,16 +10,21 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from kernels.delta import LayerStates
 from services.worker.block_layout import BlockMemory, digest_of, facts_of, why_not_copied
 from services.worker.machine.hardware import read_memory
 from services.worker.machine.kv_cache import KVCache
 from services.worker.models import CausalLM
 from services.worker.models.decoder import DecoderLM
+from services.worker.startup.additions import States
 from services.worker.stores import folder as folders
 from services.worker.stores.files import OtherStores, StoreFiles
 from services.worker.stores.folder import FORMAT, Header, Part, read_header
-from services.worker.stores.memory import StateMemory, facts_of_states, split
+from services.worker.stores.memory import (
+    StateMemory,
+    facts_of_groups,
+    facts_of_states,
+    split,
+)
 from services.worker.stores.part import StorePart
 from services.worker.stores.places import RECORD_BYTES, OwnPlaces
 from shared.errors import ConfigError
@@ -42,7 +47,7 @@ def make(
     if why := why_not_copied(settings, model):
         _warn(why)
         return None
-    return KVStore(settings, folder, dtype)
+    return KVStore(settings, folder, model, dtype)
 
 
 def _warn(why: str) -> None:
@@ -55,8 +60,11 @@ class KVStore:
     operators = None
     part: StorePart
 
-    def __init__(self, settings: WorkerConfig, folder: Path, dtype: torch.dtype) -> None:
+    def __init__(
+        self, settings: WorkerConfig, folder: Path, model: DecoderLM, dtype: torch.dtype
+    ) -> None:
         self._settings, self._folder, self._dtype = settings, folder, dtype
+        self._groups = facts_of_groups(model)
         self._root = settings.kv_offloading_dir or Path(f"/dev/shm/shoal-{os.getuid()}")
         self._size = int(settings.kv_offloading_size * (1 << 30))
 
@@ -71,15 +79,17 @@ class KVStore:
         return {"KV store (kv-offloading-size)": max(0, self._size - there)}
 
     def begin(
-        self, model: CausalLM, is_open: np.ndarray, kv_cache: KVCache, states: Sequence[LayerStates]
+        self, model: CausalLM, is_open: np.ndarray, kv_cache: KVCache, states: States
     ) -> StorePart:
         """Raises ConfigError."""
         blocks = BlockMemory(kv_cache.sections)
-        copies = StateMemory(states, num_slots=len(is_open))
+        copies = StateMemory(*states, num_slots=len(is_open))
         num_places, num_states = self._sizes(blocks, copies, kv_cache.block_size)
         facts = facts_of(self._settings, self._folder, self._dtype, model, kv_cache)
-        if states:
-            facts["states"] = facts_of_states(states)
+        if layers := states[0]:
+            facts["states"] = facts_of_states(layers)
+        if self._groups:
+            facts["groups"] = self._groups
         layout = digest_of(facts)
         folders.make_private(self._root, forbidden=0o022)
         location = self._root / layout

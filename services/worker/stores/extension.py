@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 
 from services.worker.extension import WorkerCore, WorkerExtension
@@ -12,9 +12,11 @@ from services.worker.stores.part import StorePart, is_answered, rows_of
 from shared.errors import CodecError
 from shared.link.peer import Peer
 from shared.wire.codec import Array
+from shared.wire.kv_groups import has_windows
 from shared.wire.messages import (
     FIRST_STATE,
     STORED_STATES_MINOR,
+    STORED_WINDOWS_MINOR,
     STORES_MINOR,
     Copied,
     Forget,
@@ -35,6 +37,7 @@ class WorkerStores(WorkerExtension):
         self._store = found[0] if found else None
         self._part = self._store.part if self._store is not None else None
         self._senders: deque[Peer | None] = deque()  # of plans with rows; None: no answer
+        self._awaited: dict[int, int] = {}  # copies of states that may be loaded, by slot
         if self._part is not None:
             self._part.on_copied = partial(call_soon, asyncio.get_running_loop(), self._report)
 
@@ -42,8 +45,7 @@ class WorkerStores(WorkerExtension):
         """At once, unless plans of a former scheduler are still to change the store."""
         if self._part is None:
             return
-        has_states = self._part.own.header.num_states > 0
-        if home.hello.minor < (STORED_STATES_MINOR if has_states else STORES_MINOR):
+        if home.hello.minor < self._least_minor(self._part):
             return
         if not self._senders:
             self._send_inventory(self._part, home)
@@ -52,6 +54,12 @@ class WorkerStores(WorkerExtension):
         after = call_soon, loop, self._send_inventory, self._part, home
         self._core.step_thread.submit(*after)
 
+    def _least_minor(self, part: StorePart) -> int:
+        """Older schedulers refuse the inventory."""
+        if has_windows(self._core.engine.capacity):
+            return STORED_WINDOWS_MINOR
+        return STORED_STATES_MINOR if part.own.header.num_states else STORES_MINOR
+
     def _send_inventory(self, part: StorePart, home: Peer) -> None:
         header = part.own.header
         sizes = header.num_places, header.place_bytes, header.num_states, header.state_bytes
@@ -59,11 +67,20 @@ class WorkerStores(WorkerExtension):
             home.send(Inventory(header.id, part.location, *sizes), *part.inventory())
 
     def check(self, plan: StepPlan, pixels: Sequence[Array]) -> None:
+        self._forget_awaited(plan.release)
         rows = rows_of(plan) if plan.rows else ()
         for row in rows:
             self._check_row(row)
         if rows:
             self._senders.append(self._core.home() if is_answered(rows) else None)
+        for admit in plan.admit:
+            if admit.from_state is not None and admit.from_state == admit.to_state:
+                self._awaited[admit.slot] = admit.from_state
+        self._forget_awaited(row.slot for row in plan.prefill)
+        self._forget_awaited(row.slot for row in plan.decode)
+
+    def clear(self) -> None:
+        self._awaited.clear()
 
     def close(self) -> None:
         """After the last step."""
@@ -83,15 +100,25 @@ class WorkerStores(WorkerExtension):
             )
         if isinstance(row, Forget):
             return
-        slot = row.slot if isinstance(row, Load) else None
-        if slot is not None and slot >= capacity.max_num_seqs:
-            raise CodecError(f"slot {slot} for a state; there are {capacity.max_num_seqs}")
-        if slot is not None or (isinstance(row, Save) and is_state):
+        if isinstance(row, Load) and row.slot is not None:
+            self._check_awaited(row.slot, row.block)
+        elif isinstance(row, Save) and is_state:
             num_states = capacity.num_states or 0
             if row.block >= num_states:
                 raise CodecError(f"state {row.block} for a store; there are {num_states}")
         elif row.block >= capacity.num_blocks:
             raise CodecError(f"block {row.block} for a store; the cache has {capacity.num_blocks}")
+
+    def _check_awaited(self, slot: int, copy: int) -> None:
+        """A state is loaded for a slot that was admitted with its copy, and has no token yet."""
+        awaited = self._awaited.get(slot)
+        if awaited != copy:
+            wanted = "none" if awaited is None else f"state {awaited}"
+            raise CodecError(f"state {copy} from a store for slot {slot}, which awaits {wanted}")
+
+    def _forget_awaited(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self._awaited.pop(slot, None)
 
     def _report(self, copied: Copied) -> None:
         """Called for each plan with rows, before its result is sent."""

@@ -2,17 +2,24 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 from torch import Tensor
 
 from kernels.delta import LayerStates
 from services.worker.block_layout import BlockMemory, facts_of_section
+from services.worker.models.decoder import DecoderLM
+from shared.wire.messages import EVERY_LAYER
 
 
 class StateMemory(BlockMemory):
-    """The memory of each copy of a state, behind the states of ``num_slots``."""
+    """The memory of each copy of a state, behind the states of ``num_slots``. ``positions`` as in
+    ``StatePool``."""
 
-    def __init__(self, layers: Sequence[LayerStates], num_slots: int) -> None:
+    def __init__(
+        self, layers: Sequence[LayerStates], positions: np.ndarray, num_slots: int
+    ) -> None:
         super().__init__(map(_of_copies, layers))
+        self._positions = positions
         self._num_slots = num_slots
 
     def pieces(self, block: int) -> Sequence[memoryview]:
@@ -21,10 +28,22 @@ class StateMemory(BlockMemory):
     def clear(self, block: int) -> None:
         super().clear(self._num_slots + block)
 
-    def begin(self, slot: int, copy: int) -> None:
-        """Makes a copy the state of a slot."""
+    def begin(self, slot: int, copy: int, *, is_lost: bool) -> None:
+        """Makes the copy that a slot was admitted with its state. The slot has no step with a lost
+        one."""
+        source, num = self._num_slots + copy, abs(self._positions[slot])
+        self._positions[[slot, source]] = (-num, 0) if is_lost else num
         for rows in self._rows:
-            rows[slot] = rows[self._num_slots + copy]
+            rows[slot] = rows[source]
+
+
+def facts_of_groups(model: DecoderLM) -> list[object]:
+    """The windows of the groups of layers, and the group of each layer: layers of different groups
+    use the same memory. Empty for one group with all layers."""
+    if model.groups == EVERY_LAYER:
+        return []
+    windows = [each.window for each in model.groups]
+    return [windows, [[each.number, each.group] for each in model.cached_layers()]]
 
 
 def facts_of_states(layers: Sequence[LayerStates]) -> list[object]:

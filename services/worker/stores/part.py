@@ -110,16 +110,17 @@ class StorePart(PlanPart):
     def _load(self, row: Load) -> bool:
         """A block or a state that is lost is cleared, since it may have any bytes."""
         memory = self._blocks if row.slot is None else self._states
+        is_lost = False
         try:
             self._read(row, memory)
+            BYTES.labels("load").inc(memory.num_bytes)
         except BlockLost as lost:
             LOST.labels(str(lost)).inc()
             memory.clear(row.block)
-            return False
+            is_lost = True
         if row.slot is not None:
-            self._states.begin(row.slot, row.block)
-        BYTES.labels("load").inc(memory.num_bytes)
-        return True
+            self._states.begin(row.slot, row.block, is_lost=is_lost)
+        return not is_lost
 
     def _read(self, row: Load, memory: BlockMemory) -> None:
         own = self.own.header.id == row.store

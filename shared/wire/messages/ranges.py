@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 PROTOCOL_MAJOR = 3
-PROTOCOL_MINOR = 14
+PROTOCOL_MINOR = 15
 POOLING_MINOR = 1  # the first with pooling
 CONVERTED_MINOR = 2  # the first with all conversions of Convert, not to ids alone
 REPORT_MINOR = 2  # the first with Inquire and ServiceReport
@@ -21,6 +21,7 @@ MOVES_MINOR = 12  # the first with KV blocks that move between workers
 GUESTS_MINOR = 13  # the first with KV blocks that move between cells
 VIDEO_MINOR = 14  # the first with videos
 STORED_STATES_MINOR = 14  # the first with stores of states
+STORED_WINDOWS_MINOR = 15  # the first with stores of layers with windows
 
 ServiceName = Literal["gateway", "tokenizer", "scheduler", "worker"]
 FinishReason = Literal["stop", "length", "abort", "repetition"]

@@ -1,6 +1,7 @@
 """KV blocks, and states, in stores outside the workers' caches, which outlive a worker.
 
-Peers below minor ``STORES_MINOR`` get none of them, and below ``STORED_STATES_MINOR`` no states.
+Peers below minor ``STORES_MINOR`` get none of them, below ``STORED_STATES_MINOR`` no states, and
+below ``STORED_WINDOWS_MINOR`` none of layers with windows.
 """
 
 from typing import Annotated

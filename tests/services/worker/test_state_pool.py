@@ -53,6 +53,20 @@ def test_a_slot_begins_with_zeros_or_with_a_copy_of_its_ids() -> None:
         states.apply(plan(admits=(admit(3, 64),)))
 
 
+def test_a_slot_awaits_a_copy_of_other_ids() -> None:
+    """Without a step before it is loaded: ``positions`` say so."""
+    states = pool()
+    states.apply(plan(admits=(admit(0, to=1), admit(3, 64, start=2, to=2))))
+    with pytest.raises(ValueError, match="the state of slot 3 was not loaded"):
+        run(states, 3, 64, 1)
+    with pytest.raises(ValueError, match="slot 1 begins with 64 ids; state 2 is of 0"):
+        states.apply(plan(admits=(admit(1, 64, start=2, to=0),)))
+    states.positions[[3, CAPACITY.max_num_seqs + 2]] = 64
+    assert run(states, 3, 64, 1)[:3] == [64, 0, 0]
+    states.apply(plan(admits=(admit(1, 64, start=2, to=0), admit(2, 64, start=2, to=2))))
+    assert run(states, 2, 64, 1)[0] == 64, "the copy has the ids already"
+
+
 def test_a_step_after_drafts_advances_over_the_accepted_ones() -> None:
     states = pool()
     states.apply(plan(admits=(admit(0),)))

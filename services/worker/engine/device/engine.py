@@ -145,7 +145,8 @@ class DeviceEngine:
             catch_up=self._wait_for_results,
         )
         rules, is_open = Rules(self._table, backend, loaded.eos_ids), self._table.is_open
-        begun = loaded.model, is_open, self._segments.kv_cache, self._states.layers
+        states = self._states.layers, np.zeros(0, np.int64)  # positions are on the device
+        begun = loaded.model, is_open, self._segments.kv_cache, states
         self._plan_parts = [each.begin(*begun) for each in loaded.additions]
         common = make_parts(self._table, backend, rules, loaded.model, loaded.pooler)
         self._failed_prompts = FailedPrompts(self._table)

@@ -12,12 +12,11 @@ from services.scheduler.scheduler import Planned
 from services.scheduler.sequence import Sequence
 from services.scheduler.stores.cell import CellStores
 from services.scheduler.stores.copies import StoreCopies
-from services.scheduler.stores.index import Places, state_key
+from services.scheduler.stores.index import Places, group_key, state_key
 from services.scheduler.worker_state import WorkerState
 from shared.link.peer import Peer
 from shared.settings.scheduler import SchedulerConfig
 from shared.wire.messages import (
-    EVERY_LAYER,
     Copied,
     Load,
     ModelInfo,
@@ -39,7 +38,7 @@ class StoreMesh(Mesh):
         "join": 2,
         "kill_worker": 2,
         "answer": 2,
-        "lose_records": 1,
+        "lose_records": 3,
         "break_store": 0.3,
         "look": 0.5,
     }
@@ -57,7 +56,7 @@ class StoreMesh(Mesh):
 
     def join(self) -> None:
         if not self.peers and not self.num_workers:
-            self.capacity = replace(self.capacity, groups=EVERY_LAYER, num_stages=1)
+            self.capacity = replace(self.capacity, num_stages=1)
             others = OtherCells(self.core, {}, "s", lambda: None)
             cell = Cell(CONFIG, self.core, self.peers, others, lambda: None)
             self.cell = CellStores(cell)
@@ -181,7 +180,8 @@ class StoreMesh(Mesh):
             for each in stores.values():
                 for key, content in each.records.values():
                     if isinstance(content, list):
-                        assert content == self.names[key][-self.capacity.block_size :]
+                        contexts = self.names[group_key(key, each.groups[key])]
+                        assert content == contexts[-self.capacity.block_size :]
                     else:
                         contexts = self.names[state_key(key)]
                         assert content == (len(contexts), contexts[-1])

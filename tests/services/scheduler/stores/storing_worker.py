@@ -24,7 +24,8 @@ Content = list[int] | State
 
 @dataclass
 class SimulatedStore:
-    """``records`` by place: a key and the content of its block, or state. Records of the keys
+    """``records`` by place: a key and the content of its block, or state; ``groups`` has the group
+    of layers of each key. Records of the keys
     ``lost`` were damaged. A store that ``is_down`` takes no more; a worker that saves in it has it
     ``is_locked``."""
 
@@ -32,6 +33,7 @@ class SimulatedStore:
     num_places: int
     place_bytes: int
     records: dict[int, tuple[bytes, Content]] = field(default_factory=dict)
+    groups: dict[bytes, int] = field(default_factory=dict)
     lost: set[bytes] = field(default_factory=set)
     is_down: bool = False
     is_locked: bool = True
@@ -64,13 +66,19 @@ class StoringWorker(SimulatedWorker):
     num_lost: int = 0
     num_saved: int = 0
     num_states_loaded: int = 0
+    num_windows_loaded: int = 0
     unread: set[int] = field(default_factory=set)
+    group_of: dict[int, int] = field(default_factory=dict)  # of each block
     answers: list[Copied] = field(default_factory=list)
 
     def step(self, planned: Planned) -> tuple[StepResult, TokenArrays]:
         if (copied := self.copy(planned.plan)) is not None:
             self.answers.append(copied)
-        return super().step(planned)
+        output = super().step(planned)
+        for slot in self.slots.values():
+            for group, table in enumerate(slot.tables):
+                self.group_of |= dict.fromkeys(table, group)
+        return output
 
     def copy(self, plan: StepPlan) -> Copied | None:
         lost: list[bytes] = []
@@ -92,11 +100,13 @@ class StoringWorker(SimulatedWorker):
                     else:
                         own.records.pop(place, None)
                         own.records[place] = key, self._content(block, place)
+                        if place < FIRST_STATE:
+                            self.check_group(own, key, self.group_of[block])
                         self.num_saved += 1
                 case Load(key, block, store, place, number):
                     found, content = self.stores[store].records.get(place, (b"", []))
                     if number is None:
-                        self.check_load(plan, block)
+                        group = self.check_load(plan, block)
                     else:
                         self.check_state(plan, number, block)
                     if found != key:
@@ -104,7 +114,9 @@ class StoringWorker(SimulatedWorker):
                         self.num_lost += 1
                     elif isinstance(content, list):
                         self.kv[block] = list(content)
+                        self.check_group(self.stores[store], key, group)
                         self.num_loaded += 1
+                        self.num_windows_loaded += self.capacity.groups[group].window is not None
                     else:
                         assert number is not None
                         self.states[block] = self.slots[number].state = content
@@ -139,14 +151,24 @@ class StoringWorker(SimulatedWorker):
         slot.copies_to = admit.to_state
         slot.state = self.states.get(admit.from_state, slot.state)
 
-    def check_load(self, plan: StepPlan, block: int) -> None:
-        """A block to load belongs to a sequence that was admitted before, and not computed yet."""
-        (number,) = (each for each, slot in self.slots.items() if block in slot.tables[0])
+    def check_load(self, plan: StepPlan, block: int) -> int:
+        """A block to load belongs to a sequence that was admitted before, and not computed yet.
+        Returns its group of layers."""
+        ((number, group, table),) = (
+            (number, group, table)
+            for number, slot in self.slots.items()
+            for group, table in enumerate(slot.tables)
+            if block in table
+        )
         assert number not in plan.release
-        slot = self.slots[number]
         assert number in self.unread
-        end = (slot.tables[0].index(block) + 1) * self.capacity.block_size
-        assert end <= slot.admit.num_cached
+        end = (table.index(block) + 1) * self.capacity.block_size
+        assert end <= self.slots[number].admit.num_cached
+        return group
+
+    def check_group(self, store: SimulatedStore, key: bytes, group: int) -> None:
+        """Layers of other groups have other bytes."""
+        assert store.groups.setdefault(key, group) == group
 
     def _find_cached(self, slot: Slot) -> None:
         self.unread.add(slot.admit.slot)

@@ -19,14 +19,14 @@ def meet(numbers: range) -> Counter[str]:
         met[f"depth {mesh.depth}"] += 1
         for each in mesh.all_workers:
             met.update(saved=each.num_saved, loaded=each.num_loaded, lost=each.num_lost)
-            met.update(states=each.num_states_loaded)
+            met.update(states=each.num_states_loaded, windows=each.num_windows_loaded)
     return met
 
 
 @pytest.mark.seconds
 def test_random_schedules_with_stores_keep_the_contract() -> None:
     met = meet(range(NUM_SCHEDULES))
-    assert len(met) == 6
+    assert len(met) == 7
     assert all(met.values()), met
 
 

@@ -12,6 +12,7 @@ from services.scheduler.sequence import WaitReason
 from services.scheduler.service import SchedulerService
 from services.scheduler.stores.cell import MAX_KEPT, CellStores
 from services.scheduler.stores.index import Location, Places, Store
+from services.scheduler.worker_state import LOADED_PART
 from shared.errors import CodecError
 from shared.settings.scheduler import SchedulerConfig
 from shared.wire.messages import (
@@ -22,7 +23,6 @@ from shared.wire.messages import (
     Capacity,
     Forget,
     Generate,
-    Group,
     Hello,
     Load,
     ModelInfo,
@@ -242,9 +242,9 @@ async def test_a_result_without_its_copies_is_no_message(tmp_path: Path):
         mesh.service.on_message(worker.peer, StepResult(plan.step, []), NO_ARRAYS)
 
 
-async def test_a_store_of_layers_with_windows_is_no_message(tmp_path: Path):
-    capacity = Capacity(32, 4, 4, 16, 64, 1000, groups=(Group(), Group(8)))
-    with pytest.raises(CodecError, match="windows"):
+async def test_a_store_of_a_worker_with_stages_is_no_message(tmp_path: Path):
+    capacity = replace(CAPACITY, num_stages=2)
+    with pytest.raises(CodecError, match="a store of a worker with 2 stages"):
         Worker(Mesh(tmp_path), "one", SimulatedStore("one", 10, 1), capacity)
 
 
@@ -336,6 +336,27 @@ async def test_no_state_is_loaded_without_a_copy_for_it(tmp_path: Path):
     worker = Worker(mesh, "two", store, replace(WITH_STATES, num_states=0))
     mesh.ask("s", LONG)
     assert cached_of(worker.run()) == [0]
+
+
+async def test_a_state_counts_as_cached_if_a_copy_may_be_free_for_it(tmp_path: Path):
+    """Not while all copies belong to running sequences."""
+    mesh = Mesh(tmp_path)
+    store = hybrid_store("one")
+    worker = Worker(mesh, "one", store, WITH_STATES)
+    mesh.ask("r", LONG)
+    worker.run()
+    worker.die()
+    worker = Worker(mesh, "two", store, replace(WITH_STATES, num_states=1))
+    mesh.ask("q", LONG[:20] + 1, max_tokens=40)
+    worker.run(num=3)
+    mesh.ask("s", LONG)
+    (state,) = mesh.core.workers.values()
+    sequence = mesh.core.sequences["s~1/0/0", 1]
+    assert state.num_cached(sequence) == 0
+    mesh.core.cancel(("q~1/0/0", 1))
+    assert cached_of(worker.run()) == [0]
+    mesh.ask("t", LONG)
+    assert state.num_cached(mesh.core.sequences["t~1/0/0", 1]) == LOADED_PART * 192
 
 
 async def test_stores_without_owners_are_dropped_in_time(tmp_path: Path):

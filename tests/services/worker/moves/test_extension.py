@@ -5,21 +5,25 @@ import socket
 import zlib
 from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from services.worker.moves import links
-from services.worker.moves.addition import INBOX_BYTES
+from services.worker.moves.addition import INBOX_BYTES, make
 from services.worker.moves.links import role_of
 from shared.errors import CodecError, ConfigError
 from shared.link.address import MAX_PATH_BYTES, socket_path
+from shared.settings.worker import WorkerConfig
 from shared.wire.messages import (
     MOVES_MINOR,
     PROTOCOL_MAJOR,
     Arrived,
     Discard,
+    Group,
     Hello,
     Inbox,
     Meet,
@@ -84,6 +88,14 @@ async def test_other_folders_and_settings_are_told_apart(checkpoint: Path, tmp_p
         assert here.layout != there.layout
         assert there.address.startswith("tcp://127.0.0.1:")
         assert not there.address.endswith(":0")
+
+
+def test_blocks_of_windows_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    layers = SimpleNamespace(rotary=SimpleNamespace(table=torch.zeros(1)))
+    model: Any = SimpleNamespace(model=layers, lm_head=layers, groups=(Group(), Group(8)))
+    assert make(WorkerConfig(kv_transfer=True), tmp_path, model, torch.float32) is None
+    assert "kv-transfer: no KV block moves: the model has layers with windows" in caplog.text
 
 
 async def test_a_role_without_moves_is_told(

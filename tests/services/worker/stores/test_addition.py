@@ -7,18 +7,14 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from transformers import Gemma2ForCausalLM
 
-from benchmarks.harness.engines import make_engine
 from services.worker.machine.hardware import Memory
 from services.worker.startup.footprint import footprint_of
 from services.worker.stores import addition, folder
 from services.worker.stores.addition import check, make
 from shared.errors import ConfigError
 from shared.settings.worker import WorkerConfig
-from tests.services.worker.checkpoints import save_model
 from tests.services.worker.stores.worker import SIZE, StoreWorker
-from tests.services.worker.test_families import CASES
 
 CPU = torch.device("cpu")
 ROW = "KV store (kv-offloading-size)"
@@ -56,17 +52,6 @@ def test_workers_without_stores(
 def test_models_of_transformers_have_no_stores(caplog: pytest.LogCaptureFixture) -> None:
     check(WorkerConfig(kv_offloading_size=1), CPU, pools=False, is_ours=False)
     assert "no KV block is saved: transformers computes this model" in caplog.text
-
-
-def test_models_with_windows_have_no_stores(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    save_model(tmp_path / "model", Gemma2ForCausalLM, **CASES["gemma 2"][1])
-    folder = {"kv_offloading_size": SIZE, "kv_offloading_dir": tmp_path / "stores"}
-    engine = make_engine(tmp_path / "model", "torch", **folder)
-    assert "the model has layers with windows" in caplog.text
-    assert not engine.additions
-    assert not (tmp_path / "stores").exists()
 
 
 def test_a_store_has_a_place(checkpoint: Path, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def assert_goes_on(
     copied = second.load(others[:num_saved])
     assert copied.lost == []
     assert [second.bytes_of(each) for each in others[:num_saved]] == saved
-    assert second.generate(ids, others, num_saved * size, depth) == text
+    assert second.generate(ids, others, num_cached=num_saved * size, depth=depth) == text
     assert bool(second.num_accepted) == bool(depth)
     second.close()
 
@@ -96,7 +96,7 @@ def test_another_worker_of_the_folder_reads_the_store_too(checkpoint: Path, tmp_
     one.close()
     assert two.load([7, 8], one.store).lost == []
     assert [two.bytes_of(each) for each in (7, 8)] == [one.bytes_of(each) for each in (0, 1)]
-    assert two.generate(ids, [7, 8, 9, 10, 11], 32) == text
+    assert two.generate(ids, [7, 8, 9, 10, 11], num_cached=32) == text
     two.close()
 
 

@@ -1,12 +1,14 @@
 """A worker's end of the link: inventories, reports, and checks of plans."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from benchmarks.harness.engines import make_engine
 from services.worker.extension import WorkerCore
@@ -18,12 +20,18 @@ from shared.wire.messages import (
     FIRST_STATE,
     PROTOCOL_MAJOR,
     STORED_STATES_MINOR,
+    STORED_WINDOWS_MINOR,
     STORES_MINOR,
+    Admit,
     Copied,
+    Decode,
     Forget,
+    Group,
     Hello,
     Inventory,
     Load,
+    Prefill,
+    SamplingParams,
     Save,
     StepPlan,
 )
@@ -37,8 +45,15 @@ def scheduler(minor: int = STORES_MINOR) -> FakePeer:
     return FakePeer(Hello(PROTOCOL_MAJOR, minor, "scheduler", "s"))
 
 
-def plan_of(*rows: Any, step: int = 1) -> StepPlan:
-    return StepPlan(step, [], [], [], [], [], rows=[*rows])
+def plan_of(
+    *rows: Any,
+    step: int = 1,
+    release: Sequence[int] = (),
+    admits: Sequence[Admit] = (),
+    prefill: Sequence[Prefill] = (),
+    decode: Sequence[Decode] = (),
+) -> StepPlan:
+    return StepPlan(step, [*release], [*admits], [], [*prefill], [*decode], rows=[*rows])
 
 
 class Worker:
@@ -124,7 +139,7 @@ async def test_the_sender_of_a_plan_gets_its_report(both: tuple[Worker, StoreWor
         (Load(key_of(0), 2**31 - 1, "s", 0), "block 2147483647 for a store"),
         (Save(key_of(0), 0, 2**31 - 1), "place 2147483647 of a store"),
         (Forget(100_000), "place 100000 of a store with"),
-        (Load(key_of(0), 0, "s", 0, slot=0), "state 0 for a store; there are 0"),
+        (Load(key_of(0), 0, "s", 0, slot=0), "state 0 from a store for slot 0, which awaits none"),
     ],
 )
 async def test_hostile_rows(both: tuple[Worker, StoreWorker], row: Any, why: str) -> None:
@@ -132,10 +147,18 @@ async def test_hostile_rows(both: tuple[Worker, StoreWorker], row: Any, why: str
         both[0].stores.check(plan_of(row), [])
 
 
-async def test_a_store_of_states_is_told_to_schedulers_that_know_them(tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    model = tmp_path_factory.mktemp("hybrid") / "model"
+    save_hybrid(model, "qwen3.5")
+    return model
+
+
+async def test_a_store_of_states_is_told_to_schedulers_that_know_them(
+    hybrid: Path, tmp_path: Path
+) -> None:
     """Places of states have numbers of their own."""
-    save_hybrid(tmp_path / "model", "qwen3.5")
-    computing = StoreWorker(tmp_path / "model", tmp_path / "kv")
+    computing = StoreWorker(hybrid, tmp_path)
     worker, header = Worker(computing.engine), computing.part.own.header
     state = Save(key_of(7), 0, FIRST_STATE + 1)
     worker.run(computing.engine, plan_of(Save(key_of(0), 0, 3), state))
@@ -153,14 +176,65 @@ async def test_a_store_of_states_is_told_to_schedulers_that_know_them(tmp_path: 
     assert places.tolist() == [3, FIRST_STATE + 1]
     for row, why in (
         (Save(key_of(0), 10**6, FIRST_STATE), "state 1000000 for a store"),
-        (Load(key_of(0), 10**6, "s", 0, 0), "state 1000000 for a store"),
-        (Load(key_of(0), 0, "s", 0, 10**6), "slot 1000000 for a state"),
+        (Load(key_of(0), 10**6, "s", 0, 0), "state 1000000 from a store for slot 0"),
+        (Load(key_of(0), 0, "s", 0, 10**6), "state 0 from a store for slot 1000000"),
         (Forget(FIRST_STATE + header.num_states), "of a store with"),
     ):
         with pytest.raises(CodecError, match=why):
             worker.stores.check(plan_of(row), [])
     worker.stores.close()
     worker.step_thread.executor.shutdown()
+
+
+async def test_a_store_of_windows_is_told_to_schedulers_that_take_it(
+    both: tuple[Worker, StoreWorker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, computing = both
+    capacity = replace(computing.engine.capacity, groups=(Group(), Group(8)))
+    monkeypatch.setattr(computing.engine, "capacity", capacity)
+    for minor, num in ((STORED_WINDOWS_MINOR - 1, 0), (STORED_WINDOWS_MINOR, 1)):
+        worker.home = scheduler(minor)
+        worker.stores.on_attach(worker.home)
+        await worker.settle()
+        assert len(worker.home.take(Inventory)) == num
+
+
+async def test_a_state_is_loaded_for_the_slot_that_awaits_it(hybrid: Path, tmp_path: Path) -> None:
+    """Other slots and copies may belong to other sequences."""
+    computing = StoreWorker(hybrid, tmp_path)
+    worker = Worker(computing.engine)
+    check = partial(worker.stores.check, pixels=[])
+    load, other = (Load(key_of(0), copy, "s", FIRST_STATE, 1) for copy in (2, 3))
+    for begun in (
+        plan_of(),
+        plan_of(admits=[admit(1, None, 2)]),  # it computes from its first id on
+        plan_of(admits=[admit(1, 0, 2)]),  # from a state of the cache
+        plan_of(admits=[admit(0, 2, 2)]),
+    ):
+        check(begun)
+        with pytest.raises(CodecError, match="state 2 from a store for slot 1, which awaits none"):
+            check(plan_of(load))
+    check(plan_of(admits=[admit(1, 2, 2)]))
+    with pytest.raises(CodecError, match="state 3 from a store for slot 1, which awaits state 2"):
+        check(plan_of(other))
+    check(plan_of(load))
+    for end in (
+        lambda: check(plan_of(decode=[Decode(1)])),
+        lambda: check(plan_of(prefill=[Prefill(1, 3)])),
+        lambda: check(plan_of(release=[1])),
+        worker.stores.clear,
+    ):
+        check(plan_of(admits=[admit(1, 2, 2)]))
+        end()
+        with pytest.raises(CodecError, match="which awaits none"):
+            check(plan_of(load))
+    worker.stores.close()
+    worker.step_thread.executor.shutdown()
+
+
+def admit(slot: int, from_state: int | None, to_state: int) -> Admit:
+    row = Admit(slot, "r", 1, 0, 0, 99, 99, 64, SamplingParams(seed=0), [0])
+    return replace(row, from_state=from_state, to_state=to_state)
 
 
 async def test_places_far_outside_other_stores_are_lost(both: tuple[Worker, StoreWorker]) -> None:

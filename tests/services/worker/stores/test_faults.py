@@ -64,7 +64,9 @@ def test_a_store_that_cannot_be_written_takes_no_more(
     assert caplog.text.count(os.strerror(code)) == 1
     assert value("shoal_kv_store_up", store=worker.store) == 0
     assert worker.load([5, 6]).lost == []
-    assert worker.generate(IDS, [5, 6, 7, 8, 9], 32) == worker.generate(IDS, BLOCKS_OF_IDS)
+    assert worker.generate(IDS, [5, 6, 7, 8, 9], num_cached=32) == worker.generate(
+        IDS, BLOCKS_OF_IDS
+    )
 
 
 def test_a_write_that_is_cut_is_a_fault(
@@ -106,7 +108,7 @@ def test_what_is_lost_is_counted_and_computed_again(worker: StoreWorker, tmp_pat
     for why in names:
         assert value("shoal_kv_store_lost_total", reason=why) == before[why] + 1
     text = worker.generate(IDS, BLOCKS_OF_IDS)
-    assert worker.generate(IDS, [5, 10, 11, 12, 13], 16) == text
+    assert worker.generate(IDS, [5, 10, 11, 12, 13], num_cached=16) == text
 
 
 def test_bytes_and_seconds_are_counted(worker: StoreWorker) -> None:
@@ -147,6 +149,6 @@ def test_a_kill_within_a_save_loses_that_block(
     assert successor.part.own.parts[0].keys == {0: key_of(0), 1: key_of(1)}
     assert successor.load([5, 6, 7]).lost == [key_of(2)]
     text = worker.generate(IDS, BLOCKS_OF_IDS)
-    assert successor.generate(IDS, [5, 6, 8, 9, 10], 32) == text
+    assert successor.generate(IDS, [5, 6, 8, 9, 10], num_cached=32) == text
     successor.close()
     worker.addition._lock = os.open(tmp_path, os.O_RDONLY)

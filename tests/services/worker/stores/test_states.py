@@ -60,7 +60,7 @@ def test_a_successor_goes_on_from_the_state_of_its_predecessor(
     assert second.store == first.store
     blocks = blocks_of(second, 20)
     for copy in (0, 1):
-        second.admit(IDS, blocks, NUM_COPIED, state=copy)
+        second.admit(IDS, blocks, num_cached=NUM_COPIED, state=copy)
         assert second.load(blocks[: NUM_COPIED // second.block_size]).lost == []
         assert second.load_state(copy, slot=0).lost == []
         assert second.bytes_of_state(copy) == state
@@ -80,10 +80,14 @@ def test_a_flipped_bit_loses_its_state(offset: int, hybrid: Path, tmp_path: Path
         stream.seek(offset)
         stream.write(bytes([byte ^ 1]))
     blocks = blocks_of(worker, 20)
-    worker.admit(IDS, blocks, NUM_COPIED, state=0)
+    worker.admit(IDS, blocks, num_cached=NUM_COPIED, state=0)
     assert worker.load(blocks[: NUM_COPIED // worker.block_size]).lost == []
+    with pytest.raises(ValueError, match="the state of slot 0 was not loaded"):
+        worker.finish(len(IDS) - NUM_COPIED)
     assert worker.load_state(0, slot=0).lost == [key_of(0)]
     assert not any(worker.bytes_of_state(0))
+    with pytest.raises(ValueError, match="the state of slot 0 was not loaded"):
+        worker.finish(len(IDS) - NUM_COPIED)
     assert worker.load_state(0, slot=0, place=1).lost == []
     assert worker.finish(len(IDS) - NUM_COPIED) == text
     worker.close()

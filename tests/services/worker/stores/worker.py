@@ -99,22 +99,28 @@ class StoreWorker:
         self,
         ids: list[int],
         blocks: list[int],
+        *more_blocks: list[int],
         num_cached: int = 0,
         depth: int = 0,
         state: int | None = None,
     ) -> list[int]:
-        """The output after ``ids``, of which ``num_cached`` are in ``blocks``; with ``depth``
-        drafts for each token. Copies of its state go to ``state``."""
-        self.admit(ids, blocks, num_cached, state)
+        """The output after ``ids``, of which ``num_cached`` are in the blocks of each group of
+        layers; with ``depth`` drafts for each token. Copies of its state go to ``state``."""
+        self.admit(ids, blocks, *more_blocks, num_cached=num_cached, state=state)
         return self.finish(len(ids) - num_cached, depth)
 
     def admit(
-        self, ids: list[int], blocks: list[int], num_cached: int = 0, state: int | None = None
+        self,
+        ids: list[int],
+        blocks: list[int],
+        *more_blocks: list[int],
+        num_cached: int = 0,
+        state: int | None = None,
     ) -> None:
         """To slot 0. The state of cached ids is yet to be loaded."""
         row = Admit(0, "r", 1, 0, 0, len(ids), len(ids), num_cached, GREEDY, blocks)
         start = state if num_cached else None
-        row = replace(row, from_state=start, to_state=state)
+        row = replace(row, more_blocks=[*more_blocks], from_state=start, to_state=state)
         self._run([row], np.array(ids, np.int32))
 
     def finish(self, num_tokens: int, depth: int = 0) -> list[int]:
