@@ -11,11 +11,15 @@ from typing import Any
 import aiohttp
 import pytest
 from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
 
+from benchmarks.harness import scheduled
 from benchmarks.harness.checked_load import stream
+from benchmarks.harness.engines import make_engine
 from benchmarks.harness.fleet import Fleet, running_fleet
 from services.worker.adapters.sites import LowRank
-from shared.model_folder import EMBEDDED_MODEL
+from shared.model_folder import EMBEDDED_MODEL, TOKENIZER_FILE
+from shared.wire.messages import SamplingParams
 from tests.mesh.forks import fork
 from tests.services.worker.adapters.adapter_folders import random_layers, write_adapter
 
@@ -109,17 +113,14 @@ async def progress(fleet: Fleet, num_steps: int) -> None:
                 await asyncio.sleep(0.01)
 
 
-async def merged_texts(directory: Path, folder: Path, bodies: list[dict[str, Any]]) -> list[str]:
-    """The texts of a checkpoint served alone, one after the other."""
-    settings = SETTINGS | {"MODEL": str(folder)}
-    async with running_fleet(directory, settings, fork) as fleet:
-        await fleet.start_all(scheduler=1, worker=1, tokenizer=1, gateway=1)
-        (gateway,) = fleet.of("gateway")
-        return [
-            text
-            for body in bodies
-            for text in await texts_of(gateway.url, [body | {"model": BASE}])
-        ]
+def merged_texts(folder: Path, bodies: list[dict[str, Any]]) -> list[str]:
+    """The texts of a checkpoint by an engine alone."""
+    tokenizer = Tokenizer.from_file(str(EMBEDDED_MODEL / TOKENIZER_FILE))
+    names = "seed", "temperature", "max_tokens", "ignore_eos"
+    params = [SamplingParams(**{name: body[name] for name in names}) for body in bodies]
+    prompts = [tokenizer.encode(body["prompt"]).ids for body in bodies]
+    found = scheduled.run(make_engine(folder, "native", max_model_len=512), prompts, params)
+    return [tokenizer.decode(ids) for ids in found.texts]
 
 
 @pytest.mark.timeout(600)
@@ -132,9 +133,7 @@ async def test_each_text_is_that_of_its_merged_checkpoint(tmp_path: Path) -> Non
     expected = {}
     for name, folder in folders.items():
         wanted = [*bodies[name], *([long] if name == "sql" else [])]
-        directory = tmp_path / f"alone-{name}"
-        directory.mkdir()
-        expected[name] = await merged_texts(directory, folder, wanted)
+        expected[name] = merged_texts(folder, wanted)
     assert len({texts[0] for texts in expected.values()}) == len(folders)
     assert len({texts[1] for texts in expected.values()}) == len(folders)
 

@@ -71,14 +71,17 @@ def changed(**changes) -> SamplingParams:
     return msgspec.structs.replace(PARAMS, **changes)
 
 
+@pytest.fixture(scope="module")
+def plain(engine: AnyEngine) -> list[list[int]]:
+    return Driver(engine).run([Job(prompt, PARAMS) for prompt in random_prompts(6)])
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_text_and_logprobs_are_the_same_whatever_the_batch_chunks_and_resumption(
-    engine: AnyEngine, name: str
+    engine: AnyEngine, plain: list[list[int]], name: str
 ) -> None:
     params = changed(logprobs=6, **CHANGES[name])
     prompts = random_prompts(6)
-    plain = Driver(engine).run([Job(prompt, PARAMS) for prompt in prompts])
-    engine.reset()
     jobs = [Job(prompt, params) for prompt in prompts]
     texts = Driver(engine).run(jobs)
     assert texts != plain, "the parameter changes something"

@@ -380,7 +380,7 @@ def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
     config, prompts = make_config(name), random_prompts(600, 35, 1, 9)
     model = make_native(config, dtype, variant, 16, 2)
     expected = run(model, config, dtype, prompts, 1000)
-    for chunk_size in (1, 7, 16, 299):
+    for chunk_size in (1, 16, 299):
         found = run(model, config, dtype, prompts, chunk_size)
         assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True)), chunk_size
     (alone,) = run(model, config, dtype, prompts[:1], 13)

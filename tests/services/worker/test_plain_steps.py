@@ -83,7 +83,7 @@ def without(own: HostEngine, monkeypatch: pytest.MonkeyPatch, **options: Any) ->
         return run(own, **options)
 
 
-@pytest.mark.parametrize("max_open", [1, 4, 1000])
+@pytest.mark.parametrize("max_open", [pytest.param(1, marks=pytest.mark.slow), 4, 1000])
 def test_texts_and_ends_are_the_same(
     engine: HostEngine, max_open: int, counted: Counted, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from services.worker.models.registry import read_model_config
 from services.worker.weights.load import load_model
 from shared.errors import ConfigError
 from shared.wire.messages import SamplingParams
+from tests.selection import every_pair
 from tests.services.worker.checkpoints import (
     assert_greedy,
     change_config,
@@ -32,7 +33,7 @@ FAMILIES = ("llama", "qwen3", "ernie", "llama, no groups, biases", "qwen3 moe")
 CPU = torch.device("cpu")
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module")
 def dense(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     family, changes = CASES[request.param]
     folder = tmp_path_factory.mktemp("dense")
@@ -49,15 +50,19 @@ def with_values(dense: Path, values: dict[str, torch.Tensor], folder: Path) -> P
     return oracle.eval()
 
 
-@pytest.mark.parametrize("kernels", ENGINES)
-@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(
+    ("dense", "layout", "kernels"),
+    every_pair(FAMILIES, [*LAYOUTS], [*ENGINES]),
+    indirect=["dense"],
+    scope="module",
+)
 def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
     dense: Path, layout: str, kernels: str, tmp_path: Path
 ) -> None:
     values = save_quantized(dense, tmp_path / "codes", LAYOUTS[layout])
     oracle = with_values(dense, values, tmp_path / "values")
     engine = make_engine(tmp_path / "codes", kernels)
-    prompts = random_prompts(8)
+    prompts = random_prompts(6)
     texts = Driver(engine, [3, 7, 1, 5], seed=1).run([Job(prompt) for prompt in prompts])
     for prompt, text in zip(prompts, texts, strict=True):
         assert_greedy(oracle, prompt, text)

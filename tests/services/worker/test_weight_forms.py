@@ -25,6 +25,7 @@ from services.worker.weights.load import build_model, load_model, quantize
 from services.worker.weights.online import ONLINE, Quantization
 from shared.model_folder import EMBEDDED_MODEL
 from shared.settings.worker import WorkerConfig
+from tests.selection import every_pair
 from tests.services.worker.builds import each_variant
 from tests.services.worker.checkpoints import (
     assert_greedy,
@@ -122,9 +123,9 @@ BACKENDS: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("name", SHAPES)
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
+@pytest.mark.parametrize(
+    ("quantization", "name", "backend"), every_pair(QUANTIZATIONS, SHAPES, [*BACKENDS])
+)
 def test_logits_are_those_of_what_the_codes_stand_for(
     quantization: Quantization, name: str, backend: str
 ) -> None:
@@ -156,12 +157,16 @@ def test_bfloat16_logits_are_nearer_to_float32_than_those_of_torch(
     assert furthest(found, exact, torch.Tensor.mean) < furthest(torchs, exact, torch.Tensor.mean)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @each_variant
 @pytest.mark.parametrize(
-    "name", ["ERNIE, interleaved, biases everywhere", "Qwen2-MoE, a gate, a dense layer"]
+    ("quantization", "name", "dtype"),
+    every_pair(
+        QUANTIZATIONS,
+        ["ERNIE, interleaved, biases everywhere", "Qwen2-MoE, a gate, a dense layer"],
+        [torch.float32, torch.bfloat16],
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("quantization", QUANTIZATIONS)
 def test_a_tokens_logits_are_the_same_bits_whatever_shares_its_step(
     quantization: Quantization, name: str, variant: str, dtype: torch.dtype
 ) -> None:
@@ -179,7 +184,7 @@ def test_texts_are_those_of_transformers_with_what_the_codes_stand_for(
     checkpoint: Path, oracle: Any, kernels: str, quantization: Quantization
 ) -> None:
     engine = make_engine(checkpoint, kernels, quantization=quantization)
-    prompts = random_prompts(8)
+    prompts = random_prompts(5)
     texts = Driver(engine, [3, 7, 1, 5], seed=1).run([Job(prompt) for prompt in prompts])
     with quantized(oracle, quantization):
         for prompt, text in zip(prompts, texts, strict=True):

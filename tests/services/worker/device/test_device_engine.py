@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -21,6 +22,7 @@ from services.worker.step.step import PendingResult
 from shared.errors import ConfigError
 from shared.model_folder import EMBEDDED_MODEL
 from shared.wire.messages import ALL_TOKENS, Admit, Prefill, SamplingParams, StepPlan
+from tests.selection import every_pair
 from tests.services.worker.checkpoints import random_prompts, save_mimo
 from tests.services.worker.test_engine_contract import NO_IDS, admit, ids, plan
 
@@ -201,31 +203,34 @@ def test_who_has_bad_words_of_several_ids_waits_for_what_was_emitted_before(
     assert_same(found, one_by_one(make_engine(checkpoint), steps_of(**rules)))
 
 
-@pytest.mark.parametrize("method", ["mtp", "ngram"])
-@pytest.mark.parametrize("pipeline_depth", [1, 3])
+@cache
+def drafting(kernels: str, method: str) -> AnyEngine:
+    speculation = {"method": method, "num_speculative_tokens": 2, "adaptive": False}
+    settings = {"speculative_config": speculation, "max_model_len": 96, "max_num_seqs": 4}
+    return make_engine(EMBEDDED_MODEL, kernels, **settings)
+
+
 @pytest.mark.parametrize(
-    "rules",
-    [
-        {},
-        {"presence_penalty": 0.4, "repetition_penalty": 1.2},
-        {"logit_bias": [(14, 3.0)], "frequency_penalty": 0.6, "logprobs": 2},
-    ],
+    ("method", "pipeline_depth", "rules"),
+    every_pair(
+        ["mtp", "ngram"],
+        [1, 3],
+        [
+            {},
+            {"presence_penalty": 0.4, "repetition_penalty": 1.2},
+            {"logit_bias": [(14, 3.0)], "frequency_penalty": 0.6, "logprobs": 2},
+        ],
+    ),
     ids=str,
 )
 def test_drafts_are_those_of_the_host_engine(
     method: str, pipeline_depth: int, rules: dict[str, Any]
 ) -> None:
     """The verified drafts, and the number of accepted ones."""
-    speculation = {"method": method, "num_speculative_tokens": 2, "adaptive": False}
-    settings = {"speculative_config": speculation, "max_model_len": 96, "max_num_seqs": 4}
     prompts = [[300 + num, 301, 302, 14, 300 + num, 301] for num in range(4)]
     params = SamplingParams(seed=1, temperature=0.0, max_tokens=24, ignore_eos=True, **rules)
     found, wanted = (
-        scheduled.run(
-            make_engine(EMBEDDED_MODEL, kernels, **settings),
-            *(prompts, params),
-            pipeline_depth=pipeline_depth,
-        )
+        scheduled.run(drafting(kernels, method), prompts, params, pipeline_depth=pipeline_depth)
         for kernels in ("device", "torch")
     )
     assert found.texts == wanted.texts

@@ -64,7 +64,7 @@ def test_texts_with_few_blocks_are_the_host_engines_with_all(
 ) -> None:
     save(tmp_path, name)
     common = {"max_model_len": MAX_LEN, "max_num_batched_tokens": 48, **SETTINGS[name]}
-    params = [SamplingParams(seed=seed, max_tokens=60, ignore_eos=True) for seed in range(9)]
+    params = [SamplingParams(seed=seed, max_tokens=45, ignore_eos=True) for seed in range(9)]
     host = make_engine(tmp_path, **common)
     num_blocks = 3 * most_blocks(host.capacity, MAX_LEN) // 2
     engine = make_engine(

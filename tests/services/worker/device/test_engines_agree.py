@@ -111,8 +111,8 @@ def check(seed: int, folder: Path, kv_cache_dtype: str = "auto") -> None:
 @pytest.mark.parametrize(
     "seed",
     [
-        *(0, 1, 2, 5, 7, 8, 9, 10, 11),
-        *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3, 4, 6)),  # the longest
+        *(0, 1, 2, 5, 8, 9, 10, 11),
+        *(pytest.param(seed, marks=pytest.mark.slow) for seed in (3, 4, 6, 7)),  # the longest
     ],
 )
 def test_both_engines_emit_the_same_text_and_logprobs(seed: int, mimo: Path) -> None:

@@ -84,13 +84,11 @@ def test_stages_have_the_bits_of_one_process(tmp_path: Path) -> None:
     codes = {"quantization": "wint4", "embedding_quantization": "wint8"}
     cases = {
         "llama": case(llama, **SHORT_STEPS),
-        "granite": case(granite),
         "granite, codes": case(granite, **codes, kv_cache_dtype="int8"),
         "gemma": case(gemma, **SHORT_STEPS),
         "latents": case(latents, enable_expert_distribution_metrics=True),
         "gpt-oss": case(oss),
-        "mimo": case(mimo, **DRAFTS),
-        "mimo, short steps": case(mimo, **DRAFTS, **SHORT_STEPS),
+        "mimo": case(mimo, **DRAFTS, **SHORT_STEPS),
         "ngram": case(llama, speculative_config={"method": "ngram", "adaptive": False}),
         "pooled": case(llama, POOLED, runner="pooling", **SHORT_STEPS),
     }
