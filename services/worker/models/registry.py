@@ -68,19 +68,21 @@ SIDE_FILES = {
     "quantize_config.json": "gptq",
 }
 CAUSAL = "ForCausalLM"
+# By model_type: texts of a wrapper whose class here has others; transformers computes them.
+TEXTS = {"ministral3": ["Ministral3ForCausalLM"], "mistral4": ["Mistral4ForCausalLM"]}
 # Replaces the suffix of a family's name if the model has another head, or none.
 OTHER_HEADS = ("ForSequenceClassification", "Model")
 
 
-class _Config(msgspec.Struct):
+class _Config(msgspec.Struct, omit_defaults=True):
     architectures: list[str] = []
+    text_config: dict[str, Any] | None = None
 
 
-class _Multimodal(msgspec.Struct, omit_defaults=True):
+class _Multimodal(_Config, omit_defaults=True):
     """The config of a model that reads images too. Keys next to ``text_config`` are for all its
     parts."""
 
-    text_config: dict[str, Any] | None = None
     tie_word_embeddings: bool | None = None
     quantization_config: dict[str, Any] | None = None
 
@@ -89,15 +91,14 @@ def read_architectures(folder: Path, pools: bool = False) -> list[str]:
     """Returns the names in config.json and reads nothing else there: the config of an unknown
     architecture may lack our keys. If the model ``pools``, the names are the families' decoders,
     independent of its head. Raises ConfigError."""
-    names = decode_json(find_file(folder, CONFIG_FILE), _Config).architectures
+    config = decode_json(find_file(folder, CONFIG_FILE), _Config)
+    names = TEXTS.get(str((config.text_config or {}).get("model_type")), config.architectures)
     return [_causal_name(name) for name in names] if pools else names
 
 
 def _causal_name(name: str) -> str:
-    for ending in OTHER_HEADS:
-        if (decoder := name.removesuffix(ending) + CAUSAL) in MODELS:
-            return decoder
-    return name
+    decoders = (name.removesuffix(ending) + CAUSAL for ending in OTHER_HEADS)
+    return next((each for each in decoders if each in MODELS), name)
 
 
 def read_model_config(folder: Path, pools: bool = False) -> ModelConfig:

@@ -16,7 +16,7 @@ from services.worker.foreign.coded import CodedLinear
 from shared.errors import ConfigError
 from tests.services.worker.checkpoints import assert_greedy, random_prompts
 from tests.services.worker.driver import Driver, Job
-from tests.services.worker.foreign_checkpoints import SHARED_EXPERTS, SLIDES, TEXT_OF_GEMMA3
+from tests.services.worker.foreign_checkpoints import LATENT, SHARED_EXPERTS, SLIDES, TEXT_OF_GEMMA3
 from tests.services.worker.stored_codes import MORE_LAYOUTS, save_quantized
 
 TEXT = {key: value for key, value in TEXT_OF_GEMMA3.items() if key not in SLIDES}
@@ -77,6 +77,16 @@ def rename(folder: Path, **names: str | None) -> None:
         if name:
             tensors[name] = tensor
     save_file(tensors, file, {"format": "pt"})
+
+
+@pytest.mark.parametrize("kind", ["ministral3", "mistral4"])
+def test_newer_texts_of_mistral_3_are_computed_by_transformers(tmp_path: Path, kind: str) -> None:
+    latents = SHARED_EXPERTS | LATENT | {"head_dim": 32} if kind == "mistral4" else {}
+    text = TEXT | {"model_type": kind} | latents
+    tower = TOWER | {"model_type": "pixtral", "head_dim": 16}
+    config = AutoConfig.for_model("mistral3", text_config=text, vision_config=tower)
+    oracle = save_model_of(config, tmp_path)
+    assert_texts(oracle, tmp_path)
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
