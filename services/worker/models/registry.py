@@ -13,6 +13,7 @@ from shared.model_folder import CONFIG_FILE, decode_json, find_file
 
 MODELS = {
     "BailingMoeLinearV2ForCausalLM": "services.worker.hybrids.ling",
+    "BailingMoeV2ForCausalLM": "services.worker.hybrids.ling",
     "BailingMoeV2_5ForCausalLM": "services.worker.hybrids.ling",
     "DeepseekV2ForCausalLM": "services.worker.models.deepseek_v2",
     "DeepseekV3ForCausalLM": "services.worker.models.deepseek_v3",
